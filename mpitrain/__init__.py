@@ -1,0 +1,35 @@
+"""mpitrain: parallel training of neural networks over MPI.
+
+    mpirun -n 8 python -m mpitrain train run.toml
+
+or from Python: `nn`, `ops`, `optim`, `Tensor`, `Mesh`, `train.assemble`, ... Importing this package starts no MPI and
+compiles nothing; the names below are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "Tensor": "autograd", "no_grad": "autograd", "enable_grad": "autograd", "recompute": "autograd", "gradcheck": "autograd",
+    "Function": "autograd", "Mesh": "comm.mesh", "start": "comm.start", "run_guarded": "comm.guard",
+    "load_config": "config", "MpitrainError": "errors",
+}
+_PACKAGES = ("autograd", "backend", "comm", "data", "models", "nn", "ops", "optim", "parallel", "schedules", "train")
+
+__all__ = ["__version__", *_WHERE, *_PACKAGES]     # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _WHERE:
+        return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

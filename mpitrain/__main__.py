@@ -1,0 +1,18 @@
+"""``python -m mpitrain``: the command line, guarded so that a failure on one rank ends the job on all."""
+
+import sys
+
+if sys.path and sys.path[0] in ("", ".") or not sys.flags.safe_path and sys.argv[0].endswith("__main__.py"):
+    # `python -m` puts the current folder first on the path, where data lie: an h5py.py among them would be imported.
+    import os
+    sys.path[:] = [p for p in sys.path if p not in ("", ".", os.getcwd())]
+
+
+def main() -> None:
+    from mpitrain.cli import main as command_line
+    from mpitrain.comm.guard import run_guarded
+    run_guarded(command_line, traceback="--traceback" in sys.argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""A private folder for what is compiled on this machine: Numba's code and our native libraries.
+
+Compiled code is loaded without further questions, so the folder must belong to this user and to nobody else; a
+read-only home (containers, some batch nodes) must not stop a run, so a per-user folder under the temporary directory
+stands in.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+
+@cache
+def cache_folder() -> Path:
+    """`$MPITRAIN_CACHE_DIR`, else ``~/.cache/mpitrain``, else a folder of our own under the temporary directory."""
+    wanted = [os.environ.get("MPITRAIN_CACHE_DIR"),
+              os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "mpitrain"),
+              os.path.join(tempfile.gettempdir(), f"mpitrain-{os.getuid()}")]
+    for path in filter(None, wanted):
+        folder = Path(path)
+        if _usable(folder):
+            return folder
+    return Path(tempfile.mkdtemp(prefix="mpitrain-"))      # nothing shared can be trusted: compile anew, this once
+
+
+def _usable(folder: Path) -> bool:
+    """Ours, writable, and closed to others."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = folder.lstat()
+    except OSError:
+        return False
+    private = stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o022
+    return private and os.access(folder, os.W_OK | os.X_OK)
+
+
+def prepare_numba() -> None:
+    """Points Numba's cache at our folder unless the user chose one; to be called before Numba is imported."""
+    if "numba" not in sys.modules:
+        os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder() / "numba"))

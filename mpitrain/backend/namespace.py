@@ -1,0 +1,104 @@
+"""Arrays and where they live: NumPy on the host, CuPy on a GPU, one code path for both.
+
+Everything above this package is written with `xp = array_module(x)`; nothing above it names NumPy or CuPy to choose
+between them. A third array module (the tests' stand-in for a GPU) joins through `register_array_module`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mpitrain.errors import ConfigError
+
+Array: TypeAlias = Any                       # numpy.ndarray or cupy.ndarray; the one alias for both
+_modules: dict[type, Any] = {np.ndarray: np}
+
+
+def register_array_module(array_type: type, module: Any) -> None:
+    """Makes `array_module` answer `module` for arrays of `array_type`."""
+    _modules[array_type] = module
+
+
+def array_module(*arrays: Any) -> Any:
+    """numpy or cupy: the module whose functions take these arrays. Scalars and lists count as host data."""
+    for array in arrays:
+        found = _modules.get(type(array))
+        if found is None and type(array).__module__.partition(".")[0] == "cupy":
+            found = _modules[type(array)] = sys.modules["cupy"]
+        if found is not None:
+            return found
+    return np
+
+
+def is_array(value: Any) -> bool:
+    """True for arrays of any registered module (not for NumPy scalars, lists or numbers)."""
+    return type(value) in _modules or array_module(value) is not np
+
+
+def asnumpy(array: Any) -> np.ndarray[Any, Any]:
+    """The values on the host; the array itself where it is a NumPy array already."""
+    if isinstance(array, np.ndarray):
+        return array
+    return array.get() if hasattr(array, "get") else np.asarray(array)
+
+
+@dataclass(frozen=True)
+class Device:
+    """A place arrays live: `name` is "cpu" or "gpu", `xp` its array module."""
+
+    name: str
+    xp: Any
+
+    def put(self, array: Any) -> Array:
+        """`array` on this device; no copy where it is there already."""
+        if array_module(array) is self.xp and is_array(array):
+            return array
+        return self.xp.asarray(asnumpy(array))
+
+    def synchronize(self) -> None:
+        """Returns when everything queued on the device has finished (at once on the host)."""
+        if self.name == "gpu":
+            self.xp.cuda.get_current_stream().synchronize()
+
+    def empty(self, shape: Sequence[int] | int, dtype: Any) -> Array:
+        return self.xp.empty(shape, dtype)
+
+
+CPU = Device("cpu", np)
+
+
+def select_device(name: str, local_rank: int = 0) -> Device:
+    """The device called "cpu", "gpu" or "auto" (a GPU where there is one); GPUs are shared out by `local_rank`.
+
+    Raises ConfigError where "gpu" is asked for and CuPy or a GPU is missing.
+    """
+    if name == "cpu":
+        return CPU
+    if name not in ("gpu", "auto"):
+        raise ConfigError(f'train.device is "cpu", "gpu" or "auto", not "{name}"')
+    found, why = _cupy()
+    if found is None:
+        if name == "auto":
+            return CPU
+        raise ConfigError(f'train.device = "gpu", but {why}; install mpitrain[cuda12] or [cuda13], or use "cpu"')
+    found.cuda.Device(local_rank % found.cuda.runtime.getDeviceCount()).use()
+    return Device("gpu", found)
+
+
+def _cupy() -> tuple[Any | None, str]:
+    """CuPy where it can be used, and else the reason why not."""
+    import warnings
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")          # CuPy warns at import about optional libraries it lacks
+            import cupy
+    except ImportError as error:
+        return None, f"CuPy cannot be imported ({error})"
+    if not cupy.cuda.is_available():                 # getDeviceCount would raise without a driver
+        return None, "CuPy finds no GPU"
+    return cupy, ""

@@ -1,0 +1,114 @@
+"""Random numbers as a function of what they are for: a key and an index, never a state.
+
+Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC'11) turns a 128-bit
+counter and a 64-bit key into four 32-bit words. The key is a hash of what the numbers are for (seed, parameter name,
+step, layer, ...), the counter says which element. So any rank can make any slice, in any order, and nothing depends
+on how many ranks there are or on what was drawn before.
+
+The array expressions here define the numbers; `mpitrain.kernels.random` has the compiled loops that must equal them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mpitrain.backend.namespace import Array
+from mpitrain.errors import ShapeError
+
+ROUNDS = 10
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+MASK = 0xFFFFFFFF
+
+
+def stream_key(*parts: int | str) -> int:
+    """A 64-bit key from what the numbers are for, for instance ``stream_key(seed, "blocks.0.weight")``."""
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def philox(key: int, low: Array, high: Array, xp: Any) -> tuple[Array, Array, Array, Array]:
+    """Four uint64 arrays holding 32-bit words, for counters whose low and high 64 bits are given as uint64 arrays."""
+    mask = xp.uint64(MASK)
+    shift = xp.uint64(32)
+    c0, c1, c2, c3 = low & mask, low >> shift, high & mask, high >> shift
+    k0, k1 = key & MASK, key >> 32
+    for _ in range(ROUNDS):
+        a = c0 * xp.uint64(MULTIPLIERS[0])
+        b = c2 * xp.uint64(MULTIPLIERS[1])
+        c0, c1, c2, c3 = ((b >> shift) ^ c1 ^ xp.uint64(k0), b & mask, (a >> shift) ^ c3 ^ xp.uint64(k1), a & mask)
+        k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK
+    return c0, c1, c2, c3
+
+
+def words(key: int, rows: Array, width: int, xp: Any) -> Array:
+    """uint32 (R, width): word j of row r is word j%4 of Philox at counter (j//4, rows[r]); `rows` is uint64 (R,)."""
+    blocks = (width + 3) // 4
+    low = xp.arange(blocks, dtype=xp.uint64)[None, :] + xp.zeros((len(rows), 1), dtype=xp.uint64)
+    high = rows.astype(xp.uint64)[:, None] + xp.zeros((1, blocks), dtype=xp.uint64)
+    four = philox(key, low, high, xp)
+    return xp.stack(four, axis=-1).reshape(len(rows), blocks * 4)[:, :width].astype(xp.uint32)
+
+
+class Scope:
+    """What random numbers drawn during a forward pass are for: the seed, the step, and the samples in the batch.
+
+    `samples` are the global row numbers of the batch's rows (uint64 (B,)), or None: rows are numbered from 0. `uses`
+    counts how often each layer drew, so that a layer used twice gets two masks.
+    """
+
+    def __init__(self, seed: int = 0, step: int = 0, samples: Array | None = None, uses: dict[str, int] | None = None):
+        self.seed, self.step, self.samples = seed, step, samples
+        self.uses = uses if uses is not None else {}
+
+    def copy(self) -> Scope:
+        return Scope(self.seed, self.step, self.samples, dict(self.uses))
+
+    def key(self, layer: str) -> int:
+        """The key for this use of `layer`."""
+        use = self.uses.get(layer, 0)
+        self.uses[layer] = use + 1
+        return stream_key(self.seed, self.step, layer, use)
+
+    def rows(self, n: int, xp: Any) -> Array:
+        """uint64 (n,): the row numbers for a batch whose first dim is n; n is a multiple of the number of samples."""
+        if self.samples is None or n == 0:
+            return xp.arange(n, dtype=xp.uint64)
+        samples = xp.asarray(self.samples, dtype=xp.uint64)
+        each, rest = divmod(n, len(samples))
+        if rest:
+            raise ShapeError(f"random numbers for {n} rows, but the batch has {len(samples)} samples: the first dim "
+                             "must be the batch, or a multiple of it")
+        return (samples[:, None] * xp.uint64(each) + xp.arange(each, dtype=xp.uint64)).reshape(n)
+
+
+class _Current(threading.local):
+    def __init__(self) -> None:
+        self.scope = Scope()
+
+
+_current = _Current()
+
+
+def current() -> Scope:
+    """The scope of this thread: the trainer's while it runs a micro-batch, else one that counts uses from zero."""
+    return _current.scope
+
+
+def snapshot() -> Scope:
+    """A copy of the current scope, to draw the same numbers again later."""
+    return _current.scope.copy()
+
+
+@contextmanager
+def use(scope: Scope) -> Iterator[None]:
+    """Random numbers drawn inside belong to `scope`."""
+    before, _current.scope = _current.scope, scope
+    try:
+        yield
+    finally:
+        _current.scope = before

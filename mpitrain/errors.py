@@ -1,0 +1,129 @@
+"""Every error a user can meet: a code, an exit status, and where it happened.
+
+An error says what was expected, what was found, where, and what to change. The fields (`step`, `file`, `dataset`,
+`offset`, `row`) are printed as ``key=value`` before the message, so that a log can be searched for them:
+
+    mpitrain: E_DATA_CHECKSUM rank=3/8 host=node07 step=1200 file="s-0007.h5" offset=81920: chunk 5 of "x": ...
+
+`comm.guard` prints that line, once for the whole job, and ends every rank with `exit_code`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+FIELDS = ("step", "file", "dataset", "row", "offset")     # printed in this order
+
+
+class MpitrainError(Exception):
+    """A failure that says where it happened; the base of all errors this package raises on purpose."""
+
+    code = "E_BUG"
+    exit_code = 70
+
+    def __init__(self, message: str, *, code: str | None = None, step: int | None = None, file: object = None,
+                 dataset: str | None = None, row: int | None = None, offset: int | None = None):
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+        self.step, self.dataset, self.row, self.offset = step, dataset, row, offset
+        self.file = None if file is None else str(file)
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0])
+
+    def where(self) -> str:
+        """The known fields as ``step=3 file="x.h5"``; strings are quoted."""
+        known = ((name, getattr(self, name)) for name in FIELDS)
+        return " ".join(f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}"
+                        for name, value in known if value is not None)
+
+    def __str__(self) -> str:
+        where = self.where()
+        return f"{where}: {self.message}" if where else self.message
+
+
+class UsageError(MpitrainError):
+    """The command line cannot be understood."""
+    code, exit_code = "E_USAGE", 64
+
+
+class ConfigError(MpitrainError):
+    """The run's configuration is wrong: a key, a type, a value, a combination."""
+    code, exit_code = "E_CONFIG", 78
+
+
+class MeshError(ConfigError):
+    """The mesh does not fit the ranks, or the batch does not fit the mesh."""
+    code = "E_MESH"
+
+
+class ShapeError(MpitrainError):
+    """Arrays that do not fit each other, the model, or the data."""
+    code, exit_code = "E_SHAPE", 65
+
+
+class DataError(MpitrainError):
+    """A data file is damaged, hostile, of another schema, or holds values that cannot be trained on."""
+    code, exit_code = "E_DATA", 65
+
+
+class CheckpointError(MpitrainError):
+    """A checkpoint is damaged, incomplete, or belongs to another model."""
+    code, exit_code = "E_CHECKPOINT", 65
+
+
+class MissingError(MpitrainError):
+    """An input file or folder is not there."""
+    code, exit_code = "E_MISSING", 66
+
+
+class OutputError(MpitrainError):
+    """The output folder is busy, exists already, or is read-only."""
+    code, exit_code = "E_OUTPUT", 73
+
+
+class StorageError(MpitrainError):
+    """Writing or reading failed in the operating system: full disk, input/output error, quota."""
+    code, exit_code = "E_IO", 74
+
+
+class PeerError(MpitrainError):
+    """A rank was lost, or nothing moved for too long."""
+    code, exit_code = "E_PEER", 75
+
+
+class DesyncError(MpitrainError):
+    """Ranks disagree: about the configuration, the versions, or the next collective."""
+    code, exit_code = "E_DESYNC", 76
+
+
+class AccessError(MpitrainError):
+    """The operating system refuses permission."""
+    code, exit_code = "E_PERMISSION", 77
+
+
+class NumericsError(MpitrainError):
+    """NaN or Inf where a number was needed, or a run that diverged."""
+    code, exit_code = "E_NAN", 79
+
+
+class GraphError(MpitrainError):
+    """The autograd graph was used in a way it cannot serve; the message names the op."""
+    code, exit_code = "E_GRAPH", 70
+
+
+class Stopped(MpitrainError):
+    """The run was asked to stop and did, with a complete checkpoint: start it again with --resume."""
+    code, exit_code = "E_STOPPED", 85
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean "x"?)`` for the closest known name, or the list of what there is."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if close:
+        return f' (did you mean "{close[0]}"?)'
+    return f" (known: {', '.join(known)})" if known else ""

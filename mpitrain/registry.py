@@ -1,0 +1,98 @@
+"""Names in a config file -> objects: our own by name, a user's own as ``package.module:name`` or ``file.py:name``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from mpitrain.errors import ConfigError, nearest
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """A table of named objects of one kind; `kind` is the word used in messages ("optimizer", "model", ...)."""
+
+    def __init__(self, kind: str):
+        self.kind = kind
+        self._table: dict[str, T] = {}
+
+    def register(self, name: str) -> Callable[[T], T]:
+        def add(value: T) -> T:
+            assert name not in self._table, f"{self.kind} {name!r} registered twice"
+            self._table[name] = value
+            return value
+        return add
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._table
+
+    def __getitem__(self, name: str) -> T:
+        return self._table[name]
+
+    def resolve(self, name: str, folder: Path | None = None) -> T:
+        """The object called `name`; a name with a colon is imported, files relative to `folder` (the config's)."""
+        if ":" in name:
+            found: T = import_object(name, self.kind, folder)
+            return found
+        if name not in self._table:
+            raise ConfigError(f'unknown {self.kind} "{name}"{nearest(name, self._table)}; '
+                              f'your own is "package.module:name" or "file.py:name"')
+        return self._table[name]
+
+
+def import_object(name: str, kind: str, folder: Path | None = None) -> Any:
+    """What ``package.module:name`` or ``path/file.py:name`` names; `folder` is searched first."""
+    source, _, attribute = name.rpartition(":")
+    folder = folder or Path.cwd()
+    try:
+        module = _load_file(folder / source) if source.endswith(".py") else _load_module(source, folder)
+    except MissingSource as error:
+        raise ConfigError(f'{kind} "{name}": {error}') from None
+    except Exception as error:
+        raise ConfigError(f'{kind} "{name}": importing it failed: {type(error).__name__}: {error}') from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        public = [n for n in vars(module) if not n.startswith("_")]
+        raise ConfigError(f'{kind} "{name}": {source} has no "{attribute}"{nearest(attribute, public)}') from None
+
+
+class MissingSource(Exception):
+    """The file or module is not there; the text says where we looked."""
+
+
+def _load_file(path: Path) -> Any:
+    path = path.resolve()
+    if not path.is_file():
+        raise MissingSource(f"no file {path}")
+    key = f"mpitrain_user_{abs(hash(str(path)))}"
+    if key not in sys.modules:
+        spec = importlib.util.spec_from_file_location(key, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[key] = module                 # before executing it: dataclasses and pickles look it up
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[key]
+            raise
+    return sys.modules[key]
+
+
+def _load_module(source: str, folder: Path) -> Any:
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))              # last: a user's folder never shadows an installed package
+    try:
+        return importlib.import_module(source)
+    except ModuleNotFoundError as error:
+        if error.name and (source == error.name or source.startswith(error.name + ".")):
+            raise MissingSource(f"no module {source} (looked on sys.path and in {folder})") from None
+        raise

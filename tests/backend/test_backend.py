@@ -1,0 +1,150 @@
+"""Array modules, devices, the cache folder, and the loader of native code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fakegpu import DeviceArray, put, xp
+
+from mpitrain.backend import CPU, array_module, asnumpy, float_dtype, is_array, is_float, native, select_device
+from mpitrain.backend.cache import cache_folder
+from mpitrain.backend.namespace import Device
+from mpitrain.errors import ConfigError
+
+
+def test_the_first_array_decides_the_module() -> None:
+    assert array_module(1.0, np.ones(1)) is np and array_module(1.0, put([1.0])) is xp and array_module([1], 2) is np
+    assert is_array(np.ones(1)) and is_array(put([1.0])) and not is_array(np.float32(1)) and not is_array([1])
+
+
+def test_values_come_to_the_host_and_go_to_a_device() -> None:
+    x = np.ones(2)
+    assert asnumpy(x) is x and type(asnumpy(put(x))) is np.ndarray
+    device = Device("stand-in", xp)
+    there = device.put(x)
+    assert type(there) is DeviceArray and device.put(there) is there and CPU.put(x) is x
+    assert type(device.empty(3, np.float32)) is DeviceArray
+
+
+def test_devices_are_chosen_by_name() -> None:
+    assert select_device("cpu") is CPU
+    with pytest.raises(ConfigError, match='train.device is "cpu", "gpu" or "auto", not "tpu"'):
+        select_device("tpu")
+
+
+def test_without_cupy_auto_is_the_host_and_gpu_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert select_device("auto") is CPU
+    with pytest.raises(ConfigError, match=r'train.device = "gpu", but CuPy cannot be imported .*; install mpitrain\[cuda12\]'):
+        select_device("gpu")
+
+
+def test_precisions_have_names() -> None:
+    assert float_dtype("float32") == np.float32 and is_float(np.float64) and not is_float(np.int64)
+    with pytest.raises(ConfigError, match=r'unknown precision "float23" \(did you mean "float32"\?\)'):
+        float_dtype("float23")
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache folder of the test's own, and nothing remembered from other tests or left to them."""
+    remembered = (cache_folder, native.load, native.compiler)
+    monkeypatch.setenv("MPITRAIN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(native, "_missing", {})
+    for function in remembered:
+        function.cache_clear()
+    yield tmp_path / "cache"
+    for function in remembered:
+        function.cache_clear()
+
+
+def test_the_cache_folder_is_private(own_cache: Path) -> None:
+    assert cache_folder() == own_cache and own_cache.stat().st_mode & 0o077 == 0
+
+
+def test_a_folder_that_others_can_write_is_not_used(own_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own_cache.mkdir()
+    own_cache.chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder() == tmp_path / "xdg" / "mpitrain"
+
+
+def test_where_no_home_can_be_written_a_temporary_folder_stands_in(own_cache: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                  tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MPITRAIN_CACHE_DIR", str(tmp_path / "file" / "below"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert cache_folder() == tmp_path / f"mpitrain-{os.getuid()}"
+
+
+needs_compiler = pytest.mark.skipif(native.compiler() is None, reason="no C compiler")
+
+
+@needs_compiler
+def test_a_library_is_compiled_once_and_found_again(own_cache: Path) -> None:
+    assert native.load("rows") is not None
+    built, = own_cache.glob("rows-*.so")
+    made = built.stat().st_mtime_ns
+    native.load.cache_clear()
+    assert native.load("rows") is not None and built.stat().st_mtime_ns == made and native.missing() == {}
+
+
+@needs_compiler
+def test_a_changed_source_or_header_is_compiled_anew(own_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "native"
+    folder.mkdir()
+    monkeypatch.setattr(native, "source_folder", lambda: folder)
+    (folder / "answer.h").write_text("#define ANSWER 1\n")
+    (folder / "answer.c").write_text('#include "answer.h"\nint answer(void) { return ANSWER; }\n')
+    first = native.load("answer")
+    (folder / "answer.h").write_text("#define ANSWER 2\n")
+    native.load.cache_clear()
+    second = native.load("answer")
+    assert first is not None and second is not None and (first.answer(), second.answer()) == (1, 2)
+
+
+@needs_compiler
+def test_source_that_does_not_compile_leaves_a_reason(own_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "wrong.c").write_text("int wrong(void) { return missing_name; }\n")
+    monkeypatch.setattr(native, "source_folder", lambda: tmp_path)
+    assert native.load("wrong") is None and set(native.missing()) == {"wrong"}
+    assert not list(own_cache.glob("*.so"))
+
+
+def test_without_a_compiler_the_stand_ins_serve(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.delenv("CC", raising=False)
+    assert native.load("rows") is None and native.missing() == {"rows": "no C compiler (cc, gcc or clang)"}
+
+
+@needs_compiler
+def test_several_processes_may_compile_at_the_same_time(own_cache: Path) -> None:
+    program = "from mpitrain.backend import native; assert native.load('rows') is not None"
+    children = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(3)]
+    assert [child.wait(120) for child in children] == [0, 0, 0]
+    assert len(list(own_cache.glob("rows-*.so"))) == 1 and not list(own_cache.glob("*.tmp"))
+
+
+def test_importing_the_package_compiles_nothing_and_starts_no_mpi() -> None:
+    program = ("import sys, mpitrain, mpitrain.ops; "
+               "print([name for name in ('numba', 'mpi4py', 'h5py', 'cupy', 'rich') if name in sys.modules])")
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_scopes_of_random_numbers_belong_to_their_thread() -> None:
+    from mpitrain.backend import random
+    seen: list[int] = []
+    with random.use(random.Scope(seed=5)):
+        thread = threading.Thread(target=lambda: seen.append(random.current().seed))
+        thread.start()
+        thread.join()
+    assert seen == [0]

@@ -1,0 +1,192 @@
+"""Start `mpirun` as a child of a test: own session, hard deadline, clean environment, and no process left behind.
+
+    result = mpirun(3, "-m", "mpitrain", "train", "run.toml", cwd=tmp_path)
+    assert result.rc == 0 and result.error_lines == []
+
+Each process of a job carries a tag in its environment, inherited by whatever it starts; `Job.finish` looks for the tag in
+/proc when `mpirun` has ended and fails if a process outlived it. When the deadline passes, every rank is asked for its
+stack first (SIGABRT: Python's fault handler answers, also from inside a blocked MPI call).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TAG = "MPITRAIN_TEST_JOB"
+GRACE = 3.0                               # seconds a process may take to go after mpirun has ended
+POLL = 0.01
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished job left: exit code, output, wall time, when it ended (time.monotonic), and who outlived it."""
+
+    rc: int
+    out: str
+    err: str
+    seconds: float
+    ended: float
+    orphans: tuple[int, ...] = ()
+
+    @property
+    def error_lines(self) -> list[str]:
+        """The lines on stderr that start with ``mpitrain:``; a failed job has exactly one."""
+        return [line for line in self.err.splitlines() if line.startswith("mpitrain:")]
+
+
+class HangError(AssertionError):
+    """The job did not end by itself; the text holds every rank's stack."""
+
+
+class Job:
+    """A running `mpirun`; `signal` it, wait for its output, then `finish`."""
+
+    def __init__(self, command: list[str], env: dict[str, str], cwd: str | os.PathLike[str] | None):
+        self.tag = uuid.uuid4().hex
+        self._folder = Path(tempfile.mkdtemp(prefix="mpitrain-job-"))
+        self._started = time.monotonic()
+        self._command = command
+        with open(self._folder / "out", "wb") as out, open(self._folder / "err", "wb") as err:
+            self.process = subprocess.Popen(command, env={**env, TAG: self.tag}, cwd=cwd, stdin=subprocess.DEVNULL,
+                                            stdout=out, stderr=err, start_new_session=True)
+
+    @property
+    def out(self) -> str:
+        return (self._folder / "out").read_text(errors="replace")
+
+    @property
+    def err(self) -> str:
+        return (self._folder / "err").read_text(errors="replace")
+
+    def ranks(self) -> list[int]:
+        """Ids of the processes `mpirun` started (not its own), as far as they run now."""
+        return [pid for pid in tagged(self.tag) if pid != self.process.pid]
+
+    def wait_for(self, text: str, timeout: float = 30) -> None:
+        """Return when `text` has appeared on stdout; AssertionError if the job ends or the time passes before."""
+        deadline = time.monotonic() + timeout
+        while text not in self.out:
+            ended = self.process.poll() is not None
+            if (ended and text not in self.out) or time.monotonic() > deadline:
+                self._kill()
+                raise AssertionError(f"no {text!r} on stdout\n{self._report()}")
+            time.sleep(POLL)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to `mpirun` itself, as a terminal or a batch system does."""
+        self.process.send_signal(number)
+
+    def finish(self, timeout: float = 60, *, allow_orphans: bool = False) -> Result:
+        """Wait for the end. HangError past the deadline; AssertionError if processes are left (they are killed)."""
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._dump_stacks()
+            self._kill()
+            raise HangError(f"no end within {timeout} s\n{self._report()}") from None
+        ended = time.monotonic()
+        orphans = self._wait_for_ranks()
+        self._kill()
+        result = Result(self.process.returncode, self.out, self.err, ended - self._started, ended, orphans)
+        if orphans and not allow_orphans:
+            raise AssertionError(f"processes {orphans} outlived mpirun\n{self._report()}")
+        shutil.rmtree(self._folder)
+        return result
+
+    def _wait_for_ranks(self) -> tuple[int, ...]:
+        deadline = time.monotonic() + GRACE
+        while (left := tagged(self.tag)) and time.monotonic() < deadline:
+            time.sleep(POLL)
+        return tuple(left)
+
+    def _dump_stacks(self) -> None:
+        ranks = [pid for pid in self.ranks() if is_python(pid)]
+        before = len(self.err)
+        for pid in ranks:
+            send(pid, signal.SIGABRT)
+        deadline = time.monotonic() + GRACE
+        while self.process.poll() is None and time.monotonic() < deadline:
+            if self.err[before:].count("most recent call first") >= len(ranks):
+                break
+            time.sleep(POLL)
+
+    def _kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        for pid in tagged(self.tag):
+            send(pid, signal.SIGKILL)
+        self.process.wait()
+        self._wait_for_ranks()
+
+    def _report(self) -> str:
+        return f"$ {' '.join(self._command)}\n--- stdout\n{self.out[-8000:]}\n--- stderr\n{self.err[-16000:]}"
+
+
+def launch(n: int, *args: str | os.PathLike[str], env: Mapping[str, str] | None = None,
+           cwd: str | os.PathLike[str] | None = None, mpi_args: tuple[str, ...] = ()) -> Job:
+    """Start ``python *args`` on `n` ranks; `env` is added to a scrubbed environment, `mpi_args` to mpirun's own."""
+    command = [find_mpirun(), *mpi_args, "-n", str(n), sys.executable, *map(os.fspath, args)]
+    return Job(command, {**clean_environment(), **(env or {})}, cwd)
+
+
+def mpirun(n: int, *args: str | os.PathLike[str], timeout: float = 60, env: Mapping[str, str] | None = None,
+           cwd: str | os.PathLike[str] | None = None, mpi_args: tuple[str, ...] = ()) -> Result:
+    """Run ``python *args`` on `n` ranks to its end."""
+    return launch(n, *args, env=env, cwd=cwd, mpi_args=mpi_args).finish(timeout)
+
+
+def find_mpirun() -> str:
+    """The mpirun beside this Python (the wheel's), else the one on PATH."""
+    beside = Path(sys.executable).with_name("mpirun")
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    assert found, "no mpirun beside the interpreter or on PATH"
+    return found
+
+
+def clean_environment() -> dict[str, str]:
+    """Ours, less what an outer mpirun left (a nested one refuses it), plus what root and few cores need.
+
+    Open MPI 5 reads the PRTE_ name for oversubscription, Open MPI 4 the OMPI_ one.
+    """
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "PRTE_", "PMI_"))}
+    env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+               PRTE_MCA_rmaps_default_mapping_policy=":oversubscribe", OMPI_MCA_rmaps_base_oversubscribe="1",
+               OMP_NUM_THREADS="1", PYTHONFAULTHANDLER="1", PYTHONUNBUFFERED="1",
+               PYTHONPATH=os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")])))
+    env.setdefault("HOME", tempfile.gettempdir())     # Open MPI 5 does not start without one
+    return env
+
+
+def tagged(tag: str) -> list[int]:
+    """Ids of the live processes that carry the tag (zombies do not count)."""
+    needle = f"{TAG}={tag}".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):        # it ended while we looked, or is another user's
+                if needle in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                    found.append(int(entry))
+    return found
+
+
+def is_python(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"python" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+    return False
+
+
+def send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
