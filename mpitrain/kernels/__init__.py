@@ -1,0 +1,5 @@
+"""Compiled loops (Numba, native C, CUDA), each beside the plain-array expression it must equal."""
+
+from mpitrain.kernels.kernel import KERNELS, Kernel, compiled
+
+__all__ = ["KERNELS", "Kernel", "compiled"]

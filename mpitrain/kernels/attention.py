@@ -1,0 +1,70 @@
+"""Softmax of attention scores (..., L, S), scaled and causal, and its gradient, in place where that is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import numpy as np
+
+from mpitrain.backend import Array, array_module
+from mpitrain.kernels.kernel import Kernel
+from mpitrain.kernels.library import bind
+
+
+def _weights(scores: Array, scale: float, causal: bool, out: Array | None = None) -> Array:
+    xp = array_module(scores)
+    result = xp.multiply(scores, scores.dtype.type(scale), out=out)
+    if causal:
+        later = ~xp.tri(*scores.shape[-2:], dtype=bool)
+        result[..., later] = -float("inf")
+    top = result.max(axis=-1, keepdims=True)
+    result -= xp.where(top == -float("inf"), top.dtype.type(0), top)      # a row without any score becomes zeros
+    xp.exp(result, out=result)
+    total = result.sum(axis=-1, keepdims=True)
+    result /= xp.where(total == 0, total.dtype.type(1), total)
+    return result
+
+
+def _weights_gradient(weights: Array, grad: Array, scale: float, causal: bool, out: Array | None = None) -> Array:
+    mean = (weights * grad).sum(axis=-1, keepdims=True)
+    result = array_module(weights).subtract(grad, mean, out=out)
+    result *= weights
+    result *= weights.dtype.type(scale)
+    return result
+
+
+def _weights_host() -> Callable[..., Array] | None:
+    function = bind("attention", "weights", "ppdiiii")
+    if function is None:
+        return None
+
+    def run(scores: Array, scale: float, causal: bool, out: Array | None = None) -> Array:
+        result = np.empty(scores.shape, scores.dtype) if out is None else out
+        function(np.ascontiguousarray(scores), result, scale, prod(scores.shape[:-2]), *scores.shape[-2:], causal)
+        return result
+    return run
+
+
+def _weights_gradient_host() -> Callable[..., Array] | None:
+    function = bind("attention", "weights_gradient", "pppdiiii")
+    if function is None:
+        return None
+
+    def run(weights: Array, grad: Array, scale: float, causal: bool, out: Array | None = None) -> Array:
+        result = np.empty(grad.shape, grad.dtype) if out is None else out
+        function(weights, np.ascontiguousarray(grad), result, scale, prod(grad.shape[:-2]), *grad.shape[-2:], causal)
+        return result
+    return run
+
+
+attention_weights = Kernel(
+    "attention_weights", _weights, host=_weights_host, tolerance=1e-6,
+    arguments=lambda rng, dtype: (rng.standard_normal((2, 3, 21, 19)).astype(dtype), 0.5, True))
+"""softmax(scale * scores), over columns 0..i in row i where causal, from (scores, scale, causal, out=None)."""
+
+attention_weights_gradient = Kernel(
+    "attention_weights_gradient", _weights_gradient, host=_weights_gradient_host, tolerance=1e-6,
+    arguments=lambda rng, dtype: (_weights(rng.standard_normal((2, 21, 19)).astype(dtype), 0.5, True),
+                                  rng.standard_normal((2, 21, 19)).astype(dtype), 0.5, True))
+"""The gradient of the scores from (weights, gradient of the weights, scale, causal, out=None)."""

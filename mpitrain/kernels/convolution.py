@@ -1,0 +1,201 @@
+"""The three products of convolutions, on images (N, C, H, W): native loops, beside matrix products over unfolded windows.
+
+With x an image, y (N, O, OH, OW) its convolution and w (O, C/groups, kh, kw) the kernel:
+
+    convolve:          y = w * windows(x) + bias
+    convolve_adjoint:  x = the adjoint of that map applied to y, plus a bias of its own
+    kernel_gradient:   w = y * windows(x)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpitrain.backend import Array, array_module
+from mpitrain.kernels.kernel import Kernel
+from mpitrain.kernels.library import bind
+
+Pair = tuple[int, int]
+
+
+class Window(NamedTuple):
+    """Where a convolution looks: kernel size, stride, padding and dilation in y and x."""
+
+    kernel: Pair
+    stride: Pair = (1, 1)
+    padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+
+    def outputs(self, height: int, width: int) -> Pair:
+        """How many windows fit into an image, in y and x; zero or less where the image is too small."""
+        oh, ow = ((size + 2 * p - d * (k - 1) - 1) // s + 1
+                  for size, k, s, p, d in zip((height, width), self.kernel, self.stride, self.padding, self.dilation))
+        return oh, ow
+
+
+def _parts(padded: Array, window: Window, outputs: Pair) -> Iterator[tuple[int, Array]]:
+    """For each position in the window: its number, and the pixels of `padded` there, one for each output."""
+    (kh, kw), (sh, sw), _, (dh, dw) = window
+    oh, ow = outputs
+    for ky in range(kh):
+        for kx in range(kw):
+            yield ky * kw + kx, padded[:, :, ky * dh:ky * dh + sh * (oh - 1) + 1:sh, kx * dw:kx * dw + sw * (ow - 1) + 1:sw]
+
+
+def unfold(x: Array, window: Window) -> Array:
+    """im2col: (N, C*kh*kw, OH*OW) from (N, C, H, W)."""
+    xp = array_module(x)
+    n, c, h, w = x.shape
+    (ph, pw), area = window.padding, window.kernel[0] * window.kernel[1]
+    oh, ow = window.outputs(h, w)
+    padded = xp.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)))
+    columns = xp.empty((n, c, area, oh, ow), x.dtype)
+    for i, pixels in _parts(padded, window, (oh, ow)):
+        columns[:, :, i] = pixels
+    return columns.reshape(n, c * area, oh * ow)
+
+
+def fold(columns: Array, window: Window, size: Pair) -> Array:
+    """Its adjoint, col2im: (N, C, *size), where overlapping windows are added."""
+    xp = array_module(columns)
+    (ph, pw), area = window.padding, window.kernel[0] * window.kernel[1]
+    outputs = window.outputs(*size)
+    split = columns.reshape(len(columns), columns.shape[1] // area, area, *outputs)
+    padded = xp.zeros((*split.shape[:2], size[0] + 2 * ph, size[1] + 2 * pw), columns.dtype)
+    for i, pixels in _parts(padded, window, outputs):
+        pixels += split[:, :, i]
+    return padded[:, :, ph:ph + size[0], pw:pw + size[1]]
+
+
+def _chunks(n: int, bytes_each: int, xp: Any) -> Iterator[slice]:
+    """How many images to unfold at a time: so that their columns stay in a core's cache, or fill a GPU."""
+    step = max(1, (1 << 19 if xp is np else 1 << 28) // max(1, bytes_each))
+    for start in range(0, n, step):
+        yield slice(start, start + step)
+
+
+def _columns_bytes(x_shape: tuple[int, ...], window: Window, outputs: Pair, itemsize: int) -> int:
+    """For the windows of one image."""
+    return x_shape[1] * window.kernel[0] * window.kernel[1] * outputs[0] * outputs[1] * itemsize
+
+
+def _convolve(x: Array, weight: Array, bias: Array | None, window: Window, groups: int) -> Array:
+    xp = array_module(x)
+    n, outputs = len(x), len(weight)
+    oh, ow = window.outputs(*x.shape[2:])
+    matrix = weight.reshape(groups, outputs // groups, -1)
+    y = xp.empty((n, outputs, oh, ow), x.dtype)
+    for part in _chunks(n, _columns_bytes(x.shape, window, (oh, ow), x.itemsize), xp):
+        columns = unfold(x[part], window)
+        y[part] = (matrix @ columns.reshape(len(columns), groups, matrix.shape[2], oh * ow)).reshape(y[part].shape)
+    if bias is not None:
+        y += bias[:, None, None]
+    return y
+
+
+def _adjoint(y: Array, weight: Array, bias: Array | None, window: Window, groups: int, size: Pair) -> Array:
+    xp = array_module(y)
+    n, outputs, oh, ow = y.shape
+    matrix = weight.reshape(groups, outputs // groups, -1).swapaxes(1, 2)
+    x = xp.empty((n, weight.shape[1] * groups, *size), y.dtype)
+    for part in _chunks(n, _columns_bytes(x.shape, window, (oh, ow), y.itemsize), xp):
+        columns = matrix @ y[part].reshape(-1, groups, outputs // groups, oh * ow)
+        x[part] = fold(columns.reshape(len(columns), -1, oh * ow), window, size)
+    if bias is not None:
+        x += bias[:, None, None]
+    return x
+
+
+def _kernel_gradient(x: Array, y: Array, window: Window, groups: int, out: Array | None = None) -> Array:
+    xp = array_module(x)
+    n, outputs, oh, ow = y.shape
+    shape = (outputs, x.shape[1] // groups, *window.kernel)
+    total = xp.zeros((groups, outputs // groups, shape[1] * shape[2] * shape[3]), x.dtype)
+    for part in _chunks(n, _columns_bytes(x.shape, window, (oh, ow), x.itemsize), xp):
+        columns = unfold(x[part], window)
+        right = columns.reshape(len(columns), groups, -1, oh * ow)
+        left = y[part].reshape(len(columns), groups, outputs // groups, oh * ow)
+        total += xp.matmul(left, right.swapaxes(2, 3)).sum(axis=0)
+    if out is None:
+        return total.reshape(shape)
+    out[...] = total.reshape(shape)
+    return out
+
+
+def _geometry(x_shape: tuple[int, ...], window: Window, outputs: int, groups: int) -> Array:
+    """The C code's struct Geometry."""
+    return np.array([*x_shape, *window.kernel, *window.stride, *window.padding, *window.dilation,
+                     *window.outputs(*x_shape[2:]), outputs, groups], np.int64)
+
+
+def _convolve_host() -> Callable[..., Array] | None:
+    function = bind("convolution", "forward", "ppppp", allocates=True)
+    if function is None:
+        return None
+
+    def convolve(x: Array, weight: Array, bias: Array | None, window: Window, groups: int) -> Array:
+        y = np.empty((len(x), len(weight), *window.outputs(*x.shape[2:])), x.dtype)
+        if 0 in weight.shape or 0 in x.shape:
+            return _convolve(x, weight, bias, window, groups)
+        function(_packed(x), _packed(weight), _packed(bias), y, _geometry(x.shape, window, len(weight), groups))
+        return y
+    return convolve
+
+
+def _adjoint_host() -> Callable[..., Array] | None:
+    function = bind("convolution", "adjoint", "ppppp", allocates=True)
+    if function is None:
+        return None
+
+    def adjoint(y: Array, weight: Array, bias: Array | None, window: Window, groups: int, size: Pair) -> Array:
+        if 0 in weight.shape or 0 in y.shape:
+            return _adjoint(y, weight, bias, window, groups, size)
+        x = np.empty((len(y), weight.shape[1] * groups, *size), y.dtype)
+        function(_packed(y), _packed(weight), _packed(bias), x, _geometry(x.shape, window, len(weight), groups))
+        return x
+    return adjoint
+
+
+def _kernel_gradient_host() -> Callable[..., Array] | None:
+    function = bind("convolution", "kernel_gradient", "pppp", allocates=True)
+    if function is None:
+        return None
+
+    def kernel_gradient(x: Array, y: Array, window: Window, groups: int, out: Array | None = None) -> Array:
+        outputs = y.shape[1]
+        if 0 in x.shape or 0 in y.shape or (out is not None and not out.flags.c_contiguous):
+            return _kernel_gradient(x, y, window, groups, out)
+        weight = np.empty((outputs, x.shape[1] // groups, *window.kernel), x.dtype) if out is None else out
+        function(_packed(x), _packed(y), weight, _geometry(x.shape, window, outputs, groups))
+        return weight
+    return kernel_gradient
+
+
+def _packed(array: Array | None) -> Array | None:
+    return None if array is None else np.ascontiguousarray(array)
+
+
+_EXAMPLE = Window((3, 2), (2, 1), (1, 2), (1, 2))         # images of 7x6 become 4x8
+
+
+def _example(*shapes: tuple[int, ...]) -> Callable[[Any, Any], tuple[Array, ...]]:
+    return lambda rng, dtype: tuple(rng.standard_normal(shape).astype(dtype) for shape in shapes)
+
+
+convolve = Kernel(
+    "convolve", _convolve, host=_convolve_host, tolerance=1e-5,
+    arguments=lambda rng, dtype: (*_example((3, 4, 7, 6), (6, 2, 3, 2), (6,))(rng, dtype), _EXAMPLE, 2))
+"""y (N, O, OH, OW) from (x, weight, bias or None, window, groups)."""
+
+convolve_adjoint = Kernel(
+    "convolve_adjoint", _adjoint, host=_adjoint_host, tolerance=1e-5,
+    arguments=lambda rng, dtype: (*_example((3, 6, 4, 8), (6, 2, 3, 2), (4,))(rng, dtype), _EXAMPLE, 2, (7, 6)))
+"""x (N, C, *size) from (y, weight, bias or None, window, groups, size)."""
+
+kernel_gradient = Kernel(
+    "kernel_gradient", _kernel_gradient, host=_kernel_gradient_host, tolerance=1e-5,
+    arguments=lambda rng, dtype: (*_example((3, 4, 7, 6), (3, 6, 4, 8))(rng, dtype), _EXAMPLE, 2))
+"""weight (O, C/groups, kh, kw) from (x, y, window, groups, out=None); written into `out` where it is given."""

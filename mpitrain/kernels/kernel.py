@@ -1,0 +1,55 @@
+"""A kernel: a plain array expression that defines it, and compiled versions that must equal it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from mpitrain.backend.cache import prepare_numba
+from mpitrain.backend.namespace import array_module
+
+Function = Callable[..., Any]
+KERNELS: dict[str, Kernel] = {}              # tests run each compiled version against its reference
+
+
+class Kernel:
+    """`reference` works on any arrays and defines the result; `host` (Numba or C) and `device` (CUDA) are faster.
+
+    `host` and `device` are factories, called at the first use, so that importing compiles nothing; a factory answers
+    None where its version cannot be had (no compiler, no GPU), and then the reference serves. The first argument
+    decides where the kernel runs. `arguments(rng, dtype)` makes arguments for the tests.
+    """
+
+    def __init__(self, name: str, reference: Function, *, arguments: Callable[[Any, Any], tuple[Any, ...]],
+                 host: Callable[[], Function | None] | None = None,
+                 device: Callable[[], Function | None] | None = None, tolerance: float = 0.0):
+        self.name, self.reference, self.arguments, self.tolerance = name, reference, arguments, tolerance
+        self.host = cache(host) if host else _nothing
+        self.device = cache(device) if device else _nothing
+        assert name not in KERNELS, f"kernel {name!r} defined twice"
+        KERNELS[name] = self
+
+    def __call__(self, *arguments: Any) -> Any:
+        version = self.host() if array_module(arguments[0]) is np else self.device()
+        return (version or self.reference)(*arguments)
+
+
+def _nothing() -> None:
+    return None
+
+
+def compiled(signature: Any = None, **options: Any) -> Callable[[Function], Function]:
+    """Numba's njit with our settings: cached on disk, no interpreter lock, no fast-math (it changes bits).
+
+    Give `signature` explicitly (a list for several dtypes): a Python literal in a loop promotes float32 to float64
+    when types are left to inference.
+    """
+    prepare_numba()
+    import numba
+    settings = {"nogil": True, "cache": True, "error_model": "numpy", **options}
+    decorate: Callable[[Function], Function] = (
+        numba.njit(**settings) if signature is None else numba.njit(signature, **settings))
+    return decorate

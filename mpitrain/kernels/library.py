@@ -1,0 +1,41 @@
+"""Calls C functions of ``native/`` with arrays: the version for the arrays' dtype, memory checked."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpitrain.backend import native
+
+TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes.c_double}
+
+
+def bind(library: str, function: str, signature: str, allocates: bool = False) -> Callable[..., None] | None:
+    """``<function>_float32`` and ``<function>_float64`` of ``native/<library>.c`` as one callable; None without them.
+
+    `signature` has a letter for each argument: p array (or None: a null pointer), i integer, d double. The first
+    argument's dtype chooses the version. Arrays must be C-contiguous: the C code sees their memory only. A function that
+    `allocates` returns 1 where memory ran out, which raises MemoryError here; the others return nothing.
+    """
+    loaded = native.load(library)
+    if loaded is None:
+        return None
+    versions: dict[Any, Any] = {}
+    for dtype in (np.float32, np.float64):
+        version = getattr(loaded, f"{function}_{np.dtype(dtype).name}")
+        version.argtypes, version.restype = [TYPES[letter] for letter in signature], ctypes.c_int if allocates else None
+        versions[np.dtype(dtype)] = version
+
+    def call(*arguments: Any) -> None:
+        if versions[arguments[0].dtype](*[_address(x) if type(x) is np.ndarray else x for x in arguments]):
+            raise MemoryError(f"{function}: no memory for packed copies")
+    return call
+
+
+def _address(array: Any) -> int:
+    assert array.flags.c_contiguous, "a C function was handed an array with gaps"
+    address: int = array.ctypes.data
+    return address

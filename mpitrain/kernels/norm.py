@@ -1,0 +1,190 @@
+"""The loops of batch, group, layer and RMS norm: by channel of x (N, C, L), and by row of x (R, D).
+
+What belongs to a channel or a row is a 1-D array. Sums that run over the batch are float64 whatever the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpitrain.backend import Array, array_module
+from mpitrain.kernels.kernel import Kernel
+from mpitrain.kernels.library import bind
+
+
+def _moments(x: Array) -> tuple[Array, Array]:
+    mean = x.mean(axis=(0, 2), dtype="float64")
+    return mean, ((x - mean[:, None]) ** 2).sum(axis=(0, 2))
+
+
+def _affine(x: Array, centre: Array, scale: Array, shift: Array) -> Array:
+    y = x - centre[:, None]
+    y *= scale[:, None]
+    y += shift[:, None]
+    return y
+
+
+def _sums(grad: Array, x: Array, centre: Array) -> tuple[Array, Array]:
+    return grad.sum(axis=(0, 2), dtype="float64"), (grad * (x - centre[:, None])).sum(axis=(0, 2), dtype="float64")
+
+
+def _combine(grad: Array, x: Array, centre: Array, a: Array, b: Array, d: Array) -> Array:
+    result = x - centre[:, None]
+    result *= b[:, None]
+    result += a[:, None] * grad
+    result += d[:, None]
+    return result
+
+
+def _row_norm(x: Array, weight: Array | None, bias: Array | None, eps: float, centred: bool) -> tuple[Array, Array, Array]:
+    xp = array_module(x)
+    means = x.mean(axis=1) if centred else xp.zeros(len(x), x.dtype)
+    y = x - means[:, None]
+    inverses = 1 / xp.sqrt((y * y).mean(axis=1) + x.dtype.type(eps))
+    y *= inverses[:, None]
+    if weight is not None:
+        y *= weight
+    if bias is not None:
+        y += bias
+    return y, means, inverses
+
+
+def _row_norm_gradient(grad: Array, x: Array, weight: Array | None, means: Array, inverses: Array, centred: bool) -> Array:
+    z = (x - means[:, None]) * inverses[:, None]
+    result = grad.copy() if weight is None else grad * weight
+    slope = (result * z).mean(axis=1, keepdims=True)
+    if centred:
+        result -= result.mean(axis=1, keepdims=True)
+    result -= z * slope
+    result *= inverses[:, None]
+    return result
+
+
+def _row_norm_sums(grad: Array, x: Array, means: Array, inverses: Array) -> tuple[Array, Array]:
+    z = (x - means[:, None]) * inverses[:, None]
+    return (grad * z).sum(axis=0, dtype="float64"), grad.sum(axis=0, dtype="float64")
+
+
+def _moments_host() -> Callable[..., Any] | None:
+    function = bind("norm", "channel_moments", "pppiii")
+    if function is None:
+        return None
+
+    def moments(x: Array) -> tuple[Array, Array]:
+        mean, squares = np.empty(x.shape[1]), np.empty(x.shape[1])
+        function(_packed(x), mean, squares, *x.shape)
+        return mean, squares
+    return moments
+
+
+def _affine_host() -> Callable[..., Array] | None:
+    function = bind("norm", "channel_affine", "pppppiii")
+    if function is None:
+        return None
+
+    def affine(x: Array, centre: Array, scale: Array, shift: Array) -> Array:
+        y = np.empty(x.shape, x.dtype)
+        function(_packed(x), centre, scale, _packed(shift), y, *x.shape)
+        return y
+    return affine
+
+
+def _sums_host() -> Callable[..., Any] | None:
+    function = bind("norm", "channel_sums", "pppppiii")
+    if function is None:
+        return None
+
+    def sums(grad: Array, x: Array, centre: Array) -> tuple[Array, Array]:
+        plain, product = np.empty(x.shape[1]), np.empty(x.shape[1])
+        function(_packed(grad), _packed(x), centre, plain, product, *x.shape)
+        return plain, product
+    return sums
+
+
+def _combine_host() -> Callable[..., Array] | None:
+    function = bind("norm", "channel_combine", "pppppppiii")
+    if function is None:
+        return None
+
+    def combine(grad: Array, x: Array, centre: Array, a: Array, b: Array, d: Array) -> Array:
+        result = np.empty(x.shape, x.dtype)
+        function(_packed(grad), _packed(x), centre, a, b, d, result, *x.shape)
+        return result
+    return combine
+
+
+def _row_norm_host() -> Callable[..., Any] | None:
+    function = bind("norm", "row_norm", "ppppppdiii")
+    if function is None:
+        return None
+
+    def norm(x: Array, weight: Array | None, bias: Array | None, eps: float, centred: bool) -> tuple[Array, Array, Array]:
+        y, means, inverses = np.empty(x.shape, x.dtype), np.empty(len(x), x.dtype), np.empty(len(x), x.dtype)
+        function(_packed(x), _packed(weight), _packed(bias), y, means, inverses, eps, *x.shape, centred)
+        return y, means, inverses
+    return norm
+
+
+def _row_norm_gradient_host() -> Callable[..., Array] | None:
+    function = bind("norm", "row_norm_gradient", "ppppppiii")
+    if function is None:
+        return None
+
+    def gradient(grad: Array, x: Array, weight: Array | None, means: Array, inverses: Array, centred: bool) -> Array:
+        result = np.empty(x.shape, x.dtype)
+        function(_packed(grad), _packed(x), _packed(weight), means, inverses, result, *x.shape, centred)
+        return result
+    return gradient
+
+
+def _row_norm_sums_host() -> Callable[..., Any] | None:
+    function = bind("norm", "row_norm_sums", "ppppppii")
+    if function is None:
+        return None
+
+    def sums(grad: Array, x: Array, means: Array, inverses: Array) -> tuple[Array, Array]:
+        product, plain = np.empty(x.shape[1]), np.empty(x.shape[1])
+        function(_packed(grad), _packed(x), means, inverses, product, plain, *x.shape)
+        return product, plain
+    return sums
+
+
+def _packed(array: Array | None) -> Array | None:
+    return None if array is None else np.ascontiguousarray(array)
+
+
+def _example(*shapes: tuple[int, ...]) -> Callable[[Any, Any], tuple[Array, ...]]:
+    return lambda rng, dtype: tuple(rng.standard_normal(shape).astype(dtype) for shape in shapes)
+
+
+channel_moments = Kernel("channel_moments", _moments, host=_moments_host, tolerance=1e-5,
+                         arguments=_example((3, 4, 37)))
+"""(mean, sum of squared distances from it), float64 (C,), from x."""
+
+channel_affine = Kernel("channel_affine", _affine, host=_affine_host, tolerance=1e-5,
+                        arguments=_example((3, 4, 37), (4,), (4,), (4,)))
+"""(x - centre) * scale + shift from (x, centre, scale, shift)."""
+
+channel_sums = Kernel("channel_sums", _sums, host=_sums_host, tolerance=1e-5,
+                      arguments=_example((3, 4, 37), (3, 4, 37), (4,)))
+"""Sums of grad and of grad * (x - centre), float64 (C,), from (grad, x, centre)."""
+
+channel_combine = Kernel("channel_combine", _combine, host=_combine_host, tolerance=1e-5,
+                         arguments=_example((3, 4, 37), (3, 4, 37), (4,), (4,), (4,), (4,)))
+"""a * grad + b * (x - centre) + d from (grad, x, centre, a, b, d)."""
+
+row_norm = Kernel("row_norm", _row_norm, host=_row_norm_host, tolerance=1e-5,
+                  arguments=lambda rng, dtype: (*_example((5, 37), (37,), (37,))(rng, dtype), 1e-5, True))
+"""(y, means, inverse deviations) from (x, weight or None, bias or None, eps, centred); RMS norm is not centred."""
+
+row_norm_gradient = Kernel(
+    "row_norm_gradient", _row_norm_gradient, host=_row_norm_gradient_host, tolerance=1e-5,
+    arguments=lambda rng, dtype: (*_example((5, 37), (5, 37), (37,), (5,), (5,))(rng, dtype), True))
+"""The gradient of x from (grad, x, weight or None, means, inverse deviations, centred)."""
+
+row_norm_sums = Kernel("row_norm_sums", _row_norm_sums, host=_row_norm_sums_host, tolerance=1e-5,
+                       arguments=_example((5, 37), (5, 37), (5,), (5,)))
+"""Sums over rows of grad * normalised x and of grad, float64 (D,), from (grad, x, means, inverse deviations)."""

@@ -1,0 +1,167 @@
+"""Largest values and sums over windows of planes: fixed, padded and adaptive pooling are one loop.
+
+A grid of windows is two pairs of index lists: output (i, j) looks at rows [y0[i], y1[i]) and columns [x0[j], x1[j]) of its
+plane, all inside the plane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpitrain.backend import Array, array_module
+from mpitrain.kernels.kernel import Kernel
+from mpitrain.kernels.library import bind
+
+
+class Side(NamedTuple):
+    """The windows along one dim: window i is [starts[i], stops[i]) of `size` positions."""
+
+    starts: tuple[int, ...]
+    stops: tuple[int, ...]
+    size: int
+
+    @property
+    def widest(self) -> int:
+        return max((b - a for a, b in zip(self.starts, self.stops)), default=0)
+
+
+def _steps(rows: Side, columns: Side, xp: Any) -> Iterator[tuple[Array, Array, Array]]:
+    """For each step (dy, dx) inside the widest window: row and column of it in each window, and whether it is inside."""
+    (y0, y1), (x0, x1) = ((xp.asarray(side.starts), xp.asarray(side.stops)) for side in (rows, columns))
+    for dy in range(rows.widest):
+        for dx in range(columns.widest):
+            y, x = y0 + dy, x0 + dx
+            yield xp.minimum(y, rows.size - 1), xp.minimum(x, columns.size - 1), (y < y1)[:, None] & (x < x1)[None, :]
+
+
+def _maximum(x: Array, rows: Side, columns: Side) -> tuple[Array, Array]:
+    xp = array_module(x)
+    best, where = None, None
+    for y, c, is_inside in _steps(rows, columns, xp):
+        value = x[:, :, y[:, None], c[None, :]]
+        at = (y[:, None] * columns.size + c[None, :]).astype(xp.int32)
+        if best is None:                              # every window holds its first position
+            best, where = value, xp.broadcast_to(at, value.shape).copy()
+            continue
+        better = is_inside & ((value > best) | (xp.isnan(value) & ~xp.isnan(best)))
+        best, where = xp.where(better, value, best), xp.where(better, at, where)
+    return best, where
+
+
+def _maximum_gradient(grad: Array, where: Array, rows: Side, columns: Side) -> Array:
+    xp = array_module(grad)
+    result = xp.zeros((*grad.shape[:2], rows.size, columns.size), grad.dtype)
+    for y, c, is_inside in _steps(rows, columns, xp):
+        chosen = is_inside & (where == y[:, None] * columns.size + c[None, :])
+        _spread(result, xp.where(chosen, grad, grad.dtype.type(0)), y, c, xp)
+    return result
+
+
+def _total(x: Array, rows: Side, columns: Side) -> Array:
+    xp = array_module(x)
+    result = xp.zeros((*x.shape[:2], len(rows.starts), len(columns.starts)), x.dtype)
+    for y, c, is_inside in _steps(rows, columns, xp):
+        result += xp.where(is_inside, x[:, :, y[:, None], c[None, :]], x.dtype.type(0))
+    return result
+
+
+def _total_gradient(grad: Array, rows: Side, columns: Side) -> Array:
+    xp = array_module(grad)
+    result = xp.zeros((*grad.shape[:2], rows.size, columns.size), grad.dtype)
+    for y, c, is_inside in _steps(rows, columns, xp):
+        _spread(result, xp.where(is_inside, grad, grad.dtype.type(0)), y, c, xp)
+    return result
+
+
+def _spread(result: Array, values: Array, y: Array, x: Array, xp: Any) -> None:
+    """result[..., y[i], x[j]] += values[..., i, j], as products with 0 and 1: adaptive windows may start at one place
+    twice, and a scatter-add on a GPU has no fixed order."""
+    down = (xp.arange(result.shape[2])[:, None] == y).astype(result.dtype)
+    across = (x[:, None] == xp.arange(result.shape[3])).astype(result.dtype)
+    result += down @ values @ across
+
+
+def _bounds(rows: Side, columns: Side) -> list[Array]:
+    return [np.array(bound, np.int64) for bound in (rows.starts, rows.stops, columns.starts, columns.stops)]
+
+
+def _sizes(planes: int, rows: Side, columns: Side) -> tuple[int, ...]:
+    return planes, rows.size, columns.size, len(rows.starts), len(columns.starts)
+
+
+def _maximum_host() -> Callable[..., Any] | None:
+    function = bind("pool", "maximum", "pppppppiiiii")
+    if function is None:
+        return None
+
+    def maximum(x: Array, rows: Side, columns: Side) -> tuple[Array, Array]:
+        n, c = x.shape[:2]
+        y = np.empty((n, c, len(rows.starts), len(columns.starts)), x.dtype)
+        where = np.empty(y.shape, np.int32)
+        function(np.ascontiguousarray(x), y, where, *_bounds(rows, columns), *_sizes(n * c, rows, columns))
+        return y, where
+    return maximum
+
+
+def _maximum_gradient_host() -> Callable[..., Array] | None:
+    function = bind("pool", "maximum_gradient", "pppiii")
+    if function is None:
+        return None
+
+    def gradient(grad: Array, where: Array, rows: Side, columns: Side) -> Array:
+        n, c, oh, ow = grad.shape
+        result = np.empty((n, c, rows.size, columns.size), grad.dtype)
+        function(np.ascontiguousarray(grad), where, result, n * c, rows.size * columns.size, oh * ow)
+        return result
+    return gradient
+
+
+def _total_host() -> Callable[..., Array] | None:
+    function = bind("pool", "total", "ppppppiiiii")
+    if function is None:
+        return None
+
+    def total(x: Array, rows: Side, columns: Side) -> Array:
+        n, c = x.shape[:2]
+        y = np.empty((n, c, len(rows.starts), len(columns.starts)), x.dtype)
+        function(np.ascontiguousarray(x), y, *_bounds(rows, columns), *_sizes(n * c, rows, columns))
+        return y
+    return total
+
+
+def _total_gradient_host() -> Callable[..., Array] | None:
+    function = bind("pool", "total_gradient", "ppppppiiiii")
+    if function is None:
+        return None
+
+    def gradient(grad: Array, rows: Side, columns: Side) -> Array:
+        n, c = grad.shape[:2]
+        result = np.empty((n, c, rows.size, columns.size), grad.dtype)
+        function(np.ascontiguousarray(grad), result, *_bounds(rows, columns), *_sizes(n * c, rows, columns))
+        return result
+    return gradient
+
+
+_ROWS, _COLUMNS = Side((0, 1, 3, 3), (2, 4, 5, 6), 6), Side((0, 2, 3), (3, 4, 5), 5)
+
+window_maximum = Kernel("window_maximum", _maximum, host=_maximum_host,
+                        arguments=lambda rng, dtype: (rng.standard_normal((2, 3, 6, 5)).astype(dtype), _ROWS, _COLUMNS))
+"""(largest, where in the plane as int32), both (N, C, OH, OW), from (x (N, C, H, W), rows, columns)."""
+
+window_maximum_gradient = Kernel(
+    "window_maximum_gradient", _maximum_gradient, host=_maximum_gradient_host, tolerance=1e-6,
+    arguments=lambda rng, dtype: (rng.standard_normal((2, 3, 4, 3)).astype(dtype),
+                                  _maximum(rng.standard_normal((2, 3, 6, 5)), _ROWS, _COLUMNS)[1], _ROWS, _COLUMNS))
+"""(N, C, H, W) from (gradient (N, C, OH, OW), where, rows, columns)."""
+
+window_total = Kernel("window_total", _total, host=_total_host, tolerance=1e-6,
+                      arguments=lambda rng, dtype: (rng.standard_normal((2, 3, 6, 5)).astype(dtype), _ROWS, _COLUMNS))
+"""The sum over each window: (N, C, OH, OW) from (x (N, C, H, W), rows, columns)."""
+
+window_total_gradient = Kernel(
+    "window_total_gradient", _total_gradient, host=_total_gradient_host, tolerance=1e-6,
+    arguments=lambda rng, dtype: (rng.standard_normal((2, 3, 4, 3)).astype(dtype), _ROWS, _COLUMNS))
+"""Its adjoint: (N, C, H, W) from (gradient (N, C, OH, OW), rows, columns)."""

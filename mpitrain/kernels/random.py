@@ -1,0 +1,70 @@
+"""Philox words, uniform and normal numbers, as compiled loops beside the expressions that define them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpitrain.backend import random as philox
+from mpitrain.backend.namespace import Array, array_module
+from mpitrain.kernels.kernel import Kernel, compiled
+
+
+def _reference(rows: Array, key: int, width: int) -> Array:
+    return philox.words(key, rows, width, array_module(rows))
+
+
+def _host() -> Callable[..., Array]:
+    m0, m1 = (np.uint64(m) for m in philox.MULTIPLIERS)
+    w0, w1 = (np.uint64(w) for w in philox.WEYL)
+    mask, shift, rounds = np.uint64(philox.MASK), np.uint64(32), philox.ROUNDS
+
+    @compiled("void(uint64, uint64[::1], uint32[:,::1])")
+    def fill(key: Any, rows: Any, out: Any) -> None:
+        height, width = out.shape
+        for r in range(height):
+            high0, high1 = rows[r] & mask, rows[r] >> shift
+            for block in range((width + 3) // 4):
+                c0, c1, c2, c3 = np.uint64(block) & mask, np.uint64(block) >> shift, high0, high1
+                k0, k1 = key & mask, key >> shift
+                for _ in range(rounds):
+                    a, b = c0 * m0, c2 * m1
+                    c0, c1, c2, c3 = (b >> shift) ^ c1 ^ k0, b & mask, (a >> shift) ^ c3 ^ k1, a & mask
+                    k0, k1 = (k0 + w0) & mask, (k1 + w1) & mask
+                for j, word in enumerate((c0, c1, c2, c3)):
+                    if block * 4 + j < width:
+                        out[r, block * 4 + j] = np.uint32(word)
+
+    def words(rows: Array, key: int, width: int) -> Array:
+        out = np.empty((len(rows), width), dtype=np.uint32)
+        fill(np.uint64(key), np.ascontiguousarray(rows, dtype=np.uint64), out)
+        return out
+    return words
+
+
+random_words = Kernel("random_words", _reference, host=_host,
+                      arguments=lambda rng, dtype: (rng.integers(0, 1 << 40, 5).astype(np.uint64), 0x1234567890ABCDEF, 13))
+"""uint32 (R, width) from (rows (R,) uint64, key, width): see `backend.random.words`."""
+
+
+def uniform(key: int, start: int, count: int, xp: Any) -> Array:
+    """float64 (count,) in [0, 1): elements start .. start+count of the stream `key`, 53 random bits each."""
+    return _fractions(key, start, count, 2, xp)[:, 0]
+
+
+def normal(key: int, start: int, count: int, xp: Any) -> Array:
+    """float64 (count,) from the standard normal distribution (Box-Muller on two uniform numbers per element)."""
+    u = _fractions(key, start, count, 4, xp)
+    radius = xp.sqrt(-2.0 * xp.log(1.0 - u[:, 0]))             # 1 - u is in (0, 1], so the logarithm is finite
+    return radius * xp.cos((2.0 * math.pi) * u[:, 1])
+
+
+def _fractions(key: int, start: int, count: int, words_each: int, xp: Any) -> Array:
+    """(count, words_each // 2) uniform numbers; element i owns row start + i of the stream."""
+    rows = xp.arange(start, start + count, dtype=xp.uint64)
+    words = random_words(rows, key, words_each).astype(xp.uint64)
+    bits = (words[:, 0::2] >> xp.uint64(5)) * xp.uint64(1 << 26) + (words[:, 1::2] >> xp.uint64(6))
+    return bits.astype(xp.float64) * (1.0 / (1 << 53))

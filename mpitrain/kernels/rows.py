@@ -1,0 +1,141 @@
+"""Softmax and cross-entropy, row by row of a matrix (R, C): each row is read while it is in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpitrain.backend.namespace import Array, array_module
+from mpitrain.kernels.kernel import Kernel
+from mpitrain.kernels.library import bind
+
+
+def _softmax(x: Array) -> Array:
+    xp = array_module(x)
+    result = x - x.max(axis=1, keepdims=True)
+    xp.exp(result, out=result)
+    result /= result.sum(axis=1, keepdims=True)
+    return result
+
+
+def _softmax_grad(result: Array, grad: Array) -> Array:
+    return (grad - (grad * result).sum(axis=1, keepdims=True)) * result
+
+
+def _log_softmax(x: Array) -> Array:
+    xp = array_module(x)
+    shifted = x - x.max(axis=1, keepdims=True)
+    shifted -= xp.log(xp.exp(shifted).sum(axis=1, keepdims=True))
+    return shifted
+
+
+def _log_softmax_grad(result: Array, grad: Array) -> Array:
+    return grad - array_module(result).exp(result) * grad.sum(axis=1, keepdims=True)
+
+
+def _cross_entropy(logits: Array, labels: Array, smoothing: float, ignore: int | None) -> tuple[Array, Array, Array]:
+    xp = array_module(logits)
+    tops = logits.max(axis=1)
+    shifted = logits - tops[:, None]
+    logs = xp.log(xp.exp(shifted).sum(axis=1))
+    counted = xp.ones(labels.shape, dtype=bool) if ignore is None else labels != ignore
+    losses = logs - (1 - smoothing) * shifted[xp.arange(len(labels)), xp.where(counted, labels, 0)]
+    if smoothing:
+        losses -= smoothing * shifted.mean(axis=1)
+    return xp.where(counted, losses, losses.dtype.type(0)), tops, logs
+
+
+def _cross_entropy_grad(logits: Array, labels: Array, tops: Array, logs: Array, smoothing: float, ignore: int | None,
+                        grad: Array) -> Array:
+    xp = array_module(logits)
+    result = logits - tops[:, None]
+    result -= logs[:, None]
+    xp.exp(result, out=result)
+    if smoothing:
+        result -= smoothing / logits.shape[1]
+    counted = xp.ones(labels.shape, dtype=bool) if ignore is None else labels != ignore
+    result[xp.arange(len(labels)), xp.where(counted, labels, 0)] -= 1 - smoothing
+    result *= xp.where(counted, grad, result.dtype.type(0))[:, None]
+    return result
+
+
+def _same_shape(name: str, inputs: int) -> Callable[..., Array] | None:
+    """The C function `name` from `inputs` matrices to one of the same shape."""
+    call = bind("rows", name, "p" * (inputs + 1) + "ii")
+    if call is None:
+        return None
+
+    def run(*matrices: Array) -> Array:
+        matrices = tuple(np.ascontiguousarray(m) for m in matrices)
+        result = np.empty_like(matrices[0])
+        call(*matrices, result, *result.shape)
+        return result
+    return run
+
+
+def _cross_entropy_host() -> Callable[..., tuple[Array, Array, Array]] | None:
+    call = bind("rows", "cross_entropy", "pppppdiiii")
+    if call is None:
+        return None
+
+    def run(logits: Array, labels: Array, smoothing: float, ignore: int | None) -> tuple[Array, Array, Array]:
+        logits = np.ascontiguousarray(logits)
+        losses, tops, logs = np.empty((3, len(logits)), logits.dtype)
+        call(logits, labels, losses, tops, logs, smoothing, *_ignored(ignore), *logits.shape)
+        return losses, tops, logs
+    return run
+
+
+def _cross_entropy_grad_host() -> Callable[..., Array] | None:
+    call = bind("rows", "cross_entropy_grad", "pppppddiiii")
+    if call is None:
+        return None
+
+    def run(logits: Array, labels: Array, tops: Array, logs: Array, smoothing: float, ignore: int | None,
+            grad: Array) -> Array:
+        logits = np.ascontiguousarray(logits)
+        result = np.empty_like(logits)
+        call(logits, labels, tops, logs, result, smoothing, float(grad), *_ignored(ignore), *logits.shape)
+        return result
+    return run
+
+
+def _ignored(ignore: int | None) -> tuple[int, int]:
+    return (0, 0) if ignore is None else (1, ignore)
+
+
+def _matrix(rng: Any, dtype: Any) -> Array:
+    return (4 * rng.standard_normal((6, 37))).astype(dtype)
+
+
+def _labels(rng: Any) -> Array:
+    labels = rng.integers(0, 37, 6)
+    labels[2] = -1
+    return labels
+
+
+softmax = Kernel("softmax", _softmax, host=lambda: _same_shape("softmax", 1), tolerance=4e-7,
+                 arguments=lambda rng, dtype: (_matrix(rng, dtype),))
+softmax_grad = Kernel("softmax_grad", _softmax_grad, host=lambda: _same_shape("softmax_grad", 2), tolerance=2e-6,
+                      arguments=lambda rng, dtype: (_softmax(_matrix(rng, dtype)), _matrix(rng, dtype)))
+log_softmax = Kernel("log_softmax", _log_softmax, host=lambda: _same_shape("log_softmax", 1), tolerance=4e-7,
+                     arguments=lambda rng, dtype: (_matrix(rng, dtype),))
+log_softmax_grad = Kernel("log_softmax_grad", _log_softmax_grad, host=lambda: _same_shape("log_softmax_grad", 2),
+                          tolerance=2e-6,
+                          arguments=lambda rng, dtype: (_log_softmax(_matrix(rng, dtype)), _matrix(rng, dtype)))
+
+cross_entropy = Kernel("cross_entropy", _cross_entropy, host=_cross_entropy_host, tolerance=2e-6,
+                       arguments=lambda rng, dtype: (_matrix(rng, dtype), _labels(rng), 0.1, -1))
+"""(losses (R,), tops (R,), logs (R,)) of (logits, labels (R,) int64, smoothing, label to ignore or None).
+
+The log-sum-exp of a row is its largest entry, in `tops`, plus the rest, in `logs`: added up, the digits of the rest would
+drown in a large entry.
+"""
+
+cross_entropy_grad = Kernel("cross_entropy_grad", _cross_entropy_grad, host=_cross_entropy_grad_host, tolerance=2e-6,
+                            arguments=lambda rng, dtype: (m := _matrix(rng, dtype), _labels(rng), m.max(1),
+                                                          np.log(np.exp(m - m.max(1)[:, None]).sum(1)), 0.1, -1,
+                                                          np.asarray(0.5, dtype)))
+"""The gradient times `grad` (a 0-d array): (R, C), of (logits, labels, tops, logs, smoothing, ignore, grad)."""

@@ -1,0 +1,37 @@
+"""Adding rows where an index says: the gradient of a table look-up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpitrain.backend.namespace import Array, array_module
+from mpitrain.kernels.kernel import Kernel
+from mpitrain.kernels.library import bind
+
+
+def _reference(out: Array, indices: Array, values: Array) -> Array:
+    array_module(out).add.at(out, indices, values)
+    return out
+
+
+def _host() -> Callable[..., Array] | None:
+    call = bind("rows", "scatter_add_rows", "pppii")
+    if call is None:
+        return None
+
+    def run(out: Array, indices: Array, values: Array) -> Array:
+        assert values.shape == (indices.size, out.shape[1]) and values.dtype == out.dtype
+        call(out, np.ascontiguousarray(indices, dtype=np.int64), np.ascontiguousarray(values), *values.shape)
+        return out
+    return run
+
+
+def _arguments(rng: Any, dtype: Any) -> tuple[Array, ...]:
+    return rng.standard_normal((7, 5)).astype(dtype), rng.integers(0, 7, 20), rng.standard_normal((20, 5)).astype(dtype)
+
+
+scatter_add_rows = Kernel("scatter_add_rows", _reference, host=_host, arguments=_arguments)
+"""Adds row i of `values` (N, D) to row indices[i] of `out` (V, D), in place and in order of i; returns `out`."""

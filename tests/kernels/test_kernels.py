@@ -1,0 +1,79 @@
+"""Every kernel of the package against the plain-array expression that defines it."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import pkgutil
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpitrain.kernels
+from mpitrain.backend import native
+from mpitrain.kernels import KERNELS, Kernel
+
+for module in pkgutil.iter_modules(mpitrain.kernels.__path__):
+    importlib.import_module(f"mpitrain.kernels.{module.name}")
+
+CASES = [(name, dtype) for name in sorted(KERNELS) for dtype in ("float32", "float64")]
+
+
+def arrays_of(value: Any) -> list[np.ndarray]:
+    """All arrays in a result or in arguments, in order."""
+    if isinstance(value, np.ndarray):
+        return [value]
+    return [a for part in value for a in arrays_of(part)] if isinstance(value, tuple | list) else []
+
+
+def largest_difference(found: Any, wanted: Any) -> float:
+    """Relative to the largest wanted value, over all arrays; shapes and dtypes must be equal."""
+    worst = 0.0
+    for a, b in zip(arrays_of(found), arrays_of(wanted), strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        if b.size:
+            scale = float(np.abs(b.astype(np.float64)).max()) or 1.0
+            worst = max(worst, float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max()) / scale)
+    return worst
+
+
+def arguments_of(kernel: Kernel, dtype: str) -> tuple[Any, ...]:
+    return kernel.arguments(np.random.default_rng(1), np.dtype(dtype))
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_a_compiled_kernel_equals_its_reference(name: str, dtype: str) -> None:
+    kernel = KERNELS[name]
+    compiled = kernel.host()
+    if compiled is None:
+        pytest.skip(f"no compiled version: {native.missing() or 'the kernel has none for the host'}")
+    arguments = arguments_of(kernel, dtype)
+    given, expected = copy.deepcopy(arguments), copy.deepcopy(arguments)
+    found, wanted = compiled(*given), kernel.reference(*expected)
+    tolerance = kernel.tolerance * (1e-6 if dtype == "float64" else 1)      # given for float32; 2**-29 of it is float64's
+    assert largest_difference(found, wanted) <= tolerance
+    assert largest_difference(given, expected) <= tolerance, "what it writes in place differs"
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_a_compiled_kernel_gives_the_same_bits_again(name: str, dtype: str) -> None:
+    kernel = KERNELS[name]
+    first, second = (kernel(*arguments_of(kernel, dtype)) for _ in range(2))
+    for a, b in zip(arrays_of(first), arrays_of(second), strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_the_test_of_kernels_notices_a_wrong_one() -> None:
+    assert largest_difference(np.ones(3), np.array([1, 1, 1.001])) > 1e-4
+
+
+def test_a_kernel_falls_back_to_its_reference_where_nothing_can_be_compiled() -> None:
+    kernel = Kernel("only_in_this_test", lambda x: x + 1, host=lambda: None, arguments=lambda rng, dtype: (np.zeros(2),))
+    del KERNELS["only_in_this_test"]
+    assert kernel(np.zeros(2)).tolist() == [1, 1]
+
+
+def test_no_two_kernels_share_a_name() -> None:
+    with pytest.raises(AssertionError, match="defined twice"):
+        Kernel("softmax", lambda x: x, arguments=lambda rng, dtype: ())
