@@ -1,0 +1,10 @@
+"""Reverse-mode differentiation: Tensor, Function, the engine, recomputation, and a gradient check."""
+
+from mpitrain.autograd.engine import Backward, Deferred, current_walk, run_backward
+from mpitrain.autograd.function import Context, Function
+from mpitrain.autograd.gradcheck import gradcheck
+from mpitrain.autograd.recompute import recompute
+from mpitrain.autograd.tensor import Tensor, enable_grad, grad_enabled, no_grad, recomputing
+
+__all__ = ["Backward", "Context", "Deferred", "Function", "Tensor", "current_walk", "enable_grad", "grad_enabled",
+           "gradcheck", "no_grad", "recompute", "recomputing", "run_backward"]

@@ -1,0 +1,285 @@
+"""Reverse mode: walks the graph from a result back to its leaves.
+
+Four promises, each with a test:
+1. no recursion: a graph of any depth;
+2. the order depends on the program only (the sequence in which ops ran), so every rank does the same;
+3. a leaf's hooks run once per backward, at the moment its last contribution has landed, also for a parameter used many
+   times and inside recomputed blocks: communication can start while the rest of backward still runs;
+4. what a node saved is released as the node is passed.
+
+Backward can run as two calls (zero-bubble pipelines): `run_backward(..., split=True)` computes the gradients of
+activations and hands back a `Deferred`, whose `run()` computes those of the parameters later.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import operator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mpitrain.autograd.function import Context
+from mpitrain.autograd.tensor import Tensor, mode
+from mpitrain.backend import Array, array_module, is_array
+from mpitrain.errors import GraphError, ShapeError
+
+
+def run_backward(root: Tensor, grad: Any = None, *, progress: Callable[[], None] | None = None,
+                 split: bool = False) -> Deferred | None:
+    """Adds the gradient of `root` to `grad` of every leaf below it; `progress` is called between nodes.
+
+    `grad` is the gradient of the final result with respect to `root`, 1 by default for a scalar.
+    """
+    if not root.requires_grad:
+        raise GraphError("backward from a tensor that does not require a gradient: nothing it was computed from does")
+    walk = Backward(progress, split)
+    walk.run([(root, _root_gradient(root, grad))])
+    return Deferred(walk) if split else None
+
+
+def _root_gradient(root: Tensor, grad: Any) -> Array:
+    if grad is None:
+        if root.size != 1:
+            raise ShapeError(f"backward from a tensor of shape {root.shape} needs the gradient of that shape")
+        grad = 1
+    if isinstance(grad, Tensor):
+        grad = grad.array
+    if not is_array(grad):
+        grad = root.xp.full(root.shape, grad, dtype=root.dtype)
+    if grad.shape != root.shape or grad.dtype != root.dtype:
+        raise ShapeError(f"backward: the gradient is {grad.shape} {grad.dtype}, the tensor {root.shape} {root.dtype}")
+    return grad
+
+
+class Deferred:
+    """The second call of a split backward: the gradients of the parameters."""
+
+    def __init__(self, walk: Backward):
+        self._walk: Backward | None = walk
+
+    def run(self) -> None:
+        if self._walk is None:
+            raise GraphError("the second half of a split backward ran twice")
+        walk, self._walk = self._walk, None
+        walk.run_deferred()
+
+
+class Backward:
+    """One pass. `pending` counts, per leaf, the contributions still to land; a hook may fire at zero.
+
+    Inside a recomputed block another pass runs with this one as its `parent`: a leaf that the inner pass has finished
+    is one contribution landed here.
+    """
+
+    def __init__(self, progress: Callable[[], None] | None, split: bool,
+                 parent: Backward | None = None, parent_node: Context | None = None):
+        self.progress, self.split, self.parent, self.parent_node = progress, split, parent, parent_node
+        self.pending: dict[int, int] = {}
+        self.touched: dict[int, Tensor] = {}          # leaves that got a contribution in this pass
+        self.private: set[int] = set()                # leaves that no other pass knows: a recomputed block's inputs
+        self.handed_out: dict[int, Array] = {}        # memory that `Context.out` made, not yet landed
+        self.deferred: list[tuple[Context, list[Array]]] = []
+        self.watchers: list[tuple[int, int, Callable[[], None]]] = []    # heap of (-sequence, order, callback)
+
+    def run(self, roots: list[tuple[Tensor, Array]]) -> None:
+        order = self._order([root.node for root, _ in roots if root.node is not None])
+        for root, _ in roots:
+            if root.node is None:
+                self.pending[id(root)] = self.pending.get(id(root), 0) + 1
+        for root, grad in roots:
+            if root.node is not None:
+                _accumulate(root.node, root.output, grad)
+            else:
+                self.land(root, grad)
+        with self._running():
+            for node in order:
+                if self.watchers:
+                    self._call_watchers(node.sequence)
+                self._visit(node)
+                if self.progress is not None:
+                    self.progress()
+            self._call_watchers(0)
+
+    def run_deferred(self) -> None:
+        with self._running():
+            for node, grads in self.deferred:
+                self._step(node, grads, parameters=True, others=False)
+                node.release()
+                if self.progress is not None:
+                    self.progress()
+        self.deferred.clear()
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Nothing that a backward computes is recorded, and `current_walk` finds this pass."""
+        before, mode.recording = mode.recording, False
+        _running.walks.append(self)
+        try:
+            yield
+        finally:
+            _running.walks.pop()
+            mode.recording = before
+
+    def after(self, sequence: int, callback: Callable[[], None]) -> None:
+        """Calls `callback` when every node recorded after `sequence` has been passed (end of a module's backward)."""
+        heapq.heappush(self.watchers, (-sequence, next(_order), callback))
+
+    def _call_watchers(self, sequence: int) -> None:
+        while self.watchers and -self.watchers[0][0] >= sequence:
+            heapq.heappop(self.watchers)[2]()
+
+    def _order(self, nodes: list[Context]) -> list[Context]:
+        """All nodes below, latest first: inputs are always older than what was computed from them."""
+        found = {id(node): node for node in nodes}
+        stack = list(found.values())
+        while stack:
+            for edge in stack.pop().edges:
+                if isinstance(edge, tuple):
+                    if id(edge[0]) not in found:
+                        found[id(edge[0])] = edge[0]
+                        stack.append(edge[0])
+                elif edge is not None:
+                    self.pending[id(edge)] = self.pending.get(id(edge), 0) + 1
+        return sorted(found.values(), key=_sequence, reverse=True)
+
+    def _visit(self, node: Context) -> None:
+        grads = node.grads
+        node.grads = [None] * len(grads)
+        missing = 0
+        for grad in grads:
+            missing += grad is None
+        if missing == len(grads):                     # nothing flows here: its leaves get no contribution from it
+            for edge in node.edges:
+                if isinstance(edge, Tensor):
+                    self.land(edge, None)
+            node.release()
+            return
+        whole: list[Array] = [grad if grad is not None else node.xp.zeros(*meta)
+                              for grad, meta in zip(grads, node.output_meta)] if missing else grads
+        if self.split and any(isinstance(edge, Tensor) and edge.is_parameter for edge in node.edges):
+            self.deferred.append((node, whole))
+            self._step(node, whole, parameters=False, others=True)
+        else:
+            self._step(node, whole, parameters=True, others=True)
+            node.release()
+
+    def _step(self, node: Context, grads: list[Array], *, parameters: bool, others: bool) -> None:
+        """One call of the op's backward, for the inputs of the kind asked for."""
+        edges = node.edges
+        if parameters and others:
+            needs = node.wanted
+        else:
+            needs = tuple(edge is not None and (parameters if isinstance(edge, Tensor) and edge.is_parameter else others)
+                          for edge in edges)
+            if not any(needs):
+                return
+        node.needs, node.out_requests = needs, self._out
+        result = node.function.backward(node, *grads)
+        if not isinstance(result, tuple):
+            result = (result,)
+        if len(result) != len(edges):
+            raise GraphError(f"{node.function.__name__}: backward returned {len(result)} gradients for {len(edges)} inputs")
+        for i, edge in enumerate(edges):
+            if not needs[i] or (node.landed and id(edge) in node.landed):
+                continue
+            contribution = result[i]
+            if contribution is not None:
+                contribution = _fit(node, i, contribution)
+            if isinstance(edge, Tensor):
+                self.land(edge, contribution)
+            elif contribution is not None:
+                _accumulate(edge[0], edge[1], contribution)
+
+    def land(self, leaf: Tensor, contribution: Array | None) -> None:
+        """Adds one contribution to a leaf's gradient; the last one makes it final."""
+        if contribution is not None:
+            _add_to_leaf(leaf, contribution, self.handed_out.pop(id(contribution), None) is not None)
+            self.touched[id(leaf)] = leaf
+        self.arrive(leaf)
+
+    def arrive(self, leaf: Tensor) -> None:
+        self.pending[id(leaf)] -= 1
+        if self.pending[id(leaf)] == 0 and id(leaf) in self.touched:
+            if self.parent is not None and id(leaf) not in self.private:
+                assert self.parent_node is not None
+                self.parent.inner_final(self.parent_node, leaf)
+            else:
+                for hook in leaf.grad_hooks:
+                    hook(leaf)
+
+    def inner_final(self, node: Context, leaf: Tensor) -> None:
+        """The recomputed block of `node` has finished with `leaf`: one contribution landed, ahead of the node's end."""
+        if not any(edge is leaf for edge in node.edges):
+            raise GraphError("recomputing a block used a parameter that its first run did not: it must do the same twice")
+        if node.landed is None:
+            node.landed = set()
+        node.landed.add(id(leaf))
+        self.touched[id(leaf)] = leaf
+        self.arrive(leaf)
+
+    def _out(self, node: Context, i: int) -> Array | None:
+        leaf = node.edges[i]
+        if not isinstance(leaf, Tensor) or leaf.grad is not None or not node.needs[i]:
+            return None
+        if sum(edge is leaf for edge in node.edges) > 1:
+            return None
+        if leaf.grad_buffer is None:              # new memory, known to be nobody else's: no copy on landing
+            fresh = node.xp.empty(*node.input_meta[i])
+            self.handed_out[id(fresh)] = fresh
+            return fresh
+        return leaf.grad_buffer if node.input_meta[i][0] == leaf.grad_buffer.shape else None
+
+
+class _Running(threading.local):
+    def __init__(self) -> None:
+        self.walks: list[Backward] = []           # the passes in progress on this thread, innermost last
+
+
+_running = _Running()
+_order = itertools.count()
+_sequence = operator.attrgetter("sequence")
+
+
+def current_walk() -> Backward:
+    """The pass whose node is running now; for ops that need the engine itself (recomputation, module hooks)."""
+    return _running.walks[-1]
+
+
+def _accumulate(node: Context, output: int, grad: Array) -> None:
+    before = node.grads[output]
+    node.grads[output] = grad if before is None else before + grad      # never in place: an op may pass one array twice
+
+
+def _add_to_leaf(leaf: Tensor, contribution: Array, ours: bool) -> None:
+    if leaf.grad is not None:
+        leaf.grad += contribution
+    elif ours or contribution is leaf.grad_buffer:
+        leaf.grad = contribution
+    elif leaf.grad_buffer is not None:
+        array_module(contribution).copyto(leaf.grad_buffer, contribution)
+        leaf.grad = leaf.grad_buffer
+    else:
+        leaf.grad = contribution.copy()           # the op may have handed the same array to someone else
+
+
+def _fit(node: Context, i: int, grad: Array) -> Array:
+    """The gradient of input i, summed back over broadcast dims where the op broadcasts, and checked."""
+    shape, dtype = node.input_meta[i]
+    if not is_array(grad):
+        grad = node.xp.asarray(grad)              # NumPy's arithmetic on 0-d arrays gives scalars
+    if node.function.broadcasts and grad.shape != shape:
+        grad = sum_to_shape(grad, shape)
+    if grad.shape != shape or (grad.dtype is not dtype and grad.dtype != dtype):
+        raise GraphError(f"{node.function.__name__}: the gradient of input {i} is {grad.shape} {grad.dtype}, "
+                         f"the input is {shape} {dtype}")
+    return grad
+
+
+def sum_to_shape(grad: Array, shape: tuple[int, ...]) -> Array:
+    """Sums `grad` over the dims along which an array of `shape` was repeated."""
+    extra = grad.ndim - len(shape)
+    dims = tuple(range(extra)) + tuple(extra + i for i, n in enumerate(shape) if n == 1 and grad.shape[extra + i] != 1)
+    return grad.sum(axis=dims, keepdims=True).reshape(shape) if dims else grad.reshape(shape)

@@ -1,0 +1,248 @@
+"""Function: what the author of an operation writes; Context: one use of it, a node of the graph.
+
+    class Multiply(Function):
+        "x * y, elementwise."
+        broadcasts = True                                   # the engine sums gradients back to the input shapes
+
+        @staticmethod
+        def forward(ctx, x, y):
+            ctx.save(x, y)
+            return x * y
+
+        @staticmethod
+        def backward(ctx, grad):
+            x, y = ctx.saved
+            return (grad * y if ctx.needs[0] else None,     # only what is asked for
+                    grad * x if ctx.needs[1] else None)
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from mpitrain.autograd.tensor import Tensor, Version, mode
+from mpitrain.backend import Array, array_module, is_array
+from mpitrain.errors import GraphError, ShapeError
+
+_sequence = itertools.count(1)                    # program order: the only thing the order of backward depends on
+
+
+class Context:
+    """One use of a Function: what it saved for backward, and the edges to what it was computed from.
+
+    An edge is a leaf tensor, or the (node, output) that made the input, or None where no gradient can flow. The input
+    tensors themselves are not kept, so an activation that no op saved is freed at once.
+    """
+
+    __slots__ = ("__dict__", "_inputs", "_saved", "edges", "function", "grads", "input_meta", "landed", "needs", "out_requests",
+                 "output_meta", "sequence", "wanted", "xp")
+
+    needs: tuple[bool, ...]                       # which inputs' gradients this call of backward must return
+    # set where the graph is recorded only:
+    sequence: int
+    edges: list[Any]
+    wanted: tuple[bool, ...]                      # which inputs have a gradient at all
+    input_meta: list[Any]                         # (shape, dtype) of each of those
+    output_meta: list[Any]
+    grads: list[Array | None]                     # gradients of the outputs that have arrived
+    landed: set[int] | None                       # leaves whose contribution a recomputed block has landed already
+    out_requests: Any                             # the engine's answer to `out`
+
+    def __init__(self, function: type[Function], xp: Any):
+        self.function = function
+        self.xp = xp
+        self._inputs: tuple[Any, ...] = ()        # only while forward runs
+        self._saved: list[Any] | None = []
+
+    if TYPE_CHECKING:                             # an op may keep what it likes as attributes: ctx.stride = stride
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
+    def save(self, *arrays: Any) -> None:
+        """Keeps arrays (or anything else) for backward, in `saved`. In forward only.
+
+        A parameter is kept by reference and looked up again at backward, since sharded parameters come and go.
+        """
+        assert self._saved is not None
+        for array in arrays:
+            self._saved.append(self._keep(array))
+
+    def _keep(self, array: Any) -> Any:
+        """An entry that `saved` resolves: (array or the leaf tensor, version, its count now)."""
+        for tensor in self._inputs:
+            if isinstance(tensor, Tensor) and tensor.array is array:
+                version = tensor._shared_version()
+                return (tensor if tensor.is_parameter else array), version, version.count
+        return array, None, 0
+
+    def link_outputs(self, outputs: tuple[Tensor, ...]) -> None:
+        """A saved array that became an output is watched for changes from now on."""
+        assert self._saved is not None
+        for i, (array, version, _) in enumerate(self._saved):
+            for tensor in outputs if version is None else ():
+                if tensor.array is array:
+                    version = tensor._shared_version()
+                    self._saved[i] = (array, version, version.count)
+
+    @property
+    def saved(self) -> tuple[Any, ...]:
+        """What forward saved. Raises GraphError where it has changed since, or was released."""
+        if self._saved is None:
+            raise GraphError(f"{self.function.__name__}: backward ran twice through the same graph; "
+                             "what it saved was released the first time, so run forward again")
+        return tuple(self._resolve(*entry) for entry in self._saved)
+
+    def _resolve(self, kept: Any, version: Version | None, count: int) -> Any:
+        if version is not None and version.count != count:
+            raise GraphError(f"{self.function.__name__}: an array it saved for backward was changed in place "
+                             f"({version.count - count} changes since); copy it before changing it")
+        return kept.array if isinstance(kept, Tensor) else kept
+
+    def release(self) -> None:
+        self._saved = None
+        self.__dict__.clear()
+
+    def out(self, i: int) -> Array | None:
+        """In backward: memory where the gradient of input i may be written directly, or None.
+
+        It is the bucket's memory of a leaf whose first contribution this is: a product can be written where it will
+        be sent from. Whoever takes it must fill it and return it.
+        """
+        return self.out_requests(self, i) if self.out_requests is not None else None
+
+
+class Function:
+    """One differentiable operation: arrays in, one array (or a tuple of arrays) out; metadata by keyword.
+
+    `broadcasts`: the gradients are summed back to the shapes of the inputs. `views`: the output shows the input's memory.
+    `result_dtype`: set where the result is meant to have another dtype than the floating-point inputs.
+    """
+
+    broadcasts = False
+    views = False
+    result_dtype: Any = None
+
+    @staticmethod
+    def forward(ctx: Context, *arrays: Any, **params: Any) -> Any:
+        raise GraphError("a Function defines forward")
+
+    @staticmethod
+    def backward(ctx: Context, *grads: Any) -> Any:
+        """Gradients of the inputs, None where `ctx.needs` is False; one argument per output.
+
+        May be called twice for one node, with different `ctx.needs`: activations first, parameters later.
+        """
+        raise GraphError("a Function defines backward")
+
+    @classmethod
+    def apply(cls, *inputs: Any, **params: Any) -> Any:
+        """Runs the operation, and records it where an input requires a gradient.
+
+        Inputs are tensors, arrays or numbers. Raises ShapeError where arrays live on different devices or mix float
+        dtypes: a silent promotion to float64 would halve the speed of everything after it.
+        """
+        arrays: list[Any] = []
+        wanting: list[bool] = []
+        xp = dtype = None
+        recording = False
+        for x in inputs:
+            needed = False
+            if isinstance(x, Tensor):
+                needed, x = x.requires_grad, x.array
+                recording = recording or needed
+            module = _module_of(x)
+            if module is not None:
+                if module is not xp:
+                    xp = module if xp is None else _refuse_devices(cls, xp, module)
+                kind = x.dtype
+                if kind is not dtype and kind.kind == "f" and kind != dtype:
+                    dtype = kind if dtype is None else _refuse_dtypes(cls, dtype, kind)
+            arrays.append(x)
+            wanting.append(needed)
+        ctx = Context(cls, xp if xp is not None else array_module())
+        if mode.seen_leaves is not None:
+            _note_leaves(mode.seen_leaves, inputs)
+        recording = recording and mode.recording
+        ctx.needs = tuple(wanting) if recording else (False,) * len(inputs)
+        ctx._inputs = inputs
+        result = cls.forward(ctx, *arrays, **params)
+        several = isinstance(result, tuple)
+        wanted = cls.result_dtype if cls.result_dtype is not None else dtype
+        if several:
+            outputs = tuple([_as_output(cls, x, wanted, ctx.xp) for x in result])
+        else:
+            outputs = (_as_output(cls, result, wanted, ctx.xp),)
+        if cls.views and isinstance(inputs[0], Tensor):
+            version = inputs[0]._shared_version()
+            for tensor in outputs:
+                tensor.version = version
+        if recording:
+            _record(ctx, inputs, arrays, outputs)
+        ctx._inputs = ()
+        return outputs if several else outputs[0]
+
+
+_modules: dict[type, Any] = {}                    # array module of each type met so far, None for what is no array
+
+
+def _module_of(value: Any) -> Any:
+    try:
+        return _modules[type(value)]
+    except KeyError:
+        found = _modules[type(value)] = array_module(value) if is_array(value) else None
+        return found
+
+
+def _refuse_devices(cls: type[Function], first: Any, second: Any) -> Any:
+    raise ShapeError(f"{cls.__name__}: one input is on {_place(first)}, another on {_place(second)}; "
+                     "move them to one device first")
+
+
+def _refuse_dtypes(cls: type[Function], first: Any, second: Any) -> Any:
+    raise ShapeError(f"{cls.__name__}: inputs of {first} and {second}; convert one of them first")
+
+
+def _place(module: Any) -> str:
+    return "the host (numpy)" if module.__name__ == "numpy" else f"the device ({module.__name__})"
+
+
+def _as_output(cls: type[Function], value: Any, wanted: Any, xp: Any) -> Tensor:
+    if _module_of(value) is None:
+        value = xp.asarray(value)                 # NumPy's reductions to a scalar are no arrays
+    dtype = value.dtype
+    if dtype is not wanted and wanted is not None and dtype != wanted and (dtype.kind == "f" or cls.result_dtype is not None):
+        raise ShapeError(f"{cls.__name__}: the result is {dtype}, expected {wanted}; a promotion crept in")
+    return Tensor(value)
+
+
+def _record(ctx: Context, inputs: tuple[Any, ...], arrays: list[Any], outputs: tuple[Tensor, ...]) -> None:
+    ctx.sequence = next(_sequence)
+    ctx.wanted = ctx.needs
+    ctx.landed = ctx.out_requests = None
+    edges: list[Any] = []
+    input_meta: list[Any] = []
+    output_meta: list[Any] = []
+    ctx.edges, ctx.input_meta, ctx.output_meta, ctx.grads = edges, input_meta, output_meta, [None] * len(outputs)
+    for tensor, array, needed in zip(inputs, arrays, ctx.needs):
+        if needed:
+            edges.append(tensor if tensor.node is None else (tensor.node, tensor.output))
+            input_meta.append((array.shape, array.dtype))
+        else:
+            edges.append(None)
+            input_meta.append(None)
+    for i, tensor in enumerate(outputs):
+        array = tensor.array
+        dtype = array.dtype
+        output_meta.append((array.shape, dtype))
+        if dtype.kind == "f":
+            tensor.requires_grad = True
+            tensor.node, tensor.output = ctx, i
+    if ctx._saved:
+        ctx.link_outputs(outputs)
+
+
+def _note_leaves(seen: dict[int, Tensor], inputs: tuple[Any, ...]) -> None:
+    for tensor in inputs:
+        if isinstance(tensor, Tensor) and tensor.requires_grad and tensor.node is None:
+            seen.setdefault(id(tensor), tensor)

@@ -1,0 +1,95 @@
+"""Gradient checkpointing: keep a block's inputs instead of its activations, and run it again during backward.
+
+Chen, Xu, Zhang, Guestrin: "Training deep nets with sublinear memory cost", 2016. The block must compute the same twice;
+random numbers here are functions of what they are for, so dropout repeats its mask by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpitrain.autograd.engine import Backward, current_walk
+from mpitrain.autograd.function import Context, Function
+from mpitrain.autograd.tensor import Tensor, enable_grad, mode, no_grad
+from mpitrain.backend import is_array, random
+from mpitrain.errors import GraphError
+
+
+def recompute(block: Callable[..., Any], *inputs: Any) -> Any:
+    """``block(*inputs)``, whose activations are computed again in backward instead of being kept.
+
+    `block` returns a tensor or a tuple of tensors. Parameters that it uses get their gradients, and their hooks run at
+    the moment the last contribution lands, as if the block had been recorded.
+    """
+    if not mode.recording:
+        return block(*inputs)
+    is_given = [isinstance(x, Tensor) and x.is_parameter for x in inputs]
+    given = [x for x, fixed in zip(inputs, is_given) if not fixed]
+
+    def run(*values: Any) -> Any:                 # parameters handed in are used in place, like those the block owns
+        rest = iter(values)
+        return block(*(x if fixed else next(rest) for x, fixed in zip(inputs, is_given)))
+
+    scope = random.snapshot()
+    outer, mode.seen_leaves = mode.seen_leaves, {}
+    try:
+        with no_grad():
+            result = run(*given)
+        leaves = list(mode.seen_leaves.values())
+    finally:
+        mode.seen_leaves = outer
+    outputs = result if isinstance(result, tuple) else (result,)
+    own = {id(x) for x in given if isinstance(x, Tensor)}
+    used = [leaf for leaf in leaves if id(leaf) not in own]
+    recorded = Recompute.apply(*given, *used, repeat=_Repeat(run, len(given), [t.array for t in outputs], scope))
+    return recorded if isinstance(result, tuple) else recorded[0]
+
+
+class _Repeat:
+    """What it takes to run a block again: the block, how many inputs it has, the first results, the random scope."""
+
+    def __init__(self, block: Callable[..., Any], n_inputs: int, results: list[Any], scope: random.Scope):
+        self.block, self.n_inputs, self.results, self.scope = block, n_inputs, results, scope
+
+    def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
+        before, mode.recomputing = mode.recomputing, True
+        try:
+            with enable_grad(), random.use(self.scope.copy()):
+                result = self.block(*inputs)
+        finally:
+            mode.recomputing = before
+        return result if isinstance(result, tuple) else (result,)
+
+
+class Recompute(Function):
+    """A block as one node. Its edges are the block's inputs and then every leaf the block used.
+
+    The inner pass lands the leaves' contributions one by one, so backward here returns none for them.
+    """
+
+    @staticmethod
+    def forward(ctx: Context, *arrays: Any, repeat: _Repeat) -> tuple[Any, ...]:
+        ctx.save(*arrays[:repeat.n_inputs])
+        ctx.repeat = repeat
+        results, repeat.results = repeat.results, []
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Context, *grads: Any) -> tuple[Any, ...]:
+        inner: Backward | None = getattr(ctx, "inner", None)
+        if inner is not None:                     # the second call of a split backward: parameters only
+            inner.run_deferred()
+            return (None,) * len(ctx.edges)
+        walk = current_walk()
+        copies = [Tensor(x, requires_grad=needed) if is_array(x) else x for x, needed in zip(ctx.saved, ctx.needs)]
+        outputs = ctx.repeat(copies)
+        if [(t.shape, t.dtype) for t in outputs] != [(tuple(shape), dtype) for shape, dtype in ctx.output_meta]:
+            raise GraphError("recomputing a block gave results of other shapes than its first run")
+        inner = Backward(walk.progress, walk.split, parent=walk, parent_node=ctx)
+        inner.private = {id(x) for x in copies}
+        inner.run([(t, g) for t, g in zip(outputs, grads) if t.requires_grad])
+        if walk.split:
+            ctx.inner = inner
+        passed = [x.grad if isinstance(x, Tensor) else None for x in copies]
+        return (*passed, *(None for _ in ctx.edges[len(passed):]))

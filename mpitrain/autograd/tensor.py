@@ -1,0 +1,243 @@
+"""Tensor: an array, and the place it has in a graph of operations."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpitrain.backend import Array, array_module, asnumpy, is_array, is_float
+from mpitrain.errors import GraphError, ShapeError
+
+if TYPE_CHECKING:
+    from mpitrain.autograd.function import Context
+
+
+class Version:
+    """Counts the changes of an array's values; shared by all tensors that show the same memory."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class Tensor:
+    """An array that records what is computed from it.
+
+    `array` is the storage itself, for those who write ops and optimizers: whoever changes it in place calls
+    `mark_changed()`. `data` is the same memory, read-only. `grad` is a plain array, None until backward fills it; where
+    `grad_buffer` is set, that is the memory it is filled in. Lists and numbers become float32, arrays keep their dtype.
+    """
+
+    __slots__ = ("__weakref__", "array", "grad", "grad_buffer", "grad_hooks", "node", "output", "requires_grad", "version")
+
+    is_parameter = False                          # a trained leaf: backward in two calls does these in the second
+    array: Array
+
+    def __init__(self, array: Any, requires_grad: bool = False):
+        if type(array) is np.ndarray:
+            pass                                  # by far the most frequent, and tensors are made for each op
+        elif isinstance(array, Tensor):
+            array = array.array
+        elif not is_array(array):
+            array = np.asarray(array, dtype=None if isinstance(array, np.generic) else np.float32)
+        self.array = array
+        self.grad: Array | None = None
+        self.grad_buffer: Array | None = None     # where the first contribution is written, e.g. a view into a bucket
+        self.grad_hooks: list[Callable[[Any], None]] = []   # called once per backward, when `grad` is final
+        self.node: Context | None = None          # what computed it; None for a leaf
+        self.output = 0                           # which output of that node
+        self.version: Version | None = None       # made when somebody first cares
+        self.requires_grad = False
+        if requires_grad:
+            self.require_grad()
+
+    def require_grad(self) -> Tensor:
+        """Asks backward for this leaf's gradient; only floating-point arrays have one."""
+        if not is_float(self.array.dtype):
+            raise ShapeError(f"only float32 and float64 arrays have gradients, not {self.array.dtype}")
+        self.requires_grad = True
+        return self
+
+    @property
+    def data(self) -> Array:
+        """The values, read-only (a GPU array is handed out as it is: there is no read-only flag there)."""
+        if array_module(self.array) is not np:
+            return self.array
+        view = self.array.view()
+        view.flags.writeable = False
+        return view
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape: tuple[int, ...] = self.array.shape
+        return shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        dtype: np.dtype[Any] = np.dtype(self.array.dtype)
+        return dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.array.shape)
+
+    @property
+    def size(self) -> int:
+        return int(self.array.size)
+
+    @property
+    def xp(self) -> Any:
+        return array_module(self.array)
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __repr__(self) -> str:
+        source = f", from {self.node.function.__name__}" if self.node else ", requires_grad" if self.requires_grad else ""
+        return f"{type(self).__name__}({self.array}, dtype={self.dtype}{source})"
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """The values on the host, for NumPy functions and plots."""
+        values = self.numpy()
+        return values.astype(dtype) if dtype is not None and values.dtype != dtype else values.copy() if copy else values
+
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            raise ShapeError(f"the truth of a tensor of shape {self.shape} is ambiguous; use (x > 0).array.any()")
+        return bool(self.array)
+
+    def __float__(self) -> float:
+        return self.item()
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The values on the host, read-only where they are the tensor's own memory."""
+        return asnumpy(self.data)
+
+    def item(self) -> float:
+        """The one value of a tensor of size 1, as a Python number."""
+        if self.size != 1:
+            raise ShapeError(f"item() wants one value, this tensor has shape {self.shape}")
+        value: float = asnumpy(self.array).item()
+        return value
+
+    def detach(self) -> Tensor:
+        """The same memory, outside the graph."""
+        out = Tensor(self.array)
+        out.version = self._shared_version()
+        return out
+
+    def backward(self, grad: Any = None) -> None:
+        """Adds d(self)/d(leaf) to the `grad` of every leaf that requires it; `grad` defaults to 1 for a scalar."""
+        from mpitrain.autograd.engine import run_backward
+        run_backward(self, grad)
+
+    def zero_grad(self) -> None:
+        self.grad = None
+
+    def mark_changed(self) -> None:
+        """To be called after changing `array` in place: a backward that still needs the old values then raises."""
+        self._shared_version().count += 1
+
+    def copy_(self, values: Any) -> Tensor:
+        """Overwrites the values in place; not recorded, so only for leaves or under `no_grad`."""
+        return self._change(lambda: self.xp.copyto(self.array, _raw(values)))
+
+    def __setitem__(self, index: Any, values: Any) -> None:
+        """Overwrites a part in place; not recorded (see `copy_`)."""
+        def write() -> None:
+            self.array[_raw(index)] = _raw(values)
+        self._change(write)
+
+    def _change(self, write: Callable[[], None]) -> Tensor:
+        if self.requires_grad and grad_enabled():
+            raise GraphError("changing a tensor that requires a gradient in place is not recorded; "
+                             "compute a new one, or do it under no_grad()")
+        write()
+        self.mark_changed()
+        return self
+
+    def _shared_version(self) -> Version:
+        if self.version is None:
+            self.version = Version()
+        return self.version
+
+    if TYPE_CHECKING:                             # attached by `mpitrain.ops.operators`, the one table of operators
+        def __add__(self, other: Any) -> Tensor: ...
+        def __radd__(self, other: Any) -> Tensor: ...
+        def __sub__(self, other: Any) -> Tensor: ...
+        def __rsub__(self, other: Any) -> Tensor: ...
+        def __mul__(self, other: Any) -> Tensor: ...
+        def __rmul__(self, other: Any) -> Tensor: ...
+        def __truediv__(self, other: Any) -> Tensor: ...
+        def __rtruediv__(self, other: Any) -> Tensor: ...
+        def __pow__(self, other: Any) -> Tensor: ...
+        def __neg__(self) -> Tensor: ...
+        def __matmul__(self, other: Any) -> Tensor: ...
+        def __rmatmul__(self, other: Any) -> Tensor: ...
+        def __getitem__(self, index: Any) -> Tensor: ...
+        def __lt__(self, other: Any) -> Tensor: ...
+        def __le__(self, other: Any) -> Tensor: ...
+        def __gt__(self, other: Any) -> Tensor: ...
+        def __ge__(self, other: Any) -> Tensor: ...
+        def sum(self, dim: Any = None, keepdim: bool = False) -> Tensor: ...
+        def mean(self, dim: Any = None, keepdim: bool = False) -> Tensor: ...
+        def reshape(self, *shape: Any) -> Tensor: ...
+        def transpose(self, *dims: int) -> Tensor: ...
+        def exp(self) -> Tensor: ...
+        def log(self) -> Tensor: ...
+        def tanh(self) -> Tensor: ...
+        def sqrt(self) -> Tensor: ...
+        @property
+        def T(self) -> Tensor: ...
+
+
+def _raw(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_raw(v) for v in value)
+    return value.array if isinstance(value, Tensor) else value
+
+
+class _Mode(threading.local):
+    """What this thread is doing: recording a graph or not, and who wants to know which leaves are used."""
+
+    recording = True
+    recomputing = False
+    seen_leaves: dict[int, Tensor] | None = None
+
+
+mode = _Mode()
+
+
+def grad_enabled() -> bool:
+    return mode.recording
+
+
+def recomputing() -> bool:
+    """True while a block runs again for backward: side effects such as batch statistics were recorded the first time."""
+    return mode.recomputing
+
+
+@contextmanager
+def no_grad() -> Iterator[None]:
+    """Nothing computed inside is recorded: no memory is kept for backward."""
+    yield from _recording(False)
+
+
+@contextmanager
+def enable_grad() -> Iterator[None]:
+    """Recording again, inside a `no_grad`."""
+    yield from _recording(True)
+
+
+def _recording(wanted: bool) -> Iterator[None]:
+    before = mode.recording
+    mode.recording = wanted
+    try:
+        yield
+    finally:
+        mode.recording = before

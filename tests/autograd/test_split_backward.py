@@ -1,0 +1,89 @@
+"""Backward as two calls: activations first, parameters later; the sum of both is one backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from autograd.leaves import leaf, trained
+
+from mpitrain import ops
+from mpitrain.autograd import Context, Deferred, Function, Tensor, recompute, run_backward
+from mpitrain.errors import GraphError
+
+
+def network(seed: int) -> tuple[Tensor, list[Tensor], Tensor]:
+    """An input, the parameters (one of them used twice), and a loss."""
+    x = leaf(0.5, -1.0, 2.0)
+    w, b, v = trained(3, 3, seed=seed), trained(3, seed=seed + 1), trained(3, 3, seed=seed + 2)
+    h = ops.tanh(ops.linear(x, w, b))
+    h = ops.gelu(ops.linear(h, v))
+    return x, [w, b, v], ops.sum(ops.linear(h, w) * h)
+
+
+def test_two_calls_give_the_bits_of_one() -> None:
+    x, parameters, loss = network(1)
+    loss.backward()
+    x2, parameters2, loss2 = network(1)
+    deferred = run_backward(loss2, split=True)
+    assert isinstance(deferred, Deferred)
+    assert np.array_equal(x.grad, x2.grad) and all(p.grad is None for p in parameters2)
+    deferred.run()
+    for p, q in zip(parameters, parameters2):
+        assert p.grad.tobytes() == q.grad.tobytes()
+
+
+def test_hooks_of_parameters_run_in_the_second_call_once() -> None:
+    _, parameters, loss = network(2)
+    seen: list[int] = []
+    for i, p in enumerate(parameters):
+        p.grad_hooks.append(lambda t, i=i: seen.append(i))
+    deferred = run_backward(loss, split=True)
+    assert seen == []
+    deferred.run()
+    assert sorted(seen) == [0, 1, 2] and seen[0] == 2       # the weight of the later layer is final first
+
+
+def test_saved_arrays_are_released_after_the_second_call_and_not_before() -> None:
+    held: list[Context] = []
+
+    class Holding(Function):
+        @staticmethod
+        def forward(ctx: Context, x: Any, w: Any) -> Any:
+            ctx.save(x, w)
+            held.append(ctx)
+            return x * w
+
+        @staticmethod
+        def backward(ctx: Context, grad: Any) -> Any:
+            x, w = ctx.saved
+            return grad * w if ctx.needs[0] else None, grad * x if ctx.needs[1] else None
+
+    w = trained(2)
+    deferred = run_backward(ops.sum(Holding.apply(leaf(1.0, 2.0), w)), split=True)
+    assert len(held[0].saved) == 2
+    deferred.run()
+    with pytest.raises(GraphError, match="Holding: backward ran twice"):
+        held[0].saved  # noqa: B018
+    assert w.grad.tolist() == [1, 2]
+
+
+def test_the_second_call_runs_once() -> None:
+    deferred = run_backward(network(3)[2], split=True)
+    deferred.run()
+    with pytest.raises(GraphError, match="the second half of a split backward ran twice"):
+        deferred.run()
+
+
+def test_a_recomputed_block_defers_its_parameters_too() -> None:
+    w = trained(3, 3)
+    x, x2 = leaf(1.0, 2.0, 3.0), leaf(1.0, 2.0, 3.0)
+    ops.sum(ops.tanh(ops.linear(x, w))).backward()
+    expected, w.grad = w.grad, None
+    seen: list[Any] = []
+    w.grad_hooks.append(seen.append)
+    deferred = run_backward(ops.sum(recompute(lambda t: ops.tanh(ops.linear(t, w)), x2)), split=True)
+    assert np.array_equal(x.grad, x2.grad) and w.grad is None and seen == []
+    deferred.run()
+    assert np.array_equal(w.grad, expected) and len(seen) == 1
