@@ -1,0 +1,112 @@
+"""Convolutions of images (N, C, H, W), and their transposes: one is the adjoint of the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.backend import Array
+from mpitrain.errors import ShapeError
+from mpitrain.kernels.convolution import Pair, Window, convolve, convolve_adjoint, kernel_gradient
+
+
+def conv2d(x: Any, weight: Any, bias: Any = None, *, stride: int | Pair = 1, padding: int | Pair = 0,
+           dilation: int | Pair = 1, groups: int = 1) -> Tensor:
+    """Cross-correlation of x (N, C, H, W) with weight (O, C/groups, kh, kw), plus bias (O,): (N, O, OH, OW).
+
+    Raises ShapeError where the channels do not fit, or the window is larger than the padded image.
+    """
+    window = _window("conv2d", weight, stride, padding, dilation)
+    _check("conv2d", x, weight, bias, groups, channels=weight.shape[1] * groups, outputs=weight.shape[0])
+    if min(window.outputs(*x.shape[2:])) < 1:
+        raise ShapeError(f"conv2d: the window {window.kernel} with dilation {window.dilation} does not fit into images of "
+                         f"{x.shape[2]}x{x.shape[3]} with padding {window.padding}; make it smaller or pad more")
+    result: Tensor = Conv2d.apply(x, weight, bias, window=window, groups=groups)
+    return result
+
+
+def conv_transpose2d(x: Any, weight: Any, bias: Any = None, *, stride: int | Pair = 1, padding: int | Pair = 0,
+                     output_padding: int | Pair = 0, dilation: int | Pair = 1, groups: int = 1) -> Tensor:
+    """The adjoint of conv2d, with x (N, C, H, W), weight (C, O/groups, kh, kw) and bias (O,): (N, O, OH, OW).
+
+    `output_padding` adds rows and columns at the end, since several image sizes have a convolution of the same size.
+    Raises ShapeError where the channels do not fit, or nothing would come out.
+    """
+    window = _window("conv_transpose2d", weight, stride, padding, dilation)
+    _check("conv_transpose2d", x, weight, bias, groups, channels=weight.shape[0], outputs=weight.shape[1] * groups)
+    extra = _pair(output_padding)
+    if not all(0 <= e < s for e, s in zip(extra, window.stride)):
+        raise ShapeError(f"conv_transpose2d: output_padding is {extra}; it must be smaller than the stride {window.stride}")
+    size = tuple((n - 1) * s - 2 * p + d * (k - 1) + 1 + e for n, k, s, p, d, e in zip(x.shape[2:], *window, extra))
+    if min(size) < 1:
+        raise ShapeError(f"conv_transpose2d: images of {x.shape[2]}x{x.shape[3]} with padding {window.padding} "
+                         f"would give {size[0]}x{size[1]}; pad less")
+    result: Tensor = ConvTranspose2d.apply(x, weight, bias, window=window, groups=groups, size=size)
+    return result
+
+
+class Conv2d(Function):
+    """y = w * windows(x) + b."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, weight: Array, bias: Array | None, *, window: Window, groups: int) -> Array:
+        ctx.save(x, weight)
+        ctx.window, ctx.groups = window, groups
+        result: Array = convolve(x, weight, bias, window, groups)
+        return result
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
+        x, weight = ctx.saved
+        return (convolve_adjoint(grad, weight, None, ctx.window, ctx.groups, x.shape[2:]) if ctx.needs[0] else None,
+                kernel_gradient(x, grad, ctx.window, ctx.groups, ctx.out(1)) if ctx.needs[1] else None,
+                _bias_gradient(grad) if ctx.needs[2] else None)
+
+
+class ConvTranspose2d(Function):
+    """The adjoint of Conv2d's linear map, plus b."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, weight: Array, bias: Array | None, *, window: Window, groups: int,
+                size: Pair) -> Array:
+        ctx.save(x, weight)
+        ctx.window, ctx.groups = window, groups
+        result: Array = convolve_adjoint(x, weight, bias, window, groups, size)
+        return result
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
+        x, weight = ctx.saved
+        return (convolve(grad, weight, None, ctx.window, ctx.groups) if ctx.needs[0] else None,
+                kernel_gradient(grad, x, ctx.window, ctx.groups, ctx.out(1)) if ctx.needs[1] else None,
+                _bias_gradient(grad) if ctx.needs[2] else None)
+
+
+def _bias_gradient(grad: Array) -> Array:
+    return grad.sum(axis=(2, 3)).sum(axis=0)
+
+
+def _pair(value: int | Pair) -> Pair:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+def _window(name: str, weight: Any, stride: int | Pair, padding: int | Pair, dilation: int | Pair) -> Window:
+    if len(weight.shape) != 4:
+        raise ShapeError(f"{name}: the weight has shape {weight.shape}, expected 4 dims")
+    window = Window((weight.shape[2], weight.shape[3]), _pair(stride), _pair(padding), _pair(dilation))
+    if min(window.kernel) < 1 or min(window.stride) < 1 or min(window.dilation) < 1 or min(window.padding) < 0:
+        raise ShapeError(f"{name}: kernel {window.kernel}, stride {window.stride} and dilation {window.dilation} must be at "
+                         f"least 1, padding {window.padding} at least 0")
+    return window
+
+
+def _check(name: str, x: Any, weight: Any, bias: Any, groups: int, *, channels: int, outputs: int) -> None:
+    if len(x.shape) != 4:
+        raise ShapeError(f"{name}: the input has shape {x.shape}, expected (N, C, H, W)")
+    if groups < 1 or channels % groups or outputs % groups:
+        raise ShapeError(f"{name}: {channels} input and {outputs} output channels cannot be split into {groups} groups")
+    if x.shape[1] != channels:
+        raise ShapeError(f"{name}: the input has {x.shape[1]} channels, the weight {weight.shape} with groups={groups} "
+                         f"expects {channels}")
+    if bias is not None and tuple(bias.shape) != (outputs,):
+        raise ShapeError(f"{name}: the bias has shape {tuple(bias.shape)}, expected ({outputs},)")

@@ -1,0 +1,322 @@
+# mypy: disable-error-code="no-any-return"
+# (Function.apply gives one tensor, or a tuple of them.)
+"""Arithmetic with broadcasting, comparisons and choices, element by element."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.backend import Array
+
+
+class Add(Function):
+    broadcasts = True
+
+    @staticmethod
+    def forward(ctx: Context, x: Any, y: Any) -> Array:
+        return x + y
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
+        return grad, grad
+
+
+class Subtract(Function):
+    broadcasts = True
+
+    @staticmethod
+    def forward(ctx: Context, x: Any, y: Any) -> Array:
+        return x - y
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
+        return grad, -grad if ctx.needs[1] else None
+
+
+class Multiply(Function):
+    broadcasts = True
+
+    @staticmethod
+    def forward(ctx: Context, x: Any, y: Any) -> Array:
+        ctx.save(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
+        x, y = ctx.saved
+        return grad * y if ctx.needs[0] else None, grad * x if ctx.needs[1] else None
+
+
+class Divide(Function):
+    broadcasts = True
+
+    @staticmethod
+    def forward(ctx: Context, x: Any, y: Any) -> Array:
+        result = x / y
+        ctx.save(y, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
+        y, result = ctx.saved
+        by_x = grad / y
+        return by_x, -by_x * result if ctx.needs[1] else None
+
+
+class Power(Function):
+    broadcasts = True
+
+    @staticmethod
+    def forward(ctx: Context, x: Any, y: Any) -> Array:
+        result = x ** y
+        ctx.save(x, y, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
+        x, y, result = ctx.saved
+        xp = ctx.xp
+        by_x = by_y = None
+        if ctx.needs[0]:
+            if isinstance(y, int | float):
+                by_x = grad * (y * x ** (y - 1)) if y != 0 else xp.zeros_like(grad)
+            else:
+                # where y is 0, the derivative is 0 also at x = 0, so the exponent must not become -1 there
+                by_x = grad * y * xp.where(y == 0, 0, x) ** xp.where(y == 0, 1, y - 1)
+        if ctx.needs[1]:
+            # x = 0 contributes nothing: the limit of x**y log(x) for y > 0
+            zero = x == 0
+            by_y = grad * xp.where(zero, 0, result * xp.log(xp.where(zero, 1, x).astype(result.dtype)))
+        return by_x, by_y
+
+
+class Negative(Function):
+    @staticmethod
+    def forward(ctx: Context, x: Array) -> Array:
+        return -x
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        return -grad
+
+
+class Absolute(Function):
+    @staticmethod
+    def forward(ctx: Context, x: Array) -> Array:
+        ctx.save(x)
+        return ctx.xp.abs(x)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        x, = ctx.saved
+        return grad * ctx.xp.sign(x)
+
+
+class Exp(Function):
+    @staticmethod
+    def forward(ctx: Context, x: Array) -> Array:
+        result = ctx.xp.exp(x)
+        ctx.save(result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        result, = ctx.saved
+        return grad * result
+
+
+class Log(Function):
+    @staticmethod
+    def forward(ctx: Context, x: Array) -> Array:
+        ctx.save(x)
+        return ctx.xp.log(x)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        x, = ctx.saved
+        return grad / x
+
+
+class Sqrt(Function):
+    @staticmethod
+    def forward(ctx: Context, x: Array) -> Array:
+        result = ctx.xp.sqrt(x)
+        ctx.save(result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        result, = ctx.saved
+        return grad / (2 * result)
+
+
+class Maximum(Function):
+    """Where both are equal, each gets half of the gradient."""
+
+    broadcasts = True
+
+    @staticmethod
+    def forward(ctx: Context, x: Any, y: Any) -> Array:
+        ctx.save(x, y)
+        return ctx.xp.maximum(x, y)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
+        x, y = ctx.saved
+        return (grad * _share(ctx.xp, x > y, x == y, grad) if ctx.needs[0] else None,
+                grad * _share(ctx.xp, y > x, x == y, grad) if ctx.needs[1] else None)
+
+
+class Minimum(Function):
+    """Where both are equal, each gets half of the gradient."""
+
+    broadcasts = True
+
+    @staticmethod
+    def forward(ctx: Context, x: Any, y: Any) -> Array:
+        ctx.save(x, y)
+        return ctx.xp.minimum(x, y)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
+        x, y = ctx.saved
+        return (grad * _share(ctx.xp, x < y, x == y, grad) if ctx.needs[0] else None,
+                grad * _share(ctx.xp, y < x, x == y, grad) if ctx.needs[1] else None)
+
+
+def _share(xp: Any, mine: Array, tie: Array, grad: Array) -> Array:
+    """1 where the value came from here, 1/2 at a tie, else 0."""
+    share = mine.astype(grad.dtype)
+    share += tie * grad.dtype.type(0.5)
+    return share
+
+
+class Clip(Function):
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, low: float | None, high: float | None) -> Array:
+        ctx.save(x)
+        ctx.low, ctx.high = low, high
+        return ctx.xp.clip(x, low, high)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        x, = ctx.saved
+        inside = ctx.xp.ones(x.shape, dtype=bool)
+        if ctx.low is not None:
+            inside &= x >= ctx.low
+        if ctx.high is not None:
+            inside &= x <= ctx.high
+        return grad * inside
+
+
+class Where(Function):
+    broadcasts = True
+
+    @staticmethod
+    def forward(ctx: Context, condition: Array, x: Any, y: Any) -> Array:
+        ctx.save(condition)
+        return ctx.xp.where(condition, x, y)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
+        condition, = ctx.saved
+        zero = grad.dtype.type(0)
+        return (None, ctx.xp.where(condition, grad, zero) if ctx.needs[1] else None,
+                ctx.xp.where(condition, zero, grad) if ctx.needs[2] else None)
+
+
+class Compare(Function):
+    """A boolean array: no gradient flows through it."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Any, y: Any, *, test: Callable[[Any, Any], Any]) -> Array:
+        return test(x, y)
+
+
+def add(x: Any, y: Any) -> Tensor:
+    return Add.apply(x, y)
+
+
+def subtract(x: Any, y: Any) -> Tensor:
+    return Subtract.apply(x, y)
+
+
+def multiply(x: Any, y: Any) -> Tensor:
+    return Multiply.apply(x, y)
+
+
+def divide(x: Any, y: Any) -> Tensor:
+    return Divide.apply(x, y)
+
+
+def power(x: Any, y: Any) -> Tensor:
+    """``x ** y``; the gradient of the exponent wants x >= 0, and is 0 where x = 0."""
+    return Power.apply(x, y)
+
+
+def negative(x: Any) -> Tensor:
+    return Negative.apply(x)
+
+
+def absolute(x: Any) -> Tensor:
+    return Absolute.apply(x)
+
+
+def exp(x: Any) -> Tensor:
+    return Exp.apply(x)
+
+
+def log(x: Any) -> Tensor:
+    return Log.apply(x)
+
+
+def sqrt(x: Any) -> Tensor:
+    return Sqrt.apply(x)
+
+
+def maximum(x: Any, y: Any) -> Tensor:
+    return Maximum.apply(x, y)
+
+
+def minimum(x: Any, y: Any) -> Tensor:
+    return Minimum.apply(x, y)
+
+
+def clip(x: Any, low: float | None = None, high: float | None = None) -> Tensor:
+    """`x` limited to [low, high]; the gradient passes where x is inside, the limits included."""
+    return Clip.apply(x, low=low, high=high)
+
+
+def where(condition: Any, x: Any, y: Any) -> Tensor:
+    return Where.apply(condition, x, y)
+
+
+def greater(x: Any, y: Any) -> Tensor:
+    return _compare(operator.gt, x, y)
+
+
+def greater_equal(x: Any, y: Any) -> Tensor:
+    return _compare(operator.ge, x, y)
+
+
+def less(x: Any, y: Any) -> Tensor:
+    return _compare(operator.lt, x, y)
+
+
+def less_equal(x: Any, y: Any) -> Tensor:
+    return _compare(operator.le, x, y)
+
+
+def equal(x: Any, y: Any) -> Tensor:
+    return _compare(operator.eq, x, y)
+
+
+def not_equal(x: Any, y: Any) -> Tensor:
+    return _compare(operator.ne, x, y)
+
+
+def _compare(test: Callable[[Any, Any], Any], x: Any, y: Any) -> Tensor:
+    return Compare.apply(x.array if isinstance(x, Tensor) else x, y.array if isinstance(y, Tensor) else y, test=test)

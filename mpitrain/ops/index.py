@@ -1,0 +1,129 @@
+# mypy: disable-error-code="no-any-return"
+# (Function.apply gives one tensor, or a tuple of them.)
+"""Choosing parts of an array: slices are views, arrays of indices copy, and their gradients are added up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.backend import Array, is_array
+from mpitrain.errors import DataError, ShapeError
+from mpitrain.kernels.scatter import scatter_add_rows
+
+
+class Slice(Function):
+    """x[index] for numbers, slices, None and Ellipsis."""
+
+    views = True
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, index: Any) -> Array:
+        ctx.shape, ctx.index = x.shape, index
+        return x[index]
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        whole = ctx.xp.zeros(ctx.shape, dtype=grad.dtype)
+        whole[ctx.index] = grad
+        return whole
+
+
+class Gather(Function):
+    """x[index] with arrays of integers or booleans in the index."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, index: Any) -> Array:
+        ctx.shape, ctx.index = x.shape, index
+        return x[index]
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        whole = ctx.xp.zeros(ctx.shape, dtype=grad.dtype)
+        ctx.xp.add.at(whole, ctx.index, grad)
+        return whole
+
+
+class Take(Function):
+    """Rows of x along one dim."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, indices: Array, *, dim: int) -> Array:
+        if not -x.ndim <= dim < x.ndim:
+            raise ShapeError(f"take: dim {dim} of an array with {x.ndim} dims, shape {x.shape}")
+        ctx.dim, ctx.shape = dim % x.ndim, x.shape
+        _check_indices("take", indices, x.shape[dim])
+        ctx.save(indices)
+        return ctx.xp.take(x, indices, axis=dim)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
+        indices, = ctx.saved
+        dim, shape = ctx.dim, ctx.shape
+        rest = shape[:dim] + shape[dim + 1:]
+        chosen = range(dim, dim + indices.ndim)
+        order = (*chosen, *range(dim), *range(dim + indices.ndim, grad.ndim))
+        summed = _add_rows(ctx.xp, shape[dim], indices, grad.transpose(order).reshape(indices.shape + rest))
+        return ctx.xp.moveaxis(summed, 0, dim), None
+
+
+class Embedding(Function):
+    """Rows of a table; rows asked for several times get the sum of their gradients."""
+
+    @staticmethod
+    def forward(ctx: Context, indices: Array, weight: Array) -> Array:
+        if weight.ndim != 2 or indices.dtype.kind not in "iu":
+            raise ShapeError(f"embedding: wants integer indices and a weight with 2 dims, found {indices.dtype} "
+                             f"and shape {weight.shape}")
+        _check_indices("embedding", indices, weight.shape[0])
+        ctx.save(indices)
+        ctx.rows = weight.shape[0]
+        return ctx.xp.take(weight, indices, axis=0)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
+        indices, = ctx.saved
+        return None, _add_rows(ctx.xp, ctx.rows, indices, grad, ctx.out(1))
+
+
+def _add_rows(xp: Any, n: int, indices: Array, values: Array, out: Array | None = None) -> Array:
+    """(n, ...): row i is the sum of the rows of `values` whose index is i; written to `out` where given."""
+    rest = values.shape[indices.ndim:]
+    if out is None:
+        out = xp.zeros((n, *rest), dtype=values.dtype)
+    else:
+        out[...] = 0
+    width = 1
+    for size in rest:
+        width *= size
+    scatter_add_rows(out.reshape(n, width), indices.reshape(-1), values.reshape(indices.size, width))
+    return out
+
+
+def _check_indices(name: str, indices: Array, n: int) -> None:
+    """NumPy would count negative indices from the end, and a GPU would read foreign memory."""
+    if indices.size == 0:
+        return
+    low, high = int(indices.min()), int(indices.max())
+    if low < 0 or high >= n:
+        wrong = (indices < 0) | (indices >= n)
+        place = int(wrong.reshape(-1).argmax())
+        row = place // max(1, indices.size // len(indices)) if indices.ndim else 0
+        raise DataError(f"{name}: index {int(indices.reshape(-1)[place])} is not in 0 ... {n - 1}", row=row)
+
+
+def getitem(x: Any, index: Any) -> Tensor:
+    """``x[index]``: numbers, slices, None, Ellipsis (a view), or also integer and boolean arrays (a copy)."""
+    entries = tuple(e.array if isinstance(e, Tensor) else e for e in (index if isinstance(index, tuple) else (index,)))
+    chosen = Gather if any(is_array(e) or isinstance(e, list) for e in entries) else Slice
+    return chosen.apply(x, index=entries)
+
+
+def take(x: Any, indices: Any, dim: int = 0) -> Tensor:
+    """The entries `indices` along `dim`; the dims of `indices` stand in for `dim`. DataError where one is out of range."""
+    return Take.apply(x, indices, dim=dim)
+
+
+def embedding(indices: Any, weight: Any) -> Tensor:
+    """Rows `indices` (...) of `weight` (V, D): (..., D). DataError (row, value) where an index is out of range."""
+    return Embedding.apply(indices, weight)

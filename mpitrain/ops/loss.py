@@ -1,0 +1,185 @@
+# mypy: disable-error-code="no-any-return"
+# (Function.apply gives one tensor, or a tuple of them.)
+"""Losses. Each is the SUM over its terms, as a tensor with no dims: the trainer divides once, by the count over all
+ranks, so that uneven batches stay exact. The counts are beside: `cross_entropy_count` and `element_count`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.backend import Array
+from mpitrain.errors import DataError, ShapeError
+from mpitrain.kernels import pointwise, rows
+
+
+class CrossEntropy(Function):
+    @staticmethod
+    def forward(ctx: Context, logits: Array, labels: Array, *, smoothing: float, ignore: int | None) -> Array:
+        if logits.shape[:-1] != labels.shape or logits.ndim == 0 or labels.dtype.kind not in "iu":
+            raise ShapeError(f"cross_entropy: logits of shape {logits.shape} want integer labels of shape "
+                             f"{logits.shape[:-1]}, found {labels.dtype} of shape {labels.shape}")
+        classes = logits.shape[-1]
+        flat = ctx.xp.ascontiguousarray(labels, dtype=ctx.xp.int64).reshape(-1)
+        _check_labels(flat, classes, ignore, labels)
+        losses, tops, logs = rows.cross_entropy(logits.reshape(flat.size, classes), flat, smoothing, ignore)
+        ctx.save(logits, flat, tops, logs)
+        ctx.smoothing, ctx.ignore = smoothing, ignore
+        return losses.sum()
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
+        logits, labels, tops, logs = ctx.saved
+        flat = logits.reshape(labels.size, logits.shape[-1])
+        return rows.cross_entropy_grad(flat, labels, tops, logs, ctx.smoothing, ctx.ignore, grad).reshape(logits.shape), None
+
+
+class SquaredError(Function):
+    @staticmethod
+    def forward(ctx: Context, prediction: Array, target: Array) -> Array:
+        _same_shape("mse", prediction, target)
+        difference = prediction - target
+        ctx.save(difference)
+        return (difference * difference).sum()
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
+        difference, = ctx.saved
+        by_prediction = difference * (2 * grad)
+        return by_prediction, -by_prediction if ctx.needs[1] else None
+
+
+class AbsoluteError(Function):
+    @staticmethod
+    def forward(ctx: Context, prediction: Array, target: Array) -> Array:
+        _same_shape("l1", prediction, target)
+        difference = prediction - target
+        ctx.save(difference)
+        return ctx.xp.abs(difference).sum()
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
+        difference, = ctx.saved
+        by_prediction = ctx.xp.sign(difference) * grad
+        return by_prediction, -by_prediction if ctx.needs[1] else None
+
+
+class Huber(Function):
+    """Half the square up to delta, a straight line from there; Huber, 1964."""
+
+    @staticmethod
+    def forward(ctx: Context, prediction: Array, target: Array, *, delta: float) -> Array:
+        _same_shape("huber", prediction, target)
+        difference = prediction - target
+        limited = ctx.xp.clip(difference, -delta, delta)
+        ctx.save(limited)
+        difference -= limited / 2
+        difference *= limited                     # d^2/2 inside, delta (|d| - delta/2) outside
+        return difference.sum()
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
+        limited, = ctx.saved
+        by_prediction = limited * grad
+        return by_prediction, -by_prediction if ctx.needs[1] else None
+
+
+class BinaryCrossEntropy(Function):
+    """-t log s(x) - (1 - t) log(1 - s(x)) = max(x, 0) - x t + log(1 + exp(-|x|)), s the sigmoid."""
+
+    @staticmethod
+    def forward(ctx: Context, logits: Array, targets: Array) -> Array:
+        xp = ctx.xp
+        _same_shape("binary_cross_entropy_with_logits", logits, targets)
+        ctx.save(logits, targets)
+        return (xp.maximum(logits, logits.dtype.type(0)) - logits * targets + xp.log1p(xp.exp(-xp.abs(logits)))).sum()
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
+        logits, targets = ctx.saved
+        by_logits = None
+        if ctx.needs[0]:
+            by_logits = pointwise.sigmoid(logits)
+            by_logits -= targets
+            by_logits *= grad
+        return by_logits, -logits * grad if ctx.needs[1] else None
+
+
+class KLDivergence(Function):
+    """p (log p - log q), 0 where p = 0."""
+
+    @staticmethod
+    def forward(ctx: Context, log_q: Array, p: Array) -> Array:
+        _same_shape("kl_divergence", log_q, p)
+        xp = ctx.xp
+        zero = p == 0
+        distance = xp.where(zero, 0, xp.log(xp.where(zero, 1, p).astype(p.dtype)) - log_q)
+        ctx.save(p, distance, zero)
+        return (p * distance).sum()
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
+        p, distance, zero = ctx.saved
+        return -p * grad, (distance + ~zero) * grad if ctx.needs[1] else None
+
+
+def _same_shape(name: str, x: Array, y: Array) -> None:
+    """Broadcasting (N,) against (N, 1) would give N * N terms without a word."""
+    if x.shape != y.shape:
+        raise ShapeError(f"{name}: shapes {x.shape} and {y.shape} differ; they must be equal")
+
+
+def _check_labels(flat: Array, classes: int, ignore: int | None, labels: Array) -> None:
+    wrong = (flat < 0) | (flat >= classes)
+    if ignore is not None:
+        wrong &= flat != ignore
+    if wrong.any():
+        place = int(wrong.argmax())
+        raise DataError(f"label {int(flat[place])} is not in 0 ... {classes - 1}: the model has {classes} classes",
+                        row=place // (flat.size // len(labels)) if labels.ndim else 0)
+
+
+def cross_entropy(logits: Any, labels: Any, *, label_smoothing: float = 0.0, ignore_index: int | None = None) -> Tensor:
+    """-log softmax(logits)[label], summed; logits (..., C), integer labels (...).
+
+    `label_smoothing` s mixes the label's distribution with the uniform one, s/C each. Labels equal to `ignore_index`
+    count for nothing. Raises DataError (row, value) for other labels outside 0 ... C-1.
+    """
+    return CrossEntropy.apply(logits, labels, smoothing=label_smoothing, ignore=ignore_index)
+
+
+def cross_entropy_count(labels: Any, *, ignore_index: int | None = None) -> int:
+    """How many terms `cross_entropy` sums: the labels, less the ignored ones."""
+    labels = labels.array if isinstance(labels, Tensor) else labels
+    return int(labels.size if ignore_index is None else (labels != ignore_index).sum())
+
+
+def element_count(prediction: Any) -> int:
+    """How many terms the other losses sum."""
+    return int(prediction.size)
+
+
+def mse(prediction: Any, target: Any) -> Tensor:
+    """Squared differences, summed; equal shapes."""
+    return SquaredError.apply(prediction, target)
+
+
+def l1(prediction: Any, target: Any) -> Tensor:
+    """Absolute differences, summed; equal shapes."""
+    return AbsoluteError.apply(prediction, target)
+
+
+def huber(prediction: Any, target: Any, delta: float = 1.0) -> Tensor:
+    """Half of squared differences up to `delta`, linear beyond, summed; equal shapes."""
+    return Huber.apply(prediction, target, delta=delta)
+
+
+def binary_cross_entropy_with_logits(logits: Any, targets: Any) -> Tensor:
+    """Summed over all elements; targets are floats in 0 ... 1, of the shape of the logits."""
+    return BinaryCrossEntropy.apply(logits, targets)
+
+
+def kl_divergence(log_q: Any, p: Any) -> Tensor:
+    """sum p (log p - log q), given log q and p: how far q is from p."""
+    return KLDivergence.apply(log_q, p)

@@ -1,0 +1,253 @@
+"""Batch, group, layer and RMS normalisation: (x - mean) / sqrt(variance + eps) * weight + bias, over different dims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.backend import Array
+from mpitrain.errors import ShapeError
+from mpitrain.kernels.norm import (
+    channel_affine,
+    channel_combine,
+    channel_moments,
+    channel_sums,
+    row_norm,
+    row_norm_gradient,
+    row_norm_sums,
+)
+
+Reduce = Callable[[Array], None]
+
+
+def batch_norm(x: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-5,
+               reduce: Reduce | None = None) -> tuple[Tensor, Array, Array, Any]:
+    """Normalises each channel of x (N, C, ...) with statistics of the batch: (y, mean, variance, count).
+
+    Mean and (biased) variance are plain arrays (C,), outside the graph, and `count` is the number of values behind each:
+    what running statistics are updated from. `reduce` sums a float64 array over the ranks in place: then the statistics
+    are those of all ranks' batches. It is called once in forward and once where backward computes the gradient of x, so
+    every rank must come to both.
+
+    Raises ShapeError where a channel has one value only: its variance says nothing.
+    """
+    _check_channels("batch_norm", x, weight, bias)
+    count = prod(x.shape) // x.shape[1] if x.shape[1] else 0
+    if reduce is None and count < 2:
+        raise ShapeError(f"batch_norm: training needs more than one value for each channel, the input is {tuple(x.shape)}; "
+                         "use larger micro-batches")
+    statistics: list[Any] = []
+    y: Tensor = BatchNorm.apply(x, weight, bias, eps=eps, reduce=reduce, record=statistics.extend)
+    mean, variance, total = statistics
+    return y, mean, variance, total
+
+
+def batch_norm_inference(x: Any, mean: Any, variance: Any, weight: Any = None, bias: Any = None, *,
+                         eps: float = 1e-5) -> Tensor:
+    """Normalises each channel of x (N, C, ...) with given statistics (C,), which get no gradient."""
+    _check_channels("batch_norm_inference", x, weight, bias)
+    mean, variance = (v.array if isinstance(v, Tensor) else v for v in (mean, variance))
+    result: Tensor = FixedNorm.apply(x, weight, bias, mean=mean, variance=variance, eps=eps)
+    return result
+
+
+def group_norm(x: Any, groups: int, weight: Any = None, bias: Any = None, *, eps: float = 1e-5) -> Tensor:
+    """Normalises each sample of x (N, C, ...) over groups of neighbouring channels; weight and bias are (C,)."""
+    _check_channels("group_norm", x, weight, bias)
+    if groups < 1 or x.shape[1] % groups:
+        raise ShapeError(f"group_norm: {x.shape[1]} channels cannot be split into {groups} groups")
+    result: Tensor = GroupNorm.apply(x, weight, bias, groups=groups, eps=eps)
+    return result
+
+
+def layer_norm(x: Any, weight: Any, bias: Any = None, *, eps: float = 1e-5) -> Tensor:
+    """Normalises x over its last dims, those of weight (and bias)."""
+    _check_rows("layer_norm", x, weight, bias)
+    result: Tensor = RowNorm.apply(x, weight, bias, eps=eps, centred=True)
+    return result
+
+
+def rms_norm(x: Any, weight: Any, *, eps: float = 1e-5) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dims, those of weight: no mean is subtracted.
+
+    Zhang, Sennrich: "Root mean square layer normalization", 2019.
+    """
+    _check_rows("rms_norm", x, weight, None)
+    result: Tensor = RowNorm.apply(x, weight, None, eps=eps, centred=False)
+    return result
+
+
+class BatchNorm(Function):
+    """Statistics over all dims but 1, summed over ranks where `reduce` is given."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, weight: Array | None, bias: Array | None, *, eps: float, reduce: Reduce | None,
+                record: Callable[[tuple[Any, ...]], None]) -> Array:
+        xp, channels = ctx.xp, _channels(x)
+        count: Any = channels.shape[0] * channels.shape[2]
+        mean, squares = channel_moments(channels) if count else xp.zeros((2, x.shape[1]))
+        if reduce is None:
+            variance = squares / count
+        else:                                         # one message: sums of values, of squares, and the count
+            total = xp.concatenate([mean * count, squares + count * mean * mean, xp.full(1, count, dtype="float64")])
+            reduce(total)
+            count = total[-1]
+            mean, variance = (total[:-1] / count).reshape(2, -1)
+            variance = xp.maximum(variance - mean * mean, 0)
+        inverse = 1 / xp.sqrt(variance + eps)
+        centre = mean.astype(x.dtype)
+        ctx.save(x, weight, centre, inverse)
+        ctx.count, ctx.reduce, ctx.sums = count, reduce, None
+        record((centre, variance.astype(x.dtype), count))
+        return channel_affine(channels, centre, _scale(inverse, weight, x), _shift(bias, centre, xp)).reshape(x.shape)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
+        x, weight, centre, inverse = ctx.saved
+        xp = ctx.xp
+        if ctx.sums is None:                          # the second half of a split backward finds them here
+            ctx.sums = channel_sums(_channels(grad), _channels(x), centre)
+        plain, product = ctx.sums
+        dx = None
+        if ctx.needs[0]:
+            total = xp.stack([plain, product])
+            if ctx.reduce is not None:
+                ctx.reduce(total)
+            total /= ctx.count
+            scale = _scale(inverse, weight, x)
+            slope = (-scale * inverse * inverse * total[1]).astype(x.dtype)
+            shift = (-scale * total[0]).astype(x.dtype)
+            dx = channel_combine(_channels(grad), _channels(x), centre, scale, slope, shift).reshape(x.shape)
+        return (dx,
+                (product * inverse).astype(x.dtype) if ctx.needs[1] else None,
+                plain.astype(x.dtype) if ctx.needs[2] else None)
+
+
+class FixedNorm(Function):
+    """The same with given statistics: a map of each channel."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, weight: Array | None, bias: Array | None, *, mean: Array, variance: Array,
+                eps: float) -> Array:
+        xp = ctx.xp
+        inverse = 1 / xp.sqrt(variance.astype("float64") + eps)
+        centre = mean.astype(x.dtype)
+        ctx.save(x, weight, centre, inverse)
+        return channel_affine(_channels(x), centre, _scale(inverse, weight, x), _shift(bias, centre, xp)).reshape(x.shape)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
+        x, weight, centre, inverse = ctx.saved
+        scale = _scale(inverse, weight, x).reshape(1, -1, *(1,) * (x.ndim - 2))
+        dx = grad * scale if ctx.needs[0] else None
+        if not any(ctx.needs[1:]):
+            return dx, None, None
+        plain, product = channel_sums(_channels(grad), _channels(x), centre)
+        return (dx,
+                (product * inverse).astype(x.dtype) if ctx.needs[1] else None,
+                plain.astype(x.dtype) if ctx.needs[2] else None)
+
+
+class GroupNorm(Function):
+    """Statistics of each (sample, group); with x seen as one sample of N * C channels, the loops of batch norm do the rest."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, weight: Array | None, bias: Array | None, *, groups: int, eps: float) -> Array:
+        xp = ctx.xp
+        n, c, size = _channels(x).shape
+        count = c // groups * size
+        mean, squares = channel_moments(x.reshape(1, n * groups, count))
+        inverse = (1 / xp.sqrt(squares / max(count, 1) + eps)).repeat(c // groups)
+        centre = mean.astype(x.dtype).repeat(c // groups)
+        ctx.save(x, weight, centre, inverse)
+        ctx.groups, ctx.count, ctx.sums = groups, count, None
+        scale = _scale(inverse, _tiled(weight, n, xp), x)
+        shift = _shift(_tiled(bias, n, xp), centre, xp)
+        return channel_affine(x.reshape(1, n * c, size), centre, scale, shift).reshape(x.shape)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
+        x, weight, centre, inverse = ctx.saved
+        n, c, size = _channels(x).shape
+        flat = (1, n * c, size)
+        if ctx.sums is None:
+            ctx.sums = channel_sums(grad.reshape(flat), x.reshape(flat), centre)
+        plain, product = ctx.sums
+        dx = None
+        if ctx.needs[0]:
+            tiled = _tiled(weight, n, ctx.xp)
+            scale = _scale(inverse, tiled, x)
+            each = c // ctx.groups
+            means = [((s if tiled is None else s * tiled).reshape(-1, each).sum(axis=1) / ctx.count).repeat(each)
+                     for s in (plain, product)]
+            slope = (-inverse ** 3 * means[1]).astype(x.dtype)
+            shift = (-inverse * means[0]).astype(x.dtype)
+            dx = channel_combine(grad.reshape(flat), x.reshape(flat), centre, scale, slope, shift).reshape(x.shape)
+        return (dx,
+                (product * inverse).reshape(n, c).sum(axis=0).astype(x.dtype) if ctx.needs[1] else None,
+                plain.reshape(n, c).sum(axis=0).astype(x.dtype) if ctx.needs[2] else None)
+
+
+class RowNorm(Function):
+    """Statistics of each row, a row being the last dims of x, those of weight: layer norm, and RMS norm if not centred."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, weight: Array, bias: Array | None, *, eps: float, centred: bool) -> Array:
+        flat = None if bias is None else bias.reshape(-1)
+        y, means, inverses = row_norm(_rows(x, weight), weight.reshape(-1), flat, eps, centred)
+        ctx.save(x, weight, means, inverses)
+        ctx.centred, ctx.sums = centred, None
+        return y.reshape(x.shape)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
+        x, weight, means, inverses = ctx.saved
+        rows, grads = _rows(x, weight), _rows(grad, weight)
+        dx = None
+        if ctx.needs[0]:
+            dx = row_norm_gradient(grads, rows, weight.reshape(-1), means, inverses, ctx.centred).reshape(x.shape)
+        if any(ctx.needs[1:]):
+            ctx.sums = row_norm_sums(grads, rows, means, inverses)
+        return (dx,
+                ctx.sums[0].astype(x.dtype).reshape(weight.shape) if ctx.needs[1] else None,
+                ctx.sums[1].astype(x.dtype).reshape(weight.shape) if ctx.needs[2] else None)
+
+
+def _channels(x: Array) -> Array:
+    """x (N, C, ...) as (N, C, L)."""
+    return x.reshape(*x.shape[:2], prod(x.shape[2:]))
+
+
+def _rows(x: Array, weight: Array) -> Array:
+    """x as (R, D), D the values that weight has."""
+    return x.reshape(prod(x.shape[:x.ndim - weight.ndim]), weight.size)
+
+
+def _tiled(values: Array | None, times: int, xp: Any) -> Array | None:
+    return None if values is None else xp.tile(values, times)
+
+
+def _scale(inverse: Array, weight: Array | None, x: Array) -> Array:
+    return (inverse if weight is None else inverse * weight).astype(x.dtype)
+
+
+def _shift(bias: Array | None, like: Array, xp: Any) -> Array:
+    return xp.zeros_like(like) if bias is None else bias
+
+
+def _check_channels(name: str, x: Any, weight: Any, bias: Any) -> None:
+    if len(x.shape) < 2:
+        raise ShapeError(f"{name}: the input has shape {tuple(x.shape)}, expected (N, C, ...)")
+    for what, values in (("weight", weight), ("bias", bias)):
+        if values is not None and tuple(values.shape) != (x.shape[1],):
+            raise ShapeError(f"{name}: the {what} has shape {tuple(values.shape)}, the input has {x.shape[1]} channels")
+
+
+def _check_rows(name: str, x: Any, weight: Any, bias: Any) -> None:
+    shape = tuple(weight.shape)
+    if not shape or tuple(x.shape)[-len(shape):] != shape:
+        raise ShapeError(f"{name}: the weight has shape {shape}, the input {tuple(x.shape)} must end with it")
+    if bias is not None and tuple(bias.shape) != shape:
+        raise ShapeError(f"{name}: the bias has shape {tuple(bias.shape)}, the weight {shape}")

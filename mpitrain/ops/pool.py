@@ -1,0 +1,122 @@
+"""Pooling of images (N, C, H, W): the largest or the mean value of each window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.backend import Array
+from mpitrain.errors import ShapeError
+from mpitrain.kernels.pool import Side, window_maximum, window_maximum_gradient, window_total, window_total_gradient
+
+Pair = tuple[int, int]
+
+
+def max_pool2d(x: Any, kernel: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0) -> Tensor:
+    """The largest value of each window; `stride` is the kernel's size by default, padding never wins.
+
+    Raises ShapeError where no window fits, or padding is more than half of the kernel.
+    """
+    rows, columns = _fixed("max_pool2d", x, kernel, stride, padding)[:2]
+    result: Tensor = MaxPool.apply(x, rows=rows, columns=columns)
+    return result
+
+
+def avg_pool2d(x: Any, kernel: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0, *,
+               count_include_pad: bool = True) -> Tensor:
+    """The mean of each window; padding counts as zeros, or not at all without `count_include_pad`.
+
+    Raises ShapeError as `max_pool2d` does.
+    """
+    rows, columns, area = _fixed("avg_pool2d", x, kernel, stride, padding)
+    result: Tensor = MeanPool.apply(x, rows=rows, columns=columns, area=area if count_include_pad else None)
+    return result
+
+
+def adaptive_max_pool2d(x: Any, size: int | Pair) -> Tensor:
+    """The largest value of windows that cut an image into `size` parts, as equal as can be."""
+    rows, columns = _adaptive("adaptive_max_pool2d", x, size)
+    result: Tensor = MaxPool.apply(x, rows=rows, columns=columns)
+    return result
+
+
+def adaptive_avg_pool2d(x: Any, size: int | Pair) -> Tensor:
+    """The mean of windows that cut an image into `size` parts, as equal as can be; size 1 is the mean of the image."""
+    rows, columns = _adaptive("adaptive_avg_pool2d", x, size)
+    result: Tensor = MeanPool.apply(x, rows=rows, columns=columns, area=None)
+    return result
+
+
+class MaxPool(Function):
+    """The largest value of each window; its gradient goes to the first place where it stands."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, rows: Side, columns: Side) -> Array:
+        largest, where = window_maximum(x, rows, columns)
+        ctx.save(where)
+        ctx.windows = rows, columns
+        return largest
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        return window_maximum_gradient(grad, *ctx.saved, *ctx.windows)
+
+
+class MeanPool(Function):
+    """The sum of each window, divided by `area`, or by the number of its pixels where that is None."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, rows: Side, columns: Side, area: int | None) -> Array:
+        ctx.windows = rows, columns
+        ctx.area = area or _areas(rows, columns, x, ctx.xp)
+        total: Array = window_total(x, rows, columns)
+        total /= ctx.area
+        return total
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        return window_total_gradient(grad / ctx.area, *ctx.windows)
+
+
+def _areas(rows: Side, columns: Side, x: Array, xp: Any) -> Array:
+    heights, widths = ([b - a for a, b in zip(side.starts, side.stops)] for side in (rows, columns))
+    return xp.asarray(heights, dtype=x.dtype)[:, None] * xp.asarray(widths, dtype=x.dtype)
+
+
+def _fixed(name: str, x: Any, kernel: int | Pair, stride: int | Pair | None, padding: int | Pair) -> tuple[Side, Side, int]:
+    """The windows in y and x, and the area of a window that is not cut off."""
+    _check(name, x)
+    sizes = _pair(kernel)
+    strides, paddings = sizes if stride is None else _pair(stride), _pair(padding)
+    sides = []
+    for size, k, s, p in zip(x.shape[2:], sizes, strides, paddings):
+        if k < 1 or s < 1 or not 0 <= p <= k // 2:
+            raise ShapeError(f"{name}: kernel {sizes} and stride {strides} must be at least 1, padding {paddings} between 0 "
+                             "and half of the kernel")
+        count = (size + 2 * p - k) // s + 1
+        if count < 1:
+            raise ShapeError(f"{name}: the window {sizes} does not fit into images of {x.shape[2]}x{x.shape[3]} with padding "
+                             f"{paddings}; make it smaller or pad more")
+        starts = [i * s - p for i in range(count)]
+        sides.append(Side(tuple(max(a, 0) for a in starts), tuple(min(a + k, size) for a in starts), size))
+    return sides[0], sides[1], sizes[0] * sizes[1]
+
+
+def _adaptive(name: str, x: Any, size: int | Pair) -> tuple[Side, Side]:
+    _check(name, x)
+    counts = _pair(size)
+    if min(counts) < 1 or min(x.shape[2:]) < 1:
+        raise ShapeError(f"{name}: images of {x.shape[2]}x{x.shape[3]} cannot be cut into {counts} parts; both must be at "
+                         "least 1x1")
+    rows, columns = (Side(tuple(i * n // k for i in range(k)), tuple(-(-(i + 1) * n // k) for i in range(k)), n)
+                     for n, k in zip(x.shape[2:], counts))
+    return rows, columns
+
+
+def _pair(value: int | Pair) -> Pair:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+def _check(name: str, x: Any) -> None:
+    if len(x.shape) != 4:
+        raise ShapeError(f"{name}: the input has shape {x.shape}, expected (N, C, H, W)")

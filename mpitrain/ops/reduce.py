@@ -1,0 +1,149 @@
+# mypy: disable-error-code="no-any-return"
+# (Function.apply gives one tensor, or a tuple of them.)
+"""Sums, means, extrema and the like, over all dims, one, or several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.backend import Array
+from mpitrain.errors import ShapeError
+
+Dims = int | tuple[int, ...] | None
+
+
+class Sum(Function):
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, dim: Dims, keepdim: bool) -> Array:
+        ctx.shape, ctx.kept = x.shape, _kept(x, dim)
+        return x.sum(axis=dim, keepdims=keepdim)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        return ctx.xp.broadcast_to(grad.reshape(ctx.kept), ctx.shape)
+
+
+class Mean(Function):
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, dim: Dims, keepdim: bool) -> Array:
+        ctx.shape, ctx.kept = x.shape, _kept(x, dim)
+        ctx.count = _count(x, dim)
+        if ctx.count == 0:
+            raise ShapeError(f"mean over no elements: shape {x.shape}, dim {dim}")
+        return x.sum(axis=dim, keepdims=keepdim) / ctx.count
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        return ctx.xp.broadcast_to((grad / ctx.count).reshape(ctx.kept), ctx.shape)
+
+
+class Extremum(Function):
+    """The largest or smallest value; equal ones share the gradient equally."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, dim: Dims, keepdim: bool, largest: bool) -> Array:
+        if _count(x, dim) == 0:
+            raise ShapeError(f"{'max' if largest else 'min'} over no elements: shape {x.shape}, dim {dim}")
+        result = x.max(axis=dim, keepdims=True) if largest else x.min(axis=dim, keepdims=True)
+        ctx.dim = dim
+        ctx.save(x, result)
+        return result if keepdim else result.reshape(_dropped(x, dim))
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        x, result = ctx.saved
+        chosen = (x == result).astype(grad.dtype)
+        chosen *= grad.reshape(result.shape) / chosen.sum(axis=ctx.dim, keepdims=True)
+        return chosen
+
+
+class Variance(Function):
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, dim: Dims, keepdim: bool, correction: int) -> Array:
+        count = _count(x, dim)
+        if count <= correction:
+            raise ShapeError(f"var with correction={correction} over {count} elements: shape {x.shape}, dim {dim}")
+        ctx.kept, ctx.degrees = _kept(x, dim), count - correction
+        centred = x - x.sum(axis=dim, keepdims=True) / count
+        ctx.save(centred)
+        return (centred * centred).sum(axis=dim, keepdims=keepdim) / ctx.degrees
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        centred, = ctx.saved
+        return centred * (grad.reshape(ctx.kept) * (2 / ctx.degrees))
+
+
+class LogSumExp(Function):
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, dim: Dims, keepdim: bool) -> Array:
+        xp = ctx.xp
+        if _count(x, dim) == 0:
+            raise ShapeError(f"logsumexp over no elements: shape {x.shape}, dim {dim}")
+        top = x.max(axis=dim, keepdims=True)
+        top = xp.where(xp.isfinite(top), top, top.dtype.type(0))        # inf - inf would be NaN
+        result = xp.log(xp.exp(x - top).sum(axis=dim, keepdims=True)) + top
+        ctx.save(x, result)
+        return result if keepdim else result.reshape(_dropped(x, dim))
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        x, result = ctx.saved
+        return ctx.xp.exp(x - result) * grad.reshape(result.shape)
+
+
+def _dims(x: Array, dim: Dims) -> tuple[int, ...]:
+    if dim is None:
+        return tuple(range(x.ndim))
+    dims = dim if isinstance(dim, tuple) else (dim,)
+    for d in dims:
+        if not -x.ndim <= d < x.ndim:
+            raise ShapeError(f"dim {d} of an array with {x.ndim} dims, shape {x.shape}")
+    return tuple(d % x.ndim for d in dims)
+
+
+def _kept(x: Array, dim: Dims) -> tuple[int, ...]:
+    """The shape of the result with keepdim: what the gradient is reshaped to."""
+    dims = _dims(x, dim)
+    return tuple(1 if i in dims else n for i, n in enumerate(x.shape))
+
+
+def _dropped(x: Array, dim: Dims) -> tuple[int, ...]:
+    dims = _dims(x, dim)
+    return tuple(n for i, n in enumerate(x.shape) if i not in dims)
+
+
+def _count(x: Array, dim: Dims) -> int:
+    count = 1
+    for d in _dims(x, dim):
+        count *= x.shape[d]
+    return count
+
+
+def sum(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    return Sum.apply(x, dim=dim, keepdim=keepdim)
+
+
+def mean(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    return Mean.apply(x, dim=dim, keepdim=keepdim)
+
+
+def max(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    """The largest values (not where they are); equal ones share the gradient equally."""
+    return Extremum.apply(x, dim=dim, keepdim=keepdim, largest=True)
+
+
+def min(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    """The smallest values (not where they are); equal ones share the gradient equally."""
+    return Extremum.apply(x, dim=dim, keepdim=keepdim, largest=False)
+
+
+def var(x: Any, dim: Dims = None, keepdim: bool = False, correction: int = 1) -> Tensor:
+    """The variance: squared distances from the mean, summed and divided by ``count - correction``."""
+    return Variance.apply(x, dim=dim, keepdim=keepdim, correction=correction)
+
+
+def logsumexp(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    """``log(sum(exp(x)))`` without overflow."""
+    return LogSumExp.apply(x, dim=dim, keepdim=keepdim)

@@ -1,0 +1,191 @@
+# mypy: disable-error-code="no-any-return"
+# (Function.apply gives one tensor, or a tuple of them.)
+"""Other shapes of the same values; most results show the input's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.backend import Array
+from mpitrain.errors import ShapeError
+
+
+class Reshape(Function):
+    views = True
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, shape: tuple[int, ...]) -> Array:
+        ctx.shape = x.shape
+        try:
+            return x.reshape(shape)
+        except ValueError:
+            raise ShapeError(f"reshape: {x.size} values of shape {x.shape} do not fill the shape {shape}") from None
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        return grad.reshape(ctx.shape)
+
+
+class Transpose(Function):
+    views = True
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, dims: tuple[int, ...]) -> Array:
+        if sorted(d % x.ndim for d in dims) != list(range(x.ndim)):
+            raise ShapeError(f"transpose: dims {dims} are no order of the {x.ndim} dims of shape {x.shape}")
+        ctx.back = [0] * x.ndim
+        for i, d in enumerate(dims):
+            ctx.back[d] = i
+        return x.transpose(dims)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        return grad.transpose(ctx.back)
+
+
+class BroadcastTo(Function):
+    views = True
+    broadcasts = True
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, shape: tuple[int, ...]) -> Array:
+        try:
+            return ctx.xp.broadcast_to(x, shape)
+        except ValueError:
+            raise ShapeError(f"broadcast_to: shape {x.shape} does not broadcast to {shape}") from None
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        return grad
+
+
+class Concatenate(Function):
+    @staticmethod
+    def forward(ctx: Context, *arrays: Array, dim: int) -> Array:
+        first = arrays[0]
+        ctx.dim = dim % first.ndim if -first.ndim <= dim < first.ndim else first.ndim
+        if any(x.shape[:ctx.dim] != first.shape[:ctx.dim] or x.shape[ctx.dim + 1:] != first.shape[ctx.dim + 1:]
+               or x.ndim <= ctx.dim for x in arrays):
+            raise ShapeError(f"concatenate along dim {dim}: shapes {', '.join(str(x.shape) for x in arrays)} do not fit")
+        ctx.sizes = [x.shape[ctx.dim] for x in arrays]
+        return ctx.xp.concatenate(arrays, axis=ctx.dim)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
+        return _parts(grad, ctx.sizes, ctx.dim)
+
+
+class Split(Function):
+    views = True
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, sizes: tuple[int, ...], dim: int) -> tuple[Array, ...]:
+        ctx.dim = dim
+        return _parts(x, sizes, dim)
+
+    @staticmethod
+    def backward(ctx: Context, *grads: Array) -> Array:
+        return ctx.xp.concatenate(grads, axis=ctx.dim)
+
+
+class Pad(Function):
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, widths: tuple[tuple[int, int], ...], value: float) -> Array:
+        if len(widths) != x.ndim:
+            raise ShapeError(f"pad: {len(widths)} pairs of widths for the {x.ndim} dims of shape {x.shape}")
+        out = ctx.xp.full([n + before + after for n, (before, after) in zip(x.shape, widths)], value, dtype=x.dtype)
+        ctx.inside = tuple(slice(before, before + n) for n, (before, _) in zip(x.shape, widths))
+        out[ctx.inside] = x
+        return out
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        return grad[ctx.inside]
+
+
+def _parts(x: Array, sizes: Sequence[int], dim: int) -> tuple[Array, ...]:
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(x[(slice(None),) * dim + (slice(start, start + size),)])
+        start += size
+    return tuple(parts)
+
+
+def reshape(x: Any, *shape: Any) -> Tensor:
+    """`x` with another shape, given as numbers or one tuple; -1 stands for what is left."""
+    return Reshape.apply(x, shape=_numbers(shape))
+
+
+def transpose(x: Any, *dims: Any) -> Tensor:
+    """`x` with its dims in the given order, reversed where none is given."""
+    order = _numbers(dims) if dims else tuple(reversed(range(len(x.shape))))
+    return Transpose.apply(x, dims=order)
+
+
+def swapaxes(x: Any, a: int, b: int) -> Tensor:
+    order = list(range(len(x.shape)))
+    order[a], order[b] = order[b], order[a]
+    return Transpose.apply(x, dims=tuple(order))
+
+
+def broadcast_to(x: Any, shape: Sequence[int]) -> Tensor:
+    """`x` repeated along dims of size 1 and new leading ones, without a copy."""
+    return BroadcastTo.apply(x, shape=tuple(shape))
+
+
+def squeeze(x: Any, dim: int | None = None) -> Tensor:
+    """`x` without its dims of size 1, or without that one."""
+    shape = x.shape
+    if dim is not None and shape[dim] != 1:
+        raise ShapeError(f"squeeze: dim {dim} of shape {shape} is not 1")
+    gone = [i for i, n in enumerate(shape) if n == 1 and (dim is None or i == dim % len(shape))]
+    return Reshape.apply(x, shape=tuple(n for i, n in enumerate(shape) if i not in gone))
+
+
+def expand_dims(x: Any, dim: int) -> Tensor:
+    """`x` with a new dim of size 1, which is dim `dim` of the result."""
+    shape = list(x.shape)
+    if not -len(shape) - 1 <= dim <= len(shape):
+        raise ShapeError(f"expand_dims: dim {dim} of a result with {len(shape) + 1} dims")
+    shape.insert(dim % (len(shape) + 1), 1)
+    return Reshape.apply(x, shape=tuple(shape))
+
+
+def concatenate(tensors: Sequence[Any], dim: int = 0) -> Tensor:
+    if not tensors:
+        raise ShapeError("concatenate needs at least one tensor")
+    return Concatenate.apply(*tensors, dim=dim)
+
+
+def stack(tensors: Sequence[Any], dim: int = 0) -> Tensor:
+    """Tensors of one shape along a new dim `dim`."""
+    if len({tuple(x.shape) for x in tensors}) > 1:
+        raise ShapeError(f"stack: shapes {', '.join(str(tuple(x.shape)) for x in tensors)} differ")
+    return concatenate([expand_dims(x, dim) for x in tensors], dim)
+
+
+def split(x: Any, sizes: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+    """Views of consecutive parts along `dim`: of the given sizes, or of one size (the last may be smaller)."""
+    shape = x.shape
+    if not -len(shape) <= dim < len(shape):
+        raise ShapeError(f"split: dim {dim} of an array with {len(shape)} dims, shape {shape}")
+    n = shape[dim]
+    if isinstance(sizes, int):
+        if sizes <= 0:
+            raise ShapeError(f"split: parts of size {sizes}; the size must be positive")
+        sizes = [min(sizes, n - start) for start in range(0, n, sizes)] or [0]
+    if sum(sizes) != n or any(size < 0 for size in sizes):
+        raise ShapeError(f"split: sizes {tuple(sizes)} do not add up to dim {dim} of shape {shape}")
+    parts: tuple[Tensor, ...] = Split.apply(x, sizes=tuple(sizes), dim=dim % len(shape))
+    return parts
+
+
+def pad(x: Any, widths: Sequence[tuple[int, int]], value: float = 0.0) -> Tensor:
+    """`x` with `value` around it: one pair (before, after) for each dim."""
+    return Pad.apply(x, widths=tuple((before, after) for before, after in widths), value=value)
+
+
+def _numbers(given: tuple[Any, ...]) -> tuple[int, ...]:
+    return tuple(given[0]) if len(given) == 1 and isinstance(given[0], tuple | list) else given

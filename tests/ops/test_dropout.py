@@ -1,0 +1,89 @@
+"""Dropout: how much it drops, what its masks depend on, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mpitrain import ops
+from mpitrain.autograd import Tensor, recompute
+from mpitrain.backend import random
+from mpitrain.errors import ConfigError, ShapeError
+from tests.ops.parity import check_gradient
+
+
+def scope(step=0, samples=None, seed=7):
+    return random.use(random.Scope(seed, step, samples))
+
+
+def drop(x, p=0.5, layer="drop", **options):
+    with scope(**options):
+        return ops.dropout(x, p, layer).array
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_share_p_is_dropped_and_the_rest_keeps_the_mean(p, dtype):
+    y = drop(np.ones((100, 1000), dtype), p)
+    assert y.dtype == dtype
+    assert abs((y == 0).mean() - p) < 5 * np.sqrt(p * (1 - p) / y.size) + 1e-12
+    np.testing.assert_allclose(y[y != 0], 1 / (1 - p), rtol=1e-6)
+
+
+def test_the_gradient_passes_through_what_was_kept():
+    x = Tensor(np.ones((6, 10)), requires_grad=True)
+    with scope():
+        y = ops.dropout(x, 0.5, "drop")
+    y.backward(np.full((6, 10), 3.0))
+    assert np.array_equal(x.grad, 3 * y.array)
+
+    def at_one_place(x):
+        with scope():
+            return ops.dropout(x, 0.3, "drop")
+    check_gradient(at_one_place, (4, 5))
+
+
+def test_masks_depend_on_seed_step_layer_and_use():
+    x = np.ones((4, 50))
+    masks = [drop(x), drop(x, seed=8), drop(x, step=1), drop(x, layer="other")]
+    with scope():
+        masks += [ops.dropout(x, 0.5, "twice").array, ops.dropout(x, 0.5, "twice").array]
+    for i, a in enumerate(masks):
+        assert all(not np.array_equal(a, b) for b in masks[:i])
+    assert np.array_equal(masks[0], drop(x))
+
+
+def test_masks_follow_the_samples_however_the_batch_is_split():
+    x = np.ones((6, 3, 20))
+    samples = np.array([11, 5, 3, 8, 1, 90], np.uint64)
+    whole = drop(x, samples=samples)
+    parts = [drop(x[rows], samples=samples[rows]) for rows in (slice(0, 1), slice(1, 4), slice(4, 6))]
+    assert np.array_equal(whole, np.concatenate(parts))
+    folded = drop(x.reshape(18, 20), samples=samples)
+    assert np.array_equal(folded[3:6], drop(x[1:2].reshape(3, 20), samples=samples[1:2]))
+
+
+def test_recomputing_a_block_repeats_its_masks():
+    x = Tensor(np.ones((5, 8)), requires_grad=True)
+    with scope():
+        y = recompute(lambda t: ops.dropout(ops.dropout(t, 0.5, "a"), 0.5, "a"), x)
+        y.backward(np.ones((5, 8)))
+    assert np.array_equal(x.grad, y.array)
+
+
+def test_empty_batches_are_fine():
+    assert drop(np.ones((0, 4))).shape == (0, 4)
+    assert drop(np.ones((4, 0))).shape == (4, 0)
+
+
+def test_a_dropped_nan_is_gone():
+    y = drop(np.full((10, 10), np.nan))
+    assert np.isnan(y).any() and (y == 0).any()
+
+
+def test_impossible_dropout_is_refused():
+    for p in (1.0, -0.1, float("nan")):
+        with pytest.raises(ConfigError, match=f"dropout: p is {p}, expected at least 0 and less than 1"):
+            ops.dropout(np.ones(3), p, "drop")
+    with pytest.raises(ShapeError, match="dropout: the input has no dims"):
+        ops.dropout(np.float64(1), 0.5, "drop")

@@ -1,0 +1,144 @@
+"""Every op on the stand-in for a GPU: nothing may be computed with NumPy, and the results are those of the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from fakegpu import DEVICES, open_device, put, xp
+from ops.parity import normal, positive
+
+from mpitrain import ops
+from mpitrain.autograd import Backward, Context, Function, Tensor
+from mpitrain.backend import asnumpy, random
+from mpitrain.errors import ShapeError
+
+INDEX = np.array([2, 0, 2])
+MASK = np.array([True, False, True])
+UNARY = ("absolute", "exp", "gelu", "leaky_relu", "log_softmax", "logsumexp", "max", "mean", "min", "negative", "relu", "sigmoid",
+         "silu", "softmax", "softplus", "squeeze", "sum", "tanh", "transpose", "var")
+BINARY = ("add", "divide", "equal", "greater", "greater_equal", "huber", "l1", "less", "less_equal", "maximum", "minimum", "mse",
+          "multiply", "not_equal", "subtract")
+
+# name -> functions of the arrays that follow; floats get gradients
+CASES: dict[str, list[tuple[Any, ...]]] = {
+    **{name: [(getattr(ops, name), normal(3, 4))] for name in UNARY},
+    **{name: [(getattr(ops, name), normal(3, 4), positive(3, 4))] for name in BINARY},
+    "log": [(ops.log, positive(3))],
+    "sqrt": [(ops.sqrt, positive(3))],
+    "power": [(ops.power, positive(3), normal(3)), (lambda x: x ** 2, normal(3))],
+    "clip": [(lambda x: ops.clip(x, -0.5, 0.5), normal(5))],
+    "where": [(ops.where, MASK, normal(3), normal(3, seed=1))],
+    "gelu": [(ops.gelu, normal(9)), (lambda x: ops.gelu(x, "tanh"), normal(9))],
+    "sum": [(lambda x: x.sum(1), normal(3, 4)), (lambda x: x.sum(), normal(3, 4))],
+    "matmul": [(ops.matmul, normal(2, 3, 4), normal(4, 5)), (ops.matmul, normal(2, 3, 4), normal(2, 4, 5)),
+               (lambda x, y: (x @ y).sum(), normal(3, 4), normal(4, 5))],
+    "linear": [(ops.linear, normal(2, 3, 4), normal(5, 4), normal(5))],
+    "reshape": [(lambda x: x.reshape(6), normal(2, 3))],
+    "swapaxes": [(lambda x: ops.swapaxes(x, 0, 1), normal(2, 3))],
+    "broadcast_to": [(lambda x: ops.broadcast_to(x, (4, 3)), normal(3))],
+    "concatenate": [(lambda x, y: ops.concatenate([x, y]), normal(2, 3), normal(1, 3))],
+    "stack": [(lambda x, y: ops.stack([x, y], 1), normal(2, 3), normal(2, 3))],
+    "split": [(lambda x: ops.split(x, 2), normal(5, 2))],
+    "expand_dims": [(lambda x: ops.expand_dims(x, 0), normal(2))],
+    "pad": [(lambda x: ops.pad(x, [(1, 0), (2, 1)], 3.0), normal(2, 2))],
+    "getitem": [(lambda x: x[1:, None], normal(3, 2)), (lambda x, i: x[i], normal(3, 2), INDEX),
+                (lambda x, m: x[m], normal(3, 2), MASK)],
+    "take": [(lambda x, i: ops.take(x, i, 1), normal(2, 3), INDEX)],
+    "embedding": [(lambda i, w: ops.embedding(i, w), INDEX, normal(3, 4))],
+    "cross_entropy": [(ops.cross_entropy, normal(3, 4), INDEX),
+                      (lambda x, t: ops.cross_entropy(x, t, label_smoothing=0.1, ignore_index=0), normal(3, 4), INDEX)],
+    "binary_cross_entropy_with_logits": [(ops.binary_cross_entropy_with_logits, normal(3), positive(3))],
+    "kl_divergence": [(ops.kl_divergence, normal(3), positive(3))],
+    "conv2d": [(lambda x, w, b: ops.conv2d(x, w, b, stride=2, padding=1), normal(2, 3, 5, 6), normal(4, 3, 3, 3), normal(4)),
+               (lambda x, w: ops.conv2d(x, w, groups=2, dilation=2), normal(2, 4, 5, 6), normal(6, 2, 2, 2)),
+               (ops.conv2d, normal(2, 3, 4, 4), normal(5, 3, 1, 1))],
+    "conv_transpose2d": [(lambda x, w: ops.conv_transpose2d(x, w, stride=2, output_padding=1), normal(2, 3, 3, 4),
+                          normal(3, 2, 2, 2))],
+    "max_pool2d": [(lambda x: ops.max_pool2d(x, 2), normal(2, 3, 4, 5))],
+    "avg_pool2d": [(lambda x: ops.avg_pool2d(x, 2, padding=1), normal(2, 3, 4, 5))],
+    "adaptive_max_pool2d": [(lambda x: ops.adaptive_max_pool2d(x, 2), normal(2, 3, 5, 5))],
+    "adaptive_avg_pool2d": [(lambda x: ops.adaptive_avg_pool2d(x, 2), normal(2, 3, 5, 5))],
+    "batch_norm": [(lambda x, w, b: ops.batch_norm(x, w, b)[0], normal(4, 3, 2, 2), normal(3), normal(3))],
+    "batch_norm_inference": [(ops.batch_norm_inference, normal(4, 3), normal(3), positive(3), normal(3), normal(3))],
+    "layer_norm": [(ops.layer_norm, normal(4, 3), normal(3), normal(3))],
+    "group_norm": [(lambda x, w, b: ops.group_norm(x, 2, w, b), normal(2, 4, 3), normal(4), normal(4))],
+    "rms_norm": [(ops.rms_norm, normal(4, 3), normal(3))],
+    "dropout": [(lambda x: ops.dropout(x, 0.5, "a layer"), normal(4, 9))],
+    "scaled_dot_product_attention": [
+        (ops.scaled_dot_product_attention, normal(2, 2, 3, 4), normal(2, 2, 5, 4), normal(2, 2, 5, 4)),
+        (lambda q, k, v: ops.scaled_dot_product_attention(q, k, v, causal=True),
+         *(normal(2, 2, 3, 4, seed=i) for i in range(3)))],
+    "cross_entropy_count": [(lambda t: Tensor(put(float(ops.cross_entropy_count(t, ignore_index=0)))), INDEX)],
+    "element_count": [(lambda x: Tensor(put(float(ops.element_count(x)))), normal(3))],
+}
+
+
+def run(function: Any, arrays: tuple[np.ndarray, ...], move: Any) -> tuple[list[Any], list[Any]]:
+    """Results and gradients of `function` on arrays moved by `move`; random numbers start afresh."""
+    with random.use(random.Scope(seed=3)):
+        return _run(function, arrays, move)
+
+
+def _run(function: Any, arrays: tuple[np.ndarray, ...], move: Any) -> tuple[list[Any], list[Any]]:
+    inputs = [Tensor(move(a), requires_grad=a.dtype.kind == "f") for a in arrays]
+    results = function(*inputs)
+    results = list(results) if isinstance(results, tuple) else [results]
+    roots = [(r, move(normal(*r.shape, seed=9))) for r in results if r.requires_grad]
+    if roots:
+        Backward(None, False).run(roots)
+    return [r.array for r in results], [t.grad for t in inputs if t.grad is not None]
+
+
+def test_every_op_has_a_case() -> None:
+    assert set(CASES) == set(ops.__all__)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("name", "number"), [(name, i) for name, cases in CASES.items() for i in range(len(cases))])
+def test_an_op_stays_on_the_device_and_gives_the_results_of_the_host(name: str, number: int, device: str) -> None:
+    function, *arrays = CASES[name][number]
+    _, move, kind = open_device(device)
+    for found, wanted in zip(run(function, tuple(arrays), move), run(function, tuple(arrays), np.asarray), strict=True):
+        for a, b in zip(found, wanted, strict=True):
+            assert type(a) is kind
+            b = asnumpy(b)
+            assert np.allclose(a.get(), b, rtol=1e-11, atol=1e-13) and a.dtype == b.dtype
+
+
+class Planted(Function):
+    """An op as it should not be: it makes an array with NumPy."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Any) -> Any:
+        return x + np.zeros(x.shape)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Any) -> Any:
+        return grad
+
+
+def test_an_op_that_uses_numpy_is_caught() -> None:
+    Planted.apply(np.ones(2))
+    with pytest.raises(TypeError, match="a NumPy array was mixed with device arrays"):
+        Planted.apply(put(np.ones(2)))
+
+
+@pytest.mark.parametrize("use", [lambda x: np.exp(x), lambda x: np.zeros(2) + x, lambda x: np.concatenate([x, x]),
+                                 lambda x: np.asarray(x), lambda x: xp.exp(np.ones(2)), lambda x: x.__setitem__(0, np.ones(1))])
+def test_the_stand_in_refuses_numpy(use: Any) -> None:
+    with pytest.raises(TypeError):
+        use(put(np.ones(2)))
+
+
+def test_arrays_on_two_devices_are_refused() -> None:
+    with pytest.raises(ShapeError, match=r"Add: one input is on the host \(numpy\), another on the device \(fakegpu\)"):
+        ops.add(np.ones(2), put(np.ones(2)))
+
+
+def test_gradients_on_a_device_land_in_the_given_memory() -> None:
+    w = Tensor(put(normal(4, 3)), requires_grad=True)
+    w.grad_buffer = put(np.full((4, 3), np.nan))
+    ops.sum(ops.linear(put(np.ones((2, 3))), w)).backward()
+    assert w.grad is w.grad_buffer and (w.grad.get() == 2).all()

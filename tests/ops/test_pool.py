@@ -1,0 +1,81 @@
+"""Pooling against PyTorch, with the native loops and with plain arrays, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mpitrain import ops
+from mpitrain.errors import ShapeError
+from mpitrain.kernels import pool
+from tests.ops.parity import apart, check, check_gradient
+
+
+@pytest.fixture(params=["native", "plain arrays"], autouse=True)
+def version(request, monkeypatch):
+    if request.param == "plain arrays":
+        for kernel in (pool.window_maximum, pool.window_maximum_gradient, pool.window_total, pool.window_total_gradient):
+            monkeypatch.setattr(kernel, "host", lambda: None)
+
+
+def functions():
+    return pytest.importorskip("torch").nn.functional
+
+
+WINDOWS = [(2, None, 0), (3, 2, 1), ((2, 3), (1, 2), (1, 0)), (3, 1, 1), (1, 2, 0), (5, 5, 2)]
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 7, 8), (1, 1, 5, 5)], ids=str)
+def test_pooling_equals_pytorch(window, shape):
+    f = functions()
+    check(lambda x: ops.max_pool2d(x, *window), lambda x: f.max_pool2d(x, *window), apart(*shape))
+    check(lambda x: ops.avg_pool2d(x, *window), lambda x: f.avg_pool2d(x, *window), shape)
+    check(lambda x: ops.avg_pool2d(x, *window, count_include_pad=False),
+          lambda x: f.avg_pool2d(x, *window, count_include_pad=False), shape)
+
+
+@pytest.mark.parametrize("size", [1, 3, (2, 5), (7, 8), (9, 11)], ids=str)
+def test_adaptive_pooling_equals_pytorch(size):
+    f = functions()
+    check(lambda x: ops.adaptive_max_pool2d(x, size), lambda x: f.adaptive_max_pool2d(x, size), apart(2, 3, 7, 8))
+    check(lambda x: ops.adaptive_avg_pool2d(x, size), lambda x: f.adaptive_avg_pool2d(x, size), (2, 3, 7, 8))
+
+
+def test_pooling_passes_the_gradient_check():
+    check_gradient(lambda x: ops.max_pool2d(x, 3, 2, 1), apart(2, 2, 6, 5))
+    check_gradient(lambda x: ops.adaptive_avg_pool2d(x, (4, 3)), (2, 2, 6, 5))
+
+
+def test_no_images_give_no_images():
+    for op in (ops.max_pool2d, ops.avg_pool2d):
+        assert op(np.zeros((0, 2, 4, 4), np.float32), 2).shape == (0, 2, 2, 2)
+
+
+def test_a_nan_in_a_window_is_its_maximum_and_a_tie_goes_to_the_first():
+    x = np.zeros((1, 1, 2, 4))
+    x[0, 0, 1, 2] = np.nan
+    tensor = ops.negative(x)
+    assert np.isnan(ops.max_pool2d(x, 2).array).tolist() == [[[[False, True]]]]
+    leaf = type(tensor)(np.ones((1, 1, 2, 2)), requires_grad=True)
+    ops.max_pool2d(leaf, 2).backward()
+    assert leaf.grad.tolist() == [[[[1, 0], [0, 0]]]]
+
+
+@pytest.mark.parametrize("op", [ops.max_pool2d, ops.avg_pool2d])
+def test_windows_that_do_not_fit_are_refused(op):
+    x = np.zeros((1, 1, 4, 4))
+    with pytest.raises(ShapeError, match=r"the window \(5, 5\) does not fit into images of 4x4 with padding \(0, 0\)"):
+        op(x, 5)
+    with pytest.raises(ShapeError, match="padding .2, 2. between 0 and half of the kernel"):
+        op(x, 2, padding=2)
+    with pytest.raises(ShapeError, match="must be at least 1"):
+        op(x, 2, 0)
+    with pytest.raises(ShapeError, match=r"has shape \(4, 4\), expected \(N, C, H, W\)"):
+        op(x[0, 0], 2)
+
+
+@pytest.mark.parametrize("op", [ops.adaptive_max_pool2d, ops.adaptive_avg_pool2d])
+def test_images_are_not_cut_into_nothing(op):
+    with pytest.raises(ShapeError, match=r"images of 4x4 cannot be cut into \(0, 2\) parts"):
+        op(np.zeros((1, 1, 4, 4)), (0, 2))
