@@ -1,0 +1,119 @@
+"""Convolutional nets: LeNet-5 and residual nets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpitrain import ops
+from mpitrain.autograd import Tensor
+from mpitrain.errors import ShapeError
+from mpitrain.models.registry import MODELS
+from mpitrain.nn import AdaptiveAvgPool2d, Conv2d, Flatten, Linear, MaxPool2d, Module, ReLU, Sequential, init
+from mpitrain.nn.basic import Check
+from mpitrain.nn.norm import NORMS
+
+HE = init.kaiming_normal(fan="out")
+
+
+@MODELS.register("lenet")
+def lenet(classes: int = 10, channels: int = 1, size: int = 28) -> Sequential:
+    """LeNet-5 (LeCun et al. 1998) with ReLU and max-pooling, for images of `size` x `size`.
+
+    The first convolution pads by 2, so that 28 x 28 images give the paper's 16 maps of 5 x 5.
+    """
+    side = (size // 2 - 4) // 2
+    if side < 1:
+        raise ShapeError(f"lenet needs images of at least 12x12, not {size}x{size}")
+    return Sequential(
+        ("input", Check("lenet", (None, channels, size, size), "set model.channels and model.size")),
+        ("conv1", Conv2d(channels, 6, 5, padding=2)), ("act1", ReLU()), ("pool1", MaxPool2d(2)),
+        ("conv2", Conv2d(6, 16, 5)), ("act2", ReLU()), ("pool2", MaxPool2d(2)),
+        ("flatten", Flatten()),
+        ("linear1", Linear(16 * side * side, 120)), ("act3", ReLU()),
+        ("linear2", Linear(120, 84)), ("act4", ReLU()),
+        ("head", Linear(84, classes)))
+
+
+class Residual(Module):
+    """relu(x + norm(conv(relu(norm(conv(x)))))), He et al. 2016a; where the shape changes, the shortcut follows.
+
+    `project`: by a 1x1 convolution and a norm (option B); else by every second pixel and zero channels (option A), which
+    has no parameters.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: str, project: bool):
+        make = NORMS.resolve(norm)
+        self.conv1 = Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False, weight_init=HE)
+        self.norm1 = make(outputs)
+        self.conv2 = Conv2d(outputs, outputs, 3, padding=1, bias=False, weight_init=HE)
+        self.norm2 = make(outputs)
+        self.stride, self.new_channels = stride, outputs - inputs
+        self.shortcut: Sequential | None = None
+        if project and (stride != 1 or inputs != outputs):
+            conv = Conv2d(inputs, outputs, 1, stride=stride, bias=False, weight_init=HE)
+            self.shortcut = Sequential(("conv", conv), ("norm", make(outputs)))
+
+    def forward(self, x: Any) -> Tensor:
+        y = self.norm2(self.conv2(ops.relu(self.norm1(self.conv1(x)))))
+        return ops.relu(ops.add(y, self._around(x)))
+
+    def _around(self, x: Any) -> Any:
+        if self.shortcut is not None:
+            return self.shortcut(x)
+        if self.stride != 1:
+            x = ops.getitem(x, (..., slice(None, None, self.stride), slice(None, None, self.stride)))
+        if self.new_channels:
+            before = self.new_channels // 2
+            x = ops.pad(x, [(0, 0), (before, self.new_channels - before), (0, 0), (0, 0)])
+        return x
+
+
+def _stages(blocks: int, widths: tuple[int, ...], norm: str, project: bool) -> list[tuple[str, Module]]:
+    """`blocks` residual blocks of each width; from the second width on the first block halves the image."""
+    named: list[tuple[str, Module]] = []
+    inputs = widths[0]
+    for s, width in enumerate(widths):
+        for b in range(blocks):
+            stride = 2 if s > 0 and b == 0 else 1
+            named.append((f"stage{s + 1}_block{b}", Residual(inputs, width, stride, norm, project)))
+            inputs = width
+    return named
+
+
+def _cifar_resnet(blocks: int, classes: int, channels: int, norm: str) -> Sequential:
+    """6 blocks + 2 layers for small images (He et al. 2016a, section 4.2), shortcuts without parameters."""
+    return Sequential(
+        ("input", Check("resnet", (None, channels, None, None), "set model.channels")),
+        ("conv", Conv2d(channels, 16, 3, padding=1, bias=False, weight_init=HE)), ("norm", NORMS.resolve(norm)(16)),
+        ("act", ReLU()),
+        *_stages(blocks, (16, 32, 64), norm, project=False),
+        ("pool", AdaptiveAvgPool2d(1)), ("flatten", Flatten()), ("head", Linear(64, classes)))
+
+
+@MODELS.register("resnet20")
+def resnet20(classes: int = 10, channels: int = 3, norm: str = "batch") -> Sequential:
+    """20 layers for small images such as CIFAR's; `norm` is "batch" or "sync" (statistics over all ranks)."""
+    return _cifar_resnet(3, classes, channels, norm)
+
+
+@MODELS.register("resnet32")
+def resnet32(classes: int = 10, channels: int = 3, norm: str = "batch") -> Sequential:
+    """32 layers for small images; see `resnet20`."""
+    return _cifar_resnet(5, classes, channels, norm)
+
+
+@MODELS.register("resnet56")
+def resnet56(classes: int = 10, channels: int = 3, norm: str = "batch") -> Sequential:
+    """56 layers for small images; see `resnet20`."""
+    return _cifar_resnet(9, classes, channels, norm)
+
+
+@MODELS.register("resnet18")
+def resnet18(classes: int = 1000, channels: int = 3, norm: str = "batch") -> Sequential:
+    """18 layers for images of about 224 x 224 (He et al. 2016a, table 1)."""
+    return Sequential(
+        ("input", Check("resnet18", (None, channels, None, None), "set model.channels")),
+        ("conv", Conv2d(channels, 64, 7, stride=2, padding=3, bias=False, weight_init=HE)), ("norm", NORMS.resolve(norm)(64)),
+        ("act", ReLU()), ("pool0", MaxPool2d(3, stride=2, padding=1)),
+        *_stages(2, (64, 128, 256, 512), norm, project=True),
+        ("pool", AdaptiveAvgPool2d(1)), ("flatten", Flatten()), ("head", Linear(512, classes)))

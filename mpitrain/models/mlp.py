@@ -1,0 +1,26 @@
+"""Multi-layer perceptron."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpitrain.models.registry import MODELS
+from mpitrain.nn import Flatten, Linear, Module, Sequential, init
+from mpitrain.nn.activation import ACTIVATIONS
+
+
+@MODELS.register("mlp")
+def mlp(inputs: int, hidden: Sequence[int], outputs: int, activation: str = "relu") -> Sequential:
+    """Linear layers with an activation between; a sample of any shape with `inputs` numbers (an image) is flattened.
+
+    Weights are He's for ReLU and its kin; the last layer's, and those before other activations, are Glorot's.
+    """
+    make = ACTIVATIONS.resolve(activation)
+    rectifying = activation in ("relu", "leaky_relu", "gelu", "silu")
+    sizes = [inputs, *hidden]
+    blocks: list[tuple[str, Module]] = [("flatten", Flatten(inputs))]
+    for i, (width, next_width) in enumerate(zip(sizes, sizes[1:])):
+        weights = init.kaiming_normal() if rectifying else init.xavier_uniform()
+        blocks += [(f"linear{i}", Linear(width, next_width, weight_init=weights, bias_init=init.zeros)), (f"act{i}", make())]
+    head = Linear(sizes[-1], outputs, weight_init=init.xavier_uniform(), bias_init=init.zeros)
+    return Sequential(*blocks, ("head", head))

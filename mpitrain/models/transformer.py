@@ -1,0 +1,81 @@
+"""A decoder-only transformer: GPT-2's, as Karpathy's nanoGPT trains it.
+
+Letters: `B` batch, `L` length, `D` width, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mpitrain import ops
+from mpitrain.autograd import Tensor
+from mpitrain.errors import ShapeError
+from mpitrain.models.registry import MODELS
+from mpitrain.nn import GELU, Dropout, Embedding, LayerNorm, Linear, Module, MultiHeadAttention, Parameter, Sequential, init
+
+STD = 0.02                                        # of all weights; GPT-2's
+
+
+class Embed(Module):
+    """Token numbers (B, L) to (B, L, D): the token's row plus the position's."""
+
+    def __init__(self, vocabulary: int, block: int, width: int, dropout: float):
+        self.block = block
+        self.token = Embedding(vocabulary, width, weight_init=init.normal(STD))
+        self.position = Embedding(block, width, weight_init=init.normal(STD))
+        self.dropout = Dropout(dropout)
+
+    def forward(self, tokens: Any) -> Tensor:
+        shape = tuple(tokens.shape)
+        if len(shape) != 2 or shape[1] > self.block:
+            raise ShapeError(f"gpt expects token numbers of shape (batch, at most {self.block}), got {shape}; "
+                             "set model.block to the length of the samples")
+        places = self.token.weight.xp.arange(shape[1])
+        out: Tensor = self.dropout(self.token(tokens) + self.position(places))
+        return out
+
+
+class Block(Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)); (B, L, D) to (B, L, D).
+
+    The projections back into the residual stream start smaller, by sqrt(2 x layers) (Radford et al. 2019).
+    """
+
+    def __init__(self, width: int, heads: int, layers: int, dropout: float, bias: bool):
+        small = init.normal(STD / math.sqrt(2 * layers))
+        self.norm1 = LayerNorm(width, bias=bias)
+        self.attention = MultiHeadAttention(width, heads, causal=True, dropout=dropout, bias=bias,
+                                            qkv_init=init.normal(STD), out_init=small)
+        self.dropout1 = Dropout(dropout)
+        self.norm2 = LayerNorm(width, bias=bias)
+        self.wide = Linear(width, 4 * width, bias, weight_init=init.normal(STD), bias_init=init.zeros)
+        self.act = GELU()
+        self.narrow = Linear(4 * width, width, bias, weight_init=small, bias_init=init.zeros)
+        self.dropout2 = Dropout(dropout)
+
+    def forward(self, x: Any) -> Tensor:
+        x = ops.add(x, self.dropout1(self.attention(self.norm1(x))))
+        return ops.add(x, self.dropout2(self.narrow(self.act(self.wide(self.norm2(x))))))
+
+
+class Head(Module):
+    """(B, L, D) to logits (B, L, V), with the token embedding as its weight (Press and Wolf 2017)."""
+
+    def __init__(self, weight: Parameter):
+        self.weight = weight
+
+    def forward(self, x: Any) -> Tensor:
+        return ops.linear(x, self.weight)
+
+
+@MODELS.register("gpt")
+def gpt(layers: int, heads: int, width: int, block: int, vocabulary: int, dropout: float = 0.0,
+        bias: bool = False) -> Sequential:
+    """Learned positions, pre-norm blocks, GELU, tied embeddings; `block` is the longest sequence it takes."""
+    embed = Embed(vocabulary, block, width, dropout)
+    return Sequential(
+        ("embed", embed),
+        *((f"block{i}", Block(width, heads, layers, dropout, bias)) for i in range(layers)),
+        ("norm", LayerNorm(width, bias=bias)),
+        ("head", Head(embed.token.weight)))

@@ -1,0 +1,85 @@
+"""Activations as modules, for Sequential, and by name, for a config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpitrain import ops
+from mpitrain.autograd import Tensor
+from mpitrain.nn.module import Module
+from mpitrain.registry import Registry
+
+ACTIVATIONS: Registry[Callable[[], Module]] = Registry("activation")
+
+
+@ACTIVATIONS.register("relu")
+class ReLU(Module):
+    """max(x, 0)."""
+
+    def forward(self, x: Any) -> Tensor:
+        return ops.relu(x)
+
+
+@ACTIVATIONS.register("leaky_relu")
+class LeakyReLU(Module):
+    """x, or slope x where x < 0."""
+
+    def __init__(self, slope: float = 0.01):
+        self.slope = slope
+
+    def forward(self, x: Any) -> Tensor:
+        return ops.leaky_relu(x, self.slope)
+
+
+@ACTIVATIONS.register("gelu")
+class GELU(Module):
+    """x times the normal distribution function of x; `approximate` is "none" (erf) or "tanh"."""
+
+    def __init__(self, approximate: str = "none"):
+        self.approximate = approximate
+
+    def forward(self, x: Any) -> Tensor:
+        return ops.gelu(x, self.approximate)
+
+
+@ACTIVATIONS.register("silu")
+class SiLU(Module):
+    """x sigmoid(x)."""
+
+    def forward(self, x: Any) -> Tensor:
+        return ops.silu(x)
+
+
+@ACTIVATIONS.register("tanh")
+class Tanh(Module):
+    """tanh(x)."""
+
+    def forward(self, x: Any) -> Tensor:
+        return ops.tanh(x)
+
+
+@ACTIVATIONS.register("sigmoid")
+class Sigmoid(Module):
+    """1 / (1 + exp(-x))."""
+
+    def forward(self, x: Any) -> Tensor:
+        return ops.sigmoid(x)
+
+
+@ACTIVATIONS.register("softplus")
+class Softplus(Module):
+    """log(1 + exp(x))."""
+
+    def forward(self, x: Any) -> Tensor:
+        return ops.softplus(x)
+
+
+class Softmax(Module):
+    """exp(x) / sum exp(x) along `dim`; losses want what comes before it."""
+
+    def __init__(self, dim: int = -1):
+        self.dim = dim
+
+    def forward(self, x: Any) -> Tensor:
+        return ops.softmax(x, dim=self.dim)

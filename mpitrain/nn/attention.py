@@ -1,0 +1,61 @@
+"""Multi-head self-attention (Vaswani et al. 2017). Letters: `B` batch, `L` length, `D` width, `H` heads."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from mpitrain import ops
+from mpitrain.autograd import Tensor
+from mpitrain.errors import ShapeError
+from mpitrain.nn import init
+from mpitrain.nn.basic import Dropout, Linear
+from mpitrain.nn.init import Initialiser
+from mpitrain.nn.module import Module
+
+
+class MultiHeadAttention(Module):
+    """(B, L, D) to (B, L, D). One weight makes queries, keys and values: rows [q; k; v], as PyTorch's in_proj_weight.
+
+    `causal`: a position sees itself and what came before. `dropout` acts on the attention weights.
+    """
+
+    def __init__(self, width: int, heads: int, *, causal: bool = False, dropout: float = 0.0, bias: bool = True,
+                 qkv_init: Initialiser | None = None, out_init: Initialiser = init.default_weight):
+        if heads < 1 or width % heads:
+            raise ShapeError(f"a width of {width} cannot be cut into {heads} heads; width must be a multiple of heads")
+        self.heads, self.causal = heads, causal
+        self.qkv = Linear(width, 3 * width, bias, weight_init=qkv_init or init.xavier_uniform(), bias_init=init.zeros)
+        self.out = Linear(width, width, bias, weight_init=out_init, bias_init=init.zeros)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Any, mask: Any = None) -> Tensor:
+        """`mask` broadcasts to (B, H, L, L): True where a position may look, or numbers added to the scores."""
+        batch, length, width = x.shape
+        q, k, v = (ops.swapaxes(ops.reshape(part, batch, length, self.heads, width // self.heads), 1, 2)
+                   for part in ops.split(self.qkv(x), width, dim=-1))
+        if self.training and self.dropout.p > 0.0:
+            y = self._with_dropout(q, k, v, mask)
+        else:
+            y = ops.scaled_dot_product_attention(q, k, v, causal=self.causal, mask=mask)
+        out: Tensor = self.out(ops.reshape(ops.swapaxes(y, 1, 2), batch, length, width))
+        return out
+
+    def _with_dropout(self, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+        """The same, with the weights at hand, which the fused op does not show."""
+        xp = q.xp
+        scores = (q * (1.0 / math.sqrt(q.shape[3]))) @ ops.swapaxes(k, 2, 3)
+        allowed = xp.tri(q.shape[2], dtype=bool) if self.causal else None
+        if mask is not None and mask.dtype == bool:
+            allowed = mask if allowed is None else allowed & mask
+        elif mask is not None:
+            scores = scores + mask
+        if allowed is None:
+            weights = ops.softmax(scores)
+        else:
+            lowest = xp.asarray(np.finfo(scores.dtype).min, scores.dtype)       # not -inf: a row may be all of it
+            weights = ops.where(allowed, ops.softmax(ops.where(allowed, scores, lowest)), xp.zeros((), scores.dtype))
+        dropped: Tensor = self.dropout(weights)
+        return dropped @ v

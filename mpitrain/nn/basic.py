@@ -1,0 +1,80 @@
+"""Layers without structure: linear, embedding, dropout, flatten. Letters: `B` batch, `I` inputs, `O` outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from mpitrain import ops
+from mpitrain.autograd import Tensor
+from mpitrain.errors import ShapeError
+from mpitrain.nn import init
+from mpitrain.nn.init import Initialiser
+from mpitrain.nn.module import Module
+from mpitrain.nn.parameter import Parameter
+
+
+class Linear(Module):
+    """(..., I) to (..., O): x @ weight.T + bias, with weight (O, I). Initial values are PyTorch's."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = True, *, weight_init: Initialiser = init.default_weight,
+                 bias_init: Initialiser | None = None):
+        self.weight = Parameter((outputs, inputs), weight_init)
+        self.bias = Parameter((outputs,), bias_init or init.fan_in_uniform((outputs, inputs))) if bias else None
+
+    def forward(self, x: Any) -> Tensor:
+        return ops.linear(x, self.weight, self.bias)
+
+
+class Embedding(Module):
+    """Integers (...) in [0, count) to rows (..., width) of the weight (count, width), which starts standard normal."""
+
+    def __init__(self, count: int, width: int, *, weight_init: Initialiser | None = None):
+        self.weight = Parameter((count, width), weight_init or init.normal(1.0))
+
+    def forward(self, indices: Any) -> Tensor:
+        return ops.embedding(indices, self.weight)
+
+
+class Dropout(Module):
+    """In training, zeroes each element with probability p and scales the others by 1/(1-p).
+
+    The mask is a function of (seed, step, sample, this layer's name): see `backend.random`.
+    """
+
+    def __init__(self, p: float = 0.5):
+        if not 0.0 <= p < 1.0:
+            raise ShapeError(f"the probability of dropout lies in [0, 1), not {p}")
+        self.p = p
+
+    def forward(self, x: Any) -> Any:
+        return ops.dropout(x, self.p, self.path) if self.training and self.p > 0.0 else x
+
+
+class Flatten(Module):
+    """(B, ...) to (B, I). Where `inputs` is given, a sample of any other size raises ShapeError."""
+
+    def __init__(self, inputs: int | None = None):
+        self.inputs = inputs
+
+    def forward(self, x: Any) -> Tensor:
+        size = math.prod(x.shape[1:])
+        if self.inputs is not None and (size != self.inputs or not x.shape):
+            raise ShapeError(f"the model expects {self.inputs} numbers a sample, the input of shape {tuple(x.shape)} has "
+                             f"{size}; change model.inputs or the data")
+        return ops.reshape(x, x.shape[0], size)
+
+
+class Check(Module):
+    """Passes its input on, if its dims are the expected ones; None stands for any size. `what` is named in the error."""
+
+    def __init__(self, what: str, shape: Sequence[int | None], change: str):
+        self.what, self.shape, self.change = what, tuple(shape), change
+
+    def forward(self, x: Any) -> Any:
+        given = tuple(x.shape)
+        if len(given) != len(self.shape) or any(e is not None and e != n for e, n in zip(self.shape, given)):
+            wanted = ", ".join("any" if n is None else str(n) for n in self.shape)
+            raise ShapeError(f"{self.what} expects input of shape ({wanted}), got {given}; {self.change}")
+        return x

@@ -1,0 +1,182 @@
+"""Module: a part of a model, whose parameters and sub-modules are found among its attributes.
+
+    class Two(Module):
+        def __init__(self):
+            self.first = Linear(784, 100)           # no super().__init__() needed, nothing is allocated yet
+            self.second = Linear(100, 10)
+
+        def forward(self, x):
+            return self.second(relu(self.first(x)))
+
+    model = Two()
+    model.initialize(seed=0)                        # now it has memory and values
+
+Names are paths in the order of assignment: "first.weight". A parameter that is used in two places has the first name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+
+from mpitrain.autograd import Tensor
+from mpitrain.backend import CPU, Array, Device, float_dtype
+from mpitrain.errors import GraphError
+from mpitrain.nn.hooks import Hook, Hooks
+from mpitrain.nn.parameter import Buffer, Described, Parameter
+from mpitrain.nn.statistics import apply_statistics, collect_statistics
+from mpitrain.nn.storage import Allocate, FlatStorage, check_state
+
+Self = TypeVar("Self", bound="Module")
+
+
+class Module:
+    """Subclasses define `forward`, and keep parameters, buffers and modules (or lists of modules) as attributes."""
+
+    training = True
+    path = ""                                     # the module's name in the model, known from `initialize` on
+    storage: FlatStorage | None = None            # of the model that `initialize` was called on
+    _hooks: Hooks | None = None
+
+    def forward(self, *inputs: Any) -> Any:
+        raise GraphError(f"{type(self).__name__} defines no forward")
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        if self._hooks is None:
+            return self.forward(*inputs, **named)
+        return self._hooks.call(self, inputs, named)
+
+    # -- what it consists of -------------------------------------------------------------------------------------------
+
+    def children(self) -> Iterator[tuple[str, Any]]:
+        """(name, Module or Parameter or Buffer) in order of assignment; lists count as "name.0", "name.1", ..."""
+        for name, value in vars(self).items():
+            if isinstance(value, (Module, Described)):
+                yield name, value
+            elif isinstance(value, (list, tuple)):
+                yield from ((f"{name}.{i}", item) for i, item in enumerate(value) if isinstance(item, (Module, Described)))
+
+    def _leaves(self) -> Iterator[tuple[str, Described]]:
+        for name, child in self.children():
+            if isinstance(child, Module):
+                yield from ((f"{name}.{rest}", leaf) for rest, leaf in child._leaves())
+            else:
+                yield name, child
+
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Each parameter once, in order; a shared one under its first name."""
+        return _once((name, leaf) for name, leaf in self._leaves() if isinstance(leaf, Parameter))
+
+    def named_buffers(self) -> Iterator[tuple[str, Buffer]]:
+        return _once((name, leaf) for name, leaf in self._leaves() if isinstance(leaf, Buffer))
+
+    def named_modules(self) -> Iterator[tuple[str, Module]]:
+        """This module (under the name "") and all below it, each once."""
+        return _once(self._modules())
+
+    def _modules(self) -> Iterator[tuple[str, Module]]:
+        yield "", self
+        for name, child in self.children():
+            if isinstance(child, Module):
+                yield from ((f"{name}.{rest}" if rest else name, module) for rest, module in child._modules())
+
+    def parameters(self) -> list[Parameter]:
+        return [p for _, p in self.named_parameters()]
+
+    def count_parameters(self) -> int:
+        """How many numbers are trained."""
+        return sum(p.size for p in self.parameters())
+
+    # -- memory and values ---------------------------------------------------------------------------------------------
+
+    def initialize(self, seed: int = 0, dtype: str = "float32", device: Device = CPU,
+                   allocate: Allocate | None = None) -> FlatStorage:
+        """Gives the model memory and its initial values: functions of (seed, parameter name, element index) alone."""
+        storage = self.allocate(dtype, device, allocate)
+        storage.initialise(seed)
+        for _, buffer in self.named_buffers():
+            values = device.empty(buffer.size, storage.dtype)
+            buffer.fill(seed, values, 0, device.xp)
+            buffer.array = values.reshape(buffer.shape)
+            buffer.mark_changed()
+        return storage
+
+    def allocate(self, dtype: str = "float32", device: Device = CPU, allocate: Allocate | None = None) -> FlatStorage:
+        """Names everything and gives the parameters memory, whose values are undefined until somebody writes them."""
+        float_dtype(dtype)                        # a mistyped precision is refused before anything is touched
+        for name, leaf in (*self.named_parameters(), *self.named_buffers()):
+            leaf.name = name
+        for name, module in self.named_modules():
+            module.path = name
+        self.storage = FlatStorage(self.parameters(), dtype, device, allocate)
+        return self.storage
+
+    def state_dict(self) -> dict[str, Array]:
+        """The values of all parameters and buffers by name: views, not copies, read-only on the host."""
+        return {name: leaf.data for name, leaf in (*self.named_parameters(), *self.named_buffers())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Copies values in by name. Raises ShapeError, and changes nothing, unless names and shapes are exactly the model's."""
+        own: dict[str, Described] = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        check_state({name: leaf.shape for name, leaf in own.items()}, state, "the model")
+        for name, leaf in own.items():
+            values = state[name].array if isinstance(state[name], Tensor) else state[name]
+            leaf.xp.copyto(leaf.array, leaf.xp.asarray(values, dtype=leaf.dtype))
+            leaf.mark_changed()
+
+    # -- modes ---------------------------------------------------------------------------------------------------------
+
+    def train(self: Self, training: bool = True) -> Self:
+        """Dropout drops, batch norm uses the batch's statistics; `eval()` is the opposite."""
+        for _, module in self.named_modules():
+            module.training = training
+        return self
+
+    def eval(self: Self) -> Self:
+        return self.train(False)
+
+    def update_buffers(self, combine: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]] | None = None) -> None:
+        """Folds the statistics of a step's micro-batches into the running buffers; to be called once a step.
+
+        `combine` adds the flat float64 sums over ranks; see `nn.statistics`.
+        """
+        flat = collect_statistics(self)
+        apply_statistics(self, combine(flat) if combine else flat)
+
+    # -- hooks: each answers a function that removes it ----------------------------------------------------------------
+
+    def before_forward(self, hook: Hook) -> Callable[[], None]:
+        """``hook(module, inputs)`` before each forward."""
+        return self._add(hook, "before_forward")
+
+    def after_forward(self, hook: Hook) -> Callable[[], None]:
+        """``hook(module, inputs, output)`` after each forward."""
+        return self._add(hook, "after_forward")
+
+    def before_backward(self, hook: Hook) -> Callable[[], None]:
+        """``hook(module)`` when backward comes to the module's outputs."""
+        return self._add(hook, "before_backward")
+
+    def after_backward(self, hook: Hook) -> Callable[[], None]:
+        """``hook(module)`` when backward has passed everything the module computed."""
+        return self._add(hook, "after_backward")
+
+    def _add(self, hook: Hook, moment: str) -> Callable[[], None]:
+        if self._hooks is None:
+            self._hooks = Hooks()
+        hooks: list[Hook] = getattr(self._hooks, moment)
+        hooks.append(hook)
+        return lambda: hooks.remove(hook)
+
+
+Item = TypeVar("Item")
+
+
+def _once(items: Iterator[tuple[str, Item]]) -> Iterator[tuple[str, Item]]:
+    seen: set[int] = set()
+    for name, item in items:
+        if id(item) not in seen:
+            seen.add(id(item))
+            yield name, item

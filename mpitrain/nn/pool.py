@@ -1,0 +1,51 @@
+"""Pooling over images (N, C, H, W); the stride is the window's size unless given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpitrain import ops
+from mpitrain.autograd import Tensor
+from mpitrain.nn.conv import Size
+from mpitrain.nn.module import Module
+
+
+class MaxPool2d(Module):
+    """The largest value of each window."""
+
+    def __init__(self, kernel: Size, stride: Size | None = None, padding: Size = 0):
+        self.kernel, self.stride, self.padding = kernel, stride, padding
+
+    def forward(self, x: Any) -> Tensor:
+        return ops.max_pool2d(x, self.kernel, stride=self.stride, padding=self.padding)
+
+
+class AvgPool2d(Module):
+    """The mean of each window; padding counts as zeros unless `count_include_pad` is False."""
+
+    def __init__(self, kernel: Size, stride: Size | None = None, padding: Size = 0, count_include_pad: bool = True):
+        self.kernel, self.stride, self.padding, self.count_include_pad = kernel, stride, padding, count_include_pad
+
+    def forward(self, x: Any) -> Tensor:
+        return ops.avg_pool2d(x, self.kernel, stride=self.stride, padding=self.padding,
+                              count_include_pad=self.count_include_pad)
+
+
+class AdaptiveAvgPool2d(Module):
+    """Means over windows that divide the image into `size` parts."""
+
+    def __init__(self, size: Size):
+        self.size = size
+
+    def forward(self, x: Any) -> Tensor:
+        return ops.adaptive_avg_pool2d(x, self.size)
+
+
+class AdaptiveMaxPool2d(Module):
+    """Maxima over windows that divide the image into `size` parts."""
+
+    def __init__(self, size: Size):
+        self.size = size
+
+    def forward(self, x: Any) -> Tensor:
+        return ops.adaptive_max_pool2d(x, self.size)

@@ -1,0 +1,55 @@
+"""Sequential: named blocks, each fed with the result of the one before; what a pipeline cuts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from mpitrain.autograd import recompute
+from mpitrain.errors import ShapeError
+from mpitrain.nn.module import Module
+from mpitrain.nn.parameter import Described
+
+
+class Sequential(Module):
+    """``Sequential(("first", Linear(4, 8)), ("act", ReLU()))``; blocks given without a name are called "0", "1", ...
+
+    With `recompute` set, each block keeps its input instead of its activations and runs again in backward.
+    """
+
+    recompute = False
+
+    def __init__(self, *blocks: Module | tuple[str, Module]):
+        named = [(str(i), block) if isinstance(block, Module) else block for i, block in enumerate(blocks)]
+        self.blocks: dict[str, Module] = dict(named)
+        self.full_names: dict[int, str] = {}      # of a slice: what the whole model calls a shared parameter
+        if len(self.blocks) < len(named):
+            raise ShapeError(f"the blocks of a Sequential need different names, got {[name for name, _ in named]}")
+
+    def forward(self, x: Any) -> Any:
+        for block in self.blocks.values():
+            x = recompute(block, x) if self.recompute else block(x)
+        return x
+
+    def children(self) -> Iterator[tuple[str, Any]]:
+        yield from self.blocks.items()
+
+    def _leaves(self) -> Iterator[tuple[str, Described]]:
+        for name, leaf in super()._leaves():
+            yield self.full_names.get(id(leaf), name), leaf
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __iter__(self) -> Iterator[Module]:
+        return iter(self.blocks.values())
+
+    def __getitem__(self, key: int | str) -> Module:
+        return self.blocks[key] if isinstance(key, str) else list(self.blocks.values())[key]
+
+    def slice(self, start: int, stop: int) -> Sequential:
+        """Blocks [start, stop) as a model: the same blocks, and every parameter keeps the name it has in the whole."""
+        part = Sequential(*list(self.blocks.items())[start:stop])
+        part.recompute = self.recompute
+        part.full_names = {id(p): name for name, p in self.named_parameters()}
+        return part

@@ -1,0 +1,96 @@
+"""Running statistics that change once a step, whatever the number of micro-batches, ranks and recomputations.
+
+Each training forward records one set of statistics (not while a block is recomputed: it was recorded the first time).
+Once a step the trainer takes the sums, adds them over ranks, and folds the mean into the running buffers:
+
+    flat = collect_statistics(model)          # float64: for each layer its sums, then how many were added
+    flat = mesh.sum(flat)
+    apply_statistics(model, flat)
+
+A trainer that wants another order of addition collects after each micro-batch and adds the results itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpitrain.autograd import recomputing
+from mpitrain.backend import Array, array_module, asnumpy
+from mpitrain.errors import ShapeError
+from mpitrain.nn.parameter import Buffer
+
+if TYPE_CHECKING:
+    from mpitrain.nn.module import Module
+
+
+class Running:
+    """Exponential averages of per-batch statistics, kept in `buffers`; new = (1 - momentum) old + momentum batch."""
+
+    def __init__(self, buffers: Sequence[Buffer], momentum: float):
+        self.buffers, self.momentum = list(buffers), momentum
+        self.sums: list[Array] | None = None          # float64, on the device
+        self.count = 0
+
+    @property
+    def size(self) -> int:
+        """How many numbers this layer has in the flat array."""
+        return sum(b.size for b in self.buffers) + 1
+
+    def record(self, *values: Array) -> None:
+        """One micro-batch's statistics, one array per buffer."""
+        if recomputing():
+            return
+        if self.sums is None:
+            self.sums = [value.astype("float64") for value in values]
+        else:
+            for total, value in zip(self.sums, values):
+                total += value
+        self.count += 1
+
+    def take(self) -> Array:
+        """float64 (size,): the sums and the count since the last call."""
+        xp = array_module(self.buffers[0].array)
+        sums = self.sums or [xp.zeros(b.size, xp.float64) for b in self.buffers]
+        flat = xp.concatenate([*(s.reshape(-1) for s in sums), xp.full(1, self.count, xp.float64)])
+        self.sums, self.count = None, 0
+        return flat
+
+    def fold(self, flat: np.ndarray[Any, Any]) -> None:
+        """Moves the buffers towards the mean of what was recorded; nothing recorded, nothing changed."""
+        if flat[-1] == 0:
+            return
+        start = 0
+        for buffer in self.buffers:
+            mean = (flat[start:start + buffer.size] / flat[-1]).reshape(buffer.shape)
+            start += buffer.size
+            old = buffer.array
+            old[...] = (1.0 - self.momentum) * old + self.momentum * array_module(old).asarray(mean)
+            buffer.mark_changed()
+
+
+def _layers(model: Module) -> Iterator[Running]:
+    for _, module in model.named_modules():
+        for value in vars(module).values():
+            if isinstance(value, Running):
+                yield value
+
+
+def collect_statistics(model: Module) -> np.ndarray[Any, Any]:
+    """float64, on the host: what the layers recorded since the last call; sums over ranks and micro-batches are meaningful."""
+    parts = [layer.take() for layer in _layers(model)]
+    return asnumpy(array_module(parts[0]).concatenate(parts)) if parts else np.zeros(0)
+
+
+def apply_statistics(model: Module, flat: np.ndarray[Any, Any]) -> None:
+    """Folds summed statistics into the running buffers, once a step."""
+    layers = list(_layers(model))
+    expected = sum(layer.size for layer in layers)
+    if flat.shape != (expected,):
+        raise ShapeError(f"the statistics of this model have shape ({expected},), these {flat.shape}")
+    start = 0
+    for layer in layers:
+        layer.fold(flat[start:start + layer.size])
+        start += layer.size

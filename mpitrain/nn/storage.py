@@ -1,0 +1,161 @@
+"""One flat array for all parameters of a model, and the table that says where each lives in it.
+
+    values  [ embed.weight ....... |pad| block0.weight ... |pad| block0.bias .|pad| ... ]
+              ^ start       ^ stop
+
+Gradients and optimizer state use the same layout, so reduction, norm and update are loops over flat slices. Each
+parameter begins on a multiple of 16 elements: 64 bytes in float32, and the same table in float64. What lies between is zero.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpitrain.backend import CPU, Array, Device, float_dtype, is_array
+from mpitrain.errors import ShapeError
+from mpitrain.nn.parameter import Parameter
+
+ALIGN = 16                 # elements
+LINE = 64                  # bytes: a cache line, and the widest vector load
+
+Allocate = Callable[[int], Any]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Where one parameter lives: elements [start, stop) of every flat array; `decay` is False where it asks for none."""
+
+    parameter: Parameter
+    name: str
+    start: int
+    stop: int
+    decay: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.parameter.shape
+
+
+def plan_segments(parameters: Sequence[Parameter]) -> tuple[list[Segment], int]:
+    """(where each parameter will live, the length of a flat array), from shapes alone."""
+    segments, end = [], 0
+    for p in parameters:
+        segments.append(Segment(p, p.name, end, end + p.size, p.decay))
+        end = _round_up(end + p.size, ALIGN)
+    return segments, end
+
+
+class FlatStorage:
+    """Memory for parameters (in this order): `values` holds all, each `parameter.array` is a view into it.
+
+    `allocate(nbytes)` supplies the memory, 64-byte aligned: anything with the buffer protocol, or a uint8 array of the
+    device; by default the device's own memory. It is not cleared here, since several ranks may share it: `initialise`
+    writes every element.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter], dtype: str = "float32", device: Device = CPU,
+                 allocate: Allocate | None = None):
+        self.dtype, self.device = float_dtype(dtype), device
+        self.segments, self.size = plan_segments(parameters)
+        self.values = self._memory(allocate)
+        for segment, view in zip(self.segments, self.views(self.values)):
+            segment.parameter.array = view
+        self.gradients: Array | None = None
+        self.gradient_views: list[Array] = []
+
+    def views(self, flat: Array) -> list[Array]:
+        """The parameters' parts of a flat array of this layout, in their shapes."""
+        if flat.shape != (self.size,):
+            raise ShapeError(f"a flat array of this model has shape ({self.size},), this one {flat.shape}")
+        return [flat[s.start:s.stop].reshape(s.shape) for s in self.segments]
+
+    def new_flat(self, allocate: Allocate | None = None) -> Array:
+        """Another flat array of this layout, zero: gradients, optimizer state."""
+        flat = self._memory(allocate)
+        flat.fill(0)
+        return flat
+
+    def attach_gradients(self) -> Array:
+        """Makes the arena `gradients`, and backward write there; for plain loops (a trainer brings its own buckets)."""
+        if self.gradients is None:
+            self.gradients = self.new_flat()
+            self.gradient_views = self.views(self.gradients)
+        for segment, view in zip(self.segments, self.gradient_views):
+            segment.parameter.grad_buffer = view
+        return self.gradients
+
+    def named_views(self, flats: dict[str, Array]) -> dict[str, Array]:
+        """The parts of several flat arrays as "array/parameter", for instance "m/block0.weight"."""
+        return {f"{key}/{s.name}": view for key, flat in flats.items() for s, view in zip(self.segments, self.views(flat))}
+
+    def load_views(self, flats: dict[str, Array], state: dict[str, Any], what: str) -> None:
+        """Copies what `named_views` gave back in; ShapeError, and nothing changed, unless everything fits."""
+        views = self.named_views(flats)
+        check_state({name: view.shape for name, view in views.items()}, state, what)
+        for name, view in views.items():
+            self.device.xp.copyto(view, self.device.put(state[name]).astype(self.dtype, copy=False))
+
+    def initialise(self, seed: int, start: int = 0, stop: int | None = None) -> None:
+        """Writes the initial values of elements [start, stop) of `values`: a rank that shares memory makes its part."""
+        stop = self.size if stop is None else stop
+        ends = [s.start for s in self.segments[1:]] + [self.size]
+        for segment, end in zip(self.segments, ends):
+            first, last = max(start, segment.start), min(stop, segment.stop)
+            if first < last:
+                segment.parameter.fill(seed, self.values[first:last], first - segment.start, self.device.xp)
+            self.values[max(start, segment.stop):max(start, segment.stop, min(stop, end))] = 0
+            segment.parameter.mark_changed()
+
+    def _memory(self, allocate: Allocate | None) -> Array:
+        """A flat array in memory from `allocate`; its content is undefined."""
+        nbytes = self.size * self.dtype.itemsize
+        if nbytes == 0:
+            return self.device.empty(0, self.dtype)
+        raw = (allocate or self._device_memory)(nbytes)
+        if not is_array(raw):
+            raw = np.frombuffer(raw, dtype=np.uint8)
+        if raw.nbytes < nbytes:
+            raise ShapeError(f"the parameters need {nbytes} bytes, allocate() gave {raw.nbytes}")
+        if self.device.xp is np and raw.ctypes.data % LINE:
+            raise ShapeError(f"allocate() gave memory at an address that is not a multiple of {LINE} bytes")
+        return raw[:nbytes].view(self.dtype)
+
+    def _device_memory(self, nbytes: int) -> Array:
+        if self.device.xp is not np:
+            return self.device.empty(nbytes, "uint8")          # a device's allocator aligns to 256 bytes or more
+        raw = np.empty(nbytes + LINE, np.uint8)
+        shift = -raw.ctypes.data % LINE
+        return raw[shift:shift + nbytes]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FlatStorage:
+        """A copy in memory of its own, to which the copied parameters are bound (a plain deepcopy would part them)."""
+        parameters = [copy.deepcopy(s.parameter, memo) for s in self.segments]
+        twin = memo[id(self)] = FlatStorage(parameters, str(self.dtype), self.device)
+        twin.values[...] = self.values
+        return twin
+
+    def __repr__(self) -> str:
+        count = sum(math.prod(s.shape) for s in self.segments)
+        return f"FlatStorage({len(self.segments)} parameters, {count} values, {self.dtype}, {self.device.name})"
+
+
+def check_state(own: dict[str, tuple[int, ...]], state: dict[str, Any], what: str) -> None:
+    """Raises ShapeError naming every missing, unexpected and reshaped entry of `state`."""
+    missing = [name for name in own if name not in state]
+    unexpected = [name for name in state if name not in own]
+    reshaped = [f"{name} is {tuple(state[name].shape)}, expected {shape}" for name, shape in own.items()
+                if name in state and tuple(state[name].shape) != shape]
+    problems = [f"{word}: {', '.join(names)}" for word, names in
+                (("missing", missing), ("unexpected", unexpected), ("of another shape", reshaped)) if names]
+    if problems:
+        raise ShapeError(f"the state does not fit {what}; {'; '.join(problems)}")
+
+
+def _round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple

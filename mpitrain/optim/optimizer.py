@@ -1,0 +1,164 @@
+"""Optimizer: changes flat slices of a model's parameters in place, guided by the table of where each lives.
+
+    optimizer = AdamW(model, lr=1e-3)             # a plain loop
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+
+    optimizer.update(gradients, lr=lr, step=step, scale=clip)     # a trainer, which owns the flat gradients
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from mpitrain.backend import Array, array_module
+from mpitrain.errors import ConfigError, GraphError, ShapeError
+from mpitrain.registry import Registry
+
+
+class Segment(Protocol):
+    """Where one parameter, or a part of it, lives in the flat arrays: elements [start, stop)."""
+
+    @property
+    def parameter(self) -> Any: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
+    @property
+    def decay(self) -> bool: ...
+
+
+class Storage(Protocol):
+    """What an optimizer needs of a model's memory: see `nn.storage.FlatStorage`."""
+
+    values: Array
+    gradients: Array | None
+    gradient_views: list[Array]
+
+    @property
+    def segments(self) -> Sequence[Segment]: ...
+    def new_flat(self, allocate: Callable[[int], Any] | None = None) -> Array: ...
+    def attach_gradients(self) -> Array: ...
+    def named_views(self, flats: dict[str, Array]) -> dict[str, Array]: ...
+    def load_views(self, flats: dict[str, Array], state: dict[str, Any], what: str) -> None: ...
+
+
+class Run(NamedTuple):
+    """Elements [start, stop) that are updated alike; `matrix` is False for biases and gains (fewer than two dims)."""
+
+    start: int
+    stop: int
+    decay: float
+    matrix: bool
+
+
+class Optimizer:
+    """`state` maps a name ("m") to a flat array of the storage's layout; `allocate` supplies its memory.
+
+    `decay` says which parameters `weight_decay` is for: "all", or "matrices" (two dims or more). A parameter described
+    with ``decay=False`` is never decayed. Subclasses name their state and define `change`.
+    """
+
+    whole_parameters = False                      # True: needs norms of whole parameters, so it cannot update parts
+
+    def __init__(self, model: Any, lr: float, *, state: Sequence[str] = (), weight_decay: float = 0.0, decay: str = "all",
+                 allocate: Callable[[int], Any] | None = None):
+        storage: Storage | None = getattr(model, "storage", model)
+        if storage is None:
+            raise GraphError("the optimizer needs a model with memory; call initialize() on the model first")
+        if decay not in ("all", "matrices"):
+            raise ConfigError(f'decay is "all" or "matrices", not "{decay}"')
+        require(0.0 <= lr < float("inf"), "lr", lr, "a number >= 0")
+        require(0.0 <= weight_decay < float("inf"), "weight_decay", weight_decay, "a number >= 0")
+        self.storage, self.lr, self.weight_decay, self.decay = storage, lr, weight_decay, decay
+        self.state: dict[str, Array] = {name: storage.new_flat(allocate) for name in state}
+        self.steps = 0
+        ordered = [s for s in storage.segments if s.stop > s.start]
+        self._follows = {a.stop: b.start for a, b in zip(ordered, ordered[1:])}
+        self._extents = {s.name: (s.start, s.stop) for s in storage.segments}
+        self._all_runs = self._runs(storage.segments)
+
+    def update(self, gradients: Array, *, lr: float, step: int, scale: float = 1.0,
+               segments: Sequence[Segment] | None = None) -> None:
+        """Changes the parameters in `segments` (default: all) in place; `gradients` is flat and is only read.
+
+        `step` counts updates from 1 (bias corrections need it); `scale` multiplies the gradients on the way in.
+        """
+        if gradients.shape != self.storage.values.shape:
+            raise ShapeError(f"the gradients are a flat array of shape {self.storage.values.shape}, got {gradients.shape}")
+        for run in self._all_runs if segments is None else self._runs(segments):
+            self.change(run, gradients[run.start:run.stop], lr, step, scale)
+        for segment in self.storage.segments if segments is None else segments:
+            segment.parameter.mark_changed()
+        self.steps = step
+
+    def change(self, run: Run, gradients: Array, lr: float, step: int, scale: float) -> None:
+        """The formula, on one run."""
+        raise GraphError(f"{type(self).__name__} defines no change")
+
+    def parts(self, run: Run) -> tuple[Array, ...]:
+        """The run's values and its parts of the state, in order."""
+        return tuple(flat[run.start:run.stop] for flat in (self.storage.values, *self.state.values()))
+
+    def step(self) -> None:
+        """One update with `self.lr` from the parameters' own gradients; a parameter without one is left alone."""
+        arena = self.storage.attach_gradients()
+        present = []
+        for segment, view in zip(self.storage.segments, self.storage.gradient_views):
+            grad = segment.parameter.grad
+            if grad is None:
+                continue
+            if grad is not view:                  # computed before the arena existed
+                array_module(view).copyto(view, grad)
+            present.append(segment)
+        self.update(arena, lr=self.lr, step=self.steps + 1, segments=present)
+
+    def zero_grad(self) -> None:
+        """Forgets the gradients, so that the next backward starts anew."""
+        for segment in self.storage.segments:
+            segment.parameter.zero_grad()
+
+    def state_dict(self) -> dict[str, Array]:
+        """The state by parameter ("m/block0.weight"; views, not copies) and "steps", the number of updates."""
+        return {**self.storage.named_views(self.state), "steps": np.array(self.steps)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Copies the state in. Raises ShapeError, and changes nothing, unless it is this optimizer's for this model."""
+        rest = {name: value for name, value in state.items() if name != "steps"}
+        if len(rest) == len(state):
+            raise ShapeError(f'the state does not fit {type(self).__name__}; missing: "steps"')
+        self.storage.load_views(self.state, rest, type(self).__name__)
+        self.steps = int(state["steps"])
+
+    def _runs(self, segments: Sequence[Segment]) -> list[Run]:
+        """Segments as few runs: neighbours that are updated alike become one, with the zeros between them."""
+        runs: list[Run] = []
+        for s in segments:
+            if self.whole_parameters and (s.start, s.stop) != self._extents[s.name]:
+                raise ShapeError(f"{type(self).__name__} needs whole parameters, got elements {s.start}:{s.stop} of "
+                                 f'"{s.name}"; another optimizer works on parts')
+            if s.stop == s.start:
+                continue
+            matrix = s.parameter.ndim >= 2
+            decay = self.weight_decay if s.decay and (matrix or self.decay == "all") else 0.0
+            last = runs[-1] if runs else None
+            if not self.whole_parameters and last and last.decay == decay and self._follows.get(last.stop) == s.start:
+                runs[-1] = last._replace(stop=s.stop)
+            else:
+                runs.append(Run(s.start, s.stop, decay, matrix))
+        return runs
+
+
+def require(fine: bool, name: str, value: object, expected: str) -> None:
+    """ConfigError unless `fine`."""
+    if not fine:
+        raise ConfigError(f"optimizer.{name} is {expected}, not {value}")
+
+
+OPTIMIZERS: Registry[Callable[..., Optimizer]] = Registry("optimizer")
+"""Optimizers by name; each is called with the model (or its storage), lr, and its own keywords."""

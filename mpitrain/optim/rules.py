@@ -1,0 +1,153 @@
+"""The update rules. Letters: w values, g gradients, m and v running means of g and g squared, t the step from 1.
+
+Formulas and defaults are PyTorch's where PyTorch has the optimizer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpitrain.backend import Array
+from mpitrain.kernels import optimizer as kernels
+from mpitrain.optim.norm import sum_of_squares
+from mpitrain.optim.optimizer import OPTIMIZERS, Optimizer, Run, require
+
+Allocate = Callable[[int], Any] | None
+
+
+@OPTIMIZERS.register("sgd")
+class SGD(Optimizer):
+    """b = momentum b + g;  w -= lr b, or with `nesterov` w -= lr (g + momentum b)."""
+
+    def __init__(self, model: Any, lr: float = 0.01, *, momentum: float = 0.0, nesterov: bool = False,
+                 weight_decay: float = 0.0, decay: str = "all", allocate: Allocate = None):
+        require(0.0 <= momentum < 1.0, "momentum", momentum, "in [0, 1)")
+        require(momentum > 0.0 or not nesterov, "momentum", momentum, "more than 0 with nesterov")
+        super().__init__(model, lr, state=("momentum",) if momentum else (), weight_decay=weight_decay, decay=decay,
+                         allocate=allocate)
+        self.momentum = momentum
+        self.weights = (1.0, momentum) if nesterov else (0.0, 1.0)      # of g and of b in the step
+
+    def change(self, run: Run, gradients: Array, lr: float, step: int, scale: float) -> None:
+        w, *buffer = self.parts(run)
+        if buffer:
+            kernels.sgd_momentum(w, gradients, *buffer, lr, self.momentum, *self.weights, run.decay, scale)
+        else:
+            kernels.sgd(w, gradients, lr, run.decay, scale)
+
+
+@OPTIMIZERS.register("adam")
+class Adam(Optimizer):
+    """Kingma and Ba 2015; weight decay is added to the gradient (L2)."""
+
+    decoupled = False
+
+    def __init__(self, model: Any, lr: float = 1e-3, *, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8,
+                 weight_decay: float = 0.0, decay: str = "all", allocate: Allocate = None):
+        _check_adam(betas, eps)
+        super().__init__(model, lr, state=("m", "v"), weight_decay=weight_decay, decay=decay, allocate=allocate)
+        self.betas, self.eps = (betas[0], betas[1]), eps
+
+    def change(self, run: Run, gradients: Array, lr: float, step: int, scale: float) -> None:
+        w, m, v = self.parts(run)
+        beta1, beta2 = self.betas
+        keep, penalty = (1.0 - lr * run.decay, 0.0) if self.decoupled else (1.0, run.decay)
+        kernels.adam(w, gradients, m, v, lr / (1.0 - beta1 ** step), keep, penalty, 1.0 - beta1, beta2, 1.0 - beta2,
+                     1.0 / math.sqrt(1.0 - beta2 ** step), self.eps, scale)
+
+
+@OPTIMIZERS.register("adamw")
+class AdamW(Adam):
+    """Loshchilov and Hutter 2019: Adam whose weight decay shrinks the weights themselves, by lr x weight_decay."""
+
+    decoupled = True
+
+    def __init__(self, model: Any, lr: float = 1e-3, *, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8,
+                 weight_decay: float = 0.01, decay: str = "all", allocate: Allocate = None):
+        super().__init__(model, lr, betas=betas, eps=eps, weight_decay=weight_decay, decay=decay, allocate=allocate)
+
+
+@OPTIMIZERS.register("rmsprop")
+class RMSprop(Optimizer):
+    """s = alpha s + (1 - alpha) g^2;  b = momentum b + g / (sqrt(s) + eps);  w -= lr b (Hinton, lecture 6e)."""
+
+    def __init__(self, model: Any, lr: float = 0.01, *, alpha: float = 0.99, eps: float = 1e-8, momentum: float = 0.0,
+                 weight_decay: float = 0.0, decay: str = "all", allocate: Allocate = None):
+        require(0.0 <= alpha < 1.0, "alpha", alpha, "in [0, 1)")
+        require(0.0 <= momentum < 1.0, "momentum", momentum, "in [0, 1)")
+        require(eps > 0.0, "eps", eps, "more than 0")
+        super().__init__(model, lr, state=("square", "momentum"), weight_decay=weight_decay, decay=decay, allocate=allocate)
+        self.alpha, self.momentum, self.eps = alpha, momentum, eps
+
+    def change(self, run: Run, gradients: Array, lr: float, step: int, scale: float) -> None:
+        w, square, buffer = self.parts(run)
+        kernels.rmsprop(w, gradients, square, buffer, lr, self.momentum, self.alpha, 1.0 - self.alpha, self.eps, run.decay,
+                        scale)
+
+
+@OPTIMIZERS.register("lars")
+class LARS(Optimizer):
+    """You, Gitman, Ginsburg 2017, for convolutional nets with large batches.
+
+    b = momentum b + lr c (g + decay w);  w -= b, where c = trust |w| / (|g| + decay |w|) for each matrix. Biases and gains
+    have c = 1, as do parameters whose norm or gradient is zero.
+    """
+
+    whole_parameters = True
+
+    def __init__(self, model: Any, lr: float = 0.1, *, momentum: float = 0.9, trust: float = 0.001,
+                 weight_decay: float = 0.0, decay: str = "matrices", allocate: Allocate = None):
+        require(0.0 <= momentum < 1.0, "momentum", momentum, "in [0, 1)")
+        require(trust > 0.0, "trust", trust, "more than 0")
+        super().__init__(model, lr, state=("momentum",), weight_decay=weight_decay, decay=decay, allocate=allocate)
+        self.momentum, self.trust = momentum, trust
+
+    def change(self, run: Run, gradients: Array, lr: float, step: int, scale: float) -> None:
+        w, buffer = self.parts(run)
+        rate = lr
+        if run.matrix:
+            weight, gradient = math.sqrt(sum_of_squares(w)), abs(scale) * math.sqrt(sum_of_squares(gradients))
+            if weight > 0.0 and gradient > 0.0:
+                rate = lr * self.trust * weight / (gradient + run.decay * weight)
+        kernels.sgd_momentum(w, gradients, buffer, 1.0, self.momentum, 0.0, 1.0, run.decay * rate, scale * rate)
+
+
+@OPTIMIZERS.register("lamb")
+class LAMB(Optimizer):
+    """You et al. 2020, for transformers with large batches: Adam's direction, scaled to the size of the weights.
+
+    r = m^ / (sqrt(v^) + eps) + decay w;  w -= lr |w|/|r| r for each matrix. Biases and gains, and parameters whose norm is
+    zero, take w -= lr r.
+    """
+
+    whole_parameters = True
+
+    def __init__(self, model: Any, lr: float = 1e-3, *, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-6,
+                 weight_decay: float = 0.0, decay: str = "matrices", allocate: Allocate = None):
+        _check_adam(betas, eps)
+        super().__init__(model, lr, state=("m", "v"), weight_decay=weight_decay, decay=decay, allocate=allocate)
+        self.betas, self.eps = (betas[0], betas[1]), eps
+        longest = max((s.stop - s.start for s in self.storage.segments), default=0)
+        self._direction = self.storage.values[:longest].copy()
+
+    def change(self, run: Run, gradients: Array, lr: float, step: int, scale: float) -> None:
+        w, m, v = self.parts(run)
+        beta1, beta2 = self.betas
+        direction = self._direction[:run.stop - run.start]
+        kernels.lamb(w, gradients, direction, m, v, 1.0 - beta1, beta2, 1.0 - beta2, 1.0 / (1.0 - beta1 ** step),
+                     1.0 / math.sqrt(1.0 - beta2 ** step), self.eps, run.decay, scale)
+        rate = lr
+        if run.matrix:
+            weight, length = math.sqrt(sum_of_squares(w)), math.sqrt(sum_of_squares(direction))
+            if weight > 0.0 and length > 0.0:
+                rate = lr * weight / length
+        direction *= rate
+        w -= direction
+
+
+def _check_adam(betas: Sequence[float], eps: float) -> None:
+    fine = len(betas) == 2 and all(0.0 <= beta < 1.0 for beta in betas)
+    require(fine, "betas", list(betas), "two numbers in [0, 1)")
+    require(eps > 0.0, "eps", eps, "more than 0")

@@ -1,0 +1,95 @@
+"""Learning rates as functions of the step: no state, so a resumed run continues where it was.
+
+Steps count from 0: update number k+1 uses ``rate(k)``.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from mpitrain.errors import ConfigError
+from mpitrain.registry import Registry
+
+Rate: TypeAlias = Callable[[int], float]
+SCHEDULES: Registry[Callable[..., Rate]] = Registry("schedule")
+"""Each is called with lr, min_lr, warmup_steps, total_steps and its own keywords, and gives the rate from warm-up on."""
+
+
+def schedule(name: str | Callable[..., Rate], *, lr: float, min_lr: float = 0.0, warmup_steps: int = 0, total_steps: int,
+             **options: Any) -> Rate:
+    """The rate at each step: linear warm-up lr (k+1) / (warmup_steps+1), then the schedule called `name`.
+
+    `name` may be a function like those in SCHEDULES. ConfigError where the numbers make no sense.
+    """
+    if not 0.0 <= min_lr <= lr:
+        raise ConfigError(f"optimizer.min_lr must lie between 0 and lr = {lr}, not {min_lr}")
+    if not 0 <= warmup_steps <= total_steps:
+        raise ConfigError(f"optimizer.warmup_steps must lie between 0 and the {total_steps} steps of the run, not {warmup_steps}")
+    make = SCHEDULES.resolve(name) if isinstance(name, str) else name
+    after = make(lr=lr, min_lr=min_lr, warmup_steps=warmup_steps, total_steps=total_steps, **options)
+    if make is one_cycle:                         # it has a rise of its own
+        return after
+
+    def rate(step: int) -> float:
+        return lr * (step + 1) / (warmup_steps + 1) if step < warmup_steps else after(step)
+    return rate
+
+
+@SCHEDULES.register("constant")
+def constant(*, lr: float, min_lr: float, warmup_steps: int, total_steps: int) -> Rate:
+    """lr, always."""
+    return lambda step: lr
+
+
+@SCHEDULES.register("step")
+def step(*, lr: float, min_lr: float, warmup_steps: int, total_steps: int, milestones: Sequence[int] | None = None,
+         gamma: float = 0.1) -> Rate:
+    """lr times `gamma` for each milestone passed, at least min_lr; by default at half and three quarters of the run."""
+    at = sorted(milestones) if milestones is not None else [total_steps // 2, total_steps * 3 // 4]
+    return lambda step: max(min_lr, lr * gamma ** bisect_right(at, step))
+
+
+@SCHEDULES.register("linear")
+def linear(*, lr: float, min_lr: float, warmup_steps: int, total_steps: int) -> Rate:
+    """A straight line from lr to min_lr, reached at total_steps."""
+    def rate(step: int) -> float:
+        done = _done(step, warmup_steps, total_steps)
+        return (1.0 - done) * lr + done * min_lr
+    return rate
+
+
+@SCHEDULES.register("cosine")
+def cosine(*, lr: float, min_lr: float, warmup_steps: int, total_steps: int) -> Rate:
+    """Half a cosine from lr to min_lr, reached at total_steps (Loshchilov and Hutter 2017)."""
+    def rate(step: int) -> float:
+        if step > total_steps:
+            return min_lr
+        return min_lr + 0.5 * (1.0 + math.cos(math.pi * _done(step, warmup_steps, total_steps))) * (lr - min_lr)
+    return rate
+
+
+@SCHEDULES.register("one_cycle")
+def one_cycle(*, lr: float, min_lr: float, warmup_steps: int, total_steps: int) -> Rate:
+    """Up from lr/25 and down to min_lr, both along cosines (Smith and Topin 2018).
+
+    The peak is at step warmup_steps - 1 (without warm-up: three tenths of the run), the end at the run's last step.
+    """
+    peak = (float(warmup_steps) or 0.3 * total_steps) - 1.0
+
+    def rate(step: int) -> float:
+        if step <= peak:
+            return _along_cosine(lr / 25.0, lr, step / peak if peak > 0 else 1.0)
+        return _along_cosine(lr, min_lr, min(1.0, (step - peak) / (total_steps - 1 - peak)) if total_steps - 1 > peak else 1.0)
+    return rate
+
+
+def _done(step: int, warmup_steps: int, total_steps: int) -> float:
+    """How much of the way from the end of warm-up to the end of the run lies behind, 0 to 1."""
+    return min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
+
+
+def _along_cosine(start: float, end: float, done: float) -> float:
+    return end + 0.5 * (start - end) * (1.0 + math.cos(math.pi * done))
