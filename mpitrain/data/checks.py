@@ -1,0 +1,70 @@
+"""Values that cannot be trained on, found where they are read and named by file and row."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpitrain.data.shards import Dataset
+from mpitrain.errors import DataError
+
+Rows = NDArray[np.int64]
+
+
+class Source(Protocol):
+    """What gives samples: a `Dataset` or `TokenWindows`."""
+
+    kind: str
+    names: tuple[str, str]          # of the datasets that inputs and targets come from
+
+    def __len__(self) -> int: ...
+    def read(self, rows: Rows) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    def where(self, row: int) -> tuple[str, int]: ...
+
+
+def check_finite(values: NDArray[Any], rows: Rows, source: Source, name: str) -> None:
+    """Raise DataError at the first row that holds NaN or Inf. A finite sum proves all finite, which costs one pass."""
+    if values.dtype.kind != "f":
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(values.sum(dtype=np.float64)):
+            return
+    bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
+    if bad.size:
+        flat = values[bad[0]].reshape(-1)
+        place = int(np.flatnonzero(~np.isfinite(flat))[0])
+        file, row = source.where(int(rows[bad[0]]))
+        raise DataError(f"value {place} of this row is {flat[place]}; remove the row or repair it",
+                        file=file, dataset=name, row=row)
+
+
+def check_labels(labels: NDArray[Any], rows: Rows, n_classes: int, source: Source, name: str, ignore: int | None = None) -> None:
+    """Raise DataError at the first label outside 0..n_classes-1 (and not `ignore`)."""
+    if not len(labels) or ignore is None and labels.min() >= 0 and labels.max() < n_classes:
+        return
+    wrong = (labels < 0) | (labels >= n_classes)
+    if ignore is not None:
+        wrong &= labels != ignore
+    bad = np.flatnonzero(wrong.reshape(len(labels), -1).any(axis=1))
+    if bad.size:
+        value = labels[bad[0]].reshape(-1)[wrong[bad[0]].reshape(-1)][0]
+        file, row = source.where(int(rows[bad[0]]))
+        what = "token" if source.kind == "tokens" else "label"
+        raise DataError(f"{what} {value} is outside 0..{n_classes - 1} ({n_classes} classes); correct the data or the model's "
+                        f"number of outputs", file=file, dataset=name, row=row)
+
+
+def scan_labels(dataset: Dataset, n_classes: int | None = None) -> int:
+    """Look at every label (or token) once, before the first step; the largest one + 1. With `n_classes` they are checked."""
+    field = dataset.x if dataset.kind == "tokens" else dataset.y
+    assert field is not None
+    largest = 0
+    step = max(1, (4 << 20) // field.row_bytes)
+    for start in range(0, len(dataset), step):
+        rows = np.arange(start, min(start + step, len(dataset)), dtype=np.int64)
+        labels = dataset.read_field(field, rows)
+        check_labels(labels, rows, n_classes if n_classes is not None else max(1, int(labels.max()) + 1), dataset, field.name)
+        largest = max(largest, int(labels.max()) + 1)
+    return largest

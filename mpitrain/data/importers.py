@@ -1,0 +1,144 @@
+"""Other formats -> a folder of shards: text, IDX (MNIST), NPZ and NPY here; CSV in `tables`, images in `images`."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpitrain.data.images import import_images
+from mpitrain.data.sources import Values, read_bytes, refuse_existing, smallest_unsigned, write_classification
+from mpitrain.data.tables import import_csv
+from mpitrain.data.writing import write_shards
+from mpitrain.errors import AccessError, DataError, MissingError, UsageError
+
+__all__ = ["import_csv", "import_idx", "import_images", "import_npz", "import_text"]
+
+IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+
+def import_text(source: Path | str, out: Path | str, *, level: str = "char", overwrite: bool = False) -> Path:
+    """A text file as tokens: its characters numbered in code-point order (kept as the vocabulary), or its UTF-8 bytes."""
+    source, out = Path(source), Path(out)
+    if level not in ("char", "byte"):
+        raise UsageError(f'level "{level}" is not one of char, byte')
+    refuse_existing(out, overwrite)
+    data = read_bytes(source)
+    if not data:
+        raise DataError("the text is empty", file=source)
+    if level == "byte":
+        vocabulary = [chr(b) if 32 <= b < 127 else f"\\x{b:02x}" for b in range(256)]
+        return write_shards(out, np.frombuffer(data, np.uint8), kind="tokens", vocabulary=vocabulary, overwrite=overwrite)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"byte {data[error.start]:#04x} is not UTF-8; convert the text (iconv) or import it with --level byte",
+                        file=source, offset=error.start) from None
+    codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
+    known, tokens = np.unique(codes, return_inverse=True)
+    numbers = tokens.astype(smallest_unsigned(len(known) - 1))
+    return write_shards(out, numbers, kind="tokens", vocabulary=[chr(c) for c in known], overwrite=overwrite)
+
+
+def read_idx(path: Path) -> Values:
+    """The array in an IDX file: two zero bytes, a type, the number of dims, big-endian sizes, values."""
+    data = read_bytes(path)
+    if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in IDX_TYPES or not 1 <= data[3] <= 8:
+        raise DataError(f"is not an IDX file (it starts with {data[:4].hex() or 'nothing'})", file=path, offset=0)
+    start = 4 + 4 * data[3]
+    shape = [int.from_bytes(data[i:i + 4], "big") for i in range(4, min(start, len(data)), 4)]
+    dtype = np.dtype(IDX_TYPES[data[2]])
+    needed = start + math.prod(shape) * dtype.itemsize
+    if len(data) != needed or len(shape) != data[3]:
+        raise DataError(f"declares {'x'.join(map(str, shape))} values, so {needed:,} bytes, but has {len(data):,}",
+                        file=path, offset=min(len(data), needed))
+    values = np.frombuffer(data, dtype, offset=start).reshape(shape)
+    return values.astype(dtype.newbyteorder("="))
+
+
+def import_idx(images: Path | str, out: Path | str, *, labels: Path | str | None = None, overwrite: bool = False) -> Path:
+    """MNIST's format, gzipped or not: a folder with one pair of ``*images*`` and ``*labels*`` files, or the pair itself.
+
+    Images of shape (n, height, width) are stored as (n, 1, height, width), ready for convolutions. Given the images
+    file alone, the labels file beside it is found by its name.
+    """
+    images, out = Path(images), Path(out)
+    refuse_existing(out, overwrite)
+    if labels is None:
+        images, labels = find_idx_pair(images)
+    x, y = read_idx(images), read_idx(Path(labels))
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise DataError(f"labels are 1-D integers, but this file holds {y.dtype} values of shape {y.shape}", file=labels)
+    return write_classification(out, x[:, None] if x.ndim == 3 else x, y, Path(labels), overwrite)
+
+
+def find_idx_pair(source: Path) -> tuple[Path, Path]:
+    """(images file, labels file) of a folder, or of an images file whose labels file lies beside it."""
+    if source.is_dir():
+        found = [sorted(f for f in source.iterdir() if f"{what}-idx" in f.name) for what in ("images", "labels")]
+        if [len(f) for f in found] != [1, 1]:
+            raise DataError(f"expected one *images-idx* and one *labels-idx* file in the folder, found {len(found[0])} and "
+                            f"{len(found[1])}; name the images file", file=source)
+        return found[0][0], found[1][0]
+    stem = source.name.removesuffix(".gz").replace("images-idx3", "labels-idx1")
+    for name in (stem, stem + ".gz"):
+        if name.removesuffix(".gz") != source.name.removesuffix(".gz") and (source.parent / name).exists():
+            return source, source.parent / name
+    if not source.exists():
+        raise MissingError("the file or folder to import is not there", file=source)
+    raise MissingError(f"no labels file {stem} beside it; name it with --labels", file=source)
+
+
+def import_npz(source: Path | str, out: Path | str, *, targets: Path | str | None = None, x: str | None = None,
+               y: str | None = None, overwrite: bool = False) -> Path:
+    """An NPZ file with arrays `x` and `y` (or the names given), or an NPY file of inputs and one of `targets`.
+
+    Integer 1-D targets are class labels, floats are regression targets, and a 1-D integer array without targets is
+    tokens. Pickled objects are refused.
+    """
+    source, out = Path(source), Path(out)
+    refuse_existing(out, overwrite)
+    loaded = _load_numpy(source)
+    if isinstance(loaded, dict):
+        x = x or ("x" if "x" in loaded or len(loaded) != 1 else next(iter(loaded)))
+        y = y or ("y" if "y" in loaded else None)
+        for name in (x, y):
+            if name is not None and name not in loaded:
+                raise DataError(f'no array "{name}" (there: {", ".join(sorted(loaded))}); name the arrays with --x and --y',
+                                file=source, dataset=name)
+        inputs, wanted = loaded[x], loaded[y] if y else None
+    else:
+        inputs, wanted = loaded, _load_numpy(Path(targets)) if targets is not None else None
+    if isinstance(wanted, dict):
+        raise DataError("targets beside an NPY file come from another NPY file", file=targets)
+    if inputs.ndim == 0:
+        raise DataError("the inputs are a single number; expected rows along the first dim", file=source)
+    if wanted is None:
+        if inputs.ndim != 1 or inputs.dtype.kind not in "iu":
+            raise DataError(f"there are no targets for inputs of shape {inputs.shape}; name them with --y (NPZ) or "
+                            f"--targets (NPY)", file=source)
+        return write_shards(out, inputs, kind="tokens", overwrite=overwrite)
+    if wanted.dtype.kind in "biu" and wanted.ndim == 1:
+        return write_classification(out, inputs, wanted.astype(np.int64), source, overwrite)
+    if wanted.dtype.kind != "f":
+        raise DataError(f"targets of dtype {wanted.dtype} and shape {wanted.shape} are neither labels (1-D integers) nor "
+                        f"regression targets (floats)", file=source)
+    return write_shards(out, inputs, wanted, kind="regression", overwrite=overwrite)
+
+
+def _load_numpy(path: Path) -> Any:
+    """An array, or a dict of arrays; pickles are never loaded."""
+    try:
+        with open(path, "rb") as file:                 # np.load leaves it open when the archive is broken
+            loaded = np.load(file, allow_pickle=False)
+            return loaded if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
+    except FileNotFoundError:
+        raise MissingError("the file to import is not there", file=path) from None
+    except PermissionError:
+        raise AccessError("no permission to read the file to import", file=path) from None
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, OSError) as error:
+        raise DataError(f"cannot be read as NPZ or NPY: {' '.join(str(error).split())}", file=path) from None

@@ -1,0 +1,153 @@
+"""Micro-batches of a rank, read ahead by threads.
+
+Micro-batch i of M is rows [iB/M, (i+1)B/M) of the global batch of B rows (rounded down), on any number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpitrain.data.checks import Source, check_finite, check_labels
+from mpitrain.data.keyed import key, sample_keys
+from mpitrain.data.sampler import Index, Sampler
+from mpitrain.data.tokens import IGNORE
+from mpitrain.data.transforms import Augmentation, Transforms
+from mpitrain.errors import MpitrainError
+
+Rows = NDArray[np.int64]
+Values = NDArray[Any]
+
+
+@dataclass
+class MicroBatch:
+    """The unit of arithmetic: some consecutive rows of one global batch (or one chunk of an evaluation)."""
+
+    x: Values
+    y: Values
+    samples: Rows          # dataset rows, the key of everything random about a sample
+    index: int             # number of this micro-batch in the global batch (of this chunk, in an evaluation)
+    first: int             # place of its first row in the global batch (in the evaluated rows)
+    step: int
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
+class SampleReader:
+    """Rows of a dataset, checked and transformed: the part that training and evaluation share."""
+
+    def __init__(self, source: Source, transforms: Transforms | None = None, *, n_classes: int | None = None):
+        self.source, self.transforms, self.n_classes = source, transforms or Transforms(), n_classes
+
+    def read(self, rows: Rows) -> tuple[Values, Values]:
+        source = self.source
+        x, y = source.read(rows)
+        x_name, y_name = source.names
+        check_finite(x, rows, source, x_name)
+        check_finite(y, rows, source, y_name)
+        if self.n_classes is not None and y.dtype.kind in "biu":
+            tokens = source.kind == "tokens"
+            if tokens:
+                check_labels(x, rows, self.n_classes, source, x_name)
+            check_labels(y, rows, self.n_classes, source, y_name, IGNORE if tokens else None)
+        return self.transforms(x), y
+
+
+class Loader:
+    """The micro-batches [`micro_start`, `micro_stop`) of each step, for one rank; the next steps are read meanwhile.
+
+    `workers` threads (0: read when asked) keep `depth` steps ready. Nothing forks. What goes wrong in a thread is raised
+    where the step would have been handed out. Close it, or use it in a `with` block.
+    """
+
+    def __init__(self, source: Source, sampler: Sampler, n_micro: int, micro_start: int = 0, micro_stop: int | None = None, *,
+                 transforms: Transforms | None = None, augment: Sequence[Augmentation] = (), n_classes: int | None = None,
+                 workers: int = 1, depth: int = 2):
+        self.reader = SampleReader(source, transforms, n_classes=n_classes)
+        self.sampler, self.augment = sampler, list(augment)
+        self.n_micro, self.micro = n_micro, range(micro_start, n_micro if micro_stop is None else micro_stop)
+        assert 0 <= self.micro.start <= self.micro.stop <= n_micro
+        self.workers, self.depth = workers, max(1, depth)
+        self._pool: ThreadPoolExecutor | None = None
+        self._waiting: deque[tuple[int, Future[list[MicroBatch]]]] = deque()
+
+    def load(self, step: int) -> list[MicroBatch]:
+        """The micro-batches of one step, those without rows left out. Raises DataError with the step."""
+        size = self.sampler.size(step)
+        bounds = [i * size // self.n_micro for i in range(self.micro.start, self.micro.stop + 1)]
+        rows = self.sampler.rows(step, bounds[0], bounds[-1])
+        if not len(rows):
+            return []
+        try:
+            x, y = self.reader.read(rows)
+        except MpitrainError as error:
+            error.step = step
+            raise
+        if self.augment:
+            keys = sample_keys(key(self.sampler.seed, "augment", self.sampler.epoch(step)), rows)
+            for function in self.augment:
+                x = function(x, keys)
+        pieces = ((i, a, b, a - bounds[0], b - bounds[0]) for i, a, b in zip(self.micro, bounds, bounds[1:]) if b > a)
+        return [MicroBatch(x[p:q], y[p:q], rows[p:q], i, a, step) for i, a, b, p, q in pieces]
+
+    def iterate(self, start_step: int = 0, stop_step: int | None = None) -> Iterator[tuple[int, list[MicroBatch]]]:
+        """(step, micro-batches) from `start_step` on, without end unless `stop_step` is given."""
+        self.close()
+        ahead = start_step
+        step = start_step
+        while stop_step is None or step < stop_step:
+            if self.workers == 0:
+                yield step, self.load(step)
+                step += 1
+                continue
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="mpitrain-loader")
+            while len(self._waiting) < self.depth and (stop_step is None or ahead < stop_step):
+                self._waiting.append((ahead, self._pool.submit(self.load, ahead)))
+                ahead += 1
+            ready, future = self._waiting.popleft()
+            assert ready == step
+            yield step, future.result()
+            step += 1
+
+    def close(self) -> None:
+        """End the threads; what they were reading is dropped."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
+        self._waiting.clear()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def chunks(rows: Index, chunk: int, rank: int = 0, n_ranks: int = 1) -> Iterator[tuple[int, Rows]]:
+    """(c, rows of chunk c) for the chunks c = rank, rank + n_ranks, ...: each row in exactly one chunk, on one rank."""
+    for c in range(rank, -(-len(rows) // chunk), n_ranks):
+        part = rows[c * chunk:(c + 1) * chunk]
+        yield c, np.asarray(part, np.int64)
+
+
+class EvaluationLoader:
+    """Every row once, in chunks whose bounds do not depend on the number of ranks; no augmentation."""
+
+    def __init__(self, source: Source, rows: Index | None = None, chunk: int = 256, *, rank: int = 0, n_ranks: int = 1,
+                 transforms: Transforms | None = None, n_classes: int | None = None):
+        self.reader = SampleReader(source, transforms, n_classes=n_classes)
+        self.rows: Index = range(len(source)) if rows is None else rows
+        self.chunk, self.rank, self.n_ranks = chunk, rank, n_ranks
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        for c, rows in chunks(self.rows, self.chunk, self.rank, self.n_ranks):
+            x, y = self.reader.read(rows)
+            yield MicroBatch(x, y, rows, index=c, first=c * self.chunk, step=-1)

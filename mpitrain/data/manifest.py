@@ -1,0 +1,120 @@
+"""manifest.json: what a folder of shards promises about its files, so that damage and mix-ups are seen before use.
+
+    {"format": "mpitrain shards", "version": 1, "kind": "classification", "x": "/x", "y": "/y", "block": 1048576,
+     "classes": ["cat", "dog"], "vocabulary": null,
+     "shards": [{"file": "shard-00000.h5", "size": 2048, "x": {"dtype": "|u1", "shape": [9, 8], "sha256": ["01ab..", ...]}, ...}]}
+
+There is one SHA-256 for each `block` bytes of a contiguous dataset's values as they lie in the file (the last may be
+shorter), or for each stored chunk, in C order of the chunk grid, of a chunked one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from mpitrain.errors import DataError, MissingError
+
+MANIFEST = "manifest.json"
+FORMAT = "mpitrain shards"
+VERSION = 1
+BLOCK = 1 << 20
+MAX_BYTES = 1 << 28
+KINDS = ("classification", "regression", "tokens")
+SHARD_KEYS = {"file": str, "size": int, "x": dict}
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest at `path`, every field checked; it may come from anyone. Raises DataError, MissingError for a shard."""
+    size = path.stat().st_size
+    if size > MAX_BYTES:
+        raise DataError(f"the manifest has {size:,} bytes; at most {MAX_BYTES:,} are read", file=path)
+    try:
+        manifest = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"the manifest is not JSON: {error}", file=path) from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise DataError(f'this is not a manifest of {FORMAT} ("format": "{FORMAT}" is missing)', file=path)
+    if manifest.get("version") != VERSION:
+        raise DataError(f"schema version {manifest.get('version')!r}; this mpitrain reads version {VERSION}: "
+                        f"import the data again", file=path)
+    _require(manifest.get("kind") in KINDS, f"kind is {manifest.get('kind')!r}, not one of {', '.join(KINDS)}", path)
+    _require(isinstance(manifest.get("x"), str), '"x" must name a dataset', path)
+    _require(manifest.get("y") is None or isinstance(manifest["y"], str), '"y" must name a dataset or be null', path)
+    block = manifest.get("block")
+    _require(type(block) is int and 1 <= block <= 1 << 30, f"block is {block!r}, not a number of bytes", path)
+    for name in ("classes", "vocabulary"):
+        words = manifest.get(name)
+        _require(words is None or isinstance(words, list) and all(isinstance(w, str) for w in words),
+                 f"{name} must be a list of strings or null", path)
+    shards = manifest.get("shards")
+    _require(isinstance(shards, list) and bool(shards), "shards must be a list with at least one entry", path)
+    assert isinstance(shards, list)
+    for shard in shards:
+        _check_shard(shard, manifest["y"] is not None, path)
+    return manifest
+
+
+def _require(condition: bool, message: str, path: Path) -> None:
+    if not condition:
+        raise DataError(f"the manifest is damaged: {message}", file=path)
+
+
+def _check_shard(shard: Any, targets: bool, path: Path) -> None:
+    _require(isinstance(shard, dict) and all(isinstance(shard.get(k), t) for k, t in SHARD_KEYS.items()),
+             f"a shard needs {', '.join(SHARD_KEYS)}", path)
+    name = shard["file"]
+    plain = PurePosixPath(name).name == name and name not in ("", ".", "..") and name.isprintable()
+    _require(plain, f"shard {name!r} must be a plain file name in the manifest's folder", path)
+    if not os.path.lexists(path.parent / name):
+        raise MissingError(f'shard "{name}" of the manifest is not there', file=path.parent / name)
+    _require(not (path.parent / name).is_symlink(), f'shard "{name}" is a symbolic link', path)
+    _require((shard.get("y") is not None) == targets, f'"y" of shard "{name}" and of the whole set disagree', path)
+    for label in ("x", "y") if targets else ("x",):
+        dataset = shard[label]
+        sums = dataset.get("sha256") if isinstance(dataset, dict) else None
+        _require(isinstance(sums, list) and all(isinstance(s, str) and len(s) == 64 for s in sums),
+                 f'"{label}" of shard "{name}" has no list of SHA-256 sums', path)
+
+
+def match_manifest(description: dict[str, Any], manifest: dict[str, Any], path: Path) -> None:
+    """Compare what the files hold with what the manifest promises, then take its kind, names and checksums over."""
+    for shard, promised in zip(description["shards"], manifest["shards"]):
+        file = shard["file"]
+        if shard["size"] != promised["size"]:
+            raise DataError(f"has {shard['size']:,} bytes, but the manifest says {promised['size']:,}; it is truncated or of "
+                            f"another set", file=file, offset=min(shard["size"], promised["size"]))
+        for label in ("x", "y"):
+            found = shard[label]
+            if found is None or description[label] != manifest[label]:
+                continue                              # a dataset that the manifest does not speak of
+            for field in ("dtype", "shape"):
+                if found[field] != promised[label].get(field):
+                    raise DataError(f"{field} {found[field]}, but the manifest says {promised[label].get(field)}",
+                                    file=file, dataset=found["name"])
+            found["sha256"] = promised[label]["sha256"]
+            found["block"] = manifest["block"]
+            expected = n_blocks(found)
+            if len(found["sha256"]) != expected:
+                raise DataError(f"the manifest holds {len(found['sha256'])} checksums for {expected} blocks",
+                                file=path, dataset=found["name"])
+    if (description["x"], description["y"]) != (manifest["x"], manifest["y"]):
+        return
+    kind, found_kind = manifest["kind"], description["kind"]
+    if kind != found_kind:
+        raise DataError(f'kind is "{kind}", but the shapes and dtypes of the shards are those of {found_kind}', file=path)
+    description["classes"], description["vocabulary"] = manifest.get("classes"), manifest.get("vocabulary")
+
+
+def n_blocks(dataset: dict[str, Any]) -> int:
+    """How many checksums a described dataset needs."""
+    if dataset["storage"] == "chunked":
+        return len(dataset["offsets"])
+    n_bytes: int = math.prod(dataset["shape"]) * np.dtype(dataset["dtype"]).itemsize
+    block: int = dataset["block"]
+    return -(-n_bytes // block)

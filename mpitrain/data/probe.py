@@ -1,0 +1,253 @@
+"""What a data file or folder holds, learned without letting libhdf5 near a rank.
+
+Metadata is parsed by a child process with limits (`probe_child`); a file that crashes or hangs libhdf5 costs that child
+and gets a clear refusal. One rank calls `describe` before MPI starts; its result is plain JSON-able data for the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import selectors
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpitrain.data.manifest import MANIFEST, match_manifest, read_manifest
+from mpitrain.errors import AccessError, DataError, MissingError, StorageError
+
+BUILT_IN = {"digits": Path(__file__).parent / "digits"}
+SUFFIXES = (".h5", ".hdf5", ".he5", ".nc", ".mat")
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+MAX_ANSWER = 1 << 28            # bytes of one description, about four million chunks
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the parser may spend on one file: processor seconds, and seconds on the clock (a slow file system waits)."""
+
+    cpu_seconds: float = 5.0
+    seconds: float = 60.0
+    start_seconds: float = 120.0
+
+
+def describe(path: Path | str, *, x: str | None = None, y: str | None = None, limits: Limits = Limits()) -> dict[str, Any]:  # noqa: B008
+    """The description of a dataset: a plain HDF5 file, a folder of shards (with a manifest or without), or a built-in name.
+
+    `x` and `y` name datasets inside the file; without them a manifest says, or the only sensible choice is taken. A bare
+    name of a built-in set means that set ("./digits" is the folder). The result holds, in plain JSON types, `kind`
+    ("classification", "regression" or "tokens"), and per file its size, time stamp and where the values of x and y lie.
+
+    Raises MissingError, AccessError, or DataError naming file and dataset: not HDF5, damaged, values in other files,
+    a type or filter that is not read, shards that do not fit each other or the manifest.
+    """
+    root = BUILT_IN.get(str(path)) or Path(path)
+    files, manifest = find_files(root)
+    if manifest is not None:
+        x, y = x or manifest["x"], y or (manifest["y"] if x in (None, manifest["x"]) else None)
+    elif y is not None and x is None:
+        raise DataError(f'data.y="{y}" is given without data.x; name both', file=root)
+    shards = []
+    with Parser(limits) as parser:
+        for file in files:
+            size, changed = check_file(file)
+            found = parser.ask(file, x, y)
+            x, y = found["x"]["name"], found["y"] and found["y"]["name"]
+            shards.append({"file": str(file.absolute()), "size": size, "mtime_ns": changed, **found})
+    check_agreement(shards)
+    description = {"path": str(path), "host": socket.gethostname(), "x": x, "y": y, "kind": kind_of(shards[0]), "shards": shards,
+                   "vocabulary": None, "classes": None}
+    if manifest is not None:
+        match_manifest(description, manifest, root / MANIFEST)
+    return description
+
+
+def find_files(root: Path) -> tuple[list[Path], dict[str, Any] | None]:
+    """The files behind a path in a fixed order, and the manifest of the folder where it has one."""
+    try:
+        folder = stat.S_ISDIR(root.stat().st_mode)
+        if not folder:
+            return [root], None
+        if (root / MANIFEST).exists():
+            manifest = read_manifest(root / MANIFEST)
+            return [root / shard["file"] for shard in manifest["shards"]], manifest
+        files = sorted(f for f in root.iterdir() if f.suffix.lower() in SUFFIXES)
+    except FileNotFoundError:
+        known = ", ".join(sorted(BUILT_IN))
+        raise MissingError(f"no such file or folder, and no built-in data set of that name (built in: {known}); "
+                           f"set data.path", file=root) from None
+    except PermissionError:
+        raise AccessError("no permission to read the data; check the file's mode and owner", file=root) from None
+    except OSError as error:
+        raise StorageError(f"cannot look at the data: {error.strerror}", file=root) from error
+    if not files:
+        raise MissingError(f"the folder has neither {MANIFEST} nor files ending in {', '.join(SUFFIXES)}", file=root)
+    return files, None
+
+
+def check_file(path: Path) -> tuple[int, int]:
+    """(bytes, mtime in ns) of a file that is a regular one and starts like HDF5; nothing else is ever opened for parsing."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:   # a FIFO must not hang us
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise DataError("is not a regular file", file=path)
+            place = 0
+            while place < status.st_size and os.pread(file.fileno(), 8, place) != SIGNATURE:
+                place = max(512, 2 * place)                     # the signature may follow a user block of 512 * 2**k bytes
+    except FileNotFoundError:
+        raise MissingError("the data file is not there", file=path) from None
+    except PermissionError:
+        raise AccessError("no permission to read the data; check the file's mode and owner", file=path) from None
+    except OSError as error:
+        raise StorageError(f"reading the data failed: {error.strerror}", file=path) from error
+    if place >= status.st_size:
+        hint = "the file is empty" if status.st_size == 0 else "no HDF5 signature found"
+        raise DataError(f"is not an HDF5 file ({hint}); `mpitrain data import` converts IDX, NPZ, CSV, images and text",
+                        file=path, offset=0)
+    return status.st_size, status.st_mtime_ns
+
+
+def kind_of(shard: dict[str, Any]) -> str:
+    """What the shapes and types of a file say it is for; raises DataError where they say nothing sensible."""
+    x, y = shard["x"], shard["y"]
+    if y is None:
+        if len(x["shape"]) == 1 and np.dtype(x["dtype"]).kind in "iu":
+            return "tokens"
+        raise DataError(f'there are no targets: set data.y to the dataset that "{x["name"]}" should predict (only a 1-D dataset '
+                        f"of integers, tokens, stands alone)", file=shard["file"], dataset=x["name"])
+    if np.dtype(y["dtype"]).kind == "f":
+        return "regression"
+    if len(y["shape"]) == 1:
+        return "classification"
+    raise DataError(f"integer targets are class labels and 1-D, but the shape is {_shape(y)}; store floats for regression",
+                    file=shard["file"], dataset=y["name"])
+
+
+def check_agreement(shards: Sequence[dict[str, Any]]) -> None:
+    """Every shard has the dtype and row shape of the first, and as many rows of x as of y."""
+    first = shards[0]
+    for shard in shards:
+        for label in ("x", "y"):
+            if first[label] is None:
+                continue
+            want, have = first[label], shard[label]
+            if (want["dtype"], want["shape"][1:]) != (have["dtype"], have["shape"][1:]):
+                raise DataError(f"rows of {np.dtype(have['dtype'])} {_shape(have, 1)}, but the first shard "
+                                f"({Path(first['file']).name}) has rows of {np.dtype(want['dtype'])} {_shape(want, 1)}",
+                                file=shard["file"], dataset=have["name"])
+        if shard["y"] is not None and shard["x"]["shape"][0] != shard["y"]["shape"][0]:
+            x, y = shard["x"], shard["y"]
+            raise DataError(f"{x['shape'][0]} rows in \"{x['name']}\", but {y['shape'][0]} in \"{y['name']}\"; each input "
+                            f"needs one target", file=shard["file"], dataset=y["name"])
+
+
+def _shape(dataset: dict[str, Any], start: int = 0) -> str:
+    return "x".join(map(str, dataset["shape"][start:])) or "scalar"
+
+
+class Parser:
+    """The child process, started when first asked and ended with the `with` block; it answers file by file."""
+
+    def __init__(self, limits: Limits):
+        self.limits = limits
+        self.process: subprocess.Popen[bytes] | None = None
+        self.received = b""
+
+    def __enter__(self) -> Parser:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            assert self.process.stdin is not None and self.process.stdout is not None
+            self.process.stdin.close()
+            self.process.stdout.close()
+
+    def ask(self, file: Path, x: str | None, y: str | None) -> dict[str, Any]:
+        if self.process is None:
+            self._start(file)
+        reply = self._exchange({"file": str(file.absolute()), "x": x, "y": y, "cpu_seconds": self.limits.cpu_seconds},
+                               self.limits.seconds, file)
+        if "refused" in reply:
+            raise DataError(reply["refused"], file=file, dataset=reply["dataset"])
+        return check_reply(reply, file)
+
+    def _start(self, file: Path) -> None:
+        here = os.getcwd()
+        paths = [p for p in sys.path if os.path.isabs(p) and p != here]      # a data folder's h5py.py is not imported
+        variables = {k: v for k, v in os.environ.items()                     # and an h5py built with MPI must not join the job
+                     if not k.startswith(("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "PYTHON", "HDF5_"))}
+        variables |= {"HDF5_PLUGIN_PRELOAD": "::", "HDF5_USE_FILE_LOCKING": "FALSE", "MPI4PY_RC_INITIALIZE": "0",
+                      "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        script = str(Path(__file__).with_name("probe_child.py"))
+        self.process = subprocess.Popen([sys.executable, "-I", script], env=variables, stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+        reply = self._exchange({"paths": paths}, self.limits.start_seconds, file)
+        if not reply["ready"]:
+            raise StorageError(f"the process that reads HDF5 metadata could not import h5py: {reply['message']}", file=file)
+
+    def _exchange(self, request: dict[str, Any], seconds: float, file: Path) -> dict[str, Any]:
+        """One line out, one line in; a child that dies, or says nothing for `seconds`, refuses `file`."""
+        assert self.process is not None and self.process.stdin is not None and self.process.stdout is not None
+        end = time.monotonic() + seconds
+        try:
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise self._died(file) from None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            parts = [self.received]
+            while b"\n" not in parts[-1]:
+                if not selector.select(max(0.0, end - time.monotonic())):
+                    raise DataError(f"reading its metadata took more than {seconds:g} s, so the file is refused; it is damaged, "
+                                    f"or the file system does not answer", file=file)
+                part = os.read(self.process.stdout.fileno(), 1 << 20)
+                parts.append(part)
+                if not part:
+                    raise self._died(file)
+                if sum(map(len, parts)) > MAX_ANSWER:
+                    raise DataError(f"its chunk index is larger than {MAX_ANSWER >> 20} MiB; repack it with larger chunks "
+                                    f"(h5repack)", file=file)
+        line, _, self.received = b"".join(parts).partition(b"\n")
+        reply = json.loads(line)
+        assert isinstance(reply, dict)
+        return reply
+
+    def _died(self, file: Path) -> DataError:
+        assert self.process is not None
+        status = self.process.wait()
+        name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        how = (f"keeps the HDF5 library busy for more than {self.limits.cpu_seconds:g} s" if name in ("SIGXCPU",)
+               else f"makes the HDF5 library crash ({name})")
+        return DataError(f"{how}, so the file is refused; it is damaged or hostile", file=file)
+
+
+def check_reply(reply: dict[str, Any], file: Path) -> dict[str, Any]:
+    """The child read a hostile file, so what it says about places and sizes is checked once more before anyone maps it."""
+    size = file.stat().st_size
+    for label in ("x", "y"):
+        found = reply[label]
+        if found is None:
+            continue
+        dtype, shape = np.dtype(found["dtype"]), found["shape"]
+        ok = dtype.kind in "biuf" and dtype.itemsize <= 8 and all(type(n) is int and n > 0 for n in shape)
+        if found["storage"] == "contiguous":
+            ok = ok and 0 <= found["offset"] <= size - math.prod(shape) * dtype.itemsize
+        elif found["storage"] == "chunked":
+            ok = ok and all(0 <= o <= size - n for o, n in zip(found["offsets"], found["sizes"]))
+        if not ok:
+            raise DataError("its metadata contradicts itself; it is damaged or hostile", file=file, dataset=found["name"])
+    return reply

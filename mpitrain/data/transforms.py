@@ -1,0 +1,238 @@
+"""What happens to inputs between the file and the model: scaling with statistics, and augmentation keyed by sample.
+
+A transform is fitted once on the training split (on one rank; the others load its state), and its state goes into the
+checkpoint. An augmentation is a function of (the row's values, the row's key), so a sample looks the same on any number
+of ranks. The user's own are named "pkg.module:name" or "file.py:name": a class like those below, or a plain function
+`f(x)` for a transform and `f(x, keys)` for an augmentation, with x of shape (rows, ...) and keys uint64 of shape (rows,).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpitrain.data.checks import Source, check_finite
+from mpitrain.data.keyed import draw
+from mpitrain.data.sampler import Index
+from mpitrain.errors import CheckpointError, ConfigError
+from mpitrain.registry import Registry
+
+Values = NDArray[Any]
+Keys = NDArray[np.uint64]
+Augmentation = Callable[[Values, Keys], Values]
+
+FIT_ROWS = 4096          # rows per block of the statistics; fixed, so that the result depends on the split alone
+
+
+class Transform:
+    """Changes inputs row by row. `fit` sees the training rows; what it learns is in `state_dict`."""
+
+    def fit(self, blocks: Callable[[], Any]) -> None:
+        """`blocks()` gives the training rows as arrays (rows, ...), in a fixed order; it may be called again."""
+
+    def __call__(self, x: Values) -> Values:
+        raise TypeError(f"{type(self).__name__} does not say what it does to x")
+
+    def state_dict(self) -> dict[str, Values]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Values]) -> None:
+        if state:
+            raise CheckpointError(f"transform {type(self).__name__} keeps no state, but the checkpoint holds {', '.join(state)}")
+
+
+TRANSFORMS: Registry[type[Transform]] = Registry("transform")
+AUGMENTATIONS: Registry[Augmentation] = Registry("augmentation")
+
+
+def as_float(x: Values) -> Values:
+    """Integers become float32; floats stay what they are."""
+    return x if x.dtype.kind == "f" else x.astype(np.float32)
+
+
+@TRANSFORMS.register("scale")
+class Scale(Transform):
+    """Divides by the largest magnitude of the training split: bytes 0..255 become 0..1, the digits' 0..16 too."""
+
+    def __init__(self) -> None:
+        self.largest = np.ones(())
+
+    def fit(self, blocks: Callable[[], Any]) -> None:
+        largest = max(max(float(x.max()), -float(x.min())) for x in blocks())
+        self.largest = np.asarray(largest or 1.0)
+
+    def __call__(self, x: Values) -> Values:
+        x = as_float(x)
+        out: Values = x / x.dtype.type(self.largest)
+        return out
+
+    def state_dict(self) -> dict[str, Values]:
+        return {"largest": self.largest}
+
+    def load_state_dict(self, state: dict[str, Values]) -> None:
+        self.largest = _take(state, "largest", "scale", np.shape(self.largest))
+
+
+@TRANSFORMS.register("standardise")
+class Standardise(Transform):
+    """Subtracts the mean and divides by the standard deviation of each feature over the training split.
+
+    A feature is a channel for rows of shape (channels, height, width), and each element of any other row. Float64 sums,
+    merged block by block (Chan, Golub and LeVeque, 1979). A feature that never changes is divided by 1.
+    """
+
+    def __init__(self) -> None:
+        self.mean: Values | None = None
+        self.deviation: Values | None = None
+
+    def fit(self, blocks: Callable[[], Any]) -> None:
+        n, mean, squares = 0, np.zeros(()), np.zeros(())
+        for x in blocks():
+            values = x.astype(np.float64)
+            axes = (0, 2, 3) if x.ndim == 4 else (0,)
+            count = values.size // values.mean(axes, keepdims=True).size
+            block_mean = values.mean(axes, keepdims=True)[0]
+            block_squares = ((values - block_mean) ** 2).sum(axes, keepdims=True)[0]
+            gap, total = block_mean - mean, n + count
+            squares = squares + block_squares + gap ** 2 * (n * count / total)
+            mean = mean + gap * (count / total)
+            n = total
+        deviation = np.sqrt(squares / n)
+        # a constant feature leaves rounding errors of about 1e-16 of its size, not exactly zero
+        constant = deviation <= 1e-12 * np.maximum(np.abs(mean), np.finfo(np.float64).tiny)
+        self.mean, self.deviation = np.asarray(mean), np.where(constant, 1.0, deviation)
+
+    def __call__(self, x: Values) -> Values:
+        assert self.mean is not None and self.deviation is not None, "standardise is used before fit or load_state_dict"
+        x = as_float(x)
+        out: Values = (x - self.mean.astype(x.dtype)) / self.deviation.astype(x.dtype)
+        return out
+
+    def state_dict(self) -> dict[str, Values]:
+        assert self.mean is not None and self.deviation is not None
+        return {"mean": self.mean, "deviation": self.deviation}
+
+    def load_state_dict(self, state: dict[str, Values]) -> None:
+        shape = None if self.mean is None else self.mean.shape
+        self.mean = _take(state, "mean", "standardise", shape)
+        self.deviation = _take(state, "deviation", "standardise", self.mean.shape)
+
+
+def _take(state: dict[str, Values], name: str, owner: str, shape: tuple[int, ...] | None) -> Values:
+    if name not in state:
+        raise CheckpointError(f'the checkpoint has no "{name}" for the transform {owner}; '
+                              f"it was trained with another data.transform")
+    if shape is not None and state[name].shape != shape:
+        raise CheckpointError(f'"{name}" of the transform {owner} has shape {state[name].shape} in the checkpoint, '
+                              f"but the data needs {shape}")
+    return np.asarray(state[name], np.float64)
+
+
+class PlainFunction(Transform):
+    """A user's `f(x)` as a transform without state."""
+
+    def __init__(self, function: Callable[[Values], Values]):
+        self.function = function
+
+    def __call__(self, x: Values) -> Values:
+        return self.function(x)
+
+
+class Transforms:
+    """The transforms of `data.transform`, applied in the order of their names. Empty: x goes through as it is."""
+
+    def __init__(self, names: str | Sequence[str] | None = None, folder: Path | None = None):
+        self.names = _names(names)
+        self.parts = [_transform(name, folder) for name in self.names]
+
+    def fit(self, source: Source, rows: Index) -> None:
+        """Learn the statistics from `rows` (the training split), each transform from the output of those before it."""
+        for i, part in enumerate(self.parts):
+            if type(part).fit is Transform.fit:
+                continue
+
+            def blocks(done: int = i) -> Any:
+                for start in range(0, len(rows), FIT_ROWS):
+                    chunk = np.asarray(rows[start:start + FIT_ROWS], np.int64)
+                    x = source.read(chunk)[0]
+                    check_finite(x, chunk, source, source.names[0])
+                    for earlier in self.parts[:done]:
+                        x = earlier(x)
+                    yield x
+            part.fit(blocks)
+
+    def __call__(self, x: Values) -> Values:
+        for part in self.parts:
+            x = part(x)
+        return x
+
+    def state_dict(self) -> dict[str, Values]:
+        """``"0.standardise.mean"`` -> array: plain named arrays, for the checkpoint and for the other ranks."""
+        return {f"{i}.{name}.{key}": value for i, (name, part) in enumerate(zip(self.names, self.parts))
+                for key, value in part.state_dict().items()}
+
+    def load_state_dict(self, state: dict[str, Values]) -> None:
+        left = dict(state)
+        for i, (name, part) in enumerate(zip(self.names, self.parts)):
+            prefix = f"{i}.{name}."
+            part.load_state_dict({key[len(prefix):]: left.pop(key) for key in list(left) if key.startswith(prefix)})
+        if left:
+            raise CheckpointError(f"the checkpoint's data transforms ({', '.join(sorted(left))}) are not those of this run "
+                                  f"({', '.join(self.names) or 'none'}); keep data.transform as it was")
+
+
+def _names(names: str | Sequence[str] | None) -> list[str]:
+    return [names] if isinstance(names, str) and names else list(names or [])
+
+
+def _transform(name: str, folder: Path | None) -> Transform:
+    found: Any = TRANSFORMS.resolve(name, folder)
+    if isinstance(found, type):
+        found = found()
+    if isinstance(found, Transform):
+        return found
+    if not callable(found):
+        raise ConfigError(f'data.transform "{name}" is a {type(found).__name__}; expected a function f(x) or a Transform')
+    return PlainFunction(found)
+
+
+def augmentations(names: str | Sequence[str] | None, folder: Path | None = None) -> list[Augmentation]:
+    """The functions of `data.augment`, in order."""
+    found = [AUGMENTATIONS.resolve(name, folder) for name in _names(names)]
+    for name, function in zip(_names(names), found):
+        if not callable(function):
+            raise ConfigError(f'data.augment "{name}" is a {type(function).__name__}; expected a function f(x, keys)')
+    return found
+
+
+def _need_images(x: Values, name: str) -> None:
+    if x.ndim != 4:
+        raise ConfigError(f'data.augment "{name}" needs images (channels, height, width), but a row has shape {x.shape[1:]}')
+
+
+@AUGMENTATIONS.register("flip")
+def flip(x: Values, keys: Keys) -> Values:
+    """Mirrors every second image (by its key) left to right."""
+    _need_images(x, "flip")
+    chosen = draw(keys, 0, 2) == 1
+    out = x.copy()
+    out[chosen] = x[chosen, :, :, ::-1]
+    return out
+
+
+@AUGMENTATIONS.register("crop")
+def crop(x: Values, keys: Keys) -> Values:
+    """Shifts each image by up to an eighth of its height and width (4 pixels of 32), filling with zeros."""
+    _need_images(x, "crop")
+    b, c, h, w = x.shape
+    pad_h, pad_w = max(1, h // 8), max(1, w // 8)
+    padded = np.pad(x, ((0, 0), (0, 0), (pad_h, pad_h), (pad_w, pad_w)))
+    top, left = draw(keys, 1, 2 * pad_h + 1), draw(keys, 2, 2 * pad_w + 1)
+    rows = (top[:, None] + np.arange(h))[:, None, :, None]
+    columns = (left[:, None] + np.arange(w))[:, None, None, :]
+    out: Values = padded[np.arange(b)[:, None, None, None], np.arange(c)[None, :, None, None], rows, columns]
+    return out

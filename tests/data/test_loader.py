@@ -1,0 +1,205 @@
+"""Micro-batches: the same samples on any number of ranks, in order, checked, read ahead, and ended cleanly."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from data_inputs import features
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpitrain.data import (
+    Dataset,
+    EvaluationLoader,
+    Loader,
+    MicroBatch,
+    Sampler,
+    Transforms,
+    augmentations,
+    chunks,
+    describe,
+    open_dataset,
+    scan_labels,
+    token_split,
+    write_shards,
+)
+from mpitrain.errors import DataError
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    x = features(203, 1, 8, 8)
+    return open_dataset(describe(write_shards(tmp_path_factory.mktemp("d") / "out", x, np.arange(203) % 7, kind="classification",
+                                              shard_rows=50)))
+
+
+def ranks(dataset: Dataset, n: int, n_micro: int, batch: int, steps: range, **options: Any) -> dict[tuple[int, int], MicroBatch]:
+    """What n ranks together load, by (step, micro-batch)."""
+    found = {}
+    for r in range(n):
+        with Loader(dataset, Sampler(203, batch, seed=3, drop_last=False), n_micro, r * n_micro // n, (r + 1) * n_micro // n,
+                    augment=augmentations(["flip", "crop"]), **options) as loader:
+            for step, micro_batches in loader.iterate(steps.start, steps.stop):
+                for m in micro_batches:
+                    assert (step, m.index) not in found and m.step == step
+                    found[step, m.index] = m
+    return found
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_any_number_of_ranks_loads_the_same_micro_batches(dataset: Dataset, n: int) -> None:
+    steps = range(3, 18)                              # over two ends of epochs, with a short last batch of 3 rows
+    alone, together = (ranks(dataset, k, 4, 20, steps) for k in (1, n))
+    assert alone.keys() == together.keys()
+    for place, m in alone.items():
+        other = together[place]
+        assert np.array_equal(m.samples, other.samples) and (m.index, m.first) == (other.index, other.first)
+        assert np.array_equal(m.x, other.x) and np.array_equal(m.y, other.y)
+
+
+@settings(max_examples=25, deadline=None)
+@given(batch=st.integers(1, 60), n_micro=st.integers(1, 9), step=st.integers(0, 30))
+def test_micro_batch_i_is_its_share_of_the_global_batch(dataset: Dataset, batch: int, n_micro: int, step: int) -> None:
+    sampler = Sampler(203, batch, seed=1, drop_last=False)
+    rows = sampler.rows(step)
+    found = Loader(dataset, sampler, n_micro).load(step)
+    assert np.array_equal(np.concatenate([m.samples for m in found]), rows)
+    for m in found:
+        low, high = m.index * len(rows) // n_micro, (m.index + 1) * len(rows) // n_micro
+        assert m.first == low and len(m) == high - low > 0 and np.array_equal(m.samples, rows[low:high])
+    assert len(found) == sum((i + 1) * len(rows) // n_micro > i * len(rows) // n_micro for i in range(n_micro))
+
+
+def test_a_rank_whose_micro_batches_are_empty_gets_an_empty_step(dataset: Dataset) -> None:
+    sampler = Sampler(203, 20, drop_last=False)
+    loader = Loader(dataset, sampler, 8, 0, 2)        # the last batch has 3 rows: 0*3/8, 1*3/8, 2*3/8 are all 0
+    assert loader.load(sampler.steps_per_epoch - 1) == []
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_threads_change_nothing_and_resuming_continues_the_stream(dataset: Dataset, workers: int) -> None:
+    def stream(start: int, stop: int) -> list[np.ndarray]:
+        with Loader(dataset, Sampler(203, 32, seed=9), 2, workers=workers, depth=4) as loader:
+            return [np.concatenate([m.x for m in micro]) for _, micro in loader.iterate(start, stop)]
+    whole = stream(0, 20)
+    want = [dataset.read(Sampler(203, 32, seed=9).rows(s))[0] for s in range(20)]
+    assert all(np.array_equal(a, b) for a, b in zip(whole, want))
+    assert all(np.array_equal(a, b) for a, b in zip(stream(13, 20), whole[13:]))
+
+
+def test_steps_are_read_ahead_while_the_consumer_works(dataset: Dataset) -> None:
+    loader = Loader(dataset, Sampler(203, 32), 1, workers=1, depth=2)
+    loaded, load = threading.Event(), loader.load
+
+    def watched(step: int) -> list[MicroBatch]:
+        if step == 1:
+            loaded.set()
+        return load(step)
+    loader.load = watched                             # type: ignore[method-assign]
+    steps = loader.iterate()
+    next(steps)
+    assert loaded.wait(30)                            # step 1 is read though nobody has asked for it
+    loader.close()
+
+
+def test_an_error_in_a_thread_reaches_the_consumer_with_its_step(plain_file: Write) -> None:
+    x = features(40, 3)
+    x[33, 1] = np.inf
+    dataset = open_dataset(describe(plain_file(x=x, y=np.arange(40) % 3)))
+    with Loader(dataset, Sampler(40, 8, shuffle=False), 1, workers=2) as loader:
+        steps = loader.iterate()
+        assert [next(steps)[0] for _ in range(4)] == [0, 1, 2, 3]
+        with pytest.raises(DataError, match="value 1 of this row is inf; remove") as caught:
+            next(steps)
+    error = caught.value
+    assert (error.step, error.row, error.dataset, error.file) == (4, 33, "/x", str(dataset.shards[0]["file"]))
+
+
+def test_closing_ends_the_threads(dataset: Dataset) -> None:
+    before = threading.active_count()
+    loader = Loader(dataset, Sampler(203, 32), 1, workers=3)
+    next(loader.iterate())
+    assert threading.active_count() > before
+    loader.close()
+    assert threading.active_count() == before
+
+
+def test_transforms_are_applied_before_augmentation(dataset: Dataset) -> None:
+    transforms = Transforms("standardise")
+    transforms.fit(dataset, range(203))
+    loader = Loader(dataset, Sampler(203, 10, seed=2), 1, transforms=transforms)
+    (m,) = loader.load(0)
+    assert np.array_equal(m.x, transforms(dataset.read(m.samples)[0]))
+
+
+@pytest.mark.parametrize(("label", "row"), [(7, 0), (-1, 39), (200, 17)])
+def test_a_label_out_of_range_is_found_with_file_and_row(tmp_path: Path, label: int, row: int) -> None:
+    y = np.arange(40) % 7
+    y[row] = label
+    folder = write_shards(tmp_path / "out", features(40, 3), y, kind="classification", shard_rows=15)
+    dataset = open_dataset(describe(folder))
+    want = rf"label {label} is outside 0..6 \(7 classes\); correct the data"
+    with pytest.raises(DataError, match=want) as scanned:
+        scan_labels(dataset, 7)
+    with Loader(dataset, Sampler(40, 40), 1, n_classes=7) as loader, pytest.raises(DataError, match=want) as caught:
+        next(loader.iterate())
+    for error in (scanned.value, caught.value):
+        assert error.row == row % 15 and error.dataset == "/y"
+        assert error.file == str(folder / f"shard-{row // 15:05d}.h5")
+
+
+def test_scanning_counts_the_classes_and_refuses_negative_labels(dataset: Dataset, plain_file: Write) -> None:
+    assert scan_labels(dataset) == 7
+    with pytest.raises(DataError, match="label -5 is outside"):
+        scan_labels(open_dataset(describe(plain_file(x=features(4, 2), y=np.full(4, -5)))))
+
+
+def test_tokens_outside_the_vocabulary_are_found_but_padding_is_not_taken_for_them(tmp_path: Path) -> None:
+    values = np.arange(100, dtype="u1") % 10
+    values[71] = 30
+    dataset = open_dataset(describe(write_shards(tmp_path / "out", values, kind="tokens")))
+    assert scan_labels(dataset) == 31
+    training, validation = token_split(dataset, 8, "tail:0.2")
+    with pytest.raises(DataError, match=r"token 30 is outside 0..9"):
+        list(Loader(training, Sampler(len(training), 4, shuffle=False), 1, n_classes=10).iterate(0, 18))
+    assert validation is not None
+    assert (np.concatenate([m.y for m in EvaluationLoader(validation, n_classes=10)]) == -1).sum() == 24 - 19
+
+
+def test_nan_in_a_regression_target_is_found(plain_file: Write) -> None:
+    y = np.arange(9.0)
+    y[4] = np.nan
+    dataset = open_dataset(describe(plain_file(x=features(9, 2), y=y)))
+    with pytest.raises(DataError, match="value 0 of this row is nan") as caught:
+        list(EvaluationLoader(dataset))
+    assert (caught.value.row, caught.value.dataset) == (4, "/y")
+
+
+def test_large_finite_values_are_not_taken_for_infinite(plain_file: Write) -> None:
+    x = np.full((9, 2), 1.7e308)                      # their sum overflows
+    assert len(list(EvaluationLoader(open_dataset(describe(plain_file(x=x, y=np.arange(9.0))))))) == 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(n=st.integers(0, 300), chunk=st.integers(1, 64), n_ranks=st.integers(1, 5))
+def test_evaluation_chunks_hold_every_row_once_at_fixed_places(n: int, chunk: int, n_ranks: int) -> None:
+    rows = np.random.default_rng(0).permutation(n)
+    together = sorted((c, part.tolist()) for r in range(n_ranks) for c, part in chunks(rows, chunk, r, n_ranks))
+    assert together == [(c, rows[c * chunk:(c + 1) * chunk].tolist()) for c in range(-(-n // chunk))]
+    assert all(c % n_ranks == r for r in range(n_ranks) for c, _ in chunks(range(n), chunk, r, n_ranks))
+
+
+def test_evaluation_on_three_ranks_reads_what_one_reads(dataset: Dataset) -> None:
+    def read(r: int, n: int) -> list[MicroBatch]:
+        return list(EvaluationLoader(dataset, range(100, 203), 16, rank=r, n_ranks=n))
+    together = sorted((m for r in range(3) for m in read(r, 3)), key=lambda m: m.index)
+    for one, other in zip(read(0, 1), together, strict=True):
+        assert np.array_equal(one.x, other.x) and one.first == other.first == one.index * 16
+        assert np.array_equal(one.samples, other.samples)
