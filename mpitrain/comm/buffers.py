@@ -1,0 +1,99 @@
+"""Host memory that messages are sent from and received into: the one place that knows where an array lives.
+
+MPI reads and writes host memory only here: Open MPI as PyPI ships it is not CUDA-aware, and handing a device pointer to an MPI
+that is not crashes. A GPU array is staged through a pinned host buffer that the channel owns.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mpitrain.backend import Array, array_module, asnumpy
+
+Host: TypeAlias = np.ndarray[Any, Any]
+
+
+class Pool:
+    """Byte buffers that are kept and reused: a fresh page costs 2 to 4 us per 4 KiB at its first touch on a virtual machine."""
+
+    def __init__(self) -> None:
+        self._free: list[Host] = []
+        self.allocated = 0                                    # bytes, for tests and reports
+
+    def take(self, nbytes: int) -> Host:
+        """The smallest kept buffer of at least `nbytes`, else a new one; its contents are whatever was there."""
+        fitting = [(buffer.nbytes, i) for i, buffer in enumerate(self._free) if buffer.nbytes >= nbytes]
+        if fitting:
+            return self._free.pop(min(fitting)[1])
+        size = 1 << max(nbytes - 1, 63).bit_length()
+        self.allocated += size
+        return self.new(size)
+
+    def give(self, buffer: Host) -> None:
+        self._free.append(buffer)
+
+    def new(self, size: int) -> Host:
+        return np.empty(size, np.uint8)
+
+
+class PinnedPool(Pool):
+    """The same in page-locked memory, which a GPU copies to and from several times faster."""
+
+    def __init__(self, xp: Any):
+        super().__init__()
+        self._xp = xp
+
+    def new(self, size: int) -> Host:
+        return np.frombuffer(self._xp.cuda.alloc_pinned_memory(size), np.uint8, size)
+
+
+class Pools:
+    """The buffers of one channel, host and pinned apart."""
+
+    def __init__(self) -> None:
+        self.host = Pool()
+        self._pinned: dict[str, PinnedPool] = {}
+
+    def staging(self, xp: Any) -> Pool:
+        """Where to stage arrays of `xp`: pinned for a real GPU; the tests' stand-in for one has no pinned memory."""
+        if not hasattr(xp, "cuda"):
+            return self.host
+        return self._pinned.setdefault(xp.__name__, PinnedPool(xp))
+
+
+class Staged:
+    """`array` as a flat host array `host`, for as long as messages read and write it; `close` brings the values back.
+
+    A host array is used in place: it must be contiguous and writable, because a hidden copy would receive the sum and lose it.
+    """
+
+    def __init__(self, array: Array, pools: Pools):
+        assert array.flags.c_contiguous, f"a collective needs a contiguous array, not strides {array.strides} of {array.shape}"
+        self._array, self._pool = array, None
+        xp = array_module(array)
+        if xp is np:
+            assert array.flags.writeable, "a collective writes its result into the array, which is read-only"
+            self.host: Host = array.reshape(-1)
+            return
+        self._pool = pools.staging(xp)
+        self._staging = self._pool.take(array.nbytes)
+        self.host = self._staging[:array.nbytes].view(array.dtype)
+        if hasattr(xp, "cuda"):
+            array.reshape(-1).get(out=self.host)              # waits for the current stream, so the values are final
+        else:
+            self.host[...] = asnumpy(array).reshape(-1)
+
+    def close(self) -> None:
+        """Copy the values back to where they came from, and give the staging buffer back."""
+        if self._pool is None:
+            return
+        xp = array_module(self._array)
+        if hasattr(xp, "cuda"):
+            self._array.reshape(-1).set(self.host)
+            xp.cuda.get_current_stream().synchronize()        # the buffer is reused at once
+        else:
+            self._array[...] = xp.asarray(self.host.copy()).reshape(self._array.shape)
+        self._pool.give(self._staging)
+        self._pool = None

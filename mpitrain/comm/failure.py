@@ -1,0 +1,91 @@
+"""From an exception to what is printed: a code, an exit status, one ASCII line, and the record with the traceback."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpitrain.errors import MpitrainError
+
+LINE_LIMIT = 500
+
+# (errno values, code, exit status) of an OSError that nobody turned into one of our own errors
+OS_ERRORS = (((errno.ENOENT,), "E_MISSING", 66),
+             ((errno.ENOSPC, errno.EIO, errno.EDQUOT), "E_IO", 74),
+             ((errno.EACCES, errno.EPERM), "E_PERMISSION", 77),
+             ((errno.EROFS,), "E_OUTPUT", 73))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What ended a rank; `where` is the ``key=value`` part of the line, empty when nothing is known."""
+
+    code: str
+    exit_code: int
+    where: str
+    message: str
+    traceback: str
+
+    def line(self, rank: int, size: int) -> str:
+        """The one line of the job, without its line end: printable ASCII of at most LINE_LIMIT characters."""
+        where = f" {self.where}" if self.where else ""
+        text = printable(f"mpitrain: {self.code} rank={rank}/{size} host={socket.gethostname()}{where}: {self.message}")
+        return text if len(text) <= LINE_LIMIT else text[:LINE_LIMIT - 3] + "..."
+
+
+def describe(error: BaseException) -> Failure:
+    """The code, exit status and message of any exception."""
+    trace = "".join(traceback.format_exception(error))
+    match error:
+        case MpitrainError():
+            return Failure(error.code, error.exit_code, error.where(), error.message, trace)
+        case KeyboardInterrupt():
+            return Failure("E_INTERRUPT", 130, "", "interrupted", trace)
+        case MemoryError():
+            return Failure("E_MEMORY", 71, "", f"out of memory {place(error)}: {error or 'an allocation failed'}; use a smaller "
+                                               f"batch_size, more micro_batches, or more nodes", trace)
+        case SystemExit():
+            code = error.code if isinstance(error.code, int) else 1
+            how = f"sys.exit({error.code!r}) {place(error)}" if error.__traceback__ else f"returning {code}"
+            return Failure("E_EXIT", code % 256 or 70, "", f"the program ended by {how} while other ranks may go on", trace)
+        case OSError():
+            return describe_os_error(error, trace)
+    return Failure("E_BUG", 70, "", f"{type(error).__name__} {place(error)}: {error}", trace)
+
+
+def describe_os_error(error: OSError, trace: str) -> Failure:
+    where = f'file="{os.fsdecode(error.filename)}"' if isinstance(error.filename, (str, bytes)) else ""
+    for numbers, code, exit_code in OS_ERRORS:
+        if error.errno in numbers:
+            return Failure(code, exit_code, where, error.strerror or str(error), trace)
+    return Failure("E_BUG", 70, where, f"{type(error).__name__} {place(error)}: {error.strerror or error}", trace)
+
+
+def place(error: BaseException) -> str:
+    """``at file.py:12 in function`` of the innermost frame, so that the line alone says where to look."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"at {Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else "at an unknown line"
+
+
+def printable(text: str) -> str:
+    r"""Printable ASCII; every other byte of the text's UTF-8 as ``\xNN`` (undecodable bytes of file names as they are)."""
+    return "".join(chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}" for byte in text.encode("utf-8", "surrogateescape"))
+
+
+def write_record(folder: Path, failure: Failure, rank: int, size: int) -> None:
+    """``errors/rank-R.json`` in the run folder, readable by the owner only: the line, the code, and the traceback."""
+    errors = folder / "errors"
+    errors.mkdir(parents=True, exist_ok=True)
+    record = {"code": failure.code, "exit_code": failure.exit_code, "rank": rank, "size": size,
+              "host": socket.gethostname(), "time": time.time(), "line": failure.line(rank, size),
+              "traceback": failure.traceback}
+    descriptor = os.open(errors / f"rank-{rank}.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        os.fchmod(descriptor, 0o600)                          # also where an older file had other permissions
+        json.dump(record, file, indent=1)

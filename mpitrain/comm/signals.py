@@ -1,0 +1,27 @@
+"""SIGUSR1 asks a run to save and stop: batch systems send it ahead of the time limit, and launchers forward it to all ranks."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType, TracebackType
+
+
+class StopRequest:
+    """`asked` becomes True when SIGUSR1 has arrived on this rank; nothing else happens.
+
+    Signals reach ranks at different times, perhaps only one of them: the ranks decide together, by adding up `asked` with
+    something they all-reduce at each step anyway. Used as a context manager on the main thread; the former handler comes back.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> StopRequest:
+        self._former = signal.signal(signal.SIGUSR1, self._remember)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        signal.signal(signal.SIGUSR1, self._former)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True

@@ -1,0 +1,187 @@
+"""All-reduce and broadcast over real messages: every algorithm, size and dtype, many in flight."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpitrain.comm.channel import Channel
+from mpitrain.errors import ConfigError, DesyncError, PeerError
+from mpitrain.schedules.collectives import ALL_REDUCE
+
+OWN = """
+from mpitrain.schedules.steps import Receive, Reduce, Send, data, inbox
+
+def star(rank, n, length):
+    everything, arrived = data(0, length), inbox(0, length)
+    for peer in range(1, n):
+        if rank == 0:
+            yield [Receive(peer, arrived), Reduce(everything, arrived, everything)]
+        elif rank == peer:
+            yield [Send(0, everything)]
+    if rank == 0:
+        yield [Send(peer, everything) for peer in range(1, n)]
+    else:
+        yield [Receive(0, everything)]
+
+def forgetful(rank, n, length):
+    return (round for round in star(rank, n, length) if rank == 0)
+"""
+SIZES = [0, 1, 2, 3, 7, 1000, 4097]
+
+
+@pytest.fixture(params=list(ALL_REDUCE))
+def channel(comm: Any, request: pytest.FixtureRequest) -> Iterator[Channel]:
+    channel = Channel(comm.Dup(), "test", algorithm=request.param)
+    yield channel
+    channel.close()
+
+
+def values(rank: int, size: int, dtype: Any, salt: int = 0) -> np.ndarray[Any, Any]:
+    """What a rank contributes; every rank can compute everyone's."""
+    generator = np.random.default_rng([rank, size, salt])
+    if np.issubdtype(dtype, np.integer):
+        return generator.integers(-10**6, 10**6, size).astype(dtype)
+    return generator.standard_normal(size).astype(dtype)
+
+
+def same_on_all_ranks(comm: Any, array: np.ndarray[Any, Any]) -> bool:
+    return len(set(comm.allgather(hashlib.sha256(array.tobytes()).hexdigest()))) == 1
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
+def test_allreduce_is_the_sum_and_the_same_bits_everywhere(channel: Channel, comm: Any, dtype: Any) -> None:
+    for size in SIZES:
+        array = values(comm.rank, size, dtype)
+        channel.allreduce(array, name="x")
+        everyone = np.stack([values(rank, size, dtype) for rank in range(comm.size)])
+        if np.issubdtype(dtype, np.integer):
+            assert (array == everyone.sum(0)).all(), size
+        else:
+            exact = everyone.astype(np.float64).sum(0)
+            scale = np.abs(everyone.astype(np.float64)).sum(0)
+            assert (np.abs(array - exact) <= comm.size * np.finfo(dtype).eps * scale).all(), size
+        assert array.dtype == dtype
+        assert same_on_all_ranks(comm, array), size
+
+
+def test_a_million_elements(channel: Channel, comm: Any) -> None:
+    array = np.arange(1_000_000, dtype=np.float32) % 1000 + comm.rank            # whole numbers, so the sum is exact
+    channel.allreduce(array, name="x")
+    assert (array == np.arange(1_000_000) % 1000 * comm.size + sum(range(comm.size))).all()
+
+
+def test_many_in_flight_land_in_any_order_of_waiting(channel: Channel, comm: Any) -> None:
+    sizes = [0, 1, 5, 70_000, 3, 20_000, 1, 50_000] * 3
+    arrays = [values(comm.rank, size, np.int64, salt=i) for i, size in enumerate(sizes)]
+    works = [channel.start_allreduce(array, f"bucket {i}") for i, array in enumerate(arrays)]
+    order = np.random.default_rng(comm.rank).permutation(len(works))
+    for i in order:
+        works[i].wait()
+    for i, (array, size) in enumerate(zip(arrays, sizes)):
+        assert (array == sum(values(rank, size, np.int64, salt=i) for rank in range(comm.size))).all(), i
+    assert len(channel.progress) == 0
+
+
+def test_progress_alone_brings_a_work_to_its_end(channel: Channel, comm: Any) -> None:
+    array = np.ones(10_000)
+    work = channel.start_allreduce(array, "x")
+    while not work.done:
+        channel.progress.progress()
+    assert (array == comm.size).all()
+
+
+def test_memory_is_reused_from_call_to_call(channel: Channel) -> None:
+    array = np.ones(50_000)
+    channel.allreduce(array, name="x")
+    before = channel.pools.host.allocated
+    for _ in range(5):
+        channel.allreduce(array, name="x")
+    assert channel.pools.host.allocated == before
+
+
+def test_messages_longer_than_the_limit_are_split(comm: Any) -> None:
+    channel = Channel(comm.Dup(), "test", algorithm="ring", message_bytes=1000)
+    array = values(comm.rank, 12_345, np.int64)
+    channel.allreduce(array, name="x")
+    assert (array == sum(values(rank, 12_345, np.int64) for rank in range(comm.size))).all()
+    channel.close()
+
+
+def test_a_sum_that_overflows_is_infinite_and_no_warning(channel: Channel, comm: Any) -> None:
+    array = np.full(3, np.finfo(np.float32).max)
+    channel.allreduce(array, name="x")
+    assert np.isinf(array).all() == (comm.size > 1)
+
+
+def test_broadcast_from_every_root(channel: Channel, comm: Any) -> None:
+    for root in range(comm.size):
+        for size in (0, 1, 1000):
+            array = values(comm.rank, size, np.float32)
+            channel.broadcast(array, root)
+            assert (array == values(root, size, np.float32)).all(), (root, size)
+
+
+def test_objects_travel_as_json(channel: Channel, comm: Any) -> None:
+    assert channel.broadcast_object({"rank": comm.rank}, root=comm.size - 1) == {"rank": comm.size - 1}
+    assert channel.gather_objects(["x" * comm.rank, comm.rank, None]) == [["x" * r, r, None] for r in range(comm.size)]
+    assert channel.gather_objects("\u00e9\n") == ["\u00e9\n"] * comm.size
+
+
+def test_agreement_and_barrier_pass_when_all_ranks_agree(channel: Channel) -> None:
+    channel.agree({"a": [1, 2.5]}, "the configuration")
+    channel.barrier()
+
+
+def test_disagreement_names_the_ranks_and_both_values(channel: Channel, comm: Any) -> None:
+    if comm.size == 1:
+        pytest.skip("one rank cannot disagree")
+    with pytest.raises(DesyncError, match=r'^ranks disagree about the seed: rank 0 has 7, rank 1 has 8$'):
+        channel.agree(8 if comm.rank == 1 else 7, "the seed")
+
+
+def test_an_error_of_mpi_is_a_lost_peer_with_the_collective_named(comm: Any) -> None:
+    if comm.size == 1:
+        pytest.skip("one rank sends no messages")
+    channel = Channel(comm.Dup(), "test")
+    channel.comm.Free()
+    with pytest.raises(PeerError, match=r'^allreduce float64\[3\] x on channel "test": MPI reports MPI_ERR_COMM.*; another rank'):
+        channel.allreduce(np.zeros(3), name="x")
+
+
+def test_a_users_own_algorithm_is_checked_before_its_first_message(comm: Any, mpi_tmp_path: Path,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    if comm.rank == 0:
+        (mpi_tmp_path / "own.py").write_text(OWN)
+    comm.Barrier()
+    monkeypatch.chdir(mpi_tmp_path)
+    channel = Channel(comm.Dup(), "test", algorithm="own.py:star")
+    array = np.arange(5.0)
+    channel.allreduce(array, name="x")
+    assert (array == comm.size * np.arange(5.0)).all()
+    channel.close()
+    if comm.size > 1:
+        with pytest.raises(ConfigError, match="^deadlock: rank 0 in round 0 waits to receive"):
+            Channel(comm, "test", algorithm="own.py:forgetful")
+
+
+def test_an_unknown_algorithm_is_refused_when_the_channel_is_made(comm: Any) -> None:
+    with pytest.raises(ConfigError, match='unknown all-reduce algorithm "rong"'):
+        Channel(comm, "test", algorithm="rong")
+
+
+def test_a_strided_array_is_refused_before_it_loses_the_sum(channel: Channel) -> None:
+    with pytest.raises(AssertionError, match="contiguous"):
+        channel.allreduce(np.zeros((4, 4))[:, 1], name="column")
+
+
+def test_a_read_only_array_is_refused(channel: Channel) -> None:
+    array = np.zeros(4)
+    array.flags.writeable = False
+    with pytest.raises(AssertionError, match="read-only"):
+        channel.allreduce(array, name="constant")

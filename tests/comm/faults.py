@@ -1,0 +1,197 @@
+"""Programs that fail in one way each, for test_guard.py: ``python faults.py NAME RANK`` fails on rank RANK (-1: on all)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpitrain.comm import guard
+from mpitrain.comm.channel import Channel
+from mpitrain.comm.start import launched_rank, start
+from mpitrain.errors import ConfigError, DataError, Stopped
+
+NAME, CULPRIT = sys.argv[1], int(sys.argv[2])
+CHOSEN = CULPRIT in (-1, launched_rank()[0])
+
+
+def open_channel() -> Channel:
+    return Channel(start().comm.Dup(), "test")
+
+
+def wait_for_ever(channel: Channel) -> None:
+    while True:
+        channel.allreduce(np.ones(1000), name="endless")
+
+
+def fail_in_a_loop(action: Any) -> int:
+    """All ranks exchange for a while; then the chosen ones do `action`, and the others wait in their next collective."""
+    channel = open_channel()
+    for step in range(20):
+        channel.allreduce(np.ones(1000), name="gradient")
+        if step == 10 and CHOSEN:
+            action(channel)
+    wait_for_ever(channel)
+    return 0
+
+
+def throw(error: BaseException) -> None:
+    raise error
+
+
+def data_error(channel: Channel) -> None:
+    raise DataError("label 12 is not below 10", file="dig\u00edts.h5", dataset="y", row=7, step=11)
+
+
+def in_thread(channel: Channel) -> None:
+    threading.Thread(target=throw, args=(ValueError("from a thread"),)).start()       # the main thread goes on exchanging
+
+
+def kill(channel: Channel) -> None:
+    print("failed at", time.monotonic(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def swapped(channel: Channel) -> None:
+    first, second = np.ones(1000), np.ones(1000)
+    works = [channel.start_allreduce(second, "bucket 1"), channel.start_allreduce(first, "bucket 0")]
+    for work in works:
+        work.wait()
+    assert (first == start().size).all()
+
+
+def in_order(channel: Channel) -> None:
+    first, second = np.ones(1000), np.ones(1000)
+    works = [channel.start_allreduce(first, "bucket 0"), channel.start_allreduce(second, "bucket 1")]
+    for work in works:
+        work.wait()
+    print("a wrong value was used", flush=True)
+
+
+def desync(wrong: Any, right: Any) -> int:
+    channel = open_channel()
+    channel.barrier()
+    (wrong if CHOSEN else right)(channel)
+    wait_for_ever(channel)
+    return 0
+
+
+def before_mpi() -> int:
+    if CHOSEN:
+        raise DataError("found before MPI started")
+    return fail_in_a_loop(lambda channel: None)
+
+
+def wrong_config() -> int:
+    with guard.symmetric():
+        if CHOSEN:
+            raise ConfigError("optimizer.lr=-1 must be positive")
+    return fail_in_a_loop(lambda channel: None)
+
+
+def wrong_config_after_start() -> int:
+    open_channel()
+    return wrong_config()
+
+
+def in_barrier() -> int:
+    channel = open_channel()
+    if CHOSEN:
+        raise RuntimeError("line one\nmpitrain: not a second line \x1b[31m")
+    channel.barrier()
+    return 0
+
+
+def with_run_folder() -> int:
+    guard.set_run_folder(os.environ["RUN_FOLDER"])
+    return in_barrier()
+
+
+def stuck_abort() -> int:
+    """Even when MPI_Abort hangs the process must end."""
+    guard.abort = lambda code: threading.Event().wait()       # type: ignore[assignment]
+    return in_barrier()
+
+
+def together() -> int:
+    """All ranks fail at once, and no abort comes in time to keep the others from printing."""
+    def late_abort(exit_code: int) -> None:
+        time.sleep(1)
+        abort(exit_code)
+    abort, guard.abort = guard.abort, late_abort              # type: ignore[assignment]
+    channel = open_channel()
+    channel.barrier()
+    raise RuntimeError("on every rank")
+
+
+def closed_stderr() -> int:
+    channel = open_channel()
+    channel.barrier()
+    if CHOSEN:
+        os.close(2)
+        raise RuntimeError("nobody can read this")
+    wait_for_ever(channel)
+    return 0
+
+
+def sleep() -> int:
+    channel = open_channel()
+    channel.barrier()
+    print("ready", flush=True)
+    wait_for_ever(channel)
+    return 0
+
+
+def fine() -> int:
+    channel = open_channel()
+    channel.barrier()
+    channel.close()
+    return 0
+
+
+def reduce(array: Any) -> Any:
+    return lambda channel: channel.allreduce(array, name="x")
+
+
+FAULTS: dict[str, Any] = {
+    "fine": fine, "sleep": sleep, "before_mpi": before_mpi, "wrong_config": wrong_config, "in_barrier": in_barrier,
+    "wrong_config_after_start": wrong_config_after_start, "with_run_folder": with_run_folder, "stuck_abort": stuck_abort,
+    "closed_stderr": closed_stderr, "together": together,
+    "data": lambda: fail_in_a_loop(data_error),
+    "bug": lambda: fail_in_a_loop(lambda channel: throw(ZeroDivisionError("division by zero"))),
+    "memory": lambda: fail_in_a_loop(lambda channel: np.empty(1 << 60, np.uint8)),
+    "missing": lambda: fail_in_a_loop(lambda channel: Path("/nonexistent/x.h5").read_bytes()),
+    "interrupt": lambda: fail_in_a_loop(lambda channel: throw(KeyboardInterrupt())),
+    "stopped": lambda: fail_in_a_loop(lambda channel: throw(Stopped("saved at step 10; start again with --resume"))),
+    "exit": lambda: fail_in_a_loop(lambda channel: sys.exit(3)),
+    "exit_0": lambda: fail_in_a_loop(lambda channel: sys.exit(0)),
+    "exit_text": lambda: fail_in_a_loop(lambda channel: sys.exit("enough")),
+    "thread": lambda: fail_in_a_loop(in_thread),
+    "kill": lambda: fail_in_a_loop(kill),
+    "return_3": lambda: 3 if CHOSEN else fail_in_a_loop(lambda channel: None),
+    "swapped": lambda: desync(swapped, in_order),
+    "dtype": lambda: desync(reduce(np.ones(8)), reduce(np.ones(8, np.int64))),
+    "count": lambda: desync(reduce(np.ones(9)), reduce(np.ones(8))),
+    "skipped": lambda: desync(lambda channel: None, reduce(np.ones(8))),
+    "extra_barrier": lambda: desync(Channel.barrier, lambda channel: None),
+    "other_operation": lambda: desync(lambda channel: channel.broadcast(np.ones(8), name="x"), reduce(np.ones(8))),
+    "large_against_small": lambda: desync(reduce(np.ones(10**6)), reduce(np.ones(1))),
+}
+
+
+def timed_fail(error: BaseException) -> None:
+    """Tell the test when the failure began: starting Python and MPI takes its own time on a busy machine."""
+    print("failed at", time.monotonic(), flush=True)
+    fail(error)
+
+
+fail, guard.fail = guard.fail, timed_fail                     # type: ignore[assignment]
+
+if __name__ == "__main__":
+    guard.run_guarded(FAULTS[NAME], traceback="--traceback" in sys.argv)

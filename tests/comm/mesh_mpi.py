@@ -1,0 +1,68 @@
+"""The mesh at every factorisation of the ranks that run this."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpitrain.comm.mesh import AXES, Mesh
+
+
+def factorisations(n: int) -> list[tuple[int, int, int]]:
+    return [(pp, dp, tp) for pp, dp, tp in product(range(1, n + 1), repeat=3) if pp * dp * tp == n]
+
+
+def test_tp_is_innermost_and_pp_outermost(comm: Any) -> None:
+    for pp, dp, tp in factorisations(comm.size):
+        mesh = Mesh(comm, pp=pp, dp=dp, tp=tp)
+        place = [mesh.coordinate(axis) for axis in AXES]
+        assert (place[0] * dp + place[1]) * tp + place[2] == comm.rank
+        assert [mesh.size(axis) for axis in AXES] == [pp, dp, tp]
+        mesh.close()
+
+
+def test_a_sum_along_axes_adds_the_ranks_that_differ_there_only(comm: Any) -> None:
+    for pp, dp, tp in factorisations(comm.size):
+        mesh = Mesh(comm, pp=pp, tp=tp)
+        grid = np.arange(comm.size).reshape(pp, dp, tp)
+        for axes in ["pp", "dp", "tp", ("pp", "dp"), ("dp", "tp"), ("tp", "pp"), ("pp", "dp", "tp")]:
+            channel = mesh.channel(axes, "test")
+            mine = np.array([comm.rank])
+            channel.allreduce(mine, name="rank")
+            along = tuple(i for i, axis in enumerate(AXES) if axis in axes)
+            expected = np.broadcast_to(grid.sum(axis=along, keepdims=True), grid.shape).reshape(-1)[comm.rank]
+            assert mine[0] == expected
+            assert mesh[axes].size == np.prod([grid.shape[i] for i in along])
+        mesh.close()
+
+
+def test_channels_of_one_mesh_share_their_progress_but_not_their_messages(comm: Any) -> None:
+    mesh = Mesh(comm)
+    first, second = mesh.channel("dp", "first"), mesh.channel("dp", "second")
+    a, b = np.full(100, 1.0), np.full(100, 10.0)
+    works = [first.start_allreduce(a, "same name"), second.start_allreduce(b, "same name")]
+    if comm.rank % 2:                                         # ranks wait in different orders
+        works.reverse()
+    for work in works:
+        work.wait()
+    assert (a == comm.size).all() and (b == 10 * comm.size).all()
+    assert len(mesh.progress) == 0
+    mesh.close()
+
+
+def test_a_mesh_takes_a_part_of_the_ranks(comm: Any) -> None:
+    half = comm.Split(comm.rank % 2, comm.rank)
+    mesh = Mesh(half)
+    assert mesh.size("dp") == half.size and mesh.rank == half.rank
+    mesh.close()
+    half.Free()
+
+
+def test_an_axis_that_is_not_there_is_refused(comm: Any) -> None:
+    mesh = Mesh(comm)
+    with pytest.raises(AssertionError, match="axes of the mesh"):
+        mesh["cp"]
+    mesh.close()

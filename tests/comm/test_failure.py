@@ -1,0 +1,85 @@
+"""What each exception becomes: code, exit status, place, and one printable line."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from mpitrain.comm.failure import describe, printable, write_record
+from mpitrain.errors import DataError, MeshError
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+@pytest.mark.parametrize(("error", "code", "exit_code"), [
+    (DataError("bad", code="E_DATA_CHECKSUM"), "E_DATA_CHECKSUM", 65),
+    (MeshError("does not fit"), "E_MESH", 78),
+    (KeyboardInterrupt(), "E_INTERRUPT", 130),
+    (MemoryError(), "E_MEMORY", 71),
+    (SystemExit(3), "E_EXIT", 3),
+    (SystemExit(256), "E_EXIT", 70),
+    (SystemExit("text"), "E_EXIT", 1),
+    (OSError(errno.ENOSPC, "No space left on device", "x.h5"), "E_IO", 74),
+    (OSError(errno.EIO, "Input/output error"), "E_IO", 74),
+    (OSError(errno.EDQUOT, "Disk quota exceeded"), "E_IO", 74),
+    (PermissionError(errno.EACCES, "Permission denied", "x.h5"), "E_PERMISSION", 77),
+    (FileNotFoundError(errno.ENOENT, "No such file or directory", "x.h5"), "E_MISSING", 66),
+    (OSError(errno.EROFS, "Read-only file system", "out"), "E_OUTPUT", 73),
+    (OSError(errno.EMFILE, "Too many open files"), "E_BUG", 70),
+    (KeyError("x"), "E_BUG", 70),
+])
+def test_every_exception_has_a_code_and_an_exit_status(error: BaseException, code: str, exit_code: int) -> None:
+    failure = describe(raised(error))
+    assert (failure.code, failure.exit_code) == (code, exit_code)
+    assert "Traceback" in failure.traceback
+
+
+def test_the_line_names_rank_host_and_place() -> None:
+    error = DataError("chunk 5 differs", step=1200, file="s-0007.h5", offset=81920)
+    line = describe(error).line(3, 8)
+    assert line.startswith("mpitrain: E_DATA rank=3/8 host=")
+    assert line.endswith(' step=1200 file="s-0007.h5" offset=81920: chunk 5 differs')
+
+
+def test_a_file_of_the_operating_systems_error_is_a_field() -> None:
+    line = describe(raised(FileNotFoundError(errno.ENOENT, "No such file or directory", b"a\xffb"))).line(0, 1)
+    assert line.endswith(r'file="a\xffb": No such file or directory')
+
+
+def test_a_bug_says_which_line_of_code() -> None:
+    assert describe(raised(ValueError("odd"))).message.startswith("ValueError at test_failure.py:")
+
+
+def test_the_line_is_short_printable_ascii_whatever_the_message() -> None:
+    line = describe(DataError("\u00fc\n\x1b[0m\x00" * 300)).line(0, 2)
+    assert len(line) == 500 and line.isascii() and line.isprintable() and line.endswith("...")
+    assert printable("\u00fc\n\udcff") == r"\xc3\xbc\x0a\xff"
+
+
+def test_the_record_replaces_an_older_one_and_is_private(tmp_path: Path) -> None:
+    (tmp_path / "errors").mkdir()
+    old = tmp_path / "errors" / "rank-2.json"
+    old.write_text("x" * 10_000)
+    old.chmod(0o644)
+    write_record(tmp_path, describe(raised(ValueError("odd"))), 2, 4)
+    assert json.loads(old.read_text())["rank"] == 2
+    assert stat.S_IMODE(os.stat(old).st_mode) == 0o600
+
+
+def test_the_record_does_not_follow_a_link(tmp_path: Path) -> None:
+    (tmp_path / "errors").mkdir()
+    (tmp_path / "precious").write_text("keep")
+    (tmp_path / "errors" / "rank-0.json").symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match="symbolic links"):
+        write_record(tmp_path, describe(ValueError()), 0, 1)
+    assert (tmp_path / "precious").read_text() == "keep"

@@ -1,0 +1,177 @@
+"""Signatures, tags, staging of GPU arrays, progress and the stop request, each by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import timeit
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from launch import ROOT, clean_environment
+
+from mpitrain.backend import register_array_module
+from mpitrain.comm.buffers import Pool, Pools, Staged
+from mpitrain.comm.interpreter import translate
+from mpitrain.comm.progress import Progress
+from mpitrain.comm.signals import StopRequest
+from mpitrain.comm.signature import HEADER_BYTES, Signature, data_tag, unpack
+from mpitrain.schedules.steps import Copy, Receive, Reduce, Send, data, inbox
+
+
+def test_a_header_says_who_runs_what() -> None:
+    signature, header = Signature.of("allreduce", "w", "float32", 3), bytearray(HEADER_BYTES)
+    signature.pack_into(header, 7)
+    assert unpack(header) == (7, signature.checksum, "allreduce float32[3] w")
+
+
+def test_names_that_differ_past_the_end_of_the_header_still_differ() -> None:
+    long = "x" * 500
+    assert Signature.of("allreduce", long + "1", "f", 1).checksum != Signature.of("allreduce", long + "2", "f", 1).checksum
+
+
+@given(sequence=st.integers(0, 2**40), name=st.text(max_size=20), bound=st.sampled_from([32767, 2**23 - 1, 2**31 - 1]))
+def test_tags_fit_and_neighbouring_collectives_have_different_ones(sequence: int, name: str, bound: int) -> None:
+    signature = Signature.of("allreduce", name, "float32", 3)
+    tags = {data_tag(sequence + i, signature, bound) for i in range(128)}
+    assert len(tags) == 128 and min(tags) >= 1 and max(tags) <= bound
+
+
+def test_steps_become_byte_ranges_split_at_the_limit_and_empty_rounds_vanish() -> None:
+    reduce, copy = Reduce(inbox(0, 3), data(0, 3), data(0, 3)), Copy(data(0, 1), data(1, 2))
+    found = translate([[Receive(1, inbox(0, 3)), Send(2, data(1, 2)), reduce, copy], []], itemsize=4, message_bytes=8)
+    assert found == [((("inbox", 0, 8, 1), ("inbox", 8, 12, 1)), (("data", 4, 8, 2),), (reduce, copy))]
+
+
+def test_the_pool_gives_the_smallest_kept_buffer_that_fits() -> None:
+    pool = Pool()
+    small, large = pool.take(100), pool.take(10_000)
+    pool.give(large)
+    pool.give(small)
+    assert pool.take(90) is small and pool.take(129) is large
+    assert pool.take(1).nbytes == 64 and pool.allocated == 128 + 16384 + 64
+
+
+class DeviceArray:
+    """A stand-in for a GPU array: NumPy functions refuse it, only `get` and `set` reach its memory."""
+
+    __array__ = None
+    dtype, itemsize = np.dtype(np.float32), 4
+
+    def __init__(self, values: Any):
+        self._values = np.array(values, np.float32)
+        self.size, self.nbytes, self.shape = self._values.size, self._values.nbytes, self._values.shape
+        self.flags = self._values.flags
+
+    def reshape(self, *shape: int) -> DeviceArray:
+        view = DeviceArray(0)
+        view._values = self._values.reshape(*shape)
+        return view
+
+    def get(self, out: Any = None) -> Any:
+        if out is None:
+            return self._values.copy()
+        out[...] = self._values
+        return out
+
+    def set(self, host: Any) -> None:
+        self._values[...] = host
+
+
+class PlainDeviceArray(DeviceArray):
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._values[key] = value.get()
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_device_array_is_staged_and_comes_back_changed(pinned: bool) -> None:
+    memory: list[int] = []
+    stream = SimpleNamespace(synchronize=lambda: memory.append(-1))
+    cuda = SimpleNamespace(alloc_pinned_memory=lambda n: memory.append(n) or bytearray(n), get_current_stream=lambda: stream)
+    kind = DeviceArray if pinned else PlainDeviceArray
+    module = SimpleNamespace(__name__="device", asarray=lambda host: kind(host), **({"cuda": cuda} if pinned else {}))
+    register_array_module(kind, module)
+    array, pools = kind(np.arange(6).reshape(2, 3)), Pools()
+    for _ in range(2):
+        staged = Staged(array, pools)
+        assert isinstance(staged.host, np.ndarray) and staged.host.shape == (6,)
+        staged.host += 1
+        staged.close()
+    assert (array.get() == np.arange(6).reshape(2, 3) + 2).all()
+    assert memory == ([64, -1, -1] if pinned else [])          # one buffer, used twice
+    assert pools.host.allocated == (0 if pinned else 64)
+
+
+@pytest.mark.gpu
+def test_a_cupy_array_is_summed_in_place() -> None:
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    if not cupy.cuda.is_available():
+        pytest.skip("there is no GPU")
+    from mpitrain.comm.channel import Channel
+    from mpitrain.comm.start import start
+    channel = Channel(start().comm.Dup(), "test")
+    array = cupy.arange(12, dtype=cupy.float32).reshape(3, 4)
+    channel.allreduce(array, name="x")
+    channel.broadcast(array)
+    assert (cupy.asnumpy(array) == np.arange(12).reshape(3, 4) * channel.size).all()
+    channel.close()
+
+
+class Countdown:
+    """Something in flight that lands after so many tests."""
+
+    def __init__(self, tests: int):
+        self.left, self.done = tests, False
+
+    def test(self) -> bool:
+        self.left -= 1
+        self.done = self.left <= 0
+        return self.done
+
+
+def test_progress_moves_everything_and_forgets_what_has_landed() -> None:
+    progress, first, second = Progress(), Countdown(1), Countdown(2)
+    progress.add(first)
+    progress.add(second)
+    assert not progress.only(first)
+    progress.progress()
+    assert first.done and not second.done and len(progress) == 1 and progress.only(second)
+    progress.progress()
+    assert second.done and len(progress) == 0
+
+
+def test_idle_progress_costs_less_than_a_microsecond() -> None:
+    progress = Progress()
+    assert min(timeit.repeat(progress.progress, number=10_000, repeat=20)) / 10_000 < 1e-6
+
+
+def test_sigusr1_sets_the_flag_and_the_former_handler_comes_back() -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    with StopRequest() as stop:
+        assert not stop.asked
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stop.asked
+    assert signal.getsignal(signal.SIGUSR1) == before
+
+
+@pytest.mark.parametrize(("program", "rc", "line"), [
+    ("raise ValueError('odd')", 70, "mpitrain: E_BUG rank=0/1 host="),
+    ("raise KeyboardInterrupt", 130, "mpitrain: E_INTERRUPT rank=0/1 host="),
+    ("raise SystemExit(0)", 0, ""),
+    ("raise SystemExit(5)", 5, ""),
+    ("return 4", 4, ""),
+    ("import threading; threading.Thread(target=lambda: 1 / 0).start(); threading.Event().wait()", 70,
+     "mpitrain: E_BUG rank=0/1 host="),
+])
+def test_one_rank_alone_exits_with_its_code_and_at_most_one_line(program: str, rc: int, line: str) -> None:
+    code = f"from mpitrain.comm.guard import run_guarded\ndef main():\n    {program}\nrun_guarded(main)"
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=clean_environment(), timeout=20, capture_output=True,
+                           text=True)
+    assert found.returncode == rc
+    assert found.stderr.startswith(line) and found.stderr.count("\n") == bool(line), found.stderr
