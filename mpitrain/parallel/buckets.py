@@ -1,0 +1,53 @@
+"""Buckets: which part of the flat gradient travels together.
+
+    flat storage (registration order)   | embed | block 0 | block 1 | ... | head |
+    backward finishes them in reverse                          <----------------
+    buckets, in the order they start    |  3  |     2     |     1     |     0    |
+
+A gradient arena has the layout of the flat parameters, so a bucket is one contiguous slice of both: it is sent from where
+backward wrote it, and the optimizer reads it where it landed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mpitrain.nn import Segment
+
+
+@dataclass
+class Bucket:
+    """Elements start:stop of an arena; `waiting` parameters of it have no final gradient yet in this backward."""
+
+    index: int
+    start: int
+    stop: int
+    segments: list[Segment]
+    waiting: int = 0
+    stack: list[int] = field(default_factory=list)     # levels of the partial sums held, oldest first; see `Tree`
+
+    @property
+    def name(self) -> str:
+        """What error messages call it: its number and the parameters it holds."""
+        first, last = self.segments[0].name, self.segments[-1].name
+        return f"gradient bucket {self.index} ({first}" + (f" .. {last})" if first != last else ")")
+
+
+def plan_buckets(segments: Sequence[Segment], total: int, bucket_elements: int) -> list[Bucket]:
+    """Cuts 0:total into buckets of about `bucket_elements`, at parameter bounds, last parameters first.
+
+    A parameter larger than a bucket gets a bucket of its own. Every element, padding included, is in exactly one bucket.
+    """
+    buckets: list[Bucket] = []
+    stop, held = total, []
+    for segment in reversed(segments):
+        held.append(segment)
+        if stop - segment.start >= bucket_elements:
+            buckets.append(Bucket(len(buckets), segment.start, stop, held[::-1]))
+            stop, held = segment.start, []
+    if held:
+        buckets.append(Bucket(len(buckets), 0, stop, held[::-1]))
+    elif buckets:
+        buckets[-1].start = 0                          # padding before the first parameter, if any
+    return buckets

@@ -1,0 +1,63 @@
+"""Where a NaN or an infinity first appeared: run the forward pass once more and look at every layer's output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mpitrain.autograd import Tensor, no_grad
+from mpitrain.backend import Array, asnumpy, is_float
+from mpitrain.errors import NumericsError
+from mpitrain.nn import Module
+
+
+def is_finite(array: Array) -> bool:
+    """True where every value is a number; arrays of integers are."""
+    return not is_float(array.dtype) or bool(np.isfinite(asnumpy(abs(array).sum())))
+
+
+class _Found(Exception):
+    """Ends the forward pass at the first layer that is not finite."""
+
+
+def first_bad_layer(model: Module, x: Any) -> str:
+    """In words, where the first value that is not finite comes from: a parameter, the input, a layer, or the loss itself."""
+    if not is_finite(x):
+        return "the input of the model"
+    for name, parameter in model.named_parameters():
+        if not is_finite(parameter.array):
+            return f'the parameter "{name}"'
+    found: list[str] = []
+
+    def look(name: str, kind: str) -> Any:
+        def hook(module: Module, inputs: Any, output: Any) -> None:
+            outputs = output if isinstance(output, tuple) else (output,)
+            if not all(is_finite(t.array) for t in outputs if isinstance(t, Tensor)):
+                found.append(f'the layer "{name}" ({kind})')
+                raise _Found
+        return hook
+
+    layers: list[Any] = [module for _, module in model.named_modules() if getattr(module, "reduce", None) is not None]
+    reductions = [layer.reduce for layer in layers]
+    for layer in layers:
+        layer.reduce = None                       # the other ranks are elsewhere: no collective here
+    remove = [module.after_forward(look(name, type(module).__name__)) for name, module in model.named_modules() if name]
+    try:
+        with no_grad(), np.errstate(all="ignore"):
+            model(Tensor(x))
+    except _Found:
+        pass
+    finally:
+        for undo in remove:
+            undo()
+        for layer, reduction in zip(layers, reductions):
+            layer.reduce = reduction
+    return found[0] if found else "the loss function; every layer's output is finite"
+
+
+def refuse_nonfinite_loss(model: Module, x: Any, value: float, *, step: int, micro_batch: int) -> None:
+    """Raises NumericsError naming the step, the micro-batch and the layer."""
+    raise NumericsError(f"the loss of micro-batch {micro_batch} is {value}; the first value that is not finite comes from "
+                        f"{first_bad_layer(model, x)}; no parameter was changed in this step; "
+                        "look at that data, or try a smaller optimizer.lr or optimizer.clip_norm", step=step)

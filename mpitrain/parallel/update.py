@@ -1,0 +1,76 @@
+"""One step's update: reduction, norm, clipping and the optimizer's step, together, because their order is the policy.
+
+`Replicated`: every rank holds all parameters and optimizer state, sums all gradients, and does the same update on the same
+bits. Other policies (one copy per node, sharded states, scaled losses) order these differently and are objects of the same
+two methods.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypedDict
+
+import numpy as np
+
+from mpitrain.comm.channel import Channel
+from mpitrain.errors import NumericsError
+from mpitrain.nn import Module, apply_statistics, collect_statistics
+from mpitrain.optim import Optimizer, clip_factor, squared_norm
+from mpitrain.parallel.reducer import GradientReducer
+
+
+class Outcome(TypedDict):
+    """What a step did: the learning rate, the global norm before clipping (None where nobody asked), waiting time."""
+
+    lr: float
+    grad_norm: float | None
+    comm_exposed_s: float
+
+
+class Replicated:
+    """All parameters on every rank.
+
+    With `clip_norm` the gradient is scaled so that its global norm (Pascanu, Mikolov, Bengio, 2013) is at most that. The norm
+    costs a pass over the gradients, so without clipping it is computed only when `want_norm` is set for the step.
+    """
+
+    def __init__(self, model: Module, optimizer: Optimizer, reducer: GradientReducer, channel: Channel,
+                 rate: Callable[[int], float], *, clip_norm: float = 0.0):
+        self.model, self.optimizer, self.reducer, self.channel, self.rate = model, optimizer, reducer, channel, rate
+        self.clip_norm = clip_norm
+        self.step = 0                                       # updates done
+        self.want_norm = True
+
+    def begin(self) -> None:
+        """To be called before the first forward of a step."""
+        self.reducer.begin()
+
+    def finish(self) -> Outcome:
+        """The rest of the exchange, then the update. Raises NumericsError before any parameter changes."""
+        gradients = self.reducer.finish()
+        lr, norm, scale = self.rate(self.step), None, 1.0
+        if self.clip_norm or self.want_norm:
+            norm = math.sqrt(squared_norm(self.reducer.storage, gradients))
+            if not math.isfinite(norm):
+                raise NumericsError(f"the gradient of {self._worst()} is not finite; no parameter was changed; "
+                                    "try a smaller optimizer.lr, or optimizer.clip_norm", step=self.step)
+            if self.clip_norm:
+                scale = clip_factor(norm, self.clip_norm)
+        self.optimizer.update(gradients, lr=lr, step=self.step + 1, scale=scale)
+        self._update_buffers()
+        self.step += 1
+        return {"lr": lr, "grad_norm": norm, "comm_exposed_s": self.reducer.exposed_s}
+
+    def _update_buffers(self) -> None:
+        """Running statistics: the mean over all micro-batches of all ranks, once a step."""
+        statistics = collect_statistics(self.model)
+        if statistics.size:
+            self.channel.allreduce(statistics, name="batch statistics")
+            apply_statistics(self.model, statistics)
+
+    def _worst(self) -> str:
+        for segment, view in zip(self.reducer.storage.segments, self.reducer.storage.views(self.reducer.gradients)):
+            if not np.isfinite(float(abs(view).max(initial=0))):
+                return f'"{segment.name}"'
+        return "some parameter"
