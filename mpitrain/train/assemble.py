@@ -1,0 +1,210 @@
+"""Model, data, mesh and optimizer become a trainer. This is the Python interface; `build` calls it for a configuration.
+
+The order is the composition rule, and nothing later undoes anything earlier:
+
+    describe the model (shapes only) -> allocate -> initialise -> broadcast -> reducer -> pipeline -> trainer
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mpitrain import nn, optim
+from mpitrain.autograd import Tensor, no_grad
+from mpitrain.backend import select_device
+from mpitrain.comm.channel import Channel
+from mpitrain.comm.mesh import Mesh
+from mpitrain.data import Dataset, Loader, Sampler, scan_labels
+from mpitrain.errors import ConfigError, MeshError, ShapeError
+from mpitrain.parallel.feed import Feed
+from mpitrain.parallel.pipeline import Pipeline
+from mpitrain.parallel.reducer import GradientReducer
+from mpitrain.parallel.replicas import broadcast_state
+from mpitrain.parallel.synchronise import synchronise_batch_norm
+from mpitrain.parallel.update import Replicated
+from mpitrain.train import checkpoint
+from mpitrain.train.evaluate import Evaluator
+from mpitrain.train.inputs import Inputs
+from mpitrain.train.manifest import Checkpoint
+from mpitrain.train.record import Recorder
+from mpitrain.train.run_folder import RunFolder
+from mpitrain.train.state import State
+from mpitrain.train.together import on_first
+from mpitrain.train.trainer import Plan, Trainer
+
+
+@dataclass
+class Options:
+    """How to train, beside model, data, loss and optimizer. Counts are in steps unless said otherwise."""
+
+    steps: int = 0                           # or epochs, not both
+    epochs: int = 0
+    batch_size: int = 64                     # global
+    micro_batches: int = 0                   # of the global batch; 0: one per data-parallel rank
+    seed: int = 0
+    precision: str = "float32"
+    device: str = "cpu"
+    clip_norm: float = 0.0
+    eval_every: int = 0                      # 0: each epoch
+    log_every: int = 10
+    checkpoint_every: int = 0                # 0: at the end only
+    keep: int = 2
+    keep_best: bool = False
+    drop_last: bool = True
+    workers: int = 1
+    algorithm: str = "auto"
+    bucket_bytes: int = 4 << 20
+    quiet: bool = False
+
+
+@dataclass
+class Job:
+    """A run that is ready to go. Nothing has been written anywhere yet.
+
+        job = assemble(...)
+        job.keep_in(folder, recorder)        # checkpoints and metrics, where wanted
+        job.resume(found)                    # from a checkpoint, where there is one
+        metrics = job.fit()
+    """
+
+    trainer: Trainer
+    state: State
+    plan: Plan
+    options: Options
+    channel: Channel
+
+    def fit(self) -> dict[str, float]:
+        """Trains to the end; the metrics of the last evaluation. It communicates."""
+        return self.trainer.fit()
+
+    def keep_in(self, folder: RunFolder, recorder: Recorder, about: dict[str, Any]) -> None:
+        """Writes checkpoints to an open run folder, and metrics with `recorder`; `about` is kept in the checkpoints."""
+        self.trainer.recorder = recorder
+
+        def save(meta: dict[str, Any]) -> None:
+            pieces = self.state.pieces() if self.channel.rank == 0 else []
+            written = checkpoint.save(folder.checkpoints, meta["step"], pieces, {**about, **meta}, self.channel)
+            if self.channel.rank == 0:
+                best = meta["best"][1] if meta["best"] and self.options.keep_best else None
+                checkpoint.prune(folder.checkpoints, self.options.keep, best=best, verified=written)
+        self.trainer.save = save
+
+    def load(self, found: Checkpoint) -> None:
+        """Starts from another run's parameters and buffers. It communicates."""
+        self.state.load_parameters(found)
+        broadcast_state(self.state.arrays(), self.channel)
+
+    def resume(self, found: Checkpoint) -> None:
+        """Goes on with the step after the checkpoint's; it communicates.
+
+        Raises CheckpointError where it is another model's, and ConfigError where the run would be over before it goes on.
+        """
+        if found.step > self.plan.steps:
+            raise ConfigError(f"the checkpoint is at step {found.step}, beyond the {self.plan.steps} steps of this run; "
+                              "raise train.steps or train.epochs", file=found.folder)
+        self.state.restore(found)
+        broadcast_state(self.state.arrays(), self.channel)
+        self.trainer.update.step = found.step
+        best = found.meta.get("best")
+        self.trainer.best = (float(best[0]), int(best[1])) if best else None
+        self.trainer.evaluated = self.trainer.evaluator is None or found.meta.get("evaluated") is not False
+
+
+def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimizer: Callable[[nn.FlatStorage], optim.Optimizer],
+             rate: Callable[[int], Callable[[int], float]] | None = None, options: Options) -> Job:
+    """Puts a run together, the same on every rank: all ranks call it, with the same arguments; it communicates.
+
+    `rate(steps)` gives the learning rate as a function of the step (default: the optimizer's own, always). What does not fit
+    raises here, before the first exchange of gradients and before anything is written.
+    """
+    o = options
+    control = mesh.channel(mesh.axes, "control")
+    gradients = mesh.channel("dp", "gradients", algorithm=o.algorithm)
+    n_micro = count_micro_batches(o.micro_batches, o.batch_size, mesh.size("dp"))
+    sampler = Sampler(inputs.train_rows, o.batch_size, seed=o.seed, drop_last=o.drop_last)
+    plan = make_plan(o, sampler)
+    storage = model.initialize(o.seed, o.precision, select_device(o.device, local_rank(control)))
+    feed = Feed(storage.device, storage.dtype, tokens=inputs.tokens)
+    inputs.fit(control)
+    n_classes = try_one_sample(model, loss, feed, inputs)
+    if isinstance(inputs.training, Dataset) and n_classes is not None:
+        labelled = inputs.training
+        on_first(control, lambda: scan_labels(labelled, n_classes))
+
+    stepper = optimizer(storage)
+    state = State(model, stepper, inputs.transforms)
+    synchronise_batch_norm(model, control, n_micro, mesh.size("dp"), drop_last=o.drop_last)
+    broadcast_state(state.arrays(), control)
+
+    first, last = micro_range(n_micro, mesh.coordinate("dp"), mesh.size("dp"))
+    loader = Loader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
+                    n_classes=n_classes, workers=o.workers)
+    reducer = GradientReducer(storage, gradients, bucket_bytes=o.bucket_bytes, progress=mesh.progress.progress)
+    pipeline = Pipeline(model, loss, control, reducer, feed, seed=o.seed)
+    rate_at = rate(plan.steps) if rate else lambda step: stepper.lr
+    update = Replicated(model, stepper, reducer, control, rate_at, clip_norm=o.clip_norm)
+    read, n_chunks = inputs.chunks(n_classes)
+    evaluator = Evaluator(model, loss, read, n_chunks, control, feed) if n_chunks else None
+    trainer = Trainer(pipeline=pipeline, update=update, loader=loader, evaluator=evaluator, channel=control, plan=plan,
+                      recorder=Recorder(None, rank=control.rank, quiet=o.quiet))
+    return Job(trainer, state, plan, o, control)
+
+
+def local_rank(channel: Channel) -> int:
+    """This rank's number among those on its host."""
+    hosts = channel.gather_objects(socket.gethostname())
+    return hosts[:channel.rank].count(hosts[channel.rank])
+
+
+def count_micro_batches(asked: int, batch_size: int, n_ranks: int) -> int:
+    """M: what was asked for, or one per data-parallel rank. Raises MeshError where a rank would have none."""
+    n_micro = asked or n_ranks
+    if n_micro < n_ranks:
+        raise MeshError(f"{n_ranks} data-parallel ranks share {n_micro} micro-batches, so some would have none; "
+                        f"set train.micro_batches to {n_ranks} or more, or run with -n {n_micro}")
+    if n_micro > batch_size:
+        raise MeshError(f"{n_micro} micro-batches of a global batch of {batch_size} samples; "
+                        f"set train.batch_size to {n_micro} or more, or run with -n {batch_size}")
+    return n_micro
+
+
+def micro_range(n_micro: int, rank: int, n_ranks: int) -> tuple[int, int]:
+    """Data-parallel rank r of n runs micro-batches [rM/n, (r+1)M/n)."""
+    return rank * n_micro // n_ranks, (rank + 1) * n_micro // n_ranks
+
+
+def make_plan(o: Options, sampler: Sampler) -> Plan:
+    if bool(o.steps) == bool(o.epochs):
+        raise ConfigError("give the length of the run as steps or as epochs")
+    return Plan(steps=o.steps or o.epochs * sampler.steps_per_epoch, steps_per_epoch=sampler.steps_per_epoch,
+                batch_size=o.batch_size, eval_every=o.eval_every or sampler.steps_per_epoch,
+                checkpoint_every=o.checkpoint_every, keep_best=o.keep_best, log_every=o.log_every)
+
+
+def try_one_sample(model: nn.Module, loss: Any, feed: Feed, inputs: Inputs) -> int | None:
+    """Runs one sample through the model, so that shapes that do not fit are found before training starts.
+
+    Returns the number of classes (the size of the output's last dim) where the targets are labels.
+    """
+    x, y = inputs.sample()
+    file = inputs.training.where(0)[0]
+    model.eval()
+    try:
+        with no_grad():
+            output = model(Tensor(feed.inputs(x)))
+    except ShapeError as error:
+        raise ShapeError(f"the model cannot take samples of shape {x.shape[1:]} ({x.dtype}): {error.message}; change the model's "
+                         "sizes or the data", file=file) from error
+    finally:
+        model.train()
+    classes = loss.kind == "classes"
+    if (output.shape[:-1] if classes else output.shape) != y.shape:
+        wanted = f"{y.shape[1:]} and a last dim of classes" if classes else f"{y.shape[1:]}"
+        raise ShapeError(f"the model's output for one sample is {output.shape[1:]}, the targets are {y.shape[1:]} ({y.dtype}) "
+                         f"and want {wanted}; change the model's outputs or train.loss", file=file)
+    if classes and y.dtype.kind not in "biu":
+        raise ShapeError(f"the loss wants integer labels, the targets are {y.dtype}; change train.loss", file=file)
+    return int(output.shape[-1]) if classes else None

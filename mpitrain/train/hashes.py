@@ -1,0 +1,34 @@
+"""SHA-256 of named arrays: two runs that agree in every bit agree in one line of run.json."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+
+
+def little_endian(array: np.ndarray) -> memoryview:
+    """The values as C-order little-endian bytes; a view where the array is so already."""
+    ordered = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    return ordered.reshape(-1).view(np.uint8).data
+
+
+def array_sha256(array: np.ndarray) -> str:
+    """SHA-256 of the values alone: neither shape nor dtype enters."""
+    return hashlib.sha256(little_endian(array)).hexdigest()
+
+
+def parameters_sha256(arrays: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 of the lines ``name<TAB>dtype<TAB>shape<TAB>sha256 of the bytes<NEWLINE>`` in UTF-8, sorted by name bytes.
+
+    The shape is written ``3x4`` (nothing for a scalar), the dtype as NumPy calls it (``float32``). Order of the mapping,
+    memory layout and byte order of the machine do not matter, so any program can recompute it from a checkpoint.
+    """
+    total = hashlib.sha256()
+    for name in sorted(arrays, key=lambda name: name.encode()):
+        assert "\t" not in name and "\n" not in name, f"{name!r} would read as two fields"
+        array = arrays[name]
+        shape = "x".join(str(length) for length in array.shape)
+        total.update(f"{name}\t{array.dtype.name}\t{shape}\t{array_sha256(array)}\n".encode())
+    return total.hexdigest()

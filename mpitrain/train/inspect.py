@@ -1,0 +1,109 @@
+"""What `mpitrain inspect` prints: names, shapes, placement, the schedule drawn, SHA-256 sums; without MPI."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpitrain import nn
+from mpitrain.comm.mesh import fit
+from mpitrain.config import Config, load_config
+from mpitrain.data import report
+from mpitrain.errors import MissingError
+from mpitrain.parallel.buckets import plan_buckets
+from mpitrain.schedules.pipeline import SCHEDULES
+from mpitrain.train import checkpoint
+from mpitrain.train.assemble import count_micro_batches, micro_range
+from mpitrain.train.build import checkpoint_folder, make_model
+from mpitrain.train.hashes import array_sha256
+from mpitrain.train.manifest import MANIFEST, Checkpoint, load
+
+
+def inspect(path: Path, overrides: list[str], *, ranks: int) -> Iterator[str]:
+    """Lines about a configuration (.toml), a run folder or checkpoint, or data; `ranks` places a configuration."""
+    if path.suffix == ".toml":
+        yield from inspect_config(load_config(path, overrides), ranks)
+    elif path.is_dir() and checkpoint.candidates(checkpoint_folder(path)):
+        yield from inspect_checkpoint(checkpoint_folder(path), path)
+    elif (path / MANIFEST).is_file() and path.name.startswith("step-"):
+        yield from checkpoint_lines(load(path))
+    elif path.exists():
+        yield from report.info(path)
+    else:
+        raise MissingError("expected a configuration (.toml), a run folder, a checkpoint, or data", file=path)
+
+
+def inspect_config(config: Config, ranks: int) -> Iterator[str]:
+    """The model's parameters, how the batch is cut, which buckets travel, and the schedule; nothing is allocated."""
+    model = make_model(config)
+    pp, dp, tp = fit(ranks, config.mesh.pp, config.mesh.dp, config.mesh.tp)
+    n_micro = count_micro_batches(config.train.micro_batches, config.train.batch_size, dp)
+    yield f"{config.run.name}: model {config.model.name}, {model.count_parameters():,} parameters"
+    yield f"mesh pp={pp} x dp={dp} x tp={tp}, {ranks} rank{'s' if ranks > 1 else ''}"
+    yield from table(("parameter", "shape", "placement"),
+                     [(name, shape_text(p.shape), placement_text(p)) for name, p in model.named_parameters()])
+    buffers = [(name, shape_text(b.shape)) for name, b in model.named_buffers()]
+    if buffers:
+        yield from table(("buffer", "shape"), buffers)
+    yield f"global batch of {config.train.batch_size} rows in {n_micro} micro-batches"
+    for rank in range(dp):
+        first, last = micro_range(n_micro, rank, dp)
+        order = " ".join(map(str, SCHEDULES["1f1b"](0, 1, last - first)))
+        yield f"  rank {rank}: micro-batches {first}..{last - 1}: {order}"
+    yield from bucket_lines(model, config)
+
+
+def bucket_lines(model: nn.Module, config: Config) -> Iterator[str]:
+    """Where the flat gradient is cut, computed from shapes alone."""
+    itemsize = np.dtype(config.train.precision).itemsize
+    segments, total = describe_segments(model)
+    buckets = plan_buckets(segments, total, max(1, int(config.comm.bucket_mb * 2**20) // itemsize))
+    yield f"{len(buckets)} gradient bucket{'s' if len(buckets) != 1 else ''} ({config.comm.algorithm}), in the order they start"
+    for bucket in buckets:
+        yield f"  {bucket.index}: {(bucket.stop - bucket.start) * itemsize / 2**20:.2f} MiB, {bucket.name}"
+
+
+def describe_segments(model: nn.Module) -> tuple[list[nn.Segment], int]:
+    """The table that `FlatStorage` would make, without its memory."""
+    for name, parameter in model.named_parameters():
+        parameter.name = name
+    return nn.plan_segments(model.parameters())
+
+
+def inspect_checkpoint(folder: Path, run: Path) -> Iterator[str]:
+    """The newest whole checkpoint, after what run.json says."""
+    record = run / "run.json"
+    if record.is_file():
+        about: dict[str, Any] = json.loads(record.read_text())
+        for key in ("status", "steps", "ranks", "mesh", "parameters_sha256", "buffers_sha256", "metrics"):
+            if key in about:
+                yield f"{key}: {json.dumps(about[key])}"
+    names = ", ".join(path.name for path in checkpoint.candidates(folder))
+    yield f"checkpoints: {names}"
+    yield from checkpoint_lines(checkpoint.latest(folder))
+
+
+def checkpoint_lines(found: Checkpoint) -> Iterator[str]:
+    yield f"step {found.step}"
+    rows = [(name, found.arrays[name].dtype.name, shape_text(found.arrays[name].shape), array_sha256(found.read(name))[:16])
+            for name in found.names]
+    yield from table(("array", "dtype", "shape", "sha256"), rows)
+
+
+def table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Columns as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(heads, *rows)]
+    for row in (heads, *rows):
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def placement_text(parameter: nn.Parameter) -> str:
+    return ", ".join(f"{axis} cuts dim {dim}" for axis, dim in parameter.placement.items()) or "replicated"

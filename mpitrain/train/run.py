@@ -1,0 +1,175 @@
+"""The verbs `train` and `evaluate`: from a configuration to an exit status, on every rank."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpitrain.backend import keep_freed_memory, select_device
+from mpitrain.comm import guard
+from mpitrain.comm.channel import Channel
+from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.signals import StopRequest
+from mpitrain.comm.start import World, launched_rank, start
+from mpitrain.config import Config, to_toml
+from mpitrain.errors import MpitrainError, OutputError, UsageError
+from mpitrain.parallel.feed import Feed
+from mpitrain.train import checkpoint, environment, threads
+from mpitrain.train.assemble import try_one_sample
+from mpitrain.train.build import build, checkpoint_folder, make_loss, make_model
+from mpitrain.train.evaluate import Evaluator
+from mpitrain.train.inputs import Inputs, describe_files, open_inputs
+from mpitrain.train.record import Recorder
+from mpitrain.train.run_folder import RunFolder
+from mpitrain.train.state import State
+from mpitrain.train.together import on_first
+
+
+@dataclass
+class Session:
+    """MPI started, files described, threads pinned: what every verb that runs on ranks begins with."""
+
+    world: World
+    mesh: Mesh
+    control: Channel
+    inputs: Inputs
+    threads: int
+    local_rank: int
+    hosts: list[str]
+    cleanup: ExitStack = field(default_factory=ExitStack)
+
+
+def open_session(config: Config, cleanup: ExitStack) -> Session:
+    """Files are examined before MPI starts (their parser is a child process, and nothing forks afterwards), by one rank."""
+    keep_freed_memory()
+    np.seterr(all="ignore")                  # NaN and Inf are looked for, and named, where they matter
+    d = config.data
+    look = before_mpi(lambda: describe_files(d.path, d.validation, config.folder, d.x, d.y))
+    world = start()
+    with guard.symmetric():
+        mesh = Mesh(world.comm, pp=config.mesh.pp, dp=config.mesh.dp, tp=config.mesh.tp)
+    cleanup.callback(mesh.close)
+    control = mesh.channel(("pp", "dp", "tp"), "start-up")
+    hosts = control.gather_objects(socket.gethostname())
+    mine = [rank for rank, host in enumerate(hosts) if host == hosts[world.rank]]
+    pinned = threads.pin(config.train.threads, len(mine))
+    control.agree(to_toml(config), "the configuration")
+    control.agree({name: environment.versions().get(name) for name in ("mpitrain", "numpy", "numba", "h5py")}, "package versions")
+    description = on_first(control, look)
+    with guard.symmetric():
+        inputs = open_inputs(description, validation=config.data.validation, seed=config.run.seed,
+                             block=config.model.arguments.get("block"), stride=config.data.stride,
+                             transform=config.data.transform, augment=config.data.augment, folder=config.folder)
+    return Session(world, mesh, control, inputs, pinned, mine.index(world.rank), hosts)
+
+
+def before_mpi(action: Callable[[], Any]) -> Callable[[], Any]:
+    """Runs `action` now, on the rank that will be 0; the answer gives its value, or raises its error, when called later."""
+    if launched_rank()[0] != 0:
+        return lambda: None
+    try:
+        value = action()
+    except MpitrainError as error:
+        kept = error
+
+        def fail() -> Any:
+            raise kept
+        return fail
+    return lambda: value
+
+
+def train(config: Config, *, resume: str | None = None, overwrite: bool = False, quiet: bool = False) -> int:
+    """Trains as `config` says, in its run folder. `resume` is "latest" (there must be a checkpoint) or "auto"."""
+    if resume and overwrite:
+        raise UsageError("--resume continues a run and --overwrite deletes it; give one of them")
+    with ExitStack() as cleanup:
+        stop = cleanup.enter_context(StopRequest())          # from now on: a signal that came at once would end us
+        session = open_session(config, cleanup)
+        with guard.symmetric():
+            job = build(config, session.inputs, session.mesh)
+        job.trainer.stop = stop
+        folder = RunFolder(config.run.out)                   # only now, when nothing is left to be refused
+        continued = on_first(session.control, lambda: open_folder(folder, resume, overwrite))
+        if session.world.rank == 0:
+            cleanup.callback(folder.close)
+        guard.set_run_folder(folder.path)
+        if continued:
+            found = checkpoint.latest(folder.checkpoints, session.control)
+            with guard.symmetric():
+                job.resume(found)
+        elif config.model.init_from:
+            source = checkpoint_folder(config.folder / config.model.init_from)
+            with guard.symmetric():
+                job.load(checkpoint.latest(source, session.control))
+        on_first(session.control, lambda: begin_folder(folder, config, job.trainer.update.step))
+        recorder = open_recorder(folder, config, session, quiet)
+        cleanup.callback(recorder.close)
+        job.keep_in(folder, recorder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments}})
+        about = describe_run(config, session)
+        on_first(session.control, lambda: folder.write_json(folder.run_json, about | {"status": "running"}))
+        began = time.time()
+        metrics = job.trainer.fit()
+        hashes = job.state.hashes()
+        session.control.agree(hashes, "the final parameters")
+        on_first(session.control, lambda: folder.write_json(folder.run_json, about | hashes | {
+            "status": "done", "steps": job.plan.steps, "seconds": round(time.time() - began, 3), "metrics": metrics}))
+    return 0
+
+
+def open_folder(folder: RunFolder, resume: str | None, overwrite: bool) -> bool:
+    """Takes the run folder; whether there is a run in it to continue."""
+    continues = resume is not None and (resume != "auto" or bool(checkpoint.candidates(folder.checkpoints)))
+    if resume == "latest" and not folder.path.exists():
+        raise OutputError("there is no run to resume in this folder; start it without --resume", file=folder.path)
+    folder.open(resume=resume is not None, overwrite=overwrite)
+    return continues
+
+
+def begin_folder(folder: RunFolder, config: Config, step: int) -> None:
+    """config.toml as it is run, and metrics.jsonl cut back to the step the run goes on from."""
+    folder.write_text(folder.config, to_toml(config))
+    folder.truncate_metrics(step)
+
+
+def open_recorder(folder: RunFolder, config: Config, session: Session, quiet: bool) -> Recorder:
+    tensorboard = folder.path / "tensorboard" if config.log.tensorboard else None
+    return Recorder(folder.metrics, rank=session.world.rank, quiet=quiet, tensorboard=tensorboard)
+
+
+def describe_run(config: Config, session: Session) -> dict[str, Any]:
+    from mpi4py import MPI
+    mesh = {axis: session.mesh.size(axis) for axis in session.mesh.axes}
+    return {"name": config.run.name, "seed": config.run.seed} | environment.describe(
+        mpi_library=MPI.Get_library_version(), hosts=session.hosts, mesh=mesh, threads=session.threads,
+        device=config.train.device)
+
+
+def evaluate(config: Config, source: Path, *, quiet: bool = False) -> int:
+    """The metrics of a run's newest checkpoint on its validation data, printed as one JSON line by rank 0."""
+    with ExitStack() as cleanup:
+        session = open_session(config, cleanup)
+        found = checkpoint.latest(source / "checkpoints", session.control)
+        with guard.symmetric():
+            device = select_device(config.train.device, session.local_rank)
+            model = make_model(config)
+            loss = make_loss(config, session.inputs.tokens)
+            storage = model.initialize(config.run.seed, config.train.precision, device)
+            State(model, None, session.inputs.transforms).restore(found)
+            feed = Feed(device, storage.dtype, tokens=session.inputs.tokens)
+            read, n_chunks = session.inputs.chunks(try_one_sample(model, loss, feed, session.inputs))
+            if not n_chunks:
+                raise UsageError("this run has no validation data; give some: data.validation=PATH")
+        metrics = Evaluator(model, loss, read, n_chunks, session.control, feed).run()
+        if session.world.rank == 0:
+            print(json.dumps({"step": found.step, "split": "validation", **metrics}), flush=True)
+    return 0
+
+

@@ -1,0 +1,159 @@
+"""Plain calls to the operating system, each error with its place: what a full disk or a lost mount looks like to a user."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from mpitrain.errors import AccessError, CheckpointError, MpitrainError, OutputError, StorageError
+
+DTYPES = frozenset(("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+                    "float16", "float32", "float64"))
+BLOCK = 1 << 20      # bytes read and hashed at a time: fits in the cache of one core
+ADVICE = {errno.ENOSPC: "; free some space or set run.out to another file system",
+          errno.EDQUOT: "; your quota is used up: free some space or set run.out to another file system",
+          errno.EFBIG: "; raise the limit on file sizes (ulimit -f)",
+          errno.EROFS: "; set run.out to a folder that can be written",
+          errno.ENOTDIR: "; a file stands where a folder should: set run.out to another folder",
+          errno.ELOOP: "; a symbolic link stands where a file of ours should: remove it"}
+
+
+def storage_error(error: OSError, doing: str, path: Path, *, offset: int | None = None, needed: int = 0) -> MpitrainError:
+    """What the operating system said, as the error class of its exit code; `needed` bytes are compared with the free ones."""
+    number = error.errno or errno.EIO
+    text = f"{doing} failed: {os.strerror(number)} ({errno.errorcode.get(number, number)})"
+    if needed:
+        text += f"; it needs {needed} bytes{_free(path)}"
+    kind: type[MpitrainError] = StorageError
+    if number in (errno.EACCES, errno.EPERM):
+        kind, text = AccessError, text + "; change its permissions or set run.out to a folder of yours"
+    elif number in (errno.EROFS, errno.ELOOP, errno.ENOTDIR):
+        kind = OutputError
+    return kind(text + ADVICE.get(number, ""), file=path, offset=offset)
+
+
+def _free(path: Path) -> str:
+    try:
+        room = os.statvfs(path.parent)
+    except OSError:
+        return ""                                       # only adds to a message that stands without it
+    inodes = ", no inode (file) is free" if room.f_files and not room.f_favail else ""
+    return f", {room.f_bavail * room.f_frsize} are free{inodes}"
+
+
+def write_file(path: Path, chunks: Sequence[bytes | memoryview]) -> None:
+    """Make the new file `path` of these byte buffers, with the space reserved first, and sync it.
+
+    Refuses a path that exists: nothing is ever overwritten, no symbolic link followed.
+    """
+    views = [memoryview(chunk) for chunk in chunks]
+    size = sum(len(view) for view in views)
+    position: int | None = None
+    doing = "making the file"
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            doing = "reserving space"
+            reserve(fd, size)
+            doing, position = "writing", 0
+            for view in views:
+                write_fully(fd, view, position)
+                position += len(view)
+            doing, position = "syncing to the disk", None
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise storage_error(error, doing, path, offset=position, needed=size) from error
+
+
+def reserve(fd: int, size: int) -> None:
+    """Make the file `size` bytes long, with space behind them where the file system can promise that."""
+    if not size:
+        return
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise
+        os.ftruncate(fd, size)
+
+
+def write_fully(fd: int, view: memoryview, offset: int) -> None:
+    """`os.pwrite` until everything is written: it may write less than it was given (2 GiB at most, or a signal)."""
+    done = 0
+    while done < len(view):
+        n = os.pwrite(fd, view[done:], offset + done)
+        if n == 0:
+            raise OSError(errno.EIO, "wrote nothing")
+        done += n
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder that is not there yet, and its parents, so that they survive a power cut."""
+    if not path.parent.is_dir():
+        make_folder(path.parent)
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise storage_error(error, "making the folder", path) from error
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder survive a power cut; a file's own fsync does not do that."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise storage_error(error, "syncing the folder to the disk", path) from error
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[int]:
+    """A file descriptor on the regular file `path`; what goes wrong while reading it is an error with the file's name."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)   # NONBLOCK: a FIFO would wait
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise CheckpointError("expected a regular file", file=path)
+            yield fd
+        finally:
+            os.close(fd)
+    except FileNotFoundError:
+        raise CheckpointError("the file is missing", file=path) from None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CheckpointError("expected a regular file, found a symbolic link", file=path) from None
+        raise storage_error(error, "reading", path) from error
+
+
+def read_fully(fd: int, view: memoryview, offset: int, path: Path) -> None:
+    """Fill `view` (bytes) from `offset` of an open file."""
+    done = 0
+    while done < len(view):
+        n = os.preadv(fd, [view[done:]], offset + done)
+        if n == 0:
+            raise CheckpointError(f"the file ends {len(view) - done} bytes early: it is truncated", file=path,
+                                  offset=offset + done)
+        done += n
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a whole file."""
+    digest, block, position = hashlib.sha256(), memoryview(bytearray(BLOCK)), 0
+    with reading(path) as fd:
+        while n := os.preadv(fd, [block], position):
+            digest.update(block[:n])
+            position += n
+    return digest.hexdigest()

@@ -1,0 +1,41 @@
+"""One rank acts, all ranks know: a value, or the error it met, raised on every rank alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from mpitrain import errors
+from mpitrain.errors import FIELDS, MpitrainError
+
+
+class Channel(Protocol):
+    """What acting together needs of a communicator; objects are plain JSON."""
+
+    @property
+    def rank(self) -> int: ...
+    def broadcast_object(self, value: Any, /) -> Any:
+        """Rank 0's `value`, on every rank."""
+
+
+def attempt(action: Callable[[], Any]) -> dict[str, Any]:
+    """The value of `action()`, or the error it met, as JSON that can be sent to other ranks."""
+    try:
+        return {"value": action()}
+    except MpitrainError as error:
+        return {"error": type(error).__name__, "code": error.code, "message": error.message,
+                "where": {name: getattr(error, name) for name in FIELDS}}
+
+
+def value_of(outcome: dict[str, Any]) -> Any:
+    """What `attempt` got; its error is raised again, marked as one that all ranks raise, so that one of them prints it."""
+    if "error" not in outcome:
+        return outcome["value"]
+    error = getattr(errors, outcome["error"])(outcome["message"], code=outcome["code"], **outcome["where"])
+    error.mpitrain_symmetric = True
+    raise error
+
+
+def on_first(channel: Channel, action: Callable[[], Any]) -> Any:
+    """What `action` returns on rank 0 (plain JSON data), on every rank; its error is raised on every rank too."""
+    return value_of(channel.broadcast_object(attempt(action) if channel.rank == 0 else None))

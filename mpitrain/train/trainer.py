@@ -1,0 +1,133 @@
+"""The training loop: steps, evaluations, checkpoints, and the record of all three."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from mpitrain.comm.channel import Channel
+from mpitrain.comm.signals import StopRequest
+from mpitrain.errors import Stopped
+from mpitrain.parallel.pipeline import Pipeline
+from mpitrain.parallel.update import Outcome
+from mpitrain.train.evaluate import Evaluator
+from mpitrain.train.record import Recorder
+
+
+class Step(NamedTuple):
+    """One completed update; `loss` is the mean over the global batch, before the update."""
+
+    loss: float
+    lr: float
+    grad_norm: float | None
+    comm_exposed_s: float
+
+
+class Update(Protocol):
+    """A policy of reduction, norm, clipping and optimizer; `step` counts the updates done."""
+
+    step: int
+    want_norm: bool
+
+    def begin(self) -> None: ...
+    def finish(self) -> Outcome: ...
+
+
+class Loader(Protocol):
+    def iterate(self, start_step: int = 0, stop_step: int | None = None) -> Iterator[tuple[int, list[Any]]]: ...
+    def close(self) -> None: ...
+
+
+@dataclass
+class Plan:
+    """When things happen, in steps; `steps_per_epoch` gives the epoch of a step."""
+
+    steps: int
+    steps_per_epoch: int
+    batch_size: int
+    eval_every: int
+    checkpoint_every: int
+    keep_best: bool
+    log_every: int
+
+    def is_due(self, every: int, step: int) -> bool:
+        return bool(every) and step % every == 0
+
+
+class Trainer:
+    """Runs the steps that are left, from `update.step` to `plan.steps`.
+
+    It knows no ranks, mesh, stage, device or precision: those are inside `pipeline`, `update` and `channel`. `save`, where
+    set, writes a checkpoint of everything a resumed run needs and returns when it is on the disk.
+    """
+
+    def __init__(self, *, pipeline: Pipeline, update: Update, loader: Loader, evaluator: Evaluator | None, channel: Channel,
+                 plan: Plan, recorder: Recorder):
+        self.pipeline, self.update, self.loader, self.evaluator = pipeline, update, loader, evaluator
+        self.channel, self.plan, self.recorder = channel, plan, recorder
+        self.save: Callable[[dict[str, Any]], None] | None = None
+        self.stop = StopRequest()
+        self.evaluated = True                                    # whether an evaluation that was due has been done
+        self.best: tuple[float, int] | None = None               # (lowest validation loss, its step)
+        self.metrics: dict[str, float] = {}                      # of the last evaluation
+
+    def train_step(self, micro_batches: Sequence[Any]) -> Step:
+        self.update.begin()                                      # gradient arenas for this step
+        loss = self.pipeline.run(micro_batches, flag=self.stop.asked)    # forward and backward; buckets leave as they fill
+        outcome = self.update.finish()                           # the rest of the exchange, norm, clip, optimizer
+        return Step(loss=self.mean(loss), **outcome)
+
+    def mean(self, part: float) -> float:
+        """The sum over ranks of each one's part of a global mean."""
+        total = np.array([part])
+        self.channel.allreduce(total, name="loss")
+        return float(total[0])
+
+    def fit(self) -> dict[str, float]:
+        """Trains to the end and returns the last evaluation. Raises Stopped after a stop request, with a checkpoint saved."""
+        self.recorder.start(self.update.step, self.plan)
+        if not self.evaluated:                                   # the run was stopped between a step and its evaluation
+            self.evaluate(self.update.step)
+        try:
+            for step, micro_batches in self.loader.iterate(self.update.step, self.plan.steps):
+                self.one_step(step, micro_batches)
+        finally:
+            self.loader.close()
+        return self.metrics
+
+    def one_step(self, step: int, micro_batches: Sequence[Any]) -> None:
+        plan, done = self.plan, step + 1
+        last = done == plan.steps
+        self.update.want_norm = last or plan.is_due(plan.log_every, done)
+        began = time.perf_counter()
+        result = self.train_step(micro_batches)
+        self.recorder.step(done, result._asdict(), time.perf_counter() - began, due=self.update.want_norm)
+        self.evaluated = self.evaluator is None or not (last or plan.is_due(plan.eval_every, done))
+        if self.pipeline.flag > 0:                               # time is short: evaluate when the run goes on
+            self.checkpoint(done)
+            raise Stopped("stopped on request with a complete checkpoint; start it again with --resume", step=done)
+        improved = self.evaluate(done) if not self.evaluated else False
+        if last or plan.is_due(plan.checkpoint_every, done) or (improved and plan.keep_best):
+            self.checkpoint(done)
+
+    def evaluate(self, done: int) -> bool:
+        """Writes the validation metrics down; whether their loss is the lowest so far."""
+        assert self.evaluator is not None
+        began = time.perf_counter()
+        self.metrics = self.evaluator.run()
+        self.recorder.evaluation(done, self.metrics, time.perf_counter() - began)
+        self.evaluated = True
+        improved = self.best is None or self.metrics["loss"] < self.best[0]
+        if improved:
+            self.best = (self.metrics["loss"], done)
+        return improved
+
+    def checkpoint(self, done: int) -> None:
+        if self.save is not None:
+            self.recorder.sync()                                 # the metrics of these steps must survive with them
+            self.save({"step": done, "best": list(self.best) if self.best else None, "evaluated": self.evaluated})
+            self.recorder.saved(done)

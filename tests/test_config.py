@@ -1,0 +1,135 @@
+"""What a configuration may say, and what is said about one that is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mpitrain.config import SECTIONS, Config, load_config, to_toml
+from mpitrain.errors import ConfigError, MissingError, MpitrainError
+
+GOOD = """
+[model]
+name = "mlp"
+inputs = 4
+hidden = [8, 8]
+outputs = 2
+[data]
+path = "d.h5"
+[train]
+steps = 10
+"""
+
+
+def write(folder: Path, text: str = GOOD) -> Path:
+    path = folder / "net.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_built_in_run_needs_no_file():
+    config = load_config(None, [])
+    assert config.data.path == "digits" and config.run.out == "runs/digits"
+
+
+def test_a_file_gives_the_name_the_folder_and_the_models_arguments(tmp_path):
+    config = load_config(write(tmp_path), [])
+    assert config.run.name == "net" and config.run.out == "runs/net" and config.folder == tmp_path
+    assert config.model.arguments == {"inputs": 4, "hidden": [8, 8], "outputs": 2}
+
+
+def test_overrides_win_and_are_read_as_toml_or_else_as_words(tmp_path):
+    config = load_config(write(tmp_path), ["train.steps=20", "optimizer.betas=[0.8, 0.9]", "optimizer.lr=1",
+                                           "data.transform=scale", "model.hidden=[3]", "data.validation=tail:0.1",
+                                           "run.name=a=b"])
+    assert config.train.steps == 20 and config.optimizer.betas == (0.8, 0.9) and config.optimizer.lr == 1.0
+    assert config.data.transform == ("scale",) and config.model.arguments["hidden"] == [3]
+    assert config.data.validation == "tail:0.1" and config.run.name == "a=b"
+
+
+def test_the_length_of_the_run_may_be_said_anew(tmp_path):
+    config = load_config(write(tmp_path), ["train.epochs=3"])
+    assert config.train.epochs == 3 and config.train.steps == 0
+    with pytest.raises(ConfigError, match="not both"):
+        load_config(write(tmp_path), ["train.epochs=3", "train.steps=3"])
+
+
+@pytest.mark.parametrize("text", [
+                                  '[run]\nname = "q\\"u\\u00e9\\n\\\\x"', "[optimizer]\nlr = 1e-30\nbetas = [0.5, 0.25]",
+                                  "[data]\npath = 'p'\nvalidation = 0",
+                                  "[model]\nname='f.py:m'\nnested = {a = [1, 2], b = true}"])
+def test_what_is_written_back_reads_as_the_same(tmp_path, text):
+    merged = GOOD
+    for section in ("[data]", "[model]"):
+        if text.startswith(section):
+            merged = {"[data]": GOOD.replace('[data]\npath = "d.h5"', ""),
+                      "[model]": '[data]\npath = "d.h5"\n[train]\nsteps = 10\n'}[section]
+    config = load_config(write(tmp_path, merged + text + "\n"), [])
+    (tmp_path / "elsewhere").mkdir()
+    assert load_config(write(tmp_path / "elsewhere", to_toml(config)), []) == config
+
+
+@pytest.mark.parametrize("key, message", [
+    ("train.stepz=3", 'unknown key train.stepz (did you mean "steps"?)'),
+    ("trian.steps=3", 'unknown section [trian] (did you mean "train"?)'),
+    ("train.steps=abc", "train.steps must be an integer"),
+    ("train.steps=1.5", "train.steps must be an integer, found 1.5 (a number)"),
+    ("train.steps=true", "train.steps must be an integer, found true (true or false)"),
+    ("train.steps", "an override is section.key=value"),
+    ("steps=3", "an override is section.key=value"),
+    ("optimizer.lr=fast", "optimizer.lr must be a number"),
+    ("optimizer.lr=nan", "optimizer.lr must be a finite number"),
+    ("optimizer.lr=-1", "optimizer.lr must be a finite number, 0 or more"),
+    ("optimizer.betas=[0.9]", "optimizer.betas must be two numbers"),
+    ("optimizer.betas=[0.9, 'x']", "optimizer.betas must be a list of numbers"),
+    ("data.transform=[1]", "data.transform must be a list of strings"),
+    ("train.batch_size=0", "train.batch_size must be at least 1"),
+    ("train.micro_batches=65", "is more than the 64 samples"),
+    ("train.device=tpu", 'train.device = "tpu" is not there'),
+    ("train.precision=float16", 'train.precision = "float16" is not there'),
+    ("optimizer.decay=some", 'optimizer.decay = "some" is not there'),
+    ("mesh.pp=2", "models are not split over ranks yet"),
+    ("mesh.tp=2", "models are not split over ranks yet"),
+    ("train.reproducible=layout", 'train.reproducible = "layout" is not there'),
+    ("comm.progress=thread", 'comm.progress = "thread" is not there'),
+    ("comm.node_shared=true", "unknown key comm.node_shared"),
+    ("comm.wire_dtype=bfloat16", "unknown key comm.wire_dtype"),
+    ("comm.compression=topk", "unknown key comm.compression"),
+    ("mesh.schedule=gpipe", "unknown key mesh.schedule"),
+    ("model.name=''", "model.name is missing"),
+    ("data.path=''", "data.path is missing"),
+    ("train.steps=0", "give train.epochs or train.steps, one of them"),
+])
+def test_a_wrong_key_or_value_is_named_on_one_line(tmp_path, key, message):
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(tmp_path), [key])
+    assert message in str(caught.value) and "\n" not in str(caught.value) and caught.value.exit_code == 78
+
+
+def test_a_mistake_in_the_file_names_the_file_and_one_on_the_command_line_does_not(tmp_path):
+    path = write(tmp_path, GOOD + "momentun = 3\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, [])
+    assert caught.value.file == str(path)
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(tmp_path), ["train.stepz=1"])
+    assert caught.value.file is None and caught.value.message.startswith("on the command line: unknown key")
+
+
+def test_a_missing_or_unreadable_file_is_an_error_of_its_own(tmp_path):
+    with pytest.raises(MissingError) as caught:
+        load_config(tmp_path / "no.toml", [])
+    assert caught.value.exit_code == 66
+    with pytest.raises(ConfigError, match="folder"):
+        load_config(tmp_path, [])
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_config(write(tmp_path, "[model\n"), [])
+    (tmp_path / "net.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(MpitrainError, match="not valid TOML"):
+        load_config(tmp_path / "net.toml", [])
+
+
+def test_every_default_has_the_type_its_key_asks_for():
+    assert set(SECTIONS) == {"run", "model", "data", "optimizer", "train", "mesh", "comm", "checkpoint", "log"}
+    assert isinstance(Config(), Config)

@@ -1,0 +1,68 @@
+"""What tests of whole runs share: a small configuration, and what a run leaves in its folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from launch import Job, Result, launch, mpirun
+
+SMALL = """
+[model]
+name = "mlp"
+inputs = 64
+hidden = [32]
+outputs = 10
+[data]
+path = "digits"
+transform = ["standardise"]
+[optimizer]
+name = "adamw"
+lr = 3e-3
+schedule = "cosine"
+warmup_steps = 5
+clip_norm = 1.0
+[train]
+steps = 50
+batch_size = 48
+eval_every = 25
+[log]
+every = 1
+"""
+
+
+def write(folder: Path, text: str = SMALL, name: str = "run.toml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def train(n: int, config: Path, *arguments: str, timeout: float = 60, **options: Any) -> Result:
+    return mpirun(n, "-m", "mpitrain", "train", config, *arguments, timeout=timeout, cwd=config.parent, **options)
+
+
+def start(n: int, config: Path, *arguments: str, **options: Any) -> Job:
+    return launch(n, "-m", "mpitrain", "train", config, *arguments, cwd=config.parent, **options)
+
+
+def steps(run: Path) -> list[dict[str, Any]]:
+    """The training lines of metrics.jsonl."""
+    return [line for line in lines(run) if "split" not in line]
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def record(run: Path) -> dict[str, Any]:
+    about: dict[str, Any] = json.loads((run / "run.json").read_text())
+    return about
+
+
+TIMES = ("samples_per_s", "step_s", "comm_exposed_s", "seconds")
+
+
+def without_times(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What must repeat to the bit."""
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in metrics]

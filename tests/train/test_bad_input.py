@@ -1,0 +1,211 @@
+"""Each mistake a user can make: one line that names the place, an exit status, every rank ended, nothing lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import h5py
+import numpy as np
+import pytest
+from launch import Job, clean_environment, find_mpirun
+from runs import SMALL, lines, start, train, write
+
+from mpitrain.train import checkpoint
+from mpitrain.train.manifest import load
+
+
+def refused(result, status, *words):
+    """The job ended with `status` and one line that holds all `words`."""
+    assert result.rc == status, result.out + result.err
+    assert len(result.error_lines) == 1, result.err
+    for word in words:
+        assert word in result.error_lines[0], result.error_lines[0]
+    assert "Traceback" not in result.err + result.out
+    return result
+
+
+def dataset(folder, name="d.h5", rows=200, **changes):
+    """A plain HDF5 file of 64 features and 10 classes, with `changes` to its values."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((rows, 64)).astype(np.float32), rng.integers(0, 10, rows)
+    for (which, row), value in changes.get("values", {}).items():
+        (x if which == "x" else y)[row] = value
+    with h5py.File(folder / name, "w") as file:
+        file["x"], file["y"] = x, y
+    return folder / name
+
+
+def plain(folder, **changes):
+    dataset(folder, **changes)
+    return write(folder, SMALL.replace('path = "digits"', 'path = "d.h5"\nx = "x"\ny = "y"\nvalidation = "tail:0.2"'))
+
+
+def test_an_unknown_key_is_one_line_from_one_rank(tmp_path):
+    refused(train(3, write(tmp_path), "train.batchsize=3"), 78, "E_CONFIG", "train.batchsize", 'did you mean "batch_size"')
+
+
+def test_an_unknown_flag_is_a_usage_error(tmp_path):
+    refused(train(2, write(tmp_path), "--fast"), 64, "E_USAGE", "--fast")
+
+
+def test_a_mesh_that_does_not_fit_the_ranks(tmp_path):
+    refused(train(3, write(tmp_path), "mesh.dp=2"), 78, "E_MESH", "needs 2 ranks, but mpirun started 3", "set mesh.dp=3")
+
+
+def test_more_ranks_than_micro_batches(tmp_path):
+    refused(train(3, write(tmp_path), "train.micro_batches=2"), 78, "E_MESH", "3 data-parallel ranks share 2 micro-batches")
+
+
+def test_more_ranks_than_rows_in_a_batch(tmp_path):
+    refused(train(3, write(tmp_path), "train.batch_size=2"), 78, "E_MESH", "3 micro-batches of a global batch of 2")
+
+
+def test_a_model_argument_that_does_not_exist(tmp_path):
+    refused(train(2, write(tmp_path), "model.hiden=[3]"), 78, "model.hiden", 'did you mean "hidden"')
+
+
+def test_an_unknown_model_optimizer_loss_and_transform(tmp_path):
+    config = write(tmp_path)
+    for key, word in (("model.name=resnet21", "did you mean"), ("optimizer.name=adam2", "adam"),
+                      ("train.loss=ce", "cross_entropy"),
+                      ("data.transform=scal", "scale"), ("optimizer.schedule=cosin", "cosine")):
+        refused(train(1, config, key), 78, "E_CONFIG", word)
+
+
+def test_a_missing_file(tmp_path):
+    refused(train(2, write(tmp_path), "data.path=nothing.h5"), 66, "E_MISSING", "nothing.h5")
+
+
+def test_a_truncated_file(tmp_path):
+    config = plain(tmp_path)
+    os.truncate(tmp_path / "d.h5", 30_000)
+    refused(train(2, config), 65, "E_DATA", "d.h5")
+
+
+def test_a_file_without_the_dataset(tmp_path):
+    refused(train(2, plain(tmp_path), "data.y=labels"), 65, "E_DATA", "d.h5", "labels")
+
+
+def test_a_label_out_of_range_names_row_and_value(tmp_path):
+    refused(train(2, plain(tmp_path, values={("y", 77): 10})), 65, "E_DATA", "row=77", "label 10 is outside 0..9", 'dataset="/y"')
+
+
+def test_nan_in_the_data_names_the_row(tmp_path):
+    refused(train(2, plain(tmp_path, values={("x", 33): np.nan}), "data.transform=[]"), 65,
+            "E_DATA", "row=33", 'dataset="/x"', "nan")
+
+
+def test_a_model_of_another_size_than_the_data(tmp_path):
+    refused(train(2, plain(tmp_path), "model.inputs=63"), 65, "E_SHAPE", "(64,)", "63")
+
+
+def test_a_regression_target_for_a_classifier(tmp_path):
+    refused(train(2, plain(tmp_path), "train.loss=mse"), 65, "E_SHAPE", "(10,)")
+
+
+def test_a_loss_that_is_not_finite_names_step_and_layer_and_keeps_the_checkpoint(tmp_path):
+    (tmp_path / "net.py").write_text("""
+from mpitrain import nn, ops
+class Log(nn.Module):
+    def forward(self, x): return ops.log(x)
+def net():
+    return nn.Sequential(("flatten", nn.Flatten()), ("first", nn.Linear(64, 10)), ("bad", Log()))
+""")
+    text = SMALL.replace('name = "mlp"\ninputs = 64\nhidden = [32]\noutputs = 10', 'name = "net.py:net"')
+    result = refused(train(2, write(tmp_path, text)), 79, "E_NAN", "step=0", '"bad" (Log)')
+    assert "RuntimeWarning" not in result.err
+
+
+def test_a_diverging_run_ends_with_79_and_its_last_checkpoint_is_whole(tmp_path):
+    config = plain(tmp_path)
+    (tmp_path / "net.py").write_text("""
+from mpitrain import nn, ops
+class Square(nn.Module):
+    def forward(self, x): return ops.multiply(x, x)
+def net():
+    return nn.Sequential(("a", nn.Linear(64, 64)), ("s", Square()), ("t", Square()), ("u", Square()), ("b", nn.Linear(64, 10)))
+""")
+    text = config.read_text().replace('name = "mlp"\ninputs = 64\nhidden = [32]\noutputs = 10', 'name = "net.py:net"')
+    refused(train(2, write(tmp_path, text), "run.out=a", "optimizer.name=sgd", "optimizer.lr=1e4", "optimizer.clip_norm=0",
+                  "checkpoint.every=1", "optimizer.schedule=constant"), 79, "E_NAN", "step=")
+    found = checkpoint.candidates(tmp_path / "a/checkpoints")
+    for path in found:
+        load(path).verify()
+
+
+def test_a_checkpoint_of_another_model(tmp_path):
+    config = write(tmp_path)
+    assert train(1, config, "run.out=a", "train.steps=8").rc == 0
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "a/checkpoints").rglob("*")}
+    refused(train(2, config, "run.out=a", "--resume", "model.hidden=[33]"), 65, "E_CHECKPOINT", "reshaped", "33")
+    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "a/checkpoints").rglob("*")}
+
+
+def test_an_existing_run_folder_is_left_alone(tmp_path):
+    config = write(tmp_path)
+    assert train(1, config, "run.out=a", "train.steps=8").rc == 0
+    before = (tmp_path / "a/metrics.jsonl").read_bytes()
+    refused(train(2, config, "run.out=a"), 73, "E_OUTPUT", "--resume", "--overwrite")
+    assert (tmp_path / "a/metrics.jsonl").read_bytes() == before
+    refused(train(2, config, "run.out=a", "--resume", "--overwrite"), 64, "E_USAGE", "one of them")
+
+
+def test_nothing_to_resume(tmp_path):
+    refused(train(2, write(tmp_path), "run.out=none", "--resume"), 73, "E_OUTPUT", "no run to resume")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    refused(train(2, write(tmp_path), "run.out=file/run"), 73, "file/run")
+
+
+def test_an_exception_on_one_rank_ends_the_job_in_seconds_with_the_traceback_on_file(tmp_path):
+    (tmp_path / "net.py").write_text("""
+from mpitrain import nn
+from mpitrain.comm.start import started
+class Faulty(nn.Module):
+    calls = 0
+    def forward(self, x):
+        Faulty.calls += 1
+        if started().rank == 1 and Faulty.calls == 9:
+            raise ZeroDivisionError("on purpose")
+        return x
+def net():
+    return nn.Sequential(("flatten", nn.Flatten()), ("f", Faulty()), ("first", nn.Linear(64, 10)))
+""")
+    text = SMALL.replace('name = "mlp"\ninputs = 64\nhidden = [32]\noutputs = 10', 'name = "net.py:net"')
+    result = refused(train(3, write(tmp_path, text), "run.out=a"), 70, "E_BUG", "rank=1/3", "on purpose")
+    assert (tmp_path / "a/errors/rank-1.json").is_file() and result.orphans == ()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_the_job_within_five_seconds_and_leaves_metrics_and_checkpoint_whole(tmp_path, number):
+    import time
+    job = start(2, write(tmp_path), "run.out=a", "train.steps=100000", "checkpoint.every=10", "train.eval_every=0")
+    job.wait_for("step 30/")
+    before = time.monotonic()
+    job.signal(number)
+    result = job.finish(timeout=20)
+    assert time.monotonic() - before < 5 and result.rc != 0 and result.orphans == ()
+    assert lines(tmp_path / "a")[-1]["step"] >= 30                   # every line parses
+    checkpoint.latest(tmp_path / "a/checkpoints")
+
+
+def test_two_jobs_in_one_folder_the_second_is_told_who_holds_it(tmp_path):
+    config = write(tmp_path)
+    job = start(1, config, "run.out=a", "train.steps=100000")
+    job.wait_for("step 5/")
+    refused(train(1, config, "run.out=a", "--resume"), 73, "E_OUTPUT", "busy", "pid=")
+    refused(train(1, config, "run.out=a", "--overwrite"), 73, "E_OUTPUT", "busy")
+    job.signal(signal.SIGTERM)
+    job.finish(timeout=20)
+
+
+def test_ranks_with_different_configurations_are_refused(tmp_path):
+    a, b = write(tmp_path), write(tmp_path, SMALL.replace("lr = 3e-3", "lr = 4e-3"), "other.toml")
+    each = [sys.executable, "-m", "mpitrain", "train"]
+    command = [find_mpirun(), "-n", "1", *each, str(a), "run.name=x", ":", "-n", "1", *each, str(b), "run.name=x"]
+    refused(Job(command, clean_environment(), tmp_path).finish(60), 76, "E_DESYNC", "the configuration")
