@@ -88,7 +88,7 @@ def time_steps(side, batches) -> tuple[float, list[float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=80)
-    parser.add_argument("--steps", type=int, default=2, help="steps per timed block: few, since a shared machine changes its speed")
+    parser.add_argument("--steps", type=int, default=2, help="in a timed block: few, as a shared machine changes its speed")
     parser.add_argument("--json", help="append the result to this file")
     options = parser.parse_args()
     keep_freed_memory()                                          # as `mpitrain train` does; it serves PyTorch's malloc too

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 class Channel:
     """Collectives over one communicator, which it owns: nobody else may send on it, so tags cannot collide.
 
-    `algorithm` is the config's name of an all-reduce ("auto", "ring", "recursive_doubling", or a user's own, which is checked
-    here before its first message). All methods below must be called by all ranks of the channel in the same order; DesyncError
-    if they are not. An error of MPI itself is raised as PeerError.
+    `algorithm` is the name of an all-reduce ("auto", "ring", "recursive_doubling", "package.module:name"), or a user's own
+    function, which is checked here before its first message. All methods below must be called by all ranks of the channel in
+    the same order; DesyncError if they are not. An error of MPI itself is raised as PeerError.
     """
 
-    def __init__(self, comm: MPI.Comm, name: str, *, algorithm: str = "auto", progress: Progress | None = None,
+    def __init__(self, comm: MPI.Comm, name: str, *, algorithm: str | Algorithm = "auto", progress: Progress | None = None,
                  message_bytes: int = MESSAGE_BYTES):
         from mpi4py import MPI
         comm.Set_errhandler(MPI.ERRORS_RETURN)
@@ -46,7 +46,7 @@ class Channel:
         self._signatures: dict[tuple[str, str, Any, int], Signature] = {}
         self._plans: dict[tuple[Algorithm | int, int, int], tuple[list[Messages], int]] = {}
         choose(algorithm, self.size, 0)                       # an unknown name is a ConfigError now, not in the first step
-        if ":" in algorithm:
+        if not isinstance(algorithm, str) or ":" in algorithm:
             for length in (0, 1, self.size - 1, 4 * self.size + 1):
                 check_all_reduce(choose(algorithm, self.size, length), self.size, length)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.progress import Progress
 from mpitrain.errors import MeshError
+from mpitrain.schedules.steps import Algorithm
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -65,7 +66,7 @@ class Mesh:
         """How many places an axis has."""
         return self._lengths[axis]
 
-    def channel(self, axes: str | Sequence[str], purpose: str, *, algorithm: str = "auto") -> Channel:
+    def channel(self, axes: str | Sequence[str], purpose: str, *, algorithm: str | Algorithm = "auto") -> Channel:
         """A private duplicate of `mesh[axes]` for one purpose. Collective: every rank makes its channels in the same order."""
         names = self._names(axes)
         channel = Channel(self._subsets[names].Dup(), f"{'+'.join(names)}:{purpose}", algorithm=algorithm,

@@ -26,8 +26,8 @@ def schedule(name: str | Callable[..., Rate], *, lr: float, min_lr: float = 0.0,
     """
     if not 0.0 <= min_lr <= lr:
         raise ConfigError(f"optimizer.min_lr must lie between 0 and lr = {lr}, not {min_lr}")
-    if not 0 <= warmup_steps <= total_steps:
-        raise ConfigError(f"optimizer.warmup_steps must lie between 0 and the {total_steps} steps of the run, not {warmup_steps}")
+    if warmup_steps < 0:
+        raise ConfigError(f"optimizer.warmup_steps must be 0 or more, not {warmup_steps}")
     make = SCHEDULES.resolve(name) if isinstance(name, str) else name
     after = make(lr=lr, min_lr=min_lr, warmup_steps=warmup_steps, total_steps=total_steps, **options)
     if make is one_cycle:                         # it has a rise of its own

@@ -85,8 +85,10 @@ def binomial_broadcast(rank: int, n: int, length: int, root: int = 0) -> Iterato
 SMALL_BYTES = 256 << 10
 
 
-def choose(name: str, n: int, nbytes: int) -> Algorithm:
-    """The algorithm a config's name stands for; "auto" takes recursive doubling up to SMALL_BYTES and the ring above."""
+def choose(name: str | Algorithm, n: int, nbytes: int) -> Algorithm:
+    """The algorithm a name stands for; "auto" takes recursive doubling up to SMALL_BYTES and the ring above."""
+    if not isinstance(name, str):
+        return name
     if name == "auto":
         name = "recursive_doubling" if nbytes <= SMALL_BYTES else "ring"
     return ALL_REDUCE.resolve(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_WHERE = {"Options": "assemble", "Job": "assemble", "assemble": "assemble", "open_data": "inputs", "Inputs": "inputs",
+_WHERE = {"Options": "assembly", "Job": "assembly", "assemble": "assembly", "open_data": "inputs", "Inputs": "inputs",
           "Trainer": "trainer", "RunFolder": "run_folder"}
 
 __all__ = ["Inputs", "Job", "Options", "RunFolder", "Trainer", "assemble", "open_data"]

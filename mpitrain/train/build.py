@@ -11,7 +11,8 @@ from mpitrain import models, nn, optim
 from mpitrain.comm.mesh import Mesh
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError, nearest
-from mpitrain.train.assemble import Job, Options, assemble
+from mpitrain.schedules.collectives import ALL_REDUCE
+from mpitrain.train.assembly import Job, Options, assemble
 from mpitrain.train.inputs import Inputs
 
 
@@ -22,13 +23,19 @@ def build(config: Config, inputs: Inputs, mesh: Mesh) -> Job:
         steps=t.steps, epochs=t.epochs, batch_size=t.batch_size, micro_batches=t.micro_batches, seed=config.run.seed,
         precision=t.precision, device=t.device, clip_norm=o.clip_norm, eval_every=t.eval_every, log_every=config.log.every,
         checkpoint_every=config.checkpoint.every, keep=config.checkpoint.keep, keep_best=config.checkpoint.best,
-        drop_last=config.data.drop_last, workers=config.data.workers, algorithm=config.comm.algorithm,
+        drop_last=config.data.drop_last, workers=config.data.workers, algorithm=find_algorithm(config),
         bucket_bytes=max(1, int(config.comm.bucket_mb * 2**20)))
     model = make_model(config)
     if t.recompute:
         keep_inputs_only(model)
     return assemble(model, inputs, mesh, loss=make_loss(config, inputs.tokens), optimizer=lambda s: make_optimizer(config, s),
                     rate=lambda steps: make_rate(config, steps), options=options)
+
+
+def find_algorithm(config: Config) -> Any:
+    """The name of an all-reduce, or the user's own function, found from the configuration's folder."""
+    name = config.comm.algorithm
+    return ALL_REDUCE.resolve(name, config.folder) if ":" in name else name
 
 
 def make_model(config: Config) -> nn.Module:

@@ -20,7 +20,7 @@ VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_RESTART_COUNT", "PBS_
 def describe(*, mpi_library: str = "", hosts: Sequence[str] = (), mesh: Mapping[str, int] | None = None,
              threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
     """Versions, hardware and layout as plain JSON; `hosts` in rank order, `mpi_library` as the library names itself."""
-    return {"python": platform.python_version(), "versions": versions(), "mpi_library": mpi_library.strip(),
+    return {"python": platform.python_version(), "versions": versions(), "mpi_library": mpi_library.strip("\0 \n"),
             "platform": platform.platform(), "machine": platform.machine(), "byteorder": sys.byteorder,
             "cores": os.cpu_count(), "ranks": len(hosts), "hosts": list(hosts), "mesh": dict(mesh or {}), "threads": threads,
             "device": device, "blas": blas(), "environment": environment()}

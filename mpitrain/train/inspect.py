@@ -17,7 +17,7 @@ from mpitrain.errors import MissingError
 from mpitrain.parallel.buckets import plan_buckets
 from mpitrain.schedules.pipeline import SCHEDULES
 from mpitrain.train import checkpoint
-from mpitrain.train.assemble import count_micro_batches, micro_range
+from mpitrain.train.assembly import count_micro_batches, micro_range
 from mpitrain.train.build import checkpoint_folder, make_model
 from mpitrain.train.hashes import array_sha256
 from mpitrain.train.manifest import MANIFEST, Checkpoint, load

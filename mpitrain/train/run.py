@@ -23,7 +23,7 @@ from mpitrain.config import Config, to_toml
 from mpitrain.errors import MpitrainError, OutputError, UsageError
 from mpitrain.parallel.feed import Feed
 from mpitrain.train import checkpoint, environment, threads
-from mpitrain.train.assemble import try_one_sample
+from mpitrain.train.assembly import try_one_sample
 from mpitrain.train.build import build, checkpoint_folder, make_loss, make_model
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.inputs import Inputs, describe_files, open_inputs

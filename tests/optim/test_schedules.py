@@ -87,5 +87,10 @@ def test_settings_that_make_no_sense_are_refused():
         schedule("cosin", lr=1.0, total_steps=10)
     with pytest.raises(ConfigError, match="optimizer.min_lr must lie between 0 and lr = 1.0, not 2.0"):
         schedule("cosine", lr=1.0, min_lr=2.0, total_steps=10)
-    with pytest.raises(ConfigError, match="optimizer.warmup_steps must lie between 0 and the 10 steps of the run, not 11"):
-        schedule("cosine", lr=1.0, warmup_steps=11, total_steps=10)
+    with pytest.raises(ConfigError, match="optimizer.warmup_steps must be 0 or more, not -1"):
+        schedule("cosine", lr=1.0, warmup_steps=-1, total_steps=10)
+
+
+def test_a_run_that_ends_during_its_warm_up_only_rises():
+    rate = schedule("cosine", lr=1.0, warmup_steps=9, total_steps=3)
+    assert [rate(k) for k in range(3)] == pytest.approx([0.1, 0.2, 0.3])

@@ -55,7 +55,7 @@ class Options:
     keep_best: bool = False
     drop_last: bool = True
     workers: int = 1
-    algorithm: str = "auto"
+    algorithm: Any = "auto"                  # of the gradients' all-reduce: a name, or a function of your own
     bucket_bytes: int = 4 << 20
     quiet: bool = False
 

@@ -1,0 +1,23 @@
+"""The same engine from Python: mpirun -n 2 python examples/python_api.py"""
+
+import mpitrain
+from mpitrain import nn, optim
+from mpitrain.train import Options, assemble, open_data
+
+
+def main() -> int:
+    inputs = open_data("digits", transform=["scale"], validation=0.2)
+    world = mpitrain.start()
+    mesh = mpitrain.Mesh(world.comm)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    job = assemble(model, inputs, mesh, loss=nn.LOSSES["cross_entropy"](),
+                   optimizer=lambda storage: optim.AdamW(storage, lr=3e-3), options=Options(epochs=10, batch_size=64, seed=1))
+    metrics = job.fit()
+    if world.rank == 0:
+        print(f"validation accuracy {metrics['accuracy']:.3f}", job.state.hashes()["parameters_sha256"][:12])
+    mesh.close()
+    return 0
+
+
+if __name__ == "__main__":
+    mpitrain.run_guarded(main)

@@ -1,0 +1,259 @@
+"""What README.md and docs/ say is true: commands run, code runs, tables agree with the code, links lead somewhere.
+
+Every fenced block of a document is used, in order, in one folder that looks like a checkout after `make train`:
+
+    sh      run by bash; mpirun starts 2 ranks at most (1 in pages about something else), a training run is cut to 3 steps
+    python  run as a script
+    bash    a batch script: only its syntax is checked
+    toml    parsed
+    text    a picture or a listing: nothing to check
+
+A python or toml block whose first line is a comment with a file name (`# mine.py`) is added to that file instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import inspect
+import re
+import shutil
+import sys
+import tomllib
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from launch import ROOT, Job, clean_environment, find_mpirun
+
+from mpitrain import errors
+from mpitrain.config import SECTIONS
+
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE_NAME = re.compile(r"# ([\w./-]+\.(?:py|toml))\n")
+
+PYTHON = """#!/bin/bash
+case " $* " in
+    *" -m pytest "*) cd {root} && exec {python} "$@" --collect-only -p no:cacheprovider tests/schedules ;;
+    *" -m mpitrain train "*) exec {python} "$@" train.steps=3 optimizer.warmup_steps=0 ;;
+    *"/python_api.py "*) exec {python} -m py_compile "${{@: -1}}" ;;         # test_examples.py runs it
+    *) exec {python} "$@" ;;
+esac
+"""
+MPIRUN = """#!/bin/bash
+ranks={limit}
+while [ $# -gt 0 ]; do
+    case $1 in
+        -n) ranks=$2; shift 2 ;;
+        --map-by) shift 2 ;;
+        --mpi=*) shift ;;
+        *) break ;;
+    esac
+done
+exec {mpirun} -n $((ranks < {limit} ? ranks : {limit})) "$@"
+"""
+SBATCH = """#!/bin/bash
+bash -n "$1"
+"""
+PIP = """#!/bin/bash
+[ "$1" = install ] && exec {python} {here}/test_readme.py "${{@:2}}"
+"""
+
+
+class Block(NamedTuple):
+    language: str
+    text: str
+    place: str
+
+
+def blocks(document: Path) -> Iterator[Block]:
+    text = document.read_text()
+    for match in FENCE.finditer(text):
+        yield Block(match[1], match[2], f"{document.name}:{text.count(chr(10), 0, match.start()) + 1}")
+
+
+def checkout(folder: Path, limit: int = 2) -> Path:
+    """A folder with the examples, and an environment whose commands are small stand-ins around the real ones.
+
+    `limit` is how many ranks mpirun may start.
+    """
+    for name in ("Makefile", "setup.cfg", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "examples", folder / "examples", ignore=shutil.ignore_patterns("mnist", "shakespeare", "*.h5"))
+    commands = folder / ".venv/bin"
+    commands.mkdir(parents=True)
+    names = {"python": sys.executable, "mpirun": find_mpirun(), "root": ROOT, "here": Path(__file__).parent, "limit": limit}
+    for name, text in (("python", PYTHON), ("mpirun", MPIRUN), ("srun", MPIRUN), ("sbatch", SBATCH), ("pip", PIP)):
+        (commands / name).write_text(text.format(**names))
+        (commands / name).chmod(0o755)
+    (commands / "activate").write_text("")
+    for name in ("ready", "ready-test"):
+        (folder / ".venv" / name).touch()
+    return folder
+
+
+def make_inputs(folder: Path) -> None:
+    """The files that docs/data.md imports."""
+    from PIL import Image
+    (folder / "corpus.txt").write_text("to be or not to be\n" * 20)
+    pixels, labels = np.arange(12 * 9, dtype=np.uint8), np.arange(12, dtype=np.uint8) % 3
+    for name, head, values in (("images-idx3", [12, 3, 3], pixels), ("labels-idx1", [12], labels)):
+        header = bytes([0, 0, 8, len(head)]) + b"".join(n.to_bytes(4, "big") for n in head)
+        (folder / f"train-{name}-ubyte.gz").write_bytes(gzip.compress(header + values.tobytes()))
+    np.savez(folder / "arrays.npz", x=np.ones((6, 2), np.float32), y=np.zeros(6, np.float32))
+    (folder / "table.csv").write_text("length,width,species\n1.5,2,oak\n2.5,3,elm\n")
+    for kind in ("cat", "dog"):
+        (folder / "photos" / kind).mkdir(parents=True)
+        Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(folder / "photos" / kind / "1.png")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_block_of_a_document_runs(document: Path, tmp_path: Path) -> None:
+    folder = checkout(tmp_path, limit=2 if document.name in ("README.md", "extending.md") else 1)
+    if document.name == "data.md":
+        make_inputs(folder)
+    for block in blocks(document):
+        name = FILE_NAME.match(block.text)
+        if name and block.language in ("python", "toml"):
+            with open(folder / name[1], "a") as file:
+                file.write(block.text)
+        elif block.language == "python":
+            script = folder / "block.py"
+            script.write_text(block.text)
+            run([sys.executable, str(script)], folder, block)
+        elif block.language == "sh":
+            run(["bash", "-euo", "pipefail", "-c", block.text], folder, block)
+        elif block.language == "bash":
+            run(["bash", "-n", "-c", block.text], folder, block)
+        else:
+            assert block.language in ("toml", "text"), f"{block.place}: what is a block of {block.language!r}?"
+    for path in folder.glob("*.toml"):
+        tomllib.loads(path.read_text())
+
+
+def run(command: list[str], folder: Path, block: Block) -> None:
+    environment = clean_environment()
+    environment["PATH"] = f"{folder}/.venv/bin:{environment['PATH']}"
+    result = Job(command, environment, folder).finish(90)
+    assert result.rc == 0, f"{block.place}:\n{block.text}\n--- stdout\n{result.out[-3000:]}\n--- stderr\n{result.err[-3000:]}"
+
+
+def test_a_block_that_fails_fails_the_test(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="somewhere:1"):
+        run(["bash", "-euo", "pipefail", "-c", "false | true\n"], tmp_path, Block("sh", "", "somewhere:1"))
+
+
+def test_extras_that_are_installed_somewhere_exist() -> None:
+    assert refuse_extras([".[images]"]) == [] and refuse_extras([".[nonsense]"]) == ["nonsense"]
+
+
+def refuse_extras(arguments: list[str]) -> list[str]:
+    """The extras among pip's arguments that setup.cfg does not know."""
+    setup = (ROOT / "setup.cfg").read_text().partition("[options.extras_require]")[2].partition("\n[")[0]
+    known = re.findall(r"^(\w+) =$", setup, re.MULTILINE)
+    asked = [name for word in arguments for name in re.findall(r"\[([\w,]+)\]", word)]
+    return [extra for names in asked for extra in names.split(",") if extra not in known]
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    text = document.read_text()
+    headings = {re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in
+                re.findall(r"^#+ (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)}
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        path, _, anchor = target.partition("#")
+        assert (document.parent / path).exists(), f"{document.name} links to {target}"
+        assert not anchor or anchor in headings, f"{document.name} links to {target}"
+
+
+def test_the_readme_is_short_and_the_licence_is_there() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 200
+    assert "the mpitrain developers" in (ROOT / "LICENSE").read_text()
+    for document in DOCUMENTS:
+        assert max(map(len, FENCE.sub("", document.read_text()).splitlines())) < 300
+
+
+def test_the_readme_lists_every_exit_code() -> None:
+    rows = re.findall(r"^\| (\d+) \| (.*?) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    table = {code: int(status) for status, codes in rows for code in re.findall(r"E_\w+", codes)}
+    raised = dict(re.findall(r'code, exit_code = "(E_\w+)", (\d+)', inspect.getsource(errors)))
+    assert len(raised) > 10
+    for code, status in raised.items():
+        assert table.get(code) == int(status), code
+
+
+def test_the_training_step_in_the_documents_is_the_one_that_runs() -> None:
+    from mpitrain.train.trainer import Trainer
+    shown = next(b.text for b in blocks(ROOT / "docs/architecture.md") if "def train_step" in b.text)
+
+    def statements(source: str) -> list[str]:
+        return [line.partition("  # ")[0].partition("   #")[0].strip() for line in source.splitlines()[1:]]
+    assert statements(shown) == statements(inspect.getsource(Trainer.train_step))
+
+
+# ---- docs/configuration.md ------------------------------------------------------------------------------------------
+
+WORDS: dict[Any, str] = {int: "integer", float: "number", str: "string", bool: "true or false"}
+
+
+def type_words(hint: Any) -> str:
+    if typing.get_origin(hint) is tuple:
+        return f"list of {WORDS[typing.get_args(hint)[0]]}s"
+    return " or ".join(WORDS[h] for h in typing.get_args(hint) or (hint,))
+
+
+def sections() -> dict[str, str]:
+    text = (ROOT / "docs/configuration.md").read_text()
+    return dict(re.findall(r"^## \[(\w+)\]\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+
+
+def keys_of(section: str) -> dict[str, tuple[str, Any, str]]:
+    """key -> (type, default, meaning) of the table of a section."""
+    rows = re.findall(r"^\| `(\w+)` \| ([a-z ]+) \| `([^`]+)` \| (.*) \|$", sections()[section], re.MULTILINE)
+    return {key: (kind, tomllib.loads(f"value = {default}")["value"], meaning) for key, kind, default, meaning in rows}
+
+
+def test_the_documents_know_every_section() -> None:
+    assert list(sections()) == list(SECTIONS)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_documents_know_every_key_its_type_and_its_default(section: str) -> None:
+    kind = type(SECTIONS[section])
+    hints = typing.get_type_hints(kind)
+    expected = {}
+    for field in dataclasses.fields(kind):
+        if field.name != "arguments":
+            default = list(field.default) if isinstance(field.default, tuple) else field.default
+            expected[field.name] = (type_words(hints[field.name]), default)
+    assert {key: row[:2] for key, row in keys_of(section).items()} == expected
+
+
+def test_the_documents_know_every_model_and_its_keys() -> None:
+    from mpitrain.models import MODELS
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (.*) \|$", sections()["model"], re.MULTILINE)
+    found = {name: re.findall(r"`(\w+)`", keys) for names, keys in rows for name in re.findall(r"`(\w+)`", names)
+             if name not in ("name", "init_from")}
+    assert found == {name: list(inspect.signature(MODELS[name]).parameters) for name in MODELS}
+
+
+def test_the_documents_name_everything_that_has_a_name() -> None:
+    from mpitrain import data, nn, optim
+    from mpitrain.schedules.collectives import ALL_REDUCE
+    named: list[tuple[Any, str]] = [
+        (optim.OPTIMIZERS, keys_of("optimizer")["name"][2]), (optim.SCHEDULES, keys_of("optimizer")["schedule"][2]),
+        (nn.LOSSES, keys_of("train")["loss"][2]), (ALL_REDUCE, keys_of("comm")["algorithm"][2]),
+        (data.TRANSFORMS, keys_of("data")["transform"][2]), (data.AUGMENTATIONS, keys_of("data")["augment"][2]),
+        (nn.ACTIVATIONS, sections()["model"])]
+    for registry, text in named:
+        assert set(registry) <= set(re.findall(r"`(\w+)`", text)), registry.kind
+
+
+if __name__ == "__main__":                        # the stand-in for pip
+    wrong = refuse_extras(sys.argv[1:])
+    if wrong:
+        sys.exit(f"setup.cfg has no extra {', '.join(wrong)}")
