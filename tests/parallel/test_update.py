@@ -1,0 +1,122 @@
+"""The update owns reduction, norm, clipping and the optimizer's step: their order, and what happens when one fails."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mpitrain import nn, optim
+from mpitrain.autograd import Tensor, run_backward
+from mpitrain.errors import NumericsError
+from mpitrain.parallel.reducer import GradientReducer
+from mpitrain.parallel.update import Replicated
+
+
+class Two:
+    """A channel of two ranks whose other rank contributes the same values; it notes what passes."""
+
+    size = 2
+
+    def __init__(self):
+        self.summed = []
+
+    def start_allreduce(self, array, name):
+        self.summed.append(name)
+        return Doubling(array)
+
+    def allreduce(self, array, *, name):
+        self.start_allreduce(array, name).wait()
+
+
+class Doubling:
+    """The sum lands when somebody waits for it, and not before."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def wait(self):
+        self.array *= 2
+
+
+def build(clip_norm=0.0, lr=0.1, model=None, **options):
+    model = model or nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    storage = model.initialize(seed=1, dtype="float64")
+    channel = Two()
+    reducer = GradientReducer(storage, channel, bucket_bytes=8)
+    optimizer = optim.SGD(storage, lr=lr, momentum=0.0, **options)
+    return model, Replicated(model, optimizer, reducer, channel, lambda step: lr / (step + 1), clip_norm=clip_norm), channel
+
+
+def backward(model, update, x):
+    update.begin()
+    update.reducer.begin_micro_batch(last=True)
+    y = model(Tensor(x))
+    run_backward(y, np.ones(y.shape))
+
+
+X = np.random.default_rng(0).standard_normal((5, 3))
+
+
+def gradient_of(model):
+    """The local gradient by itself, from a plain backward."""
+    twin = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    twin.initialize(seed=1, dtype="float64")
+    y = twin(Tensor(X))
+    y.backward(np.ones(y.shape))
+    return {name: p.grad for name, p in twin.named_parameters()}
+
+
+def test_the_sum_over_ranks_is_clipped_by_its_own_norm_and_then_applied():
+    model, update, _ = build(clip_norm=0.5)
+    before = {name: p.array.copy() for name, p in model.named_parameters()}
+    expected = {name: 2 * g for name, g in gradient_of(model).items()}
+    norm = np.sqrt(sum((g**2).sum() for g in expected.values()))
+    backward(model, update, X)
+    outcome = update.finish()
+    assert outcome["grad_norm"] == pytest.approx(norm) and norm > 0.5 and outcome["lr"] == 0.1
+    for name, p in model.named_parameters():
+        np.testing.assert_allclose(p.array, before[name] - 0.1 * expected[name] * 0.5 / (norm + 1e-6), rtol=1e-12)
+
+
+def test_the_learning_rate_is_that_of_the_step():
+    model, update, _ = build()
+    rates = []
+    for _ in range(3):
+        backward(model, update, X)
+        rates.append(update.finish()["lr"])
+    assert rates == pytest.approx([0.1, 0.05, 0.1 / 3]) and update.step == 3
+
+
+def test_the_norm_costs_nothing_where_nobody_asks():
+    model, update, _ = build()
+    update.want_norm = False
+    backward(model, update, X)
+    assert update.finish()["grad_norm"] is None
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_changes_no_parameter_and_names_one(bad):
+    model, update, _ = build()
+    before = model.storage.values.copy()
+    backward(model, update, X)
+    model[2].weight.grad[1, 2] = bad
+    with pytest.raises(NumericsError, match='the gradient of "2.weight" is not finite; no parameter was changed') as caught:
+        update.finish()
+    assert caught.value.step == 0 and caught.value.exit_code == 79
+    np.testing.assert_array_equal(model.storage.values, before)
+
+
+def test_running_statistics_change_once_a_step_by_the_mean_over_ranks_and_micro_batches():
+    model = nn.Sequential(nn.BatchNorm1d(3))
+    _, update, channel = build(model=model)
+    halves = X[:4], X[1:5]
+    update.begin()
+    for i, half in enumerate(halves):
+        update.reducer.begin_micro_batch(last=i == 1)
+        y = model(Tensor(half))
+        run_backward(y, np.ones(y.shape))
+    np.testing.assert_array_equal(model[0].running_mean.array, np.zeros(3))          # not yet
+    update.finish()
+    mean = (halves[0].mean(0) + halves[1].mean(0)) / 2
+    np.testing.assert_allclose(model[0].running_mean.array, 0.1 * mean, rtol=1e-12)
+    assert channel.summed[-1] == "batch statistics"
