@@ -205,3 +205,20 @@ def test_gradients_are_written_where_they_are_sent_from():
     reducer.finish()
     reducer.gradients[storage.segments[0].start] = 7.0
     assert p.grad[0] == 7.0
+
+
+def test_arenas_live_in_the_memory_that_is_given():
+    storage = storage_of(4, 4)
+    given_out = []
+
+    def allocate():
+        given_out.append(np.full(storage.size, np.nan))
+        return given_out[-1]
+
+    reducer = GradientReducer(storage, Channel(), bucket_bytes=1, allocate=allocate)
+    reducer.begin()
+    reducer.begin_micro_batch(last=True)
+    give(storage, {0: np.ones(4), 1: np.ones(4)})
+    reducer.finish()
+    assert len(given_out) == 1 and reducer.gradients is given_out[0]
+    assert np.isfinite(reducer.gradients).all()            # the padding too, which is sent along

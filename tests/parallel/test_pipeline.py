@@ -1,0 +1,78 @@
+"""One stage is gradient accumulation: however a global batch is cut, the loss and the gradients are those of the whole."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mpitrain import nn
+from mpitrain.backend import CPU
+from mpitrain.errors import NumericsError
+from mpitrain.parallel.feed import Feed
+from mpitrain.parallel.pipeline import Pipeline
+from mpitrain.parallel.reducer import GradientReducer
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.standard_normal((10, 6)), RNG.integers(0, 3, 10)
+
+
+class Alone:
+    size = 1
+
+    def start_allreduce(self, array, name):
+        return self
+
+    def wait(self):
+        pass
+
+
+def run(cuts, *, ignore=None, step=0, x=X, model=None):
+    """(loss, gradients by name) of the batch cut at the given rows."""
+    model = model or nn.Sequential(("a", nn.Linear(6, 8)), ("drop", nn.Dropout(0.4)), ("act", nn.Tanh()), ("b", nn.Linear(8, 3)))
+    storage = model.initialize(seed=2, dtype="float64")
+    reducer = GradientReducer(storage, Alone())
+    loss = nn.LOSSES["cross_entropy"](ignore_index=ignore)
+    pipeline = Pipeline(model, loss, Alone(), reducer, Feed(CPU, "float64"), seed=5)
+    bounds = [0, *cuts, len(x)]
+    micro = [SimpleNamespace(x=x[a:b], y=Y[a:b], index=i, first=a, step=step) for i, (a, b) in enumerate(zip(bounds, bounds[1:]))]
+    reducer.begin()
+    value = pipeline.run(micro)
+    reducer.finish()
+    return value, {name: p.grad.copy() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("cuts", [[5], [1, 2], [3, 4, 9], list(range(1, 10))])
+@pytest.mark.parametrize("ignore", [None, 1])
+def test_the_cut_changes_nothing_but_rounding_dropout_included(cuts, ignore):
+    loss, grads = run([], ignore=ignore)
+    found, others = run(cuts, ignore=ignore)
+    assert found == pytest.approx(loss, rel=1e-13)
+    for name, grad in grads.items():
+        np.testing.assert_allclose(others[name], grad, rtol=1e-11, atol=1e-14)
+
+
+def test_another_step_has_another_mask_and_the_same_step_the_same():
+    assert run([5])[0] == run([5])[0] != run([5], step=1)[0]
+
+
+def test_a_loss_that_is_not_finite_names_step_micro_batch_and_layer():
+    bad = X.copy()
+    bad[7, 2] = np.nan
+    with pytest.raises(NumericsError, match="loss of micro-batch 1 is nan; .* the input of the model") as caught:
+        run([5], x=bad, step=4)
+    assert caught.value.step == 4
+
+
+def test_the_first_bad_layer_is_named_also_below_a_recorded_sum_over_ranks():
+    class Blow(nn.Module):
+        def forward(self, x):
+            return x * 1e200 * 1e200
+
+    model = nn.Sequential(("norm", nn.SyncBatchNorm(6)), ("blow", Blow()), ("out", nn.Linear(6, 3)))
+    calls = []
+    model["norm"].reduce = calls.append
+    with np.errstate(all="ignore"), pytest.raises(NumericsError, match=r'the layer "blow" \(Blow\)'):
+        run([], model=model)
+    assert len(calls) == 1 and model["norm"].reduce == calls.append        # not while looking for the layer
