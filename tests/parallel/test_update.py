@@ -87,6 +87,16 @@ def test_the_learning_rate_is_that_of_the_step():
     assert rates == pytest.approx([0.1, 0.05, 0.1 / 3]) and update.step == 3
 
 
+def test_the_first_update_is_the_first_for_the_optimizer_too():
+    model, update, channel = build()
+    update.optimizer = optim.Adam(model.storage, lr=0.1, eps=1e-12)
+    before = model.storage.values.copy()
+    backward(model, update, X)
+    update.finish()
+    moved = np.abs(model.storage.values - before)
+    np.testing.assert_allclose(moved[update.reducer.gradients != 0], 0.1, rtol=1e-6)      # bias-corrected
+
+
 def test_the_norm_costs_nothing_where_nobody_asks():
     model, update, _ = build()
     update.want_norm = False
