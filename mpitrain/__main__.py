@@ -8,6 +8,11 @@ if sys.path and sys.path[0] in ("", ".") or not sys.flags.safe_path and sys.argv
     sys.path[:] = [p for p in sys.path if p not in ("", ".", os.getcwd())]
 
 
+if sys.argv[1:2] == ["train"]:
+    from mpitrain.comm.signals import listen
+    listen()
+
+
 def main() -> None:
     from mpitrain.cli import main as command_line
     from mpitrain.comm.guard import run_guarded

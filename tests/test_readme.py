@@ -70,6 +70,10 @@ class Block(NamedTuple):
     place: str
 
 
+def test_the_figures_are_filled_in() -> None:
+    assert "FIGURES_TABLE" not in (ROOT / "README.md").read_text()
+
+
 def blocks(document: Path) -> Iterator[Block]:
     text = document.read_text()
     for match in FENCE.finditer(text):

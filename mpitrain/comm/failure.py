@@ -48,8 +48,8 @@ def describe(error: BaseException) -> Failure:
         case KeyboardInterrupt():
             return Failure("E_INTERRUPT", 130, "", "interrupted", trace)
         case MemoryError():
-            return Failure("E_MEMORY", 71, "", f"out of memory {place(error)}: {error or 'an allocation failed'}; use a smaller "
-                                               f"batch_size, more micro_batches, or more nodes", trace)
+            return Failure("E_MEMORY", 71, "", f"out of memory {place(error)}: {str(error) or 'an allocation failed'}; use a "
+                                               f"smaller batch_size, more micro_batches, or more nodes", trace)
         case SystemExit():
             code = error.code if isinstance(error.code, int) else 1
             how = f"sys.exit({error.code!r}) {place(error)}" if error.__traceback__ else f"returning {code}"

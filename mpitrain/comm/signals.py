@@ -25,3 +25,15 @@ class StopRequest:
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
+
+
+_listening: StopRequest | None = None
+
+
+def listen() -> StopRequest:
+    """The request of this process, installed at the first call and until its end: before the heavy imports, or a signal
+    that comes while the program starts would end it."""
+    global _listening
+    if _listening is None:
+        _listening = StopRequest().__enter__()
+    return _listening

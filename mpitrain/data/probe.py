@@ -36,7 +36,7 @@ MAX_ANSWER = 1 << 28            # bytes of one description, about four million c
 class Limits:
     """What the parser may spend on one file: processor seconds, and seconds on the clock (a slow file system waits)."""
 
-    cpu_seconds: float = 5.0
+    cpu_seconds: float = 3.0
     seconds: float = 60.0
     start_seconds: float = 120.0
 

@@ -108,7 +108,8 @@ class Standardise(Transform):
 
     def __call__(self, x: Values) -> Values:
         assert self.mean is not None and self.deviation is not None, "standardise is used before fit or load_state_dict"
-        x = as_float(x)
+        if x.dtype.kind != "f":                      # large integers would lose their differences as float32
+            return ((x - self.mean) / self.deviation).astype(np.float32)
         out: Values = (x - self.mean.astype(x.dtype)) / self.deviation.astype(x.dtype)
         return out
 

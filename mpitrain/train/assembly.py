@@ -85,6 +85,7 @@ class Job:
         self.trainer.recorder = recorder
 
         def save(meta: dict[str, Any]) -> None:
+            on_first(self.channel, lambda: self.state.refuse_nonfinite(meta["step"]))
             pieces = self.state.pieces() if self.channel.rank == 0 else []
             written = checkpoint.save(folder.checkpoints, meta["step"], pieces, {**about, **meta}, self.channel)
             if self.channel.rank == 0:
@@ -110,6 +111,7 @@ class Job:
         self.trainer.update.step = found.step
         best = found.meta.get("best")
         self.trainer.best = (float(best[0]), int(best[1])) if best else None
+        self.trainer.metrics = dict(found.meta.get("metrics") or {})
         self.trainer.evaluated = self.trainer.evaluator is None or found.meta.get("evaluated") is not False
 
 
@@ -201,10 +203,16 @@ def try_one_sample(model: nn.Module, loss: Any, feed: Feed, inputs: Inputs) -> i
     finally:
         model.train()
     classes = loss.kind == "classes"
-    if (output.shape[:-1] if classes else output.shape) != y.shape:
+    fits = output.shape[:-1] == y.shape if classes else without_ones(output.shape[1:]) == without_ones(y.shape[1:])
+    if not fits:
         wanted = f"{y.shape[1:]} and a last dim of classes" if classes else f"{y.shape[1:]}"
         raise ShapeError(f"the model's output for one sample is {output.shape[1:]}, the targets are {y.shape[1:]} ({y.dtype}) "
                          f"and want {wanted}; change the model's outputs or train.loss", file=file)
     if classes and y.dtype.kind not in "biu":
         raise ShapeError(f"the loss wants integer labels, the targets are {y.dtype}; change train.loss", file=file)
     return int(output.shape[-1]) if classes else None
+
+
+def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A target (B,) fits an output (B, 1): losses of numbers ignore dims of size 1."""
+    return tuple(n for n in shape if n != 1)

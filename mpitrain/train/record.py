@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +19,10 @@ class Recorder:
     Only rank 0 has a file to write and a terminal to show; on the others all of this does nothing.
     """
 
-    def __init__(self, metrics: Path | None, *, rank: int, quiet: bool = False, tensorboard: Path | None = None):
+    def __init__(self, metrics: Path | None, *, rank: int, quiet: bool = False, board: Callable[[], Any] | None = None):
         self.metrics = Metrics(metrics if rank == 0 else None)
         self.rank, self.quiet = rank, quiet
-        self.board = _board(tensorboard) if tensorboard is not None and rank == 0 else None
+        self.board = board() if board is not None else None
         self.progress: Progress | None = None
         self._steps, self._seconds, self._exposed = 0, 0.0, 0.0
 
@@ -79,9 +79,10 @@ class Recorder:
             self.board.close()
 
 
-def _board(folder: Path) -> Any:
+def find_tensorboard() -> Any:
+    """The class that writes event files. Raises ConfigError where its package is missing."""
     try:
         from tensorboardX import SummaryWriter
     except ImportError:
         raise ConfigError("log.tensorboard = true needs the package tensorboardX; pip install 'mpitrain[tb]'") from None
-    return SummaryWriter(str(folder))
+    return SummaryWriter

@@ -17,17 +17,17 @@ from mpitrain.backend import keep_freed_memory, select_device
 from mpitrain.comm import guard
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.signals import StopRequest
+from mpitrain.comm.signals import listen
 from mpitrain.comm.start import World, launched_rank, start
 from mpitrain.config import Config, to_toml
-from mpitrain.errors import MpitrainError, OutputError, UsageError
+from mpitrain.errors import MissingError, MpitrainError, OutputError, UsageError
 from mpitrain.parallel.feed import Feed
 from mpitrain.train import checkpoint, environment, threads
-from mpitrain.train.assembly import try_one_sample
+from mpitrain.train.assembly import Job, try_one_sample
 from mpitrain.train.build import build, checkpoint_folder, make_loss, make_model
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.inputs import Inputs, describe_files, open_inputs
-from mpitrain.train.record import Recorder
+from mpitrain.train.record import Recorder, find_tensorboard
 from mpitrain.train.run_folder import RunFolder
 from mpitrain.train.state import State
 from mpitrain.train.together import on_first
@@ -91,12 +91,15 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
     if resume and overwrite:
         raise UsageError("--resume continues a run and --overwrite deletes it; give one of them")
     with ExitStack() as cleanup:
-        stop = cleanup.enter_context(StopRequest())          # from now on: a signal that came at once would end us
+        stop = listen()
         session = open_session(config, cleanup)
         with guard.symmetric():
             job = build(config, session.inputs, session.mesh)
         job.trainer.stop = stop
-        folder = RunFolder(config.run.out)                   # only now, when nothing is left to be refused
+        folder = RunFolder(config.run.out)
+        if config.model.init_from and not on_first(session.control, lambda: continues(folder, resume)):
+            load_from(config, job, session.control)
+        board = tensorboard_writer(config, folder, session.world.rank)
         continued = on_first(session.control, lambda: open_folder(folder, resume, overwrite))
         if session.world.rank == 0:
             cleanup.callback(folder.close)
@@ -105,12 +108,8 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
             found = checkpoint.latest(folder.checkpoints, session.control)
             with guard.symmetric():
                 job.resume(found)
-        elif config.model.init_from:
-            source = checkpoint_folder(config.folder / config.model.init_from)
-            with guard.symmetric():
-                job.load(checkpoint.latest(source, session.control))
         on_first(session.control, lambda: begin_folder(folder, config, job.trainer.update.step))
-        recorder = open_recorder(folder, config, session, quiet)
+        recorder = Recorder(folder.metrics, rank=session.world.rank, quiet=quiet, board=board)
         cleanup.callback(recorder.close)
         job.keep_in(folder, recorder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments}})
         about = describe_run(config, session)
@@ -126,11 +125,29 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
 
 def open_folder(folder: RunFolder, resume: str | None, overwrite: bool) -> bool:
     """Takes the run folder; whether there is a run in it to continue."""
-    continues = resume is not None and (resume != "auto" or bool(checkpoint.candidates(folder.checkpoints)))
+    continued = continues(folder, resume)
     if resume == "latest" and not folder.path.exists():
         raise OutputError("there is no run to resume in this folder; start it without --resume", file=folder.path)
     folder.open(resume=resume is not None, overwrite=overwrite)
-    return continues
+    return continued
+
+
+def continues(folder: RunFolder, resume: str | None) -> bool:
+    """Whether there is a run to continue, and that is wanted."""
+    return resume is not None and (resume != "auto" or bool(checkpoint.candidates(folder.checkpoints)))
+
+
+def load_from(config: Config, job: Job, channel: Channel) -> None:
+    """The parameters that model.init_from names; before --overwrite deletes anything, since it may be that very run."""
+    source = checkpoint_folder(config.folder / config.model.init_from)
+
+    def find() -> None:
+        if not checkpoint.candidates(source):
+            raise MissingError("model.init_from names neither a run folder nor a folder of checkpoints", file=source)
+
+    on_first(channel, find)
+    with guard.symmetric():
+        job.load(checkpoint.latest(source, channel))
 
 
 def begin_folder(folder: RunFolder, config: Config, step: int) -> None:
@@ -139,9 +156,13 @@ def begin_folder(folder: RunFolder, config: Config, step: int) -> None:
     folder.truncate_metrics(step)
 
 
-def open_recorder(folder: RunFolder, config: Config, session: Session, quiet: bool) -> Recorder:
-    tensorboard = folder.path / "tensorboard" if config.log.tensorboard else None
-    return Recorder(folder.metrics, rank=session.world.rank, quiet=quiet, tensorboard=tensorboard)
+def tensorboard_writer(config: Config, folder: RunFolder, rank: int) -> Callable[[], Any] | None:
+    """What opens the event files on rank 0, where they are wanted. Raises ConfigError, on all ranks, without the package."""
+    if not config.log.tensorboard:
+        return None
+    with guard.symmetric():
+        writer = find_tensorboard()
+    return (lambda: writer(str(folder.path / "tensorboard"))) if rank == 0 else None
 
 
 def describe_run(config: Config, session: Session) -> dict[str, Any]:

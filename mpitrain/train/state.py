@@ -9,8 +9,10 @@ import numpy as np
 
 from mpitrain.backend import Array, array_module, asnumpy
 from mpitrain.data import Transforms
+from mpitrain.errors import NumericsError
 from mpitrain.nn import Module
 from mpitrain.optim import Optimizer
+from mpitrain.parallel.diagnose import is_finite
 from mpitrain.train.checkpoint import Piece
 from mpitrain.train.hashes import parameters_sha256
 from mpitrain.train.manifest import Checkpoint
@@ -40,6 +42,13 @@ class State:
         if self.transforms is not None:
             found |= {f"data/{name}": np.asarray(array) for name, array in self.transforms.state_dict().items()}
         return [Piece.whole(name, array) for name, array in found.items()]
+
+    def refuse_nonfinite(self, step: int) -> None:
+        """Raises NumericsError where a parameter is NaN or Inf: a run cannot go on from such a checkpoint."""
+        for name, parameter in self.model.named_parameters():
+            if not is_finite(parameter.array):
+                raise NumericsError(f'the parameter "{name}" is not finite, so no checkpoint was written and the last one '
+                                    "stands; resume from it with a smaller optimizer.lr, or optimizer.clip_norm", step=step)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Copies a checkpoint's values in. Raises CheckpointError, before anything is touched, where names or shapes differ."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -102,10 +103,11 @@ class Trainer:
     def one_step(self, step: int, micro_batches: Sequence[Any]) -> None:
         plan, done = self.plan, step + 1
         last = done == plan.steps
-        self.update.want_norm = last or plan.is_due(plan.log_every, done)
+        logging = last or plan.is_due(plan.log_every, done)
+        self.update.want_norm = logging or plan.is_due(plan.checkpoint_every, done)    # its gradient was finite, then
         began = time.perf_counter()
         result = self.train_step(micro_batches)
-        self.recorder.step(done, result._asdict(), time.perf_counter() - began, due=self.update.want_norm)
+        self.recorder.step(done, result._asdict(), time.perf_counter() - began, due=logging)
         self.evaluated = self.evaluator is None or not (last or plan.is_due(plan.eval_every, done))
         if self.pipeline.flag > 0:                               # time is short: evaluate when the run goes on
             self.checkpoint(done)
@@ -129,5 +131,6 @@ class Trainer:
     def checkpoint(self, done: int) -> None:
         if self.save is not None:
             self.recorder.sync()                                 # the metrics of these steps must survive with them
-            self.save({"step": done, "best": list(self.best) if self.best else None, "evaluated": self.evaluated})
+            self.save({"step": done, "best": list(self.best) if self.best else None, "evaluated": self.evaluated,
+                       "metrics": {name: value for name, value in self.metrics.items() if math.isfinite(value)}})
             self.recorder.saved(done)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from data_inputs import features
 
-from mpitrain.data import Dataset, Transforms, augmentations, describe, open_dataset, split, write_shards
+from mpitrain.data import TRANSFORMS, Dataset, Transforms, augmentations, describe, open_dataset, split, write_shards
 from mpitrain.data.keyed import sample_keys
 from mpitrain.errors import CheckpointError, ConfigError, DataError
 
@@ -141,3 +141,11 @@ def test_crop_shifts_by_up_to_an_eighth_and_fills_with_zeros() -> None:
         assert len(found) == 1
         seen.add(found[0])
     assert len(seen) == 25
+
+
+def test_standardising_large_integers_keeps_their_differences() -> None:
+    values = 1_500_000_000 + np.arange(-10, 11, dtype=np.int64)[:, None]
+    transform = TRANSFORMS["standardise"]()
+    transform.fit(lambda: iter([values]))
+    expected = (values - values.mean()) / values.std()
+    np.testing.assert_allclose(transform(values), expected, rtol=1e-6)

@@ -9,8 +9,8 @@ import sys
 import h5py
 import numpy as np
 import pytest
-from launch import Job, clean_environment, find_mpirun
-from runs import SMALL, lines, start, train, write
+from launch import ROOT, Job, clean_environment, find_mpirun
+from runs import SMALL, lines, record, start, train, write
 
 from mpitrain.train import checkpoint
 from mpitrain.train.manifest import load
@@ -209,3 +209,51 @@ def test_ranks_with_different_configurations_are_refused(tmp_path):
     each = [sys.executable, "-m", "mpitrain", "train"]
     command = [find_mpirun(), "-n", "1", *each, str(a), "run.name=x", ":", "-n", "1", *each, str(b), "run.name=x"]
     refused(Job(command, clean_environment(), tmp_path).finish(60), 76, "E_DESYNC", "the configuration")
+
+
+def test_parameters_that_are_not_finite_are_never_saved_over_the_last_good_checkpoint(tmp_path):
+    (tmp_path / "rate.py").write_text("""
+def boom(*, lr, min_lr, warmup_steps, total_steps):
+    return lambda step: 1e39 if step == 13 else lr
+""")
+    config = write(tmp_path)
+    refused(train(1, config, "run.out=a", "optimizer.name=sgd", "optimizer.schedule=rate.py:boom", "optimizer.clip_norm=0",
+                  "checkpoint.every=7", "checkpoint.keep=1", "optimizer.warmup_steps=0"), 79, "E_NAN", "step=14", "not finite")
+    assert checkpoint.latest(tmp_path / "a/checkpoints").step == 7
+
+
+def test_a_finished_run_that_is_resumed_keeps_its_result(tmp_path):
+    config = write(tmp_path)
+    for flags in ((), ("--resume",)):
+        assert train(1, config, "run.out=a", "train.steps=25", *flags).rc == 0
+        metrics = record(tmp_path / "a")["metrics"]
+        assert metrics["accuracy"] > 0.1 and record(tmp_path / "a")["status"] == "done"
+
+
+def test_one_number_a_row_is_a_target_too(tmp_path):
+    rng = np.random.default_rng(0)
+    with h5py.File(tmp_path / "d.h5", "w") as file:
+        file["x"] = rng.standard_normal((200, 64))
+        file["y"] = rng.standard_normal(200)
+    text = SMALL.replace('path = "digits"', 'path = "d.h5"\nx = "x"\ny = "y"').replace("outputs = 10", "outputs = 1")
+    assert train(2, write(tmp_path, text), "train.loss=mse", "train.steps=8").rc == 0
+
+
+@pytest.mark.parametrize(("override", "status"), [("model.init_from=nope", 66), ("log.tensorboard=true", 78),
+                                                  ("model.hiden=[3]", 78)])
+def test_overwrite_deletes_nothing_before_the_new_run_can_start(tmp_path, override, status):
+    config = write(tmp_path)
+    assert train(1, config, "run.out=a", "train.steps=8").rc == 0
+    hidden = tmp_path / "tensorboardX.py"                                # as if the package were not there
+    hidden.write_text("raise ImportError('not installed')")
+    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    refused(train(1, config, "run.out=a", "--overwrite", override, env=path), status, "E_")
+    assert checkpoint.latest(tmp_path / "a/checkpoints").step == 8
+
+
+def test_a_run_may_start_from_itself_with_overwrite(tmp_path):
+    config = write(tmp_path)
+    assert train(1, config, "run.out=a", "train.steps=50").rc == 0
+    first = record(tmp_path / "a")["metrics"]["loss"]
+    assert train(2, config, "run.out=a", "--overwrite", "model.init_from=a", "train.steps=8").rc == 0
+    assert record(tmp_path / "a")["metrics"]["loss"] < first + 0.5
