@@ -142,3 +142,31 @@ def test_evaluate_repeats_the_metrics_of_the_run_to_the_bit(tmp_path, n):
     metrics = json.loads(found.out.splitlines()[-1])
     assert metrics["step"] == 50 and metrics["accuracy"] == record(tmp_path / "a")["metrics"]["accuracy"]
     assert metrics["loss"] == record(tmp_path / "a")["metrics"]["loss"]
+
+
+def test_recomputing_blocks_runs_each_twice_and_changes_no_bit(tmp_path):
+    (tmp_path / "net.py").write_text(DROPOUT + """
+
+calls = 0
+
+class Counted(nn.Linear):
+    def forward(self, x):
+        global calls
+        calls += 1
+        open(f"calls-{calls}", "w").close()
+        return super().forward(x)
+
+def counted():
+    model = net()
+    model.blocks["first"] = Counted(64, 32)
+    return model
+""")
+    config = write(tmp_path, SMALL.replace('name = "mlp"\ninputs = 64\nhidden = [32]\noutputs = 10', 'name = "net.py:counted"'))
+    found = []
+    for name in ("false", "true"):
+        ok(train(1, config, f"run.out=r-{name}", f"train.recompute={name}", "train.steps=4", "data.validation=0"))
+        found.append(len(list(tmp_path.glob("calls-*"))))
+        for path in tmp_path.glob("calls-*"):
+            path.unlink()
+    assert found == [1 + 4, 1 + 8]                             # the trial sample, then each step
+    assert record(tmp_path / "r-false")["parameters_sha256"] == record(tmp_path / "r-true")["parameters_sha256"]
