@@ -20,8 +20,6 @@ typedef int64_t i64;
 
 /* s(x), the sigmoid; x P(N < x), GELU; x s(2 u) with 2 u = 1.596 (x + 0.0447 x^3), GELU by a tanh, since
    (1 + tanh u) / 2 = s(2 u); x s(x), SiLU. Each with its derivative. */
-enum { TILE = 32 };
-
 #define FORMULAS(T, NAME)                                                                                               \
     INLINE T sigmoid_of_##NAME(T x) { return (T)1 / ((T)1 + exp_##NAME(-x)); }                                          \
     INLINE T distribution_##NAME(T x, T bell)                                                                           \
@@ -59,17 +57,6 @@ enum { TILE = 32 };
     int relu_##NAME(const T *restrict x, T *restrict y, i64 n)                                                          \
     {                                                                                                                   \
         for (i64 i = 0; i < n; i++) y[i] = x[i] < 0 ? (T)0 : x[i];      /* NaN stays NaN */                             \
-        return 0;                                                                                                       \
-    }                                                                                                                   \
-    /* y (rows, columns) = x (columns, rows) turned round + bias (columns), in tiles that fit the L1 cache */           \
-    int turn_##NAME(const T *restrict x, const T *restrict bias, T *restrict y, i64 rows, i64 columns)                  \
-    {                                                                                                                   \
-        for (i64 r0 = 0; r0 < rows; r0 += TILE)                                                                         \
-            for (i64 c0 = 0; c0 < columns; c0 += TILE) {                                                                \
-                i64 r1 = r0 + TILE < rows ? r0 + TILE : rows, c1 = c0 + TILE < columns ? c0 + TILE : columns;           \
-                for (i64 r = r0; r < r1; r++)                                                                           \
-                    for (i64 c = c0; c < c1; c++) y[r * columns + c] = x[c * rows + r] + (bias ? bias[c] : (T)0);       \
-            }                                                                                                           \
         return 0;                                                                                                       \
     }                                                                                                                   \
     int relu_grad_##NAME(const T *restrict y, const T *restrict g, T *restrict dx, i64 n)                               \

@@ -114,28 +114,6 @@ def _relu(x: Array) -> Array:
     return array_module(x).maximum(x, x.dtype.type(0))
 
 
-def _turn(x: Array, bias: Array | None) -> Array:
-    xp = array_module(x)
-    return xp.add(x.T, x.dtype.type(0) if bias is None else bias, out=xp.empty(x.T.shape, x.dtype))
-
-
-def _turn_host() -> Callable[..., Array] | None:
-    call = bind("pointwise", "turn", "pppii")
-    if call is None:
-        return None
-
-    def run(x: Array, bias: Array | None) -> Array:
-        columns, rows = x.shape
-        result = np.empty((rows, columns), x.dtype)
-        call(np.asarray(x, order="C"), None if bias is None else np.asarray(bias, order="C"), result, rows, columns)
-        return result
-    return run
-
-
-turn = Kernel("turn", _turn, host=_turn_host,
-              arguments=lambda rng, dtype: (rng.standard_normal((45, 70)).astype(dtype), rng.standard_normal(45).astype(dtype)))
-"""(R, C) = x (C, R) turned round in memory, plus bias (C,) where there is one."""
-
 relu = _kernel("relu", _relu, 1)
 sigmoid = _kernel("sigmoid", _sigmoid, 1)
 relu_grad = _kernel("relu_grad", _relu_grad, 2)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from launch import ROOT, HangError, Result, clean_environment, mpirun
+from launch import ROOT, HangError, Result, clean_environment, launch, mpirun
 from psutil import STATUS_ZOMBIE, NoSuchProcess, Process
 
 UNDER_PYTEST = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "MPITRAIN_TEST_LIMIT": "2"}
@@ -51,9 +51,16 @@ def test_a_test_that_fails_on_one_rank_ends_the_others_too(tmp_path: Path) -> No
 
 def test_a_job_past_its_deadline_is_killed_and_shows_its_stacks(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text("import threading\ndef stuck_here():\n    threading.Event().wait()\nstuck_here()\n")
+    program.write_text("import os, threading\n"
+                       "def stuck_here():\n"
+                       "    print('rank', os.environ['OMPI_COMM_WORLD_RANK'], 'is there', flush=True)\n"
+                       "    threading.Event().wait()\n"
+                       "stuck_here()\n")
+    job = launch(2, program)
+    job.wait_for("rank 0 is there")
+    job.wait_for("rank 1 is there")
     with pytest.raises(HangError) as caught:
-        mpirun(2, program, timeout=2)
+        job.finish(timeout=0)
     assert str(caught.value).count("in stuck_here") == 2
 
 

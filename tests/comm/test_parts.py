@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import timeit
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -146,9 +147,10 @@ def test_progress_moves_everything_and_forgets_what_has_landed() -> None:
     assert second.done and len(progress) == 0
 
 
-def test_idle_progress_costs_less_than_a_microsecond() -> None:
-    progress = Progress()
-    assert min(timeit.repeat(progress.progress, number=10_000, repeat=20)) / 10_000 < 1e-6
+def test_idle_progress_costs_less_than_ten_empty_calls() -> None:
+    def cost(function: Callable[[], object]) -> float:
+        return min(timeit.repeat(function, number=10_000, repeat=20))
+    assert cost(Progress().progress) < 10 * cost(lambda: None)
 
 
 def test_sigusr1_sets_the_flag_and_the_former_handler_comes_back() -> None:
