@@ -19,13 +19,14 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TAG = "MPITRAIN_TEST_JOB"
 GRACE = 3.0                               # seconds a process may take to go after mpirun has ended
+STACK = "most recent call first"          # what Python's fault handler writes above a stack
 POLL = 0.01
 
 
@@ -106,21 +107,19 @@ class Job:
         return result
 
     def _wait_for_ranks(self) -> tuple[int, ...]:
-        deadline = time.monotonic() + GRACE
-        while (left := tagged(self.tag)) and time.monotonic() < deadline:
-            time.sleep(POLL)
-        return tuple(left)
+        wait_until(lambda: not tagged(self.tag))
+        return tuple(tagged(self.tag))
 
     def _dump_stacks(self) -> None:
+        """Every Python rank's stack on stderr. The launcher is stopped meanwhile: it would end the others with the first."""
         ranks = [pid for pid in self.ranks() if is_python(pid)]
-        before = len(self.err)
+        expected = self.err.count(STACK) + len(ranks)
+        self.process.send_signal(signal.SIGSTOP)
         for pid in ranks:
             send(pid, signal.SIGABRT)
-        deadline = time.monotonic() + GRACE
-        while self.process.poll() is None and time.monotonic() < deadline:
-            if self.err[before:].count("most recent call first") >= len(ranks):
-                break
-            time.sleep(POLL)
+        wait_until(lambda: not set(ranks) & set(tagged(self.tag)))
+        self.process.send_signal(signal.SIGCONT)
+        wait_until(lambda: self.err.count(STACK) >= expected)
 
     def _kill(self) -> None:
         if self.process.poll() is None:
@@ -179,6 +178,13 @@ def tagged(tag: str) -> list[int]:
                 if needle in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
                     found.append(int(entry))
     return found
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Return when it holds, at the latest after GRACE seconds."""
+    deadline = time.monotonic() + GRACE
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(POLL)
 
 
 def is_python(pid: int) -> bool:
