@@ -117,6 +117,33 @@ def test_a_mistake_in_the_file_names_the_file_and_one_on_the_command_line_does_n
     assert caught.value.file is None and caught.value.message.startswith("on the command line: unknown key")
 
 
+@pytest.mark.parametrize("override", ["optimizer.lr=-1", "optimizer.betas=[1, 1]", "train.batch_size=0", "train.device=tpu",
+                                      "mesh.pp=2", "model.name=''", "data.path=''", "train.steps=0", "train.micro_batches=65"])
+def test_a_value_that_is_refused_names_the_command_line_where_it_came_from_there_and_else_the_file(tmp_path, override):
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(tmp_path), ["log.every=5", override])
+    assert caught.value.file is None and caught.value.message.startswith("on the command line: "), caught.value
+    key, _, value = override.partition("=")
+    section, _, name = key.partition(".")
+    lines = [line for line in GOOD.splitlines() if not line.startswith(f"{name} =")]
+    if f"[{section}]" not in lines:
+        lines.append(f"[{section}]")
+    value = '"tpu"' if value == "tpu" else value
+    lines.insert(lines.index(f"[{section}]") + 1, f"{name} = {value}")
+    path = write(tmp_path, "\n".join(lines))
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, ["log.every=5"])
+    assert caught.value.file == str(path) and "command line" not in caught.value.message
+
+
+def test_two_keys_that_do_not_go_together_name_the_command_line_if_one_of_them_came_from_there(tmp_path):
+    path = write(tmp_path, GOOD + "batch_size = 8\nmicro_batches = 8\n")
+    with pytest.raises(ConfigError, match="on the command line: train.micro_batches = 8 is more than the 4 samples"):
+        load_config(path, ["train.batch_size=4"])
+    with pytest.raises(ConfigError, match="on the command line: give train.epochs or train.steps, not both"):
+        load_config(path, ["train.steps=1", "train.epochs=1"])
+
+
 def test_a_missing_or_unreadable_file_is_an_error_of_its_own(tmp_path):
     with pytest.raises(MissingError) as caught:
         load_config(tmp_path / "no.toml", [])
