@@ -126,6 +126,7 @@ class Config:
 
 
 SECTIONS: dict[str, Any] = {f.name: f.default for f in fields(Config)}
+LARGEST_BUCKET_MB = 1 << 20              # a TiB: more than any model, and a number of bytes that is finite
 BUILT_IN = Path(__file__).parent / "digits.toml"
 
 
@@ -262,9 +263,14 @@ def _check(config: Config, source: Path, overridden: set[str]) -> None:
         if value < least:
             refuse(f"{key} must be at least {least}, found {value}", key)
     for key, number in (("optimizer.lr", o.lr), ("optimizer.clip_norm", o.clip_norm), ("optimizer.weight_decay", o.weight_decay),
-                        ("optimizer.min_lr", o.min_lr), ("comm.bucket_mb", config.comm.bucket_mb)):
+                        ("optimizer.min_lr", o.min_lr)):
         if not 0 <= number < float("inf"):
             refuse(f"{key} must be a finite number, 0 or more, found {number}", key)
+    if not 0 < config.comm.bucket_mb <= LARGEST_BUCKET_MB:
+        refuse(f"comm.bucket_mb must be more than 0, at most {LARGEST_BUCKET_MB}, found {config.comm.bucket_mb}; "
+               f"set it to {CommConfig.bucket_mb} if in doubt", "comm.bucket_mb")
+    if any(step < 0 for step in o.milestones):
+        refuse(f"optimizer.milestones must be steps, at least 0 each, found {list(o.milestones)}", "optimizer.milestones")
     if len(o.betas) != 2 or not all(0 <= b < 1 for b in o.betas):
         refuse(f"optimizer.betas must be two numbers in [0, 1), found {list(o.betas)}", "optimizer.betas")
     if t.micro_batches > t.batch_size:

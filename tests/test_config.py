@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,11 @@ def test_what_is_written_back_reads_as_the_same(tmp_path, text):
     ("optimizer.betas=[0.9]", "optimizer.betas must be two numbers"),
     ("optimizer.betas=[0.9, 'x']", "optimizer.betas must be a list of numbers"),
     ("data.transform=[1]", "data.transform must be a list of strings"),
+    ("comm.bucket_mb=0", "comm.bucket_mb must be more than 0, at most 1048576, found 0.0; set it to 4.0"),
+    ("comm.bucket_mb=-1", "comm.bucket_mb must be more than 0"),
+    ("comm.bucket_mb=nan", "comm.bucket_mb must be more than 0"),
+    ("comm.bucket_mb=1e305", "comm.bucket_mb must be more than 0, at most 1048576"),
+    ("optimizer.milestones=[3, -1]", "optimizer.milestones must be steps, at least 0 each, found [3, -1]"),
     ("train.batch_size=0", "train.batch_size must be at least 1"),
     ("train.micro_batches=65", "is more than the 64 samples"),
     ("train.device=tpu", 'train.device = "tpu" is not there'),
@@ -105,6 +111,21 @@ def test_a_wrong_key_or_value_is_named_on_one_line(tmp_path, key, message):
     with pytest.raises(ConfigError) as caught:
         load_config(write(tmp_path), [key])
     assert message in str(caught.value) and "\n" not in str(caught.value) and caught.value.exit_code == 78
+
+
+@pytest.mark.parametrize("key", ["train.epochs", "train.steps", "train.batch_size", "train.micro_batches", "train.threads",
+                                 "train.eval_every", "data.stride", "data.workers", "mesh.pp", "mesh.dp", "mesh.tp", "log.every",
+                                 "checkpoint.every", "checkpoint.keep", "optimizer.warmup_steps", "run.seed"])
+def test_no_count_is_less_than_zero(tmp_path, key):
+    others = ["train.epochs=0"] if key == "train.steps" else ["train.steps=0"] if key == "train.epochs" else []
+    with pytest.raises(ConfigError, match=f"{key} must be at least [01], found -1"):
+        load_config(write(tmp_path), [*others, f"{key}=-1"])
+
+
+def test_every_integer_of_the_schema_is_known_to_that_test():
+    integers = {f"{name}.{f.name}" for name, section in SECTIONS.items() for f in fields(section) if f.type == "int"}
+    mark, = test_no_count_is_less_than_zero.pytestmark
+    assert integers == set(mark.args[1])
 
 
 def test_a_mistake_in_the_file_names_the_file_and_one_on_the_command_line_does_not(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 from launch import ROOT, Job, clean_environment, find_mpirun
 from runs import SMALL, lines, record, start, train, write
 
+from mpitrain.data.importers import import_text
 from mpitrain.train import checkpoint
 from mpitrain.train.manifest import load
 
@@ -35,6 +36,12 @@ def dataset(folder, name="d.h5", rows=200, **changes):
     with h5py.File(folder / name, "w") as file:
         file["x"], file["y"] = x, y
     return folder / name
+
+
+def corpus(folder):
+    path = folder / "corpus.txt"
+    path.write_text("".join(f"the quick brown fox jumps over the lazy dog {n}\n" for n in range(50)))
+    return path
 
 
 def plain(folder, **changes):
@@ -64,6 +71,34 @@ def test_more_ranks_than_rows_in_a_batch(tmp_path):
 
 def test_a_model_argument_that_does_not_exist(tmp_path):
     refused(train(2, write(tmp_path), "model.hiden=[3]"), 78, "model.hiden", 'did you mean "hidden"')
+
+
+@pytest.mark.parametrize(("key", "found"), [("comm.bucket_mb", "0.0"), ("model.hidden", "0"), ("model.outputs", "0"),
+                                            ("model.inputs", "0")])
+def test_a_size_of_nothing(tmp_path, key, found):
+    refused(train(2, write(tmp_path), f"{key}=0"), 78, "E_CONFIG", f"{key} must be", f"found {found};")
+
+
+@pytest.mark.parametrize("value", ["0", "abc", "1.5"])
+def test_a_window_of_tokens_that_is_no_length(tmp_path, value):
+    import_text(corpus(tmp_path), tmp_path / "tokens")
+    text = """
+[model]
+name = "gpt"
+layers = 1
+heads = 2
+width = 8
+block = 8
+vocabulary = 64
+[data]
+path = "tokens"
+validation = "tail:0.2"
+[train]
+steps = 2
+batch_size = 4
+"""
+    config = write(tmp_path, text)
+    refused(train(1, config, f"model.block={value}"), 78, "E_CONFIG", "model.block must be an integer of at least 1", "found")
 
 
 def test_an_unknown_model_optimizer_loss_and_transform(tmp_path):
