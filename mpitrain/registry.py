@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from mpitrain.errors import ConfigError, nearest
+from mpitrain.errors import ConfigError, name_and_text, nearest
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ def import_object(name: str, kind: str, folder: Path | None = None) -> Any:
     except MissingSource as error:
         raise ConfigError(f'{kind} "{name}": {error}') from None
     except Exception as error:
-        raise ConfigError(f'{kind} "{name}": importing it failed: {type(error).__name__}: {error}') from error
+        raise ConfigError(f'{kind} "{name}": importing it failed: {name_and_text(error)}') from error
     try:
         return getattr(module, attribute)
     except AttributeError:

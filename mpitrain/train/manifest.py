@@ -169,7 +169,7 @@ def load(folder: Path) -> Checkpoint:
         return _parse(folder, body)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         # Whatever the untrusted text makes the parser stumble over is one thing to the user.
-        raise CheckpointError(f"the manifest is damaged: {type(error).__name__}: {error}", file=path) from None
+        raise CheckpointError(f"the manifest is damaged: {errors.name_and_text(error)}", file=path) from None
 
 
 def _parse(folder: Path, body: dict[str, Any]) -> Checkpoint:
