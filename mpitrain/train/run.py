@@ -20,7 +20,7 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.signals import listen
 from mpitrain.comm.start import World, launched_rank, start
 from mpitrain.config import Config, to_toml
-from mpitrain.errors import MissingError, MpitrainError, OutputError, UsageError
+from mpitrain.errors import MpitrainError, OutputError, UsageError
 from mpitrain.parallel.feed import Feed
 from mpitrain.train import checkpoint, environment, threads
 from mpitrain.train.assembly import Job, local_rank, try_one_sample
@@ -103,7 +103,7 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
             cleanup.callback(folder.close)
         guard.set_run_folder(folder.path)
         if continued:
-            found = checkpoint.latest(folder.checkpoints, session.control)
+            found = checkpoint.latest(folder.checkpoints, session.control, checkpoint.RESUME)
             with guard.symmetric():
                 job.resume(found)
         on_first(session.control, lambda: begin_folder(folder, config, job.trainer.update.step))
@@ -138,14 +138,9 @@ def continues(folder: RunFolder, resume: str | None) -> bool:
 def load_from(config: Config, job: Job, channel: Channel) -> None:
     """The parameters that model.init_from names; before --overwrite deletes anything, since it may be that very run."""
     source = checkpoint_folder(config.folder / config.model.init_from)
-
-    def find() -> None:
-        if not checkpoint.candidates(source):
-            raise MissingError("model.init_from names neither a run folder nor a folder of checkpoints", file=source)
-
-    on_first(channel, find)
+    found = checkpoint.latest(source, channel, checkpoint.START)
     with guard.symmetric():
-        job.load(checkpoint.latest(source, channel))
+        job.load(found)
 
 
 def begin_folder(folder: RunFolder, config: Config, step: int) -> None:
@@ -175,7 +170,7 @@ def evaluate(config: Config, source: Path, *, quiet: bool = False) -> int:
     """The metrics of a run's newest checkpoint on its validation data, printed as one JSON line by rank 0."""
     with ExitStack() as cleanup:
         session = open_session(config, cleanup)
-        found = checkpoint.latest(source / "checkpoints", session.control)
+        found = checkpoint.latest(source / "checkpoints", session.control, checkpoint.EVALUATE)
         place = local_rank(session.control)
         with guard.symmetric():
             device = select_device(config.train.device, place)

@@ -9,7 +9,7 @@ import sys
 import h5py
 import numpy as np
 import pytest
-from launch import ROOT, Job, clean_environment, find_mpirun
+from launch import ROOT, Job, clean_environment, find_mpirun, mpirun
 from runs import SMALL, lines, record, start, train, write
 
 from mpitrain.data.importers import import_text
@@ -176,6 +176,21 @@ def test_a_checkpoint_of_another_model(tmp_path):
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "a/checkpoints").rglob("*")}
     refused(train(2, config, "run.out=a", "--resume", "model.hidden=[33]"), 65, "E_CHECKPOINT", "reshaped", "33")
     assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "a/checkpoints").rglob("*")}
+
+
+def test_evaluate_and_init_from_speak_of_what_was_asked_for(tmp_path):
+    config = write(tmp_path)
+    assert train(1, config, "run.out=a", "train.steps=8", "checkpoint.every=4").rc == 0
+    for step, words in ((8, ("evaluating step-00000004", "model.init_from: starting from step-00000004")), (4, ())):
+        part = tmp_path / f"a/checkpoints/step-{step:08d}/part-00000.h5"
+        part.write_bytes(part.read_bytes()[:-1])
+        evaluated = mpirun(1, "-m", "mpitrain", "evaluate", tmp_path / "a", cwd=tmp_path)
+        started = train(1, config, "run.out=b", "--overwrite", "model.init_from=a", "train.steps=2")
+        for result, word in zip((evaluated, started), words or ("none of the checkpoints is whole",) * 2):
+            assert result.rc == (0 if words else 65) and word in result.err and "resum" not in result.err, result.err
+    checkpoint.remove_all(tmp_path / "a/checkpoints")
+    refused(mpirun(1, "-m", "mpitrain", "evaluate", tmp_path / "a", cwd=tmp_path), 66, "there is no checkpoint to evaluate")
+    refused(train(1, config, "run.out=b", "--overwrite", "model.init_from=a"), 66, "model.init_from names neither")
 
 
 def test_an_existing_run_folder_is_left_alone(tmp_path):
