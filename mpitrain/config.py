@@ -126,6 +126,7 @@ class Config:
 
 
 SECTIONS: dict[str, Any] = {f.name: f.default for f in fields(Config)}
+LARGEST_BUCKET_MB = 1 << 20              # a TiB: more than any model, and a number of bytes that is finite
 BUILT_IN = Path(__file__).parent / "digits.toml"
 
 
@@ -138,19 +139,16 @@ def load_config(path: Path | None, overrides: list[str]) -> Config:
     tables = _read(source)
     for name, table in tables.items():
         _section(name, table, source)        # the file by itself first: a message names the file or the command line, not both
+    overridden = {override.partition("=")[0] for override in overrides}
     for override in overrides:
-        _apply(tables, override, _what_is_overridden(overrides))
+        _apply(tables, override, overridden)
     config = Config(**{name: _section(name, table, None) for name, table in tables.items()})
     name = config.run.name or source.stem
     folder = config.run.folder or str(source.resolve().parent if path is not None else Path.cwd())
     run = dataclasses.replace(config.run, name=name, folder=folder, out=config.run.out or f"runs/{name}")
     config = dataclasses.replace(config, run=run)
-    _check(config, source)
+    _check(config, source, overridden)
     return config
-
-
-def _what_is_overridden(overrides: list[str]) -> set[str]:
-    return {override.partition("=")[0] for override in overrides}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -242,18 +240,19 @@ def _show(value: Any) -> str:
     return f"{json.dumps(value, default=str)} ({_name(type(value))})"
 
 
-def _check(config: Config, source: Path) -> None:
-    """What one key alone, or two together, may not say."""
-    def refuse(message: str) -> None:
-        raise ConfigError(message, file=source)
+def _check(config: Config, source: Path, overridden: set[str]) -> None:
+    """What one key alone, or two together, may not say. Keys in `overridden` were given on the command line."""
+    def refuse(message: str, *keys: str) -> None:
+        """`keys` are those the message is about: where one of them was overridden, the file is not to blame."""
+        raise _wrong(None if overridden.intersection(keys) else source, message)
 
     t, o = config.train, config.optimizer
     if not config.model.name:
-        refuse('model.name is missing: for instance "mlp", "lenet", "gpt", or your own "file.py:function"')
+        refuse('model.name is missing: for instance "mlp", "lenet", "gpt", or your own "file.py:function"', "model.name")
     if not config.data.path:
-        refuse("data.path is missing: an HDF5 file, a folder of shards, or a built-in name (digits)")
+        refuse("data.path is missing: an HDF5 file, a folder of shards, or a built-in name (digits)", "data.path")
     if bool(t.epochs) == bool(t.steps):
-        refuse("give train.epochs or train.steps, " + ("not both" if t.epochs else "one of them"))
+        refuse("give train.epochs or train.steps, " + ("not both" if t.epochs else "one of them"), "train.epochs", "train.steps")
     for key, value, least in (("train.epochs", t.epochs, 0), ("train.steps", t.steps, 0), ("train.batch_size", t.batch_size, 1),
                               ("train.micro_batches", t.micro_batches, 0), ("train.threads", t.threads, 0),
                               ("train.eval_every", t.eval_every, 0), ("data.stride", config.data.stride, 1),
@@ -262,25 +261,31 @@ def _check(config: Config, source: Path) -> None:
                               ("checkpoint.every", config.checkpoint.every, 0), ("checkpoint.keep", config.checkpoint.keep, 1),
                               ("optimizer.warmup_steps", o.warmup_steps, 0), ("run.seed", config.run.seed, 0)):
         if value < least:
-            refuse(f"{key} must be at least {least}, found {value}")
+            refuse(f"{key} must be at least {least}, found {value}", key)
     for key, number in (("optimizer.lr", o.lr), ("optimizer.clip_norm", o.clip_norm), ("optimizer.weight_decay", o.weight_decay),
-                        ("optimizer.min_lr", o.min_lr), ("comm.bucket_mb", config.comm.bucket_mb)):
+                        ("optimizer.min_lr", o.min_lr)):
         if not 0 <= number < float("inf"):
-            refuse(f"{key} must be a finite number, 0 or more, found {number}")
+            refuse(f"{key} must be a finite number, 0 or more, found {number}", key)
+    if not 0 < config.comm.bucket_mb <= LARGEST_BUCKET_MB:
+        refuse(f"comm.bucket_mb must be more than 0, at most {LARGEST_BUCKET_MB}, found {config.comm.bucket_mb}; "
+               f"set it to {CommConfig.bucket_mb} if in doubt", "comm.bucket_mb")
+    if any(step < 0 for step in o.milestones):
+        refuse(f"optimizer.milestones must be steps, at least 0 each, found {list(o.milestones)}", "optimizer.milestones")
     if len(o.betas) != 2 or not all(0 <= b < 1 for b in o.betas):
-        refuse(f"optimizer.betas must be two numbers in [0, 1), found {list(o.betas)}")
+        refuse(f"optimizer.betas must be two numbers in [0, 1), found {list(o.betas)}", "optimizer.betas")
     if t.micro_batches > t.batch_size:
-        refuse(f"train.micro_batches = {t.micro_batches} is more than the {t.batch_size} samples of train.batch_size")
+        refuse(f"train.micro_batches = {t.micro_batches} is more than the {t.batch_size} samples of train.batch_size",
+               "train.micro_batches", "train.batch_size")
     for key, text, known in (("train.device", t.device, ("cpu", "gpu", "auto")),
                              ("optimizer.decay", o.decay, ("all", "matrices")),
                              ("train.reproducible", t.reproducible, ("run",)), ("comm.progress", config.comm.progress, ("poll",)),
                              ("train.precision", t.precision, ("float32", "float64"))):
         if text not in known:
-            refuse(f'{key} = "{text}" is not there{nearest(text, known)}')
+            refuse(f'{key} = "{text}" is not there{nearest(text, known)}', key)
     for axis in ("pp", "tp"):
         if getattr(config.mesh, axis) != 1:
             refuse(f"mesh.{axis} = {getattr(config.mesh, axis)}: models are not split over ranks yet; "
-                   f"set mesh.{axis} = 1 and use mesh.dp")
+                   f"set mesh.{axis} = 1 and use mesh.dp", f"mesh.{axis}")
 
 
 def to_toml(config: Config) -> str:

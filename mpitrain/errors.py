@@ -120,6 +120,18 @@ class Stopped(MpitrainError):
     code, exit_code = "E_STOPPED", 85
 
 
+def text_of(error: BaseException) -> str:
+    """What an exception says, or where it says nothing (StopIteration, many a MemoryError) the name of its type."""
+    text = str(error)
+    return text if text.strip() else type(error).__name__
+
+
+def name_and_text(error: BaseException, place: str = "") -> str:
+    """``ValueError at file.py:12 in f: what it says``, without the last part where it says nothing."""
+    text, name = str(error), type(error).__name__ + (f" {place}" if place else "")
+    return f"{name}: {text}" if text.strip() else name
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`` (did you mean "x"?)`` for the closest known name, or the list of what there is."""
     known = sorted(known)

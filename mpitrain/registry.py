@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from mpitrain.errors import ConfigError, nearest
+from mpitrain.errors import ConfigError, name_and_text, nearest
 
 T = TypeVar("T")
 
@@ -57,12 +57,23 @@ def import_object(name: str, kind: str, folder: Path | None = None) -> Any:
     except MissingSource as error:
         raise ConfigError(f'{kind} "{name}": {error}') from None
     except Exception as error:
-        raise ConfigError(f'{kind} "{name}": importing it failed: {type(error).__name__}: {error}') from error
+        raise ConfigError(f'{kind} "{name}": importing it failed: {name_and_text(error)}') from error
     try:
         return getattr(module, attribute)
     except AttributeError:
-        public = [n for n in vars(module) if not n.startswith("_")]
-        raise ConfigError(f'{kind} "{name}": {source} has no "{attribute}"{nearest(attribute, public)}') from None
+        raise ConfigError(f'{kind} "{name}": {source} has no "{attribute}"{nearest(attribute, offered(module))}') from None
+
+
+def offered(module: Any) -> list[str]:
+    """The names a user's module has to give: its `__all__`, or else what it made itself, not what it imported to do so."""
+    if hasattr(module, "__all__"):
+        return [name for name in module.__all__ if hasattr(module, name)]
+    return [name for name, value in vars(module).items() if not name.startswith("_") and _is_made_in(module, value)]
+
+
+def _is_made_in(module: Any, value: Any) -> bool:
+    """Whether `value` can be called and is no import. An object without a name (a `partial`, say) does not tell its origin."""
+    return callable(value) and (not hasattr(value, "__name__") or getattr(value, "__module__", None) == module.__name__)
 
 
 class MissingSource(Exception):

@@ -54,6 +54,14 @@ def test_the_world_is_named_once() -> None:
     assert {path.name for path in named} == {"start.py"}
 
 
+def test_the_local_rank_is_worked_out_once() -> None:
+    """Training and evaluation must share out GPUs alike; `comm.start` only repeats the launcher's word, for before MPI."""
+    named = [path.name for path in FILES if package_of(path) == "train" for node in ast.walk(ast.parse(path.read_text()))
+             if (isinstance(node, ast.FunctionDef) and node.name == "local_rank")
+             or (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "local_rank")]
+    assert named == ["assembly.py"]
+
+
 def test_nothing_unpickles_or_evaluates() -> None:
     for path in FILES:
         assert not {name.split(".")[0] for name in imports(path)} & {"pickle", "marshal", "shelve", "dill"}, path

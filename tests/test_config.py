@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,11 @@ def test_what_is_written_back_reads_as_the_same(tmp_path, text):
     ("optimizer.betas=[0.9]", "optimizer.betas must be two numbers"),
     ("optimizer.betas=[0.9, 'x']", "optimizer.betas must be a list of numbers"),
     ("data.transform=[1]", "data.transform must be a list of strings"),
+    ("comm.bucket_mb=0", "comm.bucket_mb must be more than 0, at most 1048576, found 0.0; set it to 4.0"),
+    ("comm.bucket_mb=-1", "comm.bucket_mb must be more than 0"),
+    ("comm.bucket_mb=nan", "comm.bucket_mb must be more than 0"),
+    ("comm.bucket_mb=1e305", "comm.bucket_mb must be more than 0, at most 1048576"),
+    ("optimizer.milestones=[3, -1]", "optimizer.milestones must be steps, at least 0 each, found [3, -1]"),
     ("train.batch_size=0", "train.batch_size must be at least 1"),
     ("train.micro_batches=65", "is more than the 64 samples"),
     ("train.device=tpu", 'train.device = "tpu" is not there'),
@@ -107,6 +113,21 @@ def test_a_wrong_key_or_value_is_named_on_one_line(tmp_path, key, message):
     assert message in str(caught.value) and "\n" not in str(caught.value) and caught.value.exit_code == 78
 
 
+@pytest.mark.parametrize("key", ["train.epochs", "train.steps", "train.batch_size", "train.micro_batches", "train.threads",
+                                 "train.eval_every", "data.stride", "data.workers", "mesh.pp", "mesh.dp", "mesh.tp", "log.every",
+                                 "checkpoint.every", "checkpoint.keep", "optimizer.warmup_steps", "run.seed"])
+def test_no_count_is_less_than_zero(tmp_path, key):
+    others = ["train.epochs=0"] if key == "train.steps" else ["train.steps=0"] if key == "train.epochs" else []
+    with pytest.raises(ConfigError, match=f"{key} must be at least [01], found -1"):
+        load_config(write(tmp_path), [*others, f"{key}=-1"])
+
+
+def test_every_integer_of_the_schema_is_known_to_that_test():
+    integers = {f"{name}.{f.name}" for name, section in SECTIONS.items() for f in fields(section) if f.type == "int"}
+    mark, = test_no_count_is_less_than_zero.pytestmark
+    assert integers == set(mark.args[1])
+
+
 def test_a_mistake_in_the_file_names_the_file_and_one_on_the_command_line_does_not(tmp_path):
     path = write(tmp_path, GOOD + "momentun = 3\n")
     with pytest.raises(ConfigError) as caught:
@@ -115,6 +136,33 @@ def test_a_mistake_in_the_file_names_the_file_and_one_on_the_command_line_does_n
     with pytest.raises(ConfigError) as caught:
         load_config(write(tmp_path), ["train.stepz=1"])
     assert caught.value.file is None and caught.value.message.startswith("on the command line: unknown key")
+
+
+@pytest.mark.parametrize("override", ["optimizer.lr=-1", "optimizer.betas=[1, 1]", "train.batch_size=0", "train.device=tpu",
+                                      "mesh.pp=2", "model.name=''", "data.path=''", "train.steps=0", "train.micro_batches=65"])
+def test_a_value_that_is_refused_names_the_command_line_where_it_came_from_there_and_else_the_file(tmp_path, override):
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(tmp_path), ["log.every=5", override])
+    assert caught.value.file is None and caught.value.message.startswith("on the command line: "), caught.value
+    key, _, value = override.partition("=")
+    section, _, name = key.partition(".")
+    lines = [line for line in GOOD.splitlines() if not line.startswith(f"{name} =")]
+    if f"[{section}]" not in lines:
+        lines.append(f"[{section}]")
+    value = '"tpu"' if value == "tpu" else value
+    lines.insert(lines.index(f"[{section}]") + 1, f"{name} = {value}")
+    path = write(tmp_path, "\n".join(lines))
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, ["log.every=5"])
+    assert caught.value.file == str(path) and "command line" not in caught.value.message
+
+
+def test_two_keys_that_do_not_go_together_name_the_command_line_if_one_of_them_came_from_there(tmp_path):
+    path = write(tmp_path, GOOD + "batch_size = 8\nmicro_batches = 8\n")
+    with pytest.raises(ConfigError, match="on the command line: train.micro_batches = 8 is more than the 4 samples"):
+        load_config(path, ["train.batch_size=4"])
+    with pytest.raises(ConfigError, match="on the command line: give train.epochs or train.steps, not both"):
+        load_config(path, ["train.steps=1", "train.epochs=1"])
 
 
 def test_a_missing_or_unreadable_file_is_an_error_of_its_own(tmp_path):

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, text_of
 
 Array: TypeAlias = Any                       # numpy.ndarray or cupy.ndarray; the one alias for both
 _modules: dict[type, Any] = {np.ndarray: np}
@@ -98,7 +98,7 @@ def _cupy() -> tuple[Any | None, str]:
             warnings.simplefilter("ignore")          # CuPy warns at import about optional libraries it lacks
             import cupy
     except ImportError as error:
-        return None, f"CuPy cannot be imported ({error})"
+        return None, f"CuPy cannot be imported ({text_of(error)})"
     if not cupy.cuda.is_available():                 # getDeviceCount would raise without a driver
         return None, "CuPy finds no GPU"
     return cupy, ""

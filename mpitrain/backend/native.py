@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from mpitrain.backend.cache import cache_folder
+from mpitrain.errors import text_of
 
 # -ffp-contract=off: a fused multiply-add rounds once instead of twice, so bits would depend on what the compiler fused.
 # Never -ffast-math when linking: its start-up code flushes denormal numbers for the whole process.
@@ -55,7 +56,7 @@ def load(name: str) -> ctypes.CDLL | None:
         return ctypes.CDLL(str(library))
     except (OSError, subprocess.SubprocessError) as error:
         output = getattr(error, "stderr", None)
-        _missing[name] = (output or str(error)).strip().splitlines()[-1]
+        _missing[name] = ((output or "").strip() or text_of(error)).strip().splitlines()[-1]
         return None
 
 

@@ -11,7 +11,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpitrain.errors import MpitrainError
+from mpitrain.errors import MpitrainError, name_and_text
 
 LINE_LIMIT = 500
 
@@ -56,7 +56,7 @@ def describe(error: BaseException) -> Failure:
             return Failure("E_EXIT", code % 256 or 70, "", f"the program ended by {how} while other ranks may go on", trace)
         case OSError():
             return describe_os_error(error, trace)
-    return Failure("E_BUG", 70, "", f"{type(error).__name__} {place(error)}: {error}", trace)
+    return Failure("E_BUG", 70, "", name_and_text(error, place(error)), trace)
 
 
 def describe_os_error(error: OSError, trace: str) -> Failure:
@@ -64,7 +64,8 @@ def describe_os_error(error: OSError, trace: str) -> Failure:
     for numbers, code, exit_code in OS_ERRORS:
         if error.errno in numbers:
             return Failure(code, exit_code, where, error.strerror or str(error), trace)
-    return Failure("E_BUG", 70, where, f"{type(error).__name__} {place(error)}: {error.strerror or error}", trace)
+    message = f"{type(error).__name__} {place(error)}: {error.strerror}" if error.strerror else name_and_text(error, place(error))
+    return Failure("E_BUG", 70, where, message, trace)
 
 
 def place(error: BaseException) -> str:

@@ -123,8 +123,8 @@ def _record(failure: Failure, rank: int, size: int) -> None:
     if _run_folder is not None and not _traceback:
         try:
             write_record(_run_folder, failure, rank, size)
-        except OSError:                                       # a full disk is often why we are here
-            to_terminal = True
+        except OSError:                                       # a full disk is often why we are here, and the line says so;
+            to_terminal = failure.code == "E_BUG"             # nobody finds a bug of ours without its traceback
     if to_terminal:
         for line in failure.traceback.splitlines():
             _print("| " + printable(line))                    # no line of it may start like the one line

@@ -9,7 +9,7 @@ import numpy as np
 from mpitrain.data.keyed import key, permute
 from mpitrain.data.sources import Values, refuse_existing, smallest_unsigned
 from mpitrain.data.writing import write_shards
-from mpitrain.errors import ConfigError, DataError, MissingError
+from mpitrain.errors import ConfigError, DataError, MissingError, text_of
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 
@@ -40,7 +40,7 @@ def decode_image(file: Path, mode: str | None) -> tuple[Values, str]:
             mode = mode or ("L" if image.mode in ("1", "L", "I;16") else "RGB")
             pixels = np.asarray(image.convert(mode))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:      # Pillow raises each of these
-        raise DataError(f"cannot be decoded as an image: {' '.join(str(error).split())}", file=file) from None
+        raise DataError(f"cannot be decoded as an image: {' '.join(text_of(error).split())}", file=file) from None
     return (pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, 2, 0)), mode
 
 

@@ -14,7 +14,7 @@ from mpitrain.data.images import import_images
 from mpitrain.data.sources import Values, read_bytes, refuse_existing, smallest_unsigned, write_classification
 from mpitrain.data.tables import import_csv
 from mpitrain.data.writing import write_shards
-from mpitrain.errors import AccessError, DataError, MissingError, UsageError
+from mpitrain.errors import AccessError, DataError, MissingError, UsageError, text_of
 
 __all__ = ["import_csv", "import_idx", "import_images", "import_npz", "import_text"]
 
@@ -141,4 +141,4 @@ def _load_numpy(path: Path) -> Any:
     except PermissionError:
         raise AccessError("no permission to read the file to import", file=path) from None
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, OSError) as error:
-        raise DataError(f"cannot be read as NPZ or NPY: {' '.join(str(error).split())}", file=path) from None
+        raise DataError(f"cannot be read as NPZ or NPY: {' '.join(text_of(error).split())}", file=path) from None

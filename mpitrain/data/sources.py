@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpitrain.data.writing import write_shards
-from mpitrain.errors import AccessError, DataError, MissingError, OutputError, StorageError
+from mpitrain.errors import AccessError, DataError, MissingError, OutputError, StorageError, text_of
 
 Values = NDArray[Any]
 
@@ -26,7 +26,7 @@ def read_bytes(path: Path) -> bytes:
     except PermissionError:
         raise AccessError("no permission to read the file to import", file=path) from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"is not a complete gzip file: {error}", file=path) from None
+        raise DataError(f"is not a complete gzip file: {text_of(error)}", file=path) from None
     except OSError as error:
         raise StorageError(f"reading the file to import failed: {error.strerror}", file=path) from error
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mpitrain.errors import AccessError, DataError, MissingError, StorageError
+from mpitrain.errors import AccessError, DataError, MissingError, StorageError, text_of
 
 Bytes = NDArray[np.uint8]
 CACHE_BYTES = 256 << 20          # decompressed chunks kept per dataset of a shard
@@ -208,8 +208,8 @@ class ChunkedReader:
             if len(data) != full:
                 raise ValueError(f"{len(data):,} bytes where the chunk needs {full:,}")
         except (ValueError, zlib.error) as error:
-            raise DataError(f'chunk {i} of "{self.name}" is damaged: {error}', code="E_DATA_CHECKSUM", file=self.file.path,
-                            dataset=self.name, offset=offset) from None
+            raise DataError(f'chunk {i} of "{self.name}" is damaged: {text_of(error)}', code="E_DATA_CHECKSUM",
+                            file=self.file.path, dataset=self.name, offset=offset) from None
         return np.frombuffer(data, np.uint8)
 
     def verify(self) -> int:

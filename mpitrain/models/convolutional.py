@@ -8,6 +8,7 @@ from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ShapeError
 from mpitrain.models.registry import MODELS
+from mpitrain.models.sizes import require_sizes
 from mpitrain.nn import AdaptiveAvgPool2d, Conv2d, Flatten, Linear, MaxPool2d, Module, ReLU, Sequential, init
 from mpitrain.nn.basic import Check
 from mpitrain.nn.norm import NORMS
@@ -21,6 +22,7 @@ def lenet(classes: int = 10, channels: int = 1, size: int = 28) -> Sequential:
 
     The first convolution pads by 2, so that 28 x 28 images give the paper's 16 maps of 5 x 5.
     """
+    require_sizes(classes=classes, channels=channels, size=size)
     side = (size // 2 - 4) // 2
     if side < 1:
         raise ShapeError(f"lenet needs images of at least 12x12, not {size}x{size}")
@@ -82,6 +84,7 @@ def _stages(blocks: int, widths: tuple[int, ...], norm: str, project: bool) -> l
 
 def _cifar_resnet(blocks: int, classes: int, channels: int, norm: str) -> Sequential:
     """6 blocks + 2 layers for small images (He et al. 2016a, section 4.2), shortcuts without parameters."""
+    require_sizes(classes=classes, channels=channels)
     return Sequential(
         ("input", Check("resnet", (None, channels, None, None), "set model.channels")),
         ("conv", Conv2d(channels, 16, 3, padding=1, bias=False, weight_init=HE)), ("norm", NORMS.resolve(norm)(16)),
@@ -111,6 +114,7 @@ def resnet56(classes: int = 10, channels: int = 3, norm: str = "batch") -> Seque
 @MODELS.register("resnet18")
 def resnet18(classes: int = 1000, channels: int = 3, norm: str = "batch") -> Sequential:
     """18 layers for images of about 224 x 224 (He et al. 2016a, table 1)."""
+    require_sizes(classes=classes, channels=channels)
     return Sequential(
         ("input", Check("resnet18", (None, channels, None, None), "set model.channels")),
         ("conv", Conv2d(channels, 64, 7, stride=2, padding=3, bias=False, weight_init=HE)), ("norm", NORMS.resolve(norm)(64)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpitrain.models.registry import MODELS
+from mpitrain.models.sizes import require_list_of_sizes, require_sizes
 from mpitrain.nn import Flatten, Linear, Module, Sequential, init
 from mpitrain.nn.activation import ACTIVATIONS
 
@@ -15,6 +16,8 @@ def mlp(inputs: int, hidden: Sequence[int], outputs: int, activation: str = "rel
 
     Weights are He's for ReLU and its kin; the last layer's, and those before other activations, are Glorot's.
     """
+    require_sizes(inputs=inputs, outputs=outputs)
+    require_list_of_sizes("hidden", hidden)
     make = ACTIVATIONS.resolve(activation)
     rectifying = activation in ("relu", "leaky_relu", "gelu", "silu")
     sizes = [inputs, *hidden]

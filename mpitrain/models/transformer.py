@@ -12,6 +12,7 @@ from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ShapeError
 from mpitrain.models.registry import MODELS
+from mpitrain.models.sizes import require_sizes
 from mpitrain.nn import GELU, Dropout, Embedding, LayerNorm, Linear, Module, MultiHeadAttention, Parameter, Sequential, init
 
 STD = 0.02                                        # of all weights; GPT-2's
@@ -73,6 +74,7 @@ class Head(Module):
 def gpt(layers: int, heads: int, width: int, block: int, vocabulary: int, dropout: float = 0.0,
         bias: bool = False) -> Sequential:
     """Learned positions, pre-norm blocks, GELU, tied embeddings; `block` is the longest sequence it takes."""
+    require_sizes(layers=layers, heads=heads, width=width, block=block, vocabulary=vocabulary)
     embed = Embed(vocabulary, block, width, dropout)
     return Sequential(
         ("embed", embed),

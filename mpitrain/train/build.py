@@ -10,7 +10,7 @@ from typing import Any
 from mpitrain import models, nn, optim
 from mpitrain.comm.mesh import Mesh
 from mpitrain.config import Config
-from mpitrain.errors import ConfigError, nearest
+from mpitrain.errors import ConfigError, nearest, text_of
 from mpitrain.schedules.collectives import ALL_REDUCE
 from mpitrain.train.assembly import Job, Options, assemble
 from mpitrain.train.inputs import Inputs
@@ -61,7 +61,7 @@ def call_with(function: Callable[..., Any], arguments: dict[str, Any], what: str
     try:
         return function(**arguments)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{what} does not accept {arguments}: {error}") from error
+        raise ConfigError(f"{what} does not accept {arguments}: {text_of(error)}") from error
 
 
 def keep_inputs_only(model: nn.Module) -> None:

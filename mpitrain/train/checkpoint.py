@@ -57,6 +57,19 @@ class Alone:
 
 
 @dataclass(frozen=True)
+class Purpose:
+    """What a checkpoint is wanted for, in the words of `latest`: on passing damaged ones over, and where there is none."""
+    doing: str
+    missing: str
+
+
+READ = Purpose("reading", "there is no checkpoint in this folder; it must be that of a run's checkpoints")
+RESUME = Purpose("resuming from", "there is no checkpoint to resume from; start the run without --resume")
+EVALUATE = Purpose("evaluating", "there is no checkpoint to evaluate; train the run until it has saved one")
+START = Purpose("model.init_from: starting from", "model.init_from names neither a run folder nor a folder of checkpoints")
+
+
+@dataclass(frozen=True)
 class Piece:
     """This rank's slice of a named array: `array` begins at index `start` of an array of `global_shape`."""
     name: str
@@ -180,18 +193,19 @@ def step_of(path: Path) -> int:
     return int(match[1])
 
 
-def latest(folder: Path, channel: Channel | None = None, *, warn: Callable[[str], None] | None = None) -> Checkpoint:
+def latest(folder: Path, channel: Channel | None = None, purpose: Purpose = READ, *,
+           warn: Callable[[str], None] | None = None) -> Checkpoint:
     """The newest checkpoint that verifies. Called by every rank; it communicates: rank 0 reads and decides.
 
     Damaged ones are passed over with one warning that names them. MissingError if there is none at all, CheckpointError
     listing what was tried if none is whole: a run never starts again from step 0 by itself.
     """
     channel = Alone() if channel is None else channel
-    name = on_first(channel, lambda: _newest_whole(folder, warn or _print_warning))
+    name = on_first(channel, lambda: _newest_whole(folder, purpose, warn or _print_warning))
     return load(folder / name)
 
 
-def _newest_whole(folder: Path, warn: Callable[[str], None]) -> str:
+def _newest_whole(folder: Path, purpose: Purpose, warn: Callable[[str], None]) -> str:
     bad: list[str] = []
     for path in candidates(folder):
         try:
@@ -200,11 +214,11 @@ def _newest_whole(folder: Path, warn: Callable[[str], None]) -> str:
             bad.append(f"{path.name}: {error}")
             continue
         if bad:
-            warn(f"resuming from {path.name}: newer checkpoints are damaged ({'; '.join(bad)})")
+            warn(f"{purpose.doing} {path.name}: newer checkpoints are damaged ({'; '.join(bad)})")
         return path.name
     if bad:
         raise CheckpointError(f"none of the checkpoints is whole; tried {'; '.join(bad)}", file=folder)
-    raise MissingError("there is no checkpoint to resume from; start the run without --resume", file=folder)
+    raise MissingError(purpose.missing, file=folder)
 
 
 def _print_warning(text: str) -> None:

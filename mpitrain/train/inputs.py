@@ -14,6 +14,7 @@ from mpitrain.comm.channel import Channel
 from mpitrain.data.checks import Source
 from mpitrain.data.loader import SampleReader
 from mpitrain.errors import ConfigError
+from mpitrain.models.sizes import require_sizes
 from mpitrain.train.together import on_first
 
 EVALUATION_CHUNK = 256                   # rows; fixed, so that metrics do not depend on the number of ranks
@@ -90,6 +91,7 @@ def open_inputs(description: dict[str, Any], *, validation: float | str, seed: i
     if dataset.kind == "tokens":
         if block is None:
             raise ConfigError('the data are tokens, so the model must be a language model with a "block": its window')
+        require_sizes(block=block)               # the model, which would say so too, is made after the windows
         if transform or augment:
             raise ConfigError("tokens are not transformed or augmented; leave data.transform and data.augment empty")
         windows, held_out = data.token_split(dataset, block, 0 if other else validation, stride=stride)

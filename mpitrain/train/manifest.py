@@ -75,7 +75,7 @@ class Checkpoint:
             found = storage.file_sha256(self.folder / part.file)
             if found != part.sha256:
                 raise CheckpointError(f"the file is damaged: sha256 {found[:12]}.. is not {part.sha256[:12]}.. of the "
-                                      f"manifest; resume from another checkpoint", file=self.folder / part.file)
+                                      f"manifest; use another checkpoint", file=self.folder / part.file)
 
     def read(self, name: str, start: Sequence[int] | None = None, shape: Sequence[int] | None = None) -> np.ndarray:
         """The array `name`, or its slice of `shape` from `start`, put together from whichever parts hold it."""
@@ -112,7 +112,7 @@ class Checkpoint:
         found = hashlib.sha256(raw.data).hexdigest()
         if found != piece.sha256:
             raise CheckpointError(f"the values are damaged: sha256 {found[:12]}.. is not {piece.sha256[:12]}.. of the manifest; "
-                                  f"resume from another checkpoint", file=path, dataset=name, offset=piece.offset)
+                                  f"use another checkpoint", file=path, dataset=name, offset=piece.offset)
         return raw.view(stored.dtype.newbyteorder("<")).reshape(piece.shape).astype(stored.dtype, copy=False)
 
     def check_names(self, expected: Mapping[str, tuple[Sequence[int], Any]], prefix: str = "") -> None:
@@ -169,7 +169,7 @@ def load(folder: Path) -> Checkpoint:
         return _parse(folder, body)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         # Whatever the untrusted text makes the parser stumble over is one thing to the user.
-        raise CheckpointError(f"the manifest is damaged: {type(error).__name__}: {error}", file=path) from None
+        raise CheckpointError(f"the manifest is damaged: {errors.name_and_text(error)}", file=path) from None
 
 
 def _parse(folder: Path, body: dict[str, Any]) -> Checkpoint:

@@ -20,10 +20,10 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.signals import listen
 from mpitrain.comm.start import World, launched_rank, start
 from mpitrain.config import Config, to_toml
-from mpitrain.errors import MissingError, MpitrainError, OutputError, UsageError
+from mpitrain.errors import MpitrainError, OutputError, UsageError
 from mpitrain.parallel.feed import Feed
 from mpitrain.train import checkpoint, environment, threads
-from mpitrain.train.assembly import Job, try_one_sample
+from mpitrain.train.assembly import Job, local_rank, try_one_sample
 from mpitrain.train.build import build, checkpoint_folder, make_loss, make_model
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.inputs import Inputs, describe_files, open_inputs
@@ -42,7 +42,6 @@ class Session:
     control: Channel
     inputs: Inputs
     threads: int
-    local_rank: int
     hosts: list[str]
     cleanup: ExitStack = field(default_factory=ExitStack)
 
@@ -59,8 +58,7 @@ def open_session(config: Config, cleanup: ExitStack) -> Session:
     cleanup.callback(mesh.close)
     control = mesh.channel(("pp", "dp", "tp"), "start-up")
     hosts = control.gather_objects(socket.gethostname())
-    mine = [rank for rank, host in enumerate(hosts) if host == hosts[world.rank]]
-    pinned = threads.pin(config.train.threads, len(mine))
+    pinned = threads.pin(config.train.threads, hosts.count(hosts[world.rank]))
     control.agree(to_toml(config), "the configuration")
     control.agree({name: environment.versions().get(name) for name in ("mpitrain", "numpy", "numba", "h5py")}, "package versions")
     description = on_first(control, look)
@@ -68,7 +66,7 @@ def open_session(config: Config, cleanup: ExitStack) -> Session:
         inputs = open_inputs(description, validation=config.data.validation, seed=config.run.seed,
                              block=config.model.arguments.get("block"), stride=config.data.stride,
                              transform=config.data.transform, augment=config.data.augment, folder=config.folder)
-    return Session(world, mesh, control, inputs, pinned, mine.index(world.rank), hosts)
+    return Session(world, mesh, control, inputs, pinned, hosts)
 
 
 def before_mpi(action: Callable[[], Any]) -> Callable[[], Any]:
@@ -105,7 +103,7 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
             cleanup.callback(folder.close)
         guard.set_run_folder(folder.path)
         if continued:
-            found = checkpoint.latest(folder.checkpoints, session.control)
+            found = checkpoint.latest(folder.checkpoints, session.control, checkpoint.RESUME)
             with guard.symmetric():
                 job.resume(found)
         on_first(session.control, lambda: begin_folder(folder, config, job.trainer.update.step))
@@ -140,14 +138,9 @@ def continues(folder: RunFolder, resume: str | None) -> bool:
 def load_from(config: Config, job: Job, channel: Channel) -> None:
     """The parameters that model.init_from names; before --overwrite deletes anything, since it may be that very run."""
     source = checkpoint_folder(config.folder / config.model.init_from)
-
-    def find() -> None:
-        if not checkpoint.candidates(source):
-            raise MissingError("model.init_from names neither a run folder nor a folder of checkpoints", file=source)
-
-    on_first(channel, find)
+    found = checkpoint.latest(source, channel, checkpoint.START)
     with guard.symmetric():
-        job.load(checkpoint.latest(source, channel))
+        job.load(found)
 
 
 def begin_folder(folder: RunFolder, config: Config, step: int) -> None:
@@ -177,9 +170,10 @@ def evaluate(config: Config, source: Path, *, quiet: bool = False) -> int:
     """The metrics of a run's newest checkpoint on its validation data, printed as one JSON line by rank 0."""
     with ExitStack() as cleanup:
         session = open_session(config, cleanup)
-        found = checkpoint.latest(source / "checkpoints", session.control)
+        found = checkpoint.latest(source / "checkpoints", session.control, checkpoint.EVALUATE)
+        place = local_rank(session.control)
         with guard.symmetric():
-            device = select_device(config.train.device, session.local_rank)
+            device = select_device(config.train.device, place)
             model = make_model(config)
             loss = make_loss(config, session.inputs.tokens)
             storage = model.initialize(config.run.seed, config.train.precision, device)

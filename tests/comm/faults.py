@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -113,6 +114,12 @@ def with_run_folder() -> int:
     return in_barrier()
 
 
+def disk_full() -> int:
+    """The disk is full for the run and for its record too: RUN_FOLDER is no folder."""
+    guard.set_run_folder(os.environ["RUN_FOLDER"])
+    return fail_in_a_loop(lambda channel: throw(OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")))
+
+
 def stuck_abort() -> int:
     """Even when MPI_Abort hangs the process must end."""
     guard.abort = lambda code: threading.Event().wait()       # type: ignore[assignment]
@@ -162,6 +169,7 @@ def reduce(array: Any) -> Any:
 FAULTS: dict[str, Any] = {
     "fine": fine, "sleep": sleep, "before_mpi": before_mpi, "wrong_config": wrong_config, "in_barrier": in_barrier,
     "wrong_config_after_start": wrong_config_after_start, "with_run_folder": with_run_folder, "stuck_abort": stuck_abort,
+    "disk_full": disk_full,
     "closed_stderr": closed_stderr, "together": together,
     "data": lambda: fail_in_a_loop(data_error),
     "bug": lambda: fail_in_a_loop(lambda channel: throw(ZeroDivisionError("division by zero"))),

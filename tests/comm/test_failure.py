@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -58,6 +59,16 @@ def test_a_file_of_the_operating_systems_error_is_a_field() -> None:
 
 def test_a_bug_says_which_line_of_code() -> None:
     assert describe(raised(ValueError("odd"))).message.startswith("ValueError at test_failure.py:")
+
+
+@pytest.mark.parametrize("error", [StopIteration(), AssertionError(), OSError(), ValueError("")])
+def test_a_bug_without_a_text_is_named_by_its_type_and_place(error: BaseException) -> None:
+    assert re.fullmatch(type(error).__name__ + r" at test_failure.py:\d+ in raised", describe(raised(error)).message)
+
+
+def test_an_allocation_that_failed_without_a_text_says_so() -> None:
+    message = describe(raised(MemoryError())).message
+    assert re.match(r"out of memory at test_failure.py:\d+ in raised: an allocation failed; use a", message)
 
 
 def test_the_line_is_short_printable_ascii_whatever_the_message() -> None:

@@ -134,6 +134,13 @@ def test_the_traceback_goes_to_the_run_folder_for_the_owner_only(tmp_path: Path)
     assert "Traceback" not in result.err
 
 
+def test_a_full_disk_is_one_line_also_where_the_record_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = run("disk_full", 1, env={"RUN_FOLDER": str(tmp_path / "file")})
+    one_line(result, 74, r'mpitrain: E_IO rank=1/2 host=\S+ file="metrics.jsonl": No space left on device')
+    assert "Traceback" not in result.err and "\n| " not in result.err
+
+
 def test_a_run_folder_that_cannot_be_written_sends_the_traceback_to_the_terminal(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = run("with_run_folder", 1, env={"RUN_FOLDER": str(tmp_path / "file")})

@@ -1,5 +1,7 @@
 """Models: sizes that the literature states, values against PyTorch, cutting into stages, and clear errors on wrong input."""
 
+import inspect
+import json
 import math
 
 import numpy as np
@@ -29,6 +31,29 @@ def batch(shape, seed=0):
 
 def tokens(*shape, vocabulary=11):
     return np.random.default_rng(0).integers(0, vocabulary, shape)
+
+
+def sizes_of(name):
+    """The model's arguments that are an integer, or a list of integers."""
+    kinds = {"int": False, "Sequence[int]": True}
+    return [(key, kinds[p.annotation]) for key, p in inspect.signature(MODELS[name]).parameters.items() if p.annotation in kinds]
+
+
+@pytest.mark.parametrize(("name", "key", "is_list"), [(name, *size) for name in MODELS for size in sizes_of(name)])
+@pytest.mark.parametrize("value", [0, -3, 1.5, True, "abc"])
+def test_every_size_is_an_integer_of_at_least_one(name, key, is_list, value):
+    settings = {"gpt": TINY, **{known: settings for known, (settings, _, _) in SMALL.items()}}[name]
+    for wrong in ([8, value], value) if is_list else (value,):
+        with pytest.raises(ConfigError) as caught:
+            MODELS[name](**settings | {key: wrong})
+        what = "a list of integers" if is_list else "an integer"
+        assert caught.value.message == (f"model.{key} must be {what} of at least 1, found {json.dumps(wrong)}; "
+                                        f"change model.{key}")
+    MODELS[name](**settings)
+
+
+def test_a_model_may_have_no_hidden_layer():
+    assert mlp(4, [], 2).count_parameters() == 10
 
 
 def test_the_sizes_are_those_that_the_literature_states():

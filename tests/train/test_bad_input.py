@@ -9,9 +9,10 @@ import sys
 import h5py
 import numpy as np
 import pytest
-from launch import ROOT, Job, clean_environment, find_mpirun
+from launch import ROOT, Job, clean_environment, find_mpirun, mpirun
 from runs import SMALL, lines, record, start, train, write
 
+from mpitrain.data.importers import import_text
 from mpitrain.train import checkpoint
 from mpitrain.train.manifest import load
 
@@ -35,6 +36,12 @@ def dataset(folder, name="d.h5", rows=200, **changes):
     with h5py.File(folder / name, "w") as file:
         file["x"], file["y"] = x, y
     return folder / name
+
+
+def corpus(folder):
+    path = folder / "corpus.txt"
+    path.write_text("".join(f"the quick brown fox jumps over the lazy dog {n}\n" for n in range(50)))
+    return path
 
 
 def plain(folder, **changes):
@@ -64,6 +71,34 @@ def test_more_ranks_than_rows_in_a_batch(tmp_path):
 
 def test_a_model_argument_that_does_not_exist(tmp_path):
     refused(train(2, write(tmp_path), "model.hiden=[3]"), 78, "model.hiden", 'did you mean "hidden"')
+
+
+@pytest.mark.parametrize(("key", "found"), [("comm.bucket_mb", "0.0"), ("model.hidden", "0"), ("model.outputs", "0"),
+                                            ("model.inputs", "0")])
+def test_a_size_of_nothing(tmp_path, key, found):
+    refused(train(2, write(tmp_path), f"{key}=0"), 78, "E_CONFIG", f"{key} must be", f"found {found};")
+
+
+@pytest.mark.parametrize("value", ["0", "abc", "1.5"])
+def test_a_window_of_tokens_that_is_no_length(tmp_path, value):
+    import_text(corpus(tmp_path), tmp_path / "tokens")
+    text = """
+[model]
+name = "gpt"
+layers = 1
+heads = 2
+width = 8
+block = 8
+vocabulary = 64
+[data]
+path = "tokens"
+validation = "tail:0.2"
+[train]
+steps = 2
+batch_size = 4
+"""
+    config = write(tmp_path, text)
+    refused(train(1, config, f"model.block={value}"), 78, "E_CONFIG", "model.block must be an integer of at least 1", "found")
 
 
 def test_an_unknown_model_optimizer_loss_and_transform(tmp_path):
@@ -141,6 +176,21 @@ def test_a_checkpoint_of_another_model(tmp_path):
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "a/checkpoints").rglob("*")}
     refused(train(2, config, "run.out=a", "--resume", "model.hidden=[33]"), 65, "E_CHECKPOINT", "reshaped", "33")
     assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "a/checkpoints").rglob("*")}
+
+
+def test_evaluate_and_init_from_speak_of_what_was_asked_for(tmp_path):
+    config = write(tmp_path)
+    assert train(1, config, "run.out=a", "train.steps=8", "checkpoint.every=4").rc == 0
+    for step, words in ((8, ("evaluating step-00000004", "model.init_from: starting from step-00000004")), (4, ())):
+        part = tmp_path / f"a/checkpoints/step-{step:08d}/part-00000.h5"
+        part.write_bytes(part.read_bytes()[:-1])
+        evaluated = mpirun(1, "-m", "mpitrain", "evaluate", tmp_path / "a", cwd=tmp_path)
+        started = train(1, config, "run.out=b", "--overwrite", "model.init_from=a", "train.steps=2")
+        for result, word in zip((evaluated, started), words or ("none of the checkpoints is whole",) * 2):
+            assert result.rc == (0 if words else 65) and word in result.err and "resum" not in result.err, result.err
+    checkpoint.remove_all(tmp_path / "a/checkpoints")
+    refused(mpirun(1, "-m", "mpitrain", "evaluate", tmp_path / "a", cwd=tmp_path), 66, "there is no checkpoint to evaluate")
+    refused(train(1, config, "run.out=b", "--overwrite", "model.init_from=a"), 66, "model.init_from names neither")
 
 
 def test_an_existing_run_folder_is_left_alone(tmp_path):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from mpitrain.errors import CheckpointError, MissingError, ShapeError, StorageError
 from mpitrain.train import checkpoint, hdf5_file, manifest
-from mpitrain.train.checkpoint import Piece, candidates, latest, prune, save
+from mpitrain.train.checkpoint import EVALUATE, READ, RESUME, START, Piece, Purpose, candidates, latest, prune, save
 from mpitrain.train.manifest import Checkpoint, load
 
 
@@ -292,7 +292,7 @@ def test_a_damaged_value_is_found_when_it_is_read_and_named(tmp_path: Path) -> N
     with open(folder / "part-00000.h5", "r+b") as file:
         file.seek(offset + 5)
         file.write(b"\xff")
-    with pytest.raises(CheckpointError, match="the values are damaged: sha256 .* of the manifest; resume from another") as caught:
+    with pytest.raises(CheckpointError, match="the values are damaged: sha256 .* of the manifest; use another") as caught:
         load(folder).read("parameters/blocks.0.weight")
     assert (caught.value.dataset, caught.value.offset) == ("parameters/blocks.0.weight", offset)
     with pytest.raises(CheckpointError, match="the file is damaged: sha256 .* part|the file is damaged: sha256"):
@@ -426,10 +426,10 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_one_warning_naming_it(
     spoil(tmp_path / "step-00000003")
     (tmp_path / "step-00000002" / "manifest.json").unlink()
     warnings: list[str] = []
-    assert latest(tmp_path, warn=warnings.append).step == 1
+    assert latest(tmp_path, purpose=RESUME, warn=warnings.append).step == 1
     assert len(warnings) == 1 and "step-00000003" in warnings[0] and "step-00000002" in warnings[0]
     assert warnings[0].startswith("resuming from step-00000001: newer checkpoints are damaged (step-00000003: file=")
-    latest(tmp_path)
+    latest(tmp_path, purpose=RESUME)
     assert capsys.readouterr().err == f"warning: {warnings[0]}\n"
 
 
@@ -443,7 +443,26 @@ def test_when_none_is_whole_all_that_were_tried_are_listed(tmp_path: Path) -> No
 def test_when_there_is_none_it_is_missing(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(MissingError, match="there is no checkpoint to resume from; start the run without --resume"):
-            latest(folder)
+            latest(folder, purpose=RESUME)
+
+
+@pytest.mark.parametrize(("purpose", "doing", "missing"), [
+    (READ, "reading step-00000001: newer", "there is no checkpoint in this folder"),
+    (EVALUATE, "evaluating step-00000001: newer", "there is no checkpoint to evaluate"),
+    (START, "model.init_from: starting from step-00000001: newer", "model.init_from names neither a run folder nor"),
+])
+def test_the_message_speaks_of_what_was_asked_for(tmp_path: Path, purpose: Purpose, doing: str, missing: str) -> None:
+    said: list[str] = []
+    with pytest.raises(MissingError) as caught:
+        latest(tmp_path, purpose=purpose)
+    save_model(tmp_path, 1)
+    spoil(save_model(tmp_path, 2))
+    assert latest(tmp_path, purpose=purpose, warn=said.append).step == 1
+    spoil(tmp_path / "step-00000001")
+    with pytest.raises(CheckpointError) as damaged:
+        latest(tmp_path, purpose=purpose)
+    assert caught.value.message.startswith(missing) and said[0].startswith(doing)
+    assert not [text for text in (caught.value.message, damaged.value.message, *said) if "resum" in text]
 
 
 def test_all_ranks_use_what_rank_0_chose_and_share_its_error(tmp_path: Path) -> None:

@@ -83,6 +83,25 @@ def test_a_run_stopped_by_sigusr1_saves_exits_85_and_resumes_to_the_same_bits(tm
     assert without_times(lines(tmp_path / "cut")) == without_times(lines(tmp_path / "whole"))
 
 
+def test_an_evaluation_that_a_stop_cut_off_is_made_up_for_by_the_resumed_run(tmp_path):
+    config = write(tmp_path)
+    options = ("train.steps=120", "train.eval_every=1", "checkpoint.every=7")       # whenever the signal comes, one is due
+    ok(train(2, config, "run.out=whole", *options))
+    job = start(2, config, "run.out=cut", *options)
+    job.wait_for("step 5/120")
+    job.signal(signal.SIGUSR1)
+    stopped = job.finish()
+    assert stopped.rc == 85, stopped.err
+    found = checkpoint.latest(tmp_path / "cut/checkpoints")
+    evaluated = [line["step"] for line in lines(tmp_path / "cut") if "split" in line]
+    assert found.meta["evaluated"] is False and evaluated == list(range(1, found.step))
+    ok(train(2, config, "run.out=cut", *options, "--resume"))
+    assert without_times(lines(tmp_path / "cut")) == without_times(lines(tmp_path / "whole"))
+    assert record(tmp_path / "cut")["metrics"] == record(tmp_path / "whole")["metrics"]
+    best = [checkpoint.latest(tmp_path / name / "checkpoints").meta["best"] for name in ("cut", "whole")]
+    assert best[0] == best[1] is not None
+
+
 def test_a_killed_run_resumes_from_its_last_checkpoint_to_the_same_bits(tmp_path):
     (tmp_path / "net.py").write_text(DROPOUT)
     config = write(tmp_path, SMALL.replace('name = "mlp"\ninputs = 64\nhidden = [32]\noutputs = 10', 'name = "net.py:net"'))

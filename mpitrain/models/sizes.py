@@ -1,0 +1,34 @@
+"""The sizes and counts that models are built from, checked before anything is built of them.
+
+Later is too late: a width of 0 would train and learn nothing, and a wrong type would fail far from its key.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
+
+from mpitrain.errors import ConfigError
+
+
+def require_sizes(**sizes: Any) -> None:
+    """ConfigError unless each of these keys of [model] is an integer of at least 1."""
+    for name, value in sizes.items():
+        if not _is_size(value):
+            raise _wrong(name, "an integer of at least 1", value)
+
+
+def require_list_of_sizes(name: str, values: Any) -> None:
+    """ConfigError unless this key of [model] is a list, perhaps empty, of integers of at least 1."""
+    if isinstance(values, str) or not isinstance(values, Sequence) or not all(map(_is_size, values)):
+        raise _wrong(name, "a list of integers of at least 1", values)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+def _wrong(name: str, expected: str, value: Any) -> ConfigError:
+    return ConfigError(f"model.{name} must be {expected}, found {json.dumps(value, default=str)}; change model.{name}")

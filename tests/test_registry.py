@@ -1,0 +1,81 @@
+"""What a name in a configuration stands for, and what is said about one that stands for nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mpitrain.errors import ConfigError
+from mpitrain.registry import Registry, import_object
+
+MODULE = """
+from __future__ import annotations
+import math
+import networks_of_others
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+WIDTH = 3
+
+def network(classes: int) -> Any:
+    return None
+
+class Wide:
+    pass
+
+small = partial(network, classes=2)
+
+def _helper():
+    return None
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "nets.py").write_text(MODULE)
+    (tmp_path / "networks_of_others.py").write_text("")
+    return tmp_path
+
+
+def refusal(name: str, folder: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        import_object(name, "model", folder)
+    return caught.value.message
+
+
+@pytest.fixture(autouse=True)
+def beside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def test_the_list_of_a_module_holds_what_it_made_and_nothing_it_imported(folder: Path) -> None:
+    assert refusal("nets.py:xyz", folder) == 'model "nets.py:xyz": nets.py has no "xyz" (known: Wide, network, small)'
+
+
+@pytest.mark.parametrize("near", ["maths", "paths", "partials", "annotation", "networks_of_other"])
+def test_an_import_is_never_suggested(folder: Path, near: str) -> None:
+    assert refusal(f"nets.py:{near}", folder).endswith(("(known: Wide, network, small)", '(did you mean "network"?)'))
+
+
+def test_a_name_of_its_own_is_suggested(folder: Path) -> None:
+    assert refusal("nets.py:netwrok", folder).endswith('(did you mean "network"?)')
+
+
+def test_what_a_package_offers_in_all_counts_wherever_it_was_made(folder: Path) -> None:
+    (folder / "offering").mkdir()
+    (folder / "offering" / "__init__.py").write_text("from nets import network, Wide\n__all__ = ['network', 'gone']\n")
+    assert refusal("offering:xyz", folder) == 'model "offering:xyz": offering has no "xyz" (known: network)'
+    assert import_object("offering:Wide", "model", folder).__name__ == "Wide"        # only the list is short
+
+
+def test_the_list_of_a_registry_is_what_was_registered() -> None:
+    registry: Registry[int] = Registry("number")
+    registry.register("one")(1)
+    registry.register("two")(2)
+    for name, end in (("three", ' (known: one, two); your own is "package.module:name" or "file.py:name"'),
+                      ("onee", '(did you mean "one"?); your own is "package.module:name" or "file.py:name"')):
+        with pytest.raises(ConfigError) as caught:
+            registry.resolve(name)
+        assert caught.value.message.startswith(f'unknown number "{name}"') and caught.value.message.endswith(end)
