@@ -30,6 +30,9 @@ def folded(rank: int, n: int, length: int, core: Callable[[int, int, int], Itera
     everything, arrived = data(0, length), inbox(0, length)
     power = 1 << (n.bit_length() - 1)
     paired = 2 * (n - power)
+    if not paired:
+        yield from core(rank, n, length)
+        return
     if rank < paired and rank % 2 == 0:
         yield without_empty([Send(rank + 1, everything)])
         yield without_empty([Receive(rank + 1, everything)])

@@ -148,15 +148,18 @@ def ordered(mine: Slice, theirs: Slice, rank: int, peer: int) -> tuple[Slice, Sl
 
 def moved(rounds: Iterable[Round], *, ranks: Sequence[int] | None = None, data_by: int = 0, inbox_by: int = 0) -> Iterator[Round]:
     """The rounds for a group of ranks (place i stands for ranks[i]), on memory further up by so many elements."""
+    by = {"data": data_by, "inbox": inbox_by}
+
     def shift(part: Slice) -> Slice:
-        by = data_by if part.buffer == "data" else inbox_by
-        return Slice(part.buffer, part.start + by, part.stop + by)
+        buffer, start, stop = part
+        return Slice(buffer, start + by[buffer], stop + by[buffer]) if by[buffer] else part
 
     def move(step: Step) -> Step:
-        match step:
-            case Send(peer, what): return Send(peer if ranks is None else ranks[peer], shift(what))
-            case Receive(peer, into): return Receive(peer if ranks is None else ranks[peer], shift(into))
-            case Reduce(left, right, into): return Reduce(shift(left), shift(right), shift(into))
-            case Copy(what, into): return Copy(shift(what), shift(into))
+        if isinstance(step, Reduce):
+            return Reduce(*map(shift, step))
+        if isinstance(step, Copy):
+            return Copy(*map(shift, step))
+        peer, part = step
+        return type(step)(peer if ranks is None else ranks[peer], shift(part))
 
     return ([move(step) for step in round_] for round_ in rounds)
