@@ -1,181 +1,131 @@
 """Proves a collective for all ranks at once, without MPI: what is sent is received, nothing deadlocks, the result is right.
 
-Messages have rendezvous semantics: a send ends only when its receive is posted, so nothing that passes here relies on an
-MPI's buffering. Values are symbols: a leaf (rank, element) for each element a rank starts with, and one new symbol for each
-distinct sum (left, right). Two ranks whose results are the same symbols hold the same bits for every possible input.
+Each check raises ScheduleError, naming rank and round, for messages without a match or of two lengths, ranks that wait for
+each other in a circle, messages and lanes that race for memory, and a result that is not the operation's.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import NamedTuple
 
-from mpitrain.errors import ConfigError
-from mpitrain.schedules.collectives import binomial_broadcast
-from mpitrain.schedules.steps import Algorithm, Copy, Receive, Reduce, Round, Send, Slice, inbox_length, slices_of
+from mpitrain.schedules.direct import tree_split
+from mpitrain.schedules.rendezvous import EMPTY, Symbols, check_lanes, execute
+from mpitrain.schedules.steps import Algorithm, Laned, Rooted, ScheduleError, part
 
-
-class ScheduleError(ConfigError):
-    """A schedule that would hang, race, or compute something else; the message names rank and round."""
-
-    code = "E_SCHEDULE"
-
-
-class Leaf(NamedTuple):
-    """One element of what `rank` started with."""
-
-    rank: int
-    element: int
-
-
-class Symbols:
-    """Symbols of sums, numbered so that equal expressions get equal numbers; each knows the leaves it adds up."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[str, int, int], int] = {}
-        self.leaves: list[tuple[Leaf, ...]] = []
-
-    def leaf(self, rank: int, element: int) -> int:
-        return self._number(("leaf", rank, element), (Leaf(rank, element),))
-
-    def sum(self, left: int, right: int) -> int:
-        return self._number(("sum", left, right), tuple(sorted(self.leaves[left] + self.leaves[right])))
-
-    def _number(self, key: tuple[str, int, int], leaves: tuple[Leaf, ...]) -> int:
-        if key not in self._numbers:
-            self._numbers[key] = len(self.leaves)
-            self.leaves.append(leaves)
-        return self._numbers[key]
+__all__ = ["ScheduleError", "check_all_gather", "check_all_reduce", "check_all_to_all", "check_broadcast", "check_reduce_scatter",
+           "check_tree"]
 
 
 def check_all_reduce(algorithm: Algorithm, n: int, length: int) -> None:
     """ScheduleError unless every rank ends with each rank's contribution exactly once, added in the same order everywhere."""
     symbols = Symbols()
-    results = execute([list(algorithm(rank, n, length)) for rank in range(n)], length, symbols)
+    results = run(algorithm, contributions(symbols, n, length), symbols)
     for index in range(length):
-        expected = tuple(Leaf(rank, index) for rank in range(n))
         for rank, result in enumerate(results):
-            found = symbols.leaves[result[index]]
-            if found != expected:
-                raise ScheduleError(f"rank {rank} of {n} ends with the sum of {list(map(tuple, found))} in element {index}; "
-                                    f"it should be element {index} of each rank once")
+            if rank == 0 or result[index] != results[0][index]:
+                check_sum(symbols, result[index], rank, n, index)
             if result[index] != results[0][index]:
                 raise ScheduleError(f"ranks 0 and {rank} of {n} add element {index} in different orders, "
                                     f"so their bits would differ")
 
 
-def check_broadcast(n: int, length: int, root: int) -> None:
+def check_reduce_scatter(algorithm: Algorithm, n: int, length: int) -> None:
+    """ScheduleError unless part i of rank i ends as the sum of each rank's contribution exactly once."""
+    symbols = Symbols()
+    for rank, result in enumerate(run(algorithm, contributions(symbols, n, length), symbols)):
+        own = part(rank, n, length)
+        for index in range(own.start, own.stop):
+            check_sum(symbols, result[index], rank, n, index)
+
+
+def check_tree(algorithm: Algorithm, n: int, length: int, *, scattered: bool = False) -> None:
+    """ScheduleError unless sums are added up as the fixed binary tree over ranks does: ((0 + 1) + (2 + 3)) + 4.
+
+    Of an all-reduce that is everything on every rank; of a reduce-scatter (`scattered`), part i on rank i.
+    """
+    symbols = Symbols()
+
+    def sums(low: int, high: int, index: int) -> int:
+        if high - low == 1:
+            return symbols.leaf(low, index)
+        middle = low + tree_split(high - low)
+        return symbols.sum(sums(low, middle, index), sums(middle, high, index))
+
+    expected = [sums(0, n, index) for index in range(length)]
+    for rank, result in enumerate(run(algorithm, contributions(symbols, n, length), symbols)):
+        own = part(rank, n, length) if scattered else part(0, 1, length)
+        for index in range(own.start, own.stop):
+            if result[index] != expected[index]:
+                raise ScheduleError(f"rank {rank} of {n} does not add element {index} in the order of the binary tree over ranks")
+
+
+def check_all_gather(algorithm: Algorithm, n: int, length: int) -> None:
+    """ScheduleError unless every rank ends with part i of each rank i; reading others' parts before they came is one too."""
+    symbols = Symbols()
+    expected = [symbols.leaf(rank, index) for rank in range(n) for index in range(*part(rank, n, length)[1:])]
+    memories = [[EMPTY] * length for _ in range(n)]
+    for rank, memory in enumerate(memories):
+        own = part(rank, n, length)
+        memory[own.start:own.stop] = expected[own.start:own.stop]
+    for rank, result in enumerate(run(algorithm, memories, symbols)):
+        for owner in range(n):
+            theirs = part(owner, n, length)
+            if result[theirs.start:theirs.stop] != expected[theirs.start:theirs.stop]:
+                raise ScheduleError(f"rank {rank} of {n} does not end with part {owner} of rank {owner}")
+
+
+def check_broadcast(algorithm: Rooted, n: int, length: int, root: int = 0) -> None:
     """ScheduleError unless every rank ends with the root's data."""
     symbols = Symbols()
-    programs = [list(partial(binomial_broadcast, root=root)(rank, n, length)) for rank in range(n)]
-    for rank, result in enumerate(execute(programs, length, symbols)):
-        if result != [symbols.leaf(root, index) for index in range(length)]:
+    expected = [symbols.leaf(root, index) for index in range(length)]
+    memories = [list(expected) if rank == root else [EMPTY] * length for rank in range(n)]
+    for rank, result in enumerate(run(partial(algorithm, root=root), memories, symbols)):
+        if result != expected:
             raise ScheduleError(f"rank {rank} of {n} does not end with the data of rank {root}")
 
 
-class Rank:
-    """One rank's memory and the messages of its current round."""
-
-    def __init__(self, rank: int, program: Sequence[Round], length: int, symbols: Symbols):
-        self.rank, self.program, self.index, self.symbols = rank, program, -1, symbols
-        empty = -1                                            # reading an inbox nobody filled is an error
-        self.memory = {"data": [symbols.leaf(rank, i) for i in range(length)],
-                       "inbox": [empty] * inbox_length(program)}
-        self.sends: dict[int, deque[Slice]] = {}
-        self.receives: dict[int, deque[Slice]] = {}
-        self.next_round()
-
-    @property
-    def done(self) -> bool:
-        return self.index >= len(self.program)
-
-    def next_round(self) -> None:
-        self.index += 1
-        if self.done:
-            return
-        check_memory(self.rank, self.index, self.program[self.index], {k: len(v) for k, v in self.memory.items()})
-        for step in self.program[self.index]:
-            if isinstance(step, Send):
-                self.sends.setdefault(step.peer, deque()).append(step.what)
-            elif isinstance(step, Receive):
-                self.receives.setdefault(step.peer, deque()).append(step.into)
-
-    @property
-    def waiting(self) -> list[str]:
-        return [f"{verb} {part} {word} rank {peer}" for verb, word, table in (("send", "to", self.sends),
-                                                                             ("receive", "from", self.receives))
-                for peer, parts in table.items() for part in parts]
-
-    def compute(self) -> None:
-        for step in self.program[self.index]:
-            if isinstance(step, Reduce):
-                self.write(step.into, [self.symbols.sum(a, b) for a, b in zip(self.read(step.left), self.read(step.right))])
-            elif isinstance(step, Copy):
-                self.write(step.into, self.read(step.what))
-
-    def read(self, part: Slice) -> list[int]:
-        values = self.memory[part.buffer][part.start:part.stop]
-        if -1 in values:
-            raise ScheduleError(f"rank {self.rank}, round {self.index}: {part} is read before anything arrived there")
-        return values
-
-    def write(self, part: Slice, values: list[int]) -> None:
-        self.memory[part.buffer][part.start:part.stop] = values
+def check_all_to_all(algorithm: Algorithm, n: int, length: int) -> None:
+    """ScheduleError unless part i of rank r ends as what was part r of rank i, for all r and i."""
+    symbols = Symbols()
+    for rank, result in enumerate(run(algorithm, contributions(symbols, n, length), symbols)):
+        meant = part(rank, n, length)
+        for other in range(n):
+            place = part(other, n, length)
+            if result[place.start:place.stop] != [symbols.leaf(other, index) for index in range(meant.start, meant.stop)]:
+                raise ScheduleError(f"rank {rank} of {n} does not end with what rank {other} had for it in its part {other}")
 
 
-def execute(programs: Sequence[Sequence[Round]], length: int, symbols: Symbols) -> list[list[int]]:
-    """Run all ranks' rounds against each other; what each rank's data holds at the end. ScheduleError when it cannot."""
-    ranks = [Rank(rank, program, length, symbols) for rank, program in enumerate(programs)]
-    while not all(rank.done for rank in ranks):
-        moved = False
-        for rank in ranks:
-            moved |= deliver(rank, ranks)
-        for rank in ranks:
-            if not rank.done and not rank.waiting:
-                rank.compute()
-                rank.next_round()
-                moved = True
-        if not moved:
-            stuck = "; ".join(f"rank {rank.rank} in round {rank.index} waits to {', '.join(rank.waiting)}"
-                              for rank in ranks if not rank.done)
-            raise ScheduleError(f"deadlock: {stuck}")
-    return [rank.memory["data"] for rank in ranks]
+def contributions(symbols: Symbols, n: int, length: int) -> list[list[int]]:
+    return [[symbols.leaf(rank, index) for index in range(length)] for rank in range(n)]
 
 
-def deliver(sender: Rank, ranks: Sequence[Rank]) -> bool:
-    """Move every message of `sender` whose receive is posted; whether any was."""
-    moved = False
-    for peer, parts in list(sender.sends.items()):
-        if not 0 <= peer < len(ranks) or peer == sender.rank:
-            raise ScheduleError(f"rank {sender.rank}, round {sender.index}: sends to rank {peer} of {len(ranks)}")
-        posted = ranks[peer].receives.get(sender.rank, deque())
-        while parts and posted:
-            what, into = parts.popleft(), posted.popleft()
-            if what.length != into.length:
-                raise ScheduleError(f"rank {sender.rank}, round {sender.index} sends {what} to rank {peer}, which receives "
-                                    f"{into} in round {ranks[peer].index}: {what.length} elements against {into.length}")
-            ranks[peer].write(into, sender.read(what))
-            moved = True
-        for table, key, queue in ((sender.sends, peer, parts), (ranks[peer].receives, sender.rank, posted)):
-            if not queue:
-                table.pop(key, None)
-    return moved
+def check_sum(symbols: Symbols, symbol: int, rank: int, n: int, index: int) -> None:
+    """ScheduleError unless a result of `rank` adds up element `index` of each of n ranks once."""
+    size = 0 if symbol == EMPTY else symbols.sizes[symbol]
+    found = [tuple(leaf) for leaf in symbols.leaves(symbol)] if 0 < size <= 2 * n else f"{size} contributions"
+    if found != [(other, index) for other in range(n)]:
+        raise ScheduleError(f"rank {rank} of {n} ends with the sum of {found} in element {index}; "
+                            f"it should be element {index} of each rank once")
 
 
-def check_memory(rank: int, index: int, round_: Round, lengths: dict[str, int]) -> None:
-    """ScheduleError for slices outside their buffer, and for messages of one round that meet in memory."""
-    for step in round_:
-        for part in slices_of(step):
-            if not 0 <= part.start <= part.stop <= lengths[part.buffer]:
-                raise ScheduleError(f"rank {rank}, round {index}: {part} is outside a buffer of {lengths[part.buffer]}")
-        if len({part.length for part in slices_of(step)}) > 1:
-            raise ScheduleError(f"rank {rank}, round {index}: {step} has parts of different lengths")
-    written = [step.into for step in round_ if isinstance(step, Receive)]
-    touched: Iterable[Slice] = [step.what for step in round_ if isinstance(step, Send)]
-    for position, part in enumerate(written):
-        for other in [*touched, *written[position + 1:]]:
-            if part.buffer == other.buffer and part.start < other.stop and other.start < part.stop:
-                raise ScheduleError(f"rank {rank}, round {index}: a message arrives in {part} "
-                                    f"while another one uses {other}")
+def run(algorithm: Algorithm, memories: list[list[int]], symbols: Symbols) -> list[list[int]]:
+    """What the ranks' data hold at the end, its rounds one after the other; lanes are also run each by itself."""
+    n, length = len(memories), len(memories[0])
+    if isinstance(algorithm, Laned):
+        apart = [list(memory) for memory in memories]
+        run_lanes(algorithm, apart, symbols)
+    execute([list(algorithm(rank, n, length)) for rank in range(n)], memories, symbols)
+    if isinstance(algorithm, Laned) and apart != memories:
+        raise ScheduleError(f"lanes on {n} ranks compute something else than their rounds in turn")
+    return memories
+
+
+def run_lanes(algorithm: Laned, memories: list[list[int]], symbols: Symbols) -> None:
+    n, length = len(memories), len(memories[0])
+    programs = [[list(rounds) for rounds in algorithm.lanes(rank, n, length)] for rank in range(n)]
+    for rank, lanes in enumerate(programs):
+        check_lanes(lanes, rank)
+        if len(lanes) != len(programs[0]):
+            raise ScheduleError(f"rank 0 of {n} has {len(programs[0])} lanes, rank {rank} has {len(lanes)}")
+    for lane in zip(*programs):
+        execute(lane, memories, symbols)

@@ -1,83 +1,64 @@
-"""All-reduce and broadcast algorithms: short generators of plain-data rounds, one rank's view each.
+"""The collective algorithms by name, one registry for each operation; n ranks, arrays of `length` elements.
 
-Every all-reduce here gives the same bits on every rank: either one rank computes a part and the others receive it (ring), or
-both partners add the same two values in the same order, the lower rank's on the left (recursive doubling).
+    operation        before                            after
+    all-reduce       each rank: a contribution         each rank: the sum, the same bits everywhere
+    reduce-scatter   each rank: a contribution         rank i: part i of the sum (the rest of its data is scratch)
+    all-gather       rank i: part i                    each rank: all parts
+    broadcast        the root: the data                each rank: the data
+    all-to-all       rank r: part i is meant for i     rank r: part i is what i meant for r
+
+Part i of n is `part(i, n, length)`. All of them are short generators of plain-data rounds, one rank's view each, in place.
+Every all-reduce here gives the same bits on every rank: either one rank computes a part and the others receive it, or both
+partners add the same two values in the same order, the lower rank's on the left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from mpitrain.registry import Registry
-from mpitrain.schedules.steps import Algorithm, Receive, Reduce, Round, Send, Slice, data, inbox, without_empty
+from mpitrain.schedules.direct import direct, direct_all_gather, direct_reduce_scatter, tree
+from mpitrain.schedules.exchange import (
+    binomial_broadcast,
+    direct_all_to_all,
+    pairwise_all_to_all,
+    scatter_broadcast,
+)
+from mpitrain.schedules.halving import (
+    doubling_all_gather,
+    halving_doubling,
+    halving_reduce_scatter,
+    recursive_doubling,
+)
+from mpitrain.schedules.ring import ring, ring_all_gather, ring_reduce_scatter, segmented_ring
+from mpitrain.schedules.steps import Algorithm, Rooted, part
+
+__all__ = ["ALL_GATHER", "ALL_REDUCE", "ALL_TO_ALL", "BROADCAST", "REDUCE_SCATTER", "SMALL_BYTES", "binomial_broadcast", "choose",
+           "part", "recursive_doubling", "ring"]
 
 ALL_REDUCE: Registry[Algorithm] = Registry("all-reduce algorithm")
+ALL_REDUCE.register("ring")(ring)
+ALL_REDUCE.register("segmented_ring")(segmented_ring)
+ALL_REDUCE.register("recursive_doubling")(recursive_doubling)
+ALL_REDUCE.register("halving_doubling")(halving_doubling)
+ALL_REDUCE.register("direct")(direct)
+ALL_REDUCE.register("tree")(tree)
 
+REDUCE_SCATTER: Registry[Algorithm] = Registry("reduce-scatter algorithm")
+REDUCE_SCATTER.register("ring")(ring_reduce_scatter)
+REDUCE_SCATTER.register("halving")(halving_reduce_scatter)
+REDUCE_SCATTER.register("direct")(direct_reduce_scatter)
 
-def part(index: int, n: int, length: int) -> Slice:
-    """Part `index` (modulo n) of `length` elements cut into n almost equal ones, some empty when length < n."""
-    index %= n
-    return data(index * length // n, (index + 1) * length // n)
+ALL_GATHER: Registry[Algorithm] = Registry("all-gather algorithm")
+ALL_GATHER.register("ring")(ring_all_gather)
+ALL_GATHER.register("doubling")(doubling_all_gather)
+ALL_GATHER.register("direct")(direct_all_gather)
 
+BROADCAST: Registry[Rooted] = Registry("broadcast algorithm")
+BROADCAST.register("binomial")(binomial_broadcast)
+BROADCAST.register("scatter")(scatter_broadcast)
 
-@ALL_REDUCE.register("ring")
-def ring(rank: int, n: int, length: int) -> Iterator[Round]:
-    """Partial sums of each part travel once around the ring, then the finished parts do (Patarasuk and Yuan, 2009).
-
-    Each rank sends 2 (n-1)/n of the data, the least possible, in 2 (n-1) rounds: for large arrays.
-    """
-    right, left = (rank + 1) % n, (rank - 1) % n
-    for hop in range(n - 1):
-        sent, grown = part(rank - hop, n, length), part(rank - hop - 1, n, length)
-        arrived = inbox(0, grown.length)
-        yield without_empty([Receive(left, arrived), Send(right, sent), Reduce(arrived, grown, grown)])
-    for hop in range(n - 1):
-        yield without_empty([Receive(left, part(rank - hop, n, length)), Send(right, part(rank + 1 - hop, n, length))])
-
-
-@ALL_REDUCE.register("recursive_doubling")
-def recursive_doubling(rank: int, n: int, length: int) -> Iterator[Round]:
-    """Everything is exchanged with partners at distance 1, 2, 4, ... (Thakur et al., 2005): log2(n) rounds, for small arrays.
-
-    When n is no power of two, the first 2 (n - p) ranks (p: the power below n) pair up first, the even one hands its data to
-    the odd one, sits out, and is told the result:
-
-        n = 5:   0 -> 1   |   (1, 2, 3, 4) double   |   1 -> 0
-    """
-    everything, arrived = data(0, length), inbox(0, length)
-    power = 1 << (n.bit_length() - 1)
-    paired = 2 * (n - power)
-    if rank < paired and rank % 2 == 0:
-        yield without_empty([Send(rank + 1, everything)])
-        yield without_empty([Receive(rank + 1, everything)])
-        return
-    if rank < paired:
-        yield without_empty([Receive(rank - 1, arrived), Reduce(arrived, everything, everything)])
-    place = rank // 2 if rank < paired else rank - paired // 2
-    distance = 1
-    while distance < power:
-        partner = place ^ distance
-        peer = 2 * partner + 1 if partner < paired // 2 else partner + paired // 2
-        left, right = (arrived, everything) if peer < rank else (everything, arrived)
-        yield without_empty([Receive(peer, arrived), Send(peer, everything), Reduce(left, right, everything)])
-        distance *= 2
-    if rank < paired:
-        yield without_empty([Send(rank - 1, everything)])
-
-
-def binomial_broadcast(rank: int, n: int, length: int, root: int = 0) -> Iterator[Round]:
-    """Whoever has the data hands it to a rank half the remaining distance away: log2(n) rounds.
-
-        n = 8, root 0:   0 -> 4   |   0 -> 2, 4 -> 6   |   0 -> 1, 2 -> 3, 4 -> 5, 6 -> 7
-    """
-    place, everything = (rank - root) % n, data(0, length)
-    distance = 1 << (n - 1).bit_length() >> 1
-    while distance:
-        if place % (2 * distance) == 0 and place + distance < n:
-            yield without_empty([Send((rank + distance) % n, everything)])
-        elif place % (2 * distance) == distance:
-            yield without_empty([Receive((rank - distance) % n, everything)])
-        distance //= 2
+ALL_TO_ALL: Registry[Algorithm] = Registry("all-to-all algorithm")
+ALL_TO_ALL.register("pairwise")(pairwise_all_to_all)
+ALL_TO_ALL.register("direct")(direct_all_to_all)
 
 
 # Where the ring begins to win. Open MPI 5.0.11, shared memory, float32, medians in us, recursive doubling against ring:

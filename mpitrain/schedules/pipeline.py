@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
 from mpitrain.registry import Registry
-from mpitrain.schedules.check import ScheduleError
+from mpitrain.schedules.steps import ScheduleError
 
 
 class Action(NamedTuple):

@@ -1,43 +1,174 @@
-"""Every all-reduce algorithm is proved for all ranks at once, and the checker finds what is planted for it."""
+"""Every collective algorithm is proved for all ranks at once, and moves no more than it promises."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpitrain.errors import ConfigError
-from mpitrain.schedules.check import ScheduleError, check_all_reduce, check_broadcast
-from mpitrain.schedules.collectives import ALL_REDUCE, SMALL_BYTES, choose, recursive_doubling, ring
+from mpitrain.schedules.check import (
+    check_all_gather,
+    check_all_reduce,
+    check_all_to_all,
+    check_broadcast,
+    check_reduce_scatter,
+    check_tree,
+)
+from mpitrain.schedules.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BROADCAST,
+    REDUCE_SCATTER,
+    SMALL_BYTES,
+    choose,
+    recursive_doubling,
+    ring,
+)
+from mpitrain.schedules.direct import tree_fold
+from mpitrain.schedules.hierarchical import hierarchical
+from mpitrain.schedules.ring import SegmentedRing, segmented_ring
 from mpitrain.schedules.steps import (
+    ROTATING,
+    Algorithm,
     Copy,
     Receive,
     Reduce,
     Round,
+    ScheduleError,
     Send,
     Slice,
     data,
     inbox,
     inbox_length,
+    lanes_of,
+    moved,
+    part,
     slices_of,
 )
 
 EVERYTHING = data(0, 4)
+RANKS = [1, 2, 3, 4, 5, 6, 7, 8, 13, 16]
+LENGTHS = [0, 1, 2, 3, 7, 8, 33]
+EVERY = [*((name, ALL_REDUCE[name]) for name in ALL_REDUCE),
+         *((f"{name} reduce-scatter", REDUCE_SCATTER[name]) for name in REDUCE_SCATTER),
+         *((f"{name} all-gather", ALL_GATHER[name]) for name in ALL_GATHER),
+         *((f"{name} broadcast", BROADCAST[name]) for name in BROADCAST),
+         *((f"{name} all-to-all", ALL_TO_ALL[name]) for name in ALL_TO_ALL),
+         ("segmented ring of three lanes", SegmentedRing(segment=2, in_flight=3))]
+every_algorithm = pytest.mark.parametrize("algorithm", [algorithm for _, algorithm in EVERY], ids=[name for name, _ in EVERY])
 
 
 @pytest.mark.parametrize("name", list(ALL_REDUCE))
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 7, 8, 13, 16])
-@pytest.mark.parametrize("length", [0, 1, 2, 3, 7, 8, 33])
+@pytest.mark.parametrize("n", RANKS)
+@pytest.mark.parametrize("length", LENGTHS)
 def test_every_algorithm_sums_every_rank_once_in_one_order(name: str, n: int, length: int) -> None:
     check_all_reduce(ALL_REDUCE[name], n, length)
 
 
+@pytest.mark.parametrize("name", list(REDUCE_SCATTER))
+@pytest.mark.parametrize("n", RANKS)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_every_reduce_scatter_leaves_each_rank_its_part_of_the_sum(name: str, n: int, length: int) -> None:
+    check_reduce_scatter(REDUCE_SCATTER[name], n, length)
+
+
+@pytest.mark.parametrize("name", list(ALL_GATHER))
+@pytest.mark.parametrize("n", RANKS)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_every_all_gather_brings_every_part_to_everyone(name: str, n: int, length: int) -> None:
+    check_all_gather(ALL_GATHER[name], n, length)
+
+
+@pytest.mark.parametrize("name", list(BROADCAST))
 @settings(deadline=None, max_examples=30)
 @given(n=st.integers(1, 12), length=st.integers(0, 40), root=st.integers(0, 11))
-def test_the_broadcast_reaches_everyone_from_any_root(n: int, length: int, root: int) -> None:
-    check_broadcast(n, length, root % n)
+def test_every_broadcast_reaches_everyone_from_any_root(name: str, n: int, length: int, root: int) -> None:
+    check_broadcast(BROADCAST[name], n, length, root % n)
+
+
+@pytest.mark.parametrize("name", list(ALL_TO_ALL))
+@pytest.mark.parametrize("n", RANKS)
+@pytest.mark.parametrize("share", [0, 1, 3])
+def test_every_all_to_all_brings_each_rank_what_was_meant_for_it(name: str, n: int, share: int) -> None:
+    check_all_to_all(ALL_TO_ALL[name], n, n * share)
+
+
+@pytest.mark.parametrize("name", list(ALL_TO_ALL))
+def test_an_all_to_all_of_unequal_parts_is_refused(name: str) -> None:
+    with pytest.raises(ScheduleError, match=r"^all-to-all on 4 ranks needs 4 equal parts, and 10 elements do not divide by 4; "
+                                            r"pad the array to 12$"):
+        list(ALL_TO_ALL[name](0, 4, 10))
+
+
+@settings(deadline=None, max_examples=40)
+@given(n=st.integers(1, 9), length=st.integers(0, 60), segment=st.integers(1, 5), in_flight=st.integers(1, 4))
+def test_a_segmented_ring_of_any_segments_sums_right(n: int, length: int, segment: int, in_flight: int) -> None:
+    algorithm = SegmentedRing(segment, in_flight)
+    check_all_reduce(algorithm, n, length)
+    assert len(algorithm.lanes(0, n, length)) <= in_flight
+    assert all(step.what.length <= segment for round_ in algorithm(0, n, length) for step in round_ if isinstance(step, Send))
+
+
+def test_neighbouring_rounds_of_a_segmented_ring_touch_different_memory() -> None:
+    """So that one's messages may travel while the other one adds."""
+    rounds = list(SegmentedRing(segment=2, in_flight=2)(1, 3, 24))
+    touched = [{(piece.buffer, i) for step in round_ for piece in slices_of(step) for i in range(piece.start, piece.stop)}
+               for round_ in rounds]
+    assert len(rounds) == 4 * 4 and all(not first & second for first, second in pairwise(touched))
+
+
+@settings(deadline=None, max_examples=60)
+@given(nodes=st.lists(st.integers(0, 3), min_size=1, max_size=12), length=st.integers(0, 40))
+def test_the_hierarchical_sum_is_right_on_any_nodes(nodes: list[int], length: int) -> None:
+    check_all_reduce(hierarchical(nodes), len(nodes), length)
+
+
+def sent(algorithm: Algorithm, n: int, length: int, crosses: Callable[[int, int], bool] = lambda a, b: True) -> list[int]:
+    """How many elements each rank sends."""
+    return [sum(step.what.length for round_ in algorithm(rank, n, length) for step in round_
+                if isinstance(step, Send) and crosses(rank, step.peer)) for rank in range(n)]
+
+
+def test_between_nodes_the_hierarchical_algorithm_sends_the_least_possible() -> None:
+    nodes = [0, 0, 0, 0, 1, 1, 1, 1]
+    assert sum(sent(hierarchical(nodes), 8, 80, lambda a, b: nodes[a] != nodes[b])) == 2 * 80
+    assert sum(sent(ring, 8, 80, lambda a, b: nodes[a] != nodes[b])) == 2 * 2 * 70
+
+
+def test_a_hierarchical_algorithm_for_other_ranks_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="^this hierarchical all-reduce was made for 4 ranks and is run by 2; give it the "
+                                            "node of each of the 2 ranks$"):
+        next(hierarchical("aabb")(0, 2, 1))
+
+
+@pytest.mark.parametrize("n", [*range(1, 18), 31, 32])
+@pytest.mark.parametrize("length", [1, 5, 40])
+def test_tree_and_direct_add_in_the_order_of_the_binary_tree_at_any_number_of_ranks(n: int, length: int) -> None:
+    check_tree(ALL_REDUCE["tree"], n, length)
+    check_tree(ALL_REDUCE["direct"], n, length)
+    check_tree(REDUCE_SCATTER["direct"], n, length, scattered=True)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 8, 16, 32])
+def test_doubling_distances_add_in_the_order_of_the_binary_tree_for_powers_of_two(n: int) -> None:
+    check_tree(ALL_REDUCE["halving_doubling"], n, 40)
+    check_tree(recursive_doubling, n, 40)
+
+
+@pytest.mark.parametrize(("name", "n"), [("ring", 3), ("ring", 4), ("halving_doubling", 5), ("recursive_doubling", 5)])
+def test_other_orders_are_told_from_the_tree(name: str, n: int) -> None:
+    with pytest.raises(ScheduleError, match=rf"^rank 0 of {n} does not add element \d+ in the order of the binary tree"):
+        check_tree(ALL_REDUCE[name], n, 8)
+
+
+def test_the_tree_over_five_ranks_is_three_sub_trees() -> None:
+    a, b, c, d, e = (data(i, i + 1) for i in range(5))
+    assert tree_fold([a, b, c, d, e], c) == [Reduce(a, b, a), Reduce(c, d, c), Reduce(a, c, a), Reduce(a, e, c)]
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 8])
@@ -63,76 +194,61 @@ def test_an_unknown_algorithm_is_refused_with_the_nearest_name() -> None:
         choose("rings", 2, 8)
 
 
-def both_send_first(rank: int, n: int, length: int) -> Iterator[Round]:
-    """Works only where MPI buffers the message."""
-    yield [Send(1 - rank, data(0, length))]
-    yield [Receive(1 - rank, inbox(0, length)), Reduce(data(0, length), inbox(0, length), data(0, length))]
+@pytest.mark.parametrize("n", [2, 4, 8, 16])
+@pytest.mark.parametrize("name", ["segmented_ring", "halving_doubling", "direct", "tree"])
+def test_the_others_for_large_arrays_send_no_more_than_the_ring(name: str, n: int) -> None:
+    assert sent(ALL_REDUCE[name], n, 10 * n) == [2 * (n - 1) * 10] * n
 
 
-def own_value_left(rank: int, n: int, length: int) -> Iterator[Round]:
-    """Right sums, but a + b on one rank and b + a on the other: NaN payloads, and any deeper tree, differ."""
-    everything, arrived = data(0, length), inbox(0, length)
-    yield [Receive(1 - rank, arrived), Send(1 - rank, everything), Reduce(everything, arrived, everything)]
+@pytest.mark.parametrize("n", [2, 4, 8, 16])
+@pytest.mark.parametrize("algorithm", [*map(REDUCE_SCATTER.__getitem__, REDUCE_SCATTER), *map(ALL_GATHER.__getitem__, ALL_GATHER),
+                                       *map(ALL_TO_ALL.__getitem__, ALL_TO_ALL)])
+def test_one_way_everything_is_sent_once(algorithm: Algorithm, n: int) -> None:
+    assert sent(algorithm, n, 10 * n) == [(n - 1) * 10] * n
 
 
-def rank_1_forgets(rank: int, n: int, length: int) -> Iterator[Round]:
-    if rank == 0:
-        yield [Receive(1, inbox(0, length))]
+@pytest.mark.parametrize(("n", "rounds"), [(1, 0), (2, 1), (3, 2), (5, 3), (8, 3), (9, 4), (16, 4)])
+def test_halving_and_doubling_take_the_logarithm_of_rounds_at_any_number_of_ranks(n: int, rounds: int) -> None:
+    for algorithm in (REDUCE_SCATTER["halving"], ALL_GATHER["doubling"]):
+        assert max(len(list(algorithm(rank, n, n))) for rank in range(n)) == rounds
 
 
-def uneven(rank: int, n: int, length: int) -> Iterator[Round]:
-    if rank == 0:
-        yield [Send(1, data(0, length))]
-    else:
-        yield [Receive(0, inbox(0, length - 1))]
+@every_algorithm
+def test_more_elements_than_32_bits_count_are_plain_integers(algorithm: Algorithm) -> None:
+    """The rounds of 5 ranks touch nothing outside the array, and between two ranks the same lengths are sent and received."""
+    n, length = 5, 5 * 2**31 + 5 * 13
+    if isinstance(algorithm, SegmentedRing):
+        algorithm = SegmentedRing(segment=1 << 28, in_flight=2)
+    messages: dict[tuple[str, int, int], list[int]] = {}
+    for rank in range(n):
+        for step in (step for round_ in algorithm(rank, n, length) for step in round_):
+            if isinstance(step, (Send, Receive)):
+                pair = (rank, step.peer) if isinstance(step, Send) else (step.peer, rank)
+                messages.setdefault((type(step).__name__, *pair), []).append(slices_of(step)[0].length)
+            assert all(0 <= piece.start <= piece.stop <= length for piece in slices_of(step))
+    assert messages and all(messages["Receive", source, target] == lengths for (kind, source, target), lengths in messages.items()
+                            if kind == "Send")
 
 
-def no_sum(rank: int, n: int, length: int) -> Iterator[Round]:
-    yield [Receive(1 - rank, inbox(0, length)), Send(1 - rank, data(0, length))]
+@every_algorithm
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
+def test_those_marked_as_rotating_do_the_same_on_every_rank(algorithm: Algorithm, n: int) -> None:
+    def relative(rank: int) -> list[list[object]]:
+        """A rank's rounds, peers counted from it, memory by length alone; the arithmetic of a round as a whole."""
+        rounds = [round_ for lane in lanes_of(algorithm, rank, n, 6 * n) for round_ in lane]
+        return [[*((type(step), (step.peer - rank) % n, slices_of(step)[0].length) for step in round_
+                   if isinstance(step, (Send, Receive))),
+                 sum(slices_of(step)[-1].length for step in round_ if isinstance(step, (Reduce, Copy)))] for round_ in rounds]
+
+    if algorithm in ROTATING:
+        assert all(relative(rank) == relative(0) for rank in range(n))
 
 
-def meets_in_memory(rank: int, n: int, length: int) -> Iterator[Round]:
-    yield [Receive(1 - rank, data(0, length)), Send(1 - rank, data(0, length))]
-
-
-def outside(rank: int, n: int, length: int) -> Iterator[Round]:
-    yield [Send(1 - rank, data(0, length + 1))]
-
-
-def to_nobody(rank: int, n: int, length: int) -> Iterator[Round]:
-    yield [Send(2, data(0, length))]
-
-
-def reads_nothing(rank: int, n: int, length: int) -> Iterator[Round]:
-    yield [Copy(inbox(0, length), data(0, length))]
-
-
-def lopsided(rank: int, n: int, length: int) -> Iterator[Round]:
-    yield [Reduce(data(0, length), data(0, 1), data(0, length))]
-
-
-@pytest.mark.parametrize(("algorithm", "message"), [
-    (both_send_first, r"deadlock: rank 0 in round 0 waits to send data\[0:4\] to rank 1; rank 1 in round 0 waits to send "
-                      r"data\[0:4\] to rank 0"),
-    (own_value_left, "ranks 0 and 1 of 2 add element 0 in different orders, so their bits would differ"),
-    (rank_1_forgets, r"deadlock: rank 0 in round 0 waits to receive inbox\[0:4\] from rank 1"),
-    (uneven, r"rank 0, round 0 sends data\[0:4\] to rank 1, which receives inbox\[0:3\] in round 0: 4 elements against 3"),
-    (no_sum, r"rank 0 of 2 ends with the sum of \[\(0, 0\)\] in element 0; it should be element 0 of each rank once"),
-    (meets_in_memory, r"rank 0, round 0: a message arrives in data\[0:4\] while another one uses data\[0:4\]"),
-    (outside, r"rank 0, round 0: data\[0:5\] is outside a buffer of 4"),
-    (to_nobody, r"rank 0, round 0: sends to rank 2 of 2"),
-    (reads_nothing, r"rank 0, round 0: inbox\[0:4\] is read before anything arrived there"),
-    (lopsided, r"rank 0, round 0: Reduce\(.*\) has parts of different lengths"),
-])
-def test_the_checker_finds(algorithm: object, message: str) -> None:
-    with pytest.raises(ScheduleError, match=f"^{message}$"):
-        check_all_reduce(algorithm, 2, 4)                                      # type: ignore[arg-type]
-
-
-def test_a_broadcast_that_leaves_a_rank_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpitrain.schedules.check.binomial_broadcast", lambda rank, n, length, root: iter(()))
-    with pytest.raises(ScheduleError, match="^rank 1 of 2 does not end with the data of rank 0$"):
-        check_broadcast(2, 1, 0)
+def test_rings_and_direct_algorithms_are_marked_as_rotating() -> None:
+    assert {name for name, algorithm in EVERY if algorithm in ROTATING} == {
+        "ring", "segmented_ring", "direct", "ring reduce-scatter", "direct reduce-scatter", "ring all-gather",
+        "direct all-gather", "direct all-to-all"}
+    assert segmented_ring in ROTATING
 
 
 def test_a_step_knows_its_slices_and_a_program_its_inbox() -> None:
@@ -141,3 +257,21 @@ def test_a_step_knows_its_slices_and_a_program_its_inbox() -> None:
     assert [len(slices_of(step)) for step in steps] == [1, 1, 3, 2]
     assert inbox_length([steps]) == 9 and inbox_length([]) == 0
     assert str(Slice("data", 1, 3)) == "data[1:3]"
+
+
+def test_rounds_can_be_moved_to_other_ranks_and_memory() -> None:
+    steps: Round = [Send(1, EVERYTHING), Receive(0, inbox(0, 4)), Reduce(EVERYTHING, inbox(0, 4), EVERYTHING),
+                    Copy(inbox(0, 4), EVERYTHING)]
+    up, scratch = data(10, 14), inbox(3, 7)
+    assert list(moved([steps], ranks=[5, 7], data_by=10, inbox_by=3)) == [
+        [Send(7, up), Receive(5, scratch), Reduce(up, scratch, up), Copy(scratch, up)]]
+    assert list(moved([steps])) == [steps]
+
+
+@settings(deadline=None, max_examples=50)
+@given(n=st.integers(1, 20), length=st.integers(0, 2**40))
+def test_parts_are_almost_equal_and_make_up_the_whole(n: int, length: int) -> None:
+    cut = [part(i, n, length) for i in range(n)]
+    assert cut[0].start == 0 and cut[-1].stop == length and all(a.stop == b.start for a, b in pairwise(cut))
+    assert max(p.length for p in cut) - min(p.length for p in cut) <= 1
+    assert part(n + 1, n, length) == part(1, n, length)

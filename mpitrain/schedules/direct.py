@@ -1,0 +1,83 @@
+"""Algorithms in which every rank talks to every other at once: two messages' latency, the sum in one fixed order.
+
+The sums are folded over the fixed binary tree over ranks, so that they have the same bits whoever owns a part, at any n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from mpitrain.schedules.halving import halving_doubling
+from mpitrain.schedules.ring import ring_all_gather
+from mpitrain.schedules.steps import Receive, Reduce, Round, Send, Slice, inbox, part, rotating, without_empty
+
+
+def tree_split(n: int) -> int:
+    """How many of n > 1 leaves of the fixed binary tree lie left of its root: the largest power of two below n.
+
+        n = 5:   ((0 + 1) + (2 + 3)) + 4
+    """
+    return 1 << (n - 1).bit_length() - 1
+
+
+def tree_fold(operands: Sequence[Slice], into: Slice) -> list[Reduce]:
+    """The sum of at least two operands in the order of the fixed binary tree; overwrites operands, `into` may be one of them."""
+    if len(operands) == 1:
+        return []
+    split = tree_split(len(operands))
+    left, right = operands[:split], operands[split:]
+    return [*tree_fold(left, left[0]), *tree_fold(right, right[0]), Reduce(left[0], right[0], into)]
+
+
+def to_owners(rank: int, n: int, length: int, owners: int) -> Iterator[Round]:
+    """Everyone sends part i of the data to rank i of the first `owners` ranks, which adds them up in tree order."""
+    others = [(rank + hop) % n for hop in range(1, n)]        # no two ranks begin with the same peer
+    sends = [Send(peer, part(peer, owners, length)) for peer in others if peer < owners]
+    if rank >= owners:
+        yield without_empty([*sends])
+        return
+    own = part(rank, owners, length)
+    size = own.length
+    places = {peer: inbox(size * i, size * (i + 1)) for i, peer in enumerate(sorted(others))}
+    operands = [places.get(peer, own) for peer in range(n)]
+    yield without_empty([*(Receive(peer, places[peer]) for peer in reversed(others)), *sends, *tree_fold(operands, own)])
+
+
+def from_owners(rank: int, n: int, length: int, owners: int) -> Iterator[Round]:
+    """Each of the first `owners` ranks sends its part of the data to everyone."""
+    others = [(rank + hop) % n for hop in range(1, n)]
+    receives = [Receive(peer, part(peer, owners, length)) for peer in reversed(others) if peer < owners]
+    sends = [Send(peer, part(rank, owners, length)) for peer in others] if rank < owners else []
+    yield without_empty([*receives, *sends])
+
+
+@rotating
+def direct_reduce_scatter(rank: int, n: int, length: int) -> Iterator[Round]:
+    """Everyone sends each part to its owner, who adds them up in tree order: one round, n - 1 messages each."""
+    return to_owners(rank, n, length, n)
+
+
+@rotating
+def direct_all_gather(rank: int, n: int, length: int) -> Iterator[Round]:
+    """Everyone sends its part to everyone: one round, n - 1 messages each."""
+    return from_owners(rank, n, length, n)
+
+
+@rotating
+def direct(rank: int, n: int, length: int) -> Iterator[Round]:
+    """Parts to their owners, sums to everyone: two rounds, as few bytes as the ring, the bits of the fixed binary tree."""
+    yield from to_owners(rank, n, length, n)
+    yield from from_owners(rank, n, length, n)
+
+
+def tree(rank: int, n: int, length: int) -> Iterator[Round]:
+    """At any n the bits of the fixed binary tree over ranks, for as few bytes as the ring.
+
+    For powers of two this is halving and doubling; else the owner of a part adds all contributions to it, and finished parts
+    go around the ring. (The ring itself adds each part in another order, and so gives other bits at another n.)
+    """
+    if n & (n - 1) == 0:
+        yield from halving_doubling(rank, n, length)
+    else:
+        yield from direct_reduce_scatter(rank, n, length)
+        yield from ring_all_gather(rank, n, length)

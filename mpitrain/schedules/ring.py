@@ -1,0 +1,72 @@
+"""Algorithms in which everything travels around a ring: the fewest bytes, n - 1 messages one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, zip_longest
+
+from mpitrain.schedules.steps import Receive, Reduce, Round, Send, inbox, moved, part, rotating, without_empty
+
+
+@rotating
+def ring_reduce_scatter(rank: int, n: int, length: int) -> Iterator[Round]:
+    """Partial sums of each part travel once around the ring and end at its owner; (n-1)/n of the data leaves each rank.
+
+        n = 3, rank 0:   sends part 2   |   sends 1 with its own added   |   has 0 of everyone
+    """
+    right, left = (rank + 1) % n, (rank - 1) % n
+    for hop in range(1, n):
+        sent, grown = part(rank - hop, n, length), part(rank - hop - 1, n, length)
+        arrived = inbox(0, grown.length)
+        yield without_empty([Receive(left, arrived), Send(right, sent), Reduce(arrived, grown, grown)])
+
+
+@rotating
+def ring_all_gather(rank: int, n: int, length: int) -> Iterator[Round]:
+    """Each part travels once around the ring, from its owner to everyone."""
+    right, left = (rank + 1) % n, (rank - 1) % n
+    for hop in range(n - 1):
+        yield without_empty([Receive(left, part(rank - hop - 1, n, length)), Send(right, part(rank - hop, n, length))])
+
+
+@rotating
+def ring(rank: int, n: int, length: int) -> Iterator[Round]:
+    """Partial sums of each part travel once around the ring, then the finished parts do (Patarasuk and Yuan, 2009).
+
+    Each rank sends 2 (n-1)/n of the data, the least possible, in 2 (n-1) rounds: for large arrays.
+    """
+    yield from ring_reduce_scatter(rank, n, length)
+    yield from ring_all_gather(rank, n, length)
+
+
+class SegmentedRing:
+    """The ring over pieces whose messages are `segment` elements long, `in_flight` pieces at a time.
+
+    While the arithmetic of one piece runs, another one's messages travel, and what was received is added while it is still
+    in the cache. Lane i takes pieces i, i + in_flight, ... one after the other. In order of their rounds:
+
+        lane 0   piece 0, hop 0  |                  |  piece 0, hop 1  |                  | ...
+        lane 1                   |  piece 1, hop 0  |                  |  piece 1, hop 1  | ...
+    """
+
+    def __init__(self, segment: int, in_flight: int):
+        self.segment, self.in_flight = segment, in_flight
+
+    def lanes(self, rank: int, n: int, length: int) -> list[Iterator[Round]]:
+        """At most `in_flight` programs; fewer where the array has fewer pieces."""
+        piece = n * self.segment
+        starts = range(0, length, piece)
+
+        def lane(index: int) -> Iterator[Round]:
+            return chain.from_iterable(moved(ring(rank, n, min(piece, length - start)), data_by=start,
+                                             inbox_by=index * self.segment) for start in starts[index::self.in_flight])
+
+        return [lane(index) for index in range(min(self.in_flight, len(starts)))]
+
+    def __call__(self, rank: int, n: int, length: int) -> Iterator[Round]:
+        for rounds in zip_longest(*self.lanes(rank, n, length)):
+            yield from (round_ for round_ in rounds if round_ is not None)
+
+
+# 131,072 elements are 512 KiB of float32: half of a 1 MiB second-level cache, and transfer still outweighs latency.
+segmented_ring = rotating(SegmentedRing(segment=1 << 17, in_flight=2))
