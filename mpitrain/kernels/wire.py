@@ -62,8 +62,13 @@ class Format:
 def format_of(name: str) -> Format:
     """The format called "bfloat16" or "float16"; ConfigError for another name."""
     if name not in REFERENCE:
-        raise ConfigError(f'unknown wire format "{name}"{nearest(name, REFERENCE)}')
+        raise ConfigError(f'unknown wire format "{name}"{nearest(name, (*REFERENCE, "float32"))}')
     return FORMATS[name]
+
+
+def wire_format(name: str | None) -> Format | None:
+    """The same, and None for "float32" and None: nothing is packed."""
+    return None if name is None or name == "float32" else format_of(name)
 
 
 def pack_bfloat16(x: Host, to: Host) -> None:

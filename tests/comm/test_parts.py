@@ -19,7 +19,7 @@ from launch import ROOT, clean_environment
 
 from mpitrain.backend import register_array_module
 from mpitrain.comm.buffers import Pool, Pools, Staged
-from mpitrain.comm.interpreter import translate
+from mpitrain.comm.program import Messages, Operation, Part, plain, translate
 from mpitrain.comm.progress import Progress
 from mpitrain.comm.signals import StopRequest
 from mpitrain.comm.signature import HEADER_BYTES, Signature, data_tag, unpack
@@ -46,8 +46,11 @@ def test_tags_fit_and_neighbouring_collectives_have_different_ones(sequence: int
 
 def test_steps_become_byte_ranges_split_at_the_limit_and_empty_rounds_vanish() -> None:
     reduce, copy = Reduce(inbox(0, 3), data(0, 3), data(0, 3)), Copy(data(0, 1), data(1, 2))
-    found = translate([[Receive(1, inbox(0, 3)), Send(2, data(1, 2)), reduce, copy], []], itemsize=4, message_bytes=8)
-    assert found == [((("inbox", 0, 8, 1), ("inbox", 8, 12, 1)), (("data", 4, 8, 2),), (reduce, copy))]
+    stages = plain([[Receive(1, inbox(0, 3)), Send(2, data(1, 2)), reduce, copy], []])
+    operations = (Operation("sum", (Part("inbox", 0, 3), Part("data", 0, 3), Part("data", 0, 3))),
+                  Operation("copy", (Part("data", 0, 1), Part("data", 1, 2))))
+    assert translate(stages, {"data": 4, "inbox": 4}, message_bytes=8) == [
+        Messages((), (("inbox", 0, 8, 1), ("inbox", 8, 12, 1)), (("data", 4, 8, 2),), operations)]
 
 
 def test_the_pool_gives_the_smallest_kept_buffer_that_fits() -> None:
