@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mpitrain.comm.progress import Progress
 
 HEADER_TAG = 0
+PAIR_BYTES = 4096              # of data that may follow a header between two ranks (see pair.py)
 
 
 class Header:
@@ -27,11 +28,12 @@ class Header:
 
     def __init__(self, comm: MPI.Comm, channel: str, sequence: int, signature: Signature):
         self._channel, self._sequence, self._signature = channel, sequence, signature
-        self._rank, self._previous = comm.rank, (comm.rank - 1) % comm.size
-        self._arriving, leaving = bytearray(HEADER_BYTES), bytearray(HEADER_BYTES)
+        self._comm = comm
+        room = PAIR_BYTES if comm.size == 2 else 0
+        self._arriving, leaving = bytearray(HEADER_BYTES + room), bytearray(HEADER_BYTES)
         signature.pack_into(leaving, sequence)
         self._leaving = leaving                               # MPI reads it until the send has ended
-        self._receive = comm.Irecv(self._arriving, self._previous, HEADER_TAG)
+        self._receive = comm.Irecv(self._arriving, (comm.rank - 1) % comm.size, HEADER_TAG)
         self._send = comm.Isend(leaving, (comm.rank + 1) % comm.size, HEADER_TAG)
         self._checked = False
 
@@ -53,12 +55,17 @@ class Header:
         self._send.Wait()
 
     def _check(self) -> None:
-        sequence, checksum, text = unpack(self._arriving)
-        if (sequence, checksum) != (self._sequence, self._signature.checksum):
-            raise DesyncError(f'channel "{self._channel}": rank {self._rank} is at collective {self._sequence}, '
-                              f"{self._signature.text}; rank {self._previous} is at collective {sequence}, {text}; "
-                              f"every rank must start the same collectives in the same order")
+        check_header(self._arriving, self._comm, self._channel, self._sequence, self._signature)
         self._checked = True
+
+
+def check_header(arrived: bytearray, comm: MPI.Comm, channel: str, sequence: int, signature: Signature) -> None:
+    """DesyncError unless the rank before this one sent the same sequence number and signature."""
+    theirs, checksum, text = unpack(arrived)
+    if (theirs, checksum) != (sequence, signature.checksum):
+        raise DesyncError(f'channel "{channel}": rank {comm.rank} is at collective {sequence}, {signature.text}; '
+                          f"rank {(comm.rank - 1) % comm.size} is at collective {theirs}, {text}; "
+                          f"every rank must start the same collectives in the same order")
 
 
 class Lane:

@@ -32,8 +32,8 @@ class Signature(NamedTuple):
 
 
 def unpack(header: bytearray) -> tuple[int, int, str]:
-    """(sequence number, checksum, text as far as it fitted)."""
-    sequence, checksum, text = _LAYOUT.unpack(header)
+    """(sequence number, checksum, text as far as it fitted); data may follow."""
+    sequence, checksum, text = _LAYOUT.unpack_from(header)
     return sequence, checksum, text.rstrip(b"\0").decode(errors="replace")
 
 

@@ -213,3 +213,69 @@ def test_an_unknown_wire_is_refused_when_the_channel_is_made(comm: Any) -> None:
 
 def test_our_own_order_is_said_to_be_ours(channel: Channel) -> None:
     assert channel.deterministic_order
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "recursive_doubling", "ring"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int8"])
+def test_small_sums_are_the_same_blocking_or_not_again_and_again(comm: Any, dtype: str, algorithm: str) -> None:
+    channel = Channel(comm.Dup(), "test", algorithm=algorithm)
+    rng = np.random.default_rng(comm.rank)
+    for size in (0, 1, 3, 100, 512, 513):
+        for turn in range(4):
+            array = rng.integers(-9, 9, size).astype(dtype)
+            wanted = np.array(comm.allreduce(array.astype(np.float64)))
+            if (turn + comm.rank) % 2:                                    # one rank blocks, its neighbour does not
+                channel.allreduce(array, name="x")
+            else:
+                channel.start_allreduce(array, "x").wait()
+            assert (array == wanted).all() and array.dtype == dtype, (size, turn)
+    channel.close()
+
+
+def test_small_sums_may_wait_behind_others_in_flight(channel: Channel, comm: Any) -> None:
+    small = np.ones(4)
+    channel.allreduce(small, name="x")                                    # known from now on
+    large = values(comm.rank, 40_001)
+    work = channel.start_allreduce(large, "large")
+    if comm.rank == 0:
+        work.wait()
+    channel.allreduce(small, name="x")
+    work.wait()
+    assert (small == comm.size**2).all() and close(large, comm, 40_001, 2.0**-23)
+
+
+def test_a_known_name_with_an_array_that_does_not_fit_goes_the_other_way(channel: Channel, comm: Any) -> None:
+    for _ in range(2):
+        for array in (np.ones(4), np.ones(5), np.ones((2, 2)), np.ones(5, np.float32), np.ones(10_000)):
+            channel.allreduce(array, name="x")
+            assert (array == comm.size).all()
+        with pytest.raises(AssertionError, match="contiguous"):
+            channel.allreduce(np.ones((4, 4))[:, 1], name="x")
+        constant = np.ones(4)
+        constant.flags.writeable = False
+        with pytest.raises(AssertionError, match="read-only"):
+            channel.allreduce(constant, name="x")
+
+
+def test_of_two_nans_both_ranks_keep_the_same_one(channel: Channel, comm: Any) -> None:
+    for _ in range(3):
+        array = np.full(40, 0x7FC00001 + comm.rank, np.uint32).view(np.float32)
+        channel.allreduce(array, name="x")
+        assert np.isnan(array).all() and same_on_all_ranks(comm, array)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("turn", [0, 1, 3])
+def test_a_different_small_sum_is_found_out_whoever_blocks(comm: Any, compiled: bool, turn: int) -> None:
+    if comm.size != 2:
+        pytest.skip("made for two ranks")
+    channel = Channel(comm.Dup(), "test")
+    if not compiled:
+        channel._known = {}
+    for _ in range(turn):
+        channel.allreduce(np.ones(3), name="x")
+        channel.allreduce(np.ones(3), name="y")
+    mine, theirs = (f"at collective {2 * turn + 1}, allreduce float64\\[3\\] {name}" for name in ("xy", "yx")[comm.rank])
+    with pytest.raises(DesyncError, match=f"rank {comm.rank} is {mine}; rank {1 - comm.rank} is {theirs}; every rank must"):
+        channel.allreduce(np.ones(3), name="xy"[comm.rank])
+    comm.Barrier()
