@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from algorithms import all_to_all, direct, ring_all_gather, ring_reduce_scatter
 
+from mpitrain.backend import native
 from mpitrain.comm.channel import Channel
+from mpitrain.comm.pair import UNSUITED
 from mpitrain.errors import ConfigError, DesyncError, ShapeError
 from mpitrain.kernels.wire import FORMATS
 from mpitrain.schedules.collectives import ALL_REDUCE, part
@@ -230,6 +232,19 @@ def test_small_sums_are_the_same_blocking_or_not_again_and_again(comm: Any, dtyp
                 channel.start_allreduce(array, "x").wait()
             assert (array == wanted).all() and array.dtype == dtype, (size, turn)
     channel.close()
+
+
+def test_a_small_sum_that_is_known_takes_the_short_way(channel: Channel, comm: Any) -> None:
+    if comm.size != 2 or native.load("pair") is None:
+        pytest.skip("the short way is for two ranks, and needs a C compiler")
+    answers: list[int] = []
+    channel.allreduce(np.ones(4), name="x")
+    known = channel._known["x"]
+    channel._known["x"] = known._replace(call=lambda *arguments: answers.append(known.call(*arguments)) or answers[-1])
+    for array in (np.ones(4), np.ones(5), np.ones((2, 2))):
+        channel.allreduce(array, name="x")
+        assert (array == 2).all()
+    assert answers == [0, UNSUITED]                                       # then another size is what is known
 
 
 def test_small_sums_may_wait_behind_others_in_flight(channel: Channel, comm: Any) -> None:
