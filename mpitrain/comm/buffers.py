@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpitrain.backend import Array, array_module, asnumpy
+from mpitrain.kernels.wire import Format
 
 Host: TypeAlias = np.ndarray[Any, Any]
 
@@ -97,3 +98,22 @@ class Staged:
             self._array[...] = xp.asarray(self.host.copy()).reshape(self._array.shape)
         self._pool.give(self._staging)
         self._pool = None
+
+
+class Widened:
+    """A 16-bit array as float32 values `host`, in which it is summed; `close` rounds them back.
+
+    `packing` says what the 16 bits mean: a bfloat16 array is stored as uint16.
+    """
+
+    def __init__(self, array: Array, pools: Pools, packing: Format):
+        self._staged, self._packing, self._pool = Staged(array, pools), packing, pools.host
+        self._packed = self._staged.host.view(np.uint16)
+        self._memory = self._pool.take(4 * self._packed.size)
+        self.host: Host = self._memory[:4 * self._packed.size].view(np.float32)
+        packing.unpack(self._packed, self.host)
+
+    def close(self) -> None:
+        self._packing.pack(self.host, self._packed)
+        self._staged.close()
+        self._pool.give(self._memory)

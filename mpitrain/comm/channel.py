@@ -5,64 +5,135 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from mpitrain.backend import Array
-from mpitrain.comm.buffers import Pools, Staged
-from mpitrain.comm.interpreter import MESSAGE_BYTES, Header, Messages, Work, translate
+from mpitrain.comm.buffers import Host, Pools, Staged, Widened
+from mpitrain.comm.interpreter import PAIR_BYTES, Header, Work
+from mpitrain.comm.library import LibraryWork
+from mpitrain.comm.pair import KINDS, PairWork, fast_pair
+from mpitrain.comm.plan import SEGMENT_BYTES, Cut, Plan, make_plan
+from mpitrain.comm.program import MESSAGE_BYTES
 from mpitrain.comm.progress import Progress
 from mpitrain.comm.signature import Signature, data_tag
 from mpitrain.comm.start import tag_upper_bound
-from mpitrain.errors import DesyncError
-from mpitrain.schedules.check import check_all_reduce
-from mpitrain.schedules.collectives import binomial_broadcast, choose
-from mpitrain.schedules.steps import Algorithm, inbox_length
+from mpitrain.errors import ConfigError, DesyncError, ShapeError
+from mpitrain.kernels.wire import Format, format_of, wire_format
+from mpitrain.schedules.check import ScheduleError, check_all_reduce
+from mpitrain.schedules.collectives import binomial_broadcast, choose, part
+from mpitrain.schedules.steps import Algorithm
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+AnyWork: TypeAlias = Work | LibraryWork | PairWork
+LIBRARY = "mpi"
+PIECE_BYTES = 4 << 20          # of the library's own all-reduce; Open MPI 5.0.11's falls off above 8 MB
 
 
 class Channel:
     """Collectives over one communicator, which it owns: nobody else may send on it, so tags cannot collide.
 
-    `algorithm` is the name of an all-reduce ("auto", "ring", "recursive_doubling", "package.module:name"), or a user's own
-    function, which is checked here before its first message. All methods below must be called by all ranks of the channel in
-    the same order; DesyncError if they are not. An error of MPI itself is raised as PeerError.
+    `algorithm` is the name of an all-reduce ("auto", "ring", "recursive_doubling", "package.module:name", or "mpi": the
+    library's own), or a user's own function, which is checked here before its first message. With `wire` "bfloat16" or
+    "float16", messages of `allreduce` and `reduce_scatter` of float32 arrays hold 16-bit numbers; sums are float32 all the same,
+    and what all ranks hold in the end is rounded on all of them. Arrays of 16-bit numbers are summed in float32 too.
+    All methods below must be called by all ranks of the channel in the same order; DesyncError if they are not. An error of MPI
+    itself is raised as PeerError.
     """
 
     def __init__(self, comm: MPI.Comm, name: str, *, algorithm: str | Algorithm = "auto", progress: Progress | None = None,
-                 message_bytes: int = MESSAGE_BYTES):
+                 wire: str | None = None, segment_bytes: int = SEGMENT_BYTES, message_bytes: int = MESSAGE_BYTES,
+                 piece_bytes: int = PIECE_BYTES):
         from mpi4py import MPI
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.comm, self.name, self.algorithm = comm, name, algorithm
         self.rank, self.size = comm.rank, comm.size
         self.progress = progress if progress is not None else Progress()
         self.pools = Pools()
-        self._message_bytes = message_bytes
+        self._packing, self._cut, self._piece_bytes = wire_format(wire), Cut(segment_bytes, message_bytes), piece_bytes
+        self._keeps_wide = wire == "float32"                  # 16-bit arrays travel as float32
         self._tag_bound = tag_upper_bound()
         self._sequence = 0
-        self._signatures: dict[tuple[str, str, Any, int], Signature] = {}
-        self._plans: dict[tuple[Algorithm | int, int, int], tuple[list[Messages], int]] = {}
-        choose(algorithm, self.size, 0)                       # an unknown name is a ConfigError now, not in the first step
-        if not isinstance(algorithm, str) or ":" in algorithm:
-            for length in (0, 1, self.size - 1, 4 * self.size + 1):
-                check_all_reduce(choose(algorithm, self.size, length), self.size, length)
+        self._signatures: dict[tuple[str, str, str, int], Signature] = {}
+        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._pairs = self.size == 2 and algorithm in ("auto", "recursive_doubling")
+        self._fast_pair = fast_pair(comm, name) if self._pairs else None
+        self._known = {} if self._fast_pair is None else self._fast_pair.known
+        self._check_algorithm()
 
-    def allreduce(self, array: Array, *, name: str) -> None:
-        """Replace `array` by its sum over the ranks, in place; the same bits on every rank."""
-        self.start_allreduce(array, name).wait()
+    @property
+    def deterministic_order(self) -> bool:
+        """Whether sums are added in an order that is ours to say; the library's own may change with its version or the nodes."""
+        return self.algorithm != LIBRARY
 
-    def start_allreduce(self, array: Array, name: str) -> Work:
+    def allreduce(self, array: Array, *, name: str, dtype: str | None = None) -> None:
+        """Replace `array` by its sum over the ranks, in place; the same bits on every rank.
+
+        `dtype="bfloat16"` says that a uint16 array holds such numbers.
+        """
+        known = self._known.get(name)                         # everything before the call costs as much as the message
+        if known is not None and known.dtype is array.dtype and dtype is None and not self.progress:
+            code = known.call(known.entry, array, self._sequence + 1)
+            if code == 0 or self._fast_pair is not None and self._fast_pair.summed(code, known, self._sequence + 1):
+                self._sequence += 1
+                return
+        self.start_allreduce(array, name, dtype=dtype).wait()
+
+    def start_allreduce(self, array: Array, name: str, *, dtype: str | None = None) -> AnyWork:
         """Begin `allreduce` and return; `array` belongs to the Work until that is done. Any number may be in flight."""
-        algorithm = choose(self.algorithm, self.size, array.nbytes)
-        return self._start("allreduce", name, array, self._plan(algorithm, algorithm, array))
+        if self.algorithm == LIBRARY:
+            return self._start_library(array, name, dtype)
+        if self._pairs and array.nbytes <= PAIR_BYTES and self._is_plain(array, dtype):
+            return self._start_pair(array, name)
+        everything = ((0, array.size),)
+        return self._start("allreduce", name, array, choose(self.algorithm, self.size, array.nbytes), dtype=dtype,
+                           sums=True, results=everything, on_all_ranks=True)
+
+    def reduce_scatter(self, array: Array, algorithm: Algorithm, *, name: str, dtype: str | None = None) -> Array:
+        """The sum over the ranks of part `rank` of `array` (flattened; `schedules.collectives.part`), in place and returned.
+
+        The other parts of `array` hold anything afterwards.
+        """
+        self.start_reduce_scatter(array, algorithm, name, dtype=dtype).wait()
+        mine = part(self.rank, self.size, array.size)
+        return array.reshape(-1)[mine.start:mine.stop]
+
+    def start_reduce_scatter(self, array: Array, algorithm: Algorithm, name: str, *, dtype: str | None = None) -> Work:
+        """Begin `reduce_scatter` and return."""
+        mine = part(self.rank, self.size, array.size)
+        return self._start("reduce_scatter", name, array, algorithm, dtype=dtype, sums=True,
+                           results=((mine.start, mine.stop),))
+
+    def all_gather(self, array: Array, algorithm: Algorithm, *, name: str) -> None:
+        """Replace each part i of `array` by that of rank i, in place: bits travel as they are."""
+        self.start_all_gather(array, algorithm, name).wait()
+
+    def start_all_gather(self, array: Array, algorithm: Algorithm, name: str) -> Work:
+        """Begin `all_gather` and return."""
+        return self._start("all_gather", name, array, algorithm)
+
+    def all_to_all(self, array: Array, algorithm: Algorithm, *, name: str) -> None:
+        """Replace each part i of `array` by the part `rank` of rank i's, in place. ShapeError unless parts are of one length."""
+        self.start_all_to_all(array, algorithm, name).wait()
+
+    def start_all_to_all(self, array: Array, algorithm: Algorithm, name: str) -> Work:
+        """Begin `all_to_all` and return."""
+        if array.size % self.size:
+            raise ShapeError(f'all_to_all "{name}" needs a multiple of {self.size} elements, one part for each rank, and its '
+                             f"array has {array.size}; pad it to {array.size + -array.size % self.size}")
+        return self._start("all_to_all", name, array, algorithm)
 
     def broadcast(self, array: Array, root: int = 0, *, name: str = "array") -> None:
-        """Replace `array` by that of rank `root`, in place."""
-        steps = partial(binomial_broadcast, root=root)
-        self._start(f"broadcast from {root}", name, array, self._plan(root, steps, array)).wait()
+        """Replace `array` by that of rank `root`, in place: bits travel as they are."""
+        self.start_broadcast(array, root, name=name).wait()
+
+    def start_broadcast(self, array: Array, root: int = 0, *, name: str = "array", algorithm: Algorithm | None = None) -> Work:
+        """Begin `broadcast` and return; `algorithm` must be one for this root."""
+        steps = partial(binomial_broadcast, root=root) if algorithm is None else algorithm
+        return self._start(f"broadcast from {root}", name, array, steps, key=root if algorithm is None else algorithm)
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """What rank `root` passed, on every rank, by way of JSON (so tuples arrive as lists). For start-up, not for the loop."""
@@ -102,39 +173,120 @@ class Channel:
         """Free the communicator; collective, like its creation. Nothing may be in flight."""
         self.comm.Free()
 
-    def _plan(self, key: Algorithm | int, steps: Algorithm, array: Array) -> tuple[list[Messages], int]:
-        """This rank's messages for arrays of one size, and the bytes of inbox they need; made once and kept under `key`."""
-        length, itemsize = array.size, array.itemsize
-        plan = self._plans.get((key, length, itemsize))
-        if plan is None:
-            rounds = list(steps(self.rank, self.size, length))
-            plan = translate(rounds, itemsize, self._message_bytes), inbox_length(rounds) * itemsize
-            self._plans[key, length, itemsize] = plan
-        return plan
-
-    def _start(self, operation: str, name: str, array: Array, plan: tuple[list[Messages], int]) -> Work:
-        messages, inbox_bytes = plan
-        signature = self._signature(operation, name, array.dtype, array.size)
-        staged = Staged(array, self.pools)
-        inbox = self.pools.host.take(inbox_bytes)
+    def _start(self, operation: str, name: str, array: Array, algorithm: Algorithm, *, key: Any = None, dtype: str | None = None,
+               sums: bool = False, results: tuple[tuple[int, int], ...] = (), on_all_ranks: bool = False) -> Work:
+        staged, packing, kind = self._stage(array, dtype, name) if sums else (Staged(array, self.pools), None, str(array.dtype))
+        host = staged.host
+        plan = self._plan((operation, algorithm if key is None else key, host.size, host.itemsize, packing), algorithm,
+                          results if packing else None, on_all_ranks)
+        memory, lent = self._memory(plan, host)
+        signature = self._signature(operation, name, kind, array.size)
 
         def finish() -> None:
             staged.close()
-            self.pools.host.give(inbox)
+            for buffer in lent:
+                self.pools.host.give(buffer)
 
-        self._sequence += 1
-        header = partial(Header, self.comm, self.name, self._sequence, signature) if self.size > 1 else None
-        work = Work(self.comm, messages, staged.host, inbox[:inbox_bytes].view(staged.host.dtype),
-                    label=f'{signature.text} on channel "{self.name}"', header=header, progress=self.progress, finish=finish,
-                    tag=data_tag(self._sequence, signature, self._tag_bound))
+        header = self._header(signature)
+        work = Work(self.comm, plan.programs, memory, label=self._label(signature), header=header, progress=self.progress,
+                    tags=[data_tag(self._sequence, signature, self._tag_bound, lane) for lane in range(len(plan.programs))],
+                    finish=finish, packing=packing)
         self.progress.add(work)
         return work
 
-    def _signature(self, operation: str, name: str, dtype: Any, count: int) -> Signature:
+    def _start_library(self, array: Array, name: str, dtype: str | None) -> LibraryWork:
+        staged, _, kind = self._stage(array, dtype, name)
+        signature = self._signature("allreduce by MPI", name, kind, array.size)
+        work = LibraryWork(self.comm, staged.host, label=self._label(signature), header=self._header(signature),
+                           progress=self.progress, finish=staged.close, piece_bytes=self._piece_bytes)
+        self.progress.add(work)
+        return work
+
+    def _start_pair(self, array: Array, name: str) -> PairWork:
+        staged = Staged(array, self.pools)
+        signature = self._signature("allreduce", name, str(array.dtype), array.size)
+        if self._fast_pair is not None and type(array) is np.ndarray and array.dtype.name in KINDS:
+            self._fast_pair.learn(array, name, signature)
+        self._sequence += 1
+        work = PairWork(self.comm, staged.host, self._sequence, signature, channel=self.name, label=self._label(signature),
+                        progress=self.progress, finish=staged.close)
+        self.progress.add(work)
+        return work
+
+    def _is_plain(self, array: Array, dtype: str | None) -> bool:
+        """Whether the array travels and is added as it is."""
+        kind = str(array.dtype)
+        return dtype is None and kind != "float16" and (kind != "float32" or self._packing is None)
+
+    def _stage(self, array: Array, dtype: str | None, name: str) -> tuple[Staged | Widened, Format | None, str]:
+        """The values to sum, the format of the messages, and both in words."""
+        if dtype is not None and (dtype != "bfloat16" or str(array.dtype) != "uint16"):
+            raise ShapeError(f'"{name}": dtype="{dtype}" of an array of {array.dtype}; say dtype="bfloat16" of a uint16 array, '
+                             f"and nothing of others")
+        kind = dtype or str(array.dtype)
+        if kind in ("bfloat16", "float16"):
+            own = format_of(kind)
+            packing = self._packing or (None if self._keeps_wide else own)
+            return Widened(array, self.pools, own), packing, kind if packing is own else f"{kind} as {_sent(packing)}"
+        packing = self._packing if kind == "float32" else None
+        return Staged(array, self.pools), packing, kind if packing is None else f"{kind} as {_sent(packing)}"
+
+    def _plan(self, key: tuple[Any, ...], algorithm: Algorithm, results: tuple[tuple[int, int], ...] | None,
+              on_all_ranks: bool) -> Plan:
+        """This rank's plan for arrays of one size, made once and kept under `key`."""
+        if key not in self._plans:
+            _, _, length, itemsize, _ = key
+            self._plans[key] = make_plan(algorithm, self.rank, self.size, length, itemsize, self._cut, results, on_all_ranks)
+        return self._plans[key]
+
+    def _memory(self, plan: Plan, host: Host) -> tuple[dict[str, Host], list[Host]]:
+        """The arrays that a plan names, and what of it is lent by the pool."""
+        memory, lent = {"data": host}, []
+        for buffer, elements in plan.elements.items():
+            dtype = np.dtype(np.uint16) if buffer.endswith("16") else host.dtype
+            if elements:
+                lent.append(self.pools.host.take(elements * dtype.itemsize))
+                memory[buffer] = lent[-1][:elements * dtype.itemsize].view(dtype)
+        return memory, lent
+
+    def _header(self, signature: Signature) -> Any:
+        self._sequence += 1
+        return partial(Header, self.comm, self.name, self._sequence, signature) if self.size > 1 else None
+
+    def _label(self, signature: Signature) -> str:
+        return f'{signature.text} on channel "{self.name}"'
+
+    def _signature(self, operation: str, name: str, dtype: str, count: int) -> Signature:
         key = (operation, name, dtype, count)
         if key not in self._signatures:
-            self._signatures[key] = Signature.of(operation, name, str(dtype), count)
+            self._signatures[key] = Signature.of(operation, name, dtype, count)
         return self._signatures[key]
+
+    def _check_algorithm(self) -> None:
+        """An unknown name, or a user's function that is wrong, is an error now and not in the first step."""
+        if self.algorithm == LIBRARY:
+            if self._packing is not None:
+                raise ConfigError(f'algorithm="{LIBRARY}" sends numbers as they are; for wire="{self._packing.name}" set '
+                                  f'another one, for instance algorithm="ring"')
+            return
+        choose(self.algorithm, self.size, 0)
+        if isinstance(self.algorithm, str) and ":" not in self.algorithm:
+            return
+        for length in (0, 1, self.size - 1, 4 * self.size + 1):
+            check_all_reduce(choose(self.algorithm, self.size, length), self.size, length)
+        if self._packing is not None:                         # a sum of a rounded and a kept value may differ between ranks
+            array = np.random.default_rng(self.rank).standard_normal(4 * self.size + 1).astype(np.float32)
+            self.allreduce(array, name="trial")
+            found = self.gather_objects(array.tobytes().hex())
+            different = [rank for rank, other in enumerate(found) if other != found[0]]
+            if different:
+                raise ScheduleError(f"ranks 0 and {different[0]} of {self.size} end with different bits on a "
+                                    f"{self._packing.name} wire: one adds a value before it sends it, the other as it "
+                                    f'came; send values before they are added, or set wire="float32"')
+
+
+def _sent(packing: Format | None) -> str:
+    return "float32" if packing is None else packing.name
 
 
 def _ranks(ranks: Iterable[int]) -> str:

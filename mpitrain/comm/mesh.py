@@ -66,11 +66,12 @@ class Mesh:
         """How many places an axis has."""
         return self._lengths[axis]
 
-    def channel(self, axes: str | Sequence[str], purpose: str, *, algorithm: str | Algorithm = "auto") -> Channel:
+    def channel(self, axes: str | Sequence[str], purpose: str, *, algorithm: str | Algorithm = "auto",
+                wire: str | None = None) -> Channel:
         """A private duplicate of `mesh[axes]` for one purpose. Collective: every rank makes its channels in the same order."""
         names = self._names(axes)
         channel = Channel(self._subsets[names].Dup(), f"{'+'.join(names)}:{purpose}", algorithm=algorithm,
-                          progress=self.progress)
+                          progress=self.progress, wire=wire)
         self._channels.append(channel)
         return channel
 

@@ -32,18 +32,18 @@ class Signature(NamedTuple):
 
 
 def unpack(header: bytearray) -> tuple[int, int, str]:
-    """(sequence number, checksum, text as far as it fitted)."""
-    sequence, checksum, text = _LAYOUT.unpack(header)
+    """(sequence number, checksum, text as far as it fitted); data may follow."""
+    sequence, checksum, text = _LAYOUT.unpack_from(header)
     return sequence, checksum, text.rstrip(b"\0").decode(errors="replace")
 
 
-def data_tag(sequence: int, signature: Signature, upper_bound: int) -> int:
-    """A tag in [1, upper_bound] for the messages of one collective; 0 is the headers'.
+def data_tag(sequence: int, signature: Signature, upper_bound: int, lane: int = 0) -> int:
+    """A tag in [1, upper_bound] for the messages of one lane of a collective; 0 is the headers'.
 
     The low bits of the sequence number keep collectives in flight apart (4,096 with Open MPI's 31-bit tags, 128 with the 15 bits
-    that MPI guarantees); the checksum fills the rest.
+    that MPI guarantees); the checksum, counted up for each lane, fills the rest.
     """
     bits = upper_bound.bit_length() - 1
     sequence_bits = min(12, bits // 2)
     checksum_bits = bits - sequence_bits
-    return 1 + ((sequence % (1 << sequence_bits)) << checksum_bits | signature.checksum % (1 << checksum_bits))
+    return 1 + ((sequence % (1 << sequence_bits)) << checksum_bits | (signature.checksum + lane) % (1 << checksum_bits))

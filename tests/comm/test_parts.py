@@ -19,10 +19,12 @@ from launch import ROOT, clean_environment
 
 from mpitrain.backend import register_array_module
 from mpitrain.comm.buffers import Pool, Pools, Staged
-from mpitrain.comm.interpreter import translate
+from mpitrain.comm.plan import Cut, make_plan
+from mpitrain.comm.program import LANES, Messages, Operation, Part, plain, translate
 from mpitrain.comm.progress import Progress
 from mpitrain.comm.signals import StopRequest
 from mpitrain.comm.signature import HEADER_BYTES, Signature, data_tag, unpack
+from mpitrain.schedules.collectives import ring
 from mpitrain.schedules.steps import Copy, Receive, Reduce, Send, data, inbox
 
 
@@ -44,10 +46,32 @@ def test_tags_fit_and_neighbouring_collectives_have_different_ones(sequence: int
     assert len(tags) == 128 and min(tags) >= 1 and max(tags) <= bound
 
 
+@given(sequence=st.integers(0, 2**40), bound=st.sampled_from([32767, 2**23 - 1, 2**31 - 1]))
+def test_lanes_of_neighbouring_collectives_have_tags_of_their_own(sequence: int, bound: int) -> None:
+    signature = Signature.of("allreduce", "w", "float32", 3)
+    tags = {data_tag(sequence + i, signature, bound, lane) for i in range(128) for lane in range(LANES)}
+    assert len(tags) == 128 * LANES and min(tags) >= 1 and max(tags) <= bound
+
+
+def test_arrays_of_more_than_two_to_the_31_bytes_travel_in_messages_that_mpi_can_count() -> None:
+    length = 3 << 31
+    plans = [make_plan(ring, rank, 2, length, 4, Cut(segment_bytes=1 << 60)) for rank in range(2)]
+    for plan in plans:
+        (program,) = plan.programs
+        received = [message for stage in program for message in stage.receives]
+        assert all(0 < stop - start <= 1 << 30 for _, start, stop, _ in received)
+        assert sum(stop - start for _, start, stop, _ in received) == 4 * length
+    sent = [[stop - start for _, start, stop, _ in stage.sends] for stage in plans[0].programs[0]]
+    assert sent == [[stop - start for _, start, stop, _ in stage.receives] for stage in plans[1].programs[0]]
+
+
 def test_steps_become_byte_ranges_split_at_the_limit_and_empty_rounds_vanish() -> None:
     reduce, copy = Reduce(inbox(0, 3), data(0, 3), data(0, 3)), Copy(data(0, 1), data(1, 2))
-    found = translate([[Receive(1, inbox(0, 3)), Send(2, data(1, 2)), reduce, copy], []], itemsize=4, message_bytes=8)
-    assert found == [((("inbox", 0, 8, 1), ("inbox", 8, 12, 1)), (("data", 4, 8, 2),), (reduce, copy))]
+    stages = plain([[Receive(1, inbox(0, 3)), Send(2, data(1, 2)), reduce, copy], []])
+    operations = (Operation("sum", (Part("inbox", 0, 3), Part("data", 0, 3), Part("data", 0, 3))),
+                  Operation("copy", (Part("data", 0, 1), Part("data", 1, 2))))
+    assert translate(stages, {"data": 4, "inbox": 4}, message_bytes=8) == [
+        Messages((), (("inbox", 0, 8, 1), ("inbox", 8, 12, 1)), (("data", 4, 8, 2),), operations)]
 
 
 def test_the_pool_gives_the_smallest_kept_buffer_that_fits() -> None:

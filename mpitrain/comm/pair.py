@@ -1,0 +1,168 @@
+"""All-reduce of a few bytes between two ranks: one message each way that holds signature and data together.
+
+    [ sequence number, checksum, text: 128 bytes | data: at most 4 KiB ]
+
+Such a message takes the place of a collective's header and has its tag, so a rank that runs anything else is found out as ever.
+Blocking calls run in C where they can; all others are `PairWork`s. Both send the same bytes, so ranks may differ in that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from mpitrain.backend import native
+from mpitrain.comm.buffers import Host
+from mpitrain.comm.interpreter import HEADER_TAG, PAIR_BYTES, check_header
+from mpitrain.comm.signature import HEADER_BYTES, Signature
+from mpitrain.errors import PeerError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from mpitrain.comm.progress import Progress
+
+KINDS = {"float32": 0, "float64": 1, "int64": 2}
+DIFFERENT, UNSUITED = -1, -2                                  # what the C function answers to another signature or array
+
+
+class PairWork:
+    """The exchange on its way, with the face of `interpreter.Work`."""
+
+    def __init__(self, comm: MPI.Comm, array: Host, sequence: int, signature: Signature, *, channel: str, label: str,
+                 progress: Progress, finish: Callable[[], None]):
+        from mpi4py import MPI
+        self._mpi: Any = MPI
+        self._comm, self._array, self._sequence, self._signature = comm, array, sequence, signature
+        self._channel, self._label, self._progress, self._finish = channel, label, progress, finish
+        self._sending, self._arriving = bytearray(HEADER_BYTES + array.nbytes), bytearray(HEADER_BYTES + PAIR_BYTES)
+        signature.pack_into(self._sending, sequence)
+        self._sending[HEADER_BYTES:] = array.tobytes()
+        self.done = False
+        self._requests: list[MPI.Request] = self._guarded(self._post)
+
+    def test(self) -> bool:
+        """Whether the result is there. Never blocks."""
+        return self.done or bool(self._guarded(self._advance))
+
+    def wait(self) -> None:
+        """Return when the result is there; others in flight are moved meanwhile."""
+        while not self.test():
+            self._progress.progress()
+            os.sched_yield()
+        self._progress.discard(self)
+
+    def _post(self) -> list[MPI.Request]:
+        peer = 1 - self._comm.rank
+        return [self._comm.Irecv(self._arriving, peer, HEADER_TAG), self._comm.Isend(self._sending, peer, HEADER_TAG)]
+
+    def _advance(self) -> bool:
+        if not self._requests[0].Test():
+            return False
+        check_header(self._arriving, self._comm, self._channel, self._sequence, self._signature)
+        self._requests[1].Wait()                              # the other rank posted its receive before it sent
+        arrived = np.frombuffer(self._arriving, self._array.dtype, self._array.size, HEADER_BYTES)   # rank 0's on the left:
+        with np.errstate(over="ignore", invalid="ignore"):
+            left, right = (self._array, arrived) if self._comm.rank == 0 else (arrived, self._array)
+            np.add(left, right, out=self._array)
+        self.done = True
+        self._finish()
+        return True
+
+    def _guarded(self, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except self._mpi.Exception as error:
+            raise PeerError(f"{self._label}: MPI reports {error}; another rank was probably lost") from error
+
+
+class Entry(ctypes.Structure):
+    """What the C function knows of one collective."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("sendrecv", "byte", "comm", "header", "sending", "arriving")]
+    _fields_ += [(name, ctypes.c_int64) for name in ("peer", "tag", "nbytes", "room", "kind")]
+
+
+class Method(ctypes.Structure):
+    """Python's PyMethodDef."""
+
+    _fields_ = [("name", ctypes.c_char_p), ("function", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p)]
+
+
+FASTCALL = 0x80
+
+
+class Known(NamedTuple):
+    """``call(entry, array, sequence number)`` sums arrays of `dtype`; `memory` is what the entry points to."""
+
+    dtype: Any
+    call: Callable[[int, Host, int], int]
+    entry: int
+    signature: Signature
+    memory: Any
+
+
+class FastPair:
+    """The blocking exchange in C, for arrays that it has met before under the same name."""
+
+    def __init__(self, comm: MPI.Comm, channel: str, call: Callable[[int, Host, int], int], sendrecv: int):
+        from mpi4py import MPI
+        self._comm, self._channel, self._call, self._error = comm, channel, call, MPI.Exception
+        self._buffers = [ctypes.create_string_buffer(HEADER_BYTES + PAIR_BYTES) for _ in range(2)]
+        sending, arriving = (ctypes.addressof(buffer) for buffer in self._buffers)
+        self._common = {"sendrecv": sendrecv, "byte": MPI._handleof(MPI.BYTE), "comm": MPI._handleof(comm), "sending": sending,
+                        "arriving": arriving, "peer": 1 - comm.rank, "tag": HEADER_TAG, "room": HEADER_BYTES + PAIR_BYTES}
+        self.known: dict[str, Known] = {}
+
+    def learn(self, array: Host, name: str, signature: Signature) -> None:
+        """From now on `known[name]` takes arrays of this dtype and size."""
+        packed = bytearray(HEADER_BYTES)
+        signature.pack_into(packed, 0)
+        header = ctypes.create_string_buffer(bytes(packed), HEADER_BYTES)
+        entry = Entry(header=ctypes.addressof(header), nbytes=array.nbytes, kind=KINDS[array.dtype.name], **self._common)
+        self.known[name] = Known(array.dtype, self._call, ctypes.addressof(entry), signature, (entry, header))
+
+    def summed(self, code: int, known: Known, sequence: int) -> bool:
+        """What the C function's answer means: True; False when it did nothing; DesyncError, PeerError as all collectives."""
+        if code in (0, UNSUITED):
+            return code == 0
+        self._fail(code, known.signature, sequence)
+        return False
+
+    def _fail(self, code: int, signature: Signature, sequence: int) -> None:
+        if code == DIFFERENT:
+            check_header(bytearray(self._buffers[1].raw), self._comm, self._channel, sequence, signature)
+        error = self._error(code)
+        raise PeerError(f'{signature.text} on channel "{self._channel}": MPI reports {error}; another rank was probably '
+                        f"lost") from error
+
+
+def fast_pair(comm: MPI.Comm, channel: str) -> FastPair | None:
+    """The exchange in C; None without a compiler, or where MPI's handles are not pointers (MPICH's are integers)."""
+    from mpi4py import MPI
+    call, sendrecv = _builtin(), getattr(ctypes.CDLL(MPI.__file__), "MPI_Sendrecv", None)
+    if call is None or sendrecv is None or MPI._sizeof(MPI.Comm) != ctypes.sizeof(ctypes.c_void_p):
+        return None
+    return FastPair(comm, channel, call, ctypes.cast(sendrecv, ctypes.c_void_p).value or 0)
+
+
+@cache
+def _builtin() -> Callable[[int, Host, int], int] | None:
+    """The C function as a builtin of this interpreter, called in 0.1 us; by way of ctypes it took 1 to 4."""
+    library = native.load("pair")
+    if library is None:
+        return None
+    method = Method(b"exchange", ctypes.cast(library.exchange, ctypes.c_void_p).value, FASTCALL, None)
+    make = ctypes.pythonapi.PyCFunction_NewEx
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    _kept.append(method)                                      # the builtin points to it
+    found: Callable[[int, Host, int], int] = make(ctypes.addressof(method), None, None)
+    return found
+
+
+_kept: list[Method] = []

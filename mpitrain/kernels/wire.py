@@ -1,0 +1,138 @@
+"""Numbers of 16 bits on the wire, sums in float32: what a message holds, and the arithmetic before and after it.
+
+NumPy has no bfloat16, so packed values of either format live in uint16 arrays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mpitrain.backend import native
+from mpitrain.errors import ConfigError, nearest
+from mpitrain.kernels.library import TYPES, _address
+
+Host: TypeAlias = np.ndarray[Any, Any]
+NAN = {"bfloat16": 0x7FC0, "float16": 0x7E00}        # one for all, so that no bit depends on which operand of a sum was NaN
+
+
+@dataclass(frozen=True)
+class Format:
+    """One 16-bit format. `x` are float32, `packed` and `to` uint16 arrays, contiguous, of one length, overlapping nowhere.
+
+    Rounds to nearest, ties to even. The C code and NumPy give the same bits.
+    """
+
+    name: str
+
+    def pack(self, x: Host, to: Host) -> None:
+        """to = x, rounded."""
+        self._run("pack", x, to)
+
+    def unpack(self, packed: Host, x: Host) -> None:
+        """x = packed."""
+        self._run("unpack", packed, x)
+
+    def round(self, x: Host, to: Host) -> None:
+        """to = x = x, rounded: the sender keeps what the receiver gets."""
+        self._run("round", x, to)
+
+    def add(self, packed: Host, x: Host) -> None:
+        """x = packed + x, not rounded."""
+        self._run("add", packed, x)
+
+    def add_pack(self, packed: Host, x: Host, to: Host) -> None:
+        """to = packed + x, rounded; x stays."""
+        self._run("add_pack", packed, x, to)
+
+    def add_round(self, packed: Host, x: Host, to: Host) -> None:
+        """to = x = packed + x, rounded."""
+        self._run("add_round", packed, x, to)
+
+    def _run(self, what: str, *arrays: Host) -> None:
+        functions = compiled(self.name) or REFERENCE[self.name]
+        functions[what](*arrays)
+
+
+def format_of(name: str) -> Format:
+    """The format called "bfloat16" or "float16"; ConfigError for another name."""
+    if name not in REFERENCE:
+        raise ConfigError(f'unknown wire format "{name}"{nearest(name, (*REFERENCE, "float32"))}')
+    return FORMATS[name]
+
+
+def wire_format(name: str | None) -> Format | None:
+    """The same, and None for "float32" and None: nothing is packed."""
+    return None if name is None or name == "float32" else format_of(name)
+
+
+def pack_bfloat16(x: Host, to: Host) -> None:
+    bits = x.view(np.uint32)
+    to[...] = (bits + (0x7FFF + (bits >> 16 & 1)).astype(np.uint32)) >> 16
+    to[np.isnan(x)] = NAN["bfloat16"]
+
+
+def unpack_bfloat16(packed: Host, x: Host) -> None:
+    x.view(np.uint32)[...] = packed.astype(np.uint32) << 16
+
+
+def pack_float16(x: Host, to: Host) -> None:
+    with np.errstate(over="ignore", under="ignore"):
+        to[...] = x.astype(np.float16).view(np.uint16)
+    to[np.isnan(x)] = NAN["float16"]
+
+
+def unpack_float16(packed: Host, x: Host) -> None:
+    x[...] = packed.view(np.float16)
+
+
+Function: TypeAlias = Callable[..., None]
+
+
+def _reference(pack: Function, unpack: Function) -> dict[str, Function]:
+    def sum_of(packed: Host, x: Host) -> Host:
+        total = np.empty_like(x)
+        unpack(packed, total)
+        with np.errstate(over="ignore", invalid="ignore"):
+            total += x
+        return total
+
+    def round_(x: Host, to: Host) -> None:
+        pack(x, to)
+        unpack(to, x)
+
+    def add(packed: Host, x: Host) -> None:
+        x[...] = sum_of(packed, x)
+
+    def add_round(packed: Host, x: Host, to: Host) -> None:
+        pack(sum_of(packed, x), to)
+        unpack(to, x)
+
+    return {"pack": pack, "unpack": unpack, "round": round_, "add": add, "add_round": add_round,
+            "add_pack": lambda packed, x, to: pack(sum_of(packed, x), to)}
+
+
+REFERENCE = {"bfloat16": _reference(pack_bfloat16, unpack_bfloat16), "float16": _reference(pack_float16, unpack_float16)}
+FORMATS = {name: Format(name) for name in REFERENCE}
+
+
+@cache
+def compiled(name: str) -> dict[str, Function] | None:
+    """The C functions of one format; None without a compiler."""
+    library = native.load("wire")
+    return None if library is None else {what: _bind(library, f"{what}_{name}") for what in REFERENCE[name]}
+
+
+def _bind(library: ctypes.CDLL, function: str) -> Function:
+    call = getattr(library, function)
+    call.restype = None
+    call.argtypes = [TYPES["p"]] * (3 if function.startswith(("add_pack", "add_round")) else 2) + [TYPES["i"]]
+
+    def run(*arrays: Host) -> None:
+        call(*map(_address, arrays), arrays[0].size)
+    return run
