@@ -7,7 +7,7 @@ A host is a network namespace with a name, a /dev/shm and half of the cores of i
 link joins them, shaped both ways by a token bucket (two_hosts.sh). mpirun runs on `left` and reaches `right` through an agent
 in the place of ssh; the first half of the ranks is on `left`. The hosts vanish with the process that made them.
 
-Needs Linux, root or unprivileged user namespaces, iproute2 and util-linux; `why_not` says what is missing.
+Needs Linux, root, iproute2, util-linux and Open MPI; `why_not` says what is missing.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from launch import ROOT, Job, Result, clean_environment, find_mpirun, is_python,
 SCRIPT = ROOT / "tests/two_hosts.sh"
 NAMES = ("left", "right")
 TOOLS = ("unshare", "nsenter", "ip", "tc", "mount", "taskset", "hostname")
+# The namespaces that both hosts live in; --kill-child is for the case that unshare itself is killed.
+UNSHARE = ("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
 UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 # What a host is made of, tried once in namespaces that go at once; prints the first thing that is not permitted.
 PROBE = """mount -t tmpfs none /run; ip netns add a; ip netns add b; ip -n a link add link0 type veth peer name link0 netns b
@@ -36,16 +38,18 @@ tc -n a qdisc add dev link0 root tbf rate 1gbit burst 64k latency 50ms; ip netns
 @cache
 def why_not() -> str:
     """Why two hosts cannot be had here, in one line; empty if they can."""
+    if os.geteuid():
+        return f"two hosts on one machine need root, to make network namespaces; this is user {os.geteuid()}"
     path = environment()["PATH"]
     if missing := [tool for tool in TOOLS if not shutil.which(tool, path=path)]:
         return f"two hosts on one machine need {', '.join(missing)} (Linux; packages iproute2, util-linux, hostname)"
     version = subprocess.run([find_mpirun(), "--version"], capture_output=True, text=True).stdout
     if "Open MPI" not in version:
         return f"two hosts on one machine need Open MPI's mpirun, which takes an agent for ssh; found {version[:60]!r}"
-    probe = subprocess.run([*unshare(), "sh", "-ec", PROBE], capture_output=True, text=True, env=environment())
+    probe = subprocess.run([*UNSHARE, "sh", "-ec", PROBE], capture_output=True, text=True, env=environment())
     if probe.returncode:
         reason = " ".join(probe.stderr.split()) or f"exit code {probe.returncode}"
-        return f"two hosts on one machine need root (or user namespaces) and a kernel with veth and tbf: {reason}"
+        return f"two hosts on one machine need CAP_SYS_ADMIN, CAP_NET_ADMIN, veth and tbf: {reason}"
     return ""
 
 
@@ -54,8 +58,7 @@ class Hosts:
 
     def __init__(self, holder: int, rate: str):
         self.rate = bits(rate)                            # bits per second, each way
-        self._enter = ["nsenter", "--target", str(holder), *(["--user", "--preserve-credentials"] if os.geteuid() else []),
-                       "--mount", "--net", f"--pid=/proc/{holder}/ns/pid_for_children"]
+        self._enter = ["nsenter", "--target", str(holder), "--mount", "--net", f"--pid=/proc/{holder}/ns/pid_for_children"]
 
     def mpirun(self, n: int, *args: str | os.PathLike[str], timeout: float = 60, env: Mapping[str, str] | None = None,
                cwd: str | os.PathLike[str] | None = None, mpi_args: tuple[str, ...] = ()) -> Result:
@@ -102,7 +105,7 @@ class HostJob(Job):
 def two_hosts(rate: str = "1gbit") -> Iterator[Hosts]:
     """Both hosts, until the block ends; `rate` as tc writes it (``100mbit``, ``2.5gbit``). Whatever runs there then is killed."""
     left, right = halves(sorted(os.sched_getaffinity(0)))
-    command = [*unshare(), "sh", str(SCRIPT), f"{bits(rate)}bit", str(burst(bits(rate))), left, right]
+    command = [*UNSHARE, "sh", str(SCRIPT), f"{bits(rate)}bit", str(burst(bits(rate))), left, right]
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                               env=environment(), start_new_session=True)
     assert holder.stdin and holder.stdout
@@ -119,12 +122,6 @@ def two_hosts(rate: str = "1gbit") -> Iterator[Hosts]:
         holder.stdin.close()                              # process 1 reads its end and goes, and with it everything
         holder.wait(10)
         holder.stdout.close()
-
-
-def unshare() -> list[str]:
-    """The command that makes the namespaces both hosts live in, with the rights of root inside."""
-    user = ["--map-root-user"] if os.geteuid() else []
-    return ["unshare", *user, "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
 def environment() -> dict[str, str]:

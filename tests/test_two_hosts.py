@@ -152,6 +152,11 @@ def test_a_rate_that_is_none_is_refused_with_what_it_should_be() -> None:
         pass
 
 
+def test_a_user_without_root_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert why_not.__wrapped__() == "two hosts on one machine need root, to make network namespaces; this is user 1000"
+
+
 def test_a_missing_tool_is_named_in_the_reason_to_skip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "TOOLS", ("sh", "no-such-tool"))
     assert why_not.__wrapped__() == ("two hosts on one machine need no-such-tool "
@@ -165,8 +170,7 @@ def test_another_mpi_is_named_in_the_reason_to_skip(monkeypatch: pytest.MonkeyPa
 
 def test_what_the_kernel_does_not_permit_is_the_reason_to_skip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "PROBE", "printf 'no\nveth\n' >&2; exit 2")
-    assert why_not.__wrapped__() == ("two hosts on one machine need root (or user namespaces) and a kernel with veth and tbf: "
-                                     "no veth")
+    assert why_not.__wrapped__() == ("two hosts on one machine need CAP_SYS_ADMIN, CAP_NET_ADMIN, veth and tbf: no veth")
 
 
 def test_hosts_that_do_not_start_say_what_went_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
