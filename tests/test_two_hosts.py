@@ -105,7 +105,9 @@ def test_a_sum_takes_as_long_as_the_link_needs_for_it_and_its_bytes_cross_the_li
         seconds = objects(slow.mpirun(2, PROGRAM, "allreduce", str(size)))[0]["seconds"]
         law = (size - harness.burst(slow.rate)) * 8 / slow.rate
         assert law > 0.3 and min(seconds) >= law
-        assert min(seconds) < 3 * law                             # measured 1.05; unshaped it is 0.05
+        # Measured 1.06, 1.6 or 2.1 times it: of a large message Open MPI sends the permission to go on behind the data of
+        # the other direction, which then waits. A far slower link than asked for would be a fault of these hosts.
+        assert min(seconds) < 8 * law
         for name in ("left", "right"):
             assert 5 * size <= slow.bytes_sent(name) < 1.5 * 5 * size
 
@@ -206,6 +208,21 @@ def test_a_run_stopped_on_both_hosts_resumes_to_the_same_bits(hosts: Hosts, tmp_
     ok(hosts.mpirun(2, *command, "run.out=cut", "--resume", cwd=tmp_path))
     whole, cut = (json.loads((tmp_path / name / "run.json").read_text()) for name in ("whole", "cut"))
     assert whole["parameters_sha256"] == cut["parameters_sha256"]
+
+
+def test_a_measurement_runs_across_the_link_once_for_each_rate() -> None:
+    command = [sys.executable, ROOT / "benchmarks/two_hosts.py", "--rate", "100mbit", "--rate", "1gbit", PROGRAM, "where"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert said.returncode == 0, said.stderr
+    assert re.findall(r"^(\w+): the sum of 4 MiB takes [\d.]+ ms, at least [\d.]+ ms by the rate$", said.stdout, re.M) == \
+        ["100mbit", "1gbit"]
+    assert re.findall(r'"host": "(\w+)"', said.stdout).count("right") == 2
+
+
+def test_a_measurement_that_fails_says_so() -> None:
+    command = [sys.executable, ROOT / "benchmarks/two_hosts.py", FAULTS, "bug", "1"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert said.returncode == 1 and said.stderr.startswith("exit code 70\n") and "host=right: ZeroDivisionError" in said.stderr
 
 
 # Failures across them
