@@ -19,7 +19,8 @@ def where() -> None:
     world = start()
     node = world.comm.Split_type(MPI.COMM_TYPE_SHARED)
     about = {"rank": world.rank, "host": os.uname().nodename, "node": node.allgather(world.rank),
-             "cores": sorted(os.sched_getaffinity(0)), "asked": os.environ.get("ASKED"), "unasked": os.environ.get("UNASKED")}
+             "cores": sorted(os.sched_getaffinity(0)), "asked": os.environ.get("ASKED"), "unasked": os.environ.get("UNASKED"),
+             "mca": {name: value for name, value in os.environ.items() if name.startswith("OMPI_MCA_btl_")}}
     print(json.dumps(about), flush=True)
 
 
@@ -41,4 +42,7 @@ def allreduce(size: int) -> None:
 
 
 if __name__ == "__main__":
-    {"where": where, "allreduce": allreduce}[sys.argv[1]](*map(int, sys.argv[2:]))
+    if sys.argv[1] == "where":
+        where()
+    else:
+        allreduce(int(sys.argv[2]))

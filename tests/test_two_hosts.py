@@ -211,12 +211,20 @@ def test_a_run_stopped_on_both_hosts_resumes_to_the_same_bits(hosts: Hosts, tmp_
 
 
 def test_a_measurement_runs_across_the_link_once_for_each_rate() -> None:
-    command = [sys.executable, ROOT / "benchmarks/two_hosts.py", "--rate", "100mbit", "--rate", "1gbit", PROGRAM, "where"]
+    command = [sys.executable, ROOT / "benchmarks/two_hosts.py", "--rate", "100mbit", "--rate", "1gbit",
+               "--mca", "btl_tcp_links=2", PROGRAM, "where"]
     said = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert said.returncode == 0, said.stderr
     assert re.findall(r"^(\w+): the sum of 4 MiB takes [\d.]+ ms, at least [\d.]+ ms by the rate$", said.stdout, re.M) == \
         ["100mbit", "1gbit"]
     assert re.findall(r'"host": "(\w+)"', said.stdout).count("right") == 2
+    assert said.stdout.count('"OMPI_MCA_btl_tcp_links": "2"') == 4
+
+
+def test_a_setting_without_a_value_is_refused() -> None:
+    command = [sys.executable, ROOT / "benchmarks/two_hosts.py", "--mca", "btl_tcp_links", PROGRAM, "where"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert said.returncode == 2 and "argument --mca: expected NAME=VALUE, found 'btl_tcp_links'" in said.stderr
 
 
 def test_a_measurement_that_fails_says_so() -> None:
