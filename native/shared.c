@@ -142,7 +142,7 @@ typedef struct {
     Slot *slot;
     char *records, *scratch;        /* [slots][n][RECORD]; [n][slots][scratch_bytes] */
     const int32_t *program;
-    char *own, **arrays;            /* this rank's array; every rank's, as this process sees them (TWO_SHOT, PARTIAL) */
+    char **arrays;                  /* every rank's array as this process sees it (TWO_SHOT, PARTIAL) */
     char record[RECORD];
 } Plan;
 
@@ -206,20 +206,21 @@ static int wait_for(Gate *gate, u32 target, i64 spin, i64 limit)
 
 static char *scratch_of(const Plan *p, i64 rank, i64 slot) { return p->scratch + (rank * p->slots + slot) * p->scratch_bytes; }
 
-static void sum(const Plan *p, i64 slot)
+static void sum(const Plan *p, char *own, i64 slot)
 {
     if (p->mode == ONE_SHOT) {
         const char *sources[p->n];
         for (i64 r = 0; r < p->n; r++) sources[r] = scratch_of(p, r, slot);
-        fold(p->type, sources, p->program, p->length, &p->own, 1, 0, p->count, 0);
+        fold(p->type, sources, p->program, p->length, &own, 1, 0, p->count, 0);
     } else if (p->mode == TWO_SHOT)
         fold(p->type, (const char *const *)p->arrays, p->program, p->length, p->arrays, p->n, p->start, p->stop, p->stream);
     else if (p->mode == PARTIAL)
-        fold(p->type, (const char *const *)p->arrays, p->program, p->length, &p->own, 1, p->start, p->stop, 0);
+        fold(p->type, (const char *const *)p->arrays, p->program, p->length, &own, 1, p->start, p->stop, 0);
 }
 
-/* Moves a collective on from `state` as far as it goes within `limit` ns of waiting; returns the state reached. */
-int advance(const Plan *p, i64 sequence, int state, i64 spin, i64 limit)
+/* Moves a collective over `own`, this rank's array, on from `state` as far as it goes within `limit` ns of waiting (below 0: to
+   ARRIVED at most); returns the state reached. */
+int advance(const Plan *p, char *own, i64 sequence, int state, i64 spin, i64 limit)
 {
     i64 slot = sequence % p->slots;
     u32 before = (u32)(sequence / p->slots * p->n), target = before + (u32)p->n;
@@ -229,14 +230,14 @@ int advance(const Plan *p, i64 sequence, int state, i64 spin, i64 limit)
         if (!wait_for(finished, before, spin, limit)) return QUEUED;      /* the slot's last use */
         memcpy(mine, p->record, RECORD);
         memcpy(mine, &sequence, sizeof sequence);
-        if (p->mode == ONE_SHOT) memcpy(scratch_of(p, p->rank, slot), p->own, p->count * p->itemsize);
+        if (p->mode == ONE_SHOT) memcpy(scratch_of(p, p->rank, slot), own, p->count * p->itemsize);
         enter(arrived, target);
         state = ARRIVED;
     }
     if (state == ARRIVED) {
-        if (!wait_for(arrived, target, spin, limit)) return ARRIVED;
+        if (limit < 0 || !wait_for(arrived, target, spin, limit)) return ARRIVED;
         for (i64 r = 0; r < p->n; r++) if (memcmp(records + r * RECORD, mine, COMPARED)) return -1 - (int)r;
-        sum(p, slot);
+        sum(p, own, slot);
         if (p->mode == PARTIAL) return PARTLY;
         enter(finished, target);
         if (p->mode != TWO_SHOT) return DONE;                 /* the result depends on nobody else any more */
@@ -247,11 +248,11 @@ int advance(const Plan *p, i64 sequence, int state, i64 spin, i64 limit)
 }
 
 /* After PARTLY: this rank's slice, complete now, goes to the others on the node. */
-int spread(const Plan *p, i64 sequence)
+int spread(const Plan *p, const char *own, i64 sequence)
 {
     i64 slot = sequence % p->slots, offset = p->start * p->itemsize, bytes = (p->stop - p->start) * p->itemsize;
     for (i64 r = 0; r < p->n; r++)
-        if (r != p->rank && bytes) memcpy(p->arrays[r] + offset, p->own + offset, bytes);
+        if (r != p->rank && bytes) memcpy(p->arrays[r] + offset, own + offset, bytes);
     enter(&p->slot[slot].finished, (u32)((sequence / p->slots + 1) * p->n));
     return SUMMED;
 }

@@ -136,8 +136,8 @@ def kernels() -> ctypes.CDLL | None:
     if library is not None:
         p, i, c = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         library.fold.argtypes, library.fold.restype = [i, p, p, i, p, i, i, i, i], None
-        library.advance.argtypes, library.advance.restype = [p, i, c, i, i], c
-        library.spread.argtypes, library.spread.restype = [p, i], c
+        library.advance.argtypes, library.advance.restype = [p, p, i, c, i, i], c
+        library.spread.argtypes, library.spread.restype = [p, p, i], c
     return library
 
 

@@ -1,0 +1,325 @@
+"""All-reduce in memory that the ranks of a node share: no message, no copy, one pass over the data.
+
+    rank 0's array   [ slice 0 | slice 1 ]        each rank waits until all arrays are ready, sums its slice of all of them
+    rank 1's array   [ slice 0 | slice 1 ]        in a fixed order and writes the sum into every array: two phases, 2 S bytes
+                         ^ 0       ^ 1            moved a rank, whatever the number of ranks
+
+Small arrays are copied into a scratch buffer each instead, wherever they lie, and every rank sums all copies for itself: one
+phase. With several nodes the slice's sum goes to the ranks of the same number on the other nodes before it is written.
+What does not lie in shared memory goes by messages.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpitrain.comm.buffers import Host
+from mpitrain.comm.channel import Channel
+from mpitrain.comm.flags import (ARRIVED, DONE, MESSAGE, ONE_SHOT, PARTIAL, PARTLY, QUEUED, SCRATCH_BYTES, SLOTS, SUMMED, TWO_SHOT,
+                                 Control, Engine, Native, Plan, Polling, can_poll)
+from mpitrain.comm.fold import TYPES, check_program, kernels, left_fold, type_name
+from mpitrain.comm.node import Node
+from mpitrain.comm.signature import Signature
+from mpitrain.errors import DesyncError, ShapeError
+
+if TYPE_CHECKING:
+    from mpitrain.comm.interpreter import Work
+    from mpitrain.schedules.steps import Algorithm
+
+SPIN = 30_000                                                 # ns awake before sleeping: a flag crosses cores in 0.1 us, a wake-up takes 5 to 50
+LIMIT = 100_000_000                                           # ns in C at a time; then signals, other messages, and a look at the time
+LOOK = 0.5                                                    # s without a move before a look at whether the others live, and between looks
+LINE = 64                                                     # bytes; slices end on cache lines, so no two ranks write to one
+STREAM_BYTES = 1 << 62                                        # of one array, from which sums are stored around the caches
+
+
+class SharedWork:
+    """An all-reduce on its way; like `interpreter.Work`."""
+
+    __slots__ = ("address", "array", "channel", "crossing", "messages", "plan", "sequence", "state")
+
+    def __init__(self, channel: SharedChannel, plan: Plan, array: Host, address: int, sequence: int, messages: Work | None):
+        self.channel, self.plan, self.array, self.address, self.sequence = channel, plan, array, address, sequence
+        self.state, self.messages = QUEUED, messages
+        self.crossing: Work | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.state == DONE and (self.messages is None or self.messages.done)
+
+    def test(self) -> bool:
+        """Move on as far as the others have come; whether the result is there. Never blocks."""
+        if self.state != DONE:
+            self.channel.move()
+        return self.state == DONE and (self.messages is None or self.messages.test())
+
+    def wait(self) -> None:
+        """Return when the result is there; moves everything else in flight meanwhile."""
+        if self.state != DONE:
+            self.channel.wait(self)
+        if self.messages is not None:
+            self.messages.wait()
+
+
+class SharedChannel:
+    """`channel`, with memory shared on the node for what lies in it. Owns `channel`, not `node`.
+
+    Made and closed by all ranks of the channel together; they must be the ranks that `node` was made from, in its order. All
+    methods are collective in the same order (DesyncError). `order` gives the order in which the ranks of a node are added up, as
+    a program of `comm.fold`. Where memory cannot be shared, everything goes by messages and `notes` says why.
+    """
+
+    def __init__(self, channel: Channel, node: Node, *, order: Callable[[int], Sequence[int]] = left_fold,
+                 stream_bytes: int = STREAM_BYTES):
+        assert (channel.rank, channel.size) == (node.base.rank, node.base.size), "the node is of another communicator"
+        self.channel, self.node = channel, node
+        self.name, self.size, self.rank = channel.name, channel.size, channel.rank
+        self.order = list(order(node.size))
+        check_program(self.order, node.size)
+        self.cross: Channel | None = None
+        self._progress, self._lock = node.progress, threading.Lock()
+        self._spin = 0 if node.crowded else SPIN
+        self._stream_bytes = stream_bytes
+        self._queue: deque[SharedWork] = deque()
+        self._mover = _Mover(self)
+        self._sequence = 0
+        self._plans: dict[tuple[int, int, Any, str], Plan] = {}
+        self._windows: list[list[Host]] = []                  # of each `allocate`: every rank's part
+        self.notes = [reason] if (reason := self._obstacle()) else []
+        self.shared = not self.notes and self.size > 1
+        if self.shared:
+            self._open()
+
+    @property
+    def algorithm(self) -> str | Algorithm:
+        return self.channel.algorithm
+
+    def allocate(self, nbytes: int) -> Host:
+        """`nbytes` bytes, zero at first, on a cache line; every rank asks for the same sizes in the same order.
+
+        In shared memory where that can be had, else this rank's own; `notes` says which. Valid until the node is closed.
+        """
+        parts = self.node.allocate(nbytes, self.name) if self.shared else None
+        if self.shared and self.channel.gather_objects(parts is None).count(True):
+            self.notes += [note for note in self.node.notes if note not in self.notes] or \
+                [f"{self.name}: no shared memory on another node, messages instead"]
+            parts = None
+        if parts is None:
+            block = np.zeros(nbytes + LINE, np.uint8)
+            return block[-block.ctypes.data % LINE:][:nbytes]
+        self._windows.append(parts)
+        return parts[self.node.rank]
+
+    def allreduce(self, array: Any, *, name: str, dtype: str | None = None) -> None:
+        """Replace `array` by its sum over the ranks, in place; the same bits on every rank."""
+        self.start_allreduce(array, name, dtype).wait()
+
+    def start_allreduce(self, array: Any, name: str, dtype: str | None = None) -> Work | SharedWork:
+        """Begin `allreduce` and return; `array` belongs to the work until that is done. Any number may be in flight.
+
+        `dtype` names a number type that NumPy has not: "bfloat16" for an array of uint16.
+        """
+        if not self.shared:
+            return self._by_messages(array, name, dtype)
+        address = _address(array)
+        small = self.cross is None and array.nbytes <= SCRATCH_BYTES
+        key = (0 if small and address else address or -1, array.size, dtype or array.dtype, name)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plan(array, address, name, dtype)
+            if plan.mode != MESSAGE:                          # an array elsewhere may lie anywhere the next time
+                self._plans[key] = plan
+        messages = self._by_messages(array, name, dtype) if plan.mode == MESSAGE and array.size else None
+        with self._lock:
+            work = SharedWork(self, plan, array.reshape(-1) if array.ndim > 1 else array, address, self._sequence, messages)
+            self._sequence += 1
+            waiting = self._queue and self._queue[-1].state in (QUEUED, ARRIVED)
+            self._advance(work, -1 if waiting and self.cross is not None else 0)    # other nodes need the order of starts
+            if work.state != DONE:
+                self._queue.append(work)
+                self._mover.enlist()
+        return work
+
+    def move(self) -> bool:
+        """Move everything in flight as far as the others have come; whether nothing is in flight any more. Never blocks."""
+        if not self._lock.acquire(blocking=False):
+            return False                                      # another thread does it
+        try:
+            for work in self._queue:
+                self._advance(work, 0)
+                if work.state in (QUEUED, ARRIVED):           # nobody is further with what began later
+                    break
+            while self._queue and self._queue[0].state == DONE:
+                self._queue.popleft()
+            return not self._queue
+        finally:
+            self._lock.release()
+
+    def wait(self, work: SharedWork) -> None:
+        """Return when the shared part of `work` is done. What began before it is summed first: others may wait for that."""
+        looked = time.monotonic()
+        while work.state != DONE:
+            alone = self._progress.only(self._mover)
+            with self._lock:
+                first = next((w for w in self._queue if w.state in (QUEUED, ARRIVED)), work)
+                first = work if first.sequence > work.sequence else first
+                before = first.state
+                self._advance(first, LIMIT if alone and first.state != PARTLY else 0)
+            if first.state != before:
+                continue
+            if not alone:
+                self._progress.progress()
+                os.sched_yield()                              # ranks may outnumber cores; polling must not starve the peer
+            if time.monotonic() - looked > LOOK:
+                self.node.check_alive(f"{work.plan.signature.text} on channel \"{self.name}\"")
+                looked = time.monotonic()
+        if self.move():
+            self._mover.dismiss()
+
+    def close(self) -> None:
+        """Free the channels. Nothing may be in flight; the memory lives on until the node is closed."""
+        if self.cross is not None:
+            self.cross.close()
+        self.channel.close()
+
+    def _obstacle(self) -> str:
+        """Why this cannot be shared, or nothing; the same on all ranks."""
+        facts = self.channel.gather_objects([self.node.size, kernels() is not None, can_poll()])
+        self._native = all(native for _, native, _ in facts)
+        sizes = {size for size, _, _ in facts}
+        if len(sizes) > 1:
+            return f"{self.name}: nodes have from {min(sizes)} to {max(sizes)} ranks, messages instead of shared memory"
+        if sizes == {1} and self.size > 1:
+            return f"{self.name}: one rank on each node, messages instead of shared memory"
+        if not self._native and not all(x86 for _, _, x86 in facts):
+            return f"{self.name}: no C compiler, and this CPU may reorder stores, messages instead of shared memory"
+        return ""
+
+    def _open(self) -> None:
+        node = self.node
+        block = node.block(Control.nbytes(node.size), self.name)
+        if any(self.channel.gather_objects(block is None)):
+            self.notes += node.notes or [f"{self.name}: no shared memory on another node, messages instead"]
+            self.shared = False
+            return
+        assert block is not None
+        self._control = Control(block, node.size, node.rank)
+        self._engine: Engine = Native(kernels()) if self._native else Polling(self._control)
+        if node.size < self.size:
+            comm = node.base.Split(node.rank, node.base.rank)
+            self.cross = Channel(comm, f"{self.name} across nodes", algorithm=self.channel.algorithm, progress=self._progress)
+
+    def _by_messages(self, array: Any, name: str, dtype: str | None) -> Work:
+        if dtype not in (None, array.dtype.name):
+            raise ShapeError(f'{dtype} array "{name}" on channel "{self.name}" cannot go by messages; let it lie in memory of '
+                             f"`allocate`" + (f" ({self.notes[-1]})" if self.notes else ""))
+        return self.channel.start_allreduce(array, name)
+
+    def _plan(self, array: Any, address: int, name: str, dtype: str | None) -> Plan:
+        number_type = dtype or array.dtype.name
+        if dtype is not None:
+            type_name(array, dtype)                           # ShapeError for what the kernels have not
+        mode, place, parts = MESSAGE, "", []
+        window = next((i for i, w in enumerate(self._windows) if _inside(w[self.node.rank], address, array.nbytes)), None)
+        if number_type in TYPES and array.size:
+            if address and self.cross is None and array.nbytes <= SCRATCH_BYTES:
+                mode = ONE_SHOT
+            elif address and window is not None and not (self.cross is not None and number_type == "bfloat16"):
+                offset = address - self._windows[window][self.node.rank].ctypes.data
+                parts = [part[offset:offset + array.nbytes] for part in self._windows[window]]
+                mode, place = (TWO_SHOT if self.cross is None else PARTIAL), f" at byte {offset} of arena {window}"
+        own = _slice(address, array.itemsize, array.size, self.node.size, self.node.rank)
+        signature = Signature.of("allreduce", name + (place or (" by messages" if mode == MESSAGE else "")), number_type, array.size)
+        return Plan(self._control, mode, number_type, array.size, self.order, signature, parts, own,
+                    array.nbytes >= self._stream_bytes)
+
+    def _advance(self, work: SharedWork, limit: int) -> None:
+        if work.state in (DONE, PARTLY):
+            self._cross(work)
+            if work.state != SUMMED:
+                return
+        state = self._engine.advance(work.plan, work.array, work.address, work.sequence, work.state, self._spin, limit)
+        if state < 0:
+            raise self._desync(work, -1 - state)
+        work.state = state
+        if state == PARTLY:
+            self._cross(work)
+
+    def _cross(self, work: SharedWork) -> None:
+        """Between nodes: this rank's slice of the node's sum is summed with the other nodes', then given to the node."""
+        if work.state != PARTLY:
+            return
+        assert self.cross is not None
+        if work.crossing is None:
+            start, stop = work.plan.own_slice
+            work.crossing = self.cross.start_allreduce(work.array[start:stop], work.plan.signature.text)
+        if work.crossing.test():
+            work.state = self._engine.spread(work.plan, work.array, work.address, work.sequence)
+
+    def _desync(self, work: SharedWork, other: int) -> DesyncError:
+        number, text = self._control.record(work.sequence, other)
+        return DesyncError(f'channel "{self.name}": rank {self.rank} is at shared collective {work.sequence}, '
+                           f"{work.plan.signature.text}; rank {self.node.ranks[other]} is at shared collective {number}, {text}; "
+                           f"every rank must start the same collectives in the same order")
+
+
+class _Mover:
+    """What stands for all shared works of a channel among what is in flight."""
+
+    def __init__(self, channel: SharedChannel):
+        self._channel, self.done = channel, True
+
+    def enlist(self) -> None:
+        if self.done:
+            self.done = False
+            self._channel.node.progress.add(self)
+
+    def dismiss(self) -> None:
+        self.done = True
+        self._channel.node.progress.discard(self)
+
+    def test(self) -> bool:
+        self.done = self._channel.move()
+        return self.done
+
+
+_Memory = ctypes.c_char * 1
+_memory_of, _address_of = _Memory.from_buffer, ctypes.addressof       # 1 us; `array.ctypes.data` takes three times that
+
+
+def _address(array: Any) -> int:
+    """Where a host array begins; 0 for an empty one or one of a GPU. AssertionError for gaps and for read-only memory."""
+    if type(array) is not np.ndarray or not array.size:
+        return 0
+    try:
+        return _address_of(_memory_of(array))
+    except (TypeError, ValueError):
+        assert array.flags.c_contiguous, f"a collective needs a contiguous array, not strides {array.strides} of {array.shape}"
+        assert array.flags.writeable, "a collective writes its result into the array, which is read-only"
+        raise
+
+
+def _inside(part: Host, address: int, nbytes: int) -> bool:
+    begin = part.ctypes.data
+    return begin <= address and address + nbytes <= begin + part.nbytes
+
+
+def _slice(address: int, itemsize: int, count: int, n: int, rank: int) -> tuple[int, int]:
+    """Slice `rank` of n almost equal ones of an array, cut between cache lines."""
+    per_line = LINE // itemsize
+    head = (-address % LINE) // itemsize                      # elements before the first whole line
+
+    def cut(index: int) -> int:
+        if index in (0, n):
+            return count if index else 0
+        middle = index * count // n
+        return min(count, max(0, middle - (middle - head) % per_line))
+    return cut(rank), cut(rank + 1)
