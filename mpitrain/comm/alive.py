@@ -28,7 +28,7 @@ class Alive:
     opened it, so nothing is left behind. Nobody else may open it: closing any descriptor of a file frees a process's locks.
     """
 
-    def __init__(self, comm: MPI.Intracomm):
+    def __init__(self, comm: MPI.Comm):
         self._rank, self._size = comm.rank, comm.size
         self._file = -1
         path = comm.bcast(_new_file() if comm.rank == 0 else None)

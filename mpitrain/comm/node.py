@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpitrain.comm.alive import Alive
 from mpitrain.comm.buffers import Host
@@ -27,13 +27,14 @@ class Node:
                  free: Callable[[], int] = free_bytes):
         from mpi4py import MPI
         self.base, self.progress = comm, progress
-        host = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
+        host: Any = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
         if color is not None:
             whole, host = host, host.Split(color, comm.rank)
             whole.Free()
-        self.comm = host
+        self.comm: MPI.Intracomm = host
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
-        self.rank, self.size = host.rank, host.size
+        self.rank: int = host.rank
+        self.size: int = host.size
         self.ranks: list[int] = host.allgather(comm.rank)     # the ranks of `comm`, by their number on the node
         self.cores = len(set().union(*host.allgather(_cores())))
         self.notes: list[str] = []

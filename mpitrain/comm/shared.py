@@ -11,7 +11,6 @@ What does not lie in shared memory goes by messages.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 import time
@@ -21,24 +20,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpitrain.comm import flags
 from mpitrain.comm.buffers import Host
 from mpitrain.comm.channel import Channel
-from mpitrain.comm.flags import (ARRIVED, DONE, MESSAGE, ONE_SHOT, PARTIAL, PARTLY, QUEUED, SCRATCH_BYTES, SLOTS, SUMMED, TWO_SHOT,
-                                 Control, Engine, Native, Plan, Polling, can_poll)
+from mpitrain.comm.flags import ARRIVED, DONE, MESSAGE, ONE_SHOT, PARTIAL, PARTLY, QUEUED, SUMMED, TWO_SHOT, Control, Engine, Plan
 from mpitrain.comm.fold import TYPES, check_program, kernels, left_fold, type_name
 from mpitrain.comm.node import Node
 from mpitrain.comm.signature import Signature
+from mpitrain.comm.window import LINE, address_of, inside, slice_between_lines
 from mpitrain.errors import DesyncError, ShapeError
 
 if TYPE_CHECKING:
     from mpitrain.comm.interpreter import Work
     from mpitrain.schedules.steps import Algorithm
 
-SPIN = 30_000                                                 # ns awake before sleeping: a flag crosses cores in 0.1 us, a wake-up takes 5 to 50
-LIMIT = 100_000_000                                           # ns in C at a time; then signals, other messages, and a look at the time
-LOOK = 0.5                                                    # s without a move before a look at whether the others live, and between looks
-LINE = 64                                                     # bytes; slices end on cache lines, so no two ranks write to one
-STREAM_BYTES = 1 << 62                                        # of one array, from which sums are stored around the caches
+SPIN = 30_000                         # ns awake before sleeping: a flag crosses cores in 0.1 us, a wake-up takes 5 to 50
+LIMIT = 100_000_000                   # ns in C at a time; then signals, other messages, and a look at the time
+LOOK = 0.25                           # s of waiting before a look at whether the others live, and between looks
+STREAM_BYTES = 1 << 62                # of one array, from which sums are stored around the caches
 
 
 class SharedWork:
@@ -113,7 +112,7 @@ class SharedChannel:
                 [f"{self.name}: no shared memory on another node, messages instead"]
             parts = None
         if parts is None:
-            block = np.zeros(nbytes + LINE, np.uint8)
+            block: Host = np.zeros(nbytes + LINE, np.uint8)
             return block[-block.ctypes.data % LINE:][:nbytes]
         self._windows.append(parts)
         return parts[self.node.rank]
@@ -129,8 +128,8 @@ class SharedChannel:
         """
         if not self.shared:
             return self._by_messages(array, name, dtype)
-        address = _address(array)
-        small = self.cross is None and array.nbytes <= SCRATCH_BYTES
+        address = address_of(array)
+        small = self.cross is None and array.nbytes <= flags.SCRATCH_BYTES
         key = (0 if small and address else address or -1, array.size, dtype or array.dtype, name)
         plan = self._plans.get(key)
         if plan is None:
@@ -192,7 +191,7 @@ class SharedChannel:
 
     def _obstacle(self) -> str:
         """Why this cannot be shared, or nothing; the same on all ranks."""
-        facts = self.channel.gather_objects([self.node.size, kernels() is not None, can_poll()])
+        facts = self.channel.gather_objects([self.node.size, kernels() is not None, flags.can_poll()])
         self._native = all(native for _, native, _ in facts)
         sizes = {size for size, _, _ in facts}
         if len(sizes) > 1:
@@ -212,7 +211,7 @@ class SharedChannel:
             return
         assert block is not None
         self._control = Control(block, node.size, node.rank)
-        self._engine: Engine = Native(kernels()) if self._native else Polling(self._control)
+        self._engine: Engine = flags.Native(kernels()) if self._native else flags.Polling(self._control)
         if node.size < self.size:
             comm = node.base.Split(node.rank, node.base.rank)
             self.cross = Channel(comm, f"{self.name} across nodes", algorithm=self.channel.algorithm, progress=self._progress)
@@ -228,16 +227,17 @@ class SharedChannel:
         if dtype is not None:
             type_name(array, dtype)                           # ShapeError for what the kernels have not
         mode, place, parts = MESSAGE, "", []
-        window = next((i for i, w in enumerate(self._windows) if _inside(w[self.node.rank], address, array.nbytes)), None)
+        window = next((i for i, w in enumerate(self._windows) if inside(w[self.node.rank], address, array.nbytes)), None)
         if number_type in TYPES and array.size:
-            if address and self.cross is None and array.nbytes <= SCRATCH_BYTES:
+            if address and self.cross is None and array.nbytes <= flags.SCRATCH_BYTES:
                 mode = ONE_SHOT
             elif address and window is not None and not (self.cross is not None and number_type == "bfloat16"):
                 offset = address - self._windows[window][self.node.rank].ctypes.data
                 parts = [part[offset:offset + array.nbytes] for part in self._windows[window]]
                 mode, place = (TWO_SHOT if self.cross is None else PARTIAL), f" at byte {offset} of arena {window}"
-        own = _slice(address, array.itemsize, array.size, self.node.size, self.node.rank)
-        signature = Signature.of("allreduce", name + (place or (" by messages" if mode == MESSAGE else "")), number_type, array.size)
+        own = slice_between_lines(address, array.itemsize, array.size, self.node.size, self.node.rank)
+        place = place or (" by messages" if mode == MESSAGE else "")
+        signature = Signature.of("allreduce", name + place, number_type, array.size)
         return Plan(self._control, mode, number_type, array.size, self.order, signature, parts, own,
                     array.nbytes >= self._stream_bytes)
 
@@ -289,37 +289,3 @@ class _Mover:
     def test(self) -> bool:
         self.done = self._channel.move()
         return self.done
-
-
-_Memory = ctypes.c_char * 1
-_memory_of, _address_of = _Memory.from_buffer, ctypes.addressof       # 1 us; `array.ctypes.data` takes three times that
-
-
-def _address(array: Any) -> int:
-    """Where a host array begins; 0 for an empty one or one of a GPU. AssertionError for gaps and for read-only memory."""
-    if type(array) is not np.ndarray or not array.size:
-        return 0
-    try:
-        return _address_of(_memory_of(array))
-    except (TypeError, ValueError):
-        assert array.flags.c_contiguous, f"a collective needs a contiguous array, not strides {array.strides} of {array.shape}"
-        assert array.flags.writeable, "a collective writes its result into the array, which is read-only"
-        raise
-
-
-def _inside(part: Host, address: int, nbytes: int) -> bool:
-    begin = part.ctypes.data
-    return begin <= address and address + nbytes <= begin + part.nbytes
-
-
-def _slice(address: int, itemsize: int, count: int, n: int, rank: int) -> tuple[int, int]:
-    """Slice `rank` of n almost equal ones of an array, cut between cache lines."""
-    per_line = LINE // itemsize
-    head = (-address % LINE) // itemsize                      # elements before the first whole line
-
-    def cut(index: int) -> int:
-        if index in (0, n):
-            return count if index else 0
-        middle = index * count // n
-        return min(count, max(0, middle - (middle - head) % per_line))
-    return cut(rank), cut(rank + 1)

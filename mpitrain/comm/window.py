@@ -20,14 +20,15 @@ from mpitrain.comm.buffers import Host
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-LINE = 64                                                     # bytes of a cache line; what begins on one is not shared by accident
+LINE = 64                                                     # bytes of a cache line, which two ranks should not both write to
+FOLDER_SETTING = "OMPI_MCA_osc_sm_backing_directory"
 POPULATE_WRITE = 23                                           # of madvise, since Linux 5.14
 MARGIN = 1 << 20                                              # for MPI's own part of the file, and rounding to pages
 
 
 def folder() -> str:
     """Where Open MPI puts the file behind a shared window."""
-    return os.environ.get("OMPI_MCA_osc_sm_backing_directory", "/dev/shm")
+    return os.environ.get(FOLDER_SETTING, "/dev/shm")
 
 
 def free_bytes() -> int:
@@ -58,10 +59,11 @@ class Window:
         least = comm.allreduce(_number(free), op=MPI.MIN)
         if least < asked:
             return None, f"{folder()} has {least >> 20} MiB free where {-(-asked >> 20)} MiB are needed"
+        window: Any = None
         try:
             window = MPI.Win.Allocate_shared(part * parts + page if comm.rank == 0 else 0, 1, comm=comm)
         except MPI.Exception as error:
-            window, reason = None, f"MPI.Win.Allocate_shared: {error}"
+            reason = f"MPI.Win.Allocate_shared: {error}"
         if not comm.allreduce(window is not None, op=MPI.LAND):
             if window is not None:
                 window.Free()
@@ -103,3 +105,38 @@ def _populate(block: Host) -> int:
 
 
 UNKNOWN_ADVICE: Any = frozenset({22, 38})                     # EINVAL, ENOSYS
+
+
+_Memory = ctypes.c_char * 1
+_memory_at: Any
+_memory_at, _number_of = _Memory.from_buffer, ctypes.addressof       # 1 us; `array.ctypes.data` takes three times that
+
+
+def address_of(array: Any) -> int:
+    """Where a host array begins; 0 for an empty one or one of a GPU. AssertionError for gaps and for read-only memory."""
+    if type(array) is not np.ndarray or not array.size:
+        return 0
+    try:
+        return int(_number_of(_memory_at(array)))
+    except (TypeError, ValueError):
+        assert array.flags.c_contiguous, f"a collective needs a contiguous array, not strides {array.strides} of {array.shape}"
+        assert array.flags.writeable, "a collective writes its result into the array, which is read-only"
+        raise
+
+
+def inside(part: Host, address: int, nbytes: int) -> bool:
+    begin = part.ctypes.data
+    return begin <= address and address + nbytes <= begin + part.nbytes
+
+
+def slice_between_lines(address: int, itemsize: int, count: int, n: int, rank: int) -> tuple[int, int]:
+    """Slice `rank` of n almost equal ones of an array, cut between cache lines."""
+    per_line = LINE // itemsize
+    head = (-address % LINE) // itemsize                      # elements before the first whole line
+
+    def cut(index: int) -> int:
+        if index in (0, n):
+            return count if index else 0
+        middle = index * count // n
+        return min(count, max(0, middle - (middle - head) % per_line))
+    return cut(rank), cut(rank + 1)
