@@ -12,7 +12,9 @@
        waits for all           <------------------------------------------+
 
    The last one to arrive wakes those that sleep: one wake-up for a phase, however many ranks. Each `+=` is a full barrier, so
-   that what a rank wrote before it is there for whoever has seen it. */
+   that what a rank wrote before it is there for whoever has seen it.
+
+   Functions for outside are called shared_...: without that `advance` was the C library's own. */
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -119,8 +121,8 @@ enum { FLOAT32, FLOAT64, BFLOAT16, FLOAT16 };
 
 /* Elements [start, stop) of every destination become what the program makes of the sources; in place is allowed. `stream`:
    store around the caches, and let these stores be seen before whatever comes after. */
-void fold(i64 type, const char *const *sources, const int32_t *program, i64 length, char *const *destinations, i64 targets,
-          i64 start, i64 stop, i64 stream)
+void shared_fold(i64 type, const char *const *sources, const int32_t *program, i64 length, char *const *destinations, i64 targets,
+                 i64 start, i64 stop, i64 stream)
 {
     switch (type) {
     case FLOAT32: fold_float32(sources, program, length, destinations, targets, start, stop, stream); break;
@@ -136,13 +138,18 @@ void fold(i64 type, const char *const *sources, const int32_t *program, i64 leng
 typedef struct { u32 count, sleepers; char rest[120]; } Gate;
 typedef struct { Gate arrived, finished; } Slot;
 
-/* One kind of collective, the same for every call: comm/flags.py has this layout too. */
+/* What changes from call to call of a channel in this process; both have their layout in comm/flags.py too. */
+typedef struct { i64 sequence, spin, limit; } Turn;
+
+/* One kind of collective, the same for every call. */
 typedef struct {
     i64 n, rank, slots, mode, type, itemsize, count, start, stop, stream, length, scratch_bytes;
     Slot *slot;
     char *records, *scratch;        /* [slots][n][RECORD]; [n][slots][scratch_bytes] */
     const int32_t *program;
     char **arrays;                  /* every rank's array as this process sees it (TWO_SHOT, PARTIAL) */
+    char *own;                      /* this rank's, where it is the same in every call */
+    Turn *turn;
     char record[RECORD];
 } Plan;
 
@@ -211,16 +218,16 @@ static void sum(const Plan *p, char *own, i64 slot)
     if (p->mode == ONE_SHOT) {
         const char *sources[p->n];
         for (i64 r = 0; r < p->n; r++) sources[r] = scratch_of(p, r, slot);
-        fold(p->type, sources, p->program, p->length, &own, 1, 0, p->count, 0);
+        shared_fold(p->type, sources, p->program, p->length, &own, 1, 0, p->count, 0);
     } else if (p->mode == TWO_SHOT)
-        fold(p->type, (const char *const *)p->arrays, p->program, p->length, p->arrays, p->n, p->start, p->stop, p->stream);
+        shared_fold(p->type, (const char *const *)p->arrays, p->program, p->length, p->arrays, p->n, p->start, p->stop, p->stream);
     else if (p->mode == PARTIAL)
-        fold(p->type, (const char *const *)p->arrays, p->program, p->length, &own, 1, p->start, p->stop, 0);
+        shared_fold(p->type, (const char *const *)p->arrays, p->program, p->length, &own, 1, p->start, p->stop, 0);
 }
 
 /* Moves a collective over `own`, this rank's array, on from `state` as far as it goes within `limit` ns of waiting (below 0: to
    ARRIVED at most); returns the state reached. */
-int advance(const Plan *p, char *own, i64 sequence, int state, i64 spin, i64 limit)
+int shared_advance(const Plan *p, char *own, i64 sequence, int state, i64 spin, i64 limit)
 {
     i64 slot = sequence % p->slots;
     u32 before = (u32)(sequence / p->slots * p->n), target = before + (u32)p->n;
@@ -247,8 +254,14 @@ int advance(const Plan *p, char *own, i64 sequence, int state, i64 spin, i64 lim
     return state;
 }
 
+/* A collective that begins with nothing else in flight: all of it in one call, of one argument because each costs 0.3 us. */
+int shared_run(const Plan *p)
+{
+    return shared_advance(p, p->own, p->turn->sequence++, QUEUED, p->turn->spin, p->turn->limit);
+}
+
 /* After PARTLY: this rank's slice, complete now, goes to the others on the node. */
-int spread(const Plan *p, const char *own, i64 sequence)
+int shared_spread(const Plan *p, const char *own, i64 sequence)
 {
     i64 slot = sequence % p->slots, offset = p->start * p->itemsize, bytes = (p->stop - p->start) * p->itemsize;
     for (i64 r = 0; r < p->n; r++)

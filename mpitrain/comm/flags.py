@@ -18,7 +18,8 @@ import ctypes
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -58,19 +59,32 @@ class Control:
         return number, text
 
 
+class Turn(ctypes.Structure):
+    """Of a channel: the number of the next collective, and for how many ns to wait awake and in all."""
+
+    _fields_ = [("sequence", ctypes.c_int64), ("spin", ctypes.c_int64), ("limit", ctypes.c_int64)]
+    sequence: int
+    spin: int
+    limit: int
+
+
 class Plan(ctypes.Structure):
     """What is the same in every call of one collective; the layout of Plan in native/shared.c."""
 
     _fields_ = [*((name, ctypes.c_int64) for name in ("n", "rank", "slots", "mode", "type", "itemsize", "count", "start", "stop",
                                                       "stream", "length", "scratch_bytes")),
-                *((name, ctypes.c_void_p) for name in ("slot", "records", "scratch", "program", "arrays")),
+                *((name, ctypes.c_void_p) for name in ("slot", "records", "scratch", "program", "arrays", "own", "turn")),
                 ("record", ctypes.c_char * HEADER_BYTES)]
     mode: int
+    stream: int
+    own: int
 
-    def __init__(self, control: Control, mode: int, number_type: str, count: int, program: Sequence[int], signature: Signature,
-                 arrays: Sequence[Host] = (), own_slice: tuple[int, int] = (0, 0), stream: bool = False):
-        self.number_type, self.signature, self.own_slice = number_type, signature, own_slice
-        self.order, self.flat = list(program), [array.view(storage(number_type)) for array in arrays]
+    def __init__(self, control: Control, turn: Turn, mode: int, number_type: str, count: int, program: Sequence[int],
+                 signature: Signature, arrays: Sequence[Host] = (), own_slice: tuple[int, int] = (0, 0), stream: bool = False,
+                 own: int = 0):
+        self.number_type, self.signature, self.own_slice, self._turn = number_type, signature, own_slice, turn
+        self.order, self.parts = list(program), list(arrays)
+        self.flat = [array.view(storage(number_type)) for array in arrays]
         self._program = np.array(program, np.int32)
         self._addresses = addresses(arrays)
         header = bytearray(HEADER_BYTES)
@@ -78,7 +92,7 @@ class Plan(ctypes.Structure):
         super().__init__(control.n, control.rank, SLOTS, mode, TYPES.get(number_type, 0), storage(number_type).itemsize, count,
                          *own_slice, stream, len(self.order), SCRATCH_BYTES, control.gates.ctypes.data,
                          control.records.ctypes.data, control.scratch.ctypes.data, self._program.ctypes.data,
-                         ctypes.addressof(self._addresses))
+                         ctypes.addressof(self._addresses), own, ctypes.addressof(turn))
         ctypes.memmove(ctypes.addressof(self) + Plan.record.offset, bytes(header), HEADER_BYTES)
         self.pointer = ctypes.addressof(self)
 
@@ -87,25 +101,31 @@ class Engine(Protocol):
     """Moves a collective on from `state` for at most `limit` ns of waiting, the first `spin` of them awake.
 
     `array` is this rank's, flat, and `address` where it begins. `limit` below 0 stops at ARRIVED. Returns the new state, or
-    -1 - rank of a rank whose record differs. `spread` follows PARTLY.
+    -1 - rank of a rank whose record differs. `spread` follows PARTLY. `whole` makes a call that begins the next collective and
+    moves it on, for an array that stays where `plan.own` says.
     """
 
     def advance(self, plan: Plan, array: Host, address: int, sequence: int, state: int, spin: int, limit: int) -> int: ...
 
     def spread(self, plan: Plan, array: Host, address: int, sequence: int) -> int: ...
 
+    def whole(self, plan: Plan, array: Host, turn: Turn) -> Callable[[], int]: ...
+
 
 class Native:
     """native/shared.c."""
 
     def __init__(self, library: Any):
-        self._advance, self._spread = library.advance, library.spread
+        self._advance, self._spread, self._run = library.shared_advance, library.shared_spread, library.shared_run
 
     def advance(self, plan: Plan, array: Host, address: int, sequence: int, state: int, spin: int, limit: int) -> int:
         return int(self._advance(plan.pointer, address, sequence, state, spin, limit))
 
     def spread(self, plan: Plan, array: Host, address: int, sequence: int) -> int:
         return int(self._spread(plan.pointer, address, sequence))
+
+    def whole(self, plan: Plan, array: Host, turn: Turn) -> Callable[[], int]:
+        return partial(self._run, plan.pointer)
 
 
 class Polling:
@@ -150,6 +170,12 @@ class Polling:
                 other[start:stop] = array[start:stop]
         self._control.words[sequence % SLOTS, 1, self._rank] = sequence + 1
         return SUMMED
+
+    def whole(self, plan: Plan, array: Host, turn: Turn) -> Callable[[], int]:
+        def run() -> int:
+            turn.sequence += 1
+            return self.advance(plan, array, 0, turn.sequence - 1, QUEUED, turn.spin, turn.limit)
+        return run
 
     def _sum(self, plan: Plan, array: Host, slot: int) -> None:
         if plan.mode == ONE_SHOT:

@@ -88,8 +88,8 @@ def fold(sources: Sequence[Host], program: Sequence[int], destinations: Sequence
         fold_numpy(sources, program, destinations, start, stop, name)
         return
     numbers = np.array(program, np.int32)
-    kernel.fold(TYPES[name], addresses(sources), numbers.ctypes.data, numbers.size, addresses(destinations), len(destinations),
-                start, stop, stream)
+    kernel.shared_fold(TYPES[name], addresses(sources), numbers.ctypes.data, numbers.size, addresses(destinations),
+                       len(destinations), start, stop, stream)
 
 
 def fold_numpy(sources: Sequence[Host], program: Sequence[int], destinations: Sequence[Host], start: int, stop: int,
@@ -135,9 +135,10 @@ def kernels() -> ctypes.CDLL | None:
     library = native.load("shared")
     if library is not None:
         p, i, c = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-        library.fold.argtypes, library.fold.restype = [i, p, p, i, p, i, i, i, i], None
-        library.advance.argtypes, library.advance.restype = [p, p, i, c, i, i], c
-        library.spread.argtypes, library.spread.restype = [p, p, i], c
+        library.shared_fold.argtypes, library.shared_fold.restype = [i, p, p, i, p, i, i, i, i], None
+        library.shared_advance.argtypes, library.shared_advance.restype = [p, p, i, c, i, i], c
+        library.shared_run.argtypes, library.shared_run.restype = [p], c
+        library.shared_spread.argtypes, library.shared_spread.restype = [p, p, i], c
     return library
 
 

@@ -23,11 +23,26 @@ import numpy as np
 from mpitrain.comm import flags
 from mpitrain.comm.buffers import Host
 from mpitrain.comm.channel import Channel
-from mpitrain.comm.flags import ARRIVED, DONE, MESSAGE, ONE_SHOT, PARTIAL, PARTLY, QUEUED, SUMMED, TWO_SHOT, Control, Engine, Plan
+from mpitrain.comm.flags import (
+    ARRIVED,
+    DONE,
+    MESSAGE,
+    ONE_SHOT,
+    PARTIAL,
+    PARTLY,
+    QUEUED,
+    SUMMED,
+    TWO_SHOT,
+    Control,
+    Engine,
+    Plan,
+    Turn,
+)
 from mpitrain.comm.fold import TYPES, check_program, kernels, left_fold, type_name
 from mpitrain.comm.node import Node
 from mpitrain.comm.signature import Signature
 from mpitrain.comm.window import LINE, address_of, inside, slice_between_lines
+from mpitrain.comm.works import Known, Mover, SharedWork
 from mpitrain.errors import DesyncError, ShapeError
 
 if TYPE_CHECKING:
@@ -37,35 +52,8 @@ if TYPE_CHECKING:
 SPIN = 30_000                         # ns awake before sleeping: a flag crosses cores in 0.1 us, a wake-up takes 5 to 50
 LIMIT = 100_000_000                   # ns in C at a time; then signals, other messages, and a look at the time
 LOOK = 0.25                           # s of waiting before a look at whether the others live, and between looks
+KNOWN = 256                           # arrays remembered by a channel
 STREAM_BYTES = 1 << 62                # of one array, from which sums are stored around the caches
-
-
-class SharedWork:
-    """An all-reduce on its way; like `interpreter.Work`."""
-
-    __slots__ = ("address", "array", "channel", "crossing", "messages", "plan", "sequence", "state")
-
-    def __init__(self, channel: SharedChannel, plan: Plan, array: Host, address: int, sequence: int, messages: Work | None):
-        self.channel, self.plan, self.array, self.address, self.sequence = channel, plan, array, address, sequence
-        self.state, self.messages = QUEUED, messages
-        self.crossing: Work | None = None
-
-    @property
-    def done(self) -> bool:
-        return self.state == DONE and (self.messages is None or self.messages.done)
-
-    def test(self) -> bool:
-        """Move on as far as the others have come; whether the result is there. Never blocks."""
-        if self.state != DONE:
-            self.channel.move()
-        return self.state == DONE and (self.messages is None or self.messages.test())
-
-    def wait(self) -> None:
-        """Return when the result is there; moves everything else in flight meanwhile."""
-        if self.state != DONE:
-            self.channel.wait(self)
-        if self.messages is not None:
-            self.messages.wait()
 
 
 class SharedChannel:
@@ -85,12 +73,12 @@ class SharedChannel:
         check_program(self.order, node.size)
         self.cross: Channel | None = None
         self._progress, self._lock = node.progress, threading.Lock()
-        self._spin = 0 if node.crowded else SPIN
+        self._turn = Turn(0, 0 if node.crowded else SPIN, LIMIT)
         self._stream_bytes = stream_bytes
         self._queue: deque[SharedWork] = deque()
-        self._mover = _Mover(self)
-        self._sequence = 0
+        self._mover = Mover(self)
         self._plans: dict[tuple[int, int, Any, str], Plan] = {}
+        self._known: dict[tuple[int, str, str | None], Known] = {}
         self._windows: list[list[Host]] = []                  # of each `allocate`: every rank's part
         self.notes = [reason] if (reason := self._obstacle()) else []
         self.shared = not self.notes and self.size > 1
@@ -119,7 +107,22 @@ class SharedChannel:
 
     def allreduce(self, array: Any, *, name: str, dtype: str | None = None) -> None:
         """Replace `array` by its sum over the ranks, in place; the same bits on every rank."""
-        self.start_allreduce(array, name, dtype).wait()
+        known = self._known.get((id(array), name, dtype))
+        if known is None or self._queue or not self._progress.only(self._mover):
+            work = self.start_allreduce(array, name, dtype)
+            if isinstance(work, SharedWork) and work.plan.mode in (ONE_SHOT, TWO_SHOT):
+                self._remember(work, array, dtype, name)
+            work.wait()
+            return
+        with self._lock:                                      # nothing else is in flight: one call does it all
+            state = known.run()
+            if state == DONE:
+                return
+            work = SharedWork(self, known.plan, known.flat, known.plan.own, self._turn.sequence - 1, None)
+            work.state = self._checked(work, state)
+            self._queue.append(work)
+            self._mover.enlist()
+        work.wait()
 
     def start_allreduce(self, array: Any, name: str, dtype: str | None = None) -> Work | SharedWork:
         """Begin `allreduce` and return; `array` belongs to the work until that is done. Any number may be in flight.
@@ -129,17 +132,11 @@ class SharedChannel:
         if not self.shared:
             return self._by_messages(array, name, dtype)
         address = address_of(array)
-        small = self.cross is None and array.nbytes <= flags.SCRATCH_BYTES
-        key = (0 if small and address else address or -1, array.size, dtype or array.dtype, name)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plan(array, address, name, dtype)
-            if plan.mode != MESSAGE:                          # an array elsewhere may lie anywhere the next time
-                self._plans[key] = plan
+        plan = self._plan(array, address, name, dtype)
         messages = self._by_messages(array, name, dtype) if plan.mode == MESSAGE and array.size else None
         with self._lock:
-            work = SharedWork(self, plan, array.reshape(-1) if array.ndim > 1 else array, address, self._sequence, messages)
-            self._sequence += 1
+            work = SharedWork(self, plan, array.reshape(-1) if array.ndim > 1 else array, address, self._turn.sequence, messages)
+            self._turn.sequence += 1
             waiting = self._queue and self._queue[-1].state in (QUEUED, ARRIVED)
             self._advance(work, -1 if waiting and self.cross is not None else 0)    # other nodes need the order of starts
             if work.state != DONE:
@@ -222,23 +219,47 @@ class SharedChannel:
                              f"`allocate`" + (f" ({self.notes[-1]})" if self.notes else ""))
         return self.channel.start_allreduce(array, name)
 
+    def _remember(self, work: SharedWork, array: Host, dtype: str | None, name: str) -> None:
+        """Finding an array's address costs as much as the sum of a small one. Held on to, so that no other gets its id."""
+        old = work.plan
+        if array.base is None or self._window(work.address, array.nbytes) is not None:       # another view may hold much memory
+            if len(self._known) == KNOWN:
+                self._known.clear()
+            plan = Plan(self._control, self._turn, old.mode, old.number_type, array.size, self.order, old.signature, old.parts,
+                        old.own_slice, bool(old.stream), work.address)
+            run = self._engine.whole(plan, work.array, self._turn)
+            self._known[id(array), name, dtype] = Known(run, plan, array, work.array)
+
+    def _window(self, address: int, nbytes: int) -> int | None:
+        return next((i for i, w in enumerate(self._windows) if inside(w[self.node.rank], address, nbytes)), None)
+
     def _plan(self, array: Any, address: int, name: str, dtype: str | None) -> Plan:
+        """How this array goes: made once for each place in shared memory, and once for all small arrays alike."""
+        small = address and array.nbytes <= flags.SCRATCH_BYTES and self.cross is None
+        key = (0 if small else address, array.size, dtype or array.dtype, name)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._new_plan(array, address, name, dtype)
+            if plan.mode != MESSAGE:                          # those may lie anywhere the next time
+                self._plans[key] = plan
+        return plan
+
+    def _new_plan(self, array: Any, address: int, name: str, dtype: str | None) -> Plan:
         number_type = dtype or array.dtype.name
         if dtype is not None:
             type_name(array, dtype)                           # ShapeError for what the kernels have not
-        mode, place, parts = MESSAGE, "", []
-        window = next((i for i, w in enumerate(self._windows) if inside(w[self.node.rank], address, array.nbytes)), None)
-        if number_type in TYPES and array.size:
-            if address and self.cross is None and array.nbytes <= flags.SCRATCH_BYTES:
-                mode = ONE_SHOT
-            elif address and window is not None and not (self.cross is not None and number_type == "bfloat16"):
+        mode, place, parts = MESSAGE, " by messages", []
+        window = self._window(address, array.nbytes)
+        if number_type in TYPES and address:
+            if self.cross is None and array.nbytes <= flags.SCRATCH_BYTES:
+                mode, place = ONE_SHOT, ""
+            elif window is not None and not (self.cross is not None and number_type == "bfloat16"):
                 offset = address - self._windows[window][self.node.rank].ctypes.data
                 parts = [part[offset:offset + array.nbytes] for part in self._windows[window]]
                 mode, place = (TWO_SHOT if self.cross is None else PARTIAL), f" at byte {offset} of arena {window}"
         own = slice_between_lines(address, array.itemsize, array.size, self.node.size, self.node.rank)
-        place = place or (" by messages" if mode == MESSAGE else "")
-        signature = Signature.of("allreduce", name + place, number_type, array.size)
-        return Plan(self._control, mode, number_type, array.size, self.order, signature, parts, own,
+        return Plan(self._control, self._turn, mode, number_type, array.size, self.order,
+                    Signature.of("allreduce", name + place, number_type, array.size), parts, own,
                     array.nbytes >= self._stream_bytes)
 
     def _advance(self, work: SharedWork, limit: int) -> None:
@@ -246,11 +267,9 @@ class SharedChannel:
             self._cross(work)
             if work.state != SUMMED:
                 return
-        state = self._engine.advance(work.plan, work.array, work.address, work.sequence, work.state, self._spin, limit)
-        if state < 0:
-            raise self._desync(work, -1 - state)
-        work.state = state
-        if state == PARTLY:
+        work.state = self._checked(work, self._engine.advance(work.plan, work.array, work.address, work.sequence, work.state,
+                                                              self._turn.spin, limit))
+        if work.state == PARTLY:
             self._cross(work)
 
     def _cross(self, work: SharedWork) -> None:
@@ -264,28 +283,11 @@ class SharedChannel:
         if work.crossing.test():
             work.state = self._engine.spread(work.plan, work.array, work.address, work.sequence)
 
-    def _desync(self, work: SharedWork, other: int) -> DesyncError:
-        number, text = self._control.record(work.sequence, other)
-        return DesyncError(f'channel "{self.name}": rank {self.rank} is at shared collective {work.sequence}, '
-                           f"{work.plan.signature.text}; rank {self.node.ranks[other]} is at shared collective {number}, {text}; "
-                           f"every rank must start the same collectives in the same order")
-
-
-class _Mover:
-    """What stands for all shared works of a channel among what is in flight."""
-
-    def __init__(self, channel: SharedChannel):
-        self._channel, self.done = channel, True
-
-    def enlist(self) -> None:
-        if self.done:
-            self.done = False
-            self._channel.node.progress.add(self)
-
-    def dismiss(self) -> None:
-        self.done = True
-        self._channel.node.progress.discard(self)
-
-    def test(self) -> bool:
-        self.done = self._channel.move()
-        return self.done
+    def _checked(self, work: SharedWork, state: int) -> int:
+        """The state, or DesyncError where it says that another rank is in another collective."""
+        if state >= 0:
+            return state
+        other, (number, text) = self.node.ranks[-1 - state], self._control.record(work.sequence, -1 - state)
+        raise DesyncError(f'channel "{self.name}": rank {self.rank} is at shared collective {work.sequence}, '
+                          f"{work.plan.signature.text}; rank {other} is at shared collective {number}, {text}; "
+                          f"every rank must start the same collectives in the same order")

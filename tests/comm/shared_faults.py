@@ -56,7 +56,7 @@ def killed_inside() -> int:
     exchange(channel, array, 20)
     if CHOSEN:
         work = shared_module.SharedWork(channel, next(iter(channel._plans.values())), array, array.ctypes.data,
-                                        channel._sequence, None)
+                                        channel._turn.sequence, None)
         assert channel._engine.advance(work.plan, work.array, work.address, work.sequence, work.state, 0, -1) == 1
         die()
     exchange(channel, array)

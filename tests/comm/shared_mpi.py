@@ -159,6 +159,19 @@ def test_a_thousand_small_ones_keep_their_order(make: Make, comm: Any) -> None:
         assert (array == (i * comm.size, sum(range(comm.size)), comm.size)).all()
 
 
+@pytest.mark.parametrize("place", ["window", "own"])
+def test_an_array_summed_again_gives_the_sum_again(make: Make, comm: Any, place: str) -> None:
+    channel = make()
+    for size in (5, LARGE):
+        array = arena(channel, size) if place == "window" else np.zeros(size, np.float32)
+        for i in range(20):
+            array[...] = values(comm.rank, size, salt=i)
+            channel.allreduce(array, name="again")
+            if channel.shared:
+                assert array.tobytes() == folded(comm.size, size, left_fold, salt=i).tobytes() or place == "own" and size == LARGE
+            np.testing.assert_allclose(array, folded(comm.size, size, left_fold, salt=i), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("crossing", ["ring", "recursive_doubling"])
 def test_several_nodes_sum_inside_and_across(make: Make, comm: Any, crossing: str) -> None:
     if comm.size % 2 or comm.size < 4:
