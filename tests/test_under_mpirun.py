@@ -26,6 +26,11 @@ def test_collectives_pass_on_more_ranks_and_off_powers_of_two(n: int, tmp_path: 
     run(n, tmp_path, str(ROOT / "tests/comm/collectives_mpi.py"), "-k", "flight or every_root")
 
 
+@pytest.mark.timeout(300)
+def test_shared_memory_passes_where_ranks_outnumber_cores(tmp_path: Path) -> None:
+    run(8, tmp_path, str(ROOT / "tests/comm/shared_mpi.py"), "-k", "native and (flight or again or several_nodes or left_fold)")
+
+
 def run(n: int, tmp_path: Path, *args: str) -> None:
     """With two plug-ins only: loading all that are installed took 3 s of processor time on each rank, these 0.9 s."""
     result = mpirun(n, "-m", "pytest", "-q", "-x", "-p", "pytest_mpi", "-p", "pytest_timeout", "-p", "no:cacheprovider",

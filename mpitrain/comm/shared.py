@@ -1,0 +1,293 @@
+"""All-reduce in memory that the ranks of a node share: no message, no copy, one pass over the data.
+
+    rank 0's array   [ slice 0 | slice 1 ]        each rank waits until all arrays are ready, sums its slice of all of them
+    rank 1's array   [ slice 0 | slice 1 ]        in a fixed order and writes the sum into every array: two phases, 2 S bytes
+                         ^ 0       ^ 1            moved a rank, whatever the number of ranks
+
+Small arrays are copied into a scratch buffer each instead, wherever they lie, and every rank sums all copies for itself: one
+phase. With several nodes the slice's sum goes to the ranks of the same number on the other nodes before it is written.
+What does not lie in shared memory goes by messages.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpitrain.comm import flags
+from mpitrain.comm.buffers import Host
+from mpitrain.comm.channel import Channel
+from mpitrain.comm.flags import (
+    ARRIVED,
+    DONE,
+    MESSAGE,
+    ONE_SHOT,
+    PARTIAL,
+    PARTLY,
+    QUEUED,
+    SUMMED,
+    TWO_SHOT,
+    Control,
+    Engine,
+    Plan,
+    Turn,
+)
+from mpitrain.comm.fold import TYPES, check_program, kernels, left_fold, type_name
+from mpitrain.comm.node import Node
+from mpitrain.comm.signature import Signature
+from mpitrain.comm.window import LINE, address_of, inside, slice_between_lines
+from mpitrain.comm.works import Known, Mover, SharedWork
+from mpitrain.errors import DesyncError, ShapeError
+
+if TYPE_CHECKING:
+    from mpitrain.comm.interpreter import Work
+    from mpitrain.schedules.steps import Algorithm
+
+SPIN = 30_000                         # ns awake before sleeping: a flag crosses cores in 0.1 us, a wake-up takes 5 to 50
+LIMIT = 100_000_000                   # ns in C at a time; then signals, other messages, and a look at the time
+LOOK = 0.25                           # s of waiting before a look at whether the others live, and between looks
+KNOWN = 256                           # arrays remembered by a channel
+STREAM_BYTES = 1 << 62                # of one array, from which sums are stored around the caches
+
+
+class SharedChannel:
+    """`channel`, with memory shared on the node for what lies in it. Owns `channel`, not `node`.
+
+    Made and closed by all ranks of the channel together; they must be the ranks that `node` was made from, in its order. All
+    methods are collective in the same order (DesyncError). `order` gives the order in which the ranks of a node are added up, as
+    a program of `comm.fold`. Where memory cannot be shared, everything goes by messages and `notes` says why.
+    """
+
+    def __init__(self, channel: Channel, node: Node, *, order: Callable[[int], Sequence[int]] = left_fold,
+                 stream_bytes: int = STREAM_BYTES):
+        assert (channel.rank, channel.size) == (node.base.rank, node.base.size), "the node is of another communicator"
+        self.channel, self.node = channel, node
+        self.name, self.size, self.rank = channel.name, channel.size, channel.rank
+        self.order = list(order(node.size))
+        check_program(self.order, node.size)
+        self.cross: Channel | None = None
+        self._progress, self._lock = node.progress, threading.Lock()
+        self._turn = Turn(0, 0 if node.crowded else SPIN, LIMIT)
+        self._stream_bytes = stream_bytes
+        self._queue: deque[SharedWork] = deque()
+        self._mover = Mover(self)
+        self._plans: dict[tuple[int, int, Any, str], Plan] = {}
+        self._known: dict[tuple[int, str, str | None], Known] = {}
+        self._windows: list[list[Host]] = []                  # of each `allocate`: every rank's part
+        self.notes = [reason] if (reason := self._obstacle()) else []
+        self.shared = not self.notes and self.size > 1
+        if self.shared:
+            self._open()
+
+    @property
+    def algorithm(self) -> str | Algorithm:
+        return self.channel.algorithm
+
+    def allocate(self, nbytes: int) -> Host:
+        """`nbytes` bytes, zero at first, on a cache line; every rank asks for the same sizes in the same order.
+
+        In shared memory where that can be had, else this rank's own; `notes` says which. Valid until the node is closed.
+        """
+        parts = self.node.allocate(nbytes, self.name) if self.shared else None
+        if self.shared and self.channel.gather_objects(parts is None).count(True):
+            self.notes += [note for note in self.node.notes if note not in self.notes] or \
+                [f"{self.name}: no shared memory on another node, messages instead"]
+            parts = None
+        if parts is None:
+            block: Host = np.zeros(nbytes + LINE, np.uint8)
+            return block[-block.ctypes.data % LINE:][:nbytes]
+        self._windows.append(parts)
+        return parts[self.node.rank]
+
+    def allreduce(self, array: Any, *, name: str, dtype: str | None = None) -> None:
+        """Replace `array` by its sum over the ranks, in place; the same bits on every rank."""
+        known = self._known.get((id(array), name, dtype))
+        if known is None or self._queue or not self._progress.only(self._mover):
+            work = self.start_allreduce(array, name, dtype)
+            if isinstance(work, SharedWork) and work.plan.mode in (ONE_SHOT, TWO_SHOT):
+                self._remember(work, array, dtype, name)
+            work.wait()
+            return
+        with self._lock:                                      # nothing else is in flight: one call does it all
+            state = known.run()
+            if state == DONE:
+                return
+            work = SharedWork(self, known.plan, known.flat, known.plan.own, self._turn.sequence - 1, None)
+            work.state = self._checked(work, state)
+            self._queue.append(work)
+            self._mover.enlist()
+        work.wait()
+
+    def start_allreduce(self, array: Any, name: str, dtype: str | None = None) -> Work | SharedWork:
+        """Begin `allreduce` and return; `array` belongs to the work until that is done. Any number may be in flight.
+
+        `dtype` names a number type that NumPy has not: "bfloat16" for an array of uint16.
+        """
+        if not self.shared:
+            return self._by_messages(array, name, dtype)
+        address = address_of(array)
+        plan = self._plan(array, address, name, dtype)
+        messages = self._by_messages(array, name, dtype) if plan.mode == MESSAGE and array.size else None
+        with self._lock:
+            work = SharedWork(self, plan, array.reshape(-1) if array.ndim > 1 else array, address, self._turn.sequence, messages)
+            self._turn.sequence += 1
+            waiting = self._queue and self._queue[-1].state in (QUEUED, ARRIVED)
+            self._advance(work, -1 if waiting and self.cross is not None else 0)    # other nodes need the order of starts
+            if work.state != DONE:
+                self._queue.append(work)
+                self._mover.enlist()
+        return work
+
+    def move(self) -> bool:
+        """Move everything in flight as far as the others have come; whether nothing is in flight any more. Never blocks."""
+        if not self._lock.acquire(blocking=False):
+            return False                                      # another thread does it
+        try:
+            for work in self._queue:
+                self._advance(work, 0)
+                if work.state in (QUEUED, ARRIVED):           # nobody is further with what began later
+                    break
+            while self._queue and self._queue[0].state == DONE:
+                self._queue.popleft()
+            return not self._queue
+        finally:
+            self._lock.release()
+
+    def wait(self, work: SharedWork) -> None:
+        """Return when the shared part of `work` is done. What began before it is summed first: others may wait for that."""
+        looked = time.monotonic()
+        while work.state != DONE:
+            alone = self._progress.only(self._mover)
+            with self._lock:
+                first = next((w for w in self._queue if w.state in (QUEUED, ARRIVED)), work)
+                first = work if first.sequence > work.sequence else first
+                before = first.state
+                self._advance(first, LIMIT if alone and first.state != PARTLY else 0)
+            if first.state != before:
+                continue
+            if not alone:
+                self._progress.progress()
+                os.sched_yield()                              # ranks may outnumber cores; polling must not starve the peer
+            if time.monotonic() - looked > LOOK:
+                self.node.check_alive(f"{work.plan.signature.text} on channel \"{self.name}\"")
+                looked = time.monotonic()
+        if self.move():
+            self._mover.dismiss()
+
+    def close(self) -> None:
+        """Free the channels. Nothing may be in flight; the memory lives on until the node is closed."""
+        if self.cross is not None:
+            self.cross.close()
+        self.channel.close()
+
+    def _obstacle(self) -> str:
+        """Why this cannot be shared, or nothing; the same on all ranks."""
+        facts = self.channel.gather_objects([self.node.size, kernels() is not None, flags.can_poll()])
+        self._native = all(native for _, native, _ in facts)
+        sizes = {size for size, _, _ in facts}
+        if len(sizes) > 1:
+            return f"{self.name}: nodes have from {min(sizes)} to {max(sizes)} ranks, messages instead of shared memory"
+        if sizes == {1} and self.size > 1:
+            return f"{self.name}: one rank on each node, messages instead of shared memory"
+        if not self._native and not all(x86 for _, _, x86 in facts):
+            return f"{self.name}: no C compiler, and this CPU may reorder stores, messages instead of shared memory"
+        return ""
+
+    def _open(self) -> None:
+        node = self.node
+        block = node.block(Control.nbytes(node.size), self.name)
+        if any(self.channel.gather_objects(block is None)):
+            self.notes += node.notes or [f"{self.name}: no shared memory on another node, messages instead"]
+            self.shared = False
+            return
+        assert block is not None
+        self._control = Control(block, node.size, node.rank)
+        self._engine: Engine = flags.Native(kernels()) if self._native else flags.Polling(self._control)
+        if node.size < self.size:
+            comm = node.base.Split(node.rank, node.base.rank)
+            self.cross = Channel(comm, f"{self.name} across nodes", algorithm=self.channel.algorithm, progress=self._progress)
+
+    def _by_messages(self, array: Any, name: str, dtype: str | None) -> Work:
+        if dtype not in (None, array.dtype.name):
+            raise ShapeError(f'{dtype} array "{name}" on channel "{self.name}" cannot go by messages; let it lie in memory of '
+                             f"`allocate`" + (f" ({self.notes[-1]})" if self.notes else ""))
+        return self.channel.start_allreduce(array, name)
+
+    def _remember(self, work: SharedWork, array: Host, dtype: str | None, name: str) -> None:
+        """Finding an array's address costs as much as the sum of a small one. Held on to, so that no other gets its id."""
+        old = work.plan
+        if array.base is None or self._window(work.address, array.nbytes) is not None:       # another view may hold much memory
+            if len(self._known) == KNOWN:
+                self._known.clear()
+            plan = Plan(self._control, self._turn, old.mode, old.number_type, array.size, self.order, old.signature, old.parts,
+                        old.own_slice, bool(old.stream), work.address)
+            run = self._engine.whole(plan, work.array, self._turn)
+            self._known[id(array), name, dtype] = Known(run, plan, array, work.array)
+
+    def _window(self, address: int, nbytes: int) -> int | None:
+        return next((i for i, w in enumerate(self._windows) if inside(w[self.node.rank], address, nbytes)), None)
+
+    def _plan(self, array: Any, address: int, name: str, dtype: str | None) -> Plan:
+        """How this array goes: made once for each place in shared memory, and once for all small arrays alike."""
+        small = address and array.nbytes <= flags.SCRATCH_BYTES and self.cross is None
+        key = (0 if small else address, array.size, dtype or array.dtype, name)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._new_plan(array, address, name, dtype)
+            if plan.mode != MESSAGE:                          # those may lie anywhere the next time
+                self._plans[key] = plan
+        return plan
+
+    def _new_plan(self, array: Any, address: int, name: str, dtype: str | None) -> Plan:
+        number_type = dtype or array.dtype.name
+        if dtype is not None:
+            type_name(array, dtype)                           # ShapeError for what the kernels have not
+        mode, place, parts = MESSAGE, " by messages", []
+        window = self._window(address, array.nbytes)
+        if number_type in TYPES and address:
+            if self.cross is None and array.nbytes <= flags.SCRATCH_BYTES:
+                mode, place = ONE_SHOT, ""
+            elif window is not None and not (self.cross is not None and number_type == "bfloat16"):
+                offset = address - self._windows[window][self.node.rank].ctypes.data
+                parts = [part[offset:offset + array.nbytes] for part in self._windows[window]]
+                mode, place = (TWO_SHOT if self.cross is None else PARTIAL), f" at byte {offset} of arena {window}"
+        own = slice_between_lines(address, array.itemsize, array.size, self.node.size, self.node.rank)
+        return Plan(self._control, self._turn, mode, number_type, array.size, self.order,
+                    Signature.of("allreduce", name + place, number_type, array.size), parts, own,
+                    array.nbytes >= self._stream_bytes)
+
+    def _advance(self, work: SharedWork, limit: int) -> None:
+        if work.state in (DONE, PARTLY):
+            self._cross(work)
+            if work.state != SUMMED:
+                return
+        work.state = self._checked(work, self._engine.advance(work.plan, work.array, work.address, work.sequence, work.state,
+                                                              self._turn.spin, limit))
+        if work.state == PARTLY:
+            self._cross(work)
+
+    def _cross(self, work: SharedWork) -> None:
+        """Between nodes: this rank's slice of the node's sum is summed with the other nodes', then given to the node."""
+        if work.state != PARTLY:
+            return
+        assert self.cross is not None
+        if work.crossing is None:
+            start, stop = work.plan.own_slice
+            work.crossing = self.cross.start_allreduce(work.array[start:stop], work.plan.signature.text)
+        if work.crossing.test():
+            work.state = self._engine.spread(work.plan, work.array, work.address, work.sequence)
+
+    def _checked(self, work: SharedWork, state: int) -> int:
+        """The state, or DesyncError where it says that another rank is in another collective."""
+        if state >= 0:
+            return state
+        other, (number, text) = self.node.ranks[-1 - state], self._control.record(work.sequence, -1 - state)
+        raise DesyncError(f'channel "{self.name}": rank {self.rank} is at shared collective {work.sequence}, '
+                          f"{work.plan.signature.text}; rank {other} is at shared collective {number}, {text}; "
+                          f"every rank must start the same collectives in the same order")

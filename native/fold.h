@@ -1,0 +1,94 @@
+/* The body of shared.c for one number type: T as stored, A as added up.
+
+   fold runs a postfix program over sources, a block at a time so that what is on the stack stays in the L1 cache: an entry i >= 0
+   pushes source i, -1 replaces the two topmost by their sum (the lower one on the left). The program alone decides the order
+   of additions: every element has the same bits whatever the block, the slice, or the width of vectors. */
+
+typedef A NAME(vector) __attribute__((vector_size(LINE), aligned(sizeof(A)), may_alias));
+#define LANES ((i64)(LINE / sizeof(A)))
+
+INLINE void NAME(add)(const A *a, const A *b, A *to, i64 n)
+{
+    i64 i = 0;
+    for (; i + LANES <= n; i += LANES)
+        *(NAME(vector) *)(to + i) = *(const NAME(vector) *)(a + i) + *(const NAME(vector) *)(b + i);
+    for (; i < n; i++) to[i] = a[i] + b[i];
+}
+
+/* Two sources, two destinations, as on two ranks: one pass, nothing on a stack. */
+#if !NARROW
+static void NAME(add_two)(const T *a, const T *b, T *to, T *too, i64 n, int stream)
+{
+    i64 i = 0;
+    if (stream) for (; i + LANES <= n; i += LANES) {
+        NAME(vector) sum = *(const NAME(vector) *)(a + i) + *(const NAME(vector) *)(b + i);
+        stream_line(to + i, &sum);
+        stream_line(too + i, &sum);
+    }
+    for (; i + LANES <= n; i += LANES) {
+        NAME(vector) sum = *(const NAME(vector) *)(a + i) + *(const NAME(vector) *)(b + i);
+        *(NAME(vector) *)(to + i) = sum;
+        *(NAME(vector) *)(too + i) = sum;
+    }
+    for (; i < n; i++) to[i] = too[i] = a[i] + b[i];
+}
+#endif
+
+static void NAME(put)(const T *from, T *to, i64 n, int stream)
+{
+    i64 i = 0, line = LINE / (i64)sizeof(T);
+    if (stream) for (; i + line <= n; i += line) stream_line(to + i, from + i);
+    if (i < n && from != to) memcpy(to + i, from + i, (n - i) * sizeof(T));
+}
+
+static void NAME(fold)(const char *const *sources, const int32_t *program, i64 length, char *const *destinations, i64 targets,
+                       i64 start, i64 stop, int stream)
+{
+    A held[DEPTH][BLOCK] __attribute__((aligned(LINE)));
+    const A *top[DEPTH];
+#if !NARROW
+    if (length == 3 && targets == 2 && program[2] < 0) {
+        const T *a = (const T *)sources[program[0]] + start, *b = (const T *)sources[program[1]] + start;
+        T *to = (T *)destinations[0] + start, *too = (T *)destinations[1] + start;
+        i64 rest = -(uintptr_t)to % LINE / sizeof(T), head = rest < stop - start ? rest : stop - start;
+        NAME(add_two)(a, b, to, too, head, 0);
+        NAME(add_two)(a + head, b + head, to + head, too + head, stop - start - head,
+                      stream && (uintptr_t)(to + head) % LINE == 0 && (uintptr_t)(too + head) % LINE == 0);
+        return;
+    }
+#endif
+    for (i64 from = start, next; from < stop; from = next) {
+        next = from + BLOCK - (i64)((uintptr_t)((const T *)destinations[0] + from) / sizeof(T) % BLOCK);
+        if (next > stop) next = stop;
+        i64 n = next - from;
+        int depth = 0;
+        for (i64 p = 0; p < length; p++) {
+            if (program[p] >= 0) {
+                const T *source = (const T *)sources[program[p]] + from;
+#if NARROW
+                NAME(widen)(source, held[depth], n);
+                top[depth] = held[depth];
+#else
+                top[depth] = source;
+#endif
+                depth++;
+            } else {
+                depth--;
+                NAME(add)(top[depth - 1], top[depth], held[depth - 1], n);
+                top[depth - 1] = held[depth - 1];
+            }
+        }
+#if NARROW
+        T result[BLOCK] __attribute__((aligned(LINE)));
+        NAME(narrow)(top[0], result, n);
+#else
+        const T *result = top[0];
+#endif
+        for (i64 k = 0; k < targets; k++) {
+            T *to = (T *)destinations[k] + from;
+            NAME(put)(result, to, n, stream && (uintptr_t)to % LINE == 0);
+        }
+    }
+}
+
+#undef LANES
