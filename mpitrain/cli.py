@@ -90,7 +90,9 @@ def _bench_verbs(bench: argparse.ArgumentParser) -> None:
     allreduce.add_argument("--sizes", default="8,4K,64K,1M,16M", help="bytes, with commas (default: %(default)s)")
     allreduce.add_argument("--algorithms", help="names with commas, or your own package.module:name (default: all there are)")
     allreduce.add_argument("--dtypes", default="float32", help="float32, float64 (default: %(default)s)")
-    for verb in (allreduce,):
+    fit = verbs.add_parser("fit", help="alpha, beta and gamma of this machine, and predicted beside measured times")
+    fit.add_argument("--sizes", help="bytes, with commas (default: 1 KiB to 8 MiB, doubling)")
+    for verb in (allreduce, fit):
         verb.add_argument("--pairs", type=int, default=25, help="timings of each, taken alternately (default: %(default)s)")
         verb.add_argument("--json", type=Path, metavar="FILE", help="write one JSON object a line, too")
         verb.add_argument("--traceback", action="store_true", help="print Python tracebacks too")
@@ -174,5 +176,7 @@ def _data(options: argparse.Namespace) -> int:
 
 def _bench(options: argparse.Namespace) -> int:
     from mpitrain.bench import command
-    return command.allreduce(sizes=options.sizes, algorithms=options.algorithms, dtypes=options.dtypes, pairs=options.pairs,
-                             json=options.json)
+    flags = {name: value for name, value in vars(options).items() if name not in ("verb", "bench_verb", "traceback")}
+    if options.bench_verb == "fit":
+        return command.fit(**flags)
+    return command.allreduce(**flags)

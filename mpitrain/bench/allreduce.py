@@ -13,7 +13,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,11 +21,9 @@ from mpitrain.bench.inputs import Inputs
 from mpitrain.bench.pairs import Clock, alternate
 from mpitrain.bench.report import Report, in_bytes, in_time, machine, ratio_of
 from mpitrain.comm.channel import Channel
+from mpitrain.comm.start import World
 from mpitrain.registry import Registry
 from mpitrain.schedules.collectives import ALL_REDUCE
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 AT_ONCE = 1 << 20                 # bytes that one turn sums, as far as MOST arrays allow
 MOST = 64
@@ -60,8 +58,8 @@ class OverChannel:
 class Native:
     """MPI_Allreduce itself, in place: what the others are measured against."""
 
-    def __init__(self, comm: MPI.Intracomm):
-        self._comm = comm
+    def __init__(self, world: World):
+        self._comm = world.comm.Dup()
 
     def allocate(self, nbytes: int) -> np.ndarray[Any, Any]:
         return aligned(nbytes)
@@ -80,15 +78,15 @@ def aligned(nbytes: int) -> np.ndarray[Any, Any]:
     return raw[shift:shift + nbytes]
 
 
-Make = Callable[["MPI.Intracomm"], Contender]
+Make = Callable[[World], Contender]
 CONTENDERS: Registry[Make] = Registry("all-reduce")
-"""What is measured besides the algorithms of ALL_REDUCE; called with a communicator that the contender then owns."""
+"""What is measured besides the algorithms of ALL_REDUCE. Called by all ranks; a contender makes communicators of its own."""
 
 
 @CONTENDERS.register("auto")
-def automatic(comm: MPI.Intracomm) -> Contender:
+def automatic(world: World) -> Contender:
     """What training uses unless told otherwise: an algorithm for each size."""
-    return OverChannel(Channel(comm, "bench:auto", algorithm="auto"))
+    return OverChannel(Channel(world.comm.Dup(), "bench:auto", algorithm="auto"))
 
 
 def known() -> list[str]:
@@ -96,19 +94,19 @@ def known() -> list[str]:
     return [*ALL_REDUCE, *CONTENDERS]
 
 
-def contender(name: str, comm: MPI.Intracomm) -> Contender:
+def contender(name: str, world: World) -> Contender:
     """The contender of that name, on a communicator of its own. ConfigError or ScheduleError for a user's unusable one."""
     if name in CONTENDERS:
-        return CONTENDERS[name](comm.Dup())
-    return OverChannel(Channel(comm.Dup(), f"bench:{name}", algorithm=name))
+        return CONTENDERS[name](world)
+    return OverChannel(Channel(world.comm.Dup(), f"bench:{name}", algorithm=name))
 
 
 class Side:
     """One contender with memory for the largest of `sizes`, ready to be timed."""
 
-    def __init__(self, name: str, contender: Contender, comm: MPI.Intracomm, sizes: Sequence[int]):
+    def __init__(self, name: str, contender: Contender, world: World, sizes: Sequence[int]):
         self.name, self.contender = name, contender
-        self._rank, self._clock = comm.rank, Clock(comm)
+        self._rank, self._clock = world.rank, Clock(world)
         self._memory = contender.allocate(max(arrays_a_turn(size) * stride(size) for size in sizes))
 
     def turn(self, inputs: Inputs, number: int) -> float:
@@ -141,20 +139,20 @@ def stride(nbytes: int) -> int:
     return -(-nbytes // LINE) * LINE
 
 
-def bench_allreduce(channel: Channel, comm: MPI.Intracomm, report: Report, *, sizes: Sequence[int], algorithms: Sequence[str],
+def bench_allreduce(channel: Channel, world: World, report: Report, *, sizes: Sequence[int], algorithms: Sequence[str],
                     dtypes: Sequence[str], pairs: int) -> None:
     """One record for each algorithm, size and dtype. Collective; MpitrainError as soon as one sum is wrong."""
     about = machine(channel)
-    report.line(f"all-reduce on {comm.size} ranks beside MPI_Allreduce; medians of {pairs} pairs, quartiles in brackets; "
+    report.line(f"all-reduce on {world.size} ranks beside MPI_Allreduce; medians of {pairs} pairs, quartiles in brackets; "
                 f"every sum checked\n{'algorithm':<24}{'bytes':>10}  {'dtype':<9}{'ours':>11}{'MPI':>11}   times faster")
-    native = Side("of MPI", Native(comm.Dup()), comm, sizes)
+    native = Side("of MPI", Native(world), world, sizes)
     for name in algorithms:
-        ours = Side(name, contender(name, comm), comm, sizes)
+        ours = Side(name, contender(name, world), world, sizes)
         for dtype in dtypes:
             for size in sizes:
-                inputs = Inputs(size // np.dtype(dtype).itemsize, dtype, comm.size)
+                inputs = Inputs(size // np.dtype(dtype).itemsize, dtype, world.size)
                 result = alternate(partial(ours.turn, inputs), partial(native.turn, inputs), pairs).summary()
-                report.record({"bench": "allreduce", "algorithm": name, "bytes": size, "dtype": dtype, "ranks": comm.size,
+                report.record({"bench": "allreduce", "algorithm": name, "bytes": size, "dtype": dtype, "ranks": world.size,
                                **result, "arrays_a_turn": arrays_a_turn(size), "machine": about})
                 report.line(f"{name:<24}{in_bytes(size):>10}  {dtype:<9}{in_time(result['seconds']):>11}"
                             f"{in_time(result['mpi_seconds']):>11}   {ratio_of(result)}")

@@ -12,15 +12,14 @@ from mpitrain.bench.report import Report
 from mpitrain.comm import guard
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from mpitrain.comm.channel import Channel
+    from mpitrain.comm.start import World
 
 
 class Session(NamedTuple):
     """What every measurement gets: the ranks, a channel for agreements, and where results go."""
 
-    comm: MPI.Intracomm
+    world: World
     channel: Channel
     report: Report
 
@@ -37,7 +36,7 @@ def session(json: Path | None) -> Iterator[Session | None]:
         yield None
         return
     channel = Channel(world.comm.Dup(), "bench")
-    yield Session(world.comm, channel, report)
+    yield Session(world, channel, report)
     channel.close()
 
 
@@ -51,5 +50,19 @@ def allreduce(*, sizes: str, algorithms: str | None, dtypes: str, pairs: int, js
         arguments.at_least(pairs, 1, "--pairs")
     with session(json) as s:
         if s is not None:
-            bench_allreduce(s.channel, s.comm, s.report, sizes=size_list, algorithms=names, dtypes=dtype_list, pairs=pairs)
+            bench_allreduce(s.channel, s.world, s.report, sizes=size_list, algorithms=names, dtypes=dtype_list, pairs=pairs)
+    return 0
+
+
+def fit(*, sizes: str | None, pairs: int, json: Path | None) -> int:
+    """`mpitrain bench fit`."""
+    from mpitrain.bench.fit import SIZES, bench_fit
+    with guard.symmetric():
+        size_list = arguments.sizes(sizes) if sizes is not None else SIZES
+        arguments.whole_elements(size_list, ["float32"])
+        arguments.at_least(len(size_list), 3, "the number of --sizes to fit")
+        arguments.at_least(pairs, 1, "--pairs")
+    with session(json) as s:
+        if s is not None:
+            bench_fit(s.channel, s.world, s.report, sizes=size_list, turns=pairs)
     return 0

@@ -7,22 +7,21 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from mpitrain.comm.start import World
 
 WARM_UP = 2                       # pairs that are run and checked but not counted: first touches, compilation, connections
 
 
 class Clock:
-    """Times what all ranks of `comm` do together: from the moment all are there until the last one has done its part."""
+    """Times what all ranks of `world` do together: from the moment all are there until the last one has done its part."""
 
-    def __init__(self, comm: MPI.Intracomm):
-        self._comm = comm
-        self._mine, self._all = np.zeros(1), np.zeros(comm.size)
+    def __init__(self, world: World):
+        self._comm = world.comm
+        self._mine, self._all = np.zeros(1), np.zeros(world.size)
 
     def time(self, run: Callable[[], Any]) -> float:
         """Seconds of the slowest rank; every rank gets the same number."""
