@@ -92,7 +92,10 @@ def _bench_verbs(bench: argparse.ArgumentParser) -> None:
     allreduce.add_argument("--dtypes", default="float32", help="float32, float64 (default: %(default)s)")
     fit = verbs.add_parser("fit", help="alpha, beta and gamma of this machine, and predicted beside measured times")
     fit.add_argument("--sizes", help="bytes, with commas (default: 1 KiB to 8 MiB, doubling)")
-    for verb in (allreduce, fit):
+    exchange = verbs.add_parser("exchange", help="gradient sum, AdamW, parameters visible to all; beside MPI_Allreduce + AdamW")
+    exchange.add_argument("--parameters", type=int, default=10_000_000, help="how many (default: %(default)s)")
+    exchange.add_argument("--bucket-bytes", default="4M", help="how much travels together (default: %(default)s)")
+    for verb in (allreduce, fit, exchange):
         verb.add_argument("--pairs", type=int, default=25, help="timings of each, taken alternately (default: %(default)s)")
         verb.add_argument("--json", type=Path, metavar="FILE", help="write one JSON object a line, too")
         verb.add_argument("--traceback", action="store_true", help="print Python tracebacks too")
@@ -177,6 +180,4 @@ def _data(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     from mpitrain.bench import command
     flags = {name: value for name, value in vars(options).items() if name not in ("verb", "bench_verb", "traceback")}
-    if options.bench_verb == "fit":
-        return command.fit(**flags)
-    return command.allreduce(**flags)
+    return command.VERBS[options.bench_verb](**flags)

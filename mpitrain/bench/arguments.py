@@ -20,14 +20,16 @@ def words(text: str, flag: str) -> list[str]:
 
 
 def sizes(text: str) -> list[int]:
-    """Bytes: "8,64K,1MiB,16M" (K, M and G are powers of 1,024)."""
-    found = []
-    for word in words(text, "--sizes"):
-        match = re.fullmatch(r"(\d+) ?([kmg]?)(i?b)?", word.lower())
-        if match is None or int(match[1]) == 0:
-            raise UsageError(f'--sizes takes numbers of bytes above 0 such as 8, 64K or 16MiB, found "{word}"')
-        found.append(int(match[1]) * UNITS[match[2]])
-    return found
+    """Several numbers of bytes: "8,64K,1MiB,16M"."""
+    return [size(word, "--sizes") for word in words(text, "--sizes")]
+
+
+def size(text: str, flag: str) -> int:
+    """A number of bytes; K, M and G are powers of 1,024."""
+    match = re.fullmatch(r"(\d+) ?([kmg]?)(i?b)?", text.lower())
+    if match is None or int(match[1]) == 0:
+        raise UsageError(f'{flag} takes bytes above 0 such as 8, 64K or 16MiB, found "{text}"')
+    return int(match[1]) * UNITS[match[2]]
 
 
 def dtypes(text: str) -> list[str]:
@@ -52,9 +54,9 @@ def algorithms(text: str, known: Iterable[str]) -> list[str]:
 def whole_elements(nbytes: Iterable[int], names: Iterable[str]) -> None:
     """UsageError where a size is no whole number of elements."""
     for name in names:
-        for size in nbytes:
-            if size % DTYPES[name]:
-                raise UsageError(f"--sizes: {size} bytes are no whole number of {name} elements of {DTYPES[name]} bytes; "
+        for count in nbytes:
+            if count % DTYPES[name]:
+                raise UsageError(f"--sizes: {count} bytes are no whole number of {name} elements of {DTYPES[name]} bytes; "
                                  f"take a multiple, or other --dtypes")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -66,3 +66,19 @@ def fit(*, sizes: str | None, pairs: int, json: Path | None) -> int:
         if s is not None:
             bench_fit(s.channel, s.world, s.report, sizes=size_list, turns=pairs)
     return 0
+
+
+def exchange(*, parameters: int, bucket_bytes: str, pairs: int, json: Path | None) -> int:
+    """`mpitrain bench exchange`."""
+    from mpitrain.bench.exchange import bench_exchange
+    with guard.symmetric():
+        arguments.at_least(parameters, 1, "--parameters")
+        nbytes = arguments.size(bucket_bytes, "--bucket-bytes")
+        arguments.at_least(pairs, 1, "--pairs")
+    with session(json) as s:
+        if s is not None:
+            bench_exchange(s.channel, s.world, s.report, parameters=parameters, bucket_bytes=nbytes, pairs=pairs)
+    return 0
+
+
+VERBS: dict[str, Callable[..., int]] = {"allreduce": allreduce, "fit": fit, "exchange": exchange}

@@ -92,10 +92,11 @@ def test_sizes_are_read_with_their_units() -> None:
 
 
 @pytest.mark.parametrize(("read", "message"), [
-    (lambda: arguments.sizes("8,many"), '--sizes takes numbers of bytes above 0 such as 8, 64K or 16MiB, found "many"'),
+    (lambda: arguments.sizes("8,many"), '--sizes takes bytes above 0 such as 8, 64K or 16MiB, found "many"'),
     (lambda: arguments.sizes("0"), 'found "0"'),
     (lambda: arguments.sizes("-8"), 'found "-8"'),
     (lambda: arguments.sizes(" ,"), '--sizes is a list with commas, found " ,"'),
+    (lambda: arguments.size("4 apples", "--bucket-bytes"), '--bucket-bytes takes bytes above 0'),
     (lambda: arguments.dtypes("float23"), '--dtypes knows no "float23" (did you mean "float32"?); choose from float32, float64'),
     (lambda: arguments.algorithms("rinf", ["ring", "auto"]), '--algorithms knows no "rinf" (did you mean "ring"?); choose from'),
     (lambda: arguments.whole_elements([8, 12], ["float32", "float64"]), "12 bytes are no whole number of float64 elements of 8"),
