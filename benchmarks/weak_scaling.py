@@ -3,8 +3,9 @@
     mpirun -n 2 python benchmarks/weak_scaling.py [--models mlp,gpt] [--json FILE]
 
 mlp: 784-1024-1024-10, 128 rows a rank; gpt: nanoGPT's CPU settings (4 layers, 4 heads, width 128, block 64), 12 sequences a rank.
-A step is the trainer's own: forward, loss, backward with buckets leaving, AdamW, mean loss. Every rank keeps to one core. In one job, turns alternate: all ranks train together, then one of them alone (each in its turn) while the others sleep.
-The efficiency is the time alone over the time together, median of pairs: 1 means that more ranks cost nothing.
+A step is the trainer's own: forward, loss, backward with buckets leaving, AdamW, mean loss. Every rank keeps to one core.
+In one job, turns alternate: all ranks train together, then one of them alone (each in its turn) while the others sleep. The
+efficiency is the time alone over the time together, median of pairs: 1 means that more ranks cost nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the ranks put into a measured sum: other values at every turn, and their float64 sum without a message.
 
 Rank r brings base * scale + shift at turn t, where `base` is the same random array everywhere and the two numbers follow from
-(r, t). So each rank can compute every other rank's part, and a result that is stale, lacks a rank, counts one twice or lies at
-the wrong place is far from the sum.
+(r, t). So every rank knows the sum, base * (sum of the scales) + (sum of the shifts), at the cost of one pass whatever the number
+of ranks; and a result that is stale, lacks a rank, counts one twice or lies at the wrong place is far from it.
 """
 
 from __future__ import annotations
@@ -29,31 +29,32 @@ class Inputs:
     def __init__(self, length: int, dtype: str, ranks: int):
         self.length, self.dtype, self.ranks = length, np.dtype(dtype), ranks
         self._base = np.random.default_rng(length).standard_normal(length, dtype="float32").astype(self.dtype)
-        self._one = np.empty(BLOCK, self.dtype)
 
-    def fill(self, out: np.ndarray[Any, Any], rank: int, turn: int, start: int = 0) -> None:
-        """Writes what `rank` brings at `turn`, from element `start` on."""
+    def fill(self, out: np.ndarray[Any, Any], rank: int, turn: int) -> None:
+        """Writes what `rank` brings at `turn`, or the first part of it."""
+        scale, shift = self._numbers(rank, turn)
+        np.multiply(self._base[:out.size], scale, out=out)
+        out += shift
+
+    def _numbers(self, rank: int, turn: int) -> tuple[Any, Any]:
+        """`numbers` as the arrays' type has them."""
         scale, shift = numbers(rank, turn)
-        np.multiply(self._base[start:start + out.size], self.dtype.type(scale), out=out)
-        out += self.dtype.type(shift)
+        return self.dtype.type(scale), self.dtype.type(shift)
 
     def expected(self, turn: int, start: int, stop: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """(sum over ranks, sum of the magnitudes) of elements start:stop, in float64; at most BLOCK of them."""
-        one = self._one[:stop - start]
-        total, magnitude = np.zeros(stop - start), np.zeros(stop - start)
-        for rank in range(self.ranks):
-            self.fill(one, rank, turn, start)
-            total += one
-            magnitude += np.abs(one)
-        return total, magnitude
+        """(sum over ranks, sum of the magnitudes) of elements start:stop, in float64."""
+        each = [tuple(map(float, self._numbers(rank, turn))) for rank in range(self.ranks)]
+        scales, shifts = sum(scale for scale, _ in each), sum(shift for _, shift in each)
+        base = self._base[start:stop].astype(np.float64)
+        return base * scales + shifts, np.abs(base) * scales + sum(abs(shift) for _, shift in each)
 
     def check(self, found: np.ndarray[Any, Any], turn: int, label: str) -> None:
         """MpitrainError at the first element that is further from the float64 sum than rounding can bring it.
 
-        Whatever the order of n - 1 additions, each rounds by at most half an ulp of a partial sum, and no partial sum exceeds
-        the sum of the magnitudes.
+        Whatever the order of n - 1 additions, each rounds by at most eps / 2 of a partial sum, and no partial sum exceeds the
+        sum of the magnitudes; the values themselves are rounded twice. (n + 1) / 2 eps in all, and as much again for safety.
         """
-        step = self.ranks * float(np.finfo(self.dtype).eps)
+        step = (self.ranks + 1) * float(np.finfo(self.dtype).eps)
         for start in range(0, self.length, BLOCK):
             stop = min(start + BLOCK, self.length)
             total, magnitude = self.expected(turn, start, stop)
