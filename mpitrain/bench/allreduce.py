@@ -39,14 +39,18 @@ class Contender(Protocol):
     def close(self) -> None: ...
 
 
+class AnyChannel(Protocol):
+    """What is asked of a channel."""
+
+    def start_allreduce(self, array: np.ndarray[Any, Any], name: str) -> Any: ...
+    def close(self) -> None: ...
+
+
 class OverChannel:
-    """Messages of a channel of ours, which this object owns."""
+    """A channel of ours, which this object owns; `allocate` supplies the memory that it likes best."""
 
-    def __init__(self, channel: Channel):
-        self.channel = channel
-
-    def allocate(self, nbytes: int) -> np.ndarray[Any, Any]:
-        return aligned(nbytes)
+    def __init__(self, channel: AnyChannel, allocate: Callable[[int], np.ndarray[Any, Any]] | None = None):
+        self.channel, self.allocate = channel, allocate or aligned
 
     def allreduce(self, array: np.ndarray[Any, Any]) -> None:
         self.channel.start_allreduce(array, "bench").wait()

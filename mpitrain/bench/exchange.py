@@ -4,8 +4,8 @@
 
 The same with MPI_Allreduce, bucket by bucket, and the same AdamW kernel is what it is measured against. Both sides get the same
 gradients at the same step, and their parameters are compared with one float64 AdamW that knows all ranks' gradients and sends
-no message. AdamW's direction hardly depends on the gradient's scale, so a sum that lacks a rank would pass; with an eps of 1 it
-does not.
+no message. With AdamW's usual eps a gradient wrong by a factor moves a parameter almost as far as the right one, and where the
+ranks' gradients nearly cancel, rounding decides the direction; with an eps of 1 neither is so, at the same cost.
 """
 
 from __future__ import annotations
