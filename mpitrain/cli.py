@@ -96,7 +96,7 @@ def _bench_verbs(bench: argparse.ArgumentParser) -> None:
     exchange.add_argument("--parameters", type=int, default=10_000_000, help="how many (default: %(default)s)")
     exchange.add_argument("--bucket-bytes", default="4M", help="how much travels together (default: %(default)s)")
     for verb in (allreduce, fit, exchange):
-        verb.add_argument("--pairs", type=int, default=25, help="timings of each, taken alternately (default: %(default)s)")
+        verb.add_argument("--pairs", type=int, default=25, help="how often each is timed, in turns (default: %(default)s)")
         verb.add_argument("--json", type=Path, metavar="FILE", help="write one JSON object a line, too")
         verb.add_argument("--traceback", action="store_true", help="print Python tracebacks too")
 

@@ -56,9 +56,13 @@ def bench_fit(channel: Channel, world: World, report: Report, *, sizes: Sequence
                      "direct_seconds": plain, "fitted": point.fitted})
         report.line(f"{point.algorithm:<24}{in_bytes(point.nbytes):>10}{in_time(point.seconds):>12}{in_time(guess):>12}"
                     f"{guess / point.seconds:>8.2f}{in_time(plain):>14}{'' if point.fitted else '   not in the fit'}")
-    report.record({"bench": "fit", "ranks": world.size, "dtype": "float32", **fitted._asdict(),
-                   "direct": direct._asdict(), "points": rows, "machine": about})
+    report.record({"bench": "fit", "ranks": world.size, "dtype": "float32", **costs(fitted),
+                   "direct": costs(direct), "points": rows, "machine": about})
     return fitted
+
+
+def costs(found: Machine) -> dict[str, float]:
+    return {"alpha": found.alpha, "beta": found.beta, "gamma": found.gamma}
 
 
 def predicted(algorithm: str, nbytes: int, n: int, found: Machine) -> float:
