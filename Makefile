@@ -12,7 +12,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 export OMPI_MCA_rmaps_base_oversubscribe = 1
 
-.PHONY: help train test test-slow test-gpu check bench native clean
+.PHONY: help train test test-slow test-gpu check bench bench-comm native clean
 
 help:            ## this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -39,6 +39,22 @@ check: $(VENV)/ready-dev        ## lint, types, import contracts
 
 bench: $(VENV)/ready-bench      ## step time side by side with PyTorch
 	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python benchmarks/train_vs_torch.py $(ARGS)
+
+# One thread a rank; two ranks have a core each, more share what there is.
+ALONE = env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE OMP_NUM_THREADS=1
+PAIR  = $(ALONE) $(MPIRUN) -n 2 --bind-to core:overload-allowed $(BIN)/python
+MANY  = $(ALONE) $(MPIRUN) --bind-to none
+
+bench-comm: $(VENV)/ready-bench ## the exchange beside MPI, gloo and PyTorch's DDP; weak scaling; memory of a node
+	$(PAIR) -P -m mpitrain bench allreduce $(ARGS)
+	$(MANY) -n 4 $(BIN)/python -P -m mpitrain bench allreduce --sizes 16M --pairs 9
+	$(MANY) -n 8 $(BIN)/python -P -m mpitrain bench allreduce --sizes 16M --pairs 9
+	$(PAIR) -P -m mpitrain bench fit
+	$(PAIR) -P -m mpitrain bench exchange
+	$(PAIR) benchmarks/allreduce_vs_gloo.py
+	$(PAIR) benchmarks/exchange_vs_ddp.py
+	$(PAIR) benchmarks/weak_scaling.py
+	$(ALONE) $(BIN)/python benchmarks/node_memory.py
 
 native: $(VENV)/ready           ## compile native/*.c now instead of at first use
 	$(BIN)/python -m mpitrain.backend.native

@@ -18,6 +18,7 @@ EPILOG = """examples:
   mpirun -n 4 python -m mpitrain evaluate runs/gpt
   python -m mpitrain inspect runs/gpt
   python -m mpitrain data import text corpus.txt --out corpus
+  mpirun -n 2 python -m mpitrain bench allreduce --sizes 64K,1M,16M
 """
 
 
@@ -50,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     inspect.add_argument("--ranks", type=int, default=1, help="draw the placement for so many ranks")
 
     _data_verbs(verbs.add_parser("data", help="import data, look at them, verify their checksums"))
+    _bench_verbs(verbs.add_parser("bench", help="measure the exchange between ranks on this machine"))
     return top
 
 
@@ -82,6 +84,23 @@ def _data_verbs(data: argparse.ArgumentParser) -> None:
         verb.add_argument("--y", help="dataset of the targets")
 
 
+def _bench_verbs(bench: argparse.ArgumentParser) -> None:
+    verbs = bench.add_subparsers(dest="bench_verb", required=True, metavar="VERB")
+    allreduce = verbs.add_parser("allreduce", help="our all-reduce algorithms beside MPI_Allreduce")
+    allreduce.add_argument("--sizes", default="8,4K,64K,1M,16M", help="bytes, with commas (default: %(default)s)")
+    allreduce.add_argument("--algorithms", help="names with commas, or your own package.module:name (default: all there are)")
+    allreduce.add_argument("--dtypes", default="float32", help="float32, float64 (default: %(default)s)")
+    fit = verbs.add_parser("fit", help="alpha, beta and gamma of this machine, and predicted beside measured times")
+    fit.add_argument("--sizes", help="bytes, with commas (default: 1 KiB to 8 MiB, doubling)")
+    exchange = verbs.add_parser("exchange", help="gradient sum, AdamW, parameters visible to all; beside MPI_Allreduce + AdamW")
+    exchange.add_argument("--parameters", type=int, default=10_000_000, help="how many (default: %(default)s)")
+    exchange.add_argument("--bucket-bytes", default="4M", help="how much travels together (default: %(default)s)")
+    for verb in (allreduce, fit, exchange):
+        verb.add_argument("--pairs", type=int, default=25, help="how often each is timed, in turns (default: %(default)s)")
+        verb.add_argument("--json", type=Path, metavar="FILE", help="write one JSON object a line, too")
+        verb.add_argument("--traceback", action="store_true", help="print Python tracebacks too")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; what goes wrong is raised, and `comm.guard` turns it into a line and an exit status."""
     with guard.symmetric():
@@ -93,6 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.arguments = [*options.arguments, *rest]
     if options.verb == "data":
         return _data(options)
+    if options.verb == "bench":
+        return _bench(options)
     if options.verb == "inspect":
         from mpitrain.train.inspect import inspect
         for line in inspect(options.path, options.arguments, ranks=options.ranks):
@@ -154,3 +175,9 @@ def _data(options: argparse.Namespace) -> int:
         importers.import_images(options.source, options.out, **common)
     print("\n".join(report.info(options.out)))
     return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from mpitrain.bench import command
+    flags = {name: value for name, value in vars(options).items() if name not in ("verb", "bench_verb", "traceback")}
+    return command.VERBS[options.bench_verb](**flags)

@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "mpitrain"
 LAYERS = [{"errors"}, {"config", "registry"}, {"backend"}, {"schedules", "kernels"}, {"autograd", "comm"}, {"ops"},
-          {"nn", "optim", "data"}, {"models"}, {"parallel"}, {"train"}, {"cli"}, {"__main__"}]
+          {"nn", "optim", "data"}, {"models"}, {"parallel"}, {"train"}, {"bench"}, {"cli"}, {"__main__"}]
 LEVEL = {name: i for i, names in enumerate(LAYERS) for name in names}
 DOORS = {"mpi4py": {"comm", "parallel", "train"}, "cupy": {"backend", "kernels"}, "numba": {"backend", "kernels"}}
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -62,6 +62,12 @@ def tag_upper_bound() -> int:
     return int(_everyone().Get_attr(MPI.TAG_UB) or 32767)
 
 
+def library_version() -> str:
+    """What the MPI library calls itself, on one line."""
+    from mpi4py import MPI
+    return " ".join(MPI.Get_library_version().strip("\0 \n").split())
+
+
 def _everyone() -> MPI.Intracomm:
     """COMM_WORLD, with MPI initialised (the import does that)."""
     set_fast_start(os.environ)

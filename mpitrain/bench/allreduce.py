@@ -1,0 +1,169 @@
+"""Our all-reduce algorithms beside MPI_Allreduce, in pairs, every sum checked against float64.
+
+    turn 0   fill ours    barrier  [ours]   slowest rank's time   check
+    turn 1   fill MPI's   barrier  [MPI]    slowest rank's time   check
+    turn 2   ...
+
+Below 1 MiB a turn sums several arrays one after the other, because a clock and a barrier cost about as much as one small sum.
+They are different arrays with different values, so each of these sums is checked too.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from mpitrain.bench.inputs import Inputs
+from mpitrain.bench.pairs import Clock, alternate
+from mpitrain.bench.report import Report, in_bytes, in_time, machine, ratio_of
+from mpitrain.comm.channel import Channel
+from mpitrain.comm.start import World
+from mpitrain.registry import Registry
+from mpitrain.schedules.collectives import ALL_REDUCE
+
+AT_ONCE = 1 << 20                 # bytes that one turn sums, as far as MOST arrays allow
+MOST = 64
+LINE = 128                        # arrays of a turn start on multiples of it: two cache lines, which are fetched together
+
+
+class Contender(Protocol):
+    """A way to sum arrays over ranks. `allocate(nbytes)` gives the uint8 memory that the arrays lie in, aligned to 64 bytes;
+    all methods are called by all ranks alike."""
+
+    def allocate(self, nbytes: int) -> np.ndarray[Any, Any]: ...
+    def allreduce(self, array: np.ndarray[Any, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+class AnyChannel(Protocol):
+    """What is asked of a channel."""
+
+    def start_allreduce(self, array: np.ndarray[Any, Any], name: str) -> Any: ...
+    def close(self) -> None: ...
+
+
+class OverChannel:
+    """A channel of ours, which this object owns; `allocate` supplies the memory that it likes best."""
+
+    def __init__(self, channel: AnyChannel, allocate: Callable[[int], np.ndarray[Any, Any]] | None = None):
+        self.channel, self.allocate = channel, allocate or aligned
+
+    def allreduce(self, array: np.ndarray[Any, Any]) -> None:
+        self.channel.start_allreduce(array, "bench").wait()
+
+    def close(self) -> None:
+        self.channel.close()
+
+
+class Native:
+    """MPI_Allreduce itself, in place: what the others are measured against."""
+
+    def __init__(self, world: World):
+        self._comm = world.comm.Dup()
+
+    def allocate(self, nbytes: int) -> np.ndarray[Any, Any]:
+        return aligned(nbytes)
+
+    def allreduce(self, array: np.ndarray[Any, Any]) -> None:
+        self._comm.Allreduce(None, array)                     # mpi4py's None here is MPI_IN_PLACE
+
+    def close(self) -> None:
+        self._comm.Free()
+
+
+def aligned(nbytes: int) -> np.ndarray[Any, Any]:
+    """Ordinary memory that begins on a multiple of LINE."""
+    raw = np.empty(nbytes + LINE, np.uint8)
+    shift = -raw.ctypes.data % LINE
+    return raw[shift:shift + nbytes]
+
+
+Make = Callable[[World], Contender]
+CONTENDERS: Registry[Make] = Registry("all-reduce")
+"""What is measured besides the algorithms of ALL_REDUCE. Called by all ranks; a contender makes communicators of its own."""
+
+
+@CONTENDERS.register("auto")
+def automatic(world: World) -> Contender:
+    """What training uses unless told otherwise: an algorithm for each size."""
+    return OverChannel(Channel(world.comm.Dup(), "bench:auto", algorithm="auto"))
+
+
+def known() -> list[str]:
+    """Every name that can be measured."""
+    return [*ALL_REDUCE, *CONTENDERS]
+
+
+def contender(name: str, world: World) -> Contender:
+    """The contender of that name, on a communicator of its own. ConfigError or ScheduleError for a user's unusable one."""
+    if name in CONTENDERS:
+        return CONTENDERS[name](world)
+    return OverChannel(Channel(world.comm.Dup(), f"bench:{name}", algorithm=name))
+
+
+class Side:
+    """One contender with memory for the largest of `sizes`, ready to be timed."""
+
+    def __init__(self, name: str, contender: Contender, world: World, sizes: Sequence[int]):
+        self.name, self.contender = name, contender
+        self._rank, self._clock = world.rank, Clock(world)
+        self._memory = contender.allocate(max(arrays_a_turn(size) * stride(size) for size in sizes))
+
+    def turn(self, inputs: Inputs, number: int) -> float:
+        """Seconds of one sum of arrays like `inputs`. MpitrainError when a sum is wrong, on the ranks where it is."""
+        nbytes = inputs.length * inputs.dtype.itemsize
+        count, step = arrays_a_turn(nbytes), stride(nbytes)
+        arrays = [self._memory[i * step:i * step + nbytes].view(inputs.dtype) for i in range(count)]
+        for i, array in enumerate(arrays):
+            inputs.fill(array, self._rank, number * count + i)
+        seconds = self._clock.time(partial(self._reduce, arrays)) / count
+        for i, array in enumerate(arrays):
+            inputs.check(array, number * count + i, f"all-reduce {self.name} of {nbytes} bytes of {inputs.dtype}")
+        return seconds
+
+    def _reduce(self, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
+        allreduce = self.contender.allreduce
+        for array in arrays:
+            allreduce(array)
+
+    def close(self) -> None:
+        self.contender.close()
+
+
+def arrays_a_turn(nbytes: int) -> int:
+    return min(MOST, max(1, AT_ONCE // nbytes))
+
+
+def stride(nbytes: int) -> int:
+    """Bytes from one array of a turn to the next."""
+    return -(-nbytes // LINE) * LINE
+
+
+def bench_allreduce(channel: Channel, world: World, report: Report, *, sizes: Sequence[int], algorithms: Sequence[str],
+                    dtypes: Sequence[str], pairs: int) -> None:
+    """One record for each algorithm, size and dtype. Collective; MpitrainError as soon as one sum is wrong."""
+    about = machine(channel)
+    report.line(f"all-reduce on {world.size} ranks beside MPI_Allreduce; medians of {pairs} pairs, quartiles in brackets; "
+                f"every sum checked\n{'algorithm':<24}{'bytes':>10}  {'dtype':<9}{'ours':>11}{'MPI':>11}   times faster")
+    native = Side("of MPI", Native(world), world, sizes)
+    for name in algorithms:
+        ours = Side(name, contender(name, world), world, sizes)
+        for dtype in dtypes:
+            for size in sizes:
+                inputs = Inputs(size // np.dtype(dtype).itemsize, dtype, world.size)
+                result = alternate(partial(ours.turn, inputs), partial(native.turn, inputs), pairs).summary()
+                report.record({"bench": "allreduce", "algorithm": name, "bytes": size, "dtype": dtype, "ranks": world.size,
+                               **result, "arrays_a_turn": arrays_a_turn(size), "machine": about})
+                report.line(f"{name:<24}{in_bytes(size):>10}  {dtype:<9}{in_time(result['seconds']):>11}"
+                            f"{in_time(result['mpi_seconds']):>11}   {ratio_of(result)}")
+        ours.close()
+    native.close()
+
+
+def typical(side: Side, inputs: Inputs, turns: int) -> float:
+    """The median time of one sum, for those who need no partner to compare with."""
+    return statistics.median([side.turn(inputs, number) for number in range(turns + 1)][1:])

@@ -1,0 +1,66 @@
+"""What the flags of `mpitrain bench` say, as numbers and names; each mistake is one UsageError."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from mpitrain.errors import UsageError, nearest
+
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+DTYPES = {"float32": 4, "float64": 8}
+
+
+def words(text: str, flag: str) -> list[str]:
+    """The parts of a list with commas, each once, in order."""
+    parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not parts:
+        raise UsageError(f'{flag} is a list with commas, found "{text}"')
+    return parts
+
+
+def sizes(text: str) -> list[int]:
+    """Several numbers of bytes: "8,64K,1MiB,16M"."""
+    return [size(word, "--sizes") for word in words(text, "--sizes")]
+
+
+def size(text: str, flag: str) -> int:
+    """A number of bytes; K, M and G are powers of 1,024."""
+    match = re.fullmatch(r"(\d+) ?([kmg]?)(i?b)?", text.lower())
+    if match is None or int(match[1]) == 0:
+        raise UsageError(f'{flag} takes bytes above 0 such as 8, 64K or 16MiB, found "{text}"')
+    return int(match[1]) * UNITS[match[2]]
+
+
+def dtypes(text: str) -> list[str]:
+    found = words(text, "--dtypes")
+    for word in found:
+        if word not in DTYPES:
+            raise UsageError(f'--dtypes knows no "{word}"{nearest(word, DTYPES)}; choose from {", ".join(DTYPES)}')
+    return found
+
+
+def algorithms(text: str, known: Iterable[str]) -> list[str]:
+    """Names of `known`, or a user's own as "package.module:name" or "file.py:name"."""
+    known = list(known)
+    found = words(text, "--algorithms")
+    for word in found:
+        if word not in known and ":" not in word:
+            raise UsageError(f'--algorithms knows no "{word}"{nearest(word, known)}; choose from {", ".join(known)}, '
+                             f'or your own as "package.module:name" or "file.py:name"')
+    return found
+
+
+def whole_elements(nbytes: Iterable[int], names: Iterable[str]) -> None:
+    """UsageError where a size is no whole number of elements."""
+    for name in names:
+        for count in nbytes:
+            if count % DTYPES[name]:
+                raise UsageError(f"--sizes: {count} bytes are no whole number of {name} elements of {DTYPES[name]} bytes; "
+                                 f"take a multiple, or other --dtypes")
+
+
+def at_least(number: int, least: int, flag: str) -> int:
+    if number < least:
+        raise UsageError(f"{flag} must be at least {least}, found {number}")
+    return number

@@ -1,0 +1,84 @@
+"""The verbs of `mpitrain bench`: arguments checked on every rank alike, MPI started, the measurement, everything freed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from mpitrain.bench import arguments
+from mpitrain.bench.report import Report
+from mpitrain.comm import guard
+
+if TYPE_CHECKING:
+    from mpitrain.comm.channel import Channel
+    from mpitrain.comm.start import World
+
+
+class Session(NamedTuple):
+    """What every measurement gets: the ranks, a channel for agreements, and where results go."""
+
+    world: World
+    channel: Channel
+    report: Report
+
+
+@contextmanager
+def session(json: Path | None) -> Iterator[Session | None]:
+    """None where there is one rank, after saying so: nothing is exchanged there, and the file stays empty."""
+    from mpitrain.comm.channel import Channel
+    from mpitrain.comm.start import start
+    world = start()
+    report = Report(world.rank, json)
+    if world.size == 1:
+        report.line("one rank has nothing to exchange; start two or more: mpirun -n 2 python -m mpitrain bench ...")
+        yield None
+        return
+    channel = Channel(world.comm.Dup(), "bench")
+    yield Session(world, channel, report)
+    channel.close()
+
+
+def allreduce(*, sizes: str, algorithms: str | None, dtypes: str, pairs: int, json: Path | None) -> int:
+    """`mpitrain bench allreduce`."""
+    from mpitrain.bench.allreduce import bench_allreduce, known
+    with guard.symmetric():
+        size_list, dtype_list = arguments.sizes(sizes), arguments.dtypes(dtypes)
+        arguments.whole_elements(size_list, dtype_list)
+        names = arguments.algorithms(algorithms, known()) if algorithms is not None else known()
+        arguments.at_least(pairs, 1, "--pairs")
+    with session(json) as s:
+        if s is not None:
+            bench_allreduce(s.channel, s.world, s.report, sizes=size_list, algorithms=names, dtypes=dtype_list, pairs=pairs)
+    return 0
+
+
+def fit(*, sizes: str | None, pairs: int, json: Path | None) -> int:
+    """`mpitrain bench fit`."""
+    from mpitrain.bench.fit import SIZES, bench_fit
+    with guard.symmetric():
+        size_list = arguments.sizes(sizes) if sizes is not None else SIZES
+        arguments.whole_elements(size_list, ["float32"])
+        arguments.at_least(len(size_list), 3, "the number of --sizes to fit")
+        arguments.at_least(pairs, 1, "--pairs")
+    with session(json) as s:
+        if s is not None:
+            bench_fit(s.channel, s.world, s.report, sizes=size_list, turns=pairs)
+    return 0
+
+
+def exchange(*, parameters: int, bucket_bytes: str, pairs: int, json: Path | None) -> int:
+    """`mpitrain bench exchange`."""
+    from mpitrain.bench.exchange import bench_exchange
+    with guard.symmetric():
+        arguments.at_least(parameters, 1, "--parameters")
+        nbytes = arguments.size(bucket_bytes, "--bucket-bytes")
+        arguments.at_least(pairs, 1, "--pairs")
+    with session(json) as s:
+        if s is not None:
+            bench_exchange(s.channel, s.world, s.report, parameters=parameters, bucket_bytes=nbytes, pairs=pairs)
+    return 0
+
+
+VERBS: dict[str, Callable[..., int]] = {"allreduce": allreduce, "fit": fit, "exchange": exchange}

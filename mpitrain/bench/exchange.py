@@ -1,0 +1,203 @@
+"""What a step does after backward: gradients summed over ranks, AdamW, and the new parameters visible to every rank.
+
+    fill the arena | barrier | buckets start in backward's order, sum, update | slowest rank's time | check every parameter
+
+The same with MPI_Allreduce, bucket by bucket, and the same AdamW kernel is what it is measured against. Both sides get the same
+gradients at the same step, and their parameters are compared with one float64 AdamW that knows all ranks' gradients and sends
+no message. With AdamW's usual eps a gradient wrong by a factor moves a parameter almost as far as the right one, and where the
+ranks' gradients nearly cancel, rounding decides the direction; with an eps of 1 neither is so, at the same cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import numpy as np
+
+from mpitrain import nn, optim
+from mpitrain.backend import Array
+from mpitrain.bench.inputs import BLOCK, Inputs
+from mpitrain.bench.pairs import Clock, alternate
+from mpitrain.bench.report import Report, in_time, machine, ratio_of
+from mpitrain.comm.channel import Channel
+from mpitrain.comm.start import World
+from mpitrain.errors import MpitrainError
+from mpitrain.nn.init import zeros
+from mpitrain.parallel.buckets import plan_buckets
+from mpitrain.parallel.reducer import GradientReducer
+from mpitrain.parallel.update import Replicated
+from mpitrain.registry import Registry
+
+MATRIX = 1 << 20                  # elements of a parameter: some buckets hold one, the default ones too
+LR, BETAS, EPS, DECAY = 0.1, (0.9, 0.999), 1.0, 0.01
+TOLERANCE = 2e-6                  # of a parameter of size 1, for each step taken; float32 rounds by 6e-8 in each operation
+BUCKET_BYTES = 4 << 20
+
+
+class Policy(Protocol):
+    """A way to keep parameters and to update them. All methods are called by all ranks alike."""
+
+    @property
+    def values(self) -> Array:
+        """All parameters, flat, as this rank sees them."""
+
+    def gradients(self) -> Array:
+        """Where backward would write this rank's gradients of a new step; filled before `step`."""
+
+    def step(self) -> None:
+        """Sum, update, and return when the parameters are new for this rank."""
+
+    def close(self) -> None: ...
+
+
+class Weights(nn.Module):
+    """Parameters and nothing that computes with them: `count` elements in matrices of MATRIX, the last one shorter."""
+
+    def __init__(self, count: int):
+        self.matrices = [nn.Parameter((min(MATRIX, count - start), 1), zeros) for start in range(0, count, MATRIX)]
+
+
+def adamw(storage: nn.FlatStorage) -> optim.AdamW:
+    return optim.AdamW(storage, lr=LR, betas=BETAS, eps=EPS, weight_decay=DECAY)
+
+
+class OnEveryRank:
+    """What training does today: every rank sums all gradients and updates all parameters."""
+
+    def __init__(self, world: World, count: int, bucket_bytes: int):
+        model = Weights(count)
+        self._channel = Channel(world.comm.Dup(), "bench:gradients")
+        self._storage = model.initialize(seed=0)
+        self._reducer = GradientReducer(self._storage, self._channel, bucket_bytes=bucket_bytes,
+                                        progress=self._channel.progress.progress)
+        self._update = Replicated(model, adamw(self._storage), self._reducer, self._channel, lambda step: LR)
+        self._update.want_norm = False
+
+    @property
+    def values(self) -> Array:
+        return self._storage.values
+
+    def gradients(self) -> Array:
+        self._update.begin()
+        self._reducer.begin_micro_batch(last=True)
+        for segment in self._storage.segments:
+            segment.parameter.grad = segment.parameter.grad_buffer
+        return self._reducer.gradients
+
+    def step(self) -> None:
+        for segment in reversed(self._storage.segments):      # as at the end of backward: last parameters first
+            for hook in segment.parameter.grad_hooks:
+                hook(segment.parameter)
+        self._update.finish()
+
+    def close(self) -> None:
+        self._reducer.close()
+        self._channel.close()
+
+
+class WithNative:
+    """MPI_Allreduce of each bucket in place, then the same AdamW on the same layout."""
+
+    def __init__(self, world: World, count: int, bucket_bytes: int):
+        self._comm = world.comm.Dup()
+        self._storage = Weights(count).initialize(seed=0)
+        self._gradients: Array = self._storage.new_flat()
+        self._buckets = plan_buckets(self._storage.segments, self._storage.size, max(1, bucket_bytes // 4))
+        self._optimizer = adamw(self._storage)
+
+    @property
+    def values(self) -> Array:
+        return self._storage.values
+
+    def gradients(self) -> Array:
+        return self._gradients
+
+    def step(self) -> None:
+        for bucket in self._buckets:
+            self._comm.Allreduce(None, self._gradients[bucket.start:bucket.stop])      # mpi4py's None here is MPI_IN_PLACE
+        self._optimizer.update(self._gradients, lr=LR, step=self._optimizer.steps + 1)
+
+    def close(self) -> None:
+        self._comm.Free()
+
+
+POLICIES: Registry[Callable[[World, int, int], Policy]] = Registry("exchange")
+"""What is measured; called with all ranks, the number of parameters, and the bytes of a bucket."""
+POLICIES.register("replicated")(OnEveryRank)
+
+
+class Serial:
+    """AdamW in float64 by its formula (Loshchilov and Hutter, 2019), on the sum of all ranks' gradients, a block at a time."""
+
+    def __init__(self, inputs: Inputs):
+        self._inputs, self.steps = inputs, 0
+        self.w, self._m, self._v = (np.zeros(inputs.length) for _ in range(3))
+
+    def step(self) -> None:
+        """One more update, with the gradients of turn number `steps`."""
+        beta1, beta2 = BETAS
+        for block in self._blocks():
+            w, m, v = self.w[block], self._m[block], self._v[block]
+            g, _ = self._inputs.expected(self.steps, block.start, block.stop)
+            w *= 1.0 - LR * DECAY
+            m += (1.0 - beta1) * (g - m)
+            v += (1.0 - beta2) * (g * g - v)
+            unbiased_m, unbiased_v = m / (1.0 - beta1 ** (self.steps + 1)), v / (1.0 - beta2 ** (self.steps + 1))
+            w -= LR * unbiased_m / (np.sqrt(unbiased_v) + EPS)
+        self.steps += 1
+
+    def check(self, found: Array, label: str) -> None:
+        """MpitrainError at the first parameter that is further away than rounding brings it in so many steps."""
+        for block in self._blocks():
+            expected = self.w[block]
+            wrong = ~(np.abs(found[block] - expected) <= TOLERANCE * self.steps * np.maximum(1.0, np.abs(expected)))
+            if wrong.any():
+                i = int(wrong.argmax())
+                raise MpitrainError(f"{label} gave a wrong parameter: element {block.start + i} of {self._inputs.length} is "
+                                    f"{float(found[block.start + i])!r} after step {self.steps}, {float(expected[i])!r} in "
+                                    f"float64; it must not be used")
+
+    def _blocks(self) -> Iterator[slice]:
+        for start in range(0, self._inputs.length, BLOCK):
+            yield slice(start, min(start + BLOCK, self._inputs.length))
+
+
+class Steps:
+    """One side of the pairs: fills gradients, times a step, checks the parameters."""
+
+    def __init__(self, policy: Policy, label: str, world: World, inputs: Inputs, serial: Serial):
+        self._policy, self._label, self._rank, self._inputs, self._serial = policy, label, world.rank, inputs, serial
+        self._clock, self._done = Clock(world), 0
+
+    def take(self, _: int) -> float:
+        """Seconds of this side's next step; the serial run is moved on when it is behind."""
+        self._inputs.fill(self._policy.gradients()[:self._inputs.length], self._rank, self._done)
+        seconds = self._clock.time(self._policy.step)
+        self._done += 1
+        if self._serial.steps < self._done:
+            self._serial.step()
+        self._serial.check(self._policy.values, self._label)
+        return seconds
+
+
+def bench_exchange(channel: Channel, world: World, report: Report, *, parameters: int, bucket_bytes: int, pairs: int) -> None:
+    """One record for each policy. Collective; MpitrainError as soon as one parameter is wrong."""
+    about = machine(channel)
+    report.line(f"gradient sum + AdamW of {parameters:,} parameters on {world.size} ranks beside MPI_Allreduce + the same AdamW; "
+                f"medians of {pairs} pairs\n{'policy':<24}{'ours':>11}{'MPI':>11}   times faster")
+    for name in POLICIES:
+        inputs = Inputs(parameters, "float32", world.size)
+        serial = Serial(inputs)
+        policies = POLICIES[name](world, parameters, bucket_bytes), WithNative(world, parameters, bucket_bytes)
+        for policy in policies:
+            policy.values[...] = 0
+        channel.barrier()                                     # the memory of `values` may be shared between ranks
+        ours, native = (Steps(policy, f"exchange {label}", world, inputs, serial)
+                        for policy, label in zip(policies, (name, "with MPI_Allreduce")))
+        result = alternate(ours.take, native.take, pairs).summary()
+        report.record({"bench": "exchange", "algorithm": name, "bytes": 4 * parameters, "dtype": "float32", "ranks": world.size,
+                       **result, "parameters": parameters, "bucket_bytes": bucket_bytes, "machine": about})
+        report.line(f"{name:<24}{in_time(result['seconds']):>11}{in_time(result['mpi_seconds']):>11}   {ratio_of(result)}")
+        for policy in policies:
+            policy.close()

@@ -1,0 +1,75 @@
+"""Two things timed alternately in one run, and what the pairs say: a shared machine changes its speed between two runs."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpitrain.comm.start import World
+
+WARM_UP = 2                       # pairs that are run and checked but not counted: first touches, compilation, connections
+
+
+class Clock:
+    """Times what all ranks of `world` do together: from the moment all are there until the last one has done its part."""
+
+    def __init__(self, world: World):
+        self._comm = world.comm
+        self._mine, self._all = np.zeros(1), np.zeros(world.size)
+
+    def time(self, run: Callable[[], Any]) -> float:
+        """Seconds of the slowest rank; every rank gets the same number."""
+        self._comm.Barrier()
+        began = time.perf_counter()
+        run()
+        self._mine[0] = time.perf_counter() - began
+        self._comm.Allgather(self._mine, self._all)
+        return float(self._all.max())
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Seconds of the two members of each pair."""
+
+    ours: Sequence[float]
+    theirs: Sequence[float]
+
+    @property
+    def ratios(self) -> list[float]:
+        """How many times faster ours is, pair by pair."""
+        return [theirs / ours for ours, theirs in zip(self.ours, self.theirs, strict=True)]
+
+    def summary(self, theirs: str = "mpi") -> dict[str, float]:
+        """Medians, and their quartiles as `_low` and `_high`; the ratio is the median of ratios, not the ratio of medians."""
+        found: dict[str, float] = {}
+        spread: dict[str, float] = {}
+        for name, values in (("seconds", self.ours), (f"{theirs}_seconds", self.theirs), ("ratio", self.ratios)):
+            found[name] = statistics.median(values)
+            spread[f"{name}_low"], spread[f"{name}_high"] = quartiles(values)
+        return {**found, **spread, "pairs": len(self.ours)}
+
+
+def alternate(ours: Callable[[int], float], theirs: Callable[[int], float], pairs: int) -> Pairs:
+    """Runs A B A B ...; each gets the number of its turn, never the same twice, and returns its seconds."""
+    times: tuple[list[float], list[float]] = ([], [])
+    collecting = gc.isenabled()
+    gc.disable()                                     # a collection inside one member would be charged to it alone
+    try:
+        for turn in range(2 * (WARM_UP + pairs)):
+            times[turn % 2].append((ours, theirs)[turn % 2](turn))
+    finally:
+        if collecting:
+            gc.enable()
+    return Pairs(times[0][WARM_UP:], times[1][WARM_UP:])
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """The values a quarter and three quarters of the way up."""
+    ordered = sorted(values)
+    return ordered[len(ordered) // 4], ordered[3 * len(ordered) // 4]

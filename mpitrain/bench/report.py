@@ -1,0 +1,68 @@
+"""Where results go: rank 0 prints a table as it grows, and writes one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mpitrain.comm.channel import Channel
+from mpitrain.comm.start import library_version
+from mpitrain.train.environment import versions
+
+
+class Report:
+    """`line` and `record` do something on rank 0 only. The file is made anew at once, and is complete after every record."""
+
+    def __init__(self, rank: int, path: Path | None):
+        self._first, self._path = rank == 0, path
+        if self._first and path is not None:
+            path.write_text("")
+
+    def line(self, text: str) -> None:
+        if self._first:
+            print(text, flush=True)
+
+    def record(self, result: Mapping[str, Any]) -> None:
+        if self._first and self._path is not None:
+            with open(self._path, "a") as file:
+                file.write(json.dumps(result) + "\n")
+
+
+def machine(channel: Channel) -> dict[str, Any]:
+    """What the figures were measured on: processor, cores this rank may use and all of them, hosts, versions."""
+    hosts = channel.gather_objects(socket.gethostname())
+    return {"cpu": cpu_name(), "cores": os.cpu_count(), "cores_a_rank": len(os.sched_getaffinity(0)),
+            "hosts": len(set(hosts)), "mpi_library": library_version(), "versions": versions()}
+
+
+def cpu_name() -> str:
+    """The processor as Linux calls it, elsewhere the architecture."""
+    information = Path("/proc/cpuinfo")
+    if information.is_file():
+        for line in information.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def in_bytes(count: int) -> str:
+    """``64 KiB``; numbers that are no whole multiple of a unit stay in bytes."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size and count % size == 0:
+            return f"{count // size} {unit}"
+    return f"{count} B"
+
+
+def in_time(seconds: float) -> str:
+    """``12.3 us`` below 10 ms, ``12.3 ms`` above."""
+    return f"{seconds * 1e6:.1f} us" if seconds < 0.01 else f"{seconds * 1e3:.1f} ms"
+
+
+def ratio_of(result: Mapping[str, float]) -> str:
+    """``1.23 (1.20 .. 1.31)``: the median and the quartiles."""
+    return f"{result['ratio']:.2f} ({result['ratio_low']:.2f} .. {result['ratio_high']:.2f})"

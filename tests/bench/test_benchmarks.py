@@ -1,0 +1,58 @@
+"""The scripts of benchmarks/ that start ranks: each runs to its end on a small problem and writes what it found."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from launch import ROOT, Job, clean_environment, find_mpirun
+
+TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed (make bench-comm installs it)")
+
+
+def run(folder: Path, ranks: int, script: str, *arguments: str) -> tuple[list[dict], str]:
+    """The records and the output of a script, under mpirun unless it starts the ranks itself (ranks = 0)."""
+    launcher = [find_mpirun(), "-n", str(ranks)] if ranks else []
+    job = Job([*launcher, sys.executable, str(ROOT / "benchmarks" / script), *arguments, "--json", "r.json"],
+              {k: v for k, v in clean_environment().items() if not k.startswith("OPENBLAS_")}, folder)
+    result = job.finish(120)
+    assert result.rc == 0, result.out + result.err
+    return [json.loads(line) for line in (folder / "r.json").read_text().splitlines()], result.out
+
+
+def test_the_memory_of_a_node_is_that_of_its_arrays(tmp_path: Path) -> None:
+    """Replicated: 16 bytes a parameter on each rank, and not much besides (the buffers of messages)."""
+    (record,), out = run(tmp_path, 0, "node_memory.py", "--ranks", "2", "--parameters", "4000000")
+    assert record["policy"] == "replicated" and record["ranks"] == 2
+    assert 0.95 <= record["ratio"] <= 1.3 and record["model_bytes"] == record["after_bytes"] - record["before_bytes"]
+    assert "replicated" in out
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each rank needs a core of its own")
+def test_weak_scaling_times_one_rank_alone_and_all_together(tmp_path: Path) -> None:
+    records, out = run(tmp_path, 2, "weak_scaling.py", "--models", "gpt", "--pairs", "1", "--steps", "1")
+    record, = records
+    assert record["model"] == "gpt" and record["ranks"] == 2
+    assert record["ratio"] == pytest.approx(record["alone_seconds"] / record["seconds"])
+    assert "alone / together" in out
+
+
+@TORCH
+def test_gloo_is_measured_beside_ours(tmp_path: Path) -> None:
+    records, out = run(tmp_path, 2, "allreduce_vs_gloo.py", "--sizes", "4K,64K", "--pairs", "1")
+    assert [(r["bytes"], r["algorithm"]) for r in records] == [(4096, "auto"), (65536, "auto")]
+    for record in records:
+        assert record["ratio"] == pytest.approx(record["gloo_seconds"] / record["seconds"])
+
+
+@TORCH
+def test_distributed_data_parallel_is_measured_beside_ours(tmp_path: Path) -> None:
+    (record,), out = run(tmp_path, 2, "exchange_vs_ddp.py", "--parameters", "300000", "--pairs", "1")
+    assert record["algorithm"] == "replicated" and record["parameters"] == 300000
+    assert record["torch_seconds"] == pytest.approx(record["torch_backward_and_step_seconds"]
+                                                    - record["torch_local_backward_seconds"])
+    assert "DistributedDataParallel" in out

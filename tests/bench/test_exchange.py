@@ -1,0 +1,96 @@
+"""`mpitrain bench exchange`: what it writes, and that a wrong update on any rank is found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from launch import mpirun
+
+from mpitrain import optim
+from mpitrain.bench.exchange import BETAS, DECAY, EPS, LR, Serial, Weights
+from mpitrain.bench.inputs import BLOCK, Inputs
+from mpitrain.errors import MpitrainError
+
+FIELDS = ["bench", "algorithm", "bytes", "dtype", "ranks", "seconds", "mpi_seconds", "ratio"]
+
+
+def updated(count: int, steps: int, ranks: list[int], n: int = 2, missed: int | None = None) -> tuple[np.ndarray, Serial]:
+    """Our AdamW on the sums over `ranks`, its gradient of step `missed` from the step before; and the serial run over n."""
+    inputs = Inputs(count, "float32", n)
+    serial = Serial(inputs)
+    storage = Weights(count).initialize(seed=0)
+    optimizer = optim.AdamW(storage, lr=LR, betas=BETAS, eps=EPS, weight_decay=DECAY)
+    part = np.empty(count, np.float32)
+    for step in range(steps):
+        flat = storage.new_flat()
+        for rank in ranks:
+            inputs.fill(part, rank, step - (step == missed))
+            flat[:count] += part
+        optimizer.update(flat, lr=LR, step=step + 1)
+        serial.step()
+    return storage.values, serial
+
+
+@pytest.mark.parametrize("count", [1, 1001, 2 * BLOCK + 7])
+def test_our_own_update_agrees_with_the_serial_run(count: int) -> None:
+    values, serial = updated(count, 30, [0, 1])
+    serial.check(values, "x")
+    assert np.abs(serial.w).max() > 0.1
+
+
+@pytest.mark.parametrize("wrong", [{"ranks": [0]}, {"ranks": [1]}, {"ranks": [0, 1, 1]}, {"ranks": [0, 1], "missed": 4}])
+def test_a_lost_rank_one_counted_twice_and_a_stale_gradient_are_found(wrong: dict) -> None:
+    values, serial = updated(1000, 5, **wrong)
+    with pytest.raises(MpitrainError, match="x gave a wrong parameter: element 0 of 1000 is .* after step 5"):
+        serial.check(values, "x")
+
+
+@pytest.mark.parametrize("value", [np.nan, 0.0])
+def test_one_parameter_that_was_left_behind_is_found(value: float) -> None:
+    values, serial = updated(2 * BLOCK, 2, [0, 1])
+    values[BLOCK + 1] = value
+    with pytest.raises(MpitrainError, match=f"element {BLOCK + 1} of"):
+        serial.check(values, "x")
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_the_command_writes_one_object_a_policy(n: int, tmp_path: Path) -> None:
+    result = mpirun(n, "-m", "mpitrain", "bench", "exchange", "--parameters", "40001", "--bucket-bytes", "64K", "--pairs", "3",
+                    "--json", "e.json", cwd=tmp_path)
+    assert result.rc == 0 and result.error_lines == [], result.err
+    record, = (json.loads(line) for line in (tmp_path / "e.json").read_text().splitlines())
+    assert list(record)[:8] == FIELDS and record["parameters"] == 40001 and record["bytes"] == 160004
+    assert (record["bench"], record["algorithm"], record["ranks"]) == ("exchange", "replicated", n)
+    slowest, fastest = (record[f"mpi_seconds_{a}"] / record[f"seconds_{b}"] for a, b in (("low", "high"), ("high", "low")))
+    assert slowest <= record["ratio"] <= fastest
+
+
+def test_a_policy_that_forgets_a_rank_ends_the_job_with_one_line(tmp_path: Path) -> None:
+    program = tmp_path / "forgetful.py"
+    program.write_text("""
+import sys
+from mpitrain.bench import exchange
+from mpitrain.cli import main
+from mpitrain.comm.guard import run_guarded
+
+class Forgetful(exchange.WithNative):
+    def step(self):
+        self._optimizer.update(self._gradients, lr=exchange.LR, step=self._optimizer.steps + 1)
+
+exchange.POLICIES.register("a_forgetful_one")(Forgetful)
+run_guarded(lambda: main(["bench", "exchange", "--parameters", "1000", "--pairs", "1"]))
+""")
+    result = mpirun(2, program, cwd=tmp_path)
+    assert result.rc == 70 and len(result.error_lines) == 1, result.err
+    assert "exchange a_forgetful_one gave a wrong parameter: element 0 of 1000" in result.error_lines[0]
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--parameters", "0"], "--parameters must be at least 1, found 0"),
+    (["--bucket-bytes", "none"], '--bucket-bytes takes bytes above 0 such as 8, 64K or 16MiB, found "none"')])
+def test_a_mistake_is_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
+    result = mpirun(2, "-m", "mpitrain", "bench", "exchange", *arguments, cwd=tmp_path)
+    assert result.rc == 64 and len(result.error_lines) == 1 and message in result.error_lines[0], result.err
