@@ -145,6 +145,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     loader = Loader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
                     n_classes=n_classes, workers=o.workers)
     reducer = GradientReducer(storage, gradients, bucket_bytes=o.bucket_bytes, progress=mesh.progress.progress)
+    mesh.progress.landed = reducer.timeline.look
     pipeline = Pipeline(model, loss, control, reducer, feed, seed=o.seed)
     rate_at = rate(plan.steps) if rate else lambda step: stepper.lr
     update = Replicated(model, stepper, reducer, control, rate_at, clip_norm=o.clip_norm)

@@ -20,7 +20,10 @@ from mpitrain.train.record import Recorder
 
 
 class Step(NamedTuple):
-    """One completed update; `loss` is the mean over the global batch, before the update."""
+    """One completed update; `loss` is the mean over the global batch, before the update.
+
+    `comm_exposed_s` is that of the rank that waited least: the others waited for slower ranks too, not for messages alone.
+    """
 
     loss: float
     lr: float
@@ -80,13 +83,15 @@ class Trainer:
         self.update.begin()                                      # gradient arenas for this step
         loss = self.pipeline.run(micro_batches, flag=self.stop.asked)    # forward and backward; buckets leave as they fill
         outcome = self.update.finish()                           # the rest of the exchange, norm, clip, optimizer
-        return Step(loss=self.mean(loss), **outcome)
+        mean, outcome["comm_exposed_s"] = self.share(loss, outcome["comm_exposed_s"])
+        return Step(loss=mean, **outcome)
 
-    def mean(self, part: float) -> float:
-        """The sum over ranks of each one's part of a global mean."""
-        total = np.array([part])
-        self.channel.allreduce(total, name="loss")
-        return float(total[0])
+    def share(self, part: float, exposed_s: float) -> tuple[float, float]:
+        """The sum over ranks of each one's part of the mean loss, and the smallest of their waiting times, in one message."""
+        message = np.zeros(1 + self.channel.size)
+        message[0], message[1 + self.channel.rank] = part, exposed_s
+        self.channel.allreduce(message, name="loss")
+        return float(message[0]), float(message[1:].min())
 
     def fit(self) -> dict[str, float]:
         """Trains to the end and returns the last evaluation. Raises Stopped after a stop request, with a checkpoint saved."""
