@@ -90,7 +90,7 @@ class MeshConfig:
 @dataclass(frozen=True)
 class CommConfig:
     algorithm: str = "auto"
-    bucket_mb: float = 4.0
+    bucket_mb: float | str = 4.0             # or "auto": cut where measured ready times say
     progress: str = "poll"
 
 
@@ -264,16 +264,20 @@ def _check(config: Config, source: Path) -> None:
         if value < least:
             refuse(f"{key} must be at least {least}, found {value}")
     for key, number in (("optimizer.lr", o.lr), ("optimizer.clip_norm", o.clip_norm), ("optimizer.weight_decay", o.weight_decay),
-                        ("optimizer.min_lr", o.min_lr), ("comm.bucket_mb", config.comm.bucket_mb)):
+                        ("optimizer.min_lr", o.min_lr)):
         if not 0 <= number < float("inf"):
             refuse(f"{key} must be a finite number, 0 or more, found {number}")
+    size = config.comm.bucket_mb
+    if not (size == "auto" if isinstance(size, str) else 0 <= size < float("inf")):
+        refuse(f'comm.bucket_mb must be a finite number, 0 or more, or "auto", found {_toml(size)}')
     if len(o.betas) != 2 or not all(0 <= b < 1 for b in o.betas):
         refuse(f"optimizer.betas must be two numbers in [0, 1), found {list(o.betas)}")
     if t.micro_batches > t.batch_size:
         refuse(f"train.micro_batches = {t.micro_batches} is more than the {t.batch_size} samples of train.batch_size")
     for key, text, known in (("train.device", t.device, ("cpu", "gpu", "auto")),
                              ("optimizer.decay", o.decay, ("all", "matrices")),
-                             ("train.reproducible", t.reproducible, ("run",)), ("comm.progress", config.comm.progress, ("poll",)),
+                             ("train.reproducible", t.reproducible, ("run",)),
+                             ("comm.progress", config.comm.progress, ("poll", "thread", "auto")),
                              ("train.precision", t.precision, ("float32", "float64"))):
         if text not in known:
             refuse(f'{key} = "{text}" is not there{nearest(text, known)}')

@@ -35,6 +35,7 @@ class Progress:
     def __init__(self) -> None:
         self._works: list[Movable] = []
         self.landed: Callable[[], None] | None = None
+        self._thread: ProgressThread | None = None
 
     def __len__(self) -> int:
         return len(self._works)
@@ -53,6 +54,17 @@ class Progress:
         """Whether nothing but `work` is in flight, so that blocking on it holds nobody up."""
         return not self._works or (len(self._works) == 1 and self._works[0] is work)
 
+    def thread(self) -> ProgressThread:
+        """The one thread that moves what is handed over to it; started at the first call."""
+        if self._thread is None:
+            self._thread = ProgressThread(self)
+        return self._thread
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.close()
+            self._thread = None
+
     def progress(self) -> None:
         """Move everything in flight as far as its messages have landed; returns at once when there is nothing."""
         if self._works:
@@ -60,6 +72,12 @@ class Progress:
             self._works = [work for work in self._works if not work.test()]
             if len(self._works) < before and self.landed is not None:
                 self.landed()
+
+
+def threads_may_call_mpi() -> bool:
+    """Whether MPI was started so that several threads may call it at once."""
+    from mpi4py import MPI
+    return bool(MPI.Query_thread() >= MPI.THREAD_MULTIPLE)
 
 
 class ProgressThread:
@@ -78,8 +96,7 @@ class ProgressThread:
     """
 
     def __init__(self, progress: Progress):
-        from mpi4py import MPI
-        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        if not threads_may_call_mpi():
             raise ConfigError('comm.progress = "thread" needs an MPI that several threads may call at once '
                               '(MPI_THREAD_MULTIPLE), which this one does not allow; set comm.progress = "poll"')
         self._progress = progress

@@ -44,8 +44,8 @@ class Channel(Protocol):
 class Mover(Protocol):
     """What the reducer asks of `comm.ProgressThread`."""
 
-    lock: AbstractContextManager[Any]
-
+    @property
+    def lock(self) -> AbstractContextManager[Any]: ...
     def hand_over(self, work: Work) -> None: ...
     def take_back(self) -> None: ...
 

@@ -12,9 +12,11 @@ node do (adding up micro-batches, posting messages) counts as exposed. All times
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 KEPT = 100                                # steps: 100 of them with 50 buckets take half a megabyte
 
@@ -107,3 +109,46 @@ class Timeline:
         self._works = []
         self.steps.append(times)
         return times
+
+
+class Span(NamedTuple):
+    """Something that took from `began` to `ended`, drawn on `row`."""
+
+    row: str
+    name: str
+    began: float
+    ended: float
+
+
+SpanMaker = Callable[[str, str], AbstractContextManager[None]]
+_NOTHING = nullcontext()
+
+
+def no_span(row: str, name: str) -> AbstractContextManager[None]:
+    """What is called where nobody wants to know."""
+    return _NOTHING
+
+
+class Spans:
+    """Takes down what happens, in groups of one step: ``with spans("compute", "forward 0"): ...``; any thread may.
+
+    A span on the row `STEP` begins a group; the last `KEPT` groups are kept, in `groups`.
+    """
+
+    STEP = "step"
+
+    def __init__(self) -> None:
+        self.groups: deque[list[Span]] = deque([[]], maxlen=KEPT)
+
+    def __call__(self, row: str, name: str) -> AbstractContextManager[None]:
+        return self._span(row, name)
+
+    @contextmanager
+    def _span(self, row: str, name: str) -> Iterator[None]:
+        if row == self.STEP:
+            self.groups.append([])
+        group, began = self.groups[-1], perf_counter()
+        try:
+            yield
+        finally:
+            group.append(Span(row, name, began, perf_counter()))

@@ -118,8 +118,9 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
         metrics = job.trainer.fit()
         hashes = job.state.hashes()
         session.control.agree(hashes, "the final parameters")
-        on_first(session.control, lambda: folder.write_json(folder.run_json, about | hashes | {
-            "status": "done", "steps": job.plan.steps, "seconds": round(time.time() - began, 3), "metrics": metrics}))
+        record = about | hashes | {"choices": job.trainer.tuning.choices, "status": "done", "steps": job.plan.steps,
+                                   "seconds": round(time.time() - began, 3), "metrics": metrics}
+        on_first(session.control, lambda: folder.write_json(folder.run_json, record))
     return 0
 
 
