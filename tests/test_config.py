@@ -92,7 +92,7 @@ def test_what_is_written_back_reads_as_the_same(tmp_path, text):
     ("mesh.pp=2", "models are not split over ranks yet"),
     ("mesh.tp=2", "models are not split over ranks yet"),
     ("train.reproducible=layout", 'train.reproducible = "layout" is not there'),
-    ("comm.progress=threads", 'comm.progress = "threads" is not there; did you mean "thread"?'),
+    ("comm.progress=threads", 'comm.progress = "threads" is not there (did you mean "thread"?)'),
     ("comm.bucket_mb=many", 'comm.bucket_mb must be a finite number, 0 or more, or "auto", found "many"'),
     ("comm.bucket_mb=-1", 'comm.bucket_mb must be a finite number, 0 or more, or "auto", found -1.0'),
     ("comm.node_shared=true", "unknown key comm.node_shared"),

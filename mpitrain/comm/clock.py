@@ -34,7 +34,8 @@ def clock_offsets(channel: Channel) -> list[Offset]:
             return []
         return [Offset(0.0, 0.0), *(_ask(channel, rank) for rank in range(1, channel.size))]
     except MPI.Exception as error:
-        raise PeerError(f'comparing clocks on channel "{channel.name}": MPI reports {error}; another rank was probably lost') from error
+        raise PeerError(f'comparing clocks on channel "{channel.name}": MPI reports {error}; '
+                        "another rank was probably lost") from error
 
 
 def _answer(channel: Channel) -> None:

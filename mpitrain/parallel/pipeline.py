@@ -68,7 +68,8 @@ class Pipeline:
                 total += self._value(live[i], micro_batches[i])
                 continue
             if i == 0:
-                counting.wait()
+                with self.span("compute", "exchange of the count"):
+                    counting.wait()
             result = live.pop(i)
             self.reducer.begin_micro_batch(last=i == n - 1)
             with self.span("compute", f"backward {micro_batches[i].index}"):

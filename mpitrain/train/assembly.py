@@ -18,7 +18,7 @@ from mpitrain.backend import select_device
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import threads_may_call_mpi
-from mpitrain.data import Dataset, Loader, Sampler, scan_labels
+from mpitrain.data import Dataset, Sampler, scan_labels
 from mpitrain.errors import ConfigError, MeshError, ShapeError
 from mpitrain.parallel.feed import Feed
 from mpitrain.parallel.pipeline import Pipeline
@@ -31,6 +31,7 @@ from mpitrain.train import checkpoint
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.inputs import Inputs
 from mpitrain.train.manifest import Checkpoint
+from mpitrain.train.profile import ObservedLoader
 from mpitrain.train.record import Recorder
 from mpitrain.train.run_folder import RunFolder
 from mpitrain.train.state import State
@@ -148,8 +149,8 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     broadcast_state(state.arrays(), control)
 
     first, last = micro_range(n_micro, mesh.coordinate("dp"), mesh.size("dp"))
-    loader = Loader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
-                    n_classes=n_classes, workers=o.workers)
+    loader = ObservedLoader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
+                            n_classes=n_classes, workers=o.workers)
     reducer = GradientReducer(storage, gradients, bucket_bytes=o.bucket_bytes, progress=mesh.progress.progress)
     mesh.progress.landed = reducer.timeline.look
     pipeline = Pipeline(model, loss, control, reducer, feed, seed=o.seed)

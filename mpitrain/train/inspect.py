@@ -84,6 +84,8 @@ def inspect_checkpoint(folder: Path, run: Path) -> Iterator[str]:
         for key in ("status", "steps", "ranks", "mesh", "parameters_sha256", "buffers_sha256", "metrics"):
             if key in about:
                 yield f"{key}: {json.dumps(about[key])}"
+    if (run / "trace.json").is_file():
+        yield f"profile: {run / 'trace.json'} (open it in ui.perfetto.dev)"
     names = ", ".join(path.name for path in checkpoint.candidates(folder))
     yield f"checkpoints: {names}"
     yield from checkpoint_lines(checkpoint.latest(folder))

@@ -65,6 +65,10 @@ class Recorder:
                 if isinstance(value, float):
                     self.board.add_scalar(f"{group}/{name}", value, done)
 
+    def message(self, text: str) -> None:
+        assert self.progress is not None
+        self.progress.message(text)
+
     def saved(self, done: int) -> None:
         assert self.progress is not None
         self.progress.message(f"step {done}  saved")

@@ -20,7 +20,6 @@ from mpitrain.parallel.update import Outcome
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.record import Recorder
 
-
 UPDATE = "gradients and update"                                  # a profile cuts it where the last bucket landed
 
 
