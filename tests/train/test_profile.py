@@ -95,8 +95,8 @@ def test_each_bucket_is_ready_starts_and_ends_in_this_order(profiled):
             for e in events:
                 if e["id2"]["local"] == name:
                     times[e["name"], e["ph"]].append(e["ts"])
-            for a, b in ((("its turn", "b"), ("its turn", "e")), (("exchange", "b"), ("exchange", "e")),
-                         (("its turn", "e"), ("exchange", "b")), ((name, "b"), ("its turn", "b")), (("exchange", "e"), (name, "e"))):
+            order = [(name, "b"), ("its turn", "b"), ("its turn", "e"), ("exchange", "b"), ("exchange", "e"), (name, "e")]
+            for a, b in zip(order, order[1:]):
                 assert len(times[a]) == len(times[b]) == 12
                 assert all(x <= y for x, y in zip(times[a], times[b])), (a, b)
             assert sum(times[("exchange", "e")]) > sum(times[("exchange", "b")])
