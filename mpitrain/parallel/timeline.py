@@ -59,11 +59,11 @@ class Timeline:
         self._start: list[float] = []
         self._end: list[float] = []
         self._works: list[Movable] = []
-        self._open: list[int] = []
+        self._landed = 0                                      # so many buckets have landed for certain, the first ones
 
     def begin(self, n_buckets: int) -> None:
         self._ready, self._start, self._end = [0.0] * n_buckets, [0.0] * n_buckets, [0.0] * n_buckets
-        self._works, self._open = [], []
+        self._works, self._landed = [], 0
         self._node = self._node_before = self._last_ready = 0.0
 
     def node_passed(self) -> None:
@@ -82,21 +82,21 @@ class Timeline:
         self._start[index] = began
         self._ready[index] = self._ready[index] or began
         self._works.append(work)
-        self._open.append(index)
         if work.done:
             self.look()
 
     def look(self) -> None:
-        """Note the end of what has landed. Whoever moves messages calls this when a collective is complete."""
-        if self._open:
-            now = perf_counter()
-            left = []
-            for index in self._open:
-                if self._works[index].done:
-                    self._end[index] = now
-                else:
-                    left.append(index)
-            self._open = left
+        """Note the end of what has landed. Whoever moves messages calls this when a collective is complete.
+
+        Two threads may be in here at once: an end is set once, and `_landed` never passes one that is not.
+        """
+        now, landed, works = perf_counter(), self._landed, self._works
+        for index in range(landed, len(works)):
+            if not self._end[index] and works[index].done:
+                self._end[index] = now
+        while landed < len(works) and self._end[landed]:
+            landed += 1
+        self._landed = landed
 
     def finish(self, called: float) -> StepTimes:
         """All buckets have landed; `called` is when the reducer was told that backward is over."""
