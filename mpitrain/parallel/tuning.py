@@ -23,6 +23,7 @@ from mpitrain.comm.progress import ProgressThread
 from mpitrain.errors import CheckpointError
 from mpitrain.parallel.reducer import GradientReducer
 
+POLICIES = ("poll", "thread", "auto")
 WARM_STEPS = 3
 READY_STEPS = 5
 PAIRS = 6                    # steps of each policy

@@ -19,13 +19,13 @@ from mpitrain.comm.channel import Channel
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import threads_may_call_mpi
 from mpitrain.data import Dataset, Sampler, scan_labels
-from mpitrain.errors import ConfigError, MeshError, ShapeError
+from mpitrain.errors import ConfigError, MeshError, ShapeError, nearest
 from mpitrain.parallel.feed import Feed
 from mpitrain.parallel.pipeline import Pipeline
 from mpitrain.parallel.reducer import GradientReducer
 from mpitrain.parallel.replicas import broadcast_state
 from mpitrain.parallel.synchronise import synchronise_batch_norm
-from mpitrain.parallel.tuning import Tuning
+from mpitrain.parallel.tuning import POLICIES, Tuning
 from mpitrain.parallel.update import Replicated
 from mpitrain.train import checkpoint
 from mpitrain.train.evaluate import Evaluator
@@ -165,6 +165,8 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
 
 def make_tuning(o: Options, reducer: GradientReducer, control: Channel, mesh: Mesh) -> Tuning:
     """What the first steps choose. Raises ConfigError where a progress thread is asked for and cannot be had."""
+    if o.progress not in POLICIES:
+        raise ConfigError(f'progress = "{o.progress}" is not there{nearest(o.progress, POLICIES)}')
     on_gpu = reducer.storage.device.name == "gpu"
     if o.progress == "thread" and on_gpu:
         raise ConfigError('comm.progress = "thread" is for train.device = "cpu": a GPU computes while the program polls; set '

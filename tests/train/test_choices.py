@@ -55,3 +55,8 @@ def test_a_progress_thread_beside_a_gpu_is_refused():
     reducer = SimpleNamespace(storage=SimpleNamespace(device=SimpleNamespace(name="gpu")))
     with pytest.raises(ConfigError, match='comm.progress = "thread" is for train.device = "cpu": .*; set comm.progress = "poll"'):
         make_tuning(Options(progress="thread"), reducer, None, None)
+
+
+def test_a_policy_that_does_not_exist_is_refused_from_python_too():
+    with pytest.raises(ConfigError, match=r'progress = "threads" is not there \(did you mean "thread"\?\)'):
+        make_tuning(Options(progress="threads"), None, None, None)

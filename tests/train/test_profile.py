@@ -8,7 +8,7 @@ from collections import defaultdict
 
 import pytest
 from launch import mpirun
-from runs import start, train, write
+from runs import start, steps, train, write
 
 from mpitrain.parallel import timeline
 from mpitrain.parallel.timeline import Span, Spans, StepTimes, no_span
@@ -50,6 +50,13 @@ def test_every_rank_has_every_row(profiled):
     assert all(abs(offset) <= error for offset, error in zip(about["clock_offset_s"], about["clock_error_s"]))
 
 
+def test_the_metrics_have_the_share_of_a_step_that_is_exposed(profiled):
+    run, _ = profiled
+    for line in steps(run):
+        assert 0 <= line["comm_exposed_s"] <= line["step_s"]
+        assert line["comm_exposed_share"] == pytest.approx(line["comm_exposed_s"] / line["step_s"])
+
+
 def test_spans_of_a_row_nest_or_follow_each_other(profiled):
     _, trace = profiled
     for rank in range(3):
@@ -67,10 +74,10 @@ def test_the_phases_of_a_step_add_up_to_it(profiled):
     _, trace = profiled
     for rank in range(3):
         rows = spans(trace, rank)
-        steps = [e for e in rows["compute"] if e[2].startswith("step")]
-        assert [name for *_, name in steps] == [f"step {i}" for i in range(1, 13)]
+        whole = [e for e in rows["compute"] if e[2].startswith("step")]
+        assert [name for *_, name in whole] == [f"step {i}" for i in range(1, 13)]
         covered = 0.0
-        for began, ended, _ in steps:
+        for began, ended, _ in whole:
             inner = [e for row in ("compute", "optimizer") for e in rows[row] if began <= e[0] and e[1] <= ended + SLACK
                      and not e[2].startswith("step")]
             names = [name for *_, name in inner]
@@ -81,7 +88,7 @@ def test_the_phases_of_a_step_add_up_to_it(profiled):
             phases = sum(e[1] - e[0] for e in inner)
             assert phases <= ended - began + 10 * SLACK
             covered += phases
-        assert covered > 0.5 * sum(ended - began for began, ended, _ in steps)
+        assert covered > 0.5 * sum(ended - began for began, ended, _ in whole)
 
 
 def test_each_bucket_is_ready_starts_and_ends_in_this_order(profiled):
@@ -115,8 +122,8 @@ def test_a_run_that_is_stopped_leaves_its_trace(tmp_path):
     job.wait_for("step 20/")
     job.signal(signal.SIGUSR1)
     assert job.finish().rc == 85
-    steps = [name for *_, name in spans(read(tmp_path / "a"), 1)["compute"] if name.startswith("step")]
-    assert 0 < len(steps) <= timeline.KEPT
+    kept = [name for *_, name in spans(read(tmp_path / "a"), 1)["compute"] if name.startswith("step")]
+    assert 0 < len(kept) <= timeline.KEPT
 
 
 def test_only_the_last_steps_are_kept_and_the_update_is_cut_where_the_last_bucket_landed():
