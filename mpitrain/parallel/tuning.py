@@ -48,18 +48,18 @@ def choose_bounds(ready_s: Sequence[float], nbytes: Sequence[int], alpha: float,
     total = np.concatenate(([0.0], np.cumsum(np.asarray(nbytes, np.float64))))
     if not m:
         return []
-    best = np.full(m + 1, -np.inf)                          # E; nothing to send is done at any time
-    for j in range(1, m + 1):
-        best[j] = np.min(np.maximum(best[:j], ready[j - 1]) + alpha + beta * (total[j] - total[:j]))
-    # The same with at most k buckets, for the smallest k that is as good.
     cost = np.where(np.tri(m + 1, k=-1, dtype=bool).T, alpha + beta * (total[None, :] - total[:, None]), np.inf)    # [i, j]
     arrival = np.concatenate((ready[:1], ready))            # [j]; j = 0 is never reached
+    best = np.full(m + 1, -np.inf)                          # E; nothing to send is done at any time
+    for j in range(1, m + 1):
+        best[j] = np.min(np.maximum(best[:j], arrival[j]) + cost[:j, j])
+    # The same with exactly k buckets, none of them empty, for the smallest k that is as good.
     ends: NDArray[np.float64] = np.where(np.arange(m + 1) == 0, -np.inf, np.inf)
     came_from: list[NDArray[np.intp]] = []
-    while not came_from or ends[m] > best[m] + 1e-12 * max(1.0, abs(best[m])):
+    while ends[m] > best[m] and len(came_from) < m:
         table = np.maximum(ends[:, None], arrival[None, :]) + cost
         came_from.append(table.argmin(axis=0))
-        ends = np.where(np.arange(m + 1) == 0, np.inf, table.min(axis=0))    # exactly k buckets: none of them is empty
+        ends = np.where(np.arange(m + 1) == 0, np.inf, table.min(axis=0))
     bounds, j = [], m
     for source in reversed(came_from):
         bounds.append(j)

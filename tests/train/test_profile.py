@@ -10,9 +10,10 @@ import pytest
 from launch import mpirun
 from runs import start, steps, train, write
 
+from mpitrain.comm.clock import Offset
 from mpitrain.parallel import timeline
 from mpitrain.parallel.timeline import Span, Spans, StepTimes, no_span
-from mpitrain.train.profile import ROWS, bucket_times, cut_update
+from mpitrain.train.profile import ROWS, bucket_times, cut_update, finish_trace, rank_events
 
 SLACK = 0.002                             # microseconds: times are rounded to nanoseconds
 
@@ -143,3 +144,13 @@ def test_a_span_that_nobody_listens_to_costs_next_to_nothing():
     with no_span("compute", "x") as nothing:
         assert nothing is None
     assert no_span("compute", "x") is no_span("data", "y")
+
+
+def test_times_are_moved_to_the_clock_of_rank_0_and_start_at_zero():
+    found = {"spans": [["compute", "step 1", 107.0, 109.0]], "buckets": [["bucket 0", 107.5, 108.0, 108.5, 0.25]]}
+    events = rank_events(0, {"spans": [["compute", "step 1", 101.0, 102.0]], "buckets": []}, Offset(0.0, 0.0))
+    trace = finish_trace(events + rank_events(1, found, Offset(5.0, 0.001)), [Offset(0.0, 0.0), Offset(5.0, 0.001)])
+    assert spans(trace, 0)["compute"] == [(0.0, 1e6, "step 1")] and spans(trace, 1)["compute"] == [(1e6, 3e6, "step 1")]
+    at = {(e["name"], e["ph"]): e["ts"] for e in trace["traceEvents"] if e["ph"] in "be"}
+    assert at[("bucket 0", "b")] == 1.5e6 and at[("exchange", "b")] == 2e6 and at[("bucket 0", "e")] == 2.5e6
+    assert trace["otherData"]["clock_error_s"] == [0.0, 0.001]
