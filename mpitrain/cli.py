@@ -37,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", nargs="?", const="latest", metavar="auto|FOLDER",
                        help="continue the run in run.out; auto: or start it where there is none; FOLDER: the run in there")
     train.add_argument("--overwrite", action="store_true", help="delete the run that is in run.out (only what runs write)")
+    train.add_argument("--profile", action="store_true", help="write trace.json: the last steps of all ranks")
     train.add_argument("--quiet", action="store_true", help="print nothing but errors")
     train.add_argument("--traceback", action="store_true", help="print Python tracebacks too")
 
@@ -143,7 +144,7 @@ def _train(options: argparse.Namespace) -> int:
             resume = "latest"
         path = Path(files[0]) if files else None
         config = load_config(path, overrides)
-    return train(config, resume=resume, overwrite=options.overwrite, quiet=options.quiet)
+    return train(config, resume=resume, overwrite=options.overwrite, quiet=options.quiet, profile=options.profile)
 
 
 def _config_of(folder: Path, overrides: list[str]) -> Config:

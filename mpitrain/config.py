@@ -90,7 +90,7 @@ class MeshConfig:
 @dataclass(frozen=True)
 class CommConfig:
     algorithm: str = "auto"
-    bucket_mb: float = 4.0
+    bucket_mb: float | str = 4.0             # or "auto": cut where measured ready times say
     progress: str = "poll"
 
 
@@ -266,8 +266,9 @@ def _check(config: Config, source: Path, overridden: set[str]) -> None:
                         ("optimizer.min_lr", o.min_lr)):
         if not 0 <= number < float("inf"):
             refuse(f"{key} must be a finite number, 0 or more, found {number}", key)
-    if not 0 < config.comm.bucket_mb <= LARGEST_BUCKET_MB:
-        refuse(f"comm.bucket_mb must be more than 0, at most {LARGEST_BUCKET_MB}, found {config.comm.bucket_mb}; "
+    size = config.comm.bucket_mb
+    if not (size == "auto" if isinstance(size, str) else 0 < size <= LARGEST_BUCKET_MB):
+        refuse(f'comm.bucket_mb must be more than 0, at most {LARGEST_BUCKET_MB}, or "auto", found {_toml(size)}; '
                f"set it to {CommConfig.bucket_mb} if in doubt", "comm.bucket_mb")
     if any(step < 0 for step in o.milestones):
         refuse(f"optimizer.milestones must be steps, at least 0 each, found {list(o.milestones)}", "optimizer.milestones")
@@ -278,7 +279,8 @@ def _check(config: Config, source: Path, overridden: set[str]) -> None:
                "train.micro_batches", "train.batch_size")
     for key, text, known in (("train.device", t.device, ("cpu", "gpu", "auto")),
                              ("optimizer.decay", o.decay, ("all", "matrices")),
-                             ("train.reproducible", t.reproducible, ("run",)), ("comm.progress", config.comm.progress, ("poll",)),
+                             ("train.reproducible", t.reproducible, ("run",)),
+                             ("comm.progress", config.comm.progress, ("poll", "thread", "auto")),
                              ("train.precision", t.precision, ("float32", "float64"))):
         if text not in known:
             refuse(f'{key} = "{text}" is not there{nearest(text, known)}', key)

@@ -77,6 +77,7 @@ class Mesh:
 
     def close(self) -> None:
         """Free every channel and communicator; collective."""
+        self.progress.close()
         for channel in reversed(self._channels):
             channel.close()
         for comm in (*self._subsets.values(), self._grid):

@@ -2,11 +2,20 @@
 
 `Progress` is the `poll` policy: the engine calls `progress()` between backward nodes. On one node, 8 MB in flight during 20 ms
 of compute: left alone, 1.0 to 1.6 ms of the exchange remain exposed afterwards; polled about once a millisecond, none does.
+
+`ProgressThread` is the `thread` policy: works that are handed over to it are moved by a thread of its own while the program
+computes. It pays where cores are left over or single nodes of backward take long; it costs where every core computes.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Protocol
+
+from mpitrain.errors import ConfigError
+
+PERIOD_S = 100e-6     # between two looks of the thread: a round of a ring waits half of it on average
 
 
 class Movable(Protocol):
@@ -18,10 +27,15 @@ class Movable(Protocol):
 
 
 class Progress:
-    """Everything in flight, oldest first; one object for all channels that compute together."""
+    """Everything in flight, oldest first; one object for all channels that compute together.
+
+    `landed`, where set, is called whenever something is complete.
+    """
 
     def __init__(self) -> None:
         self._works: list[Movable] = []
+        self.landed: Callable[[], None] | None = None
+        self._thread: ProgressThread | None = None
 
     def __len__(self) -> int:
         return len(self._works)
@@ -33,12 +47,106 @@ class Progress:
     def discard(self, work: Movable) -> None:
         if work in self._works:
             self._works.remove(work)
+            if work.done and self.landed is not None:
+                self.landed()
 
     def only(self, work: Movable) -> bool:
         """Whether nothing but `work` is in flight, so that blocking on it holds nobody up."""
         return not self._works or (len(self._works) == 1 and self._works[0] is work)
 
+    def thread(self) -> ProgressThread:
+        """The one thread that moves what is handed over to it; started at the first call."""
+        if self._thread is None:
+            self._thread = ProgressThread(self)
+        return self._thread
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.close()
+            self._thread = None
+
     def progress(self) -> None:
         """Move everything in flight as far as its messages have landed; returns at once when there is nothing."""
         if self._works:
+            before = len(self._works)
             self._works = [work for work in self._works if not work.test()]
+            if len(self._works) < before and self.landed is not None:
+                self.landed()
+
+
+def threads_may_call_mpi() -> bool:
+    """Whether MPI was started so that several threads may call it at once."""
+    from mpi4py import MPI
+    return bool(MPI.Query_thread() >= MPI.THREAD_MULTIPLE)
+
+
+class ProgressThread:
+    """Moves the works that `hand_over` gives it, until `take_back` returns them to `progress`.
+
+        hook of a bucket        with thread.lock: work = channel.start_allreduce(...)
+                                thread.hand_over(work)            now the thread alone may touch this work
+        end of backward         thread.take_back()                it has stopped; works may be waited for as usual
+
+    A work has one owner at any time, so works need no locks of their own. `lock` is held by the thread while it moves works and
+    by whoever starts one on the same channel, whose buffers and counters both use. Works of other channels are never touched
+    here, and MPI itself is entered by two threads at once: ConfigError where it was not started for that. Nothing blocks while
+    holding the lock, so the thread cannot be part of a deadlock.
+
+    An exception in the thread ends the job like one anywhere else (`guard`); where nobody does that, `take_back` raises it.
+    """
+
+    def __init__(self, progress: Progress):
+        if not threads_may_call_mpi():
+            raise ConfigError('comm.progress = "thread" needs an MPI that several threads may call at once '
+                              '(MPI_THREAD_MULTIPLE), which this one does not allow; set comm.progress = "poll"')
+        self._progress = progress
+        self.lock = threading.Lock()
+        self._works: list[Movable] = []
+        self._wake, self._end = threading.Event(), threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="mpitrain-progress", daemon=True)
+        self._thread.start()
+
+    def hand_over(self, work: Movable) -> None:
+        if work.done:
+            return
+        self._progress.discard(work)
+        with self.lock:
+            self._works.append(work)
+        self._wake.set()
+
+    def take_back(self) -> None:
+        """Return when the thread is idle and owns nothing. Raises what ended it."""
+        self._wake.clear()
+        with self.lock:                                       # it is in no work now, and finds none afterwards
+            works, self._works = self._works, []
+        if self._error is not None:
+            raise self._error
+        for work in works:
+            self._progress.add(work)
+
+    def close(self) -> None:
+        """End the thread; nothing may be handed over."""
+        self._end.set()
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            if self._end.wait(PERIOD_S):
+                return
+            with self.lock:
+                try:
+                    self._move()
+                except BaseException as error:
+                    self._error = error
+                    raise                                     # to threading.excepthook, which ends the job
+
+    def _move(self) -> None:
+        left = [work for work in self._works if not work.test()]
+        if len(left) < len(self._works) and self._progress.landed is not None:
+            self._progress.landed()
+        self._works = left
+        if not left:
+            self._wake.clear()

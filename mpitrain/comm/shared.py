@@ -46,7 +46,7 @@ from mpitrain.comm.works import Known, Mover, SharedWork
 from mpitrain.errors import DesyncError, ShapeError
 
 if TYPE_CHECKING:
-    from mpitrain.comm.interpreter import Work
+    from mpitrain.comm.channel import AnyWork
     from mpitrain.schedules.steps import Algorithm
 
 SPIN = 30_000                         # ns awake before sleeping: a flag crosses cores in 0.1 us, a wake-up takes 5 to 50
@@ -124,7 +124,7 @@ class SharedChannel:
             self._mover.enlist()
         work.wait()
 
-    def start_allreduce(self, array: Any, name: str, dtype: str | None = None) -> Work | SharedWork:
+    def start_allreduce(self, array: Any, name: str, dtype: str | None = None) -> AnyWork | SharedWork:
         """Begin `allreduce` and return; `array` belongs to the work until that is done. Any number may be in flight.
 
         `dtype` names a number type that NumPy has not: "bfloat16" for an array of uint16.
@@ -213,7 +213,7 @@ class SharedChannel:
             comm = node.base.Split(node.rank, node.base.rank)
             self.cross = Channel(comm, f"{self.name} across nodes", algorithm=self.channel.algorithm, progress=self._progress)
 
-    def _by_messages(self, array: Any, name: str, dtype: str | None) -> Work:
+    def _by_messages(self, array: Any, name: str, dtype: str | None) -> AnyWork:
         if dtype not in (None, array.dtype.name):
             raise ShapeError(f'{dtype} array "{name}" on channel "{self.name}" cannot go by messages; let it lie in memory of '
                              f"`allocate`" + (f" ({self.notes[-1]})" if self.notes else ""))

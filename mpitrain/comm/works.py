@@ -9,7 +9,7 @@ from mpitrain.comm.buffers import Host
 from mpitrain.comm.flags import DONE, QUEUED, Plan
 
 if TYPE_CHECKING:
-    from mpitrain.comm.interpreter import Work
+    from mpitrain.comm.channel import AnyWork
     from mpitrain.comm.shared import SharedChannel
 
 
@@ -27,10 +27,10 @@ class SharedWork:
 
     __slots__ = ("address", "array", "channel", "crossing", "messages", "plan", "sequence", "state")
 
-    def __init__(self, channel: SharedChannel, plan: Plan, array: Host, address: int, sequence: int, messages: Work | None):
+    def __init__(self, channel: SharedChannel, plan: Plan, array: Host, address: int, sequence: int, messages: AnyWork | None):
         self.channel, self.plan, self.array, self.address, self.sequence = channel, plan, array, address, sequence
         self.state, self.messages = QUEUED, messages
-        self.crossing: Work | None = None
+        self.crossing: AnyWork | None = None
 
     @property
     def done(self) -> bool:

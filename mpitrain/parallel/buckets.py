@@ -39,15 +39,23 @@ def plan_buckets(segments: Sequence[Segment], total: int, bucket_elements: int) 
 
     A parameter larger than a bucket gets a bucket of its own. Every element, padding included, is in exactly one bucket.
     """
+    bounds: list[int] = []
+    stop = total
+    for count, segment in enumerate(reversed(segments), 1):
+        if stop - segment.start >= bucket_elements or count == len(segments):
+            bounds.append(count)
+            stop = segment.start
+    return cut_buckets(segments, total, bounds)
+
+
+def cut_buckets(segments: Sequence[Segment], total: int, bounds: Sequence[int]) -> list[Bucket]:
+    """The buckets that `bounds` gives: bucket k ends after `bounds[k]` parameters, counted from the last parameter."""
+    assert list(bounds) == sorted(set(bounds)) and (not bounds or bounds[-1] == len(segments)), f"not bounds of buckets: {bounds}"
+    backwards = segments[::-1]
     buckets: list[Bucket] = []
-    stop, held = total, []
-    for segment in reversed(segments):
-        held.append(segment)
-        if stop - segment.start >= bucket_elements:
-            buckets.append(Bucket(len(buckets), segment.start, stop, held[::-1]))
-            stop, held = segment.start, []
-    if held:
-        buckets.append(Bucket(len(buckets), 0, stop, held[::-1]))
-    elif buckets:
-        buckets[-1].start = 0                          # padding before the first parameter, if any
+    stop, first = total, 0
+    for k, last in enumerate(bounds):
+        start = 0 if last == len(segments) else backwards[last - 1].start      # 0: padding before the first parameter, if any
+        buckets.append(Bucket(k, start, stop, list(backwards[first:last][::-1])))
+        stop, first = start, last
     return buckets

@@ -15,6 +15,7 @@ from mpitrain.nn import Module
 from mpitrain.parallel.diagnose import refuse_nonfinite_loss
 from mpitrain.parallel.feed import Feed
 from mpitrain.parallel.reducer import GradientReducer
+from mpitrain.parallel.timeline import SpanMaker, no_span
 from mpitrain.schedules.pipeline import Schedule, one_f_one_b
 
 
@@ -46,6 +47,7 @@ class Pipeline:
                  schedule: Schedule = one_f_one_b):
         self.model, self.loss, self.channel, self.reducer = model, loss, channel, reducer
         self.feed, self.seed, self.schedule = feed, seed, schedule
+        self.span: SpanMaker = no_span                      # what a profile listens to
         self.count = 0.0                                    # terms of the loss in the last step, over all ranks
         self.flag = 0.0                                     # sum over ranks of what the caller passed to run
 
@@ -61,15 +63,18 @@ class Pipeline:
         for action in self.schedule(0, 1, n):
             i = action.micro
             if action.kind == "F":
-                live[i] = self.forward(micro_batches[i])
+                with self.span("compute", f"forward {micro_batches[i].index}"):
+                    live[i] = self.forward(micro_batches[i])
                 total += self._value(live[i], micro_batches[i])
                 continue
             if i == 0:
-                counting.wait()
+                with self.span("compute", "exchange of the count"):
+                    counting.wait()
             result = live.pop(i)
             self.reducer.begin_micro_batch(last=i == n - 1)
-            run_backward(result, result.xp.asarray(1.0 / max(local[0], 1.0), dtype=result.dtype),
-                         progress=self.reducer.progress)
+            with self.span("compute", f"backward {micro_batches[i].index}"):
+                run_backward(result, result.xp.asarray(1.0 / max(local[0], 1.0), dtype=result.dtype),
+                             progress=self.reducer.progress)
         counting.wait()
         self.count, self.flag = float(local[0]), float(local[1])
         return total / max(self.count, 1.0)

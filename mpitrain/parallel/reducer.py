@@ -15,16 +15,21 @@ finished sub-trees are kept like the digits of a binary counter, so log2(M) + 1 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
 from mpitrain.backend import Array
 from mpitrain.nn import FlatStorage, Parameter
-from mpitrain.parallel.buckets import Bucket, plan_buckets
+from mpitrain.parallel.buckets import Bucket, cut_buckets, plan_buckets
+from mpitrain.parallel.timeline import Timeline
 
 
 class Work(Protocol):
+    done: bool
+
+    def test(self) -> bool: ...
     def wait(self) -> None: ...
 
 
@@ -34,6 +39,15 @@ class Channel(Protocol):
     size: int
 
     def start_allreduce(self, array: Array, name: str) -> Work: ...
+
+
+class Mover(Protocol):
+    """What the reducer asks of `comm.ProgressThread`."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]: ...
+    def hand_over(self, work: Work) -> None: ...
+    def take_back(self) -> None: ...
 
 
 class GradientReducer:
@@ -46,7 +60,9 @@ class GradientReducer:
     def __init__(self, storage: FlatStorage, channel: Channel, *, bucket_bytes: int = 4 << 20,
                  allocate: Callable[[], Array] | None = None, progress: Callable[[], None] | None = None):
         self.storage, self.channel = storage, channel
-        self.progress = progress
+        self.mover: Mover | None = None                     # where set, it moves the buckets rather than `progress`
+        self.timeline = Timeline()
+        self._progress = progress
         self.buckets = plan_buckets(storage.segments, storage.values.size, max(1, bucket_bytes // storage.values.itemsize))
         self._allocate = allocate or storage.new_flat
         self._arenas: list[Array] = []
@@ -57,9 +73,27 @@ class GradientReducer:
         self._works: list[Work] = []
         self._started = 0                                   # buckets start in index order, the same on all ranks
         self.exposed_s = 0.0                                # time spent waiting after the last local backward
+        self._hook()
+
+    def _hook(self) -> None:
         for bucket in self.buckets:
             for segment in bucket.segments:
                 segment.parameter.grad_hooks.append(partial(self._is_final, bucket))
+
+    def cut(self, bounds: Sequence[int]) -> None:
+        """Other buckets from the next step on: `bounds[k]` parameters, counted from the last one, lie in buckets 0 to k.
+
+        Only between steps, and alike on all ranks.
+        """
+        self._unhook()
+        self.buckets = cut_buckets(self.storage.segments, self.storage.size, bounds)
+        self._hook()
+
+    def progress(self) -> None:
+        """To be called between nodes of backward: moves what is in flight, unless a thread does."""
+        self.timeline.node_passed()
+        if self.mover is None and self._progress is not None:
+            self._progress()
 
     @property
     def gradients(self) -> Array:
@@ -72,6 +106,7 @@ class GradientReducer:
         self._works.clear()
         for bucket in self.buckets:
             bucket.stack.clear()
+        self.timeline.begin(len(self.buckets))
 
     def begin_micro_batch(self, *, last: bool) -> None:
         """The next backward fills a fresh arena; after the `last` one of this step, buckets leave as they fill."""
@@ -92,20 +127,26 @@ class GradientReducer:
         if not self._last:                                  # no micro-batch here this step: our part of the sum is zero
             self._settle()
         self._start_until(len(self.buckets))
+        if self.mover is not None:
+            self.mover.take_back()
         for work in self._works:
             work.wait()
+            self.timeline.look()
         self._works.clear()
         self._last, self._micro = False, -1
-        self.exposed_s = time.perf_counter() - began
+        self.exposed_s = self.timeline.finish(began).exposed_s
         views = self._arena_views(0)
         for segment, view in zip(self.storage.segments, views):
             segment.parameter.grad = view
         return self.gradients
 
-    def _is_final(self, bucket: Bucket, _: Parameter) -> None:
+    def _is_final(self, bucket: Bucket, parameter: Parameter) -> None:
         bucket.waiting -= 1
         if not self._last:
             return
+        self.timeline.parameter_ready(parameter.name)
+        if bucket.waiting == 0:
+            self.timeline.ready(bucket.index)
         ready = self._started
         while ready < len(self.buckets) and self.buckets[ready].waiting == 0:
             ready += 1
@@ -119,7 +160,16 @@ class GradientReducer:
                 self._push(bucket)
             self._collapse(bucket)
             if self.channel.size > 1:
-                self._works.append(self.channel.start_allreduce(self._arena_at(0)[bucket.start:bucket.stop], bucket.name))
+                self._launch(bucket)
+
+    def _launch(self, bucket: Bucket) -> None:
+        part, began = self._arena_at(0)[bucket.start:bucket.stop], time.perf_counter()
+        with self.mover.lock if self.mover is not None else nullcontext():    # a work that ends uses the channel's buffers too
+            work = self.channel.start_allreduce(part, bucket.name)
+            self.timeline.started(bucket.index, work, began)
+        self._works.append(work)
+        if self.mover is not None:
+            self.mover.hand_over(work)
 
     def _settle(self) -> None:
         """Puts the sums of the micro-batch that has just ended onto every bucket's stack."""
@@ -177,9 +227,13 @@ class GradientReducer:
         self._arena_at(index)
         return self._views[index]
 
-    def close(self) -> None:
-        """Lets go of the parameters: their hooks and gradient memory."""
+    def _unhook(self) -> None:
         for segment in self.storage.segments:
             parameter: Any = segment.parameter
             parameter.grad_hooks = [h for h in parameter.grad_hooks if getattr(h, "func", None) != self._is_final]
-            parameter.grad = parameter.grad_buffer = None
+
+    def close(self) -> None:
+        """Lets go of the parameters: their hooks and gradient memory."""
+        self._unhook()
+        for segment in self.storage.segments:
+            segment.parameter.grad = segment.parameter.grad_buffer = None

@@ -17,18 +17,21 @@ from mpitrain.autograd import Tensor, no_grad
 from mpitrain.backend import select_device
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.mesh import Mesh
-from mpitrain.data import Dataset, Loader, Sampler, scan_labels
-from mpitrain.errors import ConfigError, MeshError, ShapeError
+from mpitrain.comm.progress import threads_may_call_mpi
+from mpitrain.data import Dataset, Sampler, scan_labels
+from mpitrain.errors import ConfigError, MeshError, ShapeError, nearest
 from mpitrain.parallel.feed import Feed
 from mpitrain.parallel.pipeline import Pipeline
 from mpitrain.parallel.reducer import GradientReducer
 from mpitrain.parallel.replicas import broadcast_state
 from mpitrain.parallel.synchronise import synchronise_batch_norm
+from mpitrain.parallel.tuning import POLICIES, Tuning
 from mpitrain.parallel.update import Replicated
 from mpitrain.train import checkpoint
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.inputs import Inputs
 from mpitrain.train.manifest import Checkpoint
+from mpitrain.train.profile import ObservedLoader
 from mpitrain.train.record import Recorder
 from mpitrain.train.run_folder import RunFolder
 from mpitrain.train.state import State
@@ -57,6 +60,8 @@ class Options:
     workers: int = 1
     algorithm: Any = "auto"                  # of the gradients' all-reduce: a name, or a function of your own
     bucket_bytes: int = 4 << 20
+    tune_buckets: bool = False               # cut buckets anew after the first steps, where measured ready times say
+    progress: str = "poll"                   # who moves messages: "poll", "thread", or "auto": what is faster
     quiet: bool = False
 
 
@@ -87,7 +92,8 @@ class Job:
         def save(meta: dict[str, Any]) -> None:
             on_first(self.channel, lambda: self.state.refuse_nonfinite(meta["step"]))
             pieces = self.state.pieces() if self.channel.rank == 0 else []
-            written = checkpoint.save(folder.checkpoints, meta["step"], pieces, {**about, **meta}, self.channel)
+            kept = {**about, **meta, "choices": self.trainer.tuning.choices}
+            written = checkpoint.save(folder.checkpoints, meta["step"], pieces, kept, self.channel)
             if self.channel.rank == 0:
                 best = meta["best"][1] if meta["best"] and self.options.keep_best else None
                 checkpoint.prune(folder.checkpoints, self.options.keep, best=best, verified=written)
@@ -109,6 +115,7 @@ class Job:
         self.state.restore(found)
         broadcast_state(self.state.arrays(), self.channel)
         self.trainer.update.step = found.step
+        self.trainer.tuning.restore(found.meta.get("choices") or {})
         best = found.meta.get("best")
         self.trainer.best = (float(best[0]), int(best[1])) if best else None
         self.trainer.metrics = dict(found.meta.get("metrics") or {})
@@ -142,17 +149,32 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     broadcast_state(state.arrays(), control)
 
     first, last = micro_range(n_micro, mesh.coordinate("dp"), mesh.size("dp"))
-    loader = Loader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
-                    n_classes=n_classes, workers=o.workers)
+    loader = ObservedLoader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
+                            n_classes=n_classes, workers=o.workers)
     reducer = GradientReducer(storage, gradients, bucket_bytes=o.bucket_bytes, progress=mesh.progress.progress)
+    mesh.progress.landed = reducer.timeline.look
     pipeline = Pipeline(model, loss, control, reducer, feed, seed=o.seed)
     rate_at = rate(plan.steps) if rate else lambda step: stepper.lr
     update = Replicated(model, stepper, reducer, control, rate_at, clip_norm=o.clip_norm)
     read, n_chunks = inputs.chunks(n_classes)
     evaluator = Evaluator(model, loss, read, n_chunks, control, feed) if n_chunks else None
     trainer = Trainer(pipeline=pipeline, update=update, loader=loader, evaluator=evaluator, channel=control, plan=plan,
-                      recorder=Recorder(None, rank=control.rank, quiet=o.quiet))
+                      recorder=Recorder(None, rank=control.rank, quiet=o.quiet), tuning=make_tuning(o, reducer, control, mesh))
     return Job(trainer, state, plan, o, control)
+
+
+def make_tuning(o: Options, reducer: GradientReducer, control: Channel, mesh: Mesh) -> Tuning:
+    """What the first steps choose. Raises ConfigError where a progress thread is asked for and cannot be had."""
+    if o.progress not in POLICIES:
+        raise ConfigError(f'progress = "{o.progress}" is not there{nearest(o.progress, POLICIES)}')
+    on_gpu = reducer.storage.device.name == "gpu"
+    if o.progress == "thread" and on_gpu:
+        raise ConfigError('comm.progress = "thread" is for train.device = "cpu": a GPU computes while the program polls; set '
+                          'comm.progress = "poll"')
+    useful = reducer.channel.size > 1 and not on_gpu
+    allowed = o.progress == "thread" or (o.progress == "auto" and threads_may_call_mpi())
+    return Tuning(reducer, control, progress=o.progress, buckets=o.tune_buckets,
+                  thread=mesh.progress.thread() if useful and allowed else None)
 
 
 def local_rank(channel: Channel) -> int:

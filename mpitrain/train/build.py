@@ -15,6 +15,8 @@ from mpitrain.schedules.collectives import ALL_REDUCE
 from mpitrain.train.assembly import Job, Options, assemble
 from mpitrain.train.inputs import Inputs
 
+UNTIL_MEASURED = 1 << 20      # bytes: small enough to overlap, large enough that latency does not dominate
+
 
 def build(config: Config, inputs: Inputs, mesh: Mesh) -> Job:
     """The job that `config` describes; all ranks call it, and it communicates. Nothing is written."""
@@ -24,7 +26,7 @@ def build(config: Config, inputs: Inputs, mesh: Mesh) -> Job:
         precision=t.precision, device=t.device, clip_norm=o.clip_norm, eval_every=t.eval_every, log_every=config.log.every,
         checkpoint_every=config.checkpoint.every, keep=config.checkpoint.keep, keep_best=config.checkpoint.best,
         drop_last=config.data.drop_last, workers=config.data.workers, algorithm=find_algorithm(config),
-        bucket_bytes=max(1, int(config.comm.bucket_mb * 2**20)))
+        bucket_bytes=bucket_bytes(config), tune_buckets=config.comm.bucket_mb == "auto", progress=config.comm.progress)
     model = make_model(config)
     if t.recompute:
         keep_inputs_only(model)
@@ -36,6 +38,12 @@ def find_algorithm(config: Config) -> Any:
     """The name of an all-reduce, or the user's own function, found from the configuration's folder."""
     name = config.comm.algorithm
     return ALL_REDUCE.resolve(name, config.folder) if ":" in name else name
+
+
+def bucket_bytes(config: Config) -> int:
+    """The size of buckets; where they are cut by measurement, the size until then."""
+    size = config.comm.bucket_mb
+    return UNTIL_MEASURED if isinstance(size, str) else max(1, int(size * 2**20))
 
 
 def make_model(config: Config) -> nn.Module:

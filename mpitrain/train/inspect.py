@@ -18,7 +18,7 @@ from mpitrain.parallel.buckets import plan_buckets
 from mpitrain.schedules.pipeline import SCHEDULES
 from mpitrain.train import checkpoint
 from mpitrain.train.assembly import count_micro_batches, micro_range
-from mpitrain.train.build import checkpoint_folder, make_model
+from mpitrain.train.build import bucket_bytes, checkpoint_folder, make_model
 from mpitrain.train.hashes import array_sha256
 from mpitrain.train.manifest import MANIFEST, Checkpoint, load
 
@@ -61,8 +61,10 @@ def bucket_lines(model: nn.Module, config: Config) -> Iterator[str]:
     """Where the flat gradient is cut, computed from shapes alone."""
     itemsize = np.dtype(config.train.precision).itemsize
     segments, total = describe_segments(model)
-    buckets = plan_buckets(segments, total, max(1, int(config.comm.bucket_mb * 2**20) // itemsize))
-    yield f"{len(buckets)} gradient bucket{'s' if len(buckets) != 1 else ''} ({config.comm.algorithm}), in the order they start"
+    buckets = plan_buckets(segments, total, max(1, bucket_bytes(config) // itemsize))
+    until = ", until measured ready times say better" if config.comm.bucket_mb == "auto" else ""
+    plural = "s" if len(buckets) != 1 else ""
+    yield f"{len(buckets)} gradient bucket{plural} ({config.comm.algorithm}), in the order they start{until}"
     for bucket in buckets:
         yield f"  {bucket.index}: {(bucket.stop - bucket.start) * itemsize / 2**20:.2f} MiB, {bucket.name}"
 
@@ -82,6 +84,8 @@ def inspect_checkpoint(folder: Path, run: Path) -> Iterator[str]:
         for key in ("status", "steps", "ranks", "mesh", "parameters_sha256", "buffers_sha256", "metrics"):
             if key in about:
                 yield f"{key}: {json.dumps(about[key])}"
+    if (run / "trace.json").is_file():
+        yield f"profile: {run / 'trace.json'} (open it in ui.perfetto.dev)"
     names = ", ".join(path.name for path in checkpoint.candidates(folder))
     yield f"checkpoints: {names}"
     yield from checkpoint_lines(checkpoint.latest(folder))

@@ -45,7 +45,8 @@ class Recorder:
             return
         line = {"step": done, "epoch": (done - 1) // self.plan.steps_per_epoch, "loss": result["loss"], "lr": result["lr"],
                 "grad_norm": result["grad_norm"], "samples_per_s": shown["samples_per_s"], "step_s": step_s,
-                "comm_exposed_s": self._exposed / self._steps}
+                "comm_exposed_s": self._exposed / self._steps,
+                "comm_exposed_share": self._exposed / max(self._seconds, 1e-9)}
         self._write(done, "train", line)
         self._steps, self._seconds, self._exposed = 0, 0.0, 0.0
 
@@ -63,6 +64,10 @@ class Recorder:
             for name, value in line.items():
                 if isinstance(value, float):
                     self.board.add_scalar(f"{group}/{name}", value, done)
+
+    def message(self, text: str) -> None:
+        assert self.progress is not None
+        self.progress.message(text)
 
     def saved(self, done: int) -> None:
         assert self.progress is not None

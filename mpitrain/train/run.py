@@ -20,13 +20,14 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.signals import listen
 from mpitrain.comm.start import World, launched_rank, start
 from mpitrain.config import Config, to_toml
-from mpitrain.errors import MpitrainError, OutputError, UsageError
+from mpitrain.errors import MpitrainError, OutputError, Stopped, UsageError
 from mpitrain.parallel.feed import Feed
 from mpitrain.train import checkpoint, environment, threads
 from mpitrain.train.assembly import Job, local_rank, try_one_sample
 from mpitrain.train.build import build, checkpoint_folder, make_loss, make_model
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.inputs import Inputs, describe_files, open_inputs
+from mpitrain.train.profile import Profile, trace_text
 from mpitrain.train.record import Recorder, find_tensorboard
 from mpitrain.train.run_folder import RunFolder
 from mpitrain.train.state import State
@@ -84,7 +85,8 @@ def before_mpi(action: Callable[[], Any]) -> Callable[[], Any]:
     return lambda: value
 
 
-def train(config: Config, *, resume: str | None = None, overwrite: bool = False, quiet: bool = False) -> int:
+def train(config: Config, *, resume: str | None = None, overwrite: bool = False, quiet: bool = False,
+          profile: bool = False) -> int:
     """Trains as `config` says, in its run folder. `resume` is "latest" (there must be a checkpoint) or "auto"."""
     if resume and overwrite:
         raise UsageError("--resume continues a run and --overwrite deletes it; give one of them")
@@ -113,12 +115,34 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
         about = describe_run(config, session)
         on_first(session.control, lambda: folder.write_json(folder.run_json, about | {"status": "running"}))
         began = time.time()
-        metrics = job.trainer.fit()
+        if profile:
+            metrics = fit_profiled(job, folder, session)
+        else:
+            metrics = job.trainer.fit()
         hashes = job.state.hashes()
         session.control.agree(hashes, "the final parameters")
-        on_first(session.control, lambda: folder.write_json(folder.run_json, about | hashes | {
-            "status": "done", "steps": job.plan.steps, "seconds": round(time.time() - began, 3), "metrics": metrics}))
+        record = about | hashes | {"choices": job.trainer.tuning.choices, "status": "done", "steps": job.plan.steps,
+                                   "seconds": round(time.time() - began, 3), "metrics": metrics}
+        on_first(session.control, lambda: folder.write_json(folder.run_json, record))
     return 0
+
+
+def fit_profiled(job: Job, folder: RunFolder, session: Session) -> dict[str, float]:
+    """Trains, and writes the trace at the end; also where the run ends early on request."""
+    profile = Profile(job.trainer, session.mesh.channel(session.mesh.axes, "clocks"))
+
+    def write() -> None:
+        trace = profile.trace()
+        on_first(session.control, lambda: folder.write_text(folder.trace, trace_text(trace or {})))
+        job.trainer.recorder.message(f"profile: {folder.trace} (open it in ui.perfetto.dev)")
+
+    try:
+        metrics = job.trainer.fit()
+    except Stopped:
+        write()
+        raise
+    write()
+    return metrics
 
 
 def open_folder(folder: RunFolder, resume: str | None, overwrite: bool) -> bool:

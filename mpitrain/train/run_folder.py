@@ -1,6 +1,6 @@
 """The folder of a run: one job at a time, nothing of anyone else's touched.
 
-    runs/gpt/  config.toml  metrics.jsonl  run.json  checkpoints/step-*/  errors/rank-*.json  lock
+    runs/gpt/  config.toml  metrics.jsonl  run.json  trace.json  checkpoints/step-*/  errors/rank-*.json  lock
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mpitrain.errors import OutputError
 from mpitrain.train import checkpoint
 from mpitrain.train.storage import make_folder, storage_error, sync_folder, write_file
 
-FILES = ("config.toml", "metrics.jsonl", "run.json")
+FILES = ("config.toml", "metrics.jsonl", "run.json", "trace.json")
 ERRORS = re.compile(r"rank-[0-9]{1,9}\.json")
 UNFINISHED = ".tmp"                                       # what write_text is writing; one job holds the folder, so one name does
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -33,7 +33,7 @@ class RunFolder:
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
-        self.config, self.metrics, self.run_json = (self.path / name for name in FILES)
+        self.config, self.metrics, self.run_json, self.trace = (self.path / name for name in FILES)
         self.checkpoints = self.path / "checkpoints"
         self.errors = self.path / "errors"
         self._lock_path = self.path / "lock"

@@ -14,13 +14,20 @@ from mpitrain.comm.channel import Channel
 from mpitrain.comm.signals import StopRequest
 from mpitrain.errors import Stopped
 from mpitrain.parallel.pipeline import Pipeline
+from mpitrain.parallel.timeline import SpanMaker, no_span
+from mpitrain.parallel.tuning import Tuning
 from mpitrain.parallel.update import Outcome
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.record import Recorder
 
+UPDATE = "gradients and update"                                  # a profile cuts it where the last bucket landed
+
 
 class Step(NamedTuple):
-    """One completed update; `loss` is the mean over the global batch, before the update."""
+    """One completed update; `loss` is the mean over the global batch, before the update.
+
+    `comm_exposed_s` is that of the rank that waited least: the others waited for slower ranks too, not for messages alone.
+    """
 
     loss: float
     lr: float
@@ -67,10 +74,11 @@ class Trainer:
     """
 
     def __init__(self, *, pipeline: Pipeline, update: Update, loader: Loader, evaluator: Evaluator | None, channel: Channel,
-                 plan: Plan, recorder: Recorder):
+                 plan: Plan, recorder: Recorder, tuning: Tuning):
         self.pipeline, self.update, self.loader, self.evaluator = pipeline, update, loader, evaluator
-        self.channel, self.plan, self.recorder = channel, plan, recorder
+        self.channel, self.plan, self.recorder, self.tuning = channel, plan, recorder, tuning
         self.save: Callable[[dict[str, Any]], None] | None = None
+        self.span: SpanMaker = no_span                           # what a profile listens to
         self.stop = StopRequest()
         self.evaluated = True                                    # whether an evaluation that was due has been done
         self.best: tuple[float, int] | None = None               # (lowest validation loss, its step)
@@ -79,14 +87,18 @@ class Trainer:
     def train_step(self, micro_batches: Sequence[Any]) -> Step:
         self.update.begin()                                      # gradient arenas for this step
         loss = self.pipeline.run(micro_batches, flag=self.stop.asked)    # forward and backward; buckets leave as they fill
-        outcome = self.update.finish()                           # the rest of the exchange, norm, clip, optimizer
-        return Step(loss=self.mean(loss), **outcome)
+        with self.span("compute", UPDATE):
+            outcome = self.update.finish()                       # the rest of the exchange, norm, clip, optimizer
+        with self.span("compute", "exchange of the loss"):
+            mean, outcome["comm_exposed_s"] = self.share(loss, outcome["comm_exposed_s"])
+        return Step(loss=mean, **outcome)
 
-    def mean(self, part: float) -> float:
-        """The sum over ranks of each one's part of a global mean."""
-        total = np.array([part])
-        self.channel.allreduce(total, name="loss")
-        return float(total[0])
+    def share(self, part: float, exposed_s: float) -> tuple[float, float]:
+        """The sum over ranks of each one's part of the mean loss, and the smallest of their waiting times, in one message."""
+        message = np.zeros(1 + self.channel.size)
+        message[0], message[1 + self.channel.rank] = part, exposed_s
+        self.channel.allreduce(message, name="loss")
+        return float(message[0]), float(message[1:].min())
 
     def fit(self) -> dict[str, float]:
         """Trains to the end and returns the last evaluation. Raises Stopped after a stop request, with a checkpoint saved."""
@@ -94,11 +106,16 @@ class Trainer:
         if not self.evaluated:                                   # the run was stopped between a step and its evaluation
             self.evaluate(self.update.step)
         try:
-            for step, micro_batches in self.loader.iterate(self.update.step, self.plan.steps):
-                self.one_step(step, micro_batches)
+            batches = self.loader.iterate(self.update.step, self.plan.steps)
+            while (batch := self._next(batches)) is not None:
+                self.one_step(*batch)
         finally:
             self.loader.close()
         return self.metrics
+
+    def _next(self, batches: Iterator[tuple[int, list[Any]]]) -> tuple[int, list[Any]] | None:
+        with self.span("data", "wait for a batch"):
+            return next(batches, None)
 
     def one_step(self, step: int, micro_batches: Sequence[Any]) -> None:
         plan, done = self.plan, step + 1
@@ -106,8 +123,11 @@ class Trainer:
         logging = last or plan.is_due(plan.log_every, done)
         self.update.want_norm = logging or plan.is_due(plan.checkpoint_every, done)    # its gradient was finite, then
         began = time.perf_counter()
-        result = self.train_step(micro_batches)
-        self.recorder.step(done, result._asdict(), time.perf_counter() - began, due=logging)
+        with self.span("step", f"step {done}"):
+            result = self.train_step(micro_batches)
+        seconds = time.perf_counter() - began
+        self.recorder.step(done, result._asdict(), seconds, due=logging)
+        self.tuning.after_step(seconds)
         self.evaluated = self.evaluator is None or not (last or plan.is_due(plan.eval_every, done))
         if self.pipeline.flag > 0:                               # time is short: evaluate when the run goes on
             self.checkpoint(done)
@@ -120,7 +140,8 @@ class Trainer:
         """Writes the validation metrics down; whether their loss is the lowest so far."""
         assert self.evaluator is not None
         began = time.perf_counter()
-        self.metrics = self.evaluator.run()
+        with self.span("evaluation", f"evaluation at step {done}"):
+            self.metrics = self.evaluator.run()
         self.recorder.evaluation(done, self.metrics, time.perf_counter() - began)
         self.evaluated = True
         improved = self.best is None or self.metrics["loss"] < self.best[0]
@@ -130,7 +151,8 @@ class Trainer:
 
     def checkpoint(self, done: int) -> None:
         if self.save is not None:
-            self.recorder.sync()                                 # the metrics of these steps must survive with them
-            self.save({"step": done, "best": list(self.best) if self.best else None, "evaluated": self.evaluated,
-                       "metrics": {name: value for name, value in self.metrics.items() if math.isfinite(value)}})
+            with self.span("checkpoint", f"checkpoint of step {done}"):
+                self.recorder.sync()                             # the metrics of these steps must survive with them
+                self.save({"step": done, "best": list(self.best) if self.best else None, "evaluated": self.evaluated,
+                           "metrics": {name: value for name, value in self.metrics.items() if math.isfinite(value)}})
             self.recorder.saved(done)

@@ -67,6 +67,16 @@ def swapped(channel: Channel) -> None:
     assert (first == start().size).all()
 
 
+def swapped_in_thread(channel: Channel) -> None:
+    """The same, seen by the thread that moves messages while the main thread is busy with something else."""
+    thread = channel.progress.thread()
+    with thread.lock:
+        works = [channel.start_allreduce(np.ones(1000), name) for name in ("bucket 1", "bucket 0")]
+    for work in works:
+        thread.hand_over(work)
+    threading.Event().wait()
+
+
 def in_order(channel: Channel) -> None:
     first, second = np.ones(1000), np.ones(1000)
     works = [channel.start_allreduce(first, "bucket 0"), channel.start_allreduce(second, "bucket 1")]
@@ -184,6 +194,7 @@ FAULTS: dict[str, Any] = {
     "kill": lambda: fail_in_a_loop(kill),
     "return_3": lambda: 3 if CHOSEN else fail_in_a_loop(lambda channel: None),
     "swapped": lambda: desync(swapped, in_order),
+    "swapped_in_thread": lambda: desync(swapped_in_thread, in_order),
     "dtype": lambda: desync(reduce(np.ones(8)), reduce(np.ones(8, np.int64))),
     "count": lambda: desync(reduce(np.ones(9)), reduce(np.ones(8))),
     "skipped": lambda: desync(lambda channel: None, reduce(np.ones(8))),

@@ -83,6 +83,7 @@ def test_ranks_that_fail_by_accident_together_print_one_line() -> None:
 
 @pytest.mark.parametrize(("name", "one", "other"), [
     ("swapped", r"allreduce float64\[1000\] bucket 1", r"allreduce float64\[1000\] bucket 0"),
+    ("swapped_in_thread", r"allreduce float64\[1000\] bucket 1", r"allreduce float64\[1000\] bucket 0"),
     ("dtype", r"allreduce float64\[8\] x", r"allreduce int64\[8\] x"),
     ("count", r"allreduce float64\[9\] x", r"allreduce float64\[8\] x"),
     ("skipped", r"allreduce float64\[1000\] endless", r"allreduce float64\[8\] x"),

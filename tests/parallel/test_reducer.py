@@ -30,6 +30,7 @@ class Channel:
     """Notes what is started, and when; the sum over its one rank is the array itself."""
 
     size = 2
+    done = True
 
     def __init__(self):
         self.started: list[str] = []
@@ -37,6 +38,9 @@ class Channel:
     def start_allreduce(self, array, name):
         self.started.append(name)
         return self
+
+    def test(self):
+        return True
 
     def wait(self):
         pass

@@ -32,10 +32,11 @@ class Doubling:
     """The sum lands when somebody waits for it, and not before."""
 
     def __init__(self, array):
-        self.array = array
+        self.array, self.done = array, False
 
     def wait(self):
         self.array *= 2
+        self.done = True
 
 
 def build(clip_norm=0.0, lr=0.1, model=None, **options):

@@ -1,0 +1,154 @@
+"""When each bucket was ready, started and landed, and how long a step waited for it: always on, so it must cost next to nothing.
+
+    backward      | node | node | node |                    the last local node ends: `backward_end`
+    bucket 0             r s======e                         r ready: its last gradient has landed here
+    bucket 1                    r  s====|===e               s start: its messages are posted, in index order
+                                        |<->| exposed       e end: the sum over the ranks is here
+
+Exposed is the time from the end of the last local backward node until the last bucket has landed. What the hooks of that last
+node do (adding up micro-batches, posting messages) counts as exposed. All times are seconds of `time.perf_counter`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from time import perf_counter
+from typing import NamedTuple, Protocol
+
+KEPT = 100                                # steps: 100 of them with 50 buckets take half a megabyte
+
+
+class Movable(Protocol):
+    @property
+    def done(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """One step; the lists are in bucket order, and `start` and `end` are empty where there was nobody to exchange with."""
+
+    ready: list[float]
+    start: list[float]
+    end: list[float]
+    backward_end: float
+
+    @property
+    def exposed_s(self) -> float:
+        return max(0.0, max(self.end) - self.backward_end) if self.end else 0.0
+
+    def exposed_by_bucket(self) -> list[float]:
+        """Each bucket's part of `exposed_s`: by how much it landed later than backward and all buckets before it."""
+        parts, reached = [], self.backward_end
+        for end in self.end:
+            parts.append(max(0.0, end - reached))
+            reached = max(reached, end)
+        return parts
+
+
+class Timeline:
+    """The last `KEPT` steps, oldest first, in `steps`; filled in by the reducer."""
+
+    def __init__(self) -> None:
+        self.steps: deque[StepTimes] = deque(maxlen=KEPT)
+        self.parameters: dict[str, float] | None = None       # set to a dict, it takes the time each gradient became final
+        self._node = self._node_before = self._last_ready = 0.0
+        self._ready: list[float] = []
+        self._start: list[float] = []
+        self._end: list[float] = []
+        self._works: list[Movable] = []
+        self._landed = 0                                      # so many buckets have landed for certain, the first ones
+
+    def begin(self, n_buckets: int) -> None:
+        self._ready, self._start, self._end = [0.0] * n_buckets, [0.0] * n_buckets, [0.0] * n_buckets
+        self._works, self._landed = [], 0
+        self._node = self._node_before = self._last_ready = 0.0
+
+    def node_passed(self) -> None:
+        """A node of backward has ended. Called between any two of them."""
+        self._node_before, self._node = self._node, perf_counter()
+
+    def parameter_ready(self, name: str) -> None:
+        if self.parameters is not None:
+            self.parameters[name] = perf_counter()
+
+    def ready(self, index: int) -> None:
+        self._ready[index] = self._last_ready = perf_counter()
+
+    def started(self, index: int, work: Movable, began: float) -> None:
+        """The first messages of a bucket were posted, from `began` on; the buckets come in index order."""
+        self._start[index] = began
+        self._ready[index] = self._ready[index] or began
+        self._works.append(work)
+        if work.done:
+            self.look()
+
+    def look(self) -> None:
+        """Note the end of what has landed. Whoever moves messages calls this when a collective is complete.
+
+        Two threads may be in here at once: an end is set once, and `_landed` never passes one that is not.
+        """
+        now, landed, works = perf_counter(), self._landed, self._works
+        for index in range(landed, len(works)):
+            if not self._end[index] and works[index].done:
+                self._end[index] = now
+        while landed < len(works) and self._end[landed]:
+            landed += 1
+        self._landed = landed
+
+    def finish(self, called: float) -> StepTimes:
+        """All buckets have landed; `called` is when the reducer was told that backward is over."""
+        self.look()
+        ended = self._node or called
+        if self._last_ready > self._node_before:              # a gradient of the last node: what its hooks did is exchange
+            ended = min(ended, self._last_ready)
+        exchanged = bool(self._works)
+        times = StepTimes(self._ready, self._start if exchanged else [], self._end if exchanged else [], ended)
+        self._works = []
+        self.steps.append(times)
+        return times
+
+
+class Span(NamedTuple):
+    """Something that took from `began` to `ended`, drawn on `row`."""
+
+    row: str
+    name: str
+    began: float
+    ended: float
+
+
+SpanMaker = Callable[[str, str], AbstractContextManager[None]]
+_NOTHING = nullcontext()
+
+
+def no_span(row: str, name: str) -> AbstractContextManager[None]:
+    """What is called where nobody wants to know."""
+    return _NOTHING
+
+
+class Spans:
+    """Takes down what happens, in groups of one step: ``with spans("compute", "forward 0"): ...``; any thread may.
+
+    A span on the row `STEP` begins a group; the last `KEPT` groups are kept, in `groups`.
+    """
+
+    STEP = "step"
+
+    def __init__(self) -> None:
+        self.groups: deque[list[Span]] = deque([[]], maxlen=KEPT)
+
+    def __call__(self, row: str, name: str) -> AbstractContextManager[None]:
+        return self._span(row, name)
+
+    @contextmanager
+    def _span(self, row: str, name: str) -> Iterator[None]:
+        if row == self.STEP:
+            self.groups.append([])
+        group, began = self.groups[-1], perf_counter()
+        try:
+            yield
+        finally:
+            group.append(Span(row, name, began, perf_counter()))

@@ -1,0 +1,18 @@
+"""The loss and the waiting time travel in one message: the loss is a sum, the time the smallest."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from mpitrain.comm.channel import Channel
+from mpitrain.train.trainer import Trainer
+
+
+def test_the_rank_that_waited_least_gives_the_time(comm: Any) -> None:
+    channel = Channel(comm.Dup(), "test")
+    trainer: Any = SimpleNamespace(channel=channel)
+    for least in range(comm.size):
+        waited = 0.25 if comm.rank == least else 1.0 + comm.rank
+        assert Trainer.share(trainer, float(comm.rank), waited) == (sum(range(comm.size)), 0.25)
+    channel.close()
