@@ -53,7 +53,7 @@ SPIN = 30_000                         # ns awake before sleeping: a flag crosses
 LIMIT = 100_000_000                   # ns in C at a time; then signals, other messages, and a look at the time
 LOOK = 0.25                           # s of waiting before a look at whether the others live, and between looks
 KNOWN = 256                           # arrays remembered by a channel
-STREAM_BYTES = 1 << 62                # of one array, from which sums are stored around the caches
+STREAM_BYTES = 1 << 62                # of one array, from which stores go around the caches: never, the lines are there
 
 
 class SharedChannel:

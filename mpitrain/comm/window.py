@@ -55,7 +55,8 @@ class Window:
         page = mmap.PAGESIZE
         part = -(-nbytes // page) * page
         asked = part * parts + MARGIN
-        # ranks may see the file system differently, and change what is free by other windows, hence the minimum
+        # Before MPI is asked: where its file does not fit, Open MPI 5 fails on one rank and leaves the others waiting for it.
+        # The minimum, because ranks may see the file system differently. Who takes the room between here and there is not caught.
         least = comm.allreduce(_number(free), op=MPI.MIN)
         if least < asked:
             return None, f"{folder()} has {least >> 20} MiB free where {-(-asked >> 20)} MiB are needed"
