@@ -66,8 +66,9 @@ def import_object(name: str, kind: str, folder: Path | None = None) -> Any:
 
 def offered(module: Any) -> list[str]:
     """The names a user's module has to give: its `__all__`, or else what it made itself, not what it imported to do so."""
-    if hasattr(module, "__all__"):
-        return [name for name in module.__all__ if hasattr(module, name)]
+    listed = getattr(module, "__all__", None)
+    if isinstance(listed, list | tuple):
+        return [name for name in listed if isinstance(name, str) and hasattr(module, name)]
     return [name for name, value in vars(module).items() if not name.startswith("_") and _is_made_in(module, value)]
 
 

@@ -9,9 +9,8 @@
    That does not depend on m, n, the layout of a and b, or the width of vectors: a row of the result has the same bits
    whatever batch it is part of, and on every CPU that fuses. */
 
-#include <stdlib.h>
-#include <string.h>
 #include <stdint.h>
+#include <string.h>
 
 typedef int64_t i64;
 
@@ -80,6 +79,8 @@ INLINE void fetch(Ahead *a)
     a->left--;
     if (++a->line == a->lines) { a->line = 0; a->row += a->step; }
 }
+
+i64 product_work_bytes(void) { return TERMS * ROWS * sizeof(double) + PACKED_BYTES; }
 
 #define T float
 #define INTEGER int32_t

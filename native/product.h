@@ -101,14 +101,13 @@ static void NAME(edge)(const T *a, const T *b, i64 terms, T *c, i64 step, i64 ro
 }
 
 /* Element (i, r) of a is a[i * a_row + r * a_term], (r, j) of b is b[r * b_term + j * b_column]; one step of each is 1. Rows
-   of c are contiguous. Returns 1 without memory. */
-int NAME(product)(const T *a, const T *b, const T *bias, T *c, i64 m, i64 n, i64 k, i64 a_row, i64 a_term, i64 b_term,
-                  i64 b_column)
+   of c are contiguous. `work` holds product_work_bytes() bytes from a cache line on. */
+void NAME(product)(const T *a, const T *b, const T *bias, T *c, T *work, i64 m, i64 n, i64 k, i64 a_row, i64 a_term, i64 b_term,
+                   i64 b_column)
 {
-    static _Thread_local T *packed = NULL;         /* one for each thread, kept: fresh pages cost more than packing */
-    if (packed == NULL) packed = aligned_alloc(64, TERMS * ROWS * sizeof(T) + PACKED_BYTES);
-    if (packed == NULL) return 1;
-    T *left = packed, *right = packed + TERMS * ROWS;
+    T *left = work, *right = work + TERMS * ROWS;
+    for (i64 i = 0; i < m * n && k <= 0; i++) c[i] = bias ? bias[i % n] : 0;
+    if (k <= 0) return;
     i64 most = PACKED_BYTES / (i64)sizeof(T) / (k < TERMS ? k : TERMS) / WIDTH * WIDTH;      /* columns packed at a time */
     for (i64 j0 = 0; j0 < n; j0 += most) for (i64 r0 = 0; r0 < k; r0 += TERMS) {
         i64 columns = n - j0 < most ? n - j0 : most, terms = k - r0 < TERMS ? k - r0 : TERMS;
@@ -140,7 +139,6 @@ int NAME(product)(const T *a, const T *b, const T *bias, T *c, i64 m, i64 n, i64
                            r0 > 0, added ? added + j : NULL, &ahead);
         }
     }
-    return 0;
 }
 
 #undef V

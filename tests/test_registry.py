@@ -70,6 +70,12 @@ def test_what_a_package_offers_in_all_counts_wherever_it_was_made(folder: Path) 
     assert import_object("offering:Wide", "model", folder).__name__ == "Wide"        # only the list is short
 
 
+@pytest.mark.parametrize("everything", ["5", "['network', 5]"])
+def test_an_all_that_is_no_list_of_names_does_not_hide_the_message(folder: Path, everything: str) -> None:
+    (folder / "odd.py").write_text(f"def network(): pass\n__all__ = {everything}\n")
+    assert refusal("odd.py:netwrok", folder).endswith('odd.py has no "netwrok" (did you mean "network"?)')
+
+
 def test_the_list_of_a_registry_is_what_was_registered() -> None:
     registry: Registry[int] = Registry("number")
     registry.register("one")(1)

@@ -53,7 +53,11 @@ def load(name: str) -> ctypes.CDLL | None:
     try:
         if not library.exists():
             compile_library(source, library, cc)
-        return ctypes.CDLL(str(library))
+        try:
+            return ctypes.CDLL(str(library))
+        except OSError:                           # cut off by a full disk, say: made anew, once
+            compile_library(source, library, cc)
+            return ctypes.CDLL(str(library))
     except (OSError, subprocess.SubprocessError) as error:
         output = getattr(error, "stderr", None)
         _missing[name] = ((output or "").strip() or text_of(error)).strip().splitlines()[-1]

@@ -44,5 +44,6 @@ def _address(array: Any) -> Any:
     try:
         return _memory_of(array)
     except (TypeError, ValueError):               # empty, read-only, or with gaps
-        assert array.flags.c_contiguous, "a C function was handed an array with gaps"
+        if not array.flags.c_contiguous:
+            raise ValueError("a C function was handed an array with gaps") from None
         return array.ctypes.data

@@ -1,7 +1,8 @@
-"""Products of matrices, where they are faster than NumPy's and of the same bits whatever the batch."""
+"""Products of matrices, where they are faster than NumPy's, and there of the same bits whatever the batch."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -9,18 +10,22 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend.namespace import Array, array_module
+from mpitrain.backend.native import load
 from mpitrain.kernels.kernel import Kernel
 from mpitrain.kernels.library import bind
 
 LEAST_ROWS, LEAST_COLUMNS, LEAST_WORK = 8, 32, 1 << 21        # M, N and M N K; NumPy is faster at smaller products
+LINE = 64
+TYPES = (np.dtype(np.float32), np.dtype(np.float64))          # in the machine's byte order
 
 
 def product(x: Array, y: Array, bias: Array | None = None, out: Array | None = None) -> Array:
     """x (M, K) y (K, N) + bias (N,), in `out` where given (C-contiguous, overlapping none of the others).
 
-    The C version runs on one thread, so where BLAS has several it is left to BLAS. One AVX-512 core, GFLOP/s (OpenBLAS,
-    MKL beside it): 128 x 1024 by 1024 x 1024 transposed 90 (77, 88), the gradient of the right factor 100 (80, 112), of
-    the left 95 (85, 60); of 151 that its multiply-adds can do (2026-11).
+    From M = 8, N = 32 and M N K = 2**21 on this is our own C version, whose bits in a row depend on that row, y and bias alone;
+    smaller products are NumPy's. It runs on one thread, so where BLAS has several all is left to BLAS. One AVX-512 core, GFLOP/s
+    (OpenBLAS, MKL beside it): 128 x 1024 by 1024 x 1024 transposed 90 (77, 88), the gradient of the right factor 100 (80, 112),
+    of the left 95 (85, 60); of 151 that its multiply-adds can do (2026-11).
     """
     if _suits(x, y, out) and one_thread():
         return native(x, y, bias, out)
@@ -29,7 +34,7 @@ def product(x: Array, y: Array, bias: Array | None = None, out: Array | None = N
 
 @cache
 def one_thread() -> bool:
-    """True where BLAS runs on one thread, as `mpitrain.train.threads.pin` or the user's environment set it."""
+    """True where BLAS runs on one thread. Looked at once: after changing their number, call ``one_thread.cache_clear()``."""
     from threadpoolctl import threadpool_info
     return all(pool["num_threads"] == 1 for pool in threadpool_info() if pool["user_api"] == "blas")
 
@@ -42,9 +47,11 @@ def _product(x: Array, y: Array, bias: Array | None, out: Array | None) -> Array
 
 
 def _product_host() -> Callable[..., Array] | None:
-    call = bind("product", "product", "pppp" + "i" * 7, allocates=True)
-    if call is None:
+    call = bind("product", "product", "ppppp" + "i" * 7)
+    library = load("product")
+    if call is None or library is None:
         return None
+    workspaces = _Workspaces(int(library.product_work_bytes()))
 
     def run(x: Array, y: Array, bias: Array | None, out: Array | None) -> Array:
         m, k = x.shape
@@ -52,15 +59,26 @@ def _product_host() -> Callable[..., Array] | None:
         result = np.empty((m, n), x.dtype) if out is None else out
         x, x_row, x_term = (x, k, 1) if x.flags.c_contiguous else (x.T, 1, m)
         y, y_term, y_column = (y, n, 1) if y.flags.c_contiguous else (y.T, 1, k)
-        call(x, y, bias, result, m, n, k, x_row, x_term, y_term, y_column)
+        added = None if bias is None else np.ascontiguousarray(bias, x.dtype)
+        call(x, y, added, result, workspaces.memory, m, n, k, x_row, x_term, y_term, y_column)
         return result
     return run
 
 
+class _Workspaces(threading.local):
+    """Memory for packed blocks, one for each thread while it lives: fresh pages cost more than packing."""
+
+    def __init__(self, nbytes: int):
+        raw = np.empty(nbytes + LINE, np.uint8)
+        self.memory = raw[-raw.ctypes.data % LINE:][:nbytes]
+
+
 def _suits(x: Array, y: Array, out: Array | None) -> bool:
-    return (type(x) is np.ndarray and x.dtype == y.dtype and x.dtype.kind == "f" and x.dtype.itemsize >= 4
-            and x.shape[0] >= LEAST_ROWS and y.shape[1] >= LEAST_COLUMNS and x.size * y.shape[1] >= LEAST_WORK
-            and x.flags.forc and y.flags.forc and (out is None or out.flags.c_contiguous))
+    return (type(x) is np.ndarray and type(y) is np.ndarray and x.dtype == y.dtype and x.dtype in TYPES
+            and x.shape[0] >= LEAST_ROWS and y.shape[1] >= LEAST_COLUMNS and x.shape[1] == y.shape[0]
+            and x.size * y.shape[1] >= LEAST_WORK and x.flags.forc and y.flags.forc
+            and (out is None or (type(out) is np.ndarray and out.flags.carray and out.dtype == x.dtype
+                                 and out.shape == (x.shape[0], y.shape[1]))))
 
 
 def _arguments(rng: Any, dtype: Any) -> tuple[Array | None, ...]:

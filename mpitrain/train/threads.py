@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from mpitrain.kernels.product import one_thread
+
 CHOSEN_BY_USER = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -13,6 +15,7 @@ def pin(threads: int, local_ranks: int) -> int:
     from threadpoolctl import threadpool_limits
     threads = threads or chosen(os.environ) or share(len(os.sched_getaffinity(0)), os.cpu_count() or 1, local_ranks)
     threadpool_limits(threads)
+    one_thread.cache_clear()
     return threads
 
 

@@ -98,6 +98,17 @@ def test_a_library_is_compiled_once_and_found_again(own_cache: Path) -> None:
 
 
 @needs_compiler
+def test_a_library_that_was_cut_off_is_made_anew(own_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "three.c").write_text("int three(void) { return 3; }\n")
+    monkeypatch.setattr(native, "source_folder", lambda: tmp_path)
+    cc = native.compiler()
+    assert cc is not None
+    (cache_folder() / f"three-{native._key(tmp_path / 'three.c', cc)}.so").write_bytes(b"")
+    library = native.load("three")
+    assert library is not None and library.three() == 3 and native.missing() == {}
+
+
+@needs_compiler
 def test_a_changed_source_or_header_is_compiled_anew(own_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "native"
     folder.mkdir()

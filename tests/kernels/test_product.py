@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import platform
+import threading
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
+import threadpoolctl
 
 from mpitrain.backend import native
 from mpitrain.kernels import product as module
+from mpitrain.kernels.library import bind
 from mpitrain.kernels.product import product
+from mpitrain.train.threads import pin
 
 SIZES = [(8, 32, 16), (1, 1, 1), (9, 49, 257), (16, 96, 256), (7, 47, 255), (40, 1100, 3), (33, 530, 513), (64, 600, 520)]
 compiled = module.native.host()
-fuses = platform.machine() != "x86_64" or b" fma " in native._cpu_features()
 needs_compiler = pytest.mark.skipif(compiled is None, reason=f"no compiled version: {native.missing()}")
 
 
@@ -53,8 +56,15 @@ def test_a_row_has_the_same_bits_in_any_batch_and_any_layout() -> None:
     assert compiled(x, columns, None, None).tobytes() == np.ascontiguousarray(whole[:, 40:90]).tobytes()
 
 
+def fuses() -> bool:
+    """Whether what was compiled rounds a product and a sum once: 2**-24 is lost otherwise."""
+    assert compiled is not None
+    x, y = np.array([[1, 1 + 2**-12]], np.float32), np.array([[-1 - 2**-11], [1 + 2**-12]], np.float32)
+    return bool(compiled(x, y, None, None)[0, 0] == np.float32(2**-24))
+
+
 @needs_compiler
-@pytest.mark.skipif(not fuses, reason="this CPU has no fused multiply-add")
+@pytest.mark.skipif(compiled is not None and not fuses(), reason="compiled for a CPU without fused multiply-add")
 def test_sums_are_blocks_of_256_terms_in_order() -> None:
     """The law that makes the bits: fused multiply-adds in order within a block, the blocks added in order, then the bias."""
     assert compiled is not None
@@ -94,8 +104,89 @@ def test_several_blas_threads_are_not_replaced_by_one_of_ours(threads: int, monk
     (np.zeros((256, 256), np.float32)[:, ::2], np.zeros((128, 256), np.float32)),             # gaps
     (np.zeros((256, 256), np.float32), np.zeros((256, 256), np.float64)),                     # two dtypes
     (np.zeros((256, 256), np.int64), np.zeros((256, 256), np.int64)),
+    (np.zeros((256, 256), np.longdouble), np.zeros((256, 256), np.longdouble)),
+    (np.zeros((256, 256), ">f4"), np.zeros((256, 256), ">f4")),
+    (np.zeros((256, 256), np.float32), np.ma.zeros((256, 256), np.float32)),
     (np.zeros((128, 0), np.float32), np.zeros((0, 128), np.float32))])
 def test_what_it_is_not_made_for_is_left_to_numpy(x: np.ndarray, y: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "one_thread", lambda: True)
     monkeypatch.setattr(module, "native", None)
     assert product(x, y).shape == (len(x), y.shape[1])
+
+
+@pytest.mark.parametrize("bias", [np.arange(64), np.arange(64) % 2 == 0, np.arange(128.0)[::2], np.arange(64.0)[::-1],
+                                  np.broadcast_to(np.float32(3), (64,)), np.eye(64)[3]])
+def test_a_bias_of_any_type_and_stride_is_added_as_numpy_adds_it(bias: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "one_thread", lambda: True)
+    x, y = np.ones((256, 256), np.float32), np.ones((256, 64), np.float32)
+    assert (product(x, y, bias.astype(np.float32) if bias.dtype == np.float64 else bias) == 256 + bias).all()
+
+
+@pytest.mark.parametrize("out", [np.zeros((256, 256)), np.zeros((128, 512), np.float32),
+                                 np.zeros((256, 512), np.float32)[:, ::2]])
+def test_an_out_that_does_not_fit_is_left_to_numpy_to_refuse_or_fill(out: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "one_thread", lambda: True)
+    monkeypatch.setattr(module, "native", None)
+    x = np.ones((256, 256), np.float32)
+    if out.shape == x.shape:
+        assert (product(x, x, out=out) == 256).all()
+    else:
+        with pytest.raises(ValueError, match="shape|dimension"):
+            product(x, x, out=out)
+
+
+def test_a_read_only_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "one_thread", lambda: True)
+    x, out = np.ones((256, 256), np.float32), np.zeros((256, 256), np.float32)
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        product(x, x, out=out)
+
+
+@needs_compiler
+def test_the_bridge_to_c_refuses_an_array_with_gaps() -> None:
+    call = bind("product", "product", "ppppp" + "i" * 7)
+    assert call is not None
+    with pytest.raises(ValueError, match="array with gaps"):
+        call(np.zeros((4, 4), np.float32)[:, ::2], *[None] * 4, *[0] * 7)
+
+
+@needs_compiler
+def test_no_terms_leave_the_bias() -> None:
+    assert compiled is not None
+    bias = np.arange(40, dtype=np.float32)
+    assert (compiled(np.zeros((9, 0), np.float32), np.zeros((0, 40), np.float32), bias, None) == bias).all()
+
+
+@needs_compiler
+def test_threads_have_memory_of_their_own_and_give_it_back() -> None:
+    assert compiled is not None
+    x = matrix(64, 300, "float32", False, 1)
+    y = matrix(300, 64, "float32", False, 2)
+    wanted, seen = compiled(x, y, None, None).tobytes(), []
+
+    def work() -> None:
+        seen.append(all(compiled(x, y, None, None).tobytes() == wanted for _ in range(20)))
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [True] * 6
+    before = psutil.Process().memory_info().rss
+    for _ in range(200):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert psutil.Process().memory_info().rss - before < 50 << 20            # 0.5 MiB each would be 100
+
+
+def test_pinning_threads_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threadpoolctl, "threadpool_info", lambda: [{"user_api": "blas", "num_threads": 4}])
+    module.one_thread.cache_clear()
+    assert not module.one_thread()
+    monkeypatch.setattr(threadpoolctl, "threadpool_info", lambda: [{"user_api": "blas", "num_threads": 1}])
+    with threadpoolctl.threadpool_limits(None):
+        pin(1, 1)
+        assert module.one_thread()
+    module.one_thread.cache_clear()
