@@ -78,15 +78,14 @@ class Trainer:
 
     def train_step(self, micro_batches: Sequence[Any]) -> Step:
         self.update.begin()                                      # gradient arenas for this step
-        loss = self.pipeline.run(micro_batches, flag=self.stop.asked)    # forward and backward; buckets leave as they fill
+        losses = self.pipeline.run(micro_batches, flag=self.stop.asked)  # forward and backward; buckets leave as they fill
         outcome = self.update.finish()                           # the rest of the exchange, norm, clip, optimizer
-        return Step(loss=self.mean(loss), **outcome)
+        return Step(loss=self.mean(losses), **outcome)
 
-    def mean(self, part: float) -> float:
-        """The sum over ranks of each one's part of a global mean."""
-        total = np.array([part])
-        self.channel.allreduce(total, name="loss")
-        return float(total[0])
+    def mean(self, parts: np.ndarray[Any, Any]) -> float:
+        """The exact sum of the micro-batches' parts of a global mean, rounded once; each rank passes its own, and zeros."""
+        self.channel.allreduce(parts, name="loss")
+        return math.fsum(parts)
 
     def fit(self) -> dict[str, float]:
         """Trains to the end and returns the last evaluation. Raises Stopped after a stop request, with a checkpoint saved."""
