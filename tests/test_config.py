@@ -91,7 +91,7 @@ def test_what_is_written_back_reads_as_the_same(tmp_path, text):
     ("optimizer.decay=some", 'optimizer.decay = "some" is not there'),
     ("mesh.pp=2", "models are not split over ranks yet"),
     ("mesh.tp=2", "models are not split over ranks yet"),
-    ("train.reproducible=layout", 'train.reproducible = "layout" is not there'),
+    ("train.reproducible=always", 'train.reproducible = "always" is not there'),
     ("comm.progress=thread", 'comm.progress = "thread" is not there'),
     ("comm.node_shared=true", "unknown key comm.node_shared"),
     ("comm.wire_dtype=bfloat16", "unknown key comm.wire_dtype"),

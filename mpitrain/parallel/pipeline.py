@@ -51,9 +51,9 @@ class Pipeline:
         self.flag = 0.0                                     # sum over ranks of what the caller passed to run
 
     def run(self, micro_batches: Sequence[MicroBatch], *, flag: float = 0.0) -> np.ndarray[Any, Any]:
-        """Each micro-batch's part of the global mean loss; gradients are summed into the reducer, whose buckets leave as they fill.
+        """Each micro-batch's part of the global mean loss, (`n_micro`,) float64, zero where it is another rank's.
 
-        float64 (`n_micro`,), zero where a micro-batch is another rank's: the sum over ranks has the same bits on any number.
+        Gradients are summed into the reducer, whose buckets leave as they fill.
         `flag` travels with the count and comes back as the sum over ranks, in `self.flag`.
         """
         local = np.array([sum(self.loss.count(m.y) for m in micro_batches), flag], dtype=np.float64)

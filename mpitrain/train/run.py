@@ -60,7 +60,7 @@ def open_session(config: Config, cleanup: ExitStack) -> Session:
     control = mesh.channel(("pp", "dp", "tp"), "start-up")
     hosts = control.gather_objects(socket.gethostname())
     mine = [rank for rank, host in enumerate(hosts) if host == hosts[world.rank]]
-    pinned = threads.pin(config.train.threads, len(mine))
+    pinned = threads.pin(1 if config.train.reproducible == "layout" else config.train.threads, len(mine))
     control.agree(to_toml(config), "the configuration")
     control.agree({name: environment.versions().get(name) for name in ("mpitrain", "numpy", "numba", "h5py")}, "package versions")
     description = on_first(control, look)
@@ -112,7 +112,7 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
         recorder = Recorder(folder.metrics, rank=session.world.rank, quiet=quiet, board=board)
         cleanup.callback(recorder.close)
         job.keep_in(folder, recorder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments}})
-        about = describe_run(config, session)
+        about = describe_run(config, session) | ({"numerics": job.numerics} if job.numerics else {})
         on_first(session.control, lambda: folder.write_json(folder.run_json, about | {"status": "running"}))
         began = time.time()
         metrics = job.trainer.fit()

@@ -75,6 +75,7 @@ class Trainer:
         self.evaluated = True                                    # whether an evaluation that was due has been done
         self.best: tuple[float, int] | None = None               # (lowest validation loss, its step)
         self.metrics: dict[str, float] = {}                      # of the last evaluation
+        self.notes: list[str] = []                               # shown when the run starts
 
     def train_step(self, micro_batches: Sequence[Any]) -> Step:
         self.update.begin()                                      # gradient arenas for this step
@@ -89,7 +90,7 @@ class Trainer:
 
     def fit(self) -> dict[str, float]:
         """Trains to the end and returns the last evaluation. Raises Stopped after a stop request, with a checkpoint saved."""
-        self.recorder.start(self.update.step, self.plan)
+        self.recorder.start(self.update.step, self.plan, self.notes)
         if not self.evaluated:                                   # the run was stopped between a step and its evaluation
             self.evaluate(self.update.step)
         try:

@@ -60,6 +60,14 @@ def test_the_cover_of_nothing_is_empty_and_that_of_a_range_is_its_largest_nodes(
     assert [share(r, 3, 8) for r in range(3)] == [(0, 2), (2, 5), (5, 8)]
 
 
+def expected(node, element, length, place, symbols):
+    """The symbol of a node's sum, from where its parts are held in the beginning."""
+    if node in place:
+        rank, slot = place[node]
+        return symbols.leaf(rank, slot * length + element)
+    return symbols.sum(*(expected(half, element, length, place, symbols) for half in halves(node)))
+
+
 @pytest.mark.parametrize("whole", [0, 1 << 20])
 @pytest.mark.parametrize("length", [0, 1, 2, 7, 16])
 @pytest.mark.parametrize("n_micro", [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 16])
@@ -73,14 +81,7 @@ def test_every_number_of_ranks_adds_in_the_order_of_the_tree(n_micro, length, wh
         results = execute(programs, wide * length, symbols)
         place = {node: (rank, slot) for rank, nodes in enumerate(holders) for slot, node in enumerate(nodes)}
 
-        def expected(node, element):
-            if node in place:
-                rank, slot = place[node]
-                return symbols.leaf(rank, slot * length + element)
-            left, right = (expected(half, element) for half in halves(node))
-            return symbols.sum(left, right)
-
-        wanted = [expected((0, n_micro), element) for element in range(length)]
+        wanted = [expected((0, n_micro), element, length, place, symbols) for element in range(length)]
         assert all(result[:length] == wanted for result in results), f"{n} ranks"
 
 
