@@ -3,8 +3,8 @@
     python benchmarks/layout_matrix.py                     # 200 steps, everything with everything
     python benchmarks/layout_matrix.py --steps 20 --pairs  # each two settings together at least once
 
-A cell is the beginning of a SHA-256 over parameters, buffers, and the loss and gradient norm of every step. The last lines are the
-plain mode (`"run"`) with the same micro-batches: there the hash changes with the ranks, or this comparison would show nothing.
+A cell is the beginning of a SHA-256 over parameters, buffers, and the loss and gradient norm of every step. The line of the
+plain mode ("run") has the same micro-batches: there the hash changes with the ranks, or this comparison would show nothing.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def work(cases: list[Case], steps: int, into: Path) -> int:
 
 
 def train(comm: Any, one: Case, steps: int) -> str:
-    from layout_models import Losses, MODELS_BY_NAME
+    from layout_models import MODELS_BY_NAME, Losses
 
     import mpitrain
     from mpitrain.train import Options, assemble
@@ -133,7 +133,8 @@ def main() -> int:
     control = run(plain(), arguments.steps)
     print("\n".join(table(done + control)))
     wrong = [model for model in MODELS if len({c["hash"] for c in done if c["model"] == model}) != 1]
-    print(f"{len(done)} runs of {arguments.steps} steps: " + (f"DIFFERENT for {', '.join(wrong)}" if wrong else "one hash a model"),
+    verdict = f"DIFFERENT for {', '.join(wrong)}" if wrong else "one hash a model"
+    print(f"{len(done)} runs of {arguments.steps} steps: {verdict}",
           f'(plain mode: {len({c["hash"] for c in control})} hashes on {len(control)} numbers of ranks)')
     return 1 if wrong else 0
 

@@ -12,7 +12,7 @@ from mpitrain import data, models, nn, optim
 from mpitrain.train.inputs import Inputs
 from mpitrain.train.record import Recorder
 
-ROWS, HELD_OUT = 107, 24                                   # 107: the last batch of an epoch is shorter than there are micro-batches
+ROWS, HELD_OUT = 107, 24                     # 107: the MLP's last batch of an epoch has fewer rows than micro-batches
 
 
 @dataclass
