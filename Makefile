@@ -12,7 +12,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 export OMPI_MCA_rmaps_base_oversubscribe = 1
 
-.PHONY: help train test test-slow test-gpu check bench native clean
+.PHONY: help train test test-slow test-gpu check bench layout-matrix native clean
 
 help:            ## this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -39,6 +39,9 @@ check: $(VENV)/ready-dev        ## lint, types, import contracts
 
 bench: $(VENV)/ready-bench      ## step time side by side with PyTorch
 	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python benchmarks/train_vs_torch.py $(ARGS)
+
+layout-matrix: $(VENV)/ready    ## one hash a model on 1, 2, 3, 4 and 8 ranks, with every bucket size, moving messages or not
+	$(BIN)/python benchmarks/layout_matrix.py $(ARGS)
 
 native: $(VENV)/ready           ## compile native/*.c now instead of at first use
 	$(BIN)/python -m mpitrain.backend.native

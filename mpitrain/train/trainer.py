@@ -79,9 +79,9 @@ class Trainer:
 
     def train_step(self, micro_batches: Sequence[Any]) -> Step:
         self.update.begin()                                      # gradient arenas for this step
-        losses = self.pipeline.run(micro_batches, flag=self.stop.asked)  # forward and backward; buckets leave as they fill
+        loss = self.pipeline.run(micro_batches, flag=self.stop.asked)    # forward and backward; buckets leave as they fill
         outcome = self.update.finish()                           # the rest of the exchange, norm, clip, optimizer
-        return Step(loss=self.mean(losses), **outcome)
+        return Step(loss=self.mean(loss), **outcome)
 
     def mean(self, parts: np.ndarray[Any, Any]) -> float:
         """The exact sum of the micro-batches' parts of a global mean, rounded once; each rank passes its own, and zeros."""
