@@ -12,7 +12,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 export OMPI_MCA_rmaps_base_oversubscribe = 1
 
-.PHONY: help train test test-slow test-gpu check bench bench-comm bench-overlap native clean
+.PHONY: help train test test-slow test-gpu check bench bench-comm bench-overlap layout-matrix native clean
 
 help:            ## this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -58,6 +58,9 @@ bench-comm: $(VENV)/ready-bench ## the exchange beside MPI, gloo and PyTorch's D
 
 bench-overlap: $(VENV)/ready    ## how much of the gradient exchange hides behind backward
 	$(MPIRUN) -n $(RANKS) $(BIN)/python benchmarks/overlap.py $(ARGS)
+
+layout-matrix: $(VENV)/ready    ## one hash a model on 1, 2, 3, 4 and 8 ranks, with every bucket size, moving messages or not
+	$(BIN)/python benchmarks/layout_matrix.py $(ARGS)
 
 native: $(VENV)/ready           ## compile native/*.c now instead of at first use
 	$(BIN)/python -m mpitrain.backend.native

@@ -74,7 +74,7 @@ class TrainConfig:
     label_smoothing: float = 0.0
     device: str = "cpu"
     precision: str = "float32"
-    reproducible: str = "run"
+    reproducible: str = "run"                # or "layout": the same bits on any number of ranks
     threads: int = 0                         # per rank; 0: the cores bound to it, shared out
     eval_every: int = 0                      # steps; 0: after each epoch
     recompute: bool = False                  # keep block inputs instead of activations
@@ -279,11 +279,14 @@ def _check(config: Config, source: Path, overridden: set[str]) -> None:
                "train.micro_batches", "train.batch_size")
     for key, text, known in (("train.device", t.device, ("cpu", "gpu", "auto")),
                              ("optimizer.decay", o.decay, ("all", "matrices")),
-                             ("train.reproducible", t.reproducible, ("run",)),
+                             ("train.reproducible", t.reproducible, ("run", "layout")),
                              ("comm.progress", config.comm.progress, ("poll", "thread", "auto")),
                              ("train.precision", t.precision, ("float32", "float64"))):
         if text not in known:
             refuse(f'{key} = "{text}" is not there{nearest(text, known)}', key)
+    if t.reproducible == "layout" and t.threads > 1:
+        refuse(f'train.reproducible = "layout" needs one BLAS thread a rank, found train.threads = {t.threads}; set it to 0 or 1',
+               "train.reproducible", "train.threads")
     for axis in ("pp", "tp"):
         if getattr(config.mesh, axis) != 1:
             refuse(f"mesh.{axis} = {getattr(config.mesh, axis)}: models are not split over ranks yet; "

@@ -80,6 +80,19 @@ def missing() -> dict[str, str]:
 _missing: dict[str, str] = {}
 
 
+def describe() -> dict[str, str]:
+    """The compiler, and for each source whether its library is there; compiles what has not been compiled."""
+    cc = compiler()
+    found = {"compiler": ""}
+    if cc is not None:
+        version = subprocess.run([cc, "--version"], capture_output=True, text=True, timeout=60).stdout
+        found["compiler"] = (version.splitlines() or [""])[0]
+    for source in sorted(source_folder().glob("*.c")):
+        there = load(source.stem) is not None
+        found[source.stem] = f"compiled {_key(source, str(cc))}" if there else f"not compiled: {_missing[source.stem]}"
+    return found
+
+
 def _key(source: Path, cc: str) -> str:
     digest = hashlib.sha256()
     for header in sorted(source.parent.glob("*.h")):

@@ -126,6 +126,10 @@ class Channel:
                              f"array has {array.size}; pad it to {array.size + -array.size % self.size}")
         return self._start("all_to_all", name, array, algorithm)
 
+    def start_steps(self, array: Array, name: str, steps: Algorithm) -> Work:
+        """Begin an all-reduce of the caller's own, for arrays that hold more than one addend; pass the same object each time."""
+        return self._start("allreduce", name, array, self._plan(steps, steps, array))
+
     def broadcast(self, array: Array, root: int = 0, *, name: str = "array") -> None:
         """Replace `array` by that of rank `root`, in place: bits travel as they are."""
         self.start_broadcast(array, root, name=name).wait()

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mpitrain.nn import Segment
+from mpitrain.schedules.microtree import Node
 
 
 @dataclass
@@ -25,7 +26,7 @@ class Bucket:
     stop: int
     segments: list[Segment]
     waiting: int = 0
-    stack: list[int] = field(default_factory=list)     # levels of the partial sums held, oldest first; see `Tree`
+    stack: list[Node] = field(default_factory=list)    # which micro-batches the sums held are of, oldest first
 
     @property
     def name(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,41 +43,45 @@ class Pipeline:
     and batches of uneven size stay exact.
     """
 
-    def __init__(self, model: Module, loss: Loss, channel: Channel, reducer: GradientReducer, feed: Feed, *, seed: int = 0,
-                 schedule: Schedule = one_f_one_b):
+    def __init__(self, model: Module, loss: Loss, channel: Channel, reducer: GradientReducer, feed: Feed, *, n_micro: int,
+                 seed: int = 0, schedule: Schedule = one_f_one_b, after_forward: Callable[[int], None] | None = None):
         self.model, self.loss, self.channel, self.reducer = model, loss, channel, reducer
         self.feed, self.seed, self.schedule = feed, seed, schedule
         self.span: SpanMaker = no_span                      # what a profile listens to
+        self.n_micro, self.after_forward = n_micro, after_forward
         self.count = 0.0                                    # terms of the loss in the last step, over all ranks
         self.flag = 0.0                                     # sum over ranks of what the caller passed to run
 
-    def run(self, micro_batches: Sequence[MicroBatch], *, flag: float = 0.0) -> float:
-        """This rank's part of the global mean loss; gradients are summed into the reducer, whose buckets leave as they fill.
+    def run(self, micro_batches: Sequence[MicroBatch], *, flag: float = 0.0) -> np.ndarray[Any, Any]:
+        """Each micro-batch's part of the global mean loss, (`n_micro`,) float64, zero where it is another rank's.
 
+        Gradients are summed into the reducer, whose buckets leave as they fill.
         `flag` travels with the count and comes back as the sum over ranks, in `self.flag`.
         """
         local = np.array([sum(self.loss.count(m.y) for m in micro_batches), flag], dtype=np.float64)
         counting = self.channel.start_allreduce(local, "loss count")
         live: dict[int, Tensor] = {}
-        total, n = 0.0, len(micro_batches)
+        losses, n = np.zeros(self.n_micro), len(micro_batches)
         for action in self.schedule(0, 1, n):
             i = action.micro
             if action.kind == "F":
                 with self.span("compute", f"forward {micro_batches[i].index}"):
                     live[i] = self.forward(micro_batches[i])
-                total += self._value(live[i], micro_batches[i])
+                losses[micro_batches[i].index] = self._value(live[i], micro_batches[i])
+                if self.after_forward is not None:
+                    self.after_forward(micro_batches[i].index)
                 continue
             if i == 0:
                 with self.span("compute", "exchange of the count"):
                     counting.wait()
             result = live.pop(i)
-            self.reducer.begin_micro_batch(last=i == n - 1)
+            self.reducer.begin_micro_batch(micro_batches[i].index, last=i == n - 1)
             with self.span("compute", f"backward {micro_batches[i].index}"):
                 run_backward(result, result.xp.asarray(1.0 / max(local[0], 1.0), dtype=result.dtype),
                              progress=self.reducer.progress)
         counting.wait()
         self.count, self.flag = float(local[0]), float(local[1])
-        return total / max(self.count, 1.0)
+        return losses / max(self.count, 1.0)
 
     def forward(self, micro: MicroBatch) -> Tensor:
         """The summed loss of one micro-batch, with random numbers keyed by (seed, step, row of the global batch, layer)."""

@@ -10,6 +10,9 @@
 Each micro-batch gets an arena of its own and they are added up as a binary tree over the micro-batch's index, not one after
 the other: `grad +=` would be a left fold, whose rounding depends on how many micro-batches this rank has. The sums of
 finished sub-trees are kept like the digits of a binary counter, so log2(M) + 1 arenas are enough for M micro-batches.
+
+Without a `tree` each rank has a tree of its own micro-batches, and its sum is added to the others'. With one (`tree.py`) there is
+one tree over the micro-batches of all ranks, and the ranks hold nodes of it: the bits do not depend on their number.
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ from mpitrain.backend import Array
 from mpitrain.nn import FlatStorage, Parameter
 from mpitrain.parallel.buckets import Bucket, cut_buckets, plan_buckets
 from mpitrain.parallel.timeline import Timeline
+from mpitrain.parallel.tree import RankTree
+from mpitrain.schedules.microtree import Node
+from mpitrain.schedules.steps import Algorithm
 
 
 class Work(Protocol):
@@ -39,6 +45,7 @@ class Channel(Protocol):
     size: int
 
     def start_allreduce(self, array: Array, name: str) -> Work: ...
+    def start_steps(self, array: Array, name: str, steps: Algorithm, /) -> Work: ...
 
 
 class Mover(Protocol):
@@ -54,12 +61,14 @@ class GradientReducer:
     """Owns the gradient arenas of one rank; `gradients` is the flat sum once `finish` has returned.
 
     A parameter that took no part in a micro-batch is skipped in the sums, never added as zeros; one that took part nowhere
-    gets the gradient zero. `allocate` makes the memory of an arena (the storage's own by default).
+    gets the gradient zero (with a `tree` -0.0, which ranks add without changing a bit). `allocate` makes the memory of an
+    arena (the storage's own by default).
     """
 
     def __init__(self, storage: FlatStorage, channel: Channel, *, bucket_bytes: int = 4 << 20,
-                 allocate: Callable[[], Array] | None = None, progress: Callable[[], None] | None = None):
-        self.storage, self.channel = storage, channel
+                 allocate: Callable[[], Array] | None = None, progress: Callable[[], None] | None = None,
+                 tree: RankTree | None = None):
+        self.storage, self.channel, self.tree = storage, channel, tree
         self.mover: Mover | None = None                     # where set, it moves the buckets rather than `progress`
         self.timeline = Timeline()
         self._progress = progress
@@ -69,7 +78,9 @@ class GradientReducer:
         self._views: list[list[Array]] = []                 # per arena, each parameter's part of it
         self._filled: list[list[bool]] = []                 # per arena, which parameters it holds a sum of
         self._place = {segment.name: i for i, segment in enumerate(storage.segments)}
-        self._micro, self._last, self._arena = -1, False, 0
+        self._first = tree.first if tree else 0
+        self._leaf, self._next = -1, self._first            # the micro-batch that runs now (-1: none), and the first not begun
+        self._last, self._arena = False, 0
         self._works: list[Work] = []
         self._started = 0                                   # buckets start in index order, the same on all ranks
         self.exposed_s = 0.0                                # time spent waiting after the last local backward
@@ -102,18 +113,23 @@ class GradientReducer:
 
     def begin(self) -> None:
         """A new step: forgets the last one's sums."""
-        self._micro, self._last, self._started = -1, False, 0
+        self._leaf, self._next, self._last, self._started = -1, self._first, False, 0
         self._works.clear()
         for bucket in self.buckets:
             bucket.stack.clear()
         self.timeline.begin(len(self.buckets))
 
-    def begin_micro_batch(self, *, last: bool) -> None:
-        """The next backward fills a fresh arena; after the `last` one of this step, buckets leave as they fill."""
+    def begin_micro_batch(self, index: int | None = None, *, last: bool) -> None:
+        """The next backward fills a fresh arena; after the `last` one of this step, buckets leave as they fill.
+
+        `index` counts over all ranks; only a `tree` needs it, and takes those that are left out for absent.
+        """
         self._settle()
-        self._micro += 1
-        self._last = last
-        self._arena = self._micro.bit_count()               # as many sums are held as the counter has ones
+        self._leaf = self._next if self.tree is None or index is None else index
+        for bucket in self.buckets:
+            self._push_absent(bucket, self._leaf)
+        self._next, self._last = self._leaf + 1, last
+        self._arena = len(self.buckets[0].stack) if self.buckets else 0
         views, filled = self._arena_views(self._arena), self._filled[self._arena]
         for i, segment in enumerate(self.storage.segments):
             segment.parameter.grad, segment.parameter.grad_buffer = None, views[i]
@@ -133,7 +149,7 @@ class GradientReducer:
             work.wait()
             self.timeline.look()
         self._works.clear()
-        self._last, self._micro = False, -1
+        self._last, self._leaf = False, -1
         self.exposed_s = self.timeline.finish(began).exposed_s
         views = self._arena_views(0)
         for segment, view in zip(self.storage.segments, views):
@@ -157,51 +173,79 @@ class GradientReducer:
             bucket = self.buckets[self._started]
             self._started += 1
             if self._last:
-                self._push(bucket)
-            self._collapse(bucket)
-            if self.channel.size > 1:
-                self._launch(bucket)
+                self._push(bucket, self._leaf)
+            arrays = self._own_sum(bucket) if self.tree is None else self._own_nodes(bucket, self.tree)
+            if self.channel.size > 1 or self.tree is not None:
+                self._launch(bucket, arrays)
 
-    def _launch(self, bucket: Bucket) -> None:
-        part, began = self._arena_at(0)[bucket.start:bucket.stop], time.perf_counter()
+    def _launch(self, bucket: Bucket, arrays: list[Array]) -> None:
+        began = time.perf_counter()
         with self.mover.lock if self.mover is not None else nullcontext():    # a work that ends uses the channel's buffers too
-            work = self.channel.start_allreduce(part, bucket.name)
+            work = (self.channel.start_allreduce(arrays[0], bucket.name) if self.tree is None else
+                    self.tree.start(self.channel, arrays, bucket.name))
+            if work is None:                                # one rank that holds the whole tree
+                return
             self.timeline.started(bucket.index, work, began)
         self._works.append(work)
         if self.mover is not None:
             self.mover.hand_over(work)
 
-    def _settle(self) -> None:
-        """Puts the sums of the micro-batch that has just ended onto every bucket's stack."""
-        if self._micro >= 0 and not self._last:
-            for bucket in self.buckets:
-                self._push(bucket)
-
-    def _push(self, bucket: Bucket) -> None:
-        """Adds the current arena's part to the counter: two sums of equal size become one of twice the size."""
-        for segment in bucket.segments:
-            self._filled[self._arena][self._place[segment.name]] = segment.parameter.grad is not None
-        bucket.stack.append(0)
-        while len(bucket.stack) > 1 and bucket.stack[-1] == bucket.stack[-2]:
-            self._fold(bucket)
-
-    def _collapse(self, bucket: Bucket) -> None:
-        """Folds what is left on the stack into arena 0, and zeroes what nobody filled."""
+    def _own_sum(self, bucket: Bucket) -> list[Array]:
+        """Folds what is left on the stack into arena 0: what is sent."""
         while len(bucket.stack) > 1:
             self._fold(bucket)
-        views, filled = self._arena_views(0), self._filled[0]
+        self._fill_absent(bucket, 0, 0.0)
+        return [self._arena_at(0)[bucket.start:bucket.stop]]
+
+    def _own_nodes(self, bucket: Bucket, tree: RankTree) -> list[Array]:
+        """The nodes of the tree over all ranks that this rank holds, which are sent: sum number k lies in arena k."""
+        self._push_absent(bucket, tree.stop)
+        for slot in range(len(tree.nodes)):
+            self._fill_absent(bucket, slot, -0.0)
+        return [self._arena_at(slot)[bucket.start:bucket.stop] for slot in range(len(tree.nodes))]
+
+    def _settle(self) -> None:
+        """Puts the sums of the micro-batch that has just ended onto every bucket's stack."""
+        if self._leaf >= 0 and not self._last:
+            for bucket in self.buckets:
+                self._push(bucket, self._leaf)
+
+    def _push(self, bucket: Bucket, leaf: int) -> None:
+        """Adds the current arena's part to the counter: two sums that are halves of a node become its sum."""
+        for segment in bucket.segments:
+            self._filled[self._arena][self._place[segment.name]] = segment.parameter.grad is not None
+        self._count(bucket, leaf)
+
+    def _push_absent(self, bucket: Bucket, until: int) -> None:
+        """Counts the micro-batches from the first not begun to `until`, which have no rows in this step and so no sums."""
+        for leaf in range(self._next, until):
+            self._arena_at(len(bucket.stack))
+            for segment in bucket.segments:
+                self._filled[len(bucket.stack)][self._place[segment.name]] = False
+            self._count(bucket, leaf)
+
+    def _count(self, bucket: Bucket, leaf: int) -> None:
+        bucket.stack.append((leaf, leaf + 1))
+        while len(bucket.stack) > 1 and self._joins(*bucket.stack[-2:]):
+            self._fold(bucket)
+
+    def _joins(self, left: Node, right: Node) -> bool:
+        return self.tree.joins(left, right) if self.tree else left[1] - left[0] == right[1] - right[0]
+
+    def _fill_absent(self, bucket: Bucket, arena: int, value: float) -> None:
+        """Gives those parameters a value that no micro-batch has filled."""
+        views, filled = self._arena_views(arena), self._filled[arena]
         for segment in bucket.segments:
             i = self._place[segment.name]
             if not bucket.stack or not filled[i]:
-                views[i][...] = 0
+                views[i][...] = value
                 filled[i] = True
 
     def _fold(self, bucket: Bucket) -> None:
         """Replaces the two topmost sums by their sum; sum number k of a stack lies in arena k."""
         upper = len(bucket.stack) - 1
         lower = upper - 1
-        bucket.stack.pop()
-        bucket.stack[-1] += 1
+        bucket.stack[-2:] = [(bucket.stack[-2][0], bucket.stack[-1][1])]
         places = [self._place[segment.name] for segment in bucket.segments]
         below, above = self._filled[lower], self._filled[upper]
         if all(below[i] and above[i] for i in places):

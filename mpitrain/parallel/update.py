@@ -15,9 +15,10 @@ import numpy as np
 
 from mpitrain.comm.channel import Channel
 from mpitrain.errors import NumericsError
-from mpitrain.nn import Module, apply_statistics, collect_statistics
+from mpitrain.nn import Module, apply_statistics
 from mpitrain.optim import Optimizer, clip_factor, squared_norm
 from mpitrain.parallel.reducer import GradientReducer
+from mpitrain.parallel.statistics import PlainStatistics, Statistics
 
 
 class Outcome(TypedDict):
@@ -36,9 +37,10 @@ class Replicated:
     """
 
     def __init__(self, model: Module, optimizer: Optimizer, reducer: GradientReducer, channel: Channel,
-                 rate: Callable[[int], float], *, clip_norm: float = 0.0):
+                 rate: Callable[[int], float], *, clip_norm: float = 0.0, statistics: Statistics | None = None):
         self.model, self.optimizer, self.reducer, self.channel, self.rate = model, optimizer, reducer, channel, rate
         self.clip_norm = clip_norm
+        self.statistics = statistics or PlainStatistics(model, channel)
         self.step = 0                                       # updates done
         self.want_norm = True
 
@@ -64,9 +66,8 @@ class Replicated:
 
     def _update_buffers(self) -> None:
         """Running statistics: the mean over all micro-batches of all ranks, once a step."""
-        statistics = collect_statistics(self.model)
+        statistics = self.statistics.total()
         if statistics.size:
-            self.channel.allreduce(statistics, name="batch statistics")
             apply_statistics(self.model, statistics)
 
     def _worst(self) -> str:

@@ -24,10 +24,13 @@ from mpitrain.parallel.feed import Feed
 from mpitrain.parallel.pipeline import Pipeline
 from mpitrain.parallel.reducer import GradientReducer
 from mpitrain.parallel.replicas import broadcast_state
+from mpitrain.parallel.statistics import PlainStatistics, TreeStatistics
 from mpitrain.parallel.synchronise import synchronise_batch_norm
+from mpitrain.parallel.tree import RankTree
 from mpitrain.parallel.tuning import POLICIES, Tuning
 from mpitrain.parallel.update import Replicated
-from mpitrain.train import checkpoint
+from mpitrain.schedules.microtree import share
+from mpitrain.train import checkpoint, fingerprint, layout
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.inputs import Inputs
 from mpitrain.train.manifest import Checkpoint
@@ -48,6 +51,7 @@ class Options:
     batch_size: int = 64                     # global
     micro_batches: int = 0                   # of the global batch; 0: one per data-parallel rank
     seed: int = 0
+    reproducible: str = "run"                # or "layout": the same bits on any number of ranks
     precision: str = "float32"
     device: str = "cpu"
     clip_norm: float = 0.0
@@ -80,6 +84,7 @@ class Job:
     plan: Plan
     options: Options
     channel: Channel
+    numerics: dict[str, str] | None = None   # what the bits depend on; with reproducible = "layout"
 
     def fit(self) -> dict[str, float]:
         """Trains to the end; the metrics of the last evaluation. It communicates."""
@@ -88,6 +93,8 @@ class Job:
     def keep_in(self, folder: RunFolder, recorder: Recorder, about: dict[str, Any]) -> None:
         """Writes checkpoints to an open run folder, and metrics with `recorder`; `about` is kept in the checkpoints."""
         self.trainer.recorder = recorder
+        if self.numerics is not None:
+            about = {**about, "numerics": self.numerics}
 
         def save(meta: dict[str, Any]) -> None:
             on_first(self.channel, lambda: self.state.refuse_nonfinite(meta["step"]))
@@ -120,6 +127,8 @@ class Job:
         self.trainer.best = (float(best[0]), int(best[1])) if best else None
         self.trainer.metrics = dict(found.meta.get("metrics") or {})
         self.trainer.evaluated = self.trainer.evaluator is None or found.meta.get("evaluated") is not False
+        if self.numerics is not None:
+            self.trainer.notes += filter(None, [fingerprint.changes(found.meta.get("numerics"), self.numerics)])
 
 
 def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimizer: Callable[[nn.FlatStorage], optim.Optimizer],
@@ -130,12 +139,20 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     raises here, before the first exchange of gradients and before anything is written.
     """
     o = options
+    anywhere = layout.is_asked_for(o.reproducible)
+    if anywhere:
+        layout.refuse_options(o.micro_batches, o.algorithm)
+        layout.refuse_threads()
     control = mesh.channel(mesh.axes, "control")
     gradients = mesh.channel("dp", "gradients", algorithm=o.algorithm)
     n_micro = count_micro_batches(o.micro_batches, o.batch_size, mesh.size("dp"))
     sampler = Sampler(inputs.train_rows, o.batch_size, seed=o.seed, drop_last=o.drop_last)
     plan = make_plan(o, sampler)
-    storage = model.initialize(o.seed, o.precision, select_device(o.device, local_rank(control)))
+    device = select_device(o.device, local_rank(control))
+    if anywhere:
+        layout.refuse_model(model, device)
+    numerics = layout.agree_on_numerics(control, n_micro) if anywhere else None
+    storage = model.initialize(o.seed, o.precision, device)
     feed = Feed(storage.device, storage.dtype, tokens=inputs.tokens)
     inputs.fit(control)
     n_classes = try_one_sample(model, loss, feed, inputs)
@@ -148,19 +165,21 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     synchronise_batch_norm(model, control, n_micro, mesh.size("dp"), drop_last=o.drop_last)
     broadcast_state(state.arrays(), control)
 
-    first, last = micro_range(n_micro, mesh.coordinate("dp"), mesh.size("dp"))
+    first, last = share(mesh.coordinate("dp"), mesh.size("dp"), n_micro)
+    tree = RankTree(n_micro, mesh.coordinate("dp"), mesh.size("dp")) if anywhere else None
+    statistics = TreeStatistics(model, gradients, tree) if tree else PlainStatistics(model, control)
     loader = ObservedLoader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
                             n_classes=n_classes, workers=o.workers)
-    reducer = GradientReducer(storage, gradients, bucket_bytes=o.bucket_bytes, progress=mesh.progress.progress)
+    reducer = GradientReducer(storage, gradients, bucket_bytes=o.bucket_bytes, progress=mesh.progress.progress, tree=tree)
     mesh.progress.landed = reducer.timeline.look
-    pipeline = Pipeline(model, loss, control, reducer, feed, seed=o.seed)
+    pipeline = Pipeline(model, loss, control, reducer, feed, n_micro=n_micro, seed=o.seed, after_forward=statistics.after_forward)
     rate_at = rate(plan.steps) if rate else lambda step: stepper.lr
-    update = Replicated(model, stepper, reducer, control, rate_at, clip_norm=o.clip_norm)
+    update = Replicated(model, stepper, reducer, control, rate_at, clip_norm=o.clip_norm, statistics=statistics)
     read, n_chunks = inputs.chunks(n_classes)
     evaluator = Evaluator(model, loss, read, n_chunks, control, feed) if n_chunks else None
     trainer = Trainer(pipeline=pipeline, update=update, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       recorder=Recorder(None, rank=control.rank, quiet=o.quiet), tuning=make_tuning(o, reducer, control, mesh))
-    return Job(trainer, state, plan, o, control)
+    return Job(trainer, state, plan, o, control, numerics)
 
 
 def make_tuning(o: Options, reducer: GradientReducer, control: Channel, mesh: Mesh) -> Tuning:
@@ -193,11 +212,6 @@ def count_micro_batches(asked: int, batch_size: int, n_ranks: int) -> int:
         raise MeshError(f"{n_micro} micro-batches of a global batch of {batch_size} samples; "
                         f"set train.batch_size to {n_micro} or more, or run with -n {batch_size}")
     return n_micro
-
-
-def micro_range(n_micro: int, rank: int, n_ranks: int) -> tuple[int, int]:
-    """Data-parallel rank r of n runs micro-batches [rM/n, (r+1)M/n)."""
-    return rank * n_micro // n_ranks, (rank + 1) * n_micro // n_ranks
 
 
 def make_plan(o: Options, sampler: Sampler) -> Plan:

@@ -23,10 +23,11 @@ def build(config: Config, inputs: Inputs, mesh: Mesh) -> Job:
     t, o = config.train, config.optimizer
     options = Options(
         steps=t.steps, epochs=t.epochs, batch_size=t.batch_size, micro_batches=t.micro_batches, seed=config.run.seed,
-        precision=t.precision, device=t.device, clip_norm=o.clip_norm, eval_every=t.eval_every, log_every=config.log.every,
-        checkpoint_every=config.checkpoint.every, keep=config.checkpoint.keep, keep_best=config.checkpoint.best,
-        drop_last=config.data.drop_last, workers=config.data.workers, algorithm=find_algorithm(config),
-        bucket_bytes=bucket_bytes(config), tune_buckets=config.comm.bucket_mb == "auto", progress=config.comm.progress)
+        reproducible=t.reproducible, precision=t.precision, device=t.device, clip_norm=o.clip_norm, eval_every=t.eval_every,
+        log_every=config.log.every, checkpoint_every=config.checkpoint.every, keep=config.checkpoint.keep,
+        keep_best=config.checkpoint.best, drop_last=config.data.drop_last, workers=config.data.workers,
+        algorithm=find_algorithm(config), bucket_bytes=bucket_bytes(config), tune_buckets=config.comm.bucket_mb == "auto",
+        progress=config.comm.progress)
     model = make_model(config)
     if t.recompute:
         keep_inputs_only(model)

@@ -15,9 +15,10 @@ from mpitrain.config import Config, load_config
 from mpitrain.data import report
 from mpitrain.errors import MissingError
 from mpitrain.parallel.buckets import plan_buckets
+from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline import SCHEDULES
 from mpitrain.train import checkpoint
-from mpitrain.train.assembly import count_micro_batches, micro_range
+from mpitrain.train.assembly import count_micro_batches
 from mpitrain.train.build import bucket_bytes, checkpoint_folder, make_model
 from mpitrain.train.hashes import array_sha256
 from mpitrain.train.manifest import MANIFEST, Checkpoint, load
@@ -51,7 +52,7 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
         yield from table(("buffer", "shape"), buffers)
     yield f"global batch of {config.train.batch_size} rows in {n_micro} micro-batches"
     for rank in range(dp):
-        first, last = micro_range(n_micro, rank, dp)
+        first, last = share(rank, dp, n_micro)
         order = " ".join(map(str, SCHEDULES["1f1b"](0, 1, last - first)))
         yield f"  rank {rank}: micro-batches {first}..{last - 1}: {order}"
     yield from bucket_lines(model, config)

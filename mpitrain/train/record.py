@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +26,13 @@ class Recorder:
         self.progress: Progress | None = None
         self._steps, self._seconds, self._exposed = 0, 0.0, 0.0
 
-    def start(self, step: int, plan: Plan) -> None:
+    def start(self, step: int, plan: Plan, notes: Sequence[str] = ()) -> None:
         self.plan = plan
         self.progress = Progress(plan.steps, rank=self.rank, quiet=self.quiet)
         if step:
             self.progress.message(f"resumed at step {step}")
+        for note in notes:
+            self.progress.message(note)
 
     def step(self, done: int, result: Mapping[str, Any], seconds: float, *, due: bool) -> None:
         """One update is complete; every `log.every` of them make a line."""

@@ -59,7 +59,7 @@ def open_session(config: Config, cleanup: ExitStack) -> Session:
     cleanup.callback(mesh.close)
     control = mesh.channel(("pp", "dp", "tp"), "start-up")
     hosts = control.gather_objects(socket.gethostname())
-    pinned = threads.pin(config.train.threads, hosts.count(hosts[world.rank]))
+    pinned = threads.pin(1 if config.train.reproducible == "layout" else config.train.threads, hosts.count(hosts[world.rank]))
     control.agree(to_toml(config), "the configuration")
     control.agree({name: environment.versions().get(name) for name in ("mpitrain", "numpy", "numba", "h5py")}, "package versions")
     description = on_first(control, look)
@@ -112,7 +112,7 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
         recorder = Recorder(folder.metrics, rank=session.world.rank, quiet=quiet, board=board)
         cleanup.callback(recorder.close)
         job.keep_in(folder, recorder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments}})
-        about = describe_run(config, session)
+        about = describe_run(config, session) | ({"numerics": job.numerics} if job.numerics else {})
         on_first(session.control, lambda: folder.write_json(folder.run_json, about | {"status": "running"}))
         began = time.time()
         if profile:

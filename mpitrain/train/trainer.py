@@ -83,6 +83,7 @@ class Trainer:
         self.evaluated = True                                    # whether an evaluation that was due has been done
         self.best: tuple[float, int] | None = None               # (lowest validation loss, its step)
         self.metrics: dict[str, float] = {}                      # of the last evaluation
+        self.notes: list[str] = []                               # shown when the run starts
 
     def train_step(self, micro_batches: Sequence[Any]) -> Step:
         self.update.begin()                                      # gradient arenas for this step
@@ -93,16 +94,19 @@ class Trainer:
             mean, outcome["comm_exposed_s"] = self.share(loss, outcome["comm_exposed_s"])
         return Step(loss=mean, **outcome)
 
-    def share(self, part: float, exposed_s: float) -> tuple[float, float]:
-        """The sum over ranks of each one's part of the mean loss, and the smallest of their waiting times, in one message."""
-        message = np.zeros(1 + self.channel.size)
-        message[0], message[1 + self.channel.rank] = part, exposed_s
+    def share(self, parts: np.ndarray[Any, Any], exposed_s: float) -> tuple[float, float]:
+        """The sum of the micro-batches' parts of the mean loss, and the smallest of the ranks' waiting times, in one message.
+
+        Each rank passes its own parts, and zeros; the sum is exact, and rounded once.
+        """
+        message = np.zeros(len(parts) + self.channel.size)
+        message[:len(parts)], message[len(parts) + self.channel.rank] = parts, exposed_s
         self.channel.allreduce(message, name="loss")
-        return float(message[0]), float(message[1:].min())
+        return math.fsum(message[:len(parts)]), float(message[len(parts):].min())
 
     def fit(self) -> dict[str, float]:
         """Trains to the end and returns the last evaluation. Raises Stopped after a stop request, with a checkpoint saved."""
-        self.recorder.start(self.update.step, self.plan)
+        self.recorder.start(self.update.step, self.plan, self.notes)
         if not self.evaluated:                                   # the run was stopped between a step and its evaluation
             self.evaluate(self.update.step)
         try:

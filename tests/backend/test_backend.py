@@ -109,6 +109,25 @@ def test_a_library_that_was_cut_off_is_made_anew(own_cache: Path, monkeypatch: p
 
 
 @needs_compiler
+def test_the_libraries_are_described_with_the_compiler_and_a_key_or_why_they_are_missing(
+        own_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "native"
+    folder.mkdir()
+    monkeypatch.setattr(native, "source_folder", lambda: folder)
+    (folder / "good.c").write_text("int answer(void) { return 1; }\n")
+    (folder / "bad.c").write_text("int answer(void) { return\n")
+    told = native.describe()
+    assert told["compiler"] and told["bad"].startswith("not compiled: ")
+    assert told["good"] == "compiled " + next(own_cache.glob("good-*.so")).stem.removeprefix("good-")
+    for function in (native.load, native.compiler):
+        function.cache_clear()
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    without = "not compiled: no C compiler (cc, gcc or clang)"
+    assert native.describe() == {"compiler": "", "bad": without, "good": without}
+
+
+@needs_compiler
 def test_a_changed_source_or_header_is_compiled_anew(own_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "native"
     folder.mkdir()

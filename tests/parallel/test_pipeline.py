@@ -34,11 +34,11 @@ def run(cuts, *, ignore=None, step=0, x=X, model=None):
     storage = model.initialize(seed=2, dtype="float64")
     reducer = GradientReducer(storage, Alone())
     loss = nn.LOSSES["cross_entropy"](ignore_index=ignore)
-    pipeline = Pipeline(model, loss, Alone(), reducer, Feed(CPU, "float64"), seed=5)
+    pipeline = Pipeline(model, loss, Alone(), reducer, Feed(CPU, "float64"), n_micro=len(cuts) + 1, seed=5)
     bounds = [0, *cuts, len(x)]
     micro = [SimpleNamespace(x=x[a:b], y=Y[a:b], index=i, first=a, step=step) for i, (a, b) in enumerate(zip(bounds, bounds[1:]))]
     reducer.begin()
-    value = pipeline.run(micro)
+    value = pipeline.run(micro).sum()
     reducer.finish()
     return value, {name: p.grad.copy() for name, p in model.named_parameters()}
 

@@ -1,0 +1,139 @@
+"""Sums of micro-batches in one order of addition, whatever the number of ranks: a binary tree over the micro-batch index.
+
+The node [a, b) of the tree over micro-batches 0 .. M-1 is the sum of two nodes: its first 2^k micro-batches, 2^k the largest
+power of two below b - a, and the rest. A rank adds up those nodes that lie in its own micro-batches; ranks complete the tree:
+
+    M = 6, ranks 0 to 2                           [0,6)
+                                        [0,4)             [4,6)
+                                   [0,2)     [2,4)
+                                   0   1     2   3        4   5
+    rank                           0   0     1   1        2   2       each rank holds one node of the tree
+    rank, of 2                     0   0     0 | 1        1   1       rank 0 holds [0,2) and 2, rank 1 holds 3 and [4,6)
+
+Every element has this one order of addition, so neither bucket bounds nor the way the messages take can change a bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import TypeAlias
+
+from mpitrain.schedules.collectives import part, recursive_doubling
+from mpitrain.schedules.steps import Copy, Receive, Reduce, Round, Send, Slice, data, inbox, without_empty
+
+Node: TypeAlias = tuple[int, int]               # micro-batches [start, stop)
+
+# Both ways of exchanging have the same bits. Up to here messages are few and whole, above they are halved: the bytes of a ring.
+WHOLE_ELEMENTS = 64 << 10
+
+
+def share(rank: int, n: int, n_micro: int) -> Node:
+    """Rank r of n runs micro-batches [rM/n, (r+1)M/n)."""
+    return rank * n_micro // n, (rank + 1) * n_micro // n
+
+
+def halves(node: Node) -> tuple[Node, Node]:
+    """The two nodes whose sum a node of more than one micro-batch is."""
+    start, stop = node
+    middle = start + (1 << (stop - start - 1).bit_length() - 1)
+    return (start, middle), (middle, stop)
+
+
+def cover(within: Node, n_micro: int) -> list[Node]:
+    """The largest nodes of the tree inside some consecutive micro-batches, in order; at most 2 log2(M)."""
+    def inside(node: Node) -> Iterator[Node]:
+        if within[0] <= node[0] and node[1] <= within[1]:
+            yield node
+        elif node[0] < within[1] and within[0] < node[1]:
+            for half in halves(node):
+                yield from inside(half)
+    return list(inside((0, n_micro))) if within[0] < within[1] else []
+
+
+def joins(left: Node, right: Node, n_micro: int) -> bool:
+    """Whether two neighbouring nodes are the halves of one."""
+    node = 0, n_micro
+    while node[1] - node[0] > 1:
+        below, above = halves(node)
+        if (below, above) == (left, right):
+            return True
+        node = below if right[1] <= below[1] else above
+    return False
+
+
+@cache
+def nodes_of(n_micro: int, n: int) -> tuple[tuple[Node, ...], ...]:
+    """For each rank the nodes it holds: a function of M and n, so all ranks know everyone's."""
+    return tuple(tuple(cover(share(rank, n, n_micro), n_micro)) for rank in range(n))
+
+
+def width(n_micro: int, n: int) -> int:
+    """How many sums the data of each rank has room for: the most that any of them holds."""
+    return max(map(len, nodes_of(n_micro, n)))
+
+
+def micro_tree(rank: int, n: int, length: int, n_micro: int) -> Iterator[Round]:
+    """All-reduce of sub-trees. `length` is that of the data: `width` sums one after another, this rank's nodes in order.
+
+    The result stands where the first sum was, on every rank. Where each rank holds one node and the ranks are a power of
+    two, they exchange with partners at distance 1, 2, 4, ...; else the owner of a part receives everyone's nodes.
+    """
+    assert 0 < n <= n_micro and length % width(n_micro, n) == 0, "as many sums as a rank holds at most, all of one length"
+    if n == 1:
+        return iter(())
+    if n & (n - 1) == 0 and n_micro & (n_micro - 1) == 0:
+        return recursive_doubling(rank, n, length) if length <= WHOLE_ELEMENTS else _halving(rank, n, length)
+    return _owners_fold(rank, n, length // width(n_micro, n), n_micro)
+
+
+def _halving(rank: int, n: int, length: int) -> Iterator[Round]:
+    """Each pair at distance 1, 2, 4, ... cuts what it still shares in two and adds up one half each, then back again."""
+    start, stop, shared, distance = 0, length, [], 1
+    while distance < n:
+        peer, middle = rank ^ distance, (start + stop) // 2
+        lower = rank < peer
+        own, other = ((start, middle), (middle, stop)) if lower else ((middle, stop), (start, middle))
+        mine, arrived = data(*own), inbox(0, own[1] - own[0])
+        left, right = (mine, arrived) if lower else (arrived, mine)
+        yield without_empty([Receive(peer, arrived), Send(peer, data(*other)), Reduce(left, right, mine)])
+        shared.append((peer, own, other))
+        (start, stop), distance = own, 2 * distance
+    for peer, own, other in reversed(shared):
+        yield without_empty([Receive(peer, data(*other)), Send(peer, data(*own))])
+
+
+def _owners_fold(rank: int, n: int, length: int, n_micro: int) -> Iterator[Round]:
+    """Part i of every sum goes to rank i, which folds them in the order of the tree; then the parts travel round the ring."""
+    holders = nodes_of(n_micro, n)
+    mine = part(rank, n, length)
+    where: dict[Node, Slice] = {node: _moved(mine, slot * length) for slot, node in enumerate(holders[rank])}
+    messages: Round = []
+    arrived = 0
+    for distance in range(1, n):                              # not all ranks send to the same one first
+        peer = (rank + distance) % n
+        for node in holders[peer]:
+            where[node] = inbox(arrived, arrived + mine.length)
+            arrived += mine.length
+            messages.append(Receive(peer, where[node]))
+        messages += [Send(peer, _moved(part(peer, n, length), slot * length)) for slot in range(len(holders[rank]))]
+    total = _fold((0, n_micro), where, messages)
+    if total != mine:
+        messages.append(Copy(total, mine))
+    yield without_empty(messages)
+    right, left = (rank + 1) % n, (rank - 1) % n
+    for hop in range(n - 1):
+        yield without_empty([Receive(left, part(rank - hop - 1, n, length)), Send(right, part(rank - hop, n, length))])
+
+
+def _fold(node: Node, where: dict[Node, Slice], steps: Round) -> Slice:
+    """Appends the additions that make `node` out of the nodes at hand; where its sum is afterwards."""
+    if node in where:
+        return where[node]
+    left, right = (_fold(half, where, steps) for half in halves(node))
+    steps.append(Reduce(left, right, left))
+    return left
+
+
+def _moved(part_: Slice, by: int) -> Slice:
+    return Slice(part_.buffer, part_.start + by, part_.stop + by)
