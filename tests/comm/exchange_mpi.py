@@ -12,6 +12,7 @@ from algorithms import all_to_all, direct, ring_all_gather, ring_reduce_scatter
 
 from mpitrain.backend import native
 from mpitrain.comm.channel import Channel
+from mpitrain.comm.interpreter import PAIR_BYTES
 from mpitrain.comm.pair import UNSUITED
 from mpitrain.errors import ConfigError, DesyncError, ShapeError
 from mpitrain.kernels.wire import FORMATS
@@ -222,7 +223,7 @@ def test_our_own_order_is_said_to_be_ours(channel: Channel) -> None:
 def test_small_sums_are_the_same_blocking_or_not_again_and_again(comm: Any, dtype: str, algorithm: str) -> None:
     channel = Channel(comm.Dup(), "test", algorithm=algorithm)
     rng = np.random.default_rng(comm.rank)
-    for size in (0, 1, 3, 100, 512, 513):
+    for size in (0, 1, 3, 100, PAIR_BYTES // 8, PAIR_BYTES // 8 + 1):
         for turn in range(4):
             array = rng.integers(-9, 9, size).astype(dtype)
             wanted = np.array(comm.allreduce(array.astype(np.float64)))
