@@ -41,7 +41,7 @@ def make_plan(algorithm: Algorithm, rank: int, n: int, length: int, itemsize: in
         stages = lanes(stages[0], segment_count(algorithm, n, length, itemsize, cut.segment_bytes))
     sizes = {"data": itemsize, "inbox": itemsize, "data16": 2, "inbox16": 2}
     return Plan([translate(program, sizes, cut.message_bytes) for program in stages],
-                {buffer: needed(stages, buffer) for buffer in ("inbox", "data16", "inbox16")})
+                {buffer: needed(stages, buffer) for buffer in ("inbox", *(("data16", "inbox16") if results is not None else ()))})
 
 
 def programs_of(algorithm: Algorithm, rank: int, n: int, length: int) -> list[Iterator[Round]]:

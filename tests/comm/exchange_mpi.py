@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from algorithms import all_to_all, direct, ring_all_gather, ring_reduce_scatter
+from algorithms import all_to_all, direct, ring_all_gather, ring_reduce_scatter, star
 
 from mpitrain.backend import native
 from mpitrain.comm.channel import Channel
@@ -295,3 +295,16 @@ def test_a_different_small_sum_is_found_out_whoever_blocks(comm: Any, compiled: 
     with pytest.raises(DesyncError, match=f"rank {comm.rank} is {mine}; rank {1 - comm.rank} is {theirs}; every rank must"):
         channel.allreduce(np.ones(3), name="xy"[comm.rank])
     comm.Barrier()
+
+
+@pytest.mark.parametrize("wire", [None, "bfloat16"])
+def test_an_algorithm_may_name_empty_slices(comm: Any, wire: str | None) -> None:
+    def star_with_empty(rank: int, n: int, length: int) -> Iterator[Any]:
+        yield [Copy(data(0, 0), data(0, 0)), Reduce(inbox(0, 0), data(0, 0), data(0, 0))]
+        yield from star(rank, n, length)
+    channel = Channel(comm.Dup(), "test", algorithm=star_with_empty, wire=wire)
+    for size in (0, 3):
+        array = np.ones(size, np.float32)
+        channel.allreduce(array, name="x")
+        assert (array == comm.size).all()
+    channel.close()
