@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 AnyWork: TypeAlias = Work | LibraryWork | PairWork
 LIBRARY = "mpi"
+PACKED = np.dtype(np.uint16)
 PIECE_BYTES = 4 << 20          # of the library's own all-reduce; Open MPI 5.0.11's falls off above 8 MB
 
 
@@ -179,7 +180,7 @@ class Channel:
 
     def _start(self, operation: str, name: str, array: Array, algorithm: Algorithm, *, key: Any = None, dtype: str | None = None,
                sums: bool = False, results: tuple[tuple[int, int], ...] = (), on_all_ranks: bool = False) -> Work:
-        staged, packing, kind = self._stage(array, dtype, name) if sums else (Staged(array, self.pools), None, str(array.dtype))
+        staged, packing, kind = self._stage(array, dtype, name) if sums else (Staged(array, self.pools), None, _name(array.dtype))
         host = staged.host
         plan = self._plan((operation, algorithm if key is None else key, host.size, host.itemsize, packing), algorithm,
                           results if packing else None, on_all_ranks)
@@ -208,7 +209,7 @@ class Channel:
 
     def _start_pair(self, array: Array, name: str) -> PairWork:
         staged = Staged(array, self.pools)
-        signature = self._signature("allreduce", name, str(array.dtype), array.size)
+        signature = self._signature("allreduce", name, _name(array.dtype), array.size)
         if self._fast_pair is not None and type(array) is np.ndarray and array.dtype.name in KINDS:
             self._fast_pair.learn(array, name, signature)
         self._sequence += 1
@@ -219,15 +220,15 @@ class Channel:
 
     def _is_plain(self, array: Array, dtype: str | None) -> bool:
         """Whether the array travels and is added as it is."""
-        kind = str(array.dtype)
+        kind = _name(array.dtype)
         return dtype is None and kind != "float16" and (kind != "float32" or self._packing is None)
 
     def _stage(self, array: Array, dtype: str | None, name: str) -> tuple[Staged | Widened, Format | None, str]:
         """The values to sum, the format of the messages, and both in words."""
-        if dtype is not None and (dtype != "bfloat16" or str(array.dtype) != "uint16"):
+        if dtype is not None and (dtype != "bfloat16" or _name(array.dtype) != "uint16"):
             raise ShapeError(f'"{name}": dtype="{dtype}" of an array of {array.dtype}; say dtype="bfloat16" of a uint16 array, '
                              f"and nothing of others")
-        kind = dtype or str(array.dtype)
+        kind = dtype or _name(array.dtype)
         if kind in ("bfloat16", "float16"):
             own = format_of(kind)
             packing = self._packing or (None if self._keeps_wide else own)
@@ -247,10 +248,9 @@ class Channel:
         """The arrays that a plan names, and what of it is lent by the pool."""
         memory, lent = {"data": host}, []
         for buffer, elements in plan.elements.items():
-            dtype = np.dtype(np.uint16) if buffer.endswith("16") else host.dtype
-            if elements:
-                lent.append(self.pools.host.take(elements * dtype.itemsize))
-                memory[buffer] = lent[-1][:elements * dtype.itemsize].view(dtype)
+            dtype = PACKED if buffer.endswith("16") else host.dtype
+            lent.append(self.pools.host.take(elements * dtype.itemsize))
+            memory[buffer] = lent[-1][:elements * dtype.itemsize].view(dtype)
         return memory, lent
 
     def _header(self, signature: Signature) -> Any:
@@ -287,6 +287,12 @@ class Channel:
                 raise ScheduleError(f"ranks 0 and {different[0]} of {self.size} end with different bits on a "
                                     f"{self._packing.name} wire: one adds a value before it sends it, the other as it "
                                     f'came; send values before they are added, or set wire="float32"')
+
+
+@cache
+def _name(dtype: Any) -> str:
+    """The name of a dtype; NumPy makes it anew each time, in several microseconds."""
+    return str(dtype)
 
 
 def _sent(packing: Format | None) -> str:

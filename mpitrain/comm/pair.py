@@ -1,6 +1,6 @@
-"""All-reduce of a few bytes between two ranks: one message each way that holds signature and data together.
+"""All-reduce of a small array between two ranks: one message each way that holds signature and data together.
 
-    [ sequence number, checksum, text: 128 bytes | data: at most 4 KiB ]
+    [ sequence number, checksum, text: 128 bytes | data: at most 64 KiB ]
 
 Such a message takes the place of a collective's header and has its tag, so a rank that runs anything else is found out as ever.
 Blocking calls run in C where they can; all others are `PairWork`s. Both send the same bytes, so ranks may differ in that.
@@ -40,9 +40,10 @@ class PairWork:
         self._mpi: Any = MPI
         self._comm, self._array, self._sequence, self._signature = comm, array, sequence, signature
         self._channel, self._label, self._progress, self._finish = channel, label, progress, finish
-        self._sending, self._arriving = bytearray(HEADER_BYTES + array.nbytes), bytearray(HEADER_BYTES + PAIR_BYTES)
-        signature.pack_into(self._sending, sequence)
-        self._sending[HEADER_BYTES:] = array.tobytes()
+        header = bytearray(HEADER_BYTES)
+        signature.pack_into(header, sequence)
+        self._sending = np.concatenate([np.frombuffer(header, np.uint8), array.view(np.uint8)])
+        self._arriving = np.empty(HEADER_BYTES + PAIR_BYTES, np.uint8)
         self.done = False
         self._requests: list[MPI.Request] = self._guarded(self._post)
 
@@ -66,8 +67,9 @@ class PairWork:
             return False
         check_header(self._arriving, self._comm, self._channel, self._sequence, self._signature)
         self._requests[1].Wait()                              # the other rank posted its receive before it sent
-        arrived = np.frombuffer(self._arriving, self._array.dtype, self._array.size, HEADER_BYTES)   # rank 0's on the left:
+        arrived = self._arriving[HEADER_BYTES:HEADER_BYTES + self._array.nbytes].view(self._array.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
+            # rank 0's on the left on both: of two NaNs the left one is kept
             left, right = (self._array, arrived) if self._comm.rank == 0 else (arrived, self._array)
             np.add(left, right, out=self._array)
         self.done = True
@@ -136,7 +138,7 @@ class FastPair:
 
     def _fail(self, code: int, signature: Signature, sequence: int) -> None:
         if code == DIFFERENT:
-            check_header(bytearray(self._buffers[1].raw), self._comm, self._channel, sequence, signature)
+            check_header(np.frombuffer(self._buffers[1].raw, np.uint8), self._comm, self._channel, sequence, signature)
         error = self._error(code)
         raise PeerError(f'{signature.text} on channel "{self._channel}": MPI reports {error}; another rank was probably '
                         f"lost") from error

@@ -9,9 +9,10 @@ from mpitrain.comm.packing import packed
 from mpitrain.comm.program import MESSAGE_BYTES, Messages, Part, lanes, needed, plain, segment_count, translate
 from mpitrain.schedules.steps import Algorithm, Round
 
-# A part longer than this is cut. The ring, 16 MiB of float32, 2 ranks, MPI_Allreduce's time over ours in one alternating run
-# on a busy machine (Open MPI 5.0.11, 2026-11): 256 KiB 0.76, 512 KiB 1.02, 1 MiB 1.31, 2 MiB 1.25, not cut 0.98.
-SEGMENT_BYTES = 1 << 20
+# A part longer than this is cut. Over shared memory, where the processor itself moves the bytes, cutting only costs: the ring,
+# 16 MiB of float32, 2 ranks, MPI_Allreduce's time over ours in one alternating run (Open MPI 5.0.11, 2 cores, 2026-11): parts of
+# 256 KiB 0.64, 512 KiB 0.74, 1 MiB 0.79, 2 MiB 0.81, not cut 0.96.
+SEGMENT_BYTES = 64 << 20
 
 
 class Plan(NamedTuple):
@@ -40,7 +41,7 @@ def make_plan(algorithm: Algorithm, rank: int, n: int, length: int, itemsize: in
         stages = lanes(stages[0], segment_count(algorithm, n, length, itemsize, cut.segment_bytes))
     sizes = {"data": itemsize, "inbox": itemsize, "data16": 2, "inbox16": 2}
     return Plan([translate(program, sizes, cut.message_bytes) for program in stages],
-                {buffer: needed(stages, buffer) for buffer in ("inbox", "data16", "inbox16")})
+                {buffer: needed(stages, buffer) for buffer in ("inbox", *(("data16", "inbox16") if results is not None else ()))})
 
 
 def programs_of(algorithm: Algorithm, rank: int, n: int, length: int) -> list[Iterator[Round]]:

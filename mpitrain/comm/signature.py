@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 HEADER_BYTES = 128
 _LAYOUT = struct.Struct(f"<QI{HEADER_BYTES - 12}s")
@@ -31,7 +31,7 @@ class Signature(NamedTuple):
         _LAYOUT.pack_into(header, 0, sequence, self.checksum, self.text.encode())
 
 
-def unpack(header: bytearray) -> tuple[int, int, str]:
+def unpack(header: Any) -> tuple[int, int, str]:
     """(sequence number, checksum, text as far as it fitted); data may follow."""
     sequence, checksum, text = _LAYOUT.unpack_from(header)
     return sequence, checksum, text.rstrip(b"\0").decode(errors="replace")

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from algorithms import all_to_all, direct, ring_all_gather, ring_reduce_scatter
+from algorithms import all_to_all, direct, ring_all_gather, ring_reduce_scatter, star
 
 from mpitrain.backend import native
 from mpitrain.comm.channel import Channel
+from mpitrain.comm.interpreter import PAIR_BYTES
 from mpitrain.comm.pair import UNSUITED
 from mpitrain.errors import ConfigError, DesyncError, ShapeError
 from mpitrain.kernels.wire import FORMATS
@@ -222,7 +223,7 @@ def test_our_own_order_is_said_to_be_ours(channel: Channel) -> None:
 def test_small_sums_are_the_same_blocking_or_not_again_and_again(comm: Any, dtype: str, algorithm: str) -> None:
     channel = Channel(comm.Dup(), "test", algorithm=algorithm)
     rng = np.random.default_rng(comm.rank)
-    for size in (0, 1, 3, 100, 512, 513):
+    for size in (0, 1, 3, 100, PAIR_BYTES // 8, PAIR_BYTES // 8 + 1):
         for turn in range(4):
             array = rng.integers(-9, 9, size).astype(dtype)
             wanted = np.array(comm.allreduce(array.astype(np.float64)))
@@ -294,3 +295,16 @@ def test_a_different_small_sum_is_found_out_whoever_blocks(comm: Any, compiled: 
     with pytest.raises(DesyncError, match=f"rank {comm.rank} is {mine}; rank {1 - comm.rank} is {theirs}; every rank must"):
         channel.allreduce(np.ones(3), name="xy"[comm.rank])
     comm.Barrier()
+
+
+@pytest.mark.parametrize("wire", [None, "bfloat16"])
+def test_an_algorithm_may_name_empty_slices(comm: Any, wire: str | None) -> None:
+    def star_with_empty(rank: int, n: int, length: int) -> Iterator[Any]:
+        yield [Copy(data(0, 0), data(0, 0)), Reduce(inbox(0, 0), data(0, 0), data(0, 0))]
+        yield from star(rank, n, length)
+    channel = Channel(comm.Dup(), "test", algorithm=star_with_empty, wire=wire)
+    for size in (0, 3):
+        array = np.ones(size, np.float32)
+        channel.allreduce(array, name="x")
+        assert (array == comm.size).all()
+    channel.close()
