@@ -129,7 +129,7 @@ class Channel:
 
     def start_steps(self, array: Array, name: str, steps: Algorithm) -> Work:
         """Begin an all-reduce of the caller's own, for arrays that hold more than one addend; pass the same object each time."""
-        return self._start("allreduce", name, array, self._plan(steps, steps, array))
+        return self._start("allreduce", name, array, steps)
 
     def broadcast(self, array: Array, root: int = 0, *, name: str = "array") -> None:
         """Replace `array` by that of rank `root`, in place: bits travel as they are."""

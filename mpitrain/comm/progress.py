@@ -21,8 +21,8 @@ PERIOD_S = 100e-6     # between two looks of the thread: a round of a ring waits
 class Movable(Protocol):
     """What can be in flight: `interpreter.Work`, or anything that sums up to the same."""
 
-    done: bool
-
+    @property
+    def done(self) -> bool: ...
     def test(self) -> bool: ...
 
 

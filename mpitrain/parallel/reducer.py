@@ -27,16 +27,9 @@ from mpitrain.backend import Array
 from mpitrain.nn import FlatStorage, Parameter
 from mpitrain.parallel.buckets import Bucket, cut_buckets, plan_buckets
 from mpitrain.parallel.timeline import Timeline
-from mpitrain.parallel.tree import RankTree
+from mpitrain.parallel.tree import RankTree, Work
 from mpitrain.schedules.microtree import Node
 from mpitrain.schedules.steps import Algorithm
-
-
-class Work(Protocol):
-    done: bool
-
-    def test(self) -> bool: ...
-    def wait(self) -> None: ...
 
 
 class Channel(Protocol):

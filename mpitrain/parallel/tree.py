@@ -20,6 +20,11 @@ from mpitrain.schedules.steps import Algorithm
 
 
 class Work(Protocol):
+    """What is in flight: `test` moves it on and says whether it has landed, `wait` returns when it has."""
+
+    @property
+    def done(self) -> bool: ...
+    def test(self) -> bool: ...
     def wait(self) -> None: ...
 
 
@@ -71,7 +76,18 @@ class Landing:
 
     def __init__(self, work: Work, result: Array, target: Array):
         self._work, self._result, self._target = work, result, target
+        self.done = False
+
+    def test(self) -> bool:
+        if not self.done and self._work.test():
+            self._land()
+        return self.done
 
     def wait(self) -> None:
         self._work.wait()
+        if not self.done:
+            self._land()
+
+    def _land(self) -> None:
         self._target[...] = self._result
+        self.done = True
