@@ -43,11 +43,12 @@ STREAM_BYTES = 1 << 62                # of one array, from which sums are stored
 class SharedWork:
     """An all-reduce on its way; like `interpreter.Work`."""
 
-    __slots__ = ("address", "array", "channel", "crossing", "messages", "plan", "sequence", "state")
+    __slots__ = ("address", "array", "channel", "crossing", "messages", "plan", "sequence", "state", "then")
 
-    def __init__(self, channel: SharedChannel, plan: Plan, array: Host, address: int, sequence: int, messages: Work | None):
+    def __init__(self, channel: SharedChannel, plan: Plan, array: Host, address: int, sequence: int, messages: Work | None,
+                 then: Callable[[], None] | None):
         self.channel, self.plan, self.array, self.address, self.sequence = channel, plan, array, address, sequence
-        self.state, self.messages = QUEUED, messages
+        self.state, self.messages, self.then = QUEUED, messages, then
         self.crossing: Work | None = None
 
     @property
@@ -137,8 +138,35 @@ class SharedChannel:
             if plan.mode != MESSAGE:                          # an array elsewhere may lie anywhere the next time
                 self._plans[key] = plan
         messages = self._by_messages(array, name, dtype) if plan.mode == MESSAGE and array.size else None
+        return self._begin(plan, array, address, messages)
+
+    def start_reduce_scatter(self, array: Any, name: str, own: tuple[int, int], then: Callable[[], None]) -> SharedWork:
+        """Begin a sum over the ranks of which this one keeps elements `own` alone, in place; its others are left as they are.
+
+        `array` lies in memory of `allocate`, of float32 or float64. The slices of a node's ranks cover it without overlap, and
+        are those of the same-numbered ranks on all nodes. `then` is called once, when the sum is there, while it is in the cache.
+        The others may still read `array` when the work is done.
+        """
+        if not self.shared:
+            raise ShapeError(f'a sum in slices needs shared memory: {"; ".join(self.notes) or "there is one rank"}')
+        address = address_of(array)
+        key = (address, array.size, array.dtype, f"{name} {own}")
+        plan = self._plans.get(key)
+        if plan is None:
+            place, parts = self._in_window(array, address)
+            if not parts or array.dtype.kind != "f":
+                raise ShapeError(f'"{name}" on channel "{self.name}" is {array.dtype} outside the memory of `allocate`; a sum in '
+                                 f"slices works on float32 or float64 inside it")
+            signature = Signature.of("reduce_scatter", name + place, str(array.dtype), array.size)
+            plan = Plan(self._control, flags.SCATTER, array.dtype.name, array.size, self.order, signature, parts, own)
+            self._plans[key] = plan
+        return self._begin(plan, array, address, None, then)
+
+    def _begin(self, plan: Plan, array: Any, address: int, messages: Work | None,
+               then: Callable[[], None] | None = None) -> SharedWork:
         with self._lock:
-            work = SharedWork(self, plan, array.reshape(-1) if array.ndim > 1 else array, address, self._sequence, messages)
+            work = SharedWork(self, plan, array.reshape(-1) if array.ndim > 1 else array, address, self._sequence, messages,
+                              then)
             self._sequence += 1
             waiting = self._queue and self._queue[-1].state in (QUEUED, ARRIVED)
             self._advance(work, -1 if waiting and self.cross is not None else 0)    # other nodes need the order of starts
@@ -226,20 +254,28 @@ class SharedChannel:
         number_type = dtype or array.dtype.name
         if dtype is not None:
             type_name(array, dtype)                           # ShapeError for what the kernels have not
-        mode, place, parts = MESSAGE, "", []
-        window = next((i for i, w in enumerate(self._windows) if inside(w[self.node.rank], address, array.nbytes)), None)
+        mode, place = MESSAGE, ""
+        parts: list[Host] = []
         if number_type in TYPES and array.size:
             if address and self.cross is None and array.nbytes <= flags.SCRATCH_BYTES:
                 mode = ONE_SHOT
-            elif address and window is not None and not (self.cross is not None and number_type == "bfloat16"):
-                offset = address - self._windows[window][self.node.rank].ctypes.data
-                parts = [part[offset:offset + array.nbytes] for part in self._windows[window]]
-                mode, place = (TWO_SHOT if self.cross is None else PARTIAL), f" at byte {offset} of arena {window}"
+            elif not (self.cross is not None and number_type == "bfloat16"):
+                place, parts = self._in_window(array, address)
+                if parts:
+                    mode = TWO_SHOT if self.cross is None else PARTIAL
         own = slice_between_lines(address, array.itemsize, array.size, self.node.size, self.node.rank)
         place = place or (" by messages" if mode == MESSAGE else "")
         signature = Signature.of("allreduce", name + place, number_type, array.size)
         return Plan(self._control, mode, number_type, array.size, self.order, signature, parts, own,
                     array.nbytes >= self._stream_bytes)
+
+    def _in_window(self, array: Any, address: int) -> tuple[str, list[Host]]:
+        """Where every rank's array of the same place is: how a signature calls the place, and the parts; or nothing."""
+        for i, window in enumerate(self._windows):
+            if address and inside(window[self.node.rank], address, array.nbytes):
+                offset = address - window[self.node.rank].ctypes.data
+                return f" at byte {offset} of arena {i}", [part[offset:offset + array.nbytes] for part in window]
+        return "", []
 
     def _advance(self, work: SharedWork, limit: int) -> None:
         if work.state in (DONE, PARTLY):
@@ -257,12 +293,15 @@ class SharedChannel:
         """Between nodes: this rank's slice of the node's sum is summed with the other nodes', then given to the node."""
         if work.state != PARTLY:
             return
-        assert self.cross is not None
-        if work.crossing is None:
-            start, stop = work.plan.own_slice
-            work.crossing = self.cross.start_allreduce(work.array[start:stop], work.plan.signature.text)
-        if work.crossing.test():
-            work.state = self._engine.spread(work.plan, work.array, work.address, work.sequence)
+        if self.cross is not None:
+            if work.crossing is None:
+                start, stop = work.plan.own_slice
+                work.crossing = self.cross.start_allreduce(work.array[start:stop], work.plan.signature.text)
+            if not work.crossing.test():
+                return
+        work.state = self._engine.spread(work.plan, work.array, work.address, work.sequence)
+        if work.then is not None:
+            work.then()
 
     def _desync(self, work: SharedWork, other: int) -> DesyncError:
         number, text = self._control.record(work.sequence, other)
