@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpitrain import nn
@@ -23,6 +23,7 @@ def storage_of(sizes: list[int]) -> FlatStorage:
     return FlatStorage(parameters)
 
 
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(1, 30_000), min_size=1, max_size=6), st.integers(1, 9), st.booleans(), st.integers(1, 40_000))
 def test_slices_cover_each_bucket_once_and_are_cut_at_blocks(sizes: list[int], n: int, whole: bool, bucket: int) -> None:
     storage = storage_of(sizes)
@@ -45,6 +46,7 @@ def test_slices_are_about_equal_where_blocks_allow() -> None:
     assert max(lengths) - min(lengths) <= 2 * BLOCK
 
 
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(1, 30_000), min_size=1, max_size=4), st.integers(1, 5))
 def test_block_sums_written_in_parts_give_the_bits_of_the_whole_norm(sizes: list[int], n: int) -> None:
     storage = storage_of(sizes)
