@@ -147,13 +147,13 @@ typedef struct {
     Slot *slot;
     char *records, *scratch;        /* [slots][n][RECORD]; [n][slots][scratch_bytes] */
     const int32_t *program;
-    char **arrays;                  /* every rank's array as this process sees it (TWO_SHOT, PARTIAL) */
+    char **arrays;                  /* every rank's array as this process sees it (TWO_SHOT, PARTIAL, SCATTER) */
     char *own;                      /* this rank's, where it is the same in every call */
     Turn *turn;
     char record[RECORD];
 } Plan;
 
-enum { MESSAGE, ONE_SHOT, TWO_SHOT, PARTIAL };              /* mode */
+enum { MESSAGE, ONE_SHOT, TWO_SHOT, PARTIAL, SCATTER };     /* mode */
 enum { QUEUED, ARRIVED, SUMMED, DONE, PARTLY };             /* state; negative: -1 - rank of one with another record */
 
 static int reached(const Gate *gate, u32 target)
@@ -221,7 +221,7 @@ static void sum(const Plan *p, char *own, i64 slot)
         shared_fold(p->type, sources, p->program, p->length, &own, 1, 0, p->count, 0);
     } else if (p->mode == TWO_SHOT)
         shared_fold(p->type, (const char *const *)p->arrays, p->program, p->length, p->arrays, p->n, p->start, p->stop, p->stream);
-    else if (p->mode == PARTIAL)
+    else if (p->mode == PARTIAL || p->mode == SCATTER)
         shared_fold(p->type, (const char *const *)p->arrays, p->program, p->length, &own, 1, p->start, p->stop, 0);
 }
 
@@ -245,7 +245,7 @@ int shared_advance(const Plan *p, char *own, i64 sequence, int state, i64 spin, 
         if (limit < 0 || !wait_for(arrived, target, spin, limit)) return ARRIVED;
         for (i64 r = 0; r < p->n; r++) if (memcmp(records + r * RECORD, mine, COMPARED)) return -1 - (int)r;
         sum(p, own, slot);
-        if (p->mode == PARTIAL) return PARTLY;
+        if (p->mode == PARTIAL || p->mode == SCATTER) return PARTLY;
         enter(finished, target);
         if (p->mode != TWO_SHOT) return DONE;                 /* the result depends on nobody else any more */
         state = SUMMED;
@@ -260,12 +260,12 @@ int shared_run(const Plan *p)
     return shared_advance(p, p->own, p->turn->sequence++, QUEUED, p->turn->spin, p->turn->limit);
 }
 
-/* After PARTLY: this rank's slice, complete now, goes to the others on the node. */
+/* After PARTLY: this rank's slice, complete now, goes to the others on the node (PARTIAL), or stays here (SCATTER). */
 int shared_spread(const Plan *p, const char *own, i64 sequence)
 {
     i64 slot = sequence % p->slots, offset = p->start * p->itemsize, bytes = (p->stop - p->start) * p->itemsize;
-    for (i64 r = 0; r < p->n; r++)
+    for (i64 r = 0; r < p->n && p->mode == PARTIAL; r++)
         if (r != p->rank && bytes) memcpy(p->arrays[r] + offset, own + offset, bytes);
     enter(&p->slot[slot].finished, (u32)((sequence / p->slots + 1) * p->n));
-    return SUMMED;
+    return p->mode == PARTIAL ? SUMMED : DONE;                /* a slice that stays depends on nobody else any more */
 }

@@ -5,7 +5,7 @@ A collective passes through states, each rank in its own time:
     QUEUED    its slot of the control block is still in use by the collective that many before it
     ARRIVED   this rank's array is ready and its record published; waits for the others' arrays
     SUMMED    this rank's slice is summed and written to all; waits for the others' slices
-    PARTLY    several nodes only: this rank's slice is the node's sum, and goes to the other nodes before it goes to all
+    PARTLY    this rank's slice is the node's sum: it goes to the other nodes, then to all ranks of this one unless it is to stay
     DONE      the result is in the array, and nobody reads or writes it any more
 
 `Native` sleeps on a futex; see native/shared.c. `Polling` relies on this: an aligned 8-byte store by NumPy is one store, and x86
@@ -31,7 +31,7 @@ from mpitrain.comm.signature import HEADER_BYTES, Signature, unpack
 SLOTS = 16                                                    # collectives that may wait for a slow rank at once
 SCRATCH_BYTES = 32 << 10                                      # the largest array that is copied rather than summed in place
 GATE_BYTES = 128
-MESSAGE, ONE_SHOT, TWO_SHOT, PARTIAL = range(4)
+MESSAGE, ONE_SHOT, TWO_SHOT, PARTIAL, SCATTER = range(5)
 QUEUED, ARRIVED, SUMMED, DONE, PARTLY = range(5)
 X86 = ("x86_64", "AMD64", "i686")
 
@@ -155,7 +155,7 @@ class Polling:
             if different.any():
                 return -1 - int(different.argmax())
             self._sum(plan, array, slot)
-            if plan.mode == PARTIAL:
+            if plan.mode in (PARTIAL, SCATTER):
                 return PARTLY
             finished[self._rank] = sequence + 1
             if plan.mode != TWO_SHOT:
@@ -166,10 +166,10 @@ class Polling:
     def spread(self, plan: Plan, array: Host, address: int, sequence: int) -> int:
         start, stop = plan.own_slice
         for rank, other in enumerate(plan.flat):
-            if rank != self._rank:
+            if rank != self._rank and plan.mode == PARTIAL:
                 other[start:stop] = array[start:stop]
         self._control.words[sequence % SLOTS, 1, self._rank] = sequence + 1
-        return SUMMED
+        return SUMMED if plan.mode == PARTIAL else DONE
 
     def whole(self, plan: Plan, array: Host, turn: Turn) -> Callable[[], int]:
         def run() -> int:
@@ -183,7 +183,7 @@ class Polling:
             fold_numpy(sources, plan.order, [array], 0, array.size, plan.number_type)
         elif plan.mode == TWO_SHOT:
             fold_numpy(plan.flat, plan.order, plan.flat, *plan.own_slice, plan.number_type)
-        elif plan.mode == PARTIAL:
+        elif plan.mode in (PARTIAL, SCATTER):
             fold_numpy(plan.flat, plan.order, [array], *plan.own_slice, plan.number_type)
 
 

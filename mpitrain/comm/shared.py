@@ -124,6 +124,10 @@ class SharedChannel:
             self._mover.enlist()
         work.wait()
 
+    def start_steps(self, array: Any, name: str, steps: Algorithm) -> AnyWork:
+        """Begin an all-reduce of the caller's own steps, by messages; see `Channel.start_steps`."""
+        return self.channel.start_steps(array, name, steps)
+
     def start_allreduce(self, array: Any, name: str, dtype: str | None = None) -> AnyWork | SharedWork:
         """Begin `allreduce` and return; `array` belongs to the work until that is done. Any number may be in flight.
 
@@ -134,8 +138,35 @@ class SharedChannel:
         address = address_of(array)
         plan = self._plan(array, address, name, dtype)
         messages = self._by_messages(array, name, dtype) if plan.mode == MESSAGE and array.size else None
+        return self._begin(plan, array, address, messages)
+
+    def start_reduce_scatter(self, array: Any, name: str, own: tuple[int, int], then: Callable[[], None]) -> SharedWork:
+        """Begin a sum over the ranks of which this one keeps elements `own` alone, in place; its others are left as they are.
+
+        `array` lies in memory of `allocate`, of float32 or float64. The slices of a node's ranks cover it without overlap, and
+        are those of the same-numbered ranks on all nodes. `then` is called once, when the sum is there, while it is in the cache.
+        The others may still read `array` when the work is done.
+        """
+        if not self.shared:
+            raise ShapeError(f'a sum in slices needs shared memory: {"; ".join(self.notes) or "there is one rank"}')
+        address = address_of(array)
+        key = (address, array.size, array.dtype, f"{name} {own}")
+        plan = self._plans.get(key)
+        if plan is None:
+            place, parts = self._in_window(array, address)
+            if not parts or array.dtype.kind != "f":
+                raise ShapeError(f'"{name}" on channel "{self.name}" is {array.dtype} outside the memory of `allocate`; a sum in '
+                                 f"slices works on float32 or float64 inside it")
+            signature = Signature.of("reduce_scatter", name + place, str(array.dtype), array.size)
+            plan = Plan(self._control, self._turn, flags.SCATTER, array.dtype.name, array.size, self.order, signature, parts, own)
+            self._plans[key] = plan
+        return self._begin(plan, array, address, None, then)
+
+    def _begin(self, plan: Plan, array: Any, address: int, messages: AnyWork | None,
+               then: Callable[[], None] | None = None) -> SharedWork:
         with self._lock:
-            work = SharedWork(self, plan, array.reshape(-1) if array.ndim > 1 else array, address, self._turn.sequence, messages)
+            work = SharedWork(self, plan, array.reshape(-1) if array.ndim > 1 else array, address, self._turn.sequence, messages,
+                              then)
             self._turn.sequence += 1
             waiting = self._queue and self._queue[-1].state in (QUEUED, ARRIVED)
             self._advance(work, -1 if waiting and self.cross is not None else 0)    # other nodes need the order of starts
@@ -222,16 +253,13 @@ class SharedChannel:
     def _remember(self, work: SharedWork, array: Host, dtype: str | None, name: str) -> None:
         """Finding an array's address costs as much as the sum of a small one. Held on to, so that no other gets its id."""
         old = work.plan
-        if array.base is None or self._window(work.address, array.nbytes) is not None:       # another view may hold much memory
+        if array.base is None or self._in_window(array, work.address)[1]:       # another view may hold much memory
             if len(self._known) == KNOWN:
                 self._known.clear()
             plan = Plan(self._control, self._turn, old.mode, old.number_type, array.size, self.order, old.signature, old.parts,
                         old.own_slice, bool(old.stream), work.address)
             run = self._engine.whole(plan, work.array, self._turn)
             self._known[id(array), name, dtype] = Known(run, plan, array, work.array)
-
-    def _window(self, address: int, nbytes: int) -> int | None:
-        return next((i for i, w in enumerate(self._windows) if inside(w[self.node.rank], address, nbytes)), None)
 
     def _plan(self, array: Any, address: int, name: str, dtype: str | None) -> Plan:
         """How this array goes: made once for each place in shared memory, and once for all small arrays alike."""
@@ -248,19 +276,27 @@ class SharedChannel:
         number_type = dtype or array.dtype.name
         if dtype is not None:
             type_name(array, dtype)                           # ShapeError for what the kernels have not
-        mode, place, parts = MESSAGE, " by messages", []
-        window = self._window(address, array.nbytes)
+        mode, place = MESSAGE, " by messages"
+        parts: list[Host] = []
         if number_type in TYPES and address:
             if self.cross is None and array.nbytes <= flags.SCRATCH_BYTES:
                 mode, place = ONE_SHOT, ""
-            elif window is not None and not (self.cross is not None and number_type == "bfloat16"):
-                offset = address - self._windows[window][self.node.rank].ctypes.data
-                parts = [part[offset:offset + array.nbytes] for part in self._windows[window]]
-                mode, place = (TWO_SHOT if self.cross is None else PARTIAL), f" at byte {offset} of arena {window}"
+            elif not (self.cross is not None and number_type == "bfloat16"):
+                where, parts = self._in_window(array, address)
+                if parts:
+                    mode, place = (TWO_SHOT if self.cross is None else PARTIAL), where
         own = slice_between_lines(address, array.itemsize, array.size, self.node.size, self.node.rank)
         return Plan(self._control, self._turn, mode, number_type, array.size, self.order,
                     Signature.of("allreduce", name + place, number_type, array.size), parts, own,
                     array.nbytes >= self._stream_bytes)
+
+    def _in_window(self, array: Any, address: int) -> tuple[str, list[Host]]:
+        """Where every rank's array of the same place is: how a signature calls the place, and the parts; or nothing."""
+        for i, window in enumerate(self._windows):
+            if address and inside(window[self.node.rank], address, array.nbytes):
+                offset = address - window[self.node.rank].ctypes.data
+                return f" at byte {offset} of arena {i}", [part[offset:offset + array.nbytes] for part in window]
+        return "", []
 
     def _advance(self, work: SharedWork, limit: int) -> None:
         if work.state in (DONE, PARTLY):
@@ -276,12 +312,15 @@ class SharedChannel:
         """Between nodes: this rank's slice of the node's sum is summed with the other nodes', then given to the node."""
         if work.state != PARTLY:
             return
-        assert self.cross is not None
-        if work.crossing is None:
-            start, stop = work.plan.own_slice
-            work.crossing = self.cross.start_allreduce(work.array[start:stop], work.plan.signature.text)
-        if work.crossing.test():
-            work.state = self._engine.spread(work.plan, work.array, work.address, work.sequence)
+        if self.cross is not None:
+            if work.crossing is None:
+                start, stop = work.plan.own_slice
+                work.crossing = self.cross.start_allreduce(work.array[start:stop], work.plan.signature.text)
+            if not work.crossing.test():
+                return
+        work.state = self._engine.spread(work.plan, work.array, work.address, work.sequence)
+        if work.then is not None:
+            work.then()
 
     def _checked(self, work: SharedWork, state: int) -> int:
         """The state, or DesyncError where it says that another rank is in another collective."""

@@ -25,11 +25,12 @@ class Known(NamedTuple):
 class SharedWork:
     """An all-reduce on its way; like `interpreter.Work`."""
 
-    __slots__ = ("address", "array", "channel", "crossing", "messages", "plan", "sequence", "state")
+    __slots__ = ("address", "array", "channel", "crossing", "messages", "plan", "sequence", "state", "then")
 
-    def __init__(self, channel: SharedChannel, plan: Plan, array: Host, address: int, sequence: int, messages: AnyWork | None):
+    def __init__(self, channel: SharedChannel, plan: Plan, array: Host, address: int, sequence: int, messages: AnyWork | None,
+                 then: Callable[[], None] | None = None):
         self.channel, self.plan, self.array, self.address, self.sequence = channel, plan, array, address, sequence
-        self.state, self.messages = QUEUED, messages
+        self.state, self.messages, self.then = QUEUED, messages, then
         self.crossing: AnyWork | None = None
 
     @property

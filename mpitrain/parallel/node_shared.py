@@ -1,0 +1,129 @@
+"""One copy of parameters and optimizer state on each node; every rank updates its slices of them.
+
+    rank 0's gradients   [ slice 0 | slice 1 ] ...             parameters, m, v      [ slice 0 | slice 1 ] ...   one copy
+    rank 1's gradients   [ slice 0 | slice 1 ] ...                                        ^ 0       ^ 1
+                              \\_ sum __/  ->  rank 0 sums slice 0 of each bucket and updates it while it is in the cache
+
+No sum is written back to the others, no parameter is gathered, and a rank does 1/n of the optimizer's work. A bucket's slice is
+summed when every rank of the node has the bucket's gradients; by then no backward reads the bucket's weights any more, so the
+update may follow at once. Where the norm is wanted first (clipping, logging) the updates wait for it. Between nodes, the
+same-numbered ranks sum their slices by messages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpitrain.backend import Array
+from mpitrain.comm.channel import AnyWork, Channel
+from mpitrain.comm.shared import SharedChannel
+from mpitrain.comm.works import SharedWork
+from mpitrain.errors import NumericsError
+from mpitrain.nn import Module
+from mpitrain.optim import BlockSums, Optimizer, clip_factor
+from mpitrain.parallel.reducer import GradientReducer
+from mpitrain.parallel.slices import Part, cut_slices, parts_of
+from mpitrain.parallel.statistics import Statistics
+from mpitrain.parallel.update import Outcome, Replicated
+from mpitrain.schedules.steps import Algorithm
+
+
+class NodeExchange:
+    """What a `GradientReducer` takes for its channel: a sum of which each rank of the node keeps its slice alone."""
+
+    def __init__(self, shared: SharedChannel, optimizer: Optimizer):
+        self.shared, self.optimizer = shared, optimizer
+        self.size, self.rank = shared.size, shared.rank
+        self.arena: Array | None = None
+        self.summed: Callable[[Sequence[Part]], None] = lambda parts: None     # called once for each bucket, when it is
+        self._own: dict[tuple[int, int], tuple[tuple[int, int], list[Part]]] = {}
+
+    def allocate(self) -> Array:
+        """Memory for one of the reducer's arenas. The first, where the sums are made, is in shared memory."""
+        storage = self.optimizer.storage
+        if self.arena is not None:
+            return storage.new_flat()
+        self.arena = storage.new_flat(self.shared.allocate)
+        return self.arena
+
+    def start_steps(self, array: Array, name: str, steps: Algorithm) -> AnyWork:
+        """By messages: sums of the caller's own steps are whole on every rank."""
+        return self.shared.start_steps(array, name, steps)
+
+    def start_allreduce(self, array: Array, name: str) -> SharedWork:
+        assert self.arena is not None
+        start = (array.ctypes.data - self.arena.ctypes.data) // self.arena.itemsize
+        own, parts = self._slice(start, start + array.size)
+        return self.shared.start_reduce_scatter(array, name, own, lambda: self.summed(parts))
+
+    def own_parts(self, buckets: Sequence[Any]) -> list[Part]:
+        """This rank's parts of all buckets."""
+        return [part for bucket in buckets for part in self._slice(bucket.start, bucket.stop)[1]]
+
+    def _slice(self, start: int, stop: int) -> tuple[tuple[int, int], list[Part]]:
+        if (start, stop) not in self._own:
+            segments, node = self.optimizer.storage.segments, self.shared.node
+            slices = cut_slices(segments, start, stop, node.size, whole=self.optimizer.whole_parameters)
+            own = slices[node.rank]
+            self._own[start, stop] = (own.start - start, own.stop - start), parts_of(segments, own)
+        return self._own[start, stop]
+
+
+class NodeShared(Replicated):
+    """The update of one copy per node; parameters and state lie in memory that the ranks of the node share.
+
+    Equal to `Replicated` to the bit where that sums in the same order.
+    """
+
+    def __init__(self, model: Module, optimizer: Optimizer, reducer: GradientReducer, channel: Channel,
+                 rate: Callable[[int], float], exchange: NodeExchange, *, clip_norm: float = 0.0,
+                 statistics: Statistics | None = None):
+        super().__init__(model, optimizer, reducer, channel, rate, clip_norm=clip_norm, statistics=statistics)
+        self.exchange = exchange
+        self._blocks = BlockSums(optimizer.storage)
+        block = exchange.shared.node.block(max(8, 8 * self._blocks.size), "norm")
+        self._sums: Any = np.zeros(0) if block is None else block.view(np.float64)[:self._blocks.size]
+        exchange.summed = self._summed
+
+    def finish(self) -> Outcome:
+        """The rest of the exchange, then the update of this rank's parts. NumericsError before any parameter changes."""
+        gradients = self.reducer.finish()
+        lr, norm = self.rate(self.step), None
+        own = self.exchange.own_parts(self.reducer.buckets)
+        if self._waits:
+            norm, scale = self._norm(gradients, own)
+            self.optimizer.update(gradients, lr=lr, step=self.step + 1, scale=scale, segments=own)
+        self.optimizer.steps = self.step + 1
+        self._meet("parameters")
+        for segment in self.optimizer.storage.segments:       # the other ranks' parts have changed too
+            segment.parameter.mark_changed()
+        self._update_buffers()
+        self.step += 1
+        return {"lr": lr, "grad_norm": norm, "comm_exposed_s": self.reducer.exposed_s}
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the update needs the norm of the whole gradient first."""
+        return bool(self.clip_norm) or self.want_norm
+
+    def _summed(self, parts: Sequence[Part]) -> None:
+        if not self._waits:
+            self.optimizer.update(self.reducer.gradients, lr=self.rate(self.step), step=self.step + 1, segments=parts)
+
+    def _norm(self, gradients: Array, own: Sequence[Part]) -> tuple[float, float]:
+        """The norm over all ranks' parts, and the factor of clipping."""
+        self._blocks.write(self._sums, gradients, own)
+        self._meet("norm")
+        norm = math.sqrt(self._blocks.total(self._sums))
+        if not math.isfinite(norm):
+            raise NumericsError(f'the gradient of "{self._blocks.not_finite(self._sums)}" is not finite; no parameter was '
+                                "changed; try a smaller optimizer.lr, or optimizer.clip_norm", step=self.step)
+        return norm, clip_factor(norm, self.clip_norm) if self.clip_norm else 1.0
+
+    def _meet(self, name: str) -> None:
+        """Every rank of every node has come here, and sees what the others have written."""
+        self.exchange.shared.allreduce(np.zeros(1), name=name)

@@ -1,0 +1,53 @@
+"""Which rank of a node updates which part of a bucket: slices of about equal size, cut where every layout may cut.
+
+Norms add up squares in blocks of 4,096 elements counted from the start of each parameter (`optim.norm`). A slice that begins
+and ends at such a block, or at a parameter's bounds, sums whole blocks, so any number of ranks finds the same bits. An
+optimizer that needs norms of whole parameters (LARS, LAMB) gets slices of whole parameters.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from mpitrain.optim import NORM_BLOCK, Segment
+
+
+@dataclass(frozen=True)
+class Part:
+    """Elements [start, stop) of one parameter, as `optim.Segment` wants them; `stop` may lie inside the parameter."""
+
+    parameter: Any
+    name: str
+    start: int
+    stop: int
+    decay: bool
+
+
+class Slice(NamedTuple):
+    """Elements [start, stop) of a flat array."""
+
+    start: int
+    stop: int
+
+
+def cut_slices(segments: Sequence[Segment], start: int, stop: int, n: int, *, whole: bool) -> list[Slice]:
+    """[start, stop), which begins and ends at bounds of parameters, as n slices in order, some empty; see above for the cuts."""
+    inside = [s for s in segments if start <= s.start and s.stop <= stop]
+    within = [cut for s in inside for cut in range(s.start, s.start + 1 if whole else s.stop, NORM_BLOCK)]
+    allowed = sorted({start, stop, *within})
+    cuts = [start]
+    for i in range(1, n):
+        ideal = start + (stop - start) * i // n
+        after = bisect_left(allowed, ideal)
+        near = min(allowed[max(0, after - 1):after + 1], key=lambda cut: abs(cut - ideal))
+        cuts.append(max(cuts[-1], near))
+    return [Slice(a, b) for a, b in zip(cuts, [*cuts[1:], stop])]
+
+
+def parts_of(segments: Sequence[Segment], own: Slice) -> list[Part]:
+    """The parts of parameters in a slice, in its order."""
+    return [Part(s.parameter, s.name, max(s.start, own.start), min(s.stop, own.stop), s.decay)
+            for s in segments if max(s.start, own.start) < min(s.stop, own.stop)]

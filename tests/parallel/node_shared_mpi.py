@@ -1,0 +1,137 @@
+"""One copy of parameters and optimizer state per node: the bits of the plain update, with the sums in the same order."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpitrain import nn, optim
+from mpitrain.autograd import Tensor, run_backward
+from mpitrain.comm.channel import Channel
+from mpitrain.comm.node import Node
+from mpitrain.comm.progress import Progress
+from mpitrain.comm.shared import SharedChannel
+from mpitrain.errors import NumericsError
+from mpitrain.parallel.node_shared import NodeExchange, NodeShared
+from mpitrain.parallel.reducer import GradientReducer
+from mpitrain.parallel.update import Replicated
+
+OPTIMIZERS = {"sgd": {"momentum": 0.9, "nesterov": True}, "adam": {"weight_decay": 0.1}, "adamw": {}, "rmsprop": {}, "lars": {},
+              "lamb": {}}
+
+
+class Job:
+    """A small model in a job of its own; parameters of 9,216 and 10,752 elements are cut inside."""
+
+    def __init__(self, comm: Any, *, shared: bool, optimizer: str, clip_norm: float, colors: int, bucket_bytes: int = 30_000):
+        self.progress = Progress()
+        self.node = Node(comm, self.progress, color=comm.rank * colors // comm.size if colors else None)
+        self.channel = SharedChannel(Channel(comm.Dup(), "gradients", progress=self.progress), self.node)
+        self.control = Channel(comm.Dup(), "control", progress=self.progress)
+        self.model = nn.Sequential(nn.Linear(96, 96), nn.Tanh(), nn.Linear(96, 112), nn.Tanh(), nn.Linear(112, 3))
+        def place(nbytes: int) -> Any:
+            return self.node.block(nbytes, "parameters")
+        self.shared = shared and self.channel.shared
+        allocate = place if self.shared else None
+        storage = self.model.initialize(seed=1, allocate=allocate)
+        self.optimizer = optim.OPTIMIZERS.resolve(optimizer)(storage, 0.01, allocate=allocate, **OPTIMIZERS[optimizer])
+        self.control.barrier()                               # nobody writes initial values any more
+        rate = lambda step: 0.01 / (step + 1)                # noqa: E731
+        if self.shared:
+            exchange = NodeExchange(self.channel, self.optimizer)
+            self.reducer = GradientReducer(storage, exchange, bucket_bytes=bucket_bytes, allocate=exchange.allocate,
+                                           progress=self.progress.progress)
+            self.update: Replicated = NodeShared(self.model, self.optimizer, self.reducer, self.control, rate, exchange,
+                                                 clip_norm=clip_norm)
+        else:
+            def arena() -> Any:
+                return storage.new_flat(self.channel.allocate)
+            self.reducer = GradientReducer(storage, self.channel, bucket_bytes=bucket_bytes, allocate=arena,
+                                           progress=self.progress.progress)
+            self.update = Replicated(self.model, self.optimizer, self.reducer, self.control, rate, clip_norm=clip_norm)
+
+    def step(self, number: int, *, want_norm: bool, scale: float = 1.0) -> float | None:
+        self.update.want_norm = want_norm
+        x = np.random.default_rng([number, self.control.rank]).standard_normal((4, 96)).astype(np.float32)
+        self.update.begin()
+        for micro in range(2):
+            output = self.model(Tensor(x[2 * micro:2 * micro + 2]))
+            self.reducer.begin_micro_batch(last=micro == 1)
+            run_backward(output, np.full(output.shape, scale, np.float32), progress=self.reducer.progress)
+        return self.update.finish()["grad_norm"]
+
+    def state(self) -> dict[str, bytes]:
+        found = {name: p.array.tobytes() for name, p in self.model.named_parameters()}
+        return found | {name: array.tobytes() for name, array in self.optimizer.state_dict().items()}
+
+    def close(self) -> None:
+        self.reducer.close()
+        self.channel.close()
+        self.control.close()
+        self.node.close()
+
+
+@pytest.fixture
+def job(comm: Any) -> Iterator[Any]:
+    made: list[Job] = []
+
+    def make(**options: Any) -> Job:
+        made.append(Job(comm, **options))
+        return made[-1]
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 0.5])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_one_copy_per_node_has_the_bits_of_a_copy_per_rank(job: Any, comm: Any, optimizer: str, clip_norm: float) -> None:
+    plain, shared = (job(shared=s, optimizer=optimizer, clip_norm=clip_norm, colors=0) for s in (False, True))
+    assert shared.shared == (comm.size > 1)
+    for number in range(4):
+        norms = [one.step(number, want_norm=number % 2 == 0) for one in (plain, shared)]
+        assert norms[0] == norms[1] and (norms[0] is None) == (number % 2 == 1 and not clip_norm)
+    assert plain.state() == shared.state()
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_nodes_sum_their_slices_by_messages(job: Any, comm: Any, optimizer: str) -> None:
+    if comm.size not in (4, 8):
+        pytest.skip("nodes of two ranks and more, equally many each")
+    plain, shared = (job(shared=s, optimizer=optimizer, clip_norm=0.5, colors=2) for s in (False, True))
+    assert shared.shared and shared.node.size == comm.size // 2
+    for number in range(3):
+        plain.step(number, want_norm=True)
+        shared.step(number, want_norm=True)
+    mine, other = plain.state(), shared.state()
+    for name in mine:
+        a, b = (np.frombuffer(x, np.int64 if name == "steps" else np.float32) for x in (mine[name], other[name]))
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6)           # slices are cut otherwise, so sums differ in order
+    digest = hashlib.sha256(b"".join(other[name] for name in sorted(other))).hexdigest()
+    assert len(set(comm.allgather(digest))) == 1                          # the same bits on every node
+
+
+def test_the_copy_is_one_and_its_gradients_are_each_rank_s_own(job: Any, comm: Any) -> None:
+    one = job(shared=True, optimizer="adamw", clip_norm=0.0, colors=0)
+    if not one.shared:
+        pytest.skip("one rank shares with nobody")
+    values = one.optimizer.storage.values
+    one.control.barrier()
+    if comm.rank == 0:
+        values[0] = 123.0
+    one.control.barrier()
+    assert values[0] == 123.0                                             # another rank's store
+
+
+def test_a_gradient_that_is_not_finite_changes_no_parameter_and_is_named_on_every_rank(job: Any, comm: Any) -> None:
+    one = job(shared=True, optimizer="adamw", clip_norm=1.0, colors=0)
+    before = one.state()
+    message = 'gradient of "[024][.](weight|bias)" is not finite; no parameter was changed'
+    with np.errstate(all="ignore"), pytest.raises(NumericsError, match=message):
+        one.step(0, want_norm=True, scale=3e38)
+    one.control.barrier()
+    assert one.state() == before
