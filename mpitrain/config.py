@@ -89,9 +89,11 @@ class MeshConfig:
 
 @dataclass(frozen=True)
 class CommConfig:
-    algorithm: str = "auto"
+    algorithm: str = "auto"                  # shared memory on a node; a name: by messages
     bucket_mb: float | str = 4.0             # or "auto": cut where measured ready times say
     progress: str = "poll"
+    wire_dtype: str = "float32"              # of messages
+    node_shared: bool = False                # one copy of parameters and optimizer state per node
 
 
 @dataclass(frozen=True)
@@ -281,12 +283,16 @@ def _check(config: Config, source: Path, overridden: set[str]) -> None:
                              ("optimizer.decay", o.decay, ("all", "matrices")),
                              ("train.reproducible", t.reproducible, ("run", "layout")),
                              ("comm.progress", config.comm.progress, ("poll", "thread", "auto")),
+                             ("comm.wire_dtype", config.comm.wire_dtype, ("float32", "bfloat16", "float16")),
                              ("train.precision", t.precision, ("float32", "float64"))):
         if text not in known:
             refuse(f'{key} = "{text}" is not there{nearest(text, known)}', key)
     if t.reproducible == "layout" and t.threads > 1:
         refuse(f'train.reproducible = "layout" needs one BLAS thread a rank, found train.threads = {t.threads}; set it to 0 or 1',
                "train.reproducible", "train.threads")
+    if config.comm.node_shared and (config.comm.progress != "poll" or isinstance(size, str)):
+        refuse('comm.node_shared = true updates parameters while messages move: set comm.progress = "poll" and a number for '
+               "comm.bucket_mb", "comm.node_shared", "comm.progress", "comm.bucket_mb")
     for axis in ("pp", "tp"):
         if getattr(config.mesh, axis) != 1:
             refuse(f"mesh.{axis} = {getattr(config.mesh, axis)}: models are not split over ranks yet; "

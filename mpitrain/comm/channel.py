@@ -55,6 +55,7 @@ class Channel:
         self.progress = progress if progress is not None else Progress()
         self.pools = Pools()
         self._packing, self._cut, self._piece_bytes = wire_format(wire), Cut(segment_bytes, message_bytes), piece_bytes
+        self.wire = wire
         self._keeps_wide = wire == "float32"                  # 16-bit arrays travel as float32
         self._tag_bound = tag_upper_bound()
         self._sequence = 0

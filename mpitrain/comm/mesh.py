@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpitrain.comm.channel import Channel
+from mpitrain.comm.fold import left_fold
+from mpitrain.comm.node import Node
 from mpitrain.comm.progress import Progress
+from mpitrain.comm.shared import Order, SharedChannel
 from mpitrain.errors import MeshError
 from mpitrain.schedules.steps import Algorithm
 
@@ -40,7 +43,8 @@ class Mesh:
         self._grid = comm.Create_cart([pp, dp, tp], periods=[False] * 3, reorder=False)
         self._grid.Set_errhandler(MPI.ERRORS_RETURN)
         self._coordinates: dict[str, int] = dict(zip(AXES, self._grid.Get_coords(self._grid.rank)))
-        self._channels: list[Channel] = []
+        self._channels: list[Channel | SharedChannel] = []
+        self._nodes: list[Node] = []
         self._subsets: dict[tuple[str, ...], MPI.Cartcomm] = {}
         for count in (1, 2, 3):
             for names in combinations(AXES, count):
@@ -75,11 +79,26 @@ class Mesh:
         self._channels.append(channel)
         return channel
 
+    def share_memory(self, channel: Channel, *, order: Order = left_fold) -> SharedChannel:
+        """`channel`, one of this mesh's, with memory shared between its ranks on a node. Collective over the channel.
+
+        Its `notes` say where that could not be had. No array of its memory may be used after `close`.
+        """
+        comm: Any = channel.comm                              # a duplicate of a Cartesian one
+        node = Node(comm, self.progress)
+        shared = SharedChannel(channel, node, order=order)
+        self._channels[self._channels.index(channel)] = shared
+        self._nodes.append(node)
+        return shared
+
     def close(self) -> None:
-        """Free every channel and communicator; collective."""
+        """Free every channel, shared memory and communicator; collective."""
         self.progress.close()
         for channel in reversed(self._channels):
             channel.close()
+        for node in reversed(self._nodes):
+            node.close()
+        self._nodes.clear()
         for comm in (*self._subsets.values(), self._grid):
             comm.Free()
         self._channels.clear()

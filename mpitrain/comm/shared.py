@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from mpitrain.comm.channel import AnyWork
     from mpitrain.schedules.steps import Algorithm
 
+Order: TypeAlias = Callable[[int], Sequence[int]]             # n -> a program of `comm.fold` that adds up n arrays
 SPIN = 30_000                         # ns awake before sleeping: a flag crosses cores in 0.1 us, a wake-up takes 5 to 50
 LIMIT = 100_000_000                   # ns in C at a time; then signals, other messages, and a look at the time
 LOOK = 0.25                           # s of waiting before a look at whether the others live, and between looks
@@ -64,7 +65,7 @@ class SharedChannel:
     a program of `comm.fold`. Where memory cannot be shared, everything goes by messages and `notes` says why.
     """
 
-    def __init__(self, channel: Channel, node: Node, *, order: Callable[[int], Sequence[int]] = left_fold,
+    def __init__(self, channel: Channel, node: Node, *, order: Order = left_fold,
                  stream_bytes: int = STREAM_BYTES):
         assert (channel.rank, channel.size) == (node.base.rank, node.base.size), "the node is of another communicator"
         self.channel, self.node = channel, node
@@ -242,7 +243,8 @@ class SharedChannel:
         self._engine: Engine = flags.Native(kernels()) if self._native else flags.Polling(self._control)
         if node.size < self.size:
             comm = node.base.Split(node.rank, node.base.rank)
-            self.cross = Channel(comm, f"{self.name} across nodes", algorithm=self.channel.algorithm, progress=self._progress)
+            self.cross = Channel(comm, f"{self.name} across nodes", algorithm=self.channel.algorithm, progress=self._progress,
+                                 wire=self.channel.wire)
 
     def _by_messages(self, array: Any, name: str, dtype: str | None) -> AnyWork:
         if dtype not in (None, array.dtype.name):

@@ -61,7 +61,7 @@ class FlatStorage:
 
     def __init__(self, parameters: Sequence[Parameter], dtype: str = "float32", device: Device = CPU,
                  allocate: Allocate | None = None):
-        self.dtype, self.device = float_dtype(dtype), device
+        self.dtype, self.device, self.allocate = float_dtype(dtype), device, allocate
         self.segments, self.size = plan_segments(parameters)
         self.values = self._memory(allocate)
         for segment, view in zip(self.segments, self.views(self.values)):

@@ -39,6 +39,7 @@ class Storage(Protocol):
     values: Array
     gradients: Array | None
     gradient_views: list[Array]
+    allocate: Callable[[int], Any] | None
 
     @property
     def segments(self) -> Sequence[Segment]: ...
@@ -58,7 +59,8 @@ class Run(NamedTuple):
 
 
 class Optimizer:
-    """`state` maps a name ("m") to a flat array of the storage's layout; `allocate` supplies its memory.
+    """`state` maps a name ("m") to a flat array of the storage's layout; `allocate` supplies its memory (default: what
+    supplied the storage's own).
 
     `decay` says which parameters `weight_decay` is for: "all", or "matrices" (two dims or more). A parameter described
     with ``decay=False`` is never decayed. Subclasses name their state and define `change`.
@@ -76,7 +78,7 @@ class Optimizer:
         require(0.0 <= lr < float("inf"), "lr", lr, "a number >= 0")
         require(0.0 <= weight_decay < float("inf"), "weight_decay", weight_decay, "a number >= 0")
         self.storage, self.lr, self.weight_decay, self.decay = storage, lr, weight_decay, decay
-        self.state: dict[str, Array] = {name: storage.new_flat(allocate) for name in state}
+        self.state: dict[str, Array] = {name: storage.new_flat(allocate or storage.allocate) for name in state}
         self.steps = 0
         ordered = [s for s in storage.segments if s.stop > s.start]
         self._follows = {a.stop: b.start for a, b in zip(ordered, ordered[1:])}

@@ -107,8 +107,8 @@ class NodeShared(Replicated):
 
     @property
     def _waits(self) -> bool:
-        """Whether the update needs the norm of the whole gradient first."""
-        return bool(self.clip_norm) or self.want_norm
+        """Whether the update needs the whole gradient first: for its norm, or because it was not summed in slices."""
+        return bool(self.clip_norm) or self.want_norm or self.reducer.tree is not None
 
     def _summed(self, parts: Sequence[Part]) -> None:
         if not self._waits:

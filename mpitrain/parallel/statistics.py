@@ -8,6 +8,7 @@ import numpy as np
 
 from mpitrain.comm.channel import Channel
 from mpitrain.nn import Module, collect_statistics
+from mpitrain.parallel.tree import Channel as TreeChannel
 from mpitrain.parallel.tree import RankTree
 from mpitrain.schedules.microtree import Node
 
@@ -41,7 +42,7 @@ class PlainStatistics:
 class TreeStatistics:
     """The tree over the micro-batches of all ranks, as for gradients; a micro-batch without rows counts as zeros."""
 
-    def __init__(self, model: Module, channel: Channel, tree: RankTree):
+    def __init__(self, model: Module, channel: TreeChannel, tree: RankTree):
         self.model, self.channel, self.tree = model, channel, tree
         self._sums: list[tuple[Node, Host]] = []
         self._next = tree.first

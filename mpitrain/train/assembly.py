@@ -20,6 +20,7 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import threads_may_call_mpi
 from mpitrain.data import Dataset, Sampler, scan_labels
 from mpitrain.errors import ConfigError, MeshError, ShapeError, nearest
+from mpitrain.parallel.exchange import Exchange
 from mpitrain.parallel.feed import Feed
 from mpitrain.parallel.pipeline import Pipeline
 from mpitrain.parallel.reducer import GradientReducer
@@ -28,7 +29,6 @@ from mpitrain.parallel.statistics import PlainStatistics, TreeStatistics
 from mpitrain.parallel.synchronise import synchronise_batch_norm
 from mpitrain.parallel.tree import RankTree
 from mpitrain.parallel.tuning import POLICIES, Tuning
-from mpitrain.parallel.update import Replicated
 from mpitrain.schedules.microtree import share
 from mpitrain.train import checkpoint, fingerprint, layout
 from mpitrain.train.evaluate import Evaluator
@@ -64,6 +64,8 @@ class Options:
     workers: int = 1
     algorithm: Any = "auto"                  # of the gradients' all-reduce: a name, or a function of your own
     bucket_bytes: int = 4 << 20
+    wire: str = "float32"                    # what messages carry of a float32 gradient
+    node_shared: bool = False
     tune_buckets: bool = False               # cut buckets anew after the first steps, where measured ready times say
     progress: str = "poll"                   # who moves messages: "poll", "thread", or "auto": what is faster
     quiet: bool = False
@@ -141,10 +143,9 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     o = options
     anywhere = layout.is_asked_for(o.reproducible)
     if anywhere:
-        layout.refuse_options(o.micro_batches, o.algorithm)
+        layout.refuse_options(o.micro_batches, o.algorithm, o.wire)
         layout.refuse_threads()
     control = mesh.channel(mesh.axes, "control")
-    gradients = mesh.channel("dp", "gradients", algorithm=o.algorithm)
     n_micro = count_micro_batches(o.micro_batches, o.batch_size, mesh.size("dp"))
     sampler = Sampler(inputs.train_rows, o.batch_size, seed=o.seed, drop_last=o.drop_last)
     plan = make_plan(o, sampler)
@@ -152,7 +153,8 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     if anywhere:
         layout.refuse_model(model, device)
     numerics = layout.agree_on_numerics(control, n_micro) if anywhere else None
-    storage = model.initialize(o.seed, o.precision, device)
+    exchange = Exchange(mesh, algorithm=o.algorithm, wire=o.wire, node_shared=o.node_shared, on_host=device.name == "cpu")
+    storage = model.initialize(o.seed, o.precision, device, exchange.allocate)
     feed = Feed(storage.device, storage.dtype, tokens=inputs.tokens)
     inputs.fit(control)
     n_classes = try_one_sample(model, loss, feed, inputs)
@@ -167,18 +169,19 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
 
     first, last = share(mesh.coordinate("dp"), mesh.size("dp"), n_micro)
     tree = RankTree(n_micro, mesh.coordinate("dp"), mesh.size("dp")) if anywhere else None
-    statistics = TreeStatistics(model, gradients, tree) if tree else PlainStatistics(model, control)
+    statistics = TreeStatistics(model, exchange.channel, tree) if tree else PlainStatistics(model, control)
     loader = ObservedLoader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
                             n_classes=n_classes, workers=o.workers)
-    reducer = GradientReducer(storage, gradients, bucket_bytes=o.bucket_bytes, progress=mesh.progress.progress, tree=tree)
+    reducer = exchange.reducer(storage, stepper, bucket_bytes=o.bucket_bytes, tree=tree)
     mesh.progress.landed = reducer.timeline.look
     pipeline = Pipeline(model, loss, control, reducer, feed, n_micro=n_micro, seed=o.seed, after_forward=statistics.after_forward)
     rate_at = rate(plan.steps) if rate else lambda step: stepper.lr
-    update = Replicated(model, stepper, reducer, control, rate_at, clip_norm=o.clip_norm, statistics=statistics)
+    update = exchange.update(model, stepper, reducer, control, rate_at, clip_norm=o.clip_norm, statistics=statistics)
     read, n_chunks = inputs.chunks(n_classes)
     evaluator = Evaluator(model, loss, read, n_chunks, control, feed) if n_chunks else None
     trainer = Trainer(pipeline=pipeline, update=update, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       recorder=Recorder(None, rank=control.rank, quiet=o.quiet), tuning=make_tuning(o, reducer, control, mesh))
+    trainer.notes += exchange.notes
     return Job(trainer, state, plan, o, control, numerics)
 
 

@@ -27,7 +27,7 @@ def build(config: Config, inputs: Inputs, mesh: Mesh) -> Job:
         log_every=config.log.every, checkpoint_every=config.checkpoint.every, keep=config.checkpoint.keep,
         keep_best=config.checkpoint.best, drop_last=config.data.drop_last, workers=config.data.workers,
         algorithm=find_algorithm(config), bucket_bytes=bucket_bytes(config), tune_buckets=config.comm.bucket_mb == "auto",
-        progress=config.comm.progress)
+        progress=config.comm.progress, wire=config.comm.wire_dtype, node_shared=config.comm.node_shared)
     model = make_model(config)
     if t.recompute:
         keep_inputs_only(model)

@@ -28,7 +28,7 @@ def is_asked_for(mode: str) -> bool:
     return mode == "layout"
 
 
-def refuse_options(micro_batches: int, algorithm: Any) -> None:
+def refuse_options(micro_batches: int, algorithm: Any, wire: str = "float32") -> None:
     """ConfigError where the configuration leaves the arithmetic to the number of ranks."""
     if not micro_batches:
         raise ConfigError(f"{MODE} needs train.micro_batches: each micro-batch is computed by itself, so their number must not "
@@ -36,6 +36,8 @@ def refuse_options(micro_batches: int, algorithm: Any) -> None:
     if algorithm != "auto":
         raise ConfigError(f'{MODE} adds gradients in an order of its own, found comm.algorithm = "{_name(algorithm)}"; '
                           'leave comm.algorithm = "auto"')
+    if wire != "float32":
+        raise ConfigError(f'{MODE} rounds nothing on its way between ranks, found comm.wire_dtype = "{wire}"; leave it "float32"')
 
 
 def refuse_model(model: Module, device: Device) -> None:

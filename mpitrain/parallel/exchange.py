@@ -1,0 +1,87 @@
+"""How the gradients of a run travel: through memory that ranks of a node share, or by messages; with what update after them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpitrain.backend import Array
+from mpitrain.comm.channel import Channel
+from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.shared import SharedChannel
+from mpitrain.errors import ConfigError, OutputError
+from mpitrain.nn import FlatStorage, Module
+from mpitrain.optim import Optimizer
+from mpitrain.parallel.node_shared import NodeExchange, NodeShared
+from mpitrain.parallel.reducer import GradientReducer
+from mpitrain.parallel.statistics import Statistics
+from mpitrain.parallel.tree import RankTree
+from mpitrain.parallel.update import Replicated
+
+AUTO = "auto"
+
+
+class Exchange:
+    """The choice for one run, the same on all ranks. Ask it in this order: memory, reducer, update.
+
+    With `algorithm` "auto", gradients on the CPU go through shared memory where a node has room; a named algorithm goes by
+    messages. `node_shared` keeps one copy of parameters and optimizer state on each node. `notes` says what could not be had.
+    """
+
+    def __init__(self, mesh: Mesh, *, algorithm: Any = AUTO, wire: str = "float32", node_shared: bool = False,
+                 on_host: bool = True):
+        self.channel: Channel | SharedChannel = mesh.channel("dp", "gradients", algorithm=algorithm,
+                                                             wire=None if wire == "float32" else wire)
+        self.progress, self.notes = mesh.progress, list[str]()
+        if algorithm == AUTO and on_host and self.channel.size > 1:
+            self.channel = mesh.share_memory(self.channel)
+            self.notes = self.channel.notes
+        elif node_shared and self.channel.size > 1:
+            raise ConfigError('comm.node_shared = true needs gradients in memory that ranks share: train.device = "cpu" and '
+                              'comm.algorithm = "auto"')
+        self.node_shared = node_shared and isinstance(self.channel, SharedChannel) and self.channel.shared
+        if node_shared and not self.node_shared and self.channel.size > 1:
+            self.notes.append("comm.node_shared: every rank keeps a copy of its own")
+
+    @property
+    def allocate(self) -> Callable[[int], Any] | None:
+        """Memory for parameters and optimizer state: the node's own with `node_shared`, else None, the device's."""
+        return self._of_the_node if self.node_shared else None
+
+    def reducer(self, storage: FlatStorage, optimizer: Optimizer, *, bucket_bytes: int, tree: RankTree | None) -> GradientReducer:
+        """The reducer over this exchange."""
+        if self.node_shared:
+            assert isinstance(self.channel, SharedChannel)
+            exchange = NodeExchange(self.channel, optimizer)
+            return GradientReducer(storage, exchange, bucket_bytes=bucket_bytes, allocate=exchange.allocate,
+                                   progress=self.progress.progress, tree=tree)
+        return GradientReducer(storage, self.channel, bucket_bytes=bucket_bytes, allocate=self._arenas(storage),
+                               progress=self.progress.progress, tree=tree)
+
+    def update(self, model: Module, optimizer: Optimizer, reducer: GradientReducer, control: Channel,
+               rate: Callable[[int], float], *, clip_norm: float, statistics: Statistics) -> Replicated:
+        """The update that fits the reducer."""
+        if isinstance(reducer.channel, NodeExchange):
+            return NodeShared(model, optimizer, reducer, control, rate, reducer.channel, clip_norm=clip_norm,
+                              statistics=statistics)
+        return Replicated(model, optimizer, reducer, control, rate, clip_norm=clip_norm, statistics=statistics)
+
+    def _arenas(self, storage: FlatStorage) -> Callable[[], Array] | None:
+        """Memory for the reducer's arenas, one a call: the first is what is summed over ranks, so it is shared."""
+        channel = self.channel
+        if not isinstance(channel, SharedChannel):
+            return None
+        made: list[Array] = []
+
+        def arena() -> Array:
+            made.append(storage.new_flat(None if made else channel.allocate))
+            return made[-1]
+        return arena
+
+    def _of_the_node(self, nbytes: int) -> Any:
+        assert isinstance(self.channel, SharedChannel)
+        block = self.channel.node.block(nbytes, "parameters")
+        if block is None:
+            raise OutputError(f"comm.node_shared = true: {self.channel.node.notes[-1]}; free some of it, or set "
+                              "comm.node_shared = false")
+        return block
