@@ -1,4 +1,4 @@
-"""Every ``*_mpi.py`` file under tests/, on 1, 2, 3 and 4 ranks: one mpirun for each count."""
+"""Every ``*_mpi.py`` file under tests/, on 1, 2, 3 and 4 ranks: one mpirun for each count and folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from launch import ROOT, mpirun
 
-FILES = sorted(str(path) for path in (ROOT / "tests").rglob("*_mpi.py"))
+FILES = sorted((ROOT / "tests").rglob("*_mpi.py"))
+FOLDERS = sorted({path.parent.name for path in FILES})
 
 
 def test_there_are_files_to_run() -> None:
@@ -15,15 +16,17 @@ def test_there_are_files_to_run() -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("folder", FOLDERS)
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_the_collective_tests_pass_on_ranks(n: int, tmp_path: Path) -> None:
-    run(n, tmp_path, *FILES)
+def test_the_collective_tests_pass_on_ranks(n: int, folder: str, tmp_path: Path) -> None:
+    run(n, tmp_path, *(str(path) for path in FILES if path.parent.name == folder))
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("n", [5, 8])
 def test_collectives_pass_on_more_ranks_and_off_powers_of_two(n: int, tmp_path: Path) -> None:
-    run(n, tmp_path, str(ROOT / "tests/comm/collectives_mpi.py"), "-k", "flight or every_root")
+    run(n, tmp_path, str(ROOT / "tests/comm/collectives_mpi.py"), str(ROOT / "tests/comm/exchange_mpi.py"),
+        "-k", "flight or every_root or exchange")
 
 
 @pytest.mark.timeout(300)

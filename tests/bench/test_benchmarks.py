@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from launch import ROOT, Job, clean_environment, find_mpirun
 
+pytestmark = pytest.mark.slow
 TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed (make bench-comm installs it)")
 
 

@@ -23,6 +23,7 @@ import layout_matrix  # noqa: E402
 LAYOUT = ("train.reproducible=layout", "train.micro_batches=6", "optimizer.schedule=constant")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_each_model_has_one_hash_on_any_ranks_with_any_buckets_with_and_without_overlap() -> None:
     """20 steps of every model; each two settings meet. The plain mode shows that ranks can change the hash."""
