@@ -1,6 +1,6 @@
 """Our all-reduce beside gloo, PyTorch's CPU back end for distributed training: alternately in one run, every sum checked.
 
-    mpirun -n 2 python benchmarks/allreduce_vs_gloo.py [--algorithm auto] [--sizes 1M,16M] [--json FILE]
+    mpirun -n 2 python benchmarks/allreduce_vs_gloo.py [--algorithm shared] [--sizes 1M,16M] [--json FILE]
 
 Both sum in place, one thread a rank, in ordinary memory unless the algorithm brings its own. gloo connects over the loopback
 interface, as torchrun would make it on one machine.
@@ -64,7 +64,7 @@ def disconnect(channel, folder: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--algorithm", default="auto")
+    parser.add_argument("--algorithm", default="shared")
     parser.add_argument("--sizes", default="1M,16M")
     parser.add_argument("--pairs", type=int, default=25)
     parser.add_argument("--json", type=Path)

@@ -1,6 +1,6 @@
 """Gradient sum + AdamW + parameters visible to all, beside PyTorch's DistributedDataParallel and fused AdamW.
 
-    mpirun -n 2 python benchmarks/exchange_vs_ddp.py [--policy replicated] [--parameters 10000000] [--json FILE]
+    mpirun -n 2 python benchmarks/exchange_vs_ddp.py [--policy node_shared] [--parameters 10000000] [--json FILE]
 
 Ours is timed from the moment the last gradient lies where backward writes it, until the parameters are new on every rank; the
 buckets start one after the other, as at the end of backward.
@@ -122,7 +122,7 @@ def tuned(world, inputs, serial):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--policy", choices=list(POLICIES), default="replicated")
+    parser.add_argument("--policy", choices=list(POLICIES), default="node_shared")
     parser.add_argument("--parameters", type=int, default=10_000_000)
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--json", type=Path)

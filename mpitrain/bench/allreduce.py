@@ -21,7 +21,10 @@ from mpitrain.bench.inputs import Inputs
 from mpitrain.bench.pairs import Clock, alternate
 from mpitrain.bench.report import Report, in_bytes, in_time, machine, ratio_of
 from mpitrain.comm.channel import Channel
+from mpitrain.comm.node import Node
+from mpitrain.comm.shared import SharedChannel
 from mpitrain.comm.start import World
+from mpitrain.errors import MpitrainError
 from mpitrain.registry import Registry
 from mpitrain.schedules.collectives import ALL_REDUCE
 
@@ -42,7 +45,7 @@ class Contender(Protocol):
 class AnyChannel(Protocol):
     """What is asked of a channel."""
 
-    def start_allreduce(self, array: np.ndarray[Any, Any], name: str) -> Any: ...
+    def allreduce(self, array: np.ndarray[Any, Any], *, name: str) -> None: ...
     def close(self) -> None: ...
 
 
@@ -53,7 +56,7 @@ class OverChannel:
         self.channel, self.allocate = channel, allocate or aligned
 
     def allreduce(self, array: np.ndarray[Any, Any]) -> None:
-        self.channel.start_allreduce(array, "bench").wait()
+        self.channel.allreduce(array, name="bench")
 
     def close(self) -> None:
         self.channel.close()
@@ -91,6 +94,30 @@ CONTENDERS: Registry[Make] = Registry("all-reduce")
 def automatic(world: World) -> Contender:
     """What training uses unless told otherwise: an algorithm for each size."""
     return OverChannel(Channel(world.comm.Dup(), "bench:auto", algorithm="auto"))
+
+
+class Shared(OverChannel):
+    """Memory that the ranks of a node share; MpitrainError where that cannot be had, for messages are another contender."""
+
+    def __init__(self, world: World):
+        channel = Channel(world.comm.Dup(), "bench:shared")
+        comm: Any = channel.comm
+        self._node = Node(comm, channel.progress)
+        shared = SharedChannel(channel, self._node)
+        super().__init__(shared, shared.allocate)
+        self._notes = shared.notes
+
+    def allreduce(self, array: np.ndarray[Any, Any]) -> None:
+        if self._notes:
+            raise MpitrainError(f"the contender shared has no shared memory: {self._notes[0]}; leave it out of --algorithms")
+        self.channel.allreduce(array, name="bench")
+
+    def close(self) -> None:
+        super().close()
+        self._node.close()
+
+
+CONTENDERS.register("shared")(Shared)
 
 
 def known() -> list[str]:

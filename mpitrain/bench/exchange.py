@@ -11,6 +11,7 @@ ranks' gradients nearly cancel, rounding decides the direction; with an eps of 1
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -21,12 +22,13 @@ from mpitrain.bench.inputs import BLOCK, Inputs
 from mpitrain.bench.pairs import Clock, alternate
 from mpitrain.bench.report import Report, in_time, machine, ratio_of
 from mpitrain.comm.channel import Channel
+from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.start import World
 from mpitrain.errors import MpitrainError
 from mpitrain.nn.init import zeros
 from mpitrain.parallel.buckets import plan_buckets
-from mpitrain.parallel.reducer import GradientReducer
-from mpitrain.parallel.update import Replicated
+from mpitrain.parallel.exchange import Exchange
+from mpitrain.parallel.statistics import PlainStatistics
 from mpitrain.registry import Registry
 
 MATRIX = 1 << 20                  # elements of a parameter: some buckets hold one, the default ones too
@@ -62,16 +64,21 @@ def adamw(storage: nn.FlatStorage) -> optim.AdamW:
     return optim.AdamW(storage, lr=LR, betas=BETAS, eps=EPS, weight_decay=DECAY)
 
 
-class OnEveryRank:
-    """What training does today: every rank sums all gradients and updates all parameters."""
+class OverExchange:
+    """What training does, by one of its ways: messages, memory shared on a node, one copy of the parameters per node."""
 
-    def __init__(self, world: World, count: int, bucket_bytes: int):
+    def __init__(self, world: World, count: int, bucket_bytes: int, *, algorithm: str = "auto", node_shared: bool = False):
         model = Weights(count)
-        self._channel = Channel(world.comm.Dup(), "bench:gradients")
-        self._storage = model.initialize(seed=0)
-        self._reducer = GradientReducer(self._storage, self._channel, bucket_bytes=bucket_bytes,
-                                        progress=self._channel.progress.progress)
-        self._update = Replicated(model, adamw(self._storage), self._reducer, self._channel, lambda step: LR)
+        self._mesh = Mesh(world.comm)
+        exchange = Exchange(self._mesh, algorithm=algorithm, node_shared=node_shared)
+        if exchange.notes:
+            raise MpitrainError(f"{exchange.notes[0]}: what was to be measured cannot be had")
+        control = self._mesh.channel("dp", "control")
+        self._storage = model.initialize(seed=0, allocate=exchange.allocate)
+        optimizer = adamw(self._storage)
+        self._reducer = exchange.reducer(self._storage, optimizer, bucket_bytes=bucket_bytes, tree=None)
+        self._update = exchange.update(model, optimizer, self._reducer, control, lambda step: LR, clip_norm=0.0,
+                                       statistics=PlainStatistics(model, control))
         self._update.want_norm = False
 
     @property
@@ -93,7 +100,7 @@ class OnEveryRank:
 
     def close(self) -> None:
         self._reducer.close()
-        self._channel.close()
+        self._mesh.close()
 
 
 class WithNative:
@@ -124,7 +131,9 @@ class WithNative:
 
 POLICIES: Registry[Callable[[World, int, int], Policy]] = Registry("exchange")
 """What is measured; called with all ranks, the number of parameters, and the bytes of a bucket."""
-POLICIES.register("replicated")(OnEveryRank)
+POLICIES.register("messages")(partial(OverExchange, algorithm="ring"))
+POLICIES.register("replicated")(OverExchange)
+POLICIES.register("node_shared")(partial(OverExchange, node_shared=True))
 
 
 class Serial:

@@ -17,13 +17,14 @@ import numpy as np
 
 from mpitrain.bench.allreduce import Side, contender, typical
 from mpitrain.bench.inputs import Inputs
-from mpitrain.bench.model import Machine, simulate
 from mpitrain.bench.report import Report, in_bytes, in_time, machine
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.start import World
+from mpitrain.schedules import fit as fitting
 from mpitrain.schedules.collectives import ALL_REDUCE
+from mpitrain.schedules.simulate import Machine, simulate
 
-ALGORITHMS = ("ring", "recursive_doubling")                       # those whose cost the model knows
+ALGORITHMS = ("ring", "recursive_doubling", "halving_doubling", "direct")
 SIZES = [1 << k for k in range(10, 24)]                           # 1 KiB to 8 MiB
 MESSAGES = [8, 1 << 10, 16 << 10, 128 << 10, 1 << 20, 4 << 20]    # to and fro between two ranks
 SUMS = [64 << 10, 256 << 10, 1 << 20, 4 << 20]
@@ -71,9 +72,7 @@ def predicted(algorithm: str, nbytes: int, n: int, found: Machine) -> float:
 
 def fit(points: Sequence[Point], n: int) -> Machine:
     """The machine whose predictions are closest to the points, in squares of relative errors; no number is negative."""
-    units = (Machine(1.0, 0.0, 0.0), Machine(0.0, 1.0, 0.0), Machine(0.0, 0.0, 1.0))
-    rows = [[predicted(point.algorithm, point.nbytes, n, unit) for unit in units] for point in points]
-    return Machine(*non_negative(np.array(rows), np.array([point.seconds for point in points])))
+    return fitting.fit([fitting.Sample(ALL_REDUCE[p.algorithm], n, p.nbytes, p.seconds) for p in points], ITEM)
 
 
 def non_negative(rows: np.ndarray[Any, Any], seconds: np.ndarray[Any, Any]) -> list[float]:

@@ -1,4 +1,4 @@
-"""The fit finds a machine it is shown, and its predictions follow from the schedules' own steps."""
+"""The fit finds a machine it is shown, and the command prints what it predicts."""
 
 from __future__ import annotations
 
@@ -13,37 +13,10 @@ from hypothesis import strategies as st
 from launch import mpirun
 
 from mpitrain.bench.fit import ALGORITHMS, Point, fit, non_negative, predicted
-from mpitrain.bench.model import Machine, simulate
-from mpitrain.errors import ConfigError
-from mpitrain.schedules.collectives import ALL_REDUCE
-from mpitrain.schedules.steps import Reduce, Send
+from mpitrain.schedules.simulate import Machine
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8, 12])
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_prediction_counts_the_messages_and_sums_of_the_schedule(name: str, n: int) -> None:
-    """On the busiest rank: one alpha a round with messages, and as much beta and gamma as it sends or receives, and adds."""
-    length, itemsize = 120 * n, 4
-    cost = {"alpha": 0, "beta": 0, "gamma": 0}
-    for rank in range(n):
-        rounds = list(ALL_REDUCE[name](rank, n, length))
-        messages = [[step for step in round_ if not isinstance(step, Reduce)] for round_ in rounds]
-        longest = [max((step[1].length for step in steps), default=0) for steps in messages]
-        own = {"alpha": sum(1 for m in longest if m), "beta": sum(longest) * itemsize,
-               "gamma": sum(s.into.length for r in rounds for s in r if isinstance(s, Reduce)) * itemsize}
-        assert any(isinstance(step, Send) for steps in messages for step in steps) == (n > 1)
-        cost = {key: max(cost[key], own[key]) for key in cost}
-    for key, value in cost.items():
-        unit = Machine(**{**dict.fromkeys(cost, 0.0), key: 1.0})
-        assert simulate(ALL_REDUCE[name], n, length, itemsize, unit) == pytest.approx(value)
-
-
-def test_an_algorithm_of_unknown_cost_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no cost is known"):
-        simulate(lambda rank, n, length: iter([]), 2, 8, 4, Machine(1.0, 1.0, 1.0))
-
-
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.floats(1e-7, 1e-4), st.floats(1e-11, 1e-8), st.floats(1e-11, 1e-8), st.sampled_from([3, 4, 8]))
 def test_a_fit_finds_the_machine_behind_exact_times(alpha: float, beta: float, gamma: float, n: int) -> None:
     machine = Machine(alpha, beta, gamma)
@@ -74,7 +47,7 @@ def test_the_command_prints_predicted_beside_measured_and_marks_what_the_fit_has
     machine = Machine(record["alpha"], record["beta"], record["gamma"])
     for p in record["points"]:
         assert math.isclose(p["predicted_seconds"], predicted(p["algorithm"], p["bytes"], 2, machine)) and p["seconds"] > 0
-    assert result.out.count("not in the fit") == 2 and "predicted" in result.out
+    assert result.out.count("not in the fit") == len(ALGORITHMS) and "predicted" in result.out
 
 
 @pytest.mark.parametrize(("arguments", "message"), [(["--sizes", "8,16"], "the number of --sizes to fit must be at least 3"),
