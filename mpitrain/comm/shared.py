@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 Order: TypeAlias = Callable[[int], Sequence[int]]             # n -> a program of `comm.fold` that adds up n arrays
 SPIN = 30_000                         # ns awake before sleeping: a flag crosses cores in 0.1 us, a wake-up takes 5 to 50
 LIMIT = 100_000_000                   # ns in C at a time; then signals, other messages, and a look at the time
+LIMIT_CROSSING = 1_000_000            # the same where messages to other nodes must move meanwhile
 LOOK = 0.25                           # s of waiting before a look at whether the others live, and between looks
 KNOWN = 256                           # arrays remembered by a channel
 STREAM_BYTES = 1 << 62                # of one array, from which stores go around the caches: never, the lines are there
@@ -76,6 +77,7 @@ class SharedChannel:
         self._progress, self._lock = node.progress, threading.Lock()
         self._turn = Turn(0, 0 if node.crowded else SPIN, LIMIT)
         self._stream_bytes = stream_bytes
+        self._limit = LIMIT if node.size == self.size else LIMIT_CROSSING
         self._queue: deque[SharedWork] = deque()
         self._mover = Mover(self)
         self._plans: dict[tuple[int, int, Any, str], Plan] = {}
@@ -200,9 +202,11 @@ class SharedChannel:
                 first = next((w for w in self._queue if w.state in (QUEUED, ARRIVED)), work)
                 first = work if first.sequence > work.sequence else first
                 before = first.state
-                self._advance(first, LIMIT if alone and first.state != PARTLY else 0)
+                self._advance(first, self._limit if alone and first.state != PARTLY else 0)
             if first.state != before:
                 continue
+            if self.cross is not None:
+                self.cross.comm.Iprobe()                      # a message that MPI holds back leaves only while MPI is called
             if not alone:
                 self._progress.progress()
                 os.sched_yield()                              # ranks may outnumber cores; polling must not starve the peer

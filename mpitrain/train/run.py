@@ -56,7 +56,7 @@ def open_session(config: Config, cleanup: ExitStack) -> Session:
     world = start()
     with guard.symmetric():
         mesh = Mesh(world.comm, pp=config.mesh.pp, dp=config.mesh.dp, tp=config.mesh.tp)
-    cleanup.callback(mesh.close)
+    cleanup.push(lambda kind, error, trace: mesh.close() if kind is None else None)     # collective: not where a rank failed
     control = mesh.channel(("pp", "dp", "tp"), "start-up")
     hosts = control.gather_objects(socket.gethostname())
     pinned = threads.pin(1 if config.train.reproducible == "layout" else config.train.threads, hosts.count(hosts[world.rank]))

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from mpitrain.schedules import microtree
-from mpitrain.schedules.check import Symbols, execute
+from mpitrain.schedules.check import Symbols, contributions, run
 from mpitrain.schedules.microtree import cover, halves, joins, micro_tree, nodes_of, share, width
 
 
@@ -77,8 +77,7 @@ def test_every_number_of_ranks_adds_in_the_order_of_the_tree(n_micro, length, wh
     for n in [n for n in range(1, n_micro + 1) if n <= 8 or n == n_micro]:
         holders, wide = nodes_of(n_micro, n), width(n_micro, n)
         symbols = Symbols()
-        programs = [list(micro_tree(rank, n, wide * length, n_micro)) for rank in range(n)]
-        results = execute(programs, wide * length, symbols)
+        results = run(partial(micro_tree, n_micro=n_micro), contributions(symbols, n, wide * length), symbols)
         place = {node: (rank, slot) for rank, nodes in enumerate(holders) for slot, node in enumerate(nodes)}
 
         wanted = [expected((0, n_micro), element, length, place, symbols) for element in range(length)]

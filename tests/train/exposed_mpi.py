@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from mpitrain.comm.channel import Channel
 from mpitrain.train.trainer import Trainer
 
@@ -14,5 +16,7 @@ def test_the_rank_that_waited_least_gives_the_time(comm: Any) -> None:
     trainer: Any = SimpleNamespace(channel=channel)
     for least in range(comm.size):
         waited = 0.25 if comm.rank == least else 1.0 + comm.rank
-        assert Trainer.share(trainer, float(comm.rank), waited) == (sum(range(comm.size)), 0.25)
+        parts = np.zeros(comm.size)
+        parts[comm.rank] = comm.rank
+        assert Trainer.share(trainer, parts, waited) == (sum(range(comm.size)), 0.25)
     channel.close()

@@ -40,7 +40,7 @@ def test_a_resumed_run_takes_over_what_was_chosen_and_ends_with_the_same_bits(tm
 def test_a_thread_that_moves_messages_changes_no_bit(tmp_path):
     config = write(tmp_path, SMALL.replace("steps = 50", "steps = 10"))
     for progress in ("poll", "thread"):
-        ok(train(3, config, f"run.out={progress}", f"comm.progress={progress}", "comm.bucket_mb=0"))
+        ok(train(3, config, f"run.out={progress}", f"comm.progress={progress}", "comm.bucket_mb=0.00001"))
         assert record(tmp_path / progress)["choices"] == {}
     assert record(tmp_path / "poll")["parameters_sha256"] == record(tmp_path / "thread")["parameters_sha256"]
 

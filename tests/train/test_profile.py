@@ -36,7 +36,7 @@ def spans(trace, rank):
 def profiled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("profile")
     result = train(3, write(folder), "run.out=a", "train.steps=12", "train.eval_every=6", "train.micro_batches=6",
-                   "comm.bucket_mb=0", "checkpoint.every=6", "--profile")
+                   "comm.bucket_mb=0.00001", "checkpoint.every=6", "--profile")
     assert result.rc == 0, result.err
     assert "a/trace.json (open it in ui.perfetto.dev)" in result.out
     return folder / "a", read(folder / "a")
