@@ -197,6 +197,8 @@ class SharedChannel:
         """Return when the shared part of `work` is done. What began before it is summed first: others may wait for that."""
         looked = time.monotonic()
         while work.state != DONE:
+            if self.cross is not None:
+                self.move()                                   # a slice that has crossed goes to the node, whoever waits for what
             alone = self._progress.only(self._mover)
             with self._lock:
                 first = next((w for w in self._queue if w.state in (QUEUED, ARRIVED)), work)
