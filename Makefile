@@ -12,7 +12,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 export OMPI_MCA_rmaps_base_oversubscribe = 1
 
-.PHONY: help train test test-slow test-gpu check bench bench-comm bench-overlap layout-matrix native clean
+.PHONY: help train test test-slow test-hosts test-gpu check bench bench-comm bench-overlap layout-matrix native clean
 
 help:            ## this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -21,13 +21,16 @@ train: $(VENV)/ready            ## train the built-in digits run on 2 ranks
 	$(MPIRUN) -n $(RANKS) $(BIN)/python -P -m mpitrain train --overwrite $(ARGS)
 
 test: $(VENV)/ready-test        ## every test but the slow ones, serial and under mpirun
-	$(BIN)/python -m pytest -q -m "not slow and not gpu" $(ARGS)
+	$(BIN)/python -m pytest -q -m "not slow and not gpu and not hosts" $(ARGS)
 
 test-%: $(VENV)/ready-test      ## the collective tests on % ranks
 	$(MPIRUN) -n $* $(BIN)/python -m mpi4py -m pytest -q --with-mpi -p no:cacheprovider tests/comm/*_mpi.py tests/parallel/*_mpi.py
 
 test-slow: $(VENV)/ready-test   ## the tests that take minutes: the runs on real data
-	$(BIN)/python -m pytest -q -m "slow and not gpu" --timeout 1500 $(ARGS)
+	$(BIN)/python -m pytest -q -m "slow and not gpu and not hosts" --timeout 1500 $(ARGS)
+
+test-hosts: $(VENV)/ready-test  ## the tests across two hosts, acted by network namespaces; as root
+	$(BIN)/python -m pytest -q -m hosts $(ARGS)
 
 test-gpu: $(VENV)/ready-test    ## the array tests on real CuPy
 	$(BIN)/python -m pytest -q -m gpu $(ARGS)
