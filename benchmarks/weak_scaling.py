@@ -32,11 +32,12 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.start import start
 from mpitrain.data.loader import MicroBatch
 from mpitrain.errors import UsageError
+from mpitrain.parallel.exchange import Exchange
 from mpitrain.parallel.feed import Feed
 from mpitrain.parallel.pipeline import Pipeline
-from mpitrain.parallel.reducer import GradientReducer
 from mpitrain.parallel.replicas import checksum
-from mpitrain.parallel.update import Replicated
+from mpitrain.parallel.statistics import PlainStatistics
+from mpitrain.parallel.tuning import Tuning
 from mpitrain.train.trainer import Trainer
 
 NAP = 0.001                      # seconds between the looks of a sleeping rank at its messages
@@ -62,17 +63,19 @@ class Training:
 
     def __init__(self, name, comm):
         self.mesh = Mesh(comm)
-        control, gradients = self.mesh.channel(self.mesh.axes, "control"), self.mesh.channel("dp", "gradients")
+        control, exchange = self.mesh.channel(self.mesh.axes, "control"), Exchange(self.mesh)
         model, batch, tokens = MODELS[name](np.random.default_rng(comm.rank))
         self.storage = model.initialize(seed=0)
-        reducer = GradientReducer(self.storage, gradients, progress=self.mesh.progress.progress)
         optimizer = optim.AdamW(self.storage, lr=1e-3, weight_decay=0.01)
+        reducer = exchange.reducer(self.storage, optimizer, bucket_bytes=4 << 20, tree=None)
         loss = nn.LOSSES["cross_entropy"]()
-        pipeline = Pipeline(model, loss, control, reducer, Feed(CPU, "float32", tokens=tokens))
-        update = Replicated(model, optimizer, reducer, control, lambda step: 1e-3)
+        pipeline = Pipeline(model, loss, control, reducer, Feed(CPU, "float32", tokens=tokens),
+                            n_micro=self.mesh.size("dp"))
+        update = exchange.update(model, optimizer, reducer, control, lambda step: 1e-3, clip_norm=0.0,
+                                 statistics=PlainStatistics(model, control))
         update.want_norm = False                               # as between two lines of the log
         self.trainer = Trainer(pipeline=pipeline, update=update, loader=None, evaluator=None, channel=control, plan=None,
-                               recorder=None)
+                               recorder=None, tuning=Tuning(reducer, control))
         self.batches = [batch() for _ in range(BATCHES)]
         self.channel = control
 
