@@ -138,13 +138,17 @@ class Side:
     def __init__(self, name: str, contender: Contender, world: World, sizes: Sequence[int]):
         self.name, self.contender = name, contender
         self._rank, self._clock = world.rank, Clock(world)
+        self._arrays: dict[tuple[int, str], list[np.ndarray[Any, Any]]] = {}
         self._memory = contender.allocate(max(arrays_a_turn(size) * stride(size) for size in sizes))
 
     def turn(self, inputs: Inputs, number: int) -> float:
         """Seconds of one sum of arrays like `inputs`. MpitrainError when a sum is wrong, on the ranks where it is."""
         nbytes = inputs.length * inputs.dtype.itemsize
         count, step = arrays_a_turn(nbytes), stride(nbytes)
-        arrays = [self._memory[i * step:i * step + nbytes].view(inputs.dtype) for i in range(count)]
+        key = nbytes, str(inputs.dtype)
+        if key not in self._arrays:                           # the same objects each turn, as a training loop's buckets are
+            self._arrays[key] = [self._memory[i * step:i * step + nbytes].view(inputs.dtype) for i in range(count)]
+        arrays = self._arrays[key]
         for i, array in enumerate(arrays):
             inputs.fill(array, self._rank, number * count + i)
         seconds = self._clock.time(partial(self._reduce, arrays)) / count
