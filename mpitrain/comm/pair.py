@@ -9,7 +9,6 @@ Blocking calls run in C where they can; all others are `PairWork`s. Both send th
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +18,7 @@ import numpy as np
 from mpitrain.backend import native
 from mpitrain.comm.buffers import Host
 from mpitrain.comm.interpreter import HEADER_TAG, PAIR_BYTES, check_header
+from mpitrain.comm.polled import PolledWork
 from mpitrain.comm.signature import HEADER_BYTES, Signature
 from mpitrain.errors import PeerError
 
@@ -31,32 +31,19 @@ KINDS = {"float32": 0, "float64": 1, "int64": 2}
 DIFFERENT, UNSUITED = -1, -2                                  # what the C function answers to another signature or array
 
 
-class PairWork:
+class PairWork(PolledWork):
     """The exchange on its way, with the face of `interpreter.Work`."""
 
     def __init__(self, comm: MPI.Comm, array: Host, sequence: int, signature: Signature, *, channel: str, label: str,
                  progress: Progress, finish: Callable[[], None]):
-        from mpi4py import MPI
-        self._mpi: Any = MPI
+        super().__init__(label, progress, finish)
         self._comm, self._array, self._sequence, self._signature = comm, array, sequence, signature
-        self._channel, self._label, self._progress, self._finish = channel, label, progress, finish
+        self._channel = channel
         header = bytearray(HEADER_BYTES)
         signature.pack_into(header, sequence)
         self._sending = np.concatenate([np.frombuffer(header, np.uint8), array.view(np.uint8)])
         self._arriving = np.empty(HEADER_BYTES + PAIR_BYTES, np.uint8)
-        self.done = False
         self._requests: list[MPI.Request] = self._guarded(self._post)
-
-    def test(self) -> bool:
-        """Whether the result is there. Never blocks."""
-        return self.done or bool(self._guarded(self._advance))
-
-    def wait(self) -> None:
-        """Return when the result is there; others in flight are moved meanwhile."""
-        while not self.test():
-            self._progress.progress()
-            os.sched_yield()
-        self._progress.discard(self)
 
     def _post(self) -> list[MPI.Request]:
         peer = 1 - self._comm.rank
@@ -72,15 +59,7 @@ class PairWork:
             # rank 0's on the left on both: of two NaNs the left one is kept
             left, right = (self._array, arrived) if self._comm.rank == 0 else (arrived, self._array)
             np.add(left, right, out=self._array)
-        self.done = True
-        self._finish()
-        return True
-
-    def _guarded(self, action: Callable[[], Any]) -> Any:
-        try:
-            return action()
-        except self._mpi.Exception as error:
-            raise PeerError(f"{self._label}: MPI reports {error}; another rank was probably lost") from error
+        return self._land()
 
 
 class Entry(ctypes.Structure):
