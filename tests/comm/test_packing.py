@@ -112,7 +112,7 @@ def test_two_ranks_add_in_float32_and_round_each_value_once() -> None:
     found = simulate(packed_programs("ring", 2, 64), values)
     sent = rounded(values, "bfloat16")
     for owner in range(2):
-        own = slice(*[(part(rank, 2, 64).start, part(rank, 2, 64).stop) for rank in range(2)][1 - owner])
+        own = slice(part(owner, 2, 64).start, part(owner, 2, 64).stop)
         wanted = rounded(sent[1 - owner, own] + values[owner, own], "bfloat16")
         assert (found[:, own] == wanted).all()
 
