@@ -15,7 +15,8 @@ INLINE void NAME(add)(const A *a, const A *b, A *to, i64 n)
     for (; i < n; i++) to[i] = a[i] + b[i];
 }
 
-/* Two sources, two destinations, as on two ranks: one pass, nothing on a stack. */
+/* Two sources, two destinations, as on two ranks: one pass, nothing on a stack. A line that another core has written is fetched
+   to be written here, once: reading it first leaves it shared, and asking for it again to write it took twice as long as both. */
 #if !NARROW
 static void NAME(add_two)(const T *a, const T *b, T *to, T *too, i64 n, int stream)
 {
@@ -26,6 +27,8 @@ static void NAME(add_two)(const T *a, const T *b, T *to, T *too, i64 n, int stre
         stream_line(too + i, &sum);
     }
     for (; i + LANES <= n; i += LANES) {
+        __builtin_prefetch(to + i + AHEAD * LANES, 1);
+        __builtin_prefetch(too + i + AHEAD * LANES, 1);
         NAME(vector) sum = *(const NAME(vector) *)(a + i) + *(const NAME(vector) *)(b + i);
         *(NAME(vector) *)(to + i) = sum;
         *(NAME(vector) *)(too + i) = sum;

@@ -33,6 +33,7 @@ typedef uint32_t u32;
 
 #define INLINE static inline __attribute__((always_inline))
 #define LINE 64                     /* bytes of a cache line */
+#define AHEAD 16                    /* lines that are fetched before they are needed */
 #define BLOCK 1024                  /* elements; with two on the stack, 8 KiB of float */
 #define DEPTH 32                    /* of the stack; comm/fold.py checks programs against it */
 #define RECORD 128                  /* bytes of what a rank says about its collective; the first 8 are its number */
@@ -139,7 +140,7 @@ typedef struct { u32 count, sleepers; char rest[120]; } Gate;
 typedef struct { Gate arrived, finished; } Slot;
 
 /* What changes from call to call of a channel in this process; both have their layout in comm/flags.py too. */
-typedef struct { i64 sequence, spin, limit; } Turn;
+typedef struct { i64 sequence, spin; } Turn;
 
 /* One kind of collective, the same for every call. */
 typedef struct {
@@ -150,6 +151,7 @@ typedef struct {
     char **arrays;                  /* every rank's array as this process sees it (TWO_SHOT, PARTIAL, SCATTER) */
     char *own;                      /* this rank's, where it is the same in every call */
     Turn *turn;
+    i64 taken;                      /* the number that shared_run gave to the last collective of this plan */
     char record[RECORD];
 } Plan;
 
@@ -255,9 +257,10 @@ int shared_advance(const Plan *p, char *own, i64 sequence, int state, i64 spin, 
 }
 
 /* A collective that begins with nothing else in flight: all of it in one call, of one argument because each costs 0.3 us. */
-int shared_run(const Plan *p)
+int shared_run(Plan *p)
 {
-    return shared_advance(p, p->own, p->turn->sequence++, QUEUED, p->turn->spin, p->turn->limit);
+    p->taken = p->turn->sequence++;
+    return shared_advance(p, p->own, p->taken, QUEUED, p->turn->spin, p->turn->spin);
 }
 
 /* After PARTLY: this rank's slice, complete now, goes to the others on the node (PARTIAL), or stays here (SCATTER). */

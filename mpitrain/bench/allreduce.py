@@ -104,13 +104,14 @@ class Shared(OverChannel):
         comm: Any = channel.comm
         self._node = Node(comm, channel.progress)
         shared = SharedChannel(channel, self._node)
-        super().__init__(shared, shared.allocate)
-        self._notes = shared.notes
+        super().__init__(shared, self._allocate)
+        self._shared = shared
 
-    def allreduce(self, array: np.ndarray[Any, Any]) -> None:
-        if self._notes:
-            raise MpitrainError(f"the contender shared has no shared memory: {self._notes[0]}; leave it out of --algorithms")
-        self.channel.allreduce(array, name="bench")
+    def _allocate(self, nbytes: int) -> np.ndarray[Any, Any]:
+        memory = self._shared.allocate(nbytes)
+        if self._shared.notes:
+            raise MpitrainError(f"the contender shared has no shared memory: {self._shared.notes[0]}; leave it out of --algorithms")
+        return memory
 
     def close(self) -> None:
         super().close()

@@ -29,7 +29,8 @@ from mpitrain.comm.fold import TYPES, addresses, fold_numpy, storage
 from mpitrain.comm.signature import HEADER_BYTES, Signature, unpack
 
 SLOTS = 16                                                    # collectives that may wait for a slow rank at once
-SCRATCH_BYTES = 32 << 10                                      # the largest array that is copied rather than summed in place
+SCRATCH_BYTES = 8 << 10                                      # the largest array that is copied rather than summed in place
+HELD_BYTES = 64 << 10                                         # the largest sum, of 5 us, during which no other thread may run
 GATE_BYTES = 128
 MESSAGE, ONE_SHOT, TWO_SHOT, PARTIAL, SCATTER = range(5)
 QUEUED, ARRIVED, SUMMED, DONE, PARTLY = range(5)
@@ -60,12 +61,11 @@ class Control:
 
 
 class Turn(ctypes.Structure):
-    """Of a channel: the number of the next collective, and for how many ns to wait awake and in all."""
+    """Of a channel: the number of the next collective, and for how many ns to wait awake."""
 
-    _fields_ = [("sequence", ctypes.c_int64), ("spin", ctypes.c_int64), ("limit", ctypes.c_int64)]
+    _fields_ = [("sequence", ctypes.c_int64), ("spin", ctypes.c_int64)]
     sequence: int
     spin: int
-    limit: int
 
 
 class Plan(ctypes.Structure):
@@ -74,10 +74,11 @@ class Plan(ctypes.Structure):
     _fields_ = [*((name, ctypes.c_int64) for name in ("n", "rank", "slots", "mode", "type", "itemsize", "count", "start", "stop",
                                                       "stream", "length", "scratch_bytes")),
                 *((name, ctypes.c_void_p) for name in ("slot", "records", "scratch", "program", "arrays", "own", "turn")),
-                ("record", ctypes.c_char * HEADER_BYTES)]
+                ("taken", ctypes.c_int64), ("record", ctypes.c_char * HEADER_BYTES)]
     mode: int
     stream: int
     own: int
+    taken: int
 
     def __init__(self, control: Control, turn: Turn, mode: int, number_type: str, count: int, program: Sequence[int],
                  signature: Signature, arrays: Sequence[Host] = (), own_slice: tuple[int, int] = (0, 0), stream: bool = False,
@@ -92,7 +93,7 @@ class Plan(ctypes.Structure):
         super().__init__(control.n, control.rank, SLOTS, mode, TYPES.get(number_type, 0), storage(number_type).itemsize, count,
                          *own_slice, stream, len(self.order), SCRATCH_BYTES, control.gates.ctypes.data,
                          control.records.ctypes.data, control.scratch.ctypes.data, self._program.ctypes.data,
-                         ctypes.addressof(self._addresses), own, ctypes.addressof(turn))
+                         ctypes.addressof(self._addresses), own, ctypes.addressof(turn), -1)
         ctypes.memmove(ctypes.addressof(self) + Plan.record.offset, bytes(header), HEADER_BYTES)
         self.pointer = ctypes.addressof(self)
 
@@ -102,7 +103,7 @@ class Engine(Protocol):
 
     `array` is this rank's, flat, and `address` where it begins. `limit` below 0 stops at ARRIVED. Returns the new state, or
     -1 - rank of a rank whose record differs. `spread` follows PARTLY. `whole` makes a call that begins the next collective and
-    moves it on, for an array that stays where `plan.own` says.
+    moves it on while awake, for an array that stays where `plan.own` says; `plan.taken` is its number.
     """
 
     def advance(self, plan: Plan, array: Host, address: int, sequence: int, state: int, spin: int, limit: int) -> int: ...
@@ -117,6 +118,9 @@ class Native:
 
     def __init__(self, library: Any):
         self._advance, self._spread, self._run = library.shared_advance, library.shared_spread, library.shared_run
+        # The same function without letting other threads of Python in meanwhile: that costs more than a small sum.
+        self._run_held = ctypes.PyDLL(library._name, handle=library._handle).shared_run
+        self._run_held.argtypes, self._run_held.restype = self._run.argtypes, self._run.restype
 
     def advance(self, plan: Plan, array: Host, address: int, sequence: int, state: int, spin: int, limit: int) -> int:
         return int(self._advance(plan.pointer, address, sequence, state, spin, limit))
@@ -125,7 +129,7 @@ class Native:
         return int(self._spread(plan.pointer, address, sequence))
 
     def whole(self, plan: Plan, array: Host, turn: Turn) -> Callable[[], int]:
-        return partial(self._run, plan.pointer)
+        return partial(self._run_held if array.nbytes <= HELD_BYTES else self._run, plan.pointer)
 
 
 class Polling:
@@ -173,8 +177,8 @@ class Polling:
 
     def whole(self, plan: Plan, array: Host, turn: Turn) -> Callable[[], int]:
         def run() -> int:
-            turn.sequence += 1
-            return self.advance(plan, array, 0, turn.sequence - 1, QUEUED, turn.spin, turn.limit)
+            plan.taken, turn.sequence = turn.sequence, turn.sequence + 1
+            return self.advance(plan, array, 0, plan.taken, QUEUED, turn.spin, turn.spin)
         return run
 
     def _sum(self, plan: Plan, array: Host, slot: int) -> None:

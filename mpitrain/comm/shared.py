@@ -75,7 +75,7 @@ class SharedChannel:
         check_program(self.order, node.size)
         self.cross: Channel | None = None
         self._progress, self._lock = node.progress, threading.Lock()
-        self._turn = Turn(0, 0 if node.crowded else SPIN, LIMIT)
+        self._turn = Turn(0, 0 if node.crowded else SPIN)
         self._stream_bytes = stream_bytes
         self._limit = LIMIT if node.size == self.size else LIMIT_CROSSING
         self._queue: deque[SharedWork] = deque()
@@ -111,21 +111,15 @@ class SharedChannel:
     def allreduce(self, array: Any, *, name: str, dtype: str | None = None) -> None:
         """Replace `array` by its sum over the ranks, in place; the same bits on every rank."""
         known = self._known.get((id(array), name, dtype))
-        if known is None or self._queue or not self._progress.only(self._mover):
+        if known is None or self._queue:
             work = self.start_allreduce(array, name, dtype)
             if isinstance(work, SharedWork) and work.plan.mode in (ONE_SHOT, TWO_SHOT):
                 self._remember(work, array, dtype, name)
             work.wait()
             return
-        with self._lock:                                      # nothing else is in flight: one call does it all
-            state = known.run()
-            if state == DONE:
-                return
-            work = SharedWork(self, known.plan, known.flat, known.plan.own, self._turn.sequence - 1, None)
-            work.state = self._checked(work, state)
-            self._queue.append(work)
-            self._mover.enlist()
-        work.wait()
+        state = known.run()                                   # without a lock: nothing of this channel is in flight
+        if state != DONE:
+            self._take_up(known, state).wait()
 
     def start_steps(self, array: Any, name: str, steps: Algorithm) -> AnyWork:
         """Begin an all-reduce of the caller's own steps, by messages; see `Channel.start_steps`."""
@@ -176,6 +170,15 @@ class SharedChannel:
             if work.state != DONE:
                 self._queue.append(work)
                 self._mover.enlist()
+        return work
+
+    def _take_up(self, known: Known, state: int) -> SharedWork:
+        """What one call could not end, for the others were not there in time, as work in flight."""
+        with self._lock:
+            work = SharedWork(self, known.plan, known.flat, known.plan.own, known.plan.taken, None)
+            work.state = self._checked(work, state)
+            self._queue.append(work)
+            self._mover.enlist()
         return work
 
     def move(self) -> bool:
