@@ -59,6 +59,11 @@ static void NAME(fold)(const char *const *sources, const int32_t *program, i64 l
                       stream && (uintptr_t)(to + head) % LINE == 0 && (uintptr_t)(too + head) % LINE == 0);
         return;
     }
+    if (length == 3 && targets == 1 && program[2] < 0 && !stream) {
+        NAME(add)((const T *)sources[program[0]] + start, (const T *)sources[program[1]] + start, (T *)destinations[0] + start,
+                  stop - start);
+        return;
+    }
 #endif
     for (i64 from = start, next; from < stop; from = next) {
         next = from + BLOCK - (i64)((uintptr_t)((const T *)destinations[0] + from) / sizeof(T) % BLOCK);

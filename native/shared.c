@@ -142,6 +142,14 @@ typedef struct { Gate arrived, finished; } Slot;
 /* What changes from call to call of a channel in this process; both have their layout in comm/flags.py too. */
 typedef struct { i64 sequence, spin; } Turn;
 
+/* What is done with elements [start, stop) of a sum, a block at a time while it is in the cache; from comm/flags.py. */
+typedef struct {
+    void (*part)(char *const *arrays, const char *summed, const char *scalars, i64 from, i64 n);
+    char *arrays[4];                /* as they begin at element `start` */
+    const char *scalars;
+    i64 start, stop;
+} Pass;
+
 /* One kind of collective, the same for every call. */
 typedef struct {
     i64 n, rank, slots, mode, type, itemsize, count, start, stop, stream, length, scratch_bytes;
@@ -151,6 +159,8 @@ typedef struct {
     char **arrays;                  /* every rank's array as this process sees it (TWO_SHOT, PARTIAL, SCATTER) */
     char *own;                      /* this rank's, where it is the same in every call */
     Turn *turn;
+    const Pass *passes;             /* of SCATTER: what follows the sum, where that needs no other node */
+    i64 n_passes;
     i64 taken;                      /* the number that shared_run gave to the last collective of this plan */
     char record[RECORD];
 } Plan;
@@ -223,6 +233,13 @@ static void sum(const Plan *p, char *own, i64 slot)
         shared_fold(p->type, sources, p->program, p->length, &own, 1, 0, p->count, 0);
     } else if (p->mode == TWO_SHOT)
         shared_fold(p->type, (const char *const *)p->arrays, p->program, p->length, p->arrays, p->n, p->start, p->stop, p->stream);
+    else if (p->n_passes)
+        for (const Pass *pass = p->passes; pass < p->passes + p->n_passes; pass++)
+            for (i64 from = pass->start, to; from < pass->stop; from = to) {
+                to = from + BLOCK < pass->stop ? from + BLOCK : pass->stop;
+                shared_fold(p->type, (const char *const *)p->arrays, p->program, p->length, &own, 1, from, to, 0);
+                pass->part(pass->arrays, own + from * p->itemsize, pass->scalars, from - pass->start, to - from);
+            }
     else if (p->mode == PARTIAL || p->mode == SCATTER)
         shared_fold(p->type, (const char *const *)p->arrays, p->program, p->length, &own, 1, p->start, p->stop, 0);
 }
@@ -247,7 +264,7 @@ int shared_advance(const Plan *p, char *own, i64 sequence, int state, i64 spin, 
         if (limit < 0 || !wait_for(arrived, target, spin, limit)) return ARRIVED;
         for (i64 r = 0; r < p->n; r++) if (memcmp(records + r * RECORD, mine, COMPARED)) return -1 - (int)r;
         sum(p, own, slot);
-        if (p->mode == PARTIAL || p->mode == SCATTER) return PARTLY;
+        if ((p->mode == PARTIAL || p->mode == SCATTER) && !p->n_passes) return PARTLY;
         enter(finished, target);
         if (p->mode != TWO_SHOT) return DONE;                 /* the result depends on nobody else any more */
         state = SUMMED;

@@ -109,8 +109,8 @@ class Shared(OverChannel):
 
     def _allocate(self, nbytes: int) -> np.ndarray[Any, Any]:
         memory = self._shared.allocate(nbytes)
-        if self._shared.notes:
-            raise MpitrainError(f"the contender shared has no shared memory: {self._shared.notes[0]}; leave it out of --algorithms")
+        if notes := self._shared.notes:
+            raise MpitrainError(f"the contender shared has no shared memory: {notes[0]}; leave it out of --algorithms")
         return memory
 
     def close(self) -> None:

@@ -68,16 +68,32 @@ class Turn(ctypes.Structure):
     spin: int
 
 
+class Pass(ctypes.Structure):
+    """What C does with elements [start, stop) of a summed slice, a block at a time while that is in the cache; the layout of
+    Pass in native/shared.c. `part` is a C function as of `kernels.optimizer.part_function`."""
+
+    _fields_ = [("part", ctypes.c_void_p), ("arrays", ctypes.c_void_p * 4), ("scalars", ctypes.c_void_p),
+                ("start", ctypes.c_int64), ("stop", ctypes.c_int64)]
+
+    def __init__(self, part: int, arrays: Sequence[Host], scalars: Host, start: int, stop: int):
+        """`arrays` and `scalars` must live as long as this."""
+        addresses = [array.ctypes.data for array in arrays]
+        super().__init__(part, (ctypes.c_void_p * 4)(*addresses), scalars.ctypes.data, start, stop)
+
+
 class Plan(ctypes.Structure):
     """What is the same in every call of one collective; the layout of Plan in native/shared.c."""
 
     _fields_ = [*((name, ctypes.c_int64) for name in ("n", "rank", "slots", "mode", "type", "itemsize", "count", "start", "stop",
                                                       "stream", "length", "scratch_bytes")),
                 *((name, ctypes.c_void_p) for name in ("slot", "records", "scratch", "program", "arrays", "own", "turn")),
-                ("taken", ctypes.c_int64), ("record", ctypes.c_char * HEADER_BYTES)]
+                ("passes", ctypes.c_void_p), ("n_passes", ctypes.c_int64), ("taken", ctypes.c_int64),
+                ("record", ctypes.c_char * HEADER_BYTES)]
     mode: int
     stream: int
     own: int
+    passes: int
+    n_passes: int
     taken: int
 
     def __init__(self, control: Control, turn: Turn, mode: int, number_type: str, count: int, program: Sequence[int],
@@ -93,9 +109,15 @@ class Plan(ctypes.Structure):
         super().__init__(control.n, control.rank, SLOTS, mode, TYPES.get(number_type, 0), storage(number_type).itemsize, count,
                          *own_slice, stream, len(self.order), SCRATCH_BYTES, control.gates.ctypes.data,
                          control.records.ctypes.data, control.scratch.ctypes.data, self._program.ctypes.data,
-                         ctypes.addressof(self._addresses), own, ctypes.addressof(turn), -1)
+                         ctypes.addressof(self._addresses), own, ctypes.addressof(turn), 0, 0, -1)
         ctypes.memmove(ctypes.addressof(self) + Plan.record.offset, bytes(header), HEADER_BYTES)
         self.pointer = ctypes.addressof(self)
+
+    def follow(self, passes: Any) -> None:
+        """Have these done (a ctypes array of `Pass`, None: none) in the next collective, once the sum is there."""
+        self._passes = passes
+        self.n_passes = 0 if passes is None else len(passes)
+        self.passes = 0 if passes is None else ctypes.addressof(passes)
 
 
 class Engine(Protocol):

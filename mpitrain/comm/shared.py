@@ -81,7 +81,7 @@ class SharedChannel:
         self._queue: deque[SharedWork] = deque()
         self._mover = Mover(self)
         self._plans: dict[tuple[int, int, Any, str], Plan] = {}
-        self._known: dict[tuple[int, str, str | None], Known] = {}
+        self._known: dict[tuple[int, str, Any], Known] = {}
         self._windows: list[list[Host]] = []                  # of each `allocate`: every rank's part
         self.notes = [reason] if (reason := self._obstacle()) else []
         self.shared = not self.notes and self.size > 1
@@ -109,13 +109,13 @@ class SharedChannel:
         return parts[self.node.rank]
 
     def allreduce(self, array: Any, *, name: str, dtype: str | None = None) -> None:
-        """Replace `array` by its sum over the ranks, in place; the same bits on every rank."""
+        """Replace `array` by its sum over the ranks, in place; the same bits on every rank.
+
+        An array in memory of `allocate` is remembered: pass the same object each time, and the rest costs least.
+        """
         known = self._known.get((id(array), name, dtype))
         if known is None or self._queue:
-            work = self.start_allreduce(array, name, dtype)
-            if isinstance(work, SharedWork) and work.plan.mode in (ONE_SHOT, TWO_SHOT):
-                self._remember(work, array, dtype, name)
-            work.wait()
+            self.start_allreduce(array, name, dtype).wait()
             return
         state = known.run()                                   # without a lock: nothing of this channel is in flight
         if state != DONE:
@@ -130,40 +130,44 @@ class SharedChannel:
 
         `dtype` names a number type that NumPy has not: "bfloat16" for an array of uint16.
         """
+        known = self._known.get((id(array), name, dtype))
+        if known is not None:
+            return self._begin(known.plan, known.flat, known.plan.own, None)
         if not self.shared:
             return self._by_messages(array, name, dtype)
         address = address_of(array)
         plan = self._plan(array, address, name, dtype)
+        flat = array.reshape(-1) if array.ndim > 1 else array
+        if plan.own:
+            self._remember(array, name, dtype, plan, flat)
         messages = self._by_messages(array, name, dtype) if plan.mode == MESSAGE and array.size else None
-        return self._begin(plan, array, address, messages)
+        return self._begin(plan, flat, address, messages)
 
-    def start_reduce_scatter(self, array: Any, name: str, own: tuple[int, int], then: Callable[[], None]) -> SharedWork:
+    @property
+    def fuses(self) -> bool:
+        """Whether `start_reduce_scatter` takes `passes`: there is a compiler, and no other node has a part in the sum."""
+        return self.shared and self._native and self.cross is None
+
+    def start_reduce_scatter(self, array: Any, name: str, own: tuple[int, int], then: Callable[[], None] | None = None,
+                             passes: Any = None) -> SharedWork:
         """Begin a sum over the ranks of which this one keeps elements `own` alone, in place; its others are left as they are.
 
         `array` lies in memory of `allocate`, of float32 or float64. The slices of a node's ranks cover it without overlap, and
-        are those of the same-numbered ranks on all nodes. `then` is called once, when the sum is there, while it is in the cache.
-        The others may still read `array` when the work is done.
+        are those of the same-numbered ranks on all nodes. `then` is called once, when the sum is there. `passes` (a ctypes array
+        of `flags.Pass`) say what C does with it, block by block; only where `fuses`. The others may still read `array` when the
+        work is done.
         """
-        if not self.shared:
-            raise ShapeError(f'a sum in slices needs shared memory: {"; ".join(self.notes) or "there is one rank"}')
-        address = address_of(array)
-        key = (address, array.size, array.dtype, f"{name} {own}")
-        plan = self._plans.get(key)
-        if plan is None:
-            place, parts = self._in_window(array, address)
-            if not parts or array.dtype.kind != "f":
-                raise ShapeError(f'"{name}" on channel "{self.name}" is {array.dtype} outside the memory of `allocate`; a sum in '
-                                 f"slices works on float32 or float64 inside it")
-            signature = Signature.of("reduce_scatter", name + place, str(array.dtype), array.size)
-            plan = Plan(self._control, self._turn, flags.SCATTER, array.dtype.name, array.size, self.order, signature, parts, own)
-            self._plans[key] = plan
-        return self._begin(plan, array, address, None, then)
+        known = self._known.get((id(array), name, own))
+        if known is None:
+            plan = self._plan_of_slice(array, name, own)
+            known = self._remember(array, name, own, plan, array.reshape(-1))
+        known.plan.follow(passes)
+        return self._begin(known.plan, known.flat, known.plan.own, None, then)
 
     def _begin(self, plan: Plan, array: Any, address: int, messages: AnyWork | None,
                then: Callable[[], None] | None = None) -> SharedWork:
         with self._lock:
-            work = SharedWork(self, plan, array.reshape(-1) if array.ndim > 1 else array, address, self._turn.sequence, messages,
-                              then)
+            work = SharedWork(self, plan, array, address, self._turn.sequence, messages, then)
             self._turn.sequence += 1
             waiting = self._queue and self._queue[-1].state in (QUEUED, ARRIVED)
             self._advance(work, -1 if waiting and self.cross is not None else 0)    # other nodes need the order of starts
@@ -261,45 +265,54 @@ class SharedChannel:
                              f"`allocate`" + (f" ({self.notes[-1]})" if self.notes else ""))
         return self.channel.start_allreduce(array, name)
 
-    def _remember(self, work: SharedWork, array: Host, dtype: str | None, name: str) -> None:
-        """Finding an array's address costs as much as the sum of a small one. Held on to, so that no other gets its id."""
-        old = work.plan
-        if array.base is None or self._in_window(array, work.address)[1]:       # another view may hold much memory
-            if len(self._known) == KNOWN:
-                self._known.clear()
-            plan = Plan(self._control, self._turn, old.mode, old.number_type, array.size, self.order, old.signature, old.parts,
-                        old.own_slice, bool(old.stream), work.address)
-            run = self._engine.whole(plan, work.array, self._turn)
-            self._known[id(array), name, dtype] = Known(run, plan, array, work.array)
+    def _remember(self, array: Host, name: str, kind: Any, plan: Plan, flat: Host) -> Known:
+        """Finding out about an array costs as much as the sum of a small one. Held on to, so that no other gets its id."""
+        if len(self._known) == KNOWN:
+            self._known.clear()
+        known = self._known[id(array), name, kind] = Known(self._engine.whole(plan, flat, self._turn), plan, array, flat)
+        return known
 
     def _plan(self, array: Any, address: int, name: str, dtype: str | None) -> Plan:
-        """How this array goes: made once for each place in shared memory, and once for all small arrays alike."""
-        small = address and array.nbytes <= flags.SCRATCH_BYTES and self.cross is None
-        key = (0 if small else address, array.size, dtype or array.dtype, name)
-        plan = self._plans.get(key)
+        """How this array goes: made once for each place in shared memory, and once for all small arrays elsewhere."""
+        key = (address, array.size, dtype or array.dtype, name)
+        small = (0, *key[1:])
+        plan = self._plans.get(key) or self._plans.get(small)
         if plan is None:
-            plan = self._new_plan(array, address, name, dtype)
+            place, parts = self._in_window(array, address)
+            plan = self._new_plan(array, address if parts else 0, name, dtype, place, parts)
             if plan.mode != MESSAGE:                          # those may lie anywhere the next time
-                self._plans[key] = plan
+                self._plans[key if parts else small] = plan
         return plan
 
-    def _new_plan(self, array: Any, address: int, name: str, dtype: str | None) -> Plan:
+    def _new_plan(self, array: Any, address: int, name: str, dtype: str | None, place: str, parts: list[Host]) -> Plan:
+        """`address` is 0 for what does not lie in memory of `allocate`."""
         number_type = dtype or array.dtype.name
         if dtype is not None:
             type_name(array, dtype)                           # ShapeError for what the kernels have not
-        mode, place = MESSAGE, " by messages"
-        parts: list[Host] = []
-        if number_type in TYPES and address:
+        mode = MESSAGE
+        if number_type in TYPES and type(array) is np.ndarray and array.size:
             if self.cross is None and array.nbytes <= flags.SCRATCH_BYTES:
-                mode, place = ONE_SHOT, ""
-            elif not (self.cross is not None and number_type == "bfloat16"):
-                where, parts = self._in_window(array, address)
-                if parts:
-                    mode, place = (TWO_SHOT if self.cross is None else PARTIAL), where
+                mode, place = ONE_SHOT, ""                    # wherever it lies on other ranks
+            elif parts and not (self.cross is not None and number_type == "bfloat16"):
+                mode = TWO_SHOT if self.cross is None else PARTIAL
+        if mode == MESSAGE:
+            place, address = " by messages", 0
         own = slice_between_lines(address, array.itemsize, array.size, self.node.size, self.node.rank)
         return Plan(self._control, self._turn, mode, number_type, array.size, self.order,
                     Signature.of("allreduce", name + place, number_type, array.size), parts, own,
-                    array.nbytes >= self._stream_bytes)
+                    array.nbytes >= self._stream_bytes, address)
+
+    def _plan_of_slice(self, array: Any, name: str, own: tuple[int, int]) -> Plan:
+        if not self.shared:
+            raise ShapeError(f'a sum in slices needs shared memory: {"; ".join(self.notes) or "there is one rank"}')
+        address = address_of(array)
+        place, parts = self._in_window(array, address)
+        if not parts or array.dtype.kind != "f":
+            raise ShapeError(f'"{name}" on channel "{self.name}" is {array.dtype} outside the memory of `allocate`; a sum in '
+                             f"slices works on float32 or float64 inside it")
+        signature = Signature.of("reduce_scatter", name + place, str(array.dtype), array.size)
+        return Plan(self._control, self._turn, flags.SCATTER, array.dtype.name, array.size, self.order, signature, parts, own,
+                    False, address)
 
     def _in_window(self, array: Any, address: int) -> tuple[str, list[Host]]:
         """Where every rank's array of the same place is: how a signature calls the place, and the parts; or nothing."""

@@ -7,30 +7,46 @@ Scalars are rounded to the arrays' dtype first, as PyTorch does.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from mpitrain.backend import native
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.kernels.kernel import Function, Kernel, compiled
+from mpitrain.kernels.library import bind
 
 BLOCK = 4096               # elements of a parameter whose squares are added before anything else: part of the result's bits
 
 
-def _kernel(name: str, reference: Function, loop: Function, arrays: int, scalars: tuple[float, ...]) -> Kernel:
-    """`loop` is plain Python for Numba, taking its scalars as one array of the arrays' dtype: nothing is promoted, and
-    a call costs 6 us instead of the 24 us of passing nine NumPy scalars. `scalars` are values for the tests."""
-    def host() -> Callable[..., None]:
-        run = compiled([f"void({', '.join([f'{t}[::1]'] * (arrays + 1))})" for t in ("float32", "float64")])(loop)
+def _kernel(name: str, reference: Function, arrays: int, scalars: tuple[float, ...]) -> Kernel:
+    """The scalars go to C as one array of the arrays' dtype; those here are values for the tests."""
+    def host() -> Callable[..., None] | None:
+        run = bind("optimizer", name, "p" * (arrays + 1) + "i")
+        if run is None:
+            return None
 
         def update(*arguments: Any) -> None:
-            run(*arguments[:arrays], np.array(arguments[arrays:], arguments[0].dtype))
+            run(*arguments[:arrays], np.array(arguments[arrays:], arguments[0].dtype), arguments[0].size)
         return update
 
     def arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
         return (*(abs(rng.standard_normal(1000)).astype(dtype) for _ in range(arrays)), *scalars)
     return Kernel(name, reference, host=host, arguments=arguments)
+
+
+def part_function(kernel: Kernel, dtype: Any) -> int:
+    """The address of the C function that does `kernel` for a part of its arrays, whoever calls it; 0 where there is none.
+
+    ``void f(T *const *arrays, const T *gradients, const T *scalars, int64_t from, int64_t n)``: `arrays` are the values and
+    the state, of which elements [from, from + n) change; `gradients` are those n alone.
+    """
+    library = native.load("optimizer")
+    name = f"{kernel.name}_part_{np.dtype(dtype).name}"
+    function = getattr(library, name, None) if library is not None else None
+    return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 # -- stochastic gradient descent -------------------------------------------------------------------------------------------
@@ -39,13 +55,7 @@ def _sgd_reference(values: Array, gradients: Array, lr: float, decay: float, sca
     values -= lr * (gradients * scale + decay * values)
 
 
-def _sgd(values: Any, gradients: Any, scalars: Any) -> None:
-    lr, decay, scale = scalars
-    for i in range(values.size):
-        values[i] -= lr * (gradients[i] * scale + decay * values[i])
-
-
-sgd = _kernel("sgd", _sgd_reference, _sgd, 2, (0.1, 0.01, 0.5))
+sgd = _kernel("sgd", _sgd_reference, 2, (0.1, 0.01, 0.5))
 """(values, gradients, lr, decay, scale)."""
 
 
@@ -57,16 +67,7 @@ def _sgd_momentum_reference(values: Array, gradients: Array, buffer: Array, lr: 
     values -= lr * (own * g + ahead * buffer)
 
 
-def _sgd_momentum(values: Any, gradients: Any, buffer: Any, scalars: Any) -> None:
-    lr, momentum, own, ahead, decay, scale = scalars
-    for i in range(values.size):
-        g = gradients[i] * scale + decay * values[i]
-        b = buffer[i] * momentum + g
-        buffer[i] = b
-        values[i] -= lr * (own * g + ahead * b)
-
-
-sgd_momentum = _kernel("sgd_momentum", _sgd_momentum_reference, _sgd_momentum, 3, (0.1, 0.9, 1.0, 0.9, 0.01, 0.5))
+sgd_momentum = _kernel("sgd_momentum", _sgd_momentum_reference, 3, (0.1, 0.9, 1.0, 0.9, 0.01, 0.5))
 """(values, gradients, buffer, lr, momentum, own, ahead, decay, scale): the step is own * gradient + ahead * buffer."""
 
 
@@ -82,18 +83,7 @@ def _adam_reference(values: Array, gradients: Array, m: Array, v: Array, step_si
     values -= step_size * m / (array_module(v).sqrt(v) * root + eps)
 
 
-def _adam(values: Any, gradients: Any, m: Any, v: Any, scalars: Any) -> None:
-    step_size, keep, penalty, new1, old2, new2, root, eps, scale = scalars
-    for i in range(values.size):
-        g = gradients[i] * scale + penalty * values[i]
-        first = m[i] + new1 * (g - m[i])
-        second = v[i] * old2 + new2 * g * g
-        m[i] = first
-        v[i] = second
-        values[i] = values[i] * keep - step_size * first / (np.sqrt(second) * root + eps)
-
-
-adam = _kernel("adam", _adam_reference, _adam, 4, (0.01, 0.99, 0.1, 0.1, 0.99, 0.01, 1.5, 1e-8, 0.5))
+adam = _kernel("adam", _adam_reference, 4, (0.01, 0.99, 0.1, 0.1, 0.99, 0.01, 1.5, 1e-8, 0.5))
 """(values, gradients, m, v, step_size, keep, penalty, new1, old2, new2, root, eps, scale).
 
 new1 = 1 - beta1, old2 = beta2, new2 = 1 - beta2, root = 1 / sqrt(1 - beta2^step), step_size = lr / (1 - beta1^step);
@@ -110,18 +100,7 @@ def _lamb_reference(values: Array, gradients: Array, direction: Array, m: Array,
     direction[...] = correct1 * m / (array_module(v).sqrt(v) * root + eps) + decay * values
 
 
-def _lamb(values: Any, gradients: Any, direction: Any, m: Any, v: Any, scalars: Any) -> None:
-    new1, old2, new2, correct1, root, eps, decay, scale = scalars
-    for i in range(values.size):
-        g = gradients[i] * scale
-        first = m[i] + new1 * (g - m[i])
-        second = v[i] * old2 + new2 * g * g
-        m[i] = first
-        v[i] = second
-        direction[i] = correct1 * first / (np.sqrt(second) * root + eps) + decay * values[i]
-
-
-lamb = _kernel("lamb", _lamb_reference, _lamb, 5, (0.1, 0.99, 0.01, 1.5, 1.5, 1e-6, 0.01, 0.5))
+lamb = _kernel("lamb", _lamb_reference, 5, (0.1, 0.99, 0.01, 1.5, 1.5, 1e-6, 0.01, 0.5))
 """(values, gradients, direction, m, v, new1, old2, new2, correct1, root, eps, decay, scale): writes LAMB's direction.
 
 correct1 = 1 / (1 - beta1^step), the others as in `adam`; `values` is only read.
@@ -140,18 +119,7 @@ def _rmsprop_reference(values: Array, gradients: Array, square: Array, buffer: A
     values -= lr * buffer
 
 
-def _rmsprop(values: Any, gradients: Any, square: Any, buffer: Any, scalars: Any) -> None:
-    lr, momentum, old, new, eps, decay, scale = scalars
-    for i in range(values.size):
-        g = gradients[i] * scale + decay * values[i]
-        s = square[i] * old + new * g * g
-        b = buffer[i] * momentum + g / (np.sqrt(s) + eps)
-        square[i] = s
-        buffer[i] = b
-        values[i] -= lr * b
-
-
-rmsprop = _kernel("rmsprop", _rmsprop_reference, _rmsprop, 4, (0.01, 0.9, 0.99, 0.01, 1e-8, 0.01, 0.5))
+rmsprop = _kernel("rmsprop", _rmsprop_reference, 4, (0.01, 0.9, 0.99, 0.01, 1e-8, 0.01, 0.5))
 """(values, gradients, square, buffer, lr, momentum, old, new, eps, decay, scale); old = alpha, new = 1 - alpha."""
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from mpitrain.backend import Array, array_module
 from mpitrain.errors import ConfigError, GraphError, ShapeError
+from mpitrain.kernels.kernel import Kernel
 from mpitrain.registry import Registry
 
 
@@ -63,10 +64,12 @@ class Optimizer:
     supplied the storage's own).
 
     `decay` says which parameters `weight_decay` is for: "all", or "matrices" (two dims or more). A parameter described
-    with ``decay=False`` is never decayed. Subclasses name their state and define `change`.
+    with ``decay=False`` is never decayed. Subclasses name their state, and define `kernel` and `scalars` where the rule treats
+    each element by itself, else `change`.
     """
 
     whole_parameters = False                      # True: needs norms of whole parameters, so it cannot update parts
+    kernel: Kernel | None = None                  # called with values, gradients, all of the state, and `scalars`
 
     def __init__(self, model: Any, lr: float, *, state: Sequence[str] = (), weight_decay: float = 0.0, decay: str = "all",
                  allocate: Callable[[int], Any] | None = None):
@@ -83,7 +86,7 @@ class Optimizer:
         ordered = [s for s in storage.segments if s.stop > s.start]
         self._follows = {a.stop: b.start for a, b in zip(ordered, ordered[1:])}
         self._extents = {s.name: (s.start, s.stop) for s in storage.segments}
-        self._all_runs = self._runs(storage.segments)
+        self._all_runs = self.runs(storage.segments)
 
     def update(self, gradients: Array, *, lr: float, step: int, scale: float = 1.0,
                segments: Sequence[Segment] | None = None) -> None:
@@ -93,7 +96,7 @@ class Optimizer:
         """
         if gradients.shape != self.storage.values.shape:
             raise ShapeError(f"the gradients are a flat array of shape {self.storage.values.shape}, got {gradients.shape}")
-        for run in self._all_runs if segments is None else self._runs(segments):
+        for run in self._all_runs if segments is None else self.runs(segments):
             self.change(run, gradients[run.start:run.stop], lr, step, scale)
         for segment in self.storage.segments if segments is None else segments:
             segment.parameter.mark_changed()
@@ -101,7 +104,14 @@ class Optimizer:
 
     def change(self, run: Run, gradients: Array, lr: float, step: int, scale: float) -> None:
         """The formula, on one run."""
-        raise GraphError(f"{type(self).__name__} defines no change")
+        if self.kernel is None:
+            raise GraphError(f"{type(self).__name__} defines neither a kernel nor change")
+        values, *state = self.parts(run)
+        self.kernel(values, gradients, *state, *self.scalars(run.decay, lr, step, scale))
+
+    def scalars(self, decay: float, lr: float, step: int, scale: float) -> tuple[float, ...]:
+        """What `kernel` takes after the arrays, for runs of that weight decay."""
+        raise GraphError(f"{type(self).__name__} defines a kernel and no scalars")
 
     def parts(self, run: Run) -> tuple[Array, ...]:
         """The run's values and its parts of the state, in order."""
@@ -137,7 +147,7 @@ class Optimizer:
         self.storage.load_views(self.state, rest, type(self).__name__)
         self.steps = int(state["steps"])
 
-    def _runs(self, segments: Sequence[Segment]) -> list[Run]:
+    def runs(self, segments: Sequence[Segment]) -> list[Run]:
         """Segments as few runs: neighbours that are updated alike become one, with the zeros between them."""
         runs: list[Run] = []
         for s in segments:

@@ -29,13 +29,10 @@ class SGD(Optimizer):
                          allocate=allocate)
         self.momentum = momentum
         self.weights = (1.0, momentum) if nesterov else (0.0, 1.0)      # of g and of b in the step
+        self.kernel = kernels.sgd_momentum if momentum else kernels.sgd
 
-    def change(self, run: Run, gradients: Array, lr: float, step: int, scale: float) -> None:
-        w, *buffer = self.parts(run)
-        if buffer:
-            kernels.sgd_momentum(w, gradients, *buffer, lr, self.momentum, *self.weights, run.decay, scale)
-        else:
-            kernels.sgd(w, gradients, lr, run.decay, scale)
+    def scalars(self, decay: float, lr: float, step: int, scale: float) -> tuple[float, ...]:
+        return (lr, self.momentum, *self.weights, decay, scale) if self.momentum else (lr, decay, scale)
 
 
 @OPTIMIZERS.register("adam")
@@ -43,6 +40,7 @@ class Adam(Optimizer):
     """Kingma and Ba 2015; weight decay is added to the gradient (L2)."""
 
     decoupled = False
+    kernel = kernels.adam
 
     def __init__(self, model: Any, lr: float = 1e-3, *, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 0.0, decay: str = "all", allocate: Allocate = None):
@@ -50,12 +48,11 @@ class Adam(Optimizer):
         super().__init__(model, lr, state=("m", "v"), weight_decay=weight_decay, decay=decay, allocate=allocate)
         self.betas, self.eps = (betas[0], betas[1]), eps
 
-    def change(self, run: Run, gradients: Array, lr: float, step: int, scale: float) -> None:
-        w, m, v = self.parts(run)
+    def scalars(self, decay: float, lr: float, step: int, scale: float) -> tuple[float, ...]:
         beta1, beta2 = self.betas
-        keep, penalty = (1.0 - lr * run.decay, 0.0) if self.decoupled else (1.0, run.decay)
-        kernels.adam(w, gradients, m, v, lr / (1.0 - beta1 ** step), keep, penalty, 1.0 - beta1, beta2, 1.0 - beta2,
-                     1.0 / math.sqrt(1.0 - beta2 ** step), self.eps, scale)
+        keep, penalty = (1.0 - lr * decay, 0.0) if self.decoupled else (1.0, decay)
+        return (lr / (1.0 - beta1 ** step), keep, penalty, 1.0 - beta1, beta2, 1.0 - beta2,
+                1.0 / math.sqrt(1.0 - beta2 ** step), self.eps, scale)
 
 
 @OPTIMIZERS.register("adamw")
@@ -73,6 +70,8 @@ class AdamW(Adam):
 class RMSprop(Optimizer):
     """s = alpha s + (1 - alpha) g^2;  b = momentum b + g / (sqrt(s) + eps);  w -= lr b (Hinton, lecture 6e)."""
 
+    kernel = kernels.rmsprop
+
     def __init__(self, model: Any, lr: float = 0.01, *, alpha: float = 0.99, eps: float = 1e-8, momentum: float = 0.0,
                  weight_decay: float = 0.0, decay: str = "all", allocate: Allocate = None):
         require(0.0 <= alpha < 1.0, "alpha", alpha, "in [0, 1)")
@@ -81,10 +80,8 @@ class RMSprop(Optimizer):
         super().__init__(model, lr, state=("square", "momentum"), weight_decay=weight_decay, decay=decay, allocate=allocate)
         self.alpha, self.momentum, self.eps = alpha, momentum, eps
 
-    def change(self, run: Run, gradients: Array, lr: float, step: int, scale: float) -> None:
-        w, square, buffer = self.parts(run)
-        kernels.rmsprop(w, gradients, square, buffer, lr, self.momentum, self.alpha, 1.0 - self.alpha, self.eps, run.decay,
-                        scale)
+    def scalars(self, decay: float, lr: float, step: int, scale: float) -> tuple[float, ...]:
+        return lr, self.momentum, self.alpha, 1.0 - self.alpha, self.eps, decay, scale
 
 
 @OPTIMIZERS.register("lars")

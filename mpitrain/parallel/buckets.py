@@ -13,13 +13,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from mpitrain.backend import Array
 from mpitrain.nn import Segment
 from mpitrain.schedules.microtree import Node
 
 
 @dataclass
 class Bucket:
-    """Elements start:stop of an arena; `waiting` parameters of it have no final gradient yet in this backward."""
+    """Elements start:stop of an arena; `waiting` parameters of it have no final gradient yet in this backward.
+
+    `name` is what error messages call it: its number and the parameters it holds.
+    """
 
     index: int
     start: int
@@ -27,12 +31,18 @@ class Bucket:
     segments: list[Segment]
     waiting: int = 0
     stack: list[Node] = field(default_factory=list)    # which micro-batches the sums held are of, oldest first
+    parts: list[Array] = field(default_factory=list)   # this part of each arena: the same objects in every step
+    name: str = field(init=False)
 
-    @property
-    def name(self) -> str:
-        """What error messages call it: its number and the parameters it holds."""
+    def __post_init__(self) -> None:
         first, last = self.segments[0].name, self.segments[-1].name
-        return f"gradient bucket {self.index} ({first}" + (f" .. {last})" if first != last else ")")
+        self.name = f"gradient bucket {self.index} ({first}" + (f" .. {last})" if first != last else ")")
+
+    def part(self, arenas: Sequence[Array], index: int) -> Array:
+        """Of arena `index`."""
+        while len(self.parts) <= index:
+            self.parts.append(arenas[len(self.parts)][self.start:self.stop])
+        return self.parts[index]
 
 
 def plan_buckets(segments: Sequence[Segment], total: int, bucket_elements: int) -> list[Bucket]:

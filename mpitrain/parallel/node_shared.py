@@ -2,7 +2,7 @@
 
     rank 0's gradients   [ slice 0 | slice 1 ] ...             parameters, m, v      [ slice 0 | slice 1 ] ...   one copy
     rank 1's gradients   [ slice 0 | slice 1 ] ...                                        ^ 0       ^ 1
-                              \\_ sum __/  ->  rank 0 sums slice 0 of each bucket and updates it while it is in the cache
+                              \\_ sum __/  ->  rank 0 sums slice 0 of each bucket and updates it, block by block in the cache
 
 No sum is written back to the others, no parameter is gathered, and a rank does 1/n of the optimizer's work. A bucket's slice is
 summed when every rank of the node has the bucket's gradients; by then no backward reads the bucket's weights any more, so the
@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mpitrain.backend import Array
 from mpitrain.comm.channel import AnyWork, Channel
+from mpitrain.comm.flags import Pass
 from mpitrain.comm.shared import SharedChannel
 from mpitrain.comm.works import SharedWork
 from mpitrain.errors import NumericsError
+from mpitrain.kernels.optimizer import part_function
 from mpitrain.nn import Module
 from mpitrain.optim import BlockSums, Optimizer, clip_factor
 from mpitrain.parallel.reducer import GradientReducer
@@ -40,7 +43,9 @@ class NodeExchange:
         self.size, self.rank = shared.size, shared.rank
         self.arena: Array | None = None
         self.summed: Callable[[Sequence[Part]], None] = lambda parts: None     # called once for each bucket, when it is
-        self._own: dict[tuple[int, int], tuple[tuple[int, int], list[Part]]] = {}
+        self.passes: Callable[[tuple[Part, ...], int], Any] = lambda parts, start: None     # or what C does with it instead
+        self._own: dict[tuple[int, int], tuple[tuple[int, int], tuple[Part, ...]]] = {}
+        self._known: dict[int, tuple[Array, int, tuple[int, int], tuple[Part, ...]]] = {}
 
     def allocate(self) -> Array:
         """Memory for one of the reducer's arenas. The first, where the sums are made, is in shared memory."""
@@ -55,21 +60,25 @@ class NodeExchange:
         return self.shared.start_steps(array, name, steps)
 
     def start_allreduce(self, array: Array, name: str) -> SharedWork:
-        assert self.arena is not None
-        start = (array.ctypes.data - self.arena.ctypes.data) // self.arena.itemsize
-        own, parts = self._slice(start, start + array.size)
-        return self.shared.start_reduce_scatter(array, name, own, lambda: self.summed(parts))
+        known = self._known.get(id(array))                    # the array is held on to, so that no other gets its id
+        if known is None:
+            assert self.arena is not None
+            start = (array.ctypes.data - self.arena.ctypes.data) // self.arena.itemsize
+            known = self._known[id(array)] = array, start, *self._slice(start, start + array.size)
+        _, start, own, parts = known
+        passes = self.passes(parts, start)
+        return self.shared.start_reduce_scatter(array, name, own, None if passes else partial(self.summed, parts), passes)
 
     def own_parts(self, buckets: Sequence[Any]) -> list[Part]:
         """This rank's parts of all buckets."""
         return [part for bucket in buckets for part in self._slice(bucket.start, bucket.stop)[1]]
 
-    def _slice(self, start: int, stop: int) -> tuple[tuple[int, int], list[Part]]:
+    def _slice(self, start: int, stop: int) -> tuple[tuple[int, int], tuple[Part, ...]]:
         if (start, stop) not in self._own:
             segments, node = self.optimizer.storage.segments, self.shared.node
             slices = cut_slices(segments, start, stop, node.size, whole=self.optimizer.whole_parameters)
             own = slices[node.rank]
-            self._own[start, stop] = (own.start - start, own.stop - start), parts_of(segments, own)
+            self._own[start, stop] = (own.start - start, own.stop - start), tuple(parts_of(segments, own))
         return self._own[start, stop]
 
 
@@ -87,7 +96,13 @@ class NodeShared(Replicated):
         self._blocks = BlockSums(optimizer.storage)
         block = exchange.shared.node.block(max(8, 8 * self._blocks.size), "norm")
         self._sums: Any = np.zeros(0) if block is None else block.view(np.float64)[:self._blocks.size]
-        exchange.summed = self._summed
+        self._token = exchange.shared.allocate(8).view(np.float64)
+        exchange.summed, exchange.passes = self._summed, self._passes
+        kernel = optimizer.kernel if exchange.shared.fuses else None
+        self._part = part_function(kernel, optimizer.storage.values.dtype) if kernel is not None else 0
+        self._scalars: dict[float, Array] = {}                # by weight decay; C reads them
+        self._scalars_step = -1
+        self._known: dict[int, tuple[tuple[Part, ...], Any]] = {}
 
     def finish(self) -> Outcome:
         """The rest of the exchange, then the update of this rank's parts. NumericsError before any parameter changes."""
@@ -114,6 +129,28 @@ class NodeShared(Replicated):
         if not self._waits:
             self.optimizer.update(self.reducer.gradients, lr=self.rate(self.step), step=self.step + 1, segments=parts)
 
+    def _passes(self, parts: tuple[Part, ...], start: int) -> Any:
+        """The update of these parts, which lie in a bucket that begins at element `start`, for C; None where C cannot do it."""
+        if self._waits or not self._part:
+            return None
+        known = self._known.get(id(parts))
+        if known is None:
+            runs = self.optimizer.runs(parts)
+            passes = (Pass * len(runs))(*(Pass(self._part, self.optimizer.parts(run), self._scalars_for(run.decay),
+                                               run.start - start, run.stop - start) for run in runs))
+            known = self._known[id(parts)] = parts, passes
+        if self._scalars_step != self.step:
+            self._scalars_step = self.step
+            for decay, scalars in self._scalars.items():
+                scalars[...] = self.optimizer.scalars(decay, self.rate(self.step), self.step + 1, 1.0)
+        return known[1]
+
+    def _scalars_for(self, decay: float) -> Array:
+        if decay not in self._scalars:
+            values = self.optimizer.scalars(decay, self.rate(self.step), self.step + 1, 1.0)
+            self._scalars[decay] = np.array(values, self.optimizer.storage.values.dtype)
+        return self._scalars[decay]
+
     def _norm(self, gradients: Array, own: Sequence[Part]) -> tuple[float, float]:
         """The norm over all ranks' parts, and the factor of clipping."""
         self._blocks.write(self._sums, gradients, own)
@@ -126,4 +163,4 @@ class NodeShared(Replicated):
 
     def _meet(self, name: str) -> None:
         """Every rank of every node has come here, and sees what the others have written."""
-        self.exchange.shared.allreduce(np.zeros(1), name=name)
+        self.exchange.shared.allreduce(self._token, name=name)

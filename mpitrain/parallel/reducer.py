@@ -188,14 +188,14 @@ class GradientReducer:
         while len(bucket.stack) > 1:
             self._fold(bucket)
         self._fill_absent(bucket, 0, 0.0)
-        return [self._arena_at(0)[bucket.start:bucket.stop]]
+        return [bucket.part(self._arenas, 0)]
 
     def _own_nodes(self, bucket: Bucket, tree: RankTree) -> list[Array]:
         """The nodes of the tree over all ranks that this rank holds, which are sent: sum number k lies in arena k."""
         self._push_absent(bucket, tree.stop)
         for slot in range(len(tree.nodes)):
             self._fill_absent(bucket, slot, -0.0)
-        return [self._arena_at(slot)[bucket.start:bucket.stop] for slot in range(len(tree.nodes))]
+        return [bucket.part(self._arenas, slot) for slot in range(len(tree.nodes))]
 
     def _settle(self) -> None:
         """Puts the sums of the micro-batch that has just ended onto every bucket's stack."""
@@ -242,7 +242,8 @@ class GradientReducer:
         places = [self._place[segment.name] for segment in bucket.segments]
         below, above = self._filled[lower], self._filled[upper]
         if all(below[i] and above[i] for i in places):
-            self._arena_at(lower)[bucket.start:bucket.stop] += self._arena_at(upper)[bucket.start:bucket.stop]
+            below_part = bucket.part(self._arenas, lower)
+            below_part += bucket.part(self._arenas, upper)
             return
         for i in places:
             if above[i] and below[i]:

@@ -286,5 +286,5 @@ def test_gradients_of_another_layout_and_a_model_without_memory_are_refused():
         SGD(Bag(), 0.1)
     with pytest.raises(ShapeError, match=r"flat array of shape \(80,\), got \(3,\)"):
         SGD(bag(), 0.1).update(np.zeros(3), lr=0.1, step=1)
-    with pytest.raises(GraphError, match="Optimizer defines no change"):
+    with pytest.raises(GraphError, match="Optimizer defines neither a kernel nor change"):
         Optimizer(bag(), 0.1).update(np.zeros(80), lr=0.1, step=1)

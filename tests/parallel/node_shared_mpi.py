@@ -98,6 +98,20 @@ def test_one_copy_per_node_has_the_bits_of_a_copy_per_rank(job: Any, comm: Any, 
     assert plain.state() == shared.state()
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "rmsprop"])
+def test_rules_that_treat_each_element_alone_run_inside_the_sum(job: Any, comm: Any, optimizer: str) -> None:
+    one = job(shared=True, optimizer=optimizer, clip_norm=0.0, colors=0)
+    if not (one.shared and one.channel.fuses):
+        pytest.skip("one rank, or no compiler")
+    def fail(parts: Any) -> None:
+        raise AssertionError("updated after the sum, by another pass over memory")
+    one.reducer.channel.summed = fail
+    before = one.state()
+    one.step(0, want_norm=False)
+    after = one.state()
+    assert all(before[name] != after[name] for name in before)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_nodes_sum_their_slices_by_messages(job: Any, comm: Any, optimizer: str) -> None:
     if comm.size not in (4, 8):
