@@ -1,6 +1,6 @@
 """Weak scaling of a training step: each rank has the same work whether it trains alone or with the others.
 
-    mpirun -n 2 python benchmarks/weak_scaling.py [--models mlp,gpt] [--json FILE]
+    mpirun -n 2 python benchmarks/weak_scaling.py [--models mlp,gpt] [--node-shared] [--json FILE]
 
 mlp: 784-1024-1024-10, 128 rows a rank; gpt: nanoGPT's CPU settings (4 layers, 4 heads, width 128, block 64), 12 sequences a rank.
 A step is the trainer's own: forward, loss, backward with buckets leaving, AdamW, mean loss. Every rank keeps to one core.
@@ -61,11 +61,11 @@ MODELS = {"mlp": mlp, "gpt": gpt}
 class Training:
     """One model on the ranks of a communicator, as `mpitrain train` puts it together, on batches that stay in memory."""
 
-    def __init__(self, name, comm):
+    def __init__(self, name, comm, node_shared=False):
         self.mesh = Mesh(comm)
-        control, exchange = self.mesh.channel(self.mesh.axes, "control"), Exchange(self.mesh)
+        control, exchange = self.mesh.channel(self.mesh.axes, "control"), Exchange(self.mesh, node_shared=node_shared)
         model, batch, tokens = MODELS[name](np.random.default_rng(comm.rank))
-        self.storage = model.initialize(seed=0)
+        self.storage = model.initialize(seed=0, allocate=exchange.allocate)
         optimizer = optim.AdamW(self.storage, lr=1e-3, weight_decay=0.01)
         reducer = exchange.reducer(self.storage, optimizer, bucket_bytes=4 << 20, tree=None)
         loss = nn.LOSSES["cross_entropy"]()
@@ -91,8 +91,8 @@ class Training:
 class Together:
     """Turns in which all ranks train one model, each on its own rows."""
 
-    def __init__(self, name, world, steps):
-        self.all, self.clock, self.steps = Training(name, world.comm), Clock(world), steps
+    def __init__(self, name, world, steps, node_shared):
+        self.all, self.clock, self.steps = Training(name, world.comm, node_shared), Clock(world), steps
 
     def turn(self, _):
         """Seconds of a step of the slowest rank."""
@@ -138,6 +138,7 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--steps", type=int, default=4, help="in a turn: few, as a shared machine changes its speed")
+    parser.add_argument("--node-shared", action="store_true", help="one copy of parameters and optimizer state (comm.node_shared)")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with symmetric():
@@ -156,11 +157,11 @@ def main() -> int:
     report.line(f"weak scaling, 1 to {world.size} ranks of one core; medians of {options.pairs} pairs of {options.steps} steps\n"
                 f"{'model':<10}{'alone':>11}{'together':>11}   alone / together")
     for name in names:
-        together, alone = Together(name, world, options.steps), Alone(name, world, options.steps)
+        together, alone = Together(name, world, options.steps, options.node_shared), Alone(name, world, options.steps)
         result = alternate(together.turn, alone.turn, options.pairs).summary("alone")
         channel.agree(checksum({"values": together.all.storage.values}), "the parameters after training together")
         report.record({"bench": "weak_scaling", "model": name, "ranks": world.size, **result, "steps": options.steps,
-                       "machine": about})
+                       "node_shared": options.node_shared, "machine": about})
         report.line(f"{name:<10}{in_time(result['alone_seconds']):>11}{in_time(result['seconds']):>11}   {ratio_of(result)}")
         together.all.mesh.close()
         alone.own.mesh.close()
