@@ -38,9 +38,9 @@ from mpitrain.comm import guard  # noqa: E402
 from mpitrain.comm.mesh import Mesh  # noqa: E402
 from mpitrain.comm.start import start  # noqa: E402
 from mpitrain.errors import NumericsError, UsageError  # noqa: E402
-from mpitrain.parallel.reducer import GradientReducer  # noqa: E402
+from mpitrain.parallel.exchange import Exchange  # noqa: E402
+from mpitrain.parallel.statistics import PlainStatistics  # noqa: E402
 from mpitrain.parallel.tuning import READY_STEPS, WARM_STEPS, Tuning  # noqa: E402
-from mpitrain.parallel.update import Replicated  # noqa: E402
 
 
 class Nobody:
@@ -62,16 +62,18 @@ def make_model(kind: str, batch: int, seed: int):
 class Bench:
     def __init__(self, options: argparse.Namespace, mesh: Mesh):
         self.control = mesh.channel(mesh.axes, "control")
-        self.line = mesh.channel("dp", "gradients", algorithm=options.algorithm)
-        n = self.control.size
+        exchange = Exchange(mesh, algorithm=options.algorithm)
+        self.line, n = exchange.channel, self.control.size
         self.model, self.x, self.y = make_model(options.model, options.batch // n, seed=self.control.rank)
-        storage = self.model.initialize(seed=0)
+        storage = self.model.initialize(seed=0, allocate=exchange.allocate)
         auto = options.bucket_mb == "auto"
         nbytes = 1 << 20 if auto else max(1, int(float(options.bucket_mb) * 2**20))
-        self.reducer = GradientReducer(storage, self.line, bucket_bytes=nbytes, progress=mesh.progress.progress)
-        mesh.progress.landed = self.reducer.timeline.look
         optimizer = optim.AdamW(storage, lr=1e-4, weight_decay=0.01)
-        self.update = Replicated(self.model, optimizer, self.reducer, self.control, lambda step: 1e-4)
+        self.reducer = exchange.reducer(storage, optimizer, bucket_bytes=nbytes, tree=None)
+        mesh.progress.landed = self.reducer.timeline.look
+        self.update = exchange.update(self.model, optimizer, self.reducer, self.control, lambda step: 1e-4, clip_norm=0.0,
+                                      statistics=PlainStatistics(self.model, self.control))
+        self.way = "shared memory" if getattr(self.line, "shared", False) else "messages"
         self.update.want_norm = False
         self.loss, self.terms = nn.LOSSES["cross_entropy"](), self.y.size * n
         thread = mesh.progress.thread() if options.progress == "thread" and n > 1 else None
@@ -110,7 +112,7 @@ class Bench:
         self.control.allreduce(exact, name="check")
         self.control.barrier()
         began = time.perf_counter()
-        works = [self.line.start_allreduce(gradients[b.start:b.stop], b.name) for b in self.reducer.buckets]
+        works = [self.line.start_allreduce(b.parts[0], b.name) for b in self.reducer.buckets]
         for work in works:
             work.wait()
         seconds = time.perf_counter() - began
@@ -178,11 +180,11 @@ def main() -> int:
     if world.rank == 0:
         buckets = len(bench.reducer.buckets)
         print(f"{options.model}, {bench.reducer.storage.size * 4 / 2**20:.1f} MiB of gradients in {buckets} buckets, batch "
-              f"{options.batch // world.size} a rank, {world.size} ranks, {options.algorithm}, {options.progress}, "
+              f"{options.batch // world.size} a rank, {world.size} ranks, {options.algorithm} ({bench.way}), {options.progress}, "
               f"{options.rounds} rounds\n{report(found)}", flush=True)
         if options.json:
             about = {"bench": "overlap", "model": options.model, "ranks": world.size, "batch": options.batch, "buckets": buckets,
-                     "algorithm": options.algorithm, "progress": options.progress, "rounds": options.rounds}
+                     "algorithm": options.algorithm, "way": bench.way, "progress": options.progress, "rounds": options.rounds}
             with open(options.json, "a") as file:
                 file.write(json.dumps(about | found) + "\n")
     mesh.close()
