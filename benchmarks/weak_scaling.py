@@ -138,7 +138,7 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--steps", type=int, default=4, help="in a turn: few, as a shared machine changes its speed")
-    parser.add_argument("--node-shared", action="store_true", help="one copy of parameters and optimizer state (comm.node_shared)")
+    parser.add_argument("--node-shared", action="store_true", help="as comm.node_shared = true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with symmetric():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -27,6 +27,16 @@ from mpitrain.schedules.steps import Algorithm
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+class Prepared(NamedTuple):
+    """All about a collective that is the same each time: its steps, what it is called, how its numbers travel."""
+
+    plan: Plan
+    signature: Signature
+    label: str
+    packing: Format | None                                    # of the messages
+    widened: Format | None                                    # of the array, where it is summed as float32
+
 
 AnyWork: TypeAlias = Work | LibraryWork | PairWork
 LIBRARY = "mpi"
@@ -61,6 +71,7 @@ class Channel:
         self._sequence = 0
         self._signatures: dict[tuple[str, str, str, int], Signature] = {}
         self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._prepared: dict[tuple[Any, ...], Prepared] = {}
         self._pairs = self.size == 2 and algorithm in ("auto", "recursive_doubling")
         self._fast_pair = fast_pair(comm, name) if self._pairs else None
         self._known = {} if self._fast_pair is None else self._fast_pair.known
@@ -91,8 +102,8 @@ class Channel:
         if self._pairs and array.nbytes <= PAIR_BYTES and self._is_plain(array, dtype):
             return self._start_pair(array, name)
         everything = ((0, array.size),)
-        return self._start("allreduce", name, array, choose(self.algorithm, self.size, array.nbytes), dtype=dtype,
-                           sums=True, results=everything, on_all_ranks=True)
+        return self._start("allreduce", name, array, self.algorithm, dtype=dtype, sums=True, results=everything,
+                           on_all_ranks=True)
 
     def reduce_scatter(self, array: Array, algorithm: Algorithm, *, name: str, dtype: str | None = None) -> Array:
         """The sum over the ranks of part `rank` of `array` (flattened; `schedules.collectives.part`), in place and returned.
@@ -179,14 +190,17 @@ class Channel:
         """Free the communicator; collective, like its creation. Nothing may be in flight."""
         self.comm.Free()
 
-    def _start(self, operation: str, name: str, array: Array, algorithm: Algorithm, *, key: Any = None, dtype: str | None = None,
-               sums: bool = False, results: tuple[tuple[int, int], ...] = (), on_all_ranks: bool = False) -> Work:
-        staged, packing, kind = self._stage(array, dtype, name) if sums else (Staged(array, self.pools), None, _name(array.dtype))
-        host = staged.host
-        plan = self._plan((operation, algorithm if key is None else key, host.size, host.itemsize, packing), algorithm,
-                          results if packing else None, on_all_ranks)
-        memory, lent = self._memory(plan, host)
-        signature = self._signature(operation, name, kind, array.size)
+    def _start(self, operation: str, name: str, array: Array, algorithm: str | Algorithm, *, key: Any = None,
+               dtype: str | None = None, sums: bool = False, results: tuple[tuple[int, int], ...] = (),
+               on_all_ranks: bool = False) -> Work:
+        known = (operation, name, array.dtype, array.size, dtype, algorithm if key is None else key)
+        found = self._prepared.get(known)
+        if found is None:
+            found = self._prepared[known] = self._prepare(operation, name, array, algorithm, known[-1], dtype, sums, results,
+                                                          on_all_ranks)
+        plan, signature, label, packing, widened = found
+        staged = Staged(array, self.pools) if widened is None else Widened(array, self.pools, widened)
+        memory, lent = self._memory(plan, staged.host)
 
         def finish() -> None:
             staged.close()
@@ -194,14 +208,23 @@ class Channel:
                 self.pools.host.give(buffer)
 
         header = self._header(signature)
-        work = Work(self.comm, plan.programs, memory, label=self._label(signature), header=header, progress=self.progress,
+        work = Work(self.comm, plan.programs, memory, label=label, header=header, progress=self.progress,
                     tags=[data_tag(self._sequence, signature, self._tag_bound, lane) for lane in range(len(plan.programs))],
                     finish=finish, packing=packing)
         self.progress.add(work)
         return work
 
+    def _prepare(self, operation: str, name: str, array: Array, algorithm: str | Algorithm, key: Any, dtype: str | None,
+                 sums: bool, results: tuple[tuple[int, int], ...], on_all_ranks: bool) -> Prepared:
+        widened, packing, kind = self._formats(array, dtype, name) if sums else (None, None, _name(array.dtype))
+        steps, itemsize = choose(algorithm, self.size, array.nbytes), array.itemsize if widened is None else 4
+        plan = self._plan((operation, key, array.size, itemsize, packing), steps, results if packing else None, on_all_ranks)
+        signature = self._signature(operation, name, kind, array.size)
+        return Prepared(plan, signature, self._label(signature), packing, widened)
+
     def _start_library(self, array: Array, name: str, dtype: str | None) -> LibraryWork:
-        staged, _, kind = self._stage(array, dtype, name)
+        widened, _, kind = self._formats(array, dtype, name)
+        staged = Staged(array, self.pools) if widened is None else Widened(array, self.pools, widened)
         signature = self._signature("allreduce by MPI", name, kind, array.size)
         work = LibraryWork(self.comm, staged.host, label=self._label(signature), header=self._header(signature),
                            progress=self.progress, finish=staged.close, piece_bytes=self._piece_bytes)
@@ -224,8 +247,8 @@ class Channel:
         kind = _name(array.dtype)
         return dtype is None and kind != "float16" and (kind != "float32" or self._packing is None)
 
-    def _stage(self, array: Array, dtype: str | None, name: str) -> tuple[Staged | Widened, Format | None, str]:
-        """The values to sum, the format of the messages, and both in words."""
+    def _formats(self, array: Array, dtype: str | None, name: str) -> tuple[Format | None, Format | None, str]:
+        """The format of the values to sum where that is 16 bits wide, the format of the messages, and both in words."""
         if dtype is not None and (dtype != "bfloat16" or _name(array.dtype) != "uint16"):
             raise ShapeError(f'"{name}": dtype="{dtype}" of an array of {array.dtype}; say dtype="bfloat16" of a uint16 array, '
                              f"and nothing of others")
@@ -233,9 +256,9 @@ class Channel:
         if kind in ("bfloat16", "float16"):
             own = format_of(kind)
             packing = self._packing or (None if self._keeps_wide else own)
-            return Widened(array, self.pools, own), packing, kind if packing is own else f"{kind} as {_sent(packing)}"
+            return own, packing, kind if packing is own else f"{kind} as {_sent(packing)}"
         packing = self._packing if kind == "float32" else None
-        return Staged(array, self.pools), packing, kind if packing is None else f"{kind} as {_sent(packing)}"
+        return None, packing, kind if packing is None else f"{kind} as {_sent(packing)}"
 
     def _plan(self, key: tuple[Any, ...], algorithm: Algorithm, results: tuple[tuple[int, int], ...] | None,
               on_all_ranks: bool) -> Plan:

@@ -67,9 +67,9 @@ SMALL_BYTES = 256 << 10
 
 
 def choose(name: str | Algorithm, n: int, nbytes: int) -> Algorithm:
-    """The algorithm a name stands for; "auto" takes recursive doubling up to SMALL_BYTES and the ring above."""
+    """The algorithm a name stands for; "auto" takes recursive doubling up to SMALL_BYTES and the segmented ring above."""
     if not isinstance(name, str):
         return name
     if name == "auto":
-        name = "recursive_doubling" if nbytes <= SMALL_BYTES else "ring"
+        name = "recursive_doubling" if nbytes <= SMALL_BYTES else "segmented_ring"
     return ALL_REDUCE.resolve(name)
