@@ -62,7 +62,7 @@ def make_model(kind: str, batch: int, seed: int):
 class Bench:
     def __init__(self, options: argparse.Namespace, mesh: Mesh):
         self.control = mesh.channel(mesh.axes, "control")
-        exchange = Exchange(mesh, algorithm=options.algorithm)
+        exchange = Exchange(mesh, algorithm=options.algorithm, wire=options.wire)
         self.line, n = exchange.channel, self.control.size
         self.model, self.x, self.y = make_model(options.model, options.batch // n, seed=self.control.rank)
         storage = self.model.initialize(seed=0, allocate=exchange.allocate)
@@ -73,7 +73,7 @@ class Bench:
         mesh.progress.landed = self.reducer.timeline.look
         self.update = exchange.update(self.model, optimizer, self.reducer, self.control, lambda step: 1e-4, clip_norm=0.0,
                                       statistics=PlainStatistics(self.model, self.control))
-        self.way = "shared memory" if getattr(self.line, "shared", False) else "messages"
+        self.wire, self.way = options.wire, "shared memory" if getattr(self.line, "shared", False) else "messages"
         self.update.want_norm = False
         self.loss, self.terms = nn.LOSSES["cross_entropy"](), self.y.size * n
         thread = mesh.progress.thread() if options.progress == "thread" and n > 1 else None
@@ -117,7 +117,7 @@ class Bench:
             work.wait()
         seconds = time.perf_counter() - began
         error = float(np.abs(gradients[::every] - exact).max())
-        if not error < 1e-4 * self.control.size:
+        if not error < {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.01}[self.wire] * self.control.size:
             raise NumericsError(f"the exchange gave wrong sums: off by {error:.1e}")
         return seconds
 
@@ -164,6 +164,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=0, help="over all ranks; default: 12 (gpt), 128 (mlp)")
     parser.add_argument("--bucket-mb", default="0.5", help='a number, or "auto": as comm.bucket_mb')
     parser.add_argument("--algorithm", default="auto", help="as comm.algorithm")
+    parser.add_argument("--wire", choices=("float32", "bfloat16", "float16"), default="float32", help="as comm.wire_dtype")
     parser.add_argument("--progress", choices=("poll", "thread"), default="poll")
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--json", help="append the result to this file")
@@ -180,11 +181,13 @@ def main() -> int:
     if world.rank == 0:
         buckets = len(bench.reducer.buckets)
         print(f"{options.model}, {bench.reducer.storage.size * 4 / 2**20:.1f} MiB of gradients in {buckets} buckets, batch "
-              f"{options.batch // world.size} a rank, {world.size} ranks, {options.algorithm} ({bench.way}), {options.progress}, "
+              f"{options.batch // world.size} a rank, {world.size} ranks, {options.algorithm} ({bench.way}, {options.wire}), "
+              f"{options.progress}, "
               f"{options.rounds} rounds\n{report(found)}", flush=True)
         if options.json:
             about = {"bench": "overlap", "model": options.model, "ranks": world.size, "batch": options.batch, "buckets": buckets,
-                     "algorithm": options.algorithm, "way": bench.way, "progress": options.progress, "rounds": options.rounds}
+                     "algorithm": options.algorithm, "way": bench.way, "wire": options.wire,
+                     "progress": options.progress, "rounds": options.rounds}
             with open(options.json, "a") as file:
                 file.write(json.dumps(about | found) + "\n")
     mesh.close()

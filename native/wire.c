@@ -7,6 +7,9 @@
 
 #include <stdint.h>
 #include <string.h>
+#if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__)
+#pragma GCC target("prefer-vector-width=512")      /* in the cache, packing takes half the time of 256 bits; beyond, the same */
+#endif
 
 typedef int64_t i64;
 typedef uint16_t u16;

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mpitrain.comm.program import Operation, Part, Stage, parts_of
+from mpitrain.comm.program import ALIGNMENT, Operation, Part, Stage, parts_of
 
 
 def packed(stages: Sequence[Stage], results: Sequence[Part], round_results: bool) -> list[Stage]:
@@ -112,6 +112,47 @@ def _follows(second: Operation, first: Operation) -> bool:
 
 def _both(first: Operation, second: Operation) -> Operation:
     return Operation(f"add_{second.name}", (*first.parts, second.parts[1]))
+
+
+def compacted(programs: Sequence[Sequence[Stage]], buffer: str = "data16") -> list[list[Stage]]:
+    """The same with packed values in as little memory as they need while they are needed, rather than beside the whole array: it
+    stays in the cache. Each part that is named lives from the first stage that names it to the last."""
+    found, begin = [], 0
+    for stages in programs:
+        lives: dict[Part, list[int]] = {}
+        for index, stage in enumerate(stages):
+            for part in parts_of([stage]):
+                if part.buffer == buffer:
+                    lives.setdefault(part, [index, index])[1] = index
+        places = _places(lives, begin)
+        begin = max([begin, *(place.stop for place in places.values())])
+        found.append([_renamed(stage, places) for stage in stages])
+    return found
+
+
+def _places(lives: dict[Part, list[int]], begin: int) -> dict[Part, Part]:
+    """Where each part goes, from `begin` on: to the first gap that is wide enough between those that live at the same time."""
+    places: dict[Part, Part] = {}
+    living: list[tuple[Part, int]] = []                       # places and the last stages of what lies there, in order
+    for part, (first, last) in lives.items():
+        living = sorted((place, end) for place, end in living if end >= first)
+        start = begin
+        for place, _ in living:
+            if place.start - start >= part.stop - part.start:
+                break
+            start = -(-place.stop // ALIGNMENT) * ALIGNMENT
+        places[part] = Part(part.buffer, start, start + part.stop - part.start)
+        living.append((places[part], last))
+    return places
+
+
+def _renamed(stage: Stage, places: dict[Part, Part]) -> Stage:
+    def operations(those: Sequence[Operation]) -> tuple[Operation, ...]:
+        return tuple(Operation(name, tuple(places.get(part, part) for part in parts)) for name, parts in those)
+
+    def messages(those: Sequence[tuple[Part, int]]) -> tuple[tuple[Part, int], ...]:
+        return tuple((places.get(part, part), peer) for part, peer in those)
+    return Stage(operations(stage.before), messages(stage.receives), messages(stage.sends), operations(stage.after))
 
 
 def beside(part: Part) -> Part:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from mpitrain.comm.packing import packed
+from mpitrain.comm.packing import compacted, packed
 from mpitrain.comm.program import MESSAGE_BYTES, Messages, Part, lanes, needed, plain, segment_count, translate
 from mpitrain.schedules.steps import Algorithm, Round
 
@@ -39,6 +39,8 @@ def make_plan(algorithm: Algorithm, rank: int, n: int, length: int, itemsize: in
         stages = [packed(program, parts, on_all_ranks) for program in stages]
     if len(stages) == 1:
         stages = lanes(stages[0], segment_count(algorithm, n, length, itemsize, cut.segment_bytes))
+    if results is not None:
+        stages = compacted(stages)
     sizes = {"data": itemsize, "inbox": itemsize, "data16": 2, "inbox16": 2}
     return Plan([translate(program, sizes, cut.message_bytes) for program in stages],
                 {buffer: needed(stages, buffer) for buffer in ("inbox", *(("data16", "inbox16") if results is not None else ()))})

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from algorithms import direct, ring_all_gather, ring_reduce_scatter, star
 
-from mpitrain.comm.packing import packed
+from mpitrain.comm.packing import compacted, packed
 from mpitrain.comm.program import Operation, Part, Stage, bound, lanes, may_be_cut, needed, parts_of, plain, segment_count
 from mpitrain.kernels.wire import FORMATS
 from mpitrain.schedules.collectives import ALL_REDUCE, part
+from mpitrain.schedules.ring import SegmentedRing
 from mpitrain.schedules.steps import Copy, Receive, Reduce, Round, Send, data, inbox
 
 ALGORITHMS = {**{name: ALL_REDUCE.resolve(name) for name in ALL_REDUCE}, "direct": direct, "star": star}
@@ -105,6 +106,22 @@ def test_sums_that_need_no_rounding_are_exact(name: str) -> None:
     values = np.random.default_rng(1).integers(-8, 8, (5, 100)).astype(np.float32)
     found = simulate(packed_programs(name, 5, 100), values)
     assert (found == values.sum(0)).all()
+
+
+@pytest.mark.parametrize("n", RANKS)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_packed_values_in_the_least_memory_make_the_same_bits(name: str, n: int) -> None:
+    length = 6 * n + 5
+    values = contributions(n, length)
+    wide = packed_programs(name, n, length)
+    assert (simulate(lambda rank: compacted(wide(rank)), values) == simulate(wide, values)).all()
+
+
+def test_a_ring_of_pieces_keeps_the_packed_values_of_one_piece() -> None:
+    algorithm = SegmentedRing(segment=128, in_flight=1)
+    length, n = 16 * 2 * 128, 2
+    programs = [packed(plain(lane), [Part("data", 0, length)], True) for lane in algorithm.lanes(0, n, length)]
+    assert needed(programs, "data16") == length and needed(compacted(programs), "data16") == 2 * 128
 
 
 def test_two_ranks_add_in_float32_and_round_each_value_once() -> None:

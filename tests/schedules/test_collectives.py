@@ -185,7 +185,7 @@ def test_recursive_doubling_takes_log2_rounds_and_two_more_off_powers_of_two(n: 
 
 def test_auto_takes_recursive_doubling_for_small_arrays_and_the_ring_for_large_ones() -> None:
     assert choose("auto", 4, SMALL_BYTES) is recursive_doubling
-    assert choose("auto", 4, SMALL_BYTES + 1) is ring
+    assert choose("auto", 4, SMALL_BYTES + 1) is segmented_ring
     assert choose("ring", 4, 1) is ring
 
 
