@@ -21,15 +21,15 @@ train: $(VENV)/ready            ## train the built-in digits run on 2 ranks
 	$(MPIRUN) -n $(RANKS) $(BIN)/python -P -m mpitrain train --overwrite $(ARGS)
 
 test: $(VENV)/ready-test        ## every test but the slow ones, serial and under mpirun
-	$(BIN)/python -m pytest -q -m "not slow and not gpu and not hosts" $(ARGS)
+	$(BIN)/python -m pytest -q -m "not slow and not gpu" $(ARGS)
 
 test-%: $(VENV)/ready-test      ## the collective tests on % ranks
 	$(MPIRUN) -n $* $(BIN)/python -m mpi4py -m pytest -q --with-mpi -p no:cacheprovider tests/comm/*_mpi.py tests/parallel/*_mpi.py
 
-test-slow: $(VENV)/ready-test   ## the tests that take minutes: the runs on real data
-	$(BIN)/python -m pytest -q -m "slow and not gpu and not hosts" --timeout 1500 $(ARGS)
+test-slow: $(VENV)/ready-test   ## the tests that take minutes: the runs on real data, two hosts, every setting of layout
+	$(BIN)/python -m pytest -q -m "slow and not gpu" --timeout 1500 $(ARGS)
 
-test-hosts: $(VENV)/ready-test  ## the tests across two hosts, acted by network namespaces; as root
+test-hosts: $(VENV)/ready-test  ## of those, the ones across two hosts, acted by network namespaces; as root
 	$(BIN)/python -m pytest -q -m hosts $(ARGS)
 
 test-gpu: $(VENV)/ready-test    ## the array tests on real CuPy

@@ -51,6 +51,10 @@ class HangError(AssertionError):
     """The job did not end by itself; the text holds every rank's stack."""
 
 
+class LauncherError(HangError):
+    """Every rank had ended, and `mpirun` itself had not."""
+
+
 class Job:
     """A running `mpirun`; `signal` it, wait for its output, then `finish`."""
 
@@ -94,6 +98,9 @@ class Job:
         try:
             self.process.wait(timeout)
         except subprocess.TimeoutExpired:
+            if not self.ranks():
+                self._kill()
+                raise LauncherError(f"the ranks have ended, mpirun has not within {timeout} s\n{self._report()}") from None
             self._dump_stacks()
             self._kill()
             raise HangError(f"no end within {timeout} s\n{self._report()}") from None

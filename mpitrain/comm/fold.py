@@ -23,6 +23,7 @@ import numpy as np
 from mpitrain.backend import native
 from mpitrain.comm.buffers import Host
 from mpitrain.errors import ConfigError, ShapeError
+from mpitrain.schedules.steps import tree_split
 
 ADD = -1
 DEPTH = 32                                                    # of the stack in native/shared.c
@@ -37,10 +38,10 @@ def left_fold(n: int) -> list[int]:
 
 
 def binary_tree(n: int, start: int = 0) -> list[int]:
-    """The tree over [start, start + n) whose left part is the largest power of two below its length."""
+    """The fixed binary tree over ranks (`tree_split`), of [start, start + n)."""
     if n == 1:
         return [start]
-    left = 1 << ((n - 1).bit_length() - 1)
+    left = tree_split(n)
     return [*binary_tree(left, start), *binary_tree(n - left, start + left), ADD]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from mpitrain.schedules.direct import tree_split
 from mpitrain.schedules.rendezvous import EMPTY, Symbols, check_lanes, execute
 from mpitrain.schedules.steps import Algorithm, Laned, Rooted, ScheduleError, part
 

@@ -9,15 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from mpitrain.schedules.halving import halving_doubling
 from mpitrain.schedules.ring import ring_all_gather
-from mpitrain.schedules.steps import Receive, Reduce, Round, Send, Slice, inbox, part, rotating, without_empty
-
-
-def tree_split(n: int) -> int:
-    """How many of n > 1 leaves of the fixed binary tree lie left of its root: the largest power of two below n.
-
-        n = 5:   ((0 + 1) + (2 + 3)) + 4
-    """
-    return 1 << (n - 1).bit_length() - 1
+from mpitrain.schedules.steps import Receive, Reduce, Round, Send, Slice, inbox, part, rotating, tree_split, without_empty
 
 
 def tree_fold(operands: Sequence[Slice], into: Slice) -> list[Reduce]:

@@ -1,7 +1,7 @@
 """Sums of micro-batches in one order of addition, whatever the number of ranks: a binary tree over the micro-batch index.
 
-The node [a, b) of the tree over micro-batches 0 .. M-1 is the sum of two nodes: its first 2^k micro-batches, 2^k the largest
-power of two below b - a, and the rest. A rank adds up those nodes that lie in its own micro-batches; ranks complete the tree:
+The node [a, b) of the tree over micro-batches 0 .. M-1 is the sum of two nodes: its first 2^k micro-batches (`tree_split`), and
+the rest. A rank adds up those nodes that lie in its own micro-batches; ranks complete the tree:
 
     M = 6, ranks 0 to 2                           [0,6)
                                         [0,4)             [4,6)
@@ -20,7 +20,7 @@ from functools import cache
 from typing import TypeAlias
 
 from mpitrain.schedules.collectives import part, recursive_doubling
-from mpitrain.schedules.steps import Copy, Receive, Reduce, Round, Send, Slice, data, inbox, without_empty
+from mpitrain.schedules.steps import Copy, Receive, Reduce, Round, Send, Slice, data, inbox, tree_split, without_empty
 
 Node: TypeAlias = tuple[int, int]               # micro-batches [start, stop)
 
@@ -36,7 +36,7 @@ def share(rank: int, n: int, n_micro: int) -> Node:
 def halves(node: Node) -> tuple[Node, Node]:
     """The two nodes whose sum a node of more than one micro-batch is."""
     start, stop = node
-    middle = start + (1 << (stop - start - 1).bit_length() - 1)
+    middle = start + tree_split(stop - start)
     return (start, middle), (middle, stop)
 
 

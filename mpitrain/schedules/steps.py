@@ -125,6 +125,14 @@ def inbox_length(rounds: Iterable[Round]) -> int:
                default=0)
 
 
+def tree_split(n: int) -> int:
+    """How many of n > 1 leaves of the fixed binary tree lie left of its root: the largest power of two below n.
+
+        n = 5:   ((0 + 1) + (2 + 3)) + 4
+    """
+    return 1 << (n - 1).bit_length() - 1
+
+
 def without_empty(round_: Round) -> Round:
     """The round less the steps that move nothing (arrays shorter than the ranks are many have empty parts)."""
     return [step for step in round_ if slices_of(step)[0].length]
