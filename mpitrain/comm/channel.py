@@ -234,7 +234,7 @@ class Channel:
     def _start_pair(self, array: Array, name: str) -> PairWork:
         staged = Staged(array, self.pools)
         signature = self._signature("allreduce", name, _name(array.dtype), array.size)
-        if self._fast_pair is not None and type(array) is np.ndarray and array.dtype.name in KINDS:
+        if self._fast_pair is not None and type(array) is np.ndarray and array.dtype.name in KINDS and array.dtype.isnative:
             self._fast_pair.learn(array, name, signature)
         self._sequence += 1
         work = PairWork(self.comm, staged.host, self._sequence, signature, channel=self.name, label=self._label(signature),

@@ -6,7 +6,8 @@ A collective passes through states, each rank in its own time:
     ARRIVED   this rank's array is ready and its record published; waits for the others' arrays
     SUMMED    this rank's slice is summed and written to all; waits for the others' slices
     PARTLY    this rank's slice is the node's sum: it goes to the other nodes, then to all ranks of this one unless it is to stay
-    DONE      the result is in the array, and nobody reads or writes it any more
+              (passed over by a slice that stays and whose `passes` C has done)
+    DONE      the result is in the array, and nobody writes it any more, nor reads it unless slices stay
 
 `Native` sleeps on a futex; see native/shared.c. `Polling` relies on this: an aligned 8-byte store by NumPy is one store, and x86
 lets no processor see two stores of another in the wrong order, nor loads overtake loads. On other CPUs it is not used.
@@ -30,7 +31,8 @@ from mpitrain.comm.signature import HEADER_BYTES, Signature, unpack
 
 SLOTS = 16                                                    # collectives that may wait for a slow rank at once
 SCRATCH_BYTES = 8 << 10                                      # the largest array that is copied rather than summed in place
-HELD_BYTES = 64 << 10                                         # the largest sum, of 5 us, during which no other thread may run
+# The largest sum during which no other thread of Python may run: 5 us, and as long as it looks for the others without sleeping.
+HELD_BYTES = 64 << 10
 GATE_BYTES = 128
 MESSAGE, ONE_SHOT, TWO_SHOT, PARTIAL, SCATTER = range(5)
 QUEUED, ARRIVED, SUMMED, DONE, PARTLY = range(5)

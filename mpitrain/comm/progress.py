@@ -110,7 +110,8 @@ class ProgressThread:
     def hand_over(self, work: Movable) -> None:
         if work.done:
             return
-        self._progress.discard(work)
+        for part in (work, *getattr(work, "inner", ())):      # also what it waits for: nobody else may move that meanwhile
+            self._progress.discard(part)
         with self.lock:
             self._works.append(work)
         self._wake.set()

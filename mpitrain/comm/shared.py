@@ -54,7 +54,7 @@ SPIN = 30_000                         # ns awake before sleeping: a flag crosses
 LIMIT = 100_000_000                   # ns in C at a time; then signals, other messages, and a look at the time
 LIMIT_CROSSING = 1_000_000            # the same where messages to other nodes must move meanwhile
 LOOK = 0.25                           # s of waiting before a look at whether the others live, and between looks
-KNOWN = 256                           # arrays remembered by a channel
+KNOWN = 4096                          # arrays remembered by a channel; more buckets than any model has
 STREAM_BYTES = 1 << 62                # of one array, from which stores go around the caches: never, the lines are there
 
 
@@ -137,7 +137,7 @@ class SharedChannel:
             return self._by_messages(array, name, dtype)
         address = address_of(array)
         plan = self._plan(array, address, name, dtype)
-        flat = array.reshape(-1) if array.ndim > 1 else array
+        flat = array if array.ndim == 1 else array.reshape(-1)
         if plan.own:
             self._remember(array, name, dtype, plan, flat)
         messages = self._by_messages(array, name, dtype) if plan.mode == MESSAGE and array.size else None
@@ -194,8 +194,11 @@ class SharedChannel:
                 self._advance(work, 0)
                 if work.state in (QUEUED, ARRIVED):           # nobody is further with what began later
                     break
+            before = len(self._queue)
             while self._queue and self._queue[0].state == DONE:
                 self._queue.popleft()
+            if len(self._queue) < before and self._progress.landed is not None:
+                self._progress.landed()
             return not self._queue
         finally:
             self._lock.release()
@@ -206,8 +209,8 @@ class SharedChannel:
         while work.state != DONE:
             if self.cross is not None:
                 self.move()                                   # a slice that has crossed goes to the node, whoever waits for what
-            alone = self._progress.only(self._mover)
             with self._lock:
+                alone = self._progress.only(self._mover) and not any(w.state == PARTLY for w in self._queue)
                 first = next((w for w in self._queue if w.state in (QUEUED, ARRIVED)), work)
                 first = work if first.sequence > work.sequence else first
                 before = first.state
@@ -290,7 +293,7 @@ class SharedChannel:
         if dtype is not None:
             type_name(array, dtype)                           # ShapeError for what the kernels have not
         mode = MESSAGE
-        if number_type in TYPES and type(array) is np.ndarray and array.size:
+        if number_type in TYPES and type(array) is np.ndarray and array.size and array.dtype.isnative:
             if self.cross is None and array.nbytes <= flags.SCRATCH_BYTES:
                 mode, place = ONE_SHOT, ""                    # wherever it lies on other ranks
             elif parts and not (self.cross is not None and number_type == "bfloat16"):
@@ -340,6 +343,7 @@ class SharedChannel:
             if work.crossing is None:
                 start, stop = work.plan.own_slice
                 work.crossing = self.cross.start_allreduce(work.array[start:stop], work.plan.signature.text)
+                self._progress.discard(work.crossing)         # moved here alone, under the lock: whoever calls may be a thread
             if not work.crossing.test():
                 return
         work.state = self._engine.spread(work.plan, work.array, work.address, work.sequence)

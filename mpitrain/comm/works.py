@@ -49,6 +49,12 @@ class SharedWork:
             self.channel.wait(self)
         if self.messages is not None:
             self.messages.wait()
+        self.channel.node.progress.discard(self)              # a thread gave it back: see `ProgressThread.take_back`
+
+    @property
+    def inner(self) -> tuple[AnyWork, ...]:
+        """What is in flight by itself and moved by this work too."""
+        return () if self.messages is None else (self.messages,)
 
 
 class Mover:

@@ -67,7 +67,8 @@ class NodeExchange:
             known = self._known[id(array)] = array, start, *self._slice(start, start + array.size)
         _, start, own, parts = known
         passes = self.passes(parts, start)
-        return self.shared.start_reduce_scatter(array, name, own, None if passes else partial(self.summed, parts), passes)
+        then = partial(self.summed, parts) if passes is None else None
+        return self.shared.start_reduce_scatter(array, name, own, then, passes)
 
     def own_parts(self, buckets: Sequence[Any]) -> list[Part]:
         """This rank's parts of all buckets."""
@@ -98,7 +99,8 @@ class NodeShared(Replicated):
         self._sums: Any = np.zeros(0) if block is None else block.view(np.float64)[:self._blocks.size]
         self._token = exchange.shared.allocate(8).view(np.float64)
         exchange.summed, exchange.passes = self._summed, self._passes
-        kernel = optimizer.kernel if exchange.shared.fuses else None
+        plain = (type(optimizer).change, type(optimizer).update) == (Optimizer.change, Optimizer.update)     # not a user's own
+        kernel = optimizer.kernel if exchange.shared.fuses and plain else None
         self._part = part_function(kernel, optimizer.storage.values.dtype) if kernel is not None else 0
         self._scalars: dict[float, Array] = {}                # by weight decay; C reads them
         self._scalars_step = -1

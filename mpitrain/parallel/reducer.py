@@ -51,7 +51,8 @@ class Mover(Protocol):
 
 
 class GradientReducer:
-    """Owns the gradient arenas of one rank; `gradients` is the flat sum once `finish` has returned.
+    """Owns the gradient arenas of one rank; `gradients` is the flat sum once `finish` has returned (over a channel that leaves
+    each rank its slices, of these alone).
 
     A parameter that took no part in a micro-batch is skipped in the sums, never added as zeros; one that took part nowhere
     gets the gradient zero (with a `tree` -0.0, which ranks add without changing a bit). `allocate` makes the memory of an

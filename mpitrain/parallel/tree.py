@@ -88,6 +88,11 @@ class Landing:
         if not self.done:
             self._land()
 
+    @property
+    def inner(self) -> tuple[Work, ...]:
+        """What is in flight by itself and moved by this one too."""
+        return (self._work,)
+
     def _land(self) -> None:
         self._target[...] = self._result
         self.done = True

@@ -199,6 +199,55 @@ def test_several_nodes_sum_inside_and_across(make: Make, comm: Any, crossing: st
     assert (outside == sum(range(comm.size))).all()
 
 
+def test_what_crosses_between_nodes_is_moved_by_its_work_alone(make: Make, comm: Any) -> None:
+    """Two threads in one collective added an arrived part twice: whoever polls everything must not find it."""
+    if comm.size % 2 or comm.size < 4:
+        pytest.skip("needs two nodes of two ranks")
+    channel = make(color=comm.rank // 2)
+    work = channel.start_allreduce(arena(channel, LARGE), "bucket")
+    while work.crossing is None and not work.done:
+        work.test()
+    assert work.crossing not in channel.node.progress._works
+    work.wait()
+
+
+def test_each_sum_is_reported_when_it_lands_though_others_are_in_flight(make: Make, comm: Any) -> None:
+    if comm.size == 1:
+        pytest.skip("nothing is in flight")
+    channel, landed = make(), []
+    first, second = arena(channel, LARGE), arena(channel, LARGE)
+    channel.node.progress.landed = lambda: landed.append(True)
+    works = [channel.start_allreduce(first, "first")]
+    at_once = works[0].done                                   # the others were here before
+    if comm.rank == 0:
+        works.append(channel.start_allreduce(second, "second"))
+        while not works[0].done:
+            channel.node.progress.progress()
+        channel.node.progress.progress()
+        assert (landed or at_once) and not works[1].done
+    else:
+        works[0].wait()
+    comm.Barrier()
+    if comm.rank:
+        works.append(channel.start_allreduce(second, "second"))
+    works[1].wait()
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8"])
+def test_numbers_of_the_other_byte_order_are_summed_as_what_they_are(make: Make, comm: Any, dtype: str) -> None:
+    channel, array = make(), np.full(10, comm.rank + 1, dtype)
+    for _ in range(2):                                        # the second time an array may be known
+        channel.allreduce(array, name="swapped")
+        channel.channel.allreduce(array, name="swapped by messages")
+    assert (array == sum(range(1, comm.size + 1)) * comm.size ** 3).all()
+
+
+def test_an_array_without_dims_is_summed_too(make: Make, comm: Any) -> None:
+    array = np.array(comm.rank, np.float32)
+    make().allreduce(array, name="scalar")
+    assert array == sum(range(comm.size))
+
+
 def test_nodes_of_unequal_size_use_messages_and_say_so(make: Make, comm: Any) -> None:
     if comm.size < 3:
         pytest.skip("needs two nodes, one larger")

@@ -112,6 +112,23 @@ def test_rules_that_treat_each_element_alone_run_inside_the_sum(job: Any, comm: 
     assert all(before[name] != after[name] for name in before)
 
 
+class Halved(optim.SGD):
+    """A user's rule on top of one of ours."""
+
+    def change(self, run: Any, gradients: Any, lr: float, step: int, scale: float) -> None:
+        super().change(run, gradients, lr / 2, step, scale)
+
+
+def test_a_rule_that_a_user_changed_is_the_one_that_runs(job: Any, comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OPTIMIZERS, "halved", {})
+    monkeypatch.setattr(optim.OPTIMIZERS, "resolve", lambda name: Halved)
+    plain, shared = (job(shared=s, optimizer="halved", clip_norm=0.0, colors=0) for s in (False, True))
+    for number in range(2):
+        for one in (plain, shared):
+            one.step(number, want_norm=False)
+    assert plain.state() == shared.state()
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_nodes_sum_their_slices_by_messages(job: Any, comm: Any, optimizer: str) -> None:
     if comm.size not in (4, 8):
