@@ -92,6 +92,32 @@ PART(T, sgd_momentum, NAME, a[1] + from,)                                       
 PART(T, adam, NAME, a[1] + from, a[2] + from,)                                                                          \
 PART(T, rmsprop, NAME, a[1] + from, a[2] + from,)
 
+/* The sum of the squares of each BLOCK elements, the last block filled up with zeros: square i plus square i + BLOCK / 2, and so
+   on in halves, the order of kernels/optimizer.py. */
+enum { BLOCK = 4096 };
+#define SQUARE_SUMS(T, NAME)                                                                                            \
+void square_sums_##NAME(const T *x, i64 n, double *out)                                                                 \
+{                                                                                                                       \
+    double sums[BLOCK / 2];                                                                                             \
+    T filled[BLOCK];                                                                                                    \
+    for (i64 first = 0; first < n; first += BLOCK) {                                                                    \
+        const T *from = x + first;                                                                                      \
+        if (n - first < BLOCK) {                                                                                        \
+            for (i64 i = 0; i < BLOCK; i++) filled[i] = i < n - first ? from[i] : (T)0;                                 \
+            from = filled;                                                                                              \
+        }                                                                                                               \
+        for (i64 i = 0; i < BLOCK / 2; i++) {                                                                           \
+            double a = from[i], b = from[i + BLOCK / 2];                                                                \
+            sums[i] = a * a + b * b;                                                                                    \
+        }                                                                                                               \
+        for (i64 half = BLOCK / 4; half >= 1; half /= 2)                                                                \
+            for (i64 i = 0; i < half; i++) sums[i] += sums[half + i];                                                   \
+        out[first / BLOCK] = sums[0];                                                                                   \
+    }                                                                                                                   \
+}
+SQUARE_SUMS(float, float32)
+SQUARE_SUMS(double, float64)
+
 RULES(float, float32, sqrtf)
 RULES(double, float64, sqrt)
 PARTS(float, float32)

@@ -133,7 +133,7 @@ class ProgressThread:
         self._thread.join()
 
     def _run(self) -> None:
-        while True:
+        while not self._end.is_set():                         # looked at after `_move` may have cleared what `close` has set
             self._wake.wait()
             if self._end.wait(PERIOD_S):
                 return

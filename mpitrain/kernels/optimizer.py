@@ -159,6 +159,13 @@ def _square_sums(x: Any, work: Any, out: Any) -> None:
 
 
 def _square_sums_host() -> Callable[[Array], Array]:
+    in_c = bind("optimizer", "square_sums", "pip")
+    if in_c is not None:
+        def sums_by_c(x: Array) -> Array:
+            out = np.empty(-(-len(x) // BLOCK), np.float64)
+            in_c(x, len(x), out)
+            return out
+        return sums_by_c
     loop = compiled([f"void({t}[::1], float64[::1], float64[::1])" for t in ("float32", "float64")])(_square_sums)
 
     def sums(x: Array) -> Array:

@@ -1,13 +1,18 @@
-"""Philox words, uniform and normal numbers, as compiled loops beside the expressions that define them."""
+"""Philox words, uniform and normal numbers, as compiled loops beside the expressions that define them.
+
+The loop is C; where no compiler is, Numba's. Importing Numba takes longer than a short run, so it is not the first choice.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from mpitrain.backend import native
 from mpitrain.backend import random as philox
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.kernels.kernel import Kernel, compiled
@@ -18,6 +23,26 @@ def _reference(rows: Array, key: int, width: int) -> Array:
 
 
 def _host() -> Callable[..., Array]:
+    library = native.load("random")
+    fill = _by_numba() if library is None else _by_c(library)
+
+    def words(rows: Array, key: int, width: int) -> Array:
+        out = np.empty((len(rows), width), dtype=np.uint32)
+        fill(np.uint64(key), np.ascontiguousarray(rows, dtype=np.uint64), out)
+        return out
+    return words
+
+
+def _by_c(library: ctypes.CDLL) -> Callable[..., None]:
+    run = library.random_words
+    run.argtypes, run.restype = [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64], None
+
+    def fill(key: Any, rows: Any, out: Any) -> None:
+        run(int(key), rows.ctypes.data, out.ctypes.data, *out.shape)
+    return fill
+
+
+def _by_numba() -> Callable[..., None]:
     m0, m1 = (np.uint64(m) for m in philox.MULTIPLIERS)
     w0, w1 = (np.uint64(w) for w in philox.WEYL)
     mask, shift, rounds = np.uint64(philox.MASK), np.uint64(32), philox.ROUNDS
@@ -37,12 +62,7 @@ def _host() -> Callable[..., Array]:
                 for j, word in enumerate((c0, c1, c2, c3)):
                     if block * 4 + j < width:
                         out[r, block * 4 + j] = np.uint32(word)
-
-    def words(rows: Array, key: int, width: int) -> Array:
-        out = np.empty((len(rows), width), dtype=np.uint32)
-        fill(np.uint64(key), np.ascontiguousarray(rows, dtype=np.uint64), out)
-        return out
-    return words
+    return fill
 
 
 random_words = Kernel("random_words", _reference, host=_host,

@@ -96,6 +96,37 @@ def test_gradients_have_the_bits_of_polling(comm: Any) -> None:
     np.testing.assert_array_equal(*sums)
 
 
+class Ends:
+    """A work that ends while somebody closes the thread: between its end and the thread's next look, `close` has begun."""
+
+    done = False
+
+    def __init__(self, thread: Any):
+        self.begun, self._closing = threading.Event(), threading.Event()
+        ended = thread._thread.join
+        thread._thread.join = lambda: (self._closing.set(), ended())
+        self.closer = threading.Thread(target=thread.close)
+
+    def test(self) -> bool:
+        self.closer.start()
+        self.begun.set()
+        assert self._closing.wait(50)
+        self.done = True
+        return True
+
+
+def test_a_thread_that_is_closed_while_it_moves_its_last_work_ends(comm: Any) -> None:
+    channel = Channel(comm.Dup(), "test")
+    thread = channel.progress.thread()
+    work = Ends(thread)
+    thread.hand_over(work)
+    assert work.begun.wait(50)
+    work.closer.join(50)
+    assert not work.closer.is_alive()
+    channel.progress._thread = None
+    channel.close()
+
+
 class Broken:
     done = False
 
