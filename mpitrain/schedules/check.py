@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from mpitrain.schedules.rendezvous import EMPTY, Symbols, check_lanes, execute
-from mpitrain.schedules.steps import Algorithm, Laned, Rooted, ScheduleError, part
+from mpitrain.schedules.steps import Algorithm, Laned, Rooted, ScheduleError, part, tree_split
 
 __all__ = ["ScheduleError", "check_all_gather", "check_all_reduce", "check_all_to_all", "check_broadcast", "check_reduce_scatter",
            "check_tree"]
