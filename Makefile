@@ -52,6 +52,7 @@ bench-comm: $(VENV)/ready-bench ## the exchange beside MPI, gloo and PyTorch's D
 	$(PAIR) -P -m mpitrain bench allreduce $(ARGS)
 	$(MANY) -n 4 $(BIN)/python -P -m mpitrain bench allreduce --sizes 16M --pairs 9
 	$(MANY) -n 8 $(BIN)/python -P -m mpitrain bench allreduce --sizes 16M --pairs 9
+	$(PAIR) -P -m mpitrain bench allreduce --algorithms ring --sizes 1M,16M --wire bfloat16
 	$(PAIR) -P -m mpitrain bench fit
 	$(PAIR) -P -m mpitrain bench exchange
 	$(PAIR) benchmarks/allreduce_vs_gloo.py

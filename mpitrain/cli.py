@@ -91,6 +91,8 @@ def _bench_verbs(bench: argparse.ArgumentParser) -> None:
     allreduce.add_argument("--sizes", default="8,4K,64K,1M,16M", help="bytes, with commas (default: %(default)s)")
     allreduce.add_argument("--algorithms", help="names with commas, or your own package.module:name (default: all there are)")
     allreduce.add_argument("--dtypes", default="float32", help="float32, float64 (default: %(default)s)")
+    allreduce.add_argument("--wire", metavar="TYPE",
+                           help="bfloat16 or float16: messages of such numbers, beside the same algorithm with float32")
     fit = verbs.add_parser("fit", help="alpha, beta and gamma of this machine, and predicted beside measured times")
     fit.add_argument("--sizes", help="bytes, with commas (default: 1 KiB to 8 MiB, doubling)")
     exchange = verbs.add_parser("exchange", help="gradient sum, AdamW, parameters visible to all; beside MPI_Allreduce + AdamW")

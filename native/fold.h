@@ -18,14 +18,9 @@ INLINE void NAME(add)(const A *a, const A *b, A *to, i64 n)
 /* Two sources, two destinations, as on two ranks: one pass, nothing on a stack. A line that another core has written is fetched
    to be written here, once: reading it first leaves it shared, and asking for it again to write it took twice as long as both. */
 #if !NARROW
-static void NAME(add_two)(const T *a, const T *b, T *to, T *too, i64 n, int stream)
+static void NAME(add_two)(const T *a, const T *b, T *to, T *too, i64 n)
 {
     i64 i = 0;
-    if (stream) for (; i + LANES <= n; i += LANES) {
-        NAME(vector) sum = *(const NAME(vector) *)(a + i) + *(const NAME(vector) *)(b + i);
-        stream_line(to + i, &sum);
-        stream_line(too + i, &sum);
-    }
     for (; i + LANES <= n; i += LANES) {
         __builtin_prefetch(to + i + AHEAD * LANES, 1);
         __builtin_prefetch(too + i + AHEAD * LANES, 1);
@@ -37,29 +32,18 @@ static void NAME(add_two)(const T *a, const T *b, T *to, T *too, i64 n, int stre
 }
 #endif
 
-static void NAME(put)(const T *from, T *to, i64 n, int stream)
-{
-    i64 i = 0, line = LINE / (i64)sizeof(T);
-    if (stream) for (; i + line <= n; i += line) stream_line(to + i, from + i);
-    if (i < n && from != to) memcpy(to + i, from + i, (n - i) * sizeof(T));
-}
-
 static void NAME(fold)(const char *const *sources, const int32_t *program, i64 length, char *const *destinations, i64 targets,
-                       i64 start, i64 stop, int stream)
+                       i64 start, i64 stop)
 {
     A held[DEPTH][BLOCK] __attribute__((aligned(LINE)));
     const A *top[DEPTH];
 #if !NARROW
     if (length == 3 && targets == 2 && program[2] < 0) {
         const T *a = (const T *)sources[program[0]] + start, *b = (const T *)sources[program[1]] + start;
-        T *to = (T *)destinations[0] + start, *too = (T *)destinations[1] + start;
-        i64 rest = -(uintptr_t)to % LINE / sizeof(T), head = rest < stop - start ? rest : stop - start;
-        NAME(add_two)(a, b, to, too, head, 0);
-        NAME(add_two)(a + head, b + head, to + head, too + head, stop - start - head,
-                      stream && (uintptr_t)(to + head) % LINE == 0 && (uintptr_t)(too + head) % LINE == 0);
+        NAME(add_two)(a, b, (T *)destinations[0] + start, (T *)destinations[1] + start, stop - start);
         return;
     }
-    if (length == 3 && targets == 1 && program[2] < 0 && !stream) {
+    if (length == 3 && targets == 1 && program[2] < 0) {
         NAME(add)((const T *)sources[program[0]] + start, (const T *)sources[program[1]] + start, (T *)destinations[0] + start,
                   stop - start);
         return;
@@ -94,7 +78,7 @@ static void NAME(fold)(const char *const *sources, const int32_t *program, i64 l
 #endif
         for (i64 k = 0; k < targets; k++) {
             T *to = (T *)destinations[k] + from;
-            NAME(put)(result, to, n, stream && (uintptr_t)to % LINE == 0);
+            if (to != result) memcpy(to, result, n * sizeof(T));
         }
     }
 }

@@ -39,20 +39,6 @@ typedef uint32_t u32;
 #define RECORD 128                  /* bytes of what a rank says about its collective; the first 8 are its number */
 #define COMPARED 12                 /* of these: number and checksum */
 
-/* Around the caches: 64 bytes to an address that is a multiple of 64. An ordinary store where the CPU has no such thing. */
-INLINE void stream_line(void *to, const void *from)
-{
-#if defined(__AVX512F__)
-    _mm512_stream_si512((__m512i *)to, _mm512_loadu_si512(from));
-#elif defined(__AVX__)
-    for (int i = 0; i < 2; i++) _mm256_stream_si256((__m256i *)to + i, _mm256_loadu_si256((const __m256i *)from + i));
-#elif defined(__SSE2__)
-    for (int i = 0; i < 4; i++) _mm_stream_si128((__m128i *)to + i, _mm_loadu_si128((const __m128i *)from + i));
-#else
-    memcpy(to, from, LINE);
-#endif
-}
-
 INLINE float as_float(u32 bits) { float x; memcpy(&x, &bits, 4); return x; }
 INLINE u32 as_bits(float x) { u32 bits; memcpy(&bits, &x, 4); return bits; }
 
@@ -120,20 +106,16 @@ INLINE void narrow_float16(const float *x, uint16_t *y, i64 n)
 
 enum { FLOAT32, FLOAT64, BFLOAT16, FLOAT16 };
 
-/* Elements [start, stop) of every destination become what the program makes of the sources; in place is allowed. `stream`:
-   store around the caches, and let these stores be seen before whatever comes after. */
+/* Elements [start, stop) of every destination become what the program makes of the sources; in place is allowed. */
 void shared_fold(i64 type, const char *const *sources, const int32_t *program, i64 length, char *const *destinations, i64 targets,
-                 i64 start, i64 stop, i64 stream)
+                 i64 start, i64 stop)
 {
     switch (type) {
-    case FLOAT32: fold_float32(sources, program, length, destinations, targets, start, stop, stream); break;
-    case FLOAT64: fold_float64(sources, program, length, destinations, targets, start, stop, stream); break;
-    case BFLOAT16: fold_bfloat16(sources, program, length, destinations, targets, start, stop, stream); break;
-    case FLOAT16: fold_float16(sources, program, length, destinations, targets, start, stop, stream); break;
+    case FLOAT32: fold_float32(sources, program, length, destinations, targets, start, stop); break;
+    case FLOAT64: fold_float64(sources, program, length, destinations, targets, start, stop); break;
+    case BFLOAT16: fold_bfloat16(sources, program, length, destinations, targets, start, stop); break;
+    case FLOAT16: fold_float16(sources, program, length, destinations, targets, start, stop); break;
     }
-#if defined(__SSE2__)
-    if (stream) _mm_sfence();
-#endif
 }
 
 typedef struct { u32 count, sleepers; char rest[120]; } Gate;
@@ -152,7 +134,7 @@ typedef struct {
 
 /* One kind of collective, the same for every call. */
 typedef struct {
-    i64 n, rank, slots, mode, type, itemsize, count, start, stop, stream, length, scratch_bytes;
+    i64 n, rank, slots, mode, type, itemsize, count, start, stop, length, scratch_bytes;
     Slot *slot;
     char *records, *scratch;        /* [slots][n][RECORD]; [n][slots][scratch_bytes] */
     const int32_t *program;
@@ -230,18 +212,18 @@ static void sum(const Plan *p, char *own, i64 slot)
     if (p->mode == ONE_SHOT) {
         const char *sources[p->n];
         for (i64 r = 0; r < p->n; r++) sources[r] = scratch_of(p, r, slot);
-        shared_fold(p->type, sources, p->program, p->length, &own, 1, 0, p->count, 0);
+        shared_fold(p->type, sources, p->program, p->length, &own, 1, 0, p->count);
     } else if (p->mode == TWO_SHOT)
-        shared_fold(p->type, (const char *const *)p->arrays, p->program, p->length, p->arrays, p->n, p->start, p->stop, p->stream);
+        shared_fold(p->type, (const char *const *)p->arrays, p->program, p->length, p->arrays, p->n, p->start, p->stop);
     else if (p->n_passes)
         for (const Pass *pass = p->passes; pass < p->passes + p->n_passes; pass++)
             for (i64 from = pass->start, to; from < pass->stop; from = to) {
                 to = from + BLOCK < pass->stop ? from + BLOCK : pass->stop;
-                shared_fold(p->type, (const char *const *)p->arrays, p->program, p->length, &own, 1, from, to, 0);
+                shared_fold(p->type, (const char *const *)p->arrays, p->program, p->length, &own, 1, from, to);
                 pass->part(pass->arrays, own + from * p->itemsize, pass->scalars, from - pass->start, to - from);
             }
     else if (p->mode == PARTIAL || p->mode == SCATTER)
-        shared_fold(p->type, (const char *const *)p->arrays, p->program, p->length, &own, 1, p->start, p->stop, 0);
+        shared_fold(p->type, (const char *const *)p->arrays, p->program, p->length, &own, 1, p->start, p->stop);
 }
 
 /* Moves a collective over `own`, this rank's array, on from `state` as far as it goes within `limit` ns of waiting (below 0: to

@@ -1,4 +1,4 @@
-"""Programs for test_two_hosts.py: ``python hosts_program.py where`` or ``... allreduce BYTES``; each prints lines of JSON."""
+"""For test_two_hosts.py: ``python hosts_program.py where`` or ``... allreduce BYTES [ALGORITHM]``; they print lines of JSON."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def where() -> None:
     print(json.dumps(about), flush=True)
 
 
-def allreduce(size: int) -> None:
+def allreduce(size: int, algorithm: str = "ring") -> None:
     """Five sums of `size` bytes, each begun and ended by all together; rank 0 prints the seconds of each."""
     world = start()
-    channel = Channel(world.comm.Dup(), "test", algorithm="ring")
+    channel = Channel(world.comm.Dup(), "test", algorithm=algorithm)
     seconds = []
     for _ in range(5):
         array = np.ones(size // 4, np.float32)
@@ -45,4 +45,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "where":
         where()
     else:
-        allreduce(int(sys.argv[2]))
+        allreduce(int(sys.argv[2]), *sys.argv[3:])

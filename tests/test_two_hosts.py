@@ -20,7 +20,7 @@ import pytest
 from hosts import Hosts, two_hosts, why_not
 from launch import ROOT, LauncherError, Result, mpirun, tagged
 
-from mpitrain.schedules.collectives import ALL_REDUCE
+from mpitrain.comm.algorithms import names
 
 PROGRAM = ROOT / "tests/hosts_program.py"
 FAULTS = ROOT / "tests/comm/faults.py"
@@ -124,6 +124,14 @@ def test_a_sum_takes_as_long_as_the_link_needs_for_it_and_its_bytes_cross_the_li
             assert 5 * size <= slow.bytes_sent(name) < 1.5 * 5 * size
 
 
+def test_the_hierarchical_sum_sends_each_hosts_data_to_the_other_once(hosts: Hosts) -> None:
+    size = 2 << 20
+    for algorithm, times in (("hierarchical", 1.0), ("direct", 2.0)):           # of the data, in each direction
+        before = hosts.bytes_sent("left")
+        objects(hosts.mpirun(4, PROGRAM, "allreduce", str(size), algorithm))
+        assert times * 5 * size <= hosts.bytes_sent("left") - before < (times + 0.4) * 5 * size
+
+
 def test_nothing_is_left_when_the_test_process_is_killed(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("import os, signal, sys\n"
@@ -196,7 +204,7 @@ def test_hosts_that_do_not_start_say_what_went_wrong(monkeypatch: pytest.MonkeyP
 
 # Training across them
 
-@pytest.mark.parametrize(("n", "algorithm"), [(2, "auto"), (4, "auto"), *((4, name) for name in sorted(ALL_REDUCE))])
+@pytest.mark.parametrize(("n", "algorithm"), [(2, "auto"), *((4, name) for name in sorted(names()))])
 def test_training_has_the_losses_of_one_host(hosts: Hosts, one_host: Any, tmp_path: Path, n: int, algorithm: str) -> None:
     before = hosts.bytes_sent("left"), hosts.bytes_sent("right")
     ok(hosts.mpirun(n, "-m", "mpitrain", "train", *options("run", f"comm.algorithm={algorithm}"), cwd=tmp_path))

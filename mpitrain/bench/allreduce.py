@@ -1,11 +1,11 @@
-"""Our all-reduce algorithms beside MPI_Allreduce, in pairs, every sum checked against float64.
+"""Our all-reduce algorithms beside MPI_Allreduce, or with 16-bit messages beside float32 ones, in pairs; every sum checked.
 
     turn 0   fill ours    barrier  [ours]   slowest rank's time   check
     turn 1   fill MPI's   barrier  [MPI]    slowest rank's time   check
     turn 2   ...
 
 Below 1 MiB a turn sums several arrays one after the other, because a clock and a barrier cost about as much as one small sum.
-They are different arrays with different values, so each of these sums is checked too.
+They are different arrays with different values, so each of these sums is checked too, against float64.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpitrain.bench.inputs import Inputs
-from mpitrain.bench.pairs import Clock, alternate
+from mpitrain.bench.pairs import Clock, Unavailable, alternate
 from mpitrain.bench.report import Report, in_bytes, in_time, machine, ratio_of
+from mpitrain.comm.algorithms import LIBRARY, names
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.node import Node
 from mpitrain.comm.shared import SharedChannel
 from mpitrain.comm.start import World
-from mpitrain.errors import MpitrainError
 from mpitrain.registry import Registry
-from mpitrain.schedules.collectives import ALL_REDUCE
 
 AT_ONCE = 1 << 20                 # bytes that one turn sums, as far as MOST arrays allow
 MOST = 64
@@ -87,17 +86,14 @@ def aligned(nbytes: int) -> np.ndarray[Any, Any]:
 
 Make = Callable[[World], Contender]
 CONTENDERS: Registry[Make] = Registry("all-reduce")
-"""What is measured besides the algorithms of ALL_REDUCE. Called by all ranks; a contender makes communicators of its own."""
+"""What is measured besides the ways of a channel. Called by all ranks; a contender makes communicators of its own."""
+MESSAGES = "messages"
+"""A channel's "auto": an algorithm for each size, as training has it where memory cannot be shared."""
 
 
-@CONTENDERS.register("auto")
-def automatic(world: World) -> Contender:
-    """What training uses unless told otherwise: an algorithm for each size."""
-    return OverChannel(Channel(world.comm.Dup(), "bench:auto", algorithm="auto"))
-
-
+@CONTENDERS.register("shared")
 class Shared(OverChannel):
-    """Memory that the ranks of a node share; MpitrainError where that cannot be had, for messages are another contender."""
+    """Memory that the ranks of a node share, as training has it unless told otherwise; Unavailable where that cannot be had."""
 
     def __init__(self, world: World):
         channel = Channel(world.comm.Dup(), "bench:shared")
@@ -110,7 +106,8 @@ class Shared(OverChannel):
     def _allocate(self, nbytes: int) -> np.ndarray[Any, Any]:
         memory = self._shared.allocate(nbytes)
         if notes := self._shared.notes:
-            raise MpitrainError(f"the contender shared has no shared memory: {notes[0]}; leave it out of --algorithms")
+            self.close()
+            raise Unavailable(f"shared was asked for, but {notes[0]}; make room there, or leave it out of --algorithms")
         return memory
 
     def close(self) -> None:
@@ -118,26 +115,25 @@ class Shared(OverChannel):
         self._node.close()
 
 
-CONTENDERS.register("shared")(Shared)
+def known(wire: str | None = None) -> list[str]:
+    """Every name that can be measured; with `wire`, those whose messages can hold such numbers."""
+    own = [name for name in names() if name != "auto"] + [MESSAGES]
+    return [*own, *CONTENDERS] if wire is None else [name for name in own if name != LIBRARY]
 
 
-def known() -> list[str]:
-    """Every name that can be measured."""
-    return [*ALL_REDUCE, *CONTENDERS]
-
-
-def contender(name: str, world: World) -> Contender:
+def contender(name: str, world: World, wire: str | None = None) -> Contender:
     """The contender of that name, on a communicator of its own. ConfigError or ScheduleError for a user's unusable one."""
     if name in CONTENDERS:
+        assert wire is None, f"{name} sends no messages of ours"
         return CONTENDERS[name](world)
-    return OverChannel(Channel(world.comm.Dup(), f"bench:{name}", algorithm=name))
+    return OverChannel(Channel(world.comm.Dup(), f"bench:{name}", algorithm="auto" if name == MESSAGES else name, wire=wire))
 
 
 class Side:
-    """One contender with memory for the largest of `sizes`, ready to be timed."""
+    """One contender with memory for the largest of `sizes`, ready to be timed; `wire` is what its messages hold of float32."""
 
-    def __init__(self, name: str, contender: Contender, world: World, sizes: Sequence[int]):
-        self.name, self.contender = name, contender
+    def __init__(self, name: str, contender: Contender, world: World, sizes: Sequence[int], wire: str | None = None):
+        self.name, self.contender, self._wire = name, contender, wire
         self._rank, self._clock = world.rank, Clock(world)
         self._arrays: dict[tuple[int, str], list[np.ndarray[Any, Any]]] = {}
         self._memory = contender.allocate(max(arrays_a_turn(size) * stride(size) for size in sizes))
@@ -154,7 +150,7 @@ class Side:
             inputs.fill(array, self._rank, number * count + i)
         seconds = self._clock.time(partial(self._reduce, arrays)) / count
         for i, array in enumerate(arrays):
-            inputs.check(array, number * count + i, f"all-reduce {self.name} of {nbytes} bytes of {inputs.dtype}")
+            inputs.check(array, number * count + i, f"all-reduce {self.name} of {nbytes} bytes of {inputs.dtype}", self._wire)
         return seconds
 
     def _reduce(self, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
@@ -175,25 +171,37 @@ def stride(nbytes: int) -> int:
     return -(-nbytes // LINE) * LINE
 
 
-def bench_allreduce(channel: Channel, world: World, report: Report, *, sizes: Sequence[int], algorithms: Sequence[str],
-                    dtypes: Sequence[str], pairs: int) -> None:
-    """One record for each algorithm, size and dtype. Collective; MpitrainError as soon as one sum is wrong."""
-    about = machine(channel)
-    report.line(f"all-reduce on {world.size} ranks beside MPI_Allreduce; medians of {pairs} pairs, quartiles in brackets; "
-                f"every sum checked\n{'algorithm':<24}{'bytes':>10}  {'dtype':<9}{'ours':>11}{'MPI':>11}   times faster")
-    native = Side("of MPI", Native(world), world, sizes)
-    for name in algorithms:
-        ours = Side(name, contender(name, world), world, sizes)
+def bench_allreduce(channel: Channel, world: World, report: Report, *, sizes: Sequence[int], algorithms: Sequence[str] | None,
+                    dtypes: Sequence[str], pairs: int, wire: str | None = None) -> None:
+    """One record for each algorithm, size and dtype. Collective; MpitrainError as soon as one sum is wrong.
+
+    With `wire`, each algorithm is measured against itself with float32 messages. Without `algorithms`, what cannot be had here
+    is left out.
+    """
+    about, theirs = machine(channel), "MPI" if wire is None else "float32"
+    beside = "beside MPI_Allreduce" if wire is None else f"with messages of {wire} beside float32"
+    report.line(f"all-reduce on {world.size} ranks {beside}; medians of {pairs} pairs, quartiles in brackets; "
+                f"every sum checked\n{'algorithm':<24}{'bytes':>10}  {'dtype':<9}{wire or 'ours':>11}{theirs:>11}   times faster")
+    for name in known(wire) if algorithms is None else algorithms:
+        try:
+            ours = Side(name, contender(name, world, wire), world, sizes, wire)
+        except Unavailable as error:
+            if algorithms is not None:
+                raise
+            report.line(f"{name:<24}left out: {error}")
+            continue
+        other = Side("of MPI", Native(world), world, sizes) if wire is None else \
+            Side(f"{name} in float32", contender(name, world), world, sizes)
         for dtype in dtypes:
             for size in sizes:
                 inputs = Inputs(size // np.dtype(dtype).itemsize, dtype, world.size)
-                result = alternate(partial(ours.turn, inputs), partial(native.turn, inputs), pairs).summary()
+                result = alternate(partial(ours.turn, inputs), partial(other.turn, inputs), pairs).summary(theirs.lower())
                 report.record({"bench": "allreduce", "algorithm": name, "bytes": size, "dtype": dtype, "ranks": world.size,
-                               **result, "arrays_a_turn": arrays_a_turn(size), "machine": about})
+                               **result, "wire": wire or dtype, "arrays_a_turn": arrays_a_turn(size), "machine": about})
                 report.line(f"{name:<24}{in_bytes(size):>10}  {dtype:<9}{in_time(result['seconds']):>11}"
-                            f"{in_time(result['mpi_seconds']):>11}   {ratio_of(result)}")
+                            f"{in_time(result[f'{theirs.lower()}_seconds']):>11}   {ratio_of(result)}")
         ours.close()
-    native.close()
+        other.close()
 
 
 def typical(side: Side, inputs: Inputs, turns: int) -> float:

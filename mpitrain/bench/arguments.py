@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from mpitrain.errors import UsageError, nearest
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+WIRES = ("bfloat16", "float16")
 DTYPES = {"float32": 4, "float64": 8}
 
 
@@ -40,13 +41,13 @@ def dtypes(text: str) -> list[str]:
     return found
 
 
-def algorithms(text: str, known: Iterable[str]) -> list[str]:
+def algorithms(text: str, known: Iterable[str], flag: str = "--algorithms") -> list[str]:
     """Names of `known`, or a user's own as "package.module:name" or "file.py:name"."""
     known = list(known)
     found = words(text, "--algorithms")
     for word in found:
         if word not in known and ":" not in word:
-            raise UsageError(f'--algorithms knows no "{word}"{nearest(word, known)}; choose from {", ".join(known)}, '
+            raise UsageError(f'{flag} knows no "{word}"{nearest(word, known)}; choose from {", ".join(known)}, '
                              f'or your own as "package.module:name" or "file.py:name"')
     return found
 
@@ -58,6 +59,14 @@ def whole_elements(nbytes: Iterable[int], names: Iterable[str]) -> None:
             if count % DTYPES[name]:
                 raise UsageError(f"--sizes: {count} bytes are no whole number of {name} elements of {DTYPES[name]} bytes; "
                                  f"take a multiple, or other --dtypes")
+
+
+def wire(name: str, dtypes: Iterable[str]) -> None:
+    """UsageError for a type that messages cannot hold, or arrays that travel as they are."""
+    if name not in WIRES:
+        raise UsageError(f'--wire knows no "{name}"{nearest(name, WIRES)}; choose from {", ".join(WIRES)}')
+    if list(dtypes) != ["float32"]:
+        raise UsageError(f'--wire {name} is for arrays of float32, found --dtypes {",".join(dtypes)}; leave one of the two out')
 
 
 def at_least(number: int, least: int, flag: str) -> int:

@@ -40,17 +40,21 @@ def session(json: Path | None) -> Iterator[Session | None]:
     channel.close()
 
 
-def allreduce(*, sizes: str, algorithms: str | None, dtypes: str, pairs: int, json: Path | None) -> int:
+def allreduce(*, sizes: str, algorithms: str | None, dtypes: str, wire: str | None, pairs: int, json: Path | None) -> int:
     """`mpitrain bench allreduce`."""
     from mpitrain.bench.allreduce import bench_allreduce, known
     with guard.symmetric():
         size_list, dtype_list = arguments.sizes(sizes), arguments.dtypes(dtypes)
         arguments.whole_elements(size_list, dtype_list)
-        names = arguments.algorithms(algorithms, known()) if algorithms is not None else known()
+        if wire is not None:
+            arguments.wire(wire, dtype_list)
+        flag = "--algorithms" if wire is None else f"--algorithms with --wire {wire}"
+        names = arguments.algorithms(algorithms, known(wire), flag) if algorithms is not None else None
         arguments.at_least(pairs, 1, "--pairs")
     with session(json) as s:
         if s is not None:
-            bench_allreduce(s.channel, s.world, s.report, sizes=size_list, algorithms=names, dtypes=dtype_list, pairs=pairs)
+            bench_allreduce(s.channel, s.world, s.report, sizes=size_list, algorithms=names, dtypes=dtype_list, pairs=pairs,
+                            wire=wire)
     return 0
 
 

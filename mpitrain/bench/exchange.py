@@ -12,22 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from mpitrain import nn, optim
 from mpitrain.backend import Array
 from mpitrain.bench.inputs import BLOCK, Inputs
-from mpitrain.bench.pairs import Clock, alternate
+from mpitrain.bench.pairs import Clock, Unavailable, alternate
 from mpitrain.bench.report import Report, in_time, machine, ratio_of
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.start import World
-from mpitrain.errors import MpitrainError
+from mpitrain.errors import MpitrainError, OutputError
 from mpitrain.nn.init import zeros
 from mpitrain.parallel.buckets import plan_buckets
 from mpitrain.parallel.exchange import Exchange
+from mpitrain.parallel.reducer import GradientReducer
 from mpitrain.parallel.statistics import PlainStatistics
 from mpitrain.registry import Registry
 
@@ -35,6 +36,7 @@ MATRIX = 1 << 20                  # elements of a parameter: some buckets hold o
 LR, BETAS, EPS, DECAY = 0.1, (0.9, 0.999), 1.0, 0.01
 TOLERANCE = 2e-6                  # of a parameter of size 1, for each step taken; float32 rounds by 6e-8 in each operation
 BUCKET_BYTES = 4 << 20
+T = TypeVar("T")
 
 
 class Policy(Protocol):
@@ -65,18 +67,35 @@ def adamw(storage: nn.FlatStorage) -> optim.AdamW:
 
 
 class OverExchange:
-    """What training does, by one of its ways: messages, memory shared on a node, one copy of the parameters per node."""
+    """What training does, by one of its ways: messages, memory shared on a node, one copy of the parameters per node.
 
-    def __init__(self, world: World, count: int, bucket_bytes: int, *, algorithm: str = "auto", node_shared: bool = False):
-        model = Weights(count)
+    Unavailable, on all ranks, where the nodes have no room for that.
+    """
+
+    def __init__(self, world: World, count: int, bucket_bytes: int, *, messages: bool = False, node_shared: bool = False):
         self._mesh = Mesh(world.comm)
-        exchange = Exchange(self._mesh, algorithm=algorithm, node_shared=node_shared)
-        if exchange.notes:
-            raise MpitrainError(f"{exchange.notes[0]}: what was to be measured cannot be had")
+        # On a device that is no host, training sends messages; those are what is wanted.
+        exchange = Exchange(self._mesh, node_shared=node_shared, on_host=not messages)
         control = self._mesh.channel("dp", "control")
-        self._storage = model.initialize(seed=0, allocate=exchange.allocate)
+        try:
+            self._make(Weights(count), exchange, control, bucket_bytes)
+        except Unavailable:
+            self._mesh.close()
+            raise
+
+    def _make(self, model: Weights, exchange: Exchange, control: Channel, bucket_bytes: int) -> None:
+        allocate = exchange.allocate
+        self._storage = model.initialize(seed=0, allocate=None if allocate is None else
+                                         lambda nbytes: on_all_ranks(control, lambda: allocate(nbytes)))
         optimizer = adamw(self._storage)
-        self._reducer = exchange.reducer(self._storage, optimizer, bucket_bytes=bucket_bytes, tree=None)
+
+        def reducer() -> GradientReducer:
+            made = exchange.reducer(self._storage, optimizer, bucket_bytes=bucket_bytes, tree=None)
+            _ = made.gradients                                # their memory is taken when they are first asked for
+            return made
+        self._reducer = on_all_ranks(control, reducer)
+        if exchange.notes:
+            raise Unavailable(exchange.notes[0])
         self._update = exchange.update(model, optimizer, self._reducer, control, lambda step: LR, clip_norm=0.0,
                                        statistics=PlainStatistics(model, control))
         self._update.want_norm = False
@@ -101,6 +120,19 @@ class OverExchange:
     def close(self) -> None:
         self._reducer.close()
         self._mesh.close()
+
+
+def on_all_ranks(control: Channel, make: Callable[[], T]) -> T:
+    """What `make` gives; Unavailable on all ranks where one of them has no memory for it."""
+    made, reason = None, ""
+    try:
+        made = make()
+    except OutputError as error:
+        reason = str(error)
+    if reasons := [other for other in control.gather_objects(reason) if other]:
+        raise Unavailable(reasons[0])
+    assert made is not None
+    return made
 
 
 class WithNative:
@@ -131,7 +163,7 @@ class WithNative:
 
 POLICIES: Registry[Callable[[World, int, int], Policy]] = Registry("exchange")
 """What is measured; called with all ranks, the number of parameters, and the bytes of a bucket."""
-POLICIES.register("messages")(partial(OverExchange, algorithm="ring"))
+POLICIES.register("messages")(partial(OverExchange, messages=True))
 POLICIES.register("replicated")(OverExchange)
 POLICIES.register("node_shared")(partial(OverExchange, node_shared=True))
 
@@ -191,14 +223,18 @@ class Steps:
 
 
 def bench_exchange(channel: Channel, world: World, report: Report, *, parameters: int, bucket_bytes: int, pairs: int) -> None:
-    """One record for each policy. Collective; MpitrainError as soon as one parameter is wrong."""
+    """One record for each policy that can be had. Collective; MpitrainError as soon as one parameter is wrong."""
     about = machine(channel)
     report.line(f"gradient sum + AdamW of {parameters:,} parameters on {world.size} ranks beside MPI_Allreduce + the same AdamW; "
                 f"medians of {pairs} pairs\n{'policy':<24}{'ours':>11}{'MPI':>11}   times faster")
     for name in POLICIES:
         inputs = Inputs(parameters, "float32", world.size)
         serial = Serial(inputs)
-        policies = POLICIES[name](world, parameters, bucket_bytes), WithNative(world, parameters, bucket_bytes)
+        try:
+            policies = POLICIES[name](world, parameters, bucket_bytes), WithNative(world, parameters, bucket_bytes)
+        except Unavailable as error:
+            report.line(f"{name:<24}left out: {error}")
+            continue
         for policy in policies:
             policy.values[...] = 0
         channel.barrier()                                     # the memory of `values` may be shared between ranks

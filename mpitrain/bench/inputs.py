@@ -14,6 +14,7 @@ import numpy as np
 from mpitrain.errors import MpitrainError
 
 BLOCK = 1 << 15                    # elements checked at a time: float64 copies of them stay in a core's cache
+WIRES = {None: (0.0, 0.0), "bfloat16": (2.0**-7, 0.0), "float16": (2.0**-10, 2.0**-24)}     # eps, step between the smallest
 GOLDEN = 0.6180339887498949        # its multiples, modulo 1, are spread evenly
 
 
@@ -48,17 +49,19 @@ class Inputs:
         base = self._base[start:stop].astype(np.float64)
         return base * scales + shifts, np.abs(base) * scales + sum(abs(shift) for _, shift in each)
 
-    def check(self, found: np.ndarray[Any, Any], turn: int, label: str) -> None:
+    def check(self, found: np.ndarray[Any, Any], turn: int, label: str, wire: str | None = None) -> None:
         """MpitrainError at the first element that is further from the float64 sum than rounding can bring it.
 
         Whatever the order of n - 1 additions, each rounds by at most eps / 2 of a partial sum, and no partial sum exceeds the
         sum of the magnitudes; the values themselves are rounded twice. (n + 1) / 2 eps in all, and as much again for safety.
+        Where messages hold numbers of another type (`wire`), each of n - 1 partial sums and the result are rounded to that, too.
         """
-        step = (self.ranks + 1) * float(np.finfo(self.dtype).eps)
+        eps, smallest = WIRES[wire]
+        step = (self.ranks + 1) * (float(np.finfo(self.dtype).eps) + eps)
         for start in range(0, self.length, BLOCK):
             stop = min(start + BLOCK, self.length)
             total, magnitude = self.expected(turn, start, stop)
-            wrong = ~(np.abs(found[start:stop] - total) <= step * magnitude)           # true for NaN as well
+            wrong = ~(np.abs(found[start:stop] - total) <= step * magnitude + self.ranks * smallest)     # true for NaN as well
             if wrong.any():
                 i = int(wrong.argmax())
                 raise MpitrainError(f"{label} gave a wrong sum: element {start + i} of {self.length} is "

@@ -12,8 +12,13 @@ from typing import Any
 import numpy as np
 
 from mpitrain.comm.start import World
+from mpitrain.errors import ConfigError
 
 WARM_UP = 2                       # pairs that are run and checked but not counted: first touches, compilation, connections
+
+
+class Unavailable(ConfigError):
+    """What was to be measured cannot be had on these ranks; raised on all of them alike, so it can be left out."""
 
 
 class Clock:

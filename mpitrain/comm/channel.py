@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from mpitrain.backend import Array
+from mpitrain.comm import algorithms
+from mpitrain.comm.algorithms import LIBRARY
 from mpitrain.comm.buffers import Host, Pools, Staged, Widened
 from mpitrain.comm.interpreter import PAIR_BYTES, Header, Work
 from mpitrain.comm.library import LibraryWork
@@ -21,9 +23,8 @@ from mpitrain.comm.signature import Signature, data_tag
 from mpitrain.comm.start import tag_upper_bound
 from mpitrain.errors import ConfigError, DesyncError, ShapeError
 from mpitrain.kernels.wire import Format, format_of, wire_format
-from mpitrain.schedules.check import ScheduleError, check_all_reduce
 from mpitrain.schedules.collectives import binomial_broadcast, choose, part
-from mpitrain.schedules.steps import Algorithm
+from mpitrain.schedules.steps import Algorithm, ScheduleError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -39,7 +40,6 @@ class Prepared(NamedTuple):
 
 
 AnyWork: TypeAlias = Work | LibraryWork | PairWork
-LIBRARY = "mpi"
 PACKED = np.dtype(np.uint16)
 PIECE_BYTES = 4 << 20          # of the library's own all-reduce; Open MPI 5.0.11's falls off above 8 MB
 
@@ -47,17 +47,18 @@ PIECE_BYTES = 4 << 20          # of the library's own all-reduce; Open MPI 5.0.1
 class Channel:
     """Collectives over one communicator, which it owns: nobody else may send on it, so tags cannot collide.
 
-    `algorithm` is the name of an all-reduce ("auto", "ring", "recursive_doubling", "package.module:name", or "mpi": the
-    library's own), or a user's own function, which is checked here before its first message. With `wire` "bfloat16" or
-    "float16", messages of `allreduce` and `reduce_scatter` of float32 arrays hold 16-bit numbers; sums are float32 all the same,
-    and what all ranks hold in the end is rounded on all of them. Arrays of 16-bit numbers are summed in float32 too.
+    `algorithm` is the name of an all-reduce (`algorithms.names`, or "package.module:name"), or a user's own function, which is
+    checked here before its first message. Where it depends on nodes, `nodes` may name each rank's, instead of its host. With
+    `wire` "bfloat16" or "float16", messages of `allreduce` and `reduce_scatter` of float32 arrays hold 16-bit numbers; sums are
+    float32 all the same, and what all ranks hold in the end is rounded on all of them. Arrays of 16-bit numbers are summed in
+    float32 too.
     All methods below must be called by all ranks of the channel in the same order; DesyncError if they are not. An error of MPI
     itself is raised as PeerError.
     """
 
     def __init__(self, comm: MPI.Comm, name: str, *, algorithm: str | Algorithm = "auto", progress: Progress | None = None,
-                 wire: str | None = None, segment_bytes: int = SEGMENT_BYTES, message_bytes: int = MESSAGE_BYTES,
-                 piece_bytes: int = PIECE_BYTES):
+                 wire: str | None = None, nodes: Sequence[Hashable] | None = None, segment_bytes: int = SEGMENT_BYTES,
+                 message_bytes: int = MESSAGE_BYTES, piece_bytes: int = PIECE_BYTES):
         from mpi4py import MPI
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.comm, self.name, self.algorithm = comm, name, algorithm
@@ -75,12 +76,9 @@ class Channel:
         self._pairs = self.size == 2 and algorithm in ("auto", "recursive_doubling")
         self._fast_pair = fast_pair(comm, name) if self._pairs else None
         self._known = {} if self._fast_pair is None else self._fast_pair.known
-        self._check_algorithm()
-
-    @property
-    def deterministic_order(self) -> bool:
-        """Whether sums are added in an order that is ours to say; the library's own may change with its version or the nodes."""
-        return self.algorithm != LIBRARY
+        self._steps = algorithms.on_these_ranks(algorithm, comm, nodes)
+        algorithms.check(algorithm, self.size)
+        self._check_wire()
 
     def allreduce(self, array: Array, *, name: str, dtype: str | None = None) -> None:
         """Replace `array` by its sum over the ranks, in place; the same bits on every rank.
@@ -102,7 +100,7 @@ class Channel:
         if self._pairs and array.nbytes <= PAIR_BYTES and self._is_plain(array, dtype):
             return self._start_pair(array, name)
         everything = ((0, array.size),)
-        return self._start("allreduce", name, array, self.algorithm, dtype=dtype, sums=True, results=everything,
+        return self._start("allreduce", name, array, self._steps, dtype=dtype, sums=True, results=everything,
                            on_all_ranks=True)
 
     def reduce_scatter(self, array: Array, algorithm: Algorithm, *, name: str, dtype: str | None = None) -> Array:
@@ -290,27 +288,21 @@ class Channel:
             self._signatures[key] = Signature.of(operation, name, dtype, count)
         return self._signatures[key]
 
-    def _check_algorithm(self) -> None:
-        """An unknown name, or a user's function that is wrong, is an error now and not in the first step."""
+    def _check_wire(self) -> None:
+        """What cannot have 16-bit messages is an error now and not in the first step."""
+        if self._packing is None or isinstance(self.algorithm, str) and ":" not in self.algorithm and self.algorithm != LIBRARY:
+            return
         if self.algorithm == LIBRARY:
-            if self._packing is not None:
-                raise ConfigError(f'algorithm="{LIBRARY}" sends numbers as they are; for wire="{self._packing.name}" set '
-                                  f'another one, for instance algorithm="ring"')
-            return
-        choose(self.algorithm, self.size, 0)
-        if isinstance(self.algorithm, str) and ":" not in self.algorithm:
-            return
-        for length in (0, 1, self.size - 1, 4 * self.size + 1):
-            check_all_reduce(choose(self.algorithm, self.size, length), self.size, length)
-        if self._packing is not None:                         # a sum of a rounded and a kept value may differ between ranks
-            array = np.random.default_rng(self.rank).standard_normal(4 * self.size + 1).astype(np.float32)
-            self.allreduce(array, name="trial")
-            found = self.gather_objects(array.tobytes().hex())
-            different = [rank for rank, other in enumerate(found) if other != found[0]]
-            if different:
-                raise ScheduleError(f"ranks 0 and {different[0]} of {self.size} end with different bits on a "
-                                    f"{self._packing.name} wire: one adds a value before it sends it, the other as it "
-                                    f'came; send values before they are added, or set wire="float32"')
+            raise ConfigError(f'comm.algorithm = "{LIBRARY}" sends numbers as they are; for comm.wire_dtype = '
+                              f'"{self._packing.name}" set another one, for instance comm.algorithm = "ring"')
+        array = np.random.default_rng(self.rank).standard_normal(4 * self.size + 1).astype(np.float32)
+        self.allreduce(array, name="trial")                   # a sum of a rounded and a kept value may differ between ranks
+        found = self.gather_objects(array.tobytes().hex())
+        different = [rank for rank, other in enumerate(found) if other != found[0]]
+        if different:
+            raise ScheduleError(f"ranks 0 and {different[0]} of {self.size} end with different bits where messages hold "
+                                f"{self._packing.name}: one adds a value before it sends it, the other as it came; send values "
+                                f'before they are added, or set comm.wire_dtype = "float32"')
 
 
 @cache

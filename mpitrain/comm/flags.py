@@ -87,20 +87,18 @@ class Plan(ctypes.Structure):
     """What is the same in every call of one collective; the layout of Plan in native/shared.c."""
 
     _fields_ = [*((name, ctypes.c_int64) for name in ("n", "rank", "slots", "mode", "type", "itemsize", "count", "start", "stop",
-                                                      "stream", "length", "scratch_bytes")),
+                                                      "length", "scratch_bytes")),
                 *((name, ctypes.c_void_p) for name in ("slot", "records", "scratch", "program", "arrays", "own", "turn")),
                 ("passes", ctypes.c_void_p), ("n_passes", ctypes.c_int64), ("taken", ctypes.c_int64),
                 ("record", ctypes.c_char * HEADER_BYTES)]
     mode: int
-    stream: int
     own: int
     passes: int
     n_passes: int
     taken: int
 
     def __init__(self, control: Control, turn: Turn, mode: int, number_type: str, count: int, program: Sequence[int],
-                 signature: Signature, arrays: Sequence[Host] = (), own_slice: tuple[int, int] = (0, 0), stream: bool = False,
-                 own: int = 0):
+                 signature: Signature, arrays: Sequence[Host] = (), own_slice: tuple[int, int] = (0, 0), own: int = 0):
         self.number_type, self.signature, self.own_slice, self._turn = number_type, signature, own_slice, turn
         self.order, self.parts = list(program), list(arrays)
         self.flat = [array.view(storage(number_type)) for array in arrays]
@@ -109,7 +107,7 @@ class Plan(ctypes.Structure):
         header = bytearray(HEADER_BYTES)
         signature.pack_into(header, 0)
         super().__init__(control.n, control.rank, SLOTS, mode, TYPES.get(number_type, 0), storage(number_type).itemsize, count,
-                         *own_slice, stream, len(self.order), SCRATCH_BYTES, control.gates.ctypes.data,
+                         *own_slice, len(self.order), SCRATCH_BYTES, control.gates.ctypes.data,
                          control.records.ctypes.data, control.scratch.ctypes.data, self._program.ctypes.data,
                          ctypes.addressof(self._addresses), own, ctypes.addressof(turn), 0, 0, -1)
         ctypes.memmove(ctypes.addressof(self) + Plan.record.offset, bytes(header), HEADER_BYTES)

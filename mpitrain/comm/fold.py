@@ -77,10 +77,10 @@ def storage(name: str) -> np.dtype[Any]:
 
 
 def fold(sources: Sequence[Host], program: Sequence[int], destinations: Sequence[Host], start: int = 0, stop: int | None = None,
-         *, dtype: str | None = None, stream: bool = False) -> None:
+         *, dtype: str | None = None) -> None:
     """Elements [start, stop) of every destination become what the program makes of the sources, which are flat and of one size.
 
-    A destination may be a source. `stream` stores around the caches, for sums that do not fit there.
+    A destination may be a source.
     """
     name = type_name(sources[0], dtype)
     stop = sources[0].size if stop is None else stop
@@ -90,7 +90,7 @@ def fold(sources: Sequence[Host], program: Sequence[int], destinations: Sequence
         return
     numbers = np.array(program, np.int32)
     kernel.shared_fold(TYPES[name], addresses(sources), numbers.ctypes.data, numbers.size, addresses(destinations),
-                       len(destinations), start, stop, stream)
+                       len(destinations), start, stop)
 
 
 def fold_numpy(sources: Sequence[Host], program: Sequence[int], destinations: Sequence[Host], start: int, stop: int,
@@ -136,7 +136,7 @@ def kernels() -> ctypes.CDLL | None:
     library = native.load("shared")
     if library is not None:
         p, i, c = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-        library.shared_fold.argtypes, library.shared_fold.restype = [i, p, p, i, p, i, i, i, i], None
+        library.shared_fold.argtypes, library.shared_fold.restype = [i, p, p, i, p, i, i, i], None
         library.shared_advance.argtypes, library.shared_advance.restype = [p, p, i, c, i, i], c
         library.shared_run.argtypes, library.shared_run.restype = [p], c
         library.shared_spread.argtypes, library.shared_spread.restype = [p, p, i], c

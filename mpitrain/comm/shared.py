@@ -55,7 +55,6 @@ LIMIT = 100_000_000                   # ns in C at a time; then signals, other m
 LIMIT_CROSSING = 1_000_000            # the same where messages to other nodes must move meanwhile
 LOOK = 0.25                           # s of waiting before a look at whether the others live, and between looks
 KNOWN = 4096                          # arrays remembered by a channel; more buckets than any model has
-STREAM_BYTES = 1 << 62                # of one array, from which stores go around the caches: never, the lines are there
 
 
 class SharedChannel:
@@ -66,8 +65,7 @@ class SharedChannel:
     a program of `comm.fold`. Where memory cannot be shared, everything goes by messages and `notes` says why.
     """
 
-    def __init__(self, channel: Channel, node: Node, *, order: Order = left_fold,
-                 stream_bytes: int = STREAM_BYTES):
+    def __init__(self, channel: Channel, node: Node, *, order: Order = left_fold):
         assert (channel.rank, channel.size) == (node.base.rank, node.base.size), "the node is of another communicator"
         self.channel, self.node = channel, node
         self.name, self.size, self.rank = channel.name, channel.size, channel.rank
@@ -76,7 +74,6 @@ class SharedChannel:
         self.cross: Channel | None = None
         self._progress, self._lock = node.progress, threading.Lock()
         self._turn = Turn(0, 0 if node.crowded else SPIN)
-        self._stream_bytes = stream_bytes
         self._limit = LIMIT if node.size == self.size else LIMIT_CROSSING
         self._queue: deque[SharedWork] = deque()
         self._mover = Mover(self)
@@ -302,8 +299,7 @@ class SharedChannel:
             place, address = " by messages", 0
         own = slice_between_lines(address, array.itemsize, array.size, self.node.size, self.node.rank)
         return Plan(self._control, self._turn, mode, number_type, array.size, self.order,
-                    Signature.of("allreduce", name + place, number_type, array.size), parts, own,
-                    array.nbytes >= self._stream_bytes, address)
+                    Signature.of("allreduce", name + place, number_type, array.size), parts, own, address)
 
     def _plan_of_slice(self, array: Any, name: str, own: tuple[int, int]) -> Plan:
         if not self.shared:
@@ -315,7 +311,7 @@ class SharedChannel:
                              f"slices works on float32 or float64 inside it")
         signature = Signature.of("reduce_scatter", name + place, str(array.dtype), array.size)
         return Plan(self._control, self._turn, flags.SCATTER, array.dtype.name, array.size, self.order, signature, parts, own,
-                    False, address)
+                    address)
 
     def _in_window(self, array: Any, address: int) -> tuple[str, list[Host]]:
         """Where every rank's array of the same place is: how a signature calls the place, and the parts; or nothing."""

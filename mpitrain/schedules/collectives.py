@@ -14,6 +14,8 @@ partners add the same two values in the same order, the lower rank's on the left
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
+
 from mpitrain.registry import Registry
 from mpitrain.schedules.direct import direct, direct_all_gather, direct_reduce_scatter, tree
 from mpitrain.schedules.exchange import (
@@ -28,11 +30,12 @@ from mpitrain.schedules.halving import (
     halving_reduce_scatter,
     recursive_doubling,
 )
+from mpitrain.schedules.hierarchical import hierarchical
 from mpitrain.schedules.ring import ring, ring_all_gather, ring_reduce_scatter, segmented_ring
 from mpitrain.schedules.steps import Algorithm, Rooted, part
 
-__all__ = ["ALL_GATHER", "ALL_REDUCE", "ALL_TO_ALL", "BROADCAST", "REDUCE_SCATTER", "SMALL_BYTES", "binomial_broadcast", "choose",
-           "part", "recursive_doubling", "ring"]
+__all__ = ["ALL_GATHER", "ALL_REDUCE", "ALL_TO_ALL", "BROADCAST", "ON_NODES", "REDUCE_SCATTER", "SMALL_BYTES",
+           "binomial_broadcast", "choose", "part", "recursive_doubling", "ring"]
 
 ALL_REDUCE: Registry[Algorithm] = Registry("all-reduce algorithm")
 ALL_REDUCE.register("ring")(ring)
@@ -41,6 +44,10 @@ ALL_REDUCE.register("recursive_doubling")(recursive_doubling)
 ALL_REDUCE.register("halving_doubling")(halving_doubling)
 ALL_REDUCE.register("direct")(direct)
 ALL_REDUCE.register("tree")(tree)
+
+ON_NODES: Registry[Callable[[Sequence[Hashable]], Algorithm]] = Registry("all-reduce algorithm")
+"""All-reduces that are made for the ranks' nodes: called with the node of each rank."""
+ON_NODES.register("hierarchical")(hierarchical)
 
 REDUCE_SCATTER: Registry[Algorithm] = Registry("reduce-scatter algorithm")
 REDUCE_SCATTER.register("ring")(ring_reduce_scatter)

@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from launch import Result, mpirun
+from launch import ROOT, Result, mpirun
 
 from mpitrain.bench.allreduce import known
+from mpitrain.comm.algorithms import names
 
 WRONG = Path(__file__).with_name("wrong.py")
 FIELDS = ["bench", "algorithm", "bytes", "dtype", "ranks", "seconds", "mpi_seconds", "ratio"]
@@ -36,6 +37,72 @@ def test_each_algorithm_size_and_dtype_is_one_object(n: int, tmp_path: Path) -> 
     assert len(table) == 2 + len(records) and table[2].startswith("ring ") and "64 KiB" in result.out
 
 
+def test_every_way_that_training_can_be_told_to_take_is_measured() -> None:
+    """By its name; what training takes when told nothing is either of two things, which have names of their own."""
+    assert set(known()) == {*names(), "messages", "shared"} - {"auto"}
+    assert set(known("bfloat16")) == set(known()) - {"mpi", "shared"}
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
+def test_16_bits_on_the_wire_are_measured_beside_float32(wire: str, tmp_path: Path) -> None:
+    result = bench(3, tmp_path, "--json", "r.json", "--sizes", "8,64K", "--wire", wire, "--pairs", "2",
+                   "--algorithms", "ring,hierarchical,messages")
+    assert result.rc == 0 and result.error_lines == [], result.err
+    records = [json.loads(line) for line in (tmp_path / "r.json").read_text().splitlines()]
+    assert [(r["algorithm"], r["bytes"]) for r in records] == [(name, size) for name in ("ring", "hierarchical", "messages")
+                                                               for size in (8, 65536)]
+    for r in records:
+        assert r["wire"] == wire and r["dtype"] == "float32" and "mpi_seconds" not in r
+        assert r["float32_seconds_low"] / r["seconds_high"] <= r["ratio"] <= r["float32_seconds_high"] / r["seconds_low"]
+
+
+def test_the_messages_of_one_side_alone_hold_16_bits() -> None:
+    """Or a ratio of 1 would be all there is to see."""
+    program = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "tests/bench")!r})
+from mpitrain.bench import allreduce
+from mpitrain.cli import main
+from mpitrain.comm.guard import run_guarded
+made, make = [], allreduce.Channel
+def noted(comm, name, **options):
+    made.append((name, options.get("wire")))
+    return make(comm, name, **options)
+allreduce.Channel = noted
+def run():
+    main(["bench", "allreduce", "--algorithms", "ring", "--wire", "bfloat16", "--sizes", "8", "--pairs", "1"])
+    assert made == [("bench:ring", "bfloat16"), ("bench:ring", None)], made
+    return 0
+run_guarded(run)
+"""
+    assert mpirun(2, "-c", program).rc == 0
+
+
+NO_ROOM = """
+import sys
+from mpitrain.cli import main
+from mpitrain.comm.guard import run_guarded
+from mpitrain.comm.node import Node
+Node.__init__.__kwdefaults__["free"] = lambda: {free}
+run_guarded(lambda: main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("free", [0, 3 << 20])               # bytes: for nothing; for the flags, and not for the arrays
+def test_shared_memory_that_is_not_there_is_left_out_with_a_line_unless_it_was_asked_for(free: int, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(NO_ROOM.format(free=free))
+    command = ("bench", "allreduce", "--sizes", "4M", "--pairs", "1")
+    result = mpirun(2, program, *command, cwd=tmp_path, timeout=120)
+    assert result.rc == 0 and result.error_lines == [], result.err
+    lines = result.out.splitlines()
+    assert len(lines) == 2 + len(known()) and re.match(r"shared +left out: .*MiB free where \d+ MiB are needed", lines[-1])
+    result = mpirun(2, program, *command, "--algorithms", "shared", cwd=tmp_path)
+    assert result.rc == 78 and len(result.error_lines) == 1, result.err
+    assert re.search(r"E_CONFIG .*shared was asked for, but bench:shared: .* are needed; make room there, or leave it out of "
+                     r"--algorithms$", result.error_lines[0])
+
+
 def test_a_wrong_sum_ends_the_job_with_one_line(tmp_path: Path) -> None:
     result = bench(2, tmp_path, "--algorithms", f"{WRONG}:loses_a_part", "--sizes", "8,64K", "--pairs", "2")
     assert result.rc == 70 and len(result.error_lines) == 1, result.err
@@ -54,6 +121,9 @@ def test_one_rank_says_that_nothing_is_exchanged(tmp_path: Path) -> None:
     (["--dtypes", "int3"], 64, "E_USAGE .*--dtypes knows no"),
     (["--algorithms", "rinf"], 64, "E_USAGE .*did you mean .ring."),
     (["--algorithms", "nowhere:f"], 78, "E_CONFIG .*no module nowhere"),
+    (["--algorithms", "mpi", "--wire", "bfloat16"], 64, "E_USAGE .*--algorithms with --wire bfloat16 knows no .mpi."),
+    (["--wire", "bf16"], 64, "E_USAGE .*--wire knows no .bf16."),
+    (["--wire", "float16", "--dtypes", "float32,float64"], 64, "E_USAGE .*--wire float16 is for arrays of float32, found"),
     (["--pairs", "0"], 64, "E_USAGE .*--pairs must be at least 1"),
     (["--pairs", "x"], 64, "E_USAGE .*--pairs"),
     (["--sizes", "12", "--dtypes", "float64"], 64, "E_USAGE .*no whole number of float64"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,54 @@ run_guarded(lambda: main(["bench", "exchange", "--parameters", "1000", "--pairs"
     result = mpirun(2, program, cwd=tmp_path)
     assert result.rc == 70 and len(result.error_lines) == 1, result.err
     assert "exchange a_forgetful_one gave a wrong parameter: element 0 of 1000" in result.error_lines[0]
+
+
+@pytest.mark.parametrize(("free", "parameters", "left_out"), [
+    (0, 1000, ["replicated", "node_shared"]),                 # no room for anything
+    (6 << 20, 1_000_000, ["replicated", "node_shared"]),      # for flags, not for the gradients of two ranks
+    (10 << 20, 1_000_000, ["node_shared"])])                  # for gradients, not for parameters and state besides
+def test_what_there_is_no_room_for_is_left_out_with_a_line(free: int, parameters: int, left_out: list[str],
+                                                           tmp_path: Path) -> None:
+    program = tmp_path / "small.py"
+    program.write_text(f"""
+from mpitrain.cli import main
+from mpitrain.comm import window
+from mpitrain.comm.guard import run_guarded
+from mpitrain.comm.node import Node
+
+taken, make = [], window.Window.make.__func__
+def counted(cls, comm, nbytes, parts=1, **options):
+    found = make(cls, comm, nbytes, parts, **options)
+    taken.append(nbytes * parts if found[0] else 0)
+    return found
+def close(self):
+    taken.clear()
+    was(self)
+window.Window.make = classmethod(counted)
+was, Node.close = Node.close, close
+Node.__init__.__kwdefaults__["free"] = lambda: {free} - sum(taken)
+run_guarded(lambda: main(["bench", "exchange", "--parameters", "{parameters}", "--pairs", "1"]))
+""")
+    result = mpirun(2, program, cwd=tmp_path)
+    assert result.rc == 0 and result.error_lines == [], result.err
+    lines = {line.split()[0]: line for line in result.out.splitlines()[2:]}
+    assert list(lines) == ["messages", "replicated", "node_shared"]
+    for name, line in lines.items():
+        assert bool(re.search(r"left out: .* MiB free where \d+ MiB are needed", line)) == (name in left_out), line
+
+
+def test_messages_are_those_of_a_run_that_cannot_share_memory(tmp_path: Path) -> None:
+    """The channel chooses an algorithm for each size; nothing is shared."""
+    program = tmp_path / "program.py"
+    program.write_text("""
+from mpitrain.bench import exchange
+from mpitrain.comm.channel import Channel
+from mpitrain.comm.start import start
+policy = exchange.POLICIES["messages"](start(), 1000, 4096)
+assert type(policy._reducer.channel) is Channel and policy._reducer.channel.algorithm == "auto"
+policy.close()
+""")
+    assert mpirun(2, program, cwd=tmp_path).rc == 0
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

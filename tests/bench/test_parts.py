@@ -13,6 +13,7 @@ from mpitrain.bench.inputs import BLOCK, Inputs
 from mpitrain.bench.pairs import WARM_UP, Pairs, alternate, quartiles
 from mpitrain.bench.report import Report, in_bytes, in_time
 from mpitrain.errors import MpitrainError, UsageError
+from mpitrain.kernels.wire import format_of
 
 
 def summed(inputs: Inputs, turn: int, ranks: list[int]) -> np.ndarray:
@@ -48,6 +49,22 @@ def test_one_wrong_element_is_found_and_named(at: int) -> None:
         found[at] = found[at] * np.float32(1 + 1e-5) if value is None else value
         with pytest.raises(MpitrainError, match=rf"wrong sum: element {at} of {2 * BLOCK + 3} is"):
             inputs.check(found, 1, "x")
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
+def test_a_sum_of_16_bit_messages_passes_with_their_rounding_and_no_more(wire: str) -> None:
+    inputs, label, packing = Inputs(BLOCK + 3, "float32", ranks=3), "x", format_of(wire)
+    total, part, packed = (np.zeros(inputs.length, kind) for kind in ("float32", "float32", "uint16"))
+    for rank in range(3):                                     # as along a chain of ranks
+        inputs.fill(part, rank, 4)
+        total += part
+        packing.round(total, packed)
+    inputs.check(total, 4, label, wire)
+    with pytest.raises(MpitrainError, match="x gave a wrong sum"):
+        inputs.check(total, 4, label)
+    for ranks in ([0, 1], [0, 1, 2, 2]):
+        with pytest.raises(MpitrainError, match="x gave a wrong sum: element 0 of"):
+            inputs.check(summed(inputs, 4, ranks), 4, label, wire)
 
 
 def test_parts_that_changed_places_are_found() -> None:
@@ -100,6 +117,8 @@ def test_sizes_are_read_with_their_units() -> None:
     (lambda: arguments.dtypes("float23"), '--dtypes knows no "float23" (did you mean "float32"?); choose from float32, float64'),
     (lambda: arguments.algorithms("rinf", ["ring", "auto"]), '--algorithms knows no "rinf" (did you mean "ring"?); choose from'),
     (lambda: arguments.whole_elements([8, 12], ["float32", "float64"]), "12 bytes are no whole number of float64 elements of 8"),
+    (lambda: arguments.wire("bf16", ["float32"]), '--wire knows no "bf16" (did you mean "bfloat16"?); choose from bfloat16,'),
+    (lambda: arguments.wire("float16", ["float64"]), "--wire float16 is for arrays of float32, found --dtypes float64; leave"),
     (lambda: arguments.at_least(0, 1, "--pairs"), "--pairs must be at least 1, found 0"),
 ])
 def test_bad_arguments_say_what_was_expected(read, message: str) -> None:

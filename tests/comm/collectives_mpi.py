@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mpitrain.comm.algorithms import hosts_of
 from mpitrain.comm.channel import Channel
 from mpitrain.errors import ConfigError, DesyncError, PeerError
-from mpitrain.schedules.collectives import ALL_REDUCE
+from mpitrain.schedules.collectives import ALL_REDUCE, ON_NODES
 
 OWN = """
 from mpitrain.schedules.steps import Receive, Reduce, Send, data, inbox
@@ -35,7 +36,7 @@ def forgetful(rank, n, length):
 SIZES = [0, 1, 2, 3, 7, 1000, 4097]
 
 
-@pytest.fixture(params=list(ALL_REDUCE))
+@pytest.fixture(params=[*ALL_REDUCE, *ON_NODES])
 def channel(comm: Any, request: pytest.FixtureRequest) -> Iterator[Channel]:
     channel = Channel(comm.Dup(), "test", algorithm=request.param)
     yield channel
@@ -171,8 +172,30 @@ def test_a_users_own_algorithm_is_checked_before_its_first_message(comm: Any, mp
 
 
 def test_an_unknown_algorithm_is_refused_when_the_channel_is_made(comm: Any) -> None:
-    with pytest.raises(ConfigError, match='unknown all-reduce algorithm "rong"'):
+    with pytest.raises(ConfigError, match=r'unknown all-reduce algorithm "rong" \(did you mean "ring"\?\); comm.algorithm is one '
+                                          r'of auto, ring, .*, hierarchical, mpi, or your own as'):
         Channel(comm, "test", algorithm="rong")
+
+
+def test_the_hierarchical_sum_is_made_for_the_ranks_of_each_host(comm: Any) -> None:
+    assert hosts_of(comm) == [0] * comm.size
+    two = comm.Split(comm.rank % 2)                           # no host has all ranks of `comm`, nor do these
+    assert hosts_of(two) == [0] * two.size
+    two.Free()
+
+
+@pytest.mark.parametrize("wire", [None, "bfloat16", "float16"])
+@pytest.mark.parametrize("nodes", ["aaaaaaaa", "abababab", "aabbccdd", "aaabbbbb", "abcdefgh"])
+def test_a_hierarchical_sum_over_any_nodes_is_the_same_everywhere(comm: Any, nodes: str, wire: str | None) -> None:
+    channel = Channel(comm.Dup(), "test", algorithm="hierarchical", wire=wire, nodes=nodes[:comm.size])
+    for size in SIZES:
+        array = values(comm.rank, size, np.float32)
+        channel.allreduce(array, name="x")
+        everyone = np.stack([values(rank, size, np.float32) for rank in range(comm.size)]).astype(np.float64)
+        near = comm.size * {None: 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11}[wire] * np.abs(everyone).sum(0)
+        assert (np.abs(array - everyone.sum(0)) <= near).all(), size
+        assert same_on_all_ranks(comm, array), size
+    channel.close()
 
 
 def test_a_strided_array_is_refused_before_it_loses_the_sum(channel: Channel) -> None:

@@ -72,7 +72,7 @@ def arena(channel: SharedChannel, size: int, name: str = "float32") -> Array:
 @pytest.mark.parametrize("order", [left_fold, binary_tree])
 @pytest.mark.parametrize("name", ["float32", "float64", "float16", "bfloat16"])
 def test_the_sum_has_the_bits_of_the_stated_order_on_every_rank(make: Make, comm: Any, name: str, order: Any) -> None:
-    channel = make(order=order, stream_bytes=100_000)         # the largest size below streams
+    channel = make(order=order)
     memory = arena(channel, 2 * max(SIZES), name)
     if comm.size == 1 and name == "bfloat16":
         pytest.skip("one rank sums nothing, so it does not take what cannot be sent")

@@ -36,9 +36,10 @@ def test_one_copy_per_node_gives_the_bits_of_a_copy_per_rank_also_when_resumed(t
 
 def test_two_ranks_have_the_same_bits_by_messages_and_through_memory(tmp_path: Path) -> None:
     config = write(tmp_path)
-    for name, option in (("a", "comm.algorithm=auto"), ("b", "comm.algorithm=ring"), ("c", "comm.algorithm=tree")):
+    for name, option in (("a", "comm.algorithm=auto"), ("b", "comm.algorithm=ring"), ("c", "comm.algorithm=tree"),
+                         ("d", "comm.algorithm=hierarchical"), ("e", "comm.algorithm=mpi")):
         ok(train(2, config, f"run.out={name}", option))
-    assert len({record(tmp_path / name)["parameters_sha256"] for name in "abc"}) == 1
+    assert len({record(tmp_path / name)["parameters_sha256"] for name in "abcde"}) == 1
 
 
 def test_layout_mode_keeps_its_bits_with_one_copy_per_node(tmp_path: Path) -> None:
