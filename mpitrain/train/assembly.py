@@ -141,6 +141,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     raises here, before the first exchange of gradients and before anything is written.
     """
     o = options
+    refuse_one_copy(o)
     anywhere = layout.is_asked_for(o.reproducible)
     if anywhere:
         layout.refuse_options(o.micro_batches, o.algorithm, o.wire)
@@ -183,6 +184,17 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
                       recorder=Recorder(None, rank=control.rank, quiet=o.quiet), tuning=make_tuning(o, reducer, control, mesh))
     trainer.notes += exchange.notes
     return Job(trainer, state, plan, o, control, numerics)
+
+
+def refuse_one_copy(o: Options) -> None:
+    """Raises ConfigError where one copy per node is asked for together with what starts sums that are no step's.
+
+    Parameters are updated inside the sum of their gradients: a probe of the exchange would train, and a thread of its own would
+    write parameters while the program reads them.
+    """
+    if o.node_shared and (o.progress != "poll" or o.tune_buckets):
+        raise ConfigError('comm.node_shared = true updates parameters while messages move: set comm.progress = "poll" and a '
+                          "number for comm.bucket_mb")
 
 
 def make_tuning(o: Options, reducer: GradientReducer, control: Channel, mesh: Mesh) -> Tuning:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launch import Result
@@ -11,6 +12,7 @@ from runs import record, steps, train, write
 
 from mpitrain.errors import ConfigError
 from mpitrain.train import layout
+from mpitrain.train.assembly import Options, assemble
 
 
 def ok(result: Result) -> Result:
@@ -66,6 +68,14 @@ def test_what_one_copy_per_node_cannot_go_with_is_refused_in_one_line(tmp_path: 
     result = train(2, write(tmp_path), "run.out=a", *arguments)
     assert result.rc == 78 and len(result.error_lines) == 1 and message in result.error_lines[0], result.err
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("options", [Options(node_shared=True, tune_buckets=True), Options(node_shared=True, progress="thread"),
+                                     Options(node_shared=True, progress="auto")])
+def test_python_is_refused_the_same_before_anything_starts(options: Options) -> None:
+    nothing: Any = None
+    with pytest.raises(ConfigError, match="comm.node_shared = true updates parameters while messages move"):
+        assemble(nothing, nothing, nothing, loss=None, optimizer=nothing, options=options)
 
 
 def test_layout_mode_refuses_a_wire_that_rounds() -> None:
