@@ -9,10 +9,10 @@ from mpitrain.backend import Array
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.shared import SharedChannel
-from mpitrain.errors import ConfigError, OutputError
+from mpitrain.errors import ConfigError
 from mpitrain.nn import FlatStorage, Module
 from mpitrain.optim import Optimizer
-from mpitrain.parallel.node_shared import NodeExchange, NodeShared
+from mpitrain.parallel.node_shared import NodeExchange, NodeShared, block_of_the_node
 from mpitrain.parallel.reducer import GradientReducer
 from mpitrain.parallel.statistics import Statistics
 from mpitrain.parallel.tree import RankTree
@@ -49,12 +49,14 @@ class Exchange:
         return self._of_the_node if self.node_shared else None
 
     def reducer(self, storage: FlatStorage, optimizer: Optimizer, *, bucket_bytes: int, tree: RankTree | None) -> GradientReducer:
-        """The reducer over this exchange."""
+        """The reducer over this exchange. OutputError where one copy per node leaves no room for gradients to share."""
         if self.node_shared:
             assert isinstance(self.channel, SharedChannel)
             exchange = NodeExchange(self.channel, optimizer)
-            return GradientReducer(storage, exchange, bucket_bytes=bucket_bytes, allocate=exchange.allocate,
-                                   progress=self.progress.progress, tree=tree)
+            reducer = GradientReducer(storage, exchange, bucket_bytes=bucket_bytes, allocate=exchange.allocate,
+                                      progress=self.progress.progress, tree=tree)
+            reducer.reserve()
+            return reducer
         return GradientReducer(storage, self.channel, bucket_bytes=bucket_bytes, allocate=self._arenas(storage),
                                progress=self.progress.progress, tree=tree)
 
@@ -80,8 +82,4 @@ class Exchange:
 
     def _of_the_node(self, nbytes: int) -> Any:
         assert isinstance(self.channel, SharedChannel)
-        block = self.channel.node.block(nbytes, "parameters")
-        if block is None:
-            raise OutputError(f"comm.node_shared = true: {self.channel.node.notes[-1]}; free some of it, or set "
-                              "comm.node_shared = false")
-        return block
+        return block_of_the_node(self.channel, nbytes, "parameters and optimizer state")

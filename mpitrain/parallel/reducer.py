@@ -104,6 +104,10 @@ class GradientReducer:
         """The flat sum over all micro-batches of all ranks; valid between `finish` and the next `begin`."""
         return self._arena_at(0)
 
+    def reserve(self) -> None:
+        """Makes the memory that is summed over ranks now, rather than in the first step: it communicates where that is shared."""
+        self._arena_at(0)
+
     def begin(self) -> None:
         """A new step: forgets the last one's sums."""
         self._leaf, self._next, self._last, self._started = -1, self._first, False, 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from launch import Result
-from runs import record, steps, train, write
+from runs import SMALL, mpirun, record, steps, train, write
 
 from mpitrain.errors import ConfigError
 from mpitrain.train import layout
@@ -18,6 +18,16 @@ from mpitrain.train.assembly import Options, assemble
 def ok(result: Result) -> Result:
     assert result.rc == 0 and result.error_lines == [], result.out + result.err
     return result
+
+
+WIDE = SMALL.replace("hidden = [32]", "hidden = [20000]").replace("steps = 50", "steps = 2")      # 5.7 MiB of parameters
+
+
+def train_with(mib: int, n: int, config: Path, *arguments: str) -> Result:
+    """A run that finds so much shared memory free each time it asks."""
+    program = (f"from mpitrain.comm.node import Node; Node.__init__.__kwdefaults__['free'] = lambda: {mib} << 20\n"
+               "import runpy; runpy.run_module('mpitrain', run_name='__main__', alter_sys=True)")
+    return mpirun(n, "-c", program, "train", config, *arguments, cwd=config.parent)
 
 
 @pytest.mark.parametrize("clip", ["optimizer.clip_norm=0", "optimizer.clip_norm=0.5"])
@@ -68,6 +78,13 @@ def test_what_one_copy_per_node_cannot_go_with_is_refused_in_one_line(tmp_path: 
     result = train(2, write(tmp_path), "run.out=a", *arguments)
     assert result.rc == 78 and len(result.error_lines) == 1 and message in result.error_lines[0], result.err
     assert not (tmp_path / "a").exists()
+
+
+def test_one_copy_per_node_without_room_for_the_gradients_of_all_ranks_ends_with_the_remedy(tmp_path: Path) -> None:
+    result = train_with(12, 3, write(tmp_path, WIDE), "run.out=a", "comm.node_shared=true")
+    assert result.rc == 73 and len(result.error_lines) == 1, result.err
+    assert "no shared memory for gradients: /dev/shm has 12 MiB free where 19 MiB are needed;" in result.error_lines[0]
+    assert '"--shm-size" of a container' in result.error_lines[0] and "set comm.node_shared = false" in result.error_lines[0]
 
 
 @pytest.mark.parametrize("options", [Options(node_shared=True, tune_buckets=True), Options(node_shared=True, progress="thread"),
