@@ -55,10 +55,11 @@ class Exchange:
             exchange = NodeExchange(self.channel, optimizer)
             reducer = GradientReducer(storage, exchange, bucket_bytes=bucket_bytes, allocate=exchange.allocate,
                                       progress=self.progress.progress, tree=tree)
-            reducer.reserve()
-            return reducer
-        return GradientReducer(storage, self.channel, bucket_bytes=bucket_bytes, allocate=self._arenas(storage),
-                               progress=self.progress.progress, tree=tree)
+        else:
+            reducer = GradientReducer(storage, self.channel, bucket_bytes=bucket_bytes, allocate=self._arenas(storage),
+                                      progress=self.progress.progress, tree=tree)
+        reducer.reserve()                                     # now, so that `notes` says it where that memory is too small
+        return reducer
 
     def update(self, model: Module, optimizer: Optimizer, reducer: GradientReducer, control: Channel,
                rate: Callable[[int], float], *, clip_norm: float, statistics: Statistics) -> Replicated:

@@ -20,7 +20,7 @@ def ok(result: Result) -> Result:
     return result
 
 
-WIDE = SMALL.replace("hidden = [32]", "hidden = [20000]").replace("steps = 50", "steps = 2")      # 5.7 MiB of parameters
+WIDE = SMALL.replace("hidden = [32]", "hidden = [8000]").replace("steps = 50", "steps = 2")       # 2.3 MiB of parameters
 
 
 def train_with(mib: int, n: int, config: Path, *arguments: str) -> Result:
@@ -81,10 +81,18 @@ def test_what_one_copy_per_node_cannot_go_with_is_refused_in_one_line(tmp_path: 
 
 
 def test_one_copy_per_node_without_room_for_the_gradients_of_all_ranks_ends_with_the_remedy(tmp_path: Path) -> None:
-    result = train_with(12, 3, write(tmp_path, WIDE), "run.out=a", "comm.node_shared=true")
+    result = train_with(5, 3, write(tmp_path, WIDE), "run.out=a", "comm.node_shared=true")
     assert result.rc == 73 and len(result.error_lines) == 1, result.err
-    assert "no shared memory for gradients: /dev/shm has 12 MiB free where 19 MiB are needed;" in result.error_lines[0]
+    assert "no shared memory for gradients: /dev/shm has 5 MiB free where 8 MiB are needed;" in result.error_lines[0]
     assert '"--shm-size" of a container' in result.error_lines[0] and "set comm.node_shared = false" in result.error_lines[0]
+
+
+@pytest.mark.parametrize("mib", [0, 5])
+def test_a_run_without_room_to_share_gradients_says_so_with_the_remedy_and_trains_by_messages(tmp_path: Path, mib: int) -> None:
+    """With 0 MiB nothing fits, with 5 all but the gradients."""
+    result = ok(train_with(mib, 3, write(tmp_path, WIDE), "run.out=a"))
+    said = [line for line in result.out.splitlines() if "no shared memory" in line]
+    assert len(said) == 1 and f"messages instead: /dev/shm has {mib} MiB free where " in said[0] and "--shm-size" in said[0]
 
 
 @pytest.mark.parametrize("options", [Options(node_shared=True, tune_buckets=True), Options(node_shared=True, progress="thread"),
