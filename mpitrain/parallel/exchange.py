@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpitrain.backend import Array
@@ -25,14 +25,16 @@ class Exchange:
     """The choice for one run, the same on all ranks. Ask it in this order: memory, reducer, update.
 
     With `algorithm` "auto", gradients on the CPU go through shared memory where a node has room; a named algorithm goes by
-    messages. `node_shared` keeps one copy of parameters and optimizer state on each node. `notes` says what could not be had.
+    messages. `node_shared` keeps one copy of parameters and optimizer state on each node. `notes` says what could not be had, and
+    `choices` what was taken, as far as bits depend on it; both from `reducer` on.
     """
 
     def __init__(self, mesh: Mesh, *, algorithm: Any = AUTO, wire: str = "float32", node_shared: bool = False,
                  on_host: bool = True):
         self.channel: Channel | SharedChannel = mesh.channel("dp", "gradients", algorithm=algorithm,
                                                              wire=None if wire == "float32" else wire)
-        self.progress, self.notes = mesh.progress, list[str]()
+        self.progress, self.notes, self.wire = mesh.progress, list[str](), wire
+        self.choices: dict[str, Any] = {}
         if algorithm == AUTO and on_host and self.channel.size > 1:
             self.channel = mesh.share_memory(self.channel)
             self.notes = self.channel.notes
@@ -59,6 +61,8 @@ class Exchange:
             reducer = GradientReducer(storage, self.channel, bucket_bytes=bucket_bytes, allocate=self._arenas(storage),
                                       progress=self.progress.progress, tree=tree)
         reducer.reserve()                                     # now, so that `notes` says it where that memory is too small
+        if self.channel.size > 1:
+            self.choices = {"exchange": self._choice(storage.dtype.name, tree)}
         return reducer
 
     def update(self, model: Module, optimizer: Optimizer, reducer: GradientReducer, control: Channel,
@@ -68,6 +72,28 @@ class Exchange:
             return NodeShared(model, optimizer, reducer, control, rate, reducer.channel, clip_norm=clip_norm,
                               statistics=statistics)
         return Replicated(model, optimizer, reducer, control, rate, clip_norm=clip_norm, statistics=statistics)
+
+    def _choice(self, dtype: str, tree: RankTree | None) -> dict[str, Any]:
+        """Two runs with equal choices add the ranks' gradients in the same order, and round them alike."""
+        channel, algorithm = self.channel, self.channel.algorithm
+        way = "messages" if tree else f"messages, {algorithm if isinstance(algorithm, str) else 'an algorithm of your own'}"
+        if tree:
+            way += ", one tree over all micro-batches"
+        elif isinstance(channel, SharedChannel) and channel.shared:
+            nodes = nodes_text(channel.channel.gather_objects(channel.node.ranks[0]))
+            if not channel.notes:
+                way = f"shared memory of ranks {nodes}"
+                if channel.cross is not None and self.node_shared:
+                    way += ", one copy per node"              # whose slices are cut otherwise
+            elif channel.cross is None:                       # what is copied needs little room
+                way += f", small buckets through shared memory of ranks {nodes}"
+        return {"ranks": channel.size, "way": way, "wire": self.wire if self._is_packed(dtype) else dtype}
+
+    def _is_packed(self, dtype: str) -> bool:
+        """Whether gradients travel as 16 bits: those of float32 do, in messages."""
+        channel = self.channel
+        by_messages = not isinstance(channel, SharedChannel) or channel.cross is not None or bool(channel.notes)
+        return dtype == "float32" and self.wire != "float32" and by_messages
 
     def _arenas(self, storage: FlatStorage) -> Callable[[], Array] | None:
         """Memory for the reducer's arenas, one a call: the first is what is summed over ranks, so it is shared."""
@@ -84,3 +110,27 @@ class Exchange:
     def _of_the_node(self, nbytes: int) -> Any:
         assert isinstance(self.channel, SharedChannel)
         return block_of_the_node(self.channel, nbytes, "parameters and optimizer state")
+
+
+def nodes_text(nodes: Sequence[int]) -> str:
+    """``0-1, 4 | 2-3`` for the nodes (any numbers) of ranks 0, 1, ...: here 0 0 1 1 0."""
+    ranges: dict[int, list[list[int]]] = {}
+    for rank, node in enumerate(nodes):
+        mine = ranges.setdefault(node, [])
+        if mine and mine[-1][1] == rank - 1:
+            mine[-1][1] = rank
+        else:
+            mine.append([rank, rank])
+    return " | ".join(", ".join(str(first) if first == last else f"{first}-{last}" for first, last in mine)
+                      for mine in ranges.values())
+
+
+def change(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
+    """One line where gradients are summed in another way than before on as many ranks, so that bits change; else nothing."""
+    if not was or not now or was == now or was.get("ranks") != now["ranks"]:
+        return ""
+    if now["ranks"] == 2 and was.get("wire") == now["wire"]:
+        return ""                                             # the sum of two has no order
+    before, after = (f"{choice.get('way')} ({choice.get('wire')})" for choice in (was, now))
+    return (f"gradients were summed by {before}, and are by {after}: from here on the bits are not those of the run that was "
+            "interrupted")

@@ -20,7 +20,7 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import threads_may_call_mpi
 from mpitrain.data import Dataset, Sampler, scan_labels
 from mpitrain.errors import ConfigError, MeshError, ShapeError, nearest
-from mpitrain.parallel.exchange import Exchange
+from mpitrain.parallel.exchange import Exchange, change
 from mpitrain.parallel.feed import Feed
 from mpitrain.parallel.pipeline import Pipeline
 from mpitrain.parallel.reducer import GradientReducer
@@ -124,13 +124,16 @@ class Job:
         self.state.restore(found)
         broadcast_state(self.state.arrays(), self.channel)
         self.trainer.update.step = found.step
-        self.trainer.tuning.restore(found.meta.get("choices") or {})
+        chosen = found.meta.get("choices") or {}
+        self.trainer.tuning.restore(chosen)
         best = found.meta.get("best")
         self.trainer.best = (float(best[0]), int(best[1])) if best else None
         self.trainer.metrics = dict(found.meta.get("metrics") or {})
         self.trainer.evaluated = self.trainer.evaluator is None or found.meta.get("evaluated") is not False
         if self.numerics is not None:
             self.trainer.notes += filter(None, [fingerprint.changes(found.meta.get("numerics"), self.numerics)])
+        else:
+            self.trainer.notes += filter(None, [change(chosen.get("exchange"), self.trainer.tuning.choices.get("exchange"))])
 
 
 def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimizer: Callable[[nn.FlatStorage], optim.Optimizer],
@@ -183,6 +186,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     trainer = Trainer(pipeline=pipeline, update=update, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       recorder=Recorder(None, rank=control.rank, quiet=o.quiet), tuning=make_tuning(o, reducer, control, mesh))
     trainer.notes += exchange.notes
+    trainer.tuning.choices |= exchange.choices
     return Job(trainer, state, plan, o, control, numerics)
 
 

@@ -11,7 +11,8 @@ from launch import Result
 from runs import SMALL, mpirun, record, steps, train, write
 
 from mpitrain.errors import ConfigError
-from mpitrain.train import layout
+from mpitrain.parallel.exchange import change, nodes_text
+from mpitrain.train import checkpoint, layout
 from mpitrain.train.assembly import Options, assemble
 
 
@@ -93,6 +94,33 @@ def test_a_run_without_room_to_share_gradients_says_so_with_the_remedy_and_train
     result = ok(train_with(mib, 3, write(tmp_path, WIDE), "run.out=a"))
     said = [line for line in result.out.splitlines() if "no shared memory" in line]
     assert len(said) == 1 and f"messages instead: /dev/shm has {mib} MiB free where " in said[0] and "--shm-size" in said[0]
+
+
+def test_how_gradients_are_summed_is_recorded_and_another_way_after_a_resume_is_said_in_one_line(tmp_path: Path) -> None:
+    config = write(tmp_path, SMALL.replace("steps = 50", "steps = 5"))
+    ok(train(3, config, "run.out=a"))
+    assert record(tmp_path / "a")["choices"]["exchange"] == {"ranks": 3, "way": "shared memory of ranks 0-2", "wire": "float32"}
+    same = ok(train(3, config, "run.out=a", "train.steps=6", "--resume"))
+    other = ok(train_with(0, 3, config, "run.out=a", "train.steps=7", "--resume"))
+    fewer = ok(train(2, config, "run.out=a", "train.steps=8", "--resume"))
+    said = [[line for line in result.out.splitlines() if "gradients were summed" in line] for result in (same, other, fewer)]
+    assert [len(lines) for lines in said] == [0, 1, 0]
+    assert "by shared memory of ranks 0-2 (float32), and are by messages, auto (float32): from here on" in said[1][0]
+    written = checkpoint.latest(tmp_path / "a/checkpoints").meta["choices"]["exchange"]
+    assert written["ranks"] == 2 and written == record(tmp_path / "a")["choices"]["exchange"]
+
+
+def test_only_a_way_that_changes_bits_is_a_change() -> None:
+    shared, sent = ({"ranks": 3, "way": way, "wire": "float32"} for way in ("shared memory of ranks 0-2", "messages, auto"))
+    assert change(shared, sent) and change(sent, {**sent, "wire": "bfloat16"})
+    assert not change(shared, shared) and not change(None, sent) and not change(shared, {**sent, "ranks": 4})
+    two = [{**way, "ranks": 2} for way in (shared, sent)]
+    assert not change(*two) and change(two[0], {**two[1], "wire": "bfloat16"})
+
+
+def test_nodes_are_written_down_as_the_ranks_they_hold() -> None:
+    assert nodes_text([0, 0, 0, 0]) == "0-3" and nodes_text([0, 0, 2, 2]) == "0-1 | 2-3"
+    assert nodes_text([0, 1, 0, 1]) == "0, 2 | 1, 3" and nodes_text([0, 0, 1, 1, 0]) == "0-1, 4 | 2-3"
 
 
 @pytest.mark.parametrize("options", [Options(node_shared=True, tune_buckets=True), Options(node_shared=True, progress="thread"),
