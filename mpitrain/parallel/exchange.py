@@ -33,17 +33,20 @@ class Exchange:
                  on_host: bool = True):
         self.channel: Channel | SharedChannel = mesh.channel("dp", "gradients", algorithm=algorithm,
                                                              wire=None if wire == "float32" else wire)
-        self.progress, self.notes, self.wire = mesh.progress, list[str](), wire
+        self.progress, self.wire, self._notes = mesh.progress, wire, list[str]()
         self.choices: dict[str, Any] = {}
         if algorithm == AUTO and on_host and self.channel.size > 1:
             self.channel = mesh.share_memory(self.channel)
-            self.notes = self.channel.notes
         elif node_shared and self.channel.size > 1:
             raise ConfigError('comm.node_shared = true needs gradients in memory that ranks share: train.device = "cpu" and '
                               'comm.algorithm = "auto"')
         self.node_shared = node_shared and isinstance(self.channel, SharedChannel) and self.channel.shared
         if node_shared and not self.node_shared and self.channel.size > 1:
-            self.notes.append("comm.node_shared: every rank keeps a copy of its own")
+            self._notes.append("comm.node_shared: every rank keeps a copy of its own")
+
+    @property
+    def notes(self) -> list[str]:
+        return [*(self.channel.notes if isinstance(self.channel, SharedChannel) else ()), *self._notes]
 
     @property
     def allocate(self) -> Callable[[int], Any] | None:
@@ -63,6 +66,10 @@ class Exchange:
         reducer.reserve()                                     # now, so that `notes` says it where that memory is too small
         if self.channel.size > 1:
             self.choices = {"exchange": self._choice(storage.dtype.name, tree)}
+            if self.wire not in ("float32", self.choices["exchange"]["wire"]):
+                self._notes.append(f'comm.wire_dtype = "{self.wire}" has no effect: ' + (
+                    "it is for gradients of float32" if storage.dtype.name != "float32" else
+                    "gradients go through shared memory, not by messages"))
         return reducer
 
     def update(self, model: Module, optimizer: Optimizer, reducer: GradientReducer, control: Channel,

@@ -123,6 +123,17 @@ def test_nodes_are_written_down_as_the_ranks_they_hold() -> None:
     assert nodes_text([0, 1, 0, 1]) == "0, 2 | 1, 3" and nodes_text([0, 0, 1, 1, 0]) == "0-1, 4 | 2-3"
 
 
+def test_a_wire_of_16_bits_that_nothing_travels_on_is_said_in_one_line_and_not_recorded(tmp_path: Path) -> None:
+    config = write(tmp_path, SMALL.replace("steps = 50", "steps = 2"))
+    for name, option, wire, said in (("a", "comm.algorithm=auto", "float32", "gradients go through shared memory"),
+                                     ("b", "comm.algorithm=ring", "bfloat16", ""),
+                                     ("c", "train.precision=float64", "float64", "it is for gradients of float32")):
+        result = ok(train(2, config, f"run.out={name}", "comm.wire_dtype=bfloat16", option))
+        assert record(tmp_path / name)["choices"]["exchange"]["wire"] == wire
+        found = [line for line in result.out.splitlines() if "comm.wire_dtype" in line]
+        assert len(found) == bool(said) and all(f'comm.wire_dtype = "bfloat16" has no effect: {said}' in line for line in found)
+
+
 @pytest.mark.parametrize("options", [Options(node_shared=True, tune_buckets=True), Options(node_shared=True, progress="thread"),
                                      Options(node_shared=True, progress="auto")])
 def test_python_is_refused_the_same_before_anything_starts(options: Options) -> None:
