@@ -55,14 +55,15 @@ class Exchange:
 
     def reducer(self, storage: FlatStorage, optimizer: Optimizer, *, bucket_bytes: int, tree: RankTree | None) -> GradientReducer:
         """The reducer over this exchange. OutputError where one copy per node leaves no room for gradients to share."""
+        # A tree's sums go by messages and are whole on every rank: they need no memory that ranks share.
         if self.node_shared:
             assert isinstance(self.channel, SharedChannel)
             exchange = NodeExchange(self.channel, optimizer)
-            reducer = GradientReducer(storage, exchange, bucket_bytes=bucket_bytes, allocate=exchange.allocate,
-                                      progress=self.progress.progress, tree=tree)
+            reducer = GradientReducer(storage, exchange, bucket_bytes=bucket_bytes, progress=self.progress.progress, tree=tree,
+                                      allocate=None if tree else exchange.allocate)
         else:
-            reducer = GradientReducer(storage, self.channel, bucket_bytes=bucket_bytes, allocate=self._arenas(storage),
-                                      progress=self.progress.progress, tree=tree)
+            reducer = GradientReducer(storage, self.channel, bucket_bytes=bucket_bytes, progress=self.progress.progress,
+                                      tree=tree, allocate=None if tree else self._arenas(storage))
         reducer.reserve()                                     # now, so that `notes` says it where that memory is too small
         if self.channel.size > 1:
             self.choices = {"exchange": self._choice(storage.dtype.name, tree)}

@@ -96,6 +96,14 @@ def test_a_run_without_room_to_share_gradients_says_so_with_the_remedy_and_train
     assert len(said) == 1 and f"messages instead: /dev/shm has {mib} MiB free where " in said[0] and "--shm-size" in said[0]
 
 
+@pytest.mark.parametrize("node_shared", ["false", "true"])
+def test_layout_mode_takes_no_shared_memory_for_gradients_that_go_by_messages(tmp_path: Path, node_shared: str) -> None:
+    options = ("train.reproducible=layout", "train.micro_batches=3", f"comm.node_shared={node_shared}")
+    result = ok(train_with(5, 3, write(tmp_path, WIDE), "run.out=a", *options))
+    assert "no shared memory" not in result.out
+    assert record(tmp_path / "a")["choices"]["exchange"]["way"] == "messages, one tree over all micro-batches"
+
+
 def test_how_gradients_are_summed_is_recorded_and_another_way_after_a_resume_is_said_in_one_line(tmp_path: Path) -> None:
     config = write(tmp_path, SMALL.replace("steps = 50", "steps = 5"))
     ok(train(3, config, "run.out=a"))
