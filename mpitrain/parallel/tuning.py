@@ -107,6 +107,7 @@ class Tuning:
             self._take_bounds(cut)
         if self._race and race and race["ranks"] == self.reducer.channel.size:
             self._take_policy(race)
+        self._watch()                                       # with nothing left open, no step asks for it again
 
     def after_step(self, seconds: float) -> None:
         """One more step is complete, and took so long. Now and then this communicates."""

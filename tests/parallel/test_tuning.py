@@ -135,6 +135,7 @@ def test_bounds_are_chosen_once_recorded_and_taken_over_by_a_resumed_run(monkeyp
     fresh, _, again = tuned("auto", buckets=True)
     again.restore(tuning.choices)
     assert len(fresh.buckets) == 3 and again.choices == tuning.choices
+    assert fresh.timeline.parameters is None                  # nobody notes the time of each gradient any more
 
 
 def test_a_choice_of_another_number_of_ranks_is_not_taken_over():
