@@ -290,9 +290,6 @@ def _check(config: Config, source: Path, overridden: set[str]) -> None:
     if t.reproducible == "layout" and t.threads > 1:
         refuse(f'train.reproducible = "layout" needs one BLAS thread a rank, found train.threads = {t.threads}; set it to 0 or 1',
                "train.reproducible", "train.threads")
-    if config.comm.node_shared and (config.comm.progress != "poll" or isinstance(size, str)):
-        refuse('comm.node_shared = true updates parameters while messages move: set comm.progress = "poll" and a number for '
-               "comm.bucket_mb", "comm.node_shared", "comm.progress", "comm.bucket_mb")
     for axis in ("pp", "tp"):
         if getattr(config.mesh, axis) != 1:
             refuse(f"mesh.{axis} = {getattr(config.mesh, axis)}: models are not split over ranks yet; "

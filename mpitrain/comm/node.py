@@ -20,7 +20,8 @@ class Node:
     """The ranks of `comm` on this host; `rank` and `size` count among them. All methods are collective over them.
 
     `color` puts the ranks that pass the same number on a node of their own, to act several nodes on one machine. `free` tells
-    how many bytes of shared memory there are to take. `notes` says, a line each, why memory could not be shared.
+    how many bytes of shared memory there are to take. `notes` says, a line each, why memory could not be shared, and
+    `obstacle` the reason of the last one alone.
     """
 
     def __init__(self, comm: MPI.Intracomm, progress: Progress, *, color: int | None = None,
@@ -38,6 +39,7 @@ class Node:
         self.ranks: list[int] = host.allgather(comm.rank)     # the ranks of `comm`, by their number on the node
         self.cores = len(set().union(*host.allgather(_cores())))
         self.notes: list[str] = []
+        self.obstacle = ""
         self._free = free
         self._windows: list[Window] = []
         self._alive = Alive(host)
@@ -83,6 +85,7 @@ class Node:
         window, reason = (None, self._alive.why_not) if self._alive.why_not else \
             Window.make(self.comm, nbytes, parts, free=self._free)
         if window is None:
+            self.obstacle = reason
             self.notes.append(f"{name}: no shared memory on this node, messages instead: {reason}")
             return None
         self._windows.append(window)

@@ -59,7 +59,7 @@ class Window:
         # The minimum, because ranks may see the file system differently. Who takes the room between here and there is not caught.
         least = comm.allreduce(_number(free), op=MPI.MIN)
         if least < asked:
-            return None, f"{folder()} has {least >> 20} MiB free where {-(-asked >> 20)} MiB are needed"
+            return None, f"{folder()} has {least >> 20} MiB free where {-(-asked >> 20)} MiB are needed; {_remedy()}"
         window: Any = None
         try:
             window = MPI.Win.Allocate_shared(part * parts + page if comm.rank == 0 else 0, 1, comm=comm)
@@ -85,6 +85,12 @@ class Window:
         """Give the memory back; collective. No view of it may be used afterwards."""
         self.bytes = np.empty(0, np.uint8)
         self._window.Free()
+
+
+def _remedy() -> str:
+    if folder() != "/dev/shm":
+        return f"free some of it, or let {FOLDER_SETTING} name a folder with more"
+    return 'free some of it, or enlarge it: "--shm-size" of a container, "mount -o remount,size=..." as root'
 
 
 def _number(free: Callable[[], int]) -> int:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpitrain.backend import Array
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.shared import SharedChannel
-from mpitrain.errors import ConfigError, OutputError
+from mpitrain.errors import ConfigError
 from mpitrain.nn import FlatStorage, Module
 from mpitrain.optim import Optimizer
-from mpitrain.parallel.node_shared import NodeExchange, NodeShared
+from mpitrain.parallel.node_shared import NodeExchange, NodeShared, block_of_the_node
 from mpitrain.parallel.reducer import GradientReducer
 from mpitrain.parallel.statistics import Statistics
 from mpitrain.parallel.tree import RankTree
@@ -25,23 +25,28 @@ class Exchange:
     """The choice for one run, the same on all ranks. Ask it in this order: memory, reducer, update.
 
     With `algorithm` "auto", gradients on the CPU go through shared memory where a node has room; a named algorithm goes by
-    messages. `node_shared` keeps one copy of parameters and optimizer state on each node. `notes` says what could not be had.
+    messages. `node_shared` keeps one copy of parameters and optimizer state on each node. `notes` says what could not be had, and
+    `choices` what was taken, as far as bits depend on it; both from `reducer` on.
     """
 
     def __init__(self, mesh: Mesh, *, algorithm: Any = AUTO, wire: str = "float32", node_shared: bool = False,
                  on_host: bool = True):
         self.channel: Channel | SharedChannel = mesh.channel("dp", "gradients", algorithm=algorithm,
                                                              wire=None if wire == "float32" else wire)
-        self.progress, self.notes = mesh.progress, list[str]()
+        self.progress, self.wire, self._notes = mesh.progress, wire, list[str]()
+        self.choices: dict[str, Any] = {}
         if algorithm == AUTO and on_host and self.channel.size > 1:
             self.channel = mesh.share_memory(self.channel)
-            self.notes = self.channel.notes
         elif node_shared and self.channel.size > 1:
             raise ConfigError('comm.node_shared = true needs gradients in memory that ranks share: train.device = "cpu" and '
                               'comm.algorithm = "auto"')
         self.node_shared = node_shared and isinstance(self.channel, SharedChannel) and self.channel.shared
         if node_shared and not self.node_shared and self.channel.size > 1:
-            self.notes.append("comm.node_shared: every rank keeps a copy of its own")
+            self._notes.append("comm.node_shared: every rank keeps a copy of its own")
+
+    @property
+    def notes(self) -> list[str]:
+        return [*(self.channel.notes if isinstance(self.channel, SharedChannel) else ()), *self._notes]
 
     @property
     def allocate(self) -> Callable[[int], Any] | None:
@@ -49,14 +54,24 @@ class Exchange:
         return self._of_the_node if self.node_shared else None
 
     def reducer(self, storage: FlatStorage, optimizer: Optimizer, *, bucket_bytes: int, tree: RankTree | None) -> GradientReducer:
-        """The reducer over this exchange."""
+        """The reducer over this exchange. OutputError where one copy per node leaves no room for gradients to share."""
+        # A tree's sums go by messages and are whole on every rank: they need no memory that ranks share.
         if self.node_shared:
             assert isinstance(self.channel, SharedChannel)
             exchange = NodeExchange(self.channel, optimizer)
-            return GradientReducer(storage, exchange, bucket_bytes=bucket_bytes, allocate=exchange.allocate,
-                                   progress=self.progress.progress, tree=tree)
-        return GradientReducer(storage, self.channel, bucket_bytes=bucket_bytes, allocate=self._arenas(storage),
-                               progress=self.progress.progress, tree=tree)
+            reducer = GradientReducer(storage, exchange, bucket_bytes=bucket_bytes, progress=self.progress.progress, tree=tree,
+                                      allocate=None if tree else exchange.allocate)
+        else:
+            reducer = GradientReducer(storage, self.channel, bucket_bytes=bucket_bytes, progress=self.progress.progress,
+                                      tree=tree, allocate=None if tree else self._arenas(storage))
+        reducer.reserve()                                     # now, so that `notes` says it where that memory is too small
+        if self.channel.size > 1:
+            self.choices = {"exchange": self._choice(storage.dtype.name, tree)}
+            if self.wire not in ("float32", self.choices["exchange"]["wire"]):
+                self._notes.append(f'comm.wire_dtype = "{self.wire}" has no effect: ' + (
+                    "it is for gradients of float32" if storage.dtype.name != "float32" else
+                    "gradients go through shared memory, not by messages"))
+        return reducer
 
     def update(self, model: Module, optimizer: Optimizer, reducer: GradientReducer, control: Channel,
                rate: Callable[[int], float], *, clip_norm: float, statistics: Statistics) -> Replicated:
@@ -65,6 +80,28 @@ class Exchange:
             return NodeShared(model, optimizer, reducer, control, rate, reducer.channel, clip_norm=clip_norm,
                               statistics=statistics)
         return Replicated(model, optimizer, reducer, control, rate, clip_norm=clip_norm, statistics=statistics)
+
+    def _choice(self, dtype: str, tree: RankTree | None) -> dict[str, Any]:
+        """Two runs with equal choices add the ranks' gradients in the same order, and round them alike."""
+        channel, algorithm = self.channel, self.channel.algorithm
+        way = "messages" if tree else f"messages, {algorithm if isinstance(algorithm, str) else 'an algorithm of your own'}"
+        if tree:
+            way += ", one tree over all micro-batches"
+        elif isinstance(channel, SharedChannel) and channel.shared:
+            nodes = nodes_text(channel.channel.gather_objects(channel.node.ranks[0]))
+            if not channel.notes:
+                way = f"shared memory of ranks {nodes}"
+                if channel.cross is not None and self.node_shared:
+                    way += ", one copy per node"              # whose slices are cut otherwise
+            elif channel.cross is None:                       # what is copied needs little room
+                way += f", small buckets through shared memory of ranks {nodes}"
+        return {"ranks": channel.size, "way": way, "wire": self.wire if self._is_packed(dtype) else dtype}
+
+    def _is_packed(self, dtype: str) -> bool:
+        """Whether gradients travel as 16 bits: those of float32 do, in messages."""
+        channel = self.channel
+        by_messages = not isinstance(channel, SharedChannel) or channel.cross is not None or bool(channel.notes)
+        return dtype == "float32" and self.wire != "float32" and by_messages
 
     def _arenas(self, storage: FlatStorage) -> Callable[[], Array] | None:
         """Memory for the reducer's arenas, one a call: the first is what is summed over ranks, so it is shared."""
@@ -80,8 +117,28 @@ class Exchange:
 
     def _of_the_node(self, nbytes: int) -> Any:
         assert isinstance(self.channel, SharedChannel)
-        block = self.channel.node.block(nbytes, "parameters")
-        if block is None:
-            raise OutputError(f"comm.node_shared = true: {self.channel.node.notes[-1]}; free some of it, or set "
-                              "comm.node_shared = false")
-        return block
+        return block_of_the_node(self.channel, nbytes, "parameters and optimizer state")
+
+
+def nodes_text(nodes: Sequence[int]) -> str:
+    """``0-1, 4 | 2-3`` for the nodes (any numbers) of ranks 0, 1, ...: here 0 0 1 1 0."""
+    ranges: dict[int, list[list[int]]] = {}
+    for rank, node in enumerate(nodes):
+        mine = ranges.setdefault(node, [])
+        if mine and mine[-1][1] == rank - 1:
+            mine[-1][1] = rank
+        else:
+            mine.append([rank, rank])
+    return " | ".join(", ".join(str(first) if first == last else f"{first}-{last}" for first, last in mine)
+                      for mine in ranges.values())
+
+
+def change(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
+    """One line where gradients are summed in another way than before on as many ranks, so that bits change; else nothing."""
+    if not was or not now or was == now or was.get("ranks") != now["ranks"]:
+        return ""
+    if now["ranks"] == 2 and was.get("wire") == now["wire"]:
+        return ""                                             # the sum of two has no order
+    before, after = (f"{choice.get('way')} ({choice.get('wire')})" for choice in (was, now))
+    return (f"gradients were summed by {before}, and are by {after}: from here on the bits are not those of the run that was "
+            "interrupted")

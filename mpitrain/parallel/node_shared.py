@@ -24,7 +24,7 @@ from mpitrain.comm.channel import AnyWork, Channel
 from mpitrain.comm.flags import Pass
 from mpitrain.comm.shared import SharedChannel
 from mpitrain.comm.works import SharedWork
-from mpitrain.errors import NumericsError
+from mpitrain.errors import NumericsError, OutputError
 from mpitrain.kernels.optimizer import part_function
 from mpitrain.nn import Module
 from mpitrain.optim import BlockSums, Optimizer, clip_factor
@@ -48,11 +48,13 @@ class NodeExchange:
         self._known: dict[int, tuple[Array, int, tuple[int, int], tuple[Part, ...]]] = {}
 
     def allocate(self) -> Array:
-        """Memory for one of the reducer's arenas. The first, where the sums are made, is in shared memory."""
+        """Memory for one of the reducer's arenas. The first, where the sums are made, is in shared memory; else OutputError."""
         storage = self.optimizer.storage
         if self.arena is not None:
             return storage.new_flat()
         self.arena = storage.new_flat(self.shared.allocate)
+        if self.shared.notes:
+            raise no_room("gradients", self.shared.node.obstacle)
         return self.arena
 
     def start_steps(self, array: Array, name: str, steps: Algorithm) -> AnyWork:
@@ -83,6 +85,20 @@ class NodeExchange:
         return self._own[start, stop]
 
 
+def block_of_the_node(shared: SharedChannel, nbytes: int, name: str) -> Any:
+    """`nbytes` bytes once on each node. Collective; OutputError, on all ranks, where one node has no room for them."""
+    block = shared.node.block(nbytes, name)
+    if any(shared.channel.gather_objects(block is None)):
+        raise no_room(name, shared.node.obstacle)
+    return block
+
+
+def no_room(name: str, obstacle: str) -> OutputError:
+    """`obstacle` is this node's; nothing where another one has it."""
+    return OutputError(f"comm.node_shared = true: no shared memory for {name}: {obstacle or 'another node has too little'}; "
+                       "or set comm.node_shared = false")
+
+
 class NodeShared(Replicated):
     """The update of one copy per node; parameters and state lie in memory that the ranks of the node share.
 
@@ -95,8 +111,8 @@ class NodeShared(Replicated):
         super().__init__(model, optimizer, reducer, channel, rate, clip_norm=clip_norm, statistics=statistics)
         self.exchange = exchange
         self._blocks = BlockSums(optimizer.storage)
-        block = exchange.shared.node.block(max(8, 8 * self._blocks.size), "norm")
-        self._sums: Any = np.zeros(0) if block is None else block.view(np.float64)[:self._blocks.size]
+        block = block_of_the_node(exchange.shared, max(8, 8 * self._blocks.size), "the gradient norm")
+        self._sums: Any = block.view(np.float64)[:self._blocks.size]
         self._token = exchange.shared.allocate(8).view(np.float64)
         exchange.summed, exchange.passes = self._summed, self._passes
         plain = (type(optimizer).change, type(optimizer).update) == (Optimizer.change, Optimizer.update)     # not a user's own

@@ -92,6 +92,8 @@ class GradientReducer:
         """
         self._unhook()
         self.buckets = cut_buckets(self.storage.segments, self.storage.size, bounds)
+        if self.tree is not None:
+            self.tree.forget()
         self._hook()
 
     def progress(self) -> None:
@@ -104,6 +106,10 @@ class GradientReducer:
     def gradients(self) -> Array:
         """The flat sum over all micro-batches of all ranks; valid between `finish` and the next `begin`."""
         return self._arena_at(0)
+
+    def reserve(self) -> None:
+        """Makes the memory that is summed over ranks now, rather than in the first step: it communicates where that is shared."""
+        self._arena_at(0)
 
     def begin(self) -> None:
         """A new step: forgets the last one's sums."""
@@ -175,14 +181,19 @@ class GradientReducer:
     def _launch(self, bucket: Bucket, arrays: list[Array]) -> None:
         began = time.perf_counter()
         with self.mover.lock if self.mover is not None else nullcontext():    # a work that ends uses the channel's buffers too
-            work = (self.channel.start_allreduce(arrays[0], bucket.name) if self.tree is None else
-                    self.tree.start(self.channel, arrays, bucket.name))
+            work = self.start(arrays, bucket.name)
             if work is None:                                # one rank that holds the whole tree
                 return
             self.timeline.started(bucket.index, work, began)
         self._works.append(work)
         if self.mover is not None:
             self.mover.hand_over(work)
+
+    def start(self, arrays: Sequence[Array], name: str) -> Work | None:
+        """Begins to add up what the ranks hold, their sums or (with a `tree`) nodes; None where nobody else holds any."""
+        if self.tree is not None:
+            return self.tree.start(self.channel, arrays, name)
+        return self.channel.start_allreduce(arrays[0], name)
 
     def _own_sum(self, bucket: Bucket) -> list[Array]:
         """Folds what is left on the stack into arena 0: what is sent."""

@@ -64,6 +64,10 @@ class RankTree:
             data[slot * length:(slot + 1) * length] = addend
         return Landing(channel.start_steps(data, name, self._steps), data[:length], sums[0])
 
+    def forget(self) -> None:
+        """Lets go of memory of exchanges that will not come again; nothing may be in flight."""
+        self._joined.clear()
+
     def _room(self, like: Array, name: str) -> Array:
         """Memory for `width` sums one after another, made once for each name."""
         if name not in self._joined:

@@ -107,6 +107,7 @@ class Tuning:
             self._take_bounds(cut)
         if self._race and race and race["ranks"] == self.reducer.channel.size:
             self._take_policy(race)
+        self._watch()                                       # with nothing left open, no step asks for it again
 
     def after_step(self, seconds: float) -> None:
         """One more step is complete, and took so long. Now and then this communicates."""
@@ -142,15 +143,18 @@ class Tuning:
         return choose_bounds(ready, sizes.tolist(), alpha, beta)
 
     def _probe(self) -> tuple[float, float]:
-        """Latency and seconds per byte of the exchange, in the memory that it is used on."""
+        """Latency and seconds per byte of the exchange that a step does, in the memory that it is used on."""
         gradients = self.reducer.gradients                  # of no use to anyone between two steps
+        addends = len(self.reducer.tree.nodes) if self.reducer.tree else 1
         gradients[...] = 0
         sizes, times = [], []
         for size in sorted({min(size // gradients.itemsize, gradients.size) for size in PROBE_BYTES}):
             found = []
             for _ in range(PROBES):
                 began = time.perf_counter()
-                self.reducer.channel.start_allreduce(gradients[:size], "probe").wait()
+                work = self.reducer.start([gradients[:size]] * addends, f"probe of {size}")
+                if work is not None:
+                    work.wait()
                 found.append(time.perf_counter() - began)
             sizes.append(size * gradients.itemsize)
             times.append(min(found))

@@ -20,7 +20,7 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import threads_may_call_mpi
 from mpitrain.data import Dataset, Sampler, scan_labels
 from mpitrain.errors import ConfigError, MeshError, ShapeError, nearest
-from mpitrain.parallel.exchange import Exchange
+from mpitrain.parallel.exchange import Exchange, change
 from mpitrain.parallel.feed import Feed
 from mpitrain.parallel.pipeline import Pipeline
 from mpitrain.parallel.reducer import GradientReducer
@@ -124,13 +124,16 @@ class Job:
         self.state.restore(found)
         broadcast_state(self.state.arrays(), self.channel)
         self.trainer.update.step = found.step
-        self.trainer.tuning.restore(found.meta.get("choices") or {})
+        chosen = found.meta.get("choices") or {}
+        self.trainer.tuning.restore(chosen)
         best = found.meta.get("best")
         self.trainer.best = (float(best[0]), int(best[1])) if best else None
         self.trainer.metrics = dict(found.meta.get("metrics") or {})
         self.trainer.evaluated = self.trainer.evaluator is None or found.meta.get("evaluated") is not False
         if self.numerics is not None:
             self.trainer.notes += filter(None, [fingerprint.changes(found.meta.get("numerics"), self.numerics)])
+        else:
+            self.trainer.notes += filter(None, [change(chosen.get("exchange"), self.trainer.tuning.choices.get("exchange"))])
 
 
 def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimizer: Callable[[nn.FlatStorage], optim.Optimizer],
@@ -141,6 +144,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     raises here, before the first exchange of gradients and before anything is written.
     """
     o = options
+    refuse_one_copy(o)
     anywhere = layout.is_asked_for(o.reproducible)
     if anywhere:
         layout.refuse_options(o.micro_batches, o.algorithm, o.wire)
@@ -182,7 +186,19 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     trainer = Trainer(pipeline=pipeline, update=update, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       recorder=Recorder(None, rank=control.rank, quiet=o.quiet), tuning=make_tuning(o, reducer, control, mesh))
     trainer.notes += exchange.notes
+    trainer.tuning.choices |= exchange.choices
     return Job(trainer, state, plan, o, control, numerics)
+
+
+def refuse_one_copy(o: Options) -> None:
+    """Raises ConfigError where one copy per node is asked for together with what starts sums that are no step's.
+
+    Parameters are updated inside the sum of their gradients: a probe of the exchange would train, and a thread of its own would
+    write parameters while the program reads them.
+    """
+    if o.node_shared and (o.progress != "poll" or o.tune_buckets):
+        raise ConfigError('comm.node_shared = true updates parameters while messages move: set comm.progress = "poll" and a '
+                          "number for comm.bucket_mb")
 
 
 def make_tuning(o: Options, reducer: GradientReducer, control: Channel, mesh: Mesh) -> Tuning:

@@ -15,7 +15,7 @@ from mpitrain.comm.channel import Channel
 from mpitrain.comm.node import Node
 from mpitrain.comm.progress import Progress
 from mpitrain.comm.shared import SharedChannel
-from mpitrain.errors import NumericsError
+from mpitrain.errors import NumericsError, OutputError
 from mpitrain.parallel.node_shared import NodeExchange, NodeShared
 from mpitrain.parallel.reducer import GradientReducer
 from mpitrain.parallel.update import Replicated
@@ -29,7 +29,8 @@ class Job:
 
     def __init__(self, comm: Any, *, shared: bool, optimizer: str, clip_norm: float, colors: int, bucket_bytes: int = 30_000):
         self.progress = Progress()
-        self.node = Node(comm, self.progress, color=comm.rank * colors // comm.size if colors else None)
+        self.free = 1 << 40                                  # bytes of shared memory to be had
+        self.node = Node(comm, self.progress, color=comm.rank * colors // comm.size if colors else None, free=lambda: self.free)
         self.channel = SharedChannel(Channel(comm.Dup(), "gradients", progress=self.progress), self.node)
         self.control = Channel(comm.Dup(), "control", progress=self.progress)
         self.model = nn.Sequential(nn.Linear(96, 96), nn.Tanh(), nn.Linear(96, 112), nn.Tanh(), nn.Linear(112, 3))
@@ -166,3 +167,17 @@ def test_a_gradient_that_is_not_finite_changes_no_parameter_and_is_named_on_ever
         one.step(0, want_norm=True, scale=3e38)
     one.control.barrier()
     assert one.state() == before
+
+
+def test_memory_that_runs_out_is_an_error_with_a_remedy_and_not_memory_of_this_rank_alone(job: Any, comm: Any) -> None:
+    """For the gradients, which take n times what the parameters take, and for the norm's few bytes after them."""
+    one = job(shared=True, optimizer="adamw", clip_norm=1.0, colors=0)
+    if not one.shared:
+        pytest.skip("one rank shares with nobody")
+    one.free = 1 << 20
+    for name, make in (("gradients", lambda: NodeExchange(one.channel, one.optimizer).allocate()),
+                       ("the gradient norm", lambda: NodeShared(one.model, one.optimizer, one.reducer, one.control, abs,
+                                                                one.reducer.channel))):
+        with pytest.raises(OutputError, match=f"comm.node_shared = true: no shared memory for {name}: /dev/shm has 1 MiB free "
+                                              "where .* are needed; .* enlarge it: .*; or set comm.node_shared = false"):
+            make()

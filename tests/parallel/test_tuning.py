@@ -14,7 +14,8 @@ from test_timeline import Channel, Clock
 
 from mpitrain.errors import CheckpointError
 from mpitrain.parallel.reducer import GradientReducer
-from mpitrain.parallel.tuning import PAIRS, READY_STEPS, WARM_STEPS, Tuning, choose_bounds, fit_line
+from mpitrain.parallel.tree import RankTree
+from mpitrain.parallel.tuning import PAIRS, PROBES, READY_STEPS, WARM_STEPS, Tuning, choose_bounds, fit_line
 
 
 def landed(bounds, ready, nbytes, alpha, beta):
@@ -134,6 +135,7 @@ def test_bounds_are_chosen_once_recorded_and_taken_over_by_a_resumed_run(monkeyp
     fresh, _, again = tuned("auto", buckets=True)
     again.restore(tuning.choices)
     assert len(fresh.buckets) == 3 and again.choices == tuning.choices
+    assert fresh.timeline.parameters is None                  # nobody notes the time of each gradient any more
 
 
 def test_a_choice_of_another_number_of_ranks_is_not_taken_over():
@@ -152,3 +154,33 @@ def test_the_probe_times_the_exchange_on_its_own_memory():
     reducer, _, tuning = tuned(buckets=True)
     alpha, beta = tuning._probe()
     assert alpha >= 0 and beta >= 0 and not reducer.gradients.any()
+
+
+class StepsAlone:
+    """Three ranks, of which the others hold zeros; notes how many numbers travel, and has no other sum."""
+
+    size, done = 3, True
+
+    def __init__(self):
+        self.sizes = []
+
+    def start_steps(self, array, name, steps):
+        self.sizes.append(array.size)
+        return self
+
+    def test(self):
+        return True
+
+    def wait(self):
+        pass
+
+
+def test_the_probe_times_the_tree_where_steps_go_by_the_tree():
+    tree, channel = RankTree(11, 1, 3), StepsAlone()
+    assert len(tree.nodes) > 1 and tree.width > 1
+    reducer = GradientReducer(storage_of(4, 4, 4), channel, tree=tree)
+    tuning = Tuning(reducer, control(), buckets=True)
+    tuning._probe()
+    assert channel.sizes == [tree.width * reducer.storage.size] * PROBES
+    reducer.cut([3])
+    assert not tree._joined                                   # nor does its memory stay

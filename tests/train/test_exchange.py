@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launch import Result
-from runs import record, steps, train, write
+from runs import SMALL, mpirun, record, steps, train, write
 
 from mpitrain.errors import ConfigError
-from mpitrain.train import layout
+from mpitrain.parallel.exchange import change, nodes_text
+from mpitrain.train import checkpoint, layout
+from mpitrain.train.assembly import Options, assemble
 
 
 def ok(result: Result) -> Result:
     assert result.rc == 0 and result.error_lines == [], result.out + result.err
     return result
+
+
+WIDE = SMALL.replace("hidden = [32]", "hidden = [8000]").replace("steps = 50", "steps = 2")       # 2.3 MiB of parameters
+
+
+def train_with(mib: int, n: int, config: Path, *arguments: str) -> Result:
+    """A run that finds so much shared memory free each time it asks."""
+    program = (f"from mpitrain.comm.node import Node; Node.__init__.__kwdefaults__['free'] = lambda: {mib} << 20\n"
+               "import runpy; runpy.run_module('mpitrain', run_name='__main__', alter_sys=True)")
+    return mpirun(n, "-c", program, "train", config, *arguments, cwd=config.parent)
 
 
 @pytest.mark.parametrize("clip", ["optimizer.clip_norm=0", "optimizer.clip_norm=0.5"])
@@ -67,6 +80,75 @@ def test_what_one_copy_per_node_cannot_go_with_is_refused_in_one_line(tmp_path: 
     result = train(2, write(tmp_path), "run.out=a", *arguments)
     assert result.rc == 78 and len(result.error_lines) == 1 and message in result.error_lines[0], result.err
     assert not (tmp_path / "a").exists()
+
+
+def test_one_copy_per_node_without_room_for_the_gradients_of_all_ranks_ends_with_the_remedy(tmp_path: Path) -> None:
+    result = train_with(5, 3, write(tmp_path, WIDE), "run.out=a", "comm.node_shared=true")
+    assert result.rc == 73 and len(result.error_lines) == 1, result.err
+    assert "no shared memory for gradients: /dev/shm has 5 MiB free where 8 MiB are needed;" in result.error_lines[0]
+    assert '"--shm-size" of a container' in result.error_lines[0] and "set comm.node_shared = false" in result.error_lines[0]
+
+
+@pytest.mark.parametrize("mib", [0, 5])
+def test_a_run_without_room_to_share_gradients_says_so_with_the_remedy_and_trains_by_messages(tmp_path: Path, mib: int) -> None:
+    """With 0 MiB nothing fits, with 5 all but the gradients."""
+    result = ok(train_with(mib, 3, write(tmp_path, WIDE), "run.out=a"))
+    said = [line for line in result.out.splitlines() if "no shared memory" in line]
+    assert len(said) == 1 and f"messages instead: /dev/shm has {mib} MiB free where " in said[0] and "--shm-size" in said[0]
+
+
+@pytest.mark.parametrize("node_shared", ["false", "true"])
+def test_layout_mode_takes_no_shared_memory_for_gradients_that_go_by_messages(tmp_path: Path, node_shared: str) -> None:
+    options = ("train.reproducible=layout", "train.micro_batches=3", f"comm.node_shared={node_shared}")
+    result = ok(train_with(5, 3, write(tmp_path, WIDE), "run.out=a", *options))
+    assert "no shared memory" not in result.out
+    assert record(tmp_path / "a")["choices"]["exchange"]["way"] == "messages, one tree over all micro-batches"
+
+
+def test_how_gradients_are_summed_is_recorded_and_another_way_after_a_resume_is_said_in_one_line(tmp_path: Path) -> None:
+    config = write(tmp_path, SMALL.replace("steps = 50", "steps = 5"))
+    ok(train(3, config, "run.out=a"))
+    assert record(tmp_path / "a")["choices"]["exchange"] == {"ranks": 3, "way": "shared memory of ranks 0-2", "wire": "float32"}
+    same = ok(train(3, config, "run.out=a", "train.steps=6", "--resume"))
+    other = ok(train_with(0, 3, config, "run.out=a", "train.steps=7", "--resume"))
+    fewer = ok(train(2, config, "run.out=a", "train.steps=8", "--resume"))
+    said = [[line for line in result.out.splitlines() if "gradients were summed" in line] for result in (same, other, fewer)]
+    assert [len(lines) for lines in said] == [0, 1, 0]
+    assert "by shared memory of ranks 0-2 (float32), and are by messages, auto (float32): from here on" in said[1][0]
+    written = checkpoint.latest(tmp_path / "a/checkpoints").meta["choices"]["exchange"]
+    assert written["ranks"] == 2 and written == record(tmp_path / "a")["choices"]["exchange"]
+
+
+def test_only_a_way_that_changes_bits_is_a_change() -> None:
+    shared, sent = ({"ranks": 3, "way": way, "wire": "float32"} for way in ("shared memory of ranks 0-2", "messages, auto"))
+    assert change(shared, sent) and change(sent, {**sent, "wire": "bfloat16"})
+    assert not change(shared, shared) and not change(None, sent) and not change(shared, {**sent, "ranks": 4})
+    two = [{**way, "ranks": 2} for way in (shared, sent)]
+    assert not change(*two) and change(two[0], {**two[1], "wire": "bfloat16"})
+
+
+def test_nodes_are_written_down_as_the_ranks_they_hold() -> None:
+    assert nodes_text([0, 0, 0, 0]) == "0-3" and nodes_text([0, 0, 2, 2]) == "0-1 | 2-3"
+    assert nodes_text([0, 1, 0, 1]) == "0, 2 | 1, 3" and nodes_text([0, 0, 1, 1, 0]) == "0-1, 4 | 2-3"
+
+
+def test_a_wire_of_16_bits_that_nothing_travels_on_is_said_in_one_line_and_not_recorded(tmp_path: Path) -> None:
+    config = write(tmp_path, SMALL.replace("steps = 50", "steps = 2"))
+    for name, option, wire, said in (("a", "comm.algorithm=auto", "float32", "gradients go through shared memory"),
+                                     ("b", "comm.algorithm=ring", "bfloat16", ""),
+                                     ("c", "train.precision=float64", "float64", "it is for gradients of float32")):
+        result = ok(train(2, config, f"run.out={name}", "comm.wire_dtype=bfloat16", option))
+        assert record(tmp_path / name)["choices"]["exchange"]["wire"] == wire
+        found = [line for line in result.out.splitlines() if "comm.wire_dtype" in line]
+        assert len(found) == bool(said) and all(f'comm.wire_dtype = "bfloat16" has no effect: {said}' in line for line in found)
+
+
+@pytest.mark.parametrize("options", [Options(node_shared=True, tune_buckets=True), Options(node_shared=True, progress="thread"),
+                                     Options(node_shared=True, progress="auto")])
+def test_python_is_refused_the_same_before_anything_starts(options: Options) -> None:
+    nothing: Any = None
+    with pytest.raises(ConfigError, match="comm.node_shared = true updates parameters while messages move"):
+        assemble(nothing, nothing, nothing, loss=None, optimizer=nothing, options=options)
 
 
 def test_layout_mode_refuses_a_wire_that_rounds() -> None:
