@@ -35,6 +35,7 @@ typedef uint32_t u32;
 #define LINE 64                     /* bytes of a cache line */
 #define AHEAD 16                    /* lines that are fetched before they are needed */
 #define BLOCK 1024                  /* elements; with two on the stack, 8 KiB of float */
+#define HELD (64 << 10)             /* bytes of the largest sum, of 5 us and the looking for others, that lets no other thread run */
 #define DEPTH 32                    /* of the stack; comm/fold.py checks programs against it */
 #define RECORD 128                  /* bytes of what a rank says about its collective; the first 8 are its number */
 #define COMPARED 12                 /* of these: number and checksum */
@@ -255,11 +256,24 @@ int shared_advance(const Plan *p, char *own, i64 sequence, int state, i64 spin, 
     return state;
 }
 
-/* A collective that begins with nothing else in flight: all of it in one call, of one argument because each costs 0.3 us. */
-int shared_run(Plan *p)
+/* What this needs of Python's interface, declared here so that no header files have to be there. */
+typedef struct object PyObject;
+extern void *PyLong_AsVoidPtr(PyObject *);
+extern PyObject *PyLong_FromLong(long);
+extern void *PyEval_SaveThread(void);
+extern void PyEval_RestoreThread(void *);
+
+/* A collective that begins with nothing else in flight, all of it in one call: a builtin (backend/native.py) bound to the plan's
+   address. Other threads of Python may run meanwhile only where the sum is large enough to be worth letting them in. */
+PyObject *shared_run(PyObject *plan, PyObject *none)
 {
+    (void)none;
+    Plan *p = PyLong_AsVoidPtr(plan);
     p->taken = p->turn->sequence++;
-    return shared_advance(p, p->own, p->taken, QUEUED, p->turn->spin, p->turn->spin);
+    void *state = p->count * p->itemsize > HELD ? PyEval_SaveThread() : NULL;
+    int reached = shared_advance(p, p->own, p->taken, QUEUED, p->turn->spin, p->turn->spin);
+    if (state) PyEval_RestoreThread(state);
+    return PyLong_FromLong(reached);
 }
 
 /* After PARTLY: this rank's slice, complete now, goes to the others on the node (PARTIAL), or stays here (SCATTER). */

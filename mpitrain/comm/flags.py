@@ -20,19 +20,17 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
+from mpitrain.backend import native
 from mpitrain.comm.buffers import Host
 from mpitrain.comm.fold import TYPES, addresses, fold_numpy, storage
 from mpitrain.comm.signature import HEADER_BYTES, Signature, unpack
 
 SLOTS = 16                                                    # collectives that may wait for a slow rank at once
 SCRATCH_BYTES = 8 << 10                                      # the largest array that is copied rather than summed in place
-# The largest sum during which no other thread of Python may run: 5 us, and as long as it looks for the others without sleeping.
-HELD_BYTES = 64 << 10
 GATE_BYTES = 128
 MESSAGE, ONE_SHOT, TWO_SHOT, PARTIAL, SCATTER = range(5)
 QUEUED, ARRIVED, SUMMED, DONE, PARTLY = range(5)
@@ -139,10 +137,8 @@ class Native:
     """native/shared.c."""
 
     def __init__(self, library: Any):
-        self._advance, self._spread, self._run = library.shared_advance, library.shared_spread, library.shared_run
-        # The same function without letting other threads of Python in meanwhile: that costs more than a small sum.
-        self._run_held = ctypes.PyDLL(library._name, handle=library._handle).shared_run
-        self._run_held.argtypes, self._run_held.restype = self._run.argtypes, self._run.restype
+        self._advance, self._spread = library.shared_advance, library.shared_spread
+        self._run = native.builtin(library.shared_run, native.NOARGS)
 
     def advance(self, plan: Plan, array: Host, address: int, sequence: int, state: int, spin: int, limit: int) -> int:
         return int(self._advance(plan.pointer, address, sequence, state, spin, limit))
@@ -151,7 +147,7 @@ class Native:
         return int(self._spread(plan.pointer, address, sequence))
 
     def whole(self, plan: Plan, array: Host, turn: Turn) -> Callable[[], int]:
-        return partial(self._run_held if array.nbytes <= HELD_BYTES else self._run, plan.pointer)
+        return self._run(plan.pointer)
 
 
 class Polling:

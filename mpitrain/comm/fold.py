@@ -138,7 +138,6 @@ def kernels() -> ctypes.CDLL | None:
         p, i, c = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         library.shared_fold.argtypes, library.shared_fold.restype = [i, p, p, i, p, i, i, i], None
         library.shared_advance.argtypes, library.shared_advance.restype = [p, p, i, c, i, i], c
-        library.shared_run.argtypes, library.shared_run.restype = [p], c
         library.shared_spread.argtypes, library.shared_spread.restype = [p, p, i], c
     return library
 

@@ -69,15 +69,6 @@ class Entry(ctypes.Structure):
     _fields_ += [(name, ctypes.c_int64) for name in ("peer", "tag", "nbytes", "room", "kind")]
 
 
-class Method(ctypes.Structure):
-    """Python's PyMethodDef."""
-
-    _fields_ = [("name", ctypes.c_char_p), ("function", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p)]
-
-
-FASTCALL = 0x80
-
-
 class Known(NamedTuple):
     """``call(entry, array, sequence number)`` sums arrays of `dtype`; `memory` is what the entry points to."""
 
@@ -134,16 +125,8 @@ def fast_pair(comm: MPI.Comm, channel: str) -> FastPair | None:
 
 @cache
 def _builtin() -> Callable[[int, Host, int], int] | None:
-    """The C function as a builtin of this interpreter, called in 0.1 us; by way of ctypes it took 1 to 4."""
     library = native.load("pair")
     if library is None:
         return None
-    method = Method(b"exchange", ctypes.cast(library.exchange, ctypes.c_void_p).value, FASTCALL, None)
-    make = ctypes.pythonapi.PyCFunction_NewEx
-    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-    _kept.append(method)                                      # the builtin points to it
-    found: Callable[[int, Host, int], int] = make(ctypes.addressof(method), None, None)
+    found: Callable[[int, Host, int], int] = native.builtin(library.exchange, native.FASTCALL)(None)
     return found
-
-
-_kept: list[Method] = []
