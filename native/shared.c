@@ -19,8 +19,6 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/futex.h>
-#include <stdint.h>
-#include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -28,53 +26,21 @@
 #include <immintrin.h>
 #endif
 
-typedef int64_t i64;
-typedef uint32_t u32;
+#include "sixteen.h"
 
-#define INLINE static inline __attribute__((always_inline))
 #define LINE 64                     /* bytes of a cache line */
 #define AHEAD 16                    /* lines that are fetched before they are needed */
 #define BLOCK 1024                  /* elements; with two on the stack, 8 KiB of float */
-#define HELD (64 << 10)             /* bytes of the largest sum, of 5 us and the looking for others, that lets no other thread run */
+#define HELD (64 << 10)             /* bytes of the largest sum (5 us, and looking for others) that lets no other thread run */
 #define DEPTH 32                    /* of the stack; comm/fold.py checks programs against it */
 #define RECORD 128                  /* bytes of what a rank says about its collective; the first 8 are its number */
 #define COMPARED 12                 /* of these: number and checksum */
 
-INLINE float as_float(u32 bits) { float x; memcpy(&x, &bits, 4); return x; }
-INLINE u32 as_bits(float x) { u32 bits; memcpy(&bits, &x, 4); return bits; }
-
-/* bfloat16 is the upper half of a float. To the nearest, ties to even; NaN stays NaN. */
-INLINE void widen_bfloat16(const uint16_t *x, float *y, i64 n) { for (i64 i = 0; i < n; i++) y[i] = as_float((u32)x[i] << 16); }
-INLINE void narrow_bfloat16(const float *x, uint16_t *y, i64 n)
-{
-    for (i64 i = 0; i < n; i++) {
-        u32 u = as_bits(x[i]);
-        y[i] = (u & 0x7fffffff) > 0x7f800000 ? (u >> 16) | 0x40 : (u + 0x7fff + (u >> 16 & 1)) >> 16;
-    }
-}
-
-/* float16 has 5 bits of exponent, biased by 15 where float's is by 127: a product with 2**112 moves the one to the other, below
-   the normal numbers too. Back, a sum with 0.5, whose last bit is worth 2**-24 as float16's is down there, rounds those. */
-INLINE void widen_float16(const uint16_t *x, float *y, i64 n)
-{
-    for (i64 i = 0; i < n; i++) {
-        u32 h = x[i], magnitude = as_bits(as_float((h & 0x7fff) << 13) * 0x1p112f);
-        magnitude = (h & 0x7c00) == 0x7c00 ? (h & 0x7fff) << 13 | 0x7f800000 : magnitude;
-        y[i] = as_float(magnitude | (h & 0x8000) << 16);
-    }
-}
-INLINE void narrow_float16(const float *x, uint16_t *y, i64 n)
-{
-    for (i64 i = 0; i < n; i++) {
-        u32 u = as_bits(x[i]), m = u & 0x7fffffff;
-        u32 rounded = m + 0xfff + (m >> 13 & 1);
-        u32 h = (rounded - 0x38000000) >> 13;
-        h = rounded >= 0x47800000 ? 0x7c00 : h;
-        h = m < 0x38800000 ? as_bits(as_float(m) + 0.5f) - 0x3f000000 : h;
-        h = m > 0x7f800000 ? 0x7e00 : h;
-        y[i] = h | (u >> 16 & 0x8000);
-    }
-}
+#define CONVERT(NAME)                                                                                                   \
+INLINE void widen_##NAME(const uint16_t *x, float *y, i64 n) { for (i64 i = 0; i < n; i++) y[i] = unpack_##NAME##_1(x[i]); } \
+INLINE void narrow_##NAME(const float *x, uint16_t *y, i64 n) { for (i64 i = 0; i < n; i++) y[i] = pack_##NAME##_1(x[i]); }
+CONVERT(bfloat16)
+CONVERT(float16)
 
 #define NARROW 0
 #define T float

@@ -23,6 +23,7 @@ import numpy as np
 from mpitrain.backend import native
 from mpitrain.comm.buffers import Host
 from mpitrain.errors import ConfigError, ShapeError
+from mpitrain.kernels.wire import REFERENCE
 from mpitrain.schedules.steps import tree_split
 
 ADD = -1
@@ -113,21 +114,20 @@ def fold_numpy(sources: Sequence[Host], program: Sequence[int], destinations: Se
 
 def widen(array: Host, name: str) -> Host:
     """As the type that sums are made in: itself, or float32 for 16 bits."""
-    if name == "bfloat16":
-        return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return array.astype(np.float32) if name == "float16" else array
+    if name not in REFERENCE:
+        return array
+    wide = np.empty(array.shape, np.float32)
+    REFERENCE[name]["unpack"](array.view(np.uint16), wide)
+    return wide
 
 
 def narrow(array: Host, name: str) -> Host:
-    """As stored; the inverse of `widen`, rounding to the nearest, ties to even. NaN stays NaN."""
-    if name == "float16":
-        return array.astype(np.float16)
-    if name != "bfloat16":
+    """As stored; the inverse of `widen`, rounding as messages of 16 bits do."""
+    if name not in REFERENCE:
         return array
-    bits = array.view(np.uint32)
-    upper = bits >> np.uint32(16)
-    rounded = (bits + np.uint32(0x7fff) + (upper & np.uint32(1))) >> np.uint32(16)
-    return np.where(np.isnan(array), upper | np.uint32(0x40), rounded).astype(np.uint16)
+    packed = np.empty(array.shape, np.uint16)
+    REFERENCE[name]["pack"](array, packed)
+    return packed.view(storage(name))
 
 
 @cache

@@ -90,8 +90,7 @@ def test_every_16_bit_number_survives_and_every_rounding_is_numpys(name: str) ->
     fast, slow = [np.zeros_like(everything)], [np.zeros_like(everything)]
     fold([everything, other], [0, 1, ADD], fast, dtype=name)
     fold_numpy([everything, other], [0, 1, ADD], slow, 0, 1 << 16, name)
-    nan = np.isnan(widen(slow[0], name))
-    assert fast[0][~nan].tobytes() == slow[0][~nan].tobytes() and np.isnan(widen(fast[0], name)[nan]).all()
+    assert fast[0].tobytes() == slow[0].tobytes()
 
 
 def test_bfloat16_rounds_as_pytorch_does() -> None:
