@@ -32,7 +32,9 @@ def test_the_memory_of_a_node_is_that_of_its_arrays(tmp_path: Path) -> None:
     for record in records:
         assert record["ranks"] == 2 and record["model_bytes"] == record["after_bytes"] - record["before_bytes"]
     assert 0.95 <= found["replicated"]["ratio"] <= 1.3 and 0.6 <= found["node_shared"]["ratio"] <= 0.75
-    assert "replicated" in out
+    measured = {name: record["model_bytes"] / found["replicated"]["model_bytes"] for name, record in found.items()}
+    assert found["node_shared"]["to_replicated"] == measured["node_shared"] < 0.8 and found["replicated"]["to_replicated"] == 1.0
+    assert f"{measured['node_shared']:.3f} of replicated, measured" in out
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each rank needs a core of its own")
