@@ -126,7 +126,7 @@ class Ranks:
 def test_numerics_tell_cpu_libraries_compilers_and_agree_with_themselves() -> None:
     found = fingerprint.numerics()
     assert found == fingerprint.numerics() and all(isinstance(value, str) for value in found.values())
-    assert found["numpy"] == np.__version__ and "openblas" in found["blas"] or "mkl" in found["blas"]
+    assert found["numpy"] == np.__version__ and ("openblas" in found["blas"] or "mkl" in found["blas"])
     assert found["native_product"].startswith(("compiled ", "not compiled: "))
     fingerprint.agree(found, "a", Ranks(["b", found]))
     assert fingerprint.changes(found, found) == ""
