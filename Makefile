@@ -12,7 +12,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 export OMPI_MCA_rmaps_base_oversubscribe = 1
 
-.PHONY: help train test test-slow test-hosts test-gpu check bench bench-comm bench-overlap layout-matrix native clean
+.PHONY: help train test test-slow test-hosts test-gpu check bench bench-comm bench-overlap bench-layout layout-matrix native clean
 
 help:            ## this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -24,7 +24,7 @@ test: $(VENV)/ready-test        ## every test but the slow ones, serial and unde
 	$(BIN)/python -m pytest -q -m "not slow and not gpu" $(ARGS)
 
 test-%: $(VENV)/ready-test      ## the collective tests on % ranks
-	$(MPIRUN) -n $* $(BIN)/python -m mpi4py -m pytest -q --with-mpi -p no:cacheprovider tests/comm/*_mpi.py tests/parallel/*_mpi.py
+	$(MPIRUN) -n $* $(BIN)/python -m mpi4py -m pytest -q --with-mpi -p no:cacheprovider tests/*/*_mpi.py
 
 test-slow: $(VENV)/ready-test   ## the tests that take minutes: the runs on real data, two hosts, every setting of layout
 	$(BIN)/python -m pytest -q -m "slow and not gpu" --timeout 1500 $(ARGS)
@@ -62,6 +62,9 @@ bench-comm: $(VENV)/ready-bench ## the exchange beside MPI, gloo and PyTorch's D
 
 bench-overlap: $(VENV)/ready    ## how much of the gradient exchange hides behind backward
 	$(MPIRUN) -n $(RANKS) $(BIN)/python benchmarks/overlap.py $(ARGS)
+
+bench-layout: $(VENV)/ready     ## what train.reproducible = "layout" costs a step
+	$(BIN)/python benchmarks/layout_cost.py --ranks $(RANKS) $(ARGS)
 
 layout-matrix: $(VENV)/ready    ## one hash a model on 1, 2, 3, 4 and 8 ranks, with every bucket size, moving messages or not
 	$(BIN)/python benchmarks/layout_matrix.py $(ARGS)

@@ -1,4 +1,4 @@
-"""One SHA-256 whatever the ranks: models x bucket sizes x overlap x ranks with train.reproducible = "layout", as a table.
+"""One SHA-256 whatever the ranks: models x buckets x overlap x copies x ranks with train.reproducible = "layout", as a table.
 
     python benchmarks/layout_matrix.py                     # 200 steps, everything with everything
     python benchmarks/layout_matrix.py --steps 20 --pairs  # each two settings together at least once
@@ -26,14 +26,17 @@ ROOT_MAY = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 RANKS = (1, 2, 3, 4, 8)
 BUCKETS = (4 << 10, 64 << 10, 4 << 20)                    # bytes: a parameter each, several, all; below and above whole messages
-OVERLAP = ("polled", "left alone")                        # messages moved between backward nodes, or only at the end
+OVERLAP = ("polled", "left alone", "thread")              # messages moved between backward nodes, only at the end, by a thread
+COPIES = ("rank", "node")                                 # of the parameters: one on each
 MODELS = ("mlp", "lenet", "resnet20", "gpt")
 
 Case = dict[str, Any]
 
 
 def every_case() -> list[Case]:
-    return [case(*values) for values in itertools.product(MODELS, RANKS, BUCKETS, OVERLAP)]
+    """Everything with everything, but a thread with one copy per node: that is refused."""
+    return [one for one in (case(*values) for values in itertools.product(MODELS, RANKS, BUCKETS, OVERLAP, COPIES))
+            if (one["overlap"], one["copies"]) != ("thread", "node")]
 
 
 def pairs() -> list[Case]:
@@ -51,12 +54,12 @@ def pairs_of(one: Case) -> set[Any]:
     return set(itertools.combinations(sorted((key, str(value)) for key, value in one.items()), 2))
 
 
-def case(model: str, ranks: int, bucket_bytes: int, overlap: str, mode: str = "layout") -> Case:
-    return {"model": model, "ranks": ranks, "bucket_bytes": bucket_bytes, "overlap": overlap, "mode": mode}
+def case(model: str, ranks: int, bucket_bytes: int, overlap: str, copies: str, mode: str = "layout") -> Case:
+    return {"model": model, "ranks": ranks, "bucket_bytes": bucket_bytes, "overlap": overlap, "copies": copies, "mode": mode}
 
 
 def plain() -> list[Case]:
-    return [case("mlp", ranks, BUCKETS[-1], OVERLAP[0], "run") for ranks in RANKS]
+    return [case("mlp", ranks, BUCKETS[-1], OVERLAP[0], COPIES[0], "run") for ranks in RANKS]
 
 
 def run(cases: Iterable[Case], steps: int) -> list[Case]:
@@ -92,12 +95,16 @@ def train(comm: Any, one: Case, steps: int) -> str:
     from layout_models import MODELS_BY_NAME, Losses
 
     import mpitrain
+    from mpitrain.errors import OutputError
     from mpitrain.train import Options, assemble
     described = MODELS_BY_NAME[one["model"]]()
     mesh = mpitrain.Mesh(comm)
     job = assemble(described.model, described.inputs, mesh, loss=described.loss, optimizer=described.optimizer,
                    options=Options(steps=steps, seed=7, bucket_bytes=one["bucket_bytes"], reproducible=one["mode"], quiet=True,
-                                   eval_every=8, log_every=1, **described.options))
+                                   eval_every=8, log_every=1, node_shared=one["copies"] == "node",
+                                   progress="thread" if one["overlap"] == "thread" else "poll", **described.options))
+    if one["copies"] == "node" and job.trainer.notes:
+        raise OutputError(f"what was to be compared cannot be had: {job.trainer.notes[0]}")
     if one["overlap"] == "left alone":
         job.trainer.pipeline.reducer.progress = None
     job.trainer.recorder = losses = Losses(None, rank=comm.rank, quiet=True)
@@ -110,12 +117,12 @@ def train(comm: Any, one: Case, steps: int) -> str:
 
 def table(done: Iterable[Case]) -> list[str]:
     """A line for each model and setting, a column for each number of ranks."""
-    lines = [f"{'model':<10}{'mode':<8}{'bucket':>10}  {'messages':<12}" + "".join(f"{n:>12}" for n in RANKS)]
-    keys = ("model", "mode", "bucket_bytes", "overlap")
+    lines = [f"{'model':<10}{'mode':<8}{'bucket':>10}  {'messages':<12}{'a copy a':<10}" + "".join(f"{n:>12}" for n in RANKS)]
+    keys = ("model", "mode", "bucket_bytes", "overlap", "copies")
     ordered = sorted(done, key=lambda c: [str(c[key]).zfill(9) for key in keys])
     for values, group in itertools.groupby(ordered, key=lambda c: [c[key] for key in keys]):
         cells = {c["ranks"]: c["hash"][:10] for c in group}
-        lines.append(f"{values[0]:<10}{values[1]:<8}{values[2]:>10}  {values[3]:<12}"
+        lines.append(f"{values[0]:<10}{values[1]:<8}{values[2]:>10}  {values[3]:<12}{values[4]:<10}"
                      + "".join(f"{cells.get(n, '-'):>12}" for n in RANKS))
     return lines
 

@@ -1,6 +1,6 @@
 """Run a measurement over two hosts on one machine, joined by a link of a stated rate; as root.
 
-    python benchmarks/two_hosts.py --rate 1gbit --rate 2gbit benchmarks/overlap.py --model transformer
+    python benchmarks/two_hosts.py --rate 1gbit --rate 2gbit benchmarks/overlap.py --model gpt
 
 Everything after the script's path is passed to it; it runs on --ranks ranks, half of them on each host, once for each rate, and
 its output appears under a line that says what the link itself does: the time in which both hosts exchange 4 MiB by our ring,

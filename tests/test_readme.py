@@ -13,6 +13,7 @@ A python or toml block whose first line is a comment with a file name (`# mine.p
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import gzip
 import inspect
@@ -70,8 +71,34 @@ class Block(NamedTuple):
     place: str
 
 
-def test_the_figures_are_filled_in() -> None:
-    assert "FIGURES_TABLE" not in (ROOT / "README.md").read_text()
+def test_every_figure_has_a_number_and_a_command_that_is_there() -> None:
+    section = (ROOT / "README.md").read_text().partition("## Figures")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("|")][2:]
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert rows
+    for row in rows:
+        assert len(row) == 3 and re.search(r"\d", row[1]), row
+        program, *words = row[2].strip("`").split()
+        assert {"make": words[0] in targets, "python": True}.get(program, (ROOT / program).is_file()), row[2]
+
+
+def test_the_page_on_running_names_every_flag_of_train() -> None:
+    from mpitrain.cli import parser
+    verbs = next(action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    flags = {flag for action in verbs.choices["train"]._actions for flag in action.option_strings if flag.startswith("--")}
+    line, = re.findall(r"^Flags of `train`: (.*)$", (ROOT / "docs/running.md").read_text(), re.MULTILINE)
+    assert set(re.findall(r"`(--\w+)", line)) == flags - {"--help"}
+
+
+@pytest.mark.parametrize("options", [(0, "auto"), (4, "ring"), (4, "auto", "bfloat16")])
+def test_the_page_on_reproducibility_names_every_key_that_layout_mode_refuses(options: tuple[Any, ...]) -> None:
+    from mpitrain.train.layout import refuse_options
+    with pytest.raises(errors.ConfigError) as refused:
+        refuse_options(*options)
+    key = next(key for key in re.findall(r"[a-z]+\.[a-z_]+", str(refused.value)) if key != "train.reproducible")
+    section = (ROOT / "docs/reproducibility.md").read_text().partition("## The same bits on any number of ranks")[2]
+    refusal = rf"`{key}` must be given|^\| `{key}` other than .* \| refused: "
+    assert re.search(refusal, section, re.MULTILINE), key
 
 
 def blocks(document: Path) -> Iterator[Block]:

@@ -217,6 +217,18 @@ def test_training_has_the_losses_of_one_host(hosts: Hosts, one_host: Any, tmp_pa
         assert hosts.bytes_sent(name) - start >= STEPS * PARAMETERS * 4
 
 
+@pytest.mark.parametrize("more", [(), ("comm.progress=thread",), ("comm.node_shared=true",)])
+def test_layout_mode_has_the_bits_of_one_rank(hosts: Hosts, tmp_path: Path, more: tuple[str, ...]) -> None:
+    mode = ("train.reproducible=layout", "train.micro_batches=6")
+    ok(mpirun(1, "-m", "mpitrain", "train", *options("one", *mode), cwd=tmp_path))
+    both = ok(hosts.mpirun(4, "-m", "mpitrain", "train", *options("both", *mode, *more), cwd=tmp_path))
+    assert "a copy of its own" not in both.out
+    one, four = (json.loads((tmp_path / name / "run.json").read_text()) for name in ("one", "both"))
+    assert four["hosts"] == ["left", "left", "right", "right"]
+    assert one["parameters_sha256"] == four["parameters_sha256"]
+    np.testing.assert_array_equal(losses(tmp_path / "both"), losses(tmp_path / "one"))
+
+
 def test_a_run_stopped_on_both_hosts_resumes_to_the_same_bits(hosts: Hosts, tmp_path: Path) -> None:
     command = ("-m", "mpitrain", "train", "train.steps=400", "log.every=1", "train.batch_size=32")
     ok(hosts.mpirun(2, *command, "run.out=whole", cwd=tmp_path))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,12 @@ FOLDERS = sorted({path.parent.name for path in FILES})
 
 def test_there_are_files_to_run() -> None:
     assert FILES
+
+
+def test_make_runs_the_same_files() -> None:
+    said = subprocess.run(["make", "-n", "test-2"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    named = [pattern for line in said.splitlines() for pattern in re.findall(r"\S*_mpi\.py", line)]
+    assert sorted(path for pattern in named for path in ROOT.glob(pattern)) == FILES
 
 
 @pytest.mark.timeout(300)

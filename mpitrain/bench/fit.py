@@ -10,7 +10,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +21,7 @@ from mpitrain.comm.channel import Channel
 from mpitrain.comm.start import World
 from mpitrain.schedules import fit as fitting
 from mpitrain.schedules.collectives import ALL_REDUCE
+from mpitrain.schedules.fit import non_negative
 from mpitrain.schedules.simulate import Machine, simulate
 
 ALGORITHMS = ("ring", "recursive_doubling", "halving_doubling", "direct")
@@ -73,27 +73,6 @@ def predicted(algorithm: str, nbytes: int, n: int, found: Machine) -> float:
 def fit(points: Sequence[Point], n: int) -> Machine:
     """The machine whose predictions are closest to the points, in squares of relative errors; no number is negative."""
     return fitting.fit([fitting.Sample(ALL_REDUCE[p.algorithm], n, p.nbytes, p.seconds) for p in points], ITEM)
-
-
-def non_negative(rows: np.ndarray[Any, Any], seconds: np.ndarray[Any, Any]) -> list[float]:
-    """x >= 0 with rows x closest to seconds, in relative terms: the best of the least squares over each set of columns.
-
-    The non-negative optimum is the unrestricted one over the columns in which it is positive, so trying all sets (7 for 3
-    columns) finds it.
-    """
-    scale = rows.max(axis=0, initial=0.0)
-    scale[scale == 0.0] = 1.0                                     # columns are 1 for a message and 1e7 for its bytes
-    weighted, columns = rows / scale / seconds[:, None], rows.shape[1]
-    best, found = float("inf"), np.zeros(columns)
-    for count in range(1, columns + 1):
-        for chosen in combinations(range(columns), count):
-            part = weighted[:, chosen]
-            x = np.linalg.lstsq(part, np.ones(len(seconds)), rcond=None)[0]
-            error = float(((part @ x - 1.0) ** 2).sum())
-            if (x >= 0.0).all() and error < best:
-                best, found = error, np.zeros(columns)
-                found[list(chosen)] = x
-    return [float(value) for value in found / scale]
 
 
 def measured_points(world: World, sizes: Sequence[int], turns: int) -> list[Point]:

@@ -22,6 +22,7 @@ from mpitrain.comm.channel import Channel
 from mpitrain.comm.progress import ProgressThread
 from mpitrain.errors import CheckpointError
 from mpitrain.parallel.reducer import GradientReducer
+from mpitrain.schedules.fit import non_negative
 
 POLICIES = ("poll", "thread", "auto")
 WARM_STEPS = 3
@@ -69,14 +70,9 @@ def choose_bounds(ready_s: Sequence[float], nbytes: Sequence[int], alpha: float,
 
 def fit_line(nbytes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
     """(alpha, beta), neither negative, with alpha + beta bytes nearest to the times, relative to each (least squares)."""
-    x, y = np.asarray(nbytes, np.float64), np.asarray(seconds, np.float64)
-    rows = np.stack([1 / y, x / y], axis=1)
-    (alpha, beta), *_ = np.linalg.lstsq(rows, np.ones(len(y)), rcond=None)
-    if alpha < 0:                                           # the optimum lies on a border
-        return 0.0, float((x / y).sum() / ((x / y) ** 2).sum())
-    if beta < 0:
-        return float((1 / y).sum() / ((1 / y) ** 2).sum()), 0.0
-    return float(alpha), float(beta)
+    sizes = np.asarray(nbytes, np.float64)
+    alpha, beta = non_negative(np.stack([np.ones(len(sizes)), sizes], axis=1), np.asarray(seconds, np.float64))
+    return alpha, beta
 
 
 class Tuning:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,24 +63,31 @@ def longest_ways(samples: Sequence[Sample], itemsize: int, machine: Machine) -> 
 
 
 def least_squares(counts: Any, seconds: Any) -> list[float]:
-    """The x >= 0 with the least |counts x / seconds - 1|; few enough unknowns to try which of them are 0.
-
-    Columns are scaled to one size first: messages are a few, bytes are millions.
-    """
+    """The alpha, beta, gamma >= 0 nearest to the samples. ConfigError where these leave one undetermined."""
     rows = counts / seconds[:, None]
     scale = np.sqrt((rows**2).sum(axis=0))
     rank = np.linalg.matrix_rank(rows / np.where(scale > 0, scale, 1.0), tol=1e-6)
     if rank < 3:
         raise ConfigError(f"{len(seconds)} samples do not tell alpha, beta and gamma apart (rank {rank} of 3); "
                           f"measure at least two all-reduce algorithms, each on small and on large arrays")
-    best: tuple[float, list[float]] = (float(len(seconds)), [0.0, 0.0, 0.0])
-    for size in (1, 2, 3):
-        for columns in combinations(range(3), size):
-            chosen = list(columns)
-            solution = np.linalg.lstsq(rows[:, chosen] / scale[chosen], np.ones(len(seconds)), rcond=None)[0]
-            error = float(((rows[:, chosen] / scale[chosen] @ solution - 1) ** 2).sum())
-            if solution.min() >= 0 and error < best[0]:
-                x = np.zeros(3)
-                x[chosen] = solution / scale[chosen]
-                best = error, x.tolist()
-    return best[1]
+    return non_negative(counts, seconds)
+
+
+def non_negative(counts: Any, seconds: Any) -> list[float]:
+    """The x >= 0 with the least |counts x / seconds - 1|: the best of the least squares over each set of columns.
+
+    The non-negative optimum is the unrestricted one over the columns in which it is positive, so trying all sets (7 for 3
+    columns) finds it. Columns are scaled to one size first: messages are a few, bytes are millions.
+    """
+    rows, columns = counts / seconds[:, None], counts.shape[1]
+    scale = np.sqrt((rows**2).sum(axis=0))
+    scale[scale == 0.0] = 1.0
+    best, found = float(len(seconds)), np.zeros(columns)
+    for chosen in chain.from_iterable(combinations(range(columns), count) for count in range(1, columns + 1)):
+        weighted = rows[:, chosen] / scale[list(chosen)]
+        solution = np.linalg.lstsq(weighted, np.ones(len(seconds)), rcond=None)[0]
+        error = float(((weighted @ solution - 1) ** 2).sum())
+        if solution.min() >= 0 and error < best:
+            best, found = error, np.zeros(columns)
+            found[list(chosen)] = solution
+    return [float(value) for value in found / scale]

@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from functools import cache
 from typing import TypeAlias
 
-from mpitrain.schedules.collectives import part, recursive_doubling
-from mpitrain.schedules.steps import Copy, Receive, Reduce, Round, Send, Slice, data, inbox, tree_split, without_empty
+from mpitrain.schedules.halving import halve_and_double, recursive_doubling
+from mpitrain.schedules.ring import ring_all_gather
+from mpitrain.schedules.steps import Copy, Receive, Reduce, Round, Send, Slice, inbox, part, tree_split, without_empty
 
 Node: TypeAlias = tuple[int, int]               # micro-batches [start, stop)
 
@@ -83,24 +84,8 @@ def micro_tree(rank: int, n: int, length: int, n_micro: int) -> Iterator[Round]:
     if n == 1:
         return iter(())
     if n & (n - 1) == 0 and n_micro & (n_micro - 1) == 0:
-        return recursive_doubling(rank, n, length) if length <= WHOLE_ELEMENTS else _halving(rank, n, length)
+        return recursive_doubling(rank, n, length) if length <= WHOLE_ELEMENTS else halve_and_double(rank, n, length)
     return _owners_fold(rank, n, length // width(n_micro, n), n_micro)
-
-
-def _halving(rank: int, n: int, length: int) -> Iterator[Round]:
-    """Each pair at distance 1, 2, 4, ... cuts what it still shares in two and adds up one half each, then back again."""
-    start, stop, shared, distance = 0, length, [], 1
-    while distance < n:
-        peer, middle = rank ^ distance, (start + stop) // 2
-        lower = rank < peer
-        own, other = ((start, middle), (middle, stop)) if lower else ((middle, stop), (start, middle))
-        mine, arrived = data(*own), inbox(0, own[1] - own[0])
-        left, right = (mine, arrived) if lower else (arrived, mine)
-        yield without_empty([Receive(peer, arrived), Send(peer, data(*other)), Reduce(left, right, mine)])
-        shared.append((peer, own, other))
-        (start, stop), distance = own, 2 * distance
-    for peer, own, other in reversed(shared):
-        yield without_empty([Receive(peer, data(*other)), Send(peer, data(*own))])
 
 
 def _owners_fold(rank: int, n: int, length: int, n_micro: int) -> Iterator[Round]:
@@ -121,9 +106,7 @@ def _owners_fold(rank: int, n: int, length: int, n_micro: int) -> Iterator[Round
     if total != mine:
         messages.append(Copy(total, mine))
     yield without_empty(messages)
-    right, left = (rank + 1) % n, (rank - 1) % n
-    for hop in range(n - 1):
-        yield without_empty([Receive(left, part(rank - hop - 1, n, length)), Send(right, part(rank - hop, n, length))])
+    yield from ring_all_gather(rank, n, length)
 
 
 def _fold(node: Node, where: dict[Node, Slice], steps: Round) -> Slice:

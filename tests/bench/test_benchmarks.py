@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,7 +33,20 @@ def test_the_memory_of_a_node_is_that_of_its_arrays(tmp_path: Path) -> None:
     for record in records:
         assert record["ranks"] == 2 and record["model_bytes"] == record["after_bytes"] - record["before_bytes"]
     assert 0.95 <= found["replicated"]["ratio"] <= 1.3 and 0.6 <= found["node_shared"]["ratio"] <= 0.75
-    assert "replicated" in out
+    measured = {name: record["model_bytes"] / found["replicated"]["model_bytes"] for name, record in found.items()}
+    assert found["node_shared"]["to_replicated"] == measured["node_shared"] < 0.8 and found["replicated"]["to_replicated"] == 1.0
+    assert f"{measured['node_shared']:.3f} of replicated, measured" in out
+
+
+def test_the_price_of_layout_is_printed_for_each_model(tmp_path: Path) -> None:
+    job = Job([sys.executable, str(ROOT / "benchmarks/layout_cost.py"), "--micro", "4", "--pairs", "2", "--model", "mlp"],
+              clean_environment(), tmp_path)
+    result = job.finish(120)
+    assert result.rc == 0, result.out + result.err
+    number = r"[+-]?[\d.]+"
+    for what in ('mlp, 2 ranks, 4 micro-batches, "run" -> "layout"', 'mlp, 2 ranks, "run", 2 -> 4 micro-batches'):
+        assert re.search(rf"^{what}: {number} ms -> {number} ms a step, {number} % \(quartiles {number} % to {number} %\)$",
+                         result.out, re.M), result.out
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each rank needs a core of its own")

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import mpirun
 
-from mpitrain.bench.fit import ALGORITHMS, Point, fit, non_negative, predicted
+from mpitrain.bench.fit import ALGORITHMS, Point, fit, predicted
+from mpitrain.schedules.fit import non_negative
 from mpitrain.schedules.simulate import Machine
 
 

@@ -15,6 +15,8 @@ from mpitrain.parallel.exchange import change, nodes_text
 from mpitrain.train import checkpoint, layout
 from mpitrain.train.assembly import Options, assemble
 
+NOTE = "comm.node_shared: every rank keeps a copy of its own"
+
 
 def ok(result: Result) -> Result:
     assert result.rc == 0 and result.error_lines == [], result.out + result.err
@@ -31,17 +33,29 @@ def train_with(mib: int, n: int, config: Path, *arguments: str) -> Result:
     return mpirun(n, "-c", program, "train", config, *arguments, cwd=config.parent)
 
 
+def shared(result: Result) -> Result:
+    """Of a run that kept one copy per node, and did not fall back to one per rank."""
+    assert NOTE not in ok(result).out, result.out
+    return result
+
+
+def test_a_run_that_cannot_share_memory_says_that_every_rank_keeps_a_copy(tmp_path: Path) -> None:
+    result = ok(train(2, write(tmp_path), "run.out=a", "comm.node_shared=true", "train.steps=3",
+                      env={"OMPI_MCA_osc_sm_backing_directory": str(tmp_path / "none")}))
+    assert NOTE in result.out and "messages instead: " in result.out
+
+
 @pytest.mark.parametrize("clip", ["optimizer.clip_norm=0", "optimizer.clip_norm=0.5"])
 def test_one_copy_per_node_gives_the_bits_of_a_copy_per_rank_also_when_resumed(tmp_path: Path, clip: str) -> None:
     config = write(tmp_path)
     options = (clip, "comm.bucket_mb=0.005", "log.every=7", "checkpoint.every=30", "checkpoint.keep=9")
     ok(train(3, config, "run.out=a", *options))
-    ok(train(3, config, "run.out=b", *options, "comm.node_shared=true"))
+    shared(train(3, config, "run.out=b", *options, "comm.node_shared=true"))
     shutil.copytree(tmp_path / "b", tmp_path / "c")
     for path in (tmp_path / "c/checkpoints").iterdir():
         if path.name != "step-00000030":
             shutil.rmtree(path)
-    ok(train(3, config, "run.out=c", *options, "comm.node_shared=true", "--resume"))
+    shared(train(3, config, "run.out=c", *options, "comm.node_shared=true", "--resume"))
     hashes = {name: record(tmp_path / name)["parameters_sha256"] for name in "abc"}
     assert len(set(hashes.values())) == 1, hashes
     assert [line["grad_norm"] for line in steps(tmp_path / "a")] == [line["grad_norm"] for line in steps(tmp_path / "b")]
@@ -59,7 +73,7 @@ def test_layout_mode_keeps_its_bits_with_one_copy_per_node(tmp_path: Path) -> No
     config = write(tmp_path)
     mode = ("train.reproducible=layout", "train.micro_batches=6")
     ok(train(1, config, "run.out=a", *mode))
-    ok(train(3, config, "run.out=b", *mode, "comm.node_shared=true"))
+    shared(train(3, config, "run.out=b", *mode, "comm.node_shared=true"))
     assert record(tmp_path / "a")["parameters_sha256"] == record(tmp_path / "b")["parameters_sha256"]
 
 

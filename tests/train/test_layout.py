@@ -39,6 +39,16 @@ def test_the_cover_holds_every_pair_of_settings() -> None:
     for one in layout_matrix.every_case():
         assert layout_matrix.pairs_of(one) <= set().union(*map(layout_matrix.pairs_of, chosen))
     assert len(chosen) < len(layout_matrix.every_case()) / 3
+    for key, values in (("overlap", layout_matrix.OVERLAP), ("copies", layout_matrix.COPIES)):
+        met = {(one["model"], one[key]) for one in chosen}
+        assert met == {(model, value) for model in layout_matrix.MODELS for value in values}
+
+
+def test_a_thread_and_one_copy_per_node_keep_the_bits_of_polling_and_of_a_copy_per_rank() -> None:
+    cases = [layout_matrix.case("mlp", 2, 64 << 10, overlap, copies)
+             for overlap, copies in (("polled", "rank"), ("thread", "rank"), ("left alone", "node"))]
+    done = layout_matrix.run([*cases, layout_matrix.case("mlp", 1, 64 << 10, "polled", "rank")], steps=6)
+    assert len(done) == 4 and len({one["hash"] for one in done}) == 1, done
 
 
 def test_a_run_continued_on_other_ranks_ends_with_the_bits_of_one_rank(tmp_path: Path) -> None:
@@ -126,7 +136,7 @@ class Ranks:
 def test_numerics_tell_cpu_libraries_compilers_and_agree_with_themselves() -> None:
     found = fingerprint.numerics()
     assert found == fingerprint.numerics() and all(isinstance(value, str) for value in found.values())
-    assert found["numpy"] == np.__version__ and "openblas" in found["blas"] or "mkl" in found["blas"]
+    assert found["numpy"] == np.__version__ and ("openblas" in found["blas"] or "mkl" in found["blas"])
     assert found["native_product"].startswith(("compiled ", "not compiled: "))
     fingerprint.agree(found, "a", Ranks(["b", found]))
     assert fingerprint.changes(found, found) == ""
