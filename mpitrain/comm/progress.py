@@ -127,8 +127,9 @@ class ProgressThread:
 
     def close(self) -> None:
         """End the thread; nothing may be handed over."""
-        self._end.set()
-        self._wake.set()
+        with self.lock:                                       # the thread clears `_wake` under it, unless this came first
+            self._end.set()
+            self._wake.set()
         self._thread.join()
 
     def _run(self) -> None:
@@ -137,6 +138,8 @@ class ProgressThread:
             if self._end.wait(PERIOD_S):
                 return
             with self.lock:
+                if self._end.is_set():
+                    return
                 try:
                     self._move()
                 except BaseException as error:
