@@ -74,6 +74,12 @@ class Progress:
                 self.landed()
 
 
+def _moved(work: Movable) -> Movable:
+    """What of `work` is in a `Progress`: its `inner` work where it has one, which must not be moved by two threads either."""
+    inner: Movable | None = getattr(work, "inner", None)
+    return work if inner is None else inner
+
+
 def threads_may_call_mpi() -> bool:
     """Whether MPI was started so that several threads may call it at once."""
     from mpi4py import MPI
@@ -110,7 +116,7 @@ class ProgressThread:
     def hand_over(self, work: Movable) -> None:
         if work.done:
             return
-        self._progress.discard(work)
+        self._progress.discard(_moved(work))
         with self.lock:
             self._works.append(work)
         self._wake.set()
@@ -123,7 +129,7 @@ class ProgressThread:
         if self._error is not None:
             raise self._error
         for work in works:
-            self._progress.add(work)
+            self._progress.add(_moved(work))
 
     def close(self) -> None:
         """End the thread; nothing may be handed over."""
