@@ -74,6 +74,12 @@ class Progress:
                 self.landed()
 
 
+def _moved(work: Movable) -> Movable:
+    """What of `work` is in a `Progress`: its `inner` work where it has one, which must not be moved by two threads either."""
+    inner: Movable | None = getattr(work, "inner", None)
+    return work if inner is None else inner
+
+
 def threads_may_call_mpi() -> bool:
     """Whether MPI was started so that several threads may call it at once."""
     from mpi4py import MPI
@@ -110,8 +116,7 @@ class ProgressThread:
     def hand_over(self, work: Movable) -> None:
         if work.done:
             return
-        for part in (work, *getattr(work, "inner", ())):      # also what it waits for: nobody else may move that meanwhile
-            self._progress.discard(part)
+        self._progress.discard(_moved(work))
         with self.lock:
             self._works.append(work)
         self._wake.set()
@@ -124,20 +129,23 @@ class ProgressThread:
         if self._error is not None:
             raise self._error
         for work in works:
-            self._progress.add(work)
+            self._progress.add(_moved(work))
 
     def close(self) -> None:
         """End the thread; nothing may be handed over."""
-        self._end.set()
-        self._wake.set()
+        with self.lock:                                       # the thread clears `_wake` under it, unless this came first
+            self._end.set()
+            self._wake.set()
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._end.is_set():                         # looked at after `_move` may have cleared what `close` has set
+        while True:
             self._wake.wait()
             if self._end.wait(PERIOD_S):
                 return
             with self.lock:
+                if self._end.is_set():
+                    return
                 try:
                     self._move()
                 except BaseException as error:

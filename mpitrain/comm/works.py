@@ -37,6 +37,11 @@ class SharedWork:
     def done(self) -> bool:
         return self.state == DONE and (self.messages is None or self.messages.done)
 
+    @property
+    def inner(self) -> AnyWork | None:
+        """What is moved as a work of its own as well."""
+        return self.messages
+
     def test(self) -> bool:
         """Move on as far as the others have come; whether the result is there. Never blocks."""
         if self.state != DONE:
@@ -50,11 +55,6 @@ class SharedWork:
         if self.messages is not None:
             self.messages.wait()
         self.channel.node.progress.discard(self)              # a thread gave it back: see `ProgressThread.take_back`
-
-    @property
-    def inner(self) -> tuple[AnyWork, ...]:
-        """What is in flight by itself and moved by this work too."""
-        return () if self.messages is None else (self.messages,)
 
 
 class Mover:

@@ -79,23 +79,18 @@ class Landing:
     """A collective whose result is copied to where it is wanted."""
 
     def __init__(self, work: Work, result: Array, target: Array):
-        self._work, self._result, self._target = work, result, target
+        self.inner, self._result, self._target = work, result, target
         self.done = False
 
     def test(self) -> bool:
-        if not self.done and self._work.test():
+        if not self.done and self.inner.test():
             self._land()
         return self.done
 
     def wait(self) -> None:
-        self._work.wait()
+        self.inner.wait()
         if not self.done:
             self._land()
-
-    @property
-    def inner(self) -> tuple[Work, ...]:
-        """What is in flight by itself and moved by this one too."""
-        return (self._work,)
 
     def _land(self) -> None:
         self._target[...] = self._result

@@ -11,6 +11,10 @@ import pytest
 from mpitrain import nn
 from mpitrain.autograd import Tensor, run_backward
 from mpitrain.comm.channel import Channel
+from mpitrain.comm.node import Node
+from mpitrain.comm.progress import Progress
+from mpitrain.comm.shared import SharedChannel
+from mpitrain.comm.works import SharedWork
 from mpitrain.errors import ConfigError
 from mpitrain.parallel.reducer import GradientReducer
 
@@ -34,6 +38,31 @@ def test_the_thread_alone_brings_works_to_their_end(comm: Any) -> None:
     assert len(channel.progress) == 0
     channel.progress.close()
     channel.close()
+
+
+def test_messages_of_a_shared_channel_are_moved_by_one_thread(comm: Any) -> None:
+    """Of an array outside the shared memory; rank 0 looks while its sum cannot end."""
+    progress = Progress()
+    node = Node(comm, progress)
+    channel = SharedChannel(Channel(comm.Dup(), "test", progress=progress), node)
+    if not channel.shared:
+        pytest.skip("one rank shares with nobody")
+    thread, array = progress.thread(), np.ones(100_000)
+    if comm.rank:
+        comm.recv(source=0)
+    with thread.lock:
+        work = channel.start_allreduce(array, "bucket")
+    thread.hand_over(work)
+    if comm.rank == 0:
+        assert isinstance(work, SharedWork) and work.messages not in progress._works
+        for other in range(1, comm.size):
+            comm.send(None, dest=other)
+    thread.take_back()
+    work.wait()
+    assert (array == comm.size).all() and len(progress) == 0
+    progress.close()
+    channel.close()
+    node.close()
 
 
 def test_works_that_are_taken_back_are_waited_for_as_usual(comm: Any) -> None:
@@ -94,37 +123,6 @@ def test_gradients_have_the_bits_of_polling(comm: Any) -> None:
         channel.progress.close()
         channel.close()
     np.testing.assert_array_equal(*sums)
-
-
-class Ends:
-    """A work that ends while somebody closes the thread: between its end and the thread's next look, `close` has begun."""
-
-    done = False
-
-    def __init__(self, thread: Any):
-        self.begun, self._closing = threading.Event(), threading.Event()
-        ended = thread._thread.join
-        thread._thread.join = lambda: (self._closing.set(), ended())
-        self.closer = threading.Thread(target=thread.close)
-
-    def test(self) -> bool:
-        self.closer.start()
-        self.begun.set()
-        assert self._closing.wait(50)
-        self.done = True
-        return True
-
-
-def test_a_thread_that_is_closed_while_it_moves_its_last_work_ends(comm: Any) -> None:
-    channel = Channel(comm.Dup(), "test")
-    thread = channel.progress.thread()
-    work = Ends(thread)
-    thread.hand_over(work)
-    assert work.begun.wait(50)
-    work.closer.join(50)
-    assert not work.closer.is_alive()
-    channel.progress._thread = None
-    channel.close()
 
 
 class Broken:

@@ -105,6 +105,35 @@ def test_the_plain_sum_has_other_bits_somewhere(comm):
     channel.close()
 
 
+@pytest.mark.parametrize("take_back", [False, True])
+def test_a_sum_that_a_thread_moves_is_moved_by_nobody_else(comm, take_back):
+    """Rank 0 looks while its sum cannot end: the others begin when it has looked."""
+    if comm.size == 1:
+        pytest.skip("one rank has nothing in flight")
+    channel = Channel(comm.Dup(), "test")
+    tree, thread = RankTree(8 * comm.size - 1, comm.rank, comm.size), channel.progress.thread()
+    assert tree.width > 1
+    sums = [np.full(5, 10.0 ** i) for i in range(len(tree.nodes))]
+    expected = sum(comm.allgather(sum(array[0] for array in sums)))
+    if comm.rank:
+        comm.recv(source=0)
+    with thread.lock:
+        work = tree.start(channel, sums, "bucket")
+    thread.hand_over(work)
+    if comm.rank == 0:
+        assert len(channel.progress) == 0
+        if take_back:
+            thread.take_back()
+            assert len(channel.progress) == 1
+        for other in range(1, comm.size):
+            comm.send(None, dest=other)
+    thread.take_back()
+    work.wait()
+    assert (sums[0] == expected).all() and len(channel.progress) == 0
+    channel.progress.close()
+    channel.close()
+
+
 class Norm:
     """A model whose layer records what it is told."""
 
