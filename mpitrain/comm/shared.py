@@ -40,6 +40,7 @@ from mpitrain.comm.flags import (
 )
 from mpitrain.comm.fold import TYPES, check_program, kernels, left_fold, type_name
 from mpitrain.comm.node import Node
+from mpitrain.comm.progress import Progress
 from mpitrain.comm.signature import Signature
 from mpitrain.comm.window import LINE, address_of, inside, slice_between_lines
 from mpitrain.comm.works import Known, Mover, SharedWork
@@ -256,7 +257,7 @@ class SharedChannel:
         self._engine: Engine = flags.Native(kernels()) if self._native else flags.Polling(self._control)
         if node.size < self.size:
             comm = node.base.Split(node.rank, node.base.rank)
-            self.cross = Channel(comm, f"{self.name} across nodes", algorithm=self.channel.algorithm, progress=self._progress,
+            self.cross = Channel(comm, f"{self.name} across nodes", algorithm=self.channel.algorithm, progress=Progress(),
                                  wire=self.channel.wire)
 
     def _by_messages(self, array: Any, name: str, dtype: str | None) -> AnyWork:
@@ -339,7 +340,7 @@ class SharedChannel:
             if work.crossing is None:
                 start, stop = work.plan.own_slice
                 work.crossing = self.cross.start_allreduce(work.array[start:stop], work.plan.signature.text)
-                self._progress.discard(work.crossing)         # moved here alone, under the lock: whoever calls may be a thread
+                self.cross.progress.discard(work.crossing)    # moved here alone, under the lock: whoever calls may be a thread
             if not work.crossing.test():
                 return
         work.state = self._engine.spread(work.plan, work.array, work.address, work.sequence)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpitrain.backend import Array
+from mpitrain.comm.algorithms import hosts_of
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.shared import SharedChannel
@@ -17,6 +18,7 @@ from mpitrain.parallel.reducer import GradientReducer
 from mpitrain.parallel.statistics import Statistics
 from mpitrain.parallel.tree import RankTree
 from mpitrain.parallel.update import Replicated
+from mpitrain.schedules.collectives import ON_NODES
 
 AUTO = "auto"
 
@@ -85,6 +87,8 @@ class Exchange:
         """Two runs with equal choices add the ranks' gradients in the same order, and round them alike."""
         channel, algorithm = self.channel, self.channel.algorithm
         way = "messages" if tree else f"messages, {algorithm if isinstance(algorithm, str) else 'an algorithm of your own'}"
+        if isinstance(algorithm, str) and algorithm in ON_NODES and isinstance(channel, Channel):
+            way += f" of ranks {nodes_text(hosts_of(channel.comm))}"
         if tree:
             way += ", one tree over all micro-batches"
         elif isinstance(channel, SharedChannel) and channel.shared:
