@@ -7,10 +7,13 @@ collective would otherwise pair with the wrong one and hang.
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +24,13 @@ import pytest
 from mpitrain.comm.start import launched_rank
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))      # tests say: from launch import mpirun
+
+# All processes that tests start share one folder of compiled Python: where PYTHONDONTWRITEBYTECODE is set, each rank compiled for
+# half a second.
+if "PYTHONPYCACHEPREFIX" not in os.environ:
+    os.environ["PYTHONPYCACHEPREFIX"] = tempfile.mkdtemp(prefix="mpitrain-bytecode-")
+    atexit.register(shutil.rmtree, os.environ["PYTHONPYCACHEPREFIX"], ignore_errors=True)
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 RANK, SIZE = launched_rank()
 LIMIT = float(os.environ.get("MPITRAIN_TEST_LIMIT", "60"))    # seconds one test may take on a rank under mpirun

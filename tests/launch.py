@@ -10,7 +10,6 @@ stack first (SIGABRT: Python's fault handler answers, also from inside a blocked
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import shutil
@@ -22,7 +21,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -166,26 +164,15 @@ def find_mpirun() -> str:
 def clean_environment() -> dict[str, str]:
     """Ours, less what an outer mpirun left (a nested one refuses it), plus what root and few cores need.
 
-    Open MPI 5 reads the PRTE_ name for oversubscription, Open MPI 4 the OMPI_ one. All of a session's processes share one folder
-    of compiled Python: without it each rank spent half a second compiling where PYTHONDONTWRITEBYTECODE is set.
+    Open MPI 5 reads the PRTE_ name for oversubscription, Open MPI 4 the OMPI_ one.
     """
     env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "PRTE_", "PMI_"))}
     env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
                PRTE_MCA_rmaps_default_mapping_policy=":oversubscribe", OMPI_MCA_rmaps_base_oversubscribe="1",
                OMP_NUM_THREADS="1", PYTHONFAULTHANDLER="1", PYTHONUNBUFFERED="1",
                PYTHONPATH=os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")])))
-    env.pop("PYTHONDONTWRITEBYTECODE", None)
-    env["PYTHONPYCACHEPREFIX"] = bytecode_folder()
     env.setdefault("HOME", tempfile.gettempdir())     # Open MPI 5 does not start without one
     return env
-
-
-@cache
-def bytecode_folder() -> str:
-    """A folder of this session's own, removed at its end."""
-    folder = tempfile.mkdtemp(prefix="mpitrain-bytecode-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
 
 
 def tagged(tag: str) -> list[int]:

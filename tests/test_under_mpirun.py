@@ -1,4 +1,4 @@
-"""Every ``*_mpi.py`` file under tests/, on 1, 2, 3 and 4 ranks: one mpirun for each count and folder."""
+"""Every ``*_mpi.py`` file under tests/, on 1, 2, 3 and 4 ranks: one mpirun for each count."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from launch import ROOT, mpirun
 
 FILES = sorted((ROOT / "tests").rglob("*_mpi.py"))
-FOLDERS = sorted({path.parent.name for path in FILES})
 
 
 def test_there_are_files_to_run() -> None:
@@ -24,12 +23,12 @@ def test_make_runs_the_same_files() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("folder", FOLDERS)
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_the_collective_tests_pass_on_ranks(n: int, folder: str, tmp_path: Path) -> None:
-    run(n, tmp_path, *(str(path) for path in FILES if path.parent.name == folder))
+def test_the_collective_tests_pass_on_ranks(n: int, tmp_path: Path) -> None:
+    run(n, tmp_path, *map(str, FILES))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("n", [5, 8])
 def test_collectives_pass_on_more_ranks_and_off_powers_of_two(n: int, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ class Shared(OverChannel):
         memory = self._shared.allocate(nbytes)
         if notes := self._shared.notes:
             self.close()
-            raise Unavailable(f"shared was asked for, but {notes[0]}; make room there, or leave it out of --algorithms")
+            raise Unavailable(f"shared was asked for, but {notes[0]}; or leave it out of --algorithms")
         return memory
 
     def close(self) -> None:

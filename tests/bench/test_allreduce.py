@@ -20,7 +20,7 @@ def bench(n: int, folder: Path, *arguments: str) -> Result:
     return mpirun(n, "-m", "mpitrain", "bench", "allreduce", *arguments, cwd=folder, timeout=120)
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_each_algorithm_size_and_dtype_is_one_object(n: int, tmp_path: Path) -> None:
     result = bench(n, tmp_path, "--json", "r.json", "--sizes", "8,64K", "--dtypes", "float32,float64", "--pairs", "3")
     assert result.rc == 0 and result.error_lines == [], result.err
@@ -43,7 +43,7 @@ def test_every_way_that_training_can_be_told_to_take_is_measured() -> None:
     assert set(known("bfloat16")) == set(known()) - {"mpi", "shared"}
 
 
-@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
+@pytest.mark.parametrize("wire", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_16_bits_on_the_wire_are_measured_beside_float32(wire: str, tmp_path: Path) -> None:
     result = bench(3, tmp_path, "--json", "r.json", "--sizes", "8,64K", "--wire", wire, "--pairs", "2",
                    "--algorithms", "ring,hierarchical,messages")
@@ -99,7 +99,7 @@ def test_shared_memory_that_is_not_there_is_left_out_with_a_line_unless_it_was_a
     assert len(lines) == 2 + len(known()) and re.match(r"shared +left out: .*MiB free where \d+ MiB are needed", lines[-1])
     result = mpirun(2, program, *command, "--algorithms", "shared", cwd=tmp_path)
     assert result.rc == 78 and len(result.error_lines) == 1, result.err
-    assert re.search(r"E_CONFIG .*shared was asked for, but bench:shared: .* are needed; make room there, or leave it out of "
+    assert re.search(r'E_CONFIG .*shared was asked for, but bench:shared: .* are needed; .*"--shm-size" .*; or leave it out of '
                      r"--algorithms$", result.error_lines[0])
 
 

@@ -30,8 +30,9 @@ def test_a_killed_rank_ends_the_job(engine: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("name", "n", "culprit"), [("killed", 2, 0), ("killed", 4, 3), ("killed_inside", 3, 1),
-                                                    ("killed_beside_messages", 2, 1)])
+@pytest.mark.parametrize(("name", "n", "culprit"), [("killed", 2, 0), ("killed_inside", 3, 1),
+                                                    *(pytest.param(*more, marks=pytest.mark.slow)
+                                                      for more in (("killed", 4, 3), ("killed_beside_messages", 2, 1)))])
 def test_a_rank_killed_under_ulfm_leaves_nobody_waiting(name: str, n: int, culprit: int, engine: tuple[str, ...]) -> None:
     job = launch(n, FAULTS, name, str(culprit), *engine, mpi_args=ULFM)
     job.process.wait(60)

@@ -25,6 +25,7 @@ def test_the_keyed_permutation_of_a_huge_range_needs_no_table() -> None:
     assert found.max() > n * 0.99                     # spread over the range, not near its start
 
 
+@pytest.mark.slow
 def test_every_row_lands_everywhere_equally_often() -> None:
     n, runs = 12, 500
     counts = np.zeros((n, n))

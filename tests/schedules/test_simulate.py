@@ -76,6 +76,7 @@ def test_all_ranks_of_a_rotating_algorithm_take_the_time_of_one(algorithm: Algor
     assert [clock.seconds for clock in once] == pytest.approx([clock.seconds for clock in each], rel=1e-12)
 
 
+@pytest.mark.slow
 def test_four_thousand_ranks_are_timed_and_the_length_rounded_up() -> None:
     n, formulas = 4096, {name: formula for name, _, formula, _ in FORMULAS}
     for name in ("ring", "direct", "recursive_doubling"):

@@ -21,7 +21,7 @@ from mpitrain.train.run_folder import RunFolder
 HERE = Path(__file__).resolve().parent
 
 
-@pytest.mark.parametrize("scenario", ["next", "again"])
+@pytest.mark.parametrize("scenario", ["next", pytest.param("again", marks=pytest.mark.slow)])
 def test_kill_or_errors_at_every_system_call_leave_the_old_or_the_new_checkpoint(scenario: str, tmp_path: Path) -> None:
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
     done = subprocess.run([sys.executable, str(HERE / "crash_sweep.py"), str(tmp_path), scenario], env=environment,

@@ -45,7 +45,7 @@ def test_a_run_that_cannot_share_memory_says_that_every_rank_keeps_a_copy(tmp_pa
     assert NOTE in result.out and "messages instead: " in result.out
 
 
-@pytest.mark.parametrize("clip", ["optimizer.clip_norm=0", "optimizer.clip_norm=0.5"])
+@pytest.mark.parametrize("clip", ["optimizer.clip_norm=0.5", pytest.param("optimizer.clip_norm=0", marks=pytest.mark.slow)])
 def test_one_copy_per_node_gives_the_bits_of_a_copy_per_rank_also_when_resumed(tmp_path: Path, clip: str) -> None:
     config = write(tmp_path)
     options = (clip, "comm.bucket_mb=0.005", "log.every=7", "checkpoint.every=30", "checkpoint.keep=9")

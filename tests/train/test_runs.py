@@ -83,6 +83,7 @@ def test_a_run_stopped_by_sigusr1_saves_exits_85_and_resumes_to_the_same_bits(tm
     assert without_times(lines(tmp_path / "cut")) == without_times(lines(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_a_stop_cut_off_is_made_up_for_by_the_resumed_run(tmp_path):
     config = write(tmp_path)
     options = ("train.steps=120", "train.eval_every=1", "checkpoint.every=7")       # whenever the signal comes, one is due
