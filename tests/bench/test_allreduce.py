@@ -88,7 +88,7 @@ run_guarded(lambda: main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("free", [0, 3 << 20])               # bytes: for nothing; for the flags, and not for the arrays
+@pytest.mark.parametrize("free", [pytest.param(0, marks=pytest.mark.slow), 3 << 20])    # bytes: for nothing; for the flags alone
 def test_shared_memory_that_is_not_there_is_left_out_with_a_line_unless_it_was_asked_for(free: int, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(NO_ROOM.format(free=free))

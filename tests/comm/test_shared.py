@@ -12,7 +12,7 @@ from launch import POLL, Result, launch, mpirun, tagged
 FAULTS = Path(__file__).with_name("shared_faults.py")
 LIMIT = 5.0                                       # seconds from the failure to the end of mpirun
 ULFM = ("--with-ft", "ulfm")                      # with it the launcher leaves the other ranks alone
-ENGINES = [(), ("--polling",)]
+ENGINES = [(), pytest.param(("--polling",), marks=pytest.mark.slow)]
 
 
 def run(name: str, culprit: int, n: int, *args: str) -> Result:

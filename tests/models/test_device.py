@@ -33,7 +33,7 @@ def train(model, storage, x, labels, optimizer):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "resnet18")) for name in CASES])
 def test_a_model_trains_on_a_device_as_on_the_host(name, device):
     module, move_there, kind = open_device(device)
     settings, shape = CASES[name]

@@ -178,6 +178,7 @@ def test_a_checkpoint_of_another_model(tmp_path):
     assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "a/checkpoints").rglob("*")}
 
 
+@pytest.mark.slow
 def test_evaluate_and_init_from_speak_of_what_was_asked_for(tmp_path):
     config = write(tmp_path)
     assert train(1, config, "run.out=a", "train.steps=8", "checkpoint.every=4").rc == 0

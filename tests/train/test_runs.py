@@ -152,7 +152,7 @@ def test_keep_best_keeps_the_checkpoint_of_the_lowest_validation_loss(tmp_path):
     assert kept == {50, min(losses, key=losses.__getitem__)}
 
 
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_evaluate_repeats_the_metrics_of_the_run_to_the_bit(tmp_path, n):
     import json
 
