@@ -159,20 +159,18 @@ def _square_sums(x: Any, work: Any, out: Any) -> None:
 
 
 def _square_sums_host() -> Callable[[Array], Array]:
-    in_c = bind("optimizer", "square_sums", "pip")
-    if in_c is not None:
-        def sums_by_c(x: Array) -> Array:
-            out = np.empty(-(-len(x) // BLOCK), np.float64)
-            in_c(x, len(x), out)
-            return out
-        return sums_by_c
-    loop = compiled([f"void({t}[::1], float64[::1], float64[::1])" for t in ("float32", "float64")])(_square_sums)
+    fill = bind("optimizer", "square_sums", "pip") or _square_sums_by_numba()
 
     def sums(x: Array) -> Array:
         out = np.empty(-(-len(x) // BLOCK), np.float64)
-        loop(x, np.empty(BLOCK // 2, np.float64), out)
+        fill(x, len(x), out)
         return out
     return sums
+
+
+def _square_sums_by_numba() -> Callable[..., None]:
+    loop = compiled([f"void({t}[::1], float64[::1], float64[::1])" for t in ("float32", "float64")])(_square_sums)
+    return lambda x, n, out: loop(x, np.empty(BLOCK // 2, np.float64), out)
 
 
 square_sums = Kernel("square_sums", _square_sums_reference, host=_square_sums_host,

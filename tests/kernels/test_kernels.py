@@ -77,3 +77,14 @@ def test_a_kernel_falls_back_to_its_reference_where_nothing_can_be_compiled() ->
 def test_no_two_kernels_share_a_name() -> None:
     with pytest.raises(AssertionError, match="defined twice"):
         Kernel("softmax", lambda x: x, arguments=lambda rng, dtype: ())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["random_words", "square_sums"])
+def test_what_numba_compiles_where_no_c_compiler_is_equals_the_reference(name: str, dtype: str,
+                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "load", lambda library: None)
+    kernel = KERNELS[name]
+    version = kernel.host.__wrapped__()                       # made anew, not the one in C that is kept
+    arguments = arguments_of(kernel, dtype)
+    assert largest_difference(version(*arguments), kernel.reference(*arguments)) == 0.0
