@@ -45,7 +45,7 @@ class NodeExchange:
         self.summed: Callable[[Sequence[Part]], None] = lambda parts: None     # called once for each bucket, when it is
         self.passes: Callable[[tuple[Part, ...], int], Any] = lambda parts, start: None     # or what C does with it instead
         self._own: dict[tuple[int, int], tuple[tuple[int, int], tuple[Part, ...]]] = {}
-        self._known: dict[int, tuple[Array, int, tuple[int, int], tuple[Part, ...]]] = {}
+        self._starts: dict[int, tuple[Array, int]] = {}       # where in the arena an array begins, which is slow to find out
 
     def allocate(self) -> Array:
         """Memory for one of the reducer's arenas. The first, where the sums are made, is in shared memory; else OutputError."""
@@ -62,12 +62,11 @@ class NodeExchange:
         return self.shared.start_steps(array, name, steps)
 
     def start_allreduce(self, array: Array, name: str) -> SharedWork:
-        known = self._known.get(id(array))                    # the array is held on to, so that no other gets its id
-        if known is None:
+        if id(array) not in self._starts:                     # the array is held on to, so that no other gets its id
             assert self.arena is not None
-            start = (array.ctypes.data - self.arena.ctypes.data) // self.arena.itemsize
-            known = self._known[id(array)] = array, start, *self._slice(start, start + array.size)
-        _, start, own, parts = known
+            self._starts[id(array)] = array, (array.ctypes.data - self.arena.ctypes.data) // self.arena.itemsize
+        _, start = self._starts[id(array)]
+        own, parts = self._slice(start, start + array.size)
         passes = self.passes(parts, start)
         then = partial(self.summed, parts) if passes is None else None
         return self.shared.start_reduce_scatter(array, name, own, then, passes)
