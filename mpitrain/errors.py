@@ -122,14 +122,22 @@ class Stopped(MpitrainError):
 
 def text_of(error: BaseException) -> str:
     """What an exception says, or where it says nothing (StopIteration, many a MemoryError) the name of its type."""
-    text = str(error)
-    return text if text.strip() else type(error).__name__
+    return said(error) or type(error).__name__
 
 
 def name_and_text(error: BaseException, place: str = "") -> str:
     """``ValueError at file.py:12 in f: what it says``, without the last part where it says nothing."""
-    text, name = str(error), type(error).__name__ + (f" {place}" if place else "")
-    return f"{name}: {text}" if text.strip() else name
+    text, name = said(error), type(error).__name__ + (f" {place}" if place else "")
+    return f"{name}: {text}" if text else name
+
+
+def said(error: BaseException) -> str:
+    """What an exception says, which may be nothing."""
+    try:
+        text = str(error)
+    except Exception as another:                              # a user's own __str__; the first error is the one to tell of
+        return f"(it cannot be printed: {type(another).__name__})"
+    return text if text.strip() else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -6,12 +6,13 @@ import errno
 import json
 import os
 import socket
+import sys
 import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpitrain.errors import MpitrainError, name_and_text
+from mpitrain.errors import MpitrainError, PeerError, name_and_text, said
 
 LINE_LIMIT = 500
 
@@ -48,7 +49,7 @@ def describe(error: BaseException) -> Failure:
         case KeyboardInterrupt():
             return Failure("E_INTERRUPT", 130, "", "interrupted", trace)
         case MemoryError():
-            return Failure("E_MEMORY", 71, "", f"out of memory {place(error)}: {str(error) or 'an allocation failed'}; use a "
+            return Failure("E_MEMORY", 71, "", f"out of memory {place(error)}: {said(error) or 'an allocation failed'}; use a "
                                                f"smaller batch_size, more micro_batches, or more nodes", trace)
         case SystemExit():
             code = error.code if isinstance(error.code, int) else 1
@@ -57,6 +58,20 @@ def describe(error: BaseException) -> Failure:
         case OSError():
             return describe_os_error(error, trace)
     return Failure("E_BUG", 70, "", name_and_text(error, place(error)), trace)
+
+
+def lost_peer(error: BaseException) -> PeerError | None:
+    """An error of MPI itself that says another rank has died, as PeerError."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not isinstance(error, mpi.Exception):
+        return None
+    # A death first seen inside a call on several requests or parts is reported by the class IN_STATUS.
+    known = [getattr(mpi, name, None) for name in ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED", "ERR_IN_STATUS")]
+    if error.Get_error_class() not in known:
+        return None
+    lost = PeerError(f"MPI reports {error} {place(error)}; another rank was probably lost")
+    lost.__traceback__ = error.__traceback__
+    return lost
 
 
 def describe_os_error(error: OSError, trace: str) -> Failure:

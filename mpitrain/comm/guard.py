@@ -5,10 +5,12 @@ the program; every exception in any thread comes to `fail`:
 
     traceback -> errors/rank-R.json (or the terminal)  ->  may this rank print?  ->  the line  ->  MPI_Abort(exit code)
 
+What ended a rank may be that memory, files or threads have run out; then each of these steps does without.
 Several ranks often fail at once. An error that all ranks raise alike (a wrong configuration) is raised under `symmetric()`:
 rank 0 prints it, the others wait for the end that rank 0 brings. Ranks of one node that fail by accident together settle it by
-a socket name that only one process can hold; it is free again when that process has ended, so whoever holds it waits a moment
-before it prints: a rank that comes so late is ended by the first one's abort meanwhile.
+a file that one of them makes in the launcher's own folder of the job, or, where there is none, by a socket name that only one
+process can hold. That name is free again when the process has ended, so whoever holds it waits a moment before it prints: a rank
+that comes so late is ended by the first one's abort meanwhile.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import signal
 import socket
 import sys
 import threading
@@ -24,8 +27,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from mpitrain.comm.failure import Failure, describe, printable, write_record
-from mpitrain.comm.start import abort, launched_by_mpirun, launched_rank, local_rank, started
+from mpitrain.comm.failure import Failure, describe, lost_peer, printable, write_record
+from mpitrain.comm.start import abort, is_last_one, launched_by_mpirun, launched_rank, local_rank, started
 from mpitrain.errors import DesyncError, PeerError, Stopped
 
 # Seconds. A failed job ends within 5 in all cases, so the waits must fit below that one after the other.
@@ -33,11 +36,13 @@ WAIT_FOR_RANK_0 = 1.5         # a symmetric error, on the other ranks; Abort too
 WAIT_FOR_FIRST_NODE = 1.0     # an error that ranks of several nodes see together
 HOLD = 0.3                    # between the claim and the line; a rank was ended 0.01 to 0.1 s after another one's Abort
 LIMIT = 4.0                   # then the process ends whatever MPI does
+RESERVE = 2 << 20             # bytes kept for a failure, which may be that memory has run out
 
 _run_folder: Path | None = None
 _traceback = False
 _failing = threading.Lock()
 _claim: socket.socket | None = None
+_reserve: bytearray | None = None
 
 
 def set_run_folder(path: str | os.PathLike[str]) -> None:
@@ -64,8 +69,8 @@ def run_guarded(main: Callable[[], int], *, traceback: bool = False) -> NoReturn
 
     `traceback` prints tracebacks on the terminal rather than into the run folder.
     """
-    global _traceback
-    _traceback = traceback
+    global _traceback, _reserve
+    _traceback, _reserve = traceback, bytearray(RESERVE)
     threading.excepthook = _thread_failed
     try:
         code = main()
@@ -80,18 +85,27 @@ def run_guarded(main: Callable[[], int], *, traceback: bool = False) -> NoReturn
 
 def fail(error: BaseException) -> NoReturn:
     """End this process, and with it the job. Called once per process; a second failing thread waits for the first."""
+    global _reserve
     if not _failing.acquire(blocking=False):
         time.sleep(LIMIT + 1)                                 # the first failing thread ends the process before
         os._exit(70)
-    failure = describe(error)
-    _bound(failure.exit_code)
-    rank, size = _place()
-    _record(failure, rank, size)
-    if size > 1:
-        _wait_for_turn(error, rank, failure.exit_code)
+    _reserve = None
+    signal.setitimer(signal.ITIMER_REAL, LIMIT + 1)           # needs no thread, file or memory; the signal ends the process
+    exit_code, (rank, size) = 70, _place()
     newline = "\n" if size > 1 else ""                        # the launcher's own text may have left a line open
-    _print(newline + failure.line(rank, size))
-    _end(failure.exit_code, size)
+    try:
+        error = lost_peer(error) or error
+        failure = describe(error)
+        exit_code = failure.exit_code
+        _bound(exit_code)
+        _record(failure, rank, size)
+        if size > 1:
+            _wait_for_turn(error, rank, exit_code)
+        _print(newline + failure.line(rank, size))
+    except BaseException as another:                          # not even that could be done; the others must not wait for it
+        _print(f"{newline}mpitrain: E_BUG rank={rank}/{size}: {type(error).__name__}, and then {type(another).__name__} while "
+               "saying so")
+    _end(exit_code, size, lost=isinstance(error, PeerError))
 
 
 def _thread_failed(arguments: threading.ExceptHookArgs) -> None:
@@ -113,8 +127,9 @@ def _bound(exit_code: int) -> None:
     def end() -> None:
         time.sleep(LIMIT)
         os._exit(exit_code)
-    threading.Thread(target=end, daemon=True).start()
-    with open(os.devnull, "w") as nowhere:
+    with contextlib.suppress(RuntimeError, MemoryError):      # no more threads
+        threading.Thread(target=end, daemon=True).start()
+    with contextlib.suppress(OSError, RuntimeError), open(os.devnull, "w") as nowhere:      # nor files
         faulthandler.dump_traceback_later(LIMIT + 0.5, exit=True, file=os.dup(nowhere.fileno()))
 
 
@@ -144,13 +159,24 @@ def _wait_for_turn(error: BaseException, rank: int, exit_code: int) -> None:
 
 
 def _claim_the_line() -> bool:
-    """Whether this process is the first of the job on this node; the name is free again when the process has ended."""
+    """Whether this process is the first of the job on this node."""
     global _claim
     job = os.environ.get("PMIX_NAMESPACE") or "{}.{}".format(os.environ.get("SLURM_JOB_ID", f"p{os.getppid()}"),
                                                             os.environ.get("SLURM_STEP_ID", ""))
+    folder = os.environ.get("PMIX_SERVER_TMPDIR")             # the launcher removes it with the job
+    with contextlib.suppress(OSError):
+        if folder:
+            try:
+                os.close(os.open(os.path.join(folder, f"mpitrain-{job}".replace("/", "-")), os.O_CREAT | os.O_EXCL, 0o600))
+                return True
+            except FileExistsError:
+                return False
     if not sys.platform.startswith("linux"):
         return True                                           # no abstract socket names: the line may come twice
-    _claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        _claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    except OSError:
+        return True                                           # no more files: better twice than never
     try:
         _claim.bind(f"\0mpitrain-{os.getuid()}-{job}")
     except OSError:
@@ -166,9 +192,13 @@ def _print(line: str) -> None:
         os.write(2, line.encode() + b"\n")                    # one write: lines of ranks do not mix
 
 
-def _end(exit_code: int, size: int) -> NoReturn:
+def _end(exit_code: int, size: int, lost: bool) -> NoReturn:
+    """`lost`: the failure is that another rank is gone."""
     if size == 1 and threading.current_thread() is threading.main_thread():
         sys.exit(exit_code)
-    if size > 1 and (started() or not launched_by_mpirun()):
-        abort(exit_code)                                      # srun and others go on without a rank unless MPI tells them
+    # Open MPI 5's fault-tolerant mpirun exits with 0 where the last rank alive aborts, and with its code where it just ends.
+    with contextlib.suppress(BaseException):
+        alone = launched_by_mpirun() and (size == 2 and lost or is_last_one())
+        if size > 1 and (started() or not launched_by_mpirun()) and not alone:
+            abort(exit_code)                                  # srun and others go on without a rank unless MPI tells them
     os._exit(exit_code)                                       # before MPI_Init, mpirun ends the job for a non-zero exit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
@@ -54,6 +55,19 @@ def abort(exit_code: int) -> NoReturn:
     """End all ranks of the job; starts MPI first if need be, which may wait for the others, so the caller bounds it."""
     _everyone().Abort(exit_code)
     raise AssertionError("MPI_Abort returned")
+
+
+def is_last_one() -> bool:
+    """Whether MPI knows all other ranks to have died."""
+    if _world is None:
+        return False
+    from mpi4py import MPI
+    with contextlib.suppress(MPI.Exception):                  # one has died
+        _world.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)       # it learns of that while MPI is called
+    try:
+        return bool(_world.comm.Get_failed().size == _world.size - 1)
+    except (MPI.Exception, NotImplementedError, AttributeError):      # an MPI, or mpi4py, without fault tolerance
+        return False
 
 
 def tag_upper_bound() -> int:

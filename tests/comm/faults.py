@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import sys
 import threading
@@ -19,6 +20,7 @@ from mpitrain.comm.start import launched_rank, start
 from mpitrain.errors import ConfigError, DataError, Stopped
 
 NAME, CULPRIT = sys.argv[1], int(sys.argv[2])
+KEPT: list[object] = []
 CHOSEN = CULPRIT in (-1, launched_rank()[0])
 
 
@@ -147,6 +149,57 @@ def together() -> int:
     raise RuntimeError("on every rank")
 
 
+def no_files() -> int:
+    """Every file descriptor is in use when this rank fails."""
+    def leak(channel: Channel) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        kept = []
+        while True:
+            kept.append(os.open(os.devnull, os.O_RDONLY))
+    return fail_in_a_loop(leak)
+
+
+def no_memory() -> int:
+    """Memory runs out one small object at a time, and what holds it is still there when the failure is handled."""
+    def leak(channel: Channel) -> None:
+        print("failed at", time.monotonic(), flush=True)      # there is no memory to say so later
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, ((pages * resource.getpagesize()) + (8 << 20),) * 2)
+        while True:
+            KEPT.append(object())
+    return fail_in_a_loop(leak)
+
+
+def no_threads() -> int:
+    def fail_without(channel: Channel) -> None:
+        threading.Thread.start = lambda thread: throw(RuntimeError("can't start new thread"))       # type: ignore[method-assign]
+        raise ValueError("no thread left")
+    return fail_in_a_loop(fail_without)
+
+
+def no_text() -> int:
+    class Unprintable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("not today")
+    return fail_in_a_loop(lambda channel: throw(Unprintable()))
+
+
+def nothing_left() -> int:
+    """The failure cannot even be described."""
+    guard.describe = lambda error: throw(RuntimeError("no"))  # type: ignore[assignment, return-value]
+    return fail_in_a_loop(lambda channel: throw(ValueError("first")))
+
+
+def lone_survivor() -> int:
+    """A call of MPI itself, not of ours, learns that the other rank is dead."""
+    comm = start().comm
+    comm.Barrier()
+    if CHOSEN:
+        kill(open_channel())
+    while True:
+        comm.Barrier()
+
+
 def closed_stderr() -> int:
     channel = open_channel()
     channel.barrier()
@@ -180,7 +233,8 @@ FAULTS: dict[str, Any] = {
     "fine": fine, "sleep": sleep, "before_mpi": before_mpi, "wrong_config": wrong_config, "in_barrier": in_barrier,
     "wrong_config_after_start": wrong_config_after_start, "with_run_folder": with_run_folder, "stuck_abort": stuck_abort,
     "disk_full": disk_full,
-    "closed_stderr": closed_stderr, "together": together,
+    "closed_stderr": closed_stderr, "together": together, "no_files": no_files, "no_memory": no_memory, "no_threads": no_threads,
+    "no_text": no_text, "nothing_left": nothing_left, "lone_survivor": lone_survivor,
     "data": lambda: fail_in_a_loop(data_error),
     "bug": lambda: fail_in_a_loop(lambda channel: throw(ZeroDivisionError("division by zero"))),
     "memory": lambda: fail_in_a_loop(lambda channel: np.empty(1 << 60, np.uint8)),
@@ -206,7 +260,8 @@ FAULTS: dict[str, Any] = {
 
 def timed_fail(error: BaseException) -> None:
     """Tell the test when the failure began: starting Python and MPI takes its own time on a busy machine."""
-    print("failed at", time.monotonic(), flush=True)
+    if not KEPT:
+        print("failed at", time.monotonic(), flush=True)
     fail(error)
 
 

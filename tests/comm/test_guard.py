@@ -63,6 +63,25 @@ def test_one_rank_fails(name: str, rc: int, message: str) -> None:
     one_line(run(name, 1), rc, "mpitrain: " + message)
 
 
+@pytest.mark.parametrize(("name", "rc", "message"), [
+    ("no_files", 70, r"E_BUG rank=1/2 host=\S+ file=.*: OSError at faults.py:\d+ in leak: Too many open files"),
+    ("no_memory", 71, r"E_MEMORY rank=1/2 host=\S+: out of memory at faults.py:\d+ in leak: an allocation failed; use a .*"),
+    ("no_threads", 70, r"E_BUG rank=1/2 host=\S+: ValueError at faults.py:\d+ in fail_without: no thread left"),
+    ("no_text", 70, r"E_BUG rank=1/2 host=\S+: Unprintable at faults.py:\d+ in throw: \(it cannot be printed: RuntimeError\)"),
+    ("nothing_left", 70, r"E_BUG rank=1/2: ValueError, and then RuntimeError while saying so"),
+])
+def test_a_rank_that_has_run_out_of_something_does_not_leave_the_others_waiting(name: str, rc: int, message: str) -> None:
+    one_line(run(name, 1), rc, "mpitrain: " + message, limit=LIMIT + 2)      # the wait for a turn comes on top
+
+
+def test_the_last_rank_alive_under_ulfm_ends_with_its_own_code() -> None:
+    job = launch(2, FAULTS, "lone_survivor", "1", mpi_args=("--with-ft", "ulfm"))
+    result = job.finish(timeout=40)
+    assert result.rc == 75, result.err
+    assert len(result.error_lines) == 1 and re.search(r"E_PEER rank=0/2 .*: MPI reports MPI_ERR_PROC_FAILED.* .*",
+                                                      result.error_lines[0])
+
+
 @pytest.mark.parametrize("name", ["wrong_config", "wrong_config_after_start"])
 def test_what_is_wrong_on_every_rank_is_said_once_by_rank_0(name: str) -> None:
     one_line(run(name, -1, n=4), 78, r"mpitrain: E_CONFIG rank=0/4 host=\S+: optimizer.lr=-1 must be positive")

@@ -41,7 +41,8 @@ def test_a_rank_killed_under_ulfm_leaves_nobody_waiting(name: str, n: int, culpr
         time.sleep(POLL)
     ended = time.monotonic()
     result = job.finish()
-    assert seconds_after_failure(result, ended) < LIMIT, result.err          # no word of the exit code: it may call it 0
+    assert seconds_after_failure(result, ended) < LIMIT, result.err
+    assert result.rc == 75
     assert len(result.error_lines) == 1, result.err
     if name != "killed_beside_messages":                      # there MPI may see it first
         what = r"allreduce float32\[262144\] gradient at byte 0 of arena 0"
