@@ -13,6 +13,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LISTED = 12                    # names of what there is in a message
 FIELDS = ("step", "file", "dataset", "row", "offset")     # printed in this order
 
 
@@ -141,9 +142,10 @@ def said(error: BaseException) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean "x"?)`` for the closest known name, or the list of what there is."""
+    """`` (did you mean "x"?)`` for the closest known name, or the list of what there is, cut off where it is long."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if close:
         return f' (did you mean "{close[0]}"?)'
-    return f" (known: {', '.join(known)})" if known else ""
+    listed = known if len(known) <= LISTED else [*known[:LISTED], "..."]
+    return f" (known: {', '.join(listed)})" if known else ""

@@ -28,16 +28,19 @@ typedef struct {
     int64_t peer, tag, nbytes, room, kind;
 } Entry;
 
-#define ADD(T) \
-    for (int64_t i = 0; i < nbytes / (int64_t)sizeof(T); i++) ((T *)sum)[i] = ((const T *)left)[i] + ((const T *)right)[i]
+#define ADD(T, NAN_OF_T) \
+    for (int64_t i = 0; i < nbytes / (int64_t)sizeof(T); i++) { \
+        T x = ((const T *)arrived)[i] + ((const T *)mine)[i]; \
+        ((T *)sum)[i] = x == x ? x : NAN_OF_T; \
+    }
 
-/* Rank 0's numbers are on the left on both ranks, since of two NaNs one is kept; and one loop serves both, since compilers take
-   either order of an addition's operands for the other. */
-static void add(const void *restrict left, const void *restrict right, void *restrict sum, int64_t nbytes, int64_t kind)
+/* Every NaN becomes the one that is positive and quiet: of two, a processor keeps the one on the left, and compilers take either
+   order of an addition's operands for the other. So the other rank has the same bits, whatever adds there. */
+static void add(const void *restrict arrived, const void *restrict mine, void *restrict sum, int64_t nbytes, int64_t kind)
 {
-    if (kind == 0) ADD(float);
-    else if (kind == 1) ADD(double);
-    else ADD(uint64_t);                                         /* int64, whose sum wraps around */
+    if (kind == 0) ADD(float, __builtin_nanf(""))
+    else if (kind == 1) ADD(double, __builtin_nan(""))
+    else ADD(uint64_t, 0)                                       /* int64, whose sum wraps around */
 }
 
 /* exchange(entry's address, array, sequence number): 0; MPI's error; DIFFERENT when the other rank runs something else;
@@ -67,8 +70,7 @@ PyObject *exchange(PyObject *self, PyObject *const *arguments, intptr_t count)
     if (!code) {
         if (memcmp(e->sending, e->arriving, COMPARED)) code = DIFFERENT;
         else {
-            const char *arrived = e->arriving + HEADER;
-            add(e->peer ? buffer.memory : arrived, e->peer ? arrived : buffer.memory, e->sending + HEADER, e->nbytes, e->kind);
+            add(e->arriving + HEADER, buffer.memory, e->sending + HEADER, e->nbytes, e->kind);
             memcpy(buffer.memory, e->sending + HEADER, e->nbytes);
         }
     }

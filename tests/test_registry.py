@@ -76,6 +76,10 @@ def test_an_all_that_is_no_list_of_names_does_not_hide_the_message(folder: Path,
     assert refusal("odd.py:netwrok", folder).endswith('odd.py has no "netwrok" (did you mean "network"?)')
 
 
+def test_a_long_list_is_cut_off() -> None:
+    assert refusal("os:nothing", Path()).count(", ") == 12 and refusal("os:nothing", Path()).endswith(", ...)")
+
+
 def test_the_list_of_a_registry_is_what_was_registered() -> None:
     registry: Registry[int] = Registry("number")
     registry.register("one")(1)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpitrain.errors import ConfigError, nearest
-from mpitrain.schedules.check import check_all_reduce
-from mpitrain.schedules.collectives import ALL_REDUCE, ON_NODES, choose
-from mpitrain.schedules.steps import Algorithm
+from mpitrain.comm.failure import place
+from mpitrain.errors import ConfigError, MpitrainError, name_and_text, nearest
+from mpitrain.schedules.calling import shown
+from mpitrain.schedules.check import check_all_reduce, check_rounded
+from mpitrain.schedules.collectives import ALL_REDUCE, ON_NODES
+from mpitrain.schedules.steps import Algorithm, ScheduleError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -21,11 +24,30 @@ def names() -> list[str]:
     return ["auto", *ALL_REDUCE, *ON_NODES, LIBRARY]
 
 
+def is_own(algorithm: str | Algorithm) -> bool:
+    """Whether an all-reduce is a user's: ours are proved by tests."""
+    return not isinstance(algorithm, str) or ":" in algorithm
+
+
 def on_these_ranks(algorithm: str | Algorithm, comm: MPI.Comm, nodes: Sequence[Hashable] | None = None) -> str | Algorithm:
-    """`algorithm`; one that is made for certain nodes is made for those of the ranks (`nodes`, else their hosts). Collective."""
-    if not isinstance(algorithm, str) or algorithm not in ON_NODES:
+    """`algorithm`, a user's imported; one that is made for certain nodes is made for those of the ranks (`nodes`, else their
+    hosts). Collective. ConfigError for a name that is none."""
+    if isinstance(algorithm, str) and algorithm in ON_NODES:
+        return ON_NODES[algorithm](hosts_of(comm) if nodes is None else nodes)
+    if isinstance(algorithm, str) and not is_own(algorithm):
+        if algorithm not in names():
+            raise ConfigError(f'unknown all-reduce algorithm "{algorithm}"{nearest(algorithm, names())}; comm.algorithm is one '
+                              f'of {", ".join(names())}, or your own as "package.module:name" or "file.py:name"')
         return algorithm
-    return ON_NODES[algorithm](hosts_of(comm) if nodes is None else nodes)
+    return find_own(algorithm) if isinstance(algorithm, str) else algorithm
+
+
+def find_own(name: str, folder: Path | None = None) -> Algorithm:
+    """The user's function of that name; `folder` is where a file is looked for first. ConfigError for what is none."""
+    found: Algorithm = ALL_REDUCE.resolve(name, folder)
+    if not callable(found):
+        raise ConfigError(f'all-reduce "{name}" must be a function of (rank, n, length) that yields rounds, found {shown(found)}')
+    return found
 
 
 def hosts_of(comm: Any) -> list[int]:
@@ -37,12 +59,32 @@ def hosts_of(comm: Any) -> list[int]:
     return list(comm.allgather(lowest))
 
 
-def check(algorithm: str | Algorithm, n: int) -> None:
-    """ConfigError for a name that is none, ScheduleError for a user's function that is wrong on n ranks."""
-    if isinstance(algorithm, str) and ":" not in algorithm:
-        if algorithm not in names():
-            raise ConfigError(f'unknown all-reduce algorithm "{algorithm}"{nearest(algorithm, names())}; comm.algorithm is one '
-                              f'of {", ".join(names())}, or your own as "package.module:name" or "file.py:name"')
-        return
-    for length in (0, 1, n - 1, 4 * n + 1):
-        check_all_reduce(choose(algorithm, n, length), n, length)
+def check(algorithm: Algorithm, name: str, n: int, packing: str | None) -> None:
+    """ScheduleError, before anything is sent, for a user's all-reduce that is wrong at short lengths already."""
+    for length in sorted({0, 1, n - 1, 4 * n + 1}):
+        prove(algorithm, name, n, length, packing)
+
+
+def prove(algorithm: Algorithm, name: str, n: int, length: int, packing: str | None = None) -> None:
+    """ScheduleError unless a user's all-reduce, called `name`, is right on n ranks for arrays of `length`.
+
+    Also where its messages hold 16-bit numbers, if `packing` says which. Every rank finds the same by itself.
+    """
+    what = f'all-reduce "{name}" with n={n}, length={length}'
+    try:
+        check_all_reduce(algorithm, n, length)
+        if packing is not None:
+            check_rounded(algorithm, n, length, packing)
+    except MpitrainError as error:
+        raise ScheduleError(f"{what}: {error.message}") from error
+    except Exception as error:
+        raise ScheduleError(f"{what} raised {name_and_text(error, place(error))}") from error
+
+
+def name_of(algorithm: str | Algorithm) -> str:
+    """What a user wrote to name it, as far as an object tells: "file.py:name"."""
+    if isinstance(algorithm, str):
+        return algorithm
+    name = getattr(algorithm, "__qualname__", None) or type(algorithm).__qualname__
+    code = getattr(algorithm, "__code__", None)
+    return name if code is None else f"{Path(code.co_filename).name}:{name}"

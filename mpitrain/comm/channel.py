@@ -24,7 +24,7 @@ from mpitrain.comm.start import tag_upper_bound
 from mpitrain.errors import ConfigError, DesyncError, ShapeError
 from mpitrain.kernels.wire import Format, format_of, wire_format
 from mpitrain.schedules.collectives import binomial_broadcast, choose, part
-from mpitrain.schedules.steps import Algorithm, ScheduleError
+from mpitrain.schedules.steps import Algorithm
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -41,6 +41,7 @@ class Prepared(NamedTuple):
 
 AnyWork: TypeAlias = Work | LibraryWork | PairWork
 PACKED = np.dtype(np.uint16)
+THE_CHANNELS = "the channel's"                                # algorithm, among those that callers bring
 PIECE_BYTES = 4 << 20          # of the library's own all-reduce; Open MPI 5.0.11's falls off above 8 MB
 
 
@@ -48,10 +49,10 @@ class Channel:
     """Collectives over one communicator, which it owns: nobody else may send on it, so tags cannot collide.
 
     `algorithm` is the name of an all-reduce (`algorithms.names`, or "package.module:name"), or a user's own function, which is
-    checked here before its first message. Where it depends on nodes, `nodes` may name each rank's, instead of its host. With
-    `wire` "bfloat16" or "float16", messages of `allreduce` and `reduce_scatter` of float32 arrays hold 16-bit numbers; sums are
-    float32 all the same, and what all ranks hold in the end is rounded on all of them. Arrays of 16-bit numbers are summed in
-    float32 too.
+    proved right before its first message at each length, by each rank for itself (ScheduleError). Where it depends on nodes,
+    `nodes` may name each rank's, instead of its host. With `wire` "bfloat16" or "float16", messages of `allreduce` and
+    `reduce_scatter` of float32 arrays hold 16-bit numbers; sums are float32 all the same, and what all ranks hold in the end is
+    rounded on all of them. Arrays of 16-bit numbers are summed in float32 too.
     All methods below must be called by all ranks of the channel in the same order; DesyncError if they are not. An error of MPI
     itself is raised as PeerError.
     """
@@ -77,8 +78,12 @@ class Channel:
         self._fast_pair = fast_pair(comm, name) if self._pairs else None
         self._known = {} if self._fast_pair is None else self._fast_pair.known
         self._steps = algorithms.on_these_ranks(algorithm, comm, nodes)
-        algorithms.check(algorithm, self.size)
-        self._check_wire()
+        self._own = algorithms.name_of(algorithm) if algorithms.is_own(algorithm) else None
+        if algorithm == LIBRARY and self._packing is not None:
+            raise ConfigError(f'comm.algorithm = "{LIBRARY}" sends numbers as they are; for comm.wire_dtype = '
+                              f'"{self._packing.name}" set another one, for instance comm.algorithm = "ring"')
+        if self._own is not None and not isinstance(self._steps, str):
+            algorithms.check(self._steps, self._own, self.size, None if self._packing is None else self._packing.name)
 
     def allreduce(self, array: Array, *, name: str, dtype: str | None = None) -> None:
         """Replace `array` by its sum over the ranks, in place; the same bits on every rank.
@@ -100,7 +105,7 @@ class Channel:
         if self._pairs and array.nbytes <= PAIR_BYTES and self._is_plain(array, dtype):
             return self._start_pair(array, name)
         everything = ((0, array.size),)
-        return self._start("allreduce", name, array, self._steps, dtype=dtype, sums=True, results=everything,
+        return self._start("allreduce", name, array, self._steps, key=THE_CHANNELS, dtype=dtype, sums=True, results=everything,
                            on_all_ranks=True)
 
     def reduce_scatter(self, array: Array, algorithm: Algorithm, *, name: str, dtype: str | None = None) -> Array:
@@ -262,7 +267,9 @@ class Channel:
               on_all_ranks: bool) -> Plan:
         """This rank's plan for arrays of one size, made once and kept under `key`."""
         if key not in self._plans:
-            _, _, length, itemsize, _ = key
+            _, of, length, itemsize, packing = key
+            if of == THE_CHANNELS and self._own is not None:
+                algorithms.prove(algorithm, self._own, self.size, length, None if packing is None else packing.name)
             self._plans[key] = make_plan(algorithm, self.rank, self.size, length, itemsize, self._cut, results, on_all_ranks)
         return self._plans[key]
 
@@ -287,22 +294,6 @@ class Channel:
         if key not in self._signatures:
             self._signatures[key] = Signature.of(operation, name, dtype, count)
         return self._signatures[key]
-
-    def _check_wire(self) -> None:
-        """What cannot have 16-bit messages is an error now and not in the first step."""
-        if self._packing is None or isinstance(self.algorithm, str) and ":" not in self.algorithm and self.algorithm != LIBRARY:
-            return
-        if self.algorithm == LIBRARY:
-            raise ConfigError(f'comm.algorithm = "{LIBRARY}" sends numbers as they are; for comm.wire_dtype = '
-                              f'"{self._packing.name}" set another one, for instance comm.algorithm = "ring"')
-        array = np.random.default_rng(self.rank).standard_normal(4 * self.size + 1).astype(np.float32)
-        self.allreduce(array, name="trial")                   # a sum of a rounded and a kept value may differ between ranks
-        found = self.gather_objects(array.tobytes().hex())
-        different = [rank for rank, other in enumerate(found) if other != found[0]]
-        if different:
-            raise ScheduleError(f"ranks 0 and {different[0]} of {self.size} end with different bits where messages hold "
-                                f"{self._packing.name}: one adds a value before it sends it, the other as it came; send values "
-                                f'before they are added, or set comm.wire_dtype = "float32"')
 
 
 @cache

@@ -3,7 +3,8 @@
     [ sequence number, checksum, text: 128 bytes | data: at most 64 KiB ]
 
 Such a message takes the place of a collective's header and has its tag, so a rank that runs anything else is found out as ever.
-Blocking calls run in C where they can; all others are `PairWork`s. Both send the same bytes, so ranks may differ in that.
+Blocking calls run in C where they can; all others are `PairWork`s. Both send the same bytes and end with the same bits, so ranks
+may differ in that.
 """
 
 from __future__ import annotations
@@ -55,11 +56,19 @@ class PairWork(PolledWork):
         check_header(self._arriving, self._comm, self._channel, self._sequence, self._signature)
         self._requests[1].Wait()                              # the other rank posted its receive before it sent
         arrived = self._arriving[HEADER_BYTES:HEADER_BYTES + self._array.nbytes].view(self._array.dtype)
-        with np.errstate(over="ignore", invalid="ignore"):
-            # rank 0's on the left on both: of two NaNs the left one is kept
-            left, right = (self._array, arrived) if self._comm.rank == 0 else (arrived, self._array)
-            np.add(left, right, out=self._array)
+        add(arrived, self._array)
         return self._land()
+
+
+def add(arrived: Host, array: Host) -> None:
+    """`array` becomes the sum, to the bit as the C function makes it: of two NaNs a processor keeps the one that happens to be
+    on the left, so every NaN becomes the one that is positive and quiet."""
+    with np.errstate(over="ignore", invalid="ignore"):        # whoever uses the sum looks for Inf and NaN and says where
+        np.add(arrived, array, out=array)
+    if array.dtype.kind == "f":
+        nan = np.isnan(array)
+        if nan.any():
+            array[nan] = np.nan
 
 
 class Entry(ctypes.Structure):

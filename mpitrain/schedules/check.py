@@ -6,35 +6,50 @@ each other in a circle, messages and lanes that race for memory, and a result th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
-from mpitrain.schedules.rendezvous import EMPTY, Symbols, check_lanes, execute
-from mpitrain.schedules.steps import Algorithm, Laned, Rooted, ScheduleError, part, tree_split
+from mpitrain.schedules.calling import answer, called, rounds_of, shown
+from mpitrain.schedules.rendezvous import check_lanes, execute
+from mpitrain.schedules.steps import Algorithm, Laned, Rooted, Round, ScheduleError, Slice, part, tree_split
+from mpitrain.schedules.values import EMPTY, Memory, Run, Symbols, paired
 
 __all__ = ["ScheduleError", "check_all_gather", "check_all_reduce", "check_all_to_all", "check_broadcast", "check_reduce_scatter",
-           "check_tree"]
+           "check_rounded", "check_tree"]
 
 
 def check_all_reduce(algorithm: Algorithm, n: int, length: int) -> None:
     """ScheduleError unless every rank ends with each rank's contribution exactly once, added in the same order everywhere."""
     symbols = Symbols()
-    results = run(algorithm, contributions(symbols, n, length), symbols)
-    for index in range(length):
-        for rank, result in enumerate(results):
-            if rank == 0 or result[index] != results[0][index]:
-                check_sum(symbols, result[index], rank, n, index)
-            if result[index] != results[0][index]:
-                raise ScheduleError(f"ranks 0 and {rank} of {n} add element {index} in different orders, "
-                                    f"so their bits would differ")
+    first, *others = (result.runs(0, length) for result in run(algorithm, contributions(symbols, n, length), length, symbols))
+    check_sums(symbols, first, 0, n)
+    for rank, result in enumerate(others, 1):
+        different = next((mine for mine, theirs in paired(result, first) if mine != theirs), None)
+        if different is not None:
+            check_sums(symbols, [different], rank, n)
+            raise ScheduleError(f"ranks 0 and {rank} of {n} add element {different.start} in different orders, "
+                                f"so their bits would differ")
+
+
+def check_rounded(algorithm: Algorithm, n: int, length: int, packing: str) -> None:
+    """ScheduleError unless an all-reduce that is right ends alike on all ranks where what is sent is rounded to `packing`."""
+    symbols = Symbols()
+    results = run(algorithm, contributions(symbols, n, length), length, symbols, rounded=True)
+    first, *others = ([found._replace(symbol=symbols.rounded(found.symbol)) for found in result.runs(0, length)]
+                      for result in results)
+    for rank, result in enumerate(others, 1):
+        different = next((mine for mine, theirs in paired(result, first) if mine != theirs), None)
+        if different is not None:
+            raise ScheduleError(f"ranks 0 and {rank} of {n} end with different bits in element {different.start} where messages "
+                                f"hold {packing}: one adds a value before it sends it, the other as it came; send values before "
+                                f'they are added, or set comm.wire_dtype = "float32"')
 
 
 def check_reduce_scatter(algorithm: Algorithm, n: int, length: int) -> None:
     """ScheduleError unless part i of rank i ends as the sum of each rank's contribution exactly once."""
     symbols = Symbols()
-    for rank, result in enumerate(run(algorithm, contributions(symbols, n, length), symbols)):
-        own = part(rank, n, length)
-        for index in range(own.start, own.stop):
-            check_sum(symbols, result[index], rank, n, index)
+    for rank, result in enumerate(run(algorithm, contributions(symbols, n, length), length, symbols)):
+        check_sums(symbols, result.runs(*bounds(part(rank, n, length))), rank, n)
 
 
 def check_tree(algorithm: Algorithm, n: int, length: int, *, scattered: bool = False) -> None:
@@ -44,41 +59,37 @@ def check_tree(algorithm: Algorithm, n: int, length: int, *, scattered: bool = F
     """
     symbols = Symbols()
 
-    def sums(low: int, high: int, index: int) -> int:
+    def sums(low: int, high: int) -> int:
         if high - low == 1:
-            return symbols.leaf(low, index)
+            return symbols.leaf(low)
         middle = low + tree_split(high - low)
-        return symbols.sum(sums(low, middle, index), sums(middle, high, index))
+        return symbols.sum(sums(low, middle), sums(middle, high))
 
-    expected = [sums(0, n, index) for index in range(length)]
-    for rank, result in enumerate(run(algorithm, contributions(symbols, n, length), symbols)):
+    expected = sums(0, n)
+    for rank, result in enumerate(run(algorithm, contributions(symbols, n, length), length, symbols)):
         own = part(rank, n, length) if scattered else part(0, 1, length)
-        for index in range(own.start, own.stop):
-            if result[index] != expected[index]:
-                raise ScheduleError(f"rank {rank} of {n} does not add element {index} in the order of the binary tree over ranks")
+        for found in result.runs(*bounds(own)):
+            if (found.symbol, found.shift) != (expected, 0):
+                raise ScheduleError(f"rank {rank} of {n} does not add element {found.start} in the order of the binary tree over "
+                                    f"ranks")
 
 
 def check_all_gather(algorithm: Algorithm, n: int, length: int) -> None:
     """ScheduleError unless every rank ends with part i of each rank i; reading others' parts before they came is one too."""
     symbols = Symbols()
-    expected = [symbols.leaf(rank, index) for rank in range(n) for index in range(*part(rank, n, length)[1:])]
-    memories = [[EMPTY] * length for _ in range(n)]
-    for rank, memory in enumerate(memories):
-        own = part(rank, n, length)
-        memory[own.start:own.stop] = expected[own.start:own.stop]
-    for rank, result in enumerate(run(algorithm, memories, symbols)):
-        for owner in range(n):
-            theirs = part(owner, n, length)
-            if result[theirs.start:theirs.stop] != expected[theirs.start:theirs.stop]:
+    parts = [Run(*bounds(part(rank, n, length)), symbols.leaf(rank), 0) for rank in range(n)]
+    for rank, result in enumerate(run(algorithm, [Memory([own]) for own in parts], length, symbols)):
+        for owner, theirs in enumerate(parts):
+            if theirs.start < theirs.stop and result.runs(theirs.start, theirs.stop) != [theirs]:
                 raise ScheduleError(f"rank {rank} of {n} does not end with part {owner} of rank {owner}")
 
 
 def check_broadcast(algorithm: Rooted, n: int, length: int, root: int = 0) -> None:
     """ScheduleError unless every rank ends with the root's data."""
     symbols = Symbols()
-    expected = [symbols.leaf(root, index) for index in range(length)]
-    memories = [list(expected) if rank == root else [EMPTY] * length for rank in range(n)]
-    for rank, result in enumerate(run(partial(algorithm, root=root), memories, symbols)):
+    expected = Memory([Run(0, length, symbols.leaf(root), 0)])
+    memories = [expected.copy() if rank == root else Memory() for rank in range(n)]
+    for rank, result in enumerate(run(partial(algorithm, root=root), memories, length, symbols)):
         if result != expected:
             raise ScheduleError(f"rank {rank} of {n} does not end with the data of rank {root}")
 
@@ -86,45 +97,62 @@ def check_broadcast(algorithm: Rooted, n: int, length: int, root: int = 0) -> No
 def check_all_to_all(algorithm: Algorithm, n: int, length: int) -> None:
     """ScheduleError unless part i of rank r ends as what was part r of rank i, for all r and i."""
     symbols = Symbols()
-    for rank, result in enumerate(run(algorithm, contributions(symbols, n, length), symbols)):
+    for rank, result in enumerate(run(algorithm, contributions(symbols, n, length), length, symbols)):
         meant = part(rank, n, length)
         for other in range(n):
-            place = part(other, n, length)
-            if result[place.start:place.stop] != [symbols.leaf(other, index) for index in range(meant.start, meant.stop)]:
+            start, stop = bounds(part(other, n, length))
+            if start < stop and result.runs(start, stop) != [Run(start, stop, symbols.leaf(other), meant.start - start)]:
                 raise ScheduleError(f"rank {rank} of {n} does not end with what rank {other} had for it in its part {other}")
 
 
-def contributions(symbols: Symbols, n: int, length: int) -> list[list[int]]:
-    return [[symbols.leaf(rank, index) for index in range(length)] for rank in range(n)]
+def contributions(symbols: Symbols, n: int, length: int) -> list[Memory]:
+    """Each rank's data: its own leaf in every element."""
+    return [Memory([Run(0, length, symbols.leaf(rank), 0)]) for rank in range(n)]
 
 
-def check_sum(symbols: Symbols, symbol: int, rank: int, n: int, index: int) -> None:
-    """ScheduleError unless a result of `rank` adds up element `index` of each of n ranks once."""
-    size = 0 if symbol == EMPTY else symbols.sizes[symbol]
-    found = [tuple(leaf) for leaf in symbols.leaves(symbol)] if 0 < size <= 2 * n else f"{size} contributions"
-    if found != [(other, index) for other in range(n)]:
-        raise ScheduleError(f"rank {rank} of {n} ends with the sum of {found} in element {index}; "
-                            f"it should be element {index} of each rank once")
+def bounds(piece: Slice) -> tuple[int, int]:
+    return piece.start, piece.stop
 
 
-def run(algorithm: Algorithm, memories: list[list[int]], symbols: Symbols) -> list[list[int]]:
+def check_sums(symbols: Symbols, results: list[Run], rank: int, n: int) -> None:
+    """ScheduleError unless results of `rank` add up the same element of each of n ranks once."""
+    for result in results:
+        index = result.start
+        size = 0 if result.symbol == EMPTY else symbols.sizes[result.symbol]
+        leaves = symbols.leaves(result.symbol) if 0 < size <= 2 * n else []
+        if [(leaf.rank, leaf.offset + result.shift) for leaf in leaves] != [(other, 0) for other in range(n)]:
+            found = f"{size} contributions" if size > 2 * n else \
+                f"{[(leaf.rank, index + result.shift + leaf.offset) for leaf in leaves]}"
+            raise ScheduleError(f"rank {rank} of {n} ends with the sum of {found} in element {index}; "
+                                f"it should be element {index} of each rank once")
+
+
+def run(algorithm: Algorithm, memories: list[Memory], length: int, symbols: Symbols, rounded: bool = False) -> list[Memory]:
     """What the ranks' data hold at the end, its rounds one after the other; lanes are also run each by itself."""
-    n, length = len(memories), len(memories[0])
+    n = len(memories)
+    apart = [memory.copy() for memory in memories]
     if isinstance(algorithm, Laned):
-        apart = [list(memory) for memory in memories]
-        run_lanes(algorithm, apart, symbols)
-    execute([list(algorithm(rank, n, length)) for rank in range(n)], memories, symbols)
+        run_lanes(algorithm, apart, length, symbols, rounded)
+    execute([called(algorithm, rank, n, length) for rank in range(n)], memories, length, symbols, rounded)
     if isinstance(algorithm, Laned) and apart != memories:
         raise ScheduleError(f"lanes on {n} ranks compute something else than their rounds in turn")
     return memories
 
 
-def run_lanes(algorithm: Laned, memories: list[list[int]], symbols: Symbols) -> None:
-    n, length = len(memories), len(memories[0])
-    programs = [[list(rounds) for rounds in algorithm.lanes(rank, n, length)] for rank in range(n)]
+def run_lanes(algorithm: Laned, memories: list[Memory], length: int, symbols: Symbols, rounded: bool) -> None:
+    n = len(memories)
+    programs = [[list(lane) for lane in called_lanes(algorithm, rank, n, length)] for rank in range(n)]
     for rank, lanes in enumerate(programs):
         check_lanes(lanes, rank)
         if len(lanes) != len(programs[0]):
             raise ScheduleError(f"rank 0 of {n} has {len(programs[0])} lanes, rank {rank} has {len(lanes)}")
     for lane in zip(*programs):
-        execute(lane, memories, symbols)
+        execute(lane, memories, length, symbols, rounded)
+
+
+def called_lanes(algorithm: Laned, rank: int, n: int, length: int) -> Iterator[Iterator[Round]]:
+    """The lanes of one rank, as `called` gives the rounds of a program."""
+    found = answer(algorithm.lanes, rank, n, length)
+    if not isinstance(found, (list, tuple)):
+        raise ScheduleError(f"its lanes must be a list of generators of rounds, found {shown(found)}")
+    return (rounds_of(lane, rank) for lane in found)

@@ -1,15 +1,15 @@
 """Runs all ranks' rounds against each other in one process, on symbols instead of numbers, with rendezvous messages.
 
-A send ends only when its receive is posted, so nothing that runs here relies on an MPI's buffering. Values are symbols: a
-leaf (rank, element) for each element a rank starts with, and one new symbol for each distinct sum (left, right). Two ranks
-whose results are the same symbols hold the same bits for every possible input.
+A send ends only when its receive is posted, so nothing that runs here relies on an MPI's buffering. Memory holds symbols
+(`values.py`): two ranks whose results are the same symbols hold the same bits for every possible input. Rounds are asked for one
+at a time, so what is kept is a round and the memory of each rank, whatever the length of the program and of the arrays.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from mpitrain.schedules.steps import (
     Copy,
@@ -19,52 +19,9 @@ from mpitrain.schedules.steps import (
     ScheduleError,
     Send,
     Slice,
-    inbox_length,
     slices_of,
 )
-
-EMPTY = -1                                                    # what is in memory that nobody filled; reading it is an error
-
-
-class Leaf(NamedTuple):
-    """One element of what `rank` started with."""
-
-    rank: int
-    element: int
-
-
-class Symbols:
-    """Symbols of sums, numbered so that equal expressions get equal numbers; `sizes[symbol]` is how many leaves it adds up."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[int, int, int], int] = {}
-        self._parts: list[tuple[int, int, int]] = []
-        self.sizes: list[int] = []
-
-    def leaf(self, rank: int, element: int) -> int:
-        return self._number((0, rank, element), 1)
-
-    def sum(self, left: int, right: int) -> int:
-        return self._number((1, left, right), self.sizes[left] + self.sizes[right])
-
-    def leaves(self, symbol: int) -> list[Leaf]:
-        """What a symbol adds up, sorted; mind its size before asking."""
-        found, stack = [], [symbol]
-        while stack:
-            is_sum, first, second = self._parts[stack.pop()]
-            if is_sum:
-                stack += (first, second)
-            else:
-                found.append(Leaf(first, second))
-        return sorted(found)
-
-    def _number(self, key: tuple[int, int, int], size: int) -> int:
-        number = self._numbers.setdefault(key, len(self.sizes))
-        if number == len(self.sizes):
-            self._parts.append(key)
-            self.sizes.append(size)
-        return number
-
+from mpitrain.schedules.values import EMPTY, Memory, Run, Symbols, added, shifted
 
 Messages: TypeAlias = dict[int, deque[Slice]]                 # by peer, in the order in which they are matched
 
@@ -72,23 +29,24 @@ Messages: TypeAlias = dict[int, deque[Slice]]                 # by peer, in the 
 class Rank:
     """One rank's memory and the messages of its current round."""
 
-    def __init__(self, rank: int, program: Sequence[Round], data: list[int], n: int, symbols: Symbols):
-        self.rank, self.program, self.index, self.n, self.symbols = rank, program, -1, n, symbols
-        self.memory = {"data": data, "inbox": [EMPTY] * inbox_length(program)}
+    def __init__(self, rank: int, program: Iterable[Round], data: Memory, n: int, length: int, symbols: Symbols):
+        self.rank, self.program, self.index, self.n, self.length, self.symbols = rank, iter(program), -1, n, length, symbols
+        self.memory = {"data": data, "inbox": Memory()}
         self.sends: Messages = {}
         self.receives: Messages = {}
         self.next_round()
 
     @property
     def done(self) -> bool:
-        return self.index >= len(self.program)
+        return self.round is None
 
     def next_round(self) -> None:
+        self.round = next(self.program, None)
         self.index += 1
-        if self.done:
+        if self.round is None:
             return
-        check_memory(self.rank, self.index, self.program[self.index], {k: len(v) for k, v in self.memory.items()})
-        for step in self.program[self.index]:
+        check_memory(self.rank, self.index, self.round, self.length)
+        for step in self.round:
             if isinstance(step, Send):
                 self.post(self.sends, "sends to", step.peer, step.what)
             elif isinstance(step, Receive):
@@ -106,30 +64,36 @@ class Rank:
                 for peer, parts in table.items() for part in parts]
 
     def compute(self) -> None:
-        for step in self.program[self.index]:
+        for step in self.round or ():
             if isinstance(step, Reduce):
-                self.write(step.into, list(map(self.symbols.sum, self.read(step.left), self.read(step.right))))
+                left, right = (shifted(self.read(part), step.into.start - part.start) for part in (step.left, step.right))
+                self.write(step.into, added(left, right, self.symbols))
             elif isinstance(step, Copy):
-                self.write(step.into, self.read(step.what))
+                self.write(step.into, shifted(self.read(step.what), step.into.start - step.what.start))
 
-    def read(self, part: Slice) -> list[int]:
-        values = self.memory[part.buffer][part.start:part.stop]
-        if EMPTY in values:
+    def read(self, part: Slice) -> list[Run]:
+        runs = self.memory[part.buffer].runs(part.start, part.stop)
+        if any(run.symbol == EMPTY for run in runs):
             raise ScheduleError(f"rank {self.rank}, round {self.index}: {part} is read before anything arrived there")
-        return values
+        return runs
 
-    def write(self, part: Slice, values: list[int]) -> None:
-        self.memory[part.buffer][part.start:part.stop] = values
+    def write(self, part: Slice, runs: Sequence[Run]) -> None:
+        self.memory[part.buffer].write(part.start, part.stop, runs)
 
 
-def execute(programs: Sequence[Sequence[Round]], memories: Sequence[list[int]], symbols: Symbols) -> None:
-    """Run all ranks' rounds against each other on their `data` memories. ScheduleError when it cannot end."""
-    ranks = [Rank(rank, program, data, len(programs), symbols) for rank, (program, data) in enumerate(zip(programs, memories))]
+def execute(programs: Sequence[Iterable[Round]], memories: Sequence[Memory], length: int, symbols: Symbols,
+            rounded: bool = False) -> None:
+    """Run all ranks' rounds against each other on their `data` memories of `length` elements. ScheduleError when it cannot end.
+
+    With `rounded` what is sent is rounded to 16 bits, for the sender itself too.
+    """
+    ranks = [Rank(rank, program, data, len(programs), length, symbols)
+             for rank, (program, data) in enumerate(zip(programs, memories))]
     busy = [rank for rank in ranks if not rank.done]
     while busy:
         moved = False
         for rank in busy:
-            moved |= deliver(rank, ranks)
+            moved |= deliver(rank, ranks, rounded)
         for rank in busy:
             if not rank.sends and not rank.receives:
                 rank.compute()
@@ -140,7 +104,7 @@ def execute(programs: Sequence[Sequence[Round]], memories: Sequence[list[int]], 
         busy = [rank for rank in busy if not rank.done]
 
 
-def deliver(sender: Rank, ranks: Sequence[Rank]) -> bool:
+def deliver(sender: Rank, ranks: Sequence[Rank], rounded: bool) -> bool:
     """Move every message of `sender` whose receive is posted; whether any was."""
     moved = False
     for peer, parts in list(sender.sends.items()):
@@ -152,7 +116,11 @@ def deliver(sender: Rank, ranks: Sequence[Rank]) -> bool:
             if what.length != into.length:
                 raise ScheduleError(f"rank {sender.rank}, round {sender.index} sends {what} to rank {peer}, which receives "
                                     f"{into} in round {ranks[peer].index}: {what.length} elements against {into.length}")
-            ranks[peer].write(into, sender.read(what))
+            values = sender.read(what)
+            if rounded:
+                values = [run._replace(symbol=sender.symbols.rounded(run.symbol)) for run in values]
+                sender.write(what, values)
+            ranks[peer].write(into, shifted(values, into.start - what.start))
             moved = True
         if not parts:
             del sender.sends[peer]
@@ -179,13 +147,17 @@ def circle(ranks: Sequence[Rank]) -> str:
     return " -> ".join([*(waits[rank][0][1] for rank in around), f"rank {at}"])
 
 
-def check_memory(rank: int, index: int, round_: Round, lengths: dict[str, int]) -> None:
-    """ScheduleError for slices outside their buffer, and for messages of one round that meet in memory."""
+def check_memory(rank: int, index: int, round_: Round, length: int) -> None:
+    """ScheduleError for slices outside their buffer, and for messages of one round that meet in memory.
+
+    The data are of `length`; the inbox is as long as somebody reaches.
+    """
     for step in round_:
         parts = slices_of(step)
         for part in parts:
-            if not 0 <= part.start <= part.stop <= lengths[part.buffer]:
-                raise ScheduleError(f"rank {rank}, round {index}: {part} is outside a buffer of {lengths[part.buffer]}")
+            if not 0 <= part.start <= part.stop or part.buffer == "data" and part.stop > length:
+                outside = f"outside a buffer of {length}" if part.buffer == "data" else "no slice of the inbox"
+                raise ScheduleError(f"rank {rank}, round {index}: {part} is {outside}")
         if len(parts) > 1 and len({part.length for part in parts}) > 1:
             raise ScheduleError(f"rank {rank}, round {index}: {step} has parts of different lengths")
     used = sorted((part.buffer, part.start, part.stop, arrives, part) for arrives, part in

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from mpitrain import models, nn, optim
+from mpitrain.comm.algorithms import find_own, is_own
 from mpitrain.comm.mesh import Mesh
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError, nearest, text_of
-from mpitrain.schedules.collectives import ALL_REDUCE
 from mpitrain.train.assembly import Job, Options, assemble
 from mpitrain.train.inputs import Inputs
 
@@ -38,7 +38,7 @@ def build(config: Config, inputs: Inputs, mesh: Mesh) -> Job:
 def find_algorithm(config: Config) -> Any:
     """The name of an all-reduce, or the user's own function, found from the configuration's folder."""
     name = config.comm.algorithm
-    return ALL_REDUCE.resolve(name, config.folder) if ":" in name else name
+    return find_own(name, config.folder) if is_own(name) else name
 
 
 def bucket_bytes(config: Config) -> int:

@@ -104,9 +104,19 @@ def test_shared_memory_that_is_not_there_is_left_out_with_a_line_unless_it_was_a
 
 
 def test_a_wrong_sum_ends_the_job_with_one_line(tmp_path: Path) -> None:
-    result = bench(2, tmp_path, "--algorithms", f"{WRONG}:loses_a_part", "--sizes", "8,64K", "--pairs", "2")
+    result = bench(2, tmp_path, "--algorithms", f"{WRONG}:another_the_second_time", "--sizes", "8,64K", "--pairs", "2")
     assert result.rc == 70 and len(result.error_lines) == 1, result.err
-    assert "loses_a_part of 65536 bytes of float32 gave a wrong sum: element 16383 of 16384 is" in result.error_lines[0]
+    assert re.search("another_the_second_time of 65536 bytes of float32 gave a wrong sum: element 16383 of 16384 is",
+                     result.error_lines[0])
+    assert " 8 B  float32" in result.out, "the small sums are right"
+
+
+def test_an_own_algorithm_is_proved_at_the_lengths_that_are_measured(tmp_path: Path) -> None:
+    result = bench(2, tmp_path, "--algorithms", f"{WRONG}:loses_a_part", "--sizes", "8,64K", "--pairs", "2")
+    assert result.rc == 78 and len(result.error_lines) == 1, result.err
+    assert re.search(r'E_SCHEDULE .*all-reduce ".*wrong.py:loses_a_part" with n=2, length=16384: rank 0 of 2 ends with the sum '
+                     r"of \[\(0, 0\), \(1, 0\)\] in element 16383; it should be element 16383 of each rank once$",
+                     result.error_lines[0])
     assert " 8 B  float32" in result.out, "the small sums are right"
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from mpitrain.comm import algorithms
 from mpitrain.comm.algorithms import hosts_of
 from mpitrain.comm.channel import Channel
 from mpitrain.errors import ConfigError, DesyncError, PeerError
 from mpitrain.schedules.collectives import ALL_REDUCE, ON_NODES
+from mpitrain.schedules.steps import ScheduleError
 
 OWN = """
 from mpitrain.schedules.steps import Receive, Reduce, Send, data, inbox
@@ -32,6 +36,30 @@ def star(rank, n, length):
 
 def forgetful(rank, n, length):
     return (round for round in star(rank, n, length) if rank == 0)
+
+def lazy(rank, n, length):
+    if length <= 1000:
+        yield from star(rank, n, length)
+    elif rank == 0:
+        yield [Send(peer, data(0, length)) for peer in range(1, n)]
+    else:
+        yield [Receive(0, data(0, length))]
+
+def late_deadlock(rank, n, length):
+    if length > 1000:
+        yield [Send((rank + 1) % n, data(0, length))]
+        yield [Receive((rank - 1) % n, inbox(0, length))]
+    yield from star(rank, n, length)
+
+def late_mistake(rank, n, length):
+    yield from star(rank, n, length)
+    if length > 1000:
+        yield [Send(peer) for peer in ()] + [1 / 0]
+
+def takes_two(rank, n):
+    yield []
+
+no_function = "ring"
 """
 SIZES = [0, 1, 2, 3, 7, 1000, 4097]
 
@@ -167,8 +195,87 @@ def test_a_users_own_algorithm_is_checked_before_its_first_message(comm: Any, mp
     assert (array == comm.size * np.arange(5.0)).all()
     channel.close()
     if comm.size > 1:
-        with pytest.raises(ConfigError, match="^deadlock: rank 0 in round 0 waits to receive"):
+        with pytest.raises(ConfigError, match=r'^all-reduce "own.py:forgetful" with n=\d, length=0: deadlock: rank 0 in round 0 '
+                                              "waits to receive"):
             Channel(comm, "test", algorithm="own.py:forgetful")
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("lazy", r"rank 0 of \d ends with the sum of \[\(0, 0\)\] in element 0; it should be element 0 of each rank once"),
+    ("late_deadlock", r"deadlock: rank 0 in round 0 waits to send data\[0:30000\] to rank 1 -> .*"),
+])
+def test_a_users_own_algorithm_is_proved_at_each_length_before_its_first_message(
+        comm: Any, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str) -> None:
+    """Every rank refuses it, in the same words; what was right before is right afterwards."""
+    if comm.size == 1:
+        pytest.skip("one rank sends no messages")
+    if comm.rank == 0:
+        (mpi_tmp_path / "own.py").write_text(OWN)
+    comm.Barrier()
+    monkeypatch.chdir(mpi_tmp_path)
+    channel = Channel(comm.Dup(), "test", algorithm=f"own.py:{name}")
+    for _ in range(2):
+        array = np.arange(1000.0)
+        channel.allreduce(array, name="short")
+        assert (array == comm.size * np.arange(1000.0)).all()
+        with pytest.raises(ScheduleError) as caught:
+            channel.start_allreduce(np.ones(30_000), "long")
+        assert re.fullmatch(rf'all-reduce "own\.py:{name}" with n={comm.size}, length=30000: {message}', caught.value.message)
+        assert len(set(comm.allgather(caught.value.message))) == 1
+    channel.close()
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("own.py:takes_two", r'all-reduce "own.py:takes_two" with n=\d, length=0: it is called with \(rank, n, length\), and it '
+                         r"does not take them: takes_two\(\) takes 2 positional arguments but 3 were given"),
+    ("os:getcwd", r'all-reduce "os:getcwd" with n=\d, length=0: it is called with \(rank, n, length\), and it does not take '
+                  r"them: .*takes no arguments \(3 given\)"),
+    ("own.py:no_function", r'all-reduce "own.py:no_function" must be a function of \(rank, n, length\) that yields rounds, found '
+                           r"'ring' \(str\)"),
+    ("own.py:late_mistake", r'all-reduce "own.py:late_mistake" with n=\d, length=30000 raised ZeroDivisionError at own.py:\d+ in '
+                            "late_mistake: division by zero"),
+])
+def test_what_is_no_algorithm_is_refused_in_one_line(comm: Any, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str,
+                                                     message: str) -> None:
+    if comm.rank == 0:
+        (mpi_tmp_path / "own.py").write_text(OWN)
+    comm.Barrier()
+    monkeypatch.chdir(mpi_tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        Channel(comm.Dup(), "test", algorithm=name).allreduce(np.ones(30_000), name="x")
+    assert re.fullmatch(message, caught.value.message)
+
+
+@dataclass
+class Star:
+    """A class without a hash may be an algorithm too."""
+
+    first: int = 0
+
+    def __call__(self, rank: int, n: int, length: int) -> Any:
+        return ALL_REDUCE["ring"](rank, n, length)
+
+
+def test_an_object_may_be_an_algorithm_and_is_proved_once_for_each_length(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    channel = Channel(comm.Dup(), "test", algorithm=Star())
+    proved: list[int] = []
+    prove = algorithms.prove
+    monkeypatch.setattr(algorithms, "prove", lambda *arguments: (proved.append(arguments[3]), prove(*arguments)))
+    for name in ("a", "b", "a"):
+        for size in (500, 70_000):
+            array = np.ones(size)
+            channel.allreduce(array, name=name)
+            assert (array == comm.size).all()
+    assert proved == [500, 70_000]
+    channel.close()
+
+
+def test_our_own_algorithms_are_proved_by_tests_and_not_at_start(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(algorithms, "prove", None)
+    for name in (*ALL_REDUCE, *ON_NODES):
+        channel = Channel(comm.Dup(), "test", algorithm=name)
+        channel.allreduce(np.ones(70_000), name="x")
+        channel.close()
 
 
 def test_an_unknown_algorithm_is_refused_when_the_channel_is_made(comm: Any) -> None:

@@ -7,8 +7,9 @@ from functools import partial
 import pytest
 
 from mpitrain.schedules import microtree
-from mpitrain.schedules.check import Symbols, contributions, run
+from mpitrain.schedules.check import contributions, run
 from mpitrain.schedules.microtree import cover, halves, joins, micro_tree, nodes_of, share, width
+from mpitrain.schedules.values import Run, Symbols
 
 
 def binary_counter(n):
@@ -60,12 +61,13 @@ def test_the_cover_of_nothing_is_empty_and_that_of_a_range_is_its_largest_nodes(
     assert [share(r, 3, 8) for r in range(3)] == [(0, 2), (2, 5), (5, 8)]
 
 
-def expected(node, element, length, place, symbols):
-    """The symbol of a node's sum, from where its parts are held in the beginning."""
+def expected(node, length, place, symbols):
+    """The symbol of a node's sum, and its shift: from where its parts are held in the beginning."""
     if node in place:
         rank, slot = place[node]
-        return symbols.leaf(rank, slot * length + element)
-    return symbols.sum(*(expected(half, element, length, place, symbols) for half in halves(node)))
+        return symbols.leaf(rank), slot * length
+    (left, shift), (right, other) = (expected(half, length, place, symbols) for half in halves(node))
+    return symbols.sum(left, right, other - shift), shift
 
 
 @pytest.mark.parametrize("whole", [0, 1 << 20])
@@ -77,11 +79,11 @@ def test_every_number_of_ranks_adds_in_the_order_of_the_tree(n_micro, length, wh
     for n in [n for n in range(1, n_micro + 1) if n <= 8 or n == n_micro]:
         holders, wide = nodes_of(n_micro, n), width(n_micro, n)
         symbols = Symbols()
-        results = run(partial(micro_tree, n_micro=n_micro), contributions(symbols, n, wide * length), symbols)
+        results = run(partial(micro_tree, n_micro=n_micro), contributions(symbols, n, wide * length), wide * length, symbols)
         place = {node: (rank, slot) for rank, nodes in enumerate(holders) for slot, node in enumerate(nodes)}
 
-        wanted = [expected((0, n_micro), element, length, place, symbols) for element in range(length)]
-        assert all(result[:length] == wanted for result in results), f"{n} ranks"
+        wanted = [Run(0, length, *expected((0, n_micro), length, place, symbols))] if length else []
+        assert all(result.runs(0, length) == wanted for result in results), f"{n} ranks"
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
