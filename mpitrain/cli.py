@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from mpitrain.comm import guard
+from mpitrain.comm import guard, signals
 from mpitrain.config import Config, load_config
 from mpitrain.errors import MissingError, UsageError
 
@@ -181,6 +181,7 @@ def _data(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
+    signals.ignore()                              # before what takes a while to import
     from mpitrain.bench import command
     flags = {name: value for name, value in vars(options).items() if name not in ("verb", "bench_verb", "traceback")}
     return command.VERBS[options.bench_verb](**flags)

@@ -7,6 +7,7 @@ section is the exception: its keys beside `name` and `init_from` are the argumen
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import tomllib
 import types
@@ -235,11 +236,17 @@ def _is(value: Any, kind: type) -> bool:
 def _name(hint: Any) -> str:
     if typing.get_origin(hint) is tuple:
         return f"a list of {_name(typing.get_args(hint)[0]).removeprefix('a ').removeprefix('an ')}s"
-    return {int: "an integer", float: "a number", str: "a string", bool: "true or false", dict: "a table"}.get(hint, str(hint))
+    return {int: "an integer", float: "a number", str: "a string", bool: "true or false", dict: "a table", list: "a list",
+            datetime.datetime: "a date and time", datetime.date: "a date", datetime.time: "a time"}[hint]    # all that TOML has
 
 
 def _show(value: Any) -> str:
     return f"{json.dumps(value, default=str)} ({_name(type(value))})"
+
+
+def _written(value: float | str) -> str:
+    """A value as somebody wrote it: 0 for the 0.0 that it became."""
+    return _toml(value).removesuffix(".0")
 
 
 def _check(config: Config, source: Path, overridden: set[str]) -> None:
@@ -267,10 +274,10 @@ def _check(config: Config, source: Path, overridden: set[str]) -> None:
     for key, number in (("optimizer.lr", o.lr), ("optimizer.clip_norm", o.clip_norm), ("optimizer.weight_decay", o.weight_decay),
                         ("optimizer.min_lr", o.min_lr)):
         if not 0 <= number < float("inf"):
-            refuse(f"{key} must be a finite number, 0 or more, found {number}", key)
+            refuse(f"{key} must be a finite number, 0 or more, found {_written(number)}", key)
     size = config.comm.bucket_mb
     if not (size == "auto" if isinstance(size, str) else 0 < size <= LARGEST_BUCKET_MB):
-        refuse(f'comm.bucket_mb must be more than 0, at most {LARGEST_BUCKET_MB}, or "auto", found {_toml(size)}; '
+        refuse(f'comm.bucket_mb must be more than 0, at most {LARGEST_BUCKET_MB}, or "auto", found {_written(size)}; '
                f"set it to {CommConfig.bucket_mb} if in doubt", "comm.bucket_mb")
     if any(step < 0 for step in o.milestones):
         refuse(f"optimizer.milestones must be steps, at least 0 each, found {list(o.milestones)}", "optimizer.milestones")

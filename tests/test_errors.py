@@ -38,10 +38,19 @@ def test_a_users_module_that_fails_without_a_word(tmp_path: Path, name: str) -> 
     assert caught.value.message == f'model "net.py:net": importing it failed: {name}'
 
 
-def test_a_users_function_that_refuses_its_arguments_without_a_word() -> None:
-    with pytest.raises(ConfigError) as caught:
-        call_with(lambda width: raises(ValueError()), {"width": 3}, "it", "model")
-    assert caught.value.message == "it does not accept {'width': 3}: ValueError"
+def test_a_users_function_that_fails_is_named_with_its_line_and_one_that_cannot_be_called_so_with_its_arguments() -> None:
+    def net(width: int, /) -> None:
+        raise ValueError("planted") if width else ValueError
+
+    number = net.__code__.co_firstlineno + 1
+    for call, text in ((lambda width: net(width), "ValueError at test_errors.py:{} in net: planted"),
+                       (lambda width: net(0), "ValueError at test_errors.py:{} in net")):
+        with pytest.raises(ConfigError) as caught:
+            call_with(call, {"width": 3}, "it", "model")
+        assert caught.value.message == f"it failed with {{'width': 3}}: {text.format(number)}"
+        assert isinstance(caught.value.__cause__, ValueError)
+    with pytest.raises(ConfigError, match=r"^it does not accept {'width': 3}: .* missing 1 required positional argument"):
+        call_with(lambda given, /, width: None, {"width": 3}, "it", "model")
 
 
 def test_a_compiler_that_fails_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:

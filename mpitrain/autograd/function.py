@@ -95,8 +95,7 @@ class Context:
 
     def _resolve(self, kept: Any, version: Version | None, count: int) -> Any:
         if version is not None and version.count != count:
-            raise GraphError(f"{self.function.__name__}: an array it saved for backward was changed in place "
-                             f"({version.count - count} changes since); copy it before changing it")
+            version.require(count, f"{self.function.__name__}: an array it saved for backward")
         return kept.array if isinstance(kept, Tensor) else kept
 
     def release(self) -> None:
@@ -243,6 +242,8 @@ def _record(ctx: Context, inputs: tuple[Any, ...], arrays: list[Any], outputs: t
 
 
 def _note_leaves(seen: dict[int, Tensor], inputs: tuple[Any, ...]) -> None:
+    """Also what shows a parameter's memory without a gradient."""
     for tensor in inputs:
-        if isinstance(tensor, Tensor) and tensor.requires_grad and tensor.node is None:
+        if isinstance(tensor, Tensor) and tensor.node is None and (
+                tensor.requires_grad or (tensor.version is not None and tensor.version.is_parameter)):
             seen.setdefault(id(tensor), tensor)

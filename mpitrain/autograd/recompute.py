@@ -11,7 +11,7 @@ from typing import Any
 
 from mpitrain.autograd.engine import Backward, current_walk
 from mpitrain.autograd.function import Context, Function
-from mpitrain.autograd.tensor import Tensor, enable_grad, mode, no_grad
+from mpitrain.autograd.tensor import Tensor, Version, enable_grad, mode, no_grad
 from mpitrain.backend import is_array, random
 from mpitrain.errors import GraphError
 
@@ -41,18 +41,23 @@ def recompute(block: Callable[..., Any], *inputs: Any) -> Any:
         mode.seen_leaves = outer
     outputs = result if isinstance(result, tuple) else (result,)
     own = {id(x) for x in given if isinstance(x, Tensor)}
-    used = [leaf for leaf in leaves if id(leaf) not in own]
-    recorded = Recompute.apply(*given, *used, repeat=_Repeat(run, len(given), [t.array for t in outputs], scope))
+    used = [leaf for leaf in leaves if leaf.requires_grad and id(leaf) not in own]
+    versions = {version: version.count for leaf in leaves if (version := leaf._shared_version()).is_parameter}
+    recorded = Recompute.apply(*given, *used, repeat=_Repeat(run, len(given), [t.array for t in outputs], scope, versions))
     return recorded if isinstance(result, tuple) else recorded[0]
 
 
 class _Repeat:
-    """What it takes to run a block again: the block, how many inputs it has, the first results, the random scope."""
+    """What it takes to run a block again: the block, how many inputs it has, the first results, the random scope, and how
+    often the parameters had been changed."""
 
-    def __init__(self, block: Callable[..., Any], n_inputs: int, results: list[Any], scope: random.Scope):
-        self.block, self.n_inputs, self.results, self.scope = block, n_inputs, results, scope
+    def __init__(self, block: Callable[..., Any], n_inputs: int, results: list[Any], scope: random.Scope,
+                 versions: dict[Version, int]):
+        self.block, self.n_inputs, self.results, self.scope, self.versions = block, n_inputs, results, scope, versions
 
     def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
+        for version, count in self.versions.items():
+            version.require(count, "Recompute: a parameter that the block reads again in backward")
         before, mode.recomputing = mode.recomputing, True
         try:
             with enable_grad(), random.use(self.scope.copy()):

@@ -17,12 +17,23 @@ if TYPE_CHECKING:
 
 
 class Version:
-    """Counts the changes of an array's values; shared by all tensors that show the same memory."""
+    """Counts the changes of an array's values; shared by all tensors that show the same memory.
 
-    __slots__ = ("count",)
+    `advice` says what to do where the change of number `advised` is one too many, as its author knows best.
+    """
 
-    def __init__(self) -> None:
-        self.count = 0
+    __slots__ = ("advice", "advised", "count", "is_parameter")
+
+    def __init__(self, is_parameter: bool = False) -> None:
+        self.count = self.advised = 0
+        self.advice = ""
+        self.is_parameter = is_parameter
+
+    def require(self, count: int, what: str) -> None:
+        """GraphError where there were changes since this was `count`; `what` says what was read, and by whom."""
+        if self.count != count:
+            advice = self.advice if self.advised > count else "copy it before changing it"
+            raise GraphError(f"{what} was changed in place ({self.count - count} changes since); {advice}")
 
 
 class Tensor:
@@ -39,10 +50,11 @@ class Tensor:
     array: Array
 
     def __init__(self, array: Any, requires_grad: bool = False):
+        self.version: Version | None = None       # made when somebody first cares
         if type(array) is np.ndarray:
             pass                                  # by far the most frequent, and tensors are made for each op
         elif isinstance(array, Tensor):
-            array = array.array
+            array, self.version = array.array, array._shared_version()
         elif not is_array(array):
             array = np.asarray(array, dtype=None if isinstance(array, np.generic) else np.float32)
         self.array = array
@@ -51,7 +63,6 @@ class Tensor:
         self.grad_hooks: list[Callable[[Any], None]] = []   # called once per backward, when `grad` is final
         self.node: Context | None = None          # what computed it; None for a leaf
         self.output = 0                           # which output of that node
-        self.version: Version | None = None       # made when somebody first cares
         self.requires_grad = False
         if requires_grad:
             self.require_grad()
@@ -139,9 +150,15 @@ class Tensor:
     def zero_grad(self) -> None:
         self.grad = None
 
-    def mark_changed(self) -> None:
-        """To be called after changing `array` in place: a backward that still needs the old values then raises."""
-        self._shared_version().count += 1
+    def mark_changed(self, advice: str = "") -> None:
+        """To be called after changing `array` in place: a backward that still needs the old values then raises.
+
+        The error says `advice`: what to do about it.
+        """
+        version = self._shared_version()
+        version.count += 1
+        if advice:
+            version.advice, version.advised = advice, version.count
 
     def copy_(self, values: Any) -> Tensor:
         """Overwrites the values in place; not recorded, so only for leaves or under `no_grad`."""
@@ -163,7 +180,7 @@ class Tensor:
 
     def _shared_version(self) -> Version:
         if self.version is None:
-            self.version = Version()
+            self.version = Version(self.is_parameter)
         return self.version
 
     if TYPE_CHECKING:                             # attached by `mpitrain.ops.operators`, the one table of operators

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 
@@ -24,11 +24,10 @@ from mpitrain.bench.report import Report, in_time, machine, ratio_of
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.start import World
-from mpitrain.errors import MpitrainError, OutputError
+from mpitrain.errors import ConfigError, MpitrainError, StorageError
 from mpitrain.nn.init import zeros
 from mpitrain.parallel.buckets import plan_buckets
 from mpitrain.parallel.exchange import Exchange
-from mpitrain.parallel.reducer import GradientReducer
 from mpitrain.parallel.statistics import PlainStatistics
 from mpitrain.registry import Registry
 
@@ -36,7 +35,6 @@ MATRIX = 1 << 20                  # elements of a parameter: some buckets hold o
 LR, BETAS, EPS, DECAY = 0.1, (0.9, 0.999), 1.0, 0.01
 TOLERANCE = 2e-6                  # of a parameter of size 1, for each step taken; float32 rounds by 6e-8 in each operation
 BUCKET_BYTES = 4 << 20
-T = TypeVar("T")
 
 
 class Policy(Protocol):
@@ -74,26 +72,18 @@ class OverExchange:
 
     def __init__(self, world: World, count: int, bucket_bytes: int, *, messages: bool = False, node_shared: bool = False):
         self._mesh = Mesh(world.comm)
-        # On a device that is no host, training sends messages; those are what is wanted.
-        exchange = Exchange(self._mesh, node_shared=node_shared, on_host=not messages)
-        control = self._mesh.channel("dp", "control")
         try:
-            self._make(Weights(count), exchange, control, bucket_bytes)
-        except Unavailable:
+            # On a device that is no host, training sends messages; those are what is wanted.
+            exchange = Exchange(self._mesh, node_shared=node_shared, on_host=not messages)
+            self._make(Weights(count), exchange, self._mesh.channel("dp", "control"), bucket_bytes)
+        except (ConfigError, StorageError) as error:          # on all ranks alike
             self._mesh.close()
-            raise
+            raise Unavailable(error.message) from error
 
     def _make(self, model: Weights, exchange: Exchange, control: Channel, bucket_bytes: int) -> None:
-        allocate = exchange.allocate
-        self._storage = model.initialize(seed=0, allocate=None if allocate is None else
-                                         lambda nbytes: on_all_ranks(control, lambda: allocate(nbytes)))
+        self._storage = model.initialize(seed=0, allocate=exchange.allocate)
         optimizer = adamw(self._storage)
-
-        def reducer() -> GradientReducer:
-            made = exchange.reducer(self._storage, optimizer, bucket_bytes=bucket_bytes, tree=None)
-            _ = made.gradients                                # their memory is taken when they are first asked for
-            return made
-        self._reducer = on_all_ranks(control, reducer)
+        self._reducer = exchange.reducer(self._storage, optimizer, bucket_bytes=bucket_bytes, tree=None)
         if exchange.notes:
             raise Unavailable(exchange.notes[0])
         self._update = exchange.update(model, optimizer, self._reducer, control, lambda step: LR, clip_norm=0.0,
@@ -120,19 +110,6 @@ class OverExchange:
     def close(self) -> None:
         self._reducer.close()
         self._mesh.close()
-
-
-def on_all_ranks(control: Channel, make: Callable[[], T]) -> T:
-    """What `make` gives; Unavailable on all ranks where one of them has no memory for it."""
-    made, reason = None, ""
-    try:
-        made = make()
-    except OutputError as error:
-        reason = str(error)
-    if reasons := [other for other in control.gather_objects(reason) if other]:
-        raise Unavailable(reasons[0])
-    assert made is not None
-    return made
 
 
 class WithNative:

@@ -12,16 +12,24 @@ from typing import Any
 
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.start import library_version
+from mpitrain.errors import UsageError
 from mpitrain.train.environment import versions
 
 
 class Report:
-    """`line` and `record` do something on rank 0 only. The file is made anew at once, and is complete after every record."""
+    """`line` and `record` do something on rank 0 only. The file is made anew at once, and is complete after every record.
+
+    UsageError where it is a folder; OSError, at once where that can be known, where it cannot be written.
+    """
 
     def __init__(self, rank: int, path: Path | None):
         self._first, self._path = rank == 0, path
         if self._first and path is not None:
-            path.write_text("")
+            if path.is_dir():
+                raise UsageError(f"--json takes a file to write, found the folder {path}")
+            self._write("w", "" if path.is_fifo() else "\n")  # a full disk takes an empty file, but not a byte
+            if path.is_file():
+                os.truncate(path, 0)
 
     def line(self, text: str) -> None:
         if self._first:
@@ -29,8 +37,16 @@ class Report:
 
     def record(self, result: Mapping[str, Any]) -> None:
         if self._first and self._path is not None:
-            with open(self._path, "a") as file:
-                file.write(json.dumps(result) + "\n")
+            self._write("a", json.dumps(result) + "\n")
+
+    def _write(self, mode: str, text: str) -> None:
+        assert self._path is not None
+        try:
+            with open(self._path, mode) as file:
+                file.write(text)
+        except OSError as error:
+            error.filename = str(self._path)                  # which writing leaves out
+            raise
 
 
 def machine(channel: Channel) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class Alive:
         self._rank, self._size = comm.rank, comm.size
         self._file = -1
         path = comm.bcast(_new_file() if comm.rank == 0 else None)
-        reason = "no folder for a lock file"
+        reason = f"no folder for a lock file: neither {folder()} nor {tempfile.gettempdir()} can be written"
         if path:
             try:
                 self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)

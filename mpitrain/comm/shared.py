@@ -81,7 +81,8 @@ class SharedChannel:
         self._plans: dict[tuple[int, int, Any, str], Plan] = {}
         self._known: dict[tuple[int, str, Any], Known] = {}
         self._windows: list[list[Host]] = []                  # of each `allocate`: every rank's part
-        self.notes = [reason] if (reason := self._obstacle()) else []
+        self.obstacle = self._obstacle()                      # why these ranks cannot share memory, however much there is
+        self.notes = [f"{self.name}: {self.obstacle}, messages instead of shared memory"] if self.obstacle else []
         self.shared = not self.notes and self.size > 1
         if self.shared:
             self._open()
@@ -238,11 +239,11 @@ class SharedChannel:
         self._native = all(native for _, native, _ in facts)
         sizes = {size for size, _, _ in facts}
         if len(sizes) > 1:
-            return f"{self.name}: nodes have from {min(sizes)} to {max(sizes)} ranks, messages instead of shared memory"
+            return f"nodes have from {min(sizes)} to {max(sizes)} ranks"
         if sizes == {1} and self.size > 1:
-            return f"{self.name}: one rank on each node, messages instead of shared memory"
+            return "one rank on each node"
         if not self._native and not all(x86 for _, _, x86 in facts):
-            return f"{self.name}: no C compiler, and this CPU may reorder stores, messages instead of shared memory"
+            return "no C compiler, and this CPU may reorder stores"
         return ""
 
     def _open(self) -> None:

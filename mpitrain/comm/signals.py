@@ -27,6 +27,11 @@ class StopRequest:
         self.asked = True
 
 
+def ignore() -> None:
+    """For what has nothing to save: the signal would end it, and only says that time is running out."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
 _listening: StopRequest | None = None
 
 

@@ -8,6 +8,7 @@ before anything is made, and then have the kernel fill in every page, which answ
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 from collections.abc import Callable
@@ -58,6 +59,8 @@ class Window:
         # Before MPI is asked: where its file does not fit, Open MPI 5 fails on one rank and leaves the others waiting for it.
         # The minimum, because ranks may see the file system differently. Who takes the room between here and there is not caught.
         least = comm.allreduce(_number(free), op=MPI.MIN)
+        if least < 0:
+            return None, _unusable(-least)
         if least < asked:
             return None, f"{folder()} has {least >> 20} MiB free where {-(-asked >> 20)} MiB are needed; {_remedy()}"
         window: Any = None
@@ -93,11 +96,19 @@ def _remedy() -> str:
     return 'free some of it, or enlarge it: "--shm-size" of a container, "mount -o remount,size=..." as root'
 
 
+def _unusable(number: int) -> str:
+    """Why nothing can be had in the folder, by the error number of asking what is free there."""
+    if number == errno.ENOENT:
+        return f"there is no folder {folder()}; let {FOLDER_SETTING} name one that is there"
+    return f"{folder()}: {os.strerror(number)}; let {FOLDER_SETTING} name another folder"
+
+
 def _number(free: Callable[[], int]) -> int:
+    """What is free, or the negative error number of asking: one number, which ranks can compare."""
     try:
         return free()
-    except OSError:                                           # no such folder here: then there is no room in it
-        return 0
+    except OSError as error:
+        return -(error.errno or errno.EIO)
 
 
 def _populate(block: Host) -> int:
@@ -111,7 +122,7 @@ def _populate(block: Host) -> int:
     return 0 if number in UNKNOWN_ADVICE else number
 
 
-UNKNOWN_ADVICE: Any = frozenset({22, 38})                     # EINVAL, ENOSYS
+UNKNOWN_ADVICE: Any = frozenset({errno.EINVAL, errno.ENOSYS})
 
 
 _Memory = ctypes.c_char * 1

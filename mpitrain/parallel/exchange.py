@@ -13,7 +13,7 @@ from mpitrain.comm.shared import SharedChannel
 from mpitrain.errors import ConfigError
 from mpitrain.nn import FlatStorage, Module
 from mpitrain.optim import Optimizer
-from mpitrain.parallel.node_shared import NodeExchange, NodeShared, block_of_the_node
+from mpitrain.parallel.node_shared import NodeExchange, NodeShared, block_of_the_node, refuse_copies
 from mpitrain.parallel.reducer import GradientReducer
 from mpitrain.parallel.statistics import Statistics
 from mpitrain.parallel.tree import RankTree
@@ -40,10 +40,13 @@ class Exchange:
         if algorithm == AUTO and on_host and self.channel.size > 1:
             self.channel = mesh.share_memory(self.channel)
         elif node_shared and self.channel.size > 1:
-            raise ConfigError('comm.node_shared = true needs gradients in memory that ranks share: train.device = "cpu" and '
-                              'comm.algorithm = "auto"')
+            found, instead = (f'comm.algorithm = "{name_of(algorithm)}"', 'comm.algorithm = "auto"') if algorithm != AUTO else \
+                ("gradients on a GPU", 'train.device = "cpu"')
+            raise ConfigError(f"comm.node_shared = true needs gradients in memory that ranks share, found {found}; set {instead}"
+                              ", or comm.node_shared = false")
         self.node_shared = node_shared and isinstance(self.channel, SharedChannel) and self.channel.shared
-        if node_shared and not self.node_shared and self.channel.size > 1:
+        if node_shared and isinstance(self.channel, SharedChannel) and not self.node_shared:
+            refuse_copies(self.channel)
             self._notes.append("comm.node_shared: every rank keeps a copy of its own")
 
     @property
@@ -56,7 +59,7 @@ class Exchange:
         return self._of_the_node if self.node_shared else None
 
     def reducer(self, storage: FlatStorage, optimizer: Optimizer, *, bucket_bytes: int, tree: RankTree | None) -> GradientReducer:
-        """The reducer over this exchange. OutputError where one copy per node leaves no room for gradients to share."""
+        """The reducer over this exchange. StorageError where one copy per node leaves no room for gradients to share."""
         # A tree's sums go by messages and are whole on every rank: they need no memory that ranks share.
         if self.node_shared:
             assert isinstance(self.channel, SharedChannel)
@@ -122,6 +125,11 @@ class Exchange:
     def _of_the_node(self, nbytes: int) -> Any:
         assert isinstance(self.channel, SharedChannel)
         return block_of_the_node(self.channel, nbytes, "parameters and optimizer state")
+
+
+def name_of(algorithm: Any) -> str:
+    """What messages call an all-reduce: its name, or that of a user's own function."""
+    return str(getattr(algorithm, "__name__", algorithm))
 
 
 def nodes_text(nodes: Sequence[int]) -> str:

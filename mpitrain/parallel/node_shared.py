@@ -5,14 +5,16 @@
                               \\_ sum __/  ->  rank 0 sums slice 0 of each bucket and updates it, block by block in the cache
 
 No sum is written back to the others, no parameter is gathered, and a rank does 1/n of the optimizer's work. A bucket's slice is
-summed when every rank of the node has the bucket's gradients; by then no backward reads the bucket's weights any more, so the
-update may follow at once. Where the norm is wanted first (clipping, logging) the updates wait for it. Between nodes, the
-same-numbered ranks sum their slices by messages.
+summed when every rank of the node has the bucket's gradients; by then no backward needs the bucket's weights for a gradient of
+theirs any more, so the update may follow at once. Who reads them without one (`detach`) is told: they count as changed from the
+moment a bucket starts, on the rank that starts it, and no rank changes them before all ranks have. Where the norm is wanted first
+(clipping, logging) the updates wait for it. Between nodes, the same-numbered ranks sum their slices by messages.
 """
 
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -24,15 +26,18 @@ from mpitrain.comm.channel import AnyWork, Channel
 from mpitrain.comm.flags import Pass
 from mpitrain.comm.shared import SharedChannel
 from mpitrain.comm.works import SharedWork
-from mpitrain.errors import NumericsError, OutputError
+from mpitrain.errors import ConfigError, NumericsError, StorageError
 from mpitrain.kernels.optimizer import part_function
-from mpitrain.nn import Module
+from mpitrain.nn import Module, Parameter
 from mpitrain.optim import BlockSums, Optimizer, clip_factor
 from mpitrain.parallel.reducer import GradientReducer
 from mpitrain.parallel.slices import Part, cut_slices, parts_of
 from mpitrain.parallel.statistics import Statistics
 from mpitrain.parallel.update import Outcome, Replicated
 from mpitrain.schedules.steps import Algorithm
+
+ADVICE = ("comm.node_shared = true updates a parameter as soon as its gradient is complete, while backward still runs: where it "
+          "is read without a gradient (detach), read a copy, Tensor(weight.numpy().copy()), or set comm.node_shared = false")
 
 
 class NodeExchange:
@@ -44,17 +49,19 @@ class NodeExchange:
         self.arena: Array | None = None
         self.summed: Callable[[Sequence[Part]], None] = lambda parts: None     # called once for each bucket, when it is
         self.passes: Callable[[tuple[Part, ...], int], Any] = lambda parts, start: None     # or what C does with it instead
+        self.starts: Callable[[Sequence[Parameter]], None] = lambda parameters: None        # called before a bucket's sum begins
         self._own: dict[tuple[int, int], tuple[tuple[int, int], tuple[Part, ...]]] = {}
+        self._held: dict[tuple[int, int], list[Parameter]] = {}
         self._starts: dict[int, tuple[Array, int]] = {}       # where in the arena an array begins, which is slow to find out
 
     def allocate(self) -> Array:
-        """Memory for one of the reducer's arenas. The first, where the sums are made, is in shared memory; else OutputError."""
+        """Memory for one of the reducer's arenas. The first, where the sums are made, is in shared memory; else StorageError."""
         storage = self.optimizer.storage
         if self.arena is not None:
             return storage.new_flat()
         self.arena = storage.new_flat(self.shared.allocate)
         if self.shared.notes:
-            raise no_room("gradients", self.shared.node.obstacle)
+            raise no_room(self.shared, "gradients")
         return self.arena
 
     def start_steps(self, array: Array, name: str, steps: Algorithm) -> AnyWork:
@@ -67,6 +74,7 @@ class NodeExchange:
             self._starts[id(array)] = array, (array.ctypes.data - self.arena.ctypes.data) // self.arena.itemsize
         _, start = self._starts[id(array)]
         own, parts = self._slice(start, start + array.size)
+        self.starts(self._held[start, start + array.size])
         passes = self.passes(parts, start)
         then = partial(self.summed, parts) if passes is None else None
         return self.shared.start_reduce_scatter(array, name, own, then, passes)
@@ -80,22 +88,39 @@ class NodeExchange:
             segments, node = self.optimizer.storage.segments, self.shared.node
             slices = cut_slices(segments, start, stop, node.size, whole=self.optimizer.whole_parameters)
             own = slices[node.rank]
+            self._held[start, stop] = [s.parameter for s in segments if start <= s.start and s.stop <= stop]
             self._own[start, stop] = (own.start - start, own.stop - start), tuple(parts_of(segments, own))
         return self._own[start, stop]
 
 
 def block_of_the_node(shared: SharedChannel, nbytes: int, name: str) -> Any:
-    """`nbytes` bytes once on each node. Collective; OutputError, on all ranks, where one node has no room for them."""
+    """`nbytes` bytes once on each node. Collective; StorageError, on all ranks, where one node has no room for them."""
     block = shared.node.block(nbytes, name)
     if any(shared.channel.gather_objects(block is None)):
-        raise no_room(name, shared.node.obstacle)
+        raise no_room(shared, name)
     return block
 
 
-def no_room(name: str, obstacle: str) -> OutputError:
-    """`obstacle` is this node's; nothing where another one has it."""
-    return OutputError(f"comm.node_shared = true: no shared memory for {name}: {obstacle or 'another node has too little'}; "
-                       "or set comm.node_shared = false")
+def refuse_copies(shared: SharedChannel) -> None:
+    """Raises, on all ranks, where these ranks cannot share memory though one copy per node is wanted. Collective.
+
+    With one rank on each node, one copy per node is a copy per rank, and nothing is refused.
+    """
+    found = shared.channel.gather_objects([shared.node.size, shared.node.obstacle])
+    if any(obstacle for _, obstacle in found):
+        raise no_room(shared, "gradients")
+    if any(size > 1 for size, _ in found):
+        raise ConfigError(f"comm.node_shared = true needs memory that the ranks of each node share: {shared.obstacle}; set "
+                          "comm.node_shared = false")
+
+
+def no_room(shared: SharedChannel, name: str) -> StorageError:
+    """The error of memory that a node refused, the same on all ranks: with the reason of the first node that did. Collective."""
+    found = shared.channel.gather_objects([shared.node.obstacle, socket.gethostname()])
+    obstacle, host = next(((text, host) for text, host in found if text), ("there is none", "a node"))
+    where = f" on {host}" if shared.node.size < shared.size else ""
+    return StorageError(f"comm.node_shared = true: no shared memory for {name}{where}: {obstacle}; or set "
+                        "comm.node_shared = false")
 
 
 class NodeShared(Replicated):
@@ -113,7 +138,7 @@ class NodeShared(Replicated):
         block = block_of_the_node(exchange.shared, max(8, 8 * self._blocks.size), "the gradient norm")
         self._sums: Any = block.view(np.float64)[:self._blocks.size]
         self._token = exchange.shared.allocate(8).view(np.float64)
-        exchange.summed, exchange.passes = self._summed, self._passes
+        exchange.summed, exchange.passes, exchange.starts = self._summed, self._passes, self._starts
         plain = (type(optimizer).change, type(optimizer).update) == (Optimizer.change, Optimizer.update)     # not a user's own
         kernel = optimizer.kernel if exchange.shared.fuses and plain else None
         self._part = part_function(kernel, optimizer.storage.values.dtype) if kernel is not None else 0
@@ -129,10 +154,10 @@ class NodeShared(Replicated):
         if self._waits:
             norm, scale = self._norm(gradients, own)
             self.optimizer.update(gradients, lr=lr, step=self.step + 1, scale=scale, segments=own)
+            for segment in self.optimizer.storage.segments:   # the other ranks' parts change too
+                segment.parameter.mark_changed()
         self.optimizer.steps = self.step + 1
         self._meet("parameters")
-        for segment in self.optimizer.storage.segments:       # the other ranks' parts have changed too
-            segment.parameter.mark_changed()
         self._update_buffers()
         self.step += 1
         return {"lr": lr, "grad_norm": norm, "comm_exposed_s": self.reducer.exposed_s}
@@ -141,6 +166,11 @@ class NodeShared(Replicated):
     def _waits(self) -> bool:
         """Whether the update needs the whole gradient first: for its norm, or because it was not summed in slices."""
         return bool(self.clip_norm) or self.want_norm or self.reducer.tree is not None
+
+    def _starts(self, parameters: Sequence[Parameter]) -> None:
+        if not self._waits:
+            for parameter in parameters:
+                parameter.mark_changed(ADVICE)
 
     def _summed(self, parts: Sequence[Part]) -> None:
         if not self._waits:

@@ -130,10 +130,10 @@ class Job:
         self.trainer.best = (float(best[0]), int(best[1])) if best else None
         self.trainer.metrics = dict(found.meta.get("metrics") or {})
         self.trainer.evaluated = self.trainer.evaluator is None or found.meta.get("evaluated") is not False
-        if self.numerics is not None:
-            self.trainer.notes += filter(None, [fingerprint.changes(found.meta.get("numerics"), self.numerics)])
-        else:
-            self.trainer.notes += filter(None, [change(chosen.get("exchange"), self.trainer.tuning.choices.get("exchange"))])
+        said = fingerprint.changes(found.meta.get("numerics"), self.numerics)
+        if not said and self.numerics is None:
+            said = change(chosen.get("exchange"), self.trainer.tuning.choices.get("exchange"))
+        self.trainer.notes += [said] if said else []
 
 
 def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimizer: Callable[[nn.FlatStorage], optim.Optimizer],
@@ -196,9 +196,11 @@ def refuse_one_copy(o: Options) -> None:
     Parameters are updated inside the sum of their gradients: a probe of the exchange would train, and a thread of its own would
     write parameters while the program reads them.
     """
-    if o.node_shared and (o.progress != "poll" or o.tune_buckets):
-        raise ConfigError('comm.node_shared = true updates parameters while messages move: set comm.progress = "poll" and a '
-                          "number for comm.bucket_mb")
+    for wrong, found, instead in ((o.progress != "poll", f'comm.progress = "{o.progress}"', 'comm.progress = "poll"'),
+                                  (o.tune_buckets, 'comm.bucket_mb = "auto"', "a number for comm.bucket_mb")):
+        if o.node_shared and wrong:
+            raise ConfigError(f"comm.node_shared = true updates parameters while gradients are summed, found {found}; set "
+                              f"{instead}, or comm.node_shared = false")
 
 
 def make_tuning(o: Options, reducer: GradientReducer, control: Channel, mesh: Mesh) -> Tuning:

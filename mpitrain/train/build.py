@@ -9,9 +9,10 @@ from typing import Any
 
 from mpitrain import models, nn, optim
 from mpitrain.comm.algorithms import find_own, is_own
+from mpitrain.comm.failure import place
 from mpitrain.comm.mesh import Mesh
 from mpitrain.config import Config
-from mpitrain.errors import ConfigError, nearest, text_of
+from mpitrain.errors import ConfigError, name_and_text, nearest, text_of
 from mpitrain.train.assembly import Job, Options, assemble
 from mpitrain.train.inputs import Inputs
 
@@ -57,7 +58,7 @@ def make_model(config: Config) -> nn.Module:
 
 
 def call_with(function: Callable[..., Any], arguments: dict[str, Any], what: str, section: str) -> Any:
-    """``function(**arguments)``, with a ConfigError that names the key where it does not take them."""
+    """``function(**arguments)``, with a ConfigError that names the key it does not take, or the line where it fails."""
     parameters = inspect.signature(function).parameters
     named = {n: p for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -70,7 +71,10 @@ def call_with(function: Callable[..., Any], arguments: dict[str, Any], what: str
     try:
         return function(**arguments)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{what} does not accept {arguments}: {text_of(error)}") from error
+        refused = error.__traceback__ is None or error.__traceback__.tb_next is None       # by the call itself: nothing ran
+        how = f"does not accept {arguments}: {text_of(error)}" if refused else \
+            f"failed with {arguments}: {name_and_text(error, place(error))}"
+        raise ConfigError(f"{what} {how}") from error
 
 
 def keep_inputs_only(model: nn.Module) -> None:

@@ -69,8 +69,11 @@ def agree(mine: Mapping[str, str], host: str, channel: Channel) -> None:
                                   f'with one installation, or train.reproducible = "run"')
 
 
-def changes(before: Mapping[str, Any] | None, now: Mapping[str, str]) -> str:
-    """In one line, what has changed since a checkpoint was written; "" where nothing has."""
+def changes(before: Mapping[str, Any] | None, now: Mapping[str, str] | None) -> str:
+    """In one line, what has changed since a checkpoint was written; "" where nothing has. None: not in this mode."""
+    if now is None:
+        return "" if before is None else ('the checkpoint was written with train.reproducible = "layout", and the run goes on '
+                                          'without it: from here on the bits depend on its ranks')
     if before is None:
         return 'the checkpoint was not written with train.reproducible = "layout": the bits so far depend on its ranks'
     parts = []

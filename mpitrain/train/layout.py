@@ -15,6 +15,7 @@ from mpitrain.backend import Device
 from mpitrain.comm.channel import Channel
 from mpitrain.errors import ConfigError, nearest
 from mpitrain.nn import Module, SyncBatchNorm
+from mpitrain.parallel.exchange import name_of
 from mpitrain.train import fingerprint
 from mpitrain.train.environment import blas
 
@@ -34,7 +35,7 @@ def refuse_options(micro_batches: int, algorithm: Any, wire: str = "float32") ->
         raise ConfigError(f"{MODE} needs train.micro_batches: each micro-batch is computed by itself, so their number must not "
                           "follow the number of ranks; set it to the most ranks you will use, a power of two where you can")
     if algorithm != "auto":
-        raise ConfigError(f'{MODE} adds gradients in an order of its own, found comm.algorithm = "{_name(algorithm)}"; '
+        raise ConfigError(f'{MODE} adds gradients in an order of its own, found comm.algorithm = "{name_of(algorithm)}"; '
                           'leave comm.algorithm = "auto"')
     if wire != "float32":
         raise ConfigError(f'{MODE} rounds nothing on its way between ranks, found comm.wire_dtype = "{wire}"; leave it "float32"')
@@ -64,7 +65,3 @@ def agree_on_numerics(channel: Channel, n_micro: int) -> dict[str, str]:
     mine = fingerprint.numerics()
     fingerprint.agree(mine, socket.gethostname(), channel)
     return {"micro_batches": str(n_micro), **mine}
-
-
-def _name(algorithm: Any) -> str:
-    return str(getattr(algorithm, "__name__", algorithm))

@@ -125,3 +125,14 @@ def test_a_block_that_uses_another_parameter_the_second_time_is_refused() -> Non
     y = recompute(lambda t: t * next(choices), leaf(1.0))
     with pytest.raises(GraphError, match="recomputing a block used a parameter that its first run did not"):
         ops.sum(y).backward()
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_block_whose_parameter_was_changed_before_it_runs_again_is_refused(detached: bool) -> None:
+    w = trained(2)
+    y = recompute(lambda t: t * (w.detach() if detached else w), leaf(1.0, 2.0))
+    with no_grad():
+        w[0] = 7.0
+    with pytest.raises(GraphError, match=r"^Recompute: a parameter that the block reads again in backward was changed in place "
+                                         r"\(1 changes since\); copy it before changing it$"):
+        ops.sum(y).backward()

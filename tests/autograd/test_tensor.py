@@ -83,6 +83,28 @@ def test_detach_shares_memory_and_its_changes_are_seen() -> None:
         y.backward()
 
 
+def test_a_tensor_made_of_another_shows_its_memory_and_its_changes() -> None:
+    x = leaf(1.0, 2.0)
+    y = ops.sum(leaf(3.0, 4.0) * Tensor(x))
+    x.detach()[0] = 7.0
+    with pytest.raises(GraphError, match="changed in place"):
+        y.backward()
+
+
+def test_the_advice_is_that_of_the_change_that_was_one_too_many() -> None:
+    x, y = leaf(1.0, 2.0), leaf(3.0, 4.0)
+    x.mark_changed("wait for it")
+    product = ops.sum(y * x)
+    x.mark_changed()
+    with pytest.raises(GraphError, match=r"\(1 changes since\); copy it before changing it$"):
+        product.backward()
+    product = ops.sum(y * x)
+    x.mark_changed("wait for it")
+    x.mark_changed()
+    with pytest.raises(GraphError, match=r"\(2 changes since\); wait for it$"):
+        product.backward()
+
+
 def test_a_promotion_in_forward_is_refused() -> None:
     class Promoting(Function):
         @staticmethod

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from pathlib import Path
 
 import pytest
-from launch import ROOT, Result, mpirun
+from launch import ROOT, Result, launch, mpirun
 
 from mpitrain.bench.allreduce import known
 from mpitrain.comm.algorithms import names
@@ -120,6 +121,15 @@ def test_an_own_algorithm_is_proved_at_the_lengths_that_are_measured(tmp_path: P
     assert " 8 B  float32" in result.out, "the small sums are right"
 
 
+def test_a_signal_that_asks_to_save_and_stop_does_not_end_what_has_nothing_to_save(tmp_path: Path) -> None:
+    job = launch(2, "-m", "mpitrain", "bench", "allreduce", "--sizes", "8", "--algorithms", "ring,tree", "--pairs", "200",
+                 "--json", "r.json", cwd=tmp_path)
+    job.wait_for("times faster")                              # the head of the table
+    job.signal(signal.SIGUSR1)                                # mpirun passes it on
+    result = job.finish(120)
+    assert result.rc == 0 and result.error_lines == [] and result.out.count(" 8 B  float32") == 2, result.err
+
+
 def test_one_rank_says_that_nothing_is_exchanged(tmp_path: Path) -> None:
     result = bench(1, tmp_path, "--json", "r.json")
     assert result.rc == 0 and "one rank has nothing to exchange" in result.out
@@ -139,6 +149,8 @@ def test_one_rank_says_that_nothing_is_exchanged(tmp_path: Path) -> None:
     (["--sizes", "12", "--dtypes", "float64"], 64, "E_USAGE .*no whole number of float64"),
     (["--speed"], 64, "E_USAGE .*unknown argument --speed"),
     (["--json", "no/such/folder.json"], 66, "E_MISSING .*No such file"),
+    (["--json", "."], 64, "E_USAGE .*--json takes a file to write, found the folder [.]"),
+    (["--json", "/dev/full"], 74, 'E_IO .*file="/dev/full": No space left on device'),
 ])
 def test_a_mistake_is_one_line_on_all_ranks(arguments: list[str], rc: int, message: str, tmp_path: Path) -> None:
     result = bench(2, tmp_path, *arguments)

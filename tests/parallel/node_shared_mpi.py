@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpitrain import nn, optim
-from mpitrain.autograd import Tensor, run_backward
+from mpitrain import nn, ops, optim
+from mpitrain.autograd import Tensor, recompute, run_backward
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.node import Node
 from mpitrain.comm.progress import Progress
 from mpitrain.comm.shared import SharedChannel
-from mpitrain.errors import NumericsError, OutputError
+from mpitrain.errors import GraphError, NumericsError, StorageError
 from mpitrain.parallel.node_shared import NodeExchange, NodeShared
 from mpitrain.parallel.reducer import GradientReducer
 from mpitrain.parallel.update import Replicated
@@ -27,13 +27,14 @@ OPTIMIZERS = {"sgd": {"momentum": 0.9, "nesterov": True}, "adam": {"weight_decay
 class Job:
     """A small model in a job of its own; parameters of 9,216 and 10,752 elements are cut inside."""
 
-    def __init__(self, comm: Any, *, shared: bool, optimizer: str, clip_norm: float, colors: int, bucket_bytes: int = 30_000):
+    def __init__(self, comm: Any, *, shared: bool, optimizer: str, clip_norm: float, colors: int, bucket_bytes: int = 30_000,
+                 model: nn.Module | None = None):
         self.progress = Progress()
         self.free = 1 << 40                                  # bytes of shared memory to be had
         self.node = Node(comm, self.progress, color=comm.rank * colors // comm.size if colors else None, free=lambda: self.free)
         self.channel = SharedChannel(Channel(comm.Dup(), "gradients", progress=self.progress), self.node)
         self.control = Channel(comm.Dup(), "control", progress=self.progress)
-        self.model = nn.Sequential(nn.Linear(96, 96), nn.Tanh(), nn.Linear(96, 112), nn.Tanh(), nn.Linear(112, 3))
+        self.model = model or nn.Sequential(nn.Linear(96, 96), nn.Tanh(), nn.Linear(96, 112), nn.Tanh(), nn.Linear(112, 3))
         def place(nbytes: int) -> Any:
             return self.node.block(nbytes, "parameters")
         self.shared = shared and self.channel.shared
@@ -130,6 +131,38 @@ def test_a_rule_that_a_user_changed_is_the_one_that_runs(job: Any, comm: Any, mo
     assert plain.state() == shared.state()
 
 
+class ReadsWithoutGradient(nn.Module):
+    """`tied` is complete when `after` has been passed, but what its values were is asked for once more."""
+
+    def __init__(self, again: bool) -> None:
+        self.before, self.tied, self.after, self.again = nn.Linear(96, 96), nn.Linear(96, 96), nn.Linear(96, 3), again
+
+    def forward(self, x: Tensor) -> Tensor:
+        def block(t: Tensor) -> Tensor:
+            return ops.tanh(t @ self.tied.weight.detach())
+        h = self.before(x)
+        return self.after(self.tied(recompute(block, h) if self.again else block(h)))
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])      # inside the sum, and by a pass after it
+def test_a_weight_that_backward_reads_without_a_gradient_is_an_error_and_not_a_wrong_number(job: Any, comm: Any, optimizer: str,
+                                                                                            again: bool) -> None:
+    plain, shared = (job(shared=s, optimizer=optimizer, clip_norm=0.0, colors=0, bucket_bytes=1000,
+                         model=ReadsWithoutGradient(again)) for s in (False, True))
+    if not shared.shared:
+        pytest.skip("one rank shares with nobody")
+    for one in (plain, shared):
+        one.step(0, want_norm=True)                                       # the update waits for the norm: nothing is early
+    assert plain.state() == shared.state()
+    plain.step(1, want_norm=False)
+    read = "Recompute: a parameter that the block reads again in backward" if again else "Mat.*: an array it saved for backward"
+    with pytest.raises(GraphError, match=f"^{read} was changed in place .[12] changes since.; comm.node_shared = true "
+                                         r"updates .* read a copy, Tensor\(weight.numpy.*, or set comm.node_shared = false$"):
+        shared.step(1, want_norm=False)
+    shared.reducer.finish()                                               # what began ends
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_nodes_sum_their_slices_by_messages(job: Any, comm: Any, optimizer: str) -> None:
     if comm.size not in (4, 8):
@@ -178,6 +211,6 @@ def test_memory_that_runs_out_is_an_error_with_a_remedy_and_not_memory_of_this_r
     for name, make in (("gradients", lambda: NodeExchange(one.channel, one.optimizer).allocate()),
                        ("the gradient norm", lambda: NodeShared(one.model, one.optimizer, one.reducer, one.control, abs,
                                                                 one.reducer.channel))):
-        with pytest.raises(OutputError, match=f"comm.node_shared = true: no shared memory for {name}: /dev/shm has 1 MiB free "
+        with pytest.raises(StorageError, match=f"comm.node_shared = true: no shared memory for {name}: /dev/shm has 1 MiB free "
                                               "where .* are needed; .* enlarge it: .*; or set comm.node_shared = false"):
             make()

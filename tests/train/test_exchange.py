@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +14,7 @@ from launch import Result
 from runs import SMALL, mpirun, record, steps, train, write
 
 from mpitrain.errors import ConfigError
-from mpitrain.parallel.exchange import change, nodes_text
+from mpitrain.parallel.exchange import Exchange, change, nodes_text
 from mpitrain.train import checkpoint, layout
 from mpitrain.train.assembly import Options, assemble
 
@@ -28,7 +31,13 @@ WIDE = SMALL.replace("hidden = [32]", "hidden = [8000]").replace("steps = 50", "
 
 def train_with(mib: int, n: int, config: Path, *arguments: str) -> Result:
     """A run that finds so much shared memory free each time it asks."""
-    program = (f"from mpitrain.comm.node import Node; Node.__init__.__kwdefaults__['free'] = lambda: {mib} << 20\n"
+    return train_on(f"'free': lambda: {mib} << 20", n, config, *arguments)
+
+
+def train_on(node: str, n: int, config: Path, *arguments: str) -> Result:
+    """A run on nodes made with these keywords; `rank` is this rank's number."""
+    program = ("import os; rank = int(os.environ['OMPI_COMM_WORLD_RANK'])\n"
+               f"from mpitrain.comm.node import Node; Node.__init__.__kwdefaults__.update({{{node}}})\n"
                "import runpy; runpy.run_module('mpitrain', run_name='__main__', alter_sys=True)")
     return mpirun(n, "-c", program, "train", config, *arguments, cwd=config.parent)
 
@@ -39,10 +48,57 @@ def shared(result: Result) -> Result:
     return result
 
 
-def test_a_run_that_cannot_share_memory_says_that_every_rank_keeps_a_copy(tmp_path: Path) -> None:
-    result = ok(train(2, write(tmp_path), "run.out=a", "comm.node_shared=true", "train.steps=3",
-                      env={"OMPI_MCA_osc_sm_backing_directory": str(tmp_path / "none")}))
-    assert NOTE in result.out and "messages instead: " in result.out
+def refused(result: Result, rc: int, code: str, text: str) -> None:
+    """Ended before it began, with this in its one line."""
+    assert (result.rc, len(result.error_lines)) == (rc, 1), result.err
+    assert f" {code} " in result.error_lines[0] and text in result.error_lines[0], result.error_lines[0]
+
+
+@pytest.mark.parametrize("mib", [0, 2, 5])                    # for nothing, for the flags, for parameters and state besides
+def test_one_copy_per_node_is_refused_where_there_is_too_little_room_wherever_that_shows(tmp_path: Path, mib: int) -> None:
+    result = train_with(mib, 3, write(tmp_path, WIDE), "run.out=a", "comm.node_shared=true")
+    refused(result, 74, "E_IO", f"/dev/shm has {mib} MiB free where {dict(zip((0, 2, 5), (2, 4, 8)))[mib]} MiB are needed; ")
+    line = result.error_lines[0]
+    assert "comm.node_shared = true: no shared memory for " in line and '"--shm-size" of a container' in line
+    assert line.endswith("; or set comm.node_shared = false") and not (tmp_path / "a").exists()
+
+
+def test_the_reason_is_that_of_the_node_that_has_no_room_and_names_it(tmp_path: Path) -> None:
+    result = train_on("'color': rank // 2, 'free': lambda: (rank < 2) << 40", 4, write(tmp_path), "run.out=a",
+                      "comm.node_shared=true")
+    refused(result, 74, "E_IO", f"no shared memory for gradients on {socket.gethostname()}: /dev/shm has 0 MiB free where ")
+
+
+def test_a_folder_that_is_missing_is_what_a_run_says(tmp_path: Path) -> None:
+    config, none = write(tmp_path), tmp_path / "none"
+    env = {"OMPI_MCA_osc_sm_backing_directory": str(none)}
+    said = f"there is no folder {none}; let OMPI_MCA_osc_sm_backing_directory name one that is there"
+    refused(train(2, config, "run.out=a", "comm.node_shared=true", env=env), 74, "E_IO", said)
+    assert f"messages instead: {said}" in ok(train(2, config, "run.out=a", "train.steps=3", env=env)).out
+
+
+def test_without_a_folder_for_a_lock_file_one_copy_per_node_is_refused(tmp_path: Path) -> None:
+    program = ("import tempfile; from mpitrain.comm import alive; alive._new_file = lambda: None\n"
+               "import runpy; runpy.run_module('mpitrain', run_name='__main__', alter_sys=True)")
+    result = mpirun(2, "-c", program, "train", write(tmp_path), "run.out=a", "comm.node_shared=true", cwd=tmp_path)
+    refused(result, 74, "E_IO", "no folder for a lock file: neither /dev/shm nor ")
+
+
+def test_nodes_of_unequal_size_and_a_cpu_that_reorders_stores_are_reasons_to_refuse_one_copy_per_node(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    refused(train_on("'color': min(rank, 1)", 3, config, "run.out=a", "comm.node_shared=true"), 78, "E_CONFIG",
+            "comm.node_shared = true needs memory that the ranks of each node share: nodes have from 1 to 2 ranks; set "
+            "comm.node_shared = false")
+    program = ("from mpitrain.comm import flags, shared; shared.kernels = lambda: None\n"
+               "flags.can_poll = lambda: False\n"
+               "import runpy; runpy.run_module('mpitrain', run_name='__main__', alter_sys=True)")
+    result = mpirun(2, "-c", program, "train", config, "run.out=a", "comm.node_shared=true", cwd=tmp_path)
+    refused(result, 78, "E_CONFIG", "share: no C compiler, and this CPU may reorder stores; set comm.node_shared = false")
+
+
+def test_with_one_rank_on_each_node_one_copy_per_node_is_a_copy_per_rank(tmp_path: Path) -> None:
+    result = ok(train_on("'color': rank", 2, write(tmp_path), "run.out=a", "comm.node_shared=true", "train.steps=3"))
+    assert NOTE in result.out and "gradients: one rank on each node, messages instead" in result.out
 
 
 @pytest.mark.parametrize("clip", ["optimizer.clip_norm=0.5", pytest.param("optimizer.clip_norm=0", marks=pytest.mark.slow)])
@@ -85,22 +141,15 @@ def test_sixteen_bits_on_the_wire_train_nearly_the_same(tmp_path: Path) -> None:
     assert a != b and abs(a - b) < 0.05 * a
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (("comm.node_shared=true", "comm.algorithm=ring"), "needs gradients in memory that ranks share"),
-    (("comm.node_shared=true", "comm.progress=thread"), 'set comm.progress = "poll" and a number for comm.bucket_mb'),
-    (("comm.node_shared=true", "comm.bucket_mb=auto"), 'set comm.progress = "poll" and a number for comm.bucket_mb')])
-def test_what_one_copy_per_node_cannot_go_with_is_refused_in_one_line(tmp_path: Path, arguments: tuple[str, ...],
-                                                                      message: str) -> None:
-    result = train(2, write(tmp_path), "run.out=a", *arguments)
-    assert result.rc == 78 and len(result.error_lines) == 1 and message in result.error_lines[0], result.err
+@pytest.mark.parametrize(("argument", "message"), [
+    ("comm.algorithm=ring", 'gradients in memory that ranks share, found comm.algorithm = "ring"; set comm.algorithm = "auto"'),
+    ("comm.progress=thread", 'while gradients are summed, found comm.progress = "thread"; set comm.progress = "poll"'),
+    ("comm.bucket_mb=auto", 'while gradients are summed, found comm.bucket_mb = "auto"; set a number for comm.bucket_mb')])
+def test_what_one_copy_per_node_cannot_go_with_is_refused_by_its_name_alone(tmp_path: Path, argument: str,
+                                                                            message: str) -> None:
+    result = train(2, write(tmp_path), "run.out=a", "comm.node_shared=true", argument)
+    refused(result, 78, "E_CONFIG", message + ", or comm.node_shared = false")
     assert not (tmp_path / "a").exists()
-
-
-def test_one_copy_per_node_without_room_for_the_gradients_of_all_ranks_ends_with_the_remedy(tmp_path: Path) -> None:
-    result = train_with(5, 3, write(tmp_path, WIDE), "run.out=a", "comm.node_shared=true")
-    assert result.rc == 73 and len(result.error_lines) == 1, result.err
-    assert "no shared memory for gradients: /dev/shm has 5 MiB free where 8 MiB are needed;" in result.error_lines[0]
-    assert '"--shm-size" of a container' in result.error_lines[0] and "set comm.node_shared = false" in result.error_lines[0]
 
 
 @pytest.mark.parametrize("mib", [0, 5])
@@ -157,12 +206,23 @@ def test_a_wire_of_16_bits_that_nothing_travels_on_is_said_in_one_line_and_not_r
         assert len(found) == bool(said) and all(f'comm.wire_dtype = "bfloat16" has no effect: {said}' in line for line in found)
 
 
-@pytest.mark.parametrize("options", [Options(node_shared=True, tune_buckets=True), Options(node_shared=True, progress="thread"),
-                                     Options(node_shared=True, progress="auto")])
-def test_python_is_refused_the_same_before_anything_starts(options: Options) -> None:
+@pytest.mark.parametrize(("options", "found"), [
+    (Options(node_shared=True, tune_buckets=True), 'comm.bucket_mb = "auto"'),
+    (Options(node_shared=True, progress="thread"), 'comm.progress = "thread"'),
+    (Options(node_shared=True, progress="auto"), 'comm.progress = "auto"')])
+def test_python_is_refused_the_same_before_anything_starts(options: Options, found: str) -> None:
     nothing: Any = None
-    with pytest.raises(ConfigError, match="comm.node_shared = true updates parameters while messages move"):
+    with pytest.raises(ConfigError, match=f"updates parameters while gradients are summed, found {found}; set "):
         assemble(nothing, nothing, nothing, loss=None, optimizer=nothing, options=options)
+
+
+@pytest.mark.parametrize(("options", "found"), [
+    ({"algorithm": os.getcwd}, 'comm.algorithm = "getcwd"; set comm.algorithm = "auto",'),
+    ({"on_host": False}, 'gradients on a GPU; set train.device = "cpu",')])
+def test_of_an_own_algorithm_and_a_gpu_the_one_that_is_there_is_named(options: dict[str, Any], found: str) -> None:
+    mesh: Any = SimpleNamespace(channel=lambda *a, **k: SimpleNamespace(size=2), progress=None)
+    with pytest.raises(ConfigError, match=f"memory that ranks share, found {found} or comm.node_shared = false"):
+        Exchange(mesh, node_shared=True, **options)
 
 
 def test_layout_mode_refuses_a_wire_that_rounds() -> None:

@@ -74,6 +74,10 @@ def test_what_changed_since_the_checkpoint_is_said_in_one_line_and_training_goes
     assert train(1, config, "train.steps=4", "run.out=b").rc == 0
     again = train(1, config, *LAYOUT, "train.steps=8", "run.out=b", "--resume")
     assert again.rc == 0 and again.out.count('was not written with train.reproducible = "layout"') == 1
+    again = train(2, config, "train.steps=12", "run.out=b", "--resume")
+    assert again.rc == 0 and again.out.count('was written with train.reproducible = "layout", and the run goes on without it: '
+                                             "from here on the bits depend on its ranks") == 1
+    assert "gradients were summed" not in again.out
 
 
 def test_ranks_of_different_numerics_do_not_start(tmp_path: Path) -> None:
@@ -150,3 +154,4 @@ def test_of_long_texts_only_the_words_that_differ_are_named() -> None:
     assert caught.value.exit_code == 76
     assert 'cpu_features was "amx", is "avx512x3"' in fingerprint.changes(two, one)
     assert "was not written" in fingerprint.changes(None, one)
+    assert "goes on without it" in fingerprint.changes(one, None) and fingerprint.changes(None, None) == ""
