@@ -199,7 +199,7 @@ static void release(Heap *heap, Block *b)
 /* Memory that begins and ends between huge pages; NULL where the system has none. */
 static void *map(size_t size)
 {
-    char *p = mmap(NULL, size + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *p = mmap(NULL, size + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return NULL;
     char *begin = (char *)round_up((uintptr_t)p, HUGE_PAGE);
     if (begin > p) munmap(p, begin - p);

@@ -59,9 +59,9 @@ class Pool:
         """From now on the arrays of this thread (of its running context) come from the pool."""
         self._set(self._capsule)
 
-    def limit(self, cached: int | None) -> None:
+    def limit(self, cached: float | None) -> None:
         """Keeps at most so many bytes that are free, or (None) as many as there are; the rest goes back to the system."""
-        self._library.memory_set_cap(-1 if cached is None else min(cached, 1 << 62))
+        self._library.memory_set_cap(-1 if cached is None else int(min(cached, 1 << 62)))
 
     def trim(self) -> int:
         """Gives back all that is free; how many bytes that was."""
@@ -85,10 +85,15 @@ def pool() -> Pool | None:
     return None if library is None else Pool(library)
 
 
-_used: list[Pool] = []                                # by this process: at most one
+_used: list[Pool] = []                                # by this process: one at most
 
 
-def keep_freed_memory(cached: int | None = None) -> bool:
+def pool_in_use() -> Pool | None:
+    """The pool, where `keep_freed_memory` was called and there is one."""
+    return _used[0] if _used else None
+
+
+def keep_freed_memory(cached: float | None = None) -> bool:
     """Arrays of this thread come from the pool, which keeps at most `cached` bytes that are free; malloc keeps all it has.
 
     For the whole process, so a program's own decision. False where there is neither a C compiler nor glibc.
