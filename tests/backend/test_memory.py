@@ -47,7 +47,7 @@ def in_pool(action: Callable[[memory.Pool], Any]) -> Any:
 
 def child(program: str, *arguments: object, **environment: str) -> str:
     """What a program prints that ends well."""
-    done = subprocess.run([sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True, timeout=120,
+    done = subprocess.run([sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True, timeout=170,
                           env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment})
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
