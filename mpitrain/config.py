@@ -79,6 +79,7 @@ class TrainConfig:
     threads: int = 0                         # per rank; 0: the cores bound to it, shared out
     eval_every: int = 0                      # steps; 0: after each epoch
     recompute: bool = False                  # keep block inputs instead of activations
+    cached_mb: float = 0.0                   # freed memory kept for the next arrays; 0: all of it
 
 
 @dataclass(frozen=True)
@@ -272,7 +273,7 @@ def _check(config: Config, source: Path, overridden: set[str]) -> None:
         if value < least:
             refuse(f"{key} must be at least {least}, found {value}", key)
     for key, number in (("optimizer.lr", o.lr), ("optimizer.clip_norm", o.clip_norm), ("optimizer.weight_decay", o.weight_decay),
-                        ("optimizer.min_lr", o.min_lr)):
+                        ("optimizer.min_lr", o.min_lr), ("train.cached_mb", t.cached_mb)):
         if not 0 <= number < float("inf"):
             refuse(f"{key} must be a finite number, 0 or more, found {_written(number)}", key)
     size = config.comm.bucket_mb

@@ -85,6 +85,7 @@ def test_what_is_written_back_reads_as_the_same(tmp_path, text):
     ("optimizer.lr=nan", "optimizer.lr must be a finite number"),
     ("optimizer.lr=-1", "optimizer.lr must be a finite number, 0 or more, found -1"),
     ("optimizer.lr=-0.25", "optimizer.lr must be a finite number, 0 or more, found -0.25"),
+    ("train.cached_mb=-1", "train.cached_mb must be a finite number, 0 or more, found -1"),
     ("optimizer.betas=[0.9]", "optimizer.betas must be two numbers"),
     ("optimizer.betas=[0.9, 'x']", "optimizer.betas must be a list of numbers"),
     ("data.transform=[1]", "data.transform must be a list of strings"),

@@ -1,7 +1,7 @@
 """Arrays: the NumPy/CuPy namespace, devices, dtypes, counter-based random numbers, the loader of native code."""
 
 from mpitrain.backend.dtype import float_dtype, is_float
-from mpitrain.backend.memory import keep_freed_memory
+from mpitrain.backend.memory import keep_freed_memory, use_pool
 from mpitrain.backend.namespace import (
     CPU,
     Array,
@@ -15,4 +15,4 @@ from mpitrain.backend.namespace import (
 from mpitrain.backend.random import stream_key
 
 __all__ = ["CPU", "Array", "Device", "array_module", "asnumpy", "float_dtype", "is_array", "is_float", "keep_freed_memory",
-           "register_array_module", "select_device", "stream_key"]
+           "register_array_module", "select_device", "stream_key", "use_pool"]

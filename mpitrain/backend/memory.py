@@ -3,21 +3,132 @@
 glibc gives every block above a threshold a mapping of its own and returns it to the system when it is freed, so each array of
 each step faults its pages in again, at 1 to 4 us per 4 KiB on a virtual machine (attention at nanoGPT's CPU shapes, forward
 and backward: 5.9 ms with 750 faults, 2.8 ms without).
+
+So NumPy's arrays come from a pool of our own (`native/memory.c`), installed as NumPy's memory handler (NEP 49). NumPy looks the
+handler up in the running context, and each thread has a context of its own: one that makes arrays calls `use_pool` first. An
+array knows its handler, and may be freed by any thread. Memory that is not of arrays, and without a C compiler all of it, stays
+with malloc, which is told to keep what is freed.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
+import resource
 import sys
+from functools import cache
+from typing import Any, NamedTuple
+
+from mpitrain.backend.native import load
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3           # malloc.h
 LARGEST = 32 << 20                                    # glibc ignores a mmap threshold above this
 KEEP = (1 << 31) - 1                                  # bytes free at the top of the heap before it is trimmed
+SET_HANDLER, DEFAULT_HANDLER = 304, 306               # places in NumPy's table of C functions: numpy/__multiarray_api.h
 
 
-def keep_freed_memory() -> bool:
-    """Tells malloc to reuse what is freed; for the whole process, so a program's own decision. False where it is not glibc."""
+class Usage(NamedTuple):
+    """What the pool holds, in bytes; a block is the memory of an array, with what its size was rounded up by."""
+
+    used: int                                         # blocks of arrays
+    peak: int                                         # the most there were
+    cached: int                                       # free, and kept for the next arrays
+    system: int                                       # had from the system: used and cached
+    arenas: int                                       # how often it was asked
+
+
+class Pool:
+    """The pool of this process, from `pool()`. Its memory serves until the process ends, whatever becomes of this object."""
+
+    def __init__(self, library: ctypes.CDLL):
+        new = _python("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+        pointer = _python("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+        name_of = _python("PyCapsule_GetName", ctypes.c_void_p, ctypes.py_object)
+        functions = importlib.import_module("numpy._core._multiarray_umath")._ARRAY_API
+        table = ctypes.cast(pointer(functions, None), ctypes.POINTER(ctypes.c_void_p))
+        numpys = ctypes.cast(table[DEFAULT_HANDLER], ctypes.POINTER(ctypes.py_object))[0]
+        name = name_of(numpys)                        # "mem_handler", where it stays: a capsule keeps the pointer
+        library.memory_handler.argtypes, library.memory_handler.restype = [ctypes.c_void_p], ctypes.c_void_p
+        library.memory_set_cap.argtypes, library.memory_set_cap.restype = [ctypes.c_int64], None
+        library.memory_trim.argtypes, library.memory_trim.restype = [], ctypes.c_int64
+        self._library = library
+        self._capsule = new(library.memory_handler(pointer(numpys, name)), name, None)
+        self._set = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(table[SET_HANDLER])
+
+    def use(self) -> None:
+        """From now on the arrays of this thread (of its running context) come from the pool."""
+        self._set(self._capsule)
+
+    def limit(self, cached: float | None) -> None:
+        """Keeps at most so many bytes that are free, or (None) as many as there are; the rest goes back to the system."""
+        self._library.memory_set_cap(-1 if cached is None else int(min(cached, 1 << 62)))
+
+    def trim(self) -> int:
+        """Gives back all that is free; how many bytes that was."""
+        return int(self._library.memory_trim())
+
+    def usage(self) -> Usage:
+        numbers = (ctypes.c_int64 * len(Usage._fields))()
+        self._library.memory_usage(numbers)
+        return Usage(*numbers)
+
+
+def _python(name: str, result: Any, *arguments: Any) -> Any:
+    """A function of Python's own C interface, with a prototype that is not shared, as that on ctypes.pythonapi is."""
+    return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
+
+
+@cache
+def pool() -> Pool | None:
+    """The pool, which nobody uses yet; None without a C compiler."""
+    library = load("memory")
+    return None if library is None else Pool(library)
+
+
+_used: list[Pool] = []                                # by this process: one at most
+
+
+def pool_in_use() -> Pool | None:
+    """The pool, where `keep_freed_memory` was called and there is one."""
+    return _used[0] if _used else None
+
+
+def keep_freed_memory(cached: float | None = None) -> bool:
+    """Arrays of this thread come from the pool, which keeps at most `cached` bytes that are free; malloc keeps all it has.
+
+    For the whole process, so a program's own decision. False where there is neither a C compiler nor glibc.
+    """
+    found = pool()
+    if found is not None:
+        found.limit(cached)
+        _used[:] = [found]
+    use_pool()
+    return _malloc_keeps() or found is not None
+
+
+def use_pool() -> None:
+    """The first call of a thread that makes arrays: they come from the pool too, where this process keeps freed memory."""
+    for found in _used:
+        found.use()
+
+
+def _malloc_keeps() -> bool:
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and bool(mallopt(M_MMAP_THRESHOLD, LARGEST) and mallopt(M_TRIM_THRESHOLD, KEEP))
+
+
+def page_faults() -> int:
+    """How often this process has touched a page for the first time so far; a steady training step adds next to nothing."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def peak_resident() -> int:
+    """The most memory, in bytes, that this process has had; of all kinds, shared with other processes or not."""
+    try:
+        with open("/proc/self/status", "rb") as file:
+            return next(int(line.split()[1]) << 10 for line in file if line.startswith(b"VmHWM:"))
+    except (OSError, StopIteration):                  # elsewhere; on Linux this may be the peak of the process that started us
+        largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return largest if sys.platform == "darwin" else largest << 10

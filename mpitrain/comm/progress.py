@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from mpitrain.backend import use_pool
 from mpitrain.errors import ConfigError
 
 PERIOD_S = 100e-6     # between two looks of the thread: a round of a ring waits half of it on average
@@ -139,6 +140,7 @@ class ProgressThread:
         self._thread.join()
 
     def _run(self) -> None:
+        use_pool()
         while True:
             self._wake.wait()
             if self._end.wait(PERIOD_S):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpitrain.backend import use_pool
 from mpitrain.data.checks import Source, check_finite, check_labels
 from mpitrain.data.keyed import key, sample_keys
 from mpitrain.data.sampler import Index, Sampler
@@ -108,7 +109,7 @@ class Loader:
                 step += 1
                 continue
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="mpitrain-loader")
+                self._pool = ThreadPoolExecutor(self.workers, "mpitrain-loader", initializer=use_pool)
             while len(self._waiting) < self.depth and (stop_step is None or ahead < stop_step):
                 self._waiting.append((ahead, self._pool.submit(self.load, ahead)))
                 ahead += 1

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import keep_freed_memory, select_device
+from mpitrain.backend.memory import peak_resident, pool_in_use
 from mpitrain.comm import guard
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.mesh import Mesh
@@ -49,7 +50,7 @@ class Session:
 
 def open_session(config: Config, cleanup: ExitStack) -> Session:
     """Files are examined before MPI starts (their parser is a child process, and nothing forks afterwards), by one rank."""
-    keep_freed_memory()
+    keep_freed_memory(config.train.cached_mb * 2**20 or None)
     np.seterr(all="ignore")                  # NaN and Inf are looked for, and named, where they matter
     d = config.data
     look = before_mpi(lambda: describe_files(d.path, d.validation, config.folder, d.x, d.y))
@@ -119,10 +120,12 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
             metrics = fit_profiled(job, folder, session)
         else:
             metrics = job.trainer.fit()
+        peak = peak_memory(session.control)
+        job.trainer.recorder.message("most memory of a rank: " + ", ".join(f"{name} {mb:,.0f} MiB" for name, mb in peak.items()))
         hashes = job.state.hashes()
         session.control.agree(hashes, "the final parameters")
         record = about | hashes | {"choices": job.trainer.tuning.choices, "status": "done", "steps": job.plan.steps,
-                                   "seconds": round(time.time() - began, 3), "metrics": metrics}
+                                   "seconds": round(time.time() - began, 3), "metrics": metrics, "peak_mb": peak}
         on_first(session.control, lambda: folder.write_json(folder.run_json, record))
     return 0
 
@@ -188,6 +191,14 @@ def describe_run(config: Config, session: Session) -> dict[str, Any]:
     return {"name": config.run.name, "seed": config.run.seed} | environment.describe(
         mpi_library=MPI.Get_library_version(), hosts=session.hosts, mesh=mesh, threads=session.threads,
         device=config.train.device)
+
+
+def peak_memory(channel: Channel) -> dict[str, float]:
+    """The most memory, in MiB, that any rank has had: resident, and in arrays where these come from pools. It communicates."""
+    pool = pool_in_use()
+    mine = {"resident": peak_resident()} | ({"arrays": pool.usage().peak} if pool else {})
+    ranks = channel.gather_objects(mine)
+    return {name: round(max(rank[name] for rank in ranks) / 2**20, 1) for name in ranks[0] if all(name in rank for rank in ranks)}
 
 
 def evaluate(config: Config, source: Path, *, quiet: bool = False) -> int:

@@ -60,7 +60,7 @@ def record(run: Path) -> dict[str, Any]:
     return about
 
 
-TIMES = ("samples_per_s", "step_s", "comm_exposed_s", "comm_exposed_share", "seconds")
+TIMES = ("samples_per_s", "step_s", "comm_exposed_s", "comm_exposed_share", "seconds", "peak_rss_mb")
 
 
 def without_times(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:

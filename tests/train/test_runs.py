@@ -190,3 +190,12 @@ def counted():
             path.unlink()
     assert found == [1 + 4, 1 + 8]                             # the trial sample, then each step
     assert record(tmp_path / "r-false")["parameters_sha256"] == record(tmp_path / "r-true")["parameters_sha256"]
+
+
+def test_the_peak_of_memory_is_told_at_the_end_and_with_each_line_of_metrics(tmp_path):
+    told = ok(train(2, write(tmp_path), "run.out=a", "train.steps=5", "train.cached_mb=0.5")).out
+    peak = record(tmp_path / "a")["peak_mb"]
+    assert 20 < peak["resident"] < 2000 and 0 < peak.get("arrays", 0.1) < peak["resident"]
+    assert f"most memory of a rank: resident {peak['resident']:,.0f} MiB" in told
+    rising = [line["peak_rss_mb"] for line in steps(tmp_path / "a")]
+    assert len(rising) == 5 and rising == sorted(rising) and 20 < rising[0] <= rising[-1] <= peak["resident"] + 0.1
