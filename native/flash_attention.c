@@ -39,10 +39,11 @@ typedef struct {
 
 static inline i64 round_up(i64 n, i64 step) { return (n + step - 1) / step * step; }
 
-/* Room that one call needs, from a cache line on. */
-i64 flash_attention_work_bytes(i64 width, i64 values)
+/* Room that a call needs for numbers of `size` bytes, from a cache line on. */
+i64 flash_attention_work_bytes(i64 width, i64 values, i64 keys, i64 size)
 {
-    return (2 * (width + values + FLOATS) + at_least(width, values) + 2 * BLOCK) * VECTORS * VECTOR_BYTES;
+    i64 lanes = VECTOR_BYTES / size, wide = round_up(width, lanes) + round_up(values, lanes);
+    return 2 * keys * wide * size + (2 * wide + at_least(width, values) + 2 * BLOCK) * VECTORS * VECTOR_BYTES;
 }
 
 #define T float
@@ -85,13 +86,15 @@ INLINE void NAME(tile)(const T *restrict a, i64 a_row, i64 a_term, const T *rest
 #endif
     V sum[ROWS][VECTORS];
     for (int i = 0; i < rows; i++)
-        for (int v = 0; v < vectors; v++) sum[i][v] = add ? *(const V *)(c + i * c_row + v * LANES) : (V){0};
+        for (int v = 0; v < vectors; v++) sum[i][v] = (V){0};
     for (i64 r = 0; r < terms; r++, a += a_term, b += b_term) {
         V right[VECTORS];
         for (int v = 0; v < vectors; v++) right[v] = *(const V *)(b + v * LANES);
         for (int i = 0; i < rows; i++)
             for (int v = 0; v < vectors; v++) sum[i][v] += a[i * a_row] * right[v];
     }
+    if (add) for (int i = 0; i < rows; i++)              /* first, it made GCC move every sum about in each turn of the loop */
+        for (int v = 0; v < vectors; v++) sum[i][v] += *(const V *)(c + i * c_row + v * LANES);
     for (int i = 0; i < rows; i++)
         for (int v = 0; v < vectors; v++) *(V *)(c + i * c_row + v * LANES) = sum[i][v];
 }
@@ -123,23 +126,7 @@ static __attribute__((noinline)) void NAME(product)(const T *a, i64 a_row, i64 a
 #pragma GCC pop_options
 #endif
 
-/* c (rows, columns) += a b in the caller's memory, where a row of c may end within a vector; b has whole vectors. */
-static void NAME(add_product)(const T *a, i64 a_row, const T *b, i64 b_term, i64 terms, T *c, i64 c_row, i64 rows, i64 columns)
-{
-    i64 j = 0;
-    for (; j + WIDTH <= columns; j += WIDTH) NAME(product)(a, a_row, 1, b + j, b_term, terms, c + j, c_row, rows, VECTORS, 1);
-    for (; j + LANES <= columns; j += LANES) NAME(product)(a, a_row, 1, b + j, b_term, terms, c + j, c_row, rows, 1, 1);
-    if (j == columns) return;
-    for (i64 i = 0; i < rows; i += ROWS) {
-        T edge[ROWS * LANES] = {0};
-        i64 there = at_most(ROWS, rows - i), size = (columns - j) * sizeof(T);
-        for (i64 r = 0; r < there; r++) memcpy(edge + r * LANES, c + (i + r) * c_row + j, size);
-        NAME(product)(a + i * a_row, a_row, 1, b + j, b_term, terms, edge, LANES, there, 1, 1);
-        for (i64 r = 0; r < there; r++) memcpy(c + (i + r) * c_row + j, edge + r * LANES, size);
-    }
-}
-
-/* ---- blocks of queries, turned and as they are ---- */
+/* ---- rows of the caller, turned and as they are ---- */
 
 /* to[r * WIDTH + i] = scale * x[i * row + r], for `rows` rows, and zero up to whole vectors of them. */
 static void NAME(turned)(const T *x, i64 row, i64 rows, i64 width, T scale, T *to)
@@ -166,7 +153,7 @@ static void NAME(turned_back)(const T *from, i64 rows, i64 width, T *x, i64 row)
         for (i64 s = 0; s < width; s++) x[i * row + s] = from[s * WIDTH + i];
 }
 
-/* Rows one after the other, with zeros up to whole vectors. */
+/* Rows one after the other, with zeros up to whole vectors: the caller's may each lie in a page of its own. */
 static void NAME(padded)(const T *x, i64 row, i64 rows, i64 width, T *to)
 {
     i64 wide = round_up(width, LANES);
@@ -174,6 +161,12 @@ static void NAME(padded)(const T *x, i64 row, i64 rows, i64 width, T *to)
         memcpy(to, x, width * sizeof(T));
         for (i64 r = width; r < wide; r++) to[r] = 0;
     }
+}
+
+/* x = `rows` of from, which has `wide` numbers a row. */
+static void NAME(copy_back)(const T *from, i64 wide, i64 rows, i64 width, T *x, i64 row)
+{
+    for (i64 i = 0; i < rows; i++) memcpy(x + i * row, from + i * wide, width * sizeof(T));
 }
 
 /* Which of a block's keys the queries of vector v see: the first `keys`; of the last LANES of them, some lanes only. */
@@ -205,25 +198,25 @@ static void NAME(gather)(const NAME(place) *at, const T *a, i64 row, i64 width, 
                       at->vectors - v, at->key > 0 || v > 0);
 }
 
-/* c (keys, width) += s b in the caller's memory: b is the block of queries in whole vectors. */
-static void NAME(scatter)(const NAME(place) *at, const T *s, const T *b, i64 width, T *c, i64 row)
+/* c (keys, wide) += s b: b is the block of queries as they are; `wide` is a number of whole vectors. */
+static void NAME(scatter)(const NAME(place) *at, const T *s, const T *b, i64 wide, T *c)
 {
-    i64 wide = round_up(width, LANES);
     EACH_SPAN(at)
-        NAME(add_product)(s + from * WIDTH + v * LANES, WIDTH, b + v * LANES * wide, wide, at->queries - v * LANES,
-                          c + from * row, row, to - from, width);
+        for (i64 j = 0; j < wide; j += WIDTH)
+            NAME(product)(s + from * WIDTH + v * LANES, WIDTH, 1, b + v * LANES * wide + j, wide, at->queries - v * LANES,
+                          c + from * wide + j, wide, to - from, j + WIDTH <= wide ? VECTORS : 1, 1);
 }
 
 INLINE V NAME(choose)(MASK where, V x, V y) { return (V)(((MASK)x & where) | ((MASK)y & ~where)); }
 
-/* Queries (lanes) that come before key j of the block do not see it: `value` there. */
-INLINE V NAME(hide)(const NAME(place) *at, i64 v, i64 j, V x, T value)
+/* `value` for the queries (lanes) of vector v in x that come before a key: it is hidden from them. */
+static void NAME(hide)(const NAME(place) *at, i64 v, T *x, T value)
 {
-    i64 before = at->key + j - (at->first + v * LANES);
-    if (!at->causal || before <= 0) return x;
+    i64 first = at->first + v * LANES - at->key, keys = NAME(seen)(at, v);       /* the first query's own key */
     MASK lane;
     for (int l = 0; l < LANES; l++) lane[l] = l;
-    return NAME(choose)(lane < (INTEGER)before, (V){0} + value, x);
+    for (i64 j = at_least(first + 1, 0); j < keys && at->causal; j++)
+        *(V *)(x + j * WIDTH) = NAME(choose)(lane < (INTEGER)(j - first), (V){0} + value, *(V *)(x + j * WIDTH));
 }
 
 /* x = exp(x - base), for one vector in each of `rows` rows. */
@@ -233,26 +226,61 @@ INLINE void NAME(exps)(T *x, i64 rows, const T *base)
         for (i64 l = 0; l < LANES; l++) x[l] = NAME(exp)(x[l] - base[l]);
 }
 
+/* The keys of one head: k and v, and how far apart their rows are. */
+typedef struct { const T *k, *v; i64 k_row, v_row; } NAME(keys);
+
+/* The caller's, or in copies of their own, which pay where several blocks of queries go through them; `room` moves on. */
+static NAME(keys) NAME(packed)(const Shape *n, const T *k, const T *v, int copy, T **room)
+{
+    if (!copy) return (NAME(keys)){k, v, n->k.row, n->v.row};
+    i64 wide = round_up(n->width, LANES), wide_values = round_up(n->values, LANES);
+    T *own_k = *room, *own_v = own_k + n->keys * wide;
+    *room = own_v + n->keys * wide_values;
+    NAME(padded)(k, n->k.row, n->keys, n->width, own_k);
+    NAME(padded)(v, n->v.row, n->keys, n->values, own_v);
+    return (NAME(keys)){own_k, own_v, wide, wide_values};
+}
+
+#define AT(x) (x + b * n->x.batch + h * n->x.head)                 /* where head h of batch b begins in x */
+
 /* ---- forward ---- */
+
+INLINE V NAME(larger)(V x, V y) { return NAME(choose)(x > y, x, y); }
+
+/* The largest, and the sum, of one vector in each of `rows` rows: four at a time, as each must wait for the one before. */
+INLINE V NAME(largest)(const T *x, i64 rows, V most)
+{
+    V part[4] = {most, most, most, most};
+    i64 r = 0;
+    for (; r + 4 <= rows; r += 4)
+        for (int p = 0; p < 4; p++) part[p] = NAME(larger)(*(const V *)(x + (r + p) * WIDTH), part[p]);
+    for (; r < rows; r++) part[0] = NAME(larger)(*(const V *)(x + r * WIDTH), part[0]);
+    return NAME(larger)(NAME(larger)(part[0], part[1]), NAME(larger)(part[2], part[3]));
+}
+
+INLINE V NAME(total)(const T *x, i64 rows)
+{
+    V part[4] = {0};
+    i64 r = 0;
+    for (; r + 4 <= rows; r += 4)
+        for (int p = 0; p < 4; p++) part[p] += *(const V *)(x + (r + p) * WIDTH);
+    for (; r < rows; r++) part[0] += *(const V *)(x + r * WIDTH);
+    return (part[0] + part[1]) + (part[2] + part[3]);
+}
 
 /* Scores of vector v become weights above the largest so far; `factor` corrects what was summed before. */
 static void NAME(weigh)(const NAME(place) *at, i64 v, T *s, T *top, T *sum, T *factor)
 {
     i64 keys = NAME(seen)(at, v);
     T base[LANES];
-    V most = *(V *)top;
-    for (i64 j = 0; j < keys; j++) {
-        V x = *(V *)(s + j * WIDTH) = NAME(hide)(at, v, j, *(V *)(s + j * WIDTH), -INFINITY);
-        most = NAME(choose)(x > most, x, most);
-    }
+    NAME(hide)(at, v, s, -INFINITY);
+    V most = NAME(largest)(s, keys, *(V *)top);
     *(V *)base = NAME(choose)(most == -INFINITY, (V){0}, most);         /* each exp is zero then, or NaN */
     *(V *)factor = *(V *)top;
     *(V *)top = most;
     NAME(exps)(factor, 1, base);
     NAME(exps)(s, keys, base);
-    V total = *(V *)sum * *(V *)factor;
-    for (i64 j = 0; j < keys; j++) total += *(V *)(s + j * WIDTH);
-    *(V *)sum = total;
+    *(V *)sum = *(V *)sum * *(V *)factor + NAME(total)(s, keys);
 }
 
 static void NAME(multiply_lanes)(T *x, i64 rows, const T *factor)
@@ -261,23 +289,22 @@ static void NAME(multiply_lanes)(T *x, i64 rows, const T *factor)
         for (i64 l = 0; l < WIDTH; l += LANES) *(V *)(x + r * WIDTH + l) *= *(const V *)(factor + l);
 }
 
-/* `queries` (WIDTH at most) of one head; q, out, tops and inverses begin with the first of them. */
-static void NAME(forward_block)(const Shape *n, i64 first, i64 queries, const T *q, const T *k, const T *v, T *out, T *tops,
+/* `queries` (WIDTH at most) of one head; x has all keys, the others begin with the first of the queries. */
+static void NAME(forward_block)(const Shape *n, const NAME(keys) *x, i64 first, i64 queries, const T *q, T *out, T *tops,
                                 T *inverses, T scale, T *work)
 {
     T *turned = work, *s = turned + n->width * WIDTH, *result = s + BLOCK * WIDTH;
     T top[WIDTH], sum[WIDTH] = {0}, factor[WIDTH] = {0};
     i64 vectors = (queries + LANES - 1) / LANES, keys = n->causal ? at_most(first + queries, n->keys) : n->keys;
     for (i64 l = 0; l < WIDTH; l++) top[l] = -INFINITY;
-    if (keys == 0) memset(result, 0, n->values * WIDTH * sizeof(T));
     NAME(turned)(q, n->q.row, queries, n->width, scale, turned);
     for (i64 key = 0; key < keys; key += BLOCK) {
         NAME(place) at = {first, queries, vectors, key, at_most(BLOCK, keys - key), n->causal};
-        NAME(scores)(&at, k + key * n->k.row, n->k.row, n->width, turned, s);
+        NAME(scores)(&at, x->k + key * x->k_row, x->k_row, n->width, turned, s);
         for (i64 u = 0; u < vectors; u++)
             NAME(weigh)(&at, u, s + u * LANES, top + u * LANES, sum + u * LANES, factor + u * LANES);
         if (key) NAME(multiply_lanes)(result, n->values, factor);
-        NAME(gather)(&at, v + key * n->v.row, n->v.row, n->values, s, result);
+        NAME(gather)(&at, x->v + key * x->v_row, x->v_row, n->values, s, result);
     }
     for (i64 l = 0; l < WIDTH; l++) factor[l] = sum[l] == 0 ? 0 : 1 / sum[l];
     NAME(multiply_lanes)(result, n->values, factor);
@@ -285,17 +312,17 @@ static void NAME(forward_block)(const Shape *n, i64 first, i64 queries, const T 
     for (i64 l = 0; l < queries; l++) { tops[l] = top[l] == -INFINITY ? 0 : top[l]; inverses[l] = factor[l]; }
 }
 
-/* out = softmax(scale q k') v; tops and inverses (B, H, L) are what backward wants of it. */
+/* out = softmax(scale q k') v; tops and inverses (B, H, L) are what backward wants of it. At least one key. */
 void NAME(forward)(T *tops, T *inverses, const T *q, const T *k, const T *v, T *out, const Shape *n, double scale, T *work)
 {
     for (i64 b = 0; b < n->batches; b++) for (i64 h = 0; h < n->heads; h++) {
-        i64 row = (b * n->heads + h) * n->queries;
-        for (i64 first = 0; first < n->queries; first += WIDTH)
-            NAME(forward_block)(n, first, at_most(WIDTH, n->queries - first),
-                                q + b * n->q.batch + h * n->q.head + first * n->q.row, k + b * n->k.batch + h * n->k.head,
-                                v + b * n->v.batch + h * n->v.head,
-                                out + b * n->out.batch + h * n->out.head + first * n->out.row,
-                                tops + row + first, inverses + row + first, (T)scale, work);
+        T *room = work;
+        NAME(keys) x = NAME(packed)(n, AT(k), AT(v), n->queries > WIDTH, &room);
+        for (i64 first = 0; first < n->queries; first += WIDTH) {
+            i64 row = (b * n->heads + h) * n->queries + first;
+            NAME(forward_block)(n, &x, first, at_most(WIDTH, n->queries - first), AT(q) + first * n->q.row,
+                                AT(out) + first * n->out.row, tops + row, inverses + row, (T)scale, room);
+        }
     }
 }
 
@@ -310,15 +337,17 @@ static void NAME(weigh_gradients)(const NAME(place) *at, i64 v, const NAME(known
     i64 keys = NAME(seen)(at, v);
     V inverse = *(const V *)(x->inverse + v * LANES), mean = *(const V *)(x->mean + v * LANES);
     NAME(exps)(s, keys, x->top + v * LANES);
-    for (i64 j = 0; j < keys; j++, s += WIDTH, ds += WIDTH) {
-        V weight = *(V *)s * inverse, slope = weight * (*(V *)ds - mean) * scale;
-        *(V *)s = NAME(hide)(at, v, j, weight, 0);
-        *(V *)ds = NAME(hide)(at, v, j, slope, 0);
+    for (i64 j = 0; j < keys; j++) {
+        V *weight = (V *)(s + j * WIDTH), *slope = (V *)(ds + j * WIDTH);
+        *weight *= inverse;
+        *slope = *weight * (*slope - mean) * scale;
     }
+    NAME(hide)(at, v, s, 0);
+    NAME(hide)(at, v, ds, 0);
 }
 
-/* What `backward_block` is handed of one head: all of k, v, dk, dv, the others from the first query on. */
-typedef struct { const T *q, *k, *v, *out, *grad, *tops, *inverses; T *dq, *dk, *dv; } NAME(head);
+/* One block of queries of a head, from the first of them on; of dq, dk and dv those that are wanted, dk and dv of all keys. */
+typedef struct { i64 first, queries; const T *q, *out, *grad, *tops, *inverses; T *dq, *dk, *dv; } NAME(block);
 
 /* sums[l] = sum over r of x[r, l] * y[r, l], for one vector. */
 static void NAME(dots)(const T *x, const T *y, i64 rows, T *sums)
@@ -329,69 +358,64 @@ static void NAME(dots)(const T *x, const T *y, i64 rows, T *sums)
 }
 
 /* The mean over keys of the weights' gradients is the sum of grad * out. `turned` is room for the turned block of out. */
-static void NAME(look_up)(const Shape *n, const NAME(head) *x, i64 queries, const T *turned_grad, T *turned, NAME(known) *known)
+static void NAME(look_up)(const Shape *n, const NAME(block) *x, const T *turned_grad, T *turned, NAME(known) *known)
 {
     memset(known, 0, sizeof *known);
-    memcpy(known->top, x->tops, queries * sizeof(T));
-    memcpy(known->inverse, x->inverses, queries * sizeof(T));
-    NAME(turned)(x->out, n->out.row, queries, n->values, 1, turned);
-    for (i64 l = 0; l < round_up(queries, LANES); l += LANES)
-        NAME(dots)(turned_grad + l, turned + l, n->values, known->mean + l);
+    memcpy(known->top, x->tops, x->queries * sizeof(T));
+    memcpy(known->inverse, x->inverses, x->queries * sizeof(T));
+    NAME(turned)(x->out, n->out.row, x->queries, n->values, 1, turned);
+    for (i64 l = 0; l < x->queries; l += LANES) NAME(dots)(turned_grad + l, turned + l, n->values, known->mean + l);
 }
 
-static void NAME(backward_block)(const Shape *n, const NAME(head) *x, i64 first, i64 queries, T scale, T *work)
+static void NAME(backward_block)(const Shape *n, const NAME(keys) *y, const NAME(block) *x, T scale, T *work)
 {
-    i64 wide = round_up(n->width, LANES), wide_values = round_up(n->values, LANES), widest = at_least(n->width, n->values);
+    i64 wide = round_up(n->width, LANES), wide_values = round_up(n->values, LANES), queries = x->queries;
     T *q_turned = work, *grad_turned = q_turned + n->width * WIDTH, *q = grad_turned + n->values * WIDTH;
-    T *grad = q + wide * WIDTH, *dq = grad + wide_values * WIDTH, *s = dq + widest * WIDTH, *ds = s + BLOCK * WIDTH;
-    i64 vectors = (queries + LANES - 1) / LANES, keys = n->causal ? at_most(first + queries, n->keys) : n->keys;
+    T *grad = q + wide * WIDTH, *s = grad + wide_values * WIDTH, *ds = s + BLOCK * WIDTH, *dq = ds + BLOCK * WIDTH;
+    i64 vectors = (queries + LANES - 1) / LANES, keys = n->causal ? at_most(x->first + queries, n->keys) : n->keys;
     NAME(known) known;
-    NAME(turned)(x->q, n->q.row, queries, n->width, scale, q_turned);
-    NAME(turned)(x->grad, n->grad.row, queries, n->values, 1, grad_turned);
     NAME(padded)(x->q, n->q.row, queries, n->width, q);
     NAME(padded)(x->grad, n->grad.row, queries, n->values, grad);
-    NAME(look_up)(n, x, queries, grad_turned, dq, &known);
-    if (keys == 0) memset(dq, 0, n->width * WIDTH * sizeof(T));
+    NAME(turned)(q, wide, queries, n->width, scale, q_turned);
+    NAME(turned)(grad, wide_values, queries, n->values, 1, grad_turned);
+    NAME(look_up)(n, x, grad_turned, dq, &known);
     for (i64 key = 0; key < keys; key += BLOCK) {
-        NAME(place) at = {first, queries, vectors, key, at_most(BLOCK, keys - key), n->causal};
-        const T *k = x->k + key * n->k.row, *v = x->v + key * n->v.row;
-        NAME(scores)(&at, k, n->k.row, n->width, q_turned, s);
-        NAME(scores)(&at, v, n->v.row, n->values, grad_turned, ds);
+        NAME(place) at = {x->first, queries, vectors, key, at_most(BLOCK, keys - key), n->causal};
+        const T *k = y->k + key * wide, *v = y->v + key * wide_values;
+        NAME(scores)(&at, k, wide, n->width, q_turned, s);
+        NAME(scores)(&at, v, wide_values, n->values, grad_turned, ds);
         for (i64 u = 0; u < vectors; u++) NAME(weigh_gradients)(&at, u, &known, scale, s + u * LANES, ds + u * LANES);
-        if (x->dq) NAME(gather)(&at, k, n->k.row, n->width, ds, dq);
-        if (x->dk) NAME(scatter)(&at, ds, q, n->width, x->dk + key * n->dk.row, n->dk.row);
-        if (x->dv) NAME(scatter)(&at, s, grad, n->values, x->dv + key * n->dv.row, n->dv.row);
+        if (x->dq) NAME(gather)(&at, k, wide, n->width, ds, dq);
+        if (x->dk) NAME(scatter)(&at, ds, q, wide, x->dk + key * wide);
+        if (x->dv) NAME(scatter)(&at, s, grad, wide_values, x->dv + key * wide_values);
     }
     if (x->dq) NAME(turned_back)(dq, queries, n->width, x->dq, n->dq.row);
 }
-
-static void NAME(zero_rows)(T *x, i64 row, i64 rows, i64 width)
-{
-    for (i64 i = 0; i < rows; i++) memset(x + i * row, 0, width * sizeof(T));
-}
-
-INLINE i64 NAME(begin)(const Steps *x, i64 b, i64 h) { return b * x->batch + h * x->head; }
 
 /* Gradients of q, k and v, each where it is not NULL, from the gradient of `out` and what forward left. */
 void NAME(backward)(const T *tops, const T *inverses, const T *q, const T *k, const T *v, const T *out, const T *grad, T *dq,
                     T *dk, T *dv, const Shape *n, double scale, T *work)
 {
+    i64 wide = round_up(n->width, LANES), wide_values = round_up(n->values, LANES);
     for (i64 b = 0; b < n->batches; b++) for (i64 h = 0; h < n->heads; h++) {
-        i64 row = (b * n->heads + h) * n->queries;
-        T *dk_head = dk ? dk + NAME(begin)(&n->dk, b, h) : NULL, *dv_head = dv ? dv + NAME(begin)(&n->dv, b, h) : NULL;
-        if (dk) NAME(zero_rows)(dk_head, n->dk.row, n->keys, n->width);
-        if (dv) NAME(zero_rows)(dv_head, n->dv.row, n->keys, n->values);
+        T *room = work;
+        NAME(keys) y = NAME(packed)(n, AT(k), AT(v), 1, &room);
+        T *sums_k = room, *sums_v = sums_k + n->keys * wide, *rest = sums_v + n->keys * wide_values;
+        memset(room, 0, (rest - room) * sizeof(T));
         for (i64 first = 0; first < n->queries; first += WIDTH) {
-            NAME(head) x = {
-                q + NAME(begin)(&n->q, b, h) + first * n->q.row, k + NAME(begin)(&n->k, b, h), v + NAME(begin)(&n->v, b, h),
-                out + NAME(begin)(&n->out, b, h) + first * n->out.row,
-                grad + NAME(begin)(&n->grad, b, h) + first * n->grad.row, tops + row + first, inverses + row + first,
-                dq ? dq + NAME(begin)(&n->dq, b, h) + first * n->dq.row : NULL, dk_head, dv_head};
-            NAME(backward_block)(n, &x, first, at_most(WIDTH, n->queries - first), (T)scale, work);
+            i64 row = (b * n->heads + h) * n->queries + first;
+            NAME(block) x = {first, at_most(WIDTH, n->queries - first), AT(q) + first * n->q.row, AT(out) + first * n->out.row,
+                             AT(grad) + first * n->grad.row, tops + row, inverses + row,
+                             dq ? AT(dq) + first * n->dq.row : NULL, dk ? sums_k : NULL, dv ? sums_v : NULL};
+            NAME(backward_block)(n, &y, &x, (T)scale, rest);
         }
+        if (dk) NAME(copy_back)(sums_k, wide, n->keys, n->width, AT(dk), n->dk.row);
+        if (dv) NAME(copy_back)(sums_v, wide_values, n->keys, n->values, AT(dv), n->dv.row);
     }
 }
 
+#undef AT
+#undef EACH_SPAN
 #undef WIDTH
 
 #endif

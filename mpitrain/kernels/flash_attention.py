@@ -6,6 +6,7 @@ After Dao et al., "FlashAttention: fast and memory-efficient exact attention wit
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -93,7 +94,8 @@ def _scratch() -> Callable[[Array, Array], Array] | None:
     if library is None:
         return None
     scratch, bytes_for = Scratch(), library.flash_attention_work_bytes
-    return lambda q, v: scratch.room(bytes_for(q.shape[-1], v.shape[-1]))
+    bytes_for.argtypes, bytes_for.restype = [ctypes.c_int64] * 4, ctypes.c_int64
+    return lambda q, v: scratch.room(bytes_for(q.shape[-1], v.shape[-1], v.shape[-2], v.itemsize))
 
 
 def _along_rows(x: Array) -> Array:
