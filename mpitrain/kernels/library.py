@@ -38,7 +38,7 @@ def bind(library: str, function: str, signature: str, allocates: bool = False) -
 
 
 class Scratch(threading.local):
-    """Working memory for C functions, kept for each thread while it lives: fresh pages cost more than most of what is done in it."""
+    """Working memory for C functions, kept for each thread while it lives: fresh pages cost more than what is done in them."""
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
