@@ -153,12 +153,20 @@ static void NAME(turned_back)(const T *from, i64 rows, i64 width, T *x, i64 row)
         for (i64 s = 0; s < width; s++) x[i * row + s] = from[s * WIDTH + i];
 }
 
+/* to[r] = x[r]: memcpy took longer to begin than to copy one of these short rows. */
+INLINE void NAME(copy_row)(const T *x, i64 width, T *to)
+{
+    i64 r = 0;
+    for (; r + LANES <= width; r += LANES) *(V *)(to + r) = *(const V *)(x + r);
+    for (; r < width; r++) to[r] = x[r];
+}
+
 /* Rows one after the other, with zeros up to whole vectors: the caller's may each lie in a page of its own. */
 static void NAME(padded)(const T *x, i64 row, i64 rows, i64 width, T *to)
 {
     i64 wide = round_up(width, LANES);
     for (i64 i = 0; i < rows; i++, to += wide, x += row) {
-        memcpy(to, x, width * sizeof(T));
+        NAME(copy_row)(x, width, to);
         for (i64 r = width; r < wide; r++) to[r] = 0;
     }
 }
@@ -166,7 +174,7 @@ static void NAME(padded)(const T *x, i64 row, i64 rows, i64 width, T *to)
 /* x = `rows` of from, which has `wide` numbers a row. */
 static void NAME(copy_back)(const T *from, i64 wide, i64 rows, i64 width, T *x, i64 row)
 {
-    for (i64 i = 0; i < rows; i++) memcpy(x + i * row, from + i * wide, width * sizeof(T));
+    for (i64 i = 0; i < rows; i++) NAME(copy_row)(from + i * wide, width, x + i * row);
 }
 
 /* Which of a block's keys the queries of vector v see: the first `keys`; of the last LANES of them, some lanes only. */
