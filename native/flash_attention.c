@@ -14,7 +14,8 @@
    from s, p g and ds q from the queries as they are. Of a causal block, vectors of queries that see no key of a row are left out.
 
    Each sum has one order, by key, query or width, and is made of fused multiply-adds: a query's result has the same bits
-   whatever else is in the batch and however wide vectors are, on every CPU that fuses. A hidden key's weight is zero exactly. */
+   whatever else is in the batch and whatever keys follow that it does not see, on every CPU with vectors as wide. A hidden key's
+   weight is zero exactly. */
 
 #ifndef T
 
@@ -272,7 +273,8 @@ INLINE V NAME(total)(const T *x, i64 rows)
     i64 r = 0;
     for (; r + 4 <= rows; r += 4)
         for (int p = 0; p < 4; p++) part[p] += *(const V *)(x + (r + p) * WIDTH);
-    for (; r < rows; r++) part[0] += *(const V *)(x + r * WIDTH);
+    for (int p = 0; p < 3; p++)                          /* so that row r is in part r % 4, whatever follows it */
+        if (r + p < rows) part[p] += *(const V *)(x + (r + p) * WIDTH);
     return (part[0] + part[1]) + (part[2] + part[3]);
 }
 

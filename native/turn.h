@@ -1,4 +1,5 @@
-/* Vectors V of LANES numbers T, masks of INTEGER beside them, and transposing. Included once for each number type. */
+/* Vectors V of LANES numbers T, masks of INTEGER beside them, and transposing. Included once for each number type;
+   who includes it undefines V and MASK at its end. */
 
 #define V NAME(vector)
 #define MASK NAME(mask)

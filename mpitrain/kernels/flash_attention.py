@@ -103,8 +103,9 @@ def _along_rows(x: Array) -> Array:
     return x if x.strides[-1] == x.itemsize or x.shape[-1] == 1 else np.ascontiguousarray(x)
 
 
-def _begin(x: Array | None) -> int | None:
-    return None if x is None else x.__array_interface__["data"][0]
+def _begin(x: Array | None) -> Array | None:
+    """The first row: the C code gets its address, and the steps from there."""
+    return None if x is None else x[0, 0, 0]
 
 
 def _shape(q: Array, k: Array, v: Array, causal: bool, arrays: tuple[Array | None, ...]) -> Array:
