@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from mpitrain.backend import native
+from mpitrain.backend import Array, native
 
+LINE = 64
 TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes.c_double}
 
 
@@ -33,6 +35,20 @@ def bind(library: str, function: str, signature: str, allocates: bool = False) -
         if versions[arguments[0].dtype](*[_address(x) if type(x) is np.ndarray else x for x in arguments]):
             raise MemoryError(f"{function}: no memory for packed copies")
     return call
+
+
+class Scratch(threading.local):
+    """Working memory for C functions, kept for each thread while it lives: fresh pages cost more than what is done in them."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def room(self, nbytes: int) -> Array:
+        """`nbytes` or more from a cache line on; the same memory as the last time, unless that was too small."""
+        if len(self._memory) < nbytes:
+            raw = np.empty(nbytes + LINE, np.uint8)
+            self._memory = raw[-raw.ctypes.data % LINE:][:nbytes]
+        return self._memory
 
 
 _Memory = ctypes.c_char * 1

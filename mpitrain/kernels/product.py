@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -12,10 +11,9 @@ import numpy as np
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.backend.native import load
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import bind
+from mpitrain.kernels.library import Scratch, bind
 
 LEAST_ROWS, LEAST_COLUMNS, LEAST_WORK = 8, 32, 1 << 21        # M, N and M N K; NumPy is faster at smaller products
-LINE = 64
 TYPES = (np.dtype(np.float32), np.dtype(np.float64))          # in the machine's byte order
 
 
@@ -51,7 +49,7 @@ def _product_host() -> Callable[..., Array] | None:
     library = load("product")
     if call is None or library is None:
         return None
-    workspaces = _Workspaces(int(library.product_work_bytes()))
+    scratch, nbytes = Scratch(), int(library.product_work_bytes())
 
     def run(x: Array, y: Array, bias: Array | None, out: Array | None) -> Array:
         m, k = x.shape
@@ -60,17 +58,9 @@ def _product_host() -> Callable[..., Array] | None:
         x, x_row, x_term = (x, k, 1) if x.flags.c_contiguous else (x.T, 1, m)
         y, y_term, y_column = (y, n, 1) if y.flags.c_contiguous else (y.T, 1, k)
         added = None if bias is None else np.ascontiguousarray(bias, x.dtype)
-        call(x, y, added, result, workspaces.memory, m, n, k, x_row, x_term, y_term, y_column)
+        call(x, y, added, result, scratch.room(nbytes), m, n, k, x_row, x_term, y_term, y_column)
         return result
     return run
-
-
-class _Workspaces(threading.local):
-    """Memory for packed blocks, one for each thread while it lives: fresh pages cost more than packing."""
-
-    def __init__(self, nbytes: int):
-        raw = np.empty(nbytes + LINE, np.uint8)
-        self.memory = raw[-raw.ctypes.data % LINE:][:nbytes]
 
 
 def _suits(x: Array, y: Array, out: Array | None) -> bool:

@@ -33,14 +33,17 @@ class MultiHeadAttention(Module):
 
     def forward(self, x: Any, mask: Any = None) -> Tensor:
         """`mask` broadcasts to (B, H, L, L): True where a position may look, or numbers added to the scores."""
-        batch, length, width = x.shape
-        q, k, v = (ops.swapaxes(ops.reshape(part, batch, length, self.heads, width // self.heads), 1, 2)
-                   for part in ops.split(self.qkv(x), width, dim=-1))
-        if self.training and self.dropout.p > 0.0:
-            y = self._with_dropout(q, k, v, mask)
+        qkv, dropping = self.qkv(x), self.training and self.dropout.p > 0.0
+        if mask is None and not dropping:
+            y = ops.self_attention(qkv, self.heads, causal=self.causal)
         else:
-            y = ops.scaled_dot_product_attention(q, k, v, causal=self.causal, mask=mask)
-        out: Tensor = self.out(ops.reshape(ops.swapaxes(y, 1, 2), batch, length, width))
+            batch, length, width = x.shape
+            q, k, v = (ops.swapaxes(ops.reshape(part, batch, length, self.heads, width // self.heads), 1, 2)
+                       for part in ops.split(qkv, width, dim=-1))
+            y = (self._with_dropout(q, k, v, mask) if dropping
+                 else ops.scaled_dot_product_attention(q, k, v, causal=self.causal, mask=mask))
+            y = ops.reshape(ops.swapaxes(y, 1, 2), batch, length, width)
+        out: Tensor = self.out(y)
         return out
 
     def _with_dropout(self, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:

@@ -4,7 +4,7 @@ Importing this package attaches the operators (``x + y``, ``x[i]``, ``x.sum()``)
 """
 
 from mpitrain.ops.activation import gelu, leaky_relu, relu, sigmoid, silu, softplus, tanh
-from mpitrain.ops.attention import scaled_dot_product_attention
+from mpitrain.ops.attention import scaled_dot_product_attention, self_attention
 from mpitrain.ops.conv import conv2d, conv_transpose2d
 from mpitrain.ops.dropout import dropout
 from mpitrain.ops.elementwise import (
@@ -66,8 +66,8 @@ __all__ = [
     "equal", "exp", "expand_dims", "gelu", "getitem", "greater", "greater_equal", "group_norm", "huber",
     "kl_divergence", "l1", "layer_norm", "leaky_relu", "less", "less_equal", "linear", "log", "log_softmax",
     "logsumexp", "matmul", "max", "max_pool2d", "maximum", "mean", "min", "minimum", "mse", "multiply", "negative",
-    "not_equal", "pad", "power", "relu", "reshape", "rms_norm", "scaled_dot_product_attention", "sigmoid", "silu",
-    "softmax", "softplus", "split", "sqrt", "squeeze", "stack", "subtract", "sum", "swapaxes", "take", "tanh",
+    "not_equal", "pad", "power", "relu", "reshape", "rms_norm", "scaled_dot_product_attention", "self_attention", "sigmoid",
+    "silu", "softmax", "softplus", "split", "sqrt", "squeeze", "stack", "subtract", "sum", "swapaxes", "take", "tanh",
     "transpose", "var", "where",
 ]
 

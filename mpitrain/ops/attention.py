@@ -1,4 +1,7 @@
-"""Scaled dot-product attention: softmax(q k' / sqrt(D)) v (Vaswani et al.: "Attention is all you need", 2017)."""
+"""Scaled dot-product attention: softmax(q k' / sqrt(D)) v (Vaswani et al.: "Attention is all you need", 2017).
+
+Letters: `B` batch, `H` heads, `L` queries, `S` keys, `D` width of q and k, `E` width of v.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array, is_float
 from mpitrain.errors import ShapeError
 from mpitrain.kernels.attention import attention_weights, attention_weights_gradient
+from mpitrain.kernels.flash_attention import flash_attention, flash_attention_grad
+from mpitrain.ops.shape import reshape
 
 
 def scaled_dot_product_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None,
@@ -17,7 +22,7 @@ def scaled_dot_product_attention(q: Any, k: Any, v: Any, *, causal: bool = False
 
     `mask` broadcasts to (B, H, L, S): boolean, True where a query may look, or floating-point numbers that are added to
     the scaled scores. With `causal`, query i looks at keys 0..i. A query that may look nowhere gets zeros.
-    Raises ShapeError where the shapes do not fit.
+    Without a mask the L x S weights are never kept, on the host. Raises ShapeError where the shapes do not fit.
     """
     shapes = [tuple(t.shape) for t in (q, k, v)]
     if (min(len(s) for s in shapes) < 2 or not shapes[0][:-2] == shapes[1][:-2] == shapes[2][:-2]
@@ -28,26 +33,84 @@ def scaled_dot_product_attention(q: Any, k: Any, v: Any, *, causal: bool = False
     if mask is not None and not _broadcasts(tuple(mask.shape), wanted):
         raise ShapeError(f"scaled_dot_product_attention: the mask has shape {tuple(mask.shape)}, expected one that broadcasts "
                          f"to {wanted}")
-    factor = 1 / math.sqrt(max(shapes[0][-1], 1)) if scale is None else scale
-    result: Tensor = Attention.apply(q, k, v, mask, causal=causal, scale=factor)
+    factor = _default_scale(shapes[0][-1]) if scale is None else scale
+    if mask is not None:
+        masked: Tensor = MaskedAttention.apply(q, k, v, mask, causal=causal, scale=factor)
+        return masked
+    if len(shapes[0]) != 4:
+        leading = shapes[0][:-2]
+        q, k, v = (reshape(t, math.prod(leading), 1, *t.shape[-2:]) for t in (q, k, v))
+        return reshape(Attention.apply(q, k, v, causal=causal, scale=factor), *shapes[0][:-1], shapes[2][-1])
+    result: Tensor = Attention.apply(q, k, v, causal=causal, scale=factor)
+    return result
+
+
+def self_attention(qkv: Any, heads: int, *, causal: bool = False, scale: float | None = None) -> Tensor:
+    """(B, L, H * D) from qkv (B, L, 3 * H * D): a row holds the queries of all heads, then the keys, then the values.
+
+    What scaled_dot_product_attention gives for them, without a copy of a part or of a gradient of one.
+    """
+    shape = tuple(qkv.shape)
+    if len(shape) != 3 or heads < 1 or shape[2] % (3 * heads):
+        raise ShapeError(f"self_attention: expected qkv (batch, length, 3 x {heads} heads x width), found {shape}")
+    factor = _default_scale(shape[2] // (3 * heads)) if scale is None else scale
+    result: Tensor = SelfAttention.apply(qkv, heads=heads, causal=causal, scale=factor)
     return result
 
 
 class Attention(Function):
+    """Backward computes the weights again: what is kept is the result, and two numbers for each query."""
+
+    @staticmethod
+    def forward(ctx: Context, q: Array, k: Array, v: Array, *, causal: bool, scale: float) -> Array:
+        ctx.causal, ctx.scale = causal, scale
+        out = _like(q, v.shape[-1], ctx.xp)
+        ctx.save(q, k, v, out, *_forward(ctx, q, k, v, out))
+        return out
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
+        q, k, v, *known = ctx.saved
+        grads = tuple(_like(x, x.shape[-1], ctx.xp) if needed else None for x, needed in zip((q, k, v), ctx.needs))
+        _backward(ctx, (q, k, v, known[0], grad), known[1:], grads)
+        return grads
+
+
+class SelfAttention(Function):
+    """Attention among the parts of one array, whose gradient is one array too."""
+
+    @staticmethod
+    def forward(ctx: Context, qkv: Array, *, heads: int, causal: bool, scale: float) -> Array:
+        batch, length, width = qkv.shape
+        ctx.heads, ctx.causal, ctx.scale = heads, causal, scale
+        out = ctx.xp.empty((batch, length, width // 3), qkv.dtype)
+        ctx.save(qkv, out, *_forward(ctx, *_parts(qkv, heads), _heads(out, heads)))
+        return out
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        qkv, out, *known = ctx.saved
+        result = ctx.xp.empty(qkv.shape, qkv.dtype)
+        _backward(ctx, (*_parts(qkv, ctx.heads), _heads(out, ctx.heads), _heads(grad, ctx.heads)), known,
+                  _parts(result, ctx.heads))
+        return result
+
+
+class MaskedAttention(Function):
     """The weights softmax(scale * q k' + mask) are kept for backward."""
 
     broadcasts = True                                 # the mask's gradient
 
     @staticmethod
-    def forward(ctx: Context, q: Array, k: Array, v: Array, mask: Array | None, *, causal: bool, scale: float) -> Array:
+    def forward(ctx: Context, q: Array, k: Array, v: Array, mask: Array, *, causal: bool, scale: float) -> Array:
         xp = ctx.xp
         ctx.causal, ctx.scale = causal, scale
         scores = xp.matmul(q, k.swapaxes(-1, -2), out=xp.empty((*q.shape[:-1], k.shape[-2]), q.dtype))
-        if mask is not None and is_float(mask.dtype):
+        if is_float(mask.dtype):
             scores *= scores.dtype.type(scale)
             scores += mask
             scale = 1.0
-        elif mask is not None:
+        else:
             xp.copyto(scores, -math.inf, where=~mask)
         weights = attention_weights(scores, scale, causal, scores) if scores.size else scores
         ctx.save(q, k, v, weights)
@@ -73,9 +136,45 @@ class Attention(Function):
         return dq, dk, dv, dmask
 
 
-def _like(q: Array, width: int, xp: Any) -> Array:
-    """Memory for the result in q's order of dims: heads that were split off a (B, L, H * D) array join again for free."""
-    return xp.empty_like(q) if width == q.shape[-1] else xp.empty((*q.shape[:-1], width), q.dtype)
+def _forward(ctx: Context, q: Array, k: Array, v: Array, out: Array) -> tuple[Array, ...]:
+    """Fills `out`; what backward wants to know of it, or nothing where no query meets a key."""
+    if 0 in (*q.shape[:-1], k.shape[-2]):
+        out[...] = 0
+        return ()
+    known: tuple[Array, ...] = flash_attention(q, k, v, out, ctx.scale, ctx.causal)
+    return known
+
+
+def _backward(ctx: Context, arrays: tuple[Array, ...], known: list[Array], grads: tuple[Array | None, ...]) -> None:
+    """Fills `grads`, those of q, k, v where they are not None, from q, k, v, out and its gradient."""
+    if known:
+        flash_attention_grad(*arrays, *known, ctx.scale, ctx.causal, *grads)
+        return
+    for x in grads:
+        if x is not None:
+            x[...] = 0
+
+
+def _parts(qkv: Array, heads: int) -> tuple[Array, Array, Array]:
+    """Queries, keys and values (B, H, L, D), as views."""
+    batch, length, width = qkv.shape
+    q, k, v = qkv.reshape(batch, length, 3, heads, width // (3 * heads)).transpose(2, 0, 3, 1, 4)
+    return q, k, v
+
+
+def _heads(x: Array, heads: int) -> Array:
+    """(B, H, L, D) of (B, L, H * D)."""
+    return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).swapaxes(1, 2)
+
+
+def _default_scale(width: int) -> float:
+    return 1 / math.sqrt(max(width, 1))
+
+
+def _like(x: Array, width: int, xp: Any) -> Array:
+    """Memory (..., width) in x's order of dims, where that keeps rows whole: heads split off a row join again for free."""
+    made = xp.empty_like(x) if width == x.shape[-1] else xp.empty((*x.shape[:-1], width), x.dtype)
+    return made if made.strides[-1] == made.itemsize else xp.empty(made.shape, made.dtype)
 
 
 def _broadcasts(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

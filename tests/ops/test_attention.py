@@ -7,7 +7,7 @@ import pytest
 
 from mpitrain import ops
 from mpitrain.errors import ShapeError
-from mpitrain.kernels import attention
+from mpitrain.kernels import KERNELS
 from tests.ops.parity import check, check_gradient, normal
 
 SHAPES = [(2, 3, 5, 5, 4, 4), (1, 2, 40, 40, 8, 8), (2, 1, 3, 37, 4, 6), (1, 1, 20, 7, 3, 5), (2, 2, 0, 4, 3, 3),
@@ -17,8 +17,8 @@ SHAPES = [(2, 3, 5, 5, 4, 4), (1, 2, 40, 40, 8, 8), (2, 1, 3, 37, 4, 6), (1, 1, 
 @pytest.fixture(params=["native", "plain arrays"], autouse=True)
 def version(request, monkeypatch):
     if request.param == "plain arrays":
-        for kernel in (attention.attention_weights, attention.attention_weights_gradient):
-            monkeypatch.setattr(kernel, "host", lambda: None)
+        for name in ("attention_weights", "attention_weights_gradient", "flash_attention", "flash_attention_grad"):
+            monkeypatch.setattr(KERNELS[name], "host", lambda: None)
 
 
 def torch_attention(**options):
@@ -80,6 +80,17 @@ def test_a_nan_score_shows_and_large_scores_do_not_overflow():
 def test_attention_passes_the_gradient_check():
     for shape in ((2, 2, 5, 5, 3, 4), (1, 1, 1, 1, 1, 1)):
         check_gradient(lambda q, k, v: ops.scaled_dot_product_attention(q, k, v, causal=True), *inputs(*shape))
+
+
+def test_attention_takes_any_number_of_leading_dims():
+    for leading in ((), (3,), (2, 1, 3, 2)):
+        check(lambda q, k, v: ops.scaled_dot_product_attention(q, k, v, causal=True), torch_attention(is_causal=True),
+              (*leading, 5, 3), (*leading, 5, 3), (*leading, 5, 4))
+
+
+def test_a_query_whose_scores_are_all_minus_infinity_gets_zeros():
+    q, k, v = np.ones((1, 1, 2, 1)), np.full((1, 1, 3, 1), -np.inf), normal(1, 1, 3, 2)
+    assert not ops.scaled_dot_product_attention(q, k, v).array.any()
 
 
 def test_heads_split_off_a_row_join_again_without_a_copy():

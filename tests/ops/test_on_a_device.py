@@ -70,6 +70,7 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (ops.scaled_dot_product_attention, normal(2, 2, 3, 4), normal(2, 2, 5, 4), normal(2, 2, 5, 4)),
         (lambda q, k, v: ops.scaled_dot_product_attention(q, k, v, causal=True),
          *(normal(2, 2, 3, 4, seed=i) for i in range(3)))],
+    "self_attention": [(lambda x: ops.self_attention(x, 2, causal=True), normal(2, 3, 12))],
     "cross_entropy_count": [(lambda t: Tensor(put(float(ops.cross_entropy_count(t, ignore_index=0)))), INDEX)],
     "element_count": [(lambda x: Tensor(put(float(ops.element_count(x)))), normal(3))],
 }

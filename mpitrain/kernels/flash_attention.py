@@ -1,0 +1,145 @@
+"""Attention whose weights are not kept: softmax(scale * q k') v and its gradients, block by block in C.
+
+After Dao et al., "FlashAttention: fast and memory-efficient exact attention with IO-awareness", 2022. Letters: `B` batch,
+`H` heads, `L` queries, `S` keys, `D` width of q and k, `E` width of v.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpitrain.backend.namespace import Array, array_module
+from mpitrain.backend.native import load
+from mpitrain.kernels.kernel import Kernel
+from mpitrain.kernels.library import Scratch, bind
+
+
+def _weights(q: Array, k: Array, scale: float, causal: bool) -> Array:
+    """Scaled scores (B, H, L, S), minus infinity where a query may not look."""
+    xp = array_module(q)
+    scores = xp.matmul(q, k.swapaxes(-1, -2))
+    scores *= scores.dtype.type(scale)
+    if causal:
+        scores[..., ~xp.tri(*scores.shape[-2:], dtype=bool)] = -float("inf")
+    return scores
+
+
+def _forward(q: Array, k: Array, v: Array, out: Array, scale: float, causal: bool) -> tuple[Array, Array]:
+    xp = array_module(q)
+    weights = _weights(q, k, scale, causal)
+    tops = weights.max(axis=-1)
+    tops = xp.where(tops == -float("inf"), tops.dtype.type(0), tops)      # a row without any score becomes zeros
+    weights -= tops[..., None]
+    xp.exp(weights, out=weights)
+    sums = weights.sum(axis=-1)
+    inverses = xp.where(sums == 0, sums, 1 / xp.where(sums == 0, sums.dtype.type(1), sums))
+    weights *= inverses[..., None]
+    out[...] = xp.matmul(weights, v)
+    return tops, inverses
+
+
+def _backward(q: Array, k: Array, v: Array, out: Array, grad: Array, tops: Array, inverses: Array, scale: float, causal: bool,
+              dq: Array | None, dk: Array | None, dv: Array | None) -> None:
+    xp = array_module(q)
+    weights = _weights(q, k, scale, causal)
+    weights -= tops[..., None]
+    xp.exp(weights, out=weights)
+    weights *= inverses[..., None]
+    if dv is not None:
+        dv[...] = xp.matmul(weights.swapaxes(-1, -2), grad)
+    if dq is None and dk is None:
+        return
+    slopes = xp.matmul(grad, v.swapaxes(-1, -2))
+    slopes -= (grad * out).sum(axis=-1, keepdims=True)
+    slopes *= weights
+    slopes *= slopes.dtype.type(scale)
+    if dq is not None:
+        dq[...] = xp.matmul(slopes, k)
+    if dk is not None:
+        dk[...] = xp.matmul(slopes.swapaxes(-1, -2), q)
+
+
+def _forward_host() -> Callable[..., tuple[Array, Array]] | None:
+    call, scratch = bind("flash_attention", "forward", "pppppppdp"), _scratch()
+    if call is None or scratch is None:
+        return None
+
+    def run(q: Array, k: Array, v: Array, out: Array, scale: float, causal: bool) -> tuple[Array, Array]:
+        q, k, v = _along_rows(q), _along_rows(k), _along_rows(v)
+        tops, inverses = np.empty((2, *q.shape[:-1]), q.dtype)
+        call(tops, inverses, *map(_begin, (q, k, v, out)), _shape(q, k, v, causal, (q, k, v, out)), scale, scratch(q, v))
+        return tops, inverses
+    return run
+
+
+def _backward_host() -> Callable[..., None] | None:
+    call, scratch = bind("flash_attention", "backward", "ppppppppppp" + "dp"), _scratch()
+    if call is None or scratch is None:
+        return None
+
+    def run(q: Array, k: Array, v: Array, out: Array, grad: Array, tops: Array, inverses: Array, scale: float, causal: bool,
+            dq: Array | None, dk: Array | None, dv: Array | None) -> None:
+        q, k, v, grad = _along_rows(q), _along_rows(k), _along_rows(v), _along_rows(grad)
+        arrays = (q, k, v, out, grad, dq, dk, dv)
+        call(tops, inverses, *map(_begin, arrays), _shape(q, k, v, causal, arrays), scale, scratch(q, v))
+    return run
+
+
+def _scratch() -> Callable[[Array, Array], Array] | None:
+    library = load("flash_attention")
+    if library is None:
+        return None
+    scratch, bytes_for = Scratch(), library.flash_attention_work_bytes
+    bytes_for.argtypes, bytes_for.restype = [ctypes.c_int64] * 4, ctypes.c_int64
+    return lambda q, v: scratch.room(bytes_for(q.shape[-1], v.shape[-1], v.shape[-2], v.itemsize))
+
+
+def _along_rows(x: Array) -> Array:
+    """The numbers of a row one after the other; rows may lie anywhere."""
+    return x if x.strides[-1] == x.itemsize or x.shape[-1] == 1 else np.ascontiguousarray(x)
+
+
+def _begin(x: Array | None) -> Array | None:
+    """The first row: the C code gets its address, and the steps from there."""
+    return None if x is None else x[0, 0, 0]
+
+
+def _shape(q: Array, k: Array, v: Array, causal: bool, arrays: tuple[Array | None, ...]) -> Array:
+    """The C code's `Shape`: sizes, and how many numbers lie between two batches, heads and positions of each array."""
+    numbers = [*q.shape[:3], k.shape[2], q.shape[3], v.shape[3], causal]
+    size = q.itemsize
+    for x in arrays:
+        numbers += (0, 0, 0) if x is None else (x.strides[0] // size, x.strides[1] // size, x.strides[2] // size)
+    return np.array(numbers, np.int64)
+
+
+def _arguments(rng: Any, dtype: Any, backward: bool) -> tuple[Any, ...]:
+    qkv = rng.standard_normal((2, 70, 3, 3, 19)).astype(dtype)         # heads as a layer cuts them out of one product
+    q, k, v = qkv.transpose(2, 0, 3, 1, 4)
+    out = np.empty((2, 70, 3, 19), dtype).swapaxes(1, 2)
+    if not backward:
+        return q, k, v, out, 0.3, True
+    known = _forward(q, k, v, out, 0.3, True)
+    grads = np.empty_like(qkv).transpose(2, 0, 3, 1, 4)
+    return q, k, v, out, rng.standard_normal(out.shape).astype(dtype), *known, 0.3, True, *grads
+
+
+flash_attention = Kernel("flash_attention", _forward, host=_forward_host, tolerance=1e-6,
+                         arguments=lambda rng, dtype: _arguments(rng, dtype, False))
+"""Writes softmax(scale * q k') v into `out` and returns (tops, inverses), both (B, H, L): what the gradient wants to know.
+
+They are each query's largest scaled score, and the inverse of its sum of exps above that. Arguments: q (B, H, L, D),
+k (B, H, S, D), v (B, H, S, E), out (B, H, L, E), scale, causal (query i looks at keys 0..i). Arrays may have any strides,
+`out` any but in its last dim. At least one key.
+"""
+
+flash_attention_grad = Kernel("flash_attention_grad", _backward, host=_backward_host, tolerance=2e-6,
+                              arguments=lambda rng, dtype: _arguments(rng, dtype, True))
+"""Writes the gradients into dq, dk and dv, each where it is not None.
+
+Arguments: q, k, v, out, grad (of out), tops, inverses, scale, causal, dq, dk, dv; strides as above.
+"""

@@ -1,0 +1,431 @@
+/* Attention by blocks, forward and backward, for float and double: no matrix of L x S weights is ever kept.
+
+   After Dao, Fu, Ermon, Rudra, Re, "FlashAttention", 2022, for one core: a block of queries meets the keys BLOCK at a time; the
+   softmax so far is corrected when a larger score turns up (Milakov and Gimelshein, "Online normalizer calculation for softmax",
+   2018); backward computes the scores anew. Only each query's largest score and the inverse of its sum of exps are kept (as
+   one number, the logarithm of the sum, the digits of the sum would drown in a large score).
+
+   Queries are the lanes of vectors: a block of scores is stored key by key,
+
+       s[key * WIDTH + query]       (BLOCK, WIDTH)
+
+   so largest scores, sums, and corrections are plain vectors, and every product of a step takes one factor as it lies in the
+   caller's memory, number by number, and the other by vectors: k q', v g', v' p, k' ds from the turned block of queries or
+   from s, p g and ds q from the queries as they are. Of a causal block, vectors of queries that see no key of a row are left out.
+
+   Each sum has one order, by key, query or width, and is made of fused multiply-adds: a query's result has the same bits
+   whatever else is in the batch and whatever keys follow that it does not see, on every CPU with vectors as wide. A hidden key's
+   weight is zero exactly. */
+
+#ifndef T
+
+#if defined(__GNUC__) && !defined(__clang__) && defined(__AVX512F__)
+#pragma GCC target("prefer-vector-width=512")        /* also for the loops over lanes that GCC vectorises by itself */
+#endif
+
+#include "geometry.h"
+#include "vector_math.h"
+#include "vectors.h"
+
+#define ROWS 8
+#define VECTORS 2                    /* ROWS x VECTORS sums in registers */
+#define BLOCK 64                     /* keys at a time: part of the order of the arithmetic, so the same everywhere */
+
+/* What the functions look at, as an array of 64-bit integers; steps are in numbers, between batches, heads and positions. */
+typedef struct { i64 batch, head, row; } Steps;
+typedef struct {
+    i64 batches, heads, queries, keys, width, values, causal;      /* q, k have `width` numbers a row, v `values` */
+    Steps q, k, v, out, grad, dq, dk, dv;
+} Shape;
+
+static inline i64 round_up(i64 n, i64 step) { return (n + step - 1) / step * step; }
+
+/* Room that a call needs for numbers of `size` bytes, from a cache line on. */
+i64 flash_attention_work_bytes(i64 width, i64 values, i64 keys, i64 size)
+{
+    i64 lanes = VECTOR_BYTES / size, wide = round_up(width, lanes) + round_up(values, lanes);
+    return 2 * keys * wide * size + (2 * wide + at_least(width, values) + 2 * BLOCK) * VECTORS * VECTOR_BYTES;
+}
+
+#define T float
+#define INTEGER int32_t
+#define LANES FLOATS
+#define NAME(name) name##_float32
+#include "flash_attention.c"
+#undef T
+#undef INTEGER
+#undef LANES
+#undef NAME
+#undef V
+#undef MASK
+
+#define T double
+#define INTEGER int64_t
+#define LANES DOUBLES
+#define NAME(name) name##_float64
+#include "flash_attention.c"
+
+#else
+
+#include "turn.h"
+
+#define WIDTH (VECTORS * LANES)                                    /* queries at a time */
+
+/* ---- products: the multiply-adds are fused here, and nowhere else ---- */
+
+#if !defined(__clang__) && defined(__GNUC__)
+#pragma GCC push_options
+#pragma GCC optimize("fp-contract=fast")
+#endif
+
+/* c[i, j] (+)= sum over r of a[i * a_row + r * a_term] * b[r * b_term + j], for rows x (vectors * LANES) numbers of c. */
+INLINE void NAME(tile)(const T *restrict a, i64 a_row, i64 a_term, const T *restrict b, i64 b_term, i64 terms, T *restrict c,
+                       i64 c_row, int add, const int rows, const int vectors)
+{
+#if defined(__clang__)
+#pragma STDC FP_CONTRACT ON
+#endif
+    V sum[ROWS][VECTORS];
+    for (int i = 0; i < rows; i++)
+        for (int v = 0; v < vectors; v++) sum[i][v] = (V){0};
+    for (i64 r = 0; r < terms; r++, a += a_term, b += b_term) {
+        V right[VECTORS];
+        for (int v = 0; v < vectors; v++) right[v] = *(const V *)(b + v * LANES);
+        for (int i = 0; i < rows; i++)
+            for (int v = 0; v < vectors; v++) sum[i][v] += a[i * a_row] * right[v];
+    }
+    if (add) for (int i = 0; i < rows; i++)              /* first, it made GCC move every sum about in each turn of the loop */
+        for (int v = 0; v < vectors; v++) sum[i][v] += *(const V *)(c + i * c_row + v * LANES);
+    for (int i = 0; i < rows; i++)
+        for (int v = 0; v < vectors; v++) *(V *)(c + i * c_row + v * LANES) = sum[i][v];
+}
+
+/* Tiles one below the other; the last rows in smaller ones. */
+INLINE void NAME(column)(const T *a, i64 a_row, i64 a_term, const T *b, i64 b_term, i64 terms, T *c, i64 c_row, i64 rows,
+                         int add, const int vectors)
+{
+    i64 i = 0;
+    for (; i + ROWS <= rows; i += ROWS)
+        NAME(tile)(a + i * a_row, a_row, a_term, b, b_term, terms, c + i * c_row, c_row, add, ROWS, vectors);
+    for (; i + 2 <= rows; i += 2)
+        NAME(tile)(a + i * a_row, a_row, a_term, b, b_term, terms, c + i * c_row, c_row, add, 2, vectors);
+    if (i < rows)
+        NAME(tile)(a + i * a_row, a_row, a_term, b, b_term, terms, c + i * c_row, c_row, add, 1, vectors);
+}
+
+/* The product for `vectors` <= VECTORS, with one step of a known to be 1. */
+static __attribute__((noinline)) void NAME(product)(const T *a, i64 a_row, i64 a_term, const T *b, i64 b_term, i64 terms, T *c,
+                                                    i64 c_row, i64 rows, i64 vectors, int add)
+{
+    if (a_term == 1 && vectors == VECTORS) NAME(column)(a, a_row, 1, b, b_term, terms, c, c_row, rows, add, VECTORS);
+    else if (a_term == 1) NAME(column)(a, a_row, 1, b, b_term, terms, c, c_row, rows, add, 1);
+    else if (vectors == VECTORS) NAME(column)(a, 1, a_term, b, b_term, terms, c, c_row, rows, add, VECTORS);
+    else NAME(column)(a, 1, a_term, b, b_term, terms, c, c_row, rows, add, 1);
+}
+
+#if !defined(__clang__) && defined(__GNUC__)
+#pragma GCC pop_options
+#endif
+
+/* ---- rows of the caller, turned and as they are ---- */
+
+/* to[r * WIDTH + i] = scale * x[i * row + r], for `rows` rows, and zero up to whole vectors of them. */
+static void NAME(turned)(const T *x, i64 row, i64 rows, i64 width, T scale, T *to)
+{
+    i64 whole = rows / LANES * LANES, most = round_up(rows, LANES), r = 0;
+    for (; r + LANES <= width; r += LANES)
+        for (i64 i = 0; i < whole; i += LANES) NAME(turn)(x + i * row + r, row, to + r * WIDTH + i, WIDTH, LANES);
+    for (i64 s = r; s < width; s++)
+        for (i64 i = 0; i < whole; i++) to[s * WIDTH + i] = x[i * row + s];
+    for (i64 s = 0; s < width && whole < most; s++)
+        for (i64 i = whole; i < most; i++) to[s * WIDTH + i] = i < rows ? x[i * row + s] : 0;
+    if (scale != 1) for (i64 i = 0; i < width * WIDTH; i++) to[i] *= scale;
+}
+
+/* x[i * row + r] = from[r * WIDTH + i]. */
+static void NAME(turned_back)(const T *from, i64 rows, i64 width, T *x, i64 row)
+{
+    i64 whole = rows / LANES * LANES, r = 0;
+    for (; r + LANES <= width; r += LANES)
+        for (i64 i = 0; i < whole; i += LANES) NAME(turn)(from + r * WIDTH + i, WIDTH, x + i * row + r, row, LANES);
+    for (i64 s = r; s < width; s++)
+        for (i64 i = 0; i < whole; i++) x[i * row + s] = from[s * WIDTH + i];
+    for (i64 i = whole; i < rows; i++)
+        for (i64 s = 0; s < width; s++) x[i * row + s] = from[s * WIDTH + i];
+}
+
+/* to[r] = x[r]: memcpy took longer to begin than to copy one of these short rows. */
+INLINE void NAME(copy_row)(const T *x, i64 width, T *to)
+{
+    i64 r = 0;
+    for (; r + LANES <= width; r += LANES) *(V *)(to + r) = *(const V *)(x + r);
+    for (; r < width; r++) to[r] = x[r];
+}
+
+/* Rows one after the other, with zeros up to whole vectors: the caller's may each lie in a page of its own. */
+static void NAME(padded)(const T *x, i64 row, i64 rows, i64 width, T *to)
+{
+    i64 wide = round_up(width, LANES);
+    for (i64 i = 0; i < rows; i++, to += wide, x += row) {
+        NAME(copy_row)(x, width, to);
+        for (i64 r = width; r < wide; r++) to[r] = 0;
+    }
+}
+
+/* x = `rows` of from, which has `wide` numbers a row. */
+static void NAME(copy_back)(const T *from, i64 wide, i64 rows, i64 width, T *x, i64 row)
+{
+    for (i64 i = 0; i < rows; i++) NAME(copy_row)(from + i * wide, width, x + i * row);
+}
+
+/* Which of a block's keys the queries of vector v see: the first `keys`; of the last LANES of them, some lanes only. */
+typedef struct { i64 first, queries, vectors, key, keys, causal; } NAME(place);
+
+/* Keys [0, seen) of this block may be seen by some query of vector v. */
+INLINE i64 NAME(seen)(const NAME(place) *at, i64 v)
+{
+    return at->causal ? clip(at->first + (v + 1) * LANES - at->key, 0, at->keys) : at->keys;
+}
+
+/* For v = 0, 1, ... the keys that vector v sees and the ones before it do not. */
+#define EACH_SPAN(at) \
+    for (i64 v = 0, from = 0, to = NAME(seen)(at, 0); v < (at)->vectors; v++, from = to, to = NAME(seen)(at, v)) if (from < to)
+
+/* scores = a b: a (keys, width) in the caller's memory, b the turned block. */
+static void NAME(scores)(const NAME(place) *at, const T *a, i64 row, i64 width, const T *b, T *s)
+{
+    EACH_SPAN(at)
+        NAME(product)(a + from * row, row, 1, b + v * LANES, WIDTH, width, s + from * WIDTH + v * LANES, WIDTH, to - from,
+                      at->vectors - v, 0);
+}
+
+/* c (width, WIDTH) += a' s, or = for the first keys: a (keys, width) in the caller's memory. */
+static void NAME(gather)(const NAME(place) *at, const T *a, i64 row, i64 width, const T *s, T *c)
+{
+    EACH_SPAN(at)
+        NAME(product)(a + from * row, 1, row, s + from * WIDTH + v * LANES, WIDTH, to - from, c + v * LANES, WIDTH, width,
+                      at->vectors - v, at->key > 0 || v > 0);
+}
+
+/* c (keys, wide) += s b: b is the block of queries as they are; `wide` is a number of whole vectors. */
+static void NAME(scatter)(const NAME(place) *at, const T *s, const T *b, i64 wide, T *c)
+{
+    EACH_SPAN(at)
+        for (i64 j = 0; j < wide; j += WIDTH)
+            NAME(product)(s + from * WIDTH + v * LANES, WIDTH, 1, b + v * LANES * wide + j, wide, at->queries - v * LANES,
+                          c + from * wide + j, wide, to - from, j + WIDTH <= wide ? VECTORS : 1, 1);
+}
+
+INLINE V NAME(choose)(MASK where, V x, V y) { return (V)(((MASK)x & where) | ((MASK)y & ~where)); }
+
+/* `value` for the queries (lanes) of vector v in x that come before a key: it is hidden from them. */
+static void NAME(hide)(const NAME(place) *at, i64 v, T *x, T value)
+{
+    i64 first = at->first + v * LANES - at->key, keys = NAME(seen)(at, v);       /* the first query's own key */
+    MASK lane;
+    for (int l = 0; l < LANES; l++) lane[l] = l;
+    for (i64 j = at_least(first + 1, 0); j < keys && at->causal; j++)
+        *(V *)(x + j * WIDTH) = NAME(choose)(lane < (INTEGER)(j - first), (V){0} + value, *(V *)(x + j * WIDTH));
+}
+
+/* x = exp(x - base), for one vector in each of `rows` rows. */
+INLINE void NAME(exps)(T *x, i64 rows, const T *base)
+{
+    for (i64 r = 0; r < rows; r++, x += WIDTH)
+        for (i64 l = 0; l < LANES; l++) x[l] = NAME(exp)(x[l] - base[l]);
+}
+
+/* The keys of one head: k and v, and how far apart their rows are. */
+typedef struct { const T *k, *v; i64 k_row, v_row; } NAME(keys);
+
+/* The caller's, or in copies of their own, which pay where several blocks of queries go through them; `room` moves on. */
+static NAME(keys) NAME(packed)(const Shape *n, const T *k, const T *v, int copy, T **room)
+{
+    if (!copy) return (NAME(keys)){k, v, n->k.row, n->v.row};
+    i64 wide = round_up(n->width, LANES), wide_values = round_up(n->values, LANES);
+    T *own_k = *room, *own_v = own_k + n->keys * wide;
+    *room = own_v + n->keys * wide_values;
+    NAME(padded)(k, n->k.row, n->keys, n->width, own_k);
+    NAME(padded)(v, n->v.row, n->keys, n->values, own_v);
+    return (NAME(keys)){own_k, own_v, wide, wide_values};
+}
+
+#define AT(x) (x + b * n->x.batch + h * n->x.head)                 /* where head h of batch b begins in x */
+
+/* ---- forward ---- */
+
+INLINE V NAME(larger)(V x, V y) { return NAME(choose)(x > y, x, y); }
+
+/* The largest, and the sum, of one vector in each of `rows` rows: four at a time, as each must wait for the one before. */
+INLINE V NAME(largest)(const T *x, i64 rows, V most)
+{
+    V part[4] = {most, most, most, most};
+    i64 r = 0;
+    for (; r + 4 <= rows; r += 4)
+        for (int p = 0; p < 4; p++) part[p] = NAME(larger)(*(const V *)(x + (r + p) * WIDTH), part[p]);
+    for (; r < rows; r++) part[0] = NAME(larger)(*(const V *)(x + r * WIDTH), part[0]);
+    return NAME(larger)(NAME(larger)(part[0], part[1]), NAME(larger)(part[2], part[3]));
+}
+
+INLINE V NAME(total)(const T *x, i64 rows)
+{
+    V part[4] = {0};
+    i64 r = 0;
+    for (; r + 4 <= rows; r += 4)
+        for (int p = 0; p < 4; p++) part[p] += *(const V *)(x + (r + p) * WIDTH);
+    for (int p = 0; p < 3; p++)                          /* so that row r is in part r % 4, whatever follows it */
+        if (r + p < rows) part[p] += *(const V *)(x + (r + p) * WIDTH);
+    return (part[0] + part[1]) + (part[2] + part[3]);
+}
+
+/* Scores of vector v become weights above the largest so far; `factor` corrects what was summed before. */
+static void NAME(weigh)(const NAME(place) *at, i64 v, T *s, T *top, T *sum, T *factor)
+{
+    i64 keys = NAME(seen)(at, v);
+    T base[LANES];
+    NAME(hide)(at, v, s, -INFINITY);
+    V most = NAME(largest)(s, keys, *(V *)top);
+    *(V *)base = NAME(choose)(most == -INFINITY, (V){0}, most);         /* each exp is zero then, or NaN */
+    *(V *)factor = *(V *)top;
+    *(V *)top = most;
+    NAME(exps)(factor, 1, base);
+    NAME(exps)(s, keys, base);
+    *(V *)sum = *(V *)sum * *(V *)factor + NAME(total)(s, keys);
+}
+
+static void NAME(multiply_lanes)(T *x, i64 rows, const T *factor)
+{
+    for (i64 r = 0; r < rows; r++)
+        for (i64 l = 0; l < WIDTH; l += LANES) *(V *)(x + r * WIDTH + l) *= *(const V *)(factor + l);
+}
+
+/* `queries` (WIDTH at most) of one head; x has all keys, the others begin with the first of the queries. */
+static void NAME(forward_block)(const Shape *n, const NAME(keys) *x, i64 first, i64 queries, const T *q, T *out, T *tops,
+                                T *inverses, T scale, T *work)
+{
+    T *turned = work, *s = turned + n->width * WIDTH, *result = s + BLOCK * WIDTH;
+    T top[WIDTH], sum[WIDTH] = {0}, factor[WIDTH] = {0};
+    i64 vectors = (queries + LANES - 1) / LANES, keys = n->causal ? at_most(first + queries, n->keys) : n->keys;
+    for (i64 l = 0; l < WIDTH; l++) top[l] = -INFINITY;
+    NAME(turned)(q, n->q.row, queries, n->width, scale, turned);
+    for (i64 key = 0; key < keys; key += BLOCK) {
+        NAME(place) at = {first, queries, vectors, key, at_most(BLOCK, keys - key), n->causal};
+        NAME(scores)(&at, x->k + key * x->k_row, x->k_row, n->width, turned, s);
+        for (i64 u = 0; u < vectors; u++)
+            NAME(weigh)(&at, u, s + u * LANES, top + u * LANES, sum + u * LANES, factor + u * LANES);
+        if (key) NAME(multiply_lanes)(result, n->values, factor);
+        NAME(gather)(&at, x->v + key * x->v_row, x->v_row, n->values, s, result);
+    }
+    for (i64 l = 0; l < WIDTH; l++) factor[l] = sum[l] == 0 ? 0 : 1 / sum[l];
+    NAME(multiply_lanes)(result, n->values, factor);
+    NAME(turned_back)(result, queries, n->values, out, n->out.row);
+    for (i64 l = 0; l < queries; l++) { tops[l] = top[l] == -INFINITY ? 0 : top[l]; inverses[l] = factor[l]; }
+}
+
+/* out = softmax(scale q k') v; tops and inverses (B, H, L) are what backward wants of it. At least one key. */
+void NAME(forward)(T *tops, T *inverses, const T *q, const T *k, const T *v, T *out, const Shape *n, double scale, T *work)
+{
+    for (i64 b = 0; b < n->batches; b++) for (i64 h = 0; h < n->heads; h++) {
+        T *room = work;
+        NAME(keys) x = NAME(packed)(n, AT(k), AT(v), n->queries > WIDTH, &room);
+        for (i64 first = 0; first < n->queries; first += WIDTH) {
+            i64 row = (b * n->heads + h) * n->queries + first;
+            NAME(forward_block)(n, &x, first, at_most(WIDTH, n->queries - first), AT(q) + first * n->q.row,
+                                AT(out) + first * n->out.row, tops + row, inverses + row, (T)scale, room);
+        }
+    }
+}
+
+/* ---- backward ---- */
+
+/* Per query: its largest score, the inverse of its sum of exps, and the mean of the weights' gradients. */
+typedef struct { T top[WIDTH], inverse[WIDTH], mean[WIDTH]; } NAME(known);
+
+/* Scores s become weights, and their gradients ds those of the unscaled scores, in vector v. */
+static void NAME(weigh_gradients)(const NAME(place) *at, i64 v, const NAME(known) *x, T scale, T *s, T *ds)
+{
+    i64 keys = NAME(seen)(at, v);
+    V inverse = *(const V *)(x->inverse + v * LANES), mean = *(const V *)(x->mean + v * LANES);
+    NAME(exps)(s, keys, x->top + v * LANES);
+    for (i64 j = 0; j < keys; j++) {
+        V *weight = (V *)(s + j * WIDTH), *slope = (V *)(ds + j * WIDTH);
+        *weight *= inverse;
+        *slope = *weight * (*slope - mean) * scale;
+    }
+    NAME(hide)(at, v, s, 0);
+    NAME(hide)(at, v, ds, 0);
+}
+
+/* One block of queries of a head, from the first of them on; of dq, dk and dv those that are wanted, dk and dv of all keys. */
+typedef struct { i64 first, queries; const T *q, *out, *grad, *tops, *inverses; T *dq, *dk, *dv; } NAME(block);
+
+/* sums[l] = sum over r of x[r, l] * y[r, l], for one vector. */
+static void NAME(dots)(const T *x, const T *y, i64 rows, T *sums)
+{
+    V sum = {0};
+    for (i64 r = 0; r < rows; r++) sum += *(const V *)(x + r * WIDTH) * *(const V *)(y + r * WIDTH);
+    *(V *)sums = sum;
+}
+
+/* The mean over keys of the weights' gradients is the sum of grad * out. `turned` is room for the turned block of out. */
+static void NAME(look_up)(const Shape *n, const NAME(block) *x, const T *turned_grad, T *turned, NAME(known) *known)
+{
+    memset(known, 0, sizeof *known);
+    memcpy(known->top, x->tops, x->queries * sizeof(T));
+    memcpy(known->inverse, x->inverses, x->queries * sizeof(T));
+    NAME(turned)(x->out, n->out.row, x->queries, n->values, 1, turned);
+    for (i64 l = 0; l < x->queries; l += LANES) NAME(dots)(turned_grad + l, turned + l, n->values, known->mean + l);
+}
+
+static void NAME(backward_block)(const Shape *n, const NAME(keys) *y, const NAME(block) *x, T scale, T *work)
+{
+    i64 wide = round_up(n->width, LANES), wide_values = round_up(n->values, LANES), queries = x->queries;
+    T *q_turned = work, *grad_turned = q_turned + n->width * WIDTH, *q = grad_turned + n->values * WIDTH;
+    T *grad = q + wide * WIDTH, *s = grad + wide_values * WIDTH, *ds = s + BLOCK * WIDTH, *dq = ds + BLOCK * WIDTH;
+    i64 vectors = (queries + LANES - 1) / LANES, keys = n->causal ? at_most(x->first + queries, n->keys) : n->keys;
+    NAME(known) known;
+    NAME(padded)(x->q, n->q.row, queries, n->width, q);
+    NAME(padded)(x->grad, n->grad.row, queries, n->values, grad);
+    NAME(turned)(q, wide, queries, n->width, scale, q_turned);
+    NAME(turned)(grad, wide_values, queries, n->values, 1, grad_turned);
+    NAME(look_up)(n, x, grad_turned, dq, &known);
+    for (i64 key = 0; key < keys; key += BLOCK) {
+        NAME(place) at = {x->first, queries, vectors, key, at_most(BLOCK, keys - key), n->causal};
+        const T *k = y->k + key * wide, *v = y->v + key * wide_values;
+        NAME(scores)(&at, k, wide, n->width, q_turned, s);
+        NAME(scores)(&at, v, wide_values, n->values, grad_turned, ds);
+        for (i64 u = 0; u < vectors; u++) NAME(weigh_gradients)(&at, u, &known, scale, s + u * LANES, ds + u * LANES);
+        if (x->dq) NAME(gather)(&at, k, wide, n->width, ds, dq);
+        if (x->dk) NAME(scatter)(&at, ds, q, wide, x->dk + key * wide);
+        if (x->dv) NAME(scatter)(&at, s, grad, wide_values, x->dv + key * wide_values);
+    }
+    if (x->dq) NAME(turned_back)(dq, queries, n->width, x->dq, n->dq.row);
+}
+
+/* Gradients of q, k and v, each where it is not NULL, from the gradient of `out` and what forward left. */
+void NAME(backward)(const T *tops, const T *inverses, const T *q, const T *k, const T *v, const T *out, const T *grad, T *dq,
+                    T *dk, T *dv, const Shape *n, double scale, T *work)
+{
+    i64 wide = round_up(n->width, LANES), wide_values = round_up(n->values, LANES);
+    for (i64 b = 0; b < n->batches; b++) for (i64 h = 0; h < n->heads; h++) {
+        T *room = work;
+        NAME(keys) y = NAME(packed)(n, AT(k), AT(v), 1, &room);
+        T *sums_k = room, *sums_v = sums_k + n->keys * wide, *rest = sums_v + n->keys * wide_values;
+        memset(room, 0, (rest - room) * sizeof(T));
+        for (i64 first = 0; first < n->queries; first += WIDTH) {
+            i64 row = (b * n->heads + h) * n->queries + first;
+            NAME(block) x = {first, at_most(WIDTH, n->queries - first), AT(q) + first * n->q.row, AT(out) + first * n->out.row,
+                             AT(grad) + first * n->grad.row, tops + row, inverses + row,
+                             dq ? AT(dq) + first * n->dq.row : NULL, dk ? sums_k : NULL, dv ? sums_v : NULL};
+            NAME(backward_block)(n, &y, &x, (T)scale, rest);
+        }
+        if (dk) NAME(copy_back)(sums_k, wide, n->keys, n->width, AT(dk), n->dk.row);
+        if (dv) NAME(copy_back)(sums_v, wide_values, n->keys, n->values, AT(dv), n->dv.row);
+    }
+}
+
+#undef AT
+#undef EACH_SPAN
+#undef WIDTH
+
+#endif
