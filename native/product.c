@@ -9,59 +9,10 @@
    That does not depend on m, n, the layout of a and b, or the width of vectors: a row of the result has the same bits
    whatever batch it is part of, and on every CPU that fuses. */
 
-#include <stdint.h>
-#include <string.h>
+#include "vectors.h"
 
-typedef int64_t i64;
-
-#if defined(__clang__)
-#pragma STDC FP_CONTRACT ON
-#elif defined(__GNUC__)
-#pragma GCC optimize("fp-contract=fast")
-#endif
-
-#if defined(__AVX512F__)
-#define VECTOR_BYTES 64
-#define FLOATS 16
-#define DOUBLES 8
-#define ROWS 8
-#elif defined(__AVX__)
-#define VECTOR_BYTES 32
-#define FLOATS 8
-#define DOUBLES 4
-#define ROWS 4
-#else
-#define VECTOR_BYTES 16
-#define FLOATS 4
-#define DOUBLES 2
-#if defined(__aarch64__)
-#define ROWS 8
-#else
-#define ROWS 4
-#endif
-#endif
-#define VECTORS 3                   /* ROWS x VECTORS sums, VECTORS of b and a number of a fill the registers */
 #define TERMS 256                   /* the same everywhere: it is part of the order of the sums */
 #define PACKED_BYTES (528 << 10)    /* of b: in a 1 MiB L2 cache with what passes through */
-
-#define INLINE static inline __attribute__((always_inline))
-
-#define LOW_2 0, 2
-#define HIGH_2 1, 3
-#define LOW_4 0, 4, 1, 5
-#define HIGH_4 2, 6, 3, 7
-#define LOW_8 0, 8, 1, 9, 2, 10, 3, 11
-#define HIGH_8 4, 12, 5, 13, 6, 14, 7, 15
-#define LOW_16 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
-#define HIGH_16 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-#define ORDER_(half, lanes) half##_##lanes
-#define ORDER(half, lanes) ORDER_(half, lanes)
-
-#if defined(__clang__) || __GNUC__ >= 12
-#define PICK(mask, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define PICK(mask, a, b, ...) __builtin_shuffle(a, b, (mask){__VA_ARGS__})
-#endif
 
 /* Lines of memory to bring into the L2 cache, one at a time: `rows` rows, `step` bytes apart. */
 typedef struct { const char *row; i64 step, lines, line, left, interval; } Ahead;

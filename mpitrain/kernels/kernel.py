@@ -20,13 +20,15 @@ class Kernel:
 
     `host` and `device` are factories, called at the first use, so that importing compiles nothing; a factory answers
     None where its version cannot be had (no compiler, no GPU), and then the reference serves. The first argument
-    decides where the kernel runs. `arguments(rng, dtype)` makes arguments for the tests.
+    decides where the kernel runs. `arguments(rng, dtype)` makes arguments for the tests, of each of `dtypes`.
     """
 
     def __init__(self, name: str, reference: Function, *, arguments: Callable[[Any, Any], tuple[Any, ...]],
                  host: Callable[[], Function | None] | None = None,
-                 device: Callable[[], Function | None] | None = None, tolerance: float = 0.0):
+                 device: Callable[[], Function | None] | None = None, tolerance: float = 0.0,
+                 dtypes: tuple[str, ...] = ("float32", "float64")):
         self.name, self.reference, self.arguments, self.tolerance = name, reference, arguments, tolerance
+        self.dtypes = dtypes
         self.host = cache(host) if host else _nothing
         self.device = cache(device) if device else _nothing
         assert name not in KERNELS, f"kernel {name!r} defined twice"
