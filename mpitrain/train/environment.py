@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import metadata
 from typing import Any
 
@@ -34,6 +35,11 @@ def describe(*, mpi_library: str = "", hosts: Sequence[str] = (), mesh: Mapping[
 
 def versions() -> dict[str, str]:
     """The installed versions of what can change results; nothing is imported for it."""
+    return dict(_versions())
+
+
+@cache
+def _versions() -> dict[str, str]:
     found = {}
     for package in PACKAGES:
         try:

@@ -66,7 +66,8 @@ def open_session(config: Config, cleanup: ExitStack) -> Session:
     pinned = threads.pin(1 if one else config.train.threads, node)
     notes = told_once(control.gather_objects([mine.host, [threads.crowded(pinned, node), environment.slow_blas()]]))
     control.agree(to_toml(config), "the configuration")
-    control.agree({name: environment.versions().get(name) for name in ("mpitrain", "numpy", "numba", "h5py")}, "package versions")
+    installed = environment.versions()
+    control.agree({name: installed.get(name) for name in ("mpitrain", "numpy", "numba", "h5py")}, "package versions")
     description = on_first(control, look)
     with guard.symmetric():
         inputs = open_inputs(description, validation=config.data.validation, seed=config.run.seed,
