@@ -5,8 +5,8 @@
 Ours is `python -m mpitrain train run.toml`, with everything it does on the way: the configuration checked, the data file examined
 by a child process, MPI started, the run folder opened. PyTorch's is the shortest script there is: import torch, read the arrays
 from a .npy file, make the model and fused AdamW, one step, print the loss. Both are started alternately and timed from outside,
-until the line about the first step arrives. Python's compiled files are kept in a folder of the benchmark's own, and written by a
-first start of each that does not count.
+until the line about the first step arrives. A first start of each, which does not count, fills the caches: our native code, and
+what Python compiles of both.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def prepare(folder: Path, model: str) -> list[list[str]]:
 def seconds_to_first_step(command: list[str], folder: Path) -> float:
     """From starting `command` until it has printed its line about step 1; it must end well."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    environment |= {"PYTHONPYCACHEPREFIX": str(folder.parent / "compiled"), "PYTHONPATH": str(ROOT)}
+    environment["PYTHONPATH"] = str(ROOT)
     began = time.perf_counter()
     with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -166,7 +166,7 @@ def together(program: str, n: int, environment: dict[str, str]) -> list[str]:
     """What `n` processes print that start at the same time."""
     children = [subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
                 for _ in range(n)]
-    printed = [child.communicate(timeout=150)[0] for child in children]
+    printed = [child.communicate(timeout=400)[0] for child in children]
     assert [child.returncode for child in children] == [0] * n
     return printed
 
@@ -222,6 +222,7 @@ print(len([moment for moment, what in recorder.buffer if what.is_start]))
 """
 
 
+@pytest.mark.timeout(500)                     # importing Numba takes seconds, and here three processes do
 def test_numba_compiles_in_one_of_several_processes_and_never_in_a_warm_run_and_writes_into_no_installation(
         own_cache: Path, tmp_path: Path) -> None:
     without = {k: v for k, v in os.environ.items() if k not in ("CC", "NUMBA_CACHE_DIR")} | {"PATH": "/nonexistent"}
