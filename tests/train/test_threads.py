@@ -76,7 +76,7 @@ def test_nothing_is_said_where_each_thread_has_a_core(number: int, node: list[Pl
 def test_a_run_records_its_threads_and_cores_and_says_once_that_they_are_too_many(tmp_path) -> None:
     config = write(tmp_path)
     many = len(os.sched_getaffinity(0)) + 1
-    result = train(2, config, "train.steps=2", f"train.threads={many}")
+    result = train(2, config, "train.steps=2", f"train.threads={many}", timeout=150)
     assert result.rc == 0, result.err
     assert result.out.count(f"{2 * many} threads of 2 ranks take turns on") == 1
     about = record(tmp_path / "runs/run")
