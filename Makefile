@@ -12,7 +12,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 export OMPI_MCA_rmaps_base_oversubscribe = 1
 
-.PHONY: help train test test-slow test-hosts test-gpu check bench bench-comm bench-overlap bench-layout layout-matrix native clean
+.PHONY: help train test test-slow test-hosts test-gpu check bench bench-start bench-comm bench-overlap bench-layout layout-matrix native clean
 
 help:            ## this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -42,6 +42,9 @@ check: $(VENV)/ready-dev        ## lint, types, import contracts
 
 bench: $(VENV)/ready-bench      ## step time side by side with PyTorch
 	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python benchmarks/train_vs_torch.py $(ARGS)
+
+bench-start: $(VENV)/ready-bench ## time from the command to the first step, beside a PyTorch script
+	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python benchmarks/first_step.py $(ARGS)
 
 # One thread a rank; two ranks have a core each, more share what there is.
 ALONE = env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE OMP_NUM_THREADS=1

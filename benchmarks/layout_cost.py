@@ -88,7 +88,7 @@ def measure(arguments: argparse.Namespace) -> int:
     import mpitrain
     from mpitrain.train import threads
     world = mpitrain.start()
-    threads.pin(1, world.comm.size)
+    threads.pin(1)
     mesh = mpitrain.Mesh(world.comm)
     n, micro = world.comm.size, arguments.micro
     for name in arguments.model or MODELS:

@@ -74,7 +74,7 @@ class TrainConfig:
     loss: str = "cross_entropy"
     label_smoothing: float = 0.0
     device: str = "cpu"
-    precision: str = "float32"
+    precision: str = "float32"               # or "float64"; "bfloat16": of the operands of matrix products
     reproducible: str = "run"                # or "layout": the same bits on any number of ranks
     threads: int = 0                         # per rank; 0: the cores bound to it, shared out
     eval_every: int = 0                      # steps; 0: after each epoch
@@ -292,12 +292,15 @@ def _check(config: Config, source: Path, overridden: set[str]) -> None:
                              ("train.reproducible", t.reproducible, ("run", "layout")),
                              ("comm.progress", config.comm.progress, ("poll", "thread", "auto")),
                              ("comm.wire_dtype", config.comm.wire_dtype, ("float32", "bfloat16", "float16")),
-                             ("train.precision", t.precision, ("float32", "float64"))):
+                             ("train.precision", t.precision, ("float32", "float64", "bfloat16"))):
         if text not in known:
             refuse(f'{key} = "{text}" is not there{nearest(text, known)}', key)
     if t.reproducible == "layout" and t.threads > 1:
         refuse(f'train.reproducible = "layout" needs one BLAS thread a rank, found train.threads = {t.threads}; set it to 0 or 1',
                "train.reproducible", "train.threads")
+    if t.precision == "bfloat16" and t.threads > 1:
+        refuse(f'train.precision = "bfloat16" computes on one thread a rank, found train.threads = {t.threads}; set it to 0 or 1 '
+               "and start a rank per core", "train.precision", "train.threads")
     for axis in ("pp", "tp"):
         if getattr(config.mesh, axis) != 1:
             refuse(f"mesh.{axis} = {getattr(config.mesh, axis)}: models are not split over ranks yet; "

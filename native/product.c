@@ -9,29 +9,10 @@
    That does not depend on m, n, the layout of a and b, or the width of vectors: a row of the result has the same bits
    whatever batch it is part of, and on every CPU that fuses. */
 
-#include <stdint.h>
-#include <string.h>
+#include "tile.h"
 
-#include "vectors.h"
-
-typedef int64_t i64;
-
-#if defined(__clang__)
-#pragma STDC FP_CONTRACT ON
-#elif defined(__GNUC__)
-#pragma GCC optimize("fp-contract=fast")
-#endif
-
-#if defined(__AVX512F__) || defined(__aarch64__)
-#define ROWS 8
-#else
-#define ROWS 4
-#endif
-#define VECTORS 3                   /* ROWS x VECTORS sums, VECTORS of b and a number of a fill the registers */
 #define TERMS 256                   /* the same everywhere: it is part of the order of the sums */
 #define PACKED_BYTES (528 << 10)    /* of b: in a 1 MiB L2 cache with what passes through */
-
-#define INLINE static inline __attribute__((always_inline))
 
 /* Lines of memory to bring into the L2 cache, one at a time: `rows` rows, `step` bytes apart. */
 typedef struct { const char *row; i64 step, lines, line, left, interval; } Ahead;

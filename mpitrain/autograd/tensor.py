@@ -47,6 +47,7 @@ class Tensor:
     __slots__ = ("__weakref__", "array", "grad", "grad_buffer", "grad_hooks", "node", "output", "requires_grad", "version")
 
     is_parameter = False                          # a trained leaf: backward in two calls does these in the second
+    operands = ""                                 # the format that matrix products with it round their operands to; "": none
     array: Array
 
     def __init__(self, array: Any, requires_grad: bool = False):

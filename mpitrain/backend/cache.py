@@ -7,12 +7,18 @@ stands in.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+
+WAIT, LOOK = 120.0, 0.02       # seconds: for another process that compiles, at most; between two looks
 
 
 @cache
@@ -37,6 +43,26 @@ def _usable(folder: Path) -> bool:
         return False
     private = stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o022
     return private and os.access(folder, os.W_OK | os.X_OK)
+
+
+@contextmanager
+def one_at_a_time(name: str) -> Iterator[None]:
+    """Inside, no other process that has this cache folder works under this name: the first compiles, the others wait for it.
+
+    A process that ends lets go. One that takes longer than any compiler is not waited for, and neither is anybody where the
+    file system has no locks: then several do the same work, and each renames its result into place.
+    """
+    with open(cache_folder() / f"{name}.lock", "ab") as file:
+        end = time.monotonic() + WAIT
+        while time.monotonic() < end:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(LOOK)
+            except OSError:                       # no locks here
+                break
+        yield
 
 
 def prepare_numba() -> None:

@@ -1,7 +1,8 @@
 """Finds the C sources in ``native/``, compiles each once into the private cache, and loads it.
 
 A library is keyed by its source, the compiler's version and the CPU's features, so one cache folder serves a cluster
-of different nodes. Several ranks may compile at the same time: each writes a file of its own and renames it into place.
+of different nodes. The first rank of a node compiles while the others wait; where they cannot (no locks on the file system),
+each writes a file of its own and renames it into place.
 Without a compiler every kernel has a slower stand-in, so `load` answers None and says so once, in `missing()`.
 """
 
@@ -17,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mpitrain.backend.cache import cache_folder
+from mpitrain.backend.cache import cache_folder, one_at_a_time
 from mpitrain.errors import text_of
 
 # -ffp-contract=off: a fused multiply-add rounds once instead of twice, so bits would depend on what the compiler fused.
@@ -54,7 +55,9 @@ def load(name: str) -> ctypes.CDLL | None:
     library = cache_folder() / f"{name}-{_key(source, cc)}.so"
     try:
         if not library.exists():
-            compile_library(source, library, cc)
+            with one_at_a_time(name):             # the ranks of a node start together and share its cores
+                if not library.exists():
+                    compile_library(source, library, cc)
         try:
             return ctypes.CDLL(str(library))
         except OSError:                           # cut off by a full disk, say: made anew, once
@@ -110,12 +113,17 @@ def describe() -> dict[str, str]:
     cc = compiler()
     found = {"compiler": ""}
     if cc is not None:
-        version = subprocess.run([cc, "--version"], capture_output=True, text=True, timeout=60).stdout
-        found["compiler"] = (version.splitlines() or [""])[0]
+        found["compiler"] = (_version(cc).splitlines() or [""])[0]
     for source in sorted(source_folder().glob("*.c")):
         there = load(source.stem) is not None
         found[source.stem] = f"compiled {_key(source, str(cc))}" if there else f"not compiled: {_missing[source.stem]}"
     return found
+
+
+@cache
+def _version(cc: str) -> str:
+    """What the compiler says it is; asked once, not for each of a dozen libraries."""
+    return subprocess.run([cc, "--version"], capture_output=True, text=True, timeout=60).stdout
 
 
 def _key(source: Path, cc: str) -> str:
@@ -124,7 +132,7 @@ def _key(source: Path, cc: str) -> str:
         digest.update(header.read_bytes())
     digest.update(source.read_bytes())
     digest.update(" ".join(FLAGS).encode())
-    digest.update(subprocess.run([cc, "--version"], capture_output=True, timeout=60).stdout)
+    digest.update(_version(cc).encode())
     digest.update(_cpu_features())
     return digest.hexdigest()[:20]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.backend.cache import prepare_numba
+from mpitrain.backend.cache import one_at_a_time, prepare_numba
 from mpitrain.backend.namespace import array_module
 
 Function = Callable[..., Any]
@@ -20,13 +20,15 @@ class Kernel:
 
     `host` and `device` are factories, called at the first use, so that importing compiles nothing; a factory answers
     None where its version cannot be had (no compiler, no GPU), and then the reference serves. The first argument
-    decides where the kernel runs. `arguments(rng, dtype)` makes arguments for the tests.
+    decides where the kernel runs. `arguments(rng, dtype)` makes arguments for the tests, of each of `dtypes`.
     """
 
     def __init__(self, name: str, reference: Function, *, arguments: Callable[[Any, Any], tuple[Any, ...]],
                  host: Callable[[], Function | None] | None = None,
-                 device: Callable[[], Function | None] | None = None, tolerance: float = 0.0):
+                 device: Callable[[], Function | None] | None = None, tolerance: float = 0.0,
+                 dtypes: tuple[str, ...] = ("float32", "float64")):
         self.name, self.reference, self.arguments, self.tolerance = name, reference, arguments, tolerance
+        self.dtypes = dtypes
         self.host = cache(host) if host else _nothing
         self.device = cache(device) if device else _nothing
         assert name not in KERNELS, f"kernel {name!r} defined twice"
@@ -41,15 +43,18 @@ def _nothing() -> None:
     return None
 
 
-def compiled(signature: Any = None, **options: Any) -> Callable[[Function], Function]:
+def compiled(signature: Any, **options: Any) -> Callable[[Function], Function]:
     """Numba's njit with our settings: cached on disk, no interpreter lock, no fast-math (it changes bits).
 
-    Give `signature` explicitly (a list for several dtypes): a Python literal in a loop promotes float32 to float64
-    when types are left to inference.
+    `signature` (a list for several dtypes) is explicit: a Python literal in a loop promotes float32 to float64 when types are
+    left to inference. So all is compiled here, by one process at a time; the next ones find it on the disk.
     """
     prepare_numba()
     import numba
     settings = {"nogil": True, "cache": True, "error_model": "numpy", **options}
-    decorate: Callable[[Function], Function] = (
-        numba.njit(**settings) if signature is None else numba.njit(signature, **settings))
+
+    def decorate(function: Function) -> Function:
+        with one_at_a_time(f"numba-{function.__module__}.{function.__name__}"):
+            made: Function = numba.njit(signature, **settings)(function)
+        return made
     return decorate

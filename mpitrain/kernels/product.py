@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -11,22 +12,31 @@ import numpy as np
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.backend.native import load
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import Scratch, bind
+from mpitrain.kernels.library import TYPES, Scratch, _address, bind
+from mpitrain.kernels.wire import format_of
 
 LEAST_ROWS, LEAST_COLUMNS, LEAST_WORK = 8, 32, 1 << 21        # M, N and M N K; NumPy is faster at smaller products
-TYPES = (np.dtype(np.float32), np.dtype(np.float64))          # in the machine's byte order
+SIGNATURE = "ppppp" + "i" * 7                                 # x, y, bias, out, memory, M, N, K, and four strides
+SINGLE = np.dtype(np.float32)
+KINDS = (np.dtype(np.float32), np.dtype(np.float64))          # in the machine's byte order
 
 
-def product(x: Array, y: Array, bias: Array | None = None, out: Array | None = None) -> Array:
+def product(x: Array, y: Array, bias: Array | None = None, out: Array | None = None, operands: str = "") -> Array:
     """x (M, K) y (K, N) + bias (N,), in `out` where given (C-contiguous, overlapping none of the others).
+
+    With `operands` "bfloat16", x and y of float32 are rounded to that format first, where the product is large enough for a
+    kernel of ours; sums and result stay float32.
 
     From M = 8, N = 32 and M N K = 2**21 on this is our own C version, whose bits in a row depend on that row, y and bias alone;
     smaller products are NumPy's. It runs on one thread, so where BLAS has several all is left to BLAS. One AVX-512 core, GFLOP/s
     (OpenBLAS, MKL beside it): 128 x 1024 by 1024 x 1024 transposed 90 (77, 88), the gradient of the right factor 100 (80, 112),
     of the left 95 (85, 60); of 151 that its multiply-adds can do (2026-11).
     """
-    if _suits(x, y, out) and one_thread():
-        return native(x, y, bias, out)
+    if _suits(x, y, out):
+        if operands == "bfloat16" and x.dtype == SINGLE:
+            return native_bfloat16(x, y, bias, out)
+        if one_thread():
+            return native(x, y, bias, out)
     return _product(x, y, bias, out)
 
 
@@ -45,11 +55,47 @@ def _product(x: Array, y: Array, bias: Array | None, out: Array | None) -> Array
 
 
 def _product_host() -> Callable[..., Array] | None:
-    call = bind("product", "product", "ppppp" + "i" * 7)
+    call = bind("product", "product", SIGNATURE)
     library = load("product")
     if call is None or library is None:
         return None
-    scratch, nbytes = Scratch(), int(library.product_work_bytes())
+    return _with_memory(call, int(library.product_work_bytes()))
+
+
+def _product_bfloat16(x: Array, y: Array, bias: Array | None, out: Array | None) -> Array:
+    return _product(_rounded(x), _rounded(y), bias, out)
+
+
+def _rounded(x: Array) -> Array:
+    """float32 (rows, columns) with the values of the nearest bfloat16 numbers."""
+    result = np.array(x, np.float32, order="C")
+    format_of("bfloat16").round(result.reshape(-1), np.empty(result.size, np.uint16))
+    return result
+
+
+def _product_bfloat16_host() -> Callable[..., Array] | None:
+    library = load("product_bfloat16")
+    if library is None:
+        return None
+    function = library.product_bfloat16
+    arguments: Any = [TYPES[letter] for letter in SIGNATURE]
+    function.argtypes, function.restype = arguments, None
+
+    def call(*arguments: Any) -> None:
+        function(*[_address(x) if type(x) is np.ndarray else x for x in arguments])
+    library.product_bfloat16_work_bytes.restype = ctypes.c_int64
+    return _with_memory(call, int(library.product_bfloat16_work_bytes()))
+
+
+def has_bfloat16_instruction() -> bool:
+    """Whether bfloat16 products are compiled for an instruction of this CPU. Without one they are slower than float32's."""
+    library = load("product_bfloat16")
+    return library is not None and bool(library.product_bfloat16_is_fast())
+
+
+def _with_memory(call: Callable[..., None], nbytes: int) -> Callable[..., Array]:
+    """`call` of C as a function of matrices: their layout told in strides, `nbytes` of memory for packed blocks."""
+    scratch = Scratch()
 
     def run(x: Array, y: Array, bias: Array | None, out: Array | None) -> Array:
         m, k = x.shape
@@ -64,7 +110,7 @@ def _product_host() -> Callable[..., Array] | None:
 
 
 def _suits(x: Array, y: Array, out: Array | None) -> bool:
-    return (type(x) is np.ndarray and type(y) is np.ndarray and x.dtype == y.dtype and x.dtype in TYPES
+    return (type(x) is np.ndarray and type(y) is np.ndarray and x.dtype == y.dtype and x.dtype in KINDS
             and x.shape[0] >= LEAST_ROWS and y.shape[1] >= LEAST_COLUMNS and x.shape[1] == y.shape[0]
             and x.size * y.shape[1] >= LEAST_WORK and x.flags.forc and y.flags.forc
             and (out is None or (type(out) is np.ndarray and out.flags.carray and out.dtype == x.dtype
@@ -77,3 +123,5 @@ def _arguments(rng: Any, dtype: Any) -> tuple[Array | None, ...]:
 
 
 native = Kernel("product", _product, host=_product_host, arguments=_arguments, tolerance=3e-6)
+native_bfloat16 = Kernel("product_bfloat16", _product_bfloat16, host=_product_bfloat16_host, tolerance=3e-6,
+                         arguments=_arguments, dtypes=("float32",))

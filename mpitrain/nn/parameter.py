@@ -118,14 +118,18 @@ def _runs(offset: Shape, shape: Shape, whole: Shape, start: int, stop: int) -> I
 
 
 class Parameter(Described):
-    """A trained leaf. ``decay=False``: never weight-decayed, whatever the optimizer is told."""
+    """A trained leaf. ``decay=False``: never weight-decayed, whatever the optimizer is told.
 
-    __slots__ = ("decay",)
+    `operands` "bfloat16" lets matrix products with it round what they multiply; set by the storage of a model in that precision.
+    """
+
+    __slots__ = ("decay", "operands")
     is_parameter = True
 
     def __init__(self, shape: Sequence[int], init: Initialiser, *, decay: bool = True):
         super().__init__(shape, init)
         self.decay = decay
+        self.operands = ""
         self.requires_grad = True
 
 

@@ -61,11 +61,12 @@ class FlatStorage:
 
     def __init__(self, parameters: Sequence[Parameter], dtype: str = "float32", device: Device = CPU,
                  allocate: Allocate | None = None):
-        self.dtype, self.device, self.allocate = float_dtype(dtype), device, allocate
+        self.precision, self.dtype, self.device, self.allocate = dtype, float_dtype(dtype), device, allocate
         self.segments, self.size = plan_segments(parameters)
         self.values = self._memory(allocate)
         for segment, view in zip(self.segments, self.views(self.values)):
             segment.parameter.array = view
+            segment.parameter.operands = "bfloat16" if dtype == "bfloat16" else ""
         self.gradients: Array | None = None
         self.gradient_views: list[Array] = []
 
@@ -136,13 +137,13 @@ class FlatStorage:
     def __deepcopy__(self, memo: dict[int, Any]) -> FlatStorage:
         """A copy in memory of its own, to which the copied parameters are bound (a plain deepcopy would part them)."""
         parameters = [copy.deepcopy(s.parameter, memo) for s in self.segments]
-        twin = memo[id(self)] = FlatStorage(parameters, str(self.dtype), self.device)
+        twin = memo[id(self)] = FlatStorage(parameters, self.precision, self.device)
         twin.values[...] = self.values
         return twin
 
     def __repr__(self) -> str:
         count = sum(math.prod(s.shape) for s in self.segments)
-        return f"FlatStorage({len(self.segments)} parameters, {count} values, {self.dtype}, {self.device.name})"
+        return f"FlatStorage({len(self.segments)} parameters, {count} values, {self.precision}, {self.device.name})"
 
 
 def check_state(own: dict[str, tuple[int, ...]], state: dict[str, Any], what: str) -> None:

@@ -18,13 +18,14 @@ class MatMul(Function):
     broadcasts = True
 
     @staticmethod
-    def forward(ctx: Context, x: Array, y: Array) -> Array:
+    def forward(ctx: Context, x: Array, y: Array, *, operands: str = "") -> Array:
         if x.ndim == 0 or y.ndim == 0 or x.shape[-1] != y.shape[-2 if y.ndim > 1 else 0]:
             raise ShapeError(f"matmul: shapes {x.shape} and {y.shape} do not fit")
         ctx.save(x, y)
+        ctx.operands = operands
         if y.ndim == 2 and x.ndim > 2:            # one product instead of one for each leading index
-            return product(_rows(x), y).reshape(*x.shape[:-1], y.shape[1])
-        return product(x, y) if x.ndim == y.ndim == 2 else ctx.xp.matmul(x, y)
+            return product(_rows(x), y, operands=operands).reshape(*x.shape[:-1], y.shape[1])
+        return product(x, y, operands=operands) if x.ndim == y.ndim == 2 else ctx.xp.matmul(x, y)
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
@@ -34,9 +35,9 @@ class MatMul(Function):
         if y.ndim == 2 and x.ndim > 1:
             flat = _rows(grad)
             if ctx.needs[0]:
-                by_x = product(flat, y.T).reshape(x.shape)
+                by_x = product(flat, y.T, operands=ctx.operands).reshape(x.shape)
             if ctx.needs[1]:
-                by_y = product(_rows(x).T, flat, out=ctx.out(1))
+                by_y = product(_rows(x).T, flat, out=ctx.out(1), operands=ctx.operands)
             return by_x, by_y
         left, right = x[None, :] if x.ndim == 1 else x, y[:, None] if y.ndim == 1 else y
         grad = grad[..., None] if y.ndim == 1 else grad
@@ -53,14 +54,15 @@ class Linear(Function):
     """x W' + b; the gradients of weight and bias are written where they will be sent from."""
 
     @staticmethod
-    def forward(ctx: Context, x: Array, weight: Array, bias: Array | None) -> Array:
+    def forward(ctx: Context, x: Array, weight: Array, bias: Array | None, *, operands: str = "") -> Array:
         if x.ndim == 0 or weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
             raise ShapeError(f"linear: an input of shape {x.shape} does not fit a weight of shape {weight.shape} "
                              "(outputs, inputs)")
         if bias is not None and bias.shape != weight.shape[:1]:
             raise ShapeError(f"linear: a bias of shape {bias.shape} does not fit a weight of shape {weight.shape}")
         ctx.save(x, weight)
-        return product(_rows(x), weight.T, bias).reshape(*x.shape[:-1], weight.shape[0])
+        ctx.operands = operands
+        return product(_rows(x), weight.T, bias, operands=operands).reshape(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
@@ -69,9 +71,9 @@ class Linear(Function):
         flat = _rows(grad)
         by_x = by_weight = by_bias = None
         if ctx.needs[0]:
-            by_x = product(flat, weight).reshape(x.shape)
+            by_x = product(flat, weight, operands=ctx.operands).reshape(x.shape)
         if ctx.needs[1]:
-            by_weight = product(flat.T, _rows(x), out=ctx.out(1))
+            by_weight = product(flat.T, _rows(x), out=ctx.out(1), operands=ctx.operands)
         if ctx.needs[2]:
             by_bias = xp.sum(flat, axis=0, out=ctx.out(2))
         return by_x, by_weight, by_bias
@@ -100,11 +102,16 @@ def _product(shape: tuple[int, ...]) -> int:
     return size
 
 
+def _operands(x: Any) -> str:
+    """The format that products with x round their operands to."""
+    return x.operands if isinstance(x, Tensor) else ""
+
+
 def matmul(x: Any, y: Any) -> Tensor:
     """``x @ y``: batched, broadcast over leading dims, one-dimensional inputs as NumPy takes them."""
-    return MatMul.apply(x, y)
+    return MatMul.apply(x, y, operands=_operands(y) or _operands(x))
 
 
 def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
     """``x @ weight.T + bias`` for x (..., I), weight (O, I), bias (O,)."""
-    return Linear.apply(x, weight, bias)
+    return Linear.apply(x, weight, bias, operands=_operands(weight))

@@ -30,7 +30,7 @@ from mpitrain.parallel.synchronise import synchronise_batch_norm
 from mpitrain.parallel.tree import RankTree
 from mpitrain.parallel.tuning import POLICIES, Tuning
 from mpitrain.schedules.microtree import share
-from mpitrain.train import checkpoint, fingerprint, layout
+from mpitrain.train import checkpoint, fingerprint, layout, precision
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.inputs import Inputs
 from mpitrain.train.manifest import Checkpoint
@@ -52,7 +52,7 @@ class Options:
     micro_batches: int = 0                   # of the global batch; 0: one per data-parallel rank
     seed: int = 0
     reproducible: str = "run"                # or "layout": the same bits on any number of ranks
-    precision: str = "float32"
+    precision: str = "float32"               # or "float64"; "bfloat16": of the operands of matrix products
     device: str = "cpu"
     clip_norm: float = 0.0
     eval_every: int = 0                      # 0: each epoch
@@ -154,6 +154,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     sampler = Sampler(inputs.train_rows, o.batch_size, seed=o.seed, drop_last=o.drop_last)
     plan = make_plan(o, sampler)
     device = select_device(o.device, local_rank(control))
+    precision.refuse(o.precision, device)
     if anywhere:
         layout.refuse_model(model, device)
     numerics = layout.agree_on_numerics(control, n_micro) if anywhere else None

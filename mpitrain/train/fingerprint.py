@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import mpitrain
 from mpitrain.backend import native
+from mpitrain.backend.cpu import cpu_flags, cpu_info
 from mpitrain.errors import DesyncError
 from mpitrain.train.environment import blas, versions
 
@@ -33,7 +34,7 @@ def numerics() -> dict[str, str]:
     """One line of text for each thing; compiles the native kernels where that has not been done."""
     import numpy
     found = versions()
-    cpu = _cpu_info()
+    cpu = cpu_info()
     libraries = [library for library in blas() if "num_threads" in library and library.get("internal_api") != "openmp"]
     simd = numpy.show_config(mode="dicts").get("SIMD Extensions", {})
     return {
@@ -48,8 +49,7 @@ def numerics() -> dict[str, str]:
         "libc": _words(platform.libc_ver()),
         "machine": platform.machine(),
         "cpu": cpu.get("model name", cpu.get("CPU part", "")),
-        "cpu_features": _words(sorted(flag for flag in cpu.get("flags", cpu.get("Features", "")).split()
-                                      if flag.startswith(FEATURES))),
+        "cpu_features": _words(sorted(flag for flag in cpu_flags() if flag.startswith(FEATURES))),
         "l2_cache": _read("/sys/devices/system/cpu/cpu0/cache/index2/size"),
         "settings": _words(f"{name}={os.environ[name]}" for name in SETTINGS if name in os.environ),
         **{f"native_{name}": text for name, text in native.describe().items()},
@@ -94,12 +94,6 @@ def _apart(one: str, two: str) -> tuple[str, str]:
 
 def _words(values: Iterable[Any]) -> str:
     return " ".join(str(value) for value in values if value is not None and value != "")
-
-
-def _cpu_info() -> dict[str, str]:
-    """The first processor's lines of /proc/cpuinfo; nothing where there is no such file."""
-    lines = (line.partition(":") for line in _read("/proc/cpuinfo").split("\n\n")[0].splitlines())
-    return {key.strip(): value.strip() for key, _, value in lines}
 
 
 def _read(path: str) -> str:

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mpitrain import nn
+from mpitrain.backend import float_dtype
 from mpitrain.comm.mesh import fit
 from mpitrain.config import Config, load_config
 from mpitrain.data import report
@@ -60,7 +59,7 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
 
 def bucket_lines(model: nn.Module, config: Config) -> Iterator[str]:
     """Where the flat gradient is cut, computed from shapes alone."""
-    itemsize = np.dtype(config.train.precision).itemsize
+    itemsize = float_dtype(config.train.precision).itemsize
     segments, total = describe_segments(model)
     buckets = plan_buckets(segments, total, max(1, bucket_bytes(config) // itemsize))
     until = ", until measured ready times say better" if config.comm.bucket_mb == "auto" else ""

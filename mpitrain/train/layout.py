@@ -57,7 +57,7 @@ def refuse_threads() -> None:
     threads = {library["num_threads"] for library in blas() if library.get("internal_api") != "openmp"}
     if threads - {1}:
         raise ConfigError(f"{MODE} needs one BLAS thread a rank, found {max(threads)}; call "
-                          "mpitrain.train.threads.pin(1, 1) first, or set OMP_NUM_THREADS=1")
+                          "mpitrain.train.threads.pin(1) first, or set OMP_NUM_THREADS=1")
 
 
 def agree_on_numerics(channel: Channel, n_micro: int) -> dict[str, str]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +31,7 @@ from mpitrain.train.profile import Profile, trace_text
 from mpitrain.train.record import Recorder, find_tensorboard
 from mpitrain.train.run_folder import RunFolder
 from mpitrain.train.state import State
+from mpitrain.train.threads import Place
 from mpitrain.train.together import on_first
 
 
@@ -44,7 +44,8 @@ class Session:
     control: Channel
     inputs: Inputs
     threads: int
-    hosts: list[str]
+    places: list[Place]
+    notes: list[str]                         # what is slower here than it need be
     cleanup: ExitStack = field(default_factory=ExitStack)
 
 
@@ -59,16 +60,31 @@ def open_session(config: Config, cleanup: ExitStack) -> Session:
         mesh = Mesh(world.comm, pp=config.mesh.pp, dp=config.mesh.dp, tp=config.mesh.tp)
     cleanup.push(lambda kind, error, trace: mesh.close() if kind is None else None)     # collective: not where a rank failed
     control = mesh.channel(("pp", "dp", "tp"), "start-up")
-    hosts = control.gather_objects(socket.gethostname())
-    pinned = threads.pin(1 if config.train.reproducible == "layout" else config.train.threads, hosts.count(hosts[world.rank]))
+    places = [Place(*found) for found in control.gather_objects(threads.place())]
+    mine = places[world.rank]
+    node = [mine, *(other for rank, other in enumerate(places) if other.host == mine.host and rank != world.rank)]
+    one = config.train.reproducible == "layout" or config.train.precision == "bfloat16"
+    pinned = threads.pin(1 if one else config.train.threads, node)
+    notes = told_once(control.gather_objects([mine.host, [threads.crowded(pinned, node), environment.slow_blas()]]))
     control.agree(to_toml(config), "the configuration")
-    control.agree({name: environment.versions().get(name) for name in ("mpitrain", "numpy", "numba", "h5py")}, "package versions")
+    installed = environment.versions()
+    control.agree({name: installed.get(name) for name in ("mpitrain", "numpy", "numba", "h5py")}, "package versions")
     description = on_first(control, look)
     with guard.symmetric():
         inputs = open_inputs(description, validation=config.data.validation, seed=config.run.seed,
                              block=config.model.arguments.get("block"), stride=config.data.stride,
                              transform=config.data.transform, augment=config.data.augment, folder=config.folder)
-    return Session(world, mesh, control, inputs, pinned, hosts)
+    return Session(world, mesh, control, inputs, pinned, places, notes)
+
+
+def told_once(everyone: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """Each text that some ranks have to say, once; with the first one's host where they are on several."""
+    several = len({host for host, _ in everyone}) > 1
+    texts: dict[str, str] = {}
+    for host, said in everyone:
+        for text in filter(None, said):
+            texts.setdefault(text, f"{text} ({host})" if several and host not in text else text)
+    return list(texts.values())
 
 
 def before_mpi(action: Callable[[], Any]) -> Callable[[], Any]:
@@ -97,6 +113,7 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
         with guard.symmetric():
             job = build(config, session.inputs, session.mesh)
         job.trainer.stop = stop
+        job.trainer.notes += session.notes
         folder = RunFolder(config.run.out)
         if config.model.init_from and not on_first(session.control, lambda: continues(folder, resume)):
             load_from(config, job, session.control)
@@ -189,8 +206,8 @@ def describe_run(config: Config, session: Session) -> dict[str, Any]:
     from mpi4py import MPI
     mesh = {axis: session.mesh.size(axis) for axis in session.mesh.axes}
     return {"name": config.run.name, "seed": config.run.seed} | environment.describe(
-        mpi_library=MPI.Get_library_version(), hosts=session.hosts, mesh=mesh, threads=session.threads,
-        device=config.train.device)
+        mpi_library=MPI.Get_library_version(), hosts=[place.host for place in session.places], mesh=mesh,
+        threads=session.threads, cores=[len(place.cores) for place in session.places], device=config.train.device)
 
 
 def peak_memory(channel: Channel) -> dict[str, float]:

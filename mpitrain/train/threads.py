@@ -3,30 +3,81 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+import socket
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
 
-from mpitrain.kernels.product import one_thread
+from mpitrain.backend.cpu import bound_cores, cpu_limit
 
-CHOSEN_BY_USER = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+# A library's own variable before that of all: OpenBLAS and MKL read them in this order too.
+CHOSEN_BY_USER = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 
-def pin(threads: int, local_ranks: int) -> int:
-    """Limits BLAS and OpenMP to `threads`; 0 means the user's environment, else the cores this rank may use, shared out."""
+class Place(NamedTuple):
+    """Where a rank may run: its host, the cores bound to it, and the CPU time of its control group in cores (0: no limit)."""
+
+    host: str
+    cores: Sequence[int]
+    limit: float
+
+
+def place() -> Place:
+    """This process's; a tuple that JSON carries."""
+    return Place(socket.gethostname(), bound_cores(), cpu_limit())
+
+
+def pin(threads: int, node: Sequence[Place] = ()) -> int:
+    """Limits BLAS and OpenMP to `threads`; 0 means the user's environment, else this rank's share of the cores.
+
+    `node` are the places of the ranks on this host, this one's first; without any, this rank is alone.
+    """
     from threadpoolctl import threadpool_limits
-    threads = threads or chosen(os.environ) or share(len(os.sched_getaffinity(0)), os.cpu_count() or 1, local_ranks)
+
+    from mpitrain.kernels.product import one_thread
+    threads = threads or chosen(os.environ) or share(node or [place()])
     threadpool_limits(threads)
     one_thread.cache_clear()
     return threads
 
 
-def chosen(environment: Any) -> int:
-    """What the user's environment says, 0 where it says nothing usable."""
+def chosen(environment: Mapping[str, Any]) -> int:
+    """What the user's environment says, 0 where it says nothing usable. Of a list ("4,2": nested loops) the first counts."""
     for name in CHOSEN_BY_USER:
-        if environment.get(name, "").isdigit():
-            return int(environment[name])
+        first = environment.get(name, "").partition(",")[0].strip()
+        if first.isdigit() and int(first):
+            return int(first)
     return 0
 
 
-def share(allowed: int, cores: int, local_ranks: int) -> int:
-    """A rank that its launcher bound to some cores has them to itself; unbound ranks of a node share all."""
-    return max(1, allowed if allowed < cores else allowed // local_ranks)
+def share(node: Sequence[Place]) -> int:
+    """The threads of the first of `node`: its part of each core bound to it, less where a control group grants less time.
+
+    Ranks bound to cores of their own have all of them; unbound ranks share all cores of the node, or of their cpuset.
+    """
+    mine = node[0]
+    part = sum(Fraction(1, max(1, sum(core in other.cores for other in node))) for core in mine.cores)
+    if mine.limit:
+        part = min(part, Fraction(mine.limit) / len(node))
+    return max(1, int(part))
+
+
+def crowded(threads: int, node: Sequence[Place]) -> str:
+    """In one line, that the ranks of a node have more threads than cores; "" where they have not. Nothing is changed for it."""
+    cores, own = len({core for other in node for core in other.cores}), len(node[0].cores)
+    limit = node[0].limit
+    granted = min(cores, max(1, int(limit))) if limit else cores
+    wanted = threads * len(node)
+    if wanted > granted:
+        group = f" (its control group grants the time of {limit:g})" if limit and granted < cores else ""
+        there = f"{_count(granted, 'core')} of {node[0].host}{group}"
+        return (f"{wanted} threads of {_count(len(node), 'rank')} take turns on {there}: start fewer, bind them to more cores, "
+                "or set train.threads lower")
+    if threads > own:
+        return (f"a rank's {threads} threads take turns on {_count(own, 'core')} of {node[0].host}, to which it is bound: "
+                f"bind it to more, or set train.threads = {own}")
+    return ""
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from fakegpu import DeviceArray, put, xp
 
-from mpitrain.backend import CPU, array_module, asnumpy, float_dtype, is_array, is_float, native, select_device
+from mpitrain.backend import CPU, array_module, asnumpy, cache, float_dtype, is_array, is_float, native, select_device
 from mpitrain.backend.cache import cache_folder
 from mpitrain.backend.namespace import Device
 from mpitrain.errors import ConfigError
@@ -155,12 +155,81 @@ def test_without_a_compiler_the_stand_ins_serve(own_cache: Path, monkeypatch: py
     assert native.load("rows") is None and native.missing() == {"rows": "no C compiler (cc, gcc or clang)"}
 
 
+COUNTING = """#!/bin/sh
+case "$*" in *-o*) echo compiled >> {log};; esac
+exec {cc} "$@"
+"""
+LOAD_ROWS = "from mpitrain.backend import native; assert native.load('rows') is not None"
+
+
+def together(program: str, n: int, environment: dict[str, str]) -> list[str]:
+    """What `n` processes print that start at the same time."""
+    children = [subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
+                for _ in range(n)]
+    printed = [child.communicate(timeout=400)[0] for child in children]
+    assert [child.returncode for child in children] == [0] * n
+    return printed
+
+
+@pytest.fixture
+def counting(own_cache: Path, tmp_path: Path) -> dict[str, str]:
+    """An environment whose compiler writes a line to "log" for each library it makes."""
+    (tmp_path / "log").touch()
+    script = tmp_path / "cc"
+    script.write_text(COUNTING.format(log=tmp_path / "log", cc=native.compiler()))
+    script.chmod(0o755)
+    return {**os.environ, "CC": str(script)}
+
+
 @needs_compiler
-def test_several_processes_may_compile_at_the_same_time(own_cache: Path) -> None:
-    program = "from mpitrain.backend import native; assert native.load('rows') is not None"
-    children = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(3)]
-    assert [child.wait(120) for child in children] == [0, 0, 0]
+def test_of_several_processes_that_start_together_one_compiles_and_a_later_one_none(
+        own_cache: Path, tmp_path: Path, counting: dict[str, str]) -> None:
+    together(LOAD_ROWS, 3, counting)
+    assert (tmp_path / "log").read_text() == "compiled\n"
     assert len(list(own_cache.glob("rows-*.so"))) == 1 and not list(own_cache.glob("*.tmp"))
+    together(LOAD_ROWS, 1, counting)
+    assert (tmp_path / "log").read_text() == "compiled\n"
+
+
+@needs_compiler
+def test_where_the_file_system_has_no_locks_each_compiles_and_all_load_the_same(
+        own_cache: Path, tmp_path: Path, counting: dict[str, str]) -> None:
+    program = ("import errno, fcntl\n"
+               "def none(*_): raise OSError(errno.ENOLCK, 'no locks available')\n"
+               "fcntl.flock = none\n") + LOAD_ROWS
+    together(program, 2, counting)
+    assert set((tmp_path / "log").read_text().split()) == {"compiled"}
+    assert len(list(own_cache.glob("rows-*.so"))) == 1 and not list(own_cache.glob("*.tmp"))
+
+
+def test_whoever_holds_the_lock_too_long_is_not_waited_for(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "WAIT", 0.05)
+    with cache.one_at_a_time("slow"), cache.one_at_a_time("slow"):
+        pass
+
+
+NUMBA_WORDS = """
+from mpitrain.backend.cache import prepare_numba
+prepare_numba()
+import numba.core.event as event
+with event.install_recorder("numba:compile") as recorder:
+    from mpitrain.backend import native
+    from mpitrain.kernels.random import random_words
+    import numpy as np
+    random_words(np.arange(2, dtype=np.uint64), 7, 5)
+assert set(native.missing()) == {"random"}
+print(len([moment for moment, what in recorder.buffer if what.is_start]))
+"""
+
+
+@pytest.mark.timeout(500)                     # importing Numba takes seconds, and here three processes do
+def test_numba_compiles_in_one_of_several_processes_and_never_in_a_warm_run_and_writes_into_no_installation(
+        own_cache: Path, tmp_path: Path) -> None:
+    without = {k: v for k, v in os.environ.items() if k not in ("CC", "NUMBA_CACHE_DIR")} | {"PATH": "/nonexistent"}
+    compiled = sorted(int(text) for text in together(NUMBA_WORDS, 2, without))
+    assert compiled[0] == 0 and compiled[1] > 0, "one compiles, the other waits and finds it"
+    assert together(NUMBA_WORDS, 1, without) == ["0\n"]
+    assert list(own_cache.rglob("*.nbi")) and not list(Path(native.__file__).parents[1].rglob("*.nb[ic]"))
 
 
 def test_importing_the_package_compiles_nothing_and_starts_no_mpi() -> None:

@@ -73,3 +73,12 @@ def test_distributed_data_parallel_is_measured_beside_ours(tmp_path: Path) -> No
     assert record["torch_seconds"] == pytest.approx(record["torch_backward_and_step_seconds"]
                                                     - record["torch_local_backward_seconds"])
     assert "DistributedDataParallel" in out
+
+
+@TORCH
+def test_the_first_step_is_timed_from_the_command_on(tmp_path: Path) -> None:
+    records, out = run(tmp_path, 0, "first_step.py", "--rounds", "1")
+    assert [record["model"] for record in records] == ["gpt", "mlp"]
+    for record in records:
+        assert record["ratio"] == pytest.approx(record["torch_seconds"] / record["seconds"])
+        assert f"{record['model']}, from the command to the first step, 1 pairs" in out

@@ -17,7 +17,7 @@ from mpitrain.kernels import KERNELS, Kernel
 for module in pkgutil.iter_modules(mpitrain.kernels.__path__):
     importlib.import_module(f"mpitrain.kernels.{module.name}")
 
-CASES = [(name, dtype) for name in sorted(KERNELS) for dtype in ("float32", "float64")]
+CASES = [(name, dtype) for name in sorted(KERNELS) for dtype in KERNELS[name].dtypes]
 
 
 def arrays_of(value: Any) -> list[np.ndarray]:

@@ -187,6 +187,6 @@ def test_pinning_threads_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not module.one_thread()
     monkeypatch.setattr(threadpoolctl, "threadpool_info", lambda: [{"user_api": "blas", "num_threads": 1}])
     with threadpoolctl.threadpool_limits(None):
-        pin(1, 1)
+        pin(1)
         assert module.one_thread()
     module.one_thread.cache_clear()

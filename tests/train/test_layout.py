@@ -121,7 +121,7 @@ def test_synchronised_batch_norm_a_gpu_an_own_algorithm_and_other_modes_are_refu
 
 def test_more_blas_threads_than_one_are_refused() -> None:
     from threadpoolctl import threadpool_limits
-    with threadpool_limits(2), pytest.raises(ConfigError, match=r"one BLAS thread a rank, found 2; call .*threads.pin\(1, 1\)"):
+    with threadpool_limits(2), pytest.raises(ConfigError, match=r"one BLAS thread a rank, found 2; call .*threads.pin\(1\)"):
         layout.refuse_threads()
     with threadpool_limits(1):
         layout.refuse_threads()

@@ -1,0 +1,37 @@
+"""`train.precision = "bfloat16"`: where it is faster, and refused where it would only be slower.
+
+Parameters, gradients, optimizer state, activations, messages and checkpoints are float32; the operands of the products of linear
+layers (forward and both gradients) are rounded to bfloat16 on their way into the CPU's instruction, and summed in float32.
+Attention's two products and convolutions stay float32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mpitrain.backend import Device, native
+from mpitrain.backend.cpu import cpu_flags, cpu_info
+from mpitrain.errors import ConfigError
+from mpitrain.kernels.product import has_bfloat16_instruction, one_thread
+
+MODE = 'train.precision = "bfloat16"'
+FLAG = "avx512_bf16"
+
+
+def refuse(precision: str, device: Device) -> None:
+    """ConfigError where `precision` is "bfloat16" and would make the run slower, or not be what it says."""
+    if precision != "bfloat16":
+        return
+    if device.xp is not np:
+        raise ConfigError(f'{MODE} is for train.device = "cpu", found "{device.name}"; set train.precision = "float32"')
+    if FLAG not in cpu_flags():
+        name = cpu_info().get("model name", "this CPU")
+        raise ConfigError(f"{MODE} would only be slower here: {name} has no instruction that multiplies such numbers (no "
+                          f'{FLAG} in /proc/cpuinfo); set train.precision = "float32"')
+    if not has_bfloat16_instruction():
+        why = native.missing().get("product_bfloat16", "the compiler does not know them")
+        raise ConfigError(f"{MODE} needs a C compiler that makes the CPU's {FLAG} instructions, such as GCC 10 or newer: {why}; "
+                          'install one, or set train.precision = "float32"')
+    if not one_thread():
+        raise ConfigError(f"{MODE} computes on one thread a rank, where float32 has several here; set OMP_NUM_THREADS=1 and "
+                          'start a rank per core, or set train.precision = "float32"')
