@@ -12,7 +12,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 export OMPI_MCA_rmaps_base_oversubscribe = 1
 
-.PHONY: help train test test-slow test-hosts test-gpu check bench bench-start bench-comm bench-overlap bench-layout layout-matrix native clean
+.PHONY: help train test test-slow test-hosts test-gpu check bench bench-train bench-start bench-comm bench-overlap bench-layout layout-matrix native clean
 
 help:            ## this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -40,9 +40,6 @@ check: $(VENV)/ready-dev        ## lint, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/ready-bench      ## step time side by side with PyTorch
-	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python benchmarks/train_vs_torch.py $(ARGS)
-
 bench-start: $(VENV)/ready-bench ## time from the command to the first step, beside a PyTorch script
 	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python benchmarks/first_step.py $(ARGS)
 
@@ -50,6 +47,16 @@ bench-start: $(VENV)/ready-bench ## time from the command to the first step, bes
 ALONE = env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE OMP_NUM_THREADS=1
 PAIR  = $(ALONE) $(MPIRUN) -n 2 --bind-to core:overload-allowed $(BIN)/python
 MANY  = $(ALONE) $(MPIRUN) --bind-to none
+
+bench: $(VENV)/ready-bench      ## step time of the MLP side by side with PyTorch, or of what ARGS say
+	$(ALONE) $(BIN)/python benchmarks/train_vs_peers.py --models mlp --peers eager --rounds 80 $(ARGS)
+
+bench-train: $(VENV)/ready-bench ## steps and ops beside PyTorch and JAX: times, two ranks beside DDP, memory; share of the peak
+	$(ALONE) $(BIN)/python -P -m mpitrain bench train --models mlp,lenet,resnet20,gpt-nano,gpt-baby --steps 10
+	$(ALONE) $(BIN)/python benchmarks/train_vs_peers.py $(ARGS)
+	$(ALONE) $(BIN)/python benchmarks/train_vs_peers.py --ranks 2
+	$(ALONE) $(BIN)/python benchmarks/train_vs_peers.py --memory --rounds 5
+	$(ALONE) $(BIN)/python benchmarks/kernels_vs_torch.py
 
 bench-comm: $(VENV)/ready-bench ## the exchange beside MPI, gloo and PyTorch's DDP; weak scaling; memory of a node
 	$(PAIR) -P -m mpitrain bench allreduce $(ARGS)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain import data, models, nn, optim
+from mpitrain.bench.train import Memory
 from mpitrain.train.inputs import Inputs
 from mpitrain.train.record import Recorder
 
@@ -22,24 +23,6 @@ class Described:
     optimizer: Callable[[nn.FlatStorage], optim.Optimizer]
     options: dict[str, Any]
     loss: Any = field(default_factory=nn.LOSSES["cross_entropy"])
-
-
-class Memory:
-    """Samples that lie in memory."""
-
-    names = ("x", "y")
-
-    def __init__(self, x: np.ndarray, y: np.ndarray, kind: str = "classes"):
-        self.x, self.y, self.kind = x, y, kind
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return self.x[rows], self.y[rows]
-
-    def where(self, row: int) -> tuple[str, int]:
-        return "memory", row
 
 
 class Losses(Recorder):

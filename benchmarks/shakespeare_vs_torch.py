@@ -3,72 +3,37 @@
     python benchmarks/shakespeare_vs_torch.py FOLDER_OF_SHARDS --steps 2000 --seed 0
 
 Prints the largest relative difference of the training losses over the first 50 steps, the validation losses of both over the
-whole held-out tenth at the end, and the median time of a step of each, measured alternately, one thread each.
+whole held-out tenth at the end, and the time of a step and of all steps of each, measured alternately, one thread each.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import statistics
 import time
 
-for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[name] = "1"
+import pinned  # noqa: F401  (first: it sets what NumPy and PyTorch read)
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
+# isort: split
+import numpy as np
+import torch
+import torch_side
+from torch.nn import functional as F
 
-from mpitrain import data, models, nn, optim  # noqa: E402
-from mpitrain.autograd import Tensor, no_grad, run_backward  # noqa: E402
-from mpitrain.backend import keep_freed_memory  # noqa: E402
+from mpitrain import data, models, nn, optim
+from mpitrain.autograd import Tensor, no_grad, run_backward
+from mpitrain.backend import keep_freed_memory
+from mpitrain.bench.pairs import Pairs
+from mpitrain.bench.report import in_time, ratio_of
 
 LAYERS, HEADS, WIDTH, BLOCK, VOCABULARY, BATCH = 4, 4, 128, 64, 65, 12
 LR, MIN_LR, WARMUP, BETAS, DECAY, CLIP = 1e-3, 1e-4, 100, (0.9, 0.99), 0.1, 1.0
 
 
-class Block(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm1 = torch.nn.LayerNorm(WIDTH, bias=False)
-        self.qkv = torch.nn.Linear(WIDTH, 3 * WIDTH, bias=False)
-        self.proj = torch.nn.Linear(WIDTH, WIDTH, bias=False)
-        self.norm2 = torch.nn.LayerNorm(WIDTH, bias=False)
-        self.up = torch.nn.Linear(WIDTH, 4 * WIDTH, bias=False)
-        self.down = torch.nn.Linear(4 * WIDTH, WIDTH, bias=False)
-
-    def forward(self, x):
-        b, t, c = x.shape
-        q, k, v = (y.view(b, t, HEADS, c // HEADS).transpose(1, 2) for y in self.qkv(self.norm1(x)).split(c, dim=2))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, c)
-        x = x + self.proj(y)
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
-
-
-class GPT(torch.nn.Module):
-    """Pre-norm, learned positions, output tied to the token embedding; parameters in the order of ours."""
-
-    def __init__(self):
-        super().__init__()
-        self.token, self.position = torch.nn.Embedding(VOCABULARY, WIDTH), torch.nn.Embedding(BLOCK, WIDTH)
-        self.blocks = torch.nn.ModuleList(Block() for _ in range(LAYERS))
-        self.norm = torch.nn.LayerNorm(WIDTH, bias=False)
-
-    def forward(self, tokens):
-        x = self.token(tokens) + self.position.weight[:tokens.shape[1]]
-        for block in self.blocks:
-            x = block(x)
-        return self.norm(x) @ self.token.weight.T
-
-
-def torch_side(state):
+def in_torch(state):
+    """The same model in PyTorch, and its optimizer."""
     torch.set_num_threads(1)
-    model = GPT()
-    for (name, parameter), (ours, values) in zip(model.named_parameters(), state.items(), strict=True):
-        if tuple(parameter.shape) != values.shape:
-            raise SystemExit(f"{name} {tuple(parameter.shape)} is not {ours} {values.shape}")
-        parameter.data = torch.tensor(np.array(values))
+    model = torch_side.GPT(LAYERS, HEADS, WIDTH, BLOCK, VOCABULARY)
+    torch_side.set_parameters(model, list(state.values()))
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
     optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}],
@@ -111,7 +76,7 @@ def main() -> None:
     model.initialize(options.seed).attach_gradients()
     ours = optim.AdamW(model, lr=LR, betas=BETAS, weight_decay=DECAY, decay="matrices")
     loss_of = nn.LOSSES["cross_entropy"](ignore_index=-1)
-    theirs, optimizer = torch_side(model.state_dict())
+    theirs, optimizer = in_torch(model.state_dict())
     rate = optim.schedule("cosine", lr=LR, min_lr=MIN_LR, warmup_steps=WARMUP, total_steps=options.steps)
 
     losses, times = [], []
@@ -134,10 +99,14 @@ def main() -> None:
             other += float(F.cross_entropy(theirs(torch.from_numpy(x)).view(-1, VOCABULARY), torch.from_numpy(y).reshape(-1),
                                            ignore_index=-1, reduction="sum"))
             count += int((y >= 0).sum())
+    pairs = Pairs(*map(list, zip(*times)))
+    result = pairs.summary("torch")
     print(f"largest relative difference of the loss over the first 50 steps: {first:.1e}\n"
           f"validation loss over {count:,} tokens: ours {mine / count:.4f}, PyTorch {other / count:.4f}\n"
-          f"median step: ours {statistics.median(a for a, _ in times) * 1e3:.1f} ms, "
-          f"PyTorch {statistics.median(b for _, b in times) * 1e3:.1f} ms")
+          f"median step: ours {in_time(result['seconds'])}, PyTorch {in_time(result['torch_seconds'])}, times faster "
+          f"{ratio_of(result)}\n"
+          f"wall time of {options.steps} steps: ours {sum(pairs.ours):.1f} s, PyTorch {sum(pairs.theirs):.1f} s, "
+          f"{sum(pairs.theirs) / sum(pairs.ours):.2f} times")
 
 
 if __name__ == "__main__":

@@ -11,88 +11,42 @@ efficiency is the time alone over the time together, median of pairs: 1 means th
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from functools import partial
 from pathlib import Path
 
-import pinned  # noqa: F401  (first: it sets what NumPy reads)
+import pinned  # first: it sets what NumPy reads
 
 # isort: split
 import numpy as np
 
-from mpitrain import models, nn, optim
-from mpitrain.backend import CPU, keep_freed_memory
+from mpitrain.backend import keep_freed_memory
 from mpitrain.bench import arguments
 from mpitrain.bench.pairs import Clock, alternate
 from mpitrain.bench.report import Report, in_time, machine, ratio_of
+from mpitrain.bench.train import Training
+from mpitrain.bench.workloads import WORKLOADS
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.guard import run_guarded, symmetric
-from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.start import start
-from mpitrain.data.loader import MicroBatch
 from mpitrain.errors import UsageError
-from mpitrain.parallel.exchange import Exchange
-from mpitrain.parallel.feed import Feed
-from mpitrain.parallel.pipeline import Pipeline
-from mpitrain.parallel.replicas import checksum
-from mpitrain.parallel.statistics import PlainStatistics
-from mpitrain.parallel.tuning import Tuning
-from mpitrain.train.trainer import Trainer
 
 NAP = 0.001                      # seconds between the looks of a sleeping rank at its messages
-BATCHES = 4                      # different ones, used in turn
 
 
-def mlp(rng):
-    """(model, makes a batch of one rank, whether inputs are tokens)."""
-    return (models.mlp(784, [1024, 1024], 10),
-            lambda: (rng.standard_normal((128, 784), dtype=np.float32), rng.integers(0, 10, 128)), False)
+MODELS = {"mlp": "mlp", "gpt": "gpt-nano"}                     # our names of workloads
 
 
-def gpt(rng):
-    return (models.gpt(layers=4, heads=4, width=128, block=64, vocabulary=65),
-            lambda: (rng.integers(0, 65, (12, 64)), rng.integers(0, 65, (12, 64))), True)
-
-
-MODELS = {"mlp": mlp, "gpt": gpt}
-
-
-class Training:
-    """One model on the ranks of a communicator, as `mpitrain train` puts it together, on batches that stay in memory."""
-
-    def __init__(self, name, comm, node_shared=False):
-        self.mesh = Mesh(comm)
-        control, exchange = self.mesh.channel(self.mesh.axes, "control"), Exchange(self.mesh, node_shared=node_shared)
-        model, batch, tokens = MODELS[name](np.random.default_rng(comm.rank))
-        self.storage = model.initialize(seed=0, allocate=exchange.allocate)
-        optimizer = optim.AdamW(self.storage, lr=1e-3, weight_decay=0.01)
-        reducer = exchange.reducer(self.storage, optimizer, bucket_bytes=4 << 20, tree=None)
-        loss = nn.LOSSES["cross_entropy"]()
-        pipeline = Pipeline(model, loss, control, reducer, Feed(CPU, "float32", tokens=tokens),
-                            n_micro=self.mesh.size("dp"))
-        update = exchange.update(model, optimizer, reducer, control, lambda step: 1e-3, clip_norm=0.0,
-                                 statistics=PlainStatistics(model, control))
-        update.want_norm = False                               # as between two lines of the log
-        self.trainer = Trainer(pipeline=pipeline, update=update, loader=None, evaluator=None, channel=control, plan=None,
-                               recorder=None, tuning=Tuning(reducer, control))
-        self.batches = [batch() for _ in range(BATCHES)]
-        self.channel = control
-
-    def run(self, steps):
-        for _ in range(steps):
-            step = self.trainer.update.step
-            x, y = self.batches[step % BATCHES]
-            first = self.channel.rank * len(x)
-            micro = MicroBatch(x, y, np.arange(first, first + len(x)), self.channel.rank, first, step)
-            self.trainer.train_step([micro])
+def training(name, comm, node_shared=False):
+    """One model on the ranks of a communicator, as `mpitrain train` puts it together."""
+    return Training(WORKLOADS[MODELS[name]], comm, node_shared=node_shared)
 
 
 class Together:
     """Turns in which all ranks train one model, each on its own rows."""
 
     def __init__(self, name, world, steps, node_shared):
-        self.all, self.clock, self.steps = Training(name, world.comm, node_shared), Clock(world), steps
+        self.all, self.clock, self.steps = training(name, world.comm, node_shared), Clock(world), steps
 
     def turn(self, _):
         """Seconds of a step of the slowest rank."""
@@ -103,7 +57,7 @@ class Alone:
     """Turns in which one rank trains by itself; the others sleep, so that it has the machine's memory and caches."""
 
     def __init__(self, name, world, steps):
-        self.own = Training(name, world.comm.Split(world.rank))
+        self.own = training(name, world.comm.Split(world.rank))
         self.comm, self.rank, self.size, self.steps = world.comm.Dup(), world.rank, world.size, steps
 
     def turn(self, number):
@@ -122,15 +76,6 @@ class Alone:
                 time.sleep(NAP)
             self.comm.Recv(seconds, who)
         return float(seconds[0])
-
-
-def keep_to_one_core(channel) -> None:
-    """Binds this rank to a core of its own, unless its launcher has; refuses to share one."""
-    allowed = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {allowed[channel.rank % len(allowed)]})
-    taken = channel.gather_objects(sorted(os.sched_getaffinity(0)))
-    if len({core for cores in taken for core in cores}) < channel.size:
-        raise SystemExit(f"{channel.size} ranks on cores {taken}: each needs its own; use fewer ranks")
 
 
 def main() -> int:
@@ -152,19 +97,19 @@ def main() -> int:
     if world.size == 1:
         raise SystemExit("one rank has nobody to train with; start it with mpirun -n 2")
     channel, report = Channel(world.comm.Dup(), "bench"), Report(world.rank, options.json)
-    keep_to_one_core(channel)
+    pinned.keep_to_one_core(channel)
     about = machine(channel)
     report.line(f"weak scaling, 1 to {world.size} ranks of one core; medians of {options.pairs} pairs of {options.steps} steps\n"
                 f"{'model':<10}{'alone':>11}{'together':>11}   alone / together")
     for name in names:
         together, alone = Together(name, world, options.steps, options.node_shared), Alone(name, world, options.steps)
         result = alternate(together.turn, alone.turn, options.pairs).summary("alone")
-        channel.agree(checksum({"values": together.all.storage.values}), "the parameters after training together")
+        together.all.check(name)
         report.record({"bench": "weak_scaling", "model": name, "ranks": world.size, **result, "steps": options.steps,
                        "node_shared": options.node_shared, "machine": about})
         report.line(f"{name:<10}{in_time(result['alone_seconds']):>11}{in_time(result['seconds']):>11}   {ratio_of(result)}")
-        together.all.mesh.close()
-        alone.own.mesh.close()
+        together.all.close()
+        alone.own.close()
     return 0
 
 

@@ -19,6 +19,7 @@ EPILOG = """examples:
   python -m mpitrain inspect runs/gpt
   python -m mpitrain data import text corpus.txt --out corpus
   mpirun -n 2 python -m mpitrain bench allreduce --sizes 64K,1M,16M
+  python -m mpitrain bench train --models mlp,gpt-nano
 """
 
 
@@ -52,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     inspect.add_argument("--ranks", type=int, default=1, help="draw the placement for so many ranks")
 
     _data_verbs(verbs.add_parser("data", help="import data, look at them, verify their checksums"))
-    _bench_verbs(verbs.add_parser("bench", help="measure the exchange between ranks on this machine"))
+    _bench_verbs(verbs.add_parser("bench", help="measure this machine: training steps, the exchange between ranks"))
     return top
 
 
@@ -100,6 +101,11 @@ def _bench_verbs(bench: argparse.ArgumentParser) -> None:
     exchange.add_argument("--bucket-bytes", default="4M", help="how much travels together (default: %(default)s)")
     for verb in (allreduce, fit, exchange):
         verb.add_argument("--pairs", type=int, default=25, help="how often each is timed, in turns (default: %(default)s)")
+    train = verbs.add_parser("train", help="steps of well-known models, made-up data: seconds, share of the core's peak, memory")
+    train.add_argument("--models", help="names with commas (default: all: mlp, lenet, resnet20, gpt-nano, gpt-baby, gpt2)")
+    train.add_argument("--precision", default="float32", help="as train.precision; several with commas (default: %(default)s)")
+    train.add_argument("--steps", type=int, default=20, help="how many are timed (default: %(default)s)")
+    for verb in (allreduce, fit, exchange, train):
         verb.add_argument("--json", type=Path, metavar="FILE", help="write one JSON object a line, too")
         verb.add_argument("--traceback", action="store_true", help="print Python tracebacks too")
 

@@ -34,11 +34,7 @@ def size(text: str, flag: str) -> int:
 
 
 def dtypes(text: str) -> list[str]:
-    found = words(text, "--dtypes")
-    for word in found:
-        if word not in DTYPES:
-            raise UsageError(f'--dtypes knows no "{word}"{nearest(word, DTYPES)}; choose from {", ".join(DTYPES)}')
-    return found
+    return names(text, DTYPES, "--dtypes")
 
 
 def algorithms(text: str, known: Iterable[str], flag: str = "--algorithms") -> list[str]:
@@ -49,6 +45,16 @@ def algorithms(text: str, known: Iterable[str], flag: str = "--algorithms") -> l
         if word not in known and ":" not in word:
             raise UsageError(f'{flag} knows no "{word}"{nearest(word, known)}; choose from {", ".join(known)}, '
                              f'or your own as "package.module:name" or "file.py:name"')
+    return found
+
+
+def names(text: str, known: Iterable[str], flag: str) -> list[str]:
+    """Names of `known`."""
+    known = list(known)
+    found = words(text, flag)
+    for word in found:
+        if word not in known:
+            raise UsageError(f'{flag} knows no "{word}"{nearest(word, known)}; choose from {", ".join(known)}')
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,19 +26,23 @@ class Session(NamedTuple):
 
 
 @contextmanager
-def session(json: Path | None) -> Iterator[Session | None]:
-    """None where there is one rank, after saying so: nothing is exchanged there, and the file stays empty."""
+def open_session(json: Path | None) -> Iterator[Session]:
     from mpitrain.comm.channel import Channel
     from mpitrain.comm.start import start
     world = start()
-    report = Report(world.rank, json)
-    if world.size == 1:
-        report.line("one rank has nothing to exchange; start two or more: mpirun -n 2 python -m mpitrain bench ...")
-        yield None
-        return
     channel = Channel(world.comm.Dup(), "bench")
-    yield Session(world, channel, report)
+    yield Session(world, channel, Report(world.rank, json))
     channel.close()
+
+
+@contextmanager
+def session(json: Path | None) -> Iterator[Session | None]:
+    """None where there is one rank, after saying so: nothing is exchanged there, and the file stays empty."""
+    with open_session(json) as opened:
+        alone = opened.world.size == 1
+        if alone:
+            opened.report.line("one rank has nothing to exchange; start two or more: mpirun -n 2 python -m mpitrain bench ...")
+        yield None if alone else opened
 
 
 def allreduce(*, sizes: str, algorithms: str | None, dtypes: str, wire: str | None, pairs: int, json: Path | None) -> int:
@@ -85,4 +90,22 @@ def exchange(*, parameters: int, bucket_bytes: str, pairs: int, json: Path | Non
     return 0
 
 
-VERBS: dict[str, Callable[..., int]] = {"allreduce": allreduce, "fit": fit, "exchange": exchange}
+def train(*, models: str | None, precision: str, steps: int, json: Path | None) -> int:
+    """`mpitrain bench train`."""
+    from mpitrain.backend import keep_freed_memory
+    from mpitrain.bench.train import bench_train
+    from mpitrain.bench.workloads import WORKLOADS
+    from mpitrain.train import threads
+    with guard.symmetric():
+        names = arguments.names(models, WORKLOADS, "--models") if models is not None else list(WORKLOADS)
+        precisions = arguments.words(precision, "--precision")
+        arguments.at_least(steps, 1, "--steps")
+    keep_freed_memory()                                       # as `mpitrain train` does
+    with open_session(json) as s:
+        hosts = s.channel.gather_objects(socket.gethostname())
+        pinned = threads.pin(0, hosts.count(hosts[s.world.rank]))
+        bench_train(s.channel, s.world, s.report, models=names, precisions=precisions, steps=steps, threads=pinned)
+    return 0
+
+
+VERBS: dict[str, Callable[..., int]] = {"allreduce": allreduce, "fit": fit, "exchange": exchange, "train": train}

@@ -62,16 +62,22 @@ class Pairs:
 
 def alternate(ours: Callable[[int], float], theirs: Callable[[int], float], pairs: int) -> Pairs:
     """Runs A B A B ...; each gets the number of its turn, never the same twice, and returns its seconds."""
-    times: tuple[list[float], list[float]] = ([], [])
+    return Pairs(*in_turn([ours, theirs], pairs))
+
+
+def in_turn(members: Sequence[Callable[[int], float]], rounds: int) -> list[list[float]]:
+    """Runs A B C A B C ..., as `alternate` does two; the seconds of each member."""
+    times: list[list[float]] = [[] for _ in members]
     collecting = gc.isenabled()
     gc.disable()                                     # a collection inside one member would be charged to it alone
     try:
-        for turn in range(2 * (WARM_UP + pairs)):
-            times[turn % 2].append((ours, theirs)[turn % 2](turn))
+        for turn in range(len(members) * (WARM_UP + rounds)):
+            which = turn % len(members)
+            times[which].append(members[which](turn))
     finally:
         if collecting:
             gc.enable()
-    return Pairs(times[0][WARM_UP:], times[1][WARM_UP:])
+    return [seconds[WARM_UP:] for seconds in times]
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
