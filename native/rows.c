@@ -2,6 +2,10 @@
 
    Sums run in LANES partial sums that are folded in a fixed order: the bits do not depend on the width of vectors. */
 
+#if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__)
+#pragma GCC target("prefer-vector-width=512")
+#endif
+
 #include "vector_math.h"
 
 typedef int64_t i64;

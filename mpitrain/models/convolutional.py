@@ -31,8 +31,8 @@ def lenet(classes: int = 10, channels: int = 1, size: int = 28) -> Sequential:
         ("conv1", Conv2d(channels, 6, 5, padding=2)), ("act1", ReLU()), ("pool1", MaxPool2d(2)),
         ("conv2", Conv2d(6, 16, 5)), ("act2", ReLU()), ("pool2", MaxPool2d(2)),
         ("flatten", Flatten()),
-        ("linear1", Linear(16 * side * side, 120)), ("act3", ReLU()),
-        ("linear2", Linear(120, 84)), ("act4", ReLU()),
+        ("linear1", Linear(16 * side * side, 120, activation="relu")),
+        ("linear2", Linear(120, 84, activation="relu")),
         ("head", Linear(84, classes)))
 
 

@@ -10,21 +10,28 @@ from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ShapeError
 from mpitrain.nn import init
+from mpitrain.nn.activation import ACTIVATIONS
 from mpitrain.nn.init import Initialiser
 from mpitrain.nn.module import Module
 from mpitrain.nn.parameter import Parameter
 
 
 class Linear(Module):
-    """(..., I) to (..., O): x @ weight.T + bias, with weight (O, I). Initial values are PyTorch's."""
+    """(..., I) to (..., O): x @ weight.T + bias, with weight (O, I). Initial values are PyTorch's.
 
-    def __init__(self, inputs: int, outputs: int, bias: bool = True, *, weight_init: Initialiser = init.default_weight,
-                 bias_init: Initialiser | None = None):
+    `activation` is the name of one that follows (see `nn.ACTIVATIONS`): most are then computed in the same pass.
+    """
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = True, *, activation: str | None = None,
+                 weight_init: Initialiser = init.default_weight, bias_init: Initialiser | None = None):
+        self.fused = activation if activation in ops.FUSED_ACTIVATIONS else None
+        self.after = None if activation == self.fused else ACTIVATIONS.resolve(str(activation))()
         self.weight = Parameter((outputs, inputs), weight_init)
         self.bias = Parameter((outputs,), bias_init or init.fan_in_uniform((outputs, inputs))) if bias else None
 
     def forward(self, x: Any) -> Tensor:
-        return ops.linear(x, self.weight, self.bias)
+        y = ops.linear(x, self.weight, self.bias, self.fused)
+        return y if self.after is None else self.after(y)
 
 
 class Embedding(Module):

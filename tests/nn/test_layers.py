@@ -6,7 +6,7 @@ import pytest
 from mpitrain import nn, ops
 from mpitrain.autograd import Tensor, no_grad
 from mpitrain.backend import random
-from mpitrain.errors import GraphError, ShapeError
+from mpitrain.errors import ConfigError, GraphError, ShapeError
 from mpitrain.nn.recurrent import Recurrent
 
 torch = pytest.importorskip("torch")
@@ -233,3 +233,19 @@ def test_layers_work_without_a_graph():
     layer.initialize()
     with no_grad():
         assert layer(np.zeros((2, 4), np.float32)).node is None
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "softplus"])
+def test_a_linear_layer_with_an_activation_is_the_layer_and_the_activation(name: str) -> None:
+    joined, apart = nn.Linear(4, 3, activation=name), nn.Sequential(("", nn.Linear(4, 3)), ("act", nn.ACTIVATIONS.resolve(name)()))
+    x = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+    for model in (joined, apart):
+        model.initialize(seed=0)
+    for ours, theirs in zip(joined.parameters(), apart.parameters(), strict=True):
+        theirs.array[...] = ours.array
+    assert np.array_equal(joined(x).array, apart(x).array) and len(joined.parameters()) == 2
+
+
+def test_a_linear_layer_with_an_unknown_activation_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match='unknown activation "gleu"'):
+        nn.Linear(4, 3, activation="gleu")
