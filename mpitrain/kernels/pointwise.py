@@ -209,7 +209,8 @@ ACTIVATIONS = {
     "tanh": Activation(_values("tanh", _tanh, compiled=False), _gradient("tanh_grad", _tanh_grad)),
     "sigmoid": Activation(sigmoid, _gradient("sigmoid_grad", _sigmoid_grad)),
     "gelu": Activation(_values("gelu", _gelu), slope_grad, _and_slope("gelu_and_slope", _gelu_and_slope)),
-    "gelu_tanh": Activation(_values("gelu_tanh", _gelu_tanh), slope_grad, _and_slope("gelu_tanh_and_slope", _gelu_tanh_and_slope)),
+    "gelu_tanh": Activation(_values("gelu_tanh", _gelu_tanh), slope_grad,
+                            _and_slope("gelu_tanh_and_slope", _gelu_tanh_and_slope)),
     "silu": Activation(_values("silu", _silu), slope_grad, _and_slope("silu_and_slope", _silu_and_slope)),
 }
 """By name; those that can be computed where their input is made."""

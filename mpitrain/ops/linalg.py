@@ -12,7 +12,6 @@ from mpitrain.errors import ShapeError
 from mpitrain.kernels.pointwise import ACTIVATIONS, Activation
 from mpitrain.kernels.product import product
 
-
 FUSED_ACTIVATIONS = frozenset(ACTIVATIONS)
 """What `linear` takes as its activation."""
 
