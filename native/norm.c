@@ -11,7 +11,12 @@
 
 #include "geometry.h"
 
-#define LANES 16                     /* partial sums, folded in one fixed order */
+#if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__)
+#pragma GCC target("prefer-vector-width=512")
+#endif
+
+#define LANES 32                     /* partial sums, folded in one fixed order */
+#define BLOCK 4                      /* rows whose terms go into a column's sum at a time */
 #define HALVE(part, n) for (i64 j = 0; j < n; j++) part[j] += part[j + n]
 
 #define T float
@@ -37,7 +42,7 @@
         for (i64 b = 0; b < whole; b += LANES)                                  \
             for (i64 j = 0; j < LANES; j++) { i64 i = b + j; part[j] += term; } \
         for (i64 i = whole; i < (n); i++) part[i - whole] += term;              \
-        HALVE(part, 8); HALVE(part, 4); HALVE(part, 2); HALVE(part, 1);         \
+        HALVE(part, 16); HALVE(part, 8); HALVE(part, 4); HALVE(part, 2); HALVE(part, 1);         \
         result += part[0];                                                      \
     } while (0)
 
@@ -144,30 +149,50 @@ void NAME(row_norm)(const T *restrict x, const T *restrict weight, const T *rest
 }
 
 /* With h = g * weight and z = (x - mean) * inverse: dx = inverse * (h - z * mean(h z) [- mean(h), where centred]). */
-void NAME(row_norm_gradient)(const T *restrict g, const T *restrict x, const T *restrict weight, const T *restrict means,
-                             const T *restrict inverses, T *restrict dx, i64 rows, i64 n, i64 centred)
+static inline __attribute__((always_inline)) void NAME(row_gradient)(const T *restrict g, const T *restrict x,
+    const T *restrict weight, T m, T s, T *restrict dx, i64 n, i64 centred, const int weighted)
 {
-    for (i64 r = 0; r < rows; r++, g += n, x += n, dx += n) {
-        T m = means[r], s = inverses[r], sum = 0, product = 0;
-        if (weight) for (i64 i = 0; i < n; i++) dx[i] = g[i] * weight[i];
-        else memcpy(dx, g, n * sizeof(T));
-        if (centred) SUM(T, n, dx[i], sum);
-        SUM(T, n, dx[i] * (x[i] - m), product);
-        T mean = sum / n, slope = product * s * s / n;
-        for (i64 i = 0; i < n; i++) dx[i] = (dx[i] - mean - (x[i] - m) * slope) * s;
+    T sum = 0, product = 0;
+    if (centred) SUM(T, n, weighted ? g[i] * weight[i] : g[i], sum);
+    SUM(T, n, (weighted ? g[i] * weight[i] : g[i]) * (x[i] - m), product);
+    T mean = sum / n, slope = product * s * s / n;
+    for (i64 i = 0; i < n; i++) dx[i] = ((weighted ? g[i] * weight[i] : g[i]) - mean - (x[i] - m) * slope) * s;
+}
+
+/* Adds the sums over `rows` rows, one after the other, of g * z, and, where `plain` is not NULL, of g. */
+static inline __attribute__((always_inline)) void NAME(row_sums)(const T *restrict g, const T *restrict x, const T *means,
+    const T *inverses, double *restrict product, double *restrict plain, const i64 rows, i64 n)
+{
+    for (i64 i = 0; i < n; i++) {
+        double total = product[i];
+        for (i64 r = 0; r < rows; r++) total += g[r * n + i] * ((x[r * n + i] - means[r]) * inverses[r]);
+        product[i] = total;
+    }
+    if (plain) for (i64 i = 0; i < n; i++) {
+        double total = plain[i];
+        for (i64 r = 0; r < rows; r++) total += g[r * n + i];
+        plain[i] = total;
     }
 }
 
-/* Sums over the rows of g * z and, where `plain` is not NULL, of g. */
-void NAME(row_norm_sums)(const T *restrict g, const T *restrict x, const T *restrict means, const T *restrict inverses,
-                         double *restrict product, double *restrict plain, i64 rows, i64 n)
+/* The gradients of x, weight (`product`) and bias (`plain`), while a few rows are in the cache; each may be NULL: not wanted. */
+void NAME(row_norm_gradients)(const T *restrict g, const T *restrict x, const T *restrict weight, const T *restrict means,
+                              const T *restrict inverses, T *restrict dx, double *restrict product, double *restrict plain,
+                              i64 rows, i64 n, i64 centred)
 {
-    memset(product, 0, n * sizeof(double));
+    if (product) memset(product, 0, n * sizeof(double));
     if (plain) memset(plain, 0, n * sizeof(double));
-    for (i64 r = 0; r < rows; r++, g += n, x += n) {
-        T m = means[r], s = inverses[r];
-        for (i64 i = 0; i < n; i++) product[i] += g[i] * ((x[i] - m) * s);
-        if (plain) for (i64 i = 0; i < n; i++) plain[i] += g[i];
+    for (i64 r = 0; r < rows; r += BLOCK) {
+        i64 there = rows - r < BLOCK ? rows - r : BLOCK;
+        const T *gs = g + r * n, *xs = x + r * n;
+        for (i64 k = 0; dx && k < there; k++) {
+            if (weight) NAME(row_gradient)(gs + k * n, xs + k * n, weight, means[r + k], inverses[r + k], dx + (r + k) * n, n,
+                                           centred, 1);
+            else NAME(row_gradient)(gs + k * n, xs + k * n, NULL, means[r + k], inverses[r + k], dx + (r + k) * n, n, centred, 0);
+        }
+        if (product && there == BLOCK) NAME(row_sums)(gs, xs, means + r, inverses + r, product, plain, BLOCK, n);
+        else for (i64 k = 0; product && k < there; k++)
+            NAME(row_sums)(gs + k * n, xs + k * n, means + r + k, inverses + r + k, product, plain, 1, n);
     }
 }
 

@@ -52,20 +52,20 @@ def _row_norm(x: Array, weight: Array | None, bias: Array | None, eps: float, ce
     return y, means, inverses
 
 
-def _row_norm_gradient(grad: Array, x: Array, weight: Array | None, means: Array, inverses: Array, centred: bool) -> Array:
+def _row_norm_gradients(grad: Array, x: Array, weight: Array | None, means: Array, inverses: Array, centred: bool,
+                        wanted: tuple[bool, bool]) -> tuple[Array | None, Array | None, Array | None]:
     z = (x - means[:, None]) * inverses[:, None]
-    result = grad.copy() if weight is None else grad * weight
-    slope = (result * z).mean(axis=1, keepdims=True)
-    if centred:
-        result -= result.mean(axis=1, keepdims=True)
-    result -= z * slope
-    result *= inverses[:, None]
-    return result
-
-
-def _row_norm_sums(grad: Array, x: Array, means: Array, inverses: Array) -> tuple[Array, Array]:
-    z = (x - means[:, None]) * inverses[:, None]
-    return (grad * z).sum(axis=0, dtype="float64"), grad.sum(axis=0, dtype="float64")
+    dx = None
+    if wanted[0]:
+        dx = grad.copy() if weight is None else grad * weight
+        slope = (dx * z).mean(axis=1, keepdims=True)
+        if centred:
+            dx -= dx.mean(axis=1, keepdims=True)
+        dx -= z * slope
+        dx *= inverses[:, None]
+    if not wanted[1]:
+        return dx, None, None
+    return dx, (grad * z).sum(axis=0, dtype="float64"), grad.sum(axis=0, dtype="float64")
 
 
 def _moments_host() -> Callable[..., Any] | None:
@@ -128,28 +128,18 @@ def _row_norm_host() -> Callable[..., Any] | None:
     return norm
 
 
-def _row_norm_gradient_host() -> Callable[..., Array] | None:
-    function = bind("norm", "row_norm_gradient", "ppppppiii")
+def _row_norm_gradients_host() -> Callable[..., Any] | None:
+    function = bind("norm", "row_norm_gradients", "ppppppppiii")
     if function is None:
         return None
 
-    def gradient(grad: Array, x: Array, weight: Array | None, means: Array, inverses: Array, centred: bool) -> Array:
-        result = np.empty(x.shape, x.dtype)
-        function(_packed(grad), _packed(x), _packed(weight), means, inverses, result, *x.shape, centred)
-        return result
-    return gradient
-
-
-def _row_norm_sums_host() -> Callable[..., Any] | None:
-    function = bind("norm", "row_norm_sums", "ppppppii")
-    if function is None:
-        return None
-
-    def sums(grad: Array, x: Array, means: Array, inverses: Array) -> tuple[Array, Array]:
-        product, plain = np.empty(x.shape[1]), np.empty(x.shape[1])
-        function(_packed(grad), _packed(x), means, inverses, product, plain, *x.shape)
-        return product, plain
-    return sums
+    def gradients(grad: Array, x: Array, weight: Array | None, means: Array, inverses: Array, centred: bool,
+                  wanted: tuple[bool, bool]) -> tuple[Array | None, Array | None, Array | None]:
+        dx = np.empty(x.shape, x.dtype) if wanted[0] else None
+        product, plain = (np.empty(x.shape[1]), np.empty(x.shape[1])) if wanted[1] else (None, None)
+        function(_packed(grad), _packed(x), _packed(weight), means, inverses, dx, product, plain, *x.shape, centred)
+        return dx, product, plain
+    return gradients
 
 
 def _packed(array: Array | None) -> Array | None:
@@ -180,11 +170,8 @@ row_norm = Kernel("row_norm", _row_norm, host=_row_norm_host, tolerance=1e-5,
                   arguments=lambda rng, dtype: (*_example((5, 37), (37,), (37,))(rng, dtype), 1e-5, True))
 """(y, means, inverse deviations) from (x, weight or None, bias or None, eps, centred); RMS norm is not centred."""
 
-row_norm_gradient = Kernel(
-    "row_norm_gradient", _row_norm_gradient, host=_row_norm_gradient_host, tolerance=1e-5,
-    arguments=lambda rng, dtype: (*_example((5, 37), (5, 37), (37,), (5,), (5,))(rng, dtype), True))
-"""The gradient of x from (grad, x, weight or None, means, inverse deviations, centred)."""
-
-row_norm_sums = Kernel("row_norm_sums", _row_norm_sums, host=_row_norm_sums_host, tolerance=1e-5,
-                       arguments=_example((5, 37), (5, 37), (5,), (5,)))
-"""Sums over rows of grad * normalised x and of grad, float64 (D,), from (grad, x, means, inverse deviations)."""
+row_norm_gradients = Kernel(
+    "row_norm_gradients", _row_norm_gradients, host=_row_norm_gradients_host, tolerance=1e-5,
+    arguments=lambda rng, dtype: (*_example((7, 37), (7, 37), (37,), (7,), (7,))(rng, dtype), True, (True, True)))
+"""(gradient of x, sums over rows of grad * normalised x, and of grad, float64 (D,)) from (grad, x, weight or None, means,
+inverse deviations, centred, (whether the first is wanted, whether the others are)); None for what is not wanted."""

@@ -15,8 +15,7 @@ from mpitrain.kernels.norm import (
     channel_moments,
     channel_sums,
     row_norm,
-    row_norm_gradient,
-    row_norm_sums,
+    row_norm_gradients,
 )
 
 Reduce = Callable[[Array], None]
@@ -198,21 +197,18 @@ class RowNorm(Function):
         flat = None if bias is None else bias.reshape(-1)
         y, means, inverses = row_norm(_rows(x, weight), weight.reshape(-1), flat, eps, centred)
         ctx.save(x, weight, means, inverses)
-        ctx.centred, ctx.sums = centred, None
+        ctx.centred = centred
         return y.reshape(x.shape)
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
         x, weight, means, inverses = ctx.saved
-        rows, grads = _rows(x, weight), _rows(grad, weight)
-        dx = None
-        if ctx.needs[0]:
-            dx = row_norm_gradient(grads, rows, weight.reshape(-1), means, inverses, ctx.centred).reshape(x.shape)
-        if any(ctx.needs[1:]):
-            ctx.sums = row_norm_sums(grads, rows, means, inverses)
-        return (dx,
-                ctx.sums[0].astype(x.dtype).reshape(weight.shape) if ctx.needs[1] else None,
-                ctx.sums[1].astype(x.dtype).reshape(weight.shape) if ctx.needs[2] else None)
+        wanted = ctx.needs[0], any(ctx.needs[1:])
+        dx, product, plain = row_norm_gradients(_rows(grad, weight), _rows(x, weight), weight.reshape(-1), means, inverses,
+                                                ctx.centred, wanted)
+        return (dx.reshape(x.shape) if ctx.needs[0] else None,
+                product.astype(x.dtype).reshape(weight.shape) if ctx.needs[1] else None,
+                plain.astype(x.dtype).reshape(weight.shape) if ctx.needs[2] else None)
 
 
 def _channels(x: Array) -> Array:
