@@ -196,7 +196,8 @@ class Activation:
     and_slope: Kernel | None = None
 
     def forward(self, x: Array, *, ours: bool, training: bool) -> tuple[Array, Array]:
-        """(result, what to keep for `gradient`); x is overwritten where it is `ours`."""
+        """(result, what to keep for `gradient`); x may be overwritten where it is `ours`."""
+        ours = ours and x.flags.c_contiguous
         if training and self.and_slope is not None:
             slope = x if ours else array_module(x).empty(x.shape, x.dtype)
             return self.and_slope(x, slope), slope

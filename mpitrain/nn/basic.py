@@ -44,7 +44,7 @@ class Embedding(Module):
         return ops.embedding(indices, self.weight)
 
 
-class Dropout(Module):
+class _Dropping(Module):
     """In training, zeroes each element with probability p and scales the others by 1/(1-p).
 
     The mask is a function of (seed, step, sample, this layer's name): see `backend.random`.
@@ -55,8 +55,20 @@ class Dropout(Module):
             raise ShapeError(f"the probability of dropout lies in [0, 1), not {p}")
         self.p = p
 
+
+class Dropout(_Dropping):
+    """Of its input alone."""
+
     def forward(self, x: Any) -> Any:
         return ops.dropout(x, self.p, self.path) if self.training and self.p > 0.0 else x
+
+
+class DropoutAdd(_Dropping):
+    """residual + dropout(x), in one pass over memory."""
+
+    def forward(self, x: Any, residual: Any) -> Any:
+        drops = self.training and self.p > 0.0
+        return ops.dropout(x, self.p, self.path, residual) if drops else ops.add(residual, x)
 
 
 class Flatten(Module):
