@@ -248,9 +248,21 @@ void NAME(row_norm)(const T *restrict x, const T *restrict weight, const T *rest
 static inline __attribute__((always_inline)) void NAME(row_gradient)(const T *restrict g, const T *restrict x,
     const T *restrict weight, T m, T s, T *restrict dx, i64 n, i64 centred, const int weighted)
 {
-    T sum = 0, product = 0;
-    if (centred) SUM(T, n, weighted ? g[i] * weight[i] : g[i], sum);
-    SUM(T, n, (weighted ? g[i] * weight[i] : g[i]) * (x[i] - m), product);
+    T sums[LANES] = {0}, products[LANES] = {0};
+    i64 whole = n / LANES * LANES;
+    for (i64 i = 0; i < whole; i += LANES)
+        for (i64 j = 0; j < LANES; j++) {
+            T h = weighted ? g[i + j] * weight[i + j] : g[i + j];
+            sums[j] += h;
+            products[j] += h * (x[i + j] - m);
+        }
+    for (i64 i = whole; i < n; i++) {
+        T h = weighted ? g[i] * weight[i] : g[i];
+        sums[i - whole] += h;
+        products[i - whole] += h * (x[i] - m);
+    }
+    for (i64 half = LANES / 2; half > 0; half /= 2) { HALVE(sums, half); HALVE(products, half); }
+    T sum = centred ? sums[0] : 0, product = products[0];
     T mean = sum / n, slope = product * s * s / n;
     for (i64 i = 0; i < n; i++) dx[i] = ((weighted ? g[i] * weight[i] : g[i]) - mean - (x[i] - m) * slope) * s;
 }

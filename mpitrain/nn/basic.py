@@ -14,6 +14,7 @@ from mpitrain.nn.activation import ACTIVATIONS
 from mpitrain.nn.init import Initialiser
 from mpitrain.nn.module import Module
 from mpitrain.nn.parameter import Parameter
+from mpitrain.ops.linalg import FUSED_ACTIVATIONS
 
 
 class Linear(Module):
@@ -24,7 +25,7 @@ class Linear(Module):
 
     def __init__(self, inputs: int, outputs: int, bias: bool = True, *, activation: str | None = None,
                  weight_init: Initialiser = init.default_weight, bias_init: Initialiser | None = None):
-        self.fused = activation if activation in ops.FUSED_ACTIVATIONS else None
+        self.fused = activation if activation in FUSED_ACTIVATIONS else None
         self.after = None if activation == self.fused else ACTIVATIONS.resolve(str(activation))()
         self.weight = Parameter((outputs, inputs), weight_init)
         self.bias = Parameter((outputs,), bias_init or init.fan_in_uniform((outputs, inputs))) if bias else None

@@ -30,7 +30,7 @@ from mpitrain.ops.elementwise import (
     where,
 )
 from mpitrain.ops.index import embedding, getitem, take
-from mpitrain.ops.linalg import FUSED_ACTIVATIONS, linear, matmul
+from mpitrain.ops.linalg import linear, matmul
 from mpitrain.ops.loss import (
     binary_cross_entropy_with_logits,
     cross_entropy,
@@ -60,7 +60,7 @@ from mpitrain.ops.shape import (
 from mpitrain.ops.softmax import log_softmax, softmax
 
 __all__ = [
-    "FUSED_ACTIVATIONS", "absolute", "adaptive_avg_pool2d", "adaptive_max_pool2d", "add", "avg_pool2d", "batch_norm",
+    "absolute", "adaptive_avg_pool2d", "adaptive_max_pool2d", "add", "avg_pool2d", "batch_norm",
     "batch_norm_inference", "binary_cross_entropy_with_logits", "broadcast_to", "clip", "concatenate", "conv2d",
     "conv_transpose2d", "cross_entropy", "cross_entropy_count", "divide", "dropout", "element_count", "embedding",
     "equal", "exp", "expand_dims", "gelu", "getitem", "greater", "greater_equal", "group_norm", "huber",
