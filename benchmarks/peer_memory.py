@@ -16,7 +16,7 @@ import pinned  # noqa: F401  (first: it sets what NumPy, PyTorch and JAX read)
 # isort: split
 import numpy as np
 
-from mpitrain.bench.memory import resident_mb  # which imports nothing else of ours
+from mpitrain.backend.memory import resident  # which imports little else of ours
 
 LR, DECAY = 1e-3, 0.01
 
@@ -34,7 +34,7 @@ def main() -> None:
         import jax_side
     else:
         import torch_side
-    before = resident_mb()
+    before = resident() / 2**20
     with np.load(path) as given:
         batches = [(given["x"], given["y"])]
         values = [given[f"value{i}"] for i in range(len(given.files) - 2)] if side == "jax" else None
@@ -47,7 +47,7 @@ def main() -> None:
         trained = torch_side.TorchSide(torch_side.MODELS[model](), batches, lr=LR, decay=DECAY, compiled=side == "compiled")
     for _ in range(steps):
         trained.step()
-    peak = resident_mb(peak=True)
+    peak = resident(peak=True) / 2**20
     print(json.dumps({"side": side, "before_mb": before, "peak_mb": peak, "more_mb": peak - before, "steps": steps}))
 
 

@@ -11,7 +11,16 @@
 
 #include "geometry.h"
 
-#define LANES 16                     /* partial sums, folded in one fixed order */
+#if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__)
+#pragma GCC target("prefer-vector-width=512")
+#endif
+
+#define LANES 32                     /* partial sums, folded in one fixed order: of T, and of double */
+#define WIDE_LANES 16
+#define CHUNK 1024                   /* numbers of a channel that are masked at a time. (GCC 12 at -O3 makes wrong code of a sum
+                                        in lanes whose terms are chosen by a comparison, in double.) */
+#define TOGETHER (256 << 10)         /* bytes of x in the channels that are passed twice while they are in the cache */
+#define BLOCK 4                      /* rows whose terms go into a column's sum at a time */
 #define HALVE(part, n) for (i64 j = 0; j < n; j++) part[j] += part[j + n]
 
 #define T float
@@ -29,17 +38,22 @@
 
 #else
 
-/* The sum over i < n of `term`, which says what it adds for x[i], in `type`. */
-#define SUM(type, n, term, result)                                              \
+/* The sum over i < n of `term`, which says what it adds for x[i], in `lanes` partial sums of `type`. */
+#define SUM_IN(type, lanes, n, term, result)                                    \
     do {                                                                        \
-        type part[LANES] = {0};                                                 \
-        i64 whole = (n) / LANES * LANES;                                        \
-        for (i64 b = 0; b < whole; b += LANES)                                  \
-            for (i64 j = 0; j < LANES; j++) { i64 i = b + j; part[j] += term; } \
+        type part[lanes] = {0};                                                 \
+        i64 whole = (n) / lanes * lanes;                                        \
+        for (i64 block_ = 0; block_ < whole; block_ += lanes)                   \
+            for (i64 lane_ = 0; lane_ < lanes; lane_++) {                       \
+                i64 i = block_ + lane_;                                         \
+                part[lane_] += term;                                            \
+            }                                                                   \
         for (i64 i = whole; i < (n); i++) part[i - whole] += term;              \
-        HALVE(part, 8); HALVE(part, 4); HALVE(part, 2); HALVE(part, 1);         \
+        for (i64 half = lanes / 2; half > 0; half /= 2) HALVE(part, half);      \
         result += part[0];                                                      \
     } while (0)
+#define SUM(type, n, term, result) SUM_IN(type, LANES, n, term, result)
+#define WIDE_SUM(n, term, result) SUM_IN(double, WIDE_LANES, n, term, result)
 
 /* Mean of each channel, and the sum of squared distances from it. */
 void NAME(channel_moments)(const T *restrict x, double *restrict mean, double *restrict squares, i64 n, i64 c, i64 l)
@@ -59,12 +73,12 @@ void NAME(channel_moments)(const T *restrict x, double *restrict mean, double *r
         double sum = 0, square = 0;
         for (i64 k = 0; k < n; k++) {
             const T *run = x + (k * c + j) * l;
-            SUM(double, l, run[i], sum);
+            WIDE_SUM(l, run[i], sum);
         }
         double m = mean[j] = sum / (n * l);
         for (i64 k = 0; k < n; k++) {
             const T *run = x + (k * c + j) * l;
-            SUM(double, l, (run[i] - m) * (run[i] - m), square);
+            WIDE_SUM(l, (run[i] - m) * (run[i] - m), square);
         }
         squares[j] = square;
     }
@@ -101,8 +115,8 @@ void NAME(channel_sums)(const T *restrict g, const T *restrict x, const T *centr
         T m = centre[j];
         for (i64 k = 0; k < n; k++) {
             const T *gs = g + (k * c + j) * l, *xs = x + (k * c + j) * l;
-            SUM(double, l, gs[i], sum);
-            SUM(double, l, (double)gs[i] * (xs[i] - m), sum_product);
+            WIDE_SUM(l, gs[i], sum);
+            WIDE_SUM(l, (double)gs[i] * (xs[i] - m), sum_product);
         }
         plain[j] = sum;
         product[j] = sum_product;
@@ -124,6 +138,93 @@ void NAME(channel_combine)(const T *restrict g, const T *restrict x, const T *ce
     }
 }
 
+/* Channels [first, last) of (N, C, L), sample by sample: k is the sample, j the channel, `at` where its run of l begins. */
+#define RUNS(k, j, at) \
+    for (i64 k = 0; k < n; k++) for (i64 j = first; j < last; j++) for (i64 at = (k * c + j) * l, once = 1; once; once = 0)
+
+static i64 NAME(channels_together)(i64 n, i64 c, i64 l)
+{
+    i64 each = TOGETHER / (i64)sizeof(T) / (n * l);
+    return each < 1 ? 1 : each > c ? c : each;
+}
+
+/* Batch norm with statistics of the batch, y = [max(0,)] (x - mean) * inverse * weight + bias [+ residual]; a few channels at a
+   time, so that what is read for the mean is in the cache for the rest. weight, bias and residual may be NULL. */
+void NAME(batch_norm)(const T *restrict x, const T *weight, const T *bias, const T *restrict residual, T *restrict y,
+                      double *restrict mean, double *restrict variance, double *restrict inverse, double eps, i64 n, i64 c, i64 l,
+                      i64 relu)
+{
+    memset(mean, 0, c * sizeof(double));
+    memset(variance, 0, c * sizeof(double));
+    i64 each = NAME(channels_together)(n, c, l);
+    for (i64 first = 0; first < c; first += each) {
+        i64 last = first + each < c ? first + each : c;
+        RUNS(k, j, at) WIDE_SUM(l, x[at + i], mean[j]);
+        for (i64 j = first; j < last; j++) mean[j] /= n * l;
+        RUNS(k, j, at) { double m = mean[j]; WIDE_SUM(l, (x[at + i] - m) * (x[at + i] - m), variance[j]); }
+        for (i64 j = first; j < last; j++) {
+            variance[j] /= n * l;
+            inverse[j] = 1 / sqrt(variance[j] + eps);
+        }
+        RUNS(k, j, at) {
+            T m = (T)mean[j], s = (T)(weight ? inverse[j] * weight[j] : inverse[j]), b = bias ? bias[j] : 0;
+            const T *xs = x + at, *rs = residual + at;
+            T *ys = y + at;
+            if (residual && relu) for (i64 i = 0; i < l; i++) { T v = (xs[i] - m) * s + b + rs[i]; ys[i] = v < 0 ? 0 : v; }
+            else if (residual) for (i64 i = 0; i < l; i++) ys[i] = (xs[i] - m) * s + b + rs[i];
+            else if (relu) for (i64 i = 0; i < l; i++) { T v = (xs[i] - m) * s + b; ys[i] = v < 0 ? 0 : v; }
+            else for (i64 i = 0; i < l; i++) ys[i] = (xs[i] - m) * s + b;
+        }
+    }
+}
+
+/* With h the gradient of what ReLU got: the sums over each channel of h and of h * (x - centre), and, where dx is not NULL, the
+   gradient of x, scale * (h - sum(h) / count - (x - centre) * inverse^2 * sum(h (x - centre)) / count).
+   masked 0: there is no ReLU, h is g. 1: h, which is g where y > 0, is the residual's gradient too and is written. 2: there is
+   no residual, and y is made again from x. */
+void NAME(batch_norm_gradients)(const T *restrict g, const T *restrict x, const T *restrict y, const T *centre, const T *weight,
+                                const T *bias, const double *inverse, T *restrict dx, T *restrict h, double *restrict plain,
+                                double *restrict product, i64 n, i64 c, i64 l, i64 masked)
+{
+    memset(plain, 0, c * sizeof(double));
+    memset(product, 0, c * sizeof(double));
+    i64 each = NAME(channels_together)(n, c, l);
+    for (i64 first = 0; first < c; first += each) {
+        i64 last = first + each < c ? first + each : c;
+        RUNS(k, j, at) {
+            T m = centre[j], s = (T)(weight ? inverse[j] * weight[j] : inverse[j]), b = bias ? bias[j] : 0;
+            const T *gs = g + at, *xs = x + at, *ys = y + at;
+            if (masked == 1) {
+                for (i64 i = 0; i < l; i++) h[at + i] = ys[i] > 0 ? gs[i] : 0;
+                gs = h + at;
+            }
+            for (i64 start = 0; start < l; start += CHUNK) {
+                i64 size = l - start < CHUNK ? l - start : CHUNK;
+                T made[CHUNK];
+                const T *hs = masked == 2 ? made : gs + start, *zs = xs + start;
+                if (masked == 2) for (i64 i = 0; i < size; i++) made[i] = (zs[i] - m) * s + b > 0 ? gs[start + i] : 0;
+                WIDE_SUM(size, hs[i], plain[j]);
+                WIDE_SUM(size, (double)hs[i] * (zs[i] - m), product[j]);
+            }
+        }
+        const T *from = masked == 1 ? h : g;
+        if (dx) RUNS(k, j, at) {
+            T m = centre[j], s = (T)(weight ? inverse[j] * weight[j] : inverse[j]), b = bias ? bias[j] : 0;
+            T slope = (T)(-s * inverse[j] * inverse[j] * (product[j] / (n * l))), shift = (T)(-s * (plain[j] / (n * l)));
+            const T *gs = from + at, *xs = x + at;
+            T *to = dx + at;
+            if (masked == 2)
+                for (i64 i = 0; i < l; i++) {
+                    T z = xs[i] - m;
+                    to[i] = s * (z * s + b > 0 ? gs[i] : 0) + slope * z + shift;
+                }
+            else for (i64 i = 0; i < l; i++) to[i] = s * gs[i] + slope * (xs[i] - m) + shift;
+        }
+    }
+}
+
+#undef RUNS
+
 /* y = (x - mean) * inverse * weight + bias for each row, inverse = 1 / sqrt(mean square of x - mean + eps). The mean is
    taken as 0 where not `centred`; weight and bias may be NULL. */
 void NAME(row_norm)(const T *restrict x, const T *restrict weight, const T *restrict bias, T *restrict y,
@@ -144,32 +245,66 @@ void NAME(row_norm)(const T *restrict x, const T *restrict weight, const T *rest
 }
 
 /* With h = g * weight and z = (x - mean) * inverse: dx = inverse * (h - z * mean(h z) [- mean(h), where centred]). */
-void NAME(row_norm_gradient)(const T *restrict g, const T *restrict x, const T *restrict weight, const T *restrict means,
-                             const T *restrict inverses, T *restrict dx, i64 rows, i64 n, i64 centred)
+static inline __attribute__((always_inline)) void NAME(row_gradient)(const T *restrict g, const T *restrict x,
+    const T *restrict weight, T m, T s, T *restrict dx, i64 n, i64 centred, const int weighted)
 {
-    for (i64 r = 0; r < rows; r++, g += n, x += n, dx += n) {
-        T m = means[r], s = inverses[r], sum = 0, product = 0;
-        if (weight) for (i64 i = 0; i < n; i++) dx[i] = g[i] * weight[i];
-        else memcpy(dx, g, n * sizeof(T));
-        if (centred) SUM(T, n, dx[i], sum);
-        SUM(T, n, dx[i] * (x[i] - m), product);
-        T mean = sum / n, slope = product * s * s / n;
-        for (i64 i = 0; i < n; i++) dx[i] = (dx[i] - mean - (x[i] - m) * slope) * s;
+    T sums[LANES] = {0}, products[LANES] = {0};
+    i64 whole = n / LANES * LANES;
+    for (i64 i = 0; i < whole; i += LANES)
+        for (i64 j = 0; j < LANES; j++) {
+            T h = weighted ? g[i + j] * weight[i + j] : g[i + j];
+            sums[j] += h;
+            products[j] += h * (x[i + j] - m);
+        }
+    for (i64 i = whole; i < n; i++) {
+        T h = weighted ? g[i] * weight[i] : g[i];
+        sums[i - whole] += h;
+        products[i - whole] += h * (x[i] - m);
+    }
+    for (i64 half = LANES / 2; half > 0; half /= 2) { HALVE(sums, half); HALVE(products, half); }
+    T sum = centred ? sums[0] : 0, product = products[0];
+    T mean = sum / n, slope = product * s * s / n;
+    for (i64 i = 0; i < n; i++) dx[i] = ((weighted ? g[i] * weight[i] : g[i]) - mean - (x[i] - m) * slope) * s;
+}
+
+/* Adds the sums over `rows` rows, one after the other, of g * z, and, where `plain` is not NULL, of g. */
+static inline __attribute__((always_inline)) void NAME(row_sums)(const T *restrict g, const T *restrict x, const T *means,
+    const T *inverses, double *restrict product, double *restrict plain, const i64 rows, i64 n)
+{
+    for (i64 i = 0; i < n; i++) {
+        double total = product[i];
+        for (i64 r = 0; r < rows; r++) total += g[r * n + i] * ((x[r * n + i] - means[r]) * inverses[r]);
+        product[i] = total;
+    }
+    if (plain) for (i64 i = 0; i < n; i++) {
+        double total = plain[i];
+        for (i64 r = 0; r < rows; r++) total += g[r * n + i];
+        plain[i] = total;
     }
 }
 
-/* Sums over the rows of g * z and, where `plain` is not NULL, of g. */
-void NAME(row_norm_sums)(const T *restrict g, const T *restrict x, const T *restrict means, const T *restrict inverses,
-                         double *restrict product, double *restrict plain, i64 rows, i64 n)
+/* The gradients of x, weight (`product`) and bias (`plain`), while a few rows are in the cache; each may be NULL: not wanted. */
+void NAME(row_norm_gradients)(const T *restrict g, const T *restrict x, const T *restrict weight, const T *restrict means,
+                              const T *restrict inverses, T *restrict dx, double *restrict product, double *restrict plain,
+                              i64 rows, i64 n, i64 centred)
 {
-    memset(product, 0, n * sizeof(double));
+    if (product) memset(product, 0, n * sizeof(double));
     if (plain) memset(plain, 0, n * sizeof(double));
-    for (i64 r = 0; r < rows; r++, g += n, x += n) {
-        T m = means[r], s = inverses[r];
-        for (i64 i = 0; i < n; i++) product[i] += g[i] * ((x[i] - m) * s);
-        if (plain) for (i64 i = 0; i < n; i++) plain[i] += g[i];
+    for (i64 r = 0; r < rows; r += BLOCK) {
+        i64 there = rows - r < BLOCK ? rows - r : BLOCK;
+        const T *gs = g + r * n, *xs = x + r * n;
+        for (i64 k = 0; dx && k < there; k++) {
+            if (weight) NAME(row_gradient)(gs + k * n, xs + k * n, weight, means[r + k], inverses[r + k], dx + (r + k) * n, n,
+                                           centred, 1);
+            else NAME(row_gradient)(gs + k * n, xs + k * n, NULL, means[r + k], inverses[r + k], dx + (r + k) * n, n, centred, 0);
+        }
+        if (product && there == BLOCK) NAME(row_sums)(gs, xs, means + r, inverses + r, product, plain, BLOCK, n);
+        else for (i64 k = 0; product && k < there; k++)
+            NAME(row_sums)(gs + k * n, xs + k * n, means + r + k, inverses + r + k, product, plain, 1, n);
     }
 }
 
+#undef SUM_IN
 #undef SUM
+#undef WIDE_SUM
 #endif

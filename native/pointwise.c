@@ -1,69 +1,97 @@
-/* Activations and their gradients, one pass over memory. Arrays are contiguous, of n elements. All functions return 0. */
+/* Activations and their gradients, one pass over memory. Arrays are contiguous. All functions return 0.
+
+   An activation that is computed for training leaves its derivative beside its value: the two share their exponential, and
+   the gradient is one multiplication then. `slope` may be the memory of x: each element is read before it is written. */
 
 #include "vector_math.h"
 
 typedef int64_t i64;
 
+#if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__)
+#pragma GCC target("prefer-vector-width=512")
+#endif
+#if defined(__clang__)
+#define EACH(i, n) _Pragma("clang loop vectorize(assume_safety)") for (i64 i = 0; i < n; i++)
+#else
+#define EACH(i, n) _Pragma("GCC ivdep") for (i64 i = 0; i < n; i++)
+#endif
+
+/* y[i] = FUNCTION(x[i]), and the same with the derivative. */
 #define VALUES(T, NAME, FUNCTION)                                                                                       \
-    int FUNCTION##_##NAME(const T *restrict x, T *restrict y, i64 n)                                                    \
+    int FUNCTION##_##NAME(const T *x, T *y, i64 n)                                                                      \
     {                                                                                                                   \
-        for (i64 i = 0; i < n; i++) y[i] = FUNCTION##_of_##NAME(x[i]);                                                  \
+        EACH(i, n) y[i] = FUNCTION##_of_##NAME(x[i]);                                                                   \
         return 0;                                                                                                       \
     }
 
-#define GRADIENT(T, NAME, FUNCTION)                                                                                     \
-    int FUNCTION##_grad_##NAME(const T *restrict x, const T *restrict g, T *restrict dx, i64 n)                         \
+#define VALUES_AND_SLOPES(T, NAME, FUNCTION)                                                                            \
+    VALUES(T, NAME, FUNCTION)                                                                                           \
+    int FUNCTION##_and_slope_##NAME(const T *x, T *slope, T *y, i64 n)                                                  \
     {                                                                                                                   \
-        for (i64 i = 0; i < n; i++) dx[i] = g[i] * FUNCTION##_slope_##NAME(x[i]);                                       \
+        EACH(i, n) {                                                                                                    \
+            T value, steep;                                                                                             \
+            FUNCTION##_both_##NAME(x[i], &value, &steep);                                                               \
+            y[i] = value;                                                                                               \
+            slope[i] = steep;                                                                                           \
+        }                                                                                                               \
+        return 0;                                                                                                       \
+    }
+
+/* dx = GRADIENT of (kept[j], g[j]), row by row; where `sums` is not NULL, the sums of dx over the rows go there. dx may be the
+   memory of `kept`. */
+#define GRADIENT(T, NAME, FUNCTION, FORMULA)                                                                            \
+    int FUNCTION##_##NAME(const T *kept, const T *g, T *dx, T *restrict sums, i64 rows, i64 n)                          \
+    {                                                                                                                   \
+        if (sums) memset(sums, 0, n * sizeof(T));                                                                       \
+        for (i64 r = 0; r < rows; r++, kept += n, g += n, dx += n) {                                                    \
+            if (sums) EACH(i, n) { T k = kept[i], d = g[i], v = FORMULA; dx[i] = v; sums[i] += v; }                     \
+            else EACH(i, n) { T k = kept[i], d = g[i]; dx[i] = FORMULA; }                                               \
+        }                                                                                                               \
         return 0;                                                                                                       \
     }
 
 /* s(x), the sigmoid; x P(N < x), GELU; x s(2 u) with 2 u = 1.596 (x + 0.0447 x^3), GELU by a tanh, since
-   (1 + tanh u) / 2 = s(2 u); x s(x), SiLU. Each with its derivative. */
-#define FORMULAS(T, NAME)                                                                                               \
+   (1 + tanh u) / 2 = s(2 u); x s(x), SiLU. */
+#define FORMULAS(T, NAME, FUSED)                                                                                               \
     INLINE T sigmoid_of_##NAME(T x) { return (T)1 / ((T)1 + exp_##NAME(-x)); }                                          \
+    INLINE T relu_of_##NAME(T x) { return x < 0 ? (T)0 : x; }               /* NaN stays NaN */                         \
     INLINE T distribution_##NAME(T x, T bell)                                                                           \
     {                                                                                                                   \
         T tail = normal_tail_##NAME(x, bell);                                                                           \
         return x > 0 ? (T)1 - tail : tail;                                                                              \
     }                                                                                                                   \
-    INLINE T bell_##NAME(T x) { return exp_##NAME((T)-0.5 * x * x); }                                                   \
+    INLINE T bell_##NAME(T x) { return exp_of_negative_##NAME((T)-0.5 * x * x); }                                       \
     INLINE T gelu_of_##NAME(T x) { return x * distribution_##NAME(x, bell_##NAME(x)); }                                 \
-    INLINE T gelu_slope_##NAME(T x)                                                                                     \
+    INLINE void gelu_both_##NAME(T x, T *value, T *slope)                                                               \
     {                                                                                                                   \
-        T bell = bell_##NAME(x);                                                                                        \
-        return distribution_##NAME(x, bell) + x * bell * (T)0.398942280401432678;                                       \
+        T bell = bell_##NAME(x), below = distribution_##NAME(x, bell);                                                  \
+        *value = x * below;                                                                                             \
+        *slope = FUSED(x * bell, (T)0.398942280401432678, below);                                                       \
     }                                                                                                                   \
-    INLINE T twice_u_##NAME(T x) { return (T)1.59576912160573071 * (x + (T)0.044715 * x * x * x); }                     \
+    INLINE T twice_u_##NAME(T x) { return x * FUSED(x * x, (T)0.0713548162726002504, (T)1.59576912160573071); }               \
     INLINE T gelu_tanh_of_##NAME(T x) { return x * sigmoid_of_##NAME(twice_u_##NAME(x)); }                              \
-    INLINE T gelu_tanh_slope_##NAME(T x)                                                                                \
+    INLINE void gelu_tanh_both_##NAME(T x, T *value, T *slope)                                                          \
     {                                                                                                                   \
-        T s = sigmoid_of_##NAME(twice_u_##NAME(x));                                                                     \
-        return s + x * s * ((T)1 - s) * ((T)1.59576912160573071 * ((T)1 + (T)0.134145 * x * x));                        \
+        T s = sigmoid_of_##NAME(twice_u_##NAME(x)), y = x * s;                                                          \
+        *value = y;                                                                                                     \
+        *slope = FUSED(y * ((T)1 - s), FUSED(x * x, (T)0.214064448817800755, (T)1.59576912160573071), s);                    \
     }                                                                                                                   \
     INLINE T silu_of_##NAME(T x) { return x * sigmoid_of_##NAME(x); }                                                   \
-    INLINE T silu_slope_##NAME(T x)                                                                                     \
+    INLINE void silu_both_##NAME(T x, T *value, T *slope)                                                               \
     {                                                                                                                   \
-        T s = sigmoid_of_##NAME(x);                                                                                     \
-        return s + x * s * ((T)1 - s);                                                                                  \
+        T s = sigmoid_of_##NAME(x), y = x * s;                                                                          \
+        *value = y;                                                                                                     \
+        *slope = FUSED(y, (T)1 - s, s);                                                                                 \
     }                                                                                                                   \
+    VALUES(T, NAME, relu)                                                                                               \
     VALUES(T, NAME, sigmoid)                                                                                            \
-    VALUES(T, NAME, gelu)                                                                                               \
-    GRADIENT(T, NAME, gelu)                                                                                             \
-    VALUES(T, NAME, gelu_tanh)                                                                                          \
-    GRADIENT(T, NAME, gelu_tanh)                                                                                        \
-    VALUES(T, NAME, silu)                                                                                               \
-    GRADIENT(T, NAME, silu)                                                                                             \
-    int relu_##NAME(const T *restrict x, T *restrict y, i64 n)                                                          \
-    {                                                                                                                   \
-        for (i64 i = 0; i < n; i++) y[i] = x[i] < 0 ? (T)0 : x[i];      /* NaN stays NaN */                             \
-        return 0;                                                                                                       \
-    }                                                                                                                   \
-    int relu_grad_##NAME(const T *restrict y, const T *restrict g, T *restrict dx, i64 n)                               \
-    {                                                                                                                   \
-        for (i64 i = 0; i < n; i++) dx[i] = y[i] > 0 ? g[i] : (T)0;                                                     \
-        return 0;                                                                                                       \
-    }
+    VALUES_AND_SLOPES(T, NAME, gelu)                                                                                    \
+    VALUES_AND_SLOPES(T, NAME, gelu_tanh)                                                                               \
+    VALUES_AND_SLOPES(T, NAME, silu)                                                                                    \
+    GRADIENT(T, NAME, slope_grad, k * d)                                                                                \
+    GRADIENT(T, NAME, relu_grad, k > 0 ? d : (T)0)                                                                      \
+    GRADIENT(T, NAME, tanh_grad, ((T)1 - k * k) * d)                                                                    \
+    GRADIENT(T, NAME, sigmoid_grad, ((T)1 - k) * k * d)
 
-FORMULAS(float, float32)
-FORMULAS(double, float64)
+FORMULAS(float, float32, fmaf)
+FORMULAS(double, float64, fma)

@@ -4,8 +4,12 @@
 
 #include "vector_math.h"
 
+#if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__)
+#pragma GCC target("prefer-vector-width=512")
+#endif
+
 typedef int64_t i64;
-#define LANES 16
+#define LANES 32
 
 #define ROWS(T, NAME, LOG)                                                                                              \
                                                                                                                         \
@@ -47,26 +51,29 @@ static T largest_##NAME(const T *x, i64 n)                                      
     return lanes[0];                                                                                                    \
 }                                                                                                                       \
                                                                                                                         \
-/* sum of exp(x - shift), in the same lanes as sum */                                                                   \
-static T sum_exp_##NAME(const T *x, T shift, i64 n)                                                                     \
+/* sum of exp(x - top), in the same lanes as sum; the terms go to y where `store`. No x is above top. */                \
+INLINE T sum_exp_##NAME(const T *restrict x, T *restrict y, T top, i64 n, const int store)                              \
 {                                                                                                                       \
     T lanes[LANES] = {0}, part[LANES];                                                                                  \
     i64 i = 0;                                                                                                          \
     for (; i + LANES <= n; i += LANES) {                                                                                \
-        for (int l = 0; l < LANES; l++) part[l] = exp_##NAME(x[i + l] - shift);                                         \
+        for (int l = 0; l < LANES; l++) part[l] = exp_of_negative_##NAME(x[i + l] - top);                               \
+        if (store) for (int l = 0; l < LANES; l++) y[i + l] = part[l];                                                  \
         for (int l = 0; l < LANES; l++) lanes[l] += part[l];                                                            \
     }                                                                                                                   \
-    for (int l = 0; i < n; i++, l++) lanes[l] += exp_##NAME(x[i] - shift);                                              \
+    for (int l = 0; i < n; i++, l++) {                                                                                  \
+        T term = exp_of_negative_##NAME(x[i] - top);                                                                    \
+        if (store) y[i] = term;                                                                                         \
+        lanes[l] += term;                                                                                               \
+    }                                                                                                                   \
     return fold_##NAME(lanes);                                                                                          \
 }                                                                                                                       \
                                                                                                                         \
 int softmax_##NAME(const T *restrict x, T *restrict y, i64 rows, i64 n)                                                 \
 {                                                                                                                       \
     for (i64 r = 0; r < rows; r++, x += n, y += n) {                                                                    \
-        T top = largest_##NAME(x, n);                                                                                   \
-        for (i64 i = 0; i < n; i++) y[i] = exp_##NAME(x[i] - top);                                                      \
-        T total = sum_##NAME(y, n);                                                                                     \
-        for (i64 i = 0; i < n; i++) y[i] /= total;                                                                      \
+        T scale = (T)1 / sum_exp_##NAME(x, y, largest_##NAME(x, n), n, 1);                                              \
+        for (i64 i = 0; i < n; i++) y[i] *= scale;                                                                      \
     }                                                                                                                   \
     return 0;                                                                                                           \
 }                                                                                                                       \
@@ -83,7 +90,7 @@ int softmax_grad_##NAME(const T *restrict y, const T *restrict g, T *restrict dx
 int log_softmax_##NAME(const T *restrict x, T *restrict y, i64 rows, i64 n)                                             \
 {                                                                                                                       \
     for (i64 r = 0; r < rows; r++, x += n, y += n) {                                                                    \
-        T top = largest_##NAME(x, n), rest = LOG(sum_exp_##NAME(x, top, n));                                            \
+        T top = largest_##NAME(x, n), rest = LOG(sum_exp_##NAME(x, NULL, top, n, 0));                                   \
         for (i64 i = 0; i < n; i++) y[i] = (x[i] - top) - rest;                                                         \
     }                                                                                                                   \
     return 0;                                                                                                           \
@@ -93,35 +100,37 @@ int log_softmax_grad_##NAME(const T *restrict y, const T *restrict g, T *restric
 {                                                                                                                       \
     for (i64 r = 0; r < rows; r++, y += n, g += n, dx += n) {                                                           \
         T total = sum_##NAME(g, n);                                                                                     \
-        for (i64 i = 0; i < n; i++) dx[i] = g[i] - exp_##NAME(y[i]) * total;                                            \
+        for (i64 i = 0; i < n; i++) dx[i] = g[i] - exp_of_negative_##NAME(y[i]) * total;                                \
     }                                                                                                                   \
     return 0;                                                                                                           \
 }                                                                                                                       \
                                                                                                                         \
-/* log sum exp(x[r]) = tops[r] + logs[r], the largest entry and the rest: their sum would round large entries' digits   \
-   away. losses[r] = log sum exp(x[r]) - (1 - s) x[r, label] - s mean(x[r]). */                                         \
-int cross_entropy_##NAME(const T *x, const i64 *labels, T *losses, T *tops, T *logs, double smoothing,                  \
-                          i64 ignoring, i64 ignored, i64 rows, i64 n)                                                   \
+/* losses[r] = log sum exp(x[r]) - (1 - s) x[r, label] - s mean(x[r]), from x less the largest entry of its row: the    \
+   digits of the rest would drown in that. Where `exps` is not NULL, it gets exp(x - largest), `totals` the sums. */    \
+int cross_entropy_##NAME(const T *x, const i64 *labels, T *losses, T *exps, T *totals, double smoothing,                \
+                         i64 ignoring, i64 ignored, i64 rows, i64 n)                                                    \
 {                                                                                                                       \
     for (i64 r = 0; r < rows; r++, x += n) {                                                                            \
-        T top = tops[r] = largest_##NAME(x, n);                                                                         \
-        logs[r] = LOG(sum_exp_##NAME(x, top, n));                                                                       \
         if (ignoring && labels[r] == ignored) { losses[r] = 0; continue; }                                              \
-        losses[r] = logs[r] - (T)(1 - smoothing) * (x[labels[r]] - top);                                                \
+        T top = largest_##NAME(x, n);                                                                                   \
+        T total = exps ? sum_exp_##NAME(x, exps + r * n, top, n, 1) : sum_exp_##NAME(x, NULL, top, n, 0);               \
+        if (exps) totals[r] = total;                                                                                    \
+        losses[r] = LOG(total) - (T)(1 - smoothing) * (x[labels[r]] - top);                                             \
         if (smoothing != 0) losses[r] -= (T)smoothing * (sum_##NAME(x, n) / (T)n - top);                                \
     }                                                                                                                   \
     return 0;                                                                                                           \
 }                                                                                                                       \
                                                                                                                         \
-int cross_entropy_grad_##NAME(const T *restrict x, const i64 *labels, const T *tops, const T *logs, T *restrict dx,     \
-                               double smoothing, double scale, i64 ignoring, i64 ignored, i64 rows, i64 n)              \
+/* The gradient of the losses times `scale`, in place of the exponentials. */                                           \
+int cross_entropy_grad_##NAME(T *exps, const i64 *labels, const T *totals, double smoothing, double scale,              \
+                              i64 ignoring, i64 ignored, i64 rows, i64 n)                                               \
 {                                                                                                                       \
-    T factor = (T)scale, uniform = (T)(smoothing / (double)n);                                                          \
-    for (i64 r = 0; r < rows; r++, x += n, dx += n) {                                                                   \
-        if (ignoring && labels[r] == ignored) { memset(dx, 0, n * sizeof(T)); continue; }                               \
-        T top = tops[r], rest = logs[r];                                                                                \
-        for (i64 i = 0; i < n; i++) dx[i] = (exp_##NAME((x[i] - top) - rest) - uniform) * factor;                       \
-        dx[labels[r]] -= (T)(1 - smoothing) * factor;                                                                   \
+    T factor = (T)scale, uniform = (T)(smoothing / (double)n) * factor;                                                 \
+    for (i64 r = 0; r < rows; r++, exps += n) {                                                                         \
+        if (ignoring && labels[r] == ignored) { memset(exps, 0, n * sizeof(T)); continue; }                             \
+        T share = factor / totals[r];                                                                                   \
+        for (i64 i = 0; i < n; i++) exps[i] = exps[i] * share - uniform;                                                \
+        exps[labels[r]] -= (T)(1 - smoothing) * factor;                                                                 \
     }                                                                                                                   \
     return 0;                                                                                                           \
 }                                                                                                                       \

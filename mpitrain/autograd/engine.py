@@ -19,7 +19,10 @@ import operator
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from sys import getrefcount
 from typing import Any
+
+import numpy as np
 
 from mpitrain.autograd.function import Context
 from mpitrain.autograd.tensor import Tensor, mode
@@ -178,25 +181,27 @@ class Backward:
                 return
         node.needs, node.out_requests = needs, self._out
         result = node.function.backward(node, *grads)
-        if not isinstance(result, tuple):
-            result = (result,)
+        result = list(result) if isinstance(result, tuple) else [result]    # a list, from which each one can be taken away
         if len(result) != len(edges):
             raise GraphError(f"{node.function.__name__}: backward returned {len(result)} gradients for {len(edges)} inputs")
         for i, edge in enumerate(edges):
             if not needs[i] or (node.landed and id(edge) in node.landed):
                 continue
-            contribution = result[i]
+            contribution, result[i] = result[i], None
             if contribution is not None:
                 contribution = _fit(node, i, contribution)
             if isinstance(edge, Tensor):
-                self.land(edge, contribution)
+                ours = edge.grad is None and edge.grad_buffer is None and (
+                    getrefcount(contribution) == ONE and _private(contribution))
+                self.land(edge, contribution, ours)
             elif contribution is not None:
                 _accumulate(edge[0], edge[1], contribution)
 
-    def land(self, leaf: Tensor, contribution: Array | None) -> None:
-        """Adds one contribution to a leaf's gradient; the last one makes it final."""
+    def land(self, leaf: Tensor, contribution: Array | None, ours: bool = False) -> None:
+        """Adds one contribution to a leaf's gradient; the last one makes it final. `ours`: nobody else has it."""
         if contribution is not None:
-            _add_to_leaf(leaf, contribution, self.handed_out.pop(id(contribution), None) is not None)
+            handed_out = self.handed_out and self.handed_out.pop(id(contribution), None) is not None
+            _add_to_leaf(leaf, contribution, ours or bool(handed_out))
             self.touched[id(leaf)] = leaf
         self.arrive(leaf)
 
@@ -249,8 +254,31 @@ def current_walk() -> Backward:
 
 
 def _accumulate(node: Context, output: int, grad: Array) -> None:
-    before = node.grads[output]
-    node.grads[output] = grad if before is None else before + grad      # never in place: an op may pass one array twice
+    before, node.grads[output] = node.grads[output], None
+    if before is None:
+        node.grads[output] = grad
+    elif getrefcount(before) == ONE and _private(before):
+        before += grad
+        node.grads[output] = before
+    else:
+        node.grads[output] = before + grad            # an op may pass one array twice
+
+
+def _count_of_one() -> int:
+    alone = object()
+    return getrefcount(alone)
+
+
+ONE = _count_of_one()                                 # what getrefcount says of an object that one local variable holds
+
+
+def _private(array: Array) -> bool:
+    """True where memory that is shown by `array`, and by no other variable, is whole, writable, and nobody else's."""
+    if type(array) is not np.ndarray:
+        return False
+    flags = array.flags
+    return flags.c_contiguous and flags.writeable and (
+        flags.owndata or (type(array.base) is np.ndarray and array.base.flags.owndata and getrefcount(array.base) == ONE))
 
 
 def _add_to_leaf(leaf: Tensor, contribution: Array, ours: bool) -> None:

@@ -124,11 +124,15 @@ def page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
-def peak_resident() -> int:
-    """The most memory, in bytes, that this process has had; of all kinds, shared with other processes or not."""
+def resident(peak: bool = False) -> int:
+    """Bytes of memory of this process, of all kinds, shared with other processes or not: now, or the most there were.
+
+    Not getrusage's maximum where there is a choice: a process inherits that from the one which started it.
+    """
+    wanted = b"VmHWM:" if peak else b"VmRSS:"
     try:
         with open("/proc/self/status", "rb") as file:
-            return next(int(line.split()[1]) << 10 for line in file if line.startswith(b"VmHWM:"))
-    except (OSError, StopIteration):                  # elsewhere; on Linux this may be the peak of the process that started us
+            return next(int(line.split()[1]) << 10 for line in file if line.startswith(wanted))
+    except (OSError, StopIteration):
         largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return largest if sys.platform == "darwin" else largest << 10

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,8 +101,7 @@ def train(*, models: str | None, precision: str, steps: int, json: Path | None) 
         arguments.at_least(steps, 1, "--steps")
     keep_freed_memory()                                       # as `mpitrain train` does
     with open_session(json) as s:
-        hosts = s.channel.gather_objects(socket.gethostname())
-        pinned = threads.pin(0, hosts.count(hosts[s.world.rank]))
+        pinned = threads.pin(0, threads.on_node(s.channel.gather_objects(threads.place()), s.world.rank))
         bench_train(s.channel, s.world, s.report, models=names, precisions=precisions, steps=steps, threads=pinned)
     return 0
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpitrain import data, nn, optim
-from mpitrain.bench.memory import forget_peak, page_faults, resident_mb
+from mpitrain.backend.memory import page_faults, resident
+from mpitrain.bench.memory import forget_peak
 from mpitrain.bench.pairs import Clock, quartiles
 from mpitrain.bench.peak import peak_flops
 from mpitrain.bench.report import Report, in_time, machine
@@ -154,7 +155,7 @@ def measure(name: str, workload: Workload, precision: str, world: World, steps: 
     first, last = training.first_and_last()
     found = {"bench": "train", "model": name, "precision": precision, "ranks": world.size, "threads": threads, "seconds": seconds,
              "flops": workload.flops, "peak_fraction": workload.flops / seconds / peak_flops_a_rank,
-             "page_faults": worst(faults / steps), "peak_rss_mb": worst(resident_mb(peak=True)),
+             "page_faults": worst(faults / steps), "peak_rss_mb": worst(resident(peak=True) / 2**20),
              "seconds_low": low_high[0], "seconds_high": low_high[1], "steps": steps, "batch": workload.batch,
              "parameters": training.model.count_parameters(), "peak_flops": peak_flops_a_rank,
              "first_loss": first, "last_loss": last}

@@ -35,7 +35,8 @@ class Kernel:
         KERNELS[name] = self
 
     def __call__(self, *arguments: Any) -> Any:
-        version = self.host() if array_module(arguments[0]) is np else self.device()
+        first = arguments[0]
+        version = self.host() if type(first) is np.ndarray or array_module(first) is np else self.device()
         return (version or self.reference)(*arguments)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,16 @@ from mpitrain.backend import Array, native
 
 LINE = 64
 TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes.c_double}
+
+
+MOST_INTEGERS, MOST_DOUBLES = 16, 4                # of call.c; arrays count as integers
+
+
+class Entry(ctypes.Structure):
+    """call.c's Entry."""
+
+    _fields_ = [("float32", ctypes.c_void_p), ("float64", ctypes.c_void_p), ("signature", ctypes.c_char_p),
+                ("allocates", ctypes.c_int64)]
 
 
 def bind(library: str, function: str, signature: str, allocates: bool = False) -> Callable[..., None] | None:
@@ -25,6 +36,26 @@ def bind(library: str, function: str, signature: str, allocates: bool = False) -
     loaded = native.load(library)
     if loaded is None:
         return None
+    make, doubles = _builtin(), signature.count("d")
+    if make is not None and len(signature) - doubles <= MOST_INTEGERS and doubles <= MOST_DOUBLES:
+        addresses = [ctypes.cast(getattr(loaded, f"{function}_{name}"), ctypes.c_void_p).value for name in ("float32", "float64")]
+        entry = Entry(*addresses, signature.encode(), allocates)
+        _entries.append(entry)
+        return make(ctypes.addressof(entry))
+    return _by_ctypes(loaded, function, signature, allocates)
+
+
+_entries: list[Entry] = []                        # the builtins point to them
+
+
+@cache
+def _builtin() -> Callable[[int], Callable[..., None]] | None:
+    """Makes the builtin that call.c is, for the address of an entry; None on machines where it cannot be had."""
+    library = native.load("call")
+    return native.builtin(library.call, native.FASTCALL) if library is not None and library.can_call() else None
+
+
+def _by_ctypes(loaded: ctypes.CDLL, function: str, signature: str, allocates: bool) -> Callable[..., None]:
     versions: dict[Any, Any] = {}
     for dtype in (np.float32, np.float64):
         version = getattr(loaded, f"{function}_{np.dtype(dtype).name}")

@@ -39,6 +39,44 @@ def _combine(grad: Array, x: Array, centre: Array, a: Array, b: Array, d: Array)
     return result
 
 
+def _batch_norm(x: Array, weight: Array | None, bias: Array | None, residual: Array | None, eps: float,
+                relu: bool) -> tuple[Array, Array, Array, Array]:
+    xp = array_module(x)
+    mean, squares = _moments(x)
+    variance = squares / (x.shape[0] * x.shape[2])
+    inverse = 1 / xp.sqrt(variance + eps)
+    y = _affine(x, mean.astype(x.dtype), channel_scale(inverse, weight, x.dtype), channel_shift(bias, x))
+    if residual is not None:
+        y += residual
+    if relu:
+        xp.maximum(y, x.dtype.type(0), out=y)
+    return y, mean, variance, inverse
+
+
+def _batch_norm_gradients(grad: Array, x: Array, y: Array | None, centre: Array, weight: Array | None, bias: Array | None,
+                          inverse: Array, relu: bool, wanted: bool) -> tuple[Array | None, Array, Array, Array]:
+    xp = array_module(x)
+    scale = channel_scale(inverse, weight, x.dtype)
+    if relu:
+        result = _affine(x, centre, scale, channel_shift(bias, x)) if y is None else y
+        grad = xp.where(result > 0, grad, x.dtype.type(0))
+    plain, product = _sums(grad, x, centre)
+    if not wanted:
+        return None, grad, plain, product
+    count = x.shape[0] * x.shape[2]
+    slope, shift = -scale * inverse * inverse * (product / count), -scale * (plain / count)
+    return _combine(grad, x, centre, scale, slope.astype(x.dtype), shift.astype(x.dtype)), grad, plain, product
+
+
+def channel_scale(inverse: Array, weight: Array | None, dtype: Any) -> Array:
+    """What x - centre is multiplied by, in the dtype of x."""
+    return (inverse if weight is None else inverse * weight).astype(dtype)
+
+
+def channel_shift(bias: Array | None, x: Array) -> Array:
+    return array_module(x).zeros(x.shape[1], x.dtype) if bias is None else bias
+
+
 def _row_norm(x: Array, weight: Array | None, bias: Array | None, eps: float, centred: bool) -> tuple[Array, Array, Array]:
     xp = array_module(x)
     means = x.mean(axis=1) if centred else xp.zeros(len(x), x.dtype)
@@ -52,20 +90,20 @@ def _row_norm(x: Array, weight: Array | None, bias: Array | None, eps: float, ce
     return y, means, inverses
 
 
-def _row_norm_gradient(grad: Array, x: Array, weight: Array | None, means: Array, inverses: Array, centred: bool) -> Array:
+def _row_norm_gradients(grad: Array, x: Array, weight: Array | None, means: Array, inverses: Array, centred: bool,
+                        wanted: tuple[bool, bool]) -> tuple[Array | None, Array | None, Array | None]:
     z = (x - means[:, None]) * inverses[:, None]
-    result = grad.copy() if weight is None else grad * weight
-    slope = (result * z).mean(axis=1, keepdims=True)
-    if centred:
-        result -= result.mean(axis=1, keepdims=True)
-    result -= z * slope
-    result *= inverses[:, None]
-    return result
-
-
-def _row_norm_sums(grad: Array, x: Array, means: Array, inverses: Array) -> tuple[Array, Array]:
-    z = (x - means[:, None]) * inverses[:, None]
-    return (grad * z).sum(axis=0, dtype="float64"), grad.sum(axis=0, dtype="float64")
+    dx = None
+    if wanted[0]:
+        dx = grad.copy() if weight is None else grad * weight
+        slope = (dx * z).mean(axis=1, keepdims=True)
+        if centred:
+            dx -= dx.mean(axis=1, keepdims=True)
+        dx -= z * slope
+        dx *= inverses[:, None]
+    if not wanted[1]:
+        return dx, None, None
+    return dx, (grad * z).sum(axis=0, dtype="float64"), grad.sum(axis=0, dtype="float64")
 
 
 def _moments_host() -> Callable[..., Any] | None:
@@ -116,6 +154,37 @@ def _combine_host() -> Callable[..., Array] | None:
     return combine
 
 
+def _batch_norm_host() -> Callable[..., Any] | None:
+    function = bind("norm", "batch_norm", "ppppppppdiiii")
+    if function is None:
+        return None
+
+    def norm(x: Array, weight: Array | None, bias: Array | None, residual: Array | None, eps: float,
+             relu: bool) -> tuple[Array, Array, Array, Array]:
+        y, (mean, variance, inverse) = np.empty(x.shape, x.dtype), np.empty((3, x.shape[1]))
+        function(_packed(x), _packed(weight), _packed(bias), _packed(residual), y, mean, variance, inverse, eps, *x.shape, relu)
+        return y, mean, variance, inverse
+    return norm
+
+
+def _batch_norm_gradients_host() -> Callable[..., Any] | None:
+    function = bind("norm", "batch_norm_gradients", "pppppppppppiiii")
+    if function is None:
+        return None
+
+    def gradients(grad: Array, x: Array, y: Array | None, centre: Array, weight: Array | None, bias: Array | None,
+                  inverse: Array, relu: bool, wanted: bool) -> tuple[Array | None, Array, Array, Array]:
+        grad = np.ascontiguousarray(grad)
+        plain, product = np.empty((2, x.shape[1]))
+        dx = np.empty(x.shape, x.dtype) if wanted else None
+        masked = (2 if y is None else 1) if relu else 0
+        before = np.empty(x.shape, x.dtype) if masked == 1 else grad
+        function(grad, _packed(x), _packed(y) if masked == 1 else None, centre, _packed(weight), _packed(bias), inverse, dx,
+                 before if masked == 1 else None, plain, product, *x.shape, masked)
+        return dx, before, plain, product
+    return gradients
+
+
 def _row_norm_host() -> Callable[..., Any] | None:
     function = bind("norm", "row_norm", "ppppppdiii")
     if function is None:
@@ -128,28 +197,18 @@ def _row_norm_host() -> Callable[..., Any] | None:
     return norm
 
 
-def _row_norm_gradient_host() -> Callable[..., Array] | None:
-    function = bind("norm", "row_norm_gradient", "ppppppiii")
+def _row_norm_gradients_host() -> Callable[..., Any] | None:
+    function = bind("norm", "row_norm_gradients", "ppppppppiii")
     if function is None:
         return None
 
-    def gradient(grad: Array, x: Array, weight: Array | None, means: Array, inverses: Array, centred: bool) -> Array:
-        result = np.empty(x.shape, x.dtype)
-        function(_packed(grad), _packed(x), _packed(weight), means, inverses, result, *x.shape, centred)
-        return result
-    return gradient
-
-
-def _row_norm_sums_host() -> Callable[..., Any] | None:
-    function = bind("norm", "row_norm_sums", "ppppppii")
-    if function is None:
-        return None
-
-    def sums(grad: Array, x: Array, means: Array, inverses: Array) -> tuple[Array, Array]:
-        product, plain = np.empty(x.shape[1]), np.empty(x.shape[1])
-        function(_packed(grad), _packed(x), means, inverses, product, plain, *x.shape)
-        return product, plain
-    return sums
+    def gradients(grad: Array, x: Array, weight: Array | None, means: Array, inverses: Array, centred: bool,
+                  wanted: tuple[bool, bool]) -> tuple[Array | None, Array | None, Array | None]:
+        dx = np.empty(x.shape, x.dtype) if wanted[0] else None
+        product, plain = (np.empty(x.shape[1]), np.empty(x.shape[1])) if wanted[1] else (None, None)
+        function(_packed(grad), _packed(x), _packed(weight), means, inverses, dx, product, plain, *x.shape, centred)
+        return dx, product, plain
+    return gradients
 
 
 def _packed(array: Array | None) -> Array | None:
@@ -176,15 +235,25 @@ channel_combine = Kernel("channel_combine", _combine, host=_combine_host, tolera
                          arguments=_example((3, 4, 37), (3, 4, 37), (4,), (4,), (4,), (4,)))
 """a * grad + b * (x - centre) + d from (grad, x, centre, a, b, d)."""
 
+batch_norm = Kernel("batch_norm", _batch_norm, host=_batch_norm_host, tolerance=1e-5,
+                    arguments=lambda rng, dtype: (*_example((3, 4, 37), (4,), (4,), (3, 4, 37))(rng, dtype), 1e-5, True))
+"""(y, mean, variance, inverse deviation; the latter float64 (C,)) from (x, weight, bias, residual or None, eps, relu): x
+normalised over N and L, plus the residual, and ReLU of that where `relu`."""
+
+batch_norm_gradients = Kernel(
+    "batch_norm_gradients", _batch_norm_gradients, host=_batch_norm_gradients_host, tolerance=1e-5,
+    arguments=lambda rng, dtype: (*_example((3, 4, 37), (3, 4, 37), (3, 4, 37), (4,), (4,), (4,))(rng, dtype),
+                                  abs(rng.standard_normal(4)) + 0.1, True, True))
+"""(gradient of x or None, gradient before ReLU, sums of that, and of its product with x - centre, float64 (C,)) from (grad, x,
+y, centre, weight, bias, inverse deviation, relu, whether the first is wanted). y is not wanted without relu, and may be None
+where there was no residual: then the second result is undefined."""
+
 row_norm = Kernel("row_norm", _row_norm, host=_row_norm_host, tolerance=1e-5,
                   arguments=lambda rng, dtype: (*_example((5, 37), (37,), (37,))(rng, dtype), 1e-5, True))
 """(y, means, inverse deviations) from (x, weight or None, bias or None, eps, centred); RMS norm is not centred."""
 
-row_norm_gradient = Kernel(
-    "row_norm_gradient", _row_norm_gradient, host=_row_norm_gradient_host, tolerance=1e-5,
-    arguments=lambda rng, dtype: (*_example((5, 37), (5, 37), (37,), (5,), (5,))(rng, dtype), True))
-"""The gradient of x from (grad, x, weight or None, means, inverse deviations, centred)."""
-
-row_norm_sums = Kernel("row_norm_sums", _row_norm_sums, host=_row_norm_sums_host, tolerance=1e-5,
-                       arguments=_example((5, 37), (5, 37), (5,), (5,)))
-"""Sums over rows of grad * normalised x and of grad, float64 (D,), from (grad, x, means, inverse deviations)."""
+row_norm_gradients = Kernel(
+    "row_norm_gradients", _row_norm_gradients, host=_row_norm_gradients_host, tolerance=1e-5,
+    arguments=lambda rng, dtype: (*_example((7, 37), (7, 37), (37,), (7,), (7,))(rng, dtype), True, (True, True)))
+"""(gradient of x, sums over rows of grad * normalised x, and of grad, float64 (D,)) from (grad, x, weight or None, means,
+inverse deviations, centred, (whether the first is wanted, whether the others are)); None for what is not wanted."""

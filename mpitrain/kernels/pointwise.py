@@ -33,90 +33,185 @@ def erf(x: Array) -> Array:
     return xp.exp(-square) * total * (x * (2 / math.sqrt(math.pi)))
 
 
-def _sigmoid(x: Array) -> Array:
+def _sigmoid(x: Array, out: Array | None = None) -> Array:
     xp = array_module(x)
     small = xp.exp(-xp.abs(x))                    # never overflows
-    return xp.where(x >= 0, 1, small).astype(x.dtype) / (1 + small)
+    return _into(out, xp.where(x >= 0, 1, small).astype(x.dtype) / (1 + small))
 
 
-def _relu_grad(result: Array, grad: Array) -> Array:
-    return array_module(result).where(result > 0, grad, grad.dtype.type(0))
+def _relu(x: Array, out: Array | None = None) -> Array:
+    return array_module(x).maximum(x, x.dtype.type(0), out=out)
+
+
+def _tanh(x: Array, out: Array | None = None) -> Array:
+    return array_module(x).tanh(x, out=out)
+
+
+def _gelu(x: Array, out: Array | None = None) -> Array:
+    return _into(out, x * _normal_distribution(x))
+
+
+def _gelu_tanh(x: Array, out: Array | None = None) -> Array:
+    return _into(out, 0.5 * x * (1 + _inner_tanh(x)))
+
+
+def _silu(x: Array, out: Array | None = None) -> Array:
+    return _into(out, x * _sigmoid(x))
+
+
+def _gelu_and_slope(x: Array, slope: Array) -> Array:
+    result, below = _gelu(x), _normal_distribution(x)
+    slope[...] = below + x * array_module(x).exp(-0.5 * x * x) * INVERSE_SQRT_2PI
+    return result
+
+
+def _gelu_tanh_and_slope(x: Array, slope: Array) -> Array:
+    result, t = _gelu_tanh(x), _inner_tanh(x)
+    slope[...] = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * TANH_SCALE * (1 + 3 * TANH_CUBIC * x * x)
+    return result
+
+
+def _silu_and_slope(x: Array, slope: Array) -> Array:
+    result, s = _silu(x), _sigmoid(x)
+    slope[...] = s * (1 + x * (1 - s))
+    return result
 
 
 def _normal_distribution(x: Array) -> Array:
     return 0.5 * (1 + erf(x * SQRT_HALF))
 
 
-def _gelu(x: Array) -> Array:
-    return x * _normal_distribution(x)
-
-
-def _gelu_grad(x: Array, grad: Array) -> Array:
-    xp = array_module(x)
-    return grad * (_normal_distribution(x) + x * xp.exp(-0.5 * x * x) * INVERSE_SQRT_2PI)
-
-
-def _gelu_tanh(x: Array) -> Array:
-    return 0.5 * x * (1 + _inner_tanh(x))
-
-
-def _gelu_tanh_grad(x: Array, grad: Array) -> Array:
-    t = _inner_tanh(x)
-    slope = TANH_SCALE * (1 + 3 * TANH_CUBIC * x * x)
-    return grad * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope)
-
-
 def _inner_tanh(x: Array) -> Array:
     return array_module(x).tanh(TANH_SCALE * (x + TANH_CUBIC * x * x * x))
 
 
-def _silu(x: Array) -> Array:
-    return x * _sigmoid(x)
+def _into(out: Array | None, result: Array) -> Array:
+    if out is None:
+        return result
+    out[...] = result
+    return out
 
 
-def _silu_grad(x: Array, grad: Array) -> Array:
-    s = _sigmoid(x)
-    return grad * (s * (1 + x * (1 - s)))
+def _slope_grad(slope: Array, grad: Array, sums: Array | None) -> Array:
+    slope *= grad
+    return _summed(slope, sums)
 
 
-def _host(name: str, inputs: int) -> Callable[..., Array] | None:
-    call = bind("pointwise", name, "p" * (inputs + 1) + "i")
+def _relu_grad(y: Array, grad: Array, sums: Array | None) -> Array:
+    return _summed(array_module(y).where(y > 0, grad, grad.dtype.type(0)), sums)
+
+
+def _tanh_grad(y: Array, grad: Array, sums: Array | None) -> Array:
+    return _summed((1 - y * y) * grad, sums)
+
+
+def _sigmoid_grad(y: Array, grad: Array, sums: Array | None) -> Array:
+    return _summed((1 - y) * y * grad, sums)
+
+
+def _summed(result: Array, sums: Array | None) -> Array:
+    if sums is not None:
+        array_module(result).sum(result, axis=0, out=sums)
+    return result
+
+
+def _values_host(name: str) -> Callable[..., Array] | None:
+    call = bind("pointwise", name, "ppi")
     if call is None:
         return None
 
-    def run(*arrays: Array) -> Array:
-        arrays = tuple(np.asarray(a, order="C") for a in arrays)
-        result = np.empty_like(arrays[0])
-        call(*arrays, result, result.size)
+    def run(x: Array, out: Array | None = None) -> Array:
+        x = np.asarray(x, order="C")
+        result = np.empty_like(x) if out is None else out
+        call(x, result, x.size)
         return result
     return run
 
 
-def _kernel(name: str, reference: Callable[..., Array], inputs: int) -> Kernel:
-    def arguments(rng: Any, dtype: Any) -> tuple[Array, ...]:
-        x = (3 * rng.standard_normal((5, 33))).astype(dtype)
-        x[0, :8] = [0, -0.0, 1e-8, -20, 20, -100, 100, 5.9]
-        return x, rng.standard_normal(x.shape).astype(dtype)
+def _and_slope_host(name: str) -> Callable[..., Array] | None:
+    call = bind("pointwise", name, "pppi")
+    if call is None:
+        return None
 
-    return Kernel(name, reference, host=lambda: _host(name, inputs),
-                  arguments=lambda rng, dtype: arguments(rng, dtype)[:inputs], tolerance=2e-6)
+    def run(x: Array, slope: Array) -> Array:
+        x = np.asarray(x, order="C")
+        result = np.empty_like(x)
+        call(x, slope, result, x.size)
+        return result
+    return run
+
+
+def _gradient_host(name: str) -> Callable[..., Array] | None:
+    call = bind("pointwise", name, "ppppii")
+    if call is None:
+        return None
+    in_place = name == "slope_grad"
+
+    def run(kept: Array, grad: Array, sums: Array | None) -> Array:
+        kept, grad = np.asarray(kept, order="C"), np.asarray(grad, order="C")
+        result = kept if in_place else np.empty_like(kept)
+        call(kept, grad, result, sums, *((1, kept.size) if sums is None else kept.shape))
+        return result
+    return run
+
+
+def _points(rng: Any, dtype: Any) -> Array:
+    x = (3 * rng.standard_normal((5, 33))).astype(dtype)
+    x[0, :8] = [0, -0.0, 1e-8, -20, 20, -100, 100, 5.9]
+    return x
+
+
+def _values(name: str, reference: Callable[..., Array], compiled: bool = True) -> Kernel:
+    return Kernel(name, reference, host=(lambda: _values_host(name)) if compiled else None,
+                  arguments=lambda rng, dtype: (_points(rng, dtype),), tolerance=2e-6)
+
+
+def _and_slope(name: str, reference: Callable[..., Array]) -> Kernel:
+    return Kernel(name, reference, host=lambda: _and_slope_host(name), tolerance=2e-6,
+                  arguments=lambda rng, dtype: ((x := _points(rng, dtype)), x))
+
+
+def _gradient(name: str, reference: Callable[..., Array]) -> Kernel:
+    return Kernel(name, reference, host=lambda: _gradient_host(name), tolerance=2e-6,
+                  arguments=lambda rng, dtype: (_points(rng, dtype), _points(rng, dtype), np.empty(33, dtype)))
+
+
+relu = _values("relu", _relu)
+sigmoid = _values("sigmoid", _sigmoid)
+slope_grad = _gradient("slope_grad", _slope_grad)
 
 
 @dataclass(frozen=True)
-class Pair:
-    """``values(x)`` and ``gradient(x, grad)``."""
+class Activation:
+    """A function of each element, with what its gradient needs.
+
+    ``values(x, out=None)`` is the function; `out` may be x. ``gradient(kept, grad, sums)`` is grad times the derivative;
+    where `sums` is given, kept is a matrix, and the sums of the result over its rows go there. What is kept is the result
+    itself, or, where there is ``and_slope(x, slope)``, which is the function again, the derivative that this writes to
+    `slope`, perhaps the memory of x; the gradient takes its place.
+    """
 
     values: Kernel
     gradient: Kernel
+    and_slope: Kernel | None = None
+
+    def forward(self, x: Array, *, ours: bool, training: bool) -> tuple[Array, Array]:
+        """(result, what to keep for `gradient`); x may be overwritten where it is `ours`."""
+        ours = ours and x.flags.c_contiguous
+        if training and self.and_slope is not None:
+            slope = x if ours else array_module(x).empty(x.shape, x.dtype)
+            return self.and_slope(x, slope), slope
+        result = self.values(x, x if ours else None)
+        return result, result
 
 
-def _relu(x: Array) -> Array:
-    return array_module(x).maximum(x, x.dtype.type(0))
-
-
-relu = _kernel("relu", _relu, 1)
-sigmoid = _kernel("sigmoid", _sigmoid, 1)
-relu_grad = _kernel("relu_grad", _relu_grad, 2)
-GELU = Pair(_kernel("gelu", _gelu, 1), _kernel("gelu_grad", _gelu_grad, 2))
-GELU_TANH = Pair(_kernel("gelu_tanh", _gelu_tanh, 1), _kernel("gelu_tanh_grad", _gelu_tanh_grad, 2))
-SILU = Pair(_kernel("silu", _silu, 1), _kernel("silu_grad", _silu_grad, 2))
+ACTIVATIONS = {
+    "relu": Activation(relu, _gradient("relu_grad", _relu_grad)),
+    "tanh": Activation(_values("tanh", _tanh, compiled=False), _gradient("tanh_grad", _tanh_grad)),
+    "sigmoid": Activation(sigmoid, _gradient("sigmoid_grad", _sigmoid_grad)),
+    "gelu": Activation(_values("gelu", _gelu), slope_grad, _and_slope("gelu_and_slope", _gelu_and_slope)),
+    "gelu_tanh": Activation(_values("gelu_tanh", _gelu_tanh), slope_grad,
+                            _and_slope("gelu_tanh_and_slope", _gelu_tanh_and_slope)),
+    "silu": Activation(_values("silu", _silu), slope_grad, _and_slope("silu_and_slope", _silu_and_slope)),
+}
+"""By name; those that can be computed where their input is made."""

@@ -35,30 +35,34 @@ def _log_softmax_grad(result: Array, grad: Array) -> Array:
     return grad - array_module(result).exp(result) * grad.sum(axis=1, keepdims=True)
 
 
-def _cross_entropy(logits: Array, labels: Array, smoothing: float, ignore: int | None) -> tuple[Array, Array, Array]:
+def _cross_entropy(logits: Array, labels: Array, smoothing: float, ignore: int | None,
+                   training: bool) -> tuple[Array, Array, Array]:
     xp = array_module(logits)
-    tops = logits.max(axis=1)
-    shifted = logits - tops[:, None]
-    logs = xp.log(xp.exp(shifted).sum(axis=1))
-    counted = xp.ones(labels.shape, dtype=bool) if ignore is None else labels != ignore
-    losses = logs - (1 - smoothing) * shifted[xp.arange(len(labels)), xp.where(counted, labels, 0)]
+    shifted = logits - logits.max(axis=1)[:, None]
+    exps = xp.exp(shifted)
+    totals = exps.sum(axis=1)
+    counted = _counted(labels, ignore)
+    losses = xp.log(totals) - (1 - smoothing) * shifted[xp.arange(len(labels)), xp.where(counted, labels, 0)]
     if smoothing:
         losses -= smoothing * shifted.mean(axis=1)
-    return xp.where(counted, losses, losses.dtype.type(0)), tops, logs
+    losses = xp.where(counted, losses, losses.dtype.type(0))
+    return losses, exps if training else exps[:0], totals if training else totals[:0]
 
 
-def _cross_entropy_grad(logits: Array, labels: Array, tops: Array, logs: Array, smoothing: float, ignore: int | None,
+def _cross_entropy_grad(exps: Array, labels: Array, totals: Array, smoothing: float, ignore: int | None,
                         grad: Array) -> Array:
-    xp = array_module(logits)
-    result = logits - tops[:, None]
-    result -= logs[:, None]
-    xp.exp(result, out=result)
+    xp = array_module(exps)
+    exps *= (grad / totals)[:, None]
     if smoothing:
-        result -= smoothing / logits.shape[1]
-    counted = xp.ones(labels.shape, dtype=bool) if ignore is None else labels != ignore
-    result[xp.arange(len(labels)), xp.where(counted, labels, 0)] -= 1 - smoothing
-    result *= xp.where(counted, grad, result.dtype.type(0))[:, None]
-    return result
+        exps -= smoothing / exps.shape[1] * grad
+    counted = _counted(labels, ignore)
+    exps[xp.arange(len(labels)), xp.where(counted, labels, 0)] -= (1 - smoothing) * grad
+    exps[~counted] = 0
+    return exps
+
+
+def _counted(labels: Array, ignore: int | None) -> Array:
+    return array_module(labels).ones(labels.shape, dtype=bool) if ignore is None else labels != ignore
 
 
 def _same_shape(name: str, inputs: int) -> Callable[..., Array] | None:
@@ -80,25 +84,25 @@ def _cross_entropy_host() -> Callable[..., tuple[Array, Array, Array]] | None:
     if call is None:
         return None
 
-    def run(logits: Array, labels: Array, smoothing: float, ignore: int | None) -> tuple[Array, Array, Array]:
+    def run(logits: Array, labels: Array, smoothing: float, ignore: int | None,
+            training: bool) -> tuple[Array, Array, Array]:
         logits = np.ascontiguousarray(logits)
-        losses, tops, logs = np.empty((3, len(logits)), logits.dtype)
-        call(logits, labels, losses, tops, logs, smoothing, *_ignored(ignore), *logits.shape)
-        return losses, tops, logs
+        losses = np.empty(len(logits), logits.dtype)
+        kept = len(logits) if training else 0
+        exps, totals = np.empty((kept, logits.shape[1]), logits.dtype), np.empty(kept, logits.dtype)
+        call(logits, labels, losses, exps if training else None, totals, smoothing, *_ignored(ignore), *logits.shape)
+        return losses, exps, totals
     return run
 
 
 def _cross_entropy_grad_host() -> Callable[..., Array] | None:
-    call = bind("rows", "cross_entropy_grad", "pppppddiiii")
+    call = bind("rows", "cross_entropy_grad", "pppddiiii")
     if call is None:
         return None
 
-    def run(logits: Array, labels: Array, tops: Array, logs: Array, smoothing: float, ignore: int | None,
-            grad: Array) -> Array:
-        logits = np.ascontiguousarray(logits)
-        result = np.empty_like(logits)
-        call(logits, labels, tops, logs, result, smoothing, float(grad), *_ignored(ignore), *logits.shape)
-        return result
+    def run(exps: Array, labels: Array, totals: Array, smoothing: float, ignore: int | None, grad: Array) -> Array:
+        call(exps, labels, totals, smoothing, float(grad), *_ignored(ignore), *exps.shape)
+        return exps
     return run
 
 
@@ -110,9 +114,9 @@ def _matrix(rng: Any, dtype: Any) -> Array:
     return (4 * rng.standard_normal((6, 37))).astype(dtype)
 
 
-def _labels(rng: Any) -> Array:
+def _labels(rng: Any, third: int = 0) -> Array:
     labels = rng.integers(0, 37, 6)
-    labels[2] = -1
+    labels[2] = third
     return labels
 
 
@@ -127,15 +131,14 @@ log_softmax_grad = Kernel("log_softmax_grad", _log_softmax_grad, host=lambda: _s
                           arguments=lambda rng, dtype: (_log_softmax(_matrix(rng, dtype)), _matrix(rng, dtype)))
 
 cross_entropy = Kernel("cross_entropy", _cross_entropy, host=_cross_entropy_host, tolerance=2e-6,
-                       arguments=lambda rng, dtype: (_matrix(rng, dtype), _labels(rng), 0.1, -1))
-"""(losses (R,), tops (R,), logs (R,)) of (logits, labels (R,) int64, smoothing, label to ignore or None).
+                       arguments=lambda rng, dtype: (_matrix(rng, dtype), _labels(rng), 0.1, None, True))
+"""(losses (R,), exponentials (R, C), totals (R,)) of (logits, labels (R,) int64, smoothing, label to ignore or None, training).
 
-The log-sum-exp of a row is its largest entry, in `tops`, plus the rest, in `logs`: added up, the digits of the rest would
-drown in a large entry.
+The exponentials, of logits less the largest of their row, and their sums are for the gradient: undefined in rows that are
+ignored, and empty where not `training`.
 """
 
 cross_entropy_grad = Kernel("cross_entropy_grad", _cross_entropy_grad, host=_cross_entropy_grad_host, tolerance=2e-6,
-                            arguments=lambda rng, dtype: (m := _matrix(rng, dtype), _labels(rng), m.max(1),
-                                                          np.log(np.exp(m - m.max(1)[:, None]).sum(1)), 0.1, -1,
-                                                          np.asarray(0.5, dtype)))
-"""The gradient times `grad` (a 0-d array): (R, C), of (logits, labels, tops, logs, smoothing, ignore, grad)."""
+                            arguments=lambda rng, dtype: (e := np.exp(-abs(_matrix(rng, dtype))), _labels(rng, -1), e.sum(1),
+                                                          0.1, -1, np.asarray(0.5, dtype)))
+"""The gradient times `grad` (a 0-d array), in the memory of exps, of (exps, labels, totals, smoothing, ignore, grad)."""

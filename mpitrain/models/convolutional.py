@@ -31,8 +31,8 @@ def lenet(classes: int = 10, channels: int = 1, size: int = 28) -> Sequential:
         ("conv1", Conv2d(channels, 6, 5, padding=2)), ("act1", ReLU()), ("pool1", MaxPool2d(2)),
         ("conv2", Conv2d(6, 16, 5)), ("act2", ReLU()), ("pool2", MaxPool2d(2)),
         ("flatten", Flatten()),
-        ("linear1", Linear(16 * side * side, 120)), ("act3", ReLU()),
-        ("linear2", Linear(120, 84)), ("act4", ReLU()),
+        ("linear1", Linear(16 * side * side, 120, activation="relu")),
+        ("linear2", Linear(120, 84, activation="relu")),
         ("head", Linear(84, classes)))
 
 
@@ -46,9 +46,9 @@ class Residual(Module):
     def __init__(self, inputs: int, outputs: int, stride: int, norm: str, project: bool):
         make = NORMS.resolve(norm)
         self.conv1 = Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False, weight_init=HE)
-        self.norm1 = make(outputs)
+        self.norm1 = make(outputs, activation="relu")
         self.conv2 = Conv2d(outputs, outputs, 3, padding=1, bias=False, weight_init=HE)
-        self.norm2 = make(outputs)
+        self.norm2 = make(outputs, activation="relu")
         self.stride, self.new_channels = stride, outputs - inputs
         self.shortcut: Sequential | None = None
         if project and (stride != 1 or inputs != outputs):
@@ -56,8 +56,8 @@ class Residual(Module):
             self.shortcut = Sequential(("conv", conv), ("norm", make(outputs)))
 
     def forward(self, x: Any) -> Tensor:
-        y = self.norm2(self.conv2(ops.relu(self.norm1(self.conv1(x)))))
-        return ops.relu(ops.add(y, self._around(x)))
+        out: Tensor = self.norm2(self.conv2(self.norm1(self.conv1(x))), self._around(x))
+        return out
 
     def _around(self, x: Any) -> Any:
         if self.shortcut is not None:
@@ -87,8 +87,8 @@ def _cifar_resnet(blocks: int, classes: int, channels: int, norm: str) -> Sequen
     require_sizes(classes=classes, channels=channels)
     return Sequential(
         ("input", Check("resnet", (None, channels, None, None), "set model.channels")),
-        ("conv", Conv2d(channels, 16, 3, padding=1, bias=False, weight_init=HE)), ("norm", NORMS.resolve(norm)(16)),
-        ("act", ReLU()),
+        ("conv", Conv2d(channels, 16, 3, padding=1, bias=False, weight_init=HE)),
+        ("norm", NORMS.resolve(norm)(16, activation="relu")),
         *_stages(blocks, (16, 32, 64), norm, project=False),
         ("pool", AdaptiveAvgPool2d(1)), ("flatten", Flatten()), ("head", Linear(64, classes)))
 
@@ -117,7 +117,7 @@ def resnet18(classes: int = 1000, channels: int = 3, norm: str = "batch") -> Seq
     require_sizes(classes=classes, channels=channels)
     return Sequential(
         ("input", Check("resnet18", (None, channels, None, None), "set model.channels")),
-        ("conv", Conv2d(channels, 64, 7, stride=2, padding=3, bias=False, weight_init=HE)), ("norm", NORMS.resolve(norm)(64)),
-        ("act", ReLU()), ("pool0", MaxPool2d(3, stride=2, padding=1)),
+        ("conv", Conv2d(channels, 64, 7, stride=2, padding=3, bias=False, weight_init=HE)),
+        ("norm", NORMS.resolve(norm)(64, activation="relu")), ("pool0", MaxPool2d(3, stride=2, padding=1)),
         *_stages(2, (64, 128, 256, 512), norm, project=True),
         ("pool", AdaptiveAvgPool2d(1)), ("flatten", Flatten()), ("head", Linear(512, classes)))

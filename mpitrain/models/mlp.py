@@ -18,12 +18,12 @@ def mlp(inputs: int, hidden: Sequence[int], outputs: int, activation: str = "rel
     """
     require_sizes(inputs=inputs, outputs=outputs)
     require_list_of_sizes("hidden", hidden)
-    make = ACTIVATIONS.resolve(activation)
+    ACTIVATIONS.resolve(activation)               # also where no layer asks for it
     rectifying = activation in ("relu", "leaky_relu", "gelu", "silu")
     sizes = [inputs, *hidden]
     blocks: list[tuple[str, Module]] = [("flatten", Flatten(inputs))]
     for i, (width, next_width) in enumerate(zip(sizes, sizes[1:])):
         weights = init.kaiming_normal() if rectifying else init.xavier_uniform()
-        blocks += [(f"linear{i}", Linear(width, next_width, weight_init=weights, bias_init=init.zeros)), (f"act{i}", make())]
+        blocks.append((f"linear{i}", Linear(width, next_width, activation=activation, weight_init=weights, bias_init=init.zeros)))
     head = Linear(sizes[-1], outputs, weight_init=init.xavier_uniform(), bias_init=init.zeros)
     return Sequential(*blocks, ("head", head))

@@ -13,7 +13,7 @@ from mpitrain.autograd import Tensor
 from mpitrain.errors import ShapeError
 from mpitrain.models.registry import MODELS
 from mpitrain.models.sizes import require_sizes
-from mpitrain.nn import GELU, Dropout, Embedding, LayerNorm, Linear, Module, MultiHeadAttention, Parameter, Sequential, init
+from mpitrain.nn import Dropout, DropoutAdd, Embedding, LayerNorm, Linear, Module, MultiHeadAttention, Parameter, Sequential, init
 
 STD = 0.02                                        # of all weights; GPT-2's
 
@@ -48,16 +48,16 @@ class Block(Module):
         self.norm1 = LayerNorm(width, bias=bias)
         self.attention = MultiHeadAttention(width, heads, causal=True, dropout=dropout, bias=bias,
                                             qkv_init=init.normal(STD), out_init=small)
-        self.dropout1 = Dropout(dropout)
+        self.dropout1 = DropoutAdd(dropout)
         self.norm2 = LayerNorm(width, bias=bias)
-        self.wide = Linear(width, 4 * width, bias, weight_init=init.normal(STD), bias_init=init.zeros)
-        self.act = GELU()
+        self.wide = Linear(width, 4 * width, bias, activation="gelu", weight_init=init.normal(STD), bias_init=init.zeros)
         self.narrow = Linear(4 * width, width, bias, weight_init=small, bias_init=init.zeros)
-        self.dropout2 = Dropout(dropout)
+        self.dropout2 = DropoutAdd(dropout)
 
     def forward(self, x: Any) -> Tensor:
-        x = ops.add(x, self.dropout1(self.attention(self.norm1(x))))
-        return ops.add(x, self.dropout2(self.narrow(self.act(self.wide(self.norm2(x))))))
+        x = self.dropout1(self.attention(self.norm1(x)), x)
+        out: Tensor = self.dropout2(self.narrow(self.wide(self.norm2(x))), x)
+        return out
 
 
 class Head(Module):

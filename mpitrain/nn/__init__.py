@@ -3,7 +3,7 @@
 from mpitrain.nn import init
 from mpitrain.nn.activation import ACTIVATIONS, GELU, LeakyReLU, ReLU, Sigmoid, SiLU, Softmax, Softplus, Tanh
 from mpitrain.nn.attention import MultiHeadAttention
-from mpitrain.nn.basic import Dropout, Embedding, Flatten, Linear
+from mpitrain.nn.basic import Dropout, DropoutAdd, Embedding, Flatten, Linear
 from mpitrain.nn.conv import Conv2d, ConvTranspose2d
 from mpitrain.nn.loss import LOSSES, Loss
 from mpitrain.nn.module import Module
@@ -15,8 +15,9 @@ from mpitrain.nn.sequential import Sequential
 from mpitrain.nn.statistics import apply_statistics, collect_statistics
 from mpitrain.nn.storage import FlatStorage, Segment, plan_segments
 
-__all__ = ["ACTIVATIONS", "GELU", "GRU", "LOSSES", "LSTM", "AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "AvgPool2d",
-           "BatchNorm1d", "BatchNorm2d", "Buffer", "Conv2d", "ConvTranspose2d", "Dropout", "Embedding", "FlatStorage",
-           "Flatten", "GroupNorm", "LayerNorm", "LeakyReLU", "Linear", "Loss", "MaxPool2d", "Module", "MultiHeadAttention",
-           "Parameter", "RMSNorm", "ReLU", "Segment", "Sequential", "SiLU", "Sigmoid", "Softmax", "Softplus",
-           "SyncBatchNorm", "Tanh", "apply_statistics", "collect_statistics", "init", "plan_segments"]
+__all__ = ["ACTIVATIONS", "GELU", "GRU", "LOSSES", "LSTM", "AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "AvgPool2d", "BatchNorm1d",
+           "BatchNorm2d", "Buffer", "Conv2d", "ConvTranspose2d", "Dropout", "DropoutAdd", "Embedding", "FlatStorage",
+           "Flatten", "GroupNorm", "LayerNorm", "LeakyReLU", "Linear", "Loss", "MaxPool2d", "Module",
+           "MultiHeadAttention", "Parameter", "RMSNorm", "ReLU", "Segment", "Sequential", "SiLU", "Sigmoid",
+           "Softmax", "Softplus", "SyncBatchNorm", "Tanh", "apply_statistics", "collect_statistics", "init",
+           "plan_segments"]

@@ -43,6 +43,12 @@ class GELU(Module):
         return ops.gelu(x, self.approximate)
 
 
+@ACTIVATIONS.register("gelu_tanh")
+def gelu_tanh() -> Module:
+    """GELU by a tanh."""
+    return GELU("tanh")
+
+
 @ACTIVATIONS.register("silu")
 class SiLU(Module):
     """x sigmoid(x)."""

@@ -10,21 +10,29 @@ from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ShapeError
 from mpitrain.nn import init
+from mpitrain.nn.activation import ACTIVATIONS
 from mpitrain.nn.init import Initialiser
 from mpitrain.nn.module import Module
 from mpitrain.nn.parameter import Parameter
+from mpitrain.ops.linalg import FUSED_ACTIVATIONS
 
 
 class Linear(Module):
-    """(..., I) to (..., O): x @ weight.T + bias, with weight (O, I). Initial values are PyTorch's."""
+    """(..., I) to (..., O): x @ weight.T + bias, with weight (O, I). Initial values are PyTorch's.
 
-    def __init__(self, inputs: int, outputs: int, bias: bool = True, *, weight_init: Initialiser = init.default_weight,
-                 bias_init: Initialiser | None = None):
+    `activation` is the name of one that follows (see `nn.ACTIVATIONS`): most are then computed in the same pass.
+    """
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = True, *, activation: str | None = None,
+                 weight_init: Initialiser = init.default_weight, bias_init: Initialiser | None = None):
+        self.fused = activation if activation in FUSED_ACTIVATIONS else None
+        self.after = None if activation == self.fused else ACTIVATIONS.resolve(str(activation))()
         self.weight = Parameter((outputs, inputs), weight_init)
         self.bias = Parameter((outputs,), bias_init or init.fan_in_uniform((outputs, inputs))) if bias else None
 
     def forward(self, x: Any) -> Tensor:
-        return ops.linear(x, self.weight, self.bias)
+        y = ops.linear(x, self.weight, self.bias, self.fused)
+        return y if self.after is None else self.after(y)
 
 
 class Embedding(Module):
@@ -37,7 +45,7 @@ class Embedding(Module):
         return ops.embedding(indices, self.weight)
 
 
-class Dropout(Module):
+class _Dropping(Module):
     """In training, zeroes each element with probability p and scales the others by 1/(1-p).
 
     The mask is a function of (seed, step, sample, this layer's name): see `backend.random`.
@@ -48,8 +56,20 @@ class Dropout(Module):
             raise ShapeError(f"the probability of dropout lies in [0, 1), not {p}")
         self.p = p
 
+
+class Dropout(_Dropping):
+    """Of its input alone."""
+
     def forward(self, x: Any) -> Any:
         return ops.dropout(x, self.p, self.path) if self.training and self.p > 0.0 else x
+
+
+class DropoutAdd(_Dropping):
+    """residual + dropout(x), in one pass over memory."""
+
+    def forward(self, x: Any, residual: Any) -> Any:
+        drops = self.training and self.p > 0.0
+        return ops.dropout(x, self.p, self.path, residual) if drops else ops.add(residual, x)
 
 
 class Flatten(Module):

@@ -23,30 +23,35 @@ from mpitrain.registry import Registry
 class _BatchNorm(Module):
     """Normalises each channel (dim 1) by its mean and variance over the micro-batch, in eval by the running ones.
 
-    Parameters, buffers, eps and momentum as in PyTorch; the running variance is the unbiased one.
+    Parameters, buffers, eps and momentum as in PyTorch; the running variance is the unbiased one. ReLU can be computed in the
+    same passes over memory (`activation`), and what comes around a residual block be added before it (`residual`).
     """
 
     ndims: tuple[int, ...] = ()                   # what the input may have
     reduce: Callable[[Array], Any] | None = None  # adds an array over ranks in place
 
-    def __init__(self, features: int, eps: float = 1e-5, momentum: float = 0.1):
+    def __init__(self, features: int, eps: float = 1e-5, momentum: float = 0.1, *, activation: str | None = None):
+        if activation not in (None, "relu"):
+            raise ConfigError(f'batch norm takes "relu" as its activation, or None, not "{activation}"; put others after it')
         if not 0.0 < momentum <= 1.0:
             raise ConfigError(f"the momentum of batch norm lies in (0, 1], not {momentum}")
-        self.features, self.eps = features, eps
+        self.features, self.eps, self.relu = features, eps, activation == "relu"
         self.weight = Parameter((features,), init.ones)
         self.bias = Parameter((features,), init.zeros)
         self.running_mean = Buffer((features,), init.zeros)
         self.running_var = Buffer((features,), init.ones)
         self.running = Running([self.running_mean, self.running_var], momentum)
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: Any, residual: Any = None) -> Tensor:
         shape = tuple(x.shape)
         if len(shape) not in self.ndims or shape[1] != self.features:
             raise ShapeError(f"{type(self).__name__} expects {' or '.join(map(str, self.ndims))} dims with {self.features} "
                              f"channels in dim 1, got shape {shape}")
         if not self.training:
-            return ops.batch_norm_inference(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
-        y, mean, var, count = ops.batch_norm(x, self.weight, self.bias, eps=self.eps, reduce=self.reduce)
+            return ops.batch_norm_inference(x, self.running_mean, self.running_var, self.weight, self.bias, residual=residual,
+                                            relu=self.relu, eps=self.eps)
+        y, mean, var, count = ops.batch_norm(x, self.weight, self.bias, residual=residual, relu=self.relu, eps=self.eps,
+                                             reduce=self.reduce)
         count = float(count)                      # where `reduce` is given: of all ranks
         if count < 2:
             raise ShapeError(f"{type(self).__name__}: training needs more than one value for each channel over all ranks, "
@@ -115,7 +120,7 @@ class RMSNorm(Module):
         return ops.rms_norm(x, self.weight, eps=self.eps)
 
 
-NORMS: Registry[Callable[[int], Module]] = Registry("norm")
+NORMS: Registry[Callable[..., Module]] = Registry("norm")
 NORMS.register("batch")(BatchNorm2d)
 NORMS.register("sync")(SyncBatchNorm)
-"""Normalisations of images by name, each made from the number of channels."""
+"""Normalisations of images by name, each made from the number of channels, and `activation`, None or "relu"."""

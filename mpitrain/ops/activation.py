@@ -10,52 +10,25 @@ from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import pointwise
+from mpitrain.kernels.pointwise import ACTIVATIONS
 
 
-class Tanh(Function):
+class Pointwise(Function):
+    """An activation with a kernel for its values and one for its gradient."""
+
     @staticmethod
-    def forward(ctx: Context, x: Array) -> Array:
-        result = ctx.xp.tanh(x)
-        ctx.save(result)
+    def forward(ctx: Context, x: Array, *, activation: pointwise.Activation) -> Array:
+        result, kept = activation.forward(x, ours=False, training=ctx.needs[0])
+        ctx.save(kept)
+        ctx.activation = activation
         return result
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
-        result, = ctx.saved
-        slope = ctx.xp.empty_like(result)
-        ctx.xp.multiply(result, result, out=slope)
-        ctx.xp.subtract(1, slope, out=slope)
-        slope *= grad
-        return slope
-
-
-class Sigmoid(Function):
-    @staticmethod
-    def forward(ctx: Context, x: Array) -> Array:
-        result = pointwise.sigmoid(x)
-        ctx.save(result)
-        return result
-
-    @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
-        result, = ctx.saved
-        slope = 1 - result
-        slope *= result
-        slope *= grad
-        return slope
-
-
-class Relu(Function):
-    @staticmethod
-    def forward(ctx: Context, x: Array) -> Array:
-        result = pointwise.relu(x)
-        ctx.save(result)                          # not x, which nobody else may need any more
-        return result
-
-    @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
-        result, = ctx.saved
-        return pointwise.relu_grad(result, grad)
+        kept, = ctx.saved
+        activation: pointwise.Activation = ctx.activation
+        ctx.release()                             # the gradient may be written over what was kept
+        return activation.gradient(kept, grad, None)
 
 
 class LeakyRelu(Function):
@@ -69,21 +42,6 @@ class LeakyRelu(Function):
     def backward(ctx: Context, grad: Array) -> Array:
         x, = ctx.saved
         return ctx.xp.where(x > 0, grad, grad * grad.dtype.type(ctx.slope))
-
-
-class Pointwise(Function):
-    """An activation with a kernel for its values and one for its gradient, both functions of x."""
-
-    @staticmethod
-    def forward(ctx: Context, x: Array, *, pair: pointwise.Pair) -> Array:
-        ctx.save(x)
-        ctx.pair = pair
-        return pair.values(x)
-
-    @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
-        x, = ctx.saved
-        return ctx.pair.gradient(x, grad)
 
 
 class Softplus(Function):
@@ -108,15 +66,15 @@ class Softplus(Function):
 
 
 def tanh(x: Any) -> Tensor:
-    return Tanh.apply(x)
+    return Pointwise.apply(x, activation=ACTIVATIONS["tanh"])
 
 
 def sigmoid(x: Any) -> Tensor:
-    return Sigmoid.apply(x)
+    return Pointwise.apply(x, activation=ACTIVATIONS["sigmoid"])
 
 
 def relu(x: Any) -> Tensor:
-    return Relu.apply(x)
+    return Pointwise.apply(x, activation=ACTIVATIONS["relu"])
 
 
 def leaky_relu(x: Any, slope: float = 0.01) -> Tensor:
@@ -127,12 +85,12 @@ def gelu(x: Any, approximate: str = "none") -> Tensor:
     """x times the normal distribution function, exact ("none") or by a tanh ("tanh"); Hendrycks and Gimpel, 2016."""
     if approximate not in ("none", "tanh"):
         raise ShapeError(f'gelu: approximate is "none" or "tanh", not "{approximate}"')
-    return Pointwise.apply(x, pair=pointwise.GELU if approximate == "none" else pointwise.GELU_TANH)
+    return Pointwise.apply(x, activation=ACTIVATIONS["gelu" if approximate == "none" else "gelu_tanh"])
 
 
 def silu(x: Any) -> Tensor:
     """x sigmoid(x)."""
-    return Pointwise.apply(x, pair=pointwise.SILU)
+    return Pointwise.apply(x, activation=ACTIVATIONS["silu"])
 
 
 def softplus(x: Any) -> Tensor:

@@ -8,11 +8,11 @@ from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.backend.random import current
 from mpitrain.errors import ConfigError, ShapeError
-from mpitrain.kernels.random import random_words
+from mpitrain.kernels import dropout as kernels
 
 
-def dropout(x: Any, p: float, layer: str) -> Tensor:
-    """Sets each element of x (B, ...) to 0 with probability p and divides the others by 1 - p.
+def dropout(x: Any, p: float, layer: str, residual: Any = None) -> Tensor:
+    """Sets each element of x (B, ...) to 0 with probability p and divides the others by 1 - p; adds `residual`, of x's shape.
 
     B is the batch, or a multiple of it. The mask is drawn from the current random scope under the name `layer`; each use
     of a name within a step draws another one. Srivastava et al.: "Dropout", 2014.
@@ -21,29 +21,28 @@ def dropout(x: Any, p: float, layer: str) -> Tensor:
         raise ConfigError(f"dropout: p is {p}, expected at least 0 and less than 1")
     if not len(x.shape):
         raise ShapeError("dropout: the input has no dims, expected (B, ...)")
-    result: Tensor = Dropout.apply(x, p=p, key=current().key(layer))
+    if residual is not None and tuple(residual.shape) != tuple(x.shape):
+        raise ShapeError(f"dropout: the residual has shape {tuple(residual.shape)}, the input {tuple(x.shape)}: not equal")
+    result: Tensor = Dropout.apply(x, residual, p=p, key=current().key(layer))
     return result
 
 
 class Dropout(Function):
-    """x * keep / (1 - p)."""
+    """x * keep / (1 - p) [+ residual]; the mask is kept as bits."""
 
     @staticmethod
-    def forward(ctx: Context, x: Array, *, p: float, key: int) -> Array:
+    def forward(ctx: Context, x: Array, residual: Array | None, *, p: float, key: int) -> Array:
         rows = current().rows(len(x), ctx.xp)
-        words = random_words(rows, key, x.size // max(len(x), 1))
-        keep = (words >= round(p * (1 << 32))).reshape(x.shape)      # a word is below p * 2^32 with probability p
-        ctx.save(keep)
-        ctx.scale = x.dtype.type(1 / (1 - p))
-        return _masked(x, keep, ctx.scale, ctx.xp)
+        y, bits = kernels.dropout(_flat(x), rows, key, p, None if residual is None else _flat(residual))
+        ctx.save(bits)
+        ctx.p = p
+        return y.reshape(x.shape)
 
     @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
-        keep, = ctx.saved
-        return _masked(grad, keep, ctx.scale, ctx.xp)
+    def backward(ctx: Context, grad: Array) -> tuple[Array | None, Array]:
+        bits, = ctx.saved
+        return kernels.dropout_grad(_flat(grad), bits, ctx.p).reshape(grad.shape) if ctx.needs[0] else None, grad
 
 
-def _masked(x: Array, keep: Array, scale: Any, xp: Any) -> Array:
-    result = xp.where(keep, x, x.dtype.type(0))                      # not x * keep: NaN times 0 is NaN
-    result *= scale
-    return result
+def _flat(x: Array) -> Array:
+    return x.reshape(len(x), x.size // max(len(x), 1))

@@ -9,7 +9,11 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
+from mpitrain.kernels.pointwise import ACTIVATIONS, Activation
 from mpitrain.kernels.product import product
+
+FUSED_ACTIVATIONS = frozenset(ACTIVATIONS)
+"""What `linear` takes as its activation."""
 
 
 class MatMul(Function):
@@ -51,32 +55,54 @@ class MatMul(Function):
 
 
 class Linear(Function):
-    """x W' + b; the gradients of weight and bias are written where they will be sent from."""
+    """a(x W' + b); the gradients of weight and bias are written where they will be sent from.
+
+    The activation a is computed in the memory of the product, so that what comes before it is nowhere kept. In backward one
+    pass makes the gradient of the product and the bias's, which is its sum over the rows.
+    """
 
     @staticmethod
-    def forward(ctx: Context, x: Array, weight: Array, bias: Array | None, *, operands: str = "") -> Array:
+    def forward(ctx: Context, x: Array, weight: Array, bias: Array | None, *, activation: Activation | None,
+                operands: str = "") -> Array:
         if x.ndim == 0 or weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
             raise ShapeError(f"linear: an input of shape {x.shape} does not fit a weight of shape {weight.shape} "
                              "(outputs, inputs)")
         if bias is not None and bias.shape != weight.shape[:1]:
             raise ShapeError(f"linear: a bias of shape {bias.shape} does not fit a weight of shape {weight.shape}")
-        ctx.save(x, weight)
-        ctx.operands = operands
-        return product(_rows(x), weight.T, bias, operands=operands).reshape(*x.shape[:-1], weight.shape[0])
+        result = product(_rows(x), weight.T, bias, operands=operands)
+        ctx.activation, ctx.operands, ctx.before = activation, operands, None
+        if activation is None:
+            ctx.save(x, weight)
+        else:
+            result, kept = activation.forward(result, ours=True, training=any(ctx.needs))
+            ctx.save(x, weight, kept)
+        return result.reshape(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
-        x, weight = ctx.saved
-        xp = ctx.xp
+        x, weight, *kept = ctx.saved
         flat = _rows(grad)
         by_x = by_weight = by_bias = None
+        if kept:
+            flat, by_bias = Linear._before_activation(ctx, kept[0], flat)
+        elif ctx.needs[2]:
+            by_bias = ctx.xp.sum(flat, axis=0, out=ctx.out(2))
         if ctx.needs[0]:
             by_x = product(flat, weight, operands=ctx.operands).reshape(x.shape)
         if ctx.needs[1]:
             by_weight = product(flat.T, _rows(x), out=ctx.out(1), operands=ctx.operands)
-        if ctx.needs[2]:
-            by_bias = xp.sum(flat, axis=0, out=ctx.out(2))
         return by_x, by_weight, by_bias
+
+    @staticmethod
+    def _before_activation(ctx: Context, kept: Array, flat: Array) -> tuple[Array, Array | None]:
+        """The gradient of the product and of the bias; the second half of a split backward finds them made."""
+        if ctx.before is None:
+            sums = ctx.out(2)
+            if sums is None and ctx.wanted[2]:
+                sums = ctx.xp.empty(flat.shape[1], flat.dtype)
+            ctx.before = ctx.activation.gradient(kept, flat, sums), sums
+        before: tuple[Array, Array | None] = ctx.before
+        return before
 
 
 def _rows(x: Array) -> Array:
@@ -112,6 +138,12 @@ def matmul(x: Any, y: Any) -> Tensor:
     return MatMul.apply(x, y, operands=_operands(y) or _operands(x))
 
 
-def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
-    """``x @ weight.T + bias`` for x (..., I), weight (O, I), bias (O,)."""
-    return Linear.apply(x, weight, bias, operands=_operands(weight))
+def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None) -> Tensor:
+    """``activation(x @ weight.T + bias)`` for x (..., I), weight (O, I), bias (O,).
+
+    `activation` is None or one of FUSED_ACTIVATIONS: "gelu", "gelu_tanh", "relu", "sigmoid", "silu", "tanh".
+    """
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ShapeError(f'linear: activation is None or one of {", ".join(sorted(ACTIVATIONS))}, not "{activation}"')
+    return Linear.apply(x, weight, bias, activation=None if activation is None else ACTIVATIONS[activation],
+                        operands=_operands(weight))

@@ -23,16 +23,17 @@ class CrossEntropy(Function):
         classes = logits.shape[-1]
         flat = ctx.xp.ascontiguousarray(labels, dtype=ctx.xp.int64).reshape(-1)
         _check_labels(flat, classes, ignore, labels)
-        losses, tops, logs = rows.cross_entropy(logits.reshape(flat.size, classes), flat, smoothing, ignore)
-        ctx.save(logits, flat, tops, logs)
-        ctx.smoothing, ctx.ignore = smoothing, ignore
+        losses, exps, totals = rows.cross_entropy(logits.reshape(flat.size, classes), flat, smoothing, ignore, ctx.needs[0])
+        ctx.save(exps, flat, totals)
+        ctx.shape, ctx.smoothing, ctx.ignore = logits.shape, smoothing, ignore
         return losses.sum()
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
-        logits, labels, tops, logs = ctx.saved
-        flat = logits.reshape(labels.size, logits.shape[-1])
-        return rows.cross_entropy_grad(flat, labels, tops, logs, ctx.smoothing, ctx.ignore, grad).reshape(logits.shape), None
+        exps, labels, totals = ctx.saved
+        smoothing, ignore, shape = ctx.smoothing, ctx.ignore, ctx.shape
+        ctx.release()                             # the gradient is written over the exponentials
+        return rows.cross_entropy_grad(exps, labels, totals, smoothing, ignore, grad).reshape(shape), None
 
 
 class SquaredError(Function):

@@ -9,22 +9,28 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
+from mpitrain.kernels import norm, pointwise
 from mpitrain.kernels.norm import (
+    batch_norm_gradients,
     channel_affine,
     channel_combine,
     channel_moments,
+    channel_scale,
+    channel_shift,
     channel_sums,
     row_norm,
-    row_norm_gradient,
-    row_norm_sums,
+    row_norm_gradients,
 )
+from mpitrain.ops import activation, elementwise
 
 Reduce = Callable[[Array], None]
 
 
-def batch_norm(x: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-5,
+def batch_norm(x: Any, weight: Any = None, bias: Any = None, *, residual: Any = None, relu: bool = False, eps: float = 1e-5,
                reduce: Reduce | None = None) -> tuple[Tensor, Array, Array, Any]:
     """Normalises each channel of x (N, C, ...) with statistics of the batch: (y, mean, variance, count).
+
+    Then adds `residual`, of x's shape, and sets to 0 what is negative where `relu`, in the same passes over memory.
 
     Mean and (biased) variance are plain arrays (C,), outside the graph, and `count` is the number of values behind each:
     what running statistics are updated from. `reduce` sums a float64 array over the ranks in place: then the statistics
@@ -33,24 +39,26 @@ def batch_norm(x: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-
 
     Raises ShapeError where a channel has one value only: its variance says nothing.
     """
-    _check_channels("batch_norm", x, weight, bias)
+    _check_channels("batch_norm", x, weight, bias, residual)
     count = prod(x.shape) // x.shape[1] if x.shape[1] else 0
     if reduce is None and count < 2:
         raise ShapeError(f"batch_norm: training needs more than one value for each channel, the input is {tuple(x.shape)}; "
                          "use larger micro-batches")
     statistics: list[Any] = []
-    y: Tensor = BatchNorm.apply(x, weight, bias, eps=eps, reduce=reduce, record=statistics.extend)
+    y: Tensor = BatchNorm.apply(x, weight, bias, residual, relu=relu, eps=eps, reduce=reduce, record=statistics.extend)
     mean, variance, total = statistics
     return y, mean, variance, total
 
 
-def batch_norm_inference(x: Any, mean: Any, variance: Any, weight: Any = None, bias: Any = None, *,
-                         eps: float = 1e-5) -> Tensor:
-    """Normalises each channel of x (N, C, ...) with given statistics (C,), which get no gradient."""
-    _check_channels("batch_norm_inference", x, weight, bias)
+def batch_norm_inference(x: Any, mean: Any, variance: Any, weight: Any = None, bias: Any = None, *, residual: Any = None,
+                         relu: bool = False, eps: float = 1e-5) -> Tensor:
+    """Normalises each channel of x (N, C, ...) with given statistics (C,), which get no gradient; the rest as `batch_norm`."""
+    _check_channels("batch_norm_inference", x, weight, bias, residual)
     mean, variance = (v.array if isinstance(v, Tensor) else v for v in (mean, variance))
     result: Tensor = FixedNorm.apply(x, weight, bias, mean=mean, variance=variance, eps=eps)
-    return result
+    if residual is not None:
+        result = elementwise.add(result, residual)
+    return activation.relu(result) if relu else result
 
 
 def group_norm(x: Any, groups: int, weight: Any = None, bias: Any = None, *, eps: float = 1e-5) -> Tensor:
@@ -83,11 +91,33 @@ class BatchNorm(Function):
     """Statistics over all dims but 1, summed over ranks where `reduce` is given."""
 
     @staticmethod
-    def forward(ctx: Context, x: Array, weight: Array | None, bias: Array | None, *, eps: float, reduce: Reduce | None,
-                record: Callable[[tuple[Any, ...]], None]) -> Array:
-        xp, channels = ctx.xp, _channels(x)
+    def forward(ctx: Context, x: Array, weight: Array | None, bias: Array | None, residual: Array | None, *, relu: bool,
+                eps: float, reduce: Reduce | None, record: Callable[[tuple[Any, ...]], None]) -> Array:
+        channels = _channels(x)
+        if reduce is None and channels.shape[2] > 1:
+            y, mean, variance, inverse = norm.batch_norm(channels, weight, bias, _channels_or_none(residual), eps, relu)
+            count: Any = channels.shape[0] * channels.shape[2]
+            centre = mean.astype(x.dtype)
+        else:
+            centre, variance, count = BatchNorm._statistics(ctx, channels, reduce)
+            inverse = 1 / ctx.xp.sqrt(variance + eps)
+            y = channel_affine(channels, centre, channel_scale(inverse, weight, x.dtype), channel_shift(bias, channels))
+            if residual is not None:
+                y += _channels(residual)
+            if relu:
+                y = pointwise.relu(y)
+        y = y.reshape(x.shape)
+        again = reduce is None and residual is None and channels.shape[2] > 1      # y's sign, from x
+        ctx.save(x, weight, bias, centre, inverse, y if relu and not again else None)
+        ctx.count, ctx.reduce, ctx.relu, ctx.sums = count, reduce, relu, None
+        record((centre, variance.astype(x.dtype), count))
+        return y
+
+    @staticmethod
+    def _statistics(ctx: Context, channels: Array, reduce: Reduce | None) -> tuple[Array, Array, Any]:
+        xp = ctx.xp
         count: Any = channels.shape[0] * channels.shape[2]
-        mean, squares = channel_moments(channels) if count else xp.zeros((2, x.shape[1]))
+        mean, squares = channel_moments(channels) if count else xp.zeros((2, channels.shape[1]))
         if reduce is None:
             variance = squares / count
         else:                                         # one message: sums of values, of squares, and the count
@@ -96,33 +126,42 @@ class BatchNorm(Function):
             count = total[-1]
             mean, variance = (total[:-1] / count).reshape(2, -1)
             variance = xp.maximum(variance - mean * mean, 0)
-        inverse = 1 / xp.sqrt(variance + eps)
-        centre = mean.astype(x.dtype)
-        ctx.save(x, weight, centre, inverse)
-        ctx.count, ctx.reduce, ctx.sums = count, reduce, None
-        record((centre, variance.astype(x.dtype), count))
-        return channel_affine(channels, centre, _scale(inverse, weight, x), _shift(bias, centre, xp)).reshape(x.shape)
+        return mean.astype(channels.dtype), variance, count
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
-        x, weight, centre, inverse = ctx.saved
-        xp = ctx.xp
-        if ctx.sums is None:                          # the second half of a split backward finds them here
-            ctx.sums = channel_sums(_channels(grad), _channels(x), centre)
-        plain, product = ctx.sums
         dx = None
-        if ctx.needs[0]:
-            total = xp.stack([plain, product])
-            if ctx.reduce is not None:
-                ctx.reduce(total)
-            total /= ctx.count
-            scale = _scale(inverse, weight, x)
-            slope = (-scale * inverse * inverse * total[1]).astype(x.dtype)
-            shift = (-scale * total[0]).astype(x.dtype)
-            dx = channel_combine(_channels(grad), _channels(x), centre, scale, slope, shift).reshape(x.shape)
+        if ctx.sums is None:                          # the second half of a split backward finds them here
+            dx, ctx.before = BatchNorm._gradients(ctx, grad)
+        dtype = grad.dtype
+        plain, product = ctx.sums
         return (dx,
-                (product * inverse).astype(x.dtype) if ctx.needs[1] else None,
-                plain.astype(x.dtype) if ctx.needs[2] else None)
+                (product * ctx.saved[4]).astype(dtype) if ctx.needs[1] else None,
+                plain.astype(dtype) if ctx.needs[2] else None,
+                ctx.before.reshape(grad.shape) if ctx.needs[3] else None)
+
+    @staticmethod
+    def _gradients(ctx: Context, grad: Array) -> tuple[Array | None, Array | None]:
+        """Those of x and of the residual; leaves the sums in ctx."""
+        x, weight, bias, centre, inverse, y = ctx.saved
+        flat, channels = _channels(grad), _channels(x)
+        if ctx.reduce is None and channels.shape[2] > 1:
+            dx, before, *ctx.sums = batch_norm_gradients(flat, channels, _channels_or_none(y), centre, weight, bias, inverse,
+                                                         ctx.relu, ctx.needs[0])
+            return (dx.reshape(x.shape) if dx is not None else None), before
+        if ctx.relu:
+            flat = pointwise.ACTIVATIONS["relu"].gradient(_channels(y), flat, None)
+        plain, product = ctx.sums = channel_sums(flat, channels, centre)
+        if not ctx.needs[0]:
+            return None, flat
+        total = ctx.xp.stack([plain, product])
+        if ctx.reduce is not None:
+            ctx.reduce(total)
+        total /= ctx.count
+        scale = channel_scale(inverse, weight, x.dtype)
+        slope = (-scale * inverse * inverse * total[1]).astype(x.dtype)
+        shift = (-scale * total[0]).astype(x.dtype)
+        return channel_combine(flat, channels, centre, scale, slope, shift).reshape(x.shape), flat
 
 
 class FixedNorm(Function):
@@ -135,12 +174,14 @@ class FixedNorm(Function):
         inverse = 1 / xp.sqrt(variance.astype("float64") + eps)
         centre = mean.astype(x.dtype)
         ctx.save(x, weight, centre, inverse)
-        return channel_affine(_channels(x), centre, _scale(inverse, weight, x), _shift(bias, centre, xp)).reshape(x.shape)
+        channels = _channels(x)
+        return channel_affine(channels, centre, channel_scale(inverse, weight, x.dtype),
+                              channel_shift(bias, channels)).reshape(x.shape)
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
         x, weight, centre, inverse = ctx.saved
-        scale = _scale(inverse, weight, x).reshape(1, -1, *(1,) * (x.ndim - 2))
+        scale = channel_scale(inverse, weight, x.dtype).reshape(1, -1, *(1,) * (x.ndim - 2))
         dx = grad * scale if ctx.needs[0] else None
         if not any(ctx.needs[1:]):
             return dx, None, None
@@ -163,8 +204,8 @@ class GroupNorm(Function):
         centre = mean.astype(x.dtype).repeat(c // groups)
         ctx.save(x, weight, centre, inverse)
         ctx.groups, ctx.count, ctx.sums = groups, count, None
-        scale = _scale(inverse, _tiled(weight, n, xp), x)
-        shift = _shift(_tiled(bias, n, xp), centre, xp)
+        scale = channel_scale(inverse, _tiled(weight, n, xp), x.dtype)
+        shift = channel_shift(_tiled(bias, n, xp), x.reshape(1, n * c, size))
         return channel_affine(x.reshape(1, n * c, size), centre, scale, shift).reshape(x.shape)
 
     @staticmethod
@@ -178,7 +219,7 @@ class GroupNorm(Function):
         dx = None
         if ctx.needs[0]:
             tiled = _tiled(weight, n, ctx.xp)
-            scale = _scale(inverse, tiled, x)
+            scale = channel_scale(inverse, tiled, x.dtype)
             each = c // ctx.groups
             means = [((s if tiled is None else s * tiled).reshape(-1, each).sum(axis=1) / ctx.count).repeat(each)
                      for s in (plain, product)]
@@ -198,21 +239,18 @@ class RowNorm(Function):
         flat = None if bias is None else bias.reshape(-1)
         y, means, inverses = row_norm(_rows(x, weight), weight.reshape(-1), flat, eps, centred)
         ctx.save(x, weight, means, inverses)
-        ctx.centred, ctx.sums = centred, None
+        ctx.centred = centred
         return y.reshape(x.shape)
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
         x, weight, means, inverses = ctx.saved
-        rows, grads = _rows(x, weight), _rows(grad, weight)
-        dx = None
-        if ctx.needs[0]:
-            dx = row_norm_gradient(grads, rows, weight.reshape(-1), means, inverses, ctx.centred).reshape(x.shape)
-        if any(ctx.needs[1:]):
-            ctx.sums = row_norm_sums(grads, rows, means, inverses)
-        return (dx,
-                ctx.sums[0].astype(x.dtype).reshape(weight.shape) if ctx.needs[1] else None,
-                ctx.sums[1].astype(x.dtype).reshape(weight.shape) if ctx.needs[2] else None)
+        wanted = ctx.needs[0], any(ctx.needs[1:])
+        dx, product, plain = row_norm_gradients(_rows(grad, weight), _rows(x, weight), weight.reshape(-1), means, inverses,
+                                                ctx.centred, wanted)
+        return (dx.reshape(x.shape) if ctx.needs[0] else None,
+                product.astype(x.dtype).reshape(weight.shape) if ctx.needs[1] else None,
+                plain.astype(x.dtype).reshape(weight.shape) if ctx.needs[2] else None)
 
 
 def _channels(x: Array) -> Array:
@@ -229,20 +267,18 @@ def _tiled(values: Array | None, times: int, xp: Any) -> Array | None:
     return None if values is None else xp.tile(values, times)
 
 
-def _scale(inverse: Array, weight: Array | None, x: Array) -> Array:
-    return (inverse if weight is None else inverse * weight).astype(x.dtype)
+def _channels_or_none(x: Array | None) -> Array | None:
+    return None if x is None else _channels(x)
 
 
-def _shift(bias: Array | None, like: Array, xp: Any) -> Array:
-    return xp.zeros_like(like) if bias is None else bias
-
-
-def _check_channels(name: str, x: Any, weight: Any, bias: Any) -> None:
+def _check_channels(name: str, x: Any, weight: Any, bias: Any, residual: Any = None) -> None:
     if len(x.shape) < 2:
         raise ShapeError(f"{name}: the input has shape {tuple(x.shape)}, expected (N, C, ...)")
     for what, values in (("weight", weight), ("bias", bias)):
         if values is not None and tuple(values.shape) != (x.shape[1],):
             raise ShapeError(f"{name}: the {what} has shape {tuple(values.shape)}, the input has {x.shape[1]} channels")
+    if residual is not None and tuple(residual.shape) != tuple(x.shape):
+        raise ShapeError(f"{name}: the residual has shape {tuple(residual.shape)}, the input {tuple(x.shape)}: not equal")
 
 
 def _check_rows(name: str, x: Any, weight: Any, bias: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpitrain.backend.memory import peak_resident
+from mpitrain.backend.memory import resident
 from mpitrain.errors import ConfigError
 from mpitrain.train.log import Metrics, Progress
 
@@ -49,7 +49,7 @@ class Recorder:
         line = {"step": done, "epoch": (done - 1) // self.plan.steps_per_epoch, "loss": result["loss"], "lr": result["lr"],
                 "grad_norm": result["grad_norm"], "samples_per_s": shown["samples_per_s"], "step_s": step_s,
                 "comm_exposed_s": self._exposed / self._steps,
-                "comm_exposed_share": self._exposed / max(self._seconds, 1e-9), "peak_rss_mb": peak_resident() / 2**20}
+                "comm_exposed_share": self._exposed / max(self._seconds, 1e-9), "peak_rss_mb": resident(peak=True) / 2**20}
         self._write(done, "train", line)
         self._steps, self._seconds, self._exposed = 0, 0.0, 0.0
 

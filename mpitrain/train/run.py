@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import keep_freed_memory, select_device
-from mpitrain.backend.memory import peak_resident, pool_in_use
+from mpitrain.backend.memory import pool_in_use, resident
 from mpitrain.comm import guard
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.mesh import Mesh
@@ -61,11 +61,10 @@ def open_session(config: Config, cleanup: ExitStack) -> Session:
     cleanup.push(lambda kind, error, trace: mesh.close() if kind is None else None)     # collective: not where a rank failed
     control = mesh.channel(("pp", "dp", "tp"), "start-up")
     places = [Place(*found) for found in control.gather_objects(threads.place())]
-    mine = places[world.rank]
-    node = [mine, *(other for rank, other in enumerate(places) if other.host == mine.host and rank != world.rank)]
+    node = threads.on_node(places, world.rank)
     one = config.train.reproducible == "layout" or config.train.precision == "bfloat16"
     pinned = threads.pin(1 if one else config.train.threads, node)
-    notes = told_once(control.gather_objects([mine.host, [threads.crowded(pinned, node), environment.slow_blas()]]))
+    notes = told_once(control.gather_objects([node[0].host, [threads.crowded(pinned, node), environment.slow_blas()]]))
     control.agree(to_toml(config), "the configuration")
     installed = environment.versions()
     control.agree({name: installed.get(name) for name in ("mpitrain", "numpy", "numba", "h5py")}, "package versions")
@@ -213,7 +212,7 @@ def describe_run(config: Config, session: Session) -> dict[str, Any]:
 def peak_memory(channel: Channel) -> dict[str, float]:
     """The most memory, in MiB, that any rank has had: resident, and in arrays where these come from pools. It communicates."""
     pool = pool_in_use()
-    mine = {"resident": peak_resident()} | ({"arrays": pool.usage().peak} if pool else {})
+    mine = {"resident": resident(peak=True)} | ({"arrays": pool.usage().peak} if pool else {})
     ranks = channel.gather_objects(mine)
     return {name: round(max(rank[name] for rank in ranks) / 2**20, 1) for name in ranks[0] if all(name in rank for rank in ranks)}
 

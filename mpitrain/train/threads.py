@@ -27,6 +27,12 @@ def place() -> Place:
     return Place(socket.gethostname(), bound_cores(), cpu_limit())
 
 
+def on_node(places: Sequence[Sequence[Any]], rank: int) -> list[Place]:
+    """Of the places of all ranks those on the host of `rank`, its own first."""
+    mine = Place(*places[rank])
+    return [mine, *(Place(*other) for i, other in enumerate(places) if other[0] == mine.host and i != rank)]
+
+
 def pin(threads: int, node: Sequence[Place] = ()) -> int:
     """Limits BLAS and OpenMP to `threads`; 0 means the user's environment, else this rank's share of the cores.
 

@@ -257,6 +257,59 @@ def test_a_leaf_does_not_share_its_gradient_with_another() -> None:
     assert (y.grad == 1).all()
 
 
+class Handing(Function):
+    """x + y, whose backward hands out what `make(grad)` gives."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Any, y: Any, *, make: Any) -> Any:
+        ctx.make = make
+        return x + y
+
+    @staticmethod
+    def backward(ctx: Context, grad: Any) -> Any:
+        return ctx.make(grad)
+
+
+def test_a_gradient_that_nobody_else_has_becomes_the_leafs_without_a_copy() -> None:
+    made: list[int] = []
+
+    def fresh(grad: Any) -> Any:
+        arrays = grad * 2, (grad * 3).reshape(2, 1).reshape(2)
+        made.extend(a.ctypes.data for a in arrays)
+        return arrays
+    x, y = leaf(1.0, 2.0), leaf(3.0, 4.0)
+    ops.sum(Handing.apply(x, y, make=fresh)).backward()
+    assert [x.grad.ctypes.data, y.grad.ctypes.data] == made and x.grad.tolist() == [2, 2] and y.grad.tolist() == [3, 3]
+
+
+def test_a_gradient_that_somebody_else_has_is_copied() -> None:
+    mine = np.full((2, 2), 2.0)
+    for make in (lambda grad: (mine[0], mine[1]), lambda grad: (mine[0], np.broadcast_to(grad[:1], 2)),
+                 lambda grad: (np.frombuffer(bytearray(mine[0].tobytes())), np.ones(4)[::2])):
+        x, y = leaf(1.0, 2.0), leaf(3.0, 4.0)
+        ops.sum(Handing.apply(x, y, make=make)).backward()
+        for gradient in (x.grad, y.grad):
+            assert gradient.flags.owndata and gradient.flags.c_contiguous and gradient.flags.writeable
+            gradient += 5
+        assert (mine == 2).all()
+
+
+def test_gradients_that_meet_are_added_in_place_only_where_nobody_else_has_them() -> None:
+    kept: list[np.ndarray] = []
+
+    def both(grad: Any) -> Any:
+        kept.append(grad * 1)
+        return kept[0], kept[0]
+    x = leaf(1.0, 2.0)
+    middle = x * 1.0
+    ops.sum(Handing.apply(middle, middle, make=both)).backward()
+    assert x.grad.tolist() == [2, 2] and kept[0].tolist() == [1, 1]
+    x = leaf(1.0, 2.0)
+    middle = x * 1.0
+    ops.sum(ops.exp(middle) + ops.exp(middle) + ops.exp(middle)).backward()
+    np.testing.assert_allclose(x.grad, 3 * np.exp([1.0, 2.0]), rtol=1e-6)
+
+
 def test_nothing_is_recorded_during_backward() -> None:
     y = ops.exp(leaf(1.0))
     y.backward()

@@ -231,8 +231,8 @@ def test_pages_touched_and_the_peak_of_memory_are_the_systems() -> None:
     for at in range(0, len(block), 4096):
         block[at] = 1
     assert 256 <= memory.page_faults() - before < 400
-    grown = child("import numpy as np; from mpitrain.backend.memory import peak_resident; before = peak_resident(); "
-                  "np.ones(100 << 20, np.uint8); print(peak_resident() - before)")
+    grown = child("import numpy as np; from mpitrain.backend.memory import resident; before = resident(peak=True); "
+                  "np.ones(100 << 20, np.uint8); print(resident(peak=True) - before)")
     assert 90 * MIB < int(grown) < 120 * MIB
 
 

@@ -12,6 +12,7 @@ import pytest
 from launch import Result, mpirun
 
 from mpitrain.backend import native
+from mpitrain.backend.memory import page_faults, resident
 from mpitrain.bench import memory, peak
 from mpitrain.bench.pairs import WARM_UP, in_turn
 from mpitrain.bench.workloads import WORKLOADS, Workload
@@ -160,18 +161,22 @@ def test_without_a_compiler_the_peak_is_a_matrix_products(monkeypatch: pytest.Mo
     assert peak.matrix_product("float32")(3) == 3 * 2 * 16 ** 3 and peak.peak_flops() > 1e6
 
 
+def mb(peak: bool = False) -> float:
+    return resident(peak) / 2**20
+
+
 def test_the_peak_of_memory_is_counted_anew_and_fresh_pages_are_faults() -> None:
     if not memory.forget_peak():
         pytest.skip("the peak cannot be reset here: /proc/self/clear_refs is not writable")
     pages = 16384                                             # 64 MiB: above what malloc serves from freed memory
-    before, faults = memory.resident_mb(peak=True), memory.page_faults()
+    before, faults = mb(peak=True), page_faults()
     held = np.empty(pages * 4096, np.uint8)
     held[::4096] = 1
-    assert memory.page_faults() - faults >= pages // 512      # as few as that with huge pages
-    assert memory.resident_mb(peak=True) >= before + 60 and memory.resident_mb() >= before + 60
+    assert page_faults() - faults >= pages // 512      # as few as that with huge pages
+    assert mb(peak=True) >= before + 60 and mb() >= before + 60
     del held
-    assert memory.resident_mb(peak=True) >= before + 60
-    assert memory.forget_peak() and memory.resident_mb(peak=True) < before + 40
+    assert mb(peak=True) >= before + 60
+    assert memory.forget_peak() and mb(peak=True) < before + 40
 
 
 def test_members_of_a_round_take_turns_and_the_first_rounds_do_not_count() -> None:

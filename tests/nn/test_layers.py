@@ -6,7 +6,7 @@ import pytest
 from mpitrain import nn, ops
 from mpitrain.autograd import Tensor, no_grad
 from mpitrain.backend import random
-from mpitrain.errors import GraphError, ShapeError
+from mpitrain.errors import ConfigError, GraphError, ShapeError
 from mpitrain.nn.recurrent import Recurrent
 
 torch = pytest.importorskip("torch")
@@ -233,3 +233,46 @@ def test_layers_work_without_a_graph():
     layer.initialize()
     with no_grad():
         assert layer(np.zeros((2, 4), np.float32)).node is None
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "softplus"])
+def test_a_linear_layer_with_an_activation_is_the_layer_and_the_activation(name: str) -> None:
+    joined = nn.Linear(4, 3, activation=name)
+    apart = nn.Sequential(("linear", nn.Linear(4, 3)), ("act", nn.ACTIVATIONS.resolve(name)()))
+    x = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+    for model in (joined, apart):
+        model.initialize(seed=0)
+    for ours, theirs in zip(joined.parameters(), apart.parameters(), strict=True):
+        theirs.array[...] = ours.array
+    assert np.array_equal(joined(x).array, apart(x).array) and len(joined.parameters()) == 2
+
+
+def test_a_linear_layer_with_an_unknown_activation_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match='unknown activation "gleu"'):
+        nn.Linear(4, 3, activation="gleu")
+
+
+def test_batch_norm_takes_relu_as_its_activation_and_a_residual():
+    layer, plain = nn.BatchNorm2d(3, activation="relu"), nn.BatchNorm2d(3)
+    for module in (layer, plain):
+        module.initialize(seed=0)
+    x, around = (np.random.default_rng(i).standard_normal((4, 3, 5, 5)).astype(np.float32) for i in range(2))
+    for training in (True, False):
+        layer.train(training)
+        plain.train(training)
+        np.testing.assert_allclose(layer(x, around).array, np.maximum(plain(x).array + around, 0), rtol=1e-6, atol=1e-6)
+    with pytest.raises(ConfigError, match='batch norm takes "relu" as its activation, or None, not "gelu"'):
+        nn.BatchNorm2d(3, activation="gelu")
+
+
+def test_dropout_and_addition_in_one_are_the_two_after_each_other():
+    layer, plain = nn.DropoutAdd(0.3), nn.Dropout(0.3)
+    layer.path = plain.path = "drop"
+    x, around = (np.random.default_rng(i).standard_normal((4, 30)).astype(np.float32) for i in range(2))
+    for training in (True, False):
+        found = []
+        for module, add in ((layer, None), (plain, around)):
+            module.train(training)
+            with random.use(random.Scope(1, 2)):
+                found.append(module(x, around).array if add is None else np.asarray(module(x)) + add)
+        assert np.array_equal(*found)

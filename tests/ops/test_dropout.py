@@ -43,6 +43,27 @@ def test_the_gradient_passes_through_what_was_kept():
     check_gradient(at_one_place, (4, 5))
 
 
+def test_a_residual_is_added_to_what_is_dropped_and_gets_the_whole_gradient():
+    x, around = (np.random.default_rng(i).standard_normal((6, 3, 11)) for i in range(2))
+    upstream = np.random.default_rng(2).standard_normal(x.shape)
+    leaves = [Tensor(a, requires_grad=True) for a in (x, around)]
+    with scope():
+        y = ops.dropout(leaves[0], 0.4, "drop", leaves[1])
+    y.backward(upstream)
+    assert np.array_equal(y.array, drop(x, 0.4) + around) and np.array_equal(leaves[1].grad, upstream)
+    assert np.array_equal(leaves[0].grad, np.where(drop(np.ones_like(x), 0.4) > 0, upstream, 0) / 0.6)
+    with pytest.raises(ShapeError, match=r"dropout: the residual has shape \(3,\), the input \(6, 3\): not equal"):
+        ops.dropout(np.ones((6, 3)), 0.5, "drop", np.ones(3))
+
+
+def test_the_mask_keeps_the_elements_whose_word_is_at_least_p():
+    for p in (0.25, 1 - 2**-40):                  # the latter drops all: no word reaches it
+        with scope(samples=np.array([4, 9, 2], np.uint64)):
+            words = random.words(random.current().key("drop"), np.array([4, 9, 2], np.uint64), 2500, np)
+        kept = drop(np.ones((3, 2500)), p, samples=np.array([4, 9, 2], np.uint64)) != 0
+        assert np.array_equal(kept, words >= round(p * 2**32))
+
+
 def test_masks_depend_on_seed_step_layer_and_use():
     x = np.ones((4, 50))
     masks = [drop(x), drop(x, seed=8), drop(x, step=1), drop(x, layer="other")]

@@ -9,6 +9,7 @@ from ops.parity import check, check_gradient, torch
 from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ShapeError
+from mpitrain.ops.linalg import FUSED_ACTIVATIONS
 
 PRODUCTS = [((3, 4), (4, 5)), ((4,), (4,)), ((4,), (4, 5)), ((3, 4), (4,)), ((2, 3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)),
             ((2, 1, 3, 4), (5, 4, 2)), ((4,), (2, 4, 5)), ((2, 3, 4), (4,)), ((0, 4), (4, 5)), ((3, 0), (0, 5)),
@@ -64,3 +65,35 @@ def test_a_layer_that_does_not_fit_its_input_is_named() -> None:
         ops.linear(np.ones((2, 3)), np.ones((5, 4)))
     with pytest.raises(ShapeError, match=r"linear: a bias of shape \(4,\) does not fit a weight of shape \(5, 4\)"):
         ops.linear(np.ones((2, 4)), np.ones((5, 4)), np.ones(4))
+
+
+FUSED = {"gelu": lambda x: torch.nn.functional.gelu(x), "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+         "relu": lambda x: torch.relu(x), "sigmoid": lambda x: torch.sigmoid(x), "silu": lambda x: torch.nn.functional.silu(x),
+         "tanh": lambda x: torch.tanh(x)}
+ALONE = {**{name: getattr(ops, name) for name in FUSED if name != "gelu_tanh"}, "gelu_tanh": lambda x: ops.gelu(x, "tanh")}
+
+
+@pytest.mark.parametrize("name", sorted(FUSED_ACTIVATIONS))
+def test_a_linear_layer_with_an_activation_equals_torch(name: str) -> None:
+    for x, weight in (((3, 4), (5, 4)), ((2, 3, 4), (5, 4)), ((4,), (5, 4)), ((0, 4), (5, 4))):
+        check(lambda x, w: ops.linear(x, w, None, name), lambda x, w: FUSED[name](x @ w.T), x, weight)
+        check(lambda x, w, b: ops.linear(x, w, b, name), lambda x, w, b: FUSED[name](x @ w.T + b), x, weight, weight[:1])
+
+
+@pytest.mark.parametrize("name", sorted(FUSED_ACTIVATIONS))
+def test_an_activation_computed_with_the_layer_has_the_bits_of_one_computed_after_it(name: str) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in ((70, 33), (40, 33), (40,))]
+    upstream = rng.standard_normal((70, 40)).astype(np.float32)
+    found = []
+    for forward in (lambda x, w, b: ops.linear(x, w, b, name), lambda x, w, b: ALONE[name](ops.linear(x, w, b))):
+        leaves = [Tensor(a, requires_grad=True) for a in arrays]
+        y = forward(*leaves)
+        y.backward(upstream)
+        found.append([y.array, *(t.grad for t in leaves)])
+    assert all(np.array_equal(a, b) for a, b in zip(*found))
+
+
+def test_an_activation_that_no_layer_computes_is_refused_by_name() -> None:
+    with pytest.raises(ShapeError, match='linear: activation is None or one of gelu, gelu_tanh, relu, .*, not "softplus"'):
+        ops.linear(np.ones((2, 4)), np.ones((5, 4)), None, "softplus")

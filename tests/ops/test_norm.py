@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 
 import numpy as np
@@ -14,8 +15,8 @@ from mpitrain.kernels import norm
 from tests.ops.parity import Trained, check, check_gradient, normal, positive
 
 SHAPES = [(4, 3), (2, 3, 5), (3, 2, 4, 6), (2, 4, 33, 3), (1, 2, 40)]
-KERNELS = ("channel_moments", "channel_affine", "channel_sums", "channel_combine", "row_norm", "row_norm_gradient",
-           "row_norm_sums")
+KERNELS = ("channel_moments", "channel_affine", "channel_sums", "channel_combine", "batch_norm", "batch_norm_gradients",
+           "row_norm", "row_norm_gradients")
 
 
 @pytest.fixture(params=["native", "plain arrays"])
@@ -36,6 +37,45 @@ def test_batch_norm_equals_pytorch(shape, version):
           lambda x, w, b: f.batch_norm(x, None, None, w, b, training=True, eps=1e-3), shape, (c,), (c,))
     check(lambda x: ops.batch_norm(x + 30)[0], lambda x: f.batch_norm(x + 30, None, None, training=True), shape,
           dtypes=["float64"])
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_batch_norm_with_relu_and_residual_equals_pytorch(shape, version):
+    f, c = functions(), shape[1]
+    mean, variance = normal(c), positive(c)
+    import torch
+
+    def theirs(x, w, b, r=None):
+        y = f.batch_norm(x, None, None, w, b, training=True)
+        return (y if r is None else y + r).relu()
+
+    check(lambda x, w, b, r: ops.batch_norm(x, w, b, residual=r)[0],
+          lambda x, w, b, r: f.batch_norm(x, None, None, w, b, training=True) + r, shape, (c,), (c,), shape)
+    for reduce in (None, lambda array: array):               # the latter makes one rank of what is otherwise for several
+        norm_relu = functools.partial(ops.batch_norm, relu=True, reduce=reduce)
+        check(lambda *xs, f=norm_relu: f(*xs)[0], theirs, shape, (c,), (c,))
+        check(lambda x, w, b, r, f=norm_relu: f(x, w, b, residual=r)[0], theirs, shape, (c,), (c,), shape)
+    check(lambda x, w, b, r: ops.batch_norm_inference(x, mean, variance, w, b, residual=r, relu=True),
+          lambda x, w, b, r: (f.batch_norm(x, torch.tensor(mean), torch.tensor(variance), w, b) + r).relu(),
+          shape, (c,), (c,), shape, dtypes=["float64"])
+
+
+def test_channels_that_are_normalised_together_or_one_by_one_have_the_same_bits():
+    x, upstream = (np.random.default_rng(i).standard_normal((40, 7, 50, 50)).astype(np.float32) for i in range(2))
+    for relu in (False, True):
+        whole = Tensor(x, requires_grad=True)
+        y = ops.batch_norm(whole, relu=relu)[0]
+        y.backward(upstream)
+        for channels in (slice(0, 1), slice(2, 7)):
+            part = Tensor(x[:, channels].copy(), requires_grad=True)
+            z = ops.batch_norm(part, relu=relu)[0]
+            z.backward(upstream[:, channels].copy())
+            assert np.array_equal(z.array, y.array[:, channels]) and np.array_equal(part.grad, whole.grad[:, channels])
+
+
+def test_a_residual_of_another_shape_is_refused():
+    with pytest.raises(ShapeError, match=r"batch_norm: the residual has shape \(1, 3, 2\), the input \(4, 3, 2\): not equal"):
+        ops.batch_norm(np.ones((4, 3, 2)), residual=np.ones((1, 3, 2)))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -1,0 +1,88 @@
+"""Dropout: masks from Philox words, applied as they are made and kept as bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpitrain.backend.namespace import Array, array_module
+from mpitrain.kernels.kernel import Kernel
+from mpitrain.kernels.library import bind
+from mpitrain.kernels.random import random_words
+
+WORDS = 1 << 32                                   # how many values a word has
+
+
+def _dropout(x: Array, rows: Array, key: int, p: float, added: Array | None) -> tuple[Array, Array]:
+    keep = random_words(rows, key, x.shape[1]) >= round(p * WORDS)       # a word is below p * 2^32 with probability p
+    y = _masked(x, keep, 1 / (1 - p))
+    if added is not None:
+        y += added
+    return y, _packed(keep)
+
+
+def _dropout_grad(grad: Array, bits: Array, p: float) -> Array:
+    xp = array_module(grad)
+    keep = (bits[:, :, None] >> xp.arange(8, dtype=xp.uint8)) & xp.uint8(1)
+    return _masked(grad, keep.astype(bool).reshape(len(bits), 8 * bits.shape[1])[:, :grad.shape[1]], 1 / (1 - p))
+
+
+def _masked(x: Array, keep: Array, scale: float) -> Array:
+    result = array_module(x).where(keep, x, x.dtype.type(0))             # not x * keep: NaN times 0 is NaN
+    result *= x.dtype.type(scale)
+    return result
+
+
+def _packed(keep: Array) -> Array:
+    """8 to a byte, from the lowest bit on; each row from a byte of its own on."""
+    xp = array_module(keep)
+    height, width = keep.shape
+    whole = xp.zeros((height, (width + 7) // 8, 8), xp.uint8)
+    whole.reshape(height, -1 if width else 0)[:, :width] = keep
+    return (whole << xp.arange(8, dtype=xp.uint8)).sum(axis=2, dtype=xp.uint8)
+
+
+def _dropout_host() -> Callable[..., tuple[Array, Array]] | None:
+    call = bind("random", "dropout", "pppppiidii")
+    if call is None:
+        return None
+
+    def run(x: Array, rows: Array, key: int, p: float, added: Array | None) -> tuple[Array, Array]:
+        x = np.ascontiguousarray(x)
+        y, bits = np.empty_like(x), np.empty((x.shape[0], (x.shape[1] + 7) // 8), np.uint8)
+        signed = key - (1 << 64) if key >> 63 else key
+        call(x, np.ascontiguousarray(rows, np.uint64), None if added is None else np.ascontiguousarray(added), y, bits, signed,
+             round(p * WORDS), 1 / (1 - p), *x.shape)
+        return y, bits
+    return run
+
+
+def _dropout_grad_host() -> Callable[..., Array] | None:
+    call = bind("random", "dropout_grad", "pppdii")
+    if call is None:
+        return None
+
+    def run(grad: Array, bits: Array, p: float) -> Array:
+        grad = np.ascontiguousarray(grad)
+        result = np.empty_like(grad)
+        call(grad, bits, result, 1 / (1 - p), *grad.shape)
+        return result
+    return run
+
+
+def _rows(rng: Any) -> Array:
+    return rng.integers(0, 1 << 40, 5).astype(np.uint64)
+
+
+dropout = Kernel("dropout", _dropout, host=_dropout_host,
+                 arguments=lambda rng, dtype: (rng.standard_normal((5, 1037)).astype(dtype), _rows(rng), 0xF234567890ABCDEF, 0.3,
+                                               rng.standard_normal((5, 1037)).astype(dtype)))
+"""(y, bits) from (x (R, D), rows (R,) uint64, key, p, what is added to y or None): word j of row r of the stream `key` keeps
+or drops element j; what is kept is divided by 1 - p. The bits (R, ceil(D / 8)) uint8 are for the gradient."""
+
+dropout_grad = Kernel("dropout_grad", _dropout_grad, host=_dropout_grad_host,
+                      arguments=lambda rng, dtype: (rng.standard_normal((5, 37)).astype(dtype),
+                                                    rng.integers(0, 256, (5, 5)).astype(np.uint8), 0.3))
+"""The gradient of x from (grad (R, D), bits, p)."""

@@ -1,0 +1,87 @@
+"""exp and the normal distribution in vector_math.h: the errors that it states, against the C library's long double."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import pytest
+
+from mpitrain.backend import native
+
+SOURCE = r"""
+#include <math.h>
+#include "vector_math.h"
+
+#define WORST(T, NAME)                                                                              \
+double worst_exp_##NAME(double low, double high, long points)                                       \
+{                                                                                                   \
+    double worst = 0;                                                                               \
+    for (long i = 0; i <= points; i++) {                                                            \
+        T x = (T)(low + (high - low) * i / points);                                                 \
+        long double wanted = expl((long double)x);                                                  \
+        double error = (double)(fabsl(exp_##NAME(x) - wanted) / wanted);                            \
+        if (x <= 0 && exp_of_negative_##NAME(x) != exp_##NAME(x)) error = 1;                        \
+        if (!(error <= worst)) worst = error;                                                       \
+    }                                                                                               \
+    return worst;                                                                                   \
+}                                                                                                   \
+double worst_tail_##NAME(double low, double high, long points)                                      \
+{                                                                                                   \
+    double worst = 0;                                                                               \
+    for (long i = 0; i <= points; i++) {                                                            \
+        T x = (T)(low + (high - low) * i / points);                                                 \
+        long double wanted = erfcl(fabsl((long double)x) * sqrtl(0.5L)) / 2;                        \
+        T found = normal_tail_##NAME(x, exp_of_negative_##NAME((T)-0.5 * x * x));                   \
+        double error = (double)(fabsl(found - wanted) / wanted);                                    \
+        if (!(error <= worst)) worst = error;                                                       \
+    }                                                                                               \
+    return worst;                                                                                   \
+}                                                                                                   \
+double exp_at_##NAME(double x) { return exp_##NAME((T)x); }                                         \
+double exp_of_negative_at_##NAME(double x) { return exp_of_negative_##NAME((T)x); }
+
+WORST(float, float32)
+WORST(double, float64)
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    compiler = native.compiler()
+    if compiler is None:
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("vector_math")
+    source = folder / "worst.c"
+    header = native.source_folder() / "vector_math.h"
+    source.write_text(SOURCE.replace('"vector_math.h"', f'"{header}"'))
+    native.compile_library(source, Path(folder / "worst.so"), compiler)
+    return ctypes.CDLL(str(folder / "worst.so"))
+
+
+def worst(library: ctypes.CDLL, what: str, low: float, high: float, points: int = 100_000) -> float:
+    function = getattr(library, f"worst_{what}")
+    function.argtypes, function.restype = [ctypes.c_double, ctypes.c_double, ctypes.c_long], ctypes.c_double
+    return float(function(low, high, points))
+
+
+@pytest.mark.parametrize(("name", "low", "high", "stated"), [
+    ("exp_float32", -86.5, 88.7, 9e-8), ("exp_float32", -1.0, 1.0, 9e-8),
+    ("exp_float64", -707.0, 709.7, 1.7e-16), ("exp_float64", -1.0, 1.0, 1.7e-16),
+    ("tail_float32", -3.0, 3.0, 5e-7), ("tail_float64", -3.0, 3.0, 1e-15)])
+def test_the_largest_relative_error_is_the_one_stated(library: ctypes.CDLL, name: str, low: float, high: float,
+                                                      stated: float) -> None:
+    assert 0.3 * stated < worst(library, name, low, high) <= stated
+
+
+@pytest.mark.parametrize(("name", "largest", "smallest"), [("float32", 88.72283, -86.6), ("float64", 709.782712893384, -707.5)])
+def test_exp_is_infinite_above_and_zero_below_its_range(library: ctypes.CDLL, name: str, largest: float,
+                                                        smallest: float) -> None:
+    for what in ("exp_at", "exp_of_negative_at"):
+        function = getattr(library, f"{what}_{name}")
+        function.argtypes, function.restype = [ctypes.c_double], ctypes.c_double
+        assert function(smallest * 1.001) == 0.0 and function(float("-inf")) == 0.0 and function(smallest * 0.999) > 0.0
+        assert function(0.0) == 1.0 and function(float("nan")) != function(float("nan"))
+        if what == "exp_at":
+            assert function(largest * 1.001) == float("inf") and function(float("inf")) == float("inf")
+            assert function(largest * 0.9999) < float("inf")
