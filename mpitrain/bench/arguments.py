@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from mpitrain.errors import UsageError, nearest
 
@@ -43,8 +43,7 @@ def algorithms(text: str, known: Iterable[str], flag: str = "--algorithms") -> l
     found = words(text, "--algorithms")
     for word in found:
         if word not in known and ":" not in word:
-            raise UsageError(f'{flag} knows no "{word}"{nearest(word, known)}; choose from {", ".join(known)}, '
-                             f'or your own as "package.module:name" or "file.py:name"')
+            raise UsageError(f'{_unknown(flag, word, known)}, or your own as "package.module:name" or "file.py:name"')
     return found
 
 
@@ -54,8 +53,13 @@ def names(text: str, known: Iterable[str], flag: str) -> list[str]:
     found = words(text, flag)
     for word in found:
         if word not in known:
-            raise UsageError(f'{flag} knows no "{word}"{nearest(word, known)}; choose from {", ".join(known)}')
+            raise UsageError(_unknown(flag, word, known))
     return found
+
+
+def _unknown(flag: str, word: str, known: Sequence[str]) -> str:
+    guess = nearest(word, known)
+    return f'{flag} knows no "{word}"{guess if "did you mean" in guess else ""}; choose from {", ".join(known)}'
 
 
 def whole_elements(nbytes: Iterable[int], names: Iterable[str]) -> None:
@@ -70,7 +74,7 @@ def whole_elements(nbytes: Iterable[int], names: Iterable[str]) -> None:
 def wire(name: str, dtypes: Iterable[str]) -> None:
     """UsageError for a type that messages cannot hold, or arrays that travel as they are."""
     if name not in WIRES:
-        raise UsageError(f'--wire knows no "{name}"{nearest(name, WIRES)}; choose from {", ".join(WIRES)}')
+        raise UsageError(_unknown("--wire", name, list(WIRES)))
     if list(dtypes) != ["float32"]:
         raise UsageError(f'--wire {name} is for arrays of float32, found --dtypes {",".join(dtypes)}; leave one of the two out')
 

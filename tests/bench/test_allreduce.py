@@ -122,7 +122,7 @@ def test_an_own_algorithm_is_proved_at_the_lengths_that_are_measured(tmp_path: P
 
 
 def test_a_signal_that_asks_to_save_and_stop_does_not_end_what_has_nothing_to_save(tmp_path: Path) -> None:
-    job = launch(2, "-m", "mpitrain", "bench", "allreduce", "--sizes", "8", "--algorithms", "ring,tree", "--pairs", "200",
+    job = launch(2, "-m", "mpitrain", "bench", "allreduce", "--sizes", "8", "--algorithms", "ring,tree", "--pairs", "30",
                  "--json", "r.json", cwd=tmp_path)
     job.wait_for("times faster")                              # the head of the table
     job.signal(signal.SIGUSR1)                                # mpirun passes it on
