@@ -51,7 +51,7 @@ MANY  = $(ALONE) $(MPIRUN) --bind-to none
 bench: $(VENV)/ready-bench      ## step time of the MLP side by side with PyTorch, or of what ARGS say
 	$(ALONE) $(BIN)/python benchmarks/train_vs_peers.py --models mlp --peers eager --rounds 80 $(ARGS)
 
-bench-train: $(VENV)/ready-bench ## steps and ops beside PyTorch and JAX: times, two ranks beside DDP, memory; share of the peak
+bench-train: $(VENV)/ready-bench $(VENV)/ready-jax ## steps and ops beside PyTorch and JAX: times, two ranks beside DDP, memory; share of the peak
 	$(ALONE) $(BIN)/python -P -m mpitrain bench train --models mlp,lenet,resnet20,gpt-nano,gpt-baby --steps 10
 	$(ALONE) $(BIN)/python benchmarks/train_vs_peers.py $(ARGS)
 	$(ALONE) $(BIN)/python benchmarks/train_vs_peers.py --ranks 2
