@@ -12,7 +12,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -31,9 +31,6 @@ from mpitrain.errors import MpitrainError, NumericsError
 from mpitrain.parallel.replicas import checksum
 from mpitrain.train.assembly import Options, assemble
 from mpitrain.train.inputs import Inputs
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 BATCHES = 2                       # different ones, used in turn
 WARM_UP = 2 * BATCHES             # steps that do not count: first touches, compilation, connections, caches of plans
@@ -64,7 +61,7 @@ class Training:
     `batches` are this rank's, as (x, y); `losses` are those of all steps so far, each the mean over all ranks' rows.
     """
 
-    def __init__(self, workload: Workload, comm: MPI.Intracomm, *, precision: str = "float32", node_shared: bool = False):
+    def __init__(self, workload: Workload, comm: Any, *, precision: str = "float32", node_shared: bool = False):
         ranks = comm.size
         self._mesh = Mesh(comm)
         source = Memory(*workload.samples(workload.batch * ranks * BATCHES, seed=0), "tokens" if workload.tokens else "classes")

@@ -195,7 +195,7 @@ def lone_survivor() -> int:
     comm = start().comm
     comm.Barrier()
     if CHOSEN:
-        kill(open_channel())
+        os.kill(os.getpid(), signal.SIGKILL)
     while True:
         comm.Barrier()
 
