@@ -82,6 +82,7 @@ def test_jax_trains_the_same_models(name: str) -> None:
     assert losses == pytest.approx(theirs, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_steps_are_measured_beside_pytorchs(tmp_path: Path) -> None:
     result = run(tmp_path, "train_vs_peers.py", "--models", "lenet", "--peers", "channels_last,eager", "--rounds", "1", "--steps",
                  "1", "--json", "r.json")
