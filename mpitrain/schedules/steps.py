@@ -119,12 +119,6 @@ def slices_of(step: Step) -> tuple[Slice, ...]:
     return step[1:] if isinstance(step, (Send, Receive)) else step           # four times as fast as matching patterns
 
 
-def inbox_length(rounds: Iterable[Round]) -> int:
-    """How many elements of inbox these rounds need."""
-    return max((part.stop for round_ in rounds for step in round_ for part in slices_of(step) if part.buffer == "inbox"),
-               default=0)
-
-
 def tree_split(n: int) -> int:
     """How many of n > 1 leaves of the fixed binary tree lie left of its root: the largest power of two below n.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from c_library import compiled
 
 from mpitrain.backend import native
 from mpitrain.kernels import library
@@ -32,13 +32,7 @@ PROBE(double, float64)
 
 @pytest.fixture(scope="module")
 def probe(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiler = native.compiler()
-    if compiler is None:
-        pytest.skip("no C compiler")
-    folder = tmp_path_factory.mktemp("probe")
-    (folder / "probe.c").write_text(SOURCE)
-    native.compile_library(folder / "probe.c", Path(folder / "probe.so"), compiler)
-    return ctypes.CDLL(str(folder / "probe.so"))
+    return compiled(tmp_path_factory.mktemp("probe"), SOURCE)
 
 
 @pytest.fixture(params=["builtin", "ctypes"])

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 
 import pytest
-
-from mpitrain.backend import native
+from c_library import compiled
 
 SOURCE = r"""
 #include <math.h>
@@ -48,15 +46,7 @@ WORST(double, float64)
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiler = native.compiler()
-    if compiler is None:
-        pytest.skip("no C compiler")
-    folder = tmp_path_factory.mktemp("vector_math")
-    source = folder / "worst.c"
-    header = native.source_folder() / "vector_math.h"
-    source.write_text(SOURCE.replace('"vector_math.h"', f'"{header}"'))
-    native.compile_library(source, Path(folder / "worst.so"), compiler)
-    return ctypes.CDLL(str(folder / "worst.so"))
+    return compiled(tmp_path_factory.mktemp("vector_math"), SOURCE)
 
 
 def worst(library: ctypes.CDLL, what: str, low: float, high: float, points: int = 100_000) -> float:
