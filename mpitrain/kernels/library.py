@@ -56,15 +56,22 @@ def _builtin() -> Callable[[int], Callable[..., None]] | None:
 
 
 def _by_ctypes(loaded: ctypes.CDLL, function: str, signature: str, allocates: bool) -> Callable[..., None]:
-    versions: dict[Any, Any] = {}
-    for dtype in (np.float32, np.float64):
-        version = getattr(loaded, f"{function}_{np.dtype(dtype).name}")
-        version.argtypes, version.restype = [TYPES[letter] for letter in signature], ctypes.c_int if allocates else None
-        versions[np.dtype(dtype)] = version
+    result = ctypes.c_int if allocates else None
+    versions = {np.dtype(dtype): of_arrays(getattr(loaded, f"{function}_{np.dtype(dtype).name}"), signature, result)
+                for dtype in (np.float32, np.float64)}
 
     def call(*arguments: Any) -> None:
-        if versions[arguments[0].dtype](*[_address(x) if type(x) is np.ndarray else x for x in arguments]):
+        if versions[arguments[0].dtype](*arguments):
             raise MemoryError(f"{function}: no memory for packed copies")
+    return call
+
+
+def of_arrays(function: Any, signature: str, result: Any = None) -> Callable[..., Any]:
+    """One C function, through ctypes, that takes arrays where `signature` (see `bind`) says p."""
+    function.argtypes, function.restype = [TYPES[letter] for letter in signature], result
+
+    def call(*arguments: Any) -> Any:
+        return function(*[_address(x) if type(x) is np.ndarray else x for x in arguments])
     return call
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.backend.native import load
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import TYPES, Scratch, _address, bind
+from mpitrain.kernels.library import Scratch, bind, of_arrays
 from mpitrain.kernels.wire import format_of
 
 LEAST_ROWS, LEAST_COLUMNS, LEAST_WORK = 8, 32, 1 << 21        # M, N and M N K; NumPy is faster at smaller products
@@ -77,14 +77,8 @@ def _product_bfloat16_host() -> Callable[..., Array] | None:
     library = load("product_bfloat16")
     if library is None:
         return None
-    function = library.product_bfloat16
-    arguments: Any = [TYPES[letter] for letter in SIGNATURE]
-    function.argtypes, function.restype = arguments, None
-
-    def call(*arguments: Any) -> None:
-        function(*[_address(x) if type(x) is np.ndarray else x for x in arguments])
     library.product_bfloat16_work_bytes.restype = ctypes.c_int64
-    return _with_memory(call, int(library.product_bfloat16_work_bytes()))
+    return _with_memory(of_arrays(library.product_bfloat16, SIGNATURE), int(library.product_bfloat16_work_bytes()))
 
 
 def has_bfloat16_instruction() -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 
 from mpitrain.backend import native
 from mpitrain.errors import ConfigError, nearest
-from mpitrain.kernels.library import TYPES, _address
+from mpitrain.kernels.library import of_arrays
 
 Host: TypeAlias = np.ndarray[Any, Any]
 NAN = {"bfloat16": 0x7FC0, "float16": 0x7E00}        # one for all, so that no bit depends on which operand of a sum was NaN
@@ -129,10 +129,8 @@ def compiled(name: str) -> dict[str, Function] | None:
 
 
 def _bind(library: ctypes.CDLL, function: str) -> Function:
-    call = getattr(library, function)
-    call.restype = None
-    call.argtypes = [TYPES["p"]] * (3 if function.startswith(("add_pack", "add_round")) else 2) + [TYPES["i"]]
+    call = of_arrays(getattr(library, function), "pppi" if function.startswith(("add_pack", "add_round")) else "ppi")
 
     def run(*arrays: Host) -> None:
-        call(*map(_address, arrays), arrays[0].size)
+        call(*arrays, arrays[0].size)
     return run
