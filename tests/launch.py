@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TAG = "MPITRAIN_TEST_JOB"
 GRACE = 3.0                               # seconds a process may take to go after mpirun has ended
 STACK = "most recent call first"          # what Python's fault handler writes above a stack
+UNBORN = "PMIx server's listener thread failed to start"     # mpirun gave up before it started any rank
+STARTS = 3                                # how often it may, in a row
 POLL = 0.01
 
 
@@ -149,8 +151,12 @@ def launch(n: int, *args: str | os.PathLike[str], env: Mapping[str, str] | None 
 
 def mpirun(n: int, *args: str | os.PathLike[str], timeout: float = 60, env: Mapping[str, str] | None = None,
            cwd: str | os.PathLike[str] | None = None, mpi_args: tuple[str, ...] = ()) -> Result:
-    """Run ``python *args`` on `n` ranks to its end."""
-    return launch(n, *args, env=env, cwd=cwd, mpi_args=mpi_args).finish(timeout)
+    """Run ``python *args`` on `n` ranks to its end; once more where the launcher ended before there was a rank."""
+    for _ in range(STARTS):
+        result = launch(n, *args, env=env, cwd=cwd, mpi_args=mpi_args).finish(timeout)
+        if UNBORN not in result.err:
+            break
+    return result
 
 
 def find_mpirun() -> str:
