@@ -23,7 +23,7 @@ def test_make_runs_the_same_files() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_collective_tests_pass_on_ranks(n: int, tmp_path: Path) -> None:
     run(n, tmp_path, *map(str, FILES))
 
@@ -36,6 +36,7 @@ def test_collectives_pass_on_more_ranks_and_off_powers_of_two(n: int, tmp_path: 
         "-k", "flight or every_root or exchange")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_shared_memory_passes_where_ranks_outnumber_cores(tmp_path: Path) -> None:
     run(8, tmp_path, str(ROOT / "tests/comm/shared_mpi.py"), "-k", "native and (flight or again or several_nodes or left_fold)")

@@ -222,6 +222,7 @@ print(len([moment for moment, what in recorder.buffer if what.is_start]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)                     # importing Numba takes seconds, and here three processes do
 def test_numba_compiles_in_one_of_several_processes_and_never_in_a_warm_run_and_writes_into_no_installation(
         own_cache: Path, tmp_path: Path) -> None:

@@ -402,6 +402,7 @@ def test_a_steady_training_step_touches_no_new_page(model: str) -> None:
         assert float(child(STEADY, model, "plain")) > 100
 
 
+@pytest.mark.slow
 def test_without_a_compiler_steps_touch_no_new_page_either() -> None:
     told = child(STEADY.replace("rng =", "assert memory.pool() is None; rng =", 1), "mlp", "kept", PATH="", CC="")
     assert float(told) <= 5

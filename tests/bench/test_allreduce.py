@@ -89,6 +89,7 @@ run_guarded(lambda: main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("free", [pytest.param(0, marks=pytest.mark.slow), 3 << 20])    # bytes: for nothing; for the flags alone
 def test_shared_memory_that_is_not_there_is_left_out_with_a_line_unless_it_was_asked_for(free: int, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
@@ -121,6 +122,7 @@ def test_an_own_algorithm_is_proved_at_the_lengths_that_are_measured(tmp_path: P
     assert " 8 B  float32" in result.out, "the small sums are right"
 
 
+@pytest.mark.slow
 def test_a_signal_that_asks_to_save_and_stop_does_not_end_what_has_nothing_to_save(tmp_path: Path) -> None:
     job = launch(2, "-m", "mpitrain", "bench", "allreduce", "--sizes", "8", "--algorithms", "ring,tree", "--pairs", "30",
                  "--json", "r.json", cwd=tmp_path)

@@ -64,7 +64,8 @@ def test_each_precision_of_pytorch_trains() -> None:
     assert losses["autocast"] == pytest.approx(losses["plain"], rel=2e-2) and losses["autocast"] != losses["plain"]
 
 
-@pytest.mark.parametrize("name", ["mlp", "lenet", "resnet20", "gpt-nano", "gpt2"])
+@pytest.mark.parametrize("name", ["mlp", "lenet", "gpt-nano",
+                                  *(pytest.param(name, marks=pytest.mark.slow) for name in ("resnet20", "gpt2"))])
 def test_jax_trains_the_same_models(name: str) -> None:
     pytest.importorskip("jax", reason="JAX is not installed (make bench-train installs it)")
     import jax_side
@@ -117,6 +118,7 @@ def test_memory_is_that_of_processes_of_their_own(tmp_path: Path) -> None:
     assert theirs["before_mb"] > ours["before_mb"] + 20, "PyTorch is loaded in its own process alone"
 
 
+@pytest.mark.slow
 def test_a_peer_that_trains_another_model_is_refused(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(f"""

@@ -54,3 +54,15 @@ def star(rank: int, n: int, length: int) -> Iterator[Round]:
         yield without_empty([Send(peer, everything) for peer in range(1, n)])
     else:
         yield without_empty([Receive(0, everything)])
+
+
+def own_first(rank: int, n: int, length: int) -> Iterator[Round]:
+    """Two ranks, wrong where messages are rounded: rank 0 adds its own value before it sends it, rank 1 adds what came."""
+    everything, arrived, kept = data(0, length), inbox(0, length), inbox(length, 2 * length)
+    if rank == 0:
+        yield [Receive(1, arrived), Reduce(everything, arrived, kept)]
+        yield [Send(1, everything)]
+        yield [Copy(kept, everything)]
+    else:
+        yield [Send(0, everything)]
+        yield [Receive(0, arrived), Reduce(arrived, everything, everything)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from algorithms import all_to_all, direct, ring_all_gather, ring_reduce_scatter, star
+from algorithms import all_to_all, direct, own_first, ring_all_gather, ring_reduce_scatter, star
 
 from mpitrain.backend import native
 from mpitrain.comm.channel import Channel
@@ -17,7 +17,7 @@ from mpitrain.comm.pair import UNSUITED
 from mpitrain.errors import ConfigError, DesyncError, ShapeError
 from mpitrain.kernels.wire import FORMATS
 from mpitrain.schedules.collectives import ALL_REDUCE, part
-from mpitrain.schedules.steps import Copy, Receive, Reduce, Send, data, inbox
+from mpitrain.schedules.steps import Copy, Reduce, data, inbox
 
 ALGORITHMS = {**{name: name for name in ALL_REDUCE}, "direct": direct}
 SIZES = [0, 1, 3, 7, 1000, 40_001]
@@ -160,23 +160,11 @@ def test_ranks_with_different_wires_are_found_out(comm: Any) -> None:
     comm.Barrier()
 
 
-def own_first(rank: int, n: int, length: int) -> Iterator[Any]:
-    """Two ranks: rank 0 adds its own value before it sends it, not rounded yet; rank 1 adds it as it came."""
-    everything, arrived, kept = data(0, length), inbox(0, length), inbox(length, 2 * length)
-    if rank == 0:
-        yield [Receive(1, arrived), Reduce(everything, arrived, kept)]
-        yield [Send(1, everything)]
-        yield [Copy(kept, everything)]
-    else:
-        yield [Send(0, everything)]
-        yield [Receive(0, arrived), Reduce(arrived, everything, everything)]
-
-
 def test_an_algorithm_that_adds_before_it_sends_is_refused_on_a_16_bit_wire(comm: Any) -> None:
     if comm.size != 2:
         pytest.skip("made for two ranks")
     Channel(comm.Dup(), "test", algorithm=own_first).close()
-    with pytest.raises(ConfigError, match='^all-reduce "exchange_mpi.py:own_first" with n=2, length=1: ranks 0 and 1 of 2 end '
+    with pytest.raises(ConfigError, match='^all-reduce "algorithms.py:own_first" with n=2, length=1: ranks 0 and 1 of 2 end '
                                           "with different bits in element 0 where messages hold bfloat16: one adds"):
         Channel(comm.Dup(), "test", algorithm=own_first, wire="bfloat16")
 

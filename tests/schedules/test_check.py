@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from algorithms import own_first
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -404,18 +405,6 @@ def test_what_is_wrong_only_at_some_lengths_is_found_there(algorithm: Algorithm,
         check_all_reduce(algorithm, 2, 1_000_000)
 
 
-def own_value_unrounded(rank: int, n: int, length: int) -> Iterator[Round]:
-    """Rank 0 adds its own value before it is sent, rank 1 adds what came."""
-    everything, arrived, kept = data(0, length), inbox(0, length), inbox(length, 2 * length)
-    if rank == 0:
-        yield [Receive(1, arrived), Reduce(everything, arrived, kept)]
-        yield [Send(1, everything)]
-        yield [Copy(kept, everything)]
-    else:
-        yield [Send(0, everything)]
-        yield [Receive(0, arrived), Reduce(arrived, everything, everything)]
-
-
 @pytest.mark.parametrize("name", list(ALL_REDUCE))
 def test_ours_end_alike_where_messages_are_rounded(name: str) -> None:
     for n in (1, 2, 3, 4, 5, 8):
@@ -424,11 +413,11 @@ def test_ours_end_alike_where_messages_are_rounded(name: str) -> None:
 
 
 def test_a_sum_of_a_kept_value_on_one_rank_and_a_rounded_one_on_another_is_found() -> None:
-    check_all_reduce(own_value_unrounded, 2, 1000)
+    check_all_reduce(own_first, 2, 1000)
     with pytest.raises(ScheduleError, match=r"^ranks 0 and 1 of 2 end with different bits in element 0 where messages hold "
                                             r"bfloat16: one adds a value before it sends it, the other as it came; send values "
                                             r'before they are added, or set comm.wire_dtype = "float32"$'):
-        check_rounded(own_value_unrounded, 2, 1000, "bfloat16")
+        check_rounded(own_first, 2, 1000, "bfloat16")
 
 
 def no_end(rank: int, n: int, length: int) -> Iterator[Round]:

@@ -79,7 +79,7 @@ def test_a_size_of_nothing(tmp_path, key, found):
     refused(train(2, write(tmp_path), f"{key}=0"), 78, "E_CONFIG", f"{key} must be", f"found {found};")
 
 
-@pytest.mark.parametrize("value", ["0", "abc", "1.5"])
+@pytest.mark.parametrize("value", ["0", pytest.param("abc", marks=pytest.mark.slow), pytest.param("1.5", marks=pytest.mark.slow)])
 def test_a_window_of_tokens_that_is_no_length(tmp_path, value):
     import_text(corpus(tmp_path), tmp_path / "tokens")
     text = """
@@ -245,6 +245,7 @@ def test_ctrl_c_ends_the_job_within_five_seconds_and_leaves_metrics_and_checkpoi
     checkpoint.latest(tmp_path / "a/checkpoints")
 
 
+@pytest.mark.slow
 def test_two_jobs_in_one_folder_the_second_is_told_who_holds_it(tmp_path):
     config = write(tmp_path)
     job = start(1, config, "run.out=a", "train.steps=100000")

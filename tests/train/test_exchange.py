@@ -63,12 +63,14 @@ def test_one_copy_per_node_is_refused_where_there_is_too_little_room_wherever_th
     assert line.endswith("; or set comm.node_shared = false") and not (tmp_path / "a").exists()
 
 
+@pytest.mark.slow
 def test_the_reason_is_that_of_the_node_that_has_no_room_and_names_it(tmp_path: Path) -> None:
     result = train_on("'color': rank // 2, 'free': lambda: (rank < 2) << 40", 4, write(tmp_path), "run.out=a",
                       "comm.node_shared=true")
     refused(result, 74, "E_IO", f"no shared memory for gradients on {socket.gethostname()}: /dev/shm has 0 MiB free where ")
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_missing_is_what_a_run_says(tmp_path: Path) -> None:
     config, none = write(tmp_path), tmp_path / "none"
     env = {"OMPI_MCA_osc_sm_backing_directory": str(none)}
@@ -77,6 +79,7 @@ def test_a_folder_that_is_missing_is_what_a_run_says(tmp_path: Path) -> None:
     assert f"messages instead: {said}" in ok(train(2, config, "run.out=a", "train.steps=3", env=env)).out
 
 
+@pytest.mark.slow
 def test_without_a_folder_for_a_lock_file_one_copy_per_node_is_refused(tmp_path: Path) -> None:
     program = ("import tempfile; from mpitrain.comm import alive; alive._new_file = lambda: None\n"
                "import runpy; runpy.run_module('mpitrain', run_name='__main__', alter_sys=True)")
@@ -84,6 +87,7 @@ def test_without_a_folder_for_a_lock_file_one_copy_per_node_is_refused(tmp_path:
     refused(result, 74, "E_IO", "no folder for a lock file: neither /dev/shm nor ")
 
 
+@pytest.mark.slow
 def test_nodes_of_unequal_size_and_a_cpu_that_reorders_stores_are_reasons_to_refuse_one_copy_per_node(tmp_path: Path) -> None:
     config = write(tmp_path)
     refused(train_on("'color': min(rank, 1)", 3, config, "run.out=a", "comm.node_shared=true"), 78, "E_CONFIG",
@@ -96,6 +100,7 @@ def test_nodes_of_unequal_size_and_a_cpu_that_reorders_stores_are_reasons_to_ref
     refused(result, 78, "E_CONFIG", "share: no C compiler, and this CPU may reorder stores; set comm.node_shared = false")
 
 
+@pytest.mark.slow
 def test_with_one_rank_on_each_node_one_copy_per_node_is_a_copy_per_rank(tmp_path: Path) -> None:
     result = ok(train_on("'color': rank", 2, write(tmp_path), "run.out=a", "comm.node_shared=true", "train.steps=3"))
     assert NOTE in result.out and "gradients: one rank on each node, messages instead" in result.out
@@ -125,6 +130,7 @@ def test_two_ranks_have_the_same_bits_by_messages_and_through_memory(tmp_path: P
     assert len({record(tmp_path / name)["parameters_sha256"] for name in "abcde"}) == 1
 
 
+@pytest.mark.slow
 def test_layout_mode_keeps_its_bits_with_one_copy_per_node(tmp_path: Path) -> None:
     config = write(tmp_path)
     mode = ("train.reproducible=layout", "train.micro_batches=6")
@@ -168,6 +174,7 @@ def test_layout_mode_takes_no_shared_memory_for_gradients_that_go_by_messages(tm
     assert record(tmp_path / "a")["choices"]["exchange"]["way"] == "messages, one tree over all micro-batches"
 
 
+@pytest.mark.slow
 def test_how_gradients_are_summed_is_recorded_and_another_way_after_a_resume_is_said_in_one_line(tmp_path: Path) -> None:
     config = write(tmp_path, SMALL.replace("steps = 50", "steps = 5"))
     ok(train(3, config, "run.out=a"))
@@ -195,6 +202,7 @@ def test_nodes_are_written_down_as_the_ranks_they_hold() -> None:
     assert nodes_text([0, 1, 0, 1]) == "0, 2 | 1, 3" and nodes_text([0, 0, 1, 1, 0]) == "0-1, 4 | 2-3"
 
 
+@pytest.mark.slow
 def test_a_wire_of_16_bits_that_nothing_travels_on_is_said_in_one_line_and_not_recorded(tmp_path: Path) -> None:
     config = write(tmp_path, SMALL.replace("steps = 50", "steps = 2"))
     for name, option, wire, said in (("a", "comm.algorithm=auto", "float32", "gradients go through shared memory"),

@@ -44,6 +44,7 @@ def test_the_cover_holds_every_pair_of_settings() -> None:
         assert met == {(model, value) for model in layout_matrix.MODELS for value in values}
 
 
+@pytest.mark.slow
 def test_a_thread_and_one_copy_per_node_keep_the_bits_of_polling_and_of_a_copy_per_rank() -> None:
     cases = [layout_matrix.case("mlp", 2, 64 << 10, overlap, copies)
              for overlap, copies in (("polled", "rank"), ("thread", "rank"), ("left alone", "node"))]
@@ -65,6 +66,7 @@ def test_a_run_continued_on_other_ranks_ends_with_the_bits_of_one_rank(tmp_path:
     assert one["numerics"]["blas_threads"] == "1" and one["threads"] == 1
 
 
+@pytest.mark.slow
 def test_what_changed_since_the_checkpoint_is_said_in_one_line_and_training_goes_on(tmp_path: Path) -> None:
     config = write(tmp_path)
     assert train(1, config, *LAYOUT, "train.steps=4", "run.out=a").rc == 0

@@ -125,6 +125,7 @@ def test_a_killed_run_resumes_from_its_last_checkpoint_to_the_same_bits(tmp_path
     assert without_times(lines(tmp_path / "cut")) == without_times(lines(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_two_ranks_goes_on_on_three(tmp_path):
     config = write(tmp_path)
     ok(train(1, config, "run.out=whole"))
