@@ -1,6 +1,8 @@
 /* Normalisation by channel (batch and group norm): x is (N, C, L), contiguous; what belongs to a channel is an array of C
-   numbers. Sums over a channel are kept in double: it may have millions of values. The body stands once, for number type T; the
-   file includes itself for float and double. */
+   numbers. The body stands once, for number type T; the file includes itself for float and double.
+
+   What a step spends here it spends on memory, so a few channels at a time are read for their statistics and then, while the
+   caches still have them, again for the result. */
 
 #ifndef T
 
@@ -8,71 +10,149 @@
 #include <string.h>
 
 #include "geometry.h"
+#include "vectors.h"
 
 #if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__)
 #pragma GCC target("prefer-vector-width=512")
 #endif
 
-#define WIDE_LANES 16                /* partial sums, folded in one fixed order */
-#define CHUNK 1024                   /* numbers of a channel that are masked at a time. (GCC 12 at -O3 makes wrong code of a sum
-                                        in lanes whose terms are chosen by a comparison, in double.) */
-#define TOGETHER (256 << 10)         /* bytes of x in the channels that are passed twice while they are in the cache */
-#define HALVE(part, n) for (i64 j = 0; j < n; j++) part[j] += part[j + n]
+#define INLINE static inline __attribute__((always_inline))
+#define TOGETHER (1 << 20)           /* bytes of x in the channels that are read again while they are in the cache */
+#define MOST_TOGETHER 64             /* channels, since each has vectors of sums */
 
 #define T float
+#define INTEGER int32_t
 #define NAME(name) name##_float32
 #include "batch_norm.c"
 #undef T
+#undef INTEGER
 #undef NAME
+#undef V
+#undef MASK
+#undef WIDE
+#undef SUMS
+#undef LANES
 
 #define T double
+#define INTEGER int64_t
 #define NAME(name) name##_float64
 #include "batch_norm.c"
 
 #else
 
-/* The sum over i < n of `term`, which says what it adds for x[i], in `lanes` partial sums of `type`. */
-#define SUM_IN(type, lanes, n, term, result)                                    \
-    do {                                                                        \
-        type part[lanes] = {0};                                                 \
-        i64 whole = (n) / lanes * lanes;                                        \
-        for (i64 block_ = 0; block_ < whole; block_ += lanes)                   \
-            for (i64 lane_ = 0; lane_ < lanes; lane_++) {                       \
-                i64 i = block_ + lane_;                                         \
-                part[lane_] += term;                                            \
-            }                                                                   \
-        for (i64 i = whole; i < (n); i++) part[i - whole] += term;              \
-        for (i64 half = lanes / 2; half > 0; half /= 2) HALVE(part, half);      \
-        result += part[0];                                                      \
-    } while (0)
-#define WIDE_SUM(n, term, result) SUM_IN(double, WIDE_LANES, n, term, result)
+#include "sums.h"
+
+/* Adds d = x - centre, and d * d. */
+INLINE void NAME(add_moments)(SUMS *s, const T *x, T centre, i64 n)
+{
+    for (i64 there; n > 0; x += there, n -= there) {
+        there = NAME(room)(s, n);
+        i64 i = 0;
+        for (; i + AHEAD * LANES <= there; i += AHEAD * LANES)
+            for (i64 u = 0; u < AHEAD; u++) {
+                V d = *(const V *)(x + i + u * LANES) - centre;
+                NAME(add)(s, u, d, d * d);
+            }
+        for (i64 u = 0; i < there; i += LANES, u++) {
+            V d = NAME(load)(x + i, at_most(there - i, LANES), centre) - centre;
+            NAME(add)(s, u, d, d * d);
+        }
+    }
+}
+
+/* What there is of g where ReLU let x pass: where y > 0, or, masked being 2, where (x - m) * s + b > 0, since y was that. */
+INLINE V NAME(passed)(V g, V z, V y, T s, T b, const int masked)
+{
+    if (!masked) return g;
+    if (masked == 2) y = z * s + b;
+    return (V)((MASK)g & (y > (V){0}));
+}
+
+/* Adds h = passed(g), and h * (x - m); keeps h where masked is 1. */
+INLINE void NAME(add_gradients)(SUMS *sums, const T *g, const T *x, const T *y, T *h, i64 n, T m, T s, T b, const int masked)
+{
+    for (i64 done = 0, there; done < n; done += there) {
+        there = NAME(room)(sums, n - done);
+        i64 i = done, stop = done + there;
+        for (; i + AHEAD * LANES <= stop; i += AHEAD * LANES)
+            for (i64 u = 0; u < AHEAD; u++) {
+                const i64 at = i + u * LANES;
+                V z = *(const V *)(x + at) - m, zero = {0};
+                V v = NAME(passed)(*(const V *)(g + at), z, masked == 1 ? *(const V *)(y + at) : zero, s, b, masked);
+                if (masked == 1) *(V *)(h + at) = v;
+                NAME(add)(sums, u, v, v * z);
+            }
+        for (i64 u = 0; i < stop; i += LANES, u++) {
+            const i64 size = at_most(stop - i, LANES);
+            V z = NAME(load)(x + i, size, m) - m, zero = {0};
+            V v = NAME(passed)(NAME(load)(g + i, size, 0), z, masked == 1 ? NAME(load)(y + i, size, 0) : zero, s, b, masked);
+            if (masked == 1) memcpy(h + i, &v, size * sizeof(T));
+            NAME(add)(sums, u, v, v * z);
+        }
+    }
+}
+
+/* Channels [first, last) of (N, C, L), sample by sample: k is the sample, j the channel, `at` where its run of l begins. */
+#define RUNS(k, j, at) \
+    for (i64 k = 0; k < n; k++) for (i64 j = first; j < last; j++) for (i64 at = (k * c + j) * l, once = 1; once; once = 0)
+
+/* A few channels at a time: those that stay in the cache until they are read again. */
+#define GROUPS(first, last) \
+    for (i64 each = NAME(together)(n, c, l), first = 0, last = each < c ? each : c; first < c; \
+         first = last, last = last + each < c ? last + each : c)
+
+static i64 NAME(together)(i64 n, i64 c, i64 l)
+{
+    return clip(TOGETHER / (i64)sizeof(T) / at_least(n * l, 1), 1, at_most(at_least(c, 1), MOST_TOGETHER));
+}
+
+static void NAME(moments_about)(const T *x, const T *centre, double *mean, double *squares, i64 n, i64 c, i64 l, i64 first,
+                                i64 last)
+{
+    SUMS sums[MOST_TOGETHER];
+    memset(sums, 0, (last - first) * sizeof *sums);
+    RUNS(k, j, at) NAME(add_moments)(sums + j - first, x + at, centre[j - first], l);
+    for (i64 j = first; j < last; j++) {
+        SUMS *s = sums + j - first;
+        double sum = NAME(total)(s, 0), distance = sum / (n * l), square = NAME(total)(s, 1) - sum * distance;
+        mean[j] = centre[j - first] + distance;
+        squares[j] = square < 0 ? 0 : square;
+    }
+}
+
+/* Mean of channels [first, last), and the sum of squared distances from it. One pass has both, from d = x - centre for any
+   centre: sum d^2 - (sum d)^2 / N. That loses digits where the centre is far from the mean. So it is the mean of the first run,
+   and where that turns out to be more than two deviations off, the channel is read again. */
+static void NAME(moments)(const T *x, double *mean, double *squares, i64 n, i64 c, i64 l, i64 first, i64 last)
+{
+    T centre[MOST_TOGETHER] = {0};
+    for (i64 j = first; j < last; j++) {
+        SUMS s = {0};
+        NAME(add_moments)(&s, x + j * l, 0, at_most(l, SPAN));
+        centre[j - first] = (T)(NAME(total)(&s, 0) / at_most(l, SPAN));
+    }
+    NAME(moments_about)(x, centre, mean, squares, n, c, l, first, last);
+    for (i64 j = first; j < last; j++) {
+        double off = mean[j] - centre[j - first];
+        T better = (T)mean[j];
+        if (off * off * (n * l) > 4 * squares[j]) NAME(moments_about)(x, &better, mean, squares, n, c, l, j, j + 1);
+    }
+}
 
 /* Mean of each channel, and the sum of squared distances from it. */
 void NAME(channel_moments)(const T *restrict x, double *restrict mean, double *restrict squares, i64 n, i64 c, i64 l)
 {
-    memset(mean, 0, c * sizeof(double));
-    memset(squares, 0, c * sizeof(double));
-    if (l == 1) {                    /* vectors run over channels here, over positions below */
-        for (i64 k = 0; k < n; k++) for (i64 j = 0; j < c; j++) mean[j] += x[k * c + j];
-        for (i64 j = 0; j < c; j++) mean[j] /= n;
-        for (i64 k = 0; k < n; k++) for (i64 j = 0; j < c; j++) {
-            double d = x[k * c + j] - mean[j];
-            squares[j] += d * d;
-        }
+    if (l > 1) {
+        GROUPS(first, last) NAME(moments)(x, mean, squares, n, c, l, first, last);
         return;
     }
-    for (i64 j = 0; j < c; j++) {
-        double sum = 0, square = 0;
-        for (i64 k = 0; k < n; k++) {
-            const T *run = x + (k * c + j) * l;
-            WIDE_SUM(l, run[i], sum);
-        }
-        double m = mean[j] = sum / (n * l);
-        for (i64 k = 0; k < n; k++) {
-            const T *run = x + (k * c + j) * l;
-            WIDE_SUM(l, (run[i] - m) * (run[i] - m), square);
-        }
-        squares[j] = square;
+    memset(mean, 0, c * sizeof(double));             /* vectors run over channels here, over positions elsewhere */
+    memset(squares, 0, c * sizeof(double));
+    for (i64 k = 0; k < n; k++) for (i64 j = 0; j < c; j++) mean[j] += x[k * c + j];
+    for (i64 j = 0; j < c; j++) mean[j] /= n;
+    for (i64 k = 0; k < n; k++) for (i64 j = 0; j < c; j++) {
+        double d = x[k * c + j] - mean[j];
+        squares[j] += d * d;
     }
 }
 
@@ -91,28 +171,33 @@ void NAME(channel_affine)(const T *restrict x, const T *centre, const T *scale, 
     }
 }
 
+/* For channels [first, last): the sums of h = passed(g), and of h * (x - centre). */
+INLINE void NAME(sums_of)(const T *g, const T *x, const T *y, const T *centre, const T *scale, const T *bias, T *h,
+                          double *plain, double *product, i64 n, i64 c, i64 l, i64 first, i64 last, const int masked)
+{
+    SUMS sums[MOST_TOGETHER];
+    memset(sums, 0, (last - first) * sizeof *sums);
+    RUNS(k, j, at)
+        NAME(add_gradients)(sums + j - first, g + at, x + at, masked == 1 ? y + at : NULL, masked == 1 ? h + at : NULL, l,
+                            centre[j], scale ? scale[j - first] : 0, bias ? bias[j] : 0, masked);
+    for (i64 j = first; j < last; j++) {
+        plain[j] = NAME(total)(sums + j - first, 0);
+        product[j] = NAME(total)(sums + j - first, 1);
+    }
+}
+
 /* Sums over each channel of g, and of g * (x - centre). */
 void NAME(channel_sums)(const T *restrict g, const T *restrict x, const T *centre, double *restrict plain,
                         double *restrict product, i64 n, i64 c, i64 l)
 {
-    memset(plain, 0, c * sizeof(double));
-    memset(product, 0, c * sizeof(double));
-    if (l == 1) {
-        for (i64 k = 0; k < n; k++, g += c, x += c)
-            for (i64 j = 0; j < c; j++) { plain[j] += g[j]; product[j] += (double)g[j] * (x[j] - centre[j]); }
+    if (l > 1) {
+        GROUPS(first, last) NAME(sums_of)(g, x, NULL, centre, NULL, NULL, NULL, plain, product, n, c, l, first, last, 0);
         return;
     }
-    for (i64 j = 0; j < c; j++) {
-        double sum = 0, sum_product = 0;
-        T m = centre[j];
-        for (i64 k = 0; k < n; k++) {
-            const T *gs = g + (k * c + j) * l, *xs = x + (k * c + j) * l;
-            WIDE_SUM(l, gs[i], sum);
-            WIDE_SUM(l, (double)gs[i] * (xs[i] - m), sum_product);
-        }
-        plain[j] = sum;
-        product[j] = sum_product;
-    }
+    memset(plain, 0, c * sizeof(double));
+    memset(product, 0, c * sizeof(double));
+    for (i64 k = 0; k < n; k++, g += c, x += c)
+        for (i64 j = 0; j < c; j++) { plain[j] += g[j]; product[j] += (double)g[j] * (x[j] - centre[j]); }
 }
 
 /* out = a * g + b * (x - centre) + d */
@@ -130,36 +215,25 @@ void NAME(channel_combine)(const T *restrict g, const T *restrict x, const T *ce
     }
 }
 
-/* Channels [first, last) of (N, C, L), sample by sample: k is the sample, j the channel, `at` where its run of l begins. */
-#define RUNS(k, j, at) \
-    for (i64 k = 0; k < n; k++) for (i64 j = first; j < last; j++) for (i64 at = (k * c + j) * l, once = 1; once; once = 0)
-
-static i64 NAME(channels_together)(i64 n, i64 c, i64 l)
-{
-    i64 each = TOGETHER / (i64)sizeof(T) / (n * l);
-    return each < 1 ? 1 : each > c ? c : each;
-}
-
-/* Batch norm with statistics of the batch, y = [max(0,)] (x - mean) * inverse * weight + bias [+ residual]; a few channels at a
-   time, so that what is read for the mean is in the cache for the rest. weight, bias and residual may be NULL. */
+/* Batch norm with statistics of the batch, y = [max(0,)] (x - mean) * inverse * weight + bias [+ residual]. weight, bias and
+   residual may be NULL. */
 void NAME(batch_norm)(const T *restrict x, const T *weight, const T *bias, const T *restrict residual, T *restrict y,
                       double *restrict mean, double *restrict variance, double *restrict inverse, double eps, i64 n, i64 c, i64 l,
                       i64 relu)
 {
-    memset(mean, 0, c * sizeof(double));
-    memset(variance, 0, c * sizeof(double));
-    i64 each = NAME(channels_together)(n, c, l);
-    for (i64 first = 0; first < c; first += each) {
-        i64 last = first + each < c ? first + each : c;
-        RUNS(k, j, at) WIDE_SUM(l, x[at + i], mean[j]);
-        for (i64 j = first; j < last; j++) mean[j] /= n * l;
-        RUNS(k, j, at) { double m = mean[j]; WIDE_SUM(l, (x[at + i] - m) * (x[at + i] - m), variance[j]); }
+    GROUPS(first, last) {
+        NAME(moments)(x, mean, variance, n, c, l, first, last);
         for (i64 j = first; j < last; j++) {
             variance[j] /= n * l;
             inverse[j] = 1 / sqrt(variance[j] + eps);
         }
+        T centre[MOST_TOGETHER], scale[MOST_TOGETHER];
+        for (i64 j = first; j < last; j++) {
+            centre[j - first] = (T)mean[j];
+            scale[j - first] = (T)(weight ? inverse[j] * weight[j] : inverse[j]);
+        }
         RUNS(k, j, at) {
-            T m = (T)mean[j], s = (T)(weight ? inverse[j] * weight[j] : inverse[j]), b = bias ? bias[j] : 0;
+            T m = centre[j - first], s = scale[j - first], b = bias ? bias[j] : 0;
             const T *xs = x + at, *rs = residual + at;
             T *ys = y + at;
             if (residual && relu) for (i64 i = 0; i < l; i++) { T v = (xs[i] - m) * s + b + rs[i]; ys[i] = v < 0 ? 0 : v; }
@@ -170,52 +244,40 @@ void NAME(batch_norm)(const T *restrict x, const T *weight, const T *bias, const
     }
 }
 
-/* With h the gradient of what ReLU got: the sums over each channel of h and of h * (x - centre), and, where dx is not NULL, the
-   gradient of x, scale * (h - sum(h) / count - (x - centre) * inverse^2 * sum(h (x - centre)) / count).
-   masked 0: there is no ReLU, h is g. 1: h, which is g where y > 0, is the residual's gradient too and is written. 2: there is
-   no residual, and y is made again from x. */
+/* With h = passed(g), the gradient of what ReLU got: the sums over each channel of h and of h * (x - centre), and, where dx is
+   not NULL, the gradient of x, scale * (h - sum(h) / count - (x - centre) * inverse^2 * sum(h (x - centre)) / count).
+   masked 0: there is no ReLU, h is g. 1: h is the residual's gradient too and is written. 2: there is no residual, and y's sign
+   is had from x. */
 void NAME(batch_norm_gradients)(const T *restrict g, const T *restrict x, const T *restrict y, const T *centre, const T *weight,
                                 const T *bias, const double *inverse, T *restrict dx, T *restrict h, double *restrict plain,
                                 double *restrict product, i64 n, i64 c, i64 l, i64 masked)
 {
-    memset(plain, 0, c * sizeof(double));
-    memset(product, 0, c * sizeof(double));
-    i64 each = NAME(channels_together)(n, c, l);
-    for (i64 first = 0; first < c; first += each) {
-        i64 last = first + each < c ? first + each : c;
-        RUNS(k, j, at) {
-            T m = centre[j], s = (T)(weight ? inverse[j] * weight[j] : inverse[j]), b = bias ? bias[j] : 0;
-            const T *gs = g + at, *xs = x + at, *ys = y + at;
-            if (masked == 1) {
-                for (i64 i = 0; i < l; i++) h[at + i] = ys[i] > 0 ? gs[i] : 0;
-                gs = h + at;
-            }
-            for (i64 start = 0; start < l; start += CHUNK) {
-                i64 size = l - start < CHUNK ? l - start : CHUNK;
-                T made[CHUNK];
-                const T *hs = masked == 2 ? made : gs + start, *zs = xs + start;
-                if (masked == 2) for (i64 i = 0; i < size; i++) made[i] = (zs[i] - m) * s + b > 0 ? gs[start + i] : 0;
-                WIDE_SUM(size, hs[i], plain[j]);
-                WIDE_SUM(size, (double)hs[i] * (zs[i] - m), product[j]);
-            }
-        }
+    GROUPS(first, last) {
+        T scale[MOST_TOGETHER];
+        for (i64 j = first; j < last; j++) scale[j - first] = (T)(weight ? inverse[j] * weight[j] : inverse[j]);
+        if (masked == 2) NAME(sums_of)(g, x, NULL, centre, scale, bias, NULL, plain, product, n, c, l, first, last, 2);
+        else if (masked) NAME(sums_of)(g, x, y, centre, NULL, NULL, h, plain, product, n, c, l, first, last, 1);
+        else NAME(sums_of)(g, x, NULL, centre, NULL, NULL, NULL, plain, product, n, c, l, first, last, 0);
         const T *from = masked == 1 ? h : g;
+        T slope[MOST_TOGETHER], shift[MOST_TOGETHER];
+        for (i64 j = first; j < last; j++) {
+            slope[j - first] = (T)(-scale[j - first] * inverse[j] * inverse[j] * (product[j] / (n * l)));
+            shift[j - first] = (T)(-scale[j - first] * (plain[j] / (n * l)));
+        }
         if (dx) RUNS(k, j, at) {
-            T m = centre[j], s = (T)(weight ? inverse[j] * weight[j] : inverse[j]), b = bias ? bias[j] : 0;
-            T slope = (T)(-s * inverse[j] * inverse[j] * (product[j] / (n * l))), shift = (T)(-s * (plain[j] / (n * l)));
+            T m = centre[j], s = scale[j - first], b = bias ? bias[j] : 0, d = slope[j - first], e = shift[j - first];
             const T *gs = from + at, *xs = x + at;
             T *to = dx + at;
             if (masked == 2)
                 for (i64 i = 0; i < l; i++) {
                     T z = xs[i] - m;
-                    to[i] = s * (z * s + b > 0 ? gs[i] : 0) + slope * z + shift;
+                    to[i] = s * (z * s + b > 0 ? gs[i] : 0) + d * z + e;
                 }
-            else for (i64 i = 0; i < l; i++) to[i] = s * gs[i] + slope * (xs[i] - m) + shift;
+            else for (i64 i = 0; i < l; i++) to[i] = s * gs[i] + d * (xs[i] - m) + e;
         }
     }
 }
 
 #undef RUNS
-#undef SUM_IN
-#undef WIDE_SUM
+#undef GROUPS
 #endif
