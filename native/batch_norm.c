@@ -18,7 +18,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define TOGETHER (1 << 20)           /* bytes of x in the channels that are read again while they are in the cache */
-#define MOST_TOGETHER 64             /* channels, since each has vectors of sums */
+#define MOST_TOGETHER 32             /* channels, since each has vectors of sums */
 
 #define T float
 #define INTEGER int32_t

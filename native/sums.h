@@ -1,12 +1,13 @@
-/* Two sums over the same numbers, in vectors of T that are added up in double every SPAN numbers: there may be millions. Included
-   once for each number type; who includes it undefines V, MASK, WIDE, SUMS and LANES at its end.
+/* Two sums over the same numbers, in vectors of T that are added up in double every SPAN numbers: there may be millions. The
+   bits do not depend on the width of vectors: each number of 256 bytes has a sum of its own. Included once for each number
+   type; who includes it undefines V, MASK, WIDE, SUMS and LANES at its end.
 
    The vectors are written out: left to find them itself, GCC 12 at -O3 makes wrong code of a sum in double whose terms are
    chosen by a comparison. */
 
 #ifndef SPAN
-#define SPAN 1024                   /* 16 a lane with the widest vectors of float */
-#define AHEAD 4                     /* vectors that do not wait for each other */
+#define SPAN 1024                   /* 16 for each of the sums of float */
+#define AHEAD (256 / VECTOR_BYTES)  /* vectors, which do not wait for each other */
 #endif
 
 #define V NAME(vector)
@@ -19,7 +20,7 @@ typedef T V __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(T)), may_al
 typedef INTEGER MASK __attribute__((vector_size(VECTOR_BYTES)));
 
 typedef double WIDE __attribute__((vector_size(VECTOR_BYTES / sizeof(T) * sizeof(double))));
-typedef struct { V part[2][AHEAD]; WIDE total[2]; i64 count; } SUMS;
+typedef struct { V part[2][AHEAD]; WIDE total[2][AHEAD]; i64 count; } SUMS;
 
 /* The first `size` numbers at x, and `rest` in the other lanes. */
 INLINE V NAME(load)(const T *x, i64 size, T rest)
@@ -33,17 +34,18 @@ INLINE V NAME(load)(const T *x, i64 size, T rest)
 static void NAME(fold)(SUMS *s)
 {
     for (int which = 0; which < 2; which++)
-        for (i64 u = 0; u < AHEAD; u++) s->total[which] += __builtin_convertvector(s->part[which][u], WIDE);
+        for (i64 u = 0; u < AHEAD; u++) s->total[which][u] += __builtin_convertvector(s->part[which][u], WIDE);
     memset(s->part, 0, sizeof s->part);
     s->count = 0;
 }
 
-/* One of the two sums, over all lanes in one fixed order. */
+/* One of the two sums, in one fixed order. */
 static double NAME(total)(SUMS *s, int which)
 {
     double sum = 0;
     NAME(fold)(s);
-    for (i64 lane = 0; lane < LANES; lane++) sum += s->total[which][lane];
+    for (i64 u = 0; u < AHEAD; u++)
+        for (i64 lane = 0; lane < LANES; lane++) sum += s->total[which][u][lane];
     return sum;
 }
 
