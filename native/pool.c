@@ -1,56 +1,238 @@
-/* Pooling of images (N, C, H, W), contiguous, for float and double. A plane is one (H, W); output (i, j) of a plane looks at
-   rows [y0[i], y1[i]) and columns [x0[j], x1[j]), so one loop serves fixed, padded and adaptive windows. */
+/* Pooling of images (N, C, H, W), contiguous, for float and double; the file includes itself for each. A plane is one (H, W);
+   output (i, j) of a plane looks at rows [y0[i], y1[i]) and columns [x0[j], x1[j]), so one loop serves fixed, padded and adaptive
+   windows. Windows of 2 x 2 side by side, which most nets have, are done a vector of outputs at a time. */
+
+#ifndef T
 
 #include <string.h>
 
 #include "geometry.h"
+#include "vectors.h"
 
-#define POOL_FUNCTIONS(T, NAME)                                                                                         \
-                                                                                                                        \
-/* The largest value and where it is in its plane; NaN wins, and the first of equals. */                                \
-void maximum_##NAME(const T *x, T *y, int32_t *where, const i64 *y0, const i64 *y1, const i64 *x0, const i64 *x1,       \
-                    i64 planes, i64 h, i64 w, i64 oh, i64 ow)                                                           \
-{                                                                                                                       \
-    for (i64 p = 0; p < planes; p++, x += h * w, y += oh * ow, where += oh * ow)                                        \
-        for (i64 i = 0; i < oh; i++) for (i64 j = 0; j < ow; j++) {                                                     \
-            i64 at = y0[i] * w + x0[j];                                                                                 \
-            T best = x[at];                                                                                             \
-            for (i64 r = y0[i]; r < y1[i]; r++) for (i64 c = x0[j]; c < x1[j]; c++) {                                   \
-                T value = x[r * w + c];                                                                                 \
-                if (value > best || (value != value && best == best)) { best = value; at = r * w + c; }                 \
-            }                                                                                                           \
-            y[i * ow + j] = best;                                                                                       \
-            where[i * ow + j] = (int32_t)at;                                                                            \
-        }                                                                                                               \
-}                                                                                                                       \
-                                                                                                                        \
-void maximum_gradient_##NAME(const T *g, const int32_t *where, T *dx, i64 planes, i64 image, i64 outputs)               \
-{                                                                                                                       \
-    memset(dx, 0, planes * image * sizeof(T));                                                                          \
-    for (i64 p = 0; p < planes; p++, g += outputs, where += outputs, dx += image)                                       \
-        for (i64 i = 0; i < outputs; i++) dx[where[i]] += g[i];                                                         \
-}                                                                                                                       \
-                                                                                                                        \
-/* Sums in double: a window may be a whole plane. */                                                                    \
-void total_##NAME(const T *x, T *y, const i64 *y0, const i64 *y1, const i64 *x0, const i64 *x1,                         \
-                  i64 planes, i64 h, i64 w, i64 oh, i64 ow)                                                             \
-{                                                                                                                       \
-    for (i64 p = 0; p < planes; p++, x += h * w, y += oh * ow)                                                          \
-        for (i64 i = 0; i < oh; i++) for (i64 j = 0; j < ow; j++) {                                                     \
-            double sum = 0;                                                                                             \
-            for (i64 r = y0[i]; r < y1[i]; r++) for (i64 c = x0[j]; c < x1[j]; c++) sum += x[r * w + c];                \
-            y[i * ow + j] = (T)sum;                                                                                     \
-        }                                                                                                               \
-}                                                                                                                       \
-                                                                                                                        \
-void total_gradient_##NAME(const T *g, T *dx, const i64 *y0, const i64 *y1, const i64 *x0, const i64 *x1,               \
-                           i64 planes, i64 h, i64 w, i64 oh, i64 ow)                                                    \
-{                                                                                                                       \
-    memset(dx, 0, planes * h * w * sizeof(T));                                                                          \
-    for (i64 p = 0; p < planes; p++, g += oh * ow, dx += h * w)                                                         \
-        for (i64 i = 0; i < oh; i++) for (i64 j = 0; j < ow; j++)                                                       \
-            for (i64 r = y0[i]; r < y1[i]; r++) for (i64 c = x0[j]; c < x1[j]; c++) dx[r * w + c] += g[i * ow + j];     \
+#if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__)
+#pragma GCC target("prefer-vector-width=512")
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+#define NOWHERE -1                   /* the place of a largest value that ReLU made 0: no gradient goes there */
+#define PARTS 16                     /* partial sums, folded in one fixed order */
+
+/* Do windows i of `count` look at [2 i, 2 i + 2)? */
+static int are_pairs(const int32_t *from, const int32_t *to, i64 count)
+{
+    for (i64 i = 0; i < count; i++) if (from[i] != 2 * i || to[i] != 2 * i + 2) return 0;
+    return 1;
 }
 
-POOL_FUNCTIONS(float, float32)
-POOL_FUNCTIONS(double, float64)
+#define T float
+#define INTEGER int32_t
+#define LANES FLOATS
+#define NAME(name) name##_float32
+#include "pool.c"
+#undef T
+#undef INTEGER
+#undef LANES
+#undef NAME
+#undef V
+#undef MASK
+#undef PLACES
+
+#define T double
+#define INTEGER int64_t
+#define LANES DOUBLES
+#define NAME(name) name##_float64
+#include "pool.c"
+
+#else
+
+#define V NAME(vector)
+#define MASK NAME(mask)
+#define PLACES NAME(places)
+
+typedef T V __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(T)), may_alias));
+typedef INTEGER MASK __attribute__((vector_size(VECTOR_BYTES)));
+typedef int32_t PLACES __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+INLINE V NAME(choose)(MASK mask, V a, V b) { return (V)(((MASK)a & mask) | ((MASK)b & ~mask)); }
+
+/* 0, 1, 2, ... */
+INLINE MASK NAME(count)(void)
+{
+    MASK found;
+    for (int lane = 0; lane < LANES; lane++) found[lane] = lane;
+    return found;
+}
+
+/* The better one of best and another value, and where it is; NaN wins, and the first of equals. */
+INLINE void NAME(better)(V value, MASK place, V *best, MASK *where)
+{
+    MASK takes = (value > *best) | ((value != value) & (*best == *best));
+    *best = NAME(choose)(takes, value, *best);
+    *where = (place & takes) | (*where & ~takes);
+}
+
+/* LANES outputs of a row from 2 LANES numbers of each of two rows. `at`: the place of *top in its plane. */
+INLINE void NAME(pairs_maximum)(const T *top, const T *bottom, i64 w, i64 at, T *y, int32_t *where, i64 relu)
+{
+    const V a = *(const V *)top, b = *(const V *)(top + LANES), c = *(const V *)bottom, d = *(const V *)(bottom + LANES);
+    MASK places = NAME(count)() * 2 + (INTEGER)at, place = places;
+    V best = PICK(MASK, a, b, ORDER(EVEN, LANES));
+    NAME(better)(PICK(MASK, a, b, ORDER(ODD, LANES)), places + 1, &best, &place);
+    NAME(better)(PICK(MASK, c, d, ORDER(EVEN, LANES)), places + (INTEGER)w, &best, &place);
+    NAME(better)(PICK(MASK, c, d, ORDER(ODD, LANES)), places + (INTEGER)w + 1, &best, &place);
+    if (relu) {
+        const V zero = {0};
+        place |= ~(best > zero);                     /* NOWHERE has all bits set */
+        best = (V)((MASK)best & ~(best < zero));
+    }
+    *(V *)y = best;
+    *(PLACES *)where = __builtin_convertvector(place, PLACES);
+}
+
+/* Beyond a row's end something is written too, and then, with the next row, what belongs there: but for the end of all. */
+static void NAME(maximum_of_pairs)(const T *x, T *y, int32_t *where, i64 planes, i64 h, i64 w, i64 oh, i64 ow, i64 relu)
+{
+    const T *x_end = x + planes * h * w, *y_end = y + planes * oh * ow;
+    for (i64 p = 0; p < planes; p++, x += h * w)
+        for (i64 i = 0; i < oh; i++, y += ow, where += ow)
+            for (i64 j = 0; j < ow; j += LANES) {
+                const i64 at = 2 * i * w + 2 * j, size = at_most(ow - j, LANES);
+                const T *top = x + at, *bottom = top + w;
+                if (x_end - bottom >= 2 * LANES && y_end - (y + j) >= LANES) {
+                    NAME(pairs_maximum)(top, bottom, w, at, y + j, where + j, relu);
+                    continue;
+                }
+                T from[2][2 * LANES] = {{0}}, best[LANES];
+                int32_t place[LANES];
+                memcpy(from[0], top, 2 * size * sizeof(T));
+                memcpy(from[1], bottom, 2 * size * sizeof(T));
+                NAME(pairs_maximum)(from[0], from[1], w, at, best, place, relu);
+                memcpy(y + j, best, size * sizeof(T));
+                memcpy(where + j, place, size * sizeof(int32_t));
+            }
+}
+
+/* The largest value and where it is in its plane; NaN wins, and the first of equals. With `relu` what is not above 0 becomes 0,
+   and is NOWHERE. */
+void NAME(maximum)(const T *restrict x, T *restrict y, int32_t *restrict where, const int32_t *y0, const int32_t *y1,
+                   const int32_t *x0, const int32_t *x1, i64 planes, i64 h, i64 w, i64 oh, i64 ow, i64 relu)
+{
+    if (are_pairs(y0, y1, oh) && are_pairs(x0, x1, ow)) {
+        NAME(maximum_of_pairs)(x, y, where, planes, h, w, oh, ow, relu);
+        return;
+    }
+    i64 widest = 0;
+    for (i64 j = 0; j < ow; j++) widest = at_least(widest, x1[j] - x0[j]);
+    for (i64 p = 0; p < planes; p++, x += h * w)
+        for (i64 i = 0; i < oh; i++, y += ow, where += ow) {
+            for (i64 j = 0; j < ow; j++) {
+                where[j] = y0[i] * w + x0[j];
+                y[j] = x[where[j]];
+            }
+            for (i64 r = y0[i]; r < y1[i]; r++) for (i64 step = 0; step < widest; step++)
+                for (i64 j = 0; j < ow; j++) {           /* a narrower window sees its last column again, which changes nothing */
+                    int32_t column = x0[j] + (int32_t)step, at = (int32_t)(r * w) + (column < x1[j] ? column : x1[j] - 1);
+                    T value = x[at], best = y[j];
+                    int takes = (value > best) | ((value != value) & (best == best));
+                    y[j] = takes ? value : best;
+                    where[j] = takes ? at : where[j];
+                }
+            if (relu) for (i64 j = 0; j < ow; j++) {
+                where[j] = y[j] > 0 ? where[j] : NOWHERE;
+                y[j] = y[j] < 0 ? 0 : y[j];
+            }
+        }
+}
+
+/* Up to LANES numbers of g, zeros in the other lanes, and their places; all LANES may be read before `end`. */
+INLINE void NAME(some)(const T *g, const int32_t *where, const T *end, i64 size, V *grads, MASK *places)
+{
+    PLACES found = {0};
+    if (end - g >= LANES) {
+        const V all = *(const V *)g;
+        *grads = (V)((MASK)all & (NAME(count)() < (INTEGER)size));
+        found = *(const PLACES *)where;
+    } else {
+        *grads = (V){0};
+        memcpy(grads, g, size * sizeof(T));
+        memcpy(&found, where, size * sizeof(int32_t));
+    }
+    *places = __builtin_convertvector(found, MASK);
+}
+
+/* One row of dx after the other: beyond its end zeros are written, which the next row replaces, or which stand where a row or
+   column belongs to no window. */
+static void NAME(gradient_of_pairs)(const T *g, const int32_t *where, T *dx, i64 planes, i64 h, i64 w, i64 oh, i64 ow)
+{
+    const T *g_end = g + planes * oh * ow, *dx_end = dx + planes * h * w;
+    for (i64 p = 0; p < planes; p++, g += oh * ow, where += oh * ow, dx += h * w) {
+        for (i64 row = 0; row < 2 * oh; row++) {
+            T *to = dx + row * w;
+            for (i64 j = 0; j < ow; j += LANES) {
+                const i64 from = row / 2 * ow + j, size = at_most(ow - j, LANES);
+                V grads;
+                MASK places;
+                NAME(some)(g + from, where + from, g_end, size, &grads, &places);
+                places -= NAME(count)() * 2 + (INTEGER)(row * w + 2 * j);
+                const V left = (V)((MASK)grads & (places == 0)), right = (V)((MASK)grads & (places == 1));
+                const V both[2] = {PICK(MASK, left, right, ORDER(LOW, LANES)), PICK(MASK, left, right, ORDER(HIGH, LANES))};
+                if (dx_end - (to + 2 * j) >= 2 * LANES) memcpy(to + 2 * j, both, sizeof both);
+                else memcpy(to + 2 * j, both, 2 * size * sizeof(T));
+            }
+            for (i64 column = 2 * ow; column < w; column++) to[column] = 0;
+        }
+        memset(dx + 2 * oh * w, 0, (h - 2 * oh) * w * sizeof(T));
+    }
+}
+
+/* `pairs`: the windows are of 2 x 2, side by side. */
+void NAME(maximum_gradient)(const T *restrict g, const int32_t *restrict where, T *restrict dx, i64 planes, i64 h, i64 w, i64 oh,
+                            i64 ow, i64 pairs)
+{
+    if (pairs) {
+        NAME(gradient_of_pairs)(g, where, dx, planes, h, w, oh, ow);
+        return;
+    }
+    memset(dx, 0, planes * h * w * sizeof(T));
+    for (i64 p = 0; p < planes; p++, g += oh * ow, where += oh * ow, dx += h * w)
+        for (i64 i = 0; i < oh * ow; i++) if (where[i] != NOWHERE) dx[where[i]] += g[i];
+}
+
+/* The sum over a window, in double: it may be a whole plane. */
+INLINE double NAME(window)(const T *x, i64 w, i64 top, i64 bottom, i64 left, i64 right)
+{
+    double sum = 0;
+    if (right - left < w) {
+        for (i64 r = top; r < bottom; r++) for (i64 c = left; c < right; c++) sum += x[r * w + c];
+        return sum;
+    }
+    double part[PARTS] = {0};
+    i64 i = top * w, stop = bottom * w;
+    for (; i + PARTS <= stop; i += PARTS) for (i64 lane = 0; lane < PARTS; lane++) part[lane] += x[i + lane];
+    for (; i < stop; i++) sum += x[i];
+    for (i64 half = PARTS / 2; half > 0; half /= 2) for (i64 lane = 0; lane < half; lane++) part[lane] += part[lane + half];
+    return sum + part[0];
+}
+
+void NAME(total)(const T *restrict x, T *restrict y, const int32_t *y0, const int32_t *y1, const int32_t *x0, const int32_t *x1,
+                 i64 planes, i64 h, i64 w, i64 oh, i64 ow)
+{
+    for (i64 p = 0; p < planes; p++, x += h * w, y += oh * ow)
+        for (i64 i = 0; i < oh; i++)
+            for (i64 j = 0; j < ow; j++) y[i * ow + j] = (T)NAME(window)(x, w, y0[i], y1[i], x0[j], x1[j]);
+}
+
+void NAME(total_gradient)(const T *restrict g, T *restrict dx, const int32_t *y0, const int32_t *y1, const int32_t *x0,
+                          const int32_t *x1, i64 planes, i64 h, i64 w, i64 oh, i64 ow)
+{
+    if (oh * ow == 1 && y1[0] - y0[0] == h && x1[0] - x0[0] == w) {
+        for (i64 p = 0; p < planes; p++, dx += h * w) for (i64 i = 0; i < h * w; i++) dx[i] = g[p];
+        return;
+    }
+    memset(dx, 0, planes * h * w * sizeof(T));
+    for (i64 p = 0; p < planes; p++, g += oh * ow, dx += h * w)
+        for (i64 i = 0; i < oh; i++) for (i64 j = 0; j < ow; j++)
+            for (i64 r = y0[i]; r < y1[i]; r++) for (i64 c = x0[j]; c < x1[j]; c++) dx[r * w + c] += g[i * ow + j];
+}
+
+#endif

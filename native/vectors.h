@@ -25,6 +25,8 @@
 #define HIGH_8 4, 12, 5, 13, 6, 14, 7, 15
 #define LOW_16 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define HIGH_16 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#define EVEN_2 0, 2
+#define ODD_2 1, 3
 #define EVEN_4 0, 2, 4, 6
 #define ODD_4 1, 3, 5, 7
 #define EVEN_8 EVEN_4, 8, 10, 12, 14

@@ -75,6 +75,11 @@ def of_arrays(function: Any, signature: str, result: Any = None) -> Callable[...
     return call
 
 
+def packed(array: Array | None) -> Array | None:
+    """The array without gaps: itself, or a copy; None stays None."""
+    return None if array is None else np.ascontiguousarray(array)
+
+
 class Scratch(threading.local):
     """Working memory for C functions, kept for each thread while it lives: fresh pages cost more than what is done in them."""
 

@@ -7,16 +7,21 @@ plane, all inside the plane.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import bind
+from mpitrain.kernels.library import bind, packed
+
+NOWHERE = -1                                      # the place of a largest value that ReLU made 0: no gradient goes there
 
 
-class Side(NamedTuple):
+@dataclass(frozen=True)
+class Side:
     """The windows along one dim: window i is [starts[i], stops[i]) of `size` positions."""
 
     starts: tuple[int, ...]
@@ -26,6 +31,16 @@ class Side(NamedTuple):
     @property
     def widest(self) -> int:
         return max((b - a for a, b in zip(self.starts, self.stops)), default=0)
+
+    @cached_property
+    def bounds(self) -> tuple[Array, Array]:
+        """Starts and stops, for C."""
+        return np.array(self.starts, np.int32), np.array(self.stops, np.int32)
+
+    @cached_property
+    def pairs(self) -> bool:
+        """Is window i [2 i, 2 i + 2)?"""
+        return all((a, b) == (2 * i, 2 * i + 2) for i, (a, b) in enumerate(zip(self.starts, self.stops)))
 
 
 def _steps(rows: Side, columns: Side, xp: Any) -> Iterator[tuple[Array, Array, Array]]:
@@ -37,9 +52,10 @@ def _steps(rows: Side, columns: Side, xp: Any) -> Iterator[tuple[Array, Array, A
             yield xp.minimum(y, rows.size - 1), xp.minimum(x, columns.size - 1), (y < y1)[:, None] & (x < x1)[None, :]
 
 
-def _maximum(x: Array, rows: Side, columns: Side) -> tuple[Array, Array]:
+def _maximum(x: Array, rows: Side, columns: Side, relu: bool = False) -> tuple[Array, Array]:
     xp = array_module(x)
-    best, where = None, None
+    best: Any = None
+    where: Any = None
     for y, c, is_inside in _steps(rows, columns, xp):
         value = x[:, :, y[:, None], c[None, :]]
         at = (y[:, None] * columns.size + c[None, :]).astype(xp.int32)
@@ -48,6 +64,8 @@ def _maximum(x: Array, rows: Side, columns: Side) -> tuple[Array, Array]:
             continue
         better = is_inside & ((value > best) | (xp.isnan(value) & ~xp.isnan(best)))
         best, where = xp.where(better, value, best), xp.where(better, at, where)
+    if relu:
+        return xp.maximum(best, best.dtype.type(0)), xp.where(best > 0, where, xp.int32(NOWHERE))
     return best, where
 
 
@@ -84,37 +102,33 @@ def _spread(result: Array, values: Array, y: Array, x: Array, xp: Any) -> None:
     result += down @ values @ across
 
 
-def _bounds(rows: Side, columns: Side) -> list[Array]:
-    return [np.array(bound, np.int64) for bound in (rows.starts, rows.stops, columns.starts, columns.stops)]
-
-
 def _sizes(planes: int, rows: Side, columns: Side) -> tuple[int, ...]:
     return planes, rows.size, columns.size, len(rows.starts), len(columns.starts)
 
 
 def _maximum_host() -> Callable[..., Any] | None:
-    function = bind("pool", "maximum", "pppppppiiiii")
+    function = bind("pool", "maximum", "pppppppiiiiii")
     if function is None:
         return None
 
-    def maximum(x: Array, rows: Side, columns: Side) -> tuple[Array, Array]:
+    def maximum(x: Array, rows: Side, columns: Side, relu: bool = False) -> tuple[Array, Array]:
         n, c = x.shape[:2]
         y = np.empty((n, c, len(rows.starts), len(columns.starts)), x.dtype)
         where = np.empty(y.shape, np.int32)
-        function(np.ascontiguousarray(x), y, where, *_bounds(rows, columns), *_sizes(n * c, rows, columns))
+        function(packed(x), y, where, *rows.bounds, *columns.bounds, *_sizes(n * c, rows, columns), relu)
         return y, where
     return maximum
 
 
 def _maximum_gradient_host() -> Callable[..., Array] | None:
-    function = bind("pool", "maximum_gradient", "pppiii")
+    function = bind("pool", "maximum_gradient", "pppiiiiii")
     if function is None:
         return None
 
     def gradient(grad: Array, where: Array, rows: Side, columns: Side) -> Array:
-        n, c, oh, ow = grad.shape
+        n, c = grad.shape[:2]
         result = np.empty((n, c, rows.size, columns.size), grad.dtype)
-        function(np.ascontiguousarray(grad), where, result, n * c, rows.size * columns.size, oh * ow)
+        function(packed(grad), where, result, *_sizes(n * c, rows, columns), rows.pairs and columns.pairs)
         return result
     return gradient
 
@@ -127,7 +141,7 @@ def _total_host() -> Callable[..., Array] | None:
     def total(x: Array, rows: Side, columns: Side) -> Array:
         n, c = x.shape[:2]
         y = np.empty((n, c, len(rows.starts), len(columns.starts)), x.dtype)
-        function(np.ascontiguousarray(x), y, *_bounds(rows, columns), *_sizes(n * c, rows, columns))
+        function(packed(x), y, *rows.bounds, *columns.bounds, *_sizes(n * c, rows, columns))
         return y
     return total
 
@@ -140,7 +154,7 @@ def _total_gradient_host() -> Callable[..., Array] | None:
     def gradient(grad: Array, rows: Side, columns: Side) -> Array:
         n, c = grad.shape[:2]
         result = np.empty((n, c, rows.size, columns.size), grad.dtype)
-        function(np.ascontiguousarray(grad), result, *_bounds(rows, columns), *_sizes(n * c, rows, columns))
+        function(packed(grad), result, *rows.bounds, *columns.bounds, *_sizes(n * c, rows, columns))
         return result
     return gradient
 
@@ -149,7 +163,8 @@ _ROWS, _COLUMNS = Side((0, 1, 3, 3), (2, 4, 5, 6), 6), Side((0, 2, 3), (3, 4, 5)
 
 window_maximum = Kernel("window_maximum", _maximum, host=_maximum_host,
                         arguments=lambda rng, dtype: (rng.standard_normal((2, 3, 6, 5)).astype(dtype), _ROWS, _COLUMNS))
-"""(largest, where in the plane as int32), both (N, C, OH, OW), from (x (N, C, H, W), rows, columns)."""
+"""(largest, where in the plane as int32), both (N, C, OH, OW), from (x (N, C, H, W), rows, columns, relu or nothing). With relu
+what is not above 0 becomes 0, and is NOWHERE."""
 
 window_maximum_gradient = Kernel(
     "window_maximum_gradient", _maximum_gradient, host=_maximum_gradient_host, tolerance=1e-6,

@@ -9,7 +9,7 @@ from mpitrain.autograd import Tensor
 from mpitrain.errors import ShapeError
 from mpitrain.models.registry import MODELS
 from mpitrain.models.sizes import require_sizes
-from mpitrain.nn import AdaptiveAvgPool2d, Conv2d, Flatten, Linear, MaxPool2d, Module, ReLU, Sequential, init
+from mpitrain.nn import AdaptiveAvgPool2d, Conv2d, Flatten, Linear, MaxPool2d, Module, Sequential, init
 from mpitrain.nn.basic import Check
 from mpitrain.nn.norm import NORMS
 
@@ -28,8 +28,8 @@ def lenet(classes: int = 10, channels: int = 1, size: int = 28) -> Sequential:
         raise ShapeError(f"lenet needs images of at least 12x12, not {size}x{size}")
     return Sequential(
         ("input", Check("lenet", (None, channels, size, size), "set model.channels and model.size")),
-        ("conv1", Conv2d(channels, 6, 5, padding=2)), ("act1", ReLU()), ("pool1", MaxPool2d(2)),
-        ("conv2", Conv2d(6, 16, 5)), ("act2", ReLU()), ("pool2", MaxPool2d(2)),
+        ("conv1", Conv2d(channels, 6, 5, padding=2)), ("pool1", MaxPool2d(2, activation="relu")),
+        ("conv2", Conv2d(6, 16, 5)), ("pool2", MaxPool2d(2, activation="relu")),
         ("flatten", Flatten()),
         ("linear1", Linear(16 * side * side, 120, activation="relu")),
         ("linear2", Linear(120, 84, activation="relu")),

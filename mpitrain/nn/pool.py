@@ -6,18 +6,21 @@ from typing import Any
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor
+from mpitrain.errors import ConfigError
 from mpitrain.nn.conv import Size
 from mpitrain.nn.module import Module
 
 
 class MaxPool2d(Module):
-    """The largest value of each window."""
+    """The largest value of each window. ReLU before or after it can be computed in the same pass (`activation`)."""
 
-    def __init__(self, kernel: Size, stride: Size | None = None, padding: Size = 0):
-        self.kernel, self.stride, self.padding = kernel, stride, padding
+    def __init__(self, kernel: Size, stride: Size | None = None, padding: Size = 0, *, activation: str | None = None):
+        if activation not in (None, "relu"):
+            raise ConfigError(f'max pooling takes "relu" as its activation, or None, not "{activation}"; put others after it')
+        self.kernel, self.stride, self.padding, self.relu = kernel, stride, padding, activation == "relu"
 
     def forward(self, x: Any) -> Tensor:
-        return ops.max_pool2d(x, self.kernel, stride=self.stride, padding=self.padding)
+        return ops.max_pool2d(x, self.kernel, stride=self.stride, padding=self.padding, relu=self.relu)
 
 
 class AvgPool2d(Module):

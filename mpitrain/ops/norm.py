@@ -9,8 +9,9 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
-from mpitrain.kernels import norm, pointwise
-from mpitrain.kernels.norm import (
+from mpitrain.kernels import batch_norm as by_channel
+from mpitrain.kernels import pointwise
+from mpitrain.kernels.batch_norm import (
     batch_norm_gradients,
     channel_affine,
     channel_combine,
@@ -18,9 +19,8 @@ from mpitrain.kernels.norm import (
     channel_scale,
     channel_shift,
     channel_sums,
-    row_norm,
-    row_norm_gradients,
 )
+from mpitrain.kernels.norm import row_norm, row_norm_gradients
 from mpitrain.ops import activation, elementwise
 
 Reduce = Callable[[Array], None]
@@ -95,7 +95,7 @@ class BatchNorm(Function):
                 eps: float, reduce: Reduce | None, record: Callable[[tuple[Any, ...]], None]) -> Array:
         channels = _channels(x)
         if reduce is None and channels.shape[2] > 1:
-            y, mean, variance, inverse = norm.batch_norm(channels, weight, bias, _channels_or_none(residual), eps, relu)
+            y, mean, variance, inverse = by_channel.batch_norm(channels, weight, bias, _channels_or_none(residual), eps, relu)
             count: Any = channels.shape[0] * channels.shape[2]
             centre = mean.astype(x.dtype)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
@@ -12,13 +13,16 @@ from mpitrain.kernels.pool import Side, window_maximum, window_maximum_gradient,
 Pair = tuple[int, int]
 
 
-def max_pool2d(x: Any, kernel: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0) -> Tensor:
+def max_pool2d(x: Any, kernel: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0, *,
+               relu: bool = False) -> Tensor:
     """The largest value of each window; `stride` is the kernel's size by default, padding never wins.
+
+    With `relu`, 0 where that is negative: what ReLU before or after the pooling gives, to the bit, gradients too.
 
     Raises ShapeError where no window fits, or padding is more than half of the kernel.
     """
     rows, columns = _fixed("max_pool2d", x, kernel, stride, padding)[:2]
-    result: Tensor = MaxPool.apply(x, rows=rows, columns=columns)
+    result: Tensor = MaxPool.apply(x, rows=rows, columns=columns, relu=relu)
     return result
 
 
@@ -48,11 +52,11 @@ def adaptive_avg_pool2d(x: Any, size: int | Pair) -> Tensor:
 
 
 class MaxPool(Function):
-    """The largest value of each window; its gradient goes to the first place where it stands."""
+    """The largest value of each window, or 0 where there is `relu`; its gradient goes to the first place where it stands."""
 
     @staticmethod
-    def forward(ctx: Context, x: Array, *, rows: Side, columns: Side) -> Array:
-        largest, where = window_maximum(x, rows, columns)
+    def forward(ctx: Context, x: Array, *, rows: Side, columns: Side, relu: bool = False) -> Array:
+        largest, where = window_maximum(x, rows, columns, relu)
         ctx.save(where)
         ctx.windows = rows, columns
         return largest
@@ -78,8 +82,11 @@ class MeanPool(Function):
         return window_total_gradient(grad / ctx.area, *ctx.windows)
 
 
-def _areas(rows: Side, columns: Side, x: Array, xp: Any) -> Array:
+def _areas(rows: Side, columns: Side, x: Array, xp: Any) -> Any:
+    """Of each window; one number where they are all alike."""
     heights, widths = ([b - a for a, b in zip(side.starts, side.stops)] for side in (rows, columns))
+    if len({*heights}) == len({*widths}) == 1:
+        return heights[0] * widths[0]
     return xp.asarray(heights, dtype=x.dtype)[:, None] * xp.asarray(widths, dtype=x.dtype)
 
 
@@ -93,13 +100,17 @@ def _fixed(name: str, x: Any, kernel: int | Pair, stride: int | Pair | None, pad
         if k < 1 or s < 1 or not 0 <= p <= k // 2:
             raise ShapeError(f"{name}: kernel {sizes} and stride {strides} must be at least 1, padding {paddings} between 0 "
                              "and half of the kernel")
-        count = (size + 2 * p - k) // s + 1
-        if count < 1:
+        if size + 2 * p < k:
             raise ShapeError(f"{name}: the window {sizes} does not fit into images of {x.shape[2]}x{x.shape[3]} with padding "
                              f"{paddings}; make it smaller or pad more")
-        starts = [i * s - p for i in range(count)]
-        sides.append(Side(tuple(max(a, 0) for a in starts), tuple(min(a + k, size) for a in starts), size))
+        sides.append(_windows(size, k, s, p))
     return sides[0], sides[1], sizes[0] * sizes[1]
+
+
+@cache
+def _windows(size: int, kernel: int, stride: int, padding: int) -> Side:
+    starts = [i * stride - padding for i in range((size + 2 * padding - kernel) // stride + 1)]
+    return Side(tuple(max(a, 0) for a in starts), tuple(min(a + kernel, size) for a in starts), size)
 
 
 def _adaptive(name: str, x: Any, size: int | Pair) -> tuple[Side, Side]:
@@ -108,9 +119,12 @@ def _adaptive(name: str, x: Any, size: int | Pair) -> tuple[Side, Side]:
     if min(counts) < 1 or min(x.shape[2:]) < 1:
         raise ShapeError(f"{name}: images of {x.shape[2]}x{x.shape[3]} cannot be cut into {counts} parts; both must be at "
                          "least 1x1")
-    rows, columns = (Side(tuple(i * n // k for i in range(k)), tuple(-(-(i + 1) * n // k) for i in range(k)), n)
-                     for n, k in zip(x.shape[2:], counts))
-    return rows, columns
+    return _parts(x.shape[2], counts[0]), _parts(x.shape[3], counts[1])
+
+
+@cache
+def _parts(size: int, count: int) -> Side:
+    return Side(tuple(i * size // count for i in range(count)), tuple(-(-(i + 1) * size // count) for i in range(count)), size)
 
 
 def _pair(value: int | Pair) -> Pair:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mpitrain import ops
+from mpitrain.autograd import Tensor, run_backward
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import pool
 from tests.ops.parity import apart, check, check_gradient
@@ -45,6 +46,22 @@ def test_adaptive_pooling_equals_pytorch(size):
 def test_pooling_passes_the_gradient_check():
     check_gradient(lambda x: ops.max_pool2d(x, 3, 2, 1), apart(2, 2, 6, 5))
     check_gradient(lambda x: ops.adaptive_avg_pool2d(x, (4, 3)), (2, 2, 6, 5))
+
+
+@pytest.mark.parametrize("window", [(2, None, 0), (3, 2, 1)], ids=str)
+def test_relu_in_pooling_is_relu_before_it_and_after_it(window):
+    x = np.random.default_rng(0).standard_normal((3, 4, 9, 11)).astype(np.float32) - 1
+    results = []
+    for pooled in (lambda t: ops.max_pool2d(t, *window, relu=True), lambda t: ops.max_pool2d(ops.relu(t), *window),
+                   lambda t: ops.relu(ops.max_pool2d(t, *window))):
+        leaf = Tensor(x, requires_grad=True)
+        y = pooled(leaf)
+        run_backward(y, np.full(y.shape, 1.5, np.float32))
+        results.append((y.array, leaf.grad))
+    assert 0 < (results[0][0] == 0).mean() < 1
+    for y, gradient in results[1:]:
+        np.testing.assert_array_equal(results[0][0], y)
+        np.testing.assert_array_equal(results[0][1], gradient)
 
 
 def test_no_images_give_no_images():

@@ -1,0 +1,190 @@
+"""The loops of batch and group norm: by channel of x (N, C, L).
+
+What belongs to a channel is a 1-D array. Sums over a channel are float64 whatever the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpitrain.backend import Array, array_module
+from mpitrain.kernels.kernel import Kernel
+from mpitrain.kernels.library import bind, packed
+
+
+def _moments(x: Array) -> tuple[Array, Array]:
+    mean = x.mean(axis=(0, 2), dtype="float64")
+    return mean, ((x - mean[:, None]) ** 2).sum(axis=(0, 2))
+
+
+def _affine(x: Array, centre: Array, scale: Array, shift: Array) -> Array:
+    y = x - centre[:, None]
+    y *= scale[:, None]
+    y += shift[:, None]
+    return y
+
+
+def _sums(grad: Array, x: Array, centre: Array) -> tuple[Array, Array]:
+    return grad.sum(axis=(0, 2), dtype="float64"), (grad * (x - centre[:, None])).sum(axis=(0, 2), dtype="float64")
+
+
+def _combine(grad: Array, x: Array, centre: Array, a: Array, b: Array, d: Array) -> Array:
+    result = x - centre[:, None]
+    result *= b[:, None]
+    result += a[:, None] * grad
+    result += d[:, None]
+    return result
+
+
+def _batch_norm(x: Array, weight: Array | None, bias: Array | None, residual: Array | None, eps: float,
+                relu: bool) -> tuple[Array, Array, Array, Array]:
+    xp = array_module(x)
+    mean, squares = _moments(x)
+    variance = squares / (x.shape[0] * x.shape[2])
+    inverse = 1 / xp.sqrt(variance + eps)
+    y = _affine(x, mean.astype(x.dtype), channel_scale(inverse, weight, x.dtype), channel_shift(bias, x))
+    if residual is not None:
+        y += residual
+    if relu:
+        xp.maximum(y, x.dtype.type(0), out=y)
+    return y, mean, variance, inverse
+
+
+def _batch_norm_gradients(grad: Array, x: Array, y: Array | None, centre: Array, weight: Array | None, bias: Array | None,
+                          inverse: Array, relu: bool, wanted: bool) -> tuple[Array | None, Array, Array, Array]:
+    xp = array_module(x)
+    scale = channel_scale(inverse, weight, x.dtype)
+    if relu:
+        result = _affine(x, centre, scale, channel_shift(bias, x)) if y is None else y
+        grad = xp.where(result > 0, grad, x.dtype.type(0))
+    plain, product = _sums(grad, x, centre)
+    if not wanted:
+        return None, grad, plain, product
+    count = x.shape[0] * x.shape[2]
+    slope, shift = -scale * inverse * inverse * (product / count), -scale * (plain / count)
+    return _combine(grad, x, centre, scale, slope.astype(x.dtype), shift.astype(x.dtype)), grad, plain, product
+
+
+def channel_scale(inverse: Array, weight: Array | None, dtype: Any) -> Array:
+    """What x - centre is multiplied by, in the dtype of x."""
+    return (inverse if weight is None else inverse * weight).astype(dtype)
+
+
+def channel_shift(bias: Array | None, x: Array) -> Array:
+    return array_module(x).zeros(x.shape[1], x.dtype) if bias is None else bias
+
+
+def _moments_host() -> Callable[..., Any] | None:
+    function = bind("batch_norm", "channel_moments", "pppiii")
+    if function is None:
+        return None
+
+    def moments(x: Array) -> tuple[Array, Array]:
+        mean, squares = np.empty(x.shape[1]), np.empty(x.shape[1])
+        function(packed(x), mean, squares, *x.shape)
+        return mean, squares
+    return moments
+
+
+def _affine_host() -> Callable[..., Array] | None:
+    function = bind("batch_norm", "channel_affine", "pppppiii")
+    if function is None:
+        return None
+
+    def affine(x: Array, centre: Array, scale: Array, shift: Array) -> Array:
+        y = np.empty(x.shape, x.dtype)
+        function(packed(x), centre, scale, packed(shift), y, *x.shape)
+        return y
+    return affine
+
+
+def _sums_host() -> Callable[..., Any] | None:
+    function = bind("batch_norm", "channel_sums", "pppppiii")
+    if function is None:
+        return None
+
+    def sums(grad: Array, x: Array, centre: Array) -> tuple[Array, Array]:
+        plain, product = np.empty(x.shape[1]), np.empty(x.shape[1])
+        function(packed(grad), packed(x), centre, plain, product, *x.shape)
+        return plain, product
+    return sums
+
+
+def _combine_host() -> Callable[..., Array] | None:
+    function = bind("batch_norm", "channel_combine", "pppppppiii")
+    if function is None:
+        return None
+
+    def combine(grad: Array, x: Array, centre: Array, a: Array, b: Array, d: Array) -> Array:
+        result = np.empty(x.shape, x.dtype)
+        function(packed(grad), packed(x), centre, a, b, d, result, *x.shape)
+        return result
+    return combine
+
+
+def _batch_norm_host() -> Callable[..., Any] | None:
+    function = bind("batch_norm", "batch_norm", "ppppppppdiiii")
+    if function is None:
+        return None
+
+    def norm(x: Array, weight: Array | None, bias: Array | None, residual: Array | None, eps: float,
+             relu: bool) -> tuple[Array, Array, Array, Array]:
+        y, (mean, variance, inverse) = np.empty(x.shape, x.dtype), np.empty((3, x.shape[1]))
+        function(packed(x), packed(weight), packed(bias), packed(residual), y, mean, variance, inverse, eps, *x.shape, relu)
+        return y, mean, variance, inverse
+    return norm
+
+
+def _batch_norm_gradients_host() -> Callable[..., Any] | None:
+    function = bind("batch_norm", "batch_norm_gradients", "pppppppppppiiii")
+    if function is None:
+        return None
+
+    def gradients(grad: Array, x: Array, y: Array | None, centre: Array, weight: Array | None, bias: Array | None,
+                  inverse: Array, relu: bool, wanted: bool) -> tuple[Array | None, Array, Array, Array]:
+        grad = np.ascontiguousarray(grad)
+        plain, product = np.empty((2, x.shape[1]))
+        dx = np.empty(x.shape, x.dtype) if wanted else None
+        masked = (2 if y is None else 1) if relu else 0
+        before = np.empty(x.shape, x.dtype) if masked == 1 else grad
+        function(grad, packed(x), packed(y) if masked == 1 else None, centre, packed(weight), packed(bias), inverse, dx,
+                 before if masked == 1 else None, plain, product, *x.shape, masked)
+        return dx, before, plain, product
+    return gradients
+
+
+def _example(*shapes: tuple[int, ...]) -> Callable[[Any, Any], tuple[Array, ...]]:
+    return lambda rng, dtype: tuple(rng.standard_normal(shape).astype(dtype) for shape in shapes)
+
+
+channel_moments = Kernel("channel_moments", _moments, host=_moments_host, tolerance=1e-5,
+                         arguments=_example((3, 4, 37)))
+"""(mean, sum of squared distances from it), float64 (C,), from x."""
+
+channel_affine = Kernel("channel_affine", _affine, host=_affine_host, tolerance=1e-5,
+                        arguments=_example((3, 4, 37), (4,), (4,), (4,)))
+"""(x - centre) * scale + shift from (x, centre, scale, shift)."""
+
+channel_sums = Kernel("channel_sums", _sums, host=_sums_host, tolerance=1e-5,
+                      arguments=_example((3, 4, 37), (3, 4, 37), (4,)))
+"""Sums of grad and of grad * (x - centre), float64 (C,), from (grad, x, centre)."""
+
+channel_combine = Kernel("channel_combine", _combine, host=_combine_host, tolerance=1e-5,
+                         arguments=_example((3, 4, 37), (3, 4, 37), (4,), (4,), (4,), (4,)))
+"""a * grad + b * (x - centre) + d from (grad, x, centre, a, b, d)."""
+
+batch_norm = Kernel("batch_norm", _batch_norm, host=_batch_norm_host, tolerance=1e-5,
+                    arguments=lambda rng, dtype: (*_example((3, 4, 37), (4,), (4,), (3, 4, 37))(rng, dtype), 1e-5, True))
+"""(y, mean, variance, inverse deviation; the latter float64 (C,)) from (x, weight, bias, residual or None, eps, relu): x
+normalised over N and L, plus the residual, and ReLU of that where `relu`."""
+
+batch_norm_gradients = Kernel(
+    "batch_norm_gradients", _batch_norm_gradients, host=_batch_norm_gradients_host, tolerance=1e-5,
+    arguments=lambda rng, dtype: (*_example((3, 4, 37), (3, 4, 37), (3, 4, 37), (4,), (4,), (4,))(rng, dtype),
+                                  abs(rng.standard_normal(4)) + 0.1, True, True))
+"""(gradient of x or None, gradient before ReLU, sums of that, and of its product with x - centre, float64 (C,)) from (grad, x,
+y, centre, weight, bias, inverse deviation, relu, whether the first is wanted). y is not wanted without relu, and may be None
+where there was no residual: then the second result is undefined."""

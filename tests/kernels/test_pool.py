@@ -1,0 +1,75 @@
+"""Pooling's loops in C where their vectors end: against the plain arrays that define them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpitrain.kernels.library import bind
+from mpitrain.kernels.pool import NOWHERE, Side, window_maximum, window_maximum_gradient, window_total, window_total_gradient
+
+SIZES = [(2, 2), (3, 5), (4, 31), (6, 32), (5, 33), (2, 34), (8, 64), (3, 71), (28, 28), (10, 10)]
+DTYPES = ["float32", "float64"]
+
+
+def side(size: int, kernel: int, stride: int) -> Side:
+    starts = range(0, size - kernel + 1, stride)
+    return Side(tuple(starts), tuple(start + kernel for start in starts), size)
+
+
+def images(shape: tuple[int, ...], dtype: str) -> Any:
+    """Small integers, so that many are equal, and some that are not numbers."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(-3, 3, shape).astype(dtype)
+    x[rng.random(shape) < 0.02] = np.nan
+    return x
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("window", [(2, 2), (3, 2), (2, 1)], ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_the_largest_of_windows_and_their_gradient_equal_the_reference(size: tuple[int, int], window: tuple[int, int],
+                                                                       relu: bool, dtype: str) -> None:
+    size = max(size[0], window[0]), max(size[1], window[0])
+    rows, columns = (side(n, *window) for n in size)
+    x = images((2, 3, *size), dtype)
+    largest, where = window_maximum(x, rows, columns, relu)
+    wanted, place = window_maximum.reference(x, rows, columns, relu)
+    np.testing.assert_array_equal(largest, wanted)
+    np.testing.assert_array_equal(where, place)
+    assert where.dtype == np.int32
+    assert np.array_equal(where == NOWHERE, ~(largest > 0) if relu else np.zeros(where.shape, bool))
+    grad = np.random.default_rng(1).standard_normal(largest.shape).astype(dtype)
+    np.testing.assert_allclose(window_maximum_gradient(grad, where, rows, columns),
+                               window_maximum_gradient.reference(grad, where, rows, columns), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_nothing_is_written_beyond_the_results(size: tuple[int, int], dtype: str) -> None:
+    maximum, gradient = bind("pool", "maximum", "pppppppiiiiii"), bind("pool", "maximum_gradient", "pppiiiiii")
+    if maximum is None or gradient is None:
+        pytest.skip("no C compiler")
+    rows, columns = (side(n, 2, 2) for n in size)
+    x = images((2, 3, *size), dtype)
+    count, sizes = 6 * len(rows.starts) * len(columns.starts), (6, *size, len(rows.starts), len(columns.starts))
+    y, where, dx = np.full(count + 64, 99, dtype), np.full(count + 64, 99, np.int32), np.full(x.size + 64, 99, dtype)
+    maximum(x, y, where, *rows.bounds, *columns.bounds, *sizes, False)
+    gradient(y, where, dx, *sizes, True)
+    for array, end in ((y, count), (where, count), (dx, x.size)):
+        assert (array[end:] == 99).all()
+    assert not (dx[:x.size] == 99).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [(8, 8), (7, 7), (1, 3), (40, 33)], ids=str)
+def test_the_sum_of_an_image_equals_that_in_float64(size: tuple[int, int], dtype: str) -> None:
+    rows, columns = (side(n, n, 1) for n in size)
+    x = np.random.default_rng(0).standard_normal((3, 5, *size)).astype(dtype)
+    exact = x.astype("float64").sum(axis=(2, 3), keepdims=True)
+    np.testing.assert_allclose(window_total(x, rows, columns), exact, rtol=1e-6 if dtype == "float32" else 1e-13, atol=1e-6)
+    gradient = window_total_gradient(x[:, :, :1, :1], rows, columns)
+    np.testing.assert_array_equal(gradient, np.broadcast_to(x[:, :, :1, :1], x.shape))
