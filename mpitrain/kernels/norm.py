@@ -1,6 +1,6 @@
-"""The loops of batch, group, layer and RMS norm: by channel of x (N, C, L), and by row of x (R, D).
+"""The loops of batch and group norm, by channel of x (N, C, L).
 
-What belongs to a channel or a row is a 1-D array. Sums that run over the batch are float64 whatever the data.
+What belongs to a channel is a 1-D array. Sums that run over the batch are float64 whatever the data.
 """
 
 from __future__ import annotations
@@ -75,35 +75,6 @@ def channel_scale(inverse: Array, weight: Array | None, dtype: Any) -> Array:
 
 def channel_shift(bias: Array | None, x: Array) -> Array:
     return array_module(x).zeros(x.shape[1], x.dtype) if bias is None else bias
-
-
-def _row_norm(x: Array, weight: Array | None, bias: Array | None, eps: float, centred: bool) -> tuple[Array, Array, Array]:
-    xp = array_module(x)
-    means = x.mean(axis=1) if centred else xp.zeros(len(x), x.dtype)
-    y = x - means[:, None]
-    inverses = 1 / xp.sqrt((y * y).mean(axis=1) + x.dtype.type(eps))
-    y *= inverses[:, None]
-    if weight is not None:
-        y *= weight
-    if bias is not None:
-        y += bias
-    return y, means, inverses
-
-
-def _row_norm_gradients(grad: Array, x: Array, weight: Array | None, means: Array, inverses: Array, centred: bool,
-                        wanted: tuple[bool, bool]) -> tuple[Array | None, Array | None, Array | None]:
-    z = (x - means[:, None]) * inverses[:, None]
-    dx = None
-    if wanted[0]:
-        dx = grad.copy() if weight is None else grad * weight
-        slope = (dx * z).mean(axis=1, keepdims=True)
-        if centred:
-            dx -= dx.mean(axis=1, keepdims=True)
-        dx -= z * slope
-        dx *= inverses[:, None]
-    if not wanted[1]:
-        return dx, None, None
-    return dx, (grad * z).sum(axis=0, dtype="float64"), grad.sum(axis=0, dtype="float64")
 
 
 def _moments_host() -> Callable[..., Any] | None:
@@ -185,32 +156,6 @@ def _batch_norm_gradients_host() -> Callable[..., Any] | None:
     return gradients
 
 
-def _row_norm_host() -> Callable[..., Any] | None:
-    function = bind("norm", "row_norm", "ppppppdiii")
-    if function is None:
-        return None
-
-    def norm(x: Array, weight: Array | None, bias: Array | None, eps: float, centred: bool) -> tuple[Array, Array, Array]:
-        y, means, inverses = np.empty(x.shape, x.dtype), np.empty(len(x), x.dtype), np.empty(len(x), x.dtype)
-        function(_packed(x), _packed(weight), _packed(bias), y, means, inverses, eps, *x.shape, centred)
-        return y, means, inverses
-    return norm
-
-
-def _row_norm_gradients_host() -> Callable[..., Any] | None:
-    function = bind("norm", "row_norm_gradients", "ppppppppiii")
-    if function is None:
-        return None
-
-    def gradients(grad: Array, x: Array, weight: Array | None, means: Array, inverses: Array, centred: bool,
-                  wanted: tuple[bool, bool]) -> tuple[Array | None, Array | None, Array | None]:
-        dx = np.empty(x.shape, x.dtype) if wanted[0] else None
-        product, plain = (np.empty(x.shape[1]), np.empty(x.shape[1])) if wanted[1] else (None, None)
-        function(_packed(grad), _packed(x), _packed(weight), means, inverses, dx, product, plain, *x.shape, centred)
-        return dx, product, plain
-    return gradients
-
-
 def _packed(array: Array | None) -> Array | None:
     return None if array is None else np.ascontiguousarray(array)
 
@@ -247,13 +192,3 @@ batch_norm_gradients = Kernel(
 """(gradient of x or None, gradient before ReLU, sums of that, and of its product with x - centre, float64 (C,)) from (grad, x,
 y, centre, weight, bias, inverse deviation, relu, whether the first is wanted). y is not wanted without relu, and may be None
 where there was no residual: then the second result is undefined."""
-
-row_norm = Kernel("row_norm", _row_norm, host=_row_norm_host, tolerance=1e-5,
-                  arguments=lambda rng, dtype: (*_example((5, 37), (37,), (37,))(rng, dtype), 1e-5, True))
-"""(y, means, inverse deviations) from (x, weight or None, bias or None, eps, centred); RMS norm is not centred."""
-
-row_norm_gradients = Kernel(
-    "row_norm_gradients", _row_norm_gradients, host=_row_norm_gradients_host, tolerance=1e-5,
-    arguments=lambda rng, dtype: (*_example((7, 37), (7, 37), (37,), (7,), (7,))(rng, dtype), True, (True, True)))
-"""(gradient of x, sums over rows of grad * normalised x, and of grad, float64 (D,)) from (grad, x, weight or None, means,
-inverse deviations, centred, (whether the first is wanted, whether the others are)); None for what is not wanted."""
