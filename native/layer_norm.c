@@ -2,7 +2,7 @@
    itself for float and double.
 
    A row is read from memory once: what comes after its sum finds it in the first cache. (Fetching the next rows ahead, on top of
-   what the machine fetches by itself, took longer.) Mean and mean square are made in two passes, not from one sum of squares, which would lose the digits of a row far
+   what the machine fetches by itself, took longer; only where a gradient too large for the caches is written does it help.) Mean and mean square are made in two passes, not from one sum of squares, which would lose the digits of a row far
    from zero. Sums over a row run in the lanes of PARTS vectors, folded in one order: relative to the sum of magnitudes their
    error is below (D / lanes + 10) roundings. Sums over rows are kept in T for SOME rows and then added to those in double: 1e-6 of
    the sum of magnitudes at most in float, for any number of rows. A row's results have the same bits in whichever group of rows
@@ -31,6 +31,8 @@ typedef int64_t i64;
 #define PARTS 4                      /* vectors of partial sums */
 #define GROUP 4                      /* rows whose terms are added to a column's sum in registers */
 #define SOME 16                      /* rows whose sum is kept in T */
+#define LINE 64                      /* bytes of a cache line */
+#define NEAR (512 << 10)             /* bytes of an array that stays in the second cache */
 
 #define T float
 #define NAME(name) name##_float32
@@ -168,6 +170,7 @@ INLINE void NAME(rows)(const T *g, const T *x, const T *weight, const T *around,
 void NAME(row_norm_gradients)(const T *g, const T *x, const T *weight, const T *around, const T *means, const T *inverses, T *dx,
                               double *sums, T *part, i64 rows, i64 n, i64 centred)
 {
+    int far = dx && rows * n * (i64)sizeof(T) > NEAR;
     if (sums) memset(sums, 0, 2 * n * sizeof(double));
     for (i64 first = 0; first < rows; first += SOME) {
         i64 end = rows - first < SOME ? rows : first + SOME;
@@ -177,6 +180,7 @@ void NAME(row_norm_gradients)(const T *g, const T *x, const T *weight, const T *
             NAME(row) row[GROUP];
             for (i64 k = 0; k < there; k++) {
                 i64 at = (r + k) * n;
+                if (far) for (i64 i = 0; i < n; i += LINE / (i64)sizeof(T)) __builtin_prefetch(dx + at + i, 1);
                 row[k] = NAME(look_at)(g + at, x + at, weight, means[r + k], inverses[r + k], n, centred);
             }
             const T *beside = around ? around + r * n : NULL;

@@ -61,7 +61,8 @@ class AddRowNorm(Function):
     @staticmethod
     def forward(ctx: Context, residual: Array, x: Array, weight: Array, bias: Array | None, *,
                 eps: float) -> tuple[Array, Array]:
-        y, total, means, inverses = row_norm(_rows(residual, weight), _rows(x, weight), weight.reshape(-1), _flat(bias), eps, True)
+        y, total, means, inverses = row_norm(_rows(residual, weight), _rows(x, weight), weight.reshape(-1), _flat(bias), eps,
+                                             True)
         total = total.reshape(x.shape)
         ctx.save(total, weight, means, inverses)
         return total, y.reshape(x.shape)
