@@ -24,6 +24,7 @@
 #endif
 
 #include "geometry.h"
+#include "philox.h"
 #include "vector_math.h"
 #include "vectors.h"
 
@@ -44,7 +45,7 @@ static inline i64 round_up(i64 n, i64 step) { return (n + step - 1) / step * ste
 i64 flash_attention_work_bytes(i64 width, i64 values, i64 keys, i64 size)
 {
     i64 lanes = VECTOR_BYTES / size, wide = round_up(width, lanes) + round_up(values, lanes);
-    return 2 * keys * wide * size + (2 * wide + at_least(width, values) + 2 * BLOCK) * VECTORS * VECTOR_BYTES;
+    return 2 * keys * wide * size + (2 * wide + at_least(width, values) + 4 * BLOCK) * VECTORS * VECTOR_BYTES;
 }
 
 #define T float
@@ -72,6 +73,7 @@ i64 flash_attention_work_bytes(i64 width, i64 values, i64 keys, i64 size)
 #include "turn.h"
 #include "flash_products.h"
 #include "flash_scores.h"
+#include "flash_dropout.h"
 
 #define AT(x) (x + b * n->x.batch + h * n->x.head)                 /* where head h of batch b begins in x */
 
@@ -123,10 +125,11 @@ static void NAME(multiply_lanes)(T *x, i64 rows, const T *factor)
 }
 
 /* `queries` (WIDTH at most) of one head; x has all keys, the others begin with the first of the queries. */
-static void NAME(forward_block)(const Shape *n, const NAME(keys) *x, i64 first, i64 queries, const T *q, T *out, T *tops,
-                                T *inverses, T scale, T *work)
+static void NAME(forward_block)(const Shape *n, const NAME(keys) *x, const NAME(dropping) *dropping, i64 first, i64 queries,
+                                const T *q, T *out, T *tops, T *inverses, T scale, T *work)
 {
-    T *turned = work, *s = turned + n->width * WIDTH, *result = s + BLOCK * WIDTH;
+    T *room = work, *factors = room + BLOCK * WIDTH, *turned = factors + BLOCK * WIDTH;
+    T *s = turned + n->width * WIDTH, *result = s + BLOCK * WIDTH;
     T top[WIDTH], sum[WIDTH] = {0}, factor[WIDTH] = {0};
     i64 vectors = (queries + LANES - 1) / LANES, keys = n->causal ? at_most(first + queries, n->keys) : n->keys;
     for (i64 l = 0; l < WIDTH; l++) top[l] = -INFINITY;
@@ -136,6 +139,10 @@ static void NAME(forward_block)(const Shape *n, const NAME(keys) *x, i64 first, 
         NAME(scores)(&at, x->k + key * x->k_row, x->k_row, n->width, turned, s);
         for (i64 u = 0; u < vectors; u++)
             NAME(weigh)(&at, u, s + u * LANES, top + u * LANES, sum + u * LANES, factor + u * LANES);
+        if (dropping->scale != 0) {                      /* after the sums: what is left is not normalised again */
+            NAME(draw)(dropping, &at, n->keys, room, factors);
+            for (i64 u = 0; u < vectors; u++) NAME(drop)(&at, u, factors + u * LANES, s + u * LANES);
+        }
         if (key) NAME(multiply_lanes)(result, n->values, factor);
         NAME(gather)(&at, x->v + key * x->v_row, x->v_row, n->values, s, result);
     }
@@ -145,15 +152,21 @@ static void NAME(forward_block)(const Shape *n, const NAME(keys) *x, i64 first, 
     for (i64 l = 0; l < queries; l++) { tops[l] = top[l] == -INFINITY ? 0 : top[l]; inverses[l] = factor[l]; }
 }
 
-/* out = softmax(scale q k') v; tops and inverses (B, H, L) are what backward wants of it. At least one key. */
-void NAME(forward)(T *tops, T *inverses, const T *q, const T *k, const T *v, T *out, const Shape *n, double scale, T *work)
+/* Head h of batch b. */
+#define DROPPING (NAME(dropping)){(u64)key, rows ? rows[b] : 0, h * n->queries * n->keys, least, rows ? (T)kept_scale : 0}
+
+/* out = softmax(scale q k') v; tops and inverses (B, H, L) are what backward wants of it. At least one key. Where `rows` (B) is not
+   NULL, weights whose word of the stream `key` is below `least` are dropped, and others multiplied by `kept_scale`. */
+void NAME(forward)(T *tops, T *inverses, const T *q, const T *k, const T *v, T *out, const Shape *n, double scale, T *work,
+                   const u64 *rows, i64 key, i64 least, double kept_scale)
 {
     for (i64 b = 0; b < n->batches; b++) for (i64 h = 0; h < n->heads; h++) {
         T *room = work;
         NAME(keys) x = NAME(packed)(n, AT(k), AT(v), n->queries > WIDTH, &room);
+        NAME(dropping) dropping = DROPPING;
         for (i64 first = 0; first < n->queries; first += WIDTH) {
             i64 row = (b * n->heads + h) * n->queries + first;
-            NAME(forward_block)(n, &x, first, at_most(WIDTH, n->queries - first), AT(q) + first * n->q.row,
+            NAME(forward_block)(n, &x, &dropping, first, at_most(WIDTH, n->queries - first), AT(q) + first * n->q.row,
                                 AT(out) + first * n->out.row, tops + row, inverses + row, (T)scale, room);
         }
     }
@@ -200,12 +213,14 @@ static void NAME(look_up)(const Shape *n, const NAME(block) *x, const T *turned_
     for (i64 l = 0; l < x->queries; l += LANES) NAME(dots)(turned_grad + l, turned + l, n->values, known->mean + l);
 }
 
-static void NAME(backward_block)(const Shape *n, const NAME(keys) *y, const NAME(block) *x, T scale, T *work)
+static void NAME(backward_block)(const Shape *n, const NAME(keys) *y, const NAME(dropping) *dropping, const NAME(block) *x,
+                                 T scale, T *work)
 {
     i64 wide = round_up(n->width, LANES), wide_values = round_up(n->values, LANES), queries = x->queries;
-    T *q_turned = work, *grad_turned = q_turned + n->width * WIDTH, *q = grad_turned + n->values * WIDTH;
-    T *grad = q + wide * WIDTH, *s = grad + wide_values * WIDTH, *ds = s + BLOCK * WIDTH, *dq = ds + BLOCK * WIDTH;
+    T *room = work, *factors = room + BLOCK * WIDTH, *q_turned = factors + BLOCK * WIDTH, *grad_turned = q_turned + n->width * WIDTH;
+    T *q = grad_turned + n->values * WIDTH, *grad = q + wide * WIDTH, *s = grad + wide_values * WIDTH, *ds = s + BLOCK * WIDTH, *dq = ds + BLOCK * WIDTH;
     i64 vectors = (queries + LANES - 1) / LANES, keys = n->causal ? at_most(x->first + queries, n->keys) : n->keys;
+    int drops = dropping->scale != 0;
     NAME(known) known;
     NAME(padded)(x->q, n->q.row, queries, n->width, q);
     NAME(padded)(x->grad, n->grad.row, queries, n->values, grad);
@@ -217,7 +232,12 @@ static void NAME(backward_block)(const Shape *n, const NAME(keys) *y, const NAME
         const T *k = y->k + key * wide, *v = y->v + key * wide_values;
         NAME(scores)(&at, k, wide, n->width, q_turned, s);
         NAME(scores)(&at, v, wide_values, n->values, grad_turned, ds);
+        if (drops) {
+            NAME(draw)(dropping, &at, n->keys, room, factors);
+            for (i64 u = 0; u < vectors; u++) NAME(drop)(&at, u, factors + u * LANES, ds + u * LANES);
+        }
         for (i64 u = 0; u < vectors; u++) NAME(weigh_gradients)(&at, u, &known, scale, s + u * LANES, ds + u * LANES);
+        for (i64 u = 0; u < vectors && drops; u++) NAME(drop)(&at, u, factors + u * LANES, s + u * LANES);
         if (x->dq) NAME(gather)(&at, k, wide, n->width, ds, dq);
         if (x->dk) NAME(scatter)(&at, ds, q, wide, x->dk + key * wide);
         if (x->dv) NAME(scatter)(&at, s, grad, wide_values, x->dv + key * wide_values);
@@ -225,22 +245,24 @@ static void NAME(backward_block)(const Shape *n, const NAME(keys) *y, const NAME
     if (x->dq) NAME(turned_back)(dq, queries, n->width, x->dq, n->dq.row);
 }
 
-/* Gradients of q, k and v, each where it is not NULL, from the gradient of `out` and what forward left. */
+/* Gradients of q, k and v, each where it is not NULL, from the gradient of `out` and what forward left; dropping as there. */
 void NAME(backward)(const T *tops, const T *inverses, const T *q, const T *k, const T *v, const T *out, const T *grad, T *dq,
-                    T *dk, T *dv, const Shape *n, double scale, T *work)
+                    T *dk, T *dv, const Shape *n, double scale, T *work, const u64 *rows, i64 key, i64 least,
+                    double kept_scale)
 {
     i64 wide = round_up(n->width, LANES), wide_values = round_up(n->values, LANES);
     for (i64 b = 0; b < n->batches; b++) for (i64 h = 0; h < n->heads; h++) {
         T *room = work;
         NAME(keys) y = NAME(packed)(n, AT(k), AT(v), 1, &room);
         T *sums_k = room, *sums_v = sums_k + n->keys * wide, *rest = sums_v + n->keys * wide_values;
+        NAME(dropping) dropping = DROPPING;
         memset(room, 0, (rest - room) * sizeof(T));
         for (i64 first = 0; first < n->queries; first += WIDTH) {
             i64 row = (b * n->heads + h) * n->queries + first;
             NAME(block) x = {first, at_most(WIDTH, n->queries - first), AT(q) + first * n->q.row, AT(out) + first * n->out.row,
                              AT(grad) + first * n->grad.row, tops + row, inverses + row,
                              dq ? AT(dq) + first * n->dq.row : NULL, dk ? sums_k : NULL, dv ? sums_v : NULL};
-            NAME(backward_block)(n, &y, &x, (T)scale, rest);
+            NAME(backward_block)(n, &y, &dropping, &x, (T)scale, rest);
         }
         if (dk) NAME(copy_back)(sums_k, wide, n->keys, n->width, AT(dk), n->dk.row);
         if (dv) NAME(copy_back)(sums_v, wide_values, n->keys, n->values, AT(dv), n->dv.row);
@@ -248,6 +270,7 @@ void NAME(backward)(const T *tops, const T *inverses, const T *q, const T *k, co
 }
 
 #undef AT
+#undef DROPPING
 #undef EACH_SPAN
 #undef WIDTH
 
