@@ -24,6 +24,7 @@
 #endif
 
 #include "geometry.h"
+#include "philox.h"
 #include "vector_math.h"
 #include "vectors.h"
 
@@ -44,7 +45,7 @@ static inline i64 round_up(i64 n, i64 step) { return (n + step - 1) / step * ste
 i64 flash_attention_work_bytes(i64 width, i64 values, i64 keys, i64 size)
 {
     i64 lanes = VECTOR_BYTES / size, wide = round_up(width, lanes) + round_up(values, lanes);
-    return 2 * keys * wide * size + (2 * wide + at_least(width, values) + 2 * BLOCK) * VECTORS * VECTOR_BYTES;
+    return 2 * keys * wide * size + (2 * wide + at_least(width, values) + 4 * BLOCK) * VECTORS * VECTOR_BYTES;
 }
 
 #define T float
@@ -67,188 +68,12 @@ i64 flash_attention_work_bytes(i64 width, i64 values, i64 keys, i64 size)
 
 #else
 
-#include "turn.h"
-
 #define WIDTH (VECTORS * LANES)                                    /* queries at a time */
 
-/* ---- products: the multiply-adds are fused here, and nowhere else ---- */
-
-#if !defined(__clang__) && defined(__GNUC__)
-#pragma GCC push_options
-#pragma GCC optimize("fp-contract=fast")
-#endif
-
-/* c[i, j] (+)= sum over r of a[i * a_row + r * a_term] * b[r * b_term + j], for rows x (vectors * LANES) numbers of c. */
-INLINE void NAME(tile)(const T *restrict a, i64 a_row, i64 a_term, const T *restrict b, i64 b_term, i64 terms, T *restrict c,
-                       i64 c_row, int add, const int rows, const int vectors)
-{
-#if defined(__clang__)
-#pragma STDC FP_CONTRACT ON
-#endif
-    V sum[ROWS][VECTORS];
-    for (int i = 0; i < rows; i++)
-        for (int v = 0; v < vectors; v++) sum[i][v] = (V){0};
-    for (i64 r = 0; r < terms; r++, a += a_term, b += b_term) {
-        V right[VECTORS];
-        for (int v = 0; v < vectors; v++) right[v] = *(const V *)(b + v * LANES);
-        for (int i = 0; i < rows; i++)
-            for (int v = 0; v < vectors; v++) sum[i][v] += a[i * a_row] * right[v];
-    }
-    if (add) for (int i = 0; i < rows; i++)              /* first, it made GCC move every sum about in each turn of the loop */
-        for (int v = 0; v < vectors; v++) sum[i][v] += *(const V *)(c + i * c_row + v * LANES);
-    for (int i = 0; i < rows; i++)
-        for (int v = 0; v < vectors; v++) *(V *)(c + i * c_row + v * LANES) = sum[i][v];
-}
-
-/* Tiles one below the other; the last rows in smaller ones. */
-INLINE void NAME(column)(const T *a, i64 a_row, i64 a_term, const T *b, i64 b_term, i64 terms, T *c, i64 c_row, i64 rows,
-                         int add, const int vectors)
-{
-    i64 i = 0;
-    for (; i + ROWS <= rows; i += ROWS)
-        NAME(tile)(a + i * a_row, a_row, a_term, b, b_term, terms, c + i * c_row, c_row, add, ROWS, vectors);
-    for (; i + 2 <= rows; i += 2)
-        NAME(tile)(a + i * a_row, a_row, a_term, b, b_term, terms, c + i * c_row, c_row, add, 2, vectors);
-    if (i < rows)
-        NAME(tile)(a + i * a_row, a_row, a_term, b, b_term, terms, c + i * c_row, c_row, add, 1, vectors);
-}
-
-/* The product for `vectors` <= VECTORS, with one step of a known to be 1. */
-static __attribute__((noinline)) void NAME(product)(const T *a, i64 a_row, i64 a_term, const T *b, i64 b_term, i64 terms, T *c,
-                                                    i64 c_row, i64 rows, i64 vectors, int add)
-{
-    if (a_term == 1 && vectors == VECTORS) NAME(column)(a, a_row, 1, b, b_term, terms, c, c_row, rows, add, VECTORS);
-    else if (a_term == 1) NAME(column)(a, a_row, 1, b, b_term, terms, c, c_row, rows, add, 1);
-    else if (vectors == VECTORS) NAME(column)(a, 1, a_term, b, b_term, terms, c, c_row, rows, add, VECTORS);
-    else NAME(column)(a, 1, a_term, b, b_term, terms, c, c_row, rows, add, 1);
-}
-
-#if !defined(__clang__) && defined(__GNUC__)
-#pragma GCC pop_options
-#endif
-
-/* ---- rows of the caller, turned and as they are ---- */
-
-/* to[r * WIDTH + i] = scale * x[i * row + r], for `rows` rows, and zero up to whole vectors of them. */
-static void NAME(turned)(const T *x, i64 row, i64 rows, i64 width, T scale, T *to)
-{
-    i64 whole = rows / LANES * LANES, most = round_up(rows, LANES), r = 0;
-    for (; r + LANES <= width; r += LANES)
-        for (i64 i = 0; i < whole; i += LANES) NAME(turn)(x + i * row + r, row, to + r * WIDTH + i, WIDTH, LANES);
-    for (i64 s = r; s < width; s++)
-        for (i64 i = 0; i < whole; i++) to[s * WIDTH + i] = x[i * row + s];
-    for (i64 s = 0; s < width && whole < most; s++)
-        for (i64 i = whole; i < most; i++) to[s * WIDTH + i] = i < rows ? x[i * row + s] : 0;
-    if (scale != 1) for (i64 i = 0; i < width * WIDTH; i++) to[i] *= scale;
-}
-
-/* x[i * row + r] = from[r * WIDTH + i]. */
-static void NAME(turned_back)(const T *from, i64 rows, i64 width, T *x, i64 row)
-{
-    i64 whole = rows / LANES * LANES, r = 0;
-    for (; r + LANES <= width; r += LANES)
-        for (i64 i = 0; i < whole; i += LANES) NAME(turn)(from + r * WIDTH + i, WIDTH, x + i * row + r, row, LANES);
-    for (i64 s = r; s < width; s++)
-        for (i64 i = 0; i < whole; i++) x[i * row + s] = from[s * WIDTH + i];
-    for (i64 i = whole; i < rows; i++)
-        for (i64 s = 0; s < width; s++) x[i * row + s] = from[s * WIDTH + i];
-}
-
-/* to[r] = x[r]: memcpy took longer to begin than to copy one of these short rows. */
-INLINE void NAME(copy_row)(const T *x, i64 width, T *to)
-{
-    i64 r = 0;
-    for (; r + LANES <= width; r += LANES) *(V *)(to + r) = *(const V *)(x + r);
-    for (; r < width; r++) to[r] = x[r];
-}
-
-/* Rows one after the other, with zeros up to whole vectors: the caller's may each lie in a page of its own. */
-static void NAME(padded)(const T *x, i64 row, i64 rows, i64 width, T *to)
-{
-    i64 wide = round_up(width, LANES);
-    for (i64 i = 0; i < rows; i++, to += wide, x += row) {
-        NAME(copy_row)(x, width, to);
-        for (i64 r = width; r < wide; r++) to[r] = 0;
-    }
-}
-
-/* x = `rows` of from, which has `wide` numbers a row. */
-static void NAME(copy_back)(const T *from, i64 wide, i64 rows, i64 width, T *x, i64 row)
-{
-    for (i64 i = 0; i < rows; i++) NAME(copy_row)(from + i * wide, width, x + i * row);
-}
-
-/* Which of a block's keys the queries of vector v see: the first `keys`; of the last LANES of them, some lanes only. */
-typedef struct { i64 first, queries, vectors, key, keys, causal; } NAME(place);
-
-/* Keys [0, seen) of this block may be seen by some query of vector v. */
-INLINE i64 NAME(seen)(const NAME(place) *at, i64 v)
-{
-    return at->causal ? clip(at->first + (v + 1) * LANES - at->key, 0, at->keys) : at->keys;
-}
-
-/* For v = 0, 1, ... the keys that vector v sees and the ones before it do not. */
-#define EACH_SPAN(at) \
-    for (i64 v = 0, from = 0, to = NAME(seen)(at, 0); v < (at)->vectors; v++, from = to, to = NAME(seen)(at, v)) if (from < to)
-
-/* scores = a b: a (keys, width) in the caller's memory, b the turned block. */
-static void NAME(scores)(const NAME(place) *at, const T *a, i64 row, i64 width, const T *b, T *s)
-{
-    EACH_SPAN(at)
-        NAME(product)(a + from * row, row, 1, b + v * LANES, WIDTH, width, s + from * WIDTH + v * LANES, WIDTH, to - from,
-                      at->vectors - v, 0);
-}
-
-/* c (width, WIDTH) += a' s, or = for the first keys: a (keys, width) in the caller's memory. */
-static void NAME(gather)(const NAME(place) *at, const T *a, i64 row, i64 width, const T *s, T *c)
-{
-    EACH_SPAN(at)
-        NAME(product)(a + from * row, 1, row, s + from * WIDTH + v * LANES, WIDTH, to - from, c + v * LANES, WIDTH, width,
-                      at->vectors - v, at->key > 0 || v > 0);
-}
-
-/* c (keys, wide) += s b: b is the block of queries as they are; `wide` is a number of whole vectors. */
-static void NAME(scatter)(const NAME(place) *at, const T *s, const T *b, i64 wide, T *c)
-{
-    EACH_SPAN(at)
-        for (i64 j = 0; j < wide; j += WIDTH)
-            NAME(product)(s + from * WIDTH + v * LANES, WIDTH, 1, b + v * LANES * wide + j, wide, at->queries - v * LANES,
-                          c + from * wide + j, wide, to - from, j + WIDTH <= wide ? VECTORS : 1, 1);
-}
-
-INLINE V NAME(choose)(MASK where, V x, V y) { return (V)(((MASK)x & where) | ((MASK)y & ~where)); }
-
-/* `value` for the queries (lanes) of vector v in x that come before a key: it is hidden from them. */
-static void NAME(hide)(const NAME(place) *at, i64 v, T *x, T value)
-{
-    i64 first = at->first + v * LANES - at->key, keys = NAME(seen)(at, v);       /* the first query's own key */
-    MASK lane;
-    for (int l = 0; l < LANES; l++) lane[l] = l;
-    for (i64 j = at_least(first + 1, 0); j < keys && at->causal; j++)
-        *(V *)(x + j * WIDTH) = NAME(choose)(lane < (INTEGER)(j - first), (V){0} + value, *(V *)(x + j * WIDTH));
-}
-
-/* x = exp(x - base), for one vector in each of `rows` rows. */
-INLINE void NAME(exps)(T *x, i64 rows, const T *base)
-{
-    for (i64 r = 0; r < rows; r++, x += WIDTH)
-        for (i64 l = 0; l < LANES; l++) x[l] = NAME(exp)(x[l] - base[l]);
-}
-
-/* The keys of one head: k and v, and how far apart their rows are. */
-typedef struct { const T *k, *v; i64 k_row, v_row; } NAME(keys);
-
-/* The caller's, or in copies of their own, which pay where several blocks of queries go through them; `room` moves on. */
-static NAME(keys) NAME(packed)(const Shape *n, const T *k, const T *v, int copy, T **room)
-{
-    if (!copy) return (NAME(keys)){k, v, n->k.row, n->v.row};
-    i64 wide = round_up(n->width, LANES), wide_values = round_up(n->values, LANES);
-    T *own_k = *room, *own_v = own_k + n->keys * wide;
-    *room = own_v + n->keys * wide_values;
-    NAME(padded)(k, n->k.row, n->keys, n->width, own_k);
-    NAME(padded)(v, n->v.row, n->keys, n->values, own_v);
-    return (NAME(keys)){own_k, own_v, wide, wide_values};
-}
+#include "turn.h"
+#include "flash_products.h"
+#include "flash_scores.h"
+#include "flash_dropout.h"
 
 #define AT(x) (x + b * n->x.batch + h * n->x.head)                 /* where head h of batch b begins in x */
 
@@ -300,10 +125,11 @@ static void NAME(multiply_lanes)(T *x, i64 rows, const T *factor)
 }
 
 /* `queries` (WIDTH at most) of one head; x has all keys, the others begin with the first of the queries. */
-static void NAME(forward_block)(const Shape *n, const NAME(keys) *x, i64 first, i64 queries, const T *q, T *out, T *tops,
-                                T *inverses, T scale, T *work)
+static void NAME(forward_block)(const Shape *n, const NAME(keys) *x, const NAME(dropping) *dropping, i64 first, i64 queries,
+                                const T *q, T *out, T *tops, T *inverses, T scale, T *work)
 {
-    T *turned = work, *s = turned + n->width * WIDTH, *result = s + BLOCK * WIDTH;
+    T *room = work, *factors = room + BLOCK * WIDTH, *turned = factors + BLOCK * WIDTH;
+    T *s = turned + n->width * WIDTH, *result = s + BLOCK * WIDTH;
     T top[WIDTH], sum[WIDTH] = {0}, factor[WIDTH] = {0};
     i64 vectors = (queries + LANES - 1) / LANES, keys = n->causal ? at_most(first + queries, n->keys) : n->keys;
     for (i64 l = 0; l < WIDTH; l++) top[l] = -INFINITY;
@@ -313,6 +139,10 @@ static void NAME(forward_block)(const Shape *n, const NAME(keys) *x, i64 first, 
         NAME(scores)(&at, x->k + key * x->k_row, x->k_row, n->width, turned, s);
         for (i64 u = 0; u < vectors; u++)
             NAME(weigh)(&at, u, s + u * LANES, top + u * LANES, sum + u * LANES, factor + u * LANES);
+        if (dropping->scale != 0) {                      /* after the sums: what is left is not normalised again */
+            NAME(draw)(dropping, &at, n->keys, room, factors);
+            for (i64 u = 0; u < vectors; u++) NAME(drop)(&at, u, factors + u * LANES, s + u * LANES);
+        }
         if (key) NAME(multiply_lanes)(result, n->values, factor);
         NAME(gather)(&at, x->v + key * x->v_row, x->v_row, n->values, s, result);
     }
@@ -322,15 +152,21 @@ static void NAME(forward_block)(const Shape *n, const NAME(keys) *x, i64 first, 
     for (i64 l = 0; l < queries; l++) { tops[l] = top[l] == -INFINITY ? 0 : top[l]; inverses[l] = factor[l]; }
 }
 
-/* out = softmax(scale q k') v; tops and inverses (B, H, L) are what backward wants of it. At least one key. */
-void NAME(forward)(T *tops, T *inverses, const T *q, const T *k, const T *v, T *out, const Shape *n, double scale, T *work)
+/* Head h of batch b. */
+#define DROPPING (NAME(dropping)){(u64)key, rows ? rows[b] : 0, h * n->queries * n->keys, least, rows ? (T)kept_scale : 0}
+
+/* out = softmax(scale q k') v; tops and inverses (B, H, L) are what backward wants of it. At least one key. Where `rows` (B) is not
+   NULL, weights whose word of the stream `key` is below `least` are dropped, and others multiplied by `kept_scale`. */
+void NAME(forward)(T *tops, T *inverses, const T *q, const T *k, const T *v, T *out, const Shape *n, double scale, T *work,
+                   const u64 *rows, i64 key, i64 least, double kept_scale)
 {
     for (i64 b = 0; b < n->batches; b++) for (i64 h = 0; h < n->heads; h++) {
         T *room = work;
         NAME(keys) x = NAME(packed)(n, AT(k), AT(v), n->queries > WIDTH, &room);
+        NAME(dropping) dropping = DROPPING;
         for (i64 first = 0; first < n->queries; first += WIDTH) {
             i64 row = (b * n->heads + h) * n->queries + first;
-            NAME(forward_block)(n, &x, first, at_most(WIDTH, n->queries - first), AT(q) + first * n->q.row,
+            NAME(forward_block)(n, &x, &dropping, first, at_most(WIDTH, n->queries - first), AT(q) + first * n->q.row,
                                 AT(out) + first * n->out.row, tops + row, inverses + row, (T)scale, room);
         }
     }
@@ -377,12 +213,14 @@ static void NAME(look_up)(const Shape *n, const NAME(block) *x, const T *turned_
     for (i64 l = 0; l < x->queries; l += LANES) NAME(dots)(turned_grad + l, turned + l, n->values, known->mean + l);
 }
 
-static void NAME(backward_block)(const Shape *n, const NAME(keys) *y, const NAME(block) *x, T scale, T *work)
+static void NAME(backward_block)(const Shape *n, const NAME(keys) *y, const NAME(dropping) *dropping, const NAME(block) *x,
+                                 T scale, T *work)
 {
     i64 wide = round_up(n->width, LANES), wide_values = round_up(n->values, LANES), queries = x->queries;
-    T *q_turned = work, *grad_turned = q_turned + n->width * WIDTH, *q = grad_turned + n->values * WIDTH;
-    T *grad = q + wide * WIDTH, *s = grad + wide_values * WIDTH, *ds = s + BLOCK * WIDTH, *dq = ds + BLOCK * WIDTH;
+    T *room = work, *factors = room + BLOCK * WIDTH, *q_turned = factors + BLOCK * WIDTH, *grad_turned = q_turned + n->width * WIDTH;
+    T *q = grad_turned + n->values * WIDTH, *grad = q + wide * WIDTH, *s = grad + wide_values * WIDTH, *ds = s + BLOCK * WIDTH, *dq = ds + BLOCK * WIDTH;
     i64 vectors = (queries + LANES - 1) / LANES, keys = n->causal ? at_most(x->first + queries, n->keys) : n->keys;
+    int drops = dropping->scale != 0;
     NAME(known) known;
     NAME(padded)(x->q, n->q.row, queries, n->width, q);
     NAME(padded)(x->grad, n->grad.row, queries, n->values, grad);
@@ -394,7 +232,12 @@ static void NAME(backward_block)(const Shape *n, const NAME(keys) *y, const NAME
         const T *k = y->k + key * wide, *v = y->v + key * wide_values;
         NAME(scores)(&at, k, wide, n->width, q_turned, s);
         NAME(scores)(&at, v, wide_values, n->values, grad_turned, ds);
+        if (drops) {
+            NAME(draw)(dropping, &at, n->keys, room, factors);
+            for (i64 u = 0; u < vectors; u++) NAME(drop)(&at, u, factors + u * LANES, ds + u * LANES);
+        }
         for (i64 u = 0; u < vectors; u++) NAME(weigh_gradients)(&at, u, &known, scale, s + u * LANES, ds + u * LANES);
+        for (i64 u = 0; u < vectors && drops; u++) NAME(drop)(&at, u, factors + u * LANES, s + u * LANES);
         if (x->dq) NAME(gather)(&at, k, wide, n->width, ds, dq);
         if (x->dk) NAME(scatter)(&at, ds, q, wide, x->dk + key * wide);
         if (x->dv) NAME(scatter)(&at, s, grad, wide_values, x->dv + key * wide_values);
@@ -402,22 +245,24 @@ static void NAME(backward_block)(const Shape *n, const NAME(keys) *y, const NAME
     if (x->dq) NAME(turned_back)(dq, queries, n->width, x->dq, n->dq.row);
 }
 
-/* Gradients of q, k and v, each where it is not NULL, from the gradient of `out` and what forward left. */
+/* Gradients of q, k and v, each where it is not NULL, from the gradient of `out` and what forward left; dropping as there. */
 void NAME(backward)(const T *tops, const T *inverses, const T *q, const T *k, const T *v, const T *out, const T *grad, T *dq,
-                    T *dk, T *dv, const Shape *n, double scale, T *work)
+                    T *dk, T *dv, const Shape *n, double scale, T *work, const u64 *rows, i64 key, i64 least,
+                    double kept_scale)
 {
     i64 wide = round_up(n->width, LANES), wide_values = round_up(n->values, LANES);
     for (i64 b = 0; b < n->batches; b++) for (i64 h = 0; h < n->heads; h++) {
         T *room = work;
         NAME(keys) y = NAME(packed)(n, AT(k), AT(v), 1, &room);
         T *sums_k = room, *sums_v = sums_k + n->keys * wide, *rest = sums_v + n->keys * wide_values;
+        NAME(dropping) dropping = DROPPING;
         memset(room, 0, (rest - room) * sizeof(T));
         for (i64 first = 0; first < n->queries; first += WIDTH) {
             i64 row = (b * n->heads + h) * n->queries + first;
             NAME(block) x = {first, at_most(WIDTH, n->queries - first), AT(q) + first * n->q.row, AT(out) + first * n->out.row,
                              AT(grad) + first * n->grad.row, tops + row, inverses + row,
                              dq ? AT(dq) + first * n->dq.row : NULL, dk ? sums_k : NULL, dv ? sums_v : NULL};
-            NAME(backward_block)(n, &y, &x, (T)scale, rest);
+            NAME(backward_block)(n, &y, &dropping, &x, (T)scale, rest);
         }
         if (dk) NAME(copy_back)(sums_k, wide, n->keys, n->width, AT(dk), n->dk.row);
         if (dv) NAME(copy_back)(sums_v, wide_values, n->keys, n->values, AT(dv), n->dv.row);
@@ -425,6 +270,7 @@ void NAME(backward)(const T *tops, const T *inverses, const T *q, const T *k, co
 }
 
 #undef AT
+#undef DROPPING
 #undef EACH_SPAN
 #undef WIDTH
 

@@ -60,7 +60,6 @@ typedef int64_t i64;
         T tail = normal_tail_##NAME(x, bell);                                                                           \
         return x > 0 ? (T)1 - tail : tail;                                                                              \
     }                                                                                                                   \
-    INLINE T bell_##NAME(T x) { return exp_of_negative_##NAME((T)-0.5 * x * x); }                                       \
     INLINE T gelu_of_##NAME(T x) { return x * distribution_##NAME(x, bell_##NAME(x)); }                                 \
     INLINE void gelu_both_##NAME(T x, T *value, T *slope)                                                               \
     {                                                                                                                   \

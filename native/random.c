@@ -1,32 +1,14 @@
-/* Philox-4x32-10 (Salmon, Moraes, Dror, Shaw, 2011): four words of 32 bits for each counter, whatever was drawn before. */
+/* Random words by row and place, and dropout of a matrix. */
 
-#include <stdint.h>
 #include <string.h>
 
 #if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__)
 #pragma GCC target("prefer-vector-width=512")
 #endif
 
-typedef int64_t i64;
-typedef uint32_t u32;
-typedef uint64_t u64;
+#include "philox.h"
 
-enum { ROUNDS = 10, AT_ONCE = 256 };
-
-/* A counter's four words become random ones. */
-#define MIX(key, c0, c1, c2, c3)                                          \
-    do {                                                                  \
-        u32 k0 = (u32)key, k1 = (u32)(key >> 32);                         \
-        for (int round = 0; round < ROUNDS; round++) {                    \
-            u64 a = (u64)c0 * 0xD2511F53u, b = (u64)c2 * 0xCD9E8D57u;     \
-            c0 = (u32)(b >> 32) ^ c1 ^ k0;                                \
-            c1 = (u32)b;                                                  \
-            c2 = (u32)(a >> 32) ^ c3 ^ k1;                                \
-            c3 = (u32)a;                                                  \
-            k0 += 0x9E3779B9u;                                            \
-            k1 += 0xBB67AE85u;                                            \
-        }                                                                 \
-    } while (0)
+enum { AT_ONCE = 256 };
 
 /* Words [4 block, 4 block + 4) of `n` rows; out[w][i] is word w of row i. */
 static void philox(u64 key, const u64 *rows, u64 block, u32 out[4][AT_ONCE], i64 n)
@@ -52,19 +34,6 @@ void random_words(u64 key, const u64 *rows, u32 *out, i64 height, i64 width)
             for (i64 i = 0; i < n; i++)
                 for (i64 w = from; w < from + 4 && w < width; w++) out[(first + i) * width + w] = words[w - from][i];
         }
-    }
-}
-
-/* Words [4 block, 4 (block + n)) of one row, one after the other. */
-static void philox_along(u64 key, u64 row, u64 block, u32 *restrict out, i64 n)
-{
-    for (i64 i = 0; i < n; i++) {
-        u32 c0 = (u32)(block + i), c1 = (u32)((block + i) >> 32), c2 = (u32)row, c3 = (u32)(row >> 32);
-        MIX(key, c0, c1, c2, c3);
-        out[4 * i] = c0;
-        out[4 * i + 1] = c1;
-        out[4 * i + 2] = c2;
-        out[4 * i + 3] = c3;
     }
 }
 

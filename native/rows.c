@@ -46,8 +46,9 @@ static T largest_##NAME(const T *x, i64 n)                                      
     for (int l = 0; l < LANES; l++) lanes[l] = -INFINITY;                                                               \
     for (; i + LANES <= n; i += LANES)                                                                                  \
         for (int l = 0; l < LANES; l++) lanes[l] = x[i + l] > lanes[l] ? x[i + l] : lanes[l];                           \
-    for (; i < n; i++) lanes[0] = x[i] > lanes[0] ? x[i] : lanes[0];                                                    \
-    for (int l = 1; l < LANES; l++) lanes[0] = lanes[l] > lanes[0] ? lanes[l] : lanes[0];                               \
+    for (int l = 0; i < n; i++, l++) lanes[l] = x[i] > lanes[l] ? x[i] : lanes[l];                                      \
+    for (int step = LANES / 2; step > 0; step /= 2)                                                                     \
+        for (int l = 0; l < step; l++) lanes[l] = lanes[l + step] > lanes[l] ? lanes[l + step] : lanes[l];              \
     return lanes[0];                                                                                                    \
 }                                                                                                                       \
                                                                                                                         \

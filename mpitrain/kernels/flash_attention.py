@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,40 @@ from mpitrain.backend.namespace import Array, array_module
 from mpitrain.backend.native import load
 from mpitrain.kernels.kernel import Kernel
 from mpitrain.kernels.library import Scratch, bind
+from mpitrain.kernels.random import random_words
+
+WORDS = 1 << 32                                   # how many values a random word has
+
+
+@dataclass(frozen=True)
+class Dropping:
+    """Dropout of the weights: a sample's (H, L, S) are dropped with probability p by its row of the stream `key`."""
+
+    rows: Array                                   # (B,) uint64
+    key: int
+    p: float
+
+    def factors(self, weights: Array) -> Array:
+        """What each of the weights (B, H, L, S) is multiplied by."""
+        xp, size = array_module(weights), weights[0].size
+        keep = random_words(self.rows, self.key, size).reshape(weights.shape) >= round(self.p * WORDS)
+        return xp.where(keep, weights.dtype.type(1 / (1 - self.p)), weights.dtype.type(0))
+
+
+def _for_c(dropping: Dropping | None) -> tuple[Any, ...]:
+    if dropping is None:
+        return None, 0, 0, 0.0
+    key = dropping.key - (1 << 64) if dropping.key >> 63 else dropping.key
+    return np.ascontiguousarray(dropping.rows, np.uint64), key, round(dropping.p * WORDS), 1 / (1 - dropping.p)
+
+
+def _dropped(weights: Array, dropping: Dropping | None) -> Array:
+    """NaN that is dropped is gone."""
+    if dropping is None:
+        return weights
+    factors = dropping.factors(weights)
+    dropped: Array = array_module(weights).where(factors == 0, factors, weights * factors)
+    return dropped
 
 
 def _weights(q: Array, k: Array, scale: float, causal: bool) -> Array:
@@ -28,7 +63,8 @@ def _weights(q: Array, k: Array, scale: float, causal: bool) -> Array:
     return scores
 
 
-def _forward(q: Array, k: Array, v: Array, out: Array, scale: float, causal: bool) -> tuple[Array, Array]:
+def _forward(q: Array, k: Array, v: Array, out: Array, scale: float, causal: bool,
+             dropping: Dropping | None = None) -> tuple[Array, Array]:
     xp = array_module(q)
     weights = _weights(q, k, scale, causal)
     tops = weights.max(axis=-1)
@@ -38,22 +74,22 @@ def _forward(q: Array, k: Array, v: Array, out: Array, scale: float, causal: boo
     sums = weights.sum(axis=-1)
     inverses = xp.where(sums == 0, sums, 1 / xp.where(sums == 0, sums.dtype.type(1), sums))
     weights *= inverses[..., None]
-    out[...] = xp.matmul(weights, v)
+    out[...] = xp.matmul(_dropped(weights, dropping), v)
     return tops, inverses
 
 
 def _backward(q: Array, k: Array, v: Array, out: Array, grad: Array, tops: Array, inverses: Array, scale: float, causal: bool,
-              dq: Array | None, dk: Array | None, dv: Array | None) -> None:
+              dq: Array | None, dk: Array | None, dv: Array | None, dropping: Dropping | None = None) -> None:
     xp = array_module(q)
     weights = _weights(q, k, scale, causal)
     weights -= tops[..., None]
     xp.exp(weights, out=weights)
     weights *= inverses[..., None]
     if dv is not None:
-        dv[...] = xp.matmul(weights.swapaxes(-1, -2), grad)
+        dv[...] = xp.matmul(_dropped(weights, dropping).swapaxes(-1, -2), grad)
     if dq is None and dk is None:
         return
-    slopes = xp.matmul(grad, v.swapaxes(-1, -2))
+    slopes = _dropped(xp.matmul(grad, v.swapaxes(-1, -2)), dropping)
     slopes -= (grad * out).sum(axis=-1, keepdims=True)
     slopes *= weights
     slopes *= slopes.dtype.type(scale)
@@ -64,28 +100,30 @@ def _backward(q: Array, k: Array, v: Array, out: Array, grad: Array, tops: Array
 
 
 def _forward_host() -> Callable[..., tuple[Array, Array]] | None:
-    call, scratch = bind("flash_attention", "forward", "pppppppdp"), _scratch()
+    call, scratch = bind("flash_attention", "forward", "pppppppdppiid"), _scratch()
     if call is None or scratch is None:
         return None
 
-    def run(q: Array, k: Array, v: Array, out: Array, scale: float, causal: bool) -> tuple[Array, Array]:
+    def run(q: Array, k: Array, v: Array, out: Array, scale: float, causal: bool,
+            dropping: Dropping | None = None) -> tuple[Array, Array]:
         q, k, v = _along_rows(q), _along_rows(k), _along_rows(v)
         tops, inverses = np.empty((2, *q.shape[:-1]), q.dtype)
-        call(tops, inverses, *map(_begin, (q, k, v, out)), _shape(q, k, v, causal, (q, k, v, out)), scale, scratch(q, v))
+        call(tops, inverses, *map(_begin, (q, k, v, out)), _shape(q, k, v, causal, (q, k, v, out)), scale, scratch(q, v),
+             *_for_c(dropping))
         return tops, inverses
     return run
 
 
 def _backward_host() -> Callable[..., None] | None:
-    call, scratch = bind("flash_attention", "backward", "ppppppppppp" + "dp"), _scratch()
+    call, scratch = bind("flash_attention", "backward", "ppppppppppp" + "dppiid"), _scratch()
     if call is None or scratch is None:
         return None
 
     def run(q: Array, k: Array, v: Array, out: Array, grad: Array, tops: Array, inverses: Array, scale: float, causal: bool,
-            dq: Array | None, dk: Array | None, dv: Array | None) -> None:
+            dq: Array | None, dk: Array | None, dv: Array | None, dropping: Dropping | None = None) -> None:
         q, k, v, grad = _along_rows(q), _along_rows(k), _along_rows(v), _along_rows(grad)
         arrays = (q, k, v, out, grad, dq, dk, dv)
-        call(tops, inverses, *map(_begin, arrays), _shape(q, k, v, causal, arrays), scale, scratch(q, v))
+        call(tops, inverses, *map(_begin, arrays), _shape(q, k, v, causal, arrays), scale, scratch(q, v), *_for_c(dropping))
     return run
 
 
@@ -121,25 +159,26 @@ def _arguments(rng: Any, dtype: Any, backward: bool) -> tuple[Any, ...]:
     qkv = rng.standard_normal((2, 70, 3, 3, 19)).astype(dtype)         # heads as a layer cuts them out of one product
     q, k, v = qkv.transpose(2, 0, 3, 1, 4)
     out = np.empty((2, 70, 3, 19), dtype).swapaxes(1, 2)
+    dropping = Dropping(np.array([5, 1 << 40], np.uint64), 0xF234567890ABCDEF, 0.25)
     if not backward:
-        return q, k, v, out, 0.3, True
-    known = _forward(q, k, v, out, 0.3, True)
+        return q, k, v, out, 0.3, True, dropping
+    known = _forward(q, k, v, out, 0.3, True, dropping)
     grads = np.empty_like(qkv).transpose(2, 0, 3, 1, 4)
-    return q, k, v, out, rng.standard_normal(out.shape).astype(dtype), *known, 0.3, True, *grads
+    return q, k, v, out, rng.standard_normal(out.shape).astype(dtype), *known, 0.3, True, *grads, dropping
 
 
 flash_attention = Kernel("flash_attention", _forward, host=_forward_host, tolerance=1e-6,
                          arguments=lambda rng, dtype: _arguments(rng, dtype, False))
 """Writes softmax(scale * q k') v into `out` and returns (tops, inverses), both (B, H, L): what the gradient wants to know.
 
-They are each query's largest scaled score, and the inverse of its sum of exps above that. Arguments: q (B, H, L, D),
-k (B, H, S, D), v (B, H, S, E), out (B, H, L, E), scale, causal (query i looks at keys 0..i). Arrays may have any strides,
-`out` any but in its last dim. At least one key.
+They are each query's largest scaled score, and the inverse of its sum of exps above that, before any weight is dropped.
+Arguments: q (B, H, L, D), k (B, H, S, D), v (B, H, S, E), out (B, H, L, E), scale, causal (query i looks at keys 0..i), a
+`Dropping` or None. Arrays may have any strides, `out` any but in its last dim. At least one key.
 """
 
 flash_attention_grad = Kernel("flash_attention_grad", _backward, host=_backward_host, tolerance=2e-6,
                               arguments=lambda rng, dtype: _arguments(rng, dtype, True))
 """Writes the gradients into dq, dk and dv, each where it is not None.
 
-Arguments: q, k, v, out, grad (of out), tops, inverses, scale, causal, dq, dk, dv; strides as above.
+Arguments: q, k, v, out, grad (of out), tops, inverses, scale, causal, dq, dk, dv, the `Dropping` or None; strides as above.
 """

@@ -55,9 +55,17 @@ class Block(Module):
         self.dropout2 = DropoutAdd(dropout)
 
     def forward(self, x: Any) -> Tensor:
-        x = self.dropout1(self.attention(self.norm1(x)), x)
-        out: Tensor = self.dropout2(self.narrow(self.wide(self.norm2(x))), x)
+        x, normed = self._add_and_norm(self.attention(self.norm1(x)), x)
+        out: Tensor = self.dropout2(self.narrow(self.wide(normed)), x)
         return out
+
+    def _add_and_norm(self, y: Any, x: Any) -> tuple[Any, Any]:
+        """(x + dropout(y), the second norm of that); one pass over memory where nothing is dropped."""
+        if not self.dropout1.drops:
+            both: tuple[Any, Any] = self.norm2(y, x)
+            return both
+        x = self.dropout1(y, x)
+        return x, self.norm2(x)
 
 
 class Head(Module):

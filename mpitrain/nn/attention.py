@@ -33,9 +33,10 @@ class MultiHeadAttention(Module):
 
     def forward(self, x: Any, mask: Any = None) -> Tensor:
         """`mask` broadcasts to (B, H, L, L): True where a position may look, or numbers added to the scores."""
-        qkv, dropping = self.qkv(x), self.training and self.dropout.p > 0.0
-        if mask is None and not dropping:
-            y = ops.self_attention(qkv, self.heads, causal=self.causal)
+        qkv, dropping = self.qkv(x), self.dropout.drops
+        if mask is None:
+            y = ops.self_attention(qkv, self.heads, causal=self.causal, dropout=self.dropout.p if dropping else 0.0,
+                                   layer=self.dropout.path)
         else:
             batch, length, width = x.shape
             q, k, v = (ops.swapaxes(ops.reshape(part, batch, length, self.heads, width // self.heads), 1, 2)
@@ -47,7 +48,7 @@ class MultiHeadAttention(Module):
         return out
 
     def _with_dropout(self, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
-        """The same, with the weights at hand, which the fused op does not show."""
+        """The same with a mask, with the weights at hand, which the fused op does not show."""
         xp = q.xp
         scores = (q * (1.0 / math.sqrt(q.shape[3]))) @ ops.swapaxes(k, 2, 3)
         allowed = xp.tri(q.shape[2], dtype=bool) if self.causal else None

@@ -56,20 +56,24 @@ class _Dropping(Module):
             raise ShapeError(f"the probability of dropout lies in [0, 1), not {p}")
         self.p = p
 
+    @property
+    def drops(self) -> bool:
+        """Whether it drops anything now."""
+        return self.training and self.p > 0.0
+
 
 class Dropout(_Dropping):
     """Of its input alone."""
 
     def forward(self, x: Any) -> Any:
-        return ops.dropout(x, self.p, self.path) if self.training and self.p > 0.0 else x
+        return ops.dropout(x, self.p, self.path) if self.drops else x
 
 
 class DropoutAdd(_Dropping):
     """residual + dropout(x), in one pass over memory."""
 
     def forward(self, x: Any, residual: Any) -> Any:
-        drops = self.training and self.p > 0.0
-        return ops.dropout(x, self.p, self.path, residual) if drops else ops.add(residual, x)
+        return ops.dropout(x, self.p, self.path, residual) if self.drops else ops.add(residual, x)
 
 
 class Flatten(Module):

@@ -91,7 +91,10 @@ class LayerNorm(Module):
         self.weight = Parameter(sizes, init.ones)
         self.bias = Parameter(sizes, init.zeros) if bias else None
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: Any, residual: Any = None) -> Any:
+        """The norm of x; where `residual` is given, (residual + x, the norm of that), in one pass over memory."""
+        if residual is not None:
+            return ops.add_layer_norm(x, residual, self.weight, self.bias, eps=self.eps)
         return ops.layer_norm(x, self.weight, self.bias, eps=self.eps)
 
 

@@ -30,6 +30,7 @@ from mpitrain.ops.elementwise import (
     where,
 )
 from mpitrain.ops.index import embedding, getitem, take
+from mpitrain.ops.layer_norm import add_layer_norm, layer_norm, rms_norm
 from mpitrain.ops.linalg import linear, matmul
 from mpitrain.ops.loss import (
     binary_cross_entropy_with_logits,
@@ -41,7 +42,7 @@ from mpitrain.ops.loss import (
     l1,
     mse,
 )
-from mpitrain.ops.norm import batch_norm, batch_norm_inference, group_norm, layer_norm, rms_norm
+from mpitrain.ops.norm import batch_norm, batch_norm_inference, group_norm
 from mpitrain.ops.operators import attach
 from mpitrain.ops.pool import adaptive_avg_pool2d, adaptive_max_pool2d, avg_pool2d, max_pool2d
 from mpitrain.ops.reduce import logsumexp, max, mean, min, sum, var
@@ -60,8 +61,8 @@ from mpitrain.ops.shape import (
 from mpitrain.ops.softmax import log_softmax, softmax
 
 __all__ = [
-    "absolute", "adaptive_avg_pool2d", "adaptive_max_pool2d", "add", "avg_pool2d", "batch_norm",
-    "batch_norm_inference", "binary_cross_entropy_with_logits", "broadcast_to", "clip", "concatenate", "conv2d",
+    "absolute", "adaptive_avg_pool2d", "adaptive_max_pool2d", "add", "add_layer_norm", "avg_pool2d",
+    "batch_norm", "batch_norm_inference", "binary_cross_entropy_with_logits", "broadcast_to", "clip", "concatenate", "conv2d",
     "conv_transpose2d", "cross_entropy", "cross_entropy_count", "divide", "dropout", "element_count", "embedding",
     "equal", "exp", "expand_dims", "gelu", "getitem", "greater", "greater_equal", "group_norm", "huber",
     "kl_divergence", "l1", "layer_norm", "leaky_relu", "less", "less_equal", "linear", "log", "log_softmax",

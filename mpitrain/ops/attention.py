@@ -10,9 +10,10 @@ from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array, is_float
-from mpitrain.errors import ShapeError
+from mpitrain.backend.random import current
+from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.kernels.attention import attention_weights, attention_weights_gradient
-from mpitrain.kernels.flash_attention import flash_attention, flash_attention_grad
+from mpitrain.kernels.flash_attention import Dropping, flash_attention, flash_attention_grad
 from mpitrain.ops.shape import reshape
 
 
@@ -45,16 +46,21 @@ def scaled_dot_product_attention(q: Any, k: Any, v: Any, *, causal: bool = False
     return result
 
 
-def self_attention(qkv: Any, heads: int, *, causal: bool = False, scale: float | None = None) -> Tensor:
+def self_attention(qkv: Any, heads: int, *, causal: bool = False, scale: float | None = None, dropout: float = 0.0,
+                   layer: str = "") -> Tensor:
     """(B, L, H * D) from qkv (B, L, 3 * H * D): a row holds the queries of all heads, then the keys, then the values.
 
-    What scaled_dot_product_attention gives for them, without a copy of a part or of a gradient of one.
+    What scaled_dot_product_attention gives for them, without a copy of a part or of a gradient of one. Weights are dropped
+    with probability `dropout`, those that `ops.dropout` of the weights (B, H, L, L) under the name `layer` would drop.
     """
     shape = tuple(qkv.shape)
     if len(shape) != 3 or heads < 1 or shape[2] % (3 * heads):
         raise ShapeError(f"self_attention: expected qkv (batch, length, 3 x {heads} heads x width), found {shape}")
     factor = _default_scale(shape[2] // (3 * heads)) if scale is None else scale
-    result: Tensor = SelfAttention.apply(qkv, heads=heads, causal=causal, scale=factor)
+    if not 0 <= dropout < 1:
+        raise ConfigError(f"self_attention: dropout is {dropout}, expected at least 0 and less than 1")
+    key = current().key(layer) if dropout else 0
+    result: Tensor = SelfAttention.apply(qkv, heads=heads, causal=causal, scale=factor, dropout=dropout, key=key)
     return result
 
 
@@ -80,11 +86,12 @@ class SelfAttention(Function):
     """Attention among the parts of one array, whose gradient is one array too."""
 
     @staticmethod
-    def forward(ctx: Context, qkv: Array, *, heads: int, causal: bool, scale: float) -> Array:
+    def forward(ctx: Context, qkv: Array, *, heads: int, causal: bool, scale: float, dropout: float, key: int) -> Array:
         batch, length, width = qkv.shape
         ctx.heads, ctx.causal, ctx.scale = heads, causal, scale
         out = ctx.xp.empty((batch, length, width // 3), qkv.dtype)
-        ctx.save(qkv, out, *_forward(ctx, *_parts(qkv, heads), _heads(out, heads)))
+        ctx.dropping = Dropping(current().rows(batch, ctx.xp), key, dropout) if dropout else None
+        ctx.save(qkv, out, *_forward(ctx, *_parts(qkv, heads), _heads(out, heads), ctx.dropping))
         return out
 
     @staticmethod
@@ -92,7 +99,7 @@ class SelfAttention(Function):
         qkv, out, *known = ctx.saved
         result = ctx.xp.empty(qkv.shape, qkv.dtype)
         _backward(ctx, (*_parts(qkv, ctx.heads), _heads(out, ctx.heads), _heads(grad, ctx.heads)), known,
-                  _parts(result, ctx.heads))
+                  _parts(result, ctx.heads), ctx.dropping)
         return result
 
 
@@ -136,19 +143,20 @@ class MaskedAttention(Function):
         return dq, dk, dv, dmask
 
 
-def _forward(ctx: Context, q: Array, k: Array, v: Array, out: Array) -> tuple[Array, ...]:
+def _forward(ctx: Context, q: Array, k: Array, v: Array, out: Array, dropping: Dropping | None = None) -> tuple[Array, ...]:
     """Fills `out`; what backward wants to know of it, or nothing where no query meets a key."""
     if 0 in (*q.shape[:-1], k.shape[-2]):
         out[...] = 0
         return ()
-    known: tuple[Array, ...] = flash_attention(q, k, v, out, ctx.scale, ctx.causal)
+    known: tuple[Array, ...] = flash_attention(q, k, v, out, ctx.scale, ctx.causal, dropping)
     return known
 
 
-def _backward(ctx: Context, arrays: tuple[Array, ...], known: list[Array], grads: tuple[Array | None, ...]) -> None:
+def _backward(ctx: Context, arrays: tuple[Array, ...], known: list[Array], grads: tuple[Array | None, ...],
+              dropping: Dropping | None = None) -> None:
     """Fills `grads`, those of q, k, v where they are not None, from q, k, v, out and its gradient."""
     if known:
-        flash_attention_grad(*arrays, *known, ctx.scale, ctx.causal, *grads)
+        flash_attention_grad(*arrays, *known, ctx.scale, ctx.causal, *grads, dropping)
         return
     for x in grads:
         if x is not None:

@@ -1,4 +1,4 @@
-"""Batch, group, layer and RMS normalisation: (x - mean) / sqrt(variance + eps) * weight + bias, over different dims."""
+"""Batch and group normalisation: (x - mean) / sqrt(variance + eps) * weight + bias, over different dims."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from mpitrain.kernels.batch_norm import (
     channel_shift,
     channel_sums,
 )
-from mpitrain.kernels.norm import row_norm, row_norm_gradients
 from mpitrain.ops import activation, elementwise
 
 Reduce = Callable[[Array], None]
@@ -67,23 +66,6 @@ def group_norm(x: Any, groups: int, weight: Any = None, bias: Any = None, *, eps
     if groups < 1 or x.shape[1] % groups:
         raise ShapeError(f"group_norm: {x.shape[1]} channels cannot be split into {groups} groups")
     result: Tensor = GroupNorm.apply(x, weight, bias, groups=groups, eps=eps)
-    return result
-
-
-def layer_norm(x: Any, weight: Any, bias: Any = None, *, eps: float = 1e-5) -> Tensor:
-    """Normalises x over its last dims, those of weight (and bias)."""
-    _check_rows("layer_norm", x, weight, bias)
-    result: Tensor = RowNorm.apply(x, weight, bias, eps=eps, centred=True)
-    return result
-
-
-def rms_norm(x: Any, weight: Any, *, eps: float = 1e-5) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dims, those of weight: no mean is subtracted.
-
-    Zhang, Sennrich: "Root mean square layer normalization", 2019.
-    """
-    _check_rows("rms_norm", x, weight, None)
-    result: Tensor = RowNorm.apply(x, weight, None, eps=eps, centred=False)
     return result
 
 
@@ -231,36 +213,9 @@ class GroupNorm(Function):
                 plain.reshape(n, c).sum(axis=0).astype(x.dtype) if ctx.needs[2] else None)
 
 
-class RowNorm(Function):
-    """Statistics of each row, a row being the last dims of x, those of weight: layer norm, and RMS norm if not centred."""
-
-    @staticmethod
-    def forward(ctx: Context, x: Array, weight: Array, bias: Array | None, *, eps: float, centred: bool) -> Array:
-        flat = None if bias is None else bias.reshape(-1)
-        y, means, inverses = row_norm(_rows(x, weight), weight.reshape(-1), flat, eps, centred)
-        ctx.save(x, weight, means, inverses)
-        ctx.centred = centred
-        return y.reshape(x.shape)
-
-    @staticmethod
-    def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
-        x, weight, means, inverses = ctx.saved
-        wanted = ctx.needs[0], any(ctx.needs[1:])
-        dx, product, plain = row_norm_gradients(_rows(grad, weight), _rows(x, weight), weight.reshape(-1), means, inverses,
-                                                ctx.centred, wanted)
-        return (dx.reshape(x.shape) if ctx.needs[0] else None,
-                product.astype(x.dtype).reshape(weight.shape) if ctx.needs[1] else None,
-                plain.astype(x.dtype).reshape(weight.shape) if ctx.needs[2] else None)
-
-
 def _channels(x: Array) -> Array:
     """x (N, C, ...) as (N, C, L)."""
     return x.reshape(*x.shape[:2], prod(x.shape[2:]))
-
-
-def _rows(x: Array, weight: Array) -> Array:
-    """x as (R, D), D the values that weight has."""
-    return x.reshape(prod(x.shape[:x.ndim - weight.ndim]), weight.size)
 
 
 def _tiled(values: Array | None, times: int, xp: Any) -> Array | None:
@@ -279,11 +234,3 @@ def _check_channels(name: str, x: Any, weight: Any, bias: Any, residual: Any = N
             raise ShapeError(f"{name}: the {what} has shape {tuple(values.shape)}, the input has {x.shape[1]} channels")
     if residual is not None and tuple(residual.shape) != tuple(x.shape):
         raise ShapeError(f"{name}: the residual has shape {tuple(residual.shape)}, the input {tuple(x.shape)}: not equal")
-
-
-def _check_rows(name: str, x: Any, weight: Any, bias: Any) -> None:
-    shape = tuple(weight.shape)
-    if not shape or tuple(x.shape)[-len(shape):] != shape:
-        raise ShapeError(f"{name}: the weight has shape {shape}, the input {tuple(x.shape)} must end with it")
-    if bias is not None and tuple(bias.shape) != shape:
-        raise ShapeError(f"{name}: the bias has shape {tuple(bias.shape)}, the weight {shape}")

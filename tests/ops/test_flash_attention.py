@@ -9,7 +9,8 @@ import pytest
 
 from mpitrain import models, nn, ops, optim
 from mpitrain.autograd import Tensor, run_backward
-from mpitrain.errors import ShapeError
+from mpitrain.backend import random
+from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.kernels import KERNELS
 from tests.ops.parity import check, check_gradient, normal
 
@@ -167,3 +168,47 @@ def test_an_array_that_has_no_such_parts_is_refused(heads):
     with pytest.raises(ShapeError, match=rf"self_attention: expected qkv \(batch, length, 3 x {heads} heads x width\), "
                                          r"found \(2, 3, 12\)"):
         ops.self_attention(np.zeros((2, 3, 12)), heads)
+
+
+def dropped_by_parts(qkv, heads, causal, p):
+    """self_attention with dropout, from ops that show the weights."""
+    batch, length, width = qkv.shape
+    q, k, v = (ops.swapaxes(ops.reshape(part, batch, length, heads, width // 3 // heads), 1, 2)
+               for part in ops.split(qkv, width // 3, dim=-1))
+    scores = q @ ops.swapaxes(k, 2, 3) * (1 / np.sqrt(width // 3 // heads)).astype(qkv.array.dtype)
+    if causal:
+        scores = ops.where(np.tri(length, dtype=bool), scores, np.full((), -1e30, qkv.array.dtype))
+    weights = ops.dropout(ops.softmax(scores), p, "here")
+    return ops.reshape(ops.swapaxes(weights @ v, 1, 2), batch, length, width // 3)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("length", [1, 3, 31, 32, 33, 64, 70, 131])
+def test_dropped_weights_are_those_that_dropout_of_the_whole_matrix_drops(length, causal):
+    for dtype, tolerance in (("float32", 5e-6), ("float64", 1e-13)):
+        values, grad = normal(3, length, 3 * 2 * 5).astype(dtype), normal(3, length, 10, seed=1).astype(dtype)
+        found = []
+        for run in (lambda x: ops.self_attention(x, 2, causal=causal, dropout=0.3, layer="here"),
+                    lambda x: dropped_by_parts(x, 2, causal, 0.3)):
+            x = Tensor(values, requires_grad=True)
+            with random.use(random.Scope(seed=7, step=2, samples=np.array([4, 90, 1 << 40], np.uint64))):
+                result = run(x)
+            run_backward(result, grad)
+            found.append((result.array, x.grad))
+        for a, b in zip(*found):
+            assert np.abs(a - b).max() <= tolerance * max(np.abs(b).max(), 1)
+
+
+def test_a_part_of_a_batch_drops_what_the_batch_drops():
+    qkv = normal(4, 37, 3 * 2 * 8).astype(np.float32)
+
+    def run(samples):
+        with random.use(random.Scope(seed=7, samples=np.arange(4, dtype=np.uint64)[samples])):
+            return ops.self_attention(qkv[samples], 2, causal=True, dropout=0.5, layer="here").array
+
+    assert run(slice(1, 3)).tobytes() == np.ascontiguousarray(run(slice(0, 4))[1:3]).tobytes()
+
+
+def test_a_probability_of_dropout_out_of_range_is_refused():
+    with pytest.raises(ConfigError, match="self_attention: dropout is 1.0, expected at least 0 and less than 1"):
+        ops.self_attention(np.ones((1, 2, 12)), 2, dropout=1.0)

@@ -1,0 +1,199 @@
+/* Layer and RMS norm of the rows of x (R, D), forward and backward; the body stands once, for number type T, and the file includes
+   itself for float and double.
+
+   A row is read from memory once: what comes after its sum finds it in the first cache. (Fetching the next rows ahead, on top of
+   what the machine fetches by itself, took longer; only where a gradient too large for the caches is written does it help.) Mean and mean square are made in two passes, not from one sum of squares, which would lose the digits of a row far
+   from zero. Sums over a row run in the lanes of PARTS vectors, folded in one order: relative to the sum of magnitudes their
+   error is below (D / lanes + 10) roundings. Sums over rows are kept in T for SOME rows and then added to those in double: 1e-6 of
+   the sum of magnitudes at most in float, for any number of rows. A row's results have the same bits in whichever group of rows
+   they are made. */
+
+#ifndef T
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "vectors.h"
+
+#if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__)
+#pragma GCC target("prefer-vector-width=512")
+#endif
+#if defined(__clang__)
+#pragma STDC FP_CONTRACT ON
+#else
+#pragma GCC optimize("fp-contract=fast")
+#endif
+
+typedef int64_t i64;
+
+#define INLINE static inline __attribute__((always_inline))
+#define PARTS 4                      /* vectors of partial sums */
+#define GROUP 4                      /* rows whose terms are added to a column's sum in registers */
+#define SOME 16                      /* rows whose sum is kept in T */
+#define LINE 64                      /* bytes of a cache line */
+#define NEAR (512 << 10)             /* bytes of an array that stays in the second cache */
+
+#define T float
+#define NAME(name) name##_float32
+#define ROOT sqrtf
+#define WIDE FLOATS
+#include "layer_norm.c"
+#undef T
+#undef NAME
+#undef ROOT
+#undef WIDE
+
+#define T double
+#define NAME(name) name##_float64
+#define ROOT sqrt
+#define WIDE DOUBLES
+#include "layer_norm.c"
+
+#else
+
+typedef T NAME(vector) __attribute__((vector_size(VECTOR_BYTES)));
+typedef T NAME(loose) __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(T)), may_alias));
+#define V NAME(vector)
+#define AT(x, i) (*(const NAME(loose) *)((x) + (i)))
+
+/* BODY for each whole vector of n numbers, from `at` on, with v the partial sum that it adds to. */
+#define EACH_VECTOR(n, BODY)                                                                                            \
+    i64 i = 0;                                                                                                          \
+    for (; i + PARTS * WIDE <= (n); i += PARTS * WIDE)                                                                  \
+        for (i64 v = 0; v < PARTS; v++) { i64 at = i + v * WIDE; BODY }                                                 \
+    for (; i + WIDE <= (n); i += WIDE) { const i64 at = i, v = 0; BODY }
+
+/* The sum of all lanes, and of the numbers that fill no vector, the last of n. */
+INLINE T NAME(fold)(const V *part, const T *rest, i64 n)
+{
+    union { V whole; T lane[WIDE]; } sum = {(part[0] + part[1]) + (part[2] + part[3])};
+    T last = 0;
+    for (i64 half = WIDE / 2; half > 0; half /= 2) for (i64 l = 0; l < half; l++) sum.lane[l] += sum.lane[l + half];
+    for (i64 l = 0; l < n % WIDE; l++) last += rest[l];
+    return sum.lane[0] + last;
+}
+
+static T NAME(sum)(const T *x, i64 n)
+{
+    V part[PARTS] = {0};
+    EACH_VECTOR(n, part[v] += AT(x, at);)
+    return NAME(fold)(part, x + i, n);
+}
+
+static T NAME(squares)(const T *x, T centre, i64 n)
+{
+    V part[PARTS] = {0};
+    T rest[WIDE];
+    EACH_VECTOR(n, V d = AT(x, at) - centre; part[v] += d * d;)
+    for (i64 l = 0; l < n % WIDE; l++) rest[l] = (x[i + l] - centre) * (x[i + l] - centre);
+    return NAME(fold)(part, rest, n);
+}
+
+/* y = (x - mean) * inverse * weight + bias for each row, inverse = 1 / sqrt(mean square of x - mean + eps). The mean is
+   taken as 0 where not `centred`; bias may be NULL. Where `added` is not NULL, x + added is normalised, and written to `total`.
+   GROUP rows go side by side: a sum's end is a chain of steps that wait for each other, and the next row's sum fills them. */
+void NAME(row_norm)(const T *restrict x, const T *restrict added, T *restrict total, const T *restrict weight,
+                    const T *restrict bias, T *restrict y, T *restrict means, T *restrict inverses, double eps, i64 rows, i64 n,
+                    i64 centred)
+{
+    for (i64 r = 0; r < rows; r += GROUP) {
+        i64 there = rows - r < GROUP ? rows - r : GROUP;
+        const T *row = (added ? total : x) + r * n;
+        for (i64 k = r; k < r + there; k++) {
+            if (added) for (i64 i = 0; i < n; i++) total[k * n + i] = x[k * n + i] + added[k * n + i];
+            means[k] = centred ? NAME(sum)((added ? total : x) + k * n, n) / n : 0;
+        }
+        for (i64 k = 0; k < there; k++) inverses[r + k] = NAME(squares)(row + k * n, means[r + k], n);
+        for (i64 k = r; k < r + there; k++) inverses[k] = 1 / ROOT(inverses[k] / n + (T)eps);
+        for (i64 k = 0; k < there; k++) {
+            const T *from = row + k * n;
+            T *to = y + (r + k) * n, s = inverses[r + k], shift = -means[r + k] * s;
+            if (bias) for (i64 i = 0; i < n; i++) to[i] = (from[i] * s + shift) * weight[i] + bias[i];
+            else for (i64 i = 0; i < n; i++) to[i] = (from[i] * s + shift) * weight[i];
+        }
+    }
+}
+
+/* What a row's gradients take from it: z = x * inverse + shift, h = g * weight, dx = h * inverse + constant + z * slope. */
+typedef struct { T inverse, shift, constant, slope; } NAME(row);
+
+/* dx = inverse (h - mean(h) - z mean(h z)), without mean(h) where not `centred`. */
+static NAME(row) NAME(look_at)(const T *g, const T *x, const T *weight, T mean, T inverse, i64 n, i64 centred)
+{
+    V sums[PARTS] = {0}, products[PARTS] = {0};
+    T rest[WIDE], rest_products[WIDE], shift = -mean * inverse;
+    EACH_VECTOR(n, V h = AT(g, at) * AT(weight, at); sums[v] += h; products[v] += h * (AT(x, at) * inverse + shift);)
+    for (i64 l = 0; l < n % WIDE; l++) {
+        rest[l] = g[i + l] * weight[i + l];
+        rest_products[l] = rest[l] * (x[i + l] * inverse + shift);
+    }
+    T sum = NAME(fold)(sums, rest, n), product = NAME(fold)(products, rest_products, n);
+    return (NAME(row)){inverse, shift, centred ? -sum / n * inverse : 0, -product / n * inverse};
+}
+
+/* `rows` rows: their dx, where `moved`, with `around` added where `surrounded`; and where `summed`, what they add to the sums over
+   rows of g z and of g in `part` (2, n). */
+INLINE void NAME(group)(const T *restrict g, const T *restrict x, const T *restrict weight, const T *restrict around,
+                        const NAME(row) *row, T *restrict dx, T *restrict part, i64 n, const int rows, const int moved,
+                        const int surrounded, const int summed)
+{
+    for (i64 i = 0; i < n; i++) {
+        T product = summed ? part[i] : 0, plain = summed ? part[n + i] : 0, w = weight[i];
+        for (int r = 0; r < rows; r++) {
+            T e = g[r * n + i], z = x[r * n + i] * row[r].inverse + row[r].shift;
+            if (summed) {
+                product += e * z;
+                plain += e;
+            }
+            if (moved) {
+                T v = e * w * row[r].inverse + (z * row[r].slope + row[r].constant);
+                dx[r * n + i] = surrounded ? v + around[r * n + i] : v;
+            }
+        }
+        if (summed) { part[i] = product; part[n + i] = plain; }
+    }
+}
+
+INLINE void NAME(rows)(const T *g, const T *x, const T *weight, const T *around, const NAME(row) *row, T *dx, T *part, i64 n,
+                       const int rows)
+{
+    if (dx && around && part) NAME(group)(g, x, weight, around, row, dx, part, n, rows, 1, 1, 1);
+    else if (dx && part) NAME(group)(g, x, weight, NULL, row, dx, part, n, rows, 1, 0, 1);
+    else if (dx && around) NAME(group)(g, x, weight, around, row, dx, NULL, n, rows, 1, 1, 0);
+    else if (dx) NAME(group)(g, x, weight, NULL, row, dx, NULL, n, rows, 1, 0, 0);
+    else if (part) NAME(group)(g, x, weight, NULL, row, NULL, part, n, rows, 0, 0, 1);
+}
+
+/* The gradients of x, of weight and of bias, (2, n) in `sums`; each may be NULL: not wanted. `around`, where it is not NULL, is
+   added to the first. `part` is room for (2, n). */
+void NAME(row_norm_gradients)(const T *g, const T *x, const T *weight, const T *around, const T *means, const T *inverses, T *dx,
+                              double *sums, T *part, i64 rows, i64 n, i64 centred)
+{
+    int far = dx && rows * n * (i64)sizeof(T) > NEAR;
+    if (sums) memset(sums, 0, 2 * n * sizeof(double));
+    for (i64 first = 0; first < rows; first += SOME) {
+        i64 end = rows - first < SOME ? rows : first + SOME;
+        if (sums) memset(part, 0, 2 * n * sizeof(T));
+        for (i64 r = first; r < end; ) {
+            i64 there = end - r < GROUP ? 1 : GROUP;
+            NAME(row) row[GROUP];
+            for (i64 k = 0; k < there; k++) {
+                i64 at = (r + k) * n;
+                if (far) for (i64 i = 0; i < n; i += LINE / (i64)sizeof(T)) __builtin_prefetch(dx + at + i, 1);
+                row[k] = NAME(look_at)(g + at, x + at, weight, means[r + k], inverses[r + k], n, centred);
+            }
+            const T *beside = around ? around + r * n : NULL;
+            T *to = dx ? dx + r * n : NULL, *summed = sums ? part : NULL;
+            if (there == GROUP) NAME(rows)(g + r * n, x + r * n, weight, beside, row, to, summed, n, GROUP);
+            else NAME(rows)(g + r * n, x + r * n, weight, beside, row, to, summed, n, 1);
+            r += there;
+        }
+        if (sums) for (i64 i = 0; i < 2 * n; i++) sums[i] += part[i];
+    }
+}
+
+#undef V
+#undef AT
+#undef EACH_VECTOR
+#endif
