@@ -53,6 +53,12 @@
                                         folding of vectors is little work beside them */
 #define MAPS_BYTES (16 << 10)
 #define POSITION_SLOWNESS 1.4
+#define EVEN_2 0, 2
+#define ODD_2 1, 3
+#define HALVES_2 0, 2                                           /* the first half of each of two vectors */
+#define HALVES_4 0, 1, 4, 5
+#define HALVES_8 0, 1, 2, 3, 8, 9, 10, 11
+#define HALVES_16 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
 #define INLINE static inline __attribute__((always_inline))
 
 /* Memory that begins with a cache line, so that whole vectors in it do not straddle two. */
@@ -71,8 +77,11 @@ static void *zeros(i64 bytes)
 #define NAME(name) name##_float32
 #include "turn.h"
 #include "convolution.h"
+#include "winograd.h"
+#include "convolution_choice.h"
 #include "position_gradient.h"
 #include "dense_gradient.h"
+#undef ELEMENTS
 #undef T
 #undef INTEGER
 #undef LANES
@@ -84,5 +93,7 @@ static void *zeros(i64 bytes)
 #define NAME(name) name##_float64
 #include "turn.h"
 #include "convolution.h"
+#include "winograd.h"
+#include "convolution_choice.h"
 #include "position_gradient.h"
 #include "dense_gradient.h"

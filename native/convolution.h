@@ -16,6 +16,14 @@ INLINE void NAME(tile)(const T *left, const T *const *from, const i64 *offset, i
         UNROLL for (int v = 0; v < vectors; v++) *(V *)(out + (i * VECTORS + v) * LANES) = sum[i][v];
 }
 
+static __attribute__((noinline)) void NAME(any_tile)(const T *left, const T *const *from, const i64 *offset, i64 terms, T *out,
+                                                     int vectors)
+{
+    if (vectors == 3) NAME(tile)(left, from, offset, terms, out, 3);
+    else if (vectors == 2) NAME(tile)(left, from, offset, terms, out, 2);
+    else NAME(tile)(left, from, offset, terms, out, 1);
+}
+
 /* to[i] = from[i * step]; up to LANES - 1 numbers more are written, and read unless that goes to `end` or beyond. */
 INLINE void NAME(copy_row)(T *to, const T *from, i64 count, i64 step, const T *end)
 {
@@ -129,7 +137,7 @@ static void NAME(multiply)(const NAME(Product) *product, const Views *s, const T
     i64 plane = s->rows * s->width * s->phases * s->views, pixels = lines * s->ow;
     i64 each = s->row_vectors ? lines * s->row_vectors : (pixels + LANES - 1) / LANES;
     int together = s->right == 1 && (s->row_vectors || s->down == s->ow);
-    i64 parts = (images * each + VECTORS - 1) / VECTORS, share = ahead.lines / (parts * s->groups * tiles) + 1;
+    i64 parts = (images * each + VECTORS - 1) / VECTORS, share = (ahead.end - ahead.from) / 64 / (parts * s->groups * tiles) + 1;
     for (i64 t = 0; t < s->groups * tiles; t++) {
         i64 o = t / tiles * s->outputs + t % tiles * ROWS, there = at_most(ROWS, s->outputs - t % tiles * ROWS);
         const T *left = product->weight + t * terms * ROWS, *right = packed + t / tiles * channels * plane;
@@ -148,11 +156,9 @@ static void NAME(multiply)(const NAME(Product) *product, const Views *s, const T
                 column = column + LANES < s->ow ? column + LANES : 0;
                 for (i64 i = 0; i < there; i++) __builtin_prefetch(image + i * s->plane + *place[v], 1, 3);
             }
-            for (i64 k = 0; k < share && ahead.lines > 0; k++, ahead.lines--, ahead.from += 64)
+            for (i64 k = 0; k < share && ahead.from < ahead.end; k++, ahead.from += 64)
                 __builtin_prefetch(ahead.from, 0, 2);
-            if (count == 3) NAME(tile)(left, from, product->offset, terms, sums, 3);
-            else if (count == 2) NAME(tile)(left, from, product->offset, terms, sums, 2);
-            else NAME(tile)(left, from, product->offset, terms, sums, 1);
+            NAME(any_tile)(left, from, product->offset, terms, sums, count);
             for (i64 v = 0; v < count; v++)
                 NAME(store_vector)(sums + v * LANES, there, product->bias + t * ROWS, place[v],
                                    there_are[v], together, s->plane, result[v]);
@@ -166,14 +172,15 @@ static int NAME(multiply_all)(const NAME(Product) *product, const Views *s, i64 
     i64 most = 0;
     for (i64 k = 0; k < products; k++) most = at_least(most, s[k].c * s[k].views * s[k].phases * s[k].rows * s[k].width);
     i64 chunk = clip(PACKED_BYTES / (i64)sizeof(T) / at_least(most, 1), 1, n), size = s->c * s->h * s->w;
+    if (chunk > VECTORS) chunk -= chunk % VECTORS;                             /* then all tiles are whole */
     T *packed = aligned((chunk * most + SLACK) * sizeof(T));
     if (!packed) return 1;
     for (i64 first = 0; first < n; first += chunk) for (i64 k = 0; k < products; k++) {
         i64 image = s[k].c * s[k].views * s[k].phases * s[k].rows * s[k].width, images = at_most(chunk, n - first);
         for (i64 y0 = 0; y0 < s[k].oh && s[k].ow > 0; y0 += s[k].block) {
             int last = k == products - 1 && y0 + s[k].block >= s[k].oh;
-            Ahead ahead = {(const char *)(x + (first + images) * size),
-                           last ? at_most(chunk, n - first - images) * size * (i64)sizeof(T) / 64 : 0};
+            const T *next = x + (first + images) * size;
+            Ahead ahead = {(const char *)next, (const char *)(next + (last ? at_most(chunk, n - first - images) * size : 0))};
             for (i64 i = 0; i < images; i++)
                 NAME(pack_views)(x + (first + i) * size, s + k, y0, packed + i * image, x + n * size);
             NAME(multiply)(product + k, s + k, packed, images, y0, at_most(s[k].block, s[k].oh - y0),
@@ -182,43 +189,4 @@ static int NAME(multiply_all)(const NAME(Product) *product, const Views *s, i64 
     }
     free(packed);
     return 0;
-}
-
-/* y (N, O, OH, OW) = x (N, C, H, W) * weight (O, C/groups, kh, kw) + bias (or NULL). Returns 1 without memory. */
-int NAME(forward)(const T *x, const T *weight, const T *bias, T *y, const Geometry *g)
-{
-    i64 channels = g->c / g->groups, outputs = g->o / g->groups, area = g->kh * g->kw;
-    NAME(Product) product = {0};
-    Room room = views_room(area, g->sh);
-    Views s = forward_views(g, &room, LANES, PACKED_BYTES / sizeof(T));
-    int failed = !room.memory
-                 || NAME(prepare)(&product, &s, weight, outputs * channels * area, channels * area, area, bias)
-                 || NAME(multiply_all)(&product, &s, 1, x, g->n, y);
-    NAME(release)(&product);
-    free(room.memory);
-    return failed;
-}
-
-/* x (N, C, H, W) = the adjoint of forward applied to y (N, O, OH, OW), plus bias (or NULL) of each channel of x.
-   Each phase of the image is a convolution of y with those kernel elements that meet the phase. */
-int NAME(adjoint)(const T *y, const T *weight, const T *bias, T *x, const Geometry *g)
-{
-    i64 channels = g->c / g->groups, outputs = g->o / g->groups, area = g->kh * g->kw, phases = g->sh * g->sw;
-    NAME(Product) *product = calloc(phases, sizeof *product);
-    Views *s = calloc(phases, sizeof *s);
-    Room *room = calloc(phases, sizeof *room);
-    int failed = !product || !s || !room;
-    for (i64 k = 0; k < phases && !failed; k++) {
-        room[k] = views_room(area, 1);
-        s[k] = phase_views(g, k / g->sw, k % g->sw, room + k, LANES, PACKED_BYTES / sizeof(T));
-        failed = !room[k].memory || (s[k].oh > 0 && s[k].ow > 0
-                 && NAME(prepare)(product + k, s + k, weight, outputs * channels * area, area, channels * area, bias));
-    }
-    failed = failed || NAME(multiply_all)(product, s, phases, y, g->n, x);
-    for (i64 k = 0; k < phases; k++) {
-        if (product) NAME(release)(product + k);
-        if (room) free(room[k].memory);
-    }
-    free(product); free(s); free(room);
-    return failed;
 }

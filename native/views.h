@@ -30,8 +30,8 @@ typedef struct {
     i64 image, plane, down, right, corner;   /* steps in memory of the result, and where it begins */
 } Views;
 
-/* Memory to bring into the L2 cache: so many lines from here on. */
-typedef struct { const char *from; i64 lines; } Ahead;
+/* Memory to bring into the L2 cache meanwhile: what will be packed next. */
+typedef struct { const char *from, *end; } Ahead;
 
 /* Memory for the lists of one Views, or none in `memory`. */
 typedef struct { void *memory; Tap *tap; i64 *left; Bounds *bounds; } Room;
