@@ -24,20 +24,36 @@ static __attribute__((noinline)) void NAME(any_tile)(const T *left, const T *con
     else NAME(tile)(left, from, offset, terms, out, 1);
 }
 
-/* to[i] = from[i * step]; up to LANES - 1 numbers more are written, and read unless that goes to `end` or beyond. */
-INLINE void NAME(copy_row)(T *to, const T *from, i64 count, i64 step, const T *end)
+/* Zeros from `from` to `to`, and up to LANES - 1 numbers more. */
+INLINE T *NAME(clear)(T *from, T *to)
 {
-    i64 i = 0;
-    if (step == 1 && from + count + LANES <= end)
-        for (; i < count; i += LANES) *(V *)(to + i) = *(const V *)(from + i);
-    else if (step == 2 && from + 2 * (count + LANES) <= end)
-        for (; i < count; i += LANES)
-            *(V *)(to + i) = PICK(MASK, *(const V *)(from + 2 * i), *(const V *)(from + 2 * i + LANES), ORDER(EVEN, LANES));
-    for (; i < count; i++) to[i] = from[i * step];
+    for (; from < to; from += LANES) *(V *)from = (V){0};
+    return to;
+}
+
+/* `rows` rows of `width` numbers, zero but for columns [j0, j1), which are those of `from`, `step` numbers apart in rows `down`
+   apart. Up to LANES numbers more are written; none is read at `end` or beyond. */
+INLINE void NAME(copy_rows)(T *to, const T *from, i64 rows, i64 width, i64 j0, i64 j1, const i64 step, i64 down, const T *end)
+{
+    i64 count = j1 - j0, whole = clip((end - from - step * (count + LANES)) / down + 1, 0, rows), r = 0;
+    if (end - from < step * (count + LANES) || step > 2) whole = 0;
+    for (; r < whole; r++, to += width, from += down) {
+        *(V *)to = (V){0};
+        if (step == 1) for (i64 i = 0; i < count; i += LANES) *(V *)(to + j0 + i) = *(const V *)(from + i);
+        else for (i64 i = 0; i < count; i += LANES)
+            *(V *)(to + j0 + i) = PICK(MASK, *(const V *)(from + 2 * i), *(const V *)(from + 2 * i + LANES), ORDER(EVEN, LANES));
+        NAME(clear)(to + j1, to + width);
+    }
+    for (; r < rows; r++, to += width, from += down) {
+        NAME(clear)(to, to + j0);
+        for (i64 i = 0; i < count; i++) to[j0 + i] = from[i * step];
+        NAME(clear)(to + j1, to + width);
+    }
 }
 
 /* Rows of one image as each view sees them, for rows [y0, y0 + rows) of the result and those that its taps need beside:
-   to[channel, view, phase, row, column], zero outside the image. Written in the order of memory, for copy_row's sake. */
+   to[channel, view, phase, row, column], zero outside the image. Written in the order of memory, as copy_rows wants it; room for
+   LANES numbers more. */
 static void NAME(pack_views)(const T *x, const Views *s, i64 y0, T *to, const T *end)
 {
     for (i64 k = 0; k < s->views * s->phases; k++) {
@@ -49,16 +65,13 @@ static void NAME(pack_views)(const T *x, const Views *s, i64 y0, T *to, const T 
     }
     for (i64 c = 0; c < s->c; c++, x += s->h * s->w) for (i64 k = 0; k < s->views * s->phases; k++) {
         const Bounds b = s->bounds[k];
-        const T *from = x + b.first;
-        memset(to, 0, b.r0 * s->width * sizeof(T));
-        to += b.r0 * s->width;
-        for (i64 r = b.r0; r < b.r1; r++, to += s->width, from += s->sh * s->w) {
-            for (i64 j = 0; j < b.j0; j++) to[j] = 0;
-            NAME(copy_row)(to + b.j0, from, b.j1 - b.j0, s->step, end);
-            for (i64 j = b.j1; j < s->width; j++) to[j] = 0;
-        }
-        memset(to, 0, (s->rows - b.r1) * s->width * sizeof(T));
-        to += (s->rows - b.r1) * s->width;
+        to = NAME(clear)(to, to + b.r0 * s->width);
+        if (s->step == 1)
+            NAME(copy_rows)(to, x + b.first, b.r1 - b.r0, s->width, b.j0, b.j1, 1, s->sh * s->w, end);
+        else
+            NAME(copy_rows)(to, x + b.first, b.r1 - b.r0, s->width, b.j0, b.j1, s->step, s->sh * s->w, end);
+        to += (b.r1 - b.r0) * s->width;
+        to = NAME(clear)(to, to + (s->rows - b.r1) * s->width);
     }
 }
 
