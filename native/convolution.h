@@ -150,7 +150,6 @@ static void NAME(multiply)(const NAME(Product) *product, const Views *s, const T
     i64 plane = s->rows * s->width * s->phases * s->views, pixels = lines * s->ow;
     i64 each = s->row_vectors ? lines * s->row_vectors : (pixels + LANES - 1) / LANES;
     int together = s->right == 1 && (s->row_vectors || s->down == s->ow);
-    i64 parts = (images * each + VECTORS - 1) / VECTORS, share = (ahead.end - ahead.from) / 64 / (parts * s->groups * tiles) + 1;
     for (i64 t = 0; t < s->groups * tiles; t++) {
         i64 o = t / tiles * s->outputs + t % tiles * ROWS, there = at_most(ROWS, s->outputs - t % tiles * ROWS);
         const T *left = product->weight + t * terms * ROWS, *right = packed + t / tiles * channels * plane;
@@ -169,8 +168,7 @@ static void NAME(multiply)(const NAME(Product) *product, const Views *s, const T
                 column = column + LANES < s->ow ? column + LANES : 0;
                 for (i64 i = 0; i < there; i++) __builtin_prefetch(image + i * s->plane + *place[v], 1, 3);
             }
-            for (i64 k = 0; k < share && ahead.from < ahead.end; k++, ahead.from += 64)
-                __builtin_prefetch(ahead.from, 0, 2);
+            fetch(&ahead);
             NAME(any_tile)(left, from, product->offset, terms, sums, count);
             for (i64 v = 0; v < count; v++)
                 NAME(store_vector)(sums + v * LANES, there, product->bias + t * ROWS, place[v],
@@ -193,7 +191,8 @@ static int NAME(multiply_all)(const NAME(Product) *product, const Views *s, i64 
         for (i64 y0 = 0; y0 < s[k].oh && s[k].ow > 0; y0 += s[k].block) {
             int last = k == products - 1 && y0 + s[k].block >= s[k].oh;
             const T *next = x + (first + images) * size;
-            Ahead ahead = {(const char *)next, (const char *)(next + (last ? at_most(chunk, n - first - images) * size : 0))};
+            Ahead ahead = look_ahead(next, next + (last ? at_most(chunk, n - first - images) * size : 0),
+                                     images * product[k].vectors * s[k].groups * ((s[k].outputs + ROWS - 1) / ROWS) / VECTORS);
             for (i64 i = 0; i < images; i++)
                 NAME(pack_views)(x + (first + i) * size, s + k, y0, packed + i * image, x + n * size);
             NAME(multiply)(product + k, s + k, packed, images, y0, at_most(s[k].block, s[k].oh - y0),

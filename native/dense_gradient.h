@@ -8,16 +8,18 @@
    Sums are kept over the rows and images of a block, whose size depends on shapes only, and then added to the total. */
 
 typedef void NAME(GradientTile)(const T *y, i64 y_step, const T *packed, i64 step, const i64 *offset, i64 images, i64 rows,
-                                i64 width, i64 columns, T *total);
+                                i64 width, i64 columns, T *total, Ahead *ahead);
 
 INLINE void NAME(gradient_tile)(const T *y, i64 y_step, const T *packed, i64 step, const i64 *offset, i64 images, i64 rows,
-                                i64 width, i64 columns, T *total, const int vectors, const int lines, const int run)
+                                i64 width, i64 columns, T *total, Ahead *ahead, const int vectors, const int lines,
+                                const int run)
 {
     V sum[MOST_SUMS];
     const T *from[12];
     UNROLL for (int i = 0; i < lines * run * vectors; i++) sum[i] = (V){0};
     UNROLL for (int l = 0; l < lines; l++) from[l] = packed + offset[l];
     for (i64 n = 0; n < images; n++) for (i64 r = 0; r < rows; r++) {
+        fetch(ahead);
         const T *pixel = y + n * y_step + r * width * vectors * LANES;
         i64 start = n * step + r * columns;
         for (i64 i = start; i < start + width; i++, pixel += vectors * LANES) {
@@ -41,8 +43,8 @@ INLINE void NAME(gradient_tile)(const T *y, i64 y_step, const T *packed, i64 ste
 #define DEFINE_TILE(vectors, lines, run)                                                                                   \
     static void NAME(gradient_tile_##vectors##_##lines##_##run)(                                                           \
         const T *y, i64 y_step, const T *packed, i64 step, const i64 *offset, i64 images, i64 rows, i64 width, i64 columns, \
-        T *total)                                                                                                          \
-    { NAME(gradient_tile)(y, y_step, packed, step, offset, images, rows, width, columns, total, vectors, lines, run); }
+        T *total, Ahead *ahead)                                                                                            \
+    { NAME(gradient_tile)(y, y_step, packed, step, offset, images, rows, width, columns, total, ahead, vectors, lines, run); }
 #define LIST_TILE(vectors, lines, run) {vectors, lines, run, NAME(gradient_tile_##vectors##_##lines##_##run)},
 
 TILES(DEFINE_TILE)
@@ -120,11 +122,15 @@ static int NAME(dense_gradient)(const T *x, const T *y, T *weight, const Geometr
                                   maps + n * map + b * pixels * wide + v * LANES, wide);
             }
         }
+        i64 next = first + images, more = at_most(chunk, g->n - next), times = images * g->oh * g->groups * blocks * padded / each;
+        Ahead ahead[2] = {look_ahead(x + next * size, x + (next + more) * size, (times + 1) / 2),
+                          look_ahead(y + next * g->o * pixels, y + (next + more) * g->o * pixels, times / 2)};
         for (i64 b = 0; b < g->groups * blocks; b++) for (i64 y0 = 0; y0 < g->oh; y0 += block)
             for (i64 r = 0; r < padded; r += each)
                 tile->add(maps + (b * pixels + y0 * g->ow) * wide, map,
                           packed + b / blocks * channels * plane + y0 * s.width, g->c * plane, offset + r / tile->run, images,
-                          at_most(block, g->oh - y0), g->ow, s.width, total + (b * padded + r) * wide);
+                          at_most(block, g->oh - y0), g->ow, s.width, total + (b * padded + r) * wide,
+                          ahead + (ahead[0].from >= ahead[0].end));
     }
     for (i64 o = 0; o < g->o && !failed; o++) for (i64 r = 0; r < terms; r++) {
         i64 b = o / outputs * blocks + o % outputs / wide;

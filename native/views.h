@@ -30,8 +30,19 @@ typedef struct {
     i64 image, plane, down, right, corner;   /* steps in memory of the result, and where it begins */
 } Views;
 
-/* Memory to bring into the L2 cache meanwhile: what will be packed next. */
-typedef struct { const char *from, *end; } Ahead;
+/* Memory to bring into the L2 cache meanwhile, so many lines at a time: what will be packed next. */
+typedef struct { const char *from, *end; i64 lines; } Ahead;
+
+/* [from, end), at so many times. */
+static Ahead look_ahead(const void *from, const void *end, i64 times)
+{
+    return (Ahead){from, end, ((const char *)end - (const char *)from) / 64 / at_least(times, 1) + 1};
+}
+
+static inline void fetch(Ahead *ahead)
+{
+    for (i64 k = 0; k < ahead->lines && ahead->from < ahead->end; k++, ahead->from += 64) __builtin_prefetch(ahead->from, 0, 2);
+}
 
 /* Memory for the lists of one Views, or none in `memory`. */
 typedef struct { void *memory; Tap *tap; i64 *left; Bounds *bounds; } Room;

@@ -143,8 +143,7 @@ static i64 NAME(element_step)(i64 channels) { return (channels * VECTORS + 1) * 
 typedef struct { const T *from[VECTORS]; T *to[VECTORS]; i64 rows[VECTORS], columns[VECTORS]; } NAME(Tiles);
 
 static void NAME(multiply_tiles)(const Views *s, const NAME(TilePlan) *p, const NAME(Tiles) *tiles, int count, i64 plane,
-                                 const i64 *offset, const T *weight, const T *bias, T *work, Ahead *ahead,
-                                 i64 share)
+                                 const i64 *offset, const T *weight, const T *bias, T *work, Ahead *ahead)
 {
     i64 channels = s->c / s->groups, each = (s->outputs + ROWS - 1) / ROWS, step = NAME(element_step)(channels);
     T *products = work + ELEMENTS * step;
@@ -161,7 +160,7 @@ static void NAME(multiply_tiles)(const Views *s, const NAME(TilePlan) *p, const 
         for (i64 e = 0; e < ELEMENTS; e++) {
             const T *left = weight + (t * ELEMENTS + e) * channels * ROWS, *from[VECTORS];
             for (int v = 0; v < VECTORS; v++) from[v] = work + e * step + v * LANES;
-            for (i64 k = 0; k < share && ahead->from < ahead->end; k++, ahead->from += 64) __builtin_prefetch(ahead->from, 0, 2);
+            fetch(ahead);
             if (e < 2 * ROWS && o0 + e / 2 < s->outputs) for (int v = 0; v < count; v++) {
                 const T *row = tiles->to[v] + (first + e / 2) * s->plane + at_most(e % 2, tiles->rows[v] - 1) * s->down;
                 __builtin_prefetch(row, 1, 3);
@@ -201,8 +200,8 @@ static int NAME(winograd)(Views *s, const T *weight, i64 group_step, i64 output_
         i64 images = at_most(chunk, n - first), rows = at_most(2 * p.block, s->oh - y0);
         i64 vectors = (rows + 2 * p.depth - 1) / (2 * p.depth) * p.across;
         const T *next = x + (first + images) * size;
-        Ahead ahead = {(const char *)next, (const char *)(next + at_most(chunk, n - first - images) * size)};
-        i64 share = (ahead.end - ahead.from) / 64 * VECTORS / (images * vectors * s->groups * each * ELEMENTS) + 1;
+        Ahead ahead = look_ahead(next, next + at_most(chunk, n - first - images) * size,
+                                 images * vectors * s->groups * each * ELEMENTS / VECTORS);
         for (i64 i = 0; i < images; i++) NAME(pack_views)(x + (first + i) * size, s, y0, packed + i * image, x + n * size);
         for (i64 k = 0; k < images * vectors; k += VECTORS) {
             NAME(Tiles) tiles;
@@ -215,7 +214,7 @@ static int NAME(winograd)(Views *s, const T *weight, i64 group_step, i64 output_
                 tiles.rows[v] = rows - row;
                 tiles.columns[v] = s->ow - column;
             }
-            NAME(multiply_tiles)(s, &p, &tiles, count, plane, offset, left, bias, work, &ahead, share);
+            NAME(multiply_tiles)(s, &p, &tiles, count, plane, offset, left, bias, work, &ahead);
         }
     }
 done:
