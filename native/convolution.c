@@ -5,9 +5,11 @@
 
        y[o, p] = sum over r = (c, ky, kx) of  weight[o, r] * packed[offset[r] + p]
 
-   where p counts through the rows of the packed image: the few positions in its margin are computed and thrown away.
-   With a stride, the image is packed as stride x stride phases (every second pixel of every second row, ...), and again
-   each row is contiguous. Three products do everything: forward, the gradient of the image, the gradient of the kernel.
+   where p counts through the rows of the packed image. With a stride, the image is packed as stride x stride phases (every
+   second pixel of every second row, ...), and again each row is contiguous. Three products do everything: forward, the gradient
+   of the image, the gradient of the kernel. There are two ways to vectors: over channels of the result where there are many
+   (dense.h, dense_gradient.h), and over positions p for any shape (convolution.h), where the few positions in the margin of the
+   packed image are computed and thrown away.
 
    The multiply-adds here are fused, on every machine that can: the products are the whole cost. Each sum has one fixed
    order, which depends on the shapes only. */
@@ -16,48 +18,82 @@
 #include <string.h>
 
 #include "geometry.h"
+#include "vectors.h"
+#include "views.h"
 
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT ON
+#define UNROLL _Pragma("clang loop unroll(full)")
 #elif defined(__GNUC__)
-/* and no calls of memset for the one or two zeros beside a row: they were a third of a small convolution's time */
-#pragma GCC optimize("fp-contract=fast", "no-tree-loop-distribute-patterns")
+/* No calls of memset for the one or two zeros beside a row, which were a third of a small convolution's time; and no loads
+   carried from one round to the next, which took registers from sums. */
+#pragma GCC optimize("fp-contract=fast", "no-tree-loop-distribute-patterns", "no-predictive-commoning", "no-tree-slp-vectorize")
+#define UNROLL _Pragma("GCC unroll 32")
+#else
+#define UNROLL
 #endif
 
-/* Register tiles: ROWS x VECTORS sums in forward, LEFT x RIGHT in the gradient of the kernel, of VECTOR_BYTES each. */
-#if defined(__AVX512F__)
-#define VECTOR_BYTES 64
+/* Register tiles: ROWS x VECTORS sums in forward, LEFT x RIGHT in the gradient of the kernel, MOST_SUMS where vectors run over
+   channels. */
+#if defined(__AVX512F__) || defined(__aarch64__)
 #define ROWS 8
 #define LEFT 4
 #define RIGHT 6
-#elif defined(__aarch64__)
-#define VECTOR_BYTES 16
-#define ROWS 8
-#define LEFT 4
-#define RIGHT 6
+#define MOST_SUMS 28
 #else
-#define VECTOR_BYTES 32
 #define ROWS 4
 #define LEFT 2
 #define RIGHT 4
+#define MOST_SUMS 12
 #endif
 #define VECTORS 3
+#define SLACK (VECTORS * LANES)      /* vectors may be read this far past the end */
 
-#define PACKED_BYTES (384 << 10)     /* images packed at a time: with the weights they should stay in a 1 MiB L2 cache */
-#define BLOCK_POSITIONS 1280         /* positions whose results are kept before they are stored */
 #define GRADIENT_POSITIONS 1088      /* the kernel's gradient: LEFT rows of so many stay in a 32 KiB L1 cache, and one
                                         folding of vectors is little work beside them */
+#define MAPS_BYTES (16 << 10)
+#define POSITION_SLOWNESS 1.4
+#define EVEN_2 0, 2
+#define ODD_2 1, 3
+#define HALVES_2 0, 2                                           /* the first half of each of two vectors */
+#define HALVES_4 0, 1, 4, 5
+#define HALVES_8 0, 1, 2, 3, 8, 9, 10, 11
+#define HALVES_16 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
 #define INLINE static inline __attribute__((always_inline))
 
 /* Memory that begins with a cache line, so that whole vectors in it do not straddle two. */
 static void *aligned(i64 bytes) { return aligned_alloc(64, (size_t)(bytes + 63) / 64 * 64); }
 
+static void *zeros(i64 bytes)
+{
+    void *memory = aligned(bytes);
+    if (memory) memset(memory, 0, bytes);
+    return memory;
+}
+
 #define T float
+#define INTEGER int32_t
+#define LANES FLOATS
 #define NAME(name) name##_float32
+#include "turn.h"
 #include "convolution.h"
+#include "winograd.h"
+#include "convolution_choice.h"
+#include "position_gradient.h"
+#include "dense_gradient.h"
+#undef ELEMENTS
 #undef T
+#undef INTEGER
+#undef LANES
 #undef NAME
 
 #define T double
+#define INTEGER int64_t
+#define LANES DOUBLES
 #define NAME(name) name##_float64
+#include "turn.h"
 #include "convolution.h"
+#include "winograd.h"
+#include "convolution_choice.h"
+#include "position_gradient.h"
+#include "dense_gradient.h"

@@ -157,6 +157,21 @@ def test_ops_are_measured_beside_pytorchs(tmp_path: Path) -> None:
         assert r["ratio"] == pytest.approx(r["torch_seconds"] / r["seconds"]) and 0 <= r["difference"] <= 2e-5
 
 
+@pytest.mark.slow
+def test_convolutions_are_measured_beside_pytorchs(tmp_path: Path) -> None:
+    result = run(tmp_path, "convolution_vs_torch.py", "--shapes", "lenet1,down3", "--batch", "2", "--pairs", "1",
+                 "--json", "r.json")
+    assert result.rc == 0, result.out + result.err
+    found = records(tmp_path)
+    assert [(r["shape"], r["what"], r["peer"]) for r in found] == [
+        (shape, what, peer) for shape, products in (("lenet1", ("forward", "weight")), ("down3", ("forward", "input", "weight")))
+        for what in products for peer in ("torch", "channels_last")]
+    for r in found:
+        assert r["ratio"] == pytest.approx(r["torch_seconds"] / r["seconds"]) and 0 <= r["difference"] <= 2e-5
+        flops = {"lenet1": 2 * 2 * 6 * 25 * 28 ** 2, "down3": 2 * 2 * 64 * 288 * 64}[r["shape"]]
+        assert r["flops"] == flops and r["peak_fraction"] < 1
+
+
 def test_a_wrong_op_is_refused(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(f"""

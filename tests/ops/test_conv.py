@@ -25,7 +25,15 @@ GEOMETRIES = [
     (2, 3, 9, 9, 2, (3, 3), 4, 0, 1, 1),
     (2, 3, 9, 9, 4, (2, 2), 3, 0, 2, 1),
     (40, 3, 32, 32, 4, (3, 3), 1, 1, 1, 1),
+    (2, 6, 14, 14, 16, (5, 5), 1, 0, 1, 1),
+    (2, 8, 12, 20, 24, (3, 3), 2, 1, 1, 1),
+    # tiles of 2 x 2 results: rows of 1, 2 and 4 in a vector, odd sizes, groups, blocks of rows, pieces of channels
+    (4, 16, 8, 8, 16, (3, 3), 1, 1, 1, 1),
+    (2, 17, 13, 15, 18, (3, 3), 1, 0, 1, 1),
+    (2, 32, 9, 34, 36, (3, 3), 1, (2, 1), 1, 2),
+    (1, 16, 70, 50, 16, (3, 3), 1, 1, 1, 1),
 ]
+WINOGRAD = [g for g in GEOMETRIES if g[1] // g[9] >= 16 and g[5] == (3, 3)]
 # without those that PyTorch refuses here: no images, and more padding than image
 TRANSPOSED = [g for g in GEOMETRIES if g[0] > 0 and g[2:4] != (3, 3)]
 
@@ -64,6 +72,31 @@ def test_conv_transpose2d_equals_pytorch(geometry, native, monkeypatch):
 def without_compiler(monkeypatch):
     for kernel in (convolution.convolve, convolution.convolve_adjoint, convolution.kernel_gradient):
         monkeypatch.setattr(kernel, "host", lambda: None)
+
+
+@pytest.mark.parametrize("geometry", [g for g in GEOMETRIES if g[0] > 1], ids=str)
+def test_the_bits_of_an_image_do_not_depend_on_the_others(geometry):
+    n, c, h, w, o, kernel, stride, padding, dilation, groups = geometry
+    rng = np.random.default_rng(0)
+    x, weight, bias = (rng.standard_normal(shape, dtype=np.float32) for shape in ((n, c, h, w), (o, c // groups, *kernel), (o,)))
+    window = convolution.Window(kernel, *(s if isinstance(s, tuple) else (s, s) for s in (stride, padding, dilation)))
+    y = convolution.convolve(x, weight, bias, window, groups)
+    back = convolution.convolve_adjoint(y, weight, None, window, groups, (h, w))
+    for i in range(n):
+        alone = convolution.convolve(x[i:i + 1], weight, bias, window, groups)
+        assert alone.tobytes() == y[i:i + 1].tobytes()
+        assert convolution.convolve_adjoint(alone, weight, None, window, groups, (h, w)).tobytes() == back[i:i + 1].tobytes()
+
+
+@pytest.mark.parametrize("geometry", WINOGRAD, ids=str)
+def test_tiles_of_results_are_as_exact_as_plain_sums(geometry):
+    n, c, h, w, o, kernel, stride, padding, dilation, groups = geometry
+    rng = np.random.default_rng(0)
+    x, weight = rng.standard_normal((n, c, h, w)), rng.standard_normal((o, c // groups, *kernel))
+    window = convolution.Window(kernel, (stride, stride), padding if isinstance(padding, tuple) else (padding, padding))
+    exact = convolution.convolve.reference(x, weight, None, window, groups)
+    found = convolution.convolve(x.astype(np.float32), weight.astype(np.float32), None, window, groups)
+    assert np.abs(found - exact).max() <= 1e-6 * np.abs(exact).max()
 
 
 def test_a_convolution_without_a_bias_passes_the_gradient_check():
