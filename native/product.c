@@ -14,7 +14,7 @@
 #include "tile.h"
 
 #define TERMS 384                   /* like GROUP the same everywhere: part of the order of the sums */
-#define PACKED_BYTES (640 << 10)    /* of b: in a 1 MiB L2 cache with what passes through */
+#define PACKED_BYTES (512 << 10)    /* of b: in a 1 MiB L2 cache with what passes through */
 #define GROUP 8                     /* terms for each two lines that the L2 cache will need; blocks are multiples of it */
 #define NEAR 8                      /* terms from a line's way into the L1 cache to its use */
 #define SOME 8                      /* rows of b copied side by side */

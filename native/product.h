@@ -41,15 +41,19 @@ static void NAME(pack_columns)(const T *b, i64 term, i64 column, i64 terms, i64 
     }
 }
 
-/* What a tile multiplies: element (i, r) of a is a[r * ROWS + i], row r of a panel of b is b + r * WIDTH. And what it brings
-   nearer meanwhile. */
-typedef struct { const T *a, *b; i64 terms; Run run; } NAME(Factors);
+/* What a tile multiplies: element (i, r) of a is a[r * ROWS + i], row r of a panel of b is b + r * WIDTH; where the tile is to
+   pack it, that is still at from + r * from_step. And what it brings nearer meanwhile. */
+typedef struct { const T *a; T *b; i64 terms; Run run; const T *from; i64 from_step; } NAME(Factors);
 
-/* rows x (vectors * LANES) numbers of c: the products of one block of terms, added to what is there or not. */
-INLINE void NAME(tile)(const NAME(Factors) *f, T *restrict c, i64 step, int add, const T *bias, const int rows, const int vectors)
+/* rows x (vectors * LANES) numbers of c: the products of one block of terms, added to what is there or not. The first tile along
+   a panel whose rows are contiguous is the one that packs it: its loads are needed anyhow, and stores are free beside them. */
+INLINE void NAME(tile)(const NAME(Factors) *f, T *restrict c, i64 step, int add, const T *bias, const int rows, const int vectors,
+                       const int packing)
 {
     V sum[ROWS][VECTORS] = {0};
-    const T *a = f->a, *b = f->b;
+    const T *a = f->a, *from = packing ? f->from : f->b;
+    T *b = f->b;
+    const i64 from_step = packing ? f->from_step : WIDTH;
     const char *far = f->run.at;
     i64 left = f->terms, far_step = f->run.step;
     UNROLL for (int i = 0; i < rows; i++) __builtin_prefetch(c + i * step, 1, 3);
@@ -62,12 +66,13 @@ INLINE void NAME(tile)(const NAME(Factors) *f, T *restrict c, i64 step, int add,
         do {
             V right[VECTORS];
             UNROLL for (int v = 0; v < vectors; v++) {
-                right[v] = *(const V *)(b + v * LANES);
-                __builtin_prefetch(b + NEAR * WIDTH + v * LANES, 0, 3);
+                right[v] = *(const V *)(from + v * LANES);
+                if (packing) *(V *)(b + v * LANES) = right[v];
+                __builtin_prefetch(from + NEAR * from_step + v * LANES, 0, 3);
             }
             UNROLL for (int i = 0; i < rows; i++)
                 UNROLL for (int v = 0; v < vectors; v++) sum[i][v] += a[i] * right[v];
-            a += ROWS, b += WIDTH;
+            a += ROWS, b += WIDTH, from += from_step;
         } while (b < stop);
     } while (left > 0);
     if (add) UNROLL for (int i = 0; i < rows; i++)
@@ -80,17 +85,19 @@ INLINE void NAME(tile)(const NAME(Factors) *f, T *restrict c, i64 step, int add,
 
 typedef void (*NAME(Tile))(const NAME(Factors) *, T *, i64, int, const T *);
 
-#define TILE(name, rows, vectors)                                                                                               \
+#define TILE(name, rows, vectors, packing)                                                                                      \
 static __attribute__((noinline)) void NAME(name##_##vectors)(const NAME(Factors) *f, T *c, i64 step, int add, const T *bias)     \
 {                                                                                                                               \
-    NAME(tile)(f, c, step, add, bias, rows, vectors);                                                                           \
+    NAME(tile)(f, c, step, add, bias, rows, vectors, packing);                                                                  \
 }
-#define TILES(name, rows) TILE(name, rows, 1) TILE(name, rows, 2) TILE(name, rows, 3)
-TILES(whole_tile, ROWS)
-TILES(half_tile, ROWS / 2)
-TILES(row_tile, 1)
+#define TILES(name, rows, packing) TILE(name, rows, 1, packing) TILE(name, rows, 2, packing) TILE(name, rows, 3, packing)
+TILES(whole_tile, ROWS, 0)
+TILES(half_tile, ROWS / 2, 0)
+TILES(row_tile, 1, 0)
+TILES(packing_tile, ROWS, 1)
 #define OF_EACH_WIDTH(name) {NAME(name##_1), NAME(name##_2), NAME(name##_3)}
-static const NAME(Tile) NAME(tiles)[3][VECTORS] = {OF_EACH_WIDTH(whole_tile), OF_EACH_WIDTH(half_tile), OF_EACH_WIDTH(row_tile)};
+static const NAME(Tile) NAME(tiles)[4][VECTORS] = {OF_EACH_WIDTH(whole_tile), OF_EACH_WIDTH(half_tile), OF_EACH_WIDTH(row_tile),
+                                                   OF_EACH_WIDTH(packing_tile)};
 
 /* A tile whose last vector is not whole: computed beside c, and what c holds of it copied. */
 static void NAME(edge)(NAME(Tile) tile, const NAME(Factors) *f, T *c, i64 step, i64 rows, i64 columns, int add, const T *bias)
@@ -114,7 +121,9 @@ void NAME(product)(const T *a, const T *b, const T *bias, T *c, T *work, i64 m, 
     for (i64 j0 = 0; j0 < n; j0 += most) for (i64 r0 = 0; r0 < k; r0 += size) {
         i64 columns = least(n - j0, most), terms = least(k - r0, size), rows;
         const T *added = bias && r0 + terms == k ? bias + j0 : NULL;
-        NAME(pack_columns)(b + r0 * b_term + j0 * b_column, b_term, b_column, terms, columns, right);
+        const T *block = b + r0 * b_term + j0 * b_column;
+        i64 by_tiles = b_column != 1 || m < ROWS ? 0 : columns % LANES ? columns / WIDTH * WIDTH : columns;
+        NAME(pack_columns)(block + by_tiles * b_column, b_term, b_column, terms, columns - by_tiles, right + by_tiles * terms);
         i64 r1 = r0 + terms < k ? r0 + terms : 0, j1 = r1 ? j0 : j0 + columns;       /* the next block */
         i64 next_columns = j1 < n ? least(n - j1, most) : 0, next_terms = least(k - r1, size);
         const T *next = b + r1 * b_term + j1 * b_column;
@@ -126,15 +135,15 @@ void NAME(product)(const T *a, const T *b, const T *bias, T *c, T *work, i64 m, 
             T *to = c + i * n + j0;
             const NAME(Tile) *of_width = NAME(tiles)[m - i >= ROWS ? 0 : m - i >= ROWS / 2 ? 1 : 2];
             rows = m - i >= ROWS ? ROWS : m - i >= ROWS / 2 ? ROWS / 2 : 1;
-            NAME(Factors) f = {left, right, terms, {0}};
+            NAME(Factors) f = {left, right, terms, {0}, block, b_term};
             NAME(pack_rows)(from, a_row, a_term, rows, terms, left);
             if (a_row == 1 && (uintptr_t)from % LINE < ROWS * sizeof(T))             /* the first rows of their lines */
                 of_a = look_ahead(from + LINE / sizeof(T), sizeof(T), a_term, terms, least(m - i - rows, 1));
             if (a_row == terms)
                 of_a = look_ahead(from + rows * a_row, 1, LINE, least(m - i - rows, ROWS) * terms * sizeof(T) / LINE, 1);
-            for (i64 j = 0; j < columns; j += WIDTH, f.b += terms * WIDTH) {
+            for (i64 j = 0; j < columns; j += WIDTH, f.b += terms * WIDTH, f.from += WIDTH) {
                 i64 there = least(columns - j, WIDTH);
-                NAME(Tile) tile = of_width[(there - 1) / LANES];
+                NAME(Tile) tile = (i == 0 && j < by_tiles ? NAME(tiles)[3] : of_width)[(there - 1) / LANES];
                 f.run = take(of_a.columns > 0 ? &of_a : &of_b, terms / GROUP * 2);
                 if (there % LANES == 0) tile(&f, to + j, n, r0 > 0, added ? added + j : NULL);
                 else NAME(edge)(tile, &f, to + j, n, rows, there, r0 > 0, added ? added + j : NULL);
