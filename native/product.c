@@ -51,6 +51,9 @@ static Run take(Ahead *a, i64 count)
     return run;
 }
 
+/* Whether this was compiled for vectors and registers of the kind it was found to be faster with than BLAS. */
+int product_is_fast(void) { return VECTOR_BYTES == 64; }
+
 i64 product_work_bytes(void) { return TERMS * ROWS * sizeof(double) + PACKED_BYTES; }
 
 #define T float

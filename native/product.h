@@ -68,7 +68,7 @@ INLINE void NAME(tile)(const NAME(Factors) *f, T *restrict c, i64 step, int add,
             UNROLL for (int v = 0; v < vectors; v++) {
                 right[v] = *(const V *)(from + v * LANES);
                 if (packing) *(V *)(b + v * LANES) = right[v];
-                __builtin_prefetch(from + NEAR * from_step + v * LANES, 0, 3);
+                if (v * VECTOR_BYTES % LINE == 0) __builtin_prefetch(from + NEAR * from_step + v * LANES, 0, 3);
             }
             UNROLL for (int i = 0; i < rows; i++)
                 UNROLL for (int v = 0; v < vectors; v++) sum[i][v] += a[i] * right[v];
