@@ -1,35 +1,58 @@
 /* Matrix products c (m, n) = a (m, k) b (k, n) + bias (n; or NULL), for float and double, one thread.
 
    After Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 34, 2008, with the loops in the
-   order that serves layers: b is packed a block at a time, which stays in the L2 cache; then ROWS rows of a, which
-   stay in the L1 cache, go along the whole of it, so that c is written row by row. (Down the columns, each store met a
-   page of its own: a weight's gradient took a fifth longer.)
+   order that serves layers: b is packed a block at a time, which stays in the L2 cache; then ROWS rows of a go along the whole of
+   it, so that c is written row by row. (Down the columns, each store met a page of its own: a weight's gradient took a fifth
+   longer.) What passes through the L1 cache is asked for a few terms before it is needed, and what the L2 cache will need while
+   tiles are computed.
 
-   A number of c is the sum over blocks of TERMS terms, each summed in order with fused multiply-adds, and the bias last.
-   That does not depend on m, n, the layout of a and b, or the width of vectors: a row of the result has the same bits
-   whatever batch it is part of, and on every CPU that fuses. */
+   A number of c is the sum over blocks of terms, each summed in order with fused multiply-adds, and the bias last. Blocks are as
+   few as they can be with at most TERMS terms each, and of equal length but for rounding. That does not depend on m, n, the
+   layout of a and b, or the width of vectors: a row of the result has the same bits whatever batch it is part of, and on every
+   CPU that fuses. */
 
 #include "tile.h"
 
-#define TERMS 256                   /* the same everywhere: it is part of the order of the sums */
-#define PACKED_BYTES (528 << 10)    /* of b: in a 1 MiB L2 cache with what passes through */
+#define TERMS 384                   /* like GROUP the same everywhere: part of the order of the sums */
+#define PACKED_BYTES (512 << 10)    /* of b: in a 1 MiB L2 cache with what passes through */
+#define GROUP 8                     /* terms for each two lines that the L2 cache will need; blocks are multiples of it */
+#define NEAR 8                      /* terms from a line's way into the L1 cache to its use */
+#define SOME 8                      /* rows of b copied side by side */
+#define LINE 64
 
-/* Lines of memory to bring into the L2 cache, one at a time: `rows` rows, `step` bytes apart. */
-typedef struct { const char *row; i64 step, lines, line, left, interval; } Ahead;
+#define UNROLL _Pragma("GCC unroll 16")
 
-static Ahead look_ahead(const void *from, i64 size, i64 step, i64 rows, i64 length, i64 terms)
+INLINE i64 least(i64 a, i64 b) { return a < b ? a : b; }
+
+/* `all` in as few parts of at most `most` as can be, equal but for the last; whole numbers of `unit`. */
+static i64 even_parts(i64 all, i64 most, i64 unit)
 {
-    i64 lines = (length * size + 63) / 64, all = rows * lines;
-    return (Ahead){from, step * size, lines, 0, all, all ? (terms + all - 1) / all : INT64_MAX / 2};
+    if (all <= 0) return unit;
+    i64 parts = (all + most - 1) / most, each = (all + parts - 1) / parts;
+    return (each + unit - 1) / unit * unit;
 }
 
-INLINE void fetch(Ahead *a)
+/* Lines of memory to bring into the L2 cache: `columns` of them side by side in each of `rows` rows, `step` bytes apart; the next
+   is in `row`. Each tile takes a run of them, down the rows. */
+typedef struct { const char *column; i64 step, rows, row, columns; } Ahead;
+typedef struct { const char *at; i64 step; } Run;
+
+static Ahead look_ahead(const void *from, i64 size, i64 step, i64 rows, i64 length)
 {
-    if (a->left <= 0) return;
-    __builtin_prefetch(a->row + 64 * a->line, 0, 2);
-    a->left--;
-    if (++a->line == a->lines) { a->line = 0; a->row += a->step; }
+    return (Ahead){from, step * size, rows, 0, rows > 0 ? (length * size + LINE - 1) / LINE : 0};
 }
+
+static Run take(Ahead *a, i64 count)
+{
+    if (a->columns <= 0) return (Run){a->column, 0};
+    Run run = {a->column + a->row * a->step, a->step};
+    a->row += count;
+    if (a->row >= a->rows) { a->row = 0; a->column += LINE; a->columns--; }
+    return run;
+}
+
+/* Whether this was compiled for vectors and registers of the kind it was found to be faster with than BLAS. */
+int product_is_fast(void) { return VECTOR_BYTES == 64; }
 
 i64 product_work_bytes(void) { return TERMS * ROWS * sizeof(double) + PACKED_BYTES; }
 

@@ -2,9 +2,9 @@
 
 #include "turn.h"
 
-#define WIDTH (VECTORS * LANES)                                              /* columns of a panel of b */
+#define WIDTH (VECTORS * LANES)                                               /* columns of a panel of b */
 
-/* ROWS rows of a: to[r * ROWS + i] = a[i * row + r * term], zero for rows that are not there. */
+/* Rows of a, at most ROWS: to[r * ROWS + i] = a[i * row + r * term]; the places of others are left as they are. */
 INLINE void NAME(pack_rows)(const T *a, i64 row, i64 term, i64 rows, i64 terms, T *to)
 {
     i64 r = 0;
@@ -13,69 +13,99 @@ INLINE void NAME(pack_rows)(const T *a, i64 row, i64 term, i64 rows, i64 terms, 
     if (rows == ROWS && term == 1 && ROWS <= LANES)
         for (; r + LANES <= terms; r += LANES) NAME(turn)(a + r, row, to + r * ROWS, LANES, ROWS <= LANES ? ROWS : 1);
     for (; r < terms; r++)
-        for (i64 i = 0; i < ROWS; i++) to[r * ROWS + i] = i < rows ? a[i * row + r * term] : 0;
+        for (i64 i = 0; i < rows; i++) to[r * ROWS + i] = a[i * row + r * term];
 }
 
-/* Columns of b in panels of WIDTH: to[(p * terms + r) * WIDTH + j] = b[r * term + (p * WIDTH + j) * column], zero past the
-   last column. */
+/* Columns of b in panels of WIDTH: to[(p * terms + r) * WIDTH + j] = b[r * term + (p * WIDTH + j) * column], zero up to the next
+   whole vector past the last column. */
 static void NAME(pack_columns)(const T *b, i64 term, i64 column, i64 terms, i64 columns, T *to)
 {
-    i64 whole = columns - columns % WIDTH, rest = columns - whole;
-    T *last = to + whole * terms;
+    i64 whole = columns - columns % WIDTH, rest = columns - whole, used = (rest + LANES - 1) / LANES * LANES;
     if (column == 1) {
-        for (i64 r = 0; r < terms; r++) {
-            const T *from = b + r * term;
-            for (i64 j = 0; j < whole; j += WIDTH) memcpy(to + j * terms + r * WIDTH, from + j, WIDTH * sizeof(T));
-            if (rest) for (i64 j = 0; j < WIDTH; j++) last[r * WIDTH + j] = j < rest ? from[whole + j] : 0;
+        for (i64 r0 = 0; r0 < terms; r0 += SOME) {                        /* a page each, and each panel takes a long piece */
+            i64 r1 = least(r0 + SOME, terms);
+            for (i64 j = 0; j < whole; j += WIDTH)
+                for (i64 r = r0; r < r1; r++) memcpy(to + j * terms + r * WIDTH, b + r * term + j, WIDTH * sizeof(T));
+            for (i64 r = r0; r < r1; r++)
+                for (i64 j = 0; j < used; j++) to[whole * terms + r * WIDTH + j] = j < rest ? b[r * term + whole + j] : 0;
         }
         return;
     }
     for (i64 j = 0; j < columns; j += LANES) {
         T *panel = to + j / WIDTH * terms * WIDTH + j % WIDTH;
-        i64 r = 0, there = columns - j < LANES ? columns - j : LANES;
+        i64 r = 0, there = least(columns - j, LANES);
         if (there == LANES && term == 1)
             for (; r + LANES <= terms; r += LANES) NAME(turn)(b + r + j * column, column, panel + r * WIDTH, WIDTH, LANES);
         for (; r < terms; r++)
             for (i64 i = 0; i < LANES; i++) panel[r * WIDTH + i] = i < there ? b[r * term + (j + i) * column] : 0;
     }
-    i64 used = (rest + LANES - 1) / LANES * LANES;
-    if (rest) for (i64 r = 0; r < terms; r++) for (i64 j = used; j < WIDTH; j++) last[r * WIDTH + j] = 0;
 }
 
-/* ROWS x (vectors * LANES) numbers of c: the products of one block of terms, added to what is there or not. Meanwhile the
-   lines of b that will be packed next come nearer. */
-INLINE void NAME(tile)(const T *restrict a, const T *restrict b, i64 terms, T *restrict c, i64 step, int add, const T *bias,
-                       const int vectors, Ahead *ahead)
+/* What a tile multiplies: element (i, r) of a is a[r * ROWS + i], row r of a panel of b is b + r * WIDTH; where the tile is to
+   pack it, that is still at from + r * from_step. And what it brings nearer meanwhile. */
+typedef struct { const T *a; T *b; i64 terms; Run run; const T *from; i64 from_step; } NAME(Factors);
+
+/* rows x (vectors * LANES) numbers of c: the products of one block of terms, added to what is there or not. The first tile along
+   a panel whose rows are contiguous is the one that packs it: its loads are needed anyhow, and stores are free beside them. */
+INLINE void NAME(tile)(const NAME(Factors) *f, T *restrict c, i64 step, int add, const T *bias, const int rows, const int vectors,
+                       const int packing)
 {
     V sum[ROWS][VECTORS] = {0};
-    for (int i = 0; i < ROWS; i++)
-        for (int v = 0; v < vectors; v++) __builtin_prefetch(c + i * step + v * LANES, 1, 3);
-    for (i64 r = 0; r < terms;) {
-        i64 stop = r + ahead->interval < terms ? r + ahead->interval : terms;
-        fetch(ahead);
-        for (; r < stop; r++, a += ROWS, b += WIDTH) {
+    const T *a = f->a, *from = packing ? f->from : f->b;
+    T *b = f->b;
+    const i64 from_step = packing ? f->from_step : WIDTH;
+    const char *far = f->run.at;
+    i64 left = f->terms, far_step = f->run.step;
+    UNROLL for (int i = 0; i < rows; i++) __builtin_prefetch(c + i * step, 1, 3);
+    do {                             /* at least once: a loop that may be left out makes GCC keep the sums in memory around it */
+        const T *stop = b + least(left, GROUP) * WIDTH;
+        __builtin_prefetch(far, 0, 2);
+        __builtin_prefetch(far + far_step, 0, 2);
+        far += 2 * far_step;
+        left -= GROUP;
+        do {
             V right[VECTORS];
-            for (int v = 0; v < vectors; v++) right[v] = *(const V *)(b + v * LANES);
-            for (int i = 0; i < ROWS; i++)
-                for (int v = 0; v < vectors; v++) sum[i][v] += a[i] * right[v];
-        }
-    }
-    if (add) for (int i = 0; i < ROWS; i++)
-        for (int v = 0; v < vectors; v++) sum[i][v] += *(const V *)(c + i * step + v * LANES);
-    if (bias) for (int i = 0; i < ROWS; i++)
-        for (int v = 0; v < vectors; v++) sum[i][v] += *(const V *)(bias + v * LANES);
-    for (int i = 0; i < ROWS; i++)
-        for (int v = 0; v < vectors; v++) *(V *)(c + i * step + v * LANES) = sum[i][v];
+            UNROLL for (int v = 0; v < vectors; v++) {
+                right[v] = *(const V *)(from + v * LANES);
+                if (packing) *(V *)(b + v * LANES) = right[v];
+                if (v * VECTOR_BYTES % LINE == 0) __builtin_prefetch(from + NEAR * from_step + v * LANES, 0, 3);
+            }
+            UNROLL for (int i = 0; i < rows; i++)
+                UNROLL for (int v = 0; v < vectors; v++) sum[i][v] += a[i] * right[v];
+            a += ROWS, b += WIDTH, from += from_step;
+        } while (b < stop);
+    } while (left > 0);
+    if (add) UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int v = 0; v < vectors; v++) sum[i][v] += *(const V *)(c + i * step + v * LANES);
+    if (bias) UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int v = 0; v < vectors; v++) sum[i][v] += *(const V *)(bias + v * LANES);
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int v = 0; v < vectors; v++) *(V *)(c + i * step + v * LANES) = sum[i][v];
 }
 
-/* A tile that c holds a part of: computed beside it, and that part copied. */
-static void NAME(edge)(const T *a, const T *b, i64 terms, T *c, i64 step, i64 rows, i64 columns, int add, const T *bias,
-                       Ahead *ahead)
+typedef void (*NAME(Tile))(const NAME(Factors) *, T *, i64, int, const T *);
+
+#define TILE(name, rows, vectors, packing)                                                                                      \
+static __attribute__((noinline)) void NAME(name##_##vectors)(const NAME(Factors) *f, T *c, i64 step, int add, const T *bias)     \
+{                                                                                                                               \
+    NAME(tile)(f, c, step, add, bias, rows, vectors, packing);                                                                  \
+}
+#define TILES(name, rows, packing) TILE(name, rows, 1, packing) TILE(name, rows, 2, packing) TILE(name, rows, 3, packing)
+TILES(whole_tile, ROWS, 0)
+TILES(half_tile, ROWS / 2, 0)
+TILES(row_tile, 1, 0)
+TILES(packing_tile, ROWS, 1)
+#define OF_EACH_WIDTH(name) {NAME(name##_1), NAME(name##_2), NAME(name##_3)}
+static const NAME(Tile) NAME(tiles)[4][VECTORS] = {OF_EACH_WIDTH(whole_tile), OF_EACH_WIDTH(half_tile), OF_EACH_WIDTH(row_tile),
+                                                   OF_EACH_WIDTH(packing_tile)};
+
+/* A tile whose last vector is not whole: computed beside c, and what c holds of it copied. */
+static void NAME(edge)(NAME(Tile) tile, const NAME(Factors) *f, T *c, i64 step, i64 rows, i64 columns, int add, const T *bias)
 {
-    T whole[ROWS * WIDTH] = {0}, added[WIDTH] = {0};
+    T whole[ROWS * WIDTH], added[WIDTH];
     if (add) for (i64 i = 0; i < rows; i++) memcpy(whole + i * WIDTH, c + i * step, columns * sizeof(T));
     if (bias) memcpy(added, bias, columns * sizeof(T));
-    NAME(tile)(a, b, terms, whole, WIDTH, add, bias ? added : NULL, VECTORS, ahead);
+    tile(f, whole, WIDTH, add, bias ? added : NULL);
     for (i64 i = 0; i < rows; i++) memcpy(c + i * step, whole + i * WIDTH, columns * sizeof(T));
 }
 
@@ -87,35 +117,37 @@ void NAME(product)(const T *a, const T *b, const T *bias, T *c, T *work, i64 m, 
     T *left = work, *right = work + TERMS * ROWS;
     for (i64 i = 0; i < m * n && k <= 0; i++) c[i] = bias ? bias[i % n] : 0;
     if (k <= 0) return;
-    i64 most = PACKED_BYTES / (i64)sizeof(T) / (k < TERMS ? k : TERMS) / WIDTH * WIDTH;      /* columns packed at a time */
-    for (i64 j0 = 0; j0 < n; j0 += most) for (i64 r0 = 0; r0 < k; r0 += TERMS) {
-        i64 columns = n - j0 < most ? n - j0 : most, terms = k - r0 < TERMS ? k - r0 : TERMS;
+    i64 size = even_parts(k, TERMS, GROUP), most = even_parts(n, PACKED_BYTES / (i64)sizeof(T) / size / WIDTH * WIDTH, WIDTH);
+    for (i64 j0 = 0; j0 < n; j0 += most) for (i64 r0 = 0; r0 < k; r0 += size) {
+        i64 columns = least(n - j0, most), terms = least(k - r0, size), rows;
         const T *added = bias && r0 + terms == k ? bias + j0 : NULL;
-        NAME(pack_columns)(b + r0 * b_term + j0 * b_column, b_term, b_column, terms, columns, right);
+        const T *block = b + r0 * b_term + j0 * b_column;
+        i64 by_tiles = b_column != 1 || m < ROWS ? 0 : columns % LANES ? columns / WIDTH * WIDTH : columns;
+        NAME(pack_columns)(block + by_tiles * b_column, b_term, b_column, terms, columns - by_tiles, right + by_tiles * terms);
         i64 r1 = r0 + terms < k ? r0 + terms : 0, j1 = r1 ? j0 : j0 + columns;       /* the next block */
-        i64 next_columns = j1 < n ? (n - j1 < most ? n - j1 : most) : 0, next_terms = k - r1 < TERMS ? k - r1 : TERMS;
-        i64 tiles = (m + ROWS - 1) / ROWS * ((columns + WIDTH - 1) / WIDTH);
-        Ahead ahead = look_ahead(b + r1 * b_term + j1 * b_column, sizeof(T), b_column == 1 ? b_term : b_column,
-                                 b_column == 1 ? next_terms : next_columns, b_column == 1 ? next_columns : next_terms,
-                                 tiles * terms);
-        for (i64 i = 0; i < m; i += ROWS) {
-            i64 rows = m - i < ROWS ? m - i : ROWS, j = 0;
+        i64 next_columns = j1 < n ? least(n - j1, most) : 0, next_terms = least(k - r1, size);
+        const T *next = b + r1 * b_term + j1 * b_column;
+        Ahead of_b = b_column == 1 ? look_ahead(next, sizeof(T), b_term, next_terms, next_columns)
+                                   : look_ahead(next, sizeof(T), b_column, next_columns, next_terms);
+        Ahead of_a = {0};
+        for (i64 i = 0; i < m; i += rows) {
+            const T *from = a + i * a_row + r0 * a_term;
             T *to = c + i * n + j0;
-            NAME(pack_rows)(a + i * a_row + r0 * a_term, a_row, a_term, rows, terms, left);
-            if (rows == ROWS) {
-                for (; j + WIDTH <= columns; j += WIDTH)
-                    NAME(tile)(left, right + j * terms, terms, to + j, n, r0 > 0, added ? added + j : NULL, VECTORS, &ahead);
-                if (columns - j == LANES) {
-                    NAME(tile)(left, right + j * terms, terms, to + j, n, r0 > 0, added ? added + j : NULL, 1, &ahead);
-                    j = columns;
-                } else if (columns - j == 2 * LANES) {
-                    NAME(tile)(left, right + j * terms, terms, to + j, n, r0 > 0, added ? added + j : NULL, 2, &ahead);
-                    j = columns;
-                }
+            const NAME(Tile) *of_width = NAME(tiles)[m - i >= ROWS ? 0 : m - i >= ROWS / 2 ? 1 : 2];
+            rows = m - i >= ROWS ? ROWS : m - i >= ROWS / 2 ? ROWS / 2 : 1;
+            NAME(Factors) f = {left, right, terms, {0}, block, b_term};
+            NAME(pack_rows)(from, a_row, a_term, rows, terms, left);
+            if (a_row == 1 && (uintptr_t)from % LINE < ROWS * sizeof(T))             /* the first rows of their lines */
+                of_a = look_ahead(from + LINE / sizeof(T), sizeof(T), a_term, terms, least(m - i - rows, 1));
+            if (a_row == terms)
+                of_a = look_ahead(from + rows * a_row, 1, LINE, least(m - i - rows, ROWS) * terms * sizeof(T) / LINE, 1);
+            for (i64 j = 0; j < columns; j += WIDTH, f.b += terms * WIDTH, f.from += WIDTH) {
+                i64 there = least(columns - j, WIDTH);
+                NAME(Tile) tile = (i == 0 && j < by_tiles ? NAME(tiles)[3] : of_width)[(there - 1) / LANES];
+                f.run = take(of_a.columns > 0 ? &of_a : &of_b, terms / GROUP * 2);
+                if (there % LANES == 0) tile(&f, to + j, n, r0 > 0, added ? added + j : NULL);
+                else NAME(edge)(tile, &f, to + j, n, rows, there, r0 > 0, added ? added + j : NULL);
             }
-            for (; j < columns; j += WIDTH)
-                NAME(edge)(left, right + j * terms, terms, to + j, n, rows, columns - j < WIDTH ? columns - j : WIDTH,
-                           r0 > 0, added ? added + j : NULL, &ahead);
         }
     }
 }
@@ -123,3 +155,6 @@ void NAME(product)(const T *a, const T *b, const T *bias, T *c, T *work, i64 m, 
 #undef V
 #undef MASK
 #undef WIDTH
+#undef TILE
+#undef TILES
+#undef OF_EACH_WIDTH

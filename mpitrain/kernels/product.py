@@ -15,7 +15,7 @@ from mpitrain.kernels.kernel import Kernel
 from mpitrain.kernels.library import Scratch, bind, of_arrays
 from mpitrain.kernels.wire import format_of
 
-LEAST_ROWS, LEAST_COLUMNS, LEAST_WORK = 8, 32, 1 << 21        # M, N and M N K; NumPy is faster at smaller products
+LEAST_ROWS, LEAST_COLUMNS, LEAST_WORK = 8, 8, 1 << 20         # M, N and M N K; NumPy is faster at smaller products
 SIGNATURE = "ppppp" + "i" * 7                                 # x, y, bias, out, memory, M, N, K, and four strides
 SINGLE = np.dtype(np.float32)
 KINDS = (np.dtype(np.float32), np.dtype(np.float64))          # in the machine's byte order
@@ -27,15 +27,14 @@ def product(x: Array, y: Array, bias: Array | None = None, out: Array | None = N
     With `operands` "bfloat16", x and y of float32 are rounded to that format first, where the product is large enough for a
     kernel of ours; sums and result stay float32.
 
-    From M = 8, N = 32 and M N K = 2**21 on this is our own C version, whose bits in a row depend on that row, y and bias alone;
-    smaller products are NumPy's. It runs on one thread, so where BLAS has several all is left to BLAS. One AVX-512 core, GFLOP/s
-    (OpenBLAS, MKL beside it): 128 x 1024 by 1024 x 1024 transposed 90 (77, 88), the gradient of the right factor 100 (80, 112),
-    of the left 95 (85, 60); of 151 that its multiply-adds can do (2026-11).
+    From M = 8, N = 8 and M N K = 2**20 on this is our own C version, whose bits in a row depend on that row, y and bias alone;
+    smaller products are NumPy's. It runs on one thread, so where BLAS has several all is left to BLAS, as it is on CPUs without
+    AVX-512, where OpenBLAS is 1.05 times as fast. ``benchmarks/products_vs_torch.py`` compares.
     """
     if _suits(x, y, out):
         if operands == "bfloat16" and x.dtype == SINGLE:
             return native_bfloat16(x, y, bias, out)
-        if one_thread():
+        if one_thread() and is_fast():
             return native(x, y, bias, out)
     return _product(x, y, bias, out)
 
@@ -45,6 +44,13 @@ def one_thread() -> bool:
     """True where BLAS runs on one thread. Looked at once: after changing their number, call ``one_thread.cache_clear()``."""
     from threadpoolctl import threadpool_info
     return all(pool["num_threads"] == 1 for pool in threadpool_info() if pool["user_api"] == "blas")
+
+
+@cache
+def is_fast() -> bool:
+    """Whether our version was compiled for a CPU on which it is faster than BLAS: a rule, so that ranks of one kind agree."""
+    library = load("product")
+    return library is not None and bool(library.product_is_fast())
 
 
 def _product(x: Array, y: Array, bias: Array | None, out: Array | None) -> Array:

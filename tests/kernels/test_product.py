@@ -17,7 +17,8 @@ from mpitrain.kernels.library import bind
 from mpitrain.kernels.product import product
 from mpitrain.train.threads import pin
 
-SIZES = [(8, 32, 16), (1, 1, 1), (9, 49, 257), (16, 96, 256), (7, 47, 255), (40, 1100, 3), (33, 530, 513), (64, 600, 520)]
+SIZES = [(8, 32, 16), (1, 1, 1), (9, 49, 257), (16, 96, 256), (7, 47, 255), (40, 1100, 3), (33, 530, 513), (64, 600, 520),
+         (15, 33, 1200), (65, 65, 384), (20, 17, 9), (0, 40, 16), (8, 0, 16), (16, 64, 40)]
 compiled = module.native.host()
 needs_compiler = pytest.mark.skipif(compiled is None, reason=f"no compiled version: {native.missing()}")
 
@@ -65,15 +66,15 @@ def fuses() -> bool:
 
 @needs_compiler
 @pytest.mark.skipif(compiled is not None and not fuses(), reason="compiled for a CPU without fused multiply-add")
-def test_sums_are_blocks_of_256_terms_in_order() -> None:
+def test_sums_are_even_blocks_of_at_most_384_terms_in_order() -> None:
     """The law that makes the bits: fused multiply-adds in order within a block, the blocks added in order, then the bias."""
     assert compiled is not None
     x, y = matrix(9, 600, "float32", False, 1), matrix(600, 50, "float32", False, 2)
     bias = matrix(1, 50, "float32", False, 3)[0]
     wanted = np.zeros((9, 50), np.float32)
-    for start in range(0, 600, 256):
+    for start in (0, 304):                                     # half of 600, as a multiple of 8
         block = np.zeros((9, 50), np.float32)
-        for k in range(start, min(start + 256, 600)):          # a float64 sum of an exact product rounds once, but for ties
+        for k in range(start, min(start + 304, 600)):          # a float64 sum of an exact product rounds once, but for ties
             block = (block.astype(np.float64) + x[:, k, None].astype(np.float64) * y[k].astype(np.float64)).astype(np.float32)
         wanted = wanted + block if start else block
     assert compiled(x, y, bias, None).tobytes() == (wanted + bias).tobytes()
@@ -90,17 +91,26 @@ def test_nan_and_infinity_stay_in_their_rows_and_columns() -> None:
             assert (np.isfinite(found) == ~touched).all()
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_several_blas_threads_are_not_replaced_by_one_of_ours(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("one_thread, is_fast", [(True, True), (False, True), (True, False)])
+def test_ours_is_taken_where_blas_has_one_thread_on_a_cpu_that_suits(one_thread: bool, is_fast: bool,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
-    monkeypatch.setattr(module, "one_thread", lambda: threads == 1)
+    monkeypatch.setattr(module, "one_thread", lambda: one_thread)
+    monkeypatch.setattr(module, "is_fast", lambda: is_fast)
     monkeypatch.setattr(module, "native", lambda *arguments: calls.append(arguments))
     product(np.zeros((128, 128), np.float32), np.zeros((128, 128), np.float32))
-    assert len(calls) == (1 if threads == 1 else 0)
+    assert len(calls) == (1 if one_thread and is_fast else 0)
+
+
+@needs_compiler
+def test_ours_is_the_faster_with_512_bit_vectors() -> None:
+    with open("/proc/cpuinfo") as file:
+        assert module.is_fast() == ("avx512f" in file.read())
 
 
 @pytest.mark.parametrize("x, y", [
     (np.zeros((4, 4096), np.float32), np.zeros((4096, 256), np.float32)),                     # few rows
+    (np.zeros((96, 96), np.float32), np.zeros((96, 96), np.float32)),                         # little work
     (np.zeros((256, 256), np.float32)[:, ::2], np.zeros((128, 256), np.float32)),             # gaps
     (np.zeros((256, 256), np.float32), np.zeros((256, 256), np.float64)),                     # two dtypes
     (np.zeros((256, 256), np.int64), np.zeros((256, 256), np.int64)),
@@ -110,6 +120,7 @@ def test_several_blas_threads_are_not_replaced_by_one_of_ours(threads: int, monk
     (np.zeros((128, 0), np.float32), np.zeros((0, 128), np.float32))])
 def test_what_it_is_not_made_for_is_left_to_numpy(x: np.ndarray, y: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "one_thread", lambda: True)
+    monkeypatch.setattr(module, "is_fast", lambda: True)
     monkeypatch.setattr(module, "native", None)
     assert product(x, y).shape == (len(x), y.shape[1])
 
@@ -118,6 +129,7 @@ def test_what_it_is_not_made_for_is_left_to_numpy(x: np.ndarray, y: np.ndarray, 
                                   np.broadcast_to(np.float32(3), (64,)), np.eye(64)[3]])
 def test_a_bias_of_any_type_and_stride_is_added_as_numpy_adds_it(bias: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "one_thread", lambda: True)
+    monkeypatch.setattr(module, "is_fast", lambda: True)
     x, y = np.ones((256, 256), np.float32), np.ones((256, 64), np.float32)
     assert (product(x, y, bias.astype(np.float32) if bias.dtype == np.float64 else bias) == 256 + bias).all()
 
@@ -126,6 +138,7 @@ def test_a_bias_of_any_type_and_stride_is_added_as_numpy_adds_it(bias: np.ndarra
                                  np.zeros((256, 512), np.float32)[:, ::2]])
 def test_an_out_that_does_not_fit_is_left_to_numpy_to_refuse_or_fill(out: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "one_thread", lambda: True)
+    monkeypatch.setattr(module, "is_fast", lambda: True)
     monkeypatch.setattr(module, "native", None)
     x = np.ones((256, 256), np.float32)
     if out.shape == x.shape:
@@ -137,6 +150,7 @@ def test_an_out_that_does_not_fit_is_left_to_numpy_to_refuse_or_fill(out: np.nda
 
 def test_a_read_only_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "one_thread", lambda: True)
+    monkeypatch.setattr(module, "is_fast", lambda: True)
     x, out = np.ones((256, 256), np.float32), np.zeros((256, 256), np.float32)
     out.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):

@@ -16,7 +16,7 @@ from mpitrain.config import load_config
 from mpitrain.errors import ConfigError
 from mpitrain.train import checkpoint, precision
 
-# Products from M N K = 2**21 on are rounded: 128 x 256 x 64 and 128 x 256 x 256 are.
+# Products from M N K = 2**20 on are rounded: 128 x 256 x 64 and 128 x 256 x 256 are.
 WIDE = SMALL.replace("hidden = [32]", "hidden = [256, 256]").replace("batch_size = 48", "batch_size = 128")
 
 # The trainer's own program, but for the check of the CPU: the kernel below adds the same pairs without the instruction.
