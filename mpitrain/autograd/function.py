@@ -144,14 +144,18 @@ class Function:
         """
         arrays: list[Any] = []
         edges: list[Any] = []
+        leaf_meta: list[Any] = []
         needs: list[bool] = []
         xp = dtype = None
         for x in inputs:
             edge: Any = None
+            meta: Any = None
             if isinstance(x, Tensor):
-                if x.requires_grad:
-                    edge = x.edge or x
-                x = x.array
+                tensor, x = x, x.array
+                if tensor.requires_grad:
+                    edge = tensor.edge
+                    if edge is None:
+                        edge, meta = tensor, (x.shape, x.dtype)
             try:
                 module = _modules[type(x)]
             except KeyError:
@@ -164,27 +168,29 @@ class Function:
                     dtype = kind if dtype is None else _refuse_dtypes(cls, dtype, kind)
             arrays.append(x)
             edges.append(edge)
+            leaf_meta.append(meta)
             needs.append(edge is not None)
         if mode.seen_leaves is not None:
             _note_leaves(mode.seen_leaves, inputs)
         recording = True in needs and mode.recording
         ctx = Context(cls, xp if xp is not None else array_module(), tuple(needs) if recording else (False,) * len(needs))
         result = cls.forward(ctx, *arrays, **params)
+        several = type(result) is tuple
         wanted = cls.result_dtype if cls.result_dtype is not None else dtype
-        if isinstance(result, tuple):
-            outputs = tuple([_as_output(cls, x, wanted, ctx.xp) for x in result])
-        else:
-            outputs = (_as_output(cls, result, wanted, ctx.xp),)
+        outputs: tuple[Tensor, ...] = tuple([_as_output(cls, x, wanted, ctx.xp) for x in result]) if several else (
+            _as_output(cls, result, wanted, ctx.xp),)
         if cls.views and isinstance(inputs[0], Tensor):
             version = inputs[0].shared_version()
             for tensor in outputs:
                 tensor.version = version
         if recording:
-            _record(ctx, edges, outputs)
+            ctx.edges, ctx.leaf_meta = edges, leaf_meta
+            _record(ctx, outputs)
             if ctx._saved:
-                arrays += [tensor.array for tensor in outputs]
+                for tensor in outputs:
+                    arrays.append(tensor.array)  # noqa: PERF401  (of one, nearly always: a comprehension takes longer)
                 ctx.watch(arrays, inputs + outputs)
-        return outputs if isinstance(result, tuple) else outputs[0]
+        return outputs if several else outputs[0]
 
 
 _modules: dict[type, Any] = {}                    # array module of each type met so far, None for what is no array
@@ -220,14 +226,13 @@ def _as_output(cls: type[Function], value: Any, wanted: Any, xp: Any) -> Tensor:
     return Tensor(value)
 
 
-def _record(ctx: Context, edges: list[Any], outputs: tuple[Tensor, ...]) -> None:
-    """Makes `ctx` a node of the graph: below it are `edges`, and `outputs` are computed by it."""
+def _record(ctx: Context, outputs: tuple[Tensor, ...]) -> None:
+    """Makes `ctx`, which has its edges, a node of the graph that computed `outputs`."""
     ctx.sequence = next(_sequence)
     ctx.wanted = ctx.needs
     ctx.landed = ctx.out_requests = None
     output_meta: list[Any] = []
-    ctx.edges, ctx.output_meta, ctx.grads = edges, output_meta, [None] * len(outputs)
-    ctx.leaf_meta = [None if edge is None or type(edge) is tuple else (edge.array.shape, edge.array.dtype) for edge in edges]
+    ctx.output_meta, ctx.grads = output_meta, [None] * len(outputs)
     for tensor in outputs:
         array = tensor.array
         dtype = array.dtype

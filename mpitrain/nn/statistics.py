@@ -13,6 +13,7 @@ A trainer that wants another order of addition collects after each micro-batch a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,9 +35,9 @@ class Running:
         self.sums: list[Array] | None = None          # float64, on the device
         self.count = 0
 
-    @property
+    @cached_property
     def size(self) -> int:
-        """How many numbers this layer has in the flat array."""
+        """How many numbers this layer has in the flat array; to be asked once its buffers have memory."""
         return sum(b.size for b in self.buffers) + 1
 
     def record(self, *values: Array) -> None:
