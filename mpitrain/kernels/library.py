@@ -63,10 +63,10 @@ def _by_ctypes(loaded: ctypes.CDLL, function: str, signature: str, allocates: bo
                 for dtype in (np.float32, np.float64)}
 
     def call(*arguments: Any) -> None:
-        version = versions.get(getattr(arguments[0], "dtype", None))
-        if version is None:
+        dtype = getattr(arguments[0], "dtype", None)
+        if dtype not in versions:
             raise TypeError("a C function wants an array of float32 or float64 first")
-        if version(*arguments):
+        if versions[dtype](*arguments):
             raise MemoryError(f"{function}: no memory for packed copies")
     return call
 
@@ -102,12 +102,12 @@ class Scratch(threading.local):
 
 
 _Memory = ctypes.c_char * 1
-_memory_of = _Memory.from_buffer                  # 1.6 us; `array.ctypes.data` takes 5.4, and a small op calls for six
+_memory_of: Callable[[Any], Any] = _Memory.from_buffer      # 1.6 us; `array.ctypes.data` takes 5.4, and a small op calls for six
 
 
 def _address(array: Any) -> Any:
     """Where an array begins, for C; only arrays without gaps have one beginning."""
-    if type(array) is not np.ndarray:             # ctypes takes any integer for an address
+    if not isinstance(array, np.ndarray):         # ctypes takes any integer for an address
         raise ValueError("a C function was handed an array with gaps, or no array")
     if not array.flags.aligned:
         raise ValueError("a C function was handed an array whose numbers are not aligned")

@@ -106,7 +106,7 @@ def test_numbers_that_are_not_aligned_are_refused(bound: Any, place: int) -> Non
         bound("probe", "mixed", MIXED)(*arguments)
 
 
-WRONG: list[Any] = [None, "text", b"bytes", 2.5, [1, 2], object(), np.float32(3), 1 << 63, -(1 << 70), {}, np.zeros(0), np.zeros(()),
+WRONG: list[Any] = [None, "text", b"bytes", 2.5, [1, 2], object(), np.float32(3), 1 << 63, -(1 << 70), np.zeros(0), np.zeros(()),
                     np.zeros((3, 4)).T, np.zeros(9)[::3], np.zeros(5)[::-1], np.broadcast_to(np.zeros(1), 4), np.zeros(3, object),
                     np.zeros(3, "S5"), unaligned("float32"), memoryview(b"abcdefgh"), float("nan"), True, -1, range(3)]
 
