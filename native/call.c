@@ -33,6 +33,7 @@ extern void Py_IncRef(PyObject *);
 extern void *PyEval_SaveThread(void);
 extern void PyEval_RestoreThread(void *);
 
+#define NO_FIRST "a C function wants an array of float32 or float64 first"
 enum { FORMAT = 4, MOST_INTEGERS = 16, MOST_DOUBLES = 4 };
 
 typedef int Function(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, double, double, double,
@@ -53,10 +54,29 @@ i64 can_call(void)
 #endif
 }
 
+static int refuse(PyObject *kind, const char *message)
+{
+    PyErr_SetString(kind, message);
+    return -1;
+}
+
+/* An array's memory; 0, or -1 with an exception set. Of the first array the format is asked for too. */
+static int hold(PyObject *array, Buffer *buffer, int first)
+{
+    if (PyObject_GetBuffer(array, buffer, first ? FORMAT : 0))        /* the flags ask for memory without gaps */
+        return refuse(PyExc_ValueError, "a C function was handed an array with gaps, or no array");
+    if ((uintptr_t)buffer->memory & 7 & (uintptr_t)(buffer->itemsize - 1)) {
+        PyBuffer_Release(buffer);
+        return refuse(PyExc_ValueError, "a C function was handed an array whose numbers are not aligned");
+    }
+    return 0;
+}
+
 /* Takes the arguments apart; 0, or -1 with an exception set. The buffers are the caller's to release. */
 static int take(const char *signature, PyObject *const *arguments, i64 *integers, double *doubles, Buffer *buffers, int *held)
 {
     int i = 0, d = 0;
+    if (*arguments == &_Py_NoneStruct) return refuse(PyExc_TypeError, NO_FIRST);
     for (; *signature; signature++, arguments++) {
         PyObject *x = *arguments;
         if (*signature == 'd') {
@@ -67,11 +87,8 @@ static int take(const char *signature, PyObject *const *arguments, i64 *integers
             if (integers[i - 1] == -1 && PyErr_Occurred()) return -1;
         } else if (x == &_Py_NoneStruct) {
             integers[i++] = 0;
-        } else {                     /* the flags ask for memory without gaps */
-            if (PyObject_GetBuffer(x, buffers + *held, *held ? 0 : FORMAT)) {
-                PyErr_SetString(PyExc_ValueError, "a C function was handed an array with gaps, or no array");
-                return -1;
-            }
+        } else {
+            if (hold(x, buffers + *held, !*held)) return -1;
             integers[i++] = (i64)buffers[(*held)++].memory;
         }
     }
@@ -83,7 +100,7 @@ static Function *version(const Entry *entry, const Buffer *first)
     const char *format = first->format ? first->format : "";
     if (format[0] == 'f' && !format[1]) return entry->float32;
     if (format[0] == 'd' && !format[1]) return entry->float64;
-    PyErr_SetString(PyExc_TypeError, "a C function wants an array of float32 or float64 first");
+    refuse(PyExc_TypeError, NO_FIRST);
     return 0;
 }
 
@@ -97,18 +114,18 @@ PyObject *call(PyObject *self, PyObject *const *arguments, intptr_t count)
     intptr_t wanted = 0;
     while (entry->signature[wanted]) wanted++;
     if (count != wanted) {
-        PyErr_SetString(PyExc_TypeError, "a C function was called with another number of arguments than it has");
+        refuse(PyExc_TypeError, "a C function was called with another number of arguments than it has");
         return 0;
     }
     failed = take(entry->signature, arguments, n, d, buffers, &held);
-    Function *function = failed || !held ? 0 : version(entry, buffers);
+    Function *function = failed ? 0 : version(entry, buffers);
     if (function) {
         void *state = PyEval_SaveThread();
         int code = function(n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11], n[12], n[13], n[14], n[15],
                             d[0], d[1], d[2], d[3]);
         PyEval_RestoreThread(state);
         failed = entry->allocates && code;
-        if (failed) PyErr_SetString(PyExc_MemoryError, "no memory for packed copies");
+        if (failed) refuse(PyExc_MemoryError, "no memory for packed copies");
     }
     while (held) PyBuffer_Release(buffers + --held);
     if (failed || !function) return 0;

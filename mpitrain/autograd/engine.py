@@ -90,11 +90,11 @@ class Backward:
     def run(self, roots: list[tuple[Tensor, Array]]) -> None:
         order = self._order([root.node for root, _ in roots if root.node is not None])
         for root, _ in roots:
-            if root.node is None:
+            if root.edge is None:
                 self.pending[id(root)] = self.pending.get(id(root), 0) + 1
         for root, grad in roots:
-            if root.node is not None:
-                _accumulate(root.node, root.output, grad)
+            if root.edge is not None:
+                _accumulate(*root.edge, grad)
             else:
                 self.land(root, grad)
         with self._running():
@@ -138,14 +138,16 @@ class Backward:
         """All nodes below, latest first: inputs are always older than what was computed from them."""
         found = {id(node): node for node in nodes}
         stack = list(found.values())
+        pending = self.pending
         while stack:
             for edge in stack.pop().edges:
-                if isinstance(edge, tuple):
-                    if id(edge[0]) not in found:
-                        found[id(edge[0])] = edge[0]
-                        stack.append(edge[0])
-                elif edge is not None:
-                    self.pending[id(edge)] = self.pending.get(id(edge), 0) + 1
+                if edge is None:
+                    continue
+                if type(edge) is not tuple:
+                    pending[id(edge)] = pending.get(id(edge), 0) + 1
+                elif id(node := edge[0]) not in found:
+                    found[id(node)] = node
+                    stack.append(node)
         return sorted(found.values(), key=_sequence, reverse=True)
 
     def _visit(self, node: Context) -> None:
@@ -189,26 +191,35 @@ class Backward:
                 continue
             contribution, result[i] = result[i], None
             if contribution is not None:
-                contribution = _fit(node, i, contribution)
-            if isinstance(edge, Tensor):
+                shape, dtype = edge[0].output_meta[edge[1]] if type(edge) is tuple else node.leaf_meta[i]
+                if type(contribution) is not np.ndarray or contribution.shape != shape or contribution.dtype is not dtype:
+                    contribution = _fit(node, i, contribution, shape, dtype)
+            if type(edge) is not tuple:
                 ours = edge.grad is None and edge.grad_buffer is None and (
                     getrefcount(contribution) == ONE and _private(contribution))
                 self.land(edge, contribution, ours)
             elif contribution is not None:
-                _accumulate(edge[0], edge[1], contribution)
+                if edge[0].grads[edge[1]] is None:
+                    edge[0].grads[edge[1]] = contribution
+                else:
+                    _accumulate(edge[0], edge[1], contribution)
 
     def land(self, leaf: Tensor, contribution: Array | None, ours: bool = False) -> None:
         """Adds one contribution to a leaf's gradient; the last one makes it final. `ours`: nobody else has it."""
         if contribution is not None:
-            handed_out = self.handed_out and self.handed_out.pop(id(contribution), None) is not None
-            _add_to_leaf(leaf, contribution, ours or bool(handed_out))
+            if leaf.grad is None and contribution is leaf.grad_buffer:
+                leaf.grad = contribution              # the op wrote it there
+            else:
+                handed_out = self.handed_out and self.handed_out.pop(id(contribution), None) is not None
+                _add_to_leaf(leaf, contribution, ours or bool(handed_out))
             self.touched[id(leaf)] = leaf
         self.arrive(leaf)
 
     def arrive(self, leaf: Tensor) -> None:
-        self.pending[id(leaf)] -= 1
-        if self.pending[id(leaf)] == 0 and id(leaf) in self.touched:
-            if self.parent is not None and id(leaf) not in self.private:
+        key = id(leaf)
+        self.pending[key] = left = self.pending[key] - 1
+        if left == 0 and key in self.touched:
+            if self.parent is not None and key not in self.private:
                 assert self.parent_node is not None
                 self.parent.inner_final(self.parent_node, leaf)
             else:
@@ -229,13 +240,14 @@ class Backward:
         leaf = node.edges[i]
         if not isinstance(leaf, Tensor) or leaf.grad is not None or not node.needs[i]:
             return None
-        if sum(edge is leaf for edge in node.edges) > 1:
-            return None
+        for place, edge in enumerate(node.edges):
+            if edge is leaf and place != i:
+                return None
         if leaf.grad_buffer is None:              # new memory, known to be nobody else's: no copy on landing
-            fresh = node.xp.empty(*node.input_meta[i])
+            fresh = node.xp.empty(*node.leaf_meta[i])
             self.handed_out[id(fresh)] = fresh
             return fresh
-        return leaf.grad_buffer if node.input_meta[i][0] == leaf.grad_buffer.shape else None
+        return leaf.grad_buffer if node.leaf_meta[i][0] == leaf.grad_buffer.shape else None
 
 
 class _Running(threading.local):
@@ -284,7 +296,7 @@ def _private(array: Array) -> bool:
 def _add_to_leaf(leaf: Tensor, contribution: Array, ours: bool) -> None:
     if leaf.grad is not None:
         leaf.grad += contribution
-    elif ours or contribution is leaf.grad_buffer:
+    elif ours:
         leaf.grad = contribution
     elif leaf.grad_buffer is not None:
         array_module(contribution).copyto(leaf.grad_buffer, contribution)
@@ -293,9 +305,8 @@ def _add_to_leaf(leaf: Tensor, contribution: Array, ours: bool) -> None:
         leaf.grad = contribution.copy()           # the op may have handed the same array to someone else
 
 
-def _fit(node: Context, i: int, grad: Array) -> Array:
+def _fit(node: Context, i: int, grad: Array, shape: tuple[int, ...], dtype: Any) -> Array:
     """The gradient of input i, summed back over broadcast dims where the op broadcasts, and checked."""
-    shape, dtype = node.input_meta[i]
     if not is_array(grad):
         grad = node.xp.asarray(grad)              # NumPy's arithmetic on 0-d arrays gives scalars
     if node.function.broadcasts and grad.shape != shape:

@@ -19,6 +19,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mpitrain.autograd.tensor import Tensor, Version, mode
@@ -35,7 +36,7 @@ class Context:
     tensors themselves are not kept, so an activation that no op saved is freed at once.
     """
 
-    __slots__ = ("__dict__", "_inputs", "_saved", "edges", "function", "grads", "input_meta", "landed", "needs", "out_requests",
+    __slots__ = ("__dict__", "_saved", "_watched", "edges", "function", "grads", "landed", "leaf_meta", "needs", "out_requests",
                  "output_meta", "sequence", "wanted", "xp")
 
     needs: tuple[bool, ...]                       # which inputs' gradients this call of backward must return
@@ -43,17 +44,16 @@ class Context:
     sequence: int
     edges: list[Any]
     wanted: tuple[bool, ...]                      # which inputs have a gradient at all
-    input_meta: list[Any]                         # (shape, dtype) of each of those
-    output_meta: list[Any]
+    leaf_meta: list[Any]                          # (shape, dtype) of each of those that is a leaf
+    output_meta: list[Any]                        # (shape, dtype)
     grads: list[Array | None]                     # gradients of the outputs that have arrived
     landed: set[int] | None                       # leaves whose contribution a recomputed block has landed already
     out_requests: Any                             # the engine's answer to `out`
 
-    def __init__(self, function: type[Function], xp: Any):
-        self.function = function
-        self.xp = xp
-        self._inputs: tuple[Any, ...] = ()        # only while forward runs
-        self._saved: list[Any] | None = []
+    def __init__(self, function: type[Function], xp: Any, needs: tuple[bool, ...]):
+        self.function, self.xp, self.needs = function, xp, needs
+        self._saved: Sequence[Any] | None = ()
+        self._watched: Sequence[tuple[int, Version, int, bool]] = ()    # see `watch`
 
     if TYPE_CHECKING:                             # an op may keep what it likes as attributes: ctx.stride = stride
         def __getattr__(self, name: str) -> Any: ...
@@ -64,39 +64,40 @@ class Context:
 
         A parameter is kept by reference and looked up again at backward, since sharded parameters come and go.
         """
-        assert self._saved is not None
-        for array in arrays:
-            self._saved.append(self._keep(array))
+        self._saved = (*self._saved, *arrays) if self._saved else arrays
 
-    def _keep(self, array: Any) -> Any:
-        """An entry that `saved` resolves: (array or the leaf tensor, version, its count now)."""
-        for tensor in self._inputs:
-            if isinstance(tensor, Tensor) and tensor.array is array:
-                version = tensor._shared_version()
-                return (tensor if tensor.is_parameter else array), version, version.count
-        return array, None, 0
-
-    def link_outputs(self, outputs: tuple[Tensor, ...]) -> None:
-        """A saved array that became an output is watched for changes from now on."""
-        assert self._saved is not None
-        for i, (array, version, _) in enumerate(self._saved):
-            for tensor in outputs if version is None else ():
-                if tensor.array is array:
-                    version = tensor._shared_version()
-                    self._saved[i] = (array, version, version.count)
+    def watch(self, arrays: list[Any], tensors: tuple[Any, ...]) -> None:
+        """From now on a change of what was saved is noticed, where that is one of `arrays`, those of `tensors`."""
+        saved, watched = [*(self._saved or ())], []
+        place = -1                                # counted by hand, here and below: enumerate takes longer than the loop
+        for kept in saved:
+            place += 1
+            at = -1
+            for array in arrays:
+                at += 1
+                if array is kept and isinstance(tensor := tensors[at], Tensor):
+                    version = tensor.version
+                    if version is None:
+                        version = tensor.shared_version()
+                    watched.append((place, version, version.count, tensor.is_parameter))
+                    if tensor.is_parameter:
+                        saved[place] = tensor
+                    break
+        self._saved, self._watched = saved, watched
 
     @property
-    def saved(self) -> tuple[Any, ...]:
+    def saved(self) -> list[Any]:
         """What forward saved. Raises GraphError where it has changed since, or was released."""
         if self._saved is None:
             raise GraphError(f"{self.function.__name__}: backward ran twice through the same graph; "
                              "what it saved was released the first time, so run forward again")
-        return tuple(self._resolve(*entry) for entry in self._saved)
-
-    def _resolve(self, kept: Any, version: Version | None, count: int) -> Any:
-        if version is not None and version.count != count:
-            version.require(count, f"{self.function.__name__}: an array it saved for backward")
-        return kept.array if isinstance(kept, Tensor) else kept
+        saved = [*self._saved]
+        for place, version, count, is_parameter in self._watched:
+            if version.count != count:
+                version.require(count, f"{self.function.__name__}: an array it saved for backward")
+            if is_parameter:
+                saved[place] = saved[place].array
+        return saved
 
     def release(self) -> None:
         self._saved = None
@@ -142,15 +143,23 @@ class Function:
         dtypes: a silent promotion to float64 would halve the speed of everything after it.
         """
         arrays: list[Any] = []
-        wanting: list[bool] = []
+        edges: list[Any] = []
+        leaf_meta: list[Any] = []
+        needs: list[bool] = []
         xp = dtype = None
-        recording = False
         for x in inputs:
-            needed = False
+            edge: Any = None
+            meta: Any = None
             if isinstance(x, Tensor):
-                needed, x = x.requires_grad, x.array
-                recording = recording or needed
-            module = _module_of(x)
+                tensor, x = x, x.array
+                if tensor.requires_grad:
+                    edge = tensor.edge
+                    if edge is None:
+                        edge, meta = tensor, (x.shape, x.dtype)
+            try:
+                module = _modules[type(x)]
+            except KeyError:
+                module = _module_of(x)
             if module is not None:
                 if module is not xp:
                     xp = module if xp is None else _refuse_devices(cls, xp, module)
@@ -158,27 +167,29 @@ class Function:
                 if kind is not dtype and kind.kind == "f" and kind != dtype:
                     dtype = kind if dtype is None else _refuse_dtypes(cls, dtype, kind)
             arrays.append(x)
-            wanting.append(needed)
-        ctx = Context(cls, xp if xp is not None else array_module())
+            edges.append(edge)
+            leaf_meta.append(meta)
+            needs.append(edge is not None)
         if mode.seen_leaves is not None:
             _note_leaves(mode.seen_leaves, inputs)
-        recording = recording and mode.recording
-        ctx.needs = tuple(wanting) if recording else (False,) * len(inputs)
-        ctx._inputs = inputs
+        recording = True in needs and mode.recording
+        ctx = Context(cls, xp if xp is not None else array_module(), tuple(needs) if recording else (False,) * len(needs))
         result = cls.forward(ctx, *arrays, **params)
-        several = isinstance(result, tuple)
+        several = type(result) is tuple
         wanted = cls.result_dtype if cls.result_dtype is not None else dtype
-        if several:
-            outputs = tuple([_as_output(cls, x, wanted, ctx.xp) for x in result])
-        else:
-            outputs = (_as_output(cls, result, wanted, ctx.xp),)
+        outputs: tuple[Tensor, ...] = tuple([_as_output(cls, x, wanted, ctx.xp) for x in result]) if several else (
+            _as_output(cls, result, wanted, ctx.xp),)
         if cls.views and isinstance(inputs[0], Tensor):
-            version = inputs[0]._shared_version()
+            version = inputs[0].shared_version()
             for tensor in outputs:
                 tensor.version = version
         if recording:
-            _record(ctx, inputs, arrays, outputs)
-        ctx._inputs = ()
+            ctx.edges, ctx.leaf_meta = edges, leaf_meta
+            _record(ctx, outputs)
+            if ctx._saved:
+                for tensor in outputs:
+                    arrays.append(tensor.array)  # noqa: PERF401  (of one, nearly always: a comprehension takes longer)
+                ctx.watch(arrays, inputs + outputs)
         return outputs if several else outputs[0]
 
 
@@ -207,7 +218,7 @@ def _place(module: Any) -> str:
 
 
 def _as_output(cls: type[Function], value: Any, wanted: Any, xp: Any) -> Tensor:
-    if _module_of(value) is None:
+    if type(value) not in _modules and _module_of(value) is None:
         value = xp.asarray(value)                 # NumPy's reductions to a scalar are no arrays
     dtype = value.dtype
     if dtype is not wanted and wanted is not None and dtype != wanted and (dtype.kind == "f" or cls.result_dtype is not None):
@@ -215,30 +226,20 @@ def _as_output(cls: type[Function], value: Any, wanted: Any, xp: Any) -> Tensor:
     return Tensor(value)
 
 
-def _record(ctx: Context, inputs: tuple[Any, ...], arrays: list[Any], outputs: tuple[Tensor, ...]) -> None:
+def _record(ctx: Context, outputs: tuple[Tensor, ...]) -> None:
+    """Makes `ctx`, which has its edges, a node of the graph that computed `outputs`."""
     ctx.sequence = next(_sequence)
     ctx.wanted = ctx.needs
     ctx.landed = ctx.out_requests = None
-    edges: list[Any] = []
-    input_meta: list[Any] = []
     output_meta: list[Any] = []
-    ctx.edges, ctx.input_meta, ctx.output_meta, ctx.grads = edges, input_meta, output_meta, [None] * len(outputs)
-    for tensor, array, needed in zip(inputs, arrays, ctx.needs):
-        if needed:
-            edges.append(tensor if tensor.node is None else (tensor.node, tensor.output))
-            input_meta.append((array.shape, array.dtype))
-        else:
-            edges.append(None)
-            input_meta.append(None)
-    for i, tensor in enumerate(outputs):
+    ctx.output_meta, ctx.grads = output_meta, [None] * len(outputs)
+    for tensor in outputs:
         array = tensor.array
         dtype = array.dtype
-        output_meta.append((array.shape, dtype))
         if dtype.kind == "f":
             tensor.requires_grad = True
-            tensor.node, tensor.output = ctx, i
-    if ctx._saved:
-        ctx.link_outputs(outputs)
+            tensor.edge = (ctx, len(output_meta))
+        output_meta.append((array.shape, dtype))
 
 
 def _note_leaves(seen: dict[int, Tensor], inputs: tuple[Any, ...]) -> None:

@@ -42,7 +42,7 @@ def recompute(block: Callable[..., Any], *inputs: Any) -> Any:
     outputs = result if isinstance(result, tuple) else (result,)
     own = {id(x) for x in given if isinstance(x, Tensor)}
     used = [leaf for leaf in leaves if leaf.requires_grad and id(leaf) not in own]
-    versions = {version: version.count for leaf in leaves if (version := leaf._shared_version()).is_parameter}
+    versions = {version: version.count for leaf in leaves if (version := leaf.shared_version()).is_parameter}
     recorded = Recompute.apply(*given, *used, repeat=_Repeat(run, len(given), [t.array for t in outputs], scope, versions))
     return recorded if isinstance(result, tuple) else recorded[0]
 

@@ -22,12 +22,9 @@ class Version:
     `advice` says what to do where the change of number `advised` is one too many, as its author knows best.
     """
 
-    __slots__ = ("advice", "advised", "count", "is_parameter")
-
-    def __init__(self, is_parameter: bool = False) -> None:
-        self.count = self.advised = 0
-        self.advice = ""
-        self.is_parameter = is_parameter
+    count = advised = 0                           # of the class, since most objects are never changed and many are made
+    advice = ""
+    is_parameter = False
 
     def require(self, count: int, what: str) -> None:
         """GraphError where there were changes since this was `count`; `what` says what was read, and by whom."""
@@ -44,7 +41,7 @@ class Tensor:
     `grad_buffer` is set, that is the memory it is filled in. Lists and numbers become float32, arrays keep their dtype.
     """
 
-    __slots__ = ("__weakref__", "array", "grad", "grad_buffer", "grad_hooks", "node", "output", "requires_grad", "version")
+    __slots__ = ("__weakref__", "array", "edge", "grad", "grad_buffer", "grad_hooks", "requires_grad", "version")
 
     is_parameter = False                          # a trained leaf: backward in two calls does these in the second
     operands = ""                                 # the format that matrix products with it round their operands to; "": none
@@ -55,15 +52,14 @@ class Tensor:
         if type(array) is np.ndarray:
             pass                                  # by far the most frequent, and tensors are made for each op
         elif isinstance(array, Tensor):
-            array, self.version = array.array, array._shared_version()
+            array, self.version = array.array, array.shared_version()
         elif not is_array(array):
             array = np.asarray(array, dtype=None if isinstance(array, np.generic) else np.float32)
         self.array = array
         self.grad: Array | None = None
         self.grad_buffer: Array | None = None     # where the first contribution is written, e.g. a view into a bucket
         self.grad_hooks: list[Callable[[Any], None]] = []   # called once per backward, when `grad` is final
-        self.node: Context | None = None          # what computed it; None for a leaf
-        self.output = 0                           # which output of that node
+        self.edge: tuple[Context, int] | None = None    # what computed it, and which output of that; None for a leaf
         self.requires_grad = False
         if requires_grad:
             self.require_grad()
@@ -74,6 +70,11 @@ class Tensor:
             raise ShapeError(f"only float32 and float64 arrays have gradients, not {self.array.dtype}")
         self.requires_grad = True
         return self
+
+    @property
+    def node(self) -> Context | None:
+        """What computed it; None for a leaf."""
+        return None if self.edge is None else self.edge[0]
 
     @property
     def data(self) -> Array:
@@ -140,7 +141,7 @@ class Tensor:
     def detach(self) -> Tensor:
         """The same memory, outside the graph."""
         out = Tensor(self.array)
-        out.version = self._shared_version()
+        out.version = self.shared_version()
         return out
 
     def backward(self, grad: Any = None) -> None:
@@ -156,7 +157,7 @@ class Tensor:
 
         The error says `advice`: what to do about it.
         """
-        version = self._shared_version()
+        version = self.shared_version()
         version.count += 1
         if advice:
             version.advice, version.advised = advice, version.count
@@ -179,9 +180,11 @@ class Tensor:
         self.mark_changed()
         return self
 
-    def _shared_version(self) -> Version:
+    def shared_version(self) -> Version:
         if self.version is None:
-            self.version = Version(self.is_parameter)
+            self.version = Version()
+            if self.is_parameter:
+                self.version.is_parameter = True
         return self.version
 
     if TYPE_CHECKING:                             # attached by `mpitrain.ops.operators`, the one table of operators

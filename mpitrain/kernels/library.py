@@ -30,9 +30,11 @@ def bind(library: str, function: str, signature: str, allocates: bool = False) -
     """``<function>_float32`` and ``<function>_float64`` of ``native/<library>.c`` as one callable; None without them.
 
     `signature` has a letter for each argument: p array (or None: a null pointer), i integer, d double. The first
-    argument's dtype chooses the version. Arrays must be C-contiguous: the C code sees their memory only. A function that
+    argument's dtype chooses the version; of the other arrays nobody asks whether theirs is what C takes them for. Arrays must be
+    C-contiguous and aligned: the C code sees their memory only, and may write to it where they are read-only. A function that
     `allocates` returns 1 where memory ran out, which raises MemoryError here; the others return nothing.
     """
+    assert signature[0] == "p", f"{function}: the first argument is an array"
     loaded = native.load(library)
     if loaded is None:
         return None
@@ -61,17 +63,27 @@ def _by_ctypes(loaded: ctypes.CDLL, function: str, signature: str, allocates: bo
                 for dtype in (np.float32, np.float64)}
 
     def call(*arguments: Any) -> None:
-        if versions[arguments[0].dtype](*arguments):
+        dtype = getattr(arguments[0], "dtype", None)
+        if dtype not in versions:
+            raise TypeError("a C function wants an array of float32 or float64 first")
+        if versions[dtype](*arguments):
             raise MemoryError(f"{function}: no memory for packed copies")
     return call
 
 
 def of_arrays(function: Any, signature: str, result: Any = None) -> Callable[..., Any]:
-    """One C function, through ctypes, that takes arrays where `signature` (see `bind`) says p."""
+    """One C function, through ctypes, that takes arrays or None where `signature` (see `bind`) says p."""
     function.argtypes, function.restype = [TYPES[letter] for letter in signature], result
+    arrays = [place for place, letter in enumerate(signature) if letter == "p"]
 
     def call(*arguments: Any) -> Any:
-        return function(*[_address(x) if type(x) is np.ndarray else x for x in arguments])
+        if len(arguments) != len(signature):      # ctypes would hand on what is too much
+            raise TypeError("a C function was called with another number of arguments than it has")
+        given = list(arguments)
+        for place in arrays:
+            if given[place] is not None:
+                given[place] = _address(given[place])
+        return function(*given)
     return call
 
 
@@ -95,11 +107,15 @@ class Scratch(threading.local):
 
 
 _Memory = ctypes.c_char * 1
-_memory_of = _Memory.from_buffer                  # 1.6 us; `array.ctypes.data` takes 5.4, and a small op calls for six
+_memory_of: Callable[[Any], Any] = _Memory.from_buffer      # 1.6 us; `array.ctypes.data` takes 5.4, and a small op calls for six
 
 
 def _address(array: Any) -> Any:
     """Where an array begins, for C; only arrays without gaps have one beginning."""
+    if not isinstance(array, np.ndarray):         # ctypes takes any integer for an address
+        raise ValueError("a C function was handed an array with gaps, or no array")
+    if not array.flags.aligned:
+        raise ValueError("a C function was handed an array whose numbers are not aligned")
     try:
         return _memory_of(array)
     except (TypeError, ValueError):               # empty, read-only, or with gaps

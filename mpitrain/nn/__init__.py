@@ -12,7 +12,7 @@ from mpitrain.nn.parameter import Buffer, Parameter
 from mpitrain.nn.pool import AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool2d, MaxPool2d
 from mpitrain.nn.recurrent import GRU, LSTM
 from mpitrain.nn.sequential import Sequential
-from mpitrain.nn.statistics import apply_statistics, collect_statistics
+from mpitrain.nn.statistics import apply_statistics, collect_statistics, running_layers
 from mpitrain.nn.storage import FlatStorage, Segment, plan_segments
 
 __all__ = ["ACTIVATIONS", "GELU", "GRU", "LOSSES", "LSTM", "AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "AvgPool2d", "BatchNorm1d",
@@ -20,4 +20,4 @@ __all__ = ["ACTIVATIONS", "GELU", "GRU", "LOSSES", "LSTM", "AdaptiveAvgPool2d", 
            "Flatten", "GroupNorm", "LayerNorm", "LeakyReLU", "Linear", "Loss", "MaxPool2d", "Module",
            "MultiHeadAttention", "Parameter", "RMSNorm", "ReLU", "Segment", "Sequential", "SiLU", "Sigmoid",
            "Softmax", "Softplus", "SyncBatchNorm", "Tanh", "apply_statistics", "collect_statistics", "init",
-           "plan_segments"]
+           "plan_segments", "running_layers"]

@@ -57,7 +57,7 @@ class Hooks:
 
         marked = Marker.apply(*tensors, entered=entered)
         for before, after in zip(tensors, marked):
-            after.version = before._shared_version()
+            after.version = before.shared_version()
         return _replace(output, {id(before): after for before, after in zip(tensors, marked)})
 
 

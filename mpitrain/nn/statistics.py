@@ -12,7 +12,8 @@ A trainer that wants another order of addition collects after each micro-batch a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,9 +35,9 @@ class Running:
         self.sums: list[Array] | None = None          # float64, on the device
         self.count = 0
 
-    @property
+    @cached_property
     def size(self) -> int:
-        """How many numbers this layer has in the flat array."""
+        """How many numbers this layer has in the flat array; to be asked once its buffers have memory."""
         return sum(b.size for b in self.buffers) + 1
 
     def record(self, *values: Array) -> None:
@@ -71,22 +72,24 @@ class Running:
             buffer.mark_changed()
 
 
-def _layers(model: Module) -> Iterator[Running]:
-    for _, module in model.named_modules():
-        for value in vars(module).values():
-            if isinstance(value, Running):
-                yield value
+def running_layers(model: Module) -> list[Running]:
+    """The layers that keep statistics, in order. Looking for them takes as long as a small model's step: once a run is enough."""
+    return [value for _, module in model.named_modules() for value in vars(module).values() if isinstance(value, Running)]
 
 
-def collect_statistics(model: Module) -> np.ndarray[Any, Any]:
-    """float64, on the host: what the layers recorded since the last call; sums over ranks and micro-batches are meaningful."""
-    parts = [layer.take() for layer in _layers(model)]
+def collect_statistics(model: Module | Sequence[Running]) -> np.ndarray[Any, Any]:
+    """float64, on the host: what the layers recorded since the last call; sums over ranks and micro-batches are meaningful.
+
+    `model` may be its `running_layers`.
+    """
+    layers = model if isinstance(model, Sequence) else running_layers(model)
+    parts = [layer.take() for layer in layers]
     return asnumpy(array_module(parts[0]).concatenate(parts)) if parts else np.zeros(0)
 
 
-def apply_statistics(model: Module, flat: np.ndarray[Any, Any]) -> None:
-    """Folds summed statistics into the running buffers, once a step."""
-    layers = list(_layers(model))
+def apply_statistics(model: Module | Sequence[Running], flat: np.ndarray[Any, Any]) -> None:
+    """Folds summed statistics into the running buffers, once a step; `model` may be its `running_layers`."""
+    layers = model if isinstance(model, Sequence) else running_layers(model)
     expected = sum(layer.size for layer in layers)
     if flat.shape != (expected,):
         raise ShapeError(f"the statistics of this model have shape ({expected},), these {flat.shape}")

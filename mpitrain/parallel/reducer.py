@@ -160,9 +160,11 @@ class GradientReducer:
         bucket.waiting -= 1
         if not self._last:
             return
-        self.timeline.parameter_ready(parameter.name)
-        if bucket.waiting == 0:
-            self.timeline.ready(bucket.index)
+        if self.timeline.parameters is not None:
+            self.timeline.parameter_ready(parameter.name)
+        if bucket.waiting:
+            return
+        self.timeline.ready(bucket.index)
         ready = self._started
         while ready < len(self.buckets) and self.buckets[ready].waiting == 0:
             ready += 1

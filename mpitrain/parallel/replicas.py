@@ -15,6 +15,8 @@ def broadcast_state(arrays: dict[str, Array], channel: Channel) -> None:
 
     Initial values are functions of (seed, name), so they should be equal already; a user's own model may have drawn its own.
     """
+    if channel.size == 1:
+        return                                    # nobody to compare with: a second for each 200 MB saved
     for name, array in arrays.items():
         host = np.ascontiguousarray(asnumpy(array))
         channel.broadcast(host, name=f"initial {name}")

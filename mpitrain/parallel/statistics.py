@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from mpitrain.comm.channel import Channel
-from mpitrain.nn import Module, collect_statistics
+from mpitrain.nn import Module, collect_statistics, running_layers
 from mpitrain.parallel.tree import Channel as TreeChannel
 from mpitrain.parallel.tree import RankTree
 from mpitrain.schedules.microtree import Node
@@ -26,14 +26,14 @@ class PlainStatistics:
     """Each rank adds up its own micro-batches as they come, then the ranks' sums are added."""
 
     def __init__(self, model: Module, channel: Channel):
-        self.model, self.channel = model, channel
+        self.layers, self.channel = running_layers(model), channel
 
     def after_forward(self, index: int) -> None:
         """The layers keep the sum themselves."""
 
     def total(self) -> Host:
         """float64, as `collect_statistics` has it, over all ranks; empty where no layer keeps any."""
-        statistics = collect_statistics(self.model)
+        statistics = collect_statistics(self.layers)
         if statistics.size:
             self.channel.allreduce(statistics, name="batch statistics")
         return statistics
@@ -43,15 +43,15 @@ class TreeStatistics:
     """The tree over the micro-batches of all ranks, as for gradients; a micro-batch without rows counts as zeros."""
 
     def __init__(self, model: Module, channel: TreeChannel, tree: RankTree):
-        self.model, self.channel, self.tree = model, channel, tree
+        self.layers, self.channel, self.tree = running_layers(model), channel, tree
         self._sums: list[tuple[Node, Host]] = []
         self._next = tree.first
-        self._size = collect_statistics(model).size
+        self._size = collect_statistics(self.layers).size
 
     def after_forward(self, index: int) -> None:
         if self._size:
             self._zeros(until=index)
-            self._add(collect_statistics(self.model))
+            self._add(collect_statistics(self.layers))
 
     def total(self) -> Host:
         """float64, as `collect_statistics` has it, over all ranks; empty where no layer keeps any."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from mpitrain.comm.channel import Channel
 from mpitrain.errors import NumericsError
-from mpitrain.nn import Module, apply_statistics
+from mpitrain.nn import Module, apply_statistics, running_layers
 from mpitrain.optim import Optimizer, clip_factor, squared_norm
 from mpitrain.parallel.reducer import GradientReducer
 from mpitrain.parallel.statistics import PlainStatistics, Statistics
@@ -39,7 +39,7 @@ class Replicated:
     def __init__(self, model: Module, optimizer: Optimizer, reducer: GradientReducer, channel: Channel,
                  rate: Callable[[int], float], *, clip_norm: float = 0.0, statistics: Statistics | None = None):
         self.model, self.optimizer, self.reducer, self.channel, self.rate = model, optimizer, reducer, channel, rate
-        self.clip_norm = clip_norm
+        self.clip_norm, self._layers = clip_norm, running_layers(model)
         self.statistics = statistics or PlainStatistics(model, channel)
         self.step = 0                                       # updates done
         self.want_norm = True
@@ -68,7 +68,7 @@ class Replicated:
         """Running statistics: the mean over all micro-batches of all ranks, once a step."""
         statistics = self.statistics.total()
         if statistics.size:
-            apply_statistics(self.model, statistics)
+            apply_statistics(self._layers, statistics)
 
     def _worst(self) -> str:
         for segment, view in zip(self.reducer.storage.segments, self.reducer.storage.views(self.reducer.gradients)):

@@ -28,9 +28,14 @@ def describe(*, mpi_library: str = "", hosts: Sequence[str] = (), mesh: Mapping[
     `mpi_library` is as the library names itself.
     """
     return {"python": platform.python_version(), "versions": versions(), "mpi_library": mpi_library.strip("\0 \n"),
-            "platform": platform.platform(), "machine": platform.machine(), "byteorder": sys.byteorder,
+            "platform": system(), "machine": platform.machine(), "byteorder": sys.byteorder,
             "cores": os.cpu_count(), "ranks": len(hosts), "hosts": list(hosts), "mesh": dict(mesh or {}), "threads": threads,
             "bound_cores": list(cores), "device": device, "blas": blas(), "environment": environment()}
+
+
+def system() -> str:
+    """Kernel, machine and C library. As platform.platform() has it, but that starts a process, and MPI runs by now."""
+    return "-".join([platform.system(), platform.release(), platform.machine(), "with", "".join(platform.libc_ver())])
 
 
 def versions() -> dict[str, str]:

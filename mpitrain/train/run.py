@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -53,8 +54,7 @@ def open_session(config: Config, cleanup: ExitStack) -> Session:
     """Files are examined before MPI starts (their parser is a child process, and nothing forks afterwards), by one rank."""
     keep_freed_memory(config.train.cached_mb * 2**20 or None)
     np.seterr(all="ignore")                  # NaN and Inf are looked for, and named, where they matter
-    d = config.data
-    look = before_mpi(lambda: describe_files(d.path, d.validation, config.folder, d.x, d.y))
+    look = before_mpi(lambda: look_at_files(config))
     world = start()
     with guard.symmetric():
         mesh = Mesh(world.comm, pp=config.mesh.pp, dp=config.mesh.dp, tp=config.mesh.tp)
@@ -74,6 +74,13 @@ def open_session(config: Config, cleanup: ExitStack) -> Session:
                              block=config.model.arguments.get("block"), stride=config.data.stride,
                              transform=config.data.transform, augment=config.data.augment, folder=config.folder)
     return Session(world, mesh, control, inputs, pinned, places, notes)
+
+
+def look_at_files(config: Config) -> dict[str, Any]:
+    """What the data files hold. On rank 0, which will write files with h5py."""
+    platform.processor()                     # h5py asks for it, and Python asks a child process: once, and now
+    d = config.data
+    return describe_files(d.path, d.validation, config.folder, d.x, d.y)
 
 
 def told_once(everyone: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
