@@ -32,6 +32,9 @@ GEOMETRIES = [
     (2, 17, 13, 15, 18, (3, 3), 1, 0, 1, 1),
     (2, 32, 9, 34, 36, (3, 3), 1, (2, 1), 1, 2),
     (1, 16, 70, 50, 16, (3, 3), 1, 1, 1, 1),
+    (5, 35, 8, 8, 33, (3, 3), 1, 1, 1, 1),
+    (2, 64, 13, 20, 66, (3, 3), 1, 1, 1, 2),
+    (2, 32, 6, 37, 40, (3, 3), 1, 0, 1, 1),
 ]
 WINOGRAD = [g for g in GEOMETRIES if g[1] // g[9] >= 16 and g[5] == (3, 3)]
 # without those that PyTorch refuses here: no images, and more padding than image
