@@ -3,6 +3,8 @@
     make bench-train      or    python benchmarks/kernels_vs_torch.py [--ops gelu,softmax] [--pairs 40] [--json FILE]
 
     gelu_tanh, gelu_erf, layer_norm, softmax, cross_entropy     768 x 512, float32
+    batch_norm      with ReLU, 128 x 16 x 32 x 32, the first stage of ResNet-20
+    max_pool        with ReLU, 2 x 2, 128 x 6 x 28 x 28, LeNet's first; avg_pool: the mean of images, 128 x 64 x 8 x 8
     attention       12 sequences x 4 heads x 64 positions x 32, causal (nanoGPT's on a CPU); PyTorch: scaled_dot_product_attention
     adamw           an update of 4 million parameters; PyTorch: fused
 
@@ -37,6 +39,7 @@ from mpitrain.comm.guard import run_guarded, symmetric
 from mpitrain.errors import NumericsError
 
 ROWS, WIDTH, HEADS, PARAMETERS = 768, 512, (12, 4, 64, 32), 4_000_000
+NORM, POOL, MEAN = (128, 16, 32, 32), (128, 6, 28, 28), (128, 64, 8, 8)
 AT_ONCE = 0.004                                   # seconds of a turn: many calls of a short op
 TOLERANCE = 2e-5                                  # of the largest number of a result
 ADAMW: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
@@ -139,12 +142,21 @@ def make(name: str) -> Op | AdamW:
         torch_labels = torch.from_numpy(labels)
         return Op(lambda x: ops.cross_entropy(x, labels), lambda x: F.cross_entropy(x, torch_labels, reduction="sum"),
                   normal((ROWS, WIDTH)))
+    if name == "batch_norm":
+        channels = NORM[1:2]
+        return Op(lambda x, w, b: ops.batch_norm(x, w, b, relu=True)[0],
+                  lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True).relu(), normal(NORM, channels, channels))
+    if name == "max_pool":
+        return Op(lambda x: ops.max_pool2d(x, 2, relu=True), lambda x: F.max_pool2d(F.relu(x), 2), normal(POOL))
+    if name == "avg_pool":
+        return Op(lambda x: ops.adaptive_avg_pool2d(x, 1), lambda x: F.adaptive_avg_pool2d(x, 1), normal(MEAN))
     ours, theirs = {"gelu_tanh": (lambda x: ops.gelu(x, "tanh"), lambda x: F.gelu(x, approximate="tanh")),
                     "gelu_erf": (ops.gelu, F.gelu), "softmax": (ops.softmax, lambda x: F.softmax(x, dim=-1))}[name]
     return Op(ours, theirs, normal((ROWS, WIDTH)))
 
 
-OPS = ("gelu_tanh", "gelu_erf", "layer_norm", "softmax", "cross_entropy", "attention", "adamw")
+OPS = ("gelu_tanh", "gelu_erf", "layer_norm", "softmax", "cross_entropy", "batch_norm", "max_pool", "avg_pool", "attention",
+       "adamw")
 
 
 def difference(op: Op | AdamW, name: str) -> float:

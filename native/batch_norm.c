@@ -18,6 +18,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define TOGETHER (1 << 20)           /* bytes of x in the channels that are read again while they are in the cache */
+#define FEW 16                       /* numbers whose mean is a first guess */
 #define MOST_TOGETHER 32             /* channels, since each has vectors of sums */
 
 #define T float
@@ -121,15 +122,16 @@ static void NAME(moments_about)(const T *x, const T *centre, double *mean, doubl
 }
 
 /* Mean of channels [first, last), and the sum of squared distances from it. One pass has both, from d = x - centre for any
-   centre: sum d^2 - (sum d)^2 / N. That loses digits where the centre is far from the mean. So it is the mean of the first run,
+   centre: sum d^2 - (sum d)^2 / N. That loses digits where the centre is far from the mean. So it is the mean of the first few,
    and where that turns out to be more than two deviations off, the channel is read again. */
 static void NAME(moments)(const T *x, double *mean, double *squares, i64 n, i64 c, i64 l, i64 first, i64 last)
 {
     T centre[MOST_TOGETHER] = {0};
+    const i64 few = at_most(l, FEW);
     for (i64 j = first; j < last; j++) {
-        SUMS s = {0};
-        NAME(add_moments)(&s, x + j * l, 0, at_most(l, SPAN));
-        centre[j - first] = (T)(NAME(total)(&s, 0) / at_most(l, SPAN));
+        double sum = 0;
+        for (i64 i = 0; i < few; i++) sum += x[j * l + i];
+        centre[j - first] = (T)(sum / few);
     }
     NAME(moments_about)(x, centre, mean, squares, n, c, l, first, last);
     for (i64 j = first; j < last; j++) {

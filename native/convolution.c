@@ -34,17 +34,19 @@
 #endif
 
 /* Register tiles: ROWS x VECTORS sums in forward, LEFT x RIGHT in the gradient of the kernel, MOST_SUMS where vectors run over
-   channels. */
+   channels, CHANNELS in winograd_gradient.h. */
 #if defined(__AVX512F__) || defined(__aarch64__)
 #define ROWS 8
 #define LEFT 4
 #define RIGHT 6
 #define MOST_SUMS 28
+#define CHANNELS 8
 #else
 #define ROWS 4
 #define LEFT 2
 #define RIGHT 4
 #define MOST_SUMS 12
+#define CHANNELS 4
 #endif
 #define VECTORS 3
 #define SLACK (VECTORS * LANES)      /* vectors may be read this far past the end */
@@ -52,6 +54,7 @@
 #define GRADIENT_POSITIONS 1088      /* the kernel's gradient: LEFT rows of so many stay in a 32 KiB L1 cache, and one
                                         folding of vectors is little work beside them */
 #define MAPS_BYTES (16 << 10)
+#define MOST_CHANNELS 160            /* of the image and the result together, in winograd_gradient.h */
 #define POSITION_SLOWNESS 1.4
 #define EVEN_2 0, 2
 #define ODD_2 1, 3
@@ -78,9 +81,10 @@ static void *zeros(i64 bytes)
 #include "turn.h"
 #include "convolution.h"
 #include "winograd.h"
-#include "convolution_choice.h"
 #include "position_gradient.h"
 #include "dense_gradient.h"
+#include "winograd_gradient.h"
+#include "convolution_choice.h"
 #undef ELEMENTS
 #undef T
 #undef INTEGER
@@ -94,6 +98,7 @@ static void *zeros(i64 bytes)
 #include "turn.h"
 #include "convolution.h"
 #include "winograd.h"
-#include "convolution_choice.h"
 #include "position_gradient.h"
 #include "dense_gradient.h"
+#include "winograd_gradient.h"
+#include "convolution_choice.h"

@@ -97,9 +97,34 @@ INLINE void NAME(store_vector)(const T *sums, i64 channels, const T *bias, const
     }
 }
 
+/* A vector of pixels two numbers apart; what is between them stays as it is. The LANES numbers of memory that hold half of the
+   pixels are written at once, where they are in one row: with the pixels in their even places, or in their odd ones. */
+enum { NAME(APART), NAME(EVEN), NAME(ODD) };
+
+INLINE void NAME(store_between)(const T *sums, i64 channels, const T *bias, const i64 *place, const char *kind, i64 plane, T *to)
+{
+    for (i64 i = 0; i < channels; i++, to += plane, sums += VECTORS * LANES) {
+        V whole = *(const V *)sums + bias[i];
+        UNROLL for (int half = 0; half < 2; half++) {
+            V *at = (V *)(to + place[half * LANES / 2] - (kind[half] == NAME(ODD)));
+            V even = whole, odd = whole;
+            if (kind[half] == NAME(ODD)) even = PICK(MASK, *at, *at, ORDER(EVEN, LANES));
+            else odd = PICK(MASK, *at, *at, ORDER(ODD, LANES));
+            *at = half ? PICK(MASK, even, odd, ORDER(HIGH, LANES)) : PICK(MASK, even, odd, ORDER(LOW, LANES));
+        }
+    }
+}
+
+static int NAME(kind_of)(const Views *s, const i64 *place, i64 pixel)
+{
+    i64 column = s->column + pixel % s->ow * s->right;
+    if (s->right != 2 || place[LANES / 2 - 1] - place[0] != LANES - 2) return NAME(APART);
+    return column > 0 ? NAME(ODD) : column + LANES <= s->columns ? NAME(EVEN) : NAME(APART);
+}
+
 /* What belongs to one set of taps: weights by group, tile of channels and term; bias by group and tile; offsets of terms;
-   where vectors of a block of rows begin in the packed image, and where each pixel goes. */
-typedef struct { T *memory, *weight, *bias; i64 *index, *offset, *where, *place, vectors; } NAME(Product);
+   where vectors of a block of rows begin in the packed image, where each pixel goes, and how halves of vectors are stored. */
+typedef struct { T *memory, *weight, *bias; i64 *index, *offset, *where, *place, vectors; char *kind; } NAME(Product);
 
 static void NAME(release)(NAME(Product) *product) { free(product->memory); free(product->index); }
 
@@ -111,13 +136,14 @@ static int NAME(prepare)(NAME(Product) *product, const Views *s, const T *weight
     i64 channels = s->c / s->groups, terms = channels * s->taps, tiles = (s->outputs + ROWS - 1) / ROWS;
     i64 vectors = s->row_vectors ? s->block * s->row_vectors : (s->block * s->ow + LANES - 1) / LANES;
     product->memory = aligned((s->groups * tiles * (terms + 1) * ROWS) * sizeof(T));
-    product->index = malloc((terms + vectors * (1 + LANES)) * sizeof(i64));
+    product->index = malloc((terms + vectors * (1 + LANES)) * sizeof(i64) + 2 * vectors);
     if (!product->memory || !product->index) return 1;
     product->weight = product->memory;
     product->bias = product->weight + s->groups * tiles * terms * ROWS;
     product->offset = product->index;
     product->where = product->offset + terms;
     product->place = product->where + vectors;
+    product->kind = (char *)(product->place + vectors * LANES);
     product->vectors = vectors;
     for (i64 c = 0; c < channels; c++) for (i64 t = 0; t < s->taps; t++)
         product->offset[c * s->taps + t] = c * s->views * s->phases * s->rows * s->width + s->tap[t].offset;
@@ -126,6 +152,10 @@ static int NAME(prepare)(NAME(Product) *product, const Views *s, const T *weight
         i64 x = s->row_vectors ? v % s->row_vectors * LANES + i : (v * LANES + i) % s->ow;
         if (i == 0) product->where[v] = y * s->width + x;
         product->place[v * LANES + i] = y * s->down + x * s->right;
+    }
+    for (i64 h = 0; h < 2 * vectors; h++) {
+        i64 pixel = s->row_vectors ? h / 2 % s->row_vectors * LANES + h % 2 * LANES / 2 : h * LANES / 2;
+        product->kind[h] = NAME(kind_of)(s, product->place + h * LANES / 2, pixel);
     }
     T *to = product->weight;
     for (i64 t = 0; t < s->groups * tiles; t++) {
@@ -170,9 +200,14 @@ static void NAME(multiply)(const NAME(Product) *product, const Views *s, const T
             }
             fetch(&ahead);
             NAME(any_tile)(left, from, product->offset, terms, sums, count);
-            for (i64 v = 0; v < count; v++)
-                NAME(store_vector)(sums + v * LANES, there, product->bias + t * ROWS, place[v],
-                                   there_are[v], together, s->plane, result[v]);
+            for (i64 v = 0; v < count; v++) {
+                const char *kind = product->kind + (place[v] - product->place) / LANES * 2;
+                if (there_are[v] == LANES && kind[0] && kind[1])
+                    NAME(store_between)(sums + v * LANES, there, product->bias + t * ROWS, place[v], kind, s->plane, result[v]);
+                else
+                    NAME(store_vector)(sums + v * LANES, there, product->bias + t * ROWS, place[v],
+                                       there_are[v], together, s->plane, result[v]);
+            }
         }
     }
 }

@@ -44,3 +44,25 @@ int NAME(adjoint)(const T *y, const T *weight, const T *bias, T *x, const Geomet
     free(product); free(s); free(room);
     return failed;
 }
+
+/* weight (O, C/groups, kh, kw) = sum over images and positions of y (N, O, OH, OW) times the window of x there. Which way
+   depends on shapes alone: by tiles of 2 x 2 pixels of y; or vectors over outputs where they are filled, else over positions, by
+   their times in loads and multiply-adds; loads that cross cache lines make the last way POSITION_SLOWNESS times as slow. */
+int NAME(kernel_gradient)(const T *x, const T *y, T *weight, const Geometry *g)
+{
+    i64 outputs = g->o / g->groups, terms = g->c / g->groups * g->kh * g->kw, dense;
+    i64 columns = g->ow + (g->kw - 1) * g->dw / g->sw;
+    i64 tiles = (outputs + LEFT - 1) / LEFT * ((terms + RIGHT - 1) / RIGHT), parts = (g->oh * columns + LANES - 1) / LANES;
+    Room room = views_room(g->kh * g->kw, g->sh);
+    Views s = forward_views(g, &room, 1, INT64_MAX / 2);
+    int failed = !room.memory, fast = !failed && NAME(suits_winograd_gradient)(&s);
+    if (fast) failed = NAME(winograd_gradient)(&s, x, y, weight, g->n);
+    free(room.memory);
+    if (failed || fast) return failed;
+    NAME(best_gradient_tile)(g, &dense);
+    int suits = dense * g->oh * g->ow < POSITION_SLOWNESS * tiles * LEFT * RIGHT * parts;
+    return (suits ? NAME(dense_gradient) : NAME(position_gradient))(x, y, weight, g);
+}
+
+#undef V
+#undef MASK

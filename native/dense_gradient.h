@@ -93,6 +93,17 @@ static void NAME(pack_pixels)(const T *y, i64 plane, i64 there, T *to, i64 step)
     }
 }
 
+/* All outputs of an image so, in blocks of some vectors of a group: to[group, block, pixel, output]. */
+static void NAME(pack_outputs)(const T *y, i64 pixels, i64 groups, i64 outputs, i64 vectors, T *to)
+{
+    i64 wide = vectors * LANES, blocks = (outputs + wide - 1) / wide;
+    for (i64 b = 0; b < groups * blocks; b++) for (i64 v = 0; v < vectors; v++) {
+        i64 o = b % blocks * wide + v * LANES;
+        NAME(pack_pixels)(y + (b / blocks * outputs + o) * pixels, pixels, clip(outputs - o, 0, LANES),
+                          to + b * pixels * wide + v * LANES, wide);
+    }
+}
+
 /* See kernel_gradient(). */
 static int NAME(dense_gradient)(const T *x, const T *y, T *weight, const Geometry *g)
 {
@@ -116,13 +127,10 @@ static int NAME(dense_gradient)(const T *x, const T *y, T *weight, const Geometr
         i64 images = at_most(chunk, g->n - first);
         for (i64 n = 0; n < images; n++) {
             NAME(pack_views)(x + (first + n) * size, &s, 0, packed + n * g->c * plane, x + g->n * size);
-            for (i64 b = 0; b < g->groups * blocks; b++) for (i64 v = 0; v < tile->vectors; v++) {
-                i64 o = b % blocks * wide + v * LANES, there = clip(outputs - o, 0, LANES);
-                NAME(pack_pixels)(y + ((first + n) * g->o + b / blocks * outputs + o) * pixels, pixels, there,
-                                  maps + n * map + b * pixels * wide + v * LANES, wide);
-            }
+            NAME(pack_outputs)(y + (first + n) * g->o * pixels, pixels, g->groups, outputs, tile->vectors, maps + n * map);
         }
-        i64 next = first + images, more = at_most(chunk, g->n - next), times = images * g->oh * g->groups * blocks * padded / each;
+        i64 next = first + images, more = at_most(chunk, g->n - next);
+        i64 times = images * g->oh * g->groups * blocks * padded / each;
         Ahead ahead[2] = {look_ahead(x + next * size, x + (next + more) * size, (times + 1) / 2),
                           look_ahead(y + next * g->o * pixels, y + (next + more) * g->o * pixels, times / 2)};
         for (i64 b = 0; b < g->groups * blocks; b++) for (i64 y0 = 0; y0 < g->oh; y0 += block)
@@ -139,19 +147,3 @@ static int NAME(dense_gradient)(const T *x, const T *y, T *weight, const Geometr
     free(room.memory); free(packed); free(maps); free(total); free(offset);
     return failed;
 }
-
-/* weight (O, C/groups, kh, kw) = sum over images and positions of y (N, O, OH, OW) times the window of x there. Which of two
-   ways depends on shapes alone: vectors over outputs where they are filled, else over positions, by their times in loads and
-   multiply-adds; loads that cross cache lines make the other way POSITION_SLOWNESS times as slow. */
-int NAME(kernel_gradient)(const T *x, const T *y, T *weight, const Geometry *g)
-{
-    i64 outputs = g->o / g->groups, terms = g->c / g->groups * g->kh * g->kw, dense;
-    i64 columns = g->ow + (g->kw - 1) * g->dw / g->sw;
-    i64 tiles = (outputs + LEFT - 1) / LEFT * ((terms + RIGHT - 1) / RIGHT), parts = (g->oh * columns + LANES - 1) / LANES;
-    NAME(best_gradient_tile)(g, &dense);
-    int suits = dense * g->oh * g->ow < POSITION_SLOWNESS * tiles * LEFT * RIGHT * parts;
-    return (suits ? NAME(dense_gradient) : NAME(position_gradient))(x, y, weight, g);
-}
-
-#undef V
-#undef MASK

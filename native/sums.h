@@ -39,14 +39,14 @@ static void NAME(fold)(SUMS *s)
     s->count = 0;
 }
 
-/* One of the two sums, in one fixed order. */
+/* One of the two sums, the halves of what there is added up again and again: in one fixed order. */
 static double NAME(total)(SUMS *s, int which)
 {
-    double sum = 0;
+    double part[AHEAD * LANES];
     NAME(fold)(s);
-    for (i64 u = 0; u < AHEAD; u++)
-        for (i64 lane = 0; lane < LANES; lane++) sum += s->total[which][u][lane];
-    return sum;
+    memcpy(part, s->total[which], sizeof part);
+    for (i64 half = AHEAD * LANES / 2; half > 0; half /= 2) for (i64 i = 0; i < half; i++) part[i] += part[i + half];
+    return part[0];
 }
 
 /* Makes room for `n` more numbers, or for as many as go in at a time; says for how many. */

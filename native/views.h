@@ -28,6 +28,7 @@ typedef struct {
     i64 views, *left, rows, width;   /* left: the column where each view begins, in the image; rows of a phase */
     Bounds *bounds;                  /* room for one a view and phase */
     i64 image, plane, down, right, corner;   /* steps in memory of the result, and where it begins */
+    i64 column, columns;             /* the column where it begins, and how many there are */
 } Views;
 
 /* Memory to bring into the L2 cache meanwhile, so many lines at a time: what will be packed next. */
@@ -98,7 +99,7 @@ static Views forward_views(const Geometry *g, const Room *room, i64 lanes, i64 m
 {
     Views s = {.c = g->c, .h = g->h, .w = g->w, .groups = g->groups, .outputs = g->o / g->groups, .sh = g->sh, .oh = g->oh,
                .ow = g->ow, .tap = room->tap, .left = room->left, .bounds = room->bounds,
-               .image = g->o * g->oh * g->ow, .plane = g->oh * g->ow, .down = g->ow, .right = 1};
+               .image = g->o * g->oh * g->ow, .plane = g->oh * g->ow, .down = g->ow, .right = 1, .columns = g->ow};
     if (!room->memory) return s;
     for (i64 ky = 0; ky < g->kh; ky++) for (i64 kx = 0; kx < g->kw; kx++)
         s.tap[s.taps++] = (Tap){ky * g->dh - g->ph, kx * g->dw - g->pw, ky * g->kw + kx, 0};
@@ -115,7 +116,7 @@ static Views phase_views(const Geometry *g, i64 py, i64 px, const Room *room, i6
     Views s = {.c = g->o, .h = g->oh, .w = g->ow, .groups = g->groups, .outputs = g->c / g->groups, .sh = 1, .oh = r1 - r0,
                .ow = j1 - j0, .tap = room->tap, .left = room->left, .bounds = room->bounds,
                .image = g->c * g->h * g->w, .plane = g->h * g->w, .down = g->sh * g->w,
-               .right = g->sw, .corner = (r0 * g->sh + py - g->ph) * g->w + j0 * g->sw + px - g->pw};
+               .right = g->sw, .column = j0 * g->sw + px - g->pw, .columns = g->w, .corner = (r0 * g->sh + py - g->ph) * g->w + j0 * g->sw + px - g->pw};
     if (!room->memory) return s;
     for (i64 ky = 0; ky < g->kh; ky++) for (i64 kx = 0; kx < g->kw; kx++)
         if (ky * g->dh % g->sh == py && kx * g->dw % g->sw == px)

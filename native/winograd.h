@@ -27,6 +27,15 @@ static NAME(TilePlan) NAME(plan_tiles)(const Views *s, i64 most)
     return p;
 }
 
+/* One view for all taps, with room for whole tiles. */
+static void NAME(lay_tiles)(Views *s, const NAME(TilePlan) *p)
+{
+    for (i64 t = 0; t < 9; t++) s->left[0] = t ? at_most(s->left[0], s->tap[t].tx) : s->tap[t].tx;
+    s->views = s->phases = 1;
+    s->width = 2 * p->across * LANES / p->depth + 2;
+    s->rows = 2 * p->block + 2;
+}
+
 /* True where it is a 3 x 3 convolution of stride 1, and this way takes fewer multiply-adds with what it adds of its own. */
 static int NAME(suits_winograd)(const Views *s)
 {
@@ -180,10 +189,7 @@ static int NAME(winograd)(Views *s, const T *weight, i64 group_step, i64 output_
 {
     NAME(TilePlan) p = NAME(plan_tiles)(s, PACKED_BYTES / (i64)sizeof(T));
     i64 channels = s->c / s->groups, each = (s->outputs + ROWS - 1) / ROWS, size = s->c * s->h * s->w;
-    for (i64 t = 0; t < 9; t++) s->left[0] = t ? at_most(s->left[0], s->tap[t].tx) : s->tap[t].tx;
-    s->views = s->phases = 1;
-    s->width = 2 * p.across * LANES / p.depth + 2;
-    s->rows = 2 * p.block + 2;
+    NAME(lay_tiles)(s, &p);
     i64 plane = s->rows * s->width, image = s->c * plane;
     i64 chunk = clip(PACKED_BYTES / (i64)sizeof(T) / image, at_most(VECTORS, at_least(n, 1)), at_least(n, 1));
     if (chunk > VECTORS) chunk -= chunk % VECTORS;                             /* then all tiles of products are whole */

@@ -62,12 +62,10 @@ class Residual(Module):
     def _around(self, x: Any) -> Any:
         if self.shortcut is not None:
             return self.shortcut(x)
-        if self.stride != 1:
-            x = ops.getitem(x, (..., slice(None, None, self.stride), slice(None, None, self.stride)))
-        if self.new_channels:
-            before = self.new_channels // 2
-            x = ops.pad(x, [(0, 0), (before, self.new_channels - before), (0, 0), (0, 0)])
-        return x
+        if self.stride == 1 and not self.new_channels:
+            return x
+        before = self.new_channels // 2
+        return ops.subsample2d(x, self.stride, (before, self.new_channels - before))
 
 
 def _stages(blocks: int, widths: tuple[int, ...], norm: str, project: bool) -> list[tuple[str, Module]]:

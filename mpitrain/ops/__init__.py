@@ -44,7 +44,7 @@ from mpitrain.ops.loss import (
 )
 from mpitrain.ops.norm import batch_norm, batch_norm_inference, group_norm
 from mpitrain.ops.operators import attach
-from mpitrain.ops.pool import adaptive_avg_pool2d, adaptive_max_pool2d, avg_pool2d, max_pool2d
+from mpitrain.ops.pool import adaptive_avg_pool2d, adaptive_max_pool2d, avg_pool2d, max_pool2d, subsample2d
 from mpitrain.ops.reduce import logsumexp, max, mean, min, sum, var
 from mpitrain.ops.shape import (
     broadcast_to,
@@ -68,8 +68,8 @@ __all__ = [
     "kl_divergence", "l1", "layer_norm", "leaky_relu", "less", "less_equal", "linear", "log", "log_softmax",
     "logsumexp", "matmul", "max", "max_pool2d", "maximum", "mean", "min", "minimum", "mse", "multiply", "negative",
     "not_equal", "pad", "power", "relu", "reshape", "rms_norm", "scaled_dot_product_attention", "self_attention", "sigmoid",
-    "silu", "softmax", "softplus", "split", "sqrt", "squeeze", "stack", "subtract", "sum", "swapaxes", "take", "tanh",
-    "transpose", "var", "where",
+    "silu", "softmax", "softplus", "split", "sqrt", "squeeze", "stack", "subsample2d", "subtract", "sum", "swapaxes", "take",
+    "tanh", "transpose", "var", "where",
 ]
 
 attach()

@@ -1,4 +1,4 @@
-"""Pooling of images (N, C, H, W): the largest or the mean value of each window."""
+"""Pooling of images (N, C, H, W): the largest or the mean value of each window, or one of its pixels."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels.pool import Side, window_maximum, window_maximum_gradient, window_total, window_total_gradient
+from mpitrain.kernels.subsample import subsample, subsample_gradient
 
 Pair = tuple[int, int]
 
@@ -51,6 +52,19 @@ def adaptive_avg_pool2d(x: Any, size: int | Pair) -> Tensor:
     return result
 
 
+def subsample2d(x: Any, stride: int, channels: tuple[int, int] = (0, 0)) -> Tensor:
+    """Every `stride`-th pixel in y and x, and channels of zeros: so many before and after those of x.
+
+    A residual block's way around where its shape changes, without parameters: He et al. 2016a, option A.
+    """
+    _check("subsample2d", x)
+    if stride < 1 or min(channels) < 0:
+        raise ShapeError(f"subsample2d: the stride is {stride}, expected at least 1; the channels to add are {channels}, "
+                         "expected two numbers of at least 0")
+    result: Tensor = Subsample.apply(x, stride=stride, before=channels[0], after=channels[1])
+    return result
+
+
 class MaxPool(Function):
     """The largest value of each window, or 0 where there is `relu`; its gradient goes to the first place where it stands."""
 
@@ -80,6 +94,19 @@ class MeanPool(Function):
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
         return window_total_gradient(grad / ctx.area, *ctx.windows)
+
+
+class Subsample(Function):
+    """Pixels stride apart, between channels of zeros."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, stride: int, before: int, after: int) -> Array:
+        ctx.shape, ctx.stride, ctx.before = x.shape, stride, before
+        return subsample(x, stride, before, after)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        return subsample_gradient(grad, ctx.shape, ctx.stride, ctx.before)
 
 
 def _areas(rows: Side, columns: Side, x: Array, xp: Any) -> Any:

@@ -146,13 +146,13 @@ guard.run_guarded(train_vs_peers.main)
 
 
 def test_ops_are_measured_beside_pytorchs(tmp_path: Path) -> None:
-    result = run(tmp_path, "kernels_vs_torch.py", "--ops", "softmax,cross_entropy,layer_norm,adamw", "--pairs", "1",
+    result = run(tmp_path, "kernels_vs_torch.py", "--ops", "softmax,cross_entropy,layer_norm,max_pool,adamw", "--pairs", "1",
                  "--json", "r.json")
     assert result.rc == 0, result.out + result.err
     found = records(tmp_path)
     both = ["forward", "forward + backward"]
     assert [(r["op"], r["what"]) for r in found] == [
-        *((op, what) for op in ("softmax", "cross_entropy", "layer_norm") for what in both), ("adamw", "update")]
+        *((op, what) for op in ("softmax", "cross_entropy", "layer_norm", "max_pool") for what in both), ("adamw", "update")]
     for r in found:
         assert r["ratio"] == pytest.approx(r["torch_seconds"] / r["seconds"]) and 0 <= r["difference"] <= 2e-5
 

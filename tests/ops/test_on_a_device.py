@@ -58,6 +58,7 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
                           normal(3, 2, 2, 2))],
     "max_pool2d": [(lambda x: ops.max_pool2d(x, 2), normal(2, 3, 4, 5))],
     "avg_pool2d": [(lambda x: ops.avg_pool2d(x, 2, padding=1), normal(2, 3, 4, 5))],
+    "subsample2d": [(lambda x: ops.subsample2d(x, 2, (1, 2)), normal(2, 3, 4, 5))],
     "adaptive_max_pool2d": [(lambda x: ops.adaptive_max_pool2d(x, 2), normal(2, 3, 5, 5))],
     "adaptive_avg_pool2d": [(lambda x: ops.adaptive_avg_pool2d(x, 2), normal(2, 3, 5, 5))],
     "batch_norm": [(lambda x, w, b: ops.batch_norm(x, w, b)[0], normal(4, 3, 2, 2), normal(3), normal(3))],

@@ -9,13 +9,15 @@ from mpitrain import ops
 from mpitrain.autograd import Tensor, run_backward
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import pool
+from mpitrain.kernels.subsample import subsample, subsample_gradient
 from tests.ops.parity import apart, check, check_gradient
 
 
 @pytest.fixture(params=["native", "plain arrays"], autouse=True)
 def version(request, monkeypatch):
     if request.param == "plain arrays":
-        for kernel in (pool.window_maximum, pool.window_maximum_gradient, pool.window_total, pool.window_total_gradient):
+        for kernel in (pool.window_maximum, pool.window_maximum_gradient, pool.window_total, pool.window_total_gradient,
+                       subsample, subsample_gradient):
             monkeypatch.setattr(kernel, "host", lambda: None)
 
 
@@ -62,6 +64,25 @@ def test_relu_in_pooling_is_relu_before_it_and_after_it(window):
     for y, gradient in results[1:]:
         np.testing.assert_array_equal(results[0][0], y)
         np.testing.assert_array_equal(results[0][1], gradient)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("channels", [(0, 0), (2, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 8, 8), (1, 2, 5, 37), (2, 1, 1, 1)], ids=str)
+def test_subsampling_equals_slicing_and_padding(shape, channels, stride):
+    f = functions()
+    check(lambda x: ops.subsample2d(x, stride, channels),
+          lambda x: f.pad(x[:, :, ::stride, ::stride], (0, 0, 0, 0, *channels)), shape)
+
+
+def test_subsampling_refuses_what_is_no_stride_or_number_of_channels():
+    x = np.zeros((1, 1, 4, 4))
+    with pytest.raises(ShapeError, match=r"subsample2d: the stride is 0, expected at least 1"):
+        ops.subsample2d(x, 0)
+    with pytest.raises(ShapeError, match=r"the channels to add are \(1, -1\), expected two numbers of at least 0"):
+        ops.subsample2d(x, 2, (1, -1))
+    with pytest.raises(ShapeError, match=r"has shape \(4, 4\), expected \(N, C, H, W\)"):
+        ops.subsample2d(x[0, 0], 2)
 
 
 def test_no_images_give_no_images():

@@ -1,0 +1,60 @@
+"""Every stride-th pixel of images between channels of zeros, in one pass, and the adjoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpitrain.backend import Array, array_module
+from mpitrain.kernels.kernel import Kernel
+from mpitrain.kernels.library import bind, packed
+
+
+def _subsample(x: Array, stride: int, before: int, after: int) -> Array:
+    return array_module(x).pad(x[:, :, ::stride, ::stride], [(0, 0), (before, after), (0, 0), (0, 0)])
+
+
+def _gradient(grad: Array, shape: tuple[int, ...], stride: int, before: int) -> Array:
+    result = array_module(grad).zeros(shape, grad.dtype)
+    result[:, :, ::stride, ::stride] = grad[:, before:before + shape[1]]
+    return result
+
+
+def _subsample_host() -> Callable[..., Array] | None:
+    function = bind("subsample", "subsample", "ppiiiiiiiii")
+    if function is None:
+        return None
+
+    def subsample(x: Array, stride: int, before: int, after: int) -> Array:
+        n, c, h, w = x.shape
+        y = np.empty((n, before + c + after, -(-h // stride), -(-w // stride)), x.dtype)
+        function(packed(x), y, *x.shape, *y.shape[2:], stride, before, after)
+        return y
+    return subsample
+
+
+def _gradient_host() -> Callable[..., Array] | None:
+    function = bind("subsample", "subsample_gradient", "ppiiiiiiiii")
+    if function is None:
+        return None
+
+    def gradient(grad: Array, shape: tuple[int, ...], stride: int, before: int) -> Array:
+        result = np.empty(shape, grad.dtype)
+        function(packed(grad), result, *shape, *grad.shape[2:], stride, before, grad.shape[1] - before - shape[1])
+        return result
+    return gradient
+
+
+def _images(*shape: int) -> Callable[[Any, Any], Array]:
+    return lambda rng, dtype: rng.standard_normal(shape).astype(dtype)
+
+
+subsample = Kernel("subsample", _subsample, host=_subsample_host,
+                   arguments=lambda rng, dtype: (_images(2, 3, 5, 37)(rng, dtype), 2, 1, 2))
+"""(N, before + C + after, OH, OW) from (x (N, C, H, W), stride, before, after)."""
+
+subsample_gradient = Kernel("subsample_gradient", _gradient, host=_gradient_host,
+                            arguments=lambda rng, dtype: (_images(2, 6, 3, 19)(rng, dtype), (2, 3, 5, 37), 2, 1))
+"""(N, C, H, W) from (gradient of that, shape of x, stride, before)."""
