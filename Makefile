@@ -57,6 +57,7 @@ bench-train: $(VENV)/ready-bench $(VENV)/ready-jax ## steps and ops beside PyTor
 	$(ALONE) $(BIN)/python benchmarks/train_vs_peers.py --ranks 2
 	$(ALONE) $(BIN)/python benchmarks/train_vs_peers.py --memory --rounds 5
 	$(ALONE) $(BIN)/python benchmarks/kernels_vs_torch.py
+	$(ALONE) $(BIN)/python benchmarks/products_vs_torch.py
 
 bench-comm: $(VENV)/ready-bench ## the exchange beside MPI, gloo and PyTorch's DDP; weak scaling; memory of a node
 	$(PAIR) -P -m mpitrain bench allreduce $(ARGS)

@@ -56,7 +56,8 @@ INLINE void NAME(tile)(const NAME(Factors) *f, T *restrict c, i64 step, int add,
     const i64 from_step = packing ? f->from_step : WIDTH;
     const char *far = f->run.at;
     i64 left = f->terms, far_step = f->run.step;
-    UNROLL for (int i = 0; i < rows; i++) __builtin_prefetch(c + i * step, 1, 3);
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int v = 0; v < vectors; v++) __builtin_prefetch(c + i * step + v * LANES, 1, 3);
     do {                             /* at least once: a loop that may be left out makes GCC keep the sums in memory around it */
         const T *stop = b + least(left, GROUP) * WIDTH;
         __builtin_prefetch(far, 0, 2);

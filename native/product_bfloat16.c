@@ -23,6 +23,8 @@
 #define TERMS 512                   /* part of the order of the sums */
 #define PAIRS (TERMS / 2)
 #define PACKED_BYTES (528 << 10)    /* of b: in a 1 MiB L2 cache with what passes through */
+#define NEAR 8                      /* pairs from a line's way into the L1 cache to its use */
+#define LINE 64
 
 #define T u32
 #define LANES FLOATS
@@ -128,18 +130,23 @@ INLINE void tile(const u32 *restrict a, const u32 *restrict b, i64 pairs, float 
     Floats sum[ROWS][VECTORS] = {0};
     for (int i = 0; i < ROWS; i++)
         for (int v = 0; v < vectors; v++) __builtin_prefetch(c + i * step + v * LANES, 1, 3);
-    for (i64 r = 0; r < pairs; r++, a += ROWS, b += WIDTH) {
+    const u32 *stop = b + pairs * WIDTH;
+    do {                             /* at least once: a loop that may be left out makes GCC keep the sums in memory around it */
         Words right[VECTORS];
-        for (int v = 0; v < vectors; v++) right[v] = *(const Words *)(b + v * LANES);
+        for (int v = 0; v < vectors; v++) {
+            right[v] = *(const Words *)(b + v * LANES);
+            if (v * VECTOR_BYTES % LINE == 0) __builtin_prefetch(b + NEAR * WIDTH + v * LANES, 0, 3);
+        }
         for (int i = 0; i < ROWS; i++)
             for (int v = 0; v < vectors; v++) sum[i][v] = add_products(sum[i][v], a[i], right[v]);
-    }
+        a += ROWS, b += WIDTH;
+    } while (b < stop);
+    if (add) for (int i = 0; i < ROWS; i++)
+        for (int v = 0; v < vectors; v++) sum[i][v] += *(const Floats *)(c + i * step + v * LANES);
+    if (bias) for (int i = 0; i < ROWS; i++)
+        for (int v = 0; v < vectors; v++) sum[i][v] += *(const Floats *)(bias + v * LANES);
     for (int i = 0; i < ROWS; i++)
-        for (int v = 0; v < vectors; v++) {
-            if (add) sum[i][v] += *(const Floats *)(c + i * step + v * LANES);
-            if (bias) sum[i][v] += *(const Floats *)(bias + v * LANES);
-            *(Floats *)(c + i * step + v * LANES) = sum[i][v];
-        }
+        for (int v = 0; v < vectors; v++) *(Floats *)(c + i * step + v * LANES) = sum[i][v];
 }
 
 /* A tile that c holds a part of: computed beside it, and that part copied. */

@@ -191,10 +191,45 @@ guard.run_guarded(kernels_vs_torch.main)
     assert "softmax: gradient 1 differs from PyTorch's by" in result.error_lines[0]
 
 
+def test_the_products_of_a_step_are_measured_beside_pytorchs(tmp_path: Path) -> None:
+    result = run(tmp_path, "products_vs_torch.py", "--models", "mlp", "--rounds", "1", "--json", "r.json")
+    assert result.rc == 0, result.out + result.err
+    found = records(tmp_path)
+    forward, first, second = [(128, 1024, 784), (128, 1024, 1024), (128, 10, 1024)], (1024, 784, 128), (1024, 1024, 128)
+    assert [(r["m"], r["n"], r["k"]) for r in found if r["role"] == "forward"] == forward
+    assert {(r["m"], r["n"], r["k"]) for r in found if r["role"] == "weight gradient"} == {first, second, (10, 1024, 128)}
+    assert {(r["m"], r["n"], r["k"]) for r in found if r["role"] == "input gradient"} == {(128, 1024, 1024), (128, 1024, 10)}
+    assert all(r["count"] == 1 and 0 < r["difference"] <= 1 and r["bias"] == (r["role"] == "forward") for r in found)
+
+
+def test_a_wrong_product_is_refused(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(f"""
+import sys
+sys.path.insert(0, {str(ROOT / "benchmarks")!r})
+import products_vs_torch
+from mpitrain.comm import guard
+was = products_vs_torch.product
+def nearly(x, y, bias=None, out=None, operands=""):
+    result = was(x, y, bias, out, operands)
+    result *= 1.001
+    return result
+products_vs_torch.product = nearly
+sys.argv[1:] = ["--models", "mlp", "--rounds", "1"]
+guard.LIMIT = 60.0             # PyTorch takes seconds to end on a busy machine
+guard.run_guarded(products_vs_torch.main)
+""")
+    result = mpirun(1, program, cwd=tmp_path, env={"OPENBLAS_CORETYPE": "", "OPENBLAS_L2_SIZE": ""}, timeout=170)
+    assert result.rc == 79 and len(result.error_lines) == 1, result.out + result.err
+    assert "128 x 1024 x 784 (forward): our product differs from float64 by" in result.error_lines[0]
+
+
 @pytest.mark.parametrize(("script", "arguments", "message"), [
     ("train_vs_peers.py", ["--models", "lenat"], '--models knows no "lenat" (did you mean "lenet"?); choose from mlp'),
     ("train_vs_peers.py", ["--peers", "keras"], '--peers knows no "keras"; choose from eager, channels_last, compiled, jax'),
-    ("kernels_vs_torch.py", ["--pairs", "0"], "--pairs must be at least 1, found 0")])
+    ("kernels_vs_torch.py", ["--pairs", "0"], "--pairs must be at least 1, found 0"),
+    ("products_vs_torch.py", ["--models", "gpt3"], '--models knows no "gpt3"'),
+    ("products_vs_torch.py", ["--rounds", "0"], "--rounds must be at least 1, found 0")])
 def test_a_mistake_is_one_line(script: str, arguments: list[str], message: str, tmp_path: Path) -> None:
     result = run(tmp_path, script, *arguments)
     assert result.rc == 64 and message in result.err, result.out + result.err
