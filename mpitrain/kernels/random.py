@@ -16,6 +16,7 @@ from mpitrain.backend import native
 from mpitrain.backend import random as philox
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.kernels.kernel import Kernel, compiled
+from mpitrain.kernels.library import of_arrays
 
 
 def _reference(rows: Array, key: int, width: int) -> Array:
@@ -72,14 +73,25 @@ random_words = Kernel("random_words", _reference, host=_host,
 
 def uniform(key: int, start: int, count: int, xp: Any) -> Array:
     """float64 (count,) in [0, 1): elements start .. start+count of the stream `key`, 53 random bits each."""
-    return _fractions(key, start, count, 2, xp)[:, 0]
+    return random_uniform(xp.empty(count, dtype=xp.float64), key, start)
 
 
 def normal(key: int, start: int, count: int, xp: Any) -> Array:
     """float64 (count,) from the standard normal distribution (Box-Muller on two uniform numbers per element)."""
-    u = _fractions(key, start, count, 4, xp)
+    return random_normal(xp.empty(count, dtype=xp.float64), key, start)
+
+
+def _uniform(out: Array, key: int, start: int) -> Array:
+    out[...] = _fractions(key, start, len(out), 2, array_module(out))[:, 0]
+    return out
+
+
+def _normal(out: Array, key: int, start: int) -> Array:
+    xp = array_module(out)
+    u = _fractions(key, start, len(out), 4, xp)
     radius = xp.sqrt(-2.0 * xp.log(1.0 - u[:, 0]))             # 1 - u is in (0, 1], so the logarithm is finite
-    return radius * xp.cos((2.0 * math.pi) * u[:, 1])
+    out[...] = radius * xp.cos((2.0 * math.pi) * u[:, 1])
+    return out
 
 
 def _fractions(key: int, start: int, count: int, words_each: int, xp: Any) -> Array:
@@ -88,3 +100,27 @@ def _fractions(key: int, start: int, count: int, words_each: int, xp: Any) -> Ar
     words = random_words(rows, key, words_each).astype(xp.uint64)
     bits = (words[:, 0::2] >> xp.uint64(5)) * xp.uint64(1 << 26) + (words[:, 1::2] >> xp.uint64(6))
     return bits.astype(xp.float64) * (1.0 / (1 << 53))
+
+
+def _elements_host(name: str) -> Callable[..., Array] | None:
+    library = native.load("random")
+    if library is None:
+        return None
+    run = of_arrays(getattr(library, name), "piii")
+
+    def fill(out: Array, key: int, start: int) -> Array:
+        run(out, key - (1 << 64) if key >> 63 else key, start, len(out))
+        return out
+    return fill
+
+
+def _elements(name: str, reference: Callable[..., Array], tolerance: float = 0.0) -> Kernel:
+    return Kernel(name, reference, host=lambda: _elements_host(name), tolerance=tolerance, dtypes=("float64",),
+                  arguments=lambda rng, dtype: (np.empty(1037, dtype), 0xF234567890ABCDEF, (1 << 40) - 5))
+
+
+random_uniform = _elements("random_uniform", _uniform)
+"""Fills float64 (n,) with elements start .. start + n of the stream `key`, uniform in [0, 1): (out, key, start), out again."""
+
+random_normal = _elements("random_normal", _normal, tolerance=1e-9)
+"""The same from the standard normal distribution; the compiled version has logarithms and cosines of its own."""
