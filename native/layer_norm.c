@@ -25,12 +25,13 @@
 #pragma GCC optimize("fp-contract=fast")
 #endif
 
-typedef int64_t i64;
+#include "philox.h"
 
 #define INLINE static inline __attribute__((always_inline))
 #define PARTS 4                      /* vectors of partial sums */
 #define GROUP 4                      /* rows whose terms are added to a column's sum in registers */
 #define SOME 16                      /* rows whose sum is kept in T */
+#define WORDS 512                    /* random words at a time */
 #define LINE 64                      /* bytes of a cache line */
 #define NEAR (512 << 10)             /* bytes of an array that stays in the second cache */
 
@@ -90,18 +91,49 @@ static T NAME(squares)(const T *x, T centre, i64 n)
     return NAME(fold)(part, rest, n);
 }
 
+/* What of `added` is dropped: rows of x are parts of samples, `parts` of them each, which have `rows` (a number each) of the stream
+   `key`, a word for each number; those below `least` are dropped, the others multiplied by `scale`. */
+typedef struct { const u64 *rows; u64 key; i64 least, parts; T scale; } NAME(dropping);
+
+/* total = x + what is kept of `added`, for row r of x; which are kept goes to `bits`, 8 to a byte. n is a multiple of 8. */
+static void NAME(drop_and_add)(const NAME(dropping) *dropping, i64 r, const T *restrict x, const T *restrict added,
+                               T *restrict total, unsigned char *restrict bits, i64 n)
+{
+    u32 words[WORDS], least = (u32)dropping->least;
+    unsigned char any = dropping->least <= UINT32_MAX;
+    T scale = dropping->scale;
+    u64 row = dropping->rows[r / dropping->parts], block = (u64)(r % dropping->parts * n / 4);
+    for (i64 from = 0; from < n; from += WORDS) {
+        i64 size = n - from < WORDS ? n - from : WORDS;
+        philox_along(dropping->key, row, block + (u64)(from / 4), words, size / 4);
+        for (i64 i = 0; i < size; i++) {
+            words[i] = (words[i] >= least) & any;
+            total[from + i] = (words[i] ? added[from + i] : 0) * scale;
+        }
+        for (i64 i = 0; i < size; i++) total[from + i] += x[from + i];           /* rounded as dropout alone rounds it */
+        for (i64 i = 0; i < size; i += 8) {
+            unsigned packed = 0;
+            for (int j = 0; j < 8; j++) packed |= words[i + j] << j;
+            bits[(r * n + from + i) / 8] = (unsigned char)packed;
+        }
+    }
+}
+
 /* y = (x - mean) * inverse * weight + bias for each row, inverse = 1 / sqrt(mean square of x - mean + eps). The mean is
-   taken as 0 where not `centred`; bias may be NULL. Where `added` is not NULL, x + added is normalised, and written to `total`.
+   taken as 0 where not `centred`; bias may be NULL. Where `added` is not NULL, x + added is normalised, and written to `total`,
+   without what is dropped of the latter, where `samples` is not NULL.
    GROUP rows go side by side: a sum's end is a chain of steps that wait for each other, and the next row's sum fills them. */
 void NAME(row_norm)(const T *restrict x, const T *restrict added, T *restrict total, const T *restrict weight,
                     const T *restrict bias, T *restrict y, T *restrict means, T *restrict inverses, double eps, i64 rows, i64 n,
-                    i64 centred)
+                    i64 centred, const u64 *samples, unsigned char *bits, i64 key, i64 least, i64 parts, double kept_scale)
 {
+    NAME(dropping) dropping = {samples, (u64)key, least, parts, (T)kept_scale};
     for (i64 r = 0; r < rows; r += GROUP) {
         i64 there = rows - r < GROUP ? rows - r : GROUP;
         const T *row = (added ? total : x) + r * n;
         for (i64 k = r; k < r + there; k++) {
-            if (added) for (i64 i = 0; i < n; i++) total[k * n + i] = x[k * n + i] + added[k * n + i];
+            if (samples) NAME(drop_and_add)(&dropping, k, x + k * n, added + k * n, total + k * n, bits, n);
+            else if (added) for (i64 i = 0; i < n; i++) total[k * n + i] = x[k * n + i] + added[k * n + i];
             means[k] = centred ? NAME(sum)((added ? total : x) + k * n, n) / n : 0;
         }
         for (i64 k = 0; k < there; k++) inverses[r + k] = NAME(squares)(row + k * n, means[r + k], n);
@@ -165,10 +197,21 @@ INLINE void NAME(rows)(const T *g, const T *x, const T *weight, const T *around,
     else if (part) NAME(group)(g, x, weight, NULL, row, NULL, part, n, rows, 0, 0, 1);
 }
 
+/* dropped = what is kept of dx, for `n` numbers from a byte of `bits` on; n is a multiple of 8. */
+static void NAME(drop_gradient)(const T *restrict dx, const unsigned char *restrict bits, T *restrict dropped, T scale, i64 n)
+{
+    for (i64 i = 0; i < n; i += 8) {
+        unsigned packed = bits[i / 8];
+        for (int j = 0; j < 8; j++) dropped[i + j] = (packed >> j & 1 ? dx[i + j] : 0) * scale;
+    }
+}
+
 /* The gradients of x, of weight and of bias, (2, n) in `sums`; each may be NULL: not wanted. `around`, where it is not NULL, is
-   added to the first. `part` is room for (2, n). */
+   added to the first. `part` is room for (2, n). Where `bits` is not NULL, the gradient of what was dropped in part goes to
+   `dropped`. */
 void NAME(row_norm_gradients)(const T *g, const T *x, const T *weight, const T *around, const T *means, const T *inverses, T *dx,
-                              double *sums, T *part, i64 rows, i64 n, i64 centred)
+                              double *sums, T *part, i64 rows, i64 n, i64 centred, const unsigned char *bits, T *dropped,
+                              double kept_scale)
 {
     int far = dx && rows * n * (i64)sizeof(T) > NEAR;
     if (sums) memset(sums, 0, 2 * n * sizeof(double));
@@ -187,6 +230,7 @@ void NAME(row_norm_gradients)(const T *g, const T *x, const T *weight, const T *
             T *to = dx ? dx + r * n : NULL, *summed = sums ? part : NULL;
             if (there == GROUP) NAME(rows)(g + r * n, x + r * n, weight, beside, row, to, summed, n, GROUP);
             else NAME(rows)(g + r * n, x + r * n, weight, beside, row, to, summed, n, 1);
+            if (bits) NAME(drop_gradient)(to, bits + r * n / 8, dropped + r * n, (T)kept_scale, there * n);
             r += there;
         }
         if (sums) for (i64 i = 0; i < 2 * n; i++) sums[i] += part[i];

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,34 @@ from mpitrain.kernels.library import bind
 from mpitrain.kernels.random import random_words
 
 WORDS = 1 << 32                                   # how many values a word has
+
+
+@dataclass(frozen=True)
+class Dropping:
+    """Dropout inside another kernel: a sample's numbers are dropped with probability p by its row of the stream `key`."""
+
+    rows: Array                                   # (B,) uint64
+    key: int
+    p: float
+
+    def factors(self, x: Array) -> Array:
+        """What each number of x (B, ...) is multiplied by: 0, or 1 / (1 - p)."""
+        xp = array_module(x)
+        keep = random_words(self.rows, self.key, x[0].size).reshape(x.shape) >= round(self.p * WORDS)
+        return xp.where(keep, x.dtype.type(self.scale), x.dtype.type(0))
+
+    @property
+    def scale(self) -> float:
+        return 1 / (1 - self.p)
+
+    @property
+    def for_c(self) -> tuple[Array, int, int]:
+        """(rows, key, the least word that keeps), as C functions take them."""
+        return np.ascontiguousarray(self.rows, np.uint64), _signed(self.key), round(self.p * WORDS)
+
+
+def _signed(key: int) -> int:
+    return key - (1 << 64) if key >> 63 else key
 
 
 def _dropout(x: Array, rows: Array, key: int, p: float, added: Array | None) -> tuple[Array, Array]:
@@ -52,9 +81,8 @@ def _dropout_host() -> Callable[..., tuple[Array, Array]] | None:
     def run(x: Array, rows: Array, key: int, p: float, added: Array | None) -> tuple[Array, Array]:
         x = np.ascontiguousarray(x)
         y, bits = np.empty_like(x), np.empty((x.shape[0], (x.shape[1] + 7) // 8), np.uint8)
-        signed = key - (1 << 64) if key >> 63 else key
-        call(x, np.ascontiguousarray(rows, np.uint64), None if added is None else np.ascontiguousarray(added), y, bits, signed,
-             round(p * WORDS), 1 / (1 - p), *x.shape)
+        call(x, np.ascontiguousarray(rows, np.uint64), None if added is None else np.ascontiguousarray(added), y, bits,
+             _signed(key), round(p * WORDS), 1 / (1 - p), *x.shape)
         return y, bits
     return run
 

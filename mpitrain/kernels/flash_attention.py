@@ -8,40 +8,19 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.backend.native import load
+from mpitrain.kernels.dropout import Dropping
 from mpitrain.kernels.kernel import Kernel
 from mpitrain.kernels.library import Scratch, bind
-from mpitrain.kernels.random import random_words
-
-WORDS = 1 << 32                                   # how many values a random word has
-
-
-@dataclass(frozen=True)
-class Dropping:
-    """Dropout of the weights: a sample's (H, L, S) are dropped with probability p by its row of the stream `key`."""
-
-    rows: Array                                   # (B,) uint64
-    key: int
-    p: float
-
-    def factors(self, weights: Array) -> Array:
-        """What each of the weights (B, H, L, S) is multiplied by."""
-        xp, size = array_module(weights), weights[0].size
-        keep = random_words(self.rows, self.key, size).reshape(weights.shape) >= round(self.p * WORDS)
-        return xp.where(keep, weights.dtype.type(1 / (1 - self.p)), weights.dtype.type(0))
 
 
 def _for_c(dropping: Dropping | None) -> tuple[Any, ...]:
-    if dropping is None:
-        return None, 0, 0, 0.0
-    key = dropping.key - (1 << 64) if dropping.key >> 63 else dropping.key
-    return np.ascontiguousarray(dropping.rows, np.uint64), key, round(dropping.p * WORDS), 1 / (1 - dropping.p)
+    return (None, 0, 0, 0.0) if dropping is None else (*dropping.for_c, dropping.scale)
 
 
 def _dropped(weights: Array, dropping: Dropping | None) -> Array:

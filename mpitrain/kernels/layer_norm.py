@@ -8,16 +8,24 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import Array, array_module
+from mpitrain.kernels.dropout import Dropping, dropout, dropout_grad
 from mpitrain.kernels.kernel import Kernel
 from mpitrain.kernels.library import bind
 
-Gradients = tuple[Array | None, Array | None, Array | None]
+Normed = tuple[Array, Array, Array, Array, Array | None]
+Gradients = tuple[Array | None, Array | None, Array | None, Array | None]
 
 
-def _row_norm(x: Array, added: Array | None, weight: Array, bias: Array | None, eps: float,
-              centred: bool) -> tuple[Array, Array, Array, Array]:
+def _row_norm(x: Array, added: Array | None, weight: Array, bias: Array | None, eps: float, centred: bool,
+              dropping: Dropping | None = None) -> Normed:
     xp = array_module(x)
-    total = x if added is None else x + added
+    total, bits = x, None
+    if added is not None and dropping is not None:
+        samples = len(dropping.rows), x.size // max(len(dropping.rows), 1)
+        total, bits = dropout.reference(added.reshape(samples), dropping.rows, dropping.key, dropping.p, x.reshape(samples))
+        total = total.reshape(x.shape)
+    elif added is not None:
+        total = x + added
     means = total.mean(axis=1) if centred else xp.zeros(len(x), x.dtype)
     y = total - means[:, None]
     inverses = 1 / xp.sqrt((y * y).mean(axis=1) + x.dtype.type(eps))
@@ -25,13 +33,13 @@ def _row_norm(x: Array, added: Array | None, weight: Array, bias: Array | None, 
     y *= weight
     if bias is not None:
         y += bias
-    return y, total, means, inverses
+    return y, total, means, inverses, bits
 
 
 def _row_norm_gradients(grad: Array, x: Array, weight: Array, around: Array | None, means: Array, inverses: Array,
-                        centred: bool, wanted: tuple[bool, bool]) -> Gradients:
+                        centred: bool, wanted: tuple[bool, bool], bits: Array | None = None, p: float = 0.0) -> Gradients:
     z = (x - means[:, None]) * inverses[:, None]
-    dx = None
+    dx = dropped = None
     if wanted[0]:
         dx = grad * weight
         slope = (dx * z).mean(axis=1, keepdims=True)
@@ -41,39 +49,47 @@ def _row_norm_gradients(grad: Array, x: Array, weight: Array, around: Array | No
         dx *= inverses[:, None]
         if around is not None:
             dx += around
+        if bits is not None:
+            dropped = dropout_grad.reference(dx.reshape(len(bits), dx.size // len(bits)), bits, p).reshape(dx.shape)
     if not wanted[1]:
-        return dx, None, None
-    return dx, (grad * z).sum(axis=0, dtype="float64"), grad.sum(axis=0, dtype="float64")
+        return dx, None, None, dropped
+    return dx, (grad * z).sum(axis=0, dtype="float64"), grad.sum(axis=0, dtype="float64"), dropped
 
 
-def _row_norm_host() -> Callable[..., tuple[Array, Array, Array, Array]] | None:
-    function = bind("layer_norm", "row_norm", "ppppppppdiii")
+def _row_norm_host() -> Callable[..., Normed] | None:
+    function = bind("layer_norm", "row_norm", "ppppppppdiiippiiid")
     if function is None:
         return None
 
-    def norm(x: Array, added: Array | None, weight: Array, bias: Array | None, eps: float,
-             centred: bool) -> tuple[Array, Array, Array, Array]:
+    def norm(x: Array, added: Array | None, weight: Array, bias: Array | None, eps: float, centred: bool,
+             dropping: Dropping | None = None) -> Normed:
         x, y, (means, inverses) = np.ascontiguousarray(x), np.empty(x.shape, x.dtype), np.empty((2, len(x)), x.dtype)
         total = x if added is None else np.empty(x.shape, x.dtype)
+        drops: tuple[Any, ...] = (None, None, 0, 0, 1, 0.0)
+        if dropping is not None:
+            rows, key, least = dropping.for_c
+            bits = np.empty((len(rows), x.size // (8 * max(len(rows), 1))), np.uint8)
+            drops = rows, bits, key, least, len(x) // max(len(rows), 1), dropping.scale
         function(x, _packed(added), None if added is None else total, _packed(weight), _packed(bias), y, means, inverses, eps,
-                 *x.shape, centred)
-        return y, total, means, inverses
+                 *x.shape, centred, *drops)
+        return y, total, means, inverses, drops[1]
     return norm
 
 
 def _row_norm_gradients_host() -> Callable[..., Gradients] | None:
-    function = bind("layer_norm", "row_norm_gradients", "pppppppppiii")
+    function = bind("layer_norm", "row_norm_gradients", "pppppppppiiippd")
     if function is None:
         return None
 
     def gradients(grad: Array, x: Array, weight: Array, around: Array | None, means: Array, inverses: Array, centred: bool,
-                  wanted: tuple[bool, bool]) -> Gradients:
+                  wanted: tuple[bool, bool], bits: Array | None = None, p: float = 0.0) -> Gradients:
         dx = np.empty(x.shape, x.dtype) if wanted[0] else None
         product, plain = sums = np.empty((2, x.shape[1])) if wanted[1] else (None, None)
+        dropped = np.empty(x.shape, x.dtype) if bits is not None and wanted[0] else None
         room = np.empty(2 * x.shape[1], x.dtype) if wanted[1] else None
         function(np.ascontiguousarray(grad), np.ascontiguousarray(x), _packed(weight), _packed(around), means, inverses, dx,
-                 sums if wanted[1] else None, room, *x.shape, centred)
-        return dx, product, plain
+                 sums if wanted[1] else None, room, *x.shape, centred, None if dropped is None else bits, dropped, 1 / (1 - p))
+        return dx, product, plain, dropped
     return gradients
 
 
@@ -85,14 +101,24 @@ def _normal(rng: Any, dtype: Any, *shapes: tuple[int, ...]) -> tuple[Array, ...]
     return tuple(rng.standard_normal(shape).astype(dtype) for shape in shapes)
 
 
+def _dropping() -> Dropping:
+    return Dropping(np.array([3, 1 << 40, 7], np.uint64), 0xF234567890ABCDEF, 0.3)
+
+
 row_norm = Kernel("row_norm", _row_norm, host=_row_norm_host, tolerance=1e-5,
-                  arguments=lambda rng, dtype: (*_normal(rng, dtype, (7, 99), (7, 99), (99,), (99,)), 1e-5, True))
-"""(y, x + added, means, inverse deviations) from (x, added or None, weight, bias or None, eps, centred), where y is the second,
-normalised; it is x where nothing is added. RMS norm is not centred."""
+                  arguments=lambda rng, dtype: (*_normal(rng, dtype, (9, 568), (9, 568), (568,), (568,)), 1e-5, True,
+                                                _dropping()))
+"""(y, x + added, means, inverse deviations, bits) from (x, added or None, weight, bias or None, eps, centred, a `Dropping` of
+parts of `added`, or None): y is the second, normalised; it is x where nothing is added. RMS norm is not centred.
+
+Where something is dropped, D is a multiple of 8, and R one of the rows of the dropping, which are samples. `bits`
+(B, R D / B / 8) uint8 say what was kept, else they are None.
+"""
 
 row_norm_gradients = Kernel(
     "row_norm_gradients", _row_norm_gradients, host=_row_norm_gradients_host, tolerance=1e-5,
-    arguments=lambda rng, dtype: (*_normal(rng, dtype, (23, 99), (23, 99), (99,), (23, 99), (23,), (23,)), True, (True, True)))
-"""(gradient of x, sums over rows of grad * normalised x, and of grad, float64 (D,)) from (grad, x, weight, what is added to the
-first or None, means, inverse deviations, centred, (whether the first is wanted, whether the others are)); None for what is not
-wanted."""
+    arguments=lambda rng, dtype: (*_normal(rng, dtype, (24, 104), (24, 104), (104,), (24, 104), (24,), (24,)), True, (True, True),
+                                  rng.integers(0, 256, (3, 104), dtype=np.uint8), 0.3))
+"""(gradient of x, sums over rows of grad * normalised x, and of grad, float64 (D,), gradient of what was added) from (grad, x,
+weight, what is added to the first or None, means, inverse deviations, centred, (whether the first is wanted, whether the sums
+are), bits of dropout or None, its p); None for what is not wanted, the last also where nothing was dropped: it is the first."""

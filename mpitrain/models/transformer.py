@@ -48,24 +48,16 @@ class Block(Module):
         self.norm1 = LayerNorm(width, bias=bias)
         self.attention = MultiHeadAttention(width, heads, causal=True, dropout=dropout, bias=bias,
                                             qkv_init=init.normal(STD), out_init=small)
-        self.dropout1 = DropoutAdd(dropout)
+        self.dropout1 = Dropout(dropout)
         self.norm2 = LayerNorm(width, bias=bias)
         self.wide = Linear(width, 4 * width, bias, activation="gelu", weight_init=init.normal(STD), bias_init=init.zeros)
         self.narrow = Linear(4 * width, width, bias, weight_init=small, bias_init=init.zeros)
         self.dropout2 = DropoutAdd(dropout)
 
     def forward(self, x: Any) -> Tensor:
-        x, normed = self._add_and_norm(self.attention(self.norm1(x)), x)
+        x, normed = self.norm2(self.attention(self.norm1(x)), x, self.dropout1)
         out: Tensor = self.dropout2(self.narrow(self.wide(normed)), x)
         return out
-
-    def _add_and_norm(self, y: Any, x: Any) -> tuple[Any, Any]:
-        """(x + dropout(y), the second norm of that); one pass over memory where nothing is dropped."""
-        if not self.dropout1.drops:
-            both: tuple[Any, Any] = self.norm2(y, x)
-            return both
-        x = self.dropout1(y, x)
-        return x, self.norm2(x)
 
 
 class Head(Module):

@@ -14,6 +14,7 @@ from mpitrain.autograd import Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.nn import init
+from mpitrain.nn.basic import Dropout
 from mpitrain.nn.module import Module
 from mpitrain.nn.parameter import Buffer, Parameter
 from mpitrain.nn.statistics import Running
@@ -91,10 +92,11 @@ class LayerNorm(Module):
         self.weight = Parameter(sizes, init.ones)
         self.bias = Parameter(sizes, init.zeros) if bias else None
 
-    def forward(self, x: Any, residual: Any = None) -> Any:
-        """The norm of x; where `residual` is given, (residual + x, the norm of that), in one pass over memory."""
+    def forward(self, x: Any, residual: Any = None, dropping: Dropout | None = None) -> Any:
+        """The norm of x; where `residual` is given, (residual + dropping(x), the norm of that), in one pass over memory."""
         if residual is not None:
-            return ops.add_layer_norm(x, residual, self.weight, self.bias, eps=self.eps)
+            p, layer = (dropping.p, dropping.path) if dropping is not None and dropping.drops else (0.0, "")
+            return ops.add_layer_norm(x, residual, self.weight, self.bias, eps=self.eps, dropout=p, layer=layer)
         return ops.layer_norm(x, self.weight, self.bias, eps=self.eps)
 
 

@@ -13,7 +13,8 @@ from mpitrain.backend import Array, is_float
 from mpitrain.backend.random import current
 from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.kernels.attention import attention_weights, attention_weights_gradient
-from mpitrain.kernels.flash_attention import Dropping, flash_attention, flash_attention_grad
+from mpitrain.kernels.dropout import Dropping
+from mpitrain.kernels.flash_attention import flash_attention, flash_attention_grad
 from mpitrain.ops.shape import reshape
 
 

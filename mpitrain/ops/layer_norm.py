@@ -7,8 +7,11 @@ from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
-from mpitrain.errors import ShapeError
+from mpitrain.backend.random import current
+from mpitrain.errors import ConfigError, ShapeError
+from mpitrain.kernels.dropout import Dropping
 from mpitrain.kernels.layer_norm import row_norm, row_norm_gradients
+from mpitrain.ops.dropout import dropout as drop
 
 
 def layer_norm(x: Any, weight: Any, bias: Any = None, *, eps: float = 1e-5) -> Tensor:
@@ -28,15 +31,23 @@ def rms_norm(x: Any, weight: Any, *, eps: float = 1e-5) -> Tensor:
     return result
 
 
-def add_layer_norm(x: Any, residual: Any, weight: Any, bias: Any = None, *, eps: float = 1e-5) -> tuple[Tensor, Tensor]:
-    """(residual + x, layer_norm of that); x and residual have one shape.
+def add_layer_norm(x: Any, residual: Any, weight: Any, bias: Any = None, *, eps: float = 1e-5, dropout: float = 0.0,
+                   layer: str = "") -> tuple[Tensor, Tensor]:
+    """(residual + dropout of x, layer_norm of that); x and residual have one shape, (B, ...) where something is dropped.
 
-    Backward adds the gradient of the sum to what comes back through the norm in the same pass.
+    What is dropped, with probability `dropout`, is what `ops.dropout` under the name `layer` drops. Backward adds the gradient
+    of the sum to what comes back through the norm in the same pass.
     """
     _check("add_layer_norm", x, weight, bias)
     if tuple(residual.shape) != tuple(x.shape):
         raise ShapeError(f"add_layer_norm: the residual has shape {tuple(residual.shape)}, the input {tuple(x.shape)}: not equal")
-    total, result = AddRowNorm.apply(residual, x, weight, bias, eps=eps)
+    if not 0 <= dropout < 1:
+        raise ConfigError(f"add_layer_norm: dropout is {dropout}, expected at least 0 and less than 1")
+    if dropout and (len(x.shape) <= len(weight.shape) or prod(weight.shape) % 8):
+        total = drop(x, dropout, layer, residual)             # rows that fill no whole bytes of the mask, or are no samples
+        return total, layer_norm(total, weight, bias, eps=eps)
+    key = current().key(layer) if dropout else 0
+    total, result = AddRowNorm.apply(residual, x, weight, bias, eps=eps, dropout=dropout, key=key)
     return total, result
 
 
@@ -45,42 +56,48 @@ class RowNorm(Function):
 
     @staticmethod
     def forward(ctx: Context, x: Array, weight: Array, bias: Array | None, *, eps: float, centred: bool) -> Array:
-        y, _, means, inverses = row_norm(_rows(x, weight), None, weight.reshape(-1), _flat(bias), eps, centred)
+        y, _, means, inverses, _ = row_norm(_rows(x, weight), None, weight.reshape(-1), _flat(bias), eps, centred)
         ctx.save(x, weight, means, inverses)
         ctx.centred = centred
         return y.reshape(x.shape)
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
-        return _gradients(ctx, grad, None, ctx.needs[0], ctx.centred)
+        dx, _, *others = _gradients(ctx, grad, None, ctx.needs[0], ctx.centred)
+        return dx, *others
 
 
 class AddRowNorm(Function):
     """The sum of two arrays and the layer norm of its rows."""
 
     @staticmethod
-    def forward(ctx: Context, residual: Array, x: Array, weight: Array, bias: Array | None, *,
-                eps: float) -> tuple[Array, Array]:
-        y, total, means, inverses = row_norm(_rows(residual, weight), _rows(x, weight), weight.reshape(-1), _flat(bias), eps,
-                                             True)
+    def forward(ctx: Context, residual: Array, x: Array, weight: Array, bias: Array | None, *, eps: float, dropout: float,
+                key: int) -> tuple[Array, Array]:
+        dropping = Dropping(current().rows(len(x), ctx.xp), key, dropout) if dropout and x.size else None
+        y, total, means, inverses, bits = row_norm(_rows(residual, weight), _rows(x, weight), weight.reshape(-1), _flat(bias),
+                                                   eps, True, dropping)
         total = total.reshape(x.shape)
-        ctx.save(total, weight, means, inverses)
+        ctx.save(total, weight, means, inverses, bits)
+        ctx.p = dropout
         return total, y.reshape(x.shape)
 
     @staticmethod
     def backward(ctx: Context, around: Array, grad: Array) -> tuple[Array | None, ...]:
-        dx, *others = _gradients(ctx, grad, around, ctx.needs[0] or ctx.needs[1], True)
-        return dx if ctx.needs[0] else None, dx if ctx.needs[1] else None, *others
+        bits = ctx.saved[-1]
+        dx, dropped, *others = _gradients(ctx, grad, around, ctx.needs[0] or ctx.needs[1], True, bits, ctx.p)
+        return dx if ctx.needs[0] else None, (dx if bits is None else dropped) if ctx.needs[1] else None, *others
 
 
-def _gradients(ctx: Context, grad: Array, around: Array | None, needed: bool, centred: bool) -> tuple[Array | None, ...]:
-    """Those of x, where `needed`, of weight and of bias, the last two inputs."""
-    x, weight, means, inverses = ctx.saved
+def _gradients(ctx: Context, grad: Array, around: Array | None, needed: bool, centred: bool, bits: Array | None = None,
+               p: float = 0.0) -> tuple[Array | None, ...]:
+    """Those of x, where `needed`, of what was dropped in part, of weight and of bias, the last two inputs."""
+    x, weight, means, inverses = ctx.saved[:4]
     needs_weight, needs_bias = ctx.needs[-2:]
     beside = None if around is None else _rows(around, weight)
-    dx, product, plain = row_norm_gradients(_rows(grad, weight), _rows(x, weight), weight.reshape(-1), beside, means, inverses,
-                                            centred, (needed, needs_weight or needs_bias))
+    dx, product, plain, dropped = row_norm_gradients(_rows(grad, weight), _rows(x, weight), weight.reshape(-1), beside, means,
+                                                     inverses, centred, (needed, needs_weight or needs_bias), bits, p)
     return (dx.reshape(x.shape) if needed else None,
+            None if dropped is None else dropped.reshape(x.shape),
             product.astype(x.dtype).reshape(weight.shape) if needs_weight else None,
             plain.astype(x.dtype).reshape(weight.shape) if needs_bias else None)
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from mpitrain import ops
-from mpitrain.autograd import Tensor
-from mpitrain.errors import ShapeError
+from mpitrain.autograd import Tensor, run_backward
+from mpitrain.backend import random
+from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.kernels import layer_norm as kernels
 from tests.ops.parity import check, check_gradient
 
@@ -118,3 +119,27 @@ def test_shapes_that_do_not_fit_are_refused():
         ops.layer_norm(x, np.ones(3), np.ones(1))
     with pytest.raises(ShapeError, match=r"add_layer_norm: the residual has shape \(4, 3\), the input \(2, 4, 3\): not equal"):
         ops.add_layer_norm(x, np.ones((4, 3)), np.ones(3))
+    with pytest.raises(ConfigError, match="add_layer_norm: dropout is 1, expected at least 0 and less than 1"):
+        ops.add_layer_norm(x, x, np.ones(3), dropout=1)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 16), (2, 1, 600), (2, 3, 5), (4, 8), (8,)], ids=str)
+def test_what_is_dropped_before_the_sum_is_what_dropout_drops(shape, version):
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal(s).astype(np.float32) for s in (shape, shape, shape[-1:], shape[-1:])]
+    upstream = [rng.standard_normal(shape).astype(np.float32) for _ in range(2)]
+
+    def apart(x, r, w, b):
+        total = ops.dropout(x, 0.4, "here", r)
+        return total, ops.layer_norm(total, w, b)
+
+    found = []
+    for run in (lambda *xs: ops.add_layer_norm(*xs, dropout=0.4, layer="here"), apart):
+        tensors = [Tensor(v, requires_grad=True) for v in values]
+        with random.use(random.Scope(seed=7, step=2)):
+            total, y = run(*tensors)
+        run_backward((total * upstream[0] + y * upstream[1]).sum())
+        found.append([total.array, y.array, *(t.grad for t in tensors)])
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    for a, b in zip(*found):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5)
