@@ -1,10 +1,10 @@
 /* Matrix products c (m, n) = a (m, k) b (k, n) + bias (n; or NULL), for float and double, one thread.
 
    After Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 34, 2008, with the loops in the
-   order that serves layers: b is packed a block at a time, which stays in the L2 cache; then ROWS rows of a go along the whole of
-   it, so that c is written row by row. (Down the columns, each store met a page of its own: a weight's gradient took a fifth
-   longer.) What passes through the L1 cache is asked for a few terms before it is needed, and what the L2 cache will need while
-   tiles are computed.
+   order that serves layers: b is packed a block at a time, which stays in the L2 cache; then ROWS rows of a, packed or as they
+   lie, go along the whole of it, so that c is written row by row. (Down the columns, each store met a page of its own: a
+   weight's gradient took a fifth longer.) What passes through the L1 cache is asked for a few terms before it is needed, and
+   what the L2 cache will need while tiles are computed.
 
    A number of c is the sum over blocks of terms, each summed in order with fused multiply-adds, and the bias last. Blocks are as
    few as they can be with at most TERMS terms each, and of equal length but for rounding. That does not depend on m, n, the
@@ -19,6 +19,7 @@
 #define NEAR 8                      /* terms from a line's way into the L1 cache to its use */
 #define SOME 8                      /* rows of b copied side by side */
 #define LINE 64
+#define SAME_PLACES 4096            /* rows so many bytes apart share their places in an L1 cache: they are packed */
 
 #define UNROLL _Pragma("GCC unroll 16")
 

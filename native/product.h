@@ -41,29 +41,30 @@ static void NAME(pack_columns)(const T *b, i64 term, i64 column, i64 terms, i64 
     }
 }
 
-/* What a tile multiplies: element (i, r) of a is a[r * ROWS + i], row r of a panel of b is b + r * WIDTH; where the tile is to
-   pack it, that is still at from + r * from_step. And what it brings nearer meanwhile. */
-typedef struct { const T *a; T *b; i64 terms; Run run; const T *from; i64 from_step; } NAME(Factors);
+/* What a tile multiplies: element (i, r) of a is a[r * ROWS + i], or where it is read in place a[i * row + r]; row r of a panel
+   of b is b + r * WIDTH, or where the tile is to pack it still from + r * from_step. And what it brings nearer meanwhile. */
+typedef struct { const T *a; i64 row; T *b; const T *from; i64 from_step, terms; Run run; } NAME(Factors);
 
 /* rows x (vectors * LANES) numbers of c: the products of one block of terms, added to what is there or not. The first tile along
-   a panel whose rows are contiguous is the one that packs it: its loads are needed anyhow, and stores are free beside them. */
+   a panel whose rows are contiguous is the one that packs it: its loads are needed anyhow, and stores are free beside them. Rows
+   of a in place are found from two pointers and few multiples of `row`, so that all addresses stay in registers. */
 INLINE void NAME(tile)(const NAME(Factors) *f, T *restrict c, i64 step, int add, const T *bias, const int rows, const int vectors,
-                       const int packing)
+                       const int in_place, const int packing)
 {
     V sum[ROWS][VECTORS] = {0};
-    const T *a = f->a, *from = packing ? f->from : f->b;
+    const i64 row = in_place ? f->row : 1, term = in_place ? 1 : ROWS, from_step = packing ? f->from_step : WIDTH;
+    const T *a = f->a, *half = f->a + 4 * row, *from = packing ? f->from : f->b;
     T *b = f->b;
-    const i64 from_step = packing ? f->from_step : WIDTH;
     const char *far = f->run.at;
-    i64 left = f->terms, far_step = f->run.step;
+    i64 more = f->terms, far_step = f->run.step;
     UNROLL for (int i = 0; i < rows; i++)
         UNROLL for (int v = 0; v < vectors; v++) __builtin_prefetch(c + i * step + v * LANES, 1, 3);
     do {                             /* at least once: a loop that may be left out makes GCC keep the sums in memory around it */
-        const T *stop = b + least(left, GROUP) * WIDTH;
+        const T *stop = b + least(more, GROUP) * WIDTH;
         __builtin_prefetch(far, 0, 2);
         __builtin_prefetch(far + far_step, 0, 2);
         far += 2 * far_step;
-        left -= GROUP;
+        more -= GROUP;
         do {
             V right[VECTORS];
             UNROLL for (int v = 0; v < vectors; v++) {
@@ -71,11 +72,13 @@ INLINE void NAME(tile)(const NAME(Factors) *f, T *restrict c, i64 step, int add,
                 if (packing) *(V *)(b + v * LANES) = right[v];
                 if (v * VECTOR_BYTES % LINE == 0) __builtin_prefetch(from + NEAR * from_step + v * LANES, 0, 3);
             }
-            UNROLL for (int i = 0; i < rows; i++)
-                UNROLL for (int v = 0; v < vectors; v++) sum[i][v] += a[i] * right[v];
-            a += ROWS, b += WIDTH, from += from_step;
+            UNROLL for (int i = 0; i < rows; i++) {
+                T left = in_place && i >= 4 ? half[(i - 4) * row] : a[i * row];
+                UNROLL for (int v = 0; v < vectors; v++) sum[i][v] += left * right[v];
+            }
+            a += term, half += term, b += WIDTH, from += from_step;
         } while (b < stop);
-    } while (left > 0);
+    } while (more > 0);
     if (add) UNROLL for (int i = 0; i < rows; i++)
         UNROLL for (int v = 0; v < vectors; v++) sum[i][v] += *(const V *)(c + i * step + v * LANES);
     if (bias) UNROLL for (int i = 0; i < rows; i++)
@@ -86,19 +89,20 @@ INLINE void NAME(tile)(const NAME(Factors) *f, T *restrict c, i64 step, int add,
 
 typedef void (*NAME(Tile))(const NAME(Factors) *, T *, i64, int, const T *);
 
-#define TILE(name, rows, vectors, packing)                                                                                      \
+#define TILE(name, rows, vectors, in_place, packing)                                                                            \
 static __attribute__((noinline)) void NAME(name##_##vectors)(const NAME(Factors) *f, T *c, i64 step, int add, const T *bias)     \
 {                                                                                                                               \
-    NAME(tile)(f, c, step, add, bias, rows, vectors, packing);                                                                  \
+    NAME(tile)(f, c, step, add, bias, rows, vectors, in_place, packing);                                                        \
 }
-#define TILES(name, rows, packing) TILE(name, rows, 1, packing) TILE(name, rows, 2, packing) TILE(name, rows, 3, packing)
-TILES(whole_tile, ROWS, 0)
-TILES(half_tile, ROWS / 2, 0)
-TILES(row_tile, 1, 0)
-TILES(packing_tile, ROWS, 1)
-#define OF_EACH_WIDTH(name) {NAME(name##_1), NAME(name##_2), NAME(name##_3)}
-static const NAME(Tile) NAME(tiles)[4][VECTORS] = {OF_EACH_WIDTH(whole_tile), OF_EACH_WIDTH(half_tile), OF_EACH_WIDTH(row_tile),
-                                                   OF_EACH_WIDTH(packing_tile)};
+#define TILES(name, rows, in_place, packing)                                                                                    \
+TILE(name, rows, 1, in_place, packing) TILE(name, rows, 2, in_place, packing) TILE(name, rows, 3, in_place, packing)             \
+static const NAME(Tile) NAME(name)[VECTORS] = {NAME(name##_1), NAME(name##_2), NAME(name##_3)};      /* by their vectors */
+TILES(row_tile, 1, 0, 0)
+TILES(half_tile, ROWS / 2, 0, 0)
+TILES(whole_tile, ROWS, 0, 0)
+TILES(whole_packing, ROWS, 0, 1)
+TILES(placed_tile, ROWS, 1, 0)
+TILES(placed_packing, ROWS, 1, 1)
 
 /* A tile whose last vector is not whole: computed beside c, and what c holds of it copied. */
 static void NAME(edge)(NAME(Tile) tile, const NAME(Factors) *f, T *c, i64 step, i64 rows, i64 columns, int add, const T *bias)
@@ -134,17 +138,20 @@ void NAME(product)(const T *a, const T *b, const T *bias, T *c, T *work, i64 m, 
         for (i64 i = 0; i < m; i += rows) {
             const T *from = a + i * a_row + r0 * a_term;
             T *to = c + i * n + j0;
-            const NAME(Tile) *of_width = NAME(tiles)[m - i >= ROWS ? 0 : m - i >= ROWS / 2 ? 1 : 2];
             rows = m - i >= ROWS ? ROWS : m - i >= ROWS / 2 ? ROWS / 2 : 1;
-            NAME(Factors) f = {left, right, terms, {0}, block, b_term};
-            NAME(pack_rows)(from, a_row, a_term, rows, terms, left);
+            int in_place = rows == ROWS && a_term == 1 && a_row * sizeof(T) % SAME_PLACES;
+            const NAME(Tile) *tiles = in_place ? NAME(placed_tile) : rows == ROWS ? NAME(whole_tile) :
+                                      rows == ROWS / 2 ? NAME(half_tile) : NAME(row_tile);
+            const NAME(Tile) *packing = in_place ? NAME(placed_packing) : NAME(whole_packing);
+            NAME(Factors) f = {in_place ? from : left, a_row, right, block, b_term, terms, {0}};
+            if (!in_place) NAME(pack_rows)(from, a_row, a_term, rows, terms, left);
             if (a_row == 1 && (uintptr_t)from % LINE < ROWS * sizeof(T))             /* the first rows of their lines */
                 of_a = look_ahead(from + LINE / sizeof(T), sizeof(T), a_term, terms, least(m - i - rows, 1));
             if (a_row == terms)
                 of_a = look_ahead(from + rows * a_row, 1, LINE, least(m - i - rows, ROWS) * terms * sizeof(T) / LINE, 1);
             for (i64 j = 0; j < columns; j += WIDTH, f.b += terms * WIDTH, f.from += WIDTH) {
                 i64 there = least(columns - j, WIDTH);
-                NAME(Tile) tile = (i == 0 && j < by_tiles ? NAME(tiles)[3] : of_width)[(there - 1) / LANES];
+                NAME(Tile) tile = (i == 0 && j < by_tiles ? packing : tiles)[(there - 1) / LANES];
                 f.run = take(of_a.columns > 0 ? &of_a : &of_b, terms / GROUP * 2);
                 if (there % LANES == 0) tile(&f, to + j, n, r0 > 0, added ? added + j : NULL);
                 else NAME(edge)(tile, &f, to + j, n, rows, there, r0 > 0, added ? added + j : NULL);
@@ -158,4 +165,3 @@ void NAME(product)(const T *a, const T *b, const T *bias, T *c, T *work, i64 m, 
 #undef WIDTH
 #undef TILE
 #undef TILES
-#undef OF_EACH_WIDTH
