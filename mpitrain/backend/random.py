@@ -64,6 +64,7 @@ class Scope:
     def __init__(self, seed: int = 0, step: int = 0, samples: Array | None = None, uses: dict[str, int] | None = None):
         self.seed, self.step, self.samples = seed, step, samples
         self.uses = uses if uses is not None else {}
+        self._rows: dict[tuple[int, Any], Array] = {}
 
     def copy(self) -> Scope:
         return Scope(self.seed, self.step, self.samples, dict(self.uses))
@@ -75,15 +76,21 @@ class Scope:
         return stream_key(self.seed, self.step, layer, use)
 
     def rows(self, n: int, xp: Any) -> Array:
-        """uint64 (n,): the row numbers for a batch whose first dim is n; n is a multiple of the number of samples."""
+        """uint64 (n,): the row numbers for a batch whose first dim is n; n is a multiple of the number of samples.
+
+        The array is kept for the next layer: not to be changed.
+        """
         if self.samples is None or n == 0:
             return xp.arange(n, dtype=xp.uint64)
+        if (n, xp) in self._rows:
+            return self._rows[n, xp]
         samples = xp.asarray(self.samples, dtype=xp.uint64)
         each, rest = divmod(n, len(samples))
         if rest:
             raise ShapeError(f"random numbers for {n} rows, but the batch has {len(samples)} samples: the first dim "
                              "must be the batch, or a multiple of it")
-        return (samples[:, None] * xp.uint64(each) + xp.arange(each, dtype=xp.uint64)).reshape(n)
+        made = self._rows[n, xp] = (samples[:, None] * xp.uint64(each) + xp.arange(each, dtype=xp.uint64)).reshape(n)
+        return made
 
 
 class _Current(threading.local):

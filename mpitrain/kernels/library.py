@@ -100,10 +100,11 @@ class Scratch(threading.local):
 
     def room(self, nbytes: int) -> Array:
         """`nbytes` or more from a cache line on; the same memory as the last time, unless that was too small."""
-        if len(self._memory) < nbytes:
+        memory = self._memory
+        if len(memory) < nbytes:
             raw = np.empty(nbytes + LINE, np.uint8)
-            self._memory = raw[-raw.ctypes.data % LINE:][:nbytes]
-        return self._memory
+            memory = self._memory = raw[-raw.ctypes.data % LINE:][:nbytes]
+        return memory
 
 
 _Memory = ctypes.c_char * 1

@@ -59,7 +59,7 @@ class Pipeline:
         `flag` travels with the count and comes back as the sum over ranks, in `self.flag`.
         """
         local = np.array([sum(self.loss.count(m.y) for m in micro_batches), flag], dtype=np.float64)
-        counting = self.channel.start_allreduce(local, "loss count")
+        counting = self.channel.start_allreduce(local, "loss count") if self.channel.size > 1 else None
         live: dict[int, Tensor] = {}
         losses, n = np.zeros(self.n_micro), len(micro_batches)
         for action in self.schedule(0, 1, n):
@@ -71,7 +71,7 @@ class Pipeline:
                 if self.after_forward is not None:
                     self.after_forward(micro_batches[i].index)
                 continue
-            if i == 0:
+            if i == 0 and counting is not None:
                 with self.span("compute", "exchange of the count"):
                     counting.wait()
             result = live.pop(i)
@@ -79,7 +79,8 @@ class Pipeline:
             with self.span("compute", f"backward {micro_batches[i].index}"):
                 run_backward(result, result.xp.asarray(1.0 / max(local[0], 1.0), dtype=result.dtype),
                              progress=self.reducer.progress)
-        counting.wait()
+        if counting is not None:
+            counting.wait()
         self.count, self.flag = float(local[0]), float(local[1])
         return losses / max(self.count, 1.0)
 

@@ -34,7 +34,7 @@ class PlainStatistics:
     def total(self) -> Host:
         """float64, as `collect_statistics` has it, over all ranks; empty where no layer keeps any."""
         statistics = collect_statistics(self.layers)
-        if statistics.size:
+        if statistics.size and self.channel.size > 1:
             self.channel.allreduce(statistics, name="batch statistics")
         return statistics
 

@@ -59,6 +59,7 @@ def test_a_layer_used_twice_draws_two_masks_and_a_new_scope_repeats_them() -> No
 def test_rows_follow_the_samples_and_not_their_place_in_the_batch() -> None:
     scope = random.Scope(samples=np.array([10, 3]))
     assert scope.rows(2, np).tolist() == [10, 3] and scope.rows(4, np).tolist() == [20, 21, 6, 7]
+    assert scope.rows(4, np) is scope.rows(4, np), "made once for all layers"
     assert random.Scope().rows(3, np).tolist() == [0, 1, 2]
     with pytest.raises(ShapeError, match="random numbers for 3 rows, but the batch has 2 samples"):
         scope.rows(3, np)
