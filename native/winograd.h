@@ -175,7 +175,7 @@ static void NAME(multiply_tiles)(const Views *s, const NAME(TilePlan) *p, const 
                 __builtin_prefetch(row, 1, 3);
                 if (p->depth == 1) __builtin_prefetch(row + at_most(LANES, tiles->columns[v] - 1), 1, 3);
             }
-            NAME(any_tile)(left, from, offset, channels, products + e * one, count);
+            NAME(any_tile)(left, from, offset, channels, products + e * one, count, ROWS);
         }
         for (i64 i = 0; i < at_most(ROWS, s->outputs - o0); i++) for (int v = 0; v < count; v++)
             NAME(store_tiles)(products + (i * VECTORS + v) * LANES, one, bias ? bias[first + i] : 0,
