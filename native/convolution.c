@@ -1,15 +1,18 @@
 /* Convolutions without im2col, for float and double.
 
    A convolution is a matrix product whose right-hand matrix is never made: row (c, ky, kx) of it is the image of channel
-   c, moved. Packing a zero-padded copy of the image makes each such row a run of contiguous numbers,
+   c, moved. In a packed copy of the image each such row is a run of contiguous numbers,
 
        y[o, p] = sum over r = (c, ky, kx) of  weight[o, r] * packed[offset[r] + p]
 
-   where p counts through the rows of the packed image. With a stride, the image is packed as stride x stride phases (every
-   second pixel of every second row, ...), and again each row is contiguous. Three products do everything: forward, the gradient
-   of the image, the gradient of the kernel. There are two ways to vectors: over channels of the result where there are many
-   (dense.h, dense_gradient.h), and over positions p for any shape (convolution.h), where the few positions in the margin of the
-   packed image are computed and thrown away.
+   Three products do everything: forward, the gradient of the image (its adjoint), the gradient of the kernel. Shapes alone decide
+   which way each goes (convolution_choice.h):
+
+       convolution.h         forward and adjoint of any shape; views.h says what is packed
+       winograd.h            the same for 3 x 3 kernels of stride 1 and 16 channels or more
+       dense_gradient.h      the kernel's gradient with vectors over outputs
+       position_gradient.h   the same with vectors over positions, for few outputs
+       winograd_gradient.h   the same for 3 x 3 kernels of stride 1 and 32 to 128 channels
 
    The multiply-adds here are fused, on every machine that can: the products are the whole cost. Each sum has one fixed
    order, which depends on the shapes only. */
@@ -53,7 +56,7 @@
 
 #define GRADIENT_POSITIONS 1088      /* the kernel's gradient: LEFT rows of so many stay in a 32 KiB L1 cache, and one
                                         folding of vectors is little work beside them */
-#define MAPS_BYTES (16 << 10)
+#define MAPS_BYTES (16 << 10)        /* dense_gradient.h: outputs of so many bytes stay in the L1 cache */
 #define MOST_CHANNELS 160            /* of the image and the result together, in winograd_gradient.h */
 #define POSITION_SLOWNESS 1.4
 #define EVEN_2 0, 2

@@ -1,8 +1,9 @@
 /* Forward and adjoint of convolutions, for one number type T: see convolution.c. */
 
-/* ROWS x (vectors * LANES) sums:
+/* rows x (vectors * LANES) sums, rows at most ROWS:
    out[(i * VECTORS + v) * LANES + p] = sum over r of left[r * ROWS + i] * from[v][offset[r] + p]. */
-INLINE void NAME(tile)(const T *left, const T *const *from, const i64 *offset, i64 terms, T *out, const int vectors)
+INLINE void NAME(tile)(const T *left, const T *const *from, const i64 *offset, i64 terms, T *out, const int vectors,
+                       const int rows)
 {
     V sum[ROWS][VECTORS] = {0};
     const T *right[VECTORS];
@@ -10,18 +11,22 @@ INLINE void NAME(tile)(const T *left, const T *const *from, const i64 *offset, i
     for (i64 r = 0; r < terms; r++, left += ROWS) {
         V b[VECTORS];
         UNROLL for (int v = 0; v < vectors; v++) b[v] = *(const V *)(right[v] + offset[r]);
-        UNROLL for (int i = 0; i < ROWS; i++) UNROLL for (int v = 0; v < vectors; v++) sum[i][v] += left[i] * b[v];
+        UNROLL for (int i = 0; i < rows; i++) UNROLL for (int v = 0; v < vectors; v++) sum[i][v] += left[i] * b[v];
     }
-    UNROLL for (int i = 0; i < ROWS; i++)
+    UNROLL for (int i = 0; i < rows; i++)
         UNROLL for (int v = 0; v < vectors; v++) *(V *)(out + (i * VECTORS + v) * LANES) = sum[i][v];
 }
 
 static __attribute__((noinline)) void NAME(any_tile)(const T *left, const T *const *from, const i64 *offset, i64 terms, T *out,
-                                                     int vectors)
+                                                     int vectors, i64 rows)
 {
-    if (vectors == 3) NAME(tile)(left, from, offset, terms, out, 3);
-    else if (vectors == 2) NAME(tile)(left, from, offset, terms, out, 2);
-    else NAME(tile)(left, from, offset, terms, out, 1);
+    if (rows == 1) {                                 /* one channel a group */
+        if (vectors == 3) NAME(tile)(left, from, offset, terms, out, 3, 1);
+        else if (vectors == 2) NAME(tile)(left, from, offset, terms, out, 2, 1);
+        else NAME(tile)(left, from, offset, terms, out, 1, 1);
+    } else if (vectors == 3) NAME(tile)(left, from, offset, terms, out, 3, ROWS);
+    else if (vectors == 2) NAME(tile)(left, from, offset, terms, out, 2, ROWS);
+    else NAME(tile)(left, from, offset, terms, out, 1, ROWS);
 }
 
 /* Zeros from `from` to `to`, and up to LANES - 1 numbers more. */
@@ -199,7 +204,7 @@ static void NAME(multiply)(const NAME(Product) *product, const Views *s, const T
                 for (i64 i = 0; i < there; i++) __builtin_prefetch(image + i * s->plane + *place[v], 1, 3);
             }
             fetch(&ahead);
-            NAME(any_tile)(left, from, product->offset, terms, sums, count);
+            NAME(any_tile)(left, from, product->offset, terms, sums, count, there);
             for (i64 v = 0; v < count; v++) {
                 const char *kind = product->kind + (place[v] - product->place) / LANES * 2;
                 if (there_are[v] == LANES && kind[0] && kind[1])

@@ -14,60 +14,15 @@ INLINE void NAME(inner)(const T *left, i64 left_step, i64 left_stride, const T *
                 for (int i = 0; i < LEFT; i++) sum[i][j] += a[i] * b;
             }
         }
-    for (int i = 0; i < LEFT; i++)
-        for (int j = 0; j < RIGHT; j++) {
-            T part[LANES];
-            *(V *)part = sum[i][j];
-            if (LANES >= 16) for (i64 l = 0; l < 8; l++) part[l] += part[l + 8];      /* LANES is 2 to 16 */
-            if (LANES >= 8) for (i64 l = 0; l < 4; l++) part[l] += part[l + 4];
-            if (LANES >= 4) for (i64 l = 0; l < 2; l++) part[l] += part[l + 2];
-            out[i][j] = part[0] + part[1];
-        }
-}
-
-/* to[0..columns) = from[start * stride ...] in columns [start, stop), zero elsewhere: a row of a padded image. */
-INLINE void NAME(pad_row)(T *restrict to, const T *restrict from, i64 start, i64 stop, i64 columns, i64 stride)
-{
-    for (i64 i = 0; i < start; i++) to[i] = 0;
-    if (stride == 1) for (i64 i = start; i < stop; i++) to[i] = from[i];
-    else for (i64 i = start; i < stop; i++) to[i] = from[i * stride];
-    for (i64 i = stop; i < columns; i++) to[i] = 0;
-}
-
-/* One image, zero-padded, split into phases: to[c, py, px, y, x] = x[c, y*sh + py - ph, x*sw + px - pw], planes rows x columns.
-   Phases that no kernel element looks at are left as they are. */
-static void NAME(pack_phases)(const T *x, T *to, const Geometry *g, i64 rows, i64 columns)
-{
-    for (i64 c = 0; c < g->c; c++)
-        for (i64 py = 0; py < g->sh; py++) for (i64 px = 0; px < g->sw; px++, to += rows * columns) {
-            i64 ky = 0, kx = 0, y0, y1, x0, x1;
-            while (ky < g->kh && ky * g->dh % g->sh != py) ky++;
-            while (kx < g->kw && kx * g->dw % g->sw != px) kx++;
-            if (ky == g->kh || kx == g->kw) continue;
-            inside(py - g->ph, g->sh, g->h, rows, &y0, &y1);
-            inside(px - g->pw, g->sw, g->w, columns, &x0, &x1);
-            memset(to, 0, y0 * columns * sizeof(T));
-            memset(to + y1 * columns, 0, (rows - y1) * columns * sizeof(T));
-            for (i64 y = y0; y < y1; y++) {
-                const T *from = x + (c * g->h + y * g->sh + py - g->ph) * g->w + px - g->pw;
-                NAME(pad_row)(to + y * columns, from, x0, x1, columns, g->sw);
-            }
-        }
-}
-
-/* Planes of (from_rows, from_columns) into planes of (rows, columns), `step` apart: top left corner at (top, left), zero
-   around it. */
-static void NAME(pack_planes)(const T *from, i64 from_rows, i64 from_columns, T *to, i64 step, i64 rows, i64 columns,
-                              i64 top, i64 left, i64 planes)
-{
-    i64 height = at_most(from_rows, rows - top), width = at_most(from_columns, columns - left);
-    for (i64 p = 0; p < planes; p++, from += from_rows * from_columns, to += step) {
-        memset(to, 0, top * columns * sizeof(T));
-        for (i64 y = 0; y < height; y++) {
-            const T *row = from + y * from_columns - left;
-            NAME(pad_row)(to + (top + y) * columns, row, left, left + width, columns, 1);
-        }
-        memset(to + (top + height) * columns, 0, (rows - top - height) * columns * sizeof(T));
+    /* Each vector is folded in halves; turned round, as many as a vector has lanes are folded at once. */
+    T all[(LEFT * RIGHT + LANES) * LANES] __attribute__((aligned(VECTOR_BYTES))), *folded = &out[0][0];
+    UNROLL for (int i = 0; i < LEFT; i++) UNROLL for (int j = 0; j < RIGHT; j++) *(V *)(all + (i * RIGHT + j) * LANES) = sum[i][j];
+    for (int k = 0; k < LEFT * RIGHT; k += LANES) {
+        V lane[LANES];
+        NAME(turn)(all + k * LANES, LANES, all + k * LANES, LANES, LANES);
+        UNROLL for (int l = 0; l < LANES; l++) lane[l] = *(const V *)(all + (k + l) * LANES);
+        UNROLL for (int half = LANES / 2; half > 0; half /= 2) UNROLL for (int l = 0; l < half; l++) lane[l] += lane[l + half];
+        memcpy(folded + k, lane, at_most(LANES, LEFT * RIGHT - k) * sizeof(T));
     }
 }
 
@@ -75,48 +30,45 @@ static void NAME(pack_planes)(const T *from, i64 from_rows, i64 from_columns, T 
 static int NAME(position_gradient)(const T *x, const T *y, T *weight, const Geometry *g)
 {
     i64 channels = g->c / g->groups, outputs = g->o / g->groups, padded = (outputs + LEFT - 1) / LEFT * LEFT;
-    i64 terms = channels * g->kh * g->kw;
-    i64 rows = g->oh + (g->kh - 1) * g->dh / g->sh, columns = g->ow + (g->kw - 1) * g->dw / g->sw;
-    i64 plane = rows * columns, phases = g->sh * g->sw, image = g->c * phases * plane;
-    i64 step = (g->oh * columns + LANES - 1) / LANES * LANES, maps = g->groups * padded * step;
+    i64 area = g->kh * g->kw, terms = channels * area, size = g->c * g->h * g->w, pixels = g->oh * g->ow;
+    Room room = views_room(area, g->sh);
+    Views s = forward_views(g, &room, 1, INT64_MAX / 2);
+    i64 plane = s.views * s.phases * s.rows * s.width, image = g->c * plane;
+    i64 step = (g->oh * s.width + LANES - 1) / LANES * LANES, maps = g->groups * padded * step;
     i64 least = GRADIENT_POSITIONS / 2 / step, most = GRADIENT_POSITIONS / step;
     i64 chunk = clip(PACKED_BYTES / (i64)sizeof(T) / (image + maps), at_least(least, 1), at_least(most, 1));
-    i64 block = (at_most(g->oh, GRADIENT_POSITIONS / columns) + LANES - 1) / LANES * LANES; /* ends at a whole vector */
+    i64 block = (at_most(g->oh, GRADIENT_POSITIONS / s.width) + LANES - 1) / LANES * LANES; /* ends at a whole vector */
     block = at_least(block, LANES);
-    T *packed = aligned((chunk * image + SLACK) * sizeof(T)), *left = aligned((chunk * maps + SLACK) * sizeof(T));
-    i64 *offset = malloc((terms + RIGHT) * sizeof(i64));
-    int failed = !packed || !left || !offset;
+    T *packed = zeros((chunk * image + SLACK) * sizeof(T));  /* what is read beyond is multiplied by zero, and zero times */
+    T *left = zeros((chunk * maps + SLACK) * sizeof(T));     /* garbage may be NaN */
+    i64 *offset = calloc(terms + RIGHT, sizeof(i64));
+    int failed = !room.memory || !packed || !left || !offset;
     if (failed) goto done;
 
-    memset(packed, 0, (chunk * image + SLACK) * sizeof(T));  /* what is thrown away is multiplied by zero here, and zero */
-    memset(left, 0, (chunk * maps + SLACK) * sizeof(T));     /* times garbage may be NaN */
     memset(weight, 0, g->o * terms * sizeof(T));
-    for (i64 c = 0, r = 0; c < channels; c++)
-        for (i64 ky = 0; ky < g->kh; ky++) for (i64 kx = 0; kx < g->kw; kx++, r++) {
-            i64 dy = ky * g->dh, dx = kx * g->dw;
-            offset[r] = (c * phases + dy % g->sh * g->sw + dx % g->sw) * plane + dy / g->sh * columns + dx / g->sw;
-        }
-    for (i64 r = terms; r < terms + RIGHT; r++) offset[r] = 0;
+    for (i64 r = 0; r < terms; r++) offset[r] = r / area * plane + s.tap[r % area].offset;
     for (i64 first = 0; first < g->n; first += chunk) {
         i64 images = at_most(chunk, g->n - first);
         for (i64 n = 0; n < images; n++) {
-            NAME(pack_phases)(x + (first + n) * g->c * g->h * g->w, packed + n * image, g, rows, columns);
-            for (i64 group = 0; group < g->groups; group++)
-                NAME(pack_planes)(y + ((first + n) * g->o + group * outputs) * g->oh * g->ow, g->oh, g->ow,
-                                  left + n * maps + group * padded * step, step, g->oh, columns, 0, 0, outputs);
+            NAME(pack_views)(x + (first + n) * size, &s, 0, packed + n * image, x + g->n * size);
+            for (i64 o = 0; o < g->o; o++) {
+                T *to = left + n * maps + (o / outputs * padded + o % outputs) * step;
+                NAME(copy_rows)(to, y + ((first + n) * g->o + o) * pixels, g->oh, s.width, 0, g->ow, 1, g->ow,
+                                y + g->n * g->o * pixels);
+                NAME(clear)(to + g->oh * s.width, to + step);
+            }
         }
         for (i64 y0 = 0; y0 < g->oh; y0 += block) for (i64 group = 0; group < g->groups; group++)
             for (i64 o = 0; o < outputs; o += LEFT) for (i64 r = 0; r < terms; r += RIGHT) {
                 T part[LEFT][RIGHT];
-                i64 positions = at_most(block, g->oh - y0) * columns;
-                NAME(inner)(left + (group * padded + o) * step + y0 * columns, maps, step,
-                            packed + group * channels * phases * plane + y0 * columns, image, offset + r, images, positions,
-                            part);
+                i64 positions = at_most(block, g->oh - y0) * s.width;
+                NAME(inner)(left + (group * padded + o) * step + y0 * s.width, maps, step,
+                            packed + group * channels * plane + y0 * s.width, image, offset + r, images, positions, part);
                 for (i64 i = 0; i < at_most(LEFT, outputs - o); i++) for (i64 j = 0; j < at_most(RIGHT, terms - r); j++)
                     weight[(group * outputs + o + i) * terms + r + j] += part[i][j];
             }
     }
 done:
-    free(packed); free(left); free(offset);
+    free(room.memory); free(packed); free(left); free(offset);
     return failed;
 }
