@@ -144,22 +144,6 @@ void NAME(maximum)(const T *restrict x, T *restrict y, int32_t *restrict where, 
         }
 }
 
-/* Up to LANES numbers of g, zeros in the other lanes, and their places; all LANES may be read before `end`. */
-INLINE void NAME(some)(const T *g, const int32_t *where, const T *end, i64 size, V *grads, MASK *places)
-{
-    PLACES found = {0};
-    if (end - g >= LANES) {
-        const V all = *(const V *)g;
-        *grads = (V)((MASK)all & (NAME(count)() < (INTEGER)size));
-        found = *(const PLACES *)where;
-    } else {
-        *grads = (V){0};
-        memcpy(grads, g, size * sizeof(T));
-        memcpy(&found, where, size * sizeof(int32_t));
-    }
-    *places = __builtin_convertvector(found, MASK);
-}
-
 /* One row of dx after the other: beyond its end zeros are written, which the next row replaces, or which stand where a row or
    column belongs to no window. */
 static void NAME(gradient_of_pairs)(const T *g, const int32_t *where, T *dx, i64 planes, i64 h, i64 w, i64 oh, i64 ow)
@@ -171,13 +155,32 @@ static void NAME(gradient_of_pairs)(const T *g, const int32_t *where, T *dx, i64
             for (i64 j = 0; j < ow; j += LANES) {
                 const i64 from = row / 2 * ow + j, size = at_most(ow - j, LANES);
                 V grads;
-                MASK places;
-                NAME(some)(g + from, where + from, g_end, size, &grads, &places);
-                places -= NAME(count)() * 2 + (INTEGER)(row * w + 2 * j);
-                const V left = (V)((MASK)grads & (places == 0)), right = (V)((MASK)grads & (places == 1));
-                const V both[2] = {PICK(MASK, left, right, ORDER(LOW, LANES)), PICK(MASK, left, right, ORDER(HIGH, LANES))};
-                if (dx_end - (to + 2 * j) >= 2 * LANES) memcpy(to + 2 * j, both, sizeof both);
-                else memcpy(to + 2 * j, both, 2 * size * sizeof(T));
+                PLACES found;
+                if (g_end - (g + from) >= LANES) {
+                    grads = *(const V *)(g + from);
+                    found = *(const PLACES *)(where + from);
+                } else {
+                    T last[LANES] = {0};
+                    int32_t last_places[LANES] = {0};
+                    memcpy(last, g + from, size * sizeof(T));
+                    memcpy(last_places, where + from, size * sizeof(int32_t));
+                    grads = *(const V *)last;
+                    found = *(const PLACES *)last_places;
+                }
+                const MASK lanes = NAME(count)(), inside = lanes < (INTEGER)size;
+                const MASK steps = __builtin_convertvector(found, MASK) - lanes * 2 - (INTEGER)(row * w + 2 * j);
+                const V left = (V)((MASK)grads & inside & (steps == 0)), right = (V)((MASK)grads & inside & (steps == 1));
+                const V low = PICK(MASK, left, right, ORDER(LOW, LANES)), high = PICK(MASK, left, right, ORDER(HIGH, LANES));
+                T *place = to + 2 * j;
+                if (dx_end - place >= 2 * LANES) {
+                    *(V *)place = low;
+                    if (2 * size > LANES) *(V *)(place + LANES) = high;
+                } else {
+                    T last[2 * LANES];
+                    *(V *)last = low;
+                    *(V *)(last + LANES) = high;
+                    memcpy(place, last, 2 * size * sizeof(T));
+                }
             }
             for (i64 column = 2 * ow; column < w; column++) to[column] = 0;
         }
