@@ -4,7 +4,7 @@
    A row is read from memory once: what comes after its sum finds it in the first cache. (Fetching the next rows ahead, on top of
    what the machine fetches by itself, took longer; only where a gradient too large for the caches is written does it help.) Mean and mean square are made in two passes, not from one sum of squares, which would lose the digits of a row far
    from zero. Sums over a row run in the lanes of PARTS vectors, folded in one order: relative to the sum of magnitudes their
-   error is below (D / lanes + 10) roundings. Sums over rows are kept in T for SOME rows and then added to those in double: 1e-6 of
+   error is below (D / lanes + 25) roundings. Sums over rows are kept in T for SOME rows and then added to those in double: 1e-6 of
    the sum of magnitudes at most in float, for any number of rows. A row's results have the same bits in whichever group of rows
    they are made. */
 

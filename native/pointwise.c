@@ -55,17 +55,17 @@ typedef int64_t i64;
 #define FORMULAS(T, NAME, FUSED)                                                                                               \
     INLINE T sigmoid_of_##NAME(T x) { return (T)1 / ((T)1 + exp_##NAME(-x)); }                                          \
     INLINE T relu_of_##NAME(T x) { return x < 0 ? (T)0 : x; }               /* NaN stays NaN */                         \
-    INLINE T distribution_##NAME(T x, T bell)                                                                           \
+    INLINE T distribution_##NAME(T x, T density)                                                                        \
     {                                                                                                                   \
-        T tail = normal_tail_##NAME(x, bell);                                                                           \
+        T tail = normal_tail_##NAME(x, density);                                                                        \
         return x > 0 ? (T)1 - tail : tail;                                                                              \
     }                                                                                                                   \
-    INLINE T gelu_of_##NAME(T x) { return x * distribution_##NAME(x, bell_##NAME(x)); }                                 \
+    INLINE T gelu_of_##NAME(T x) { return x * distribution_##NAME(x, density_##NAME(x)); }                              \
     INLINE void gelu_both_##NAME(T x, T *value, T *slope)                                                               \
     {                                                                                                                   \
-        T bell = bell_##NAME(x), below = distribution_##NAME(x, bell);                                                  \
+        T density = density_##NAME(x), below = distribution_##NAME(x, density);                                         \
         *value = x * below;                                                                                             \
-        *slope = FUSED(x * bell, (T)0.398942280401432678, below);                                                       \
+        *slope = FUSED(x, density, below);                                                                              \
     }                                                                                                                   \
     INLINE T twice_u_##NAME(T x) { return x * FUSED(x * x, (T)0.0713548162726002504, (T)1.59576912160573071); }               \
     INLINE T gelu_tanh_of_##NAME(T x) { return x * sigmoid_of_##NAME(twice_u_##NAME(x)); }                              \
