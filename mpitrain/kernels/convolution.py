@@ -16,7 +16,7 @@ import numpy as np
 
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import bind
+from mpitrain.kernels.library import bind, packed
 
 Pair = tuple[int, int]
 
@@ -140,7 +140,7 @@ def _convolve_host() -> Callable[..., Array] | None:
         y = np.empty((len(x), len(weight), *window.outputs(*x.shape[2:])), x.dtype)
         if 0 in weight.shape or 0 in x.shape:
             return _convolve(x, weight, bias, window, groups)
-        function(_packed(x), _packed(weight), _packed(bias), y, _geometry(x.shape, window, len(weight), groups))
+        function(packed(x), packed(weight), packed(bias), y, _geometry(x.shape, window, len(weight), groups))
         return y
     return convolve
 
@@ -154,7 +154,7 @@ def _adjoint_host() -> Callable[..., Array] | None:
         if 0 in weight.shape or 0 in y.shape:
             return _adjoint(y, weight, bias, window, groups, size)
         x = np.empty((len(y), weight.shape[1] * groups, *size), y.dtype)
-        function(_packed(y), _packed(weight), _packed(bias), x, _geometry(x.shape, window, len(weight), groups))
+        function(packed(y), packed(weight), packed(bias), x, _geometry(x.shape, window, len(weight), groups))
         return x
     return adjoint
 
@@ -169,13 +169,9 @@ def _kernel_gradient_host() -> Callable[..., Array] | None:
         if 0 in x.shape or 0 in y.shape or (out is not None and not out.flags.c_contiguous):
             return _kernel_gradient(x, y, window, groups, out)
         weight = np.empty((outputs, x.shape[1] // groups, *window.kernel), x.dtype) if out is None else out
-        function(_packed(x), _packed(y), weight, _geometry(x.shape, window, outputs, groups))
+        function(packed(x), packed(y), weight, _geometry(x.shape, window, outputs, groups))
         return weight
     return kernel_gradient
-
-
-def _packed(array: Array | None) -> Array | None:
-    return None if array is None else np.ascontiguousarray(array)
 
 
 _EXAMPLE = Window((3, 2), (2, 1), (1, 2), (1, 2))         # images of 7x6 become 4x8

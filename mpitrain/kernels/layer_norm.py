@@ -10,7 +10,7 @@ import numpy as np
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.dropout import Dropping, dropout, dropout_grad
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import bind
+from mpitrain.kernels.library import bind, packed
 
 Normed = tuple[Array, Array, Array, Array, Array | None]
 Gradients = tuple[Array | None, Array | None, Array | None, Array | None]
@@ -70,7 +70,7 @@ def _row_norm_host() -> Callable[..., Normed] | None:
             rows, key, least = dropping.for_c
             bits = np.empty((len(rows), x.size // (8 * max(len(rows), 1))), np.uint8)
             drops = rows, bits, key, least, len(x) // max(len(rows), 1), dropping.scale
-        function(x, _packed(added), None if added is None else total, _packed(weight), _packed(bias), y, means, inverses, eps,
+        function(x, packed(added), None if added is None else total, packed(weight), packed(bias), y, means, inverses, eps,
                  *x.shape, centred, *drops)
         return y, total, means, inverses, drops[1]
     return norm
@@ -87,14 +87,10 @@ def _row_norm_gradients_host() -> Callable[..., Gradients] | None:
         product, plain = sums = np.empty((2, x.shape[1])) if wanted[1] else (None, None)
         dropped = np.empty(x.shape, x.dtype) if bits is not None and wanted[0] else None
         room = np.empty(2 * x.shape[1], x.dtype) if wanted[1] else None
-        function(np.ascontiguousarray(grad), np.ascontiguousarray(x), _packed(weight), _packed(around), means, inverses, dx,
+        function(np.ascontiguousarray(grad), np.ascontiguousarray(x), packed(weight), packed(around), means, inverses, dx,
                  sums if wanted[1] else None, room, *x.shape, centred, None if dropped is None else bits, dropped, 1 / (1 - p))
         return dx, product, plain, dropped
     return gradients
-
-
-def _packed(array: Array | None) -> Array | None:
-    return None if array is None else np.ascontiguousarray(array)
 
 
 def _normal(rng: Any, dtype: Any, *shapes: tuple[int, ...]) -> tuple[Array, ...]:
