@@ -43,7 +43,7 @@ INLINE void NAME(copy_rows)(T *to, const T *from, i64 rows, i64 width, i64 j0, i
     i64 count = j1 - j0, whole = clip((end - from - step * (count + LANES)) / down + 1, 0, rows), r = 0;
     if (end - from < step * (count + LANES) || step > 2) whole = 0;
     for (; r < whole; r++, to += width, from += down) {
-        *(V *)to = (V){0};
+        NAME(clear)(to, to + j0);
         if (step == 1) for (i64 i = 0; i < count; i += LANES) *(V *)(to + j0 + i) = *(const V *)(from + i);
         else for (i64 i = 0; i < count; i += LANES)
             *(V *)(to + j0 + i) = PICK(MASK, *(const V *)(from + 2 * i), *(const V *)(from + 2 * i + LANES), ORDER(EVEN, LANES));
