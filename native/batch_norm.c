@@ -150,9 +150,9 @@ void NAME(channel_moments)(const T *restrict x, double *restrict mean, double *r
     }
     memset(mean, 0, c * sizeof(double));             /* vectors run over channels here, over positions elsewhere */
     memset(squares, 0, c * sizeof(double));
-    for (i64 k = 0; k < n; k++) for (i64 j = 0; j < c; j++) mean[j] += x[k * c + j];
+    for (i64 k = 0; k < n * l; k++) for (i64 j = 0; j < c; j++) mean[j] += x[k * c + j];         /* l is 1 or 0 */
     for (i64 j = 0; j < c; j++) mean[j] /= n;
-    for (i64 k = 0; k < n; k++) for (i64 j = 0; j < c; j++) {
+    for (i64 k = 0; k < n * l; k++) for (i64 j = 0; j < c; j++) {
         double d = x[k * c + j] - mean[j];
         squares[j] += d * d;
     }
@@ -198,7 +198,7 @@ void NAME(channel_sums)(const T *restrict g, const T *restrict x, const T *centr
     }
     memset(plain, 0, c * sizeof(double));
     memset(product, 0, c * sizeof(double));
-    for (i64 k = 0; k < n; k++, g += c, x += c)
+    for (i64 k = 0; k < n * l; k++, g += c, x += c)
         for (i64 j = 0; j < c; j++) { plain[j] += g[j]; product[j] += (double)g[j] * (x[j] - centre[j]); }
 }
 

@@ -82,13 +82,18 @@ static T NAME(sum)(const T *x, i64 n)
     return NAME(fold)(part, x + i, n);
 }
 
-static T NAME(squares)(const T *x, T centre, i64 n)
+/* The sum of squared distances from the mean, of which `mean` is a first guess: what it is wrong by is the mean distance from it,
+   and corrects both (a row of equal numbers becomes 0, not its rounding errors times 1 / sqrt(eps)). Not where not `centred`. */
+static T NAME(squares)(const T *x, T *mean, i64 n, i64 centred)
 {
-    V part[PARTS] = {0};
-    T rest[WIDE];
-    EACH_VECTOR(n, V d = AT(x, at) - centre; part[v] += d * d;)
-    for (i64 l = 0; l < n % WIDE; l++) rest[l] = (x[i + l] - centre) * (x[i + l] - centre);
-    return NAME(fold)(part, rest, n);
+    V part[PARTS] = {0}, drift[PARTS] = {0};
+    T rest[WIDE], far[WIDE], guess = *mean;
+    EACH_VECTOR(n, V d = AT(x, at) - guess; part[v] += d * d; drift[v] += d;)
+    for (i64 l = 0; l < n % WIDE; l++) { far[l] = x[i + l] - guess; rest[l] = far[l] * far[l]; }
+    T square = NAME(fold)(part, rest, n), wrong = centred ? NAME(fold)(drift, far, n) / n : 0;
+    *mean = guess + wrong;
+    square -= wrong * wrong * n;
+    return square < 0 ? 0 : square;                  /* NaN stays */
 }
 
 /* What of `added` is dropped: rows of x are parts of samples, `parts` of them each, which have `rows` (a number each) of the stream
@@ -136,32 +141,32 @@ void NAME(row_norm)(const T *restrict x, const T *restrict added, T *restrict to
             else if (added) for (i64 i = 0; i < n; i++) total[k * n + i] = x[k * n + i] + added[k * n + i];
             means[k] = centred ? NAME(sum)((added ? total : x) + k * n, n) / n : 0;
         }
-        for (i64 k = 0; k < there; k++) inverses[r + k] = NAME(squares)(row + k * n, means[r + k], n);
+        for (i64 k = 0; k < there; k++) inverses[r + k] = NAME(squares)(row + k * n, means + r + k, n, centred);
         for (i64 k = r; k < r + there; k++) inverses[k] = 1 / ROOT(inverses[k] / n + (T)eps);
         for (i64 k = 0; k < there; k++) {
             const T *from = row + k * n;
-            T *to = y + (r + k) * n, s = inverses[r + k], shift = -means[r + k] * s;
-            if (bias) for (i64 i = 0; i < n; i++) to[i] = (from[i] * s + shift) * weight[i] + bias[i];
-            else for (i64 i = 0; i < n; i++) to[i] = (from[i] * s + shift) * weight[i];
+            T *to = y + (r + k) * n, s = inverses[r + k], mean = means[r + k];
+            if (bias) for (i64 i = 0; i < n; i++) to[i] = (from[i] - mean) * s * weight[i] + bias[i];
+            else for (i64 i = 0; i < n; i++) to[i] = (from[i] - mean) * s * weight[i];
         }
     }
 }
 
-/* What a row's gradients take from it: z = x * inverse + shift, h = g * weight, dx = h * inverse + constant + z * slope. */
-typedef struct { T inverse, shift, constant, slope; } NAME(row);
+/* What a row's gradients take from it: z = (x - mean) * inverse, h = g * weight, dx = h * inverse + constant + z * slope. */
+typedef struct { T inverse, mean, constant, slope; } NAME(row);
 
 /* dx = inverse (h - mean(h) - z mean(h z)), without mean(h) where not `centred`. */
 static NAME(row) NAME(look_at)(const T *g, const T *x, const T *weight, T mean, T inverse, i64 n, i64 centred)
 {
     V sums[PARTS] = {0}, products[PARTS] = {0};
-    T rest[WIDE], rest_products[WIDE], shift = -mean * inverse;
-    EACH_VECTOR(n, V h = AT(g, at) * AT(weight, at); sums[v] += h; products[v] += h * (AT(x, at) * inverse + shift);)
+    T rest[WIDE], rest_products[WIDE];
+    EACH_VECTOR(n, V h = AT(g, at) * AT(weight, at); sums[v] += h; products[v] += h * (AT(x, at) - mean);)
     for (i64 l = 0; l < n % WIDE; l++) {
         rest[l] = g[i + l] * weight[i + l];
-        rest_products[l] = rest[l] * (x[i + l] * inverse + shift);
+        rest_products[l] = rest[l] * (x[i + l] - mean);
     }
-    T sum = NAME(fold)(sums, rest, n), product = NAME(fold)(products, rest_products, n);
-    return (NAME(row)){inverse, shift, centred ? -sum / n * inverse : 0, -product / n * inverse};
+    T sum = NAME(fold)(sums, rest, n), product = NAME(fold)(products, rest_products, n) * inverse;
+    return (NAME(row)){inverse, mean, centred ? -sum / n * inverse : 0, -product / n * inverse};
 }
 
 /* `rows` rows: their dx, where `moved`, with `around` added where `surrounded`; and where `summed`, what they add to the sums over
@@ -173,7 +178,7 @@ INLINE void NAME(group)(const T *restrict g, const T *restrict x, const T *restr
     for (i64 i = 0; i < n; i++) {
         T product = summed ? part[i] : 0, plain = summed ? part[n + i] : 0, w = weight[i];
         for (int r = 0; r < rows; r++) {
-            T e = g[r * n + i], z = x[r * n + i] * row[r].inverse + row[r].shift;
+            T e = g[r * n + i], z = (x[r * n + i] - row[r].mean) * row[r].inverse;
             if (summed) {
                 product += e * z;
                 plain += e;

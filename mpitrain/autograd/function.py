@@ -116,12 +116,14 @@ class Function:
     """One differentiable operation: arrays in, one array (or a tuple of arrays) out; metadata by keyword.
 
     `broadcasts`: the gradients are summed back to the shapes of the inputs. `views`: the output shows the input's memory.
-    `result_dtype`: set where the result is meant to have another dtype than the floating-point inputs.
+    `result_dtype`: set where the result is meant to have another dtype than the floating-point inputs. `floats`: how many of the
+    first inputs must be float32 or float64, since compiled code reads them; the others may be labels, indices or masks.
     """
 
     broadcasts = False
     views = False
     result_dtype: Any = None
+    floats = 0
 
     @staticmethod
     def forward(ctx: Context, *arrays: Any, **params: Any) -> Any:
@@ -139,8 +141,8 @@ class Function:
     def apply(cls, *inputs: Any, **params: Any) -> Any:
         """Runs the operation, and records it where an input requires a gradient.
 
-        Inputs are tensors, arrays or numbers. Raises ShapeError where arrays live on different devices or mix float
-        dtypes: a silent promotion to float64 would halve the speed of everything after it.
+        Inputs are tensors, arrays or numbers. Raises ShapeError where arrays live on different devices, mix float dtypes (a
+        silent promotion to float64 would halve the speed of everything after it), or are no floats where some are wanted.
         """
         arrays: list[Any] = []
         edges: list[Any] = []
@@ -164,8 +166,11 @@ class Function:
                 if module is not xp:
                     xp = module if xp is None else _refuse_devices(cls, xp, module)
                 kind = x.dtype
-                if kind is not dtype and kind.kind == "f" and kind != dtype:
-                    dtype = kind if dtype is None else _refuse_dtypes(cls, dtype, kind)
+                if kind is not dtype and kind != dtype:
+                    if len(arrays) < cls.floats and (kind.char not in "fd" or not kind.isnative):
+                        _refuse_kind(cls, kind)
+                    if kind.kind == "f":
+                        dtype = kind if dtype is None else _refuse_dtypes(cls, dtype, kind)
             arrays.append(x)
             edges.append(edge)
             leaf_meta.append(meta)
@@ -211,6 +216,10 @@ def _refuse_devices(cls: type[Function], first: Any, second: Any) -> Any:
 
 def _refuse_dtypes(cls: type[Function], first: Any, second: Any) -> Any:
     raise ShapeError(f"{cls.__name__}: inputs of {first} and {second}; convert one of them first")
+
+
+def _refuse_kind(cls: type[Function], kind: Any) -> None:
+    raise ShapeError(f"{cls.__name__}: an input is {kind}, expected float32 or float64; convert it first")
 
 
 def _place(module: Any) -> str:

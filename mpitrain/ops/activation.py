@@ -16,6 +16,8 @@ from mpitrain.kernels.pointwise import ACTIVATIONS
 class Pointwise(Function):
     """An activation with a kernel for its values and one for its gradient."""
 
+    floats = 4
+
     @staticmethod
     def forward(ctx: Context, x: Array, *, activation: pointwise.Activation) -> Array:
         result, kept = activation.forward(x, ours=False, training=ctx.needs[0])

@@ -35,6 +35,9 @@ def scaled_dot_product_attention(q: Any, k: Any, v: Any, *, causal: bool = False
     if mask is not None and not _broadcasts(tuple(mask.shape), wanted):
         raise ShapeError(f"scaled_dot_product_attention: the mask has shape {tuple(mask.shape)}, expected one that broadcasts "
                          f"to {wanted}")
+    if mask is not None and mask.dtype.kind not in "bf":
+        raise ShapeError(f"scaled_dot_product_attention: the mask is {mask.dtype}, expected bool, True where a query may look, "
+                         "or floating-point numbers to add")
     factor = _default_scale(shapes[0][-1]) if scale is None else scale
     if mask is not None:
         masked: Tensor = MaskedAttention.apply(q, k, v, mask, causal=causal, scale=factor)
@@ -68,6 +71,8 @@ def self_attention(qkv: Any, heads: int, *, causal: bool = False, scale: float |
 class Attention(Function):
     """Backward computes the weights again: what is kept is the result, and two numbers for each query."""
 
+    floats = 4
+
     @staticmethod
     def forward(ctx: Context, q: Array, k: Array, v: Array, *, causal: bool, scale: float) -> Array:
         ctx.causal, ctx.scale = causal, scale
@@ -85,6 +90,8 @@ class Attention(Function):
 
 class SelfAttention(Function):
     """Attention among the parts of one array, whose gradient is one array too."""
+
+    floats = 4
 
     @staticmethod
     def forward(ctx: Context, qkv: Array, *, heads: int, causal: bool, scale: float, dropout: float, key: int) -> Array:
@@ -107,6 +114,7 @@ class SelfAttention(Function):
 class MaskedAttention(Function):
     """The weights softmax(scale * q k' + mask) are kept for backward."""
 
+    floats = 3
     broadcasts = True                                 # the mask's gradient
 
     @staticmethod
@@ -114,10 +122,11 @@ class MaskedAttention(Function):
         xp = ctx.xp
         ctx.causal, ctx.scale = causal, scale
         scores = xp.matmul(q, k.swapaxes(-1, -2), out=xp.empty((*q.shape[:-1], k.shape[-2]), q.dtype))
-        if is_float(mask.dtype):
+        if is_float(mask.dtype) or scale <= 0:        # 0 and less would turn -inf into NaN and inf
             scores *= scores.dtype.type(scale)
-            scores += mask
             scale = 1.0
+        if is_float(mask.dtype):
+            scores += mask
         else:
             xp.copyto(scores, -math.inf, where=~mask)
         weights = attention_weights(scores, scale, causal, scores) if scores.size else scores

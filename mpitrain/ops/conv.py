@@ -48,6 +48,8 @@ def conv_transpose2d(x: Any, weight: Any, bias: Any = None, *, stride: int | Pai
 class Conv2d(Function):
     """y = w * windows(x) + b."""
 
+    floats = 4
+
     @staticmethod
     def forward(ctx: Context, x: Array, weight: Array, bias: Array | None, *, window: Window, groups: int) -> Array:
         ctx.save(x, weight)
@@ -65,6 +67,8 @@ class Conv2d(Function):
 
 class ConvTranspose2d(Function):
     """The adjoint of Conv2d's linear map, plus b."""
+
+    floats = 4
 
     @staticmethod
     def forward(ctx: Context, x: Array, weight: Array, bias: Array | None, *, window: Window, groups: int,

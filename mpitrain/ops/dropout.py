@@ -30,6 +30,8 @@ def dropout(x: Any, p: float, layer: str, residual: Any = None) -> Tensor:
 class Dropout(Function):
     """x * keep / (1 - p) [+ residual]; the mask is kept as bits."""
 
+    floats = 4
+
     @staticmethod
     def forward(ctx: Context, x: Array, residual: Array | None, *, p: float, key: int) -> Array:
         rows = current().rows(len(x), ctx.xp)

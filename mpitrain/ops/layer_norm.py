@@ -54,6 +54,8 @@ def add_layer_norm(x: Any, residual: Any, weight: Any, bias: Any = None, *, eps:
 class RowNorm(Function):
     """Statistics of each row, a row being the last dims of x, those of weight: layer norm, and RMS norm if not centred."""
 
+    floats = 4
+
     @staticmethod
     def forward(ctx: Context, x: Array, weight: Array, bias: Array | None, *, eps: float, centred: bool) -> Array:
         y, _, means, inverses, _ = row_norm(_rows(x, weight), None, weight.reshape(-1), _flat(bias), eps, centred)
@@ -69,6 +71,8 @@ class RowNorm(Function):
 
 class AddRowNorm(Function):
     """The sum of two arrays and the layer norm of its rows."""
+
+    floats = 4
 
     @staticmethod
     def forward(ctx: Context, residual: Array, x: Array, weight: Array, bias: Array | None, *, eps: float, dropout: float,

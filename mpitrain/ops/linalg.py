@@ -61,6 +61,8 @@ class Linear(Function):
     pass makes the gradient of the product and the bias's, which is its sum over the rows.
     """
 
+    floats = 4
+
     @staticmethod
     def forward(ctx: Context, x: Array, weight: Array, bias: Array | None, *, activation: Activation | None,
                 operands: str = "") -> Array:

@@ -15,6 +15,8 @@ from mpitrain.kernels import pointwise, rows
 
 
 class CrossEntropy(Function):
+    floats = 1
+
     @staticmethod
     def forward(ctx: Context, logits: Array, labels: Array, *, smoothing: float, ignore: int | None) -> Array:
         if logits.shape[:-1] != labels.shape or logits.ndim == 0 or labels.dtype.kind not in "iu":

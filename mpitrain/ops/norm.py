@@ -72,6 +72,8 @@ def group_norm(x: Any, groups: int, weight: Any = None, bias: Any = None, *, eps
 class BatchNorm(Function):
     """Statistics over all dims but 1, summed over ranks where `reduce` is given."""
 
+    floats = 4
+
     @staticmethod
     def forward(ctx: Context, x: Array, weight: Array | None, bias: Array | None, residual: Array | None, *, relu: bool,
                 eps: float, reduce: Reduce | None, record: Callable[[tuple[Any, ...]], None]) -> Array:
@@ -149,6 +151,8 @@ class BatchNorm(Function):
 class FixedNorm(Function):
     """The same with given statistics: a map of each channel."""
 
+    floats = 4
+
     @staticmethod
     def forward(ctx: Context, x: Array, weight: Array | None, bias: Array | None, *, mean: Array, variance: Array,
                 eps: float) -> Array:
@@ -175,6 +179,8 @@ class FixedNorm(Function):
 
 class GroupNorm(Function):
     """Statistics of each (sample, group); with x seen as one sample of N * C channels, the loops of batch norm do the rest."""
+
+    floats = 4
 
     @staticmethod
     def forward(ctx: Context, x: Array, weight: Array | None, bias: Array | None, *, groups: int, eps: float) -> Array:
@@ -203,7 +209,7 @@ class GroupNorm(Function):
             tiled = _tiled(weight, n, ctx.xp)
             scale = channel_scale(inverse, tiled, x.dtype)
             each = c // ctx.groups
-            means = [((s if tiled is None else s * tiled).reshape(-1, each).sum(axis=1) / ctx.count).repeat(each)
+            means = [((s if tiled is None else s * tiled).reshape(-1, each).sum(axis=1) / max(ctx.count, 1)).repeat(each)
                      for s in (plain, product)]
             slope = (-inverse ** 3 * means[1]).astype(x.dtype)
             shift = (-inverse * means[0]).astype(x.dtype)

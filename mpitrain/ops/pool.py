@@ -68,6 +68,8 @@ def subsample2d(x: Any, stride: int, channels: tuple[int, int] = (0, 0)) -> Tens
 class MaxPool(Function):
     """The largest value of each window, or 0 where there is `relu`; its gradient goes to the first place where it stands."""
 
+    floats = 4
+
     @staticmethod
     def forward(ctx: Context, x: Array, *, rows: Side, columns: Side, relu: bool = False) -> Array:
         largest, where = window_maximum(x, rows, columns, relu)
@@ -82,6 +84,8 @@ class MaxPool(Function):
 
 class MeanPool(Function):
     """The sum of each window, divided by `area`, or by the number of its pixels where that is None."""
+
+    floats = 4
 
     @staticmethod
     def forward(ctx: Context, x: Array, *, rows: Side, columns: Side, area: int | None) -> Array:
@@ -98,6 +102,8 @@ class MeanPool(Function):
 
 class Subsample(Function):
     """Pixels stride apart, between channels of zeros."""
+
+    floats = 4
 
     @staticmethod
     def forward(ctx: Context, x: Array, *, stride: int, before: int, after: int) -> Array:

@@ -13,6 +13,8 @@ from mpitrain.kernels import rows
 
 
 class Softmax(Function):
+    floats = 4
+
     @staticmethod
     def forward(ctx: Context, x: Array, *, dim: int) -> Array:
         result = _along_last(x, dim, rows.softmax)
@@ -27,6 +29,8 @@ class Softmax(Function):
 
 
 class LogSoftmax(Function):
+    floats = 4
+
     @staticmethod
     def forward(ctx: Context, x: Array, *, dim: int) -> Array:
         result = _along_last(x, dim, rows.log_softmax)

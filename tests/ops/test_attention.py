@@ -105,3 +105,17 @@ def test_shapes_that_do_not_fit_are_refused():
         ops.scaled_dot_product_attention(q, q[..., :3], q)
     with pytest.raises(ShapeError, match=r"the mask has shape \(4, 5\), expected one that broadcasts to \(2, 3, 5, 5\)"):
         ops.scaled_dot_product_attention(q, q, q, mask=np.ones((4, 5), bool))
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0])
+def test_a_boolean_mask_hides_keys_whatever_the_scale(scale: float) -> None:
+    q, k, v = (normal(1, 1, 4, 3, seed=seed) for seed in range(3))
+    mask = np.tril(np.ones((4, 4), bool))
+    found = ops.scaled_dot_product_attention(q, k, v, mask=mask, scale=scale).array
+    np.testing.assert_allclose(found, ops.scaled_dot_product_attention(q, k, v, causal=True, scale=scale).array, rtol=1e-12)
+
+
+def test_a_mask_of_integers_is_refused() -> None:
+    q = normal(1, 1, 4, 3)
+    with pytest.raises(ShapeError, match="the mask is int64, expected bool, True where a query may look, or float"):
+        ops.scaled_dot_product_attention(q, q, q, mask=np.ones((4, 4), np.int64))

@@ -143,3 +143,13 @@ def test_what_is_dropped_before_the_sum_is_what_dropout_drops(shape, version):
     np.testing.assert_array_equal(found[0][0], found[1][0])
     for a, b in zip(*found):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("value", [1000.7, 1e6, -3e-3])
+@pytest.mark.parametrize("width", [1, 7, 64, 513])
+def test_a_row_of_equal_numbers_is_zero_and_has_no_gradient(value: float, width: int) -> None:
+    x, w = Tensor(np.full((3, width), value, np.float32), requires_grad=True), np.ones(width, np.float32)
+    y = ops.layer_norm(x, w)
+    np.testing.assert_allclose(y.array, 0, atol=1e-3)
+    run_backward(y, np.ones_like(x.array))
+    np.testing.assert_allclose(x.grad, 0, atol=0.1)            # beside 1 / sqrt(eps) = 316

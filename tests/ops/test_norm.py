@@ -161,3 +161,12 @@ def test_shapes_that_do_not_fit_are_refused():
         ops.batch_norm_inference(x, np.zeros(4), np.ones(4), np.ones(3))
     with pytest.raises(ShapeError, match="group_norm: 4 channels cannot be split into 3 groups"):
         ops.group_norm(x, 3)
+
+
+def test_images_of_no_length_have_gradients_of_zero() -> None:
+    x, w, b = (Tensor(np.zeros(shape, np.float32), requires_grad=True) for shape in ((2, 6, 0), (6,), (6,)))
+    mean, variance = np.zeros(6, np.float32), np.ones(6, np.float32)
+    for y in (ops.group_norm(x, 2, w, b), ops.batch_norm_inference(x, mean, variance, w, b)):
+        w.grad = b.grad = None
+        run_backward(y, np.empty((2, 6, 0), np.float32))
+        assert not w.grad.any() and not b.grad.any()
