@@ -1,4 +1,4 @@
-/* What a convolution looks at; `mpitrain/kernels/window.py` fills it in as an array of 64-bit integers. */
+/* What a convolution looks at; `mpitrain/kernels/convolution.py` fills it in as an array of 64-bit integers. */
 #ifndef MPITRAIN_GEOMETRY_H
 #define MPITRAIN_GEOMETRY_H
 
