@@ -253,6 +253,14 @@ def test_whoever_holds_the_lock_too_long_is_not_waited_for(own_cache: Path, monk
         pass
 
 
+def test_where_no_lock_can_be_made_the_work_is_done_without(own_cache: Path) -> None:
+    (cache_folder() / "taken.lock").mkdir()
+    done = []
+    with cache.one_at_a_time("taken"):
+        done.append(True)
+    assert done
+
+
 NUMBA_WORDS = """
 from mpitrain.backend.cache import prepare_numba
 prepare_numba()
