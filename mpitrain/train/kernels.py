@@ -1,4 +1,4 @@
-"""Whether BLAS runs on the best kernels that it has for this CPU. Nothing is changed here: a user's setting is a user's.
+"""Whether BLAS, and our own compiled code, run as fast as they could here. Nothing is changed: a user's setting is a user's.
 
 NumPy's OpenBLAS does 240 GFLOP/s on a core with AVX-512 and half of that where OPENBLAS_CORETYPE=Haswell is exported
 (two-core Zen 5, 2026-11); nobody notices, since results are as right as before.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from mpitrain.backend.native import Obstacle
 
 SETS = ("SSE", "AVX", "AVX2", "AVX-512")
 NEEDS = ((3, {"avx512f", "avx512dq", "avx512bw", "avx512vl"}), (2, {"avx2", "fma"}), (1, {"avx"}), (0, {"sse2"}))
@@ -45,6 +47,13 @@ def wrong_kernels(libraries: Sequence[Mapping[str, Any]], flags: frozenset[str],
         if text:
             return text
     return ""
+
+
+def without_native(obstacle: Obstacle | None) -> str:
+    """In one line, that compiled code is missing, why, and the cure; "" where there is no obstacle."""
+    if obstacle is None:
+        return ""
+    return f"kernels run as plain NumPy, much slower than compiled: {obstacle.reason}; {obstacle.cure}"
 
 
 def _by_architecture(library: Mapping[str, Any], api: str, best: int, environment: Mapping[str, str]) -> str:

@@ -93,6 +93,12 @@ def told_once(everyone: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
     return list(texts.values())
 
 
+def compiled_or_not(session: Session) -> list[str]:
+    """Why compiled code is missing, where it is. Asked once a sample has been through the model. It communicates."""
+    host = session.places[session.world.rank].host
+    return told_once(session.control.gather_objects([host, [environment.slow_kernels()]]))
+
+
 def before_mpi(action: Callable[[], Any]) -> Callable[[], Any]:
     """Runs `action` now, on the rank that will be 0; the answer gives its value, or raises its error, when called later."""
     if launched_rank()[0] != 0:
@@ -119,7 +125,7 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
         with guard.symmetric():
             job = build(config, session.inputs, session.mesh)
         job.trainer.stop = stop
-        job.trainer.notes += session.notes
+        job.trainer.notes += session.notes + compiled_or_not(session)
         folder = RunFolder(config.run.out)
         if config.model.init_from and not on_first(session.control, lambda: continues(folder, resume)):
             load_from(config, job, session.control)

@@ -1,20 +1,16 @@
-"""Array modules, devices, the cache folder, and the loader of native code."""
+"""Array modules and devices."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 from fakegpu import DeviceArray, put, xp
 
-from mpitrain.backend import CPU, array_module, asnumpy, cache, float_dtype, is_array, is_float, native, select_device
-from mpitrain.backend.cache import cache_folder
+from mpitrain.backend import CPU, array_module, asnumpy, float_dtype, is_array, is_float, select_device
 from mpitrain.backend.namespace import Device
 from mpitrain.errors import ConfigError
 
@@ -50,187 +46,6 @@ def test_precisions_have_names() -> None:
     assert float_dtype("float32") == np.float32 and is_float(np.float64) and not is_float(np.int64)
     with pytest.raises(ConfigError, match=r'unknown precision "float23" \(did you mean "float32"\?\)'):
         float_dtype("float23")
-
-
-@pytest.fixture
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache folder of the test's own, and nothing remembered from other tests or left to them."""
-    remembered = (cache_folder, native.load, native.compiler)
-    monkeypatch.setenv("MPITRAIN_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(native, "_missing", {})
-    for function in remembered:
-        function.cache_clear()
-    yield tmp_path / "cache"
-    for function in remembered:
-        function.cache_clear()
-
-
-def test_the_cache_folder_is_private(own_cache: Path) -> None:
-    assert cache_folder() == own_cache and own_cache.stat().st_mode & 0o077 == 0
-
-
-def test_a_folder_that_others_can_write_is_not_used(own_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    own_cache.mkdir()
-    own_cache.chmod(0o777)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder() == tmp_path / "xdg" / "mpitrain"
-
-
-def test_where_no_home_can_be_written_a_temporary_folder_stands_in(own_cache: Path, monkeypatch: pytest.MonkeyPatch,
-                                                                  tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("MPITRAIN_CACHE_DIR", str(tmp_path / "file" / "below"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert cache_folder() == tmp_path / f"mpitrain-{os.getuid()}"
-
-
-needs_compiler = pytest.mark.skipif(native.compiler() is None, reason="no C compiler")
-
-
-@needs_compiler
-def test_a_library_is_compiled_once_and_found_again(own_cache: Path) -> None:
-    assert native.load("rows") is not None
-    built, = own_cache.glob("rows-*.so")
-    made = built.stat().st_mtime_ns
-    native.load.cache_clear()
-    assert native.load("rows") is not None and built.stat().st_mtime_ns == made and native.missing() == {}
-
-
-@needs_compiler
-def test_a_library_that_was_cut_off_is_made_anew(own_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "three.c").write_text("int three(void) { return 3; }\n")
-    monkeypatch.setattr(native, "source_folder", lambda: tmp_path)
-    cc = native.compiler()
-    assert cc is not None
-    (cache_folder() / f"three-{native._key(tmp_path / 'three.c', cc)}.so").write_bytes(b"")
-    library = native.load("three")
-    assert library is not None and library.three() == 3 and native.missing() == {}
-
-
-@needs_compiler
-def test_the_libraries_are_described_with_the_compiler_and_a_key_or_why_they_are_missing(
-        own_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    folder = tmp_path / "native"
-    folder.mkdir()
-    monkeypatch.setattr(native, "source_folder", lambda: folder)
-    (folder / "good.c").write_text("int answer(void) { return 1; }\n")
-    (folder / "bad.c").write_text("int answer(void) { return\n")
-    told = native.describe()
-    assert told["compiler"] and told["bad"].startswith("not compiled: ")
-    assert told["good"] == "compiled " + next(own_cache.glob("good-*.so")).stem.removeprefix("good-")
-    for function in (native.load, native.compiler):
-        function.cache_clear()
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CC", raising=False)
-    without = "not compiled: no C compiler (cc, gcc or clang)"
-    assert native.describe() == {"compiler": "", "bad": without, "good": without}
-
-
-@needs_compiler
-def test_a_changed_source_or_header_is_compiled_anew(own_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    folder = tmp_path / "native"
-    folder.mkdir()
-    monkeypatch.setattr(native, "source_folder", lambda: folder)
-    (folder / "answer.h").write_text("#define ANSWER 1\n")
-    (folder / "answer.c").write_text('#include "answer.h"\nint answer(void) { return ANSWER; }\n')
-    first = native.load("answer")
-    (folder / "answer.h").write_text("#define ANSWER 2\n")
-    native.load.cache_clear()
-    second = native.load("answer")
-    assert first is not None and second is not None and (first.answer(), second.answer()) == (1, 2)
-
-
-@needs_compiler
-def test_source_that_does_not_compile_leaves_a_reason(own_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "wrong.c").write_text("int wrong(void) { return missing_name; }\n")
-    monkeypatch.setattr(native, "source_folder", lambda: tmp_path)
-    assert native.load("wrong") is None and set(native.missing()) == {"wrong"}
-    assert not list(own_cache.glob("*.so"))
-
-
-def test_without_a_compiler_the_stand_ins_serve(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nonexistent")
-    monkeypatch.delenv("CC", raising=False)
-    assert native.load("rows") is None and native.missing() == {"rows": "no C compiler (cc, gcc or clang)"}
-
-
-COUNTING = """#!/bin/sh
-case "$*" in *-o*) echo compiled >> {log};; esac
-exec {cc} "$@"
-"""
-LOAD_ROWS = "from mpitrain.backend import native; assert native.load('rows') is not None"
-
-
-def together(program: str, n: int, environment: dict[str, str]) -> list[str]:
-    """What `n` processes print that start at the same time."""
-    children = [subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
-                for _ in range(n)]
-    printed = [child.communicate(timeout=400)[0] for child in children]
-    assert [child.returncode for child in children] == [0] * n
-    return printed
-
-
-@pytest.fixture
-def counting(own_cache: Path, tmp_path: Path) -> dict[str, str]:
-    """An environment whose compiler writes a line to "log" for each library it makes."""
-    (tmp_path / "log").touch()
-    script = tmp_path / "cc"
-    script.write_text(COUNTING.format(log=tmp_path / "log", cc=native.compiler()))
-    script.chmod(0o755)
-    return {**os.environ, "CC": str(script)}
-
-
-@needs_compiler
-def test_of_several_processes_that_start_together_one_compiles_and_a_later_one_none(
-        own_cache: Path, tmp_path: Path, counting: dict[str, str]) -> None:
-    together(LOAD_ROWS, 3, counting)
-    assert (tmp_path / "log").read_text() == "compiled\n"
-    assert len(list(own_cache.glob("rows-*.so"))) == 1 and not list(own_cache.glob("*.tmp"))
-    together(LOAD_ROWS, 1, counting)
-    assert (tmp_path / "log").read_text() == "compiled\n"
-
-
-@needs_compiler
-def test_where_the_file_system_has_no_locks_each_compiles_and_all_load_the_same(
-        own_cache: Path, tmp_path: Path, counting: dict[str, str]) -> None:
-    program = ("import errno, fcntl\n"
-               "def none(*_): raise OSError(errno.ENOLCK, 'no locks available')\n"
-               "fcntl.flock = none\n") + LOAD_ROWS
-    together(program, 2, counting)
-    assert set((tmp_path / "log").read_text().split()) == {"compiled"}
-    assert len(list(own_cache.glob("rows-*.so"))) == 1 and not list(own_cache.glob("*.tmp"))
-
-
-def test_whoever_holds_the_lock_too_long_is_not_waited_for(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "WAIT", 0.05)
-    with cache.one_at_a_time("slow"), cache.one_at_a_time("slow"):
-        pass
-
-
-NUMBA_WORDS = """
-from mpitrain.backend.cache import prepare_numba
-prepare_numba()
-import numba.core.event as event
-with event.install_recorder("numba:compile") as recorder:
-    from mpitrain.backend import native
-    from mpitrain.kernels.random import random_words
-    import numpy as np
-    random_words(np.arange(2, dtype=np.uint64), 7, 5)
-assert set(native.missing()) == {"random"}
-print(len([moment for moment, what in recorder.buffer if what.is_start]))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(500)                     # importing Numba takes seconds, and here three processes do
-def test_numba_compiles_in_one_of_several_processes_and_never_in_a_warm_run_and_writes_into_no_installation(
-        own_cache: Path, tmp_path: Path) -> None:
-    without = {k: v for k, v in os.environ.items() if k not in ("CC", "NUMBA_CACHE_DIR")} | {"PATH": "/nonexistent"}
-    compiled = sorted(int(text) for text in together(NUMBA_WORDS, 2, without))
-    assert compiled[0] == 0 and compiled[1] > 0, "one compiles, the other waits and finds it"
-    assert together(NUMBA_WORDS, 1, without) == ["0\n"]
-    assert list(own_cache.rglob("*.nbi")) and not list(Path(native.__file__).parents[1].rglob("*.nb[ic]"))
 
 
 def test_importing_the_package_compiles_nothing_and_starts_no_mpi() -> None:

@@ -278,7 +278,7 @@ def test_threads_without_pythons_lock_leave_all_blocks_and_bins_in_order(tmp_pat
     source, program = Path(__file__).with_name("memory_driver.c"), tmp_path / "driver"
     cc = native.compiler()
     assert cc is not None
-    subprocess.run([cc, "-O1", "-std=gnu11", "-o", program, source, "-pthread"], check=True, timeout=120)
+    subprocess.run([*cc, "-O1", "-std=gnu11", "-o", program, source, "-pthread"], check=True, timeout=120)
     done = subprocess.run([program, "400"], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
