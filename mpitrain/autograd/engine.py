@@ -157,11 +157,15 @@ class Backward:
         for grad in grads:
             missing += grad is None
         if missing == len(grads):                     # nothing flows here: its leaves get no contribution from it
+            node.passed = True
             for edge in node.edges:
                 if isinstance(edge, Tensor):
                     self.land(edge, None)
             node.release()
             return
+        if node.passed:
+            node.refuse()
+        node.passed = True
         whole: list[Array] = [grad if grad is not None else node.xp.zeros(*meta)
                               for grad, meta in zip(grads, node.output_meta)] if missing else grads
         if self.split and any(isinstance(edge, Tensor) and edge.is_parameter for edge in node.edges):
