@@ -7,10 +7,76 @@ from typing import Any
 
 import numpy as np
 import pytest
+from autograd.leaves import leaf, trained
 
 from mpitrain import ops
-from mpitrain.autograd import Tensor, recompute
+from mpitrain.autograd import Context, Function, Tensor, recompute, run_backward
 from mpitrain.errors import GraphError
+
+
+class Failing(Function):
+    """x, whose backward raises."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Any, *, error: type[BaseException]) -> Any:
+        ctx.error = error
+        return x + 0
+
+    @staticmethod
+    def backward(ctx: Context, grad: Any) -> Any:
+        raise ctx.error
+
+
+class FailingOnce(Function):
+    """x * w, which raises once the gradient of x is made, or of w where that is asked for alone."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Any, w: Any, *, only: int) -> Any:
+        ctx.save(x, w)
+        ctx.only = only
+        return x * w
+
+    @staticmethod
+    def backward(ctx: Context, grad: Any) -> Any:
+        x, w = ctx.saved
+        if ctx.needs[ctx.only]:
+            raise ValueError
+        return grad * w, grad * x
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_backward_that_fails_leaves_no_gradient_in_the_graph(error: type[BaseException]) -> None:
+    x = leaf(1.0, 1.0)
+    h = x * 1.0
+    loss = ops.sum(Failing.apply(h, error=error)) + ops.sum(h * 10.0)
+    with pytest.raises(error):
+        loss.backward()
+    assert x.grad is None
+    ops.sum(h).backward()
+    np.testing.assert_array_equal(x.grad, [1, 1])
+
+
+def test_a_recomputed_block_that_fails_leaves_no_gradient_either() -> None:
+    x = leaf(1.0, 1.0)
+    h = x * 1.0
+    loss = ops.sum(recompute(lambda h: Failing.apply(h, error=ValueError), h)) + ops.sum(h * 10.0)
+    with pytest.raises(ValueError):
+        loss.backward()
+    ops.sum(h).backward()
+    np.testing.assert_array_equal(x.grad, [1, 1])
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_node_that_a_failed_split_backward_has_begun_with_refuses_the_next(failing: int) -> None:
+    """Half a result that it keeps for the second call would be taken for the next backward's."""
+    x, w, v = leaf(1.0, 2.0), trained(2), trained(2, seed=1)
+    y = FailingOnce.apply(x * v, w, only=failing) * v
+    with pytest.raises(ValueError):
+        deferred = run_backward(ops.sum(y), split=True)
+        assert deferred is not None
+        deferred.run()
+    with pytest.raises(GraphError, match="Multiply: backward ran twice"):
+        ops.sum(y).backward()
 
 
 IMAGE, MATRIX = (2, 4, 4, 4), (3, 4)
