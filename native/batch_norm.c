@@ -61,12 +61,12 @@ INLINE void NAME(add_moments)(SUMS *s, const T *x, T centre, i64 n)
     }
 }
 
-/* What there is of g where ReLU let x pass: where y > 0, or, masked being 2, where (x - m) * s + b > 0, since y was that. */
+/* What there is of g but where ReLU made 0: where y <= 0, or, masked being 2, where (x - m) * s + b <= 0, since y was that. */
 INLINE V NAME(passed)(V g, V z, V y, T s, T b, const int masked)
 {
     if (!masked) return g;
     if (masked == 2) y = z * s + b;
-    return (V)((MASK)g & (y > (V){0}));
+    return (V)((MASK)g & ~(y <= (V){0}));
 }
 
 /* Adds h = passed(g), and h * (x - m); keeps h where masked is 1. */
@@ -273,7 +273,7 @@ void NAME(batch_norm_gradients)(const T *restrict g, const T *restrict x, const 
             if (masked == 2)
                 for (i64 i = 0; i < l; i++) {
                     T z = xs[i] - m;
-                    to[i] = s * (z * s + b > 0 ? gs[i] : 0) + d * z + e;
+                    to[i] = s * (z * s + b <= 0 ? 0 : gs[i]) + d * z + e;
                 }
             else for (i64 i = 0; i < l; i++) to[i] = s * gs[i] + d * (xs[i] - m) + e;
         }

@@ -88,7 +88,7 @@ typedef int64_t i64;
     VALUES_AND_SLOPES(T, NAME, gelu_tanh)                                                                               \
     VALUES_AND_SLOPES(T, NAME, silu)                                                                                    \
     GRADIENT(T, NAME, slope_grad, k * d)                                                                                \
-    GRADIENT(T, NAME, relu_grad, k > 0 ? d : (T)0)                                                                      \
+    GRADIENT(T, NAME, relu_grad, k <= 0 ? (T)0 : d)                        /* NaN passes it on */                       \
     GRADIENT(T, NAME, tanh_grad, ((T)1 - k * k) * d)                                                                    \
     GRADIENT(T, NAME, sigmoid_grad, ((T)1 - k) * k * d)
 

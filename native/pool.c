@@ -82,7 +82,7 @@ INLINE void NAME(pairs_maximum)(const T *top, const T *bottom, i64 w, i64 at, T 
     NAME(better)(PICK(MASK, c, d, ORDER(ODD, LANES)), places + (INTEGER)w + 1, &best, &place);
     if (relu) {
         const V zero = {0};
-        place |= ~(best > zero);                     /* NOWHERE has all bits set */
+        place |= best <= zero;                       /* NOWHERE has all bits set */
         best = (V)((MASK)best & ~(best < zero));
     }
     *(V *)y = best;
@@ -112,7 +112,7 @@ static void NAME(maximum_of_pairs)(const T *x, T *y, int32_t *where, i64 planes,
             }
 }
 
-/* The largest value and where it is in its plane; NaN wins, and the first of equals. With `relu` what is not above 0 becomes 0,
+/* The largest value and where it is in its plane; NaN wins, and the first of equals. With `relu` what is 0 or less becomes 0,
    and is NOWHERE. */
 void NAME(maximum)(const T *restrict x, T *restrict y, int32_t *restrict where, const int32_t *y0, const int32_t *y1,
                    const int32_t *x0, const int32_t *x1, i64 planes, i64 h, i64 w, i64 oh, i64 ow, i64 relu)
@@ -138,7 +138,7 @@ void NAME(maximum)(const T *restrict x, T *restrict y, int32_t *restrict where, 
                     where[j] = takes ? at : where[j];
                 }
             if (relu) for (i64 j = 0; j < ow; j++) {
-                where[j] = y[j] > 0 ? where[j] : NOWHERE;
+                where[j] = y[j] <= 0 ? NOWHERE : where[j];
                 y[j] = y[j] < 0 ? 0 : y[j];
             }
         }

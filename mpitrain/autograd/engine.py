@@ -92,19 +92,24 @@ class Backward:
         for root, _ in roots:
             if root.edge is None:
                 self.pending[id(root)] = self.pending.get(id(root), 0) + 1
-        for root, grad in roots:
-            if root.edge is not None:
-                _accumulate(*root.edge, grad)
-            else:
-                self.land(root, grad)
-        with self._running():
+        try:
+            for root, grad in roots:
+                if root.edge is not None:
+                    _accumulate(*root.edge, grad)
+                else:
+                    self.land(root, grad)
+            with self._running():
+                for node in order:
+                    if self.watchers:
+                        self._call_watchers(node.sequence)
+                    self._visit(node)
+                    if self.progress is not None:
+                        self.progress()
+                self._call_watchers(0)
+        except BaseException:                         # an interrupted one too: the next backward would add what is left
             for node in order:
-                if self.watchers:
-                    self._call_watchers(node.sequence)
-                self._visit(node)
-                if self.progress is not None:
-                    self.progress()
-            self._call_watchers(0)
+                node.grads = [None] * len(node.grads)
+            raise
 
     def run_deferred(self) -> None:
         with self._running():
@@ -157,11 +162,15 @@ class Backward:
         for grad in grads:
             missing += grad is None
         if missing == len(grads):                     # nothing flows here: its leaves get no contribution from it
+            node.passed = True
             for edge in node.edges:
                 if isinstance(edge, Tensor):
                     self.land(edge, None)
             node.release()
             return
+        if node.passed:
+            node.refuse()
+        node.passed = True
         whole: list[Array] = [grad if grad is not None else node.xp.zeros(*meta)
                               for grad, meta in zip(grads, node.output_meta)] if missing else grads
         if self.split and any(isinstance(edge, Tensor) and edge.is_parameter for edge in node.edges):

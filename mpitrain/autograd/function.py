@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpitrain.autograd.tensor import Tensor, Version, mode
 from mpitrain.backend import Array, array_module, is_array
@@ -37,7 +37,7 @@ class Context:
     """
 
     __slots__ = ("__dict__", "_saved", "_watched", "edges", "function", "grads", "landed", "leaf_meta", "needs", "out_requests",
-                 "output_meta", "sequence", "wanted", "xp")
+                 "output_meta", "passed", "sequence", "wanted", "xp")
 
     needs: tuple[bool, ...]                       # which inputs' gradients this call of backward must return
     # set where the graph is recorded only:
@@ -49,6 +49,7 @@ class Context:
     grads: list[Array | None]                     # gradients of the outputs that have arrived
     landed: set[int] | None                       # leaves whose contribution a recomputed block has landed already
     out_requests: Any                             # the engine's answer to `out`
+    passed: bool                                  # a backward has come here, and what it needed is, or will be, released
 
     def __init__(self, function: type[Function], xp: Any, needs: tuple[bool, ...]):
         self.function, self.xp, self.needs = function, xp, needs
@@ -89,8 +90,7 @@ class Context:
     def saved(self) -> list[Any]:
         """What forward saved. Raises GraphError where it has changed since, or was released."""
         if self._saved is None:
-            raise GraphError(f"{self.function.__name__}: backward ran twice through the same graph; "
-                             "what it saved was released the first time, so run forward again")
+            self.refuse()
         saved = [*self._saved]
         for place, version, count, is_parameter in self._watched:
             if version.count != count:
@@ -98,6 +98,10 @@ class Context:
             if is_parameter:
                 saved[place] = saved[place].array
         return saved
+
+    def refuse(self) -> NoReturn:
+        raise GraphError(f"{self.function.__name__}: backward ran twice through the same graph; "
+                         "what it saved was released the first time, so run forward again")
 
     def release(self) -> None:
         self._saved = None
@@ -240,6 +244,7 @@ def _record(ctx: Context, outputs: tuple[Tensor, ...]) -> None:
     ctx.sequence = next(_sequence)
     ctx.wanted = ctx.needs
     ctx.landed = ctx.out_requests = None
+    ctx.passed = False
     output_meta: list[Any] = []
     ctx.output_meta, ctx.grads = output_meta, [None] * len(outputs)
     for tensor in outputs:

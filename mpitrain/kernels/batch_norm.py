@@ -59,7 +59,7 @@ def _batch_norm_gradients(grad: Array, x: Array, y: Array | None, centre: Array,
     scale = channel_scale(inverse, weight, x.dtype)
     if relu:
         result = _affine(x, centre, scale, channel_shift(bias, x)) if y is None else y
-        grad = xp.where(result > 0, grad, x.dtype.type(0))
+        grad = xp.where(result <= 0, x.dtype.type(0), grad)
     plain, product = _sums(grad, x, centre)
     if not wanted:
         return None, grad, plain, product

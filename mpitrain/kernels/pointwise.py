@@ -99,7 +99,7 @@ def _slope_grad(slope: Array, grad: Array, sums: Array | None) -> Array:
 
 
 def _relu_grad(y: Array, grad: Array, sums: Array | None) -> Array:
-    return _summed(array_module(y).where(y > 0, grad, grad.dtype.type(0)), sums)
+    return _summed(array_module(y).where(y <= 0, grad.dtype.type(0), grad), sums)
 
 
 def _tanh_grad(y: Array, grad: Array, sums: Array | None) -> Array:

@@ -65,7 +65,7 @@ def _maximum(x: Array, rows: Side, columns: Side, relu: bool = False) -> tuple[A
         better = is_inside & ((value > best) | (xp.isnan(value) & ~xp.isnan(best)))
         best, where = xp.where(better, value, best), xp.where(better, at, where)
     if relu:
-        return xp.maximum(best, best.dtype.type(0)), xp.where(best > 0, where, xp.int32(NOWHERE))
+        return xp.maximum(best, best.dtype.type(0)), xp.where(best <= 0, xp.int32(NOWHERE), where)
     return best, where
 
 
@@ -164,7 +164,7 @@ _ROWS, _COLUMNS = Side((0, 1, 3, 3), (2, 4, 5, 6), 6), Side((0, 2, 3), (3, 4, 5)
 window_maximum = Kernel("window_maximum", _maximum, host=_maximum_host,
                         arguments=lambda rng, dtype: (rng.standard_normal((2, 3, 6, 5)).astype(dtype), _ROWS, _COLUMNS))
 """(largest, where in the plane as int32), both (N, C, OH, OW), from (x (N, C, H, W), rows, columns, relu or nothing). With relu
-what is not above 0 becomes 0, and is NOWHERE."""
+what is 0 or less becomes 0, and is NOWHERE."""
 
 window_maximum_gradient = Kernel(
     "window_maximum_gradient", _maximum_gradient, host=_maximum_gradient_host, tolerance=1e-6,

@@ -76,6 +76,7 @@ def sigmoid(x: Any) -> Tensor:
 
 
 def relu(x: Any) -> Tensor:
+    """max(x, 0); the gradient is 0 where x <= 0, and passes NaN as it passes what is above 0, like PyTorch's."""
     return Pointwise.apply(x, activation=ACTIVATIONS["relu"])
 
 

@@ -71,14 +71,15 @@ class Linear(Function):
                              "(outputs, inputs)")
         if bias is not None and bias.shape != weight.shape[:1]:
             raise ShapeError(f"linear: a bias of shape {bias.shape} does not fit a weight of shape {weight.shape}")
-        result = product(_rows(x), weight.T, bias, operands=operands)
+        made, shape = product(_rows(x), weight.T, bias, operands=operands), (*x.shape[:-1], weight.shape[0])
         ctx.activation, ctx.operands, ctx.before = activation, operands, None
         if activation is None:
             ctx.save(x, weight)
-        else:
-            result, kept = activation.forward(result, ours=True, training=any(ctx.needs))
-            ctx.save(x, weight, kept)
-        return result.reshape(*x.shape[:-1], weight.shape[0])
+            return made.reshape(shape)
+        made, kept = activation.forward(made, ours=True, training=any(ctx.needs))
+        result = made.reshape(shape)
+        ctx.save(x, weight, result if kept is made else kept)   # the very array that is handed out, so that it is watched
+        return result
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
@@ -86,7 +87,7 @@ class Linear(Function):
         flat = _rows(grad)
         by_x = by_weight = by_bias = None
         if kept:
-            flat, by_bias = Linear._before_activation(ctx, kept[0], flat)
+            flat, by_bias = Linear._before_activation(ctx, _rows(kept[0]), flat)
         elif ctx.needs[2]:
             by_bias = ctx.xp.sum(flat, axis=0, out=ctx.out(2))
         if ctx.needs[0]:

@@ -46,15 +46,17 @@ class Extremum(Function):
         if _count(x, dim) == 0:
             raise ShapeError(f"{'max' if largest else 'min'} over no elements: shape {x.shape}, dim {dim}")
         result = x.max(axis=dim, keepdims=True) if largest else x.min(axis=dim, keepdims=True)
-        ctx.dim = dim
-        ctx.save(x, result)
-        return result if keepdim else result.reshape(_dropped(x, dim))
+        ctx.dim, ctx.kept = dim, result.shape
+        if not keepdim:
+            result = result.reshape(_dropped(x, dim))
+        ctx.save(x, result)                       # the very array that is handed out, so that it is watched
+        return result
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
         x, result = ctx.saved
-        chosen = (x == result).astype(grad.dtype)
-        chosen *= grad.reshape(result.shape) / chosen.sum(axis=ctx.dim, keepdims=True)
+        chosen = (x == result.reshape(ctx.kept)).astype(grad.dtype)
+        chosen *= grad.reshape(ctx.kept) / chosen.sum(axis=ctx.dim, keepdims=True)
         return chosen
 
 
@@ -84,13 +86,16 @@ class LogSumExp(Function):
         top = x.max(axis=dim, keepdims=True)
         top = xp.where(xp.isfinite(top), top, top.dtype.type(0))        # inf - inf would be NaN
         result = xp.log(xp.exp(x - top).sum(axis=dim, keepdims=True)) + top
+        ctx.kept = result.shape
+        if not keepdim:
+            result = result.reshape(_dropped(x, dim))
         ctx.save(x, result)
-        return result if keepdim else result.reshape(_dropped(x, dim))
+        return result
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
         x, result = ctx.saved
-        return ctx.xp.exp(x - result) * grad.reshape(result.shape)
+        return ctx.xp.exp(x - result.reshape(ctx.kept)) * grad.reshape(ctx.kept)
 
 
 def _dims(x: Array, dim: Dims) -> tuple[int, ...]:

@@ -41,7 +41,7 @@ def test_the_largest_of_windows_and_their_gradient_equal_the_reference(size: tup
     np.testing.assert_array_equal(largest, wanted)
     np.testing.assert_array_equal(where, place)
     assert where.dtype == np.int32
-    assert np.array_equal(where == NOWHERE, ~(largest > 0) if relu else np.zeros(where.shape, bool))
+    assert np.array_equal(where == NOWHERE, largest <= 0 if relu else np.zeros(where.shape, bool))
     grad = np.random.default_rng(1).standard_normal(largest.shape).astype(dtype)
     np.testing.assert_allclose(window_maximum_gradient(grad, where, rows, columns),
                                window_maximum_gradient.reference(grad, where, rows, columns), rtol=1e-5, atol=1e-6)
