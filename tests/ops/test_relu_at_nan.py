@@ -13,6 +13,8 @@ from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.kernels import KERNELS
 
+pytestmark = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+
 
 @pytest.fixture(params=["native", "plain arrays"], autouse=True)
 def version(request: Any, monkeypatch: Any) -> None:
