@@ -63,7 +63,7 @@ CASES = {
 }
 
 
-SLOW = {"resnet20"}
+SLOW = {"lenet", "resnet8", "resnet20", "gpt with dropout"}
 
 
 def losses(case: Case) -> list[float]:
