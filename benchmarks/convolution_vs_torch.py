@@ -11,7 +11,6 @@ multiply-adds on this core, measured in the same run. Results of all sides are c
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from torch.nn import functional as F
 
 from mpitrain.backend import keep_freed_memory
 from mpitrain.bench import arguments
-from mpitrain.bench.pairs import Pairs, in_turn
+from mpitrain.bench.pairs import Pairs, in_turn, timed
 from mpitrain.bench.peak import peak_flops
 from mpitrain.bench.report import Report, cpu_name, in_time, ratio_of
 from mpitrain.comm.guard import run_guarded, symmetric
@@ -112,16 +111,6 @@ def difference(ours: Any, theirs: torch.Tensor, what: str) -> float:
         raise NumericsError(f"{what} differs from PyTorch's by {found:.1e} of its largest number; times of a wrong result must "
                             f"not be compared")
     return found
-
-
-def timed(run: Run, calls: int) -> Callable[[int], float]:
-    """Gives the seconds of one call, out of `calls`."""
-    def turn(_: int) -> float:
-        began = time.perf_counter()
-        for _ in range(calls):
-            run()
-        return (time.perf_counter() - began) / calls
-    return turn
 
 
 def measure(runs: list[Run], rounds: int) -> dict[str, dict[str, float]]:

@@ -16,7 +16,6 @@ the caches, as it would be behind the layer that made it.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from mpitrain.autograd import Tensor, no_grad, run_backward
 from mpitrain.backend import keep_freed_memory
 from mpitrain.bench import arguments
 from mpitrain.bench.exchange import Weights
-from mpitrain.bench.pairs import alternate
+from mpitrain.bench.pairs import alternate, timed
 from mpitrain.bench.report import Report, cpu_name, in_time, ratio_of
 from mpitrain.comm.guard import run_guarded, symmetric
 from mpitrain.errors import NumericsError
@@ -176,16 +175,6 @@ def calls_a_turn(run: Run) -> int:
     """How many fill a turn."""
     once = timed(run, 1)
     return max(1, round(AT_ONCE / min(once(turn) for turn in range(5))))
-
-
-def timed(run: Run, calls: int) -> Callable[[int], float]:
-    """Gives the seconds of one call, out of `calls`."""
-    def turn(_: int) -> float:
-        began = time.perf_counter()
-        for _ in range(calls):
-            run()
-        return (time.perf_counter() - began) / calls
-    return turn
 
 
 def main() -> int:

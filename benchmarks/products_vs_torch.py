@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from mpi4py import MPI
 
 from mpitrain.backend import keep_freed_memory
 from mpitrain.bench import arguments
-from mpitrain.bench.pairs import in_turn, quartiles
+from mpitrain.bench.pairs import in_turn, quartiles, timed
 from mpitrain.bench.peak import peak_flops
 from mpitrain.bench.report import Report, cpu_name
 from mpitrain.bench.train import Training
@@ -127,16 +126,6 @@ class Members:
             raise NumericsError(f"{shape} ({shape.role}): our product differs from float64 by {worst:.1e} times what rounding "
                                 f"allows; times of a wrong result must not be compared")
         return worst
-
-
-def timed(run: Run, calls: int) -> Callable[[int], float]:
-    """Gives the seconds of one call, out of `calls`."""
-    def turn(_: int) -> float:
-        began = time.perf_counter()
-        for _ in range(calls):
-            run()
-        return (time.perf_counter() - began) / calls
-    return turn
 
 
 def measure(shape: Shape, rounds: int) -> dict[str, Any]:

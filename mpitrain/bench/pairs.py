@@ -65,6 +65,16 @@ def alternate(ours: Callable[[int], float], theirs: Callable[[int], float], pair
     return Pairs(*in_turn([ours, theirs], pairs))
 
 
+def timed(run: Callable[[], Any], calls: int) -> Callable[[int], float]:
+    """A member for `in_turn`: gives the seconds of one call, out of `calls`, in this process."""
+    def turn(_: int) -> float:
+        began = time.perf_counter()
+        for _ in range(calls):
+            run()
+        return (time.perf_counter() - began) / calls
+    return turn
+
+
 def in_turn(members: Sequence[Callable[[int], float]], rounds: int) -> list[list[float]]:
     """Runs A B C A B C ..., as `alternate` does two; the seconds of each member."""
     times: list[list[float]] = [[] for _ in members]
