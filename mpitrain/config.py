@@ -87,6 +87,9 @@ class MeshConfig:
     pp: int = 1
     dp: int = 0                              # 0: whatever is left
     tp: int = 1
+    schedule: str = "1f1b"                   # of the stages of a pipeline; or "file.py:function"
+    chunks: int = 1                          # of the model on each stage (schedule "interleaved")
+    stages: str | tuple[int, ...] = "blocks"     # about as many on each stage, or how many
 
 
 @dataclass(frozen=True)
@@ -267,7 +270,8 @@ def _check(config: Config, source: Path, overridden: set[str]) -> None:
                               ("train.micro_batches", t.micro_batches, 0), ("train.threads", t.threads, 0),
                               ("train.eval_every", t.eval_every, 0), ("data.stride", config.data.stride, 1),
                               ("data.workers", config.data.workers, 0), ("mesh.pp", config.mesh.pp, 1),
-                              ("mesh.dp", config.mesh.dp, 0), ("mesh.tp", config.mesh.tp, 1), ("log.every", config.log.every, 1),
+                              ("mesh.dp", config.mesh.dp, 0), ("mesh.tp", config.mesh.tp, 1),
+                              ("mesh.chunks", config.mesh.chunks, 1), ("log.every", config.log.every, 1),
                               ("checkpoint.every", config.checkpoint.every, 0), ("checkpoint.keep", config.checkpoint.keep, 1),
                               ("optimizer.warmup_steps", o.warmup_steps, 0), ("run.seed", config.run.seed, 0)):
         if value < least:
@@ -301,10 +305,12 @@ def _check(config: Config, source: Path, overridden: set[str]) -> None:
     if t.precision == "bfloat16" and t.threads > 1:
         refuse(f'train.precision = "bfloat16" computes on one thread a rank, found train.threads = {t.threads}; set it to 0 or 1 '
                "and start a rank per core", "train.precision", "train.threads")
-    for axis in ("pp", "tp"):
-        if getattr(config.mesh, axis) != 1:
-            refuse(f"mesh.{axis} = {getattr(config.mesh, axis)}: models are not split over ranks yet; "
-                   f"set mesh.{axis} = 1 and use mesh.dp", f"mesh.{axis}")
+    if config.mesh.tp != 1:
+        refuse(f"mesh.tp = {config.mesh.tp}: layers are not split over ranks yet; set mesh.tp = 1 and use mesh.dp or mesh.pp",
+               "mesh.tp")
+    if isinstance(config.mesh.stages, str) and config.mesh.stages != "blocks":
+        refuse(f'mesh.stages = "{config.mesh.stages}" is not there{nearest(config.mesh.stages, ("blocks",))}; or give the '
+               "number of blocks of each stage", "mesh.stages")
 
 
 def to_toml(config: Config) -> str:

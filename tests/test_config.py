@@ -99,8 +99,8 @@ def test_what_is_written_back_reads_as_the_same(tmp_path, text):
     ("train.device=tpu", 'train.device = "tpu" is not there'),
     ("train.precision=float16", 'train.precision = "float16" is not there'),
     ("optimizer.decay=some", 'optimizer.decay = "some" is not there'),
-    ("mesh.pp=2", "models are not split over ranks yet"),
-    ("mesh.tp=2", "models are not split over ranks yet"),
+    ("mesh.tp=2", "layers are not split over ranks yet"),
+    ('mesh.stages="halves"', 'mesh.stages = "halves" is not there'),
     ("train.reproducible=always", 'train.reproducible = "always" is not there'),
     ("comm.progress=threads", 'comm.progress = "threads" is not there (did you mean "thread"?)'),
     ("comm.bucket_mb=many", 'comm.bucket_mb must be more than 0, at most 1048576, or "auto", found "many"'),
@@ -108,7 +108,6 @@ def test_what_is_written_back_reads_as_the_same(tmp_path, text):
     ("comm.wire_dtype=float8", 'comm.wire_dtype = "float8" is not there'),
     ("comm.node_shared=yes", "comm.node_shared must be true or false"),
     ("comm.compression=topk", "unknown key comm.compression"),
-    ("mesh.schedule=gpipe", "unknown key mesh.schedule"),
     ("model.name=''", "model.name is missing"),
     ("data.path=''", "data.path is missing"),
     ("train.steps=0", "give train.epochs or train.steps, one of them"),
@@ -120,8 +119,8 @@ def test_a_wrong_key_or_value_is_named_on_one_line(tmp_path, key, message):
 
 
 @pytest.mark.parametrize("key", ["train.epochs", "train.steps", "train.batch_size", "train.micro_batches", "train.threads",
-                                 "train.eval_every", "data.stride", "data.workers", "mesh.pp", "mesh.dp", "mesh.tp", "log.every",
-                                 "checkpoint.every", "checkpoint.keep", "optimizer.warmup_steps", "run.seed"])
+                                 "train.eval_every", "data.stride", "data.workers", "mesh.pp", "mesh.dp", "mesh.tp", 
+                                 "mesh.chunks", "log.every", "checkpoint.every", "checkpoint.keep", "optimizer.warmup_steps", "run.seed"])
 def test_no_count_is_less_than_zero(tmp_path, key):
     others = ["train.epochs=0"] if key == "train.steps" else ["train.steps=0"] if key == "train.epochs" else []
     with pytest.raises(ConfigError, match=f"{key} must be at least [01], found -1"):
@@ -145,7 +144,7 @@ def test_a_mistake_in_the_file_names_the_file_and_one_on_the_command_line_does_n
 
 
 @pytest.mark.parametrize("override", ["optimizer.lr=-1", "optimizer.betas=[1, 1]", "train.batch_size=0", "train.device=tpu",
-                                      "mesh.pp=2", "model.name=''", "data.path=''", "train.steps=0", "train.micro_batches=65"])
+                                      "mesh.tp=2", "model.name=''", "data.path=''", "train.steps=0", "train.micro_batches=65"])
 def test_a_value_that_is_refused_names_the_command_line_where_it_came_from_there_and_else_the_file(tmp_path, override):
     with pytest.raises(ConfigError) as caught:
         load_config(write(tmp_path), ["log.every=5", override])

@@ -234,7 +234,7 @@ WORDS: dict[Any, str] = {int: "integer", float: "number", str: "string", bool: "
 def type_words(hint: Any) -> str:
     if typing.get_origin(hint) is tuple:
         return f"list of {WORDS[typing.get_args(hint)[0]]}s"
-    return " or ".join(WORDS[h] for h in typing.get_args(hint) or (hint,))
+    return " or ".join(type_words(h) if typing.get_origin(h) is tuple else WORDS[h] for h in typing.get_args(hint) or (hint,))
 
 
 def sections() -> dict[str, str]:

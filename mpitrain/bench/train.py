@@ -69,7 +69,7 @@ class Training:
         options = Options(steps=1, batch_size=workload.batch * ranks, precision=precision, node_shared=node_shared, quiet=True)
         self.job = assemble(workload.make(), inputs, self._mesh, loss=nn.LOSSES["cross_entropy"](),
                             optimizer=lambda storage: optim.AdamW(storage, lr=LR, weight_decay=DECAY), options=options)
-        self.model = self.job.trainer.pipeline.model
+        self.model = self.job.state.model
         self.job.trainer.update.want_norm = False             # as between two lines of the log
         loader: Any = self.job.trainer.loader
         self._micro_batches = [loader.load(step) for step in range(BATCHES)]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.fold import left_fold
+from mpitrain.comm.link import Link
 from mpitrain.comm.node import Node
 from mpitrain.comm.progress import Progress
 from mpitrain.comm.shared import Order, SharedChannel
@@ -43,7 +44,7 @@ class Mesh:
         self._grid = comm.Create_cart([pp, dp, tp], periods=[False] * 3, reorder=False)
         self._grid.Set_errhandler(MPI.ERRORS_RETURN)
         self._coordinates: dict[str, int] = dict(zip(AXES, self._grid.Get_coords(self._grid.rank)))
-        self._channels: list[Channel | SharedChannel] = []
+        self._channels: list[Channel | SharedChannel | Link] = []
         self._nodes: list[Node] = []
         self._subsets: dict[tuple[str, ...], MPI.Cartcomm] = {}
         for count in (1, 2, 3):
@@ -78,6 +79,13 @@ class Mesh:
                           progress=self.progress, wire=wire)
         self._channels.append(channel)
         return channel
+
+    def link(self, axes: str | Sequence[str], purpose: str) -> Link:
+        """The same for messages between two ranks."""
+        names = self._names(axes)
+        link = Link(self._subsets[names].Dup(), f"{'+'.join(names)}:{purpose}", self.progress)
+        self._channels.append(link)
+        return link
 
     def share_memory(self, channel: Channel, *, order: Order = left_fold) -> SharedChannel:
         """`channel`, one of this mesh's, with memory shared between its ranks on a node. Collective over the channel.

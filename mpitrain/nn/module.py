@@ -82,12 +82,20 @@ class Module:
             if isinstance(child, Module):
                 yield from ((f"{name}.{rest}" if rest else name, module) for rest, module in child._modules())
 
+    def replace(self, leaf: Described, by: Described) -> None:
+        """Uses `by` wherever this module itself, not one below it, uses `leaf`."""
+        for name, value in list(vars(self).items()):
+            if value is leaf:
+                setattr(self, name, by)
+            elif isinstance(value, (list, tuple)) and any(item is leaf for item in value):
+                setattr(self, name, type(value)([by if item is leaf else item for item in value]))
+
     def parameters(self) -> list[Parameter]:
         return [p for _, p in self.named_parameters()]
 
     def count_parameters(self) -> int:
-        """How many numbers are trained."""
-        return sum(p.size for p in self.parameters())
+        """How many numbers are trained; those of twins count once."""
+        return sum(p.size for p in self.parameters() if not p.twin_of)
 
     # -- memory and values ---------------------------------------------------------------------------------------------
 

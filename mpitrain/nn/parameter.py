@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,14 +20,26 @@ from mpitrain.nn.init import Initialiser, Shape
 CHUNK = 1 << 16            # elements made at a time: the random words of a large parameter would not fit beside it
 
 
+class Box(NamedTuple):
+    """A slice of a leaf's whole array: which elements of this part it is, and where its first element lies in the whole."""
+
+    own: tuple[slice, ...]
+    start: Shape
+
+
 class Described(Tensor):
     """A leaf whose shape is known before its memory exists; touching `array` before then raises GraphError.
 
     `name` is its path in the model. `placement` says which mesh axis it is cut along: {axis: dim}. `global_shape` is
     its shape before cutting and `offset` the place of this part's first element in it.
+
+    A dim may stack several things that are cut alike, such as queries, keys and values: `groups` of equal length each. Then a
+    part holds the same range of each group, one behind the other:
+
+        groups = 3, 8 rows each, of which [2, 4) are kept:      - - q q - - - -   - - k k - - - -   - - v v - - - -
     """
 
-    __slots__ = ("_shape", "global_shape", "init", "name", "offset", "placement")
+    __slots__ = ("_groups", "_shape", "global_shape", "init", "name", "offset", "placement")
 
     def __init__(self, shape: Sequence[int], init: Initialiser):
         super().__init__(np.empty(0, np.float32))
@@ -40,6 +52,7 @@ class Described(Tensor):
         self.placement: dict[str, int] = {}
         self.global_shape: Shape = self._shape
         self.offset: Shape = (0,) * len(self._shape)
+        self._groups: tuple[int, int] = (0, 1)            # (dim, groups in it)
 
     def __getattr__(self, attribute: str) -> Any:     # reached only where a slot is empty or a name unknown
         if attribute == "array":
@@ -79,25 +92,58 @@ class Described(Tensor):
             return super().__repr__()
         return f'{type(self).__name__}("{self.name}", shape={self._shape}, no memory yet)'
 
-    def narrow(self, axis: str, dim: int, start: int, stop: int) -> None:
-        """Keeps only [start, stop) of `dim`, this rank's part along a mesh axis; before memory is given."""
+    def narrow(self, axis: str, dim: int, start: int, stop: int, *, groups: int = 1) -> None:
+        """Keeps only [start, stop) of `dim` (of each of its `groups`), this rank's part along an axis; before memory is given.
+
+        One dim of a leaf may have groups, and is cut once then.
+        """
         if self.allocated:
             raise GraphError(f'{self._kind()} "{self.name}" has memory already; cut it before initialize()')
-        if not 0 <= start <= stop <= self._shape[dim]:
-            raise ShapeError(f'{self._kind()} "{self.name}" of shape {self._shape} has no [{start}, {stop}) in dim {dim}')
-        self._shape = (*self._shape[:dim], stop - start, *self._shape[dim + 1:])
+        length, rest = divmod(self._shape[dim], groups)
+        taken = self._groups[1] > 1 and (groups > 1 or dim == self._groups[0])
+        if rest or taken or not 0 <= start <= stop <= length:
+            of = f" of {groups} groups" if groups > 1 else ""
+            raise ShapeError(f'{self._kind()} "{self.name}" of shape {self._shape} has no [{start}, {stop}){of} in dim {dim}')
+        if groups > 1:
+            self._groups = dim, groups
+        self._shape = (*self._shape[:dim], groups * (stop - start), *self._shape[dim + 1:])
         self.offset = (*self.offset[:dim], self.offset[dim] + start, *self.offset[dim + 1:])
         self.placement = {**self.placement, axis: dim}
 
+    def boxes(self) -> list[Box]:
+        """The slices of the whole that this part consists of: one, or one for each group."""
+        dim, groups = self._groups
+        if groups == 1:
+            return [Box(tuple(slice(0, n) for n in self._shape), self.offset)]
+        here, there = self._shape[dim] // groups, self.global_shape[dim] // groups
+        found = []
+        for g in range(groups):
+            own = tuple(slice(g * here, (g + 1) * here) if d == dim else slice(0, n) for d, n in enumerate(self._shape))
+            found.append(Box(own, (*self.offset[:dim], self.offset[dim] + g * there, *self.offset[dim + 1:])))
+        return found
+
+    @property
+    def key(self) -> str:
+        """The name that the whole model has these values under."""
+        return self.name
+
     def fill(self, seed: int, out: Array, start: int, xp: Any) -> None:
         """Writes the initial values of this part's elements start .. start+len(out) (C order) into `out`."""
-        key = stream_key(seed, self.name)
+        key = stream_key(seed, self.key)
         written = 0
-        for first, count in _runs(self.offset, self._shape, self.global_shape, start, start + len(out)):
+        for first, count in _runs(*self._ungrouped(), start, start + len(out)):
             for at in range(0, count, CHUNK):
                 n = min(CHUNK, count - at)
                 out[written:written + n] = self.init(key, first + at, n, self.global_shape, xp)
                 written += n
+
+    def _ungrouped(self) -> tuple[Shape, Shape, Shape]:
+        """(offset, shape, shape of the whole) with a dim of its own for groups."""
+        dim, groups = self._groups
+        if groups == 1:
+            return self.offset, self._shape, self.global_shape
+        shape, whole = ((*s[:dim], groups, s[dim] // groups, *s[dim + 1:]) for s in (self._shape, self.global_shape))
+        return (*self.offset[:dim], 0, *self.offset[dim:]), shape, whole
 
 
 def _runs(offset: Shape, shape: Shape, whole: Shape, start: int, stop: int) -> Iterator[tuple[int, int]]:
@@ -121,16 +167,28 @@ class Parameter(Described):
     """A trained leaf. ``decay=False``: never weight-decayed, whatever the optimizer is told.
 
     `operands` "bfloat16" lets matrix products with it round what they multiply; set by the storage of a model in that precision.
+    `twin_of` is the name of another parameter whose values this one always has: see `Sequential.untie`.
     """
 
-    __slots__ = ("decay", "operands")
+    __slots__ = ("decay", "operands", "twin_of")
     is_parameter = True
 
     def __init__(self, shape: Sequence[int], init: Initialiser, *, decay: bool = True):
         super().__init__(shape, init)
         self.decay = decay
         self.operands = ""
+        self.twin_of = ""
         self.requires_grad = True
+
+    @property
+    def key(self) -> str:
+        return self.twin_of or self.name
+
+    def twin(self, name: str) -> Parameter:
+        """Another parameter with the values of this one, which the whole model calls `name`."""
+        other = Parameter(self.global_shape, self.init, decay=self.decay)
+        other.twin_of = self.twin_of or name
+        return other
 
 
 class Buffer(Described):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mpitrain.autograd import recompute
@@ -14,10 +14,12 @@ from mpitrain.nn.parameter import Described
 class Sequential(Module):
     """``Sequential(("first", Linear(4, 8)), ("act", ReLU()))``; blocks given without a name are called "0", "1", ...
 
-    With `recompute` set, each block keeps its input instead of its activations and runs again in backward.
+    With `recompute` set, each block keeps its input instead of its activations and runs again in backward. `between`, where set,
+    is called after each block: messages in flight want to be looked after.
     """
 
     recompute = False
+    between: Callable[[], None] | None = None
 
     def __init__(self, *blocks: Module | tuple[str, Module]):
         named = [(str(i), block) if isinstance(block, Module) else block for i, block in enumerate(blocks)]
@@ -29,6 +31,8 @@ class Sequential(Module):
     def forward(self, x: Any) -> Any:
         for block in self.blocks.values():
             x = recompute(block, x) if self.recompute else block(x)
+            if self.between is not None:
+                self.between()
         return x
 
     def children(self) -> Iterator[tuple[str, Any]]:
@@ -46,6 +50,21 @@ class Sequential(Module):
 
     def __getitem__(self, key: int | str) -> Module:
         return self.blocks[key] if isinstance(key, str) else list(self.blocks.values())[key]
+
+    def untie(self) -> None:
+        """Gives every block that shares a parameter with an earlier one a twin of it: a parameter of its own, with those values.
+
+        Blocks then own what they use, so they may live on different ranks, and each use's gradients are summed apart. Whoever
+        trains the model adds up the gradients of twins, which so stay equal. To be called before memory is given.
+        """
+        names = {id(p): name for name, p in self.named_parameters()}
+        owners: dict[int, str] = {}
+        for block_name, block in self.blocks.items():
+            for _, parameter in list(block.named_parameters()):
+                if owners.setdefault(id(parameter), block_name) != block_name:
+                    twin = parameter.twin(names[id(parameter)])
+                    for _, module in block.named_modules():
+                        module.replace(parameter, twin)
 
     def slice(self, start: int, stop: int) -> Sequential:
         """Blocks [start, stop) as a model: the same blocks, and every parameter keeps the name it has in the whole."""

@@ -29,13 +29,14 @@ class BlockSums:
     """The same norm where several ranks hold parts of the gradient: a table of block sums that each fills in for its parts.
 
     The table is float64 (size,), in (name, block) order; all parts together must cover all parameters, each beginning at a
-    multiple of 4,096 elements from its parameter's start and ending at one, or at the parameter's end.
+    multiple of 4,096 elements from its parameter's start and ending at one, or at the parameter's end. A twin counts with the
+    parameter whose twin it is, so it has no place.
     """
 
     def __init__(self, storage: Storage):
         self._first: dict[str, tuple[int, int]] = {}          # a parameter's start, and the place of its first sum
         self._names: list[str] = []                           # whose sum each place holds
-        for s in sorted(storage.segments, key=lambda s: (s.name, s.start)):
+        for s in sorted((s for s in storage.segments if not s.parameter.twin_of), key=lambda s: (s.name, s.start)):
             self._first[s.name] = s.start, len(self._names)
             self._names += [s.name] * -(-(s.stop - s.start) // NORM_BLOCK)
         self.size = len(self._names)
@@ -43,6 +44,8 @@ class BlockSums:
     def write(self, sums: Array, flat: Array, parts: Sequence[Segment]) -> None:
         """Fills in the places of `parts`, from a flat array of the storage's layout."""
         for part in parts:
+            if part.name not in self._first:
+                continue
             start, first = self._first[part.name]
             found = asnumpy(square_sums(flat[part.start:part.stop]))
             place = first + (part.start - start) // NORM_BLOCK

@@ -12,10 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from mpitrain.backend import Array
 from mpitrain.nn import Segment
 from mpitrain.schedules.microtree import Node
+
+
+@dataclass
+class Turn:
+    """How far the micro-batches of one chunk of the model have come in this step."""
+
+    first: int = 0                                     # the first micro-batch of this rank
+    buckets: list[Bucket] = field(default_factory=list)
+    leaf: int = -1                                     # the one whose backward runs now (-1: none)
+    next: int = 0                                      # the first that has not begun
+    last: bool = False                                 # whether `leaf` is the last one of this step
+    arena: int = 0                                     # where its gradients are written
+
+    def begin_step(self) -> None:
+        self.leaf, self.next, self.last = -1, self.first, False
 
 
 @dataclass
@@ -31,6 +47,7 @@ class Bucket:
     segments: list[Segment]
     waiting: int = 0
     stack: list[Node] = field(default_factory=list)    # which micro-batches the sums held are of, oldest first
+    turn: Turn = field(default_factory=Turn)           # of the chunk of the model that its parameters are in
     parts: list[Array] = field(default_factory=list)   # this part of each arena: the same objects in every step
     name: str = field(init=False)
 
@@ -45,15 +62,18 @@ class Bucket:
         return self.parts[index]
 
 
-def plan_buckets(segments: Sequence[Segment], total: int, bucket_elements: int) -> list[Bucket]:
+def plan_buckets(segments: Sequence[Segment], total: int, bucket_elements: int,
+                 chunks: Sequence[int] | None = None) -> list[Bucket]:
     """Cuts 0:total into buckets of about `bucket_elements`, at parameter bounds, last parameters first.
 
     A parameter larger than a bucket gets a bucket of its own. Every element, padding included, is in exactly one bucket.
+    `chunks` holds numbers of parameters, in order, that no bucket has a part of together with others.
     """
+    ends = set(accumulate(reversed(chunks or [len(segments)])))
     bounds: list[int] = []
     stop = total
     for count, segment in enumerate(reversed(segments), 1):
-        if stop - segment.start >= bucket_elements or count == len(segments):
+        if stop - segment.start >= bucket_elements or count in ends:
             bounds.append(count)
             stop = segment.start
     return cut_buckets(segments, total, bounds)

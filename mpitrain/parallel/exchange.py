@@ -14,9 +14,11 @@ from mpitrain.errors import ConfigError
 from mpitrain.nn import FlatStorage, Module
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.node_shared import NodeExchange, NodeShared, block_of_the_node, refuse_copies
+from mpitrain.parallel.norm import GradientNorm
 from mpitrain.parallel.reducer import GradientReducer
 from mpitrain.parallel.statistics import Statistics
 from mpitrain.parallel.tree import RankTree
+from mpitrain.parallel.twins import Twins
 from mpitrain.parallel.update import Replicated
 from mpitrain.schedules.collectives import ON_NODES
 
@@ -58,17 +60,18 @@ class Exchange:
         """Memory for parameters and optimizer state: the node's own with `node_shared`, else None, the device's."""
         return self._of_the_node if self.node_shared else None
 
-    def reducer(self, storage: FlatStorage, optimizer: Optimizer, *, bucket_bytes: int, tree: RankTree | None) -> GradientReducer:
+    def reducer(self, storage: FlatStorage, optimizer: Optimizer, *, bucket_bytes: int, tree: RankTree | None,
+                chunks: Sequence[int] | None = None) -> GradientReducer:
         """The reducer over this exchange. StorageError where one copy per node leaves no room for gradients to share."""
         # A tree's sums go by messages and are whole on every rank: they need no memory that ranks share.
         if self.node_shared:
             assert isinstance(self.channel, SharedChannel)
             exchange = NodeExchange(self.channel, optimizer)
             reducer = GradientReducer(storage, exchange, bucket_bytes=bucket_bytes, progress=self.progress.progress, tree=tree,
-                                      allocate=None if tree else exchange.allocate)
+                                      allocate=None if tree else exchange.allocate, chunks=chunks)
         else:
             reducer = GradientReducer(storage, self.channel, bucket_bytes=bucket_bytes, progress=self.progress.progress,
-                                      tree=tree, allocate=None if tree else self._arenas(storage))
+                                      tree=tree, allocate=None if tree else self._arenas(storage), chunks=chunks)
         reducer.reserve()                                     # now, so that `notes` says it where that memory is too small
         if self.channel.size > 1:
             self.choices = {"exchange": self._choice(storage.dtype.name, tree)}
@@ -79,12 +82,14 @@ class Exchange:
         return reducer
 
     def update(self, model: Module, optimizer: Optimizer, reducer: GradientReducer, control: Channel,
-               rate: Callable[[int], float], *, clip_norm: float, statistics: Statistics) -> Replicated:
+               rate: Callable[[int], float], *, clip_norm: float, statistics: Statistics, norm: GradientNorm,
+               twins: Twins | None) -> Replicated:
         """The update that fits the reducer."""
         if isinstance(reducer.channel, NodeExchange):
             return NodeShared(model, optimizer, reducer, control, rate, reducer.channel, clip_norm=clip_norm,
-                              statistics=statistics)
-        return Replicated(model, optimizer, reducer, control, rate, clip_norm=clip_norm, statistics=statistics)
+                              statistics=statistics, twins=twins)
+        return Replicated(model, optimizer, reducer, control, rate, clip_norm=clip_norm, statistics=statistics, norm=norm,
+                          twins=twins)
 
     def _choice(self, dtype: str, tree: RankTree | None) -> dict[str, Any]:
         """Two runs with equal choices add the ranks' gradients in the same order, and round them alike."""

@@ -33,6 +33,7 @@ from mpitrain.optim import BlockSums, Optimizer, clip_factor
 from mpitrain.parallel.reducer import GradientReducer
 from mpitrain.parallel.slices import Part, cut_slices, parts_of
 from mpitrain.parallel.statistics import Statistics
+from mpitrain.parallel.twins import Twins
 from mpitrain.parallel.update import Outcome, Replicated
 from mpitrain.schedules.steps import Algorithm
 
@@ -131,8 +132,8 @@ class NodeShared(Replicated):
 
     def __init__(self, model: Module, optimizer: Optimizer, reducer: GradientReducer, channel: Channel,
                  rate: Callable[[int], float], exchange: NodeExchange, *, clip_norm: float = 0.0,
-                 statistics: Statistics | None = None):
-        super().__init__(model, optimizer, reducer, channel, rate, clip_norm=clip_norm, statistics=statistics)
+                 statistics: Statistics | None = None, twins: Twins | None = None):
+        super().__init__(model, optimizer, reducer, channel, rate, clip_norm=clip_norm, statistics=statistics, twins=twins)
         self.exchange = exchange
         self._blocks = BlockSums(optimizer.storage)
         block = block_of_the_node(exchange.shared, max(8, 8 * self._blocks.size), "the gradient norm")
@@ -149,6 +150,8 @@ class NodeShared(Replicated):
     def finish(self) -> Outcome:
         """The rest of the exchange, then the update of this rank's parts. NumericsError before any parameter changes."""
         gradients = self.reducer.finish()
+        if self.twins is not None:                            # with a tree alone: whole sums, and no update before this
+            self.twins.add(gradients)
         lr, norm = self.rate(self.step), None
         own = self.exchange.own_parts(self.reducer.buckets)
         if self._waits:

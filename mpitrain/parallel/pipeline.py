@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from mpitrain.autograd import Tensor, run_backward
-from mpitrain.backend import asnumpy, random
+from mpitrain.autograd import Deferred, Tensor, run_backward
+from mpitrain.backend import Array, asnumpy, random
 from mpitrain.comm.channel import Channel
-from mpitrain.nn import Module
 from mpitrain.parallel.diagnose import refuse_nonfinite_loss
 from mpitrain.parallel.feed import Feed
+from mpitrain.parallel.neighbours import Neighbours
 from mpitrain.parallel.reducer import GradientReducer
+from mpitrain.parallel.stages import Stage
 from mpitrain.parallel.timeline import SpanMaker, no_span
-from mpitrain.schedules.pipeline import Schedule, one_f_one_b
+from mpitrain.schedules.pipeline import Action, Schedule, one_f_one_b
+from mpitrain.schedules.pipeline_check import actions_of, splits_backward
 
 
 class MicroBatch(Protocol):
@@ -37,20 +40,33 @@ class Loss(Protocol):
 
 
 class Pipeline:
-    """The model's forward and backward over the micro-batches of one step.
+    """The stage's forward and backward over the micro-batches of one step.
 
     Each micro-batch's loss is a sum; its gradient starts from 1 / (the count over all ranks), so the exchange only ever adds,
-    and batches of uneven size stay exact.
+    and batches of uneven size stay exact. The schedule names forwards (F) and backwards (B), or halves of them (B, W); receives
+    and sends are put in here, by `neighbours` (None where the stage is the whole model).
     """
 
-    def __init__(self, model: Module, loss: Loss, channel: Channel, reducer: GradientReducer, feed: Feed, *, n_micro: int,
-                 seed: int = 0, schedule: Schedule = one_f_one_b, after_forward: Callable[[int], None] | None = None):
-        self.model, self.loss, self.channel, self.reducer = model, loss, channel, reducer
-        self.feed, self.seed, self.schedule = feed, seed, schedule
+    def __init__(self, stage: Stage, loss: Loss, channel: Channel, reducer: GradientReducer, feed: Feed, *, n_micro: int,
+                 seed: int = 0, schedule: Schedule = one_f_one_b, after_forward: Callable[[int], None] | None = None,
+                 neighbours: Neighbours | None = None, counts: bool = True):
+        self.stage, self.loss, self.channel, self.reducer, self.feed = stage, loss, channel, reducer, feed
+        self.seed, self.schedule, self.n_micro, self.after_forward = seed, schedule, n_micro, after_forward
+        self.neighbours = neighbours
+        self.counts = counts and stage.is_last              # whether this rank's terms of the loss are to be counted
         self.span: SpanMaker = no_span                      # what a profile listens to
-        self.n_micro, self.after_forward = n_micro, after_forward
         self.count = 0.0                                    # terms of the loss in the last step, over all ranks
         self.flag = 0.0                                     # sum over ranks of what the caller passed to run
+        self.waited_s = 0.0                                 # in the last step, for other stages
+        self._programs: dict[int, list[Action]] = {}
+        self._micro: Sequence[MicroBatch] = ()
+        self._inputs: dict[tuple[int, int], Tensor] = {}    # by (chunk, micro-batch): what has been received,
+        self._outputs: dict[tuple[int, int], Tensor] = {}   # what was made of it,
+        self._deferred: dict[tuple[int, int], Deferred] = {}     # and backwards that the parameters' half is left of
+        self._losses = np.zeros(0)
+        self._split = False                                 # whether backward runs as two calls in this step
+        self._local = np.zeros(2)
+        self._counting: Any = None
 
     def run(self, micro_batches: Sequence[MicroBatch], *, flag: float = 0.0) -> np.ndarray[Any, Any]:
         """Each micro-batch's part of the global mean loss, (`n_micro`,) float64, zero where it is another rank's.
@@ -58,42 +74,130 @@ class Pipeline:
         Gradients are summed into the reducer, whose buckets leave as they fill.
         `flag` travels with the count and comes back as the sum over ranks, in `self.flag`.
         """
-        local = np.array([sum(self.loss.count(m.y) for m in micro_batches), flag], dtype=np.float64)
-        counting = self.channel.start_allreduce(local, "loss count") if self.channel.size > 1 else None
-        live: dict[int, Tensor] = {}
-        losses, n = np.zeros(self.n_micro), len(micro_batches)
-        for action in self.schedule(0, 1, n):
-            i = action.micro
+        mine = sum(self.loss.count(m.y) for m in micro_batches) if self.counts else 0
+        self._local = np.array([mine, flag], dtype=np.float64)
+        self._counting = self.channel.start_allreduce(self._local, "loss count") if self.channel.size > 1 else None
+        self._micro, self._losses, self.waited_s = micro_batches, np.zeros(self.n_micro), 0.0
+        program = self._program(len(micro_batches))
+        self._split = splits_backward(program)
+        for i, action in enumerate(program):
+            if self.neighbours is not None:
+                self._expect(program[i:i + 2])
             if action.kind == "F":
-                with self.span("compute", f"forward {micro_batches[i].index}"):
-                    live[i] = self.forward(micro_batches[i])
-                losses[micro_batches[i].index] = self._value(live[i], micro_batches[i])
-                if self.after_forward is not None:
-                    self.after_forward(micro_batches[i].index)
-                continue
-            if i == 0 and counting is not None:
-                with self.span("compute", "exchange of the count"):
-                    counting.wait()
-            result = live.pop(i)
-            self.reducer.begin_micro_batch(micro_batches[i].index, last=i == n - 1)
-            with self.span("compute", f"backward {micro_batches[i].index}"):
-                run_backward(result, result.xp.asarray(1.0 / max(local[0], 1.0), dtype=result.dtype),
-                             progress=self.reducer.progress)
-        if counting is not None:
-            counting.wait()
-        self.count, self.flag = float(local[0]), float(local[1])
-        return losses / max(self.count, 1.0)
+                self._forward(action)
+            elif action.kind == "B":
+                self._backward(action)
+            else:
+                self._weights(action)
+        self._total()
+        if self.neighbours is not None:
+            self.neighbours.finish()
+        self.flag = float(self._local[1])
+        return self._losses / max(self.count, 1.0)
 
-    def forward(self, micro: MicroBatch) -> Tensor:
-        """The summed loss of one micro-batch, with random numbers keyed by (seed, step, row of the global batch, layer)."""
+    def _program(self, n: int) -> list[Action]:
+        """What this stage does in a step of `n` micro-batches."""
+        if n not in self._programs:
+            stage = self.stage
+            self._programs[n] = list(actions_of(self.schedule, stage.index, stage.n_stages, n, len(stage.chunks)))
+        return self._programs[n]
+
+    # -- what a schedule names -----------------------------------------------------------------------------------------
+
+    def _forward(self, action: Action) -> None:
+        micro, key = self._micro[action.micro], (action.chunk, action.micro)
+        virtual = self.stage.virtual(action.chunk)
+        x = Tensor(self.feed.inputs(micro.x)) if virtual == 0 else self._receive(action)
+        with self.span("compute", f"forward {micro.index}"):
+            output = self.forward(micro, x, action.chunk)
+        if virtual < self.stage.n_virtual - 1:
+            assert self.neighbours is not None
+            self.neighbours.send_forward(output, virtual, action.micro, len(micro.x))
+        else:
+            self._losses[micro.index] = self._value(output, micro, x, action.chunk)
+        self._inputs[key], self._outputs[key] = x, output
+        if self.after_forward is not None and action.chunk == len(self.stage.chunks) - 1:
+            self.after_forward(micro.index)
+
+    def _backward(self, action: Action) -> None:
+        key, virtual = (action.chunk, action.micro), self.stage.virtual(action.chunk)
+        output, x = self._outputs.pop(key), self._inputs.pop(key)
+        if virtual == self.stage.n_virtual - 1:
+            grad = output.xp.asarray(1.0 / max(self._total(), 1.0), dtype=output.dtype)
+        else:
+            grad = self._receive(action).array
+        split = self._split
+        if not split:
+            self._begin_gradients(action)
+        with self.span("compute", f"backward {self._micro[action.micro].index}"):
+            rest = run_backward(output, grad, progress=self.reducer.progress, split=split) if output.requires_grad else None
+        if rest is not None:
+            self._deferred[key] = rest
+        if virtual > 0:
+            assert self.neighbours is not None
+            self.neighbours.send_backward(x, virtual, action.micro)
+
+    def _weights(self, action: Action) -> None:
+        rest = self._deferred.pop((action.chunk, action.micro), None)
+        self._begin_gradients(action)
+        if rest is not None:
+            with self.span("compute", f"weight gradient {self._micro[action.micro].index}"):
+                rest.run()
+
+    def _begin_gradients(self, action: Action) -> None:
+        last = action.micro == len(self._micro) - 1
+        self.reducer.begin_micro_batch(self._micro[action.micro].index, last=last, chunk=action.chunk)
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    def _expect(self, actions: Sequence[Action]) -> None:
+        """Posts the receives of this action and the next, so that their messages travel while this one computes."""
+        assert self.neighbours is not None
+        for action in actions:
+            virtual = self.stage.virtual(action.chunk)
+            if action.kind == "F" and virtual > 0:
+                self.neighbours.expect_forward(virtual, action.micro, len(self._micro[action.micro].x), wait=action is actions[0])
+            elif action.kind == "B" and virtual < self.stage.n_virtual - 1:
+                output = self._outputs.get((action.chunk, action.micro))
+                if output is not None:
+                    self.neighbours.expect_backward(output, virtual, action.micro)
+
+    def _receive(self, action: Action) -> Tensor:
+        assert self.neighbours is not None
+        began = time.perf_counter()
+        with self.span("wait", f"wait for {action}"):
+            array = self.feed.device.put(self.neighbours.take(action.kind, self.stage.virtual(action.chunk), action.micro))
+        self.waited_s += time.perf_counter() - began
+        needs = action.kind == "F" and array.dtype.kind == "f"
+        return Tensor(array, requires_grad=needs)
+
+    def _total(self) -> float:
+        """The terms of the loss over all ranks; waits for them once."""
+        if self._counting is not None:
+            with self.span("compute", "exchange of the count"):
+                self._counting.wait()
+            self._counting = None
+        self.count = float(self._local[0])
+        return self.count
+
+    # -- the model -----------------------------------------------------------------------------------------------------
+
+    def forward(self, micro: MicroBatch, x: Tensor, chunk: int = 0) -> Tensor:
+        """The output of one chunk, of the last one the summed loss of the micro-batch.
+
+        Random numbers are keyed by (seed, step, row of the global batch, layer).
+        """
         rows = np.arange(micro.first, micro.first + len(micro.x), dtype=np.uint64)
         with random.use(random.Scope(self.seed, micro.step, rows)):
-            output = self.model(Tensor(self.feed.inputs(micro.x)))
+            output: Tensor = self.stage.chunks[chunk](x)
+        if self.stage.virtual(chunk) < self.stage.n_virtual - 1:
+            return output
         return self.loss(output, self.feed.targets(micro.y))
 
-    def _value(self, loss: Tensor, micro: MicroBatch) -> float:
+    def _value(self, loss: Tensor, micro: MicroBatch, x: Tensor, chunk: int) -> float:
         """The summed loss as a number, looked at before its gradient is sent anywhere."""
         value = float(asnumpy(loss.array))
         if not math.isfinite(value):
-            refuse_nonfinite_loss(self.model, self.feed.inputs(micro.x), value, step=micro.step, micro_batch=micro.index)
+            given: Array = x.array
+            refuse_nonfinite_loss(self.stage.chunks[chunk], given, value, step=micro.step, micro_batch=micro.index)
         return value

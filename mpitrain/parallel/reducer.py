@@ -13,19 +13,23 @@ finished sub-trees are kept like the digits of a binary counter, so log2(M) + 1 
 
 Without a `tree` each rank has a tree of its own micro-batches, and its sum is added to the others'. With one (`tree.py`) there is
 one tree over the micro-batches of all ranks, and the ranks hold nodes of it: the bits do not depend on their number.
+
+Where a rank holds several chunks of a model, whose backwards take turns, each chunk counts its micro-batches by itself (`Turn`).
 """
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import accumulate
 from typing import Any, Protocol
 
 from mpitrain.backend import Array
 from mpitrain.nn import FlatStorage, Parameter
-from mpitrain.parallel.buckets import Bucket, cut_buckets, plan_buckets
+from mpitrain.parallel.buckets import Bucket, Turn, cut_buckets, plan_buckets
 from mpitrain.parallel.timeline import Timeline
 from mpitrain.parallel.tree import RankTree, Work
 from mpitrain.schedules.microtree import Node
@@ -56,32 +60,38 @@ class GradientReducer:
 
     A parameter that took no part in a micro-batch is skipped in the sums, never added as zeros; one that took part nowhere
     gets the gradient zero (with a `tree` -0.0, which ranks add without changing a bit). `allocate` makes the memory of an
-    arena (the storage's own by default).
+    arena (the storage's own by default). `chunks` holds how many parameters, in the storage's order, each chunk of the model has
+    (default: one chunk that has all).
     """
 
     def __init__(self, storage: FlatStorage, channel: Channel, *, bucket_bytes: int = 4 << 20,
                  allocate: Callable[[], Array] | None = None, progress: Callable[[], None] | None = None,
-                 tree: RankTree | None = None):
+                 tree: RankTree | None = None, chunks: Sequence[int] | None = None):
         self.storage, self.channel, self.tree = storage, channel, tree
         self.mover: Mover | None = None                     # where set, it moves the buckets rather than `progress`
         self.timeline = Timeline()
         self._progress = progress
-        self.buckets = plan_buckets(storage.segments, storage.values.size, max(1, bucket_bytes // storage.values.itemsize))
+        self._chunks = list(chunks or [len(storage.segments)])
+        self.buckets = plan_buckets(storage.segments, storage.values.size, max(1, bucket_bytes // storage.values.itemsize),
+                                    self._chunks)
         self._allocate = allocate or storage.new_flat
         self._arenas: list[Array] = []
         self._views: list[list[Array]] = []                 # per arena, each parameter's part of it
         self._filled: list[list[bool]] = []                 # per arena, which parameters it holds a sum of
         self._place = {segment.name: i for i, segment in enumerate(storage.segments)}
-        self._first = tree.first if tree else 0
-        self._leaf, self._next = -1, self._first            # the micro-batch that runs now (-1: none), and the first not begun
-        self._last, self._arena = False, 0
+        self._turns: list[Turn] = []
         self._works: list[Work] = []
         self._started = 0                                   # buckets start in index order, the same on all ranks
         self.exposed_s = 0.0                                # time spent waiting after the last local backward
         self._hook()
 
     def _hook(self) -> None:
+        first, begins = self.tree.first if self.tree else 0, [0, *accumulate(self._chunks)]
+        self._turns = [Turn(first) for _ in self._chunks]
         for bucket in self.buckets:
+            turn = self._turns[bisect_right(begins, self._place[bucket.segments[0].name]) - 1]
+            turn.buckets.append(bucket)
+            bucket.turn = turn
             for segment in bucket.segments:
                 segment.parameter.grad_hooks.append(partial(self._is_final, bucket))
 
@@ -113,35 +123,40 @@ class GradientReducer:
 
     def begin(self) -> None:
         """A new step: forgets the last one's sums."""
-        self._leaf, self._next, self._last, self._started = -1, self._first, False, 0
+        self._started = 0
         self._works.clear()
+        for turn in self._turns:
+            turn.begin_step()
         for bucket in self.buckets:
             bucket.stack.clear()
         self.timeline.begin(len(self.buckets))
 
-    def begin_micro_batch(self, index: int | None = None, *, last: bool) -> None:
-        """The next backward fills a fresh arena; after the `last` one of this step, buckets leave as they fill.
+    def begin_micro_batch(self, index: int | None = None, *, last: bool, chunk: int = 0) -> None:
+        """The next backward of `chunk` fills a fresh arena; after the `last` one of this step, buckets leave as they fill.
 
         `index` counts over all ranks; only a `tree` needs it, and takes those that are left out for absent.
         """
-        self._settle()
-        self._leaf = self._next if self.tree is None or index is None else index
-        for bucket in self.buckets:
-            self._push_absent(bucket, self._leaf)
-        self._next, self._last = self._leaf + 1, last
-        self._arena = len(self.buckets[0].stack) if self.buckets else 0
-        views, filled = self._arena_views(self._arena), self._filled[self._arena]
-        for i, segment in enumerate(self.storage.segments):
-            segment.parameter.grad, segment.parameter.grad_buffer = None, views[i]
-            filled[i] = False
-        for bucket in self.buckets:
+        turn = self._turns[chunk]
+        self._settle(turn)
+        turn.leaf = turn.next if self.tree is None or index is None else index
+        for bucket in turn.buckets:
+            self._push_absent(bucket, turn.leaf)
+        turn.next, turn.last = turn.leaf + 1, last
+        turn.arena = len(turn.buckets[0].stack) if turn.buckets else 0
+        views, filled = self._arena_views(turn.arena), self._filled[turn.arena]
+        for bucket in turn.buckets:
             bucket.waiting = len(bucket.segments)
+            for segment in bucket.segments:
+                i = self._place[segment.name]
+                segment.parameter.grad, segment.parameter.grad_buffer = None, views[i]
+                filled[i] = False
 
     def finish(self) -> Array:
         """Starts what no hook has started, waits for everything, and returns the flat sum."""
         began = time.perf_counter()
-        if not self._last:                                  # no micro-batch here this step: our part of the sum is zero
-            self._settle()
+        for turn in self._turns:
+            if not turn.last:                               # no micro-batch here this step: our part of the sum is zero
+                self._settle(turn)
         self._start_until(len(self.buckets))
         if self.mover is not None:
             self.mover.take_back()
@@ -149,7 +164,8 @@ class GradientReducer:
             work.wait()
             self.timeline.look()
         self._works.clear()
-        self._last, self._leaf = False, -1
+        for turn in self._turns:
+            turn.last, turn.leaf = False, -1
         self.exposed_s = self.timeline.finish(began).exposed_s
         views = self._arena_views(0)
         for segment, view in zip(self.storage.segments, views):
@@ -158,7 +174,7 @@ class GradientReducer:
 
     def _is_final(self, bucket: Bucket, parameter: Parameter) -> None:
         bucket.waiting -= 1
-        if not self._last:
+        if not bucket.turn.last:
             return
         if self.timeline.parameters is not None:
             self.timeline.parameter_ready(parameter.name)
@@ -166,7 +182,7 @@ class GradientReducer:
             return
         self.timeline.ready(bucket.index)
         ready = self._started
-        while ready < len(self.buckets) and self.buckets[ready].waiting == 0:
+        while ready < len(self.buckets) and self.buckets[ready].waiting == 0 and self.buckets[ready].turn.last:
             ready += 1
         self._start_until(ready)
 
@@ -174,8 +190,8 @@ class GradientReducer:
         while self._started < stop:
             bucket = self.buckets[self._started]
             self._started += 1
-            if self._last:
-                self._push(bucket, self._leaf)
+            if bucket.turn.last:
+                self._push(bucket)
             arrays = self._own_sum(bucket) if self.tree is None else self._own_nodes(bucket, self.tree)
             if self.channel.size > 1 or self.tree is not None:
                 self._launch(bucket, arrays)
@@ -211,21 +227,21 @@ class GradientReducer:
             self._fill_absent(bucket, slot, -0.0)
         return [bucket.part(self._arenas, slot) for slot in range(len(tree.nodes))]
 
-    def _settle(self) -> None:
-        """Puts the sums of the micro-batch that has just ended onto every bucket's stack."""
-        if self._leaf >= 0 and not self._last:
-            for bucket in self.buckets:
-                self._push(bucket, self._leaf)
+    def _settle(self, turn: Turn) -> None:
+        """Puts the sums of the micro-batch that has just ended onto the stack of every bucket of its chunk."""
+        if turn.leaf >= 0 and not turn.last:
+            for bucket in turn.buckets:
+                self._push(bucket)
 
-    def _push(self, bucket: Bucket, leaf: int) -> None:
+    def _push(self, bucket: Bucket) -> None:
         """Adds the current arena's part to the counter: two sums that are halves of a node become its sum."""
         for segment in bucket.segments:
-            self._filled[self._arena][self._place[segment.name]] = segment.parameter.grad is not None
-        self._count(bucket, leaf)
+            self._filled[bucket.turn.arena][self._place[segment.name]] = segment.parameter.grad is not None
+        self._count(bucket, bucket.turn.leaf)
 
     def _push_absent(self, bucket: Bucket, until: int) -> None:
         """Counts the micro-batches from the first not begun to `until`, which have no rows in this step and so no sums."""
-        for leaf in range(self._next, until):
+        for leaf in range(bucket.turn.next, until):
             self._arena_at(len(bucket.stack))
             for segment in bucket.segments:
                 self._filled[len(bucket.stack)][self._place[segment.name]] = False

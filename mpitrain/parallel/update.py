@@ -11,14 +11,14 @@ import math
 from collections.abc import Callable
 from typing import TypedDict
 
-import numpy as np
-
 from mpitrain.comm.channel import Channel
 from mpitrain.errors import NumericsError
 from mpitrain.nn import Module, apply_statistics, running_layers
-from mpitrain.optim import Optimizer, clip_factor, squared_norm
+from mpitrain.optim import Optimizer, clip_factor
+from mpitrain.parallel.norm import GradientNorm
 from mpitrain.parallel.reducer import GradientReducer
 from mpitrain.parallel.statistics import PlainStatistics, Statistics
+from mpitrain.parallel.twins import Twins
 
 
 class Outcome(TypedDict):
@@ -37,8 +37,10 @@ class Replicated:
     """
 
     def __init__(self, model: Module, optimizer: Optimizer, reducer: GradientReducer, channel: Channel,
-                 rate: Callable[[int], float], *, clip_norm: float = 0.0, statistics: Statistics | None = None):
+                 rate: Callable[[int], float], *, clip_norm: float = 0.0, statistics: Statistics | None = None,
+                 norm: GradientNorm | None = None, twins: Twins | None = None):
         self.model, self.optimizer, self.reducer, self.channel, self.rate = model, optimizer, reducer, channel, rate
+        self.norm, self.twins = norm or GradientNorm(reducer.storage), twins
         self.clip_norm, self._layers = clip_norm, running_layers(model)
         self.statistics = statistics or PlainStatistics(model, channel)
         self.step = 0                                       # updates done
@@ -51,11 +53,13 @@ class Replicated:
     def finish(self) -> Outcome:
         """The rest of the exchange, then the update. Raises NumericsError before any parameter changes."""
         gradients = self.reducer.finish()
+        if self.twins is not None:
+            self.twins.add(gradients)
         lr, norm, scale = self.rate(self.step), None, 1.0
         if self.clip_norm or self.want_norm:
-            norm = math.sqrt(squared_norm(self.reducer.storage, gradients))
+            norm = self.norm(gradients)
             if not math.isfinite(norm):
-                raise NumericsError(f"the gradient of {self._worst()} is not finite; no parameter was changed; "
+                raise NumericsError(f"the gradient of {self.norm.worst(gradients)} is not finite; no parameter was changed; "
                                     "try a smaller optimizer.lr, or optimizer.clip_norm", step=self.step)
             if self.clip_norm:
                 scale = clip_factor(norm, self.clip_norm)
@@ -69,9 +73,3 @@ class Replicated:
         statistics = self.statistics.total()
         if statistics.size:
             apply_statistics(self._layers, statistics)
-
-    def _worst(self) -> str:
-        for segment, view in zip(self.reducer.storage.segments, self.reducer.storage.views(self.reducer.gradients)):
-            if not np.isfinite(float(abs(view).max(initial=0))):
-                return f'"{segment.name}"'
-        return "some parameter"

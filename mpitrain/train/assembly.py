@@ -2,7 +2,7 @@
 
 The order is the composition rule, and nothing later undoes anything earlier:
 
-    describe the model (shapes only) -> allocate -> initialise -> broadcast -> reducer -> pipeline -> trainer
+    describe the model (shapes only) -> cut into stages -> allocate -> initialise -> broadcast -> reducer -> pipeline -> trainer
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpitrain import nn, optim
-from mpitrain.autograd import Tensor, no_grad
 from mpitrain.backend import select_device
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.mesh import Mesh
@@ -22,6 +21,9 @@ from mpitrain.data import Dataset, Sampler, scan_labels
 from mpitrain.errors import ConfigError, MeshError, ShapeError, nearest
 from mpitrain.parallel.exchange import Exchange, change
 from mpitrain.parallel.feed import Feed
+from mpitrain.parallel.held import Held, hold
+from mpitrain.parallel.inference import Inference
+from mpitrain.parallel.norm import GradientNorm
 from mpitrain.parallel.pipeline import Pipeline
 from mpitrain.parallel.reducer import GradientReducer
 from mpitrain.parallel.replicas import broadcast_state
@@ -38,7 +40,7 @@ from mpitrain.train.profile import ObservedLoader
 from mpitrain.train.record import Recorder
 from mpitrain.train.run_folder import RunFolder
 from mpitrain.train.state import State
-from mpitrain.train.together import on_first
+from mpitrain.train.together import everywhere, on_first
 from mpitrain.train.trainer import Plan, Trainer
 
 
@@ -68,6 +70,9 @@ class Options:
     node_shared: bool = False
     tune_buckets: bool = False               # cut buckets anew after the first steps, where measured ready times say
     progress: str = "poll"                   # who moves messages: "poll", "thread", or "auto": what is faster
+    schedule: Any = "1f1b"                   # of the pipeline's stages: a name, or a generator function of your own
+    chunks: int = 1                          # of the model on each stage
+    stages: Any = "blocks"                   # how the model is cut: "blocks", "time", or each stage's number of blocks
     quiet: bool = False
 
 
@@ -86,6 +91,7 @@ class Job:
     plan: Plan
     options: Options
     channel: Channel
+    replicas: Channel                        # the ranks that hold the same part of the model
     numerics: dict[str, str] | None = None   # what the bits depend on; with reproducible = "layout"
 
     def fit(self) -> dict[str, float]:
@@ -99,8 +105,8 @@ class Job:
             about = {**about, "numerics": self.numerics}
 
         def save(meta: dict[str, Any]) -> None:
-            on_first(self.channel, lambda: self.state.refuse_nonfinite(meta["step"]))
-            pieces = self.state.pieces() if self.channel.rank == 0 else []
+            everywhere(self.channel, lambda: self.state.refuse_nonfinite(meta["step"]))
+            pieces = self.state.pieces()
             kept = {**about, **meta, "choices": self.trainer.tuning.choices}
             written = checkpoint.save(folder.checkpoints, meta["step"], pieces, kept, self.channel)
             if self.channel.rank == 0:
@@ -111,7 +117,7 @@ class Job:
     def load(self, found: Checkpoint) -> None:
         """Starts from another run's parameters and buffers. It communicates."""
         self.state.load_parameters(found)
-        broadcast_state(self.state.arrays(), self.channel)
+        broadcast_state(self.state.arrays(), self.replicas)
 
     def resume(self, found: Checkpoint) -> None:
         """Goes on with the step after the checkpoint's; it communicates.
@@ -122,7 +128,7 @@ class Job:
             raise ConfigError(f"the checkpoint is at step {found.step}, beyond the {self.plan.steps} steps of this run; "
                               "raise train.steps or train.epochs", file=found.folder)
         self.state.restore(found)
-        broadcast_state(self.state.arrays(), self.channel)
+        broadcast_state(self.state.arrays(), self.replicas)
         self.trainer.update.step = found.step
         chosen = found.meta.get("choices") or {}
         self.trainer.tuning.restore(chosen)
@@ -144,13 +150,13 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     raises here, before the first exchange of gradients and before anything is written.
     """
     o = options
-    refuse_one_copy(o)
+    refuse_one_copy(o, mesh)
     anywhere = layout.is_asked_for(o.reproducible)
     if anywhere:
         layout.refuse_options(o.micro_batches, o.algorithm, o.wire)
         layout.refuse_threads()
     control = mesh.channel(mesh.axes, "control")
-    n_micro = count_micro_batches(o.micro_batches, o.batch_size, mesh.size("dp"))
+    n_micro = count_micro_batches(o.micro_batches or default_micro_batches(mesh, o.chunks), o.batch_size, mesh.size("dp"))
     sampler = Sampler(inputs.train_rows, o.batch_size, seed=o.seed, drop_last=o.drop_last)
     plan = make_plan(o, sampler)
     device = select_device(o.device, local_rank(control))
@@ -158,45 +164,65 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     if anywhere:
         layout.refuse_model(model, device)
     numerics = layout.agree_on_numerics(control, n_micro) if anywhere else None
+    held = hold(model, mesh, control, chunks=o.chunks, stages=o.stages, untie=anywhere)
+    stage = held.stage
+    schedule = held.schedule(o.schedule, n_micro)
     exchange = Exchange(mesh, algorithm=o.algorithm, wire=o.wire, node_shared=o.node_shared, on_host=device.name == "cpu")
-    storage = model.initialize(o.seed, o.precision, device, exchange.allocate)
+    storage = stage.model.initialize(o.seed, o.precision, device, exchange.allocate)
     feed = Feed(storage.device, storage.dtype, tokens=inputs.tokens)
     inputs.fit(control)
-    n_classes = try_one_sample(model, loss, feed, inputs)
+    inference = Inference(stage, feed, held.neighbours)
+    n_classes = try_one_sample(inference, loss, inputs, held)
     if isinstance(inputs.training, Dataset) and n_classes is not None:
         labelled = inputs.training
         on_first(control, lambda: scan_labels(labelled, n_classes))
 
     stepper = optimizer(storage)
-    state = State(model, stepper, inputs.transforms)
-    synchronise_batch_norm(model, control, n_micro, mesh.size("dp"), drop_last=o.drop_last)
-    broadcast_state(state.arrays(), control)
+    state = State(stage.model, stepper, inputs.transforms, whole=model, mesh=mesh, control=control)
+    synchronise_batch_norm(stage.model, held.replicas, n_micro, mesh.size("dp"), drop_last=o.drop_last)
+    broadcast_state(state.arrays(), held.replicas)
 
     first, last = share(mesh.coordinate("dp"), mesh.size("dp"), n_micro)
     tree = RankTree(n_micro, mesh.coordinate("dp"), mesh.size("dp")) if anywhere else None
-    statistics = TreeStatistics(model, exchange.channel, tree) if tree else PlainStatistics(model, control)
+    statistics = TreeStatistics(stage.model, exchange.channel, tree) if tree else PlainStatistics(stage.model, held.replicas)
     loader = ObservedLoader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
                             n_classes=n_classes, workers=o.workers)
-    reducer = exchange.reducer(storage, stepper, bucket_bytes=o.bucket_bytes, tree=tree)
+    reducer = exchange.reducer(storage, stepper, bucket_bytes=o.bucket_bytes, tree=tree, chunks=stage.sizes)
     mesh.progress.landed = reducer.timeline.look
-    pipeline = Pipeline(model, loss, control, reducer, feed, n_micro=n_micro, seed=o.seed, after_forward=statistics.after_forward)
+    pipeline = Pipeline(stage, loss, control, reducer, feed, n_micro=n_micro, seed=o.seed, schedule=schedule,
+                        after_forward=statistics.after_forward, neighbours=held.neighbours, counts=held.counts)
     rate_at = rate(plan.steps) if rate else lambda step: stepper.lr
-    update = exchange.update(model, stepper, reducer, control, rate_at, clip_norm=o.clip_norm, statistics=statistics)
+    update = exchange.update(stage.model, stepper, reducer, control, rate_at, clip_norm=o.clip_norm, statistics=statistics,
+                             norm=GradientNorm(storage, mesh, held.parts), twins=held.twins(storage))
     read, n_chunks = inputs.chunks(n_classes)
-    evaluator = Evaluator(model, loss, read, n_chunks, control, feed) if n_chunks else None
+    evaluator = Evaluator(inference, loss, read, n_chunks, control, place=mesh.coordinate("dp"), n_places=mesh.size("dp"),
+                          counts=held.counts) if n_chunks else None
     trainer = Trainer(pipeline=pipeline, update=update, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       recorder=Recorder(None, rank=control.rank, quiet=o.quiet), tuning=make_tuning(o, reducer, control, mesh))
     trainer.notes += exchange.notes
-    trainer.tuning.choices |= exchange.choices
-    return Job(trainer, state, plan, o, control, numerics)
+    trainer.tuning.choices |= exchange.choices | held.choices
+    return Job(trainer, state, plan, o, control, held.replicas, numerics)
 
 
-def refuse_one_copy(o: Options) -> None:
+def default_micro_batches(mesh: Mesh, chunks: int) -> int:
+    """M where nobody says: one per data-parallel rank, times what keeps a pipeline's stages busy most of the time."""
+    n_stages = mesh.size("pp")
+    return mesh.size("dp") * (1 if n_stages == 1 else 4 * n_stages * chunks)
+
+
+def refuse_one_copy(o: Options, mesh: Mesh) -> None:
     """Raises ConfigError where one copy per node is asked for together with what starts sums that are no step's.
 
     Parameters are updated inside the sum of their gradients: a probe of the exchange would train, and a thread of its own would
     write parameters while the program reads them.
     """
+    cut = mesh.size("pp") * mesh.size("tp") > 1
+    if o.tune_buckets and cut:
+        raise ConfigError(f'comm.bucket_mb = "auto" is for models that no rank has a part of only, found the mesh {mesh}; set '
+                          "comm.bucket_mb to a number")
+    if o.node_shared and cut:
+        raise ConfigError(f"comm.node_shared = true keeps whole models on a node, found the mesh {mesh}; set comm.node_shared = "
+                          "false, or mesh.pp = 1 and mesh.tp = 1")
     for wrong, found, instead in ((o.progress != "poll", f'comm.progress = "{o.progress}"', 'comm.progress = "poll"'),
                                   (o.tune_buckets, 'comm.bucket_mb = "auto"', "a number for comm.bucket_mb")):
         if o.node_shared and wrong:
@@ -244,31 +270,32 @@ def make_plan(o: Options, sampler: Sampler) -> Plan:
                 checkpoint_every=o.checkpoint_every, keep_best=o.keep_best, log_every=o.log_every)
 
 
-def try_one_sample(model: nn.Module, loss: Any, feed: Feed, inputs: Inputs) -> int | None:
+def try_one_sample(inference: Inference, loss: Any, inputs: Inputs, held: Held) -> int | None:
     """Runs one sample through the model, so that shapes that do not fit are found before training starts.
 
-    Returns the number of classes (the size of the output's last dim) where the targets are labels.
+    Returns the number of classes (the size of the output's last dim) where the targets are labels. It communicates where the
+    model is cut.
     """
     x, y = inputs.sample()
     file = inputs.training.where(0)[0]
-    model.eval()
+    found = None
     try:
-        with no_grad():
-            output = model(Tensor(feed.inputs(x)))
+        for output, _ in inference.run([(x, y)]):
+            found = output.shape
     except ShapeError as error:
-        raise ShapeError(f"the model cannot take samples of shape {x.shape[1:]} ({x.dtype}): {error.message}; change the model's "
-                         "sizes or the data", file=file) from error
-    finally:
-        model.train()
+        what = f"samples of shape {x.shape[1:]} ({x.dtype})" if held.stage.index == 0 else "what the stage before gives"
+        raise ShapeError(f"the model cannot take {what}: {error.message}; change the model's sizes or the data",
+                         file=file) from error
+    shape = held.of_the_last(found)
     classes = loss.kind == "classes"
-    fits = output.shape[:-1] == y.shape if classes else without_ones(output.shape[1:]) == without_ones(y.shape[1:])
+    fits = shape[:-1] == y.shape if classes else without_ones(shape[1:]) == without_ones(y.shape[1:])
     if not fits:
         wanted = f"{y.shape[1:]} and a last dim of classes" if classes else f"{y.shape[1:]}"
-        raise ShapeError(f"the model's output for one sample is {output.shape[1:]}, the targets are {y.shape[1:]} ({y.dtype}) "
+        raise ShapeError(f"the model's output for one sample is {shape[1:]}, the targets are {y.shape[1:]} ({y.dtype}) "
                          f"and want {wanted}; change the model's outputs or train.loss", file=file)
     if classes and y.dtype.kind not in "biu":
         raise ShapeError(f"the loss wants integer labels, the targets are {y.dtype}; change train.loss", file=file)
-    return int(output.shape[-1]) if classes else None
+    return int(shape[-1]) if classes else None
 
 
 def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

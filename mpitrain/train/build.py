@@ -9,10 +9,10 @@ from typing import Any
 
 from mpitrain import models, nn, optim
 from mpitrain.comm.algorithms import find_own, is_own
-from mpitrain.comm.failure import place
 from mpitrain.comm.mesh import Mesh
 from mpitrain.config import Config
-from mpitrain.errors import ConfigError, name_and_text, nearest, text_of
+from mpitrain.errors import ConfigError, name_and_text, nearest, place, text_of
+from mpitrain.schedules.pipeline import SCHEDULES, Schedule
 from mpitrain.train.assembly import Job, Options, assemble
 from mpitrain.train.inputs import Inputs
 
@@ -28,7 +28,8 @@ def build(config: Config, inputs: Inputs, mesh: Mesh) -> Job:
         log_every=config.log.every, checkpoint_every=config.checkpoint.every, keep=config.checkpoint.keep,
         keep_best=config.checkpoint.best, drop_last=config.data.drop_last, workers=config.data.workers,
         algorithm=find_algorithm(config), bucket_bytes=bucket_bytes(config), tune_buckets=config.comm.bucket_mb == "auto",
-        progress=config.comm.progress, wire=config.comm.wire_dtype, node_shared=config.comm.node_shared)
+        progress=config.comm.progress, wire=config.comm.wire_dtype, node_shared=config.comm.node_shared,
+        schedule=find_schedule(config), chunks=config.mesh.chunks, stages=config.mesh.stages)
     model = make_model(config)
     if t.recompute:
         keep_inputs_only(model)
@@ -40,6 +41,11 @@ def find_algorithm(config: Config) -> Any:
     """The name of an all-reduce, or the user's own function, found from the configuration's folder."""
     name = config.comm.algorithm
     return find_own(name, config.folder) if is_own(name) else name
+
+
+def find_schedule(config: Config) -> Schedule:
+    """The pipeline schedule by name, or the user's own function, found from the configuration's folder."""
+    return SCHEDULES.resolve(config.mesh.schedule, config.folder)
 
 
 def bucket_bytes(config: Config) -> int:

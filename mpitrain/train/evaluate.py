@@ -16,8 +16,7 @@ import numpy as np
 from mpitrain.autograd import Tensor, no_grad
 from mpitrain.backend import array_module, asnumpy
 from mpitrain.comm.channel import Channel
-from mpitrain.nn import Module
-from mpitrain.parallel.feed import Feed
+from mpitrain.parallel.inference import Inference
 
 
 class Loss(Protocol):
@@ -30,25 +29,22 @@ class Loss(Protocol):
 class Evaluator:
     """The mean loss, and for classes the accuracy, of a model over some rows of data; every row counts once.
 
-    `read(c)` gives chunk c of `n_chunks` as host arrays (x, y).
+    `read(c)` gives chunk c of `n_chunks` as host arrays (x, y). `place` is this rank's number among `n_places` that have a model
+    each, and `counts` says whether it is the one rank that counts for its model.
     """
 
-    def __init__(self, model: Module, loss: Loss, read: Callable[[int], tuple[Any, Any]], n_chunks: int, channel: Channel,
-                 feed: Feed):
-        self.model, self.loss, self.read, self.n_chunks = model, loss, read, n_chunks
-        self.channel, self.feed = channel, feed
+    def __init__(self, inference: Inference, loss: Loss, read: Callable[[int], tuple[Any, Any]], n_chunks: int,
+                 channel: Channel, *, place: int, n_places: int, counts: bool = True):
+        self.inference, self.loss, self.read, self.n_chunks, self.channel = inference, loss, read, n_chunks, channel
+        self.place, self.n_places, self.counts = place, n_places, counts
 
     def run(self) -> dict[str, float]:
         """``{"loss": ..., "accuracy": ...}``; accuracy only where the targets are classes. It communicates."""
         table = np.zeros((self.n_chunks, 3))                       # loss sum, terms, correct
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            with no_grad():
-                for chunk in range(self.channel.rank, self.n_chunks, self.channel.size):
-                    table[chunk] = self._sums(*self.read(chunk))
-        finally:
-            self.model.train(was_training)
+        mine = range(self.place, self.n_chunks, self.n_places)
+        for (output, y), chunk in zip(self.inference.run(map(self.read, mine)), mine, strict=False):
+            if self.counts:
+                table[chunk] = self._sums(output, y)
         self.channel.allreduce(table.reshape(-1), name="evaluation")
         loss, count, correct = (math.fsum(column) for column in table.T)
         metrics = {"loss": loss / max(count, 1.0)}
@@ -56,10 +52,10 @@ class Evaluator:
             metrics["accuracy"] = correct / max(count, 1.0)
         return metrics
 
-    def _sums(self, x: Any, y: Any) -> tuple[float, float, float]:
-        target = self.feed.targets(y)
-        output = self.model(Tensor(self.feed.inputs(x)))
-        loss = float(asnumpy(self.loss(output, target).array))
+    def _sums(self, output: Tensor, y: Any) -> tuple[float, float, float]:
+        target = self.inference.feed.targets(y)
+        with no_grad():
+            loss = float(asnumpy(self.loss(output, target).array))
         correct = 0.0
         if self.loss.kind == "classes":
             xp = array_module(target)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -25,10 +25,19 @@ def parameters_sha256(arrays: Mapping[str, np.ndarray]) -> str:
     The shape is written ``3x4`` (nothing for a scalar), the dtype as NumPy calls it (``float32``). Order of the mapping,
     memory layout and byte order of the machine do not matter, so any program can recompute it from a checkpoint.
     """
+    return total_sha256(array_line(name, array) for name, array in arrays.items())
+
+
+def array_line(name: str, array: np.ndarray) -> str:
+    """One array's line of `parameters_sha256`."""
+    assert "\t" not in name and "\n" not in name, f"{name!r} would read as two fields"
+    shape = "x".join(str(length) for length in array.shape)
+    return f"{name}\t{array.dtype.name}\t{shape}\t{array_sha256(array)}\n"
+
+
+def total_sha256(lines: Iterable[str]) -> str:
+    """The hash of all arrays' lines."""
     total = hashlib.sha256()
-    for name in sorted(arrays, key=lambda name: name.encode()):
-        assert "\t" not in name and "\n" not in name, f"{name!r} would read as two fields"
-        array = arrays[name]
-        shape = "x".join(str(length) for length in array.shape)
-        total.update(f"{name}\t{array.dtype.name}\t{shape}\t{array_sha256(array)}\n".encode())
+    for line in sorted(lines, key=lambda line: line.partition("\t")[0].encode()):
+        total.update(line.encode())
     return total.hexdigest()

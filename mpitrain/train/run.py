@@ -23,6 +23,8 @@ from mpitrain.comm.start import World, launched_rank, start
 from mpitrain.config import Config, to_toml
 from mpitrain.errors import MpitrainError, OutputError, Stopped, UsageError
 from mpitrain.parallel.feed import Feed
+from mpitrain.parallel.held import hold
+from mpitrain.parallel.inference import Inference
 from mpitrain.train import checkpoint, environment, threads
 from mpitrain.train.assembly import Job, local_rank, try_one_sample
 from mpitrain.train.build import build, checkpoint_folder, make_loss, make_model
@@ -240,13 +242,15 @@ def evaluate(config: Config, source: Path, *, quiet: bool = False) -> int:
             device = select_device(config.train.device, place)
             model = make_model(config)
             loss = make_loss(config, session.inputs.tokens)
-            storage = model.initialize(config.run.seed, config.train.precision, device)
-            State(model, None, session.inputs.transforms).restore(found)
-            feed = Feed(device, storage.dtype, tokens=session.inputs.tokens)
-            read, n_chunks = session.inputs.chunks(try_one_sample(model, loss, feed, session.inputs))
+            held = hold(model, session.mesh, session.control, chunks=config.mesh.chunks, stages=config.mesh.stages)
+            storage = held.stage.model.initialize(config.run.seed, config.train.precision, device)
+            State(held.stage.model, None, session.inputs.transforms, whole=model).restore(found)
+            inference = Inference(held.stage, Feed(device, storage.dtype, tokens=session.inputs.tokens), held.neighbours)
+            read, n_chunks = session.inputs.chunks(try_one_sample(inference, loss, session.inputs, held))
             if not n_chunks:
                 raise UsageError("this run has no validation data; give some: data.validation=PATH")
-        metrics = Evaluator(model, loss, read, n_chunks, session.control, feed).run()
+        metrics = Evaluator(inference, loss, read, n_chunks, session.control, place=session.mesh.coordinate("dp"),
+                            n_places=session.mesh.size("dp"), counts=held.counts).run()
         if session.world.rank == 0:
             print(json.dumps({"step": found.step, "split": "validation", **metrics}), flush=True)
     return 0

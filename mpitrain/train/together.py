@@ -16,6 +16,8 @@ class Channel(Protocol):
     def rank(self) -> int: ...
     def broadcast_object(self, value: Any, /) -> Any:
         """Rank 0's `value`, on every rank."""
+    def gather_objects(self, value: Any, /) -> Any:
+        """Everyone's `value` in rank order, on every rank."""
 
 
 def attempt(action: Callable[[], Any]) -> dict[str, Any]:
@@ -39,3 +41,9 @@ def value_of(outcome: dict[str, Any]) -> Any:
 def on_first(channel: Channel, action: Callable[[], Any]) -> Any:
     """What `action` returns on rank 0 (plain JSON data), on every rank; its error is raised on every rank too."""
     return value_of(channel.broadcast_object(attempt(action) if channel.rank == 0 else None))
+
+
+def everywhere(channel: Channel, action: Callable[[], None]) -> None:
+    """`action` on every rank; where some fail, the error of the first of them is raised on every rank."""
+    for outcome in channel.gather_objects(attempt(action)):
+        value_of(outcome)

@@ -10,6 +10,7 @@ import pytest
 from mpitrain import nn
 from mpitrain.backend import CPU
 from mpitrain.errors import NumericsError
+from mpitrain.parallel import stages
 from mpitrain.parallel.feed import Feed
 from mpitrain.parallel.pipeline import Pipeline
 from mpitrain.parallel.reducer import GradientReducer
@@ -34,7 +35,7 @@ def run(cuts, *, ignore=None, step=0, x=X, model=None):
     storage = model.initialize(seed=2, dtype="float64")
     reducer = GradientReducer(storage, Alone())
     loss = nn.LOSSES["cross_entropy"](ignore_index=ignore)
-    pipeline = Pipeline(model, loss, Alone(), reducer, Feed(CPU, "float64"), n_micro=len(cuts) + 1, seed=5)
+    pipeline = Pipeline(stages.whole(model), loss, Alone(), reducer, Feed(CPU, "float64"), n_micro=len(cuts) + 1, seed=5)
     bounds = [0, *cuts, len(x)]
     micro = [SimpleNamespace(x=x[a:b], y=Y[a:b], index=i, first=a, step=step) for i, (a, b) in enumerate(zip(bounds, bounds[1:]))]
     reducer.begin()

@@ -13,6 +13,7 @@ import pytest
 
 from mpitrain import models, nn, optim
 from mpitrain.autograd import Function, Tensor, run_backward
+from mpitrain.parallel import stages
 from mpitrain.parallel.feed import Feed
 from mpitrain.parallel.pipeline import Pipeline
 from mpitrain.parallel.reducer import GradientReducer
@@ -56,7 +57,7 @@ def stepper(name: str) -> Callable[[], Any]:
     optimizer, loss = optim.AdamW(storage, lr=1e-3), nn.LOSSES["cross_entropy"]()
     reducer = GradientReducer(storage, channel, bucket_bytes=4096)
     feed = Feed(storage.device, storage.dtype, tokens=name == "gpt")
-    pipeline = Pipeline(model, loss, channel, reducer, feed, n_micro=1)
+    pipeline = Pipeline(stages.whole(model), loss, channel, reducer, feed, n_micro=1)
     update = Replicated(model, optimizer, reducer, channel, lambda step: 1e-3, clip_norm=1.0)
     rng = np.random.default_rng(0)
     x = rng.integers(0, classes, (4, *shape)) if name == "gpt" else rng.standard_normal((4, *shape), np.float32)

@@ -1,0 +1,129 @@
+"""Which blocks of a model a rank holds: a Sequential cut along pp into stages, each of one chunk or several.
+
+    blocks    embed  block0 | block1  block2 | block3  block4 | norm  head         4 chunks on 2 stages
+    stage           0       |        1       |        0       |     1              chunk c of stage s: virtual stage c * 2 + s
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpitrain.errors import ConfigError, MeshError
+from mpitrain.nn import Module, Sequential
+
+
+@dataclass
+class Stage:
+    """What one rank holds of `whole`: `chunks` to run, and `model`, which has the parameters of all of them."""
+
+    whole: Module
+    model: Module
+    chunks: list[Module]
+    index: int
+    n_stages: int
+    bounds: list[int]                        # virtual stage v is blocks bounds[v]:bounds[v + 1]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the last block of the model is here."""
+        return self.index == self.n_stages - 1
+
+    @property
+    def n_virtual(self) -> int:
+        return self.n_stages * len(self.chunks)
+
+    def virtual(self, chunk: int) -> int:
+        return chunk * self.n_stages + self.index
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many parameters each chunk has."""
+        return [len(chunk.parameters()) for chunk in self.chunks]
+
+    def place(self, name: str) -> int:
+        """The number of the block that the parameter `name` belongs to, in the whole model."""
+        return self._places[name]
+
+    def __post_init__(self) -> None:
+        blocks = self.whole.blocks.items() if isinstance(self.whole, Sequential) else [("", self.whole)]
+        self._places = {f"{block}.{name}" if block else name: i for i, (block, module) in enumerate(blocks)
+                        for name, _ in module.named_parameters()}
+
+    def describe(self, virtual: int) -> str:
+        """A virtual stage in words, for messages."""
+        if not isinstance(self.whole, Sequential):
+            return "the model"
+        names = list(self.whole.blocks)[self.bounds[virtual]:self.bounds[virtual + 1]]
+        chunk = f", chunk {virtual // self.n_stages}" if len(self.chunks) > 1 else ""
+        return f"stage {virtual % self.n_stages}{chunk} ({names[0]}{f' .. {names[-1]}' if len(names) > 1 else ''})"
+
+
+def whole(model: Module) -> Stage:
+    """The model of a rank that holds all of it."""
+    return Stage(model, model, [model], 0, 1, [0, len(model) if isinstance(model, Sequential) else 1])
+
+
+def cut(model: Module, index: int, n_stages: int, chunks: int = 1, *, counts: Sequence[int] = ()) -> Stage:
+    """Stage `index` of `n_stages`. `counts` are the numbers of blocks of the virtual stages, in order (default: about equal).
+
+    Parameters that stages share must have twins by now. MeshError where the model has too few blocks, ConfigError for counts
+    that do not add up.
+    """
+    if n_stages * chunks == 1:
+        return whole(model)
+    if not isinstance(model, Sequential):
+        raise MeshError(f"mesh.pp={n_stages} cuts a model between its blocks, and this one is a {type(model).__name__}; "
+                        "return an nn.Sequential of blocks, or set mesh.pp=1")
+    bounds = find_bounds(len(model), n_stages, chunks, counts)
+    virtual = [chunk * n_stages + index for chunk in range(chunks)]
+    ranges = [(bounds[v], bounds[v + 1]) for v in virtual]
+    parts = [model.slice(*r) for r in ranges]
+    if chunks == 1:
+        return Stage(model, parts[0], list(parts), index, n_stages, bounds)
+    held = Sequential(*(item for part in parts for item in part.blocks.items()))
+    return Stage(model, held, list(parts), index, n_stages, bounds)
+
+
+def find_bounds(n_blocks: int, n_stages: int, chunks: int, counts: Sequence[int]) -> list[int]:
+    """Where the virtual stages begin and end, in blocks."""
+    parts = n_stages * chunks
+    words = f"mesh.pp={n_stages}" + (f" x mesh.chunks={chunks}" if chunks > 1 else "")
+    if parts > n_blocks:
+        fits = f"set mesh.pp={n_blocks // chunks}" if n_blocks >= 2 * chunks else f"set mesh.chunks={n_blocks // n_stages or 1}"
+        raise MeshError(f"{words} needs {parts} blocks at least, and the model has {n_blocks}; {fits}, or use a deeper model")
+    if not counts:
+        return [v * n_blocks // parts for v in range(parts + 1)]
+    if len(counts) != parts or sum(counts) != n_blocks or min(counts) < 1:
+        raise ConfigError(f"mesh.stages = {list(counts)} must be {parts} numbers of blocks, 1 or more each, that add up to the "
+                          f"{n_blocks} blocks of the model, for {words}")
+    bounds = [0]
+    for count in counts:
+        bounds.append(bounds[-1] + count)
+    return bounds
+
+
+def balanced(costs: Sequence[float], parts: int) -> list[int]:
+    """How many neighbouring blocks each of `parts` gets so that the dearest part costs least, each at least one.
+
+    Linear partition by dynamic programming; of equal answers the one with the longest parts first.
+    """
+    n = len(costs)
+    sums = [0.0]
+    for cost in costs:
+        sums.append(sums[-1] + cost)
+    best = [[float("inf")] * (n + 1) for _ in range(parts + 1)]
+    came = [[0] * (n + 1) for _ in range(parts + 1)]
+    best[0][0] = 0.0
+    for k in range(1, parts + 1):
+        for stop in range(k, n + 1):
+            for start in range(k - 1, stop):
+                dearest = max(best[k - 1][start], sums[stop] - sums[start])
+                if dearest <= best[k][stop]:
+                    best[k][stop], came[k][stop] = dearest, start
+    counts: list[int] = []
+    stop = n
+    for k in range(parts, 0, -1):
+        counts.append(stop - came[k][stop])
+        stop = came[k][stop]
+    return counts[::-1]
