@@ -11,7 +11,9 @@ An error says what was expected, what was found, where, and what to change. The 
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 LISTED = 12                    # names of what there is in a message
 FIELDS = ("step", "file", "dataset", "row", "offset")     # printed in this order
@@ -130,6 +132,12 @@ def name_and_text(error: BaseException, place: str = "") -> str:
     """``ValueError at file.py:12 in f: what it says``, without the last part where it says nothing."""
     text, name = said(error), type(error).__name__ + (f" {place}" if place else "")
     return f"{name}: {text}" if text else name
+
+
+def place(error: BaseException) -> str:
+    """``at file.py:12 in function`` of the innermost frame, so that the line alone says where to look."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"at {Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else "at an unknown line"
 
 
 def said(error: BaseException) -> str:

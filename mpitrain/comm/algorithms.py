@@ -6,8 +6,7 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpitrain.comm.failure import place
-from mpitrain.errors import ConfigError, MpitrainError, name_and_text, nearest
+from mpitrain.errors import ConfigError, MpitrainError, name_and_text, nearest, place
 from mpitrain.schedules.calling import shown
 from mpitrain.schedules.check import check_all_reduce, check_rounded
 from mpitrain.schedules.collectives import ALL_REDUCE, ON_NODES

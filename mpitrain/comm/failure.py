@@ -12,7 +12,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpitrain.errors import MpitrainError, PeerError, name_and_text, said
+from mpitrain.errors import MpitrainError, PeerError, name_and_text, place, said
 
 LINE_LIMIT = 500
 
@@ -81,12 +81,6 @@ def describe_os_error(error: OSError, trace: str) -> Failure:
             return Failure(code, exit_code, where, error.strerror or str(error), trace)
     message = f"{type(error).__name__} {place(error)}: {error.strerror}" if error.strerror else name_and_text(error, place(error))
     return Failure("E_BUG", 70, where, message, trace)
-
-
-def place(error: BaseException) -> str:
-    """``at file.py:12 in function`` of the innermost frame, so that the line alone says where to look."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"at {Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else "at an unknown line"
 
 
 def printable(text: str) -> str:

@@ -9,10 +9,9 @@ from typing import Any
 
 from mpitrain import models, nn, optim
 from mpitrain.comm.algorithms import find_own, is_own
-from mpitrain.comm.failure import place
 from mpitrain.comm.mesh import Mesh
 from mpitrain.config import Config
-from mpitrain.errors import ConfigError, name_and_text, nearest, text_of
+from mpitrain.errors import ConfigError, name_and_text, nearest, place, text_of
 from mpitrain.train.assembly import Job, Options, assemble
 from mpitrain.train.inputs import Inputs
 
