@@ -10,21 +10,22 @@ from mpitrain.schedules.steps import Copy, Receive, Reduce, Round, ScheduleError
 
 STEPS = (Send, Receive, Reduce, Copy)
 MOST_ROUNDS = 1 << 20          # of one rank: more are no program but a loop without an end
+COLLECTIVE = "rank, n, length"
 SHOWN = 60                     # characters of a value in a message
 
 
 def called(algorithm: Callable[[int, int, int], Any], rank: int, n: int, length: int) -> Iterator[Round]:
     """The rounds of one rank. ScheduleError for what cannot be called so, and, on the way, for what are no rounds."""
-    return rounds_of(answer(algorithm, rank, n, length), rank)
+    return rounds_of(answer(algorithm, COLLECTIVE, rank, n, length), rank)
 
 
-def answer(algorithm: Callable[[int, int, int], Any], rank: int, n: int, length: int) -> Any:
-    """What the call returns. ScheduleError where it takes other arguments; what it raises itself passes."""
+def answer(function: Callable[..., Any], names: str, *arguments: int, **keywords: int) -> Any:
+    """What the call returns. ScheduleError where it takes other arguments than `names`; what it raises itself passes."""
     try:
-        return algorithm(rank, n, length)
+        return function(*arguments, **keywords)
     except TypeError as error:
         if error.__traceback__ is None or error.__traceback__.tb_next is None:        # raised by the call and not inside it
-            raise ScheduleError(f"it is called with (rank, n, length), and it does not take them: {error}") from error
+            raise ScheduleError(f"it is called with ({names}), and it does not take them: {error}") from error
         raise
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from mpitrain.schedules.calling import answer, called, rounds_of, shown
+from mpitrain.schedules.calling import COLLECTIVE, answer, called, rounds_of, shown
 from mpitrain.schedules.rendezvous import check_lanes, execute
 from mpitrain.schedules.steps import Algorithm, Laned, Rooted, Round, ScheduleError, Slice, part, tree_split
 from mpitrain.schedules.values import EMPTY, Memory, Run, Symbols, paired
@@ -152,7 +152,7 @@ def run_lanes(algorithm: Laned, memories: list[Memory], length: int, symbols: Sy
 
 def called_lanes(algorithm: Laned, rank: int, n: int, length: int) -> Iterator[Iterator[Round]]:
     """The lanes of one rank, as `called` gives the rounds of a program."""
-    found = answer(algorithm.lanes, rank, n, length)
+    found = answer(algorithm.lanes, COLLECTIVE, rank, n, length)
     if not isinstance(found, (list, tuple)):
         raise ScheduleError(f"its lanes must be a list of generators of rounds, found {shown(found)}")
     return (rounds_of(lane, rank) for lane in found)
