@@ -71,6 +71,8 @@ def test_forwards_alone_train_nothing() -> None:
         check_pipeline(forward_only, 2, 2)
     with pytest.raises(ScheduleError, match="runs F0 F1 B0 B1; it should run forward of each of 2 micro-batches once$"):
         check_pipeline(gpipe, 2, 2, training=False)
+    with pytest.raises(ScheduleError, match="^stage 0 of 1 runs F0 B0; it should run forward of each of 2 micro-batches once$"):
+        check_pipeline(written("F0 B0"), 1, 2, training=False)
 
 
 def test_activations_are_kept_until_the_weight_gradient() -> None:

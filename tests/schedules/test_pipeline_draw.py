@@ -37,6 +37,11 @@ def test_wide_numbers_have_room() -> None:
     assert stages[0].index("F119") == head.index(" 356 ") + 1            # forward i > 1 takes unit 3 i - 1
 
 
+def test_times_that_are_wider_than_a_column_are_left_out() -> None:
+    head = next(draw(SCHEDULES["gpipe"], 40, 2, width=10_000))
+    assert head.split()[1:] == [str(time) for time in range(0, 123, 2)]
+
+
 def test_a_schedule_is_described_with_its_idle_share_and_memory(tmp_path: Path) -> None:
     assert list(describe("zb_h1", 2, 4, width=100)) == [
         "schedule zb_h1: 2 stages, 4 micro-batches",
