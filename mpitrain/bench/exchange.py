@@ -28,7 +28,6 @@ from mpitrain.errors import ConfigError, MpitrainError, StorageError
 from mpitrain.nn.init import zeros
 from mpitrain.parallel.buckets import plan_buckets
 from mpitrain.parallel.exchange import Exchange
-from mpitrain.parallel.norm import GradientNorm
 from mpitrain.parallel.statistics import PlainStatistics
 from mpitrain.registry import Registry
 
@@ -88,7 +87,7 @@ class OverExchange:
         if exchange.notes:
             raise Unavailable(exchange.notes[0])
         self._update = exchange.update(model, optimizer, self._reducer, control, lambda step: LR, clip_norm=0.0,
-                                       statistics=PlainStatistics(model, control), norm=GradientNorm(self._storage), twins=None)
+                                       statistics=PlainStatistics(model, control))
         self._update.want_norm = False
 
     @property

@@ -82,9 +82,9 @@ class Exchange:
         return reducer
 
     def update(self, model: Module, optimizer: Optimizer, reducer: GradientReducer, control: Channel,
-               rate: Callable[[int], float], *, clip_norm: float, statistics: Statistics, norm: GradientNorm,
-               twins: Twins | None) -> Replicated:
-        """The update that fits the reducer."""
+               rate: Callable[[int], float], *, clip_norm: float, statistics: Statistics,
+               norm: GradientNorm | None = None, twins: Twins | None = None) -> Replicated:
+        """The update that fits the reducer; `norm` and `twins` where the ranks hold parts of a model."""
         if isinstance(reducer.channel, NodeExchange):
             return NodeShared(model, optimizer, reducer, control, rate, reducer.channel, clip_norm=clip_norm,
                               statistics=statistics, twins=twins)

@@ -12,8 +12,9 @@ from mpitrain.nn import FlatStorage, Module, Sequential
 from mpitrain.parallel.neighbours import Neighbours
 from mpitrain.parallel.stages import Stage, cut
 from mpitrain.parallel.twins import Twins
+from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline import SCHEDULES, Schedule
-from mpitrain.schedules.pipeline_check import check_pipeline
+from mpitrain.schedules.pipeline_check import prove
 
 
 @dataclass
@@ -37,10 +38,9 @@ class Held:
     def schedule(self, asked: Any, n_micro: int) -> Schedule:
         """The pipeline schedule that is asked for, by name or as a function, proved for what ranks have of micro-batches."""
         found: Schedule = asked if callable(asked) else SCHEDULES.resolve(asked)
-        n = self.mesh.size("dp")
-        if self.stage.n_stages > 1:
-            for count in {(rank + 1) * n_micro // n - rank * n_micro // n for rank in range(n)}:
-                check_pipeline(found, self.stage.n_stages, count, len(self.stage.chunks))
+        name, n = asked if isinstance(asked, str) else str(getattr(asked, "__name__", asked)), self.mesh.size("dp")
+        for count in sorted({stop - first for first, stop in (share(rank, n, n_micro) for rank in range(n))}):
+            prove(found, name, n_stages=self.stage.n_stages, n_micro=count, chunks=len(self.stage.chunks))
         return found
 
     def twins(self, storage: FlatStorage) -> Twins | None:

@@ -31,6 +31,12 @@ def find_schedule(name: str, folder: Path | None = None, *, n_stages: int, n_mic
     Files are relative to `folder` (the config's). ConfigError where there is none, ScheduleError where it is wrong.
     """
     found: Schedule = SCHEDULES.resolve(name, folder)
+    prove(found, name, n_stages=n_stages, n_micro=n_micro, chunks=chunks)
+    return found
+
+
+def prove(found: Schedule, name: str, *, n_stages: int, n_micro: int, chunks: int = 1) -> None:
+    """`check_pipeline` with errors, also those of a user's own function, that say which schedule it is about."""
     if not callable(found):
         raise ConfigError(f'pipeline schedule "{name}" must be a function of (stage, n_stages, n_micro) that yields actions, '
                           f'found {shown(found)}')
@@ -41,7 +47,6 @@ def find_schedule(name: str, folder: Path | None = None, *, n_stages: int, n_mic
         raise ScheduleError(f"{what}: {error.message}") from error
     except Exception as error:
         raise ScheduleError(f"{what} raised {name_and_text(error, place(error))}") from error
-    return found
 
 
 def check_pipeline(schedule: Schedule, n_stages: int, n_micro: int, chunks: int = 1, *, training: bool = True) -> list[int]:

@@ -156,7 +156,8 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         layout.refuse_options(o.micro_batches, o.algorithm, o.wire)
         layout.refuse_threads()
     control = mesh.channel(mesh.axes, "control")
-    n_micro = count_micro_batches(o.micro_batches or default_micro_batches(mesh, o.chunks), o.batch_size, mesh.size("dp"))
+    asked = o.micro_batches or default_micro_batches(mesh.size("pp"), mesh.size("dp"), o.chunks)
+    n_micro = count_micro_batches(asked, o.batch_size, mesh.size("dp"))
     sampler = Sampler(inputs.train_rows, o.batch_size, seed=o.seed, drop_last=o.drop_last)
     plan = make_plan(o, sampler)
     device = select_device(o.device, local_rank(control))
@@ -204,10 +205,9 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     return Job(trainer, state, plan, o, control, held.replicas, numerics)
 
 
-def default_micro_batches(mesh: Mesh, chunks: int) -> int:
+def default_micro_batches(n_stages: int, n_ranks: int, chunks: int) -> int:
     """M where nobody says: one per data-parallel rank, times what keeps a pipeline's stages busy most of the time."""
-    n_stages = mesh.size("pp")
-    return mesh.size("dp") * (1 if n_stages == 1 else 4 * n_stages * chunks)
+    return n_ranks * (1 if n_stages == 1 else 4 * n_stages * chunks)
 
 
 def refuse_one_copy(o: Options, mesh: Mesh) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any
 
 from mpitrain import nn
@@ -14,10 +15,12 @@ from mpitrain.config import Config, load_config
 from mpitrain.data import report
 from mpitrain.errors import MissingError
 from mpitrain.parallel.buckets import plan_buckets
+from mpitrain.parallel.stages import cut
 from mpitrain.schedules.microtree import share
-from mpitrain.schedules.pipeline import SCHEDULES
+from mpitrain.schedules.pipeline_check import actions_of, find_schedule
+from mpitrain.schedules.pipeline_draw import describe
 from mpitrain.train import checkpoint
-from mpitrain.train.assembly import count_micro_batches
+from mpitrain.train.assembly import count_micro_batches, default_micro_batches
 from mpitrain.train.build import bucket_bytes, checkpoint_folder, make_model
 from mpitrain.train.hashes import array_sha256
 from mpitrain.train.manifest import MANIFEST, Checkpoint, load
@@ -41,7 +44,9 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     """The model's parameters, how the batch is cut, which buckets travel, and the schedule; nothing is allocated."""
     model = make_model(config)
     pp, dp, tp = fit(ranks, config.mesh.pp, config.mesh.dp, config.mesh.tp)
-    n_micro = count_micro_batches(config.train.micro_batches, config.train.batch_size, dp)
+    chunks = config.mesh.chunks
+    asked = config.train.micro_batches or default_micro_batches(pp, dp, chunks)
+    n_micro = count_micro_batches(asked, config.train.batch_size, dp)
     yield f"{config.run.name}: model {config.model.name}, {model.count_parameters():,} parameters"
     yield f"mesh pp={pp} x dp={dp} x tp={tp}, {ranks} rank{'s' if ranks > 1 else ''}"
     yield from table(("parameter", "shape", "placement"),
@@ -50,11 +55,39 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     if buffers:
         yield from table(("buffer", "shape"), buffers)
     yield f"global batch of {config.train.batch_size} rows in {n_micro} micro-batches"
-    for rank in range(dp):
-        first, last = share(rank, dp, n_micro)
-        order = " ".join(map(str, SCHEDULES["1f1b"](0, 1, last - first)))
-        yield f"  rank {rank}: micro-batches {first}..{last - 1}: {order}"
+    yield from stage_lines(model, pp, config)
+    yield from schedule_lines(pp, dp, n_micro, name=config.mesh.schedule, chunks=chunks, folder=config.folder)
     yield from bucket_lines(model, config)
+
+
+def stage_lines(model: nn.Module, pp: int, config: Config) -> Iterator[str]:
+    """Which blocks are on which stage of a pipeline; MeshError where the model cannot be cut so."""
+    if pp == 1 or not isinstance(model, nn.Sequential):
+        cut(model, 0, pp)
+        return
+    model.untie()
+    counts = config.mesh.stages if isinstance(config.mesh.stages, tuple) else ()
+    for index in range(pp):
+        stage = cut(model, index, pp, config.mesh.chunks, counts=counts)
+        for chunk, part in enumerate(stage.chunks):
+            yield f"  {stage.describe(stage.virtual(chunk))}: {sum(p.size for p in part.parameters()):,} parameters"
+
+
+def schedule_lines(pp: int, dp: int, n_micro: int, *, name: str = "1f1b", chunks: int = 1,
+                   folder: Path | None = None) -> Iterator[str]:
+    """Which micro-batches each place along dp runs, and in which order: of pipelines a drawing for each number of them."""
+    shares = [share(place, dp, n_micro) for place in range(dp)]
+    for place, (first, last) in enumerate(shares):
+        if pp > 1:
+            yield f"  pipeline {place}: micro-batches {first}..{last - 1}"
+            continue
+        schedule = find_schedule(name, folder, n_stages=1, n_micro=last - first, chunks=chunks)
+        order = " ".join(map(str, actions_of(schedule, 0, 1, last - first, chunks)))
+        yield f"  rank {place}: micro-batches {first}..{last - 1}: {order}"
+    if pp > 1:
+        width = get_terminal_size().columns
+        for count in sorted({last - first for first, last in shares}):
+            yield from describe(name, pp, count, chunks, folder=folder, width=width)
 
 
 def bucket_lines(model: nn.Module, config: Config) -> Iterator[str]:
