@@ -128,6 +128,8 @@ static void NAME(finish)(const NAME(Finish) *f, T *c, i64 first, i64 count)
     else f->value(c + first, f->y + first, count);
 }
 
+#include "turned_product.h"
+
 /* Element (i, r) of a is a[i * a_row + r * a_term], (r, j) of b is b[r * b_term + j * b_column]; one step of each is 1. Rows
    of c are contiguous. `work` holds product_work_bytes() bytes from a cache line on. */
 static void NAME(multiply)(const T *a, const T *b, const T *bias, T *c, T *work, i64 m, i64 n, i64 k, i64 a_row, i64 a_term,
@@ -136,6 +138,11 @@ static void NAME(multiply)(const T *a, const T *b, const T *bias, T *c, T *work,
     T *left = work, *right = work + TERMS * ROWS;
     for (i64 i = 0; i < m * n && k <= 0; i++) c[i] = bias ? bias[i % n] : 0;
     if (k <= 0) return;
+    if (NAME(turns)(m, n, k, b_term)) {
+        NAME(multiply_turned)(a, b, bias, c, work, m, n, k, a_row, a_term, b_column);
+        if (f_of_c) NAME(finish)(f_of_c, c, 0, m * n);
+        return;
+    }
     i64 size = even_parts(k, TERMS, GROUP), most = even_parts(n, PACKED_BYTES / (i64)sizeof(T) / size / WIDTH * WIDTH, WIDTH);
     for (i64 j0 = 0; j0 < n; j0 += most) for (i64 r0 = 0; r0 < k; r0 += size) {
         i64 columns = least(n - j0, most), terms = least(k - r0, size), rows;
