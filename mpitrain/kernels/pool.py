@@ -134,7 +134,7 @@ def _maximum_gradient_host() -> Callable[..., Array] | None:
 
 
 def _total_host() -> Callable[..., Array] | None:
-    function = bind("pool", "total", "ppppppiiiii")
+    function = bind("window_sum", "total", "ppppppiiiii")
     if function is None:
         return None
 
@@ -147,7 +147,7 @@ def _total_host() -> Callable[..., Array] | None:
 
 
 def _total_gradient_host() -> Callable[..., Array] | None:
-    function = bind("pool", "total_gradient", "ppppppiiiii")
+    function = bind("window_sum", "total_gradient", "ppppppiiiii")
     if function is None:
         return None
 
