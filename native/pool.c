@@ -1,6 +1,6 @@
-/* Largest values of windows of images (N, C, H, W), contiguous, for float and double; the file includes itself for each. A plane is
-   one (H, W); output (i, j) of a plane looks at rows [y0[i], y1[i]) and columns [x0[j], x1[j]), so one loop serves fixed, padded
-   and adaptive windows. Windows of 2 x 2 side by side, which most nets have, are done a vector of outputs at a time. */
+/* Largest values of windows of images (N, C, H, W), contiguous, for float and double; the file includes itself for each. A plane
+   is one (H, W); output (i, j) of a plane looks at rows [y0[i], y1[i]) and columns [x0[j], x1[j]), so one loop serves fixed,
+   padded and adaptive windows. Those of 2 x 2 side by side, which most nets have, are done a vector of outputs at a time. */
 
 #ifndef T
 

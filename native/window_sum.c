@@ -15,7 +15,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define LINE (64 / (i64)sizeof(T))   /* numbers in a cache line */
-#define AHEAD (8192 / (i64)sizeof(T)) /* numbers: what is summed then is fetched now, since the CPU by itself stops at a page's end */
+#define AHEAD (8192 / (i64)sizeof(T)) /* numbers: what is wanted then is fetched now; by itself the CPU stops at a page end */
 #define COLUMNS 256                  /* of a plane whose sums are kept at a time, and windows that are made of them */
 
 typedef double SUM __attribute__((vector_size(VECTOR_BYTES)));
@@ -130,7 +130,10 @@ void NAME(total_gradient)(const T *restrict g, T *restrict dx, const int32_t *y0
                           const int32_t *x1, i64 planes, i64 h, i64 w, i64 oh, i64 ow)
 {
     if (oh * ow == 1 && y1[0] - y0[0] == h && x1[0] - x0[0] == w) {
-        for (i64 p = 0; p < planes; p++, dx += h * w) for (i64 i = 0; i < h * w; i++) dx[i] = g[p];
+        for (i64 p = 0; p < planes; p++, dx += h * w) {
+            for (i64 i = 0; i < h * w; i += LINE) __builtin_prefetch(dx + i + AHEAD, 1);
+            for (i64 i = 0; i < h * w; i++) dx[i] = g[p];
+        }
         return;
     }
     memset(dx, 0, planes * h * w * sizeof(T));
