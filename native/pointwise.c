@@ -3,6 +3,7 @@
    An activation that is computed for training leaves its derivative beside its value: the two share their exponential, and
    the gradient is one multiplication then. `slope` may be the memory of x: each element is read before it is written. */
 
+#include "ahead.h"
 #include "vector_math.h"
 
 typedef int64_t i64;
@@ -18,15 +19,24 @@ typedef int64_t i64;
 
 /* y[i] = FUNCTION(x[i]), and the same with the derivative. */
 #define VALUES(T, NAME, FUNCTION)                                                                                       \
-    int FUNCTION##_##NAME(const T *x, T *y, i64 n)                                                                      \
+    INLINE void FUNCTION##_some_##NAME(const T *x, T *y, i64 n)                                                         \
     {                                                                                                                   \
         EACH(i, n) y[i] = FUNCTION##_of_##NAME(x[i]);                                                                   \
+    }                                                                                                                   \
+    int FUNCTION##_##NAME(const T *x, T *y, i64 n)                                                                      \
+    {                                                                                                                   \
+        i64 at = 0;                                                                                                     \
+        for (; at + STRETCH(T) <= n; at += STRETCH(T)) {                                                                \
+            fetch(x + at + AHEAD(T), NULL, y + at + AHEAD(T), NULL);                                                    \
+            FUNCTION##_some_##NAME(x + at, y + at, STRETCH(T));                                                         \
+        }                                                                                                               \
+        FUNCTION##_some_##NAME(x + at, y + at, n - at);                                                                 \
         return 0;                                                                                                       \
     }
 
 #define VALUES_AND_SLOPES(T, NAME, FUNCTION)                                                                            \
     VALUES(T, NAME, FUNCTION)                                                                                           \
-    int FUNCTION##_and_slope_##NAME(const T *x, T *slope, T *y, i64 n)                                                  \
+    INLINE void FUNCTION##_and_some_slopes_##NAME(const T *x, T *slope, T *y, i64 n)                                    \
     {                                                                                                                   \
         EACH(i, n) {                                                                                                    \
             T value, steep;                                                                                             \
@@ -34,25 +44,43 @@ typedef int64_t i64;
             y[i] = value;                                                                                               \
             slope[i] = steep;                                                                                           \
         }                                                                                                               \
+    }                                                                                                                   \
+    int FUNCTION##_and_slope_##NAME(const T *x, T *slope, T *y, i64 n)                                                  \
+    {                                                                                                                   \
+        i64 at = 0;                                                                                                     \
+        for (; at + STRETCH(T) <= n; at += STRETCH(T)) {                                                                \
+            fetch(x == slope ? NULL : x + at + AHEAD(T), NULL, slope + at + AHEAD(T), y + at + AHEAD(T));               \
+            FUNCTION##_and_some_slopes_##NAME(x + at, slope + at, y + at, STRETCH(T));                                  \
+        }                                                                                                               \
+        FUNCTION##_and_some_slopes_##NAME(x + at, slope + at, y + at, n - at);                                          \
         return 0;                                                                                                       \
     }
 
 /* dx = GRADIENT of (kept[j], g[j]), row by row; where `sums` is not NULL, the sums of dx over the rows go there. dx may be the
    memory of `kept`. */
 #define GRADIENT(T, NAME, FUNCTION, FORMULA)                                                                            \
+    INLINE void FUNCTION##_some_##NAME(const T *kept, const T *g, T *dx, T *restrict sums, i64 n)                       \
+    {                                                                                                                   \
+        if (sums) EACH(i, n) { T k = kept[i], d = g[i], v = FORMULA; dx[i] = v; sums[i] += v; }                         \
+        else EACH(i, n) { T k = kept[i], d = g[i]; dx[i] = FORMULA; }                                                   \
+    }                                                                                                                   \
     int FUNCTION##_##NAME(const T *kept, const T *g, T *dx, T *restrict sums, i64 rows, i64 n)                          \
     {                                                                                                                   \
         if (sums) memset(sums, 0, n * sizeof(T));                                                                       \
         for (i64 r = 0; r < rows; r++, kept += n, g += n, dx += n) {                                                    \
-            if (sums) EACH(i, n) { T k = kept[i], d = g[i], v = FORMULA; dx[i] = v; sums[i] += v; }                     \
-            else EACH(i, n) { T k = kept[i], d = g[i]; dx[i] = FORMULA; }                                               \
+            i64 at = 0;                                                                                                 \
+            for (; at + STRETCH(T) <= n; at += STRETCH(T)) {                                                            \
+                fetch(g + at + AHEAD(T), kept == dx ? NULL : kept + at + AHEAD(T), dx + at + AHEAD(T), NULL);           \
+                FUNCTION##_some_##NAME(kept + at, g + at, dx + at, sums ? sums + at : NULL, STRETCH(T));                \
+            }                                                                                                           \
+            FUNCTION##_some_##NAME(kept + at, g + at, dx + at, sums ? sums + at : NULL, n - at);                        \
         }                                                                                                               \
         return 0;                                                                                                       \
     }
 
 /* s(x), the sigmoid; x P(N < x), GELU; x s(2 u) with 2 u = 1.596 (x + 0.0447 x^3), GELU by a tanh, since
    (1 + tanh u) / 2 = s(2 u); x s(x), SiLU. */
-#define FORMULAS(T, NAME, FUSED)                                                                                               \
+#define FORMULAS(T, NAME, FUSED)                                                                                        \
     INLINE T sigmoid_of_##NAME(T x) { return (T)1 / ((T)1 + exp_##NAME(-x)); }                                          \
     INLINE T relu_of_##NAME(T x) { return x < 0 ? (T)0 : x; }               /* NaN stays NaN */                         \
     INLINE T distribution_##NAME(T x, T density)                                                                        \
@@ -67,13 +95,13 @@ typedef int64_t i64;
         *value = x * below;                                                                                             \
         *slope = FUSED(x, density, below);                                                                              \
     }                                                                                                                   \
-    INLINE T twice_u_##NAME(T x) { return x * FUSED(x * x, (T)0.0713548162726002504, (T)1.59576912160573071); }               \
+    INLINE T twice_u_##NAME(T x) { return x * FUSED(x * x, (T)0.0713548162726002504, (T)1.59576912160573071); }         \
     INLINE T gelu_tanh_of_##NAME(T x) { return x * sigmoid_of_##NAME(twice_u_##NAME(x)); }                              \
     INLINE void gelu_tanh_both_##NAME(T x, T *value, T *slope)                                                          \
     {                                                                                                                   \
         T s = sigmoid_of_##NAME(twice_u_##NAME(x)), y = x * s;                                                          \
         *value = y;                                                                                                     \
-        *slope = FUSED(y * ((T)1 - s), FUSED(x * x, (T)0.214064448817800755, (T)1.59576912160573071), s);                    \
+        *slope = FUSED(y * ((T)1 - s), FUSED(x * x, (T)0.214064448817800755, (T)1.59576912160573071), s);               \
     }                                                                                                                   \
     INLINE T silu_of_##NAME(T x) { return x * sigmoid_of_##NAME(x); }                                                   \
     INLINE void silu_both_##NAME(T x, T *value, T *slope)                                                               \

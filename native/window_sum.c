@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "ahead.h"
 #include "geometry.h"
 #include "vectors.h"
 
@@ -14,8 +15,6 @@
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
-#define LINE (64 / (i64)sizeof(T))   /* numbers in a cache line */
-#define AHEAD (8192 / (i64)sizeof(T)) /* numbers: what is wanted then is fetched now; by itself the CPU stops at a page end */
 #define COLUMNS 256                  /* of a plane whose sums are kept at a time, and windows that are made of them */
 
 typedef double SUM __attribute__((vector_size(VECTOR_BYTES)));
@@ -48,7 +47,7 @@ static void NAME(stretches)(const T *const *from, double *sums, i64 n)
         SUM even = {0}, odd = {0};
         i64 i = 0;
         for (; i + 2 * DOUBLES <= n; i += 2 * DOUBLES) {
-            for (i64 at = i; at < i + 2 * DOUBLES; at += LINE) __builtin_prefetch(x + at + AHEAD);
+            for (i64 at = i; at < i + 2 * DOUBLES; at += LINE(T)) __builtin_prefetch(x + at + 2 * AHEAD(T));
             even += __builtin_convertvector(*(const SOME *)(x + i), SUM);
             odd += __builtin_convertvector(*(const SOME *)(x + i + DOUBLES), SUM);
         }
@@ -131,7 +130,7 @@ void NAME(total_gradient)(const T *restrict g, T *restrict dx, const int32_t *y0
 {
     if (oh * ow == 1 && y1[0] - y0[0] == h && x1[0] - x0[0] == w) {
         for (i64 p = 0; p < planes; p++, dx += h * w) {
-            for (i64 i = 0; i < h * w; i += LINE) __builtin_prefetch(dx + i + AHEAD, 1);
+            for (i64 i = 0; i < h * w; i += LINE(T)) __builtin_prefetch(dx + i + 2 * AHEAD(T), 1);
             for (i64 i = 0; i < h * w; i++) dx[i] = g[p];
         }
         return;
