@@ -28,9 +28,13 @@ class Side:
     stops: tuple[int, ...]
     size: int
 
-    @property
+    @cached_property
     def widest(self) -> int:
         return max((b - a for a, b in zip(self.starts, self.stops)), default=0)
+
+    @cached_property
+    def narrowest(self) -> int:
+        return min((b - a for a, b in zip(self.starts, self.stops)), default=0)
 
     @cached_property
     def bounds(self) -> tuple[Array, Array]:
