@@ -211,13 +211,14 @@ static void NAME(drop_gradient)(const T *restrict dx, const unsigned char *restr
     }
 }
 
-/* The gradients of x, of weight and of bias, (2, n) in `sums`; each may be NULL: not wanted. `around`, where it is not NULL, is
-   added to the first. `part` is room for (2, n). Where `bits` is not NULL, the gradient of what was dropped in part goes to
-   `dropped`. */
+/* The gradients of x, of weight and of bias; the first may be NULL, or the last two: not wanted. `around`, where it is not NULL, is
+   added to the first. `sums` and `part` are room for (2, n). Where `bits` is not NULL, the gradient of what was dropped in part
+   goes to `dropped`. */
 void NAME(row_norm_gradients)(const T *g, const T *x, const T *weight, const T *around, const T *means, const T *inverses, T *dx,
-                              double *sums, T *part, i64 rows, i64 n, i64 centred, const unsigned char *bits, T *dropped,
-                              double kept_scale)
+                              T *dweight, T *dbias, double *sums, T *part, i64 rows, i64 n, i64 centred,
+                              const unsigned char *bits, T *dropped, double kept_scale)
 {
+    if (!dweight) sums = NULL;
     if (sums) memset(sums, 0, 2 * n * sizeof(double));
     for (i64 first = 0; first < rows; first += SOME) {
         i64 end = rows - first < SOME ? rows : first + SOME;
@@ -238,6 +239,7 @@ void NAME(row_norm_gradients)(const T *g, const T *x, const T *weight, const T *
         }
         if (sums) for (i64 i = 0; i < 2 * n; i++) sums[i] += part[i];
     }
+    if (sums) for (i64 i = 0; i < n; i++) { dweight[i] = (T)sums[i]; dbias[i] = (T)sums[n + i]; }
 }
 
 #undef V
