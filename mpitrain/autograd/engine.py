@@ -248,7 +248,7 @@ class Backward:
 
 
 class _Running:
-    """Nothing that a backward computes is recorded, and `current_walk` finds this pass; a class, since a generator takes longer."""
+    """Nothing that a backward computes is recorded, and `current_walk` finds this pass. A generator would take longer."""
 
     def __init__(self, walk: Backward):
         self._walk = walk

@@ -243,7 +243,7 @@ def recomputing() -> bool:
 
 
 class _Recording:
-    """While it is entered, this thread records or does not; a class, since a generator takes longer."""
+    """While it is entered, this thread records or does not. A generator would take longer."""
 
     __slots__ = ("_before", "_wanted")
 

@@ -90,8 +90,8 @@ def _row_norm_gradients_host() -> Callable[..., Gradients] | None:
         product, plain = (np.empty(d, dtype), np.empty(d, dtype)) if wanted[1] else (None, None)
         dropped = np.empty(x.shape, dtype) if bits is not None and wanted[0] else None
         room = scratch.room(32 * d)
-        function(np.ascontiguousarray(grad), np.ascontiguousarray(x), packed(weight), packed(around), means, inverses, dx, product,
-                 plain, room, room[16 * d:], *x.shape, centred, None if dropped is None else bits, dropped, 1 / (1 - p))
+        function(np.ascontiguousarray(grad), np.ascontiguousarray(x), packed(weight), packed(around), means, inverses, dx,
+                 product, plain, room, room[16 * d:], *x.shape, centred, None if dropped is None else bits, dropped, 1 / (1 - p))
         return dx, product, plain, dropped
     return gradients
 
@@ -119,6 +119,6 @@ row_norm_gradients = Kernel(
     arguments=lambda rng, dtype: (*_normal(rng, dtype, (24, 104), (24, 104), (104,), (24, 104), (24,), (24,)), True, (True, True),
                                   rng.integers(0, 256, (3, 104), dtype=np.uint8), 0.3))
 """(gradient of x, sums over rows of grad * normalised x, and of grad, (D,), made in float64, gradient of what was added) from
-(grad, x, weight, what is added to the first or None, means, inverse deviations, centred, (whether the first is wanted, whether the
-sums are), bits of dropout or None, its p); None for what is not wanted, the last also where nothing was dropped: it is the
+(grad, x, weight, what is added to the first or None, means, inverse deviations, centred, (whether the first is wanted, whether
+the sums are), bits of dropout or None, its p); None for what is not wanted, the last also where nothing was dropped: it is the
 first."""
