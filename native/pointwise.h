@@ -6,6 +6,7 @@
    They are external in pointwise.c, and static where products apply them to what they have just computed. Who includes tile.h too
    includes this first: nothing is fused here that is not said to be. */
 
+#include "ahead.h"
 #include "vector_math.h"
 
 #ifndef LINKAGE
@@ -26,15 +27,24 @@ typedef int64_t i64;
 
 /* y[i] = FUNCTION(x[i]), and the same with the derivative. */
 #define VALUES(T, NAME, FUNCTION)                                                                                       \
-    LINKAGE int FUNCTION##_##NAME(const T *x, T *y, i64 n)                                                              \
+    INLINE void FUNCTION##_some_##NAME(const T *x, T *y, i64 n)                                                         \
     {                                                                                                                   \
         EACH(i, n) y[i] = FUNCTION##_of_##NAME(x[i]);                                                                   \
+    }                                                                                                                   \
+    LINKAGE int FUNCTION##_##NAME(const T *x, T *y, i64 n)                                                              \
+    {                                                                                                                   \
+        i64 at = 0;                                                                                                     \
+        for (; at + STRETCH(T) <= n; at += STRETCH(T)) {                                                                \
+            fetch(x + at + AHEAD(T), NULL, y + at + AHEAD(T), NULL);                                                    \
+            FUNCTION##_some_##NAME(x + at, y + at, STRETCH(T));                                                         \
+        }                                                                                                               \
+        FUNCTION##_some_##NAME(x + at, y + at, n - at);                                                                 \
         return 0;                                                                                                       \
     }
 
 #define VALUES_AND_SLOPES(T, NAME, FUNCTION)                                                                            \
     VALUES(T, NAME, FUNCTION)                                                                                           \
-    LINKAGE int FUNCTION##_and_slope_##NAME(const T *x, T *slope, T *y, i64 n)                                          \
+    INLINE void FUNCTION##_and_some_slopes_##NAME(const T *x, T *slope, T *y, i64 n)                                    \
     {                                                                                                                   \
         EACH(i, n) {                                                                                                    \
             T value, steep;                                                                                             \
@@ -42,18 +52,36 @@ typedef int64_t i64;
             y[i] = value;                                                                                               \
             slope[i] = steep;                                                                                           \
         }                                                                                                               \
+    }                                                                                                                   \
+    LINKAGE int FUNCTION##_and_slope_##NAME(const T *x, T *slope, T *y, i64 n)                                          \
+    {                                                                                                                   \
+        i64 at = 0;                                                                                                     \
+        for (; at + STRETCH(T) <= n; at += STRETCH(T)) {                                                                \
+            fetch(x == slope ? NULL : x + at + AHEAD(T), NULL, slope + at + AHEAD(T), y + at + AHEAD(T));               \
+            FUNCTION##_and_some_slopes_##NAME(x + at, slope + at, y + at, STRETCH(T));                                  \
+        }                                                                                                               \
+        FUNCTION##_and_some_slopes_##NAME(x + at, slope + at, y + at, n - at);                                          \
         return 0;                                                                                                       \
     }
 
 /* dx = GRADIENT of (kept[j], g[j]), row by row; where `sums` is not NULL, the sums of dx over the rows go there. dx may be the
    memory of `kept`. */
 #define GRADIENT(T, NAME, FUNCTION, FORMULA)                                                                            \
+    INLINE void FUNCTION##_some_##NAME(const T *kept, const T *g, T *dx, T *restrict sums, i64 n)                       \
+    {                                                                                                                   \
+        if (sums) EACH(i, n) { T k = kept[i], d = g[i], v = FORMULA; dx[i] = v; sums[i] += v; }                         \
+        else EACH(i, n) { T k = kept[i], d = g[i]; dx[i] = FORMULA; }                                                   \
+    }                                                                                                                   \
     LINKAGE int FUNCTION##_##NAME(const T *kept, const T *g, T *dx, T *restrict sums, i64 rows, i64 n)                  \
     {                                                                                                                   \
         if (sums) memset(sums, 0, n * sizeof(T));                                                                       \
         for (i64 r = 0; r < rows; r++, kept += n, g += n, dx += n) {                                                    \
-            if (sums) EACH(i, n) { T k = kept[i], d = g[i], v = FORMULA; dx[i] = v; sums[i] += v; }                     \
-            else EACH(i, n) { T k = kept[i], d = g[i]; dx[i] = FORMULA; }                                               \
+            i64 at = 0;                                                                                                 \
+            for (; at + STRETCH(T) <= n; at += STRETCH(T)) {                                                            \
+                fetch(g + at + AHEAD(T), kept == dx ? NULL : kept + at + AHEAD(T), dx + at + AHEAD(T), NULL);           \
+                FUNCTION##_some_##NAME(kept + at, g + at, dx + at, sums ? sums + at : NULL, STRETCH(T));                \
+            }                                                                                                           \
+            FUNCTION##_some_##NAME(kept + at, g + at, dx + at, sums ? sums + at : NULL, n - at);                        \
         }                                                                                                               \
         return 0;                                                                                                       \
     }
