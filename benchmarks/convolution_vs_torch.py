@@ -91,7 +91,7 @@ class Case:
             return lambda: convolve(x, weight, None, shape.window, shape.groups)
         if product == "input":
             return lambda: convolve_adjoint(y, weight, None, shape.window, shape.groups, x.shape[2:])
-        return lambda: kernel_gradient(x, y, shape.window, shape.groups)
+        return lambda: kernel_gradient(x, y, shape.window, shape.groups)[0]
 
     def _torch(self, product: str, layout: torch.memory_format) -> Run:
         x, weight, y = (torch.from_numpy(a.copy()).contiguous(memory_format=layout) for a in (self._x, self._weight, self._y))

@@ -17,9 +17,9 @@
    The multiply-adds here are fused, on every machine that can: the products are the whole cost. Each sum has one fixed
    order, which depends on the shapes only. */
 
-#include <stdlib.h>
 #include <string.h>
 
+#include "borrowed.h"
 #include "geometry.h"
 #include "vectors.h"
 #include "views.h"
@@ -67,16 +67,6 @@
 #define HALVES_16 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
 #define INLINE static inline __attribute__((always_inline))
 
-/* Memory that begins with a cache line, so that whole vectors in it do not straddle two. */
-static void *aligned(i64 bytes) { return aligned_alloc(64, (size_t)(bytes + 63) / 64 * 64); }
-
-static void *zeros(i64 bytes)
-{
-    void *memory = aligned(bytes);
-    if (memory) memset(memory, 0, bytes);
-    return memory;
-}
-
 #define T float
 #define INTEGER int32_t
 #define LANES FLOATS
@@ -84,6 +74,7 @@ static void *zeros(i64 bytes)
 #include "turn.h"
 #include "convolution.h"
 #include "winograd.h"
+#include "channel_sums.h"
 #include "position_gradient.h"
 #include "dense_gradient.h"
 #include "winograd_gradient.h"
@@ -101,6 +92,7 @@ static void *zeros(i64 bytes)
 #include "turn.h"
 #include "convolution.h"
 #include "winograd.h"
+#include "channel_sums.h"
 #include "position_gradient.h"
 #include "dense_gradient.h"
 #include "winograd_gradient.h"
