@@ -67,7 +67,7 @@ SHAPES = {"stem": Shape(3, 16, 32), "stage1": Shape(16, 16, 32), "down2": Shape(
           "stage2": Shape(32, 32, 16), "down3": Shape(32, 64, 16, stride=2), "stage3": Shape(64, 64, 8),
           "lenet1": Shape(1, 6, 28, kernel=5, padding=2),
           "lenet2": Shape(6, 16, 14, kernel=5, padding=0), "point": Shape(64, 64, 16, kernel=1, padding=0),
-          "depthwise": Shape(64, 64, 16, groups=64), "grouped": Shape(64, 64, 16, groups=4)}
+          "depthwise": Shape(64, 64, 16, groups=64), "grouped": Shape(64, 64, 16, groups=4), "depthwise2": Shape(64, 64, 32, stride=2, groups=64)}
 
 
 class Case:

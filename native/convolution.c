@@ -13,6 +13,8 @@
        dense_gradient.h      the kernel's gradient with vectors over outputs
        position_gradient.h   the same with vectors over positions, for few outputs
        winograd_gradient.h   the same for 3 x 3 kernels of stride 1 and 32 to 128 channels
+       depthwise.h           all three, where each channel is by itself and the kernel is 3 x 3 or 5 x 5
+       depthwise_gradient.h
 
    The multiply-adds here are fused, on every machine that can: the products are the whole cost. Each sum has one fixed
    order, which depends on the shapes only. */
@@ -77,6 +79,8 @@
 #include "channel_sums.h"
 #include "position_gradient.h"
 #include "dense_gradient.h"
+#include "depthwise.h"
+#include "depthwise_gradient.h"
 #include "winograd_gradient.h"
 #include "convolution_choice.h"
 #undef ELEMENTS
@@ -95,5 +99,7 @@
 #include "channel_sums.h"
 #include "position_gradient.h"
 #include "dense_gradient.h"
+#include "depthwise.h"
+#include "depthwise_gradient.h"
 #include "winograd_gradient.h"
 #include "convolution_choice.h"

@@ -37,6 +37,17 @@ GEOMETRIES = [
     (5, 35, 8, 8, 33, (3, 3), 1, 1, 1, 1),
     (2, 64, 13, 20, 66, (3, 3), 1, 1, 1, 2),
     (2, 32, 6, 37, 40, (3, 3), 1, 0, 1, 1),
+    # each channel by itself: rows of part of a vector, of some and a part, bands of rows, all paddings of both strides
+    (3, 4, 16, 16, 4, (3, 3), 1, 1, 1, 4),
+    (2, 3, 7, 7, 3, (3, 3), 2, 1, 1, 3),
+    (2, 3, 7, 5, 3, (3, 3), 1, (0, 2), 1, 3),
+    (2, 3, 9, 8, 3, (3, 3), 2, (2, 0), 1, 3),
+    (2, 2, 90, 70, 2, (3, 3), 1, (2, 1), 1, 2),
+    (2, 2, 91, 67, 2, (3, 3), 2, (1, 2), 1, 2),
+    (2, 3, 20, 37, 3, (5, 5), 1, (2, 0), 1, 3),
+    (2, 3, 35, 33, 3, (5, 5), 2, (4, 2), 1, 3),
+    (2, 3, 20, 37, 3, (5, 5), 2, (1, 3), 1, 3),
+    (2, 3, 20, 37, 3, (5, 5), 1, 4, 1, 3),
 ]
 WINOGRAD = [g for g in GEOMETRIES if g[1] // g[9] >= 16 and g[5] == (3, 3)]
 # without those that PyTorch refuses here: no images, and more padding than image
