@@ -4,7 +4,8 @@
 static int NAME(forward_in)(Memory *m, const T *x, const T *weight, const T *bias, T *y, const Geometry *g)
 {
     i64 channels = g->c / g->groups, outputs = g->o / g->groups, area = g->kh * g->kw;
-    if (NAME(suits_depthwise)(g)) return NAME(depthwise_forward)(m, x, weight, bias, y, g);
+    if (NAME(suits_depthwise)(g))
+        return (NAME(is_small)(g) ? NAME(small_forward) : NAME(depthwise_forward))(m, x, weight, bias, y, g);
     NAME(Product) product = {0};
     Room room = views_room(m, area, g->sh);
     Views s = forward_views(g, &room, LANES, PACKED_BYTES / sizeof(T));
@@ -28,7 +29,8 @@ int NAME(forward)(const T *x, const T *weight, const T *bias, T *y, const Geomet
 static int NAME(adjoint_in)(Memory *m, const T *y, const T *weight, const T *bias, T *x, const Geometry *g)
 {
     i64 channels = g->c / g->groups, outputs = g->o / g->groups, area = g->kh * g->kw, phases = g->sh * g->sw;
-    if (NAME(suits_depthwise)(g)) return NAME(depthwise_adjoint)(m, y, weight, bias, x, g);
+    if (NAME(suits_depthwise)(g))
+        return (NAME(is_small)(g) ? NAME(small_adjoint) : NAME(depthwise_adjoint))(m, y, weight, bias, x, g);
     NAME(Product) *product = borrow(m, phases * sizeof *product);
     Views *s = borrow(m, phases * sizeof *s);
     if (!product || !s) return 1;
@@ -61,7 +63,8 @@ static int NAME(kernel_gradient_in)(Memory *m, const T *x, const T *y, T *weight
     i64 outputs = g->o / g->groups, terms = g->c / g->groups * g->kh * g->kw, dense;
     i64 columns = g->ow + (g->kw - 1) * g->dw / g->sw;
     i64 tiles = (outputs + LEFT - 1) / LEFT * ((terms + RIGHT - 1) / RIGHT), parts = (g->oh * columns + LANES - 1) / LANES;
-    if (NAME(suits_depthwise)(g)) return NAME(depthwise_gradient)(m, x, y, weight, g, bias);
+    if (NAME(suits_depthwise)(g))
+        return (NAME(is_small)(g) ? NAME(small_gradient) : NAME(depthwise_gradient))(m, x, y, weight, g, bias);
     Room room = views_room(m, g->kh * g->kw, g->sh);
     Views s = forward_views(g, &room, 1, INT64_MAX / 2);
     if (!room.memory) return 1;

@@ -1,16 +1,18 @@
 /* Convolutions of each channel by itself, with kernels of 3 x 3 or 5 x 5 and stride 1 or 2, for one number type T.
 
-   So few multiply-adds a pixel are there that the memory's speed decides, once nothing else is done: no copies of whole images, no
-   lists. Rows of one channel go through a band in the L1 cache, with zeros beside them, those of stride 2 as even and odd columns;
-   weights stay in registers, and each vector of the band serves several rows of the result.
+   So few multiply-adds a pixel are there that the memory's speed decides, once nothing else is done: no copies of whole images,
+   no lists. Rows of one channel go through a band in the L1 cache, with zeros beside them, those of stride 2 as even and odd
+   columns; weights stay in registers, and each vector of the band serves several rows of the result.
 
    Vectors may be read and written past the end of a row: what follows is not looked at, or written later. At the end of an array
    a channel goes through `spare`. Each sum has the order of the kernel's elements, with the bias first. */
 
 #define BAND_BYTES (16 << 10)
+#define AWAY 4096                    /* bytes from a line's way into the L2 cache to its use; arrays are gone through in order */
+#define NEARER(at, write) __builtin_prefetch((const char *)(at) + AWAY, write, 2)
 
-/* How rows of an image lie in the band: `length` numbers each, of which the columns begin at `margin`; with `split`, even ones, and
-   `half` numbers further the odd ones. */
+/* How rows of an image lie in the band: `length` numbers each, of which the columns begin at `margin`; with `split`, even ones,
+   and `half` numbers further the odd ones. `last` masks the last vectors of both. */
 typedef struct { i64 h, w, split, margin, half, length, rows; T *memory; MASK last[2]; } NAME(Band);
 
 static i64 NAME(whole)(i64 count) { return (count + LANES - 1) / LANES * LANES; }
@@ -24,7 +26,8 @@ static MASK NAME(first_of)(i64 count)
 
 /* For `reach` numbers read at most to the left of a column and to the right of the `columns` computed; `more` rows beside those
    of a result, `step` rows of the image for each. */
-static int NAME(make_band)(Memory *m, NAME(Band) *b, i64 h, i64 w, i64 split, i64 columns, i64 reach, i64 results, i64 step, i64 more)
+static int NAME(make_band)(Memory *m, NAME(Band) *b, i64 h, i64 w, i64 split, i64 columns, i64 reach, i64 results, i64 step,
+                           i64 more)
 {
     *b = (NAME(Band)){.h = h, .w = w, .split = split, .margin = NAME(whole)(reach)};
     i64 counts[2] = {split ? (w + 1) / 2 : w, w / 2};
@@ -47,11 +50,17 @@ static void NAME(fill_band)(const NAME(Band) *b, const T *x, i64 first, i64 rows
         i64 i = 0;
         if (r < 0 || r >= b->h) { for (i = 0; i < b->length; i += LANES) *(V *)(to + i) = (V){0}; continue; }
         if (!b->split) {
-            for (; i + step < w; i += step) *(V *)(even + i) = *(const V *)(x + i);
+            for (; i + step < w; i += step) {
+                NEARER(x + i, 0);
+                *(V *)(even + i) = *(const V *)(x + i);
+            }
+            NEARER(x + i, 0);
             *(V *)(even + i) = (V)((MASK)*(const V *)(x + i) & b->last[0]);
             continue;
         }
         for (; i < w; i += step, even += LANES, odd += LANES) {
+            NEARER(x + i, 0);
+            NEARER(x + i + LANES, 0);
             V low = *(const V *)(x + i), high = *(const V *)(x + i + LANES);
             V evens = PICK(MASK, low, high, ORDER(EVEN, LANES)), odds = PICK(MASK, low, high, ORDER(ODD, LANES));
             if (i + step >= w) { evens = (V)((MASK)evens & b->last[0]); odds = (V)((MASK)odds & b->last[1]); }
@@ -85,7 +94,10 @@ INLINE void NAME(depthwise_rows)(const T *band, i64 length, const i64 *column, c
             UNROLL for (int r = 0; r < R; r++)
                 if (i >= r * stride && i < r * stride + k) sum[r] += w[(i - r * stride) * k + kx] * b;
         }
-        UNROLL for (int r = 0; r < R; r++) *(V *)(to + r * width + x) = sum[r];
+        UNROLL for (int r = 0; r < R; r++) {
+            NEARER(to + r * width + x, 1);
+            *(V *)(to + r * width + x) = sum[r];
+        }
         if (x + LANES >= width) break;
     }
 }

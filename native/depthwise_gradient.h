@@ -1,6 +1,6 @@
 /* The gradients of depthwise.h's convolutions, for one number type T. */
 
-/* ---- of the image, where the stride is 2: even and odd columns of a row apart, with the elements of the kernel that meet them ---- */
+/* ---- of the image, where the stride is 2: even and odd columns of a row apart, with those kernel elements that meet them ---- */
 
 /* A row of the result, from the row of y in the band that the kernel's first row of its parity `a` meets, and those above it;
    kernel columns of parity q meet the even columns, first[0] and first[1]: where those begin that the first one meets. */
@@ -12,6 +12,8 @@ INLINE void NAME(between_row)(const T *band, i64 length, const i64 *first, const
         UNROLL for (int ky = a; ky < k; ky += 2) UNROLL for (int odd = 0; odd < 2; odd++)
             UNROLL for (int kx = odd ? 1 - q : q; kx < k; kx += 2)
                 sum[odd] += weight[ky * k + kx] * *(const V *)(band - ky / 2 * length + first[odd] - kx / 2 + x);
+        NEARER(to + 2 * x, 1);
+        NEARER(to + 2 * x + LANES, 1);
         *(V *)(to + 2 * x) = PICK(MASK, sum[0], sum[1], ORDER(LOW, LANES));
         *(V *)(to + 2 * x + LANES) = PICK(MASK, sum[0], sum[1], ORDER(HIGH, LANES));
     }
@@ -76,6 +78,7 @@ INLINE void NAME(gradient_rows)(const T *band, i64 length, const i64 *column, co
     for (i64 x = 0; x < width; x += LANES) {
         V a[4];
         UNROLL for (int r = 0; r < R; r++) {
+            NEARER(y + r * width + x, 0);
             a[r] = *(const V *)(y + r * width + x);
             if (x + LANES >= width) a[r] = (V)((MASK)a[r] & last);
         }

@@ -48,6 +48,11 @@ GEOMETRIES = [
     (2, 3, 35, 33, 3, (5, 5), 2, (4, 2), 1, 3),
     (2, 3, 20, 37, 3, (5, 5), 2, (1, 3), 1, 3),
     (2, 3, 20, 37, 3, (5, 5), 1, 4, 1, 3),
+    (2, 32, 8, 8, 32, (3, 3), 1, 1, 1, 32),          # small ones, with vectors over channels: whole vectors, and a part
+    (2, 20, 9, 7, 20, (3, 3), 2, 1, 1, 20),
+    (2, 17, 5, 6, 17, (5, 5), 1, (2, 3), 1, 17),
+    (2, 17, 10, 9, 17, (5, 5), 2, 2, 1, 17),
+    (3, 18, 3, 4, 18, (3, 3), 1, (2, 1), 1, 18),
 ]
 WINOGRAD = [g for g in GEOMETRIES if g[1] // g[9] >= 16 and g[5] == (3, 3)]
 # without those that PyTorch refuses here: no images, and more padding than image
