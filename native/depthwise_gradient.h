@@ -1,6 +1,6 @@
 /* The gradients of depthwise.h's convolutions, for one number type T. */
 
-/* ---- of the image, where the stride is 2: even and odd columns of a row apart, with those kernel elements that meet them ---- */
+/* ---- of the image, where the stride is 2: even and odd columns of a row apart, with the elements that meet them ---- */
 
 /* A row of the result, from the row of y in the band that the kernel's first row of its parity `a` meets, and those above it;
    kernel columns of parity q meet the even columns, first[0] and first[1]: where those begin that the first one meets. */
