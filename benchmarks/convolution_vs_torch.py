@@ -1,4 +1,4 @@
-"""The three products of each convolution of ResNet-20 and LeNet beside PyTorch's, NCHW and channels_last, one thread each.
+"""The three products of convolutions of ResNet-20, LeNet and others beside PyTorch's, NCHW and channels_last, one thread each.
 
     python benchmarks/convolution_vs_torch.py [--shapes stage1,lenet1] [--products forward,weight] [--pairs 15] [--json FILE]
 
@@ -67,7 +67,8 @@ SHAPES = {"stem": Shape(3, 16, 32), "stage1": Shape(16, 16, 32), "down2": Shape(
           "stage2": Shape(32, 32, 16), "down3": Shape(32, 64, 16, stride=2), "stage3": Shape(64, 64, 8),
           "lenet1": Shape(1, 6, 28, kernel=5, padding=2),
           "lenet2": Shape(6, 16, 14, kernel=5, padding=0), "point": Shape(64, 64, 16, kernel=1, padding=0),
-          "depthwise": Shape(64, 64, 16, groups=64), "grouped": Shape(64, 64, 16, groups=4)}
+          "depthwise": Shape(64, 64, 16, groups=64), "grouped": Shape(64, 64, 16, groups=4),
+          "depthwise2": Shape(64, 64, 32, stride=2, groups=64), "depthwise3": Shape(256, 256, 8, groups=256)}
 
 
 class Case:
@@ -91,7 +92,7 @@ class Case:
             return lambda: convolve(x, weight, None, shape.window, shape.groups)
         if product == "input":
             return lambda: convolve_adjoint(y, weight, None, shape.window, shape.groups, x.shape[2:])
-        return lambda: kernel_gradient(x, y, shape.window, shape.groups)
+        return lambda: kernel_gradient(x, y, shape.window, shape.groups)[0]
 
     def _torch(self, product: str, layout: torch.memory_format) -> Run:
         x, weight, y = (torch.from_numpy(a.copy()).contiguous(memory_format=layout) for a in (self._x, self._weight, self._y))

@@ -129,23 +129,19 @@ static int NAME(kind_of)(const Views *s, const i64 *place, i64 pixel)
 
 /* What belongs to one set of taps: weights by group, tile of channels and term; bias by group and tile; offsets of terms;
    where vectors of a block of rows begin in the packed image, where each pixel goes, and how halves of vectors are stored. */
-typedef struct { T *memory, *weight, *bias; i64 *index, *offset, *where, *place, vectors; char *kind; } NAME(Product);
-
-static void NAME(release)(NAME(Product) *product) { free(product->memory); free(product->index); }
+typedef struct { T *weight, *bias; i64 *offset, *where, *place, vectors; char *kind; } NAME(Product);
 
 /* weight[group * group_step + output * output_step + channel * channel_step + element] of a tap belongs to these. Returns 1
    without memory. */
-static int NAME(prepare)(NAME(Product) *product, const Views *s, const T *weight, i64 group_step, i64 output_step,
+static int NAME(prepare)(Memory *m, NAME(Product) *product, const Views *s, const T *weight, i64 group_step, i64 output_step,
                          i64 channel_step, const T *bias)
 {
     i64 channels = s->c / s->groups, terms = channels * s->taps, tiles = (s->outputs + ROWS - 1) / ROWS;
     i64 vectors = s->row_vectors ? s->block * s->row_vectors : (s->block * s->ow + LANES - 1) / LANES;
-    product->memory = aligned((s->groups * tiles * (terms + 1) * ROWS) * sizeof(T));
-    product->index = malloc((terms + vectors * (1 + LANES)) * sizeof(i64) + 2 * vectors);
-    if (!product->memory || !product->index) return 1;
-    product->weight = product->memory;
+    product->weight = borrow(m, s->groups * tiles * (terms + 1) * ROWS * sizeof(T));
+    product->offset = borrow(m, (terms + vectors * (1 + LANES)) * sizeof(i64) + 2 * vectors);
+    if (!product->weight || !product->offset) return 1;
     product->bias = product->weight + s->groups * tiles * terms * ROWS;
-    product->offset = product->index;
     product->where = product->offset + terms;
     product->place = product->where + vectors;
     product->kind = (char *)(product->place + vectors * LANES);
@@ -218,13 +214,13 @@ static void NAME(multiply)(const NAME(Product) *product, const Views *s, const T
 }
 
 /* All products of n images x. Returns 1 without memory. */
-static int NAME(multiply_all)(const NAME(Product) *product, const Views *s, i64 products, const T *x, i64 n, T *to)
+static int NAME(multiply_all)(Memory *m, const NAME(Product) *product, const Views *s, i64 products, const T *x, i64 n, T *to)
 {
     i64 most = 0;
     for (i64 k = 0; k < products; k++) most = at_least(most, s[k].c * s[k].views * s[k].phases * s[k].rows * s[k].width);
     i64 chunk = clip(PACKED_BYTES / (i64)sizeof(T) / at_least(most, 1), 1, n), size = s->c * s->h * s->w;
     if (chunk > VECTORS) chunk -= chunk % VECTORS;                             /* then all tiles are whole */
-    T *packed = aligned((chunk * most + SLACK) * sizeof(T));
+    T *packed = borrow(m, (chunk * most + SLACK) * sizeof(T));
     if (!packed) return 1;
     for (i64 first = 0; first < n; first += chunk) for (i64 k = 0; k < products; k++) {
         i64 image = s[k].c * s[k].views * s[k].phases * s[k].rows * s[k].width, images = at_most(chunk, n - first);
@@ -239,6 +235,5 @@ static int NAME(multiply_all)(const NAME(Product) *product, const Views *s, i64 
                            to + first * s[k].image + s[k].corner, ahead);
         }
     }
-    free(packed);
     return 0;
 }

@@ -1,67 +1,92 @@
-/* Forward and adjoint, each by the way that its shape suits, for one number type T. */
+/* Each of the three products by the way that its shape suits, for one number type T. Those that are called take working memory,
+   say in `wanted` how much they want (see borrowed.h), and return 1 where there is no more. */
 
-/* y (N, O, OH, OW) = x (N, C, H, W) * weight (O, C/groups, kh, kw) + bias (or NULL). Returns 1 without memory. */
-int NAME(forward)(const T *x, const T *weight, const T *bias, T *y, const Geometry *g)
+static int NAME(forward_in)(Memory *m, const T *x, const T *weight, const T *bias, T *y, const Geometry *g)
 {
     i64 channels = g->c / g->groups, outputs = g->o / g->groups, area = g->kh * g->kw;
+    if (NAME(suits_depthwise)(g))
+        return (NAME(is_small)(g) ? NAME(small_forward) : NAME(depthwise_forward))(m, x, weight, bias, y, g);
     NAME(Product) product = {0};
-    Room room = views_room(area, g->sh);
+    Room room = views_room(m, area, g->sh);
     Views s = forward_views(g, &room, LANES, PACKED_BYTES / sizeof(T));
-    int failed = !room.memory;
-    if (!failed && NAME(suits_winograd)(&s))
-        failed = NAME(winograd)(&s, weight, outputs * channels * area, channels * area, area, bias, x, g->n, y);
-    else if (!failed)
-        failed = NAME(prepare)(&product, &s, weight, outputs * channels * area, channels * area, area, bias)
-                 || NAME(multiply_all)(&product, &s, 1, x, g->n, y);
-    NAME(release)(&product);
-    free(room.memory);
+    if (!room.memory) return 1;
+    if (NAME(suits_winograd)(&s))
+        return NAME(winograd)(m, &s, weight, outputs * channels * area, channels * area, area, bias, x, g->n, y);
+    return NAME(prepare)(m, &product, &s, weight, outputs * channels * area, channels * area, area, bias)
+           || NAME(multiply_all)(m, &product, &s, 1, x, g->n, y);
+}
+
+/* y (N, O, OH, OW) = x (N, C, H, W) * weight (O, C/groups, kh, kw) + bias (or NULL). */
+int NAME(forward)(const T *x, const T *weight, const T *bias, T *y, const Geometry *g, void *memory, i64 bytes, i64 *wanted)
+{
+    Memory m = memory_of(memory, bytes);
+    int failed = NAME(forward_in)(&m, x, weight, bias, y, g);
+    give_back(&m, wanted);
     return failed;
 }
 
-/* x (N, C, H, W) = the adjoint of forward applied to y (N, O, OH, OW), plus bias (or NULL) of each channel of x.
-   Each phase of the image is a convolution of y with those kernel elements that meet the phase. */
-int NAME(adjoint)(const T *y, const T *weight, const T *bias, T *x, const Geometry *g)
+/* Each phase of the image is a convolution of y with those kernel elements that meet the phase. */
+static int NAME(adjoint_in)(Memory *m, const T *y, const T *weight, const T *bias, T *x, const Geometry *g)
 {
     i64 channels = g->c / g->groups, outputs = g->o / g->groups, area = g->kh * g->kw, phases = g->sh * g->sw;
-    NAME(Product) *product = calloc(phases, sizeof *product);
-    Views *s = calloc(phases, sizeof *s);
-    Room *room = calloc(phases, sizeof *room);
-    int failed = !product || !s || !room, fast = 0;
-    for (i64 k = 0; k < phases && !failed; k++) {
-        room[k] = views_room(area, 1);
-        s[k] = phase_views(g, k / g->sw, k % g->sw, room + k, LANES, PACKED_BYTES / sizeof(T));
-        failed = !room[k].memory;
-        fast = !failed && phases == 1 && NAME(suits_winograd)(s);
-        if (!failed && !fast && s[k].oh > 0 && s[k].ow > 0)
-            failed = NAME(prepare)(product + k, s + k, weight, outputs * channels * area, area, channels * area, bias);
-    }
-    if (!failed && fast) failed = NAME(winograd)(s, weight, outputs * channels * area, area, channels * area, bias, y, g->n, x);
-    else if (!failed) failed = NAME(multiply_all)(product, s, phases, y, g->n, x);
+    if (NAME(suits_depthwise)(g))
+        return (NAME(is_small)(g) ? NAME(small_adjoint) : NAME(depthwise_adjoint))(m, y, weight, bias, x, g);
+    NAME(Product) *product = borrow(m, phases * sizeof *product);
+    Views *s = borrow(m, phases * sizeof *s);
+    if (!product || !s) return 1;
     for (i64 k = 0; k < phases; k++) {
-        if (product) NAME(release)(product + k);
-        if (room) free(room[k].memory);
+        Room room = views_room(m, area, 1);
+        s[k] = phase_views(g, k / g->sw, k % g->sw, &room, LANES, PACKED_BYTES / sizeof(T));
+        if (!room.memory) return 1;
+        if (phases == 1 && NAME(suits_winograd)(s))
+            return NAME(winograd)(m, s, weight, outputs * channels * area, area, channels * area, bias, y, g->n, x);
+        if (s[k].oh > 0 && s[k].ow > 0
+            && NAME(prepare)(m, product + k, s + k, weight, outputs * channels * area, area, channels * area, bias)) return 1;
     }
-    free(product); free(s); free(room);
+    return NAME(multiply_all)(m, product, s, phases, y, g->n, x);
+}
+
+/* x (N, C, H, W) = the adjoint of forward applied to y (N, O, OH, OW), plus bias (or NULL) of each channel of x. */
+int NAME(adjoint)(const T *y, const T *weight, const T *bias, T *x, const Geometry *g, void *memory, i64 bytes, i64 *wanted)
+{
+    Memory m = memory_of(memory, bytes);
+    int failed = NAME(adjoint_in)(&m, y, weight, bias, x, g);
+    give_back(&m, wanted);
     return failed;
 }
 
-/* weight (O, C/groups, kh, kw) = sum over images and positions of y (N, O, OH, OW) times the window of x there. Which way
-   depends on shapes alone: by tiles of 2 x 2 pixels of y; or vectors over outputs where they are filled, else over positions, by
-   their times in loads and multiply-adds; loads that cross cache lines make the last way POSITION_SLOWNESS times as slow. */
-int NAME(kernel_gradient)(const T *x, const T *y, T *weight, const Geometry *g)
+/* By tiles of 2 x 2 pixels of y; or vectors over outputs where they are filled, else over positions, by their times in loads and
+   multiply-adds; loads that cross cache lines make the last way POSITION_SLOWNESS times as slow. */
+static int NAME(kernel_gradient_in)(Memory *m, const T *x, const T *y, T *weight, const Geometry *g,
+                                    const NAME(Channels) *bias)
 {
     i64 outputs = g->o / g->groups, terms = g->c / g->groups * g->kh * g->kw, dense;
     i64 columns = g->ow + (g->kw - 1) * g->dw / g->sw;
     i64 tiles = (outputs + LEFT - 1) / LEFT * ((terms + RIGHT - 1) / RIGHT), parts = (g->oh * columns + LANES - 1) / LANES;
-    Room room = views_room(g->kh * g->kw, g->sh);
+    if (NAME(suits_depthwise)(g))
+        return (NAME(is_small)(g) ? NAME(small_gradient) : NAME(depthwise_gradient))(m, x, y, weight, g, bias);
+    Room room = views_room(m, g->kh * g->kw, g->sh);
     Views s = forward_views(g, &room, 1, INT64_MAX / 2);
-    int failed = !room.memory, fast = !failed && NAME(suits_winograd_gradient)(&s);
-    if (fast) failed = NAME(winograd_gradient)(&s, x, y, weight, g->n);
-    free(room.memory);
-    if (failed || fast) return failed;
+    if (!room.memory) return 1;
+    if (NAME(suits_winograd_gradient)(&s)) return NAME(winograd_gradient)(m, &s, x, y, weight, g->n, bias);
     NAME(best_gradient_tile)(g, &dense);
     int suits = dense * g->oh * g->ow < POSITION_SLOWNESS * tiles * LEFT * RIGHT * parts;
-    return (suits ? NAME(dense_gradient) : NAME(position_gradient))(x, y, weight, g);
+    return (suits ? NAME(dense_gradient) : NAME(position_gradient))(m, x, y, weight, g, bias);
+}
+
+/* weight (O, C/groups, kh, kw) = sum over images and positions of y (N, O, OH, OW) times the window of x there; bias (or NULL) of
+   each channel = the sum of y over the same, or of x where `of_x`. */
+int NAME(kernel_gradient)(const T *x, const T *y, T *weight, T *bias, i64 of_x, const Geometry *g, void *memory, i64 bytes,
+                          i64 *wanted)
+{
+    Memory m = memory_of(memory, bytes);
+    NAME(Channels) channels = {NULL, y, g->o, g->oh * g->ow};
+    if (of_x) channels = (NAME(Channels)){NULL, x, g->c, g->h * g->w};
+    if (bias) channels.sums = borrow_zeros(&m, channels.channels * sizeof(double));
+    int failed = (bias && !channels.sums) || NAME(kernel_gradient_in)(&m, x, y, weight, g, &channels);
+    for (i64 c = 0; bias && !failed && c < channels.channels; c++) bias[c] = (T)channels.sums[c];
+    give_back(&m, wanted);
+    return failed;
 }
 
 #undef V

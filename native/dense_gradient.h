@@ -105,7 +105,8 @@ static void NAME(pack_outputs)(const T *y, i64 pixels, i64 groups, i64 outputs, 
 }
 
 /* See kernel_gradient(). */
-static int NAME(dense_gradient)(const T *x, const T *y, T *weight, const Geometry *g)
+static int NAME(dense_gradient)(Memory *m, const T *x, const T *y, T *weight, const Geometry *g,
+                                const NAME(Channels) *bias)
 {
     i64 channels = g->c / g->groups, outputs = g->o / g->groups, area = g->kh * g->kw, terms = channels * area, cost;
     const struct NAME(gradient_kind) *tile = NAME(best_gradient_tile)(g, &cost);
@@ -113,21 +114,22 @@ static int NAME(dense_gradient)(const T *x, const T *y, T *weight, const Geometr
     i64 padded = (terms + each - 1) / each * each, most = MAPS_BYTES / (i64)sizeof(T) / wide, pixels = g->oh * g->ow;
     i64 chunk = clip(most / pixels, 1, at_least(g->n, 1)), block = clip(most / g->ow, 1, g->oh);
     i64 map = g->groups * blocks * pixels * wide, size = g->c * g->h * g->w;
-    Room room = views_room(area, g->sh);
+    Room room = views_room(m, area, g->sh);
     Views s = forward_views(g, &room, 1, INT64_MAX / 2);
     i64 plane = s.views * s.phases * s.rows * s.width;
-    T *packed = aligned((chunk * g->c * plane + LANES) * sizeof(T)), *maps = aligned(chunk * map * sizeof(T));
-    T *total = zeros(g->groups * blocks * padded * wide * sizeof(T));
-    i64 *offset = calloc(padded, sizeof(i64));
-    int failed = !room.memory || !packed || !maps || !total || !offset;
+    T *packed = borrow(m, (chunk * g->c * plane + LANES) * sizeof(T)), *maps = borrow(m, chunk * map * sizeof(T));
+    T *total = borrow_zeros(m, g->groups * blocks * padded * wide * sizeof(T));
+    i64 *offset = borrow_zeros(m, padded * sizeof(i64));
+    if (!room.memory || !packed || !maps || !total || !offset) return 1;
 
-    for (i64 r = 0; r < terms && !failed; r += tile->run)
+    for (i64 r = 0; r < terms; r += tile->run)
         offset[r / tile->run] = r / area * plane + s.tap[r % area].offset;
-    for (i64 first = 0; first < g->n && !failed; first += chunk) {
+    for (i64 first = 0; first < g->n; first += chunk) {
         i64 images = at_most(chunk, g->n - first);
         for (i64 n = 0; n < images; n++) {
             NAME(pack_views)(x + (first + n) * size, &s, 0, packed + n * g->c * plane, x + g->n * size);
             NAME(pack_outputs)(y + (first + n) * g->o * pixels, pixels, g->groups, outputs, tile->vectors, maps + n * map);
+            NAME(add_image)(bias, first + n);
         }
         i64 next = first + images, more = at_most(chunk, g->n - next);
         i64 times = images * g->oh * g->groups * blocks * padded / each;
@@ -140,10 +142,9 @@ static int NAME(dense_gradient)(const T *x, const T *y, T *weight, const Geometr
                           at_most(block, g->oh - y0), g->ow, s.width, total + (b * padded + r) * wide,
                           ahead + (ahead[0].from >= ahead[0].end));
     }
-    for (i64 o = 0; o < g->o && !failed; o++) for (i64 r = 0; r < terms; r++) {
+    for (i64 o = 0; o < g->o; o++) for (i64 r = 0; r < terms; r++) {
         i64 b = o / outputs * blocks + o % outputs / wide;
         weight[o * terms + r] = total[(b * padded + r) * wide + o % outputs % wide];
     }
-    free(room.memory); free(packed); free(maps); free(total); free(offset);
-    return failed;
+    return 0;
 }

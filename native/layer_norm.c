@@ -1,12 +1,12 @@
 /* Layer and RMS norm of the rows of x (R, D), forward and backward; the body stands once, for number type T, and the file includes
    itself for float and double.
 
-   A row is read from memory once: what comes after its sum finds it in the first cache. (Fetching the next rows ahead, on top of
-   what the machine fetches by itself, took longer; only where a gradient too large for the caches is written does it help.) Mean and mean square are made in two passes, not from one sum of squares, which would lose the digits of a row far
-   from zero. Sums over a row run in the lanes of PARTS vectors, folded in one order: relative to the sum of magnitudes their
-   error is below (D / lanes + 25) roundings. Sums over rows are kept in T for SOME rows and then added to those in double: 1e-6 of
-   the sum of magnitudes at most in float, for any number of rows. A row's results have the same bits in whichever group of rows
-   they are made. */
+   A row is read from memory once: what comes after its sum finds it in the first cache. Lines that will be written are fetched
+   in the pass before, since the CPU does not see that by itself; the rows that come next it does see. Mean and mean square are
+   made in two passes, not from one sum of squares, which would lose the digits of a row far from zero. Sums over a row run in the
+   lanes of PARTS vectors, folded in one order: relative to the sum of magnitudes their error is below (D / lanes + 25) roundings.
+   Sums over rows are kept in T for SOME rows and then added to those in double: 1e-6 of the sum of magnitudes at most in float,
+   for any number of rows. A row's results have the same bits in whichever group of rows they are made. */
 
 #ifndef T
 
@@ -32,8 +32,6 @@
 #define GROUP 4                      /* rows whose terms are added to a column's sum in registers */
 #define SOME 16                      /* rows whose sum is kept in T */
 #define WORDS 512                    /* random words at a time */
-#define LINE 64                      /* bytes of a cache line */
-#define NEAR (512 << 10)             /* bytes of an array that stays in the second cache */
 
 #define T float
 #define NAME(name) name##_float32
@@ -83,12 +81,13 @@ static T NAME(sum)(const T *x, i64 n)
 }
 
 /* The sum of squared distances from the mean, of which `mean` is a first guess: what it is wrong by is the mean distance from it,
-   and corrects both (a row of equal numbers becomes 0, not its rounding errors times 1 / sqrt(eps)). Not where not `centred`. */
-static T NAME(squares)(const T *x, T *mean, i64 n, i64 centred)
+   and corrects both (a row of equal numbers becomes 0, not its rounding errors times 1 / sqrt(eps)). Not where not `centred`. The
+   lines of y, which comes of it, are fetched. */
+static T NAME(squares)(const T *x, T *mean, const T *y, i64 n, i64 centred)
 {
     V part[PARTS] = {0}, drift[PARTS] = {0};
     T rest[WIDE], far[WIDE], guess = *mean;
-    EACH_VECTOR(n, V d = AT(x, at) - guess; part[v] += d * d; drift[v] += d;)
+    EACH_VECTOR(n, __builtin_prefetch(y + at, 1); V d = AT(x, at) - guess; part[v] += d * d; drift[v] += d;)
     for (i64 l = 0; l < n % WIDE; l++) { far[l] = x[i + l] - guess; rest[l] = far[l] * far[l]; }
     T square = NAME(fold)(part, rest, n), wrong = centred ? NAME(fold)(drift, far, n) / n : 0;
     *mean = guess + wrong;
@@ -141,7 +140,7 @@ void NAME(row_norm)(const T *restrict x, const T *restrict added, T *restrict to
             else if (added) for (i64 i = 0; i < n; i++) total[k * n + i] = x[k * n + i] + added[k * n + i];
             means[k] = centred ? NAME(sum)((added ? total : x) + k * n, n) / n : 0;
         }
-        for (i64 k = 0; k < there; k++) inverses[r + k] = NAME(squares)(row + k * n, means + r + k, n, centred);
+        for (i64 k = 0; k < there; k++) inverses[r + k] = NAME(squares)(row + k * n, means + r + k, y + (r + k) * n, n, centred);
         for (i64 k = r; k < r + there; k++) inverses[k] = 1 / ROOT(inverses[k] / n + (T)eps);
         for (i64 k = 0; k < there; k++) {
             const T *from = row + k * n;
@@ -155,12 +154,13 @@ void NAME(row_norm)(const T *restrict x, const T *restrict added, T *restrict to
 /* What a row's gradients take from it: z = (x - mean) * inverse, h = g * weight, dx = h * inverse + constant + z * slope. */
 typedef struct { T inverse, mean, constant, slope; } NAME(row);
 
-/* dx = inverse (h - mean(h) - z mean(h z)), without mean(h) where not `centred`. */
-static NAME(row) NAME(look_at)(const T *g, const T *x, const T *weight, T mean, T inverse, i64 n, i64 centred)
+/* dx = inverse (h - mean(h) - z mean(h z)), without mean(h) where not `centred`; its lines are fetched. */
+static NAME(row) NAME(look_at)(const T *g, const T *x, const T *weight, T mean, T inverse, const T *dx, i64 n, i64 centred)
 {
     V sums[PARTS] = {0}, products[PARTS] = {0};
     T rest[WIDE], rest_products[WIDE];
-    EACH_VECTOR(n, V h = AT(g, at) * AT(weight, at); sums[v] += h; products[v] += h * (AT(x, at) - mean);)
+    EACH_VECTOR(n, __builtin_prefetch(dx + at, 1);
+                V h = AT(g, at) * AT(weight, at); sums[v] += h; products[v] += h * (AT(x, at) - mean);)
     for (i64 l = 0; l < n % WIDE; l++) {
         rest[l] = g[i + l] * weight[i + l];
         rest_products[l] = rest[l] * (x[i + l] - mean);
@@ -211,14 +211,14 @@ static void NAME(drop_gradient)(const T *restrict dx, const unsigned char *restr
     }
 }
 
-/* The gradients of x, of weight and of bias, (2, n) in `sums`; each may be NULL: not wanted. `around`, where it is not NULL, is
-   added to the first. `part` is room for (2, n). Where `bits` is not NULL, the gradient of what was dropped in part goes to
-   `dropped`. */
+/* The gradients of x, of weight and of bias; the first may be NULL, or the last two: not wanted. `around`, where it is not NULL, is
+   added to the first. `sums` and `part` are room for (2, n). Where `bits` is not NULL, the gradient of what was dropped in part
+   goes to `dropped`. */
 void NAME(row_norm_gradients)(const T *g, const T *x, const T *weight, const T *around, const T *means, const T *inverses, T *dx,
-                              double *sums, T *part, i64 rows, i64 n, i64 centred, const unsigned char *bits, T *dropped,
-                              double kept_scale)
+                              T *dweight, T *dbias, double *sums, T *part, i64 rows, i64 n, i64 centred,
+                              const unsigned char *bits, T *dropped, double kept_scale)
 {
-    int far = dx && rows * n * (i64)sizeof(T) > NEAR;
+    if (!dweight) sums = NULL;
     if (sums) memset(sums, 0, 2 * n * sizeof(double));
     for (i64 first = 0; first < rows; first += SOME) {
         i64 end = rows - first < SOME ? rows : first + SOME;
@@ -228,8 +228,7 @@ void NAME(row_norm_gradients)(const T *g, const T *x, const T *weight, const T *
             NAME(row) row[GROUP];
             for (i64 k = 0; k < there; k++) {
                 i64 at = (r + k) * n;
-                if (far) for (i64 i = 0; i < n; i += LINE / (i64)sizeof(T)) __builtin_prefetch(dx + at + i, 1);
-                row[k] = NAME(look_at)(g + at, x + at, weight, means[r + k], inverses[r + k], n, centred);
+                row[k] = NAME(look_at)(g + at, x + at, weight, means[r + k], inverses[r + k], (dx ? dx : x) + at, n, centred);
             }
             const T *beside = around ? around + r * n : NULL;
             T *to = dx ? dx + r * n : NULL, *summed = sums ? part : NULL;
@@ -240,6 +239,7 @@ void NAME(row_norm_gradients)(const T *g, const T *x, const T *weight, const T *
         }
         if (sums) for (i64 i = 0; i < 2 * n; i++) sums[i] += part[i];
     }
+    if (sums) for (i64 i = 0; i < n; i++) { dweight[i] = (T)sums[i]; dbias[i] = (T)sums[n + i]; }
 }
 
 #undef V

@@ -1,6 +1,6 @@
-/* Pooling of images (N, C, H, W), contiguous, for float and double; the file includes itself for each. A plane is one (H, W);
-   output (i, j) of a plane looks at rows [y0[i], y1[i]) and columns [x0[j], x1[j]), so one loop serves fixed, padded and adaptive
-   windows. Windows of 2 x 2 side by side, which most nets have, are done a vector of outputs at a time. */
+/* Largest values of windows of images (N, C, H, W), contiguous, for float and double; the file includes itself for each. A plane
+   is one (H, W); output (i, j) of a plane looks at rows [y0[i], y1[i]) and columns [x0[j], x1[j]), so one loop serves fixed,
+   padded and adaptive windows. Those of 2 x 2 side by side, which most nets have, are done a vector of outputs at a time. */
 
 #ifndef T
 
@@ -15,7 +15,6 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define NOWHERE -1                   /* the place of a largest value that ReLU made 0: no gradient goes there */
-#define PARTS 16                     /* partial sums, folded in one fixed order */
 
 /* Do windows i of `count` look at [2 i, 2 i + 2)? */
 static int are_pairs(const int32_t *from, const int32_t *to, i64 count)
@@ -199,43 +198,6 @@ void NAME(maximum_gradient)(const T *restrict g, const int32_t *restrict where, 
     memset(dx, 0, planes * h * w * sizeof(T));
     for (i64 p = 0; p < planes; p++, g += oh * ow, where += oh * ow, dx += h * w)
         for (i64 i = 0; i < oh * ow; i++) if (where[i] != NOWHERE) dx[where[i]] += g[i];
-}
-
-/* The sum over a window, in double: it may be a whole plane. */
-INLINE double NAME(window)(const T *x, i64 w, i64 top, i64 bottom, i64 left, i64 right)
-{
-    double sum = 0;
-    if (right - left < w) {
-        for (i64 r = top; r < bottom; r++) for (i64 c = left; c < right; c++) sum += x[r * w + c];
-        return sum;
-    }
-    double part[PARTS] = {0};
-    i64 i = top * w, stop = bottom * w;
-    for (; i + PARTS <= stop; i += PARTS) for (i64 lane = 0; lane < PARTS; lane++) part[lane] += x[i + lane];
-    for (; i < stop; i++) sum += x[i];
-    for (i64 half = PARTS / 2; half > 0; half /= 2) for (i64 lane = 0; lane < half; lane++) part[lane] += part[lane + half];
-    return sum + part[0];
-}
-
-void NAME(total)(const T *restrict x, T *restrict y, const int32_t *y0, const int32_t *y1, const int32_t *x0, const int32_t *x1,
-                 i64 planes, i64 h, i64 w, i64 oh, i64 ow)
-{
-    for (i64 p = 0; p < planes; p++, x += h * w, y += oh * ow)
-        for (i64 i = 0; i < oh; i++)
-            for (i64 j = 0; j < ow; j++) y[i * ow + j] = (T)NAME(window)(x, w, y0[i], y1[i], x0[j], x1[j]);
-}
-
-void NAME(total_gradient)(const T *restrict g, T *restrict dx, const int32_t *y0, const int32_t *y1, const int32_t *x0,
-                          const int32_t *x1, i64 planes, i64 h, i64 w, i64 oh, i64 ow)
-{
-    if (oh * ow == 1 && y1[0] - y0[0] == h && x1[0] - x0[0] == w) {
-        for (i64 p = 0; p < planes; p++, dx += h * w) for (i64 i = 0; i < h * w; i++) dx[i] = g[p];
-        return;
-    }
-    memset(dx, 0, planes * h * w * sizeof(T));
-    for (i64 p = 0; p < planes; p++, g += oh * ow, dx += h * w)
-        for (i64 i = 0; i < oh; i++) for (i64 j = 0; j < ow; j++)
-            for (i64 r = y0[i]; r < y1[i]; r++) for (i64 c = x0[j]; c < x1[j]; c++) dx[r * w + c] += g[i * ow + j];
 }
 
 #endif

@@ -27,11 +27,12 @@ INLINE void NAME(inner)(const T *left, i64 left_step, i64 left_stride, const T *
 }
 
 /* See kernel_gradient(). */
-static int NAME(position_gradient)(const T *x, const T *y, T *weight, const Geometry *g)
+static int NAME(position_gradient)(Memory *m, const T *x, const T *y, T *weight, const Geometry *g,
+                                   const NAME(Channels) *bias)
 {
     i64 channels = g->c / g->groups, outputs = g->o / g->groups, padded = (outputs + LEFT - 1) / LEFT * LEFT;
     i64 area = g->kh * g->kw, terms = channels * area, size = g->c * g->h * g->w, pixels = g->oh * g->ow;
-    Room room = views_room(area, g->sh);
+    Room room = views_room(m, area, g->sh);
     Views s = forward_views(g, &room, 1, INT64_MAX / 2);
     i64 plane = s.views * s.phases * s.rows * s.width, image = g->c * plane;
     i64 step = (g->oh * s.width + LANES - 1) / LANES * LANES, maps = g->groups * padded * step;
@@ -39,11 +40,10 @@ static int NAME(position_gradient)(const T *x, const T *y, T *weight, const Geom
     i64 chunk = clip(PACKED_BYTES / (i64)sizeof(T) / (image + maps), at_least(least, 1), at_least(most, 1));
     i64 block = (at_most(g->oh, GRADIENT_POSITIONS / s.width) + LANES - 1) / LANES * LANES; /* ends at a whole vector */
     block = at_least(block, LANES);
-    T *packed = zeros((chunk * image + SLACK) * sizeof(T));  /* what is read beyond is multiplied by zero, and zero times */
-    T *left = zeros((chunk * maps + SLACK) * sizeof(T));     /* garbage may be NaN */
-    i64 *offset = calloc(terms + RIGHT, sizeof(i64));
-    int failed = !room.memory || !packed || !left || !offset;
-    if (failed) goto done;
+    T *packed = borrow_zeros(m, (chunk * image + SLACK) * sizeof(T));  /* what is read beyond is multiplied by zero, and zero times */
+    T *left = borrow_zeros(m, (chunk * maps + SLACK) * sizeof(T));     /* garbage may be NaN */
+    i64 *offset = borrow_zeros(m, (terms + RIGHT) * sizeof(i64));
+    if (!room.memory || !packed || !left || !offset) return 1;
 
     memset(weight, 0, g->o * terms * sizeof(T));
     for (i64 r = 0; r < terms; r++) offset[r] = r / area * plane + s.tap[r % area].offset;
@@ -57,6 +57,7 @@ static int NAME(position_gradient)(const T *x, const T *y, T *weight, const Geom
                                 y + g->n * g->o * pixels);
                 NAME(clear)(to + g->oh * s.width, to + step);
             }
+            NAME(add_image)(bias, first + n);
         }
         for (i64 y0 = 0; y0 < g->oh; y0 += block) for (i64 group = 0; group < g->groups; group++)
             for (i64 o = 0; o < outputs; o += LEFT) for (i64 r = 0; r < terms; r += RIGHT) {
@@ -68,7 +69,5 @@ static int NAME(position_gradient)(const T *x, const T *y, T *weight, const Geom
                     weight[(group * outputs + o + i) * terms + r + j] += part[i][j];
             }
     }
-done:
-    free(room.memory); free(packed); free(left); free(offset);
-    return failed;
+    return 0;
 }

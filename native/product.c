@@ -11,6 +11,7 @@
    layout of a and b, or the width of vectors: a row of the result has the same bits whatever batch it is part of, and on every
    CPU that fuses. */
 
+#include "pointwise.h"
 #include "tile.h"
 
 #define TERMS 384                   /* like GROUP the same everywhere: part of the order of the sums */
@@ -62,6 +63,7 @@ i64 product_work_bytes(void) { return TERMS * ROWS * sizeof(double) + PACKED_BYT
 #define LANES FLOATS
 #define NAME(name) name##_float32
 #include "product.h"
+#include "linear.h"
 #undef T
 #undef INTEGER
 #undef LANES
@@ -72,3 +74,4 @@ i64 product_work_bytes(void) { return TERMS * ROWS * sizeof(double) + PACKED_BYT
 #define LANES DOUBLES
 #define NAME(name) name##_float64
 #include "product.h"
+#include "linear.h"

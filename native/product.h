@@ -114,14 +114,35 @@ static void NAME(edge)(NAME(Tile) tile, const NAME(Factors) *f, T *c, i64 step, 
     for (i64 i = 0; i < rows; i++) memcpy(c + i * step, whole + i * WIDTH, columns * sizeof(T));
 }
 
+/* What is done to numbers of c once they are there, to rows while the L1 cache has them: y = f(c), and where there is such a
+   function the derivative of f is written to c. y may be c otherwise. */
+typedef struct {
+    int (*value)(const T *c, T *y, i64 n);
+    int (*value_and_slope)(const T *c, T *slope, T *y, i64 n);
+    T *y;
+} NAME(Finish);
+
+static void NAME(finish)(const NAME(Finish) *f, T *c, i64 first, i64 count)
+{
+    if (f->value_and_slope) f->value_and_slope(c + first, c + first, f->y + first, count);
+    else f->value(c + first, f->y + first, count);
+}
+
+#include "turned_product.h"
+
 /* Element (i, r) of a is a[i * a_row + r * a_term], (r, j) of b is b[r * b_term + j * b_column]; one step of each is 1. Rows
    of c are contiguous. `work` holds product_work_bytes() bytes from a cache line on. */
-void NAME(product)(const T *a, const T *b, const T *bias, T *c, T *work, i64 m, i64 n, i64 k, i64 a_row, i64 a_term, i64 b_term,
-                   i64 b_column)
+static void NAME(multiply)(const T *a, const T *b, const T *bias, T *c, T *work, i64 m, i64 n, i64 k, i64 a_row, i64 a_term,
+                           i64 b_term, i64 b_column, const NAME(Finish) *f_of_c)
 {
     T *left = work, *right = work + TERMS * ROWS;
     for (i64 i = 0; i < m * n && k <= 0; i++) c[i] = bias ? bias[i % n] : 0;
     if (k <= 0) return;
+    if (NAME(turns)(m, n, k, b_term)) {
+        NAME(multiply_turned)(a, b, bias, c, work, m, n, k, a_row, a_term, b_column);
+        if (f_of_c) NAME(finish)(f_of_c, c, 0, m * n);
+        return;
+    }
     i64 size = even_parts(k, TERMS, GROUP), most = even_parts(n, PACKED_BYTES / (i64)sizeof(T) / size / WIDTH * WIDTH, WIDTH);
     for (i64 j0 = 0; j0 < n; j0 += most) for (i64 r0 = 0; r0 < k; r0 += size) {
         i64 columns = least(n - j0, most), terms = least(k - r0, size), rows;
@@ -156,8 +177,16 @@ void NAME(product)(const T *a, const T *b, const T *bias, T *c, T *work, i64 m, 
                 if (there % LANES == 0) tile(&f, to + j, n, r0 > 0, added ? added + j : NULL);
                 else NAME(edge)(tile, &f, to + j, n, rows, there, r0 > 0, added ? added + j : NULL);
             }
+            if (f_of_c && r0 + terms == k && columns == n) NAME(finish)(f_of_c, c, i * n, rows * n);
         }
     }
+    if (f_of_c && most < n) NAME(finish)(f_of_c, c, 0, m * n);     /* pieces of rows took longer than a pass over all */
+}
+
+void NAME(product)(const T *a, const T *b, const T *bias, T *c, T *work, i64 m, i64 n, i64 k, i64 a_row, i64 a_term, i64 b_term,
+                   i64 b_column)
+{
+    NAME(multiply)(a, b, bias, c, work, m, n, k, a_row, a_term, b_term, b_column, NULL);
 }
 
 #undef V

@@ -7,8 +7,7 @@
 #ifndef MPITRAIN_VIEWS_H
 #define MPITRAIN_VIEWS_H
 
-#include <stdlib.h>
-
+#include "borrowed.h"
 #include "geometry.h"
 
 #define COPY_ROW 12                  /* what one copied row takes, in multiply-adds of vectors */
@@ -48,9 +47,9 @@ static inline void fetch(Ahead *ahead)
 /* Memory for the lists of one Views, or none in `memory`. */
 typedef struct { void *memory; Tap *tap; i64 *left; Bounds *bounds; } Room;
 
-static Room views_room(i64 taps, i64 phases)
+static Room views_room(Memory *m, i64 taps, i64 phases)
 {
-    char *memory = malloc(taps * sizeof(Tap) + (taps + 1) * (sizeof(i64) + phases * sizeof(Bounds)));
+    char *memory = borrow(m, taps * sizeof(Tap) + (taps + 1) * (sizeof(i64) + phases * sizeof(Bounds)));
     Tap *tap = (Tap *)memory;
     Bounds *bounds = (Bounds *)(tap + taps);
     return (Room){memory, tap, (i64 *)(bounds + (taps + 1) * phases), bounds};

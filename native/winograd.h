@@ -185,8 +185,8 @@ static void NAME(multiply_tiles)(const Views *s, const NAME(TilePlan) *p, const 
 }
 
 /* The results of n images x, in `to`; arguments as for prepare() and multiply_all(). Returns 1 without memory. */
-static int NAME(winograd)(Views *s, const T *weight, i64 group_step, i64 output_step, i64 channel_step, const T *bias,
-                          const T *x, i64 n, T *to)
+static int NAME(winograd)(Memory *m, Views *s, const T *weight, i64 group_step, i64 output_step, i64 channel_step,
+                          const T *bias, const T *x, i64 n, T *to)
 {
     NAME(TilePlan) p = NAME(plan_tiles)(s, PACKED_BYTES / (i64)sizeof(T));
     i64 channels = s->c / s->groups, each = (s->outputs + ROWS - 1) / ROWS, size = s->c * s->h * s->w;
@@ -194,12 +194,11 @@ static int NAME(winograd)(Views *s, const T *weight, i64 group_step, i64 output_
     i64 plane = s->rows * s->width, image = s->c * plane;
     i64 chunk = clip(PACKED_BYTES / (i64)sizeof(T) / image, at_most(VECTORS, at_least(n, 1)), at_least(n, 1));
     if (chunk > VECTORS) chunk -= chunk % VECTORS;                             /* then all tiles of products are whole */
-    T *packed = aligned((chunk * image + SLACK) * sizeof(T));
-    T *left = aligned(s->groups * each * ROWS * channels * ELEMENTS * sizeof(T));
-    T *work = aligned(ELEMENTS * (NAME(element_step)(channels) + ROWS * VECTORS * LANES) * sizeof(T));
-    i64 *offset = malloc(channels * sizeof(i64));
-    int failed = !packed || !left || !work || !offset;
-    if (failed) goto done;
+    T *packed = borrow(m, (chunk * image + SLACK) * sizeof(T));
+    T *left = borrow(m, s->groups * each * ROWS * channels * ELEMENTS * sizeof(T));
+    T *work = borrow(m, ELEMENTS * (NAME(element_step)(channels) + ROWS * VECTORS * LANES) * sizeof(T));
+    i64 *offset = borrow(m, channels * sizeof(i64));
+    if (!packed || !left || !work || !offset) return 1;
 
     NAME(transform_weights)(s, weight, group_step, output_step, channel_step, left);
     for (i64 c = 0; c < channels; c++) offset[c] = c * VECTORS * LANES;
@@ -224,7 +223,5 @@ static int NAME(winograd)(Views *s, const T *weight, i64 group_step, i64 output_
             NAME(multiply_tiles)(s, &p, &tiles, count, plane, offset, left, bias, work, &ahead);
         }
     }
-done:
-    free(packed); free(left); free(work); free(offset);
-    return failed;
+    return 0;
 }

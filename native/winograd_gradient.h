@@ -98,7 +98,8 @@ static void NAME(finish_gradient)(const Views *s, const T *total, i64 padded, i6
 }
 
 /* See kernel_gradient(); `s` is that of forward. */
-static int NAME(winograd_gradient)(Views *s, const T *x, const T *y, T *weight, i64 n)
+static int NAME(winograd_gradient)(Memory *m, Views *s, const T *x, const T *y, T *weight, i64 n,
+                                   const NAME(Channels) *bias)
 {
     NAME(TilePlan) p = NAME(plan_tiles)(s, INT64_MAX / 4);
     NAME(lay_tiles)(s, &p);
@@ -107,12 +108,12 @@ static int NAME(winograd_gradient)(Views *s, const T *x, const T *y, T *weight, 
     i64 plane = s->rows * s->width, image = s->c * plane, size = s->c * s->h * s->w, map = s->groups * blocks * pixels * wide;
     i64 x_step = padded * BLOCK + LANES, y_step = blocks * BLOCK * wide + LANES, t_step = blocks * padded * wide;
     i64 chunk = clip(4 / p.vectors, 1, at_least(n, 1));
-    T *packed = zeros((chunk * image + SLACK) * sizeof(T)), *maps = aligned(chunk * map * sizeof(T));
-    T *left = zeros(ELEMENTS * x_step * sizeof(T)), *right = aligned(ELEMENTS * y_step * sizeof(T));
-    T *total = zeros(s->groups * ELEMENTS * t_step * sizeof(T));
-    int failed = !packed || !maps || !left || !right || !total;
+    T *packed = borrow_zeros(m, (chunk * image + SLACK) * sizeof(T)), *maps = borrow(m, chunk * map * sizeof(T));
+    T *left = borrow_zeros(m, ELEMENTS * x_step * sizeof(T)), *right = borrow(m, ELEMENTS * y_step * sizeof(T));
+    T *total = borrow_zeros(m, s->groups * ELEMENTS * t_step * sizeof(T));
+    if (!packed || !maps || !left || !right || !total) return 1;
 
-    for (i64 first = 0; first < n && !failed; first += chunk) {
+    for (i64 first = 0; first < n; first += chunk) {
         i64 images = at_most(chunk, n - first), more = at_most(chunk, n - first - images), next = first + images;
         i64 times = (images * p.vectors + 3) / 4 * s->groups * ELEMENTS * blocks;
         Ahead ahead[2] = {look_ahead(x + next * size, x + (next + more) * size, times),
@@ -120,6 +121,7 @@ static int NAME(winograd_gradient)(Views *s, const T *x, const T *y, T *weight, 
         for (i64 i = 0; i < images; i++) {
             NAME(pack_views)(x + (first + i) * size, s, 0, packed + i * image, x + n * size);
             NAME(pack_outputs)(y + (first + i) * s->image, pixels, s->groups, s->outputs, 2, maps + i * map);
+            NAME(add_image)(bias, first + i);
         }
         for (i64 k = 0; k < images * p.vectors; k += 4) for (i64 group = 0; group < s->groups; group++) {
             NAME(Place) places[4];
@@ -138,9 +140,8 @@ static int NAME(winograd_gradient)(Views *s, const T *x, const T *y, T *weight, 
             }
         }
     }
-    if (!failed) NAME(finish_gradient)(s, total, padded, wide, blocks, weight);
-    free(packed); free(maps); free(left); free(right); free(total);
-    return failed;
+    NAME(finish_gradient)(s, total, padded, wide, blocks, weight);
+    return 0;
 }
 
 #undef BLOCK

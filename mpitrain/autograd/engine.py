@@ -17,8 +17,7 @@ import heapq
 import itertools
 import operator
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from sys import getrefcount
 from typing import Any
 
@@ -98,7 +97,7 @@ class Backward:
                     _accumulate(*root.edge, grad)
                 else:
                     self.land(root, grad)
-            with self._running():
+            with _Running(self):
                 for node in order:
                     if self.watchers:
                         self._call_watchers(node.sequence)
@@ -112,24 +111,13 @@ class Backward:
             raise
 
     def run_deferred(self) -> None:
-        with self._running():
+        with _Running(self):
             for node, grads in self.deferred:
                 self._step(node, grads, parameters=True, others=False)
                 node.release()
                 if self.progress is not None:
                     self.progress()
         self.deferred.clear()
-
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        """Nothing that a backward computes is recorded, and `current_walk` finds this pass."""
-        before, mode.recording = mode.recording, False
-        _running.walks.append(self)
-        try:
-            yield
-        finally:
-            _running.walks.pop()
-            mode.recording = before
 
     def after(self, sequence: int, callback: Callable[[], None]) -> None:
         """Calls `callback` when every node recorded after `sequence` has been passed (end of a module's backward)."""
@@ -259,19 +247,34 @@ class Backward:
         return leaf.grad_buffer if node.leaf_meta[i][0] == leaf.grad_buffer.shape else None
 
 
-class _Running(threading.local):
+class _Running:
+    """Nothing that a backward computes is recorded, and `current_walk` finds this pass. A generator would take longer."""
+
+    def __init__(self, walk: Backward):
+        self._walk = walk
+
+    def __enter__(self) -> None:
+        self._before, mode.recording = mode.recording, False
+        _passes.walks.append(self._walk)
+
+    def __exit__(self, *_: object) -> None:
+        _passes.walks.pop()
+        mode.recording = self._before
+
+
+class _Passes(threading.local):
     def __init__(self) -> None:
-        self.walks: list[Backward] = []           # the passes in progress on this thread, innermost last
+        self.walks: list[Backward] = []           # those in progress on this thread, innermost last
 
 
-_running = _Running()
+_passes = _Passes()
 _order = itertools.count()
 _sequence = operator.attrgetter("sequence")
 
 
 def current_walk() -> Backward:
     """The pass whose node is running now; for ops that need the engine itself (recomputation, module hooks)."""
-    return _running.walks[-1]
+    return _passes.walks[-1]
 
 
 def _accumulate(node: Context, output: int, grad: Array) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -243,22 +242,26 @@ def recomputing() -> bool:
     return mode.recomputing
 
 
-@contextmanager
-def no_grad() -> Iterator[None]:
+class _Recording:
+    """While it is entered, this thread records or does not. A generator would take longer."""
+
+    __slots__ = ("_before", "_wanted")
+
+    def __init__(self, wanted: bool):
+        self._wanted = wanted
+
+    def __enter__(self) -> None:
+        self._before, mode.recording = mode.recording, self._wanted
+
+    def __exit__(self, *_: object) -> None:
+        mode.recording = self._before
+
+
+def no_grad() -> _Recording:
     """Nothing computed inside is recorded: no memory is kept for backward."""
-    yield from _recording(False)
+    return _Recording(False)
 
 
-@contextmanager
-def enable_grad() -> Iterator[None]:
+def enable_grad() -> _Recording:
     """Recording again, inside a `no_grad`."""
-    yield from _recording(True)
-
-
-def _recording(wanted: bool) -> Iterator[None]:
-    before = mode.recording
-    mode.recording = wanted
-    try:
-        yield
-    finally:
-        mode.recording = before
+    return _Recording(True)

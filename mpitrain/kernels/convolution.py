@@ -4,21 +4,25 @@ With x an image, y (N, O, OH, OW) its convolution and w (O, C/groups, kh, kw) th
 
     convolve:          y = w * windows(x) + bias
     convolve_adjoint:  x = the adjoint of that map applied to y, plus a bias of its own
-    kernel_gradient:   w = y * windows(x)
+    kernel_gradient:   w = y * windows(x), and the gradient of a bias, the sum of y or of x in each channel
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import bind, packed
+from mpitrain.kernels.library import Scratch, bind, packed
 
 Pair = tuple[int, int]
+
+MEMORY = "pip"                                    # its bytes, their number, and where it is said how many are wanted
+MOST_KEPT = 16 << 20                              # bytes of working memory kept between calls; the rest is had anew by each
 
 
 class Window(NamedTuple):
@@ -109,7 +113,9 @@ def _adjoint(y: Array, weight: Array, bias: Array | None, window: Window, groups
     return x
 
 
-def _kernel_gradient(x: Array, y: Array, window: Window, groups: int, out: Array | None = None) -> Array:
+def _kernel_gradient(x: Array, y: Array, window: Window, groups: int, out: Array | None = None,
+                     bias_of: str = "") -> tuple[Array, Array | None]:
+    bias = channel_sums(x if bias_of == "x" else y) if bias_of else None
     xp = array_module(x)
     n, outputs, oh, ow = y.shape
     shape = (outputs, x.shape[1] // groups, *window.kernel)
@@ -120,19 +126,36 @@ def _kernel_gradient(x: Array, y: Array, window: Window, groups: int, out: Array
         left = y[part].reshape(len(columns), groups, outputs // groups, oh * ow)
         total += xp.matmul(left, right.swapaxes(2, 3)).sum(axis=0)
     if out is None:
-        return total.reshape(shape)
+        return total.reshape(shape), bias
     out[...] = total.reshape(shape)
-    return out
+    return out, bias
 
 
-def _geometry(x_shape: tuple[int, ...], window: Window, outputs: int, groups: int) -> Array:
-    """The C code's struct Geometry."""
-    return np.array([*x_shape, *window.kernel, *window.stride, *window.padding, *window.dilation,
-                     *window.outputs(*x_shape[2:]), outputs, groups], np.int64)
+def channel_sums(x: Array) -> Array:
+    """(C,) of images (N, C, H, W)."""
+    result: Array = x.sum(axis=(2, 3)).sum(axis=0)
+    return result
+
+
+@lru_cache(1024)
+def _geometry(product: str, x_shape: tuple[int, ...], window: Window, outputs: int, groups: int,
+              dtype: Any) -> tuple[Array, Array]:
+    """The C code's struct Geometry, and where it writes how many bytes of working memory it wants: the same at each call."""
+    numbers = (*x_shape, *window.kernel, *window.stride, *window.padding, *window.dilation, *window.outputs(*x_shape[2:]),
+               outputs, groups)
+    return np.array(numbers, np.int64), np.zeros(1, np.int64)
+
+
+_scratch = Scratch()
+
+
+def _call(function: Callable[..., None], arrays: tuple[Any, ...], geometry: Array, wanted: Array) -> None:
+    memory = _scratch.room(min(int(wanted[0]), MOST_KEPT))
+    function(*arrays, geometry, memory, len(memory), wanted)
 
 
 def _convolve_host() -> Callable[..., Array] | None:
-    function = bind("convolution", "forward", "ppppp", allocates=True)
+    function = bind("convolution", "forward", "ppppp" + MEMORY, allocates=True)
     if function is None:
         return None
 
@@ -140,13 +163,14 @@ def _convolve_host() -> Callable[..., Array] | None:
         y = np.empty((len(x), len(weight), *window.outputs(*x.shape[2:])), x.dtype)
         if 0 in weight.shape or 0 in x.shape:
             return _convolve(x, weight, bias, window, groups)
-        function(packed(x), packed(weight), packed(bias), y, _geometry(x.shape, window, len(weight), groups))
+        _call(function, (packed(x), packed(weight), packed(bias), y),
+              *_geometry("forward", x.shape, window, len(weight), groups, x.dtype))
         return y
     return convolve
 
 
 def _adjoint_host() -> Callable[..., Array] | None:
-    function = bind("convolution", "adjoint", "ppppp", allocates=True)
+    function = bind("convolution", "adjoint", "ppppp" + MEMORY, allocates=True)
     if function is None:
         return None
 
@@ -154,23 +178,27 @@ def _adjoint_host() -> Callable[..., Array] | None:
         if 0 in weight.shape or 0 in y.shape:
             return _adjoint(y, weight, bias, window, groups, size)
         x = np.empty((len(y), weight.shape[1] * groups, *size), y.dtype)
-        function(packed(y), packed(weight), packed(bias), x, _geometry(x.shape, window, len(weight), groups))
+        _call(function, (packed(y), packed(weight), packed(bias), x),
+              *_geometry("adjoint", x.shape, window, len(weight), groups, x.dtype))
         return x
     return adjoint
 
 
-def _kernel_gradient_host() -> Callable[..., Array] | None:
-    function = bind("convolution", "kernel_gradient", "pppp", allocates=True)
+def _kernel_gradient_host() -> Callable[..., tuple[Array, Array | None]] | None:
+    function = bind("convolution", "kernel_gradient", "ppppip" + MEMORY, allocates=True)
     if function is None:
         return None
 
-    def kernel_gradient(x: Array, y: Array, window: Window, groups: int, out: Array | None = None) -> Array:
+    def kernel_gradient(x: Array, y: Array, window: Window, groups: int, out: Array | None = None,
+                        bias_of: str = "") -> tuple[Array, Array | None]:
         outputs = y.shape[1]
         if 0 in x.shape or 0 in y.shape or (out is not None and not out.flags.c_contiguous):
-            return _kernel_gradient(x, y, window, groups, out)
+            return _kernel_gradient(x, y, window, groups, out, bias_of)
         weight = np.empty((outputs, x.shape[1] // groups, *window.kernel), x.dtype) if out is None else out
-        function(packed(x), packed(y), weight, _geometry(x.shape, window, outputs, groups))
-        return weight
+        bias = np.empty(x.shape[1] if bias_of == "x" else outputs, x.dtype) if bias_of else None
+        _call(function, (packed(x), packed(y), weight, bias, bias_of == "x"),
+              *_geometry("gradient", x.shape, window, outputs, groups, x.dtype))
+        return weight, bias
     return kernel_gradient
 
 
@@ -193,5 +221,6 @@ convolve_adjoint = Kernel(
 
 kernel_gradient = Kernel(
     "kernel_gradient", _kernel_gradient, host=_kernel_gradient_host, tolerance=1e-5,
-    arguments=lambda rng, dtype: (*_example((3, 4, 7, 6), (3, 6, 4, 8))(rng, dtype), _EXAMPLE, 2))
-"""weight (O, C/groups, kh, kw) from (x, y, window, groups, out=None); written into `out` where it is given."""
+    arguments=lambda rng, dtype: (*_example((3, 4, 7, 6), (3, 6, 4, 8))(rng, dtype), _EXAMPLE, 2, None, "y"))
+"""weight (O, C/groups, kh, kw) from (x, y, window, groups, out=None, bias_of=""), in `out` where given; and what is added to each
+channel of "x" or "y", `bias_of`: its gradient, else None."""

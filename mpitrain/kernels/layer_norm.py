@@ -10,7 +10,7 @@ import numpy as np
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.dropout import Dropping, dropout, dropout_grad
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import bind, packed
+from mpitrain.kernels.library import Scratch, bind, packed
 
 Normed = tuple[Array, Array, Array, Array, Array | None]
 Gradients = tuple[Array | None, Array | None, Array | None, Array | None]
@@ -53,7 +53,8 @@ def _row_norm_gradients(grad: Array, x: Array, weight: Array, around: Array | No
             dropped = dropout_grad.reference(dx.reshape(len(bits), dx.size // len(bits)), bits, p).reshape(dx.shape)
     if not wanted[1]:
         return dx, None, None, dropped
-    return dx, (grad * z).sum(axis=0, dtype="float64"), grad.sum(axis=0, dtype="float64"), dropped
+    product, plain = (terms.sum(axis=0, dtype="float64").astype(x.dtype) for terms in (grad * z, grad))
+    return dx, product, plain, dropped
 
 
 def _row_norm_host() -> Callable[..., Normed] | None:
@@ -77,18 +78,20 @@ def _row_norm_host() -> Callable[..., Normed] | None:
 
 
 def _row_norm_gradients_host() -> Callable[..., Gradients] | None:
-    function = bind("layer_norm", "row_norm_gradients", "pppppppppiiippd")
+    function = bind("layer_norm", "row_norm_gradients", "pppppppppppiiippd")
     if function is None:
         return None
+    scratch = Scratch()
 
     def gradients(grad: Array, x: Array, weight: Array, around: Array | None, means: Array, inverses: Array, centred: bool,
                   wanted: tuple[bool, bool], bits: Array | None = None, p: float = 0.0) -> Gradients:
-        dx = np.empty(x.shape, x.dtype) if wanted[0] else None
-        product, plain = sums = np.empty((2, x.shape[1])) if wanted[1] else (None, None)
-        dropped = np.empty(x.shape, x.dtype) if bits is not None and wanted[0] else None
-        room = np.empty(2 * x.shape[1], x.dtype) if wanted[1] else None
+        dtype, d = x.dtype, x.shape[1]
+        dx = np.empty(x.shape, dtype) if wanted[0] else None
+        product, plain = (np.empty(d, dtype), np.empty(d, dtype)) if wanted[1] else (None, None)
+        dropped = np.empty(x.shape, dtype) if bits is not None and wanted[0] else None
+        room = scratch.room(32 * d)
         function(np.ascontiguousarray(grad), np.ascontiguousarray(x), packed(weight), packed(around), means, inverses, dx,
-                 sums if wanted[1] else None, room, *x.shape, centred, None if dropped is None else bits, dropped, 1 / (1 - p))
+                 product, plain, room, room[16 * d:], *x.shape, centred, None if dropped is None else bits, dropped, 1 / (1 - p))
         return dx, product, plain, dropped
     return gradients
 
@@ -115,6 +118,7 @@ row_norm_gradients = Kernel(
     "row_norm_gradients", _row_norm_gradients, host=_row_norm_gradients_host, tolerance=1e-5,
     arguments=lambda rng, dtype: (*_normal(rng, dtype, (24, 104), (24, 104), (104,), (24, 104), (24,), (24,)), True, (True, True),
                                   rng.integers(0, 256, (3, 104), dtype=np.uint8), 0.3))
-"""(gradient of x, sums over rows of grad * normalised x, and of grad, float64 (D,), gradient of what was added) from (grad, x,
-weight, what is added to the first or None, means, inverse deviations, centred, (whether the first is wanted, whether the sums
-are), bits of dropout or None, its p); None for what is not wanted, the last also where nothing was dropped: it is the first."""
+"""(gradient of x, sums over rows of grad * normalised x, and of grad, (D,), made in float64, gradient of what was added) from
+(grad, x, weight, what is added to the first or None, means, inverse deviations, centred, (whether the first is wanted, whether
+the sums are), bits of dropout or None, its p); None for what is not wanted, the last also where nothing was dropped: it is the
+first."""

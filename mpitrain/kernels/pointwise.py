@@ -195,6 +195,7 @@ class Activation:
     values: Kernel
     gradient: Kernel
     and_slope: Kernel | None = None
+    number: int = 0                               # its place in the tables of native/linear.h; 0 where it has none
 
     def forward(self, x: Array, *, ours: bool, training: bool) -> tuple[Array, Array]:
         """(result, what to keep for `gradient`); x may be overwritten where it is `ours`."""
@@ -207,12 +208,12 @@ class Activation:
 
 
 ACTIVATIONS = {
-    "relu": Activation(relu, _gradient("relu_grad", _relu_grad)),
+    "relu": Activation(relu, _gradient("relu_grad", _relu_grad), number=1),
     "tanh": Activation(_values("tanh", _tanh, compiled=False), _gradient("tanh_grad", _tanh_grad)),
-    "sigmoid": Activation(sigmoid, _gradient("sigmoid_grad", _sigmoid_grad)),
-    "gelu": Activation(_values("gelu", _gelu), slope_grad, _and_slope("gelu_and_slope", _gelu_and_slope)),
+    "sigmoid": Activation(sigmoid, _gradient("sigmoid_grad", _sigmoid_grad), number=2),
+    "gelu": Activation(_values("gelu", _gelu), slope_grad, _and_slope("gelu_and_slope", _gelu_and_slope), 3),
     "gelu_tanh": Activation(_values("gelu_tanh", _gelu_tanh), slope_grad,
-                            _and_slope("gelu_tanh_and_slope", _gelu_tanh_and_slope)),
-    "silu": Activation(_values("silu", _silu), slope_grad, _and_slope("silu_and_slope", _silu_and_slope)),
+                            _and_slope("gelu_tanh_and_slope", _gelu_tanh_and_slope), 4),
+    "silu": Activation(_values("silu", _silu), slope_grad, _and_slope("silu_and_slope", _silu_and_slope), 5),
 }
 """By name; those that can be computed where their input is made."""

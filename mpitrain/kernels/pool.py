@@ -28,9 +28,13 @@ class Side:
     stops: tuple[int, ...]
     size: int
 
-    @property
+    @cached_property
     def widest(self) -> int:
         return max((b - a for a, b in zip(self.starts, self.stops)), default=0)
+
+    @cached_property
+    def narrowest(self) -> int:
+        return min((b - a for a, b in zip(self.starts, self.stops)), default=0)
 
     @cached_property
     def bounds(self) -> tuple[Array, Array]:
@@ -134,7 +138,7 @@ def _maximum_gradient_host() -> Callable[..., Array] | None:
 
 
 def _total_host() -> Callable[..., Array] | None:
-    function = bind("pool", "total", "ppppppiiiii")
+    function = bind("window_sum", "total", "ppppppiiiii")
     if function is None:
         return None
 
@@ -147,7 +151,7 @@ def _total_host() -> Callable[..., Array] | None:
 
 
 def _total_gradient_host() -> Callable[..., Array] | None:
-    function = bind("pool", "total_gradient", "ppppppiiiii")
+    function = bind("window_sum", "total_gradient", "ppppppiiiii")
     if function is None:
         return None
 

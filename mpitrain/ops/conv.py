@@ -7,7 +7,7 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
-from mpitrain.kernels.convolution import Pair, Window, convolve, convolve_adjoint, kernel_gradient
+from mpitrain.kernels.convolution import Pair, Window, channel_sums, convolve, convolve_adjoint, kernel_gradient
 
 
 def conv2d(x: Any, weight: Any, bias: Any = None, *, stride: int | Pair = 1, padding: int | Pair = 0,
@@ -61,8 +61,7 @@ class Conv2d(Function):
     def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
         x, weight = ctx.saved
         return (convolve_adjoint(grad, weight, None, ctx.window, ctx.groups, x.shape[2:]) if ctx.needs[0] else None,
-                kernel_gradient(x, grad, ctx.window, ctx.groups, ctx.out(1)) if ctx.needs[1] else None,
-                _bias_gradient(grad) if ctx.needs[2] else None)
+                *_parameter_gradients(ctx, x, grad, "y"))
 
 
 class ConvTranspose2d(Function):
@@ -82,12 +81,15 @@ class ConvTranspose2d(Function):
     def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
         x, weight = ctx.saved
         return (convolve(grad, weight, None, ctx.window, ctx.groups) if ctx.needs[0] else None,
-                kernel_gradient(grad, x, ctx.window, ctx.groups, ctx.out(1)) if ctx.needs[1] else None,
-                _bias_gradient(grad) if ctx.needs[2] else None)
+                *_parameter_gradients(ctx, grad, x, "x"))
 
 
-def _bias_gradient(grad: Array) -> Array:
-    return grad.sum(axis=(2, 3)).sum(axis=0)
+def _parameter_gradients(ctx: Context, x: Array, y: Array, bias_of: str) -> tuple[Array | None, Array | None]:
+    """Of weight and bias, which is added to `bias_of`, in one pass where both are wanted."""
+    if ctx.needs[1]:
+        weight, bias = kernel_gradient(x, y, ctx.window, ctx.groups, ctx.out(1), bias_of if ctx.needs[2] else "")
+        return weight, bias
+    return None, channel_sums(x if bias_of == "x" else y) if ctx.needs[2] else None
 
 
 def _pair(value: int | Pair) -> Pair:

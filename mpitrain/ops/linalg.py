@@ -9,6 +9,7 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
+from mpitrain.kernels import linear as layers
 from mpitrain.kernels.pointwise import ACTIVATIONS, Activation
 from mpitrain.kernels.product import product
 
@@ -58,7 +59,8 @@ class Linear(Function):
     """a(x W' + b); the gradients of weight and bias are written where they will be sent from.
 
     The activation a is computed in the memory of the product, so that what comes before it is nowhere kept. In backward one
-    pass makes the gradient of the product and the bias's, which is its sum over the rows.
+    pass makes the gradient of the product and the bias's, which is its sum over the rows. Where all its products are ours, one
+    call of C does what forward has to do, and one what backward has.
     """
 
     floats = 4
@@ -71,13 +73,19 @@ class Linear(Function):
                              "(outputs, inputs)")
         if bias is not None and bias.shape != weight.shape[:1]:
             raise ShapeError(f"linear: a bias of shape {bias.shape} does not fit a weight of shape {weight.shape}")
-        made, shape = product(_rows(x), weight.T, bias, operands=operands), (*x.shape[:-1], weight.shape[0])
+        rows = _rows(x)
         ctx.activation, ctx.operands, ctx.before = activation, operands, None
+        ctx.together = layers.suits(rows, weight, activation, operands)
+        if ctx.together:
+            made, kept = layers.linear(rows, weight, bias, activation, True in ctx.needs)
+        else:
+            made, kept = product(rows, weight.T, bias, operands=operands), None
+            if activation is not None:
+                made, kept = activation.forward(made, ours=True, training=True in ctx.needs)
+        result = made.reshape(*x.shape[:-1], weight.shape[0])
         if activation is None:
             ctx.save(x, weight)
-            return made.reshape(shape)
-        made, kept = activation.forward(made, ours=True, training=any(ctx.needs))
-        result = made.reshape(shape)
+            return result
         ctx.save(x, weight, result if kept is made else kept)   # the very array that is handed out, so that it is watched
         return result
 
@@ -86,6 +94,8 @@ class Linear(Function):
         x, weight, *kept = ctx.saved
         flat = _rows(grad)
         by_x = by_weight = by_bias = None
+        if ctx.together:
+            return Linear._together(ctx, x, weight, kept, flat)
         if kept:
             flat, by_bias = Linear._before_activation(ctx, _rows(kept[0]), flat)
         elif ctx.needs[2]:
@@ -97,6 +107,19 @@ class Linear(Function):
         return by_x, by_weight, by_bias
 
     @staticmethod
+    def _together(ctx: Context, x: Array, weight: Array, kept: list[Array], grad: Array) -> tuple[Any, ...]:
+        """All gradients in one call; the second half of a split backward finds that of the product and the bias's made."""
+        activation, before, sums = ctx.activation, _rows(kept[0]) if kept else None, None
+        if ctx.before is not None:
+            (grad, by_bias), activation, before = ctx.before, None, None
+        else:
+            by_bias = sums = _room(ctx, 2, weight.shape[:1], grad.dtype) if ctx.wanted[2] else None
+        by_weight = _room(ctx, 1, weight.shape, grad.dtype) if ctx.needs[1] else None
+        made, by_x = layers.linear_gradients(grad, before, _rows(x), weight, activation, sums, by_weight, ctx.needs[0])
+        ctx.before = made, by_bias
+        return None if by_x is None else by_x.reshape(x.shape), by_weight, by_bias
+
+    @staticmethod
     def _before_activation(ctx: Context, kept: Array, flat: Array) -> tuple[Array, Array | None]:
         """The gradient of the product and of the bias; the second half of a split backward finds them made."""
         if ctx.before is None:
@@ -106,6 +129,13 @@ class Linear(Function):
             ctx.before = ctx.activation.gradient(kept, flat, sums), sums
         before: tuple[Array, Array | None] = ctx.before
         return before
+
+
+def _room(ctx: Context, place: int, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Memory for the gradient of an input: where it will be sent from, if that is free."""
+    given = ctx.out(place)
+    room: Array = ctx.xp.empty(shape, dtype) if given is None else given
+    return room
 
 
 def _rows(x: Array) -> Array:

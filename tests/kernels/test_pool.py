@@ -73,3 +73,35 @@ def test_the_sum_of_an_image_equals_that_in_float64(size: tuple[int, int], dtype
     np.testing.assert_allclose(window_total(x, rows, columns), exact, rtol=1e-6 if dtype == "float32" else 1e-13, atol=1e-6)
     gradient = window_total_gradient(x[:, :, :1, :1], rows, columns)
     np.testing.assert_array_equal(gradient, np.broadcast_to(x[:, :, :1, :1], x.shape))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [side(8, 2, 2), side(33, 3, 1), side(70, 5, 2), side(40, 7, 5), side(300, 280, 7),
+                                     side(600, 2, 2), Side((0, 0, 1, 4, 4), (1, 2, 6, 6, 7), 7), Side((0,) * 700, (3,) * 700, 4)],
+                         ids=lambda columns: f"{len(columns.starts)} in {columns.size}")
+def test_sums_over_windows_equal_those_in_float64(columns: Side, dtype: str) -> None:
+    rows = Side((0, 0, 2), (1, 3, 5), 5)
+    x = np.random.default_rng(0).standard_normal((3, 3, 5, columns.size)).astype(dtype)
+    found, exact = window_total(x, rows, columns), window_total.reference(x.astype("float64"), rows, columns)
+    bound = np.finfo(dtype).eps * np.maximum(np.abs(exact), 1 if dtype == "float64" else 1e-6)
+    assert (np.abs(found - exact) <= (bound if dtype == "float32" else 300 * bound)).all()
+
+
+@pytest.mark.parametrize("width", [5, 8])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_number_that_is_none_reaches_the_sums_of_its_windows_only(value: float, width: int) -> None:
+    rows, columns = side(8, 2, 2), side(8, width, 1)
+    x = np.random.default_rng(0).standard_normal((9, 1, 8, 8)).astype("float32")
+    x[4, 0, 3, 4] = value
+    with np.errstate(invalid="ignore"):
+        wanted = window_total.reference(x, rows, columns)
+    np.testing.assert_allclose(window_total(x, rows, columns), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (7, 7), (3, 5)], ids=str)
+def test_the_sum_of_an_image_has_the_same_bits_whatever_others_there_are(size: tuple[int, int]) -> None:
+    rows, columns = (side(n, n, 1) for n in size)
+    x = np.random.default_rng(0).standard_normal((19, 1, *size)).astype("float32")
+    together = window_total(x, rows, columns)
+    for i in range(19):
+        np.testing.assert_array_equal(window_total(x[i:i + 1], rows, columns), together[i:i + 1])

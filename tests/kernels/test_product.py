@@ -18,7 +18,8 @@ from mpitrain.kernels.product import product
 from mpitrain.train.threads import pin
 
 SIZES = [(8, 32, 16), (1, 1, 1), (9, 49, 257), (16, 96, 256), (7, 47, 255), (40, 1100, 3), (33, 530, 513), (64, 600, 520),
-         (15, 33, 1200), (65, 65, 384), (20, 17, 9), (0, 40, 16), (8, 0, 16), (16, 64, 40), (17, 50, 1024)]
+         (15, 33, 1200), (65, 65, 384), (20, 17, 9), (0, 40, 16), (8, 0, 16), (16, 64, 40), (17, 50, 1024),
+         (80, 176, 800), (8, 16, 400)]
 compiled = module.native.host()
 needs_compiler = pytest.mark.skipif(compiled is None, reason=f"no compiled version: {native.missing()}")
 
@@ -55,6 +56,19 @@ def test_a_row_has_the_same_bits_in_any_batch_and_any_layout() -> None:
     assert compiled(np.asfortranarray(x), np.asfortranarray(y), None, None).tobytes() == whole.tobytes()
     columns = np.ascontiguousarray(y[:, 40:90])
     assert compiled(x, columns, None, None).tobytes() == np.ascontiguousarray(whole[:, 40:90]).tobytes()
+
+
+@needs_compiler
+@pytest.mark.parametrize("rows", [16, 48, 80, 96])
+def test_few_rows_times_contiguous_columns_have_the_bits_of_the_other_layout(rows: int) -> None:
+    """Their product is computed turned: 16 rows of it or more, a multiple, and at least twice as many columns."""
+    assert compiled is not None
+    for terms in (50, 800, 1024):
+        x, y = matrix(rows, terms, "float32", False, 1), matrix(terms, 192, "float32", True, 2)
+        bias = matrix(1, 192, "float32", False, 3)[0]
+        for left in (x, np.asfortranarray(x)):
+            for added in (None, bias):
+                assert compiled(left, y, added, None).tobytes() == compiled(x, np.ascontiguousarray(y), added, None).tobytes()
 
 
 def fuses() -> bool:

@@ -41,8 +41,10 @@ class Case:
     steps: int = 50
 
 
-GPT = {"product", "row_norm", "row_norm_gradients", "gelu_and_slope", "slope_grad", "cross_entropy", "cross_entropy_grad",
+GPT = {"linear", "linear_gradients", "row_norm", "row_norm_gradients", "cross_entropy", "cross_entropy_grad",
        "scatter_add_rows", "adam"}
+
+
 def resnet8() -> nn.Module:
     return _cifar_resnet(1, 10, 3, "batch")
 
@@ -51,7 +53,7 @@ CONV = {"convolve", "convolve_adjoint", "kernel_gradient"}
 RESNET = CONV | {"batch_norm", "batch_norm_gradients", "sgd"}
 CASES = {
     "mlp": Case(lambda: models.mlp(128, [256, 256], 10), 64, (128,), 10, 1e-3,
-                {"product", "relu", "relu_grad", "cross_entropy", "cross_entropy_grad", "adam"}),
+                {"linear", "linear_gradients", "cross_entropy", "cross_entropy_grad", "adam"}),
     "lenet": Case(models.lenet, 16, (1, 28, 28), 10, 1e-3, CONV | {"window_maximum", "window_maximum_gradient", "adam"}),
     "resnet8": Case(resnet8, 16, (3, 8, 8), 10, 0.01, RESNET, rule="sgd", precision="float64"),
     "resnet20": Case(models.resnet20, 8, (3, 16, 16), 10, 0.01, RESNET, rule="sgd", precision="float64"),
