@@ -150,7 +150,8 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     raises here, before the first exchange of gradients and before anything is written.
     """
     o = options
-    refuse_one_copy(o, mesh)
+    refuse_one_copy(o)
+    refuse_cut(o, mesh)
     anywhere = layout.is_asked_for(o.reproducible)
     if anywhere:
         layout.refuse_options(o.micro_batches, o.algorithm, o.wire)
@@ -210,19 +211,24 @@ def default_micro_batches(n_stages: int, n_ranks: int, chunks: int) -> int:
     return n_ranks * (1 if n_stages == 1 else 4 * n_stages * chunks)
 
 
-def refuse_one_copy(o: Options, mesh: Mesh) -> None:
+def refuse_cut(o: Options, mesh: Mesh) -> None:
+    """Raises ConfigError for what cannot be had where no rank has the whole model."""
+    if mesh.size("pp") * mesh.size("tp") == 1:
+        return
+    if o.tune_buckets:
+        raise ConfigError(f'comm.bucket_mb = "auto" is for models that no rank has a part of only, found the mesh {mesh}; set '
+                          "comm.bucket_mb to a number")
+    if o.node_shared:
+        raise ConfigError(f"comm.node_shared = true keeps whole models on a node, found the mesh {mesh}; set comm.node_shared = "
+                          "false, or mesh.pp = 1 and mesh.tp = 1")
+
+
+def refuse_one_copy(o: Options) -> None:
     """Raises ConfigError where one copy per node is asked for together with what starts sums that are no step's.
 
     Parameters are updated inside the sum of their gradients: a probe of the exchange would train, and a thread of its own would
     write parameters while the program reads them.
     """
-    cut = mesh.size("pp") * mesh.size("tp") > 1
-    if o.tune_buckets and cut:
-        raise ConfigError(f'comm.bucket_mb = "auto" is for models that no rank has a part of only, found the mesh {mesh}; set '
-                          "comm.bucket_mb to a number")
-    if o.node_shared and cut:
-        raise ConfigError(f"comm.node_shared = true keeps whole models on a node, found the mesh {mesh}; set comm.node_shared = "
-                          "false, or mesh.pp = 1 and mesh.tp = 1")
     for wrong, found, instead in ((o.progress != "poll", f'comm.progress = "{o.progress}"', 'comm.progress = "poll"'),
                                   (o.tune_buckets, 'comm.bucket_mb = "auto"', "a number for comm.bucket_mb")):
         if o.node_shared and wrong:
