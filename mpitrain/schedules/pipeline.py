@@ -67,12 +67,11 @@ def one_f_one_b(stage: int, n_stages: int, n_micro: int) -> Iterator[Action]:
 
 @SCHEDULES.register("zb_h1")
 def zb_h1(stage: int, n_stages: int, n_micro: int) -> Iterator[Action]:
-    """1F1B whose weight gradients wait until nothing else is to be done: ZB-H1 of "Zero bubble pipeline parallelism" (Qi et
-    al., 2023).
+    """1F1B whose weight gradients come where stages would idle: ZB-H1 of "Zero bubble pipeline parallelism" (Qi et al., 2023).
 
-    Stage s runs W of a micro-batch s micro-batches after its B, so the Bs go back through the stages at once, and every
-    stage holds the activations of at most p micro-batches, 1F1B's most. Stages idle (p - 1) (F + B - min(F, B, W)) seconds with p
-    micro-batches or more, a third of 1F1B's where the three take the same time.
+    Stage s runs W of a micro-batch s micro-batches after its B. So gradients pass back through the stages at once, and each
+    of them holds the activations of at most p micro-batches, 1F1B's most. Stages idle (p - 1) (F + B - min(F, B, W)) seconds
+    with p micro-batches or more: a third of 1F1B's where the three take the same time.
 
         stage 0  F0 F1 .  B0 W0 F2 B1 W1 B2 W2
         stage 1  .  F0 B0 F1 B1 W0 F2 B2 W1 W2
@@ -90,8 +89,7 @@ def zb_h1(stage: int, n_stages: int, n_micro: int) -> Iterator[Action]:
 
 @SCHEDULES.register("interleaved")
 def interleaved(stage: int, n_stages: int, n_micro: int, *, chunks: int = 2) -> Iterator[Action]:
-    """1F1B over the `chunks` of every stage (Narayanan et al., 2021), for a `chunks`-th of its idle time and as many times its
-    messages.
+    """1F1B over the `chunks` of every stage (Narayanan et al., 2021): less idle time, more messages and activations.
 
     Micro-batches pass chunk after chunk in groups, of p where n_micro is a multiple of p (as in the paper), else of a few
     more, at most g. Stages idle (p - 1) (F + B) / chunks seconds, F and B of a whole stage, and hold the activations of at

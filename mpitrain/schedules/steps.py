@@ -22,7 +22,7 @@ from mpitrain.errors import ConfigError
 
 
 class ScheduleError(ConfigError):
-    """A schedule that would hang, race, or compute something else; the message names rank and round."""
+    """A schedule that would hang, race, or compute something else; the message names rank and round, or stage."""
 
     code = "E_SCHEDULE"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any
 
 from mpitrain import nn
@@ -15,7 +16,8 @@ from mpitrain.data import report
 from mpitrain.errors import MissingError
 from mpitrain.parallel.buckets import plan_buckets
 from mpitrain.schedules.microtree import share
-from mpitrain.schedules.pipeline import SCHEDULES
+from mpitrain.schedules.pipeline_check import actions_of, find_schedule
+from mpitrain.schedules.pipeline_draw import describe
 from mpitrain.train import checkpoint
 from mpitrain.train.assembly import count_micro_batches
 from mpitrain.train.build import bucket_bytes, checkpoint_folder, make_model
@@ -50,11 +52,25 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     if buffers:
         yield from table(("buffer", "shape"), buffers)
     yield f"global batch of {config.train.batch_size} rows in {n_micro} micro-batches"
-    for rank in range(dp):
-        first, last = share(rank, dp, n_micro)
-        order = " ".join(map(str, SCHEDULES["1f1b"](0, 1, last - first)))
-        yield f"  rank {rank}: micro-batches {first}..{last - 1}: {order}"
+    yield from schedule_lines(pp, dp, n_micro, folder=config.folder)
     yield from bucket_lines(model, config)
+
+
+def schedule_lines(pp: int, dp: int, n_micro: int, *, name: str = "1f1b", chunks: int = 1,
+                   folder: Path | None = None) -> Iterator[str]:
+    """Which micro-batches each place along dp runs, and in which order: of pipelines a drawing for each number of them."""
+    shares = [share(place, dp, n_micro) for place in range(dp)]
+    for place, (first, last) in enumerate(shares):
+        if pp > 1:
+            yield f"  pipeline {place}: micro-batches {first}..{last - 1}"
+            continue
+        schedule = find_schedule(name, folder, n_stages=1, n_micro=last - first, chunks=chunks)
+        order = " ".join(map(str, actions_of(schedule, 0, 1, last - first, chunks)))
+        yield f"  rank {place}: micro-batches {first}..{last - 1}: {order}"
+    if pp > 1:
+        width = get_terminal_size().columns
+        for count in sorted({last - first for first, last in shares}):
+            yield from describe(name, pp, count, chunks, folder=folder, width=width)
 
 
 def bucket_lines(model: nn.Module, config: Config) -> Iterator[str]:
