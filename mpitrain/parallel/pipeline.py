@@ -48,7 +48,7 @@ class Pipeline:
     """
 
     def __init__(self, stage: Stage, loss: Loss, channel: Channel, reducer: GradientReducer, feed: Feed, *, n_micro: int,
-                 seed: int = 0, schedule: Schedule = one_f_one_b, after_forward: Callable[[int], None] | None = None,
+                 seed: int = 0, schedule: Schedule = one_f_one_b, after_forward: Callable[[int, int], None] | None = None,
                  neighbours: Neighbours | None = None, counts: bool = True):
         self.stage, self.loss, self.channel, self.reducer, self.feed = stage, loss, channel, reducer, feed
         self.seed, self.schedule, self.n_micro, self.after_forward = seed, schedule, n_micro, after_forward
@@ -116,8 +116,8 @@ class Pipeline:
         else:
             self._losses[micro.index] = self._value(output, micro, x, action.chunk)
         self._inputs[key], self._outputs[key] = x, output
-        if self.after_forward is not None and action.chunk == len(self.stage.chunks) - 1:
-            self.after_forward(micro.index)
+        if self.after_forward is not None:
+            self.after_forward(micro.index, action.chunk)
 
     def _backward(self, action: Action) -> None:
         key, virtual = (action.chunk, action.micro), self.stage.virtual(action.chunk)
@@ -127,9 +127,9 @@ class Pipeline:
         else:
             grad = self._receive(action).array
         split = self._split
-        if not split:
-            self._begin_gradients(action)
         with self.span("compute", f"backward {self._micro[action.micro].index}"):
+            if not split:
+                self._begin_gradients(action)
             rest = run_backward(output, grad, progress=self.reducer.progress, split=split) if output.requires_grad else None
         if rest is not None:
             self._deferred[key] = rest
@@ -139,9 +139,9 @@ class Pipeline:
 
     def _weights(self, action: Action) -> None:
         rest = self._deferred.pop((action.chunk, action.micro), None)
-        self._begin_gradients(action)
-        if rest is not None:
-            with self.span("compute", f"weight gradient {self._micro[action.micro].index}"):
+        with self.span("compute", f"weight gradient {self._micro[action.micro].index}"):
+            self._begin_gradients(action)
+            if rest is not None:
                 rest.run()
 
     def _begin_gradients(self, action: Action) -> None:
