@@ -17,8 +17,8 @@ VOCABULARY, LENGTH, SIDE, CLASSES = 11, 6, 8, 5
 
 
 def gpt(dropout: float = 0.0) -> nn.Sequential:
-    """9 blocks, of which the first and the last share a matrix."""
-    return models.gpt(layers=6, heads=2, width=8, block=LENGTH, vocabulary=VOCABULARY, dropout=dropout)
+    """8 blocks, of which the first and the last share a matrix."""
+    return models.gpt(layers=5, heads=2, width=8, block=LENGTH, vocabulary=VOCABULARY, dropout=dropout)
 
 
 def mlp() -> nn.Sequential:
@@ -57,7 +57,7 @@ class Result(NamedTuple):
     hashes: dict[str, str]
 
 
-def train(comm: Any, kind: str, model: nn.Module, *, pp: int = 1, steps: int = 3, batch_size: int = 16, rows: int = 40,
+def train(comm: Any, kind: str, model: nn.Module, *, pp: int = 1, steps: int = 2, batch_size: int = 16, rows: int = 40,
           recompute: bool = False, validate: bool = True, **options: Any) -> Result:
     """Trains `model` on the ranks of `comm`, the last rows of `rows` being the last batch, maybe a short one; collective."""
     threads.pin(1)
