@@ -104,9 +104,10 @@ class Contender:
         options = Options(steps=1, batch_size=rows, micro_batches=n_micro, schedule=name, chunks=self.chunks, quiet=True)
         self.job = assemble(nn.Sequential(*((f"block{i}", Block(stack.width)) for i in range(stack.blocks))), inputs, self._mesh,
                             loss=nn.LOSSES["mse"](), optimizer=lambda storage: optim.AdamW(storage, lr=LR), options=options)
-        self.trainer: Any = self.job.trainer
+        trainer: Any = self.job.trainer
+        self.trainer = trainer
         self.trainer.update.want_norm = False
-        self._micro_batches = self.trainer.loader.load(0)
+        self._micro_batches: Any = self.trainer.loader.load(0)
         self.spent = self.trainer.pipeline.span = Spent()
         self._clock = Clock(world)
         self.losses: list[str] = []
@@ -144,43 +145,43 @@ class Contender:
             return [statistics.median(step["stages"][i][key] for step in kept) for i in range(self.n_stages)]
         f, b, w = (middle(kind) for kind in "FBW")
         cost = Cost(f, b, w, alpha, beta, message_bytes)
-        mean = [statistics.fmean(values) for values in (f, b, w)]
+        forward, backward, weight = (statistics.fmean(values) for values in (f, b, w))
         return {"bench": "pipeline", "schedule": self.name, "stages": self.n_stages, "micro_batches": self.n_micro,
                 "chunks": self.chunks, "seconds": statistics.median(seconds), "seconds_low": quartiles(seconds)[0],
                 "seconds_high": quartiles(seconds)[1], "forward": f, "backward": b, "weight": w,
                 "idle": statistics.median(idle), "idle_low": quartiles(idle)[0], "idle_high": quartiles(idle)[1],
                 "idle_simulated": simulate_pipeline(SCHEDULES[self.name], self.n_stages, self.n_micro, cost,
                                                     self.chunks).idle_fraction(),
-                "idle_by_formula": bubble(self.name, self.n_stages, self.n_micro, *mean, self.chunks),
+                "idle_by_formula": bubble(self.name, self.n_stages, self.n_micro, forward, backward, weight, self.chunks),
                 "waited_for_messages": middle("messages"), "waited_for_count": middle("count"), "update": middle("update"),
                 "message_bytes": message_bytes, "steps": steps}
 
 
-def bench_pipeline(world: World, channel: Channel, report: Report, *, schedules: Sequence[str], stack: Stack, n_micro: int, chunks: int,
-                   steps: int) -> None:
+def bench_pipeline(world: World, channel: Channel, report: Report, *, schedules: Sequence[str], stack: Stack, n_micro: int,
+                   chunks: int, steps: int) -> None:
     """One record for each schedule. Collective. DesyncError where the losses of two schedules differ in a bit."""
     about, message_bytes = machine(channel), 4 * stack.rows * stack.width
     with guard.symmetric():
-        contenders = [Contender(name, stack, world, n_micro, chunks) for name in schedules]
-    alpha, beta = probe(contenders[0], message_bytes)
-    report.line(f"{world.size} stages, {n_micro} micro-batches of {stack.rows} rows, {stack.blocks} blocks of width {stack.width}, "
-                f"activations of {in_bytes(message_bytes)}; medians of {steps} steps\n"
+        contenders = {name: Contender(name, stack, world, n_micro, chunks) for name in schedules}
+    first = contenders[schedules[0]]
+    alpha, beta = probe(first, message_bytes)
+    report.line(f"{world.size} stages, {n_micro} micro-batches of {stack.rows} rows, {stack.blocks} blocks of width "
+                f"{stack.width}, activations of {in_bytes(message_bytes)}; medians of {steps} steps\n"
                 f"{'schedule':<13}{'step':>10}{'F':>9}{'B':>9}{'W':>9}{'idle':>8}{'simulated':>11}{'formula':>9}   of a step: "
                 "waits for messages, for the count, other idle; then the update")
-    in_turn([contender.step for contender in contenders], steps)
-    for contender in contenders:
-        if contender.losses != contenders[0].losses:
-            raise DesyncError(f"bench pipeline: the losses of {contender.name} are not those of {contenders[0].name} to the bit; "
-                              "its times must not be used")
-    found = {contender.name: contender.summary(steps, alpha, beta, message_bytes) for contender in contenders}
-    for record in found.values():
-        if "1f1b" in found:
-            record["speed_over_1f1b"] = statistics.median(
-                a["step"] / b["step"] for a, b in zip(by_name(contenders, "1f1b").found[-steps:],
-                                                      by_name(contenders, record["schedule"]).found[-steps:]))
+    in_turn([contender.step for contender in contenders.values()], steps)
+    for contender in contenders.values():
+        if contender.losses != first.losses:
+            raise DesyncError(f"bench pipeline: the losses of {contender.name} are not those of {first.name} to the bit; its "
+                              "times must not be used")
+    for name, contender in contenders.items():
+        record = contender.summary(steps, alpha, beta, message_bytes)
+        if "1f1b" in contenders:                              # pair by pair: the machine's speed changes in between
+            pairs = zip(contenders["1f1b"].found[-steps:], contender.found[-steps:])
+            record["speed_over_1f1b"] = statistics.median(base["step"] / step["step"] for base, step in pairs)
         report.record({**record, "alpha": alpha, "beta": beta, "machine": about})
         report.line(row(record))
-    for contender in contenders:
+    for contender in contenders.values():
         contender.close()
 
 
@@ -193,17 +194,15 @@ def take_a_core(channel: Channel, node: Sequence[Place]) -> None:
         os.sched_setaffinity(0, {cores[place]})
 
 
-def by_name(contenders: Sequence[Contender], name: str) -> Contender:
-    return next(contender for contender in contenders if contender.name == name)
-
-
 def row(r: dict[str, Any]) -> str:
     """A line of the table."""
     mean, step = statistics.fmean, r["seconds"]
     waits = [mean(r[key]) / step for key in ("waited_for_messages", "waited_for_count")]
-    times = "".join(f"{in_time(mean(r[key])) if mean(r[key]) else '-':>9}" for key in ("forward", "backward", "weight"))
+    kinds = [mean(r[key]) for key in ("forward", "backward", "weight")]
+    times = "".join(f"{in_time(seconds) if seconds else '-':>9}" for seconds in kinds)
     speed = f"   {r['speed_over_1f1b']:.3f} x 1f1b" if "speed_over_1f1b" in r and r["schedule"] != "1f1b" else ""
-    return (f"{r['schedule']:<13}{in_time(step):>10}{times}{r['idle']:>8.1%}{r['idle_simulated']:>11.1%}{r['idle_by_formula']:>9.1%}"
+    idle = f"{r['idle']:>8.1%}{r['idle_simulated']:>11.1%}{r['idle_by_formula']:>9.1%}"
+    return (f"{r['schedule']:<13}{in_time(step):>10}{times}{idle}"
             f"   {waits[0]:.1%}, {waits[1]:.1%}, {r['idle'] - sum(waits):.1%}; {in_time(max(r['update']))}{speed}")
 
 

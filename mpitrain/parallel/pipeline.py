@@ -12,7 +12,7 @@ import numpy as np
 from mpitrain.autograd import Deferred, Tensor, run_backward
 from mpitrain.backend import Array, asnumpy, random
 from mpitrain.comm.channel import Channel
-from mpitrain.parallel.diagnose import refuse_nonfinite_loss
+from mpitrain.parallel.diagnose import is_finite, refuse_nonfinite_loss
 from mpitrain.parallel.feed import Feed
 from mpitrain.parallel.neighbours import Neighbours
 from mpitrain.parallel.reducer import GradientReducer
@@ -78,6 +78,8 @@ class Pipeline:
         self._local = np.array([mine, flag], dtype=np.float64)
         self._counting = self.channel.start_allreduce(self._local, "loss count") if self.channel.size > 1 else None
         self._micro, self._losses, self.waited_s = micro_batches, np.zeros(self.n_micro), 0.0
+        if self.neighbours is not None:
+            self.neighbours.finish()                          # of the last step, whose end need not wait for that
         program = self._program(len(micro_batches))
         self._split = splits_backward(program)
         for i, action in enumerate(program):
@@ -90,8 +92,6 @@ class Pipeline:
             else:
                 self._weights(action)
         self._total()
-        if self.neighbours is not None:
-            self.neighbours.finish()
         self.flag = float(self._local[1])
         return self._losses / max(self.count, 1.0)
 
@@ -126,11 +126,14 @@ class Pipeline:
             grad = output.xp.asarray(1.0 / max(self._total(), 1.0), dtype=output.dtype)
         else:
             grad = self._receive(action).array
-        split = self._split
+        split, rest = self._split, None
         with self.span("compute", f"backward {self._micro[action.micro].index}"):
             if not split:
                 self._begin_gradients(action)
-            rest = run_backward(output, grad, progress=self.reducer.progress, split=split) if output.requires_grad else None
+            if self._is_lost(action, grad, x, output):
+                x.grad = x.xp.full(x.shape, math.nan, x.dtype)
+            elif output.requires_grad:
+                rest = run_backward(output, grad, progress=self.reducer.progress, split=split)
         if rest is not None:
             self._deferred[key] = rest
         if virtual > 0:
@@ -195,9 +198,25 @@ class Pipeline:
         return self.loss(output, self.feed.targets(micro.y))
 
     def _value(self, loss: Tensor, micro: MicroBatch, x: Tensor, chunk: int) -> float:
-        """The summed loss as a number, looked at before its gradient is sent anywhere."""
+        """The summed loss as a number, looked at before its gradient is sent anywhere.
+
+        One that is not finite is refused by the stage where that began. This may be one before: then nothing but NaN goes back.
+        """
         value = float(asnumpy(loss.array))
         if not math.isfinite(value):
             given: Array = x.array
-            refuse_nonfinite_loss(self.stage.chunks[chunk], given, value, step=micro.step, micro_batch=micro.index)
+            if self.stage.virtual(chunk) == 0 or is_finite(given):
+                refuse_nonfinite_loss(self.stage.chunks[chunk], given, value, step=micro.step, micro_batch=micro.index)
         return value
+
+    def _is_lost(self, action: Action, grad: Array, x: Tensor, output: Tensor) -> bool:
+        """Whether a micro-batch's loss is not finite because of `x`, which came from a stage before. NumericsError where this
+        stage made it so."""
+        micro, virtual = self._micro[action.micro], self.stage.virtual(action.chunk)
+        if virtual == self.stage.n_virtual - 1:
+            return not math.isfinite(self._losses[micro.index])
+        if not np.isnan(asnumpy(grad.reshape(-1)[:1])).any() or is_finite(output.array):
+            return False
+        if virtual == 0 or is_finite(x.array):
+            refuse_nonfinite_loss(self.stage.chunks[action.chunk], x.array, math.nan, step=micro.step, micro_batch=micro.index)
+        return True
