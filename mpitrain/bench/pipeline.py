@@ -36,7 +36,7 @@ from mpitrain.train.assembly import Options, assemble
 from mpitrain.train.inputs import Inputs
 from mpitrain.train.threads import Place
 
-LR = 1e-3
+LR, DECAY = 1e-3, 0.01
 PROBES = 20                       # messages of each size behind alpha and beta
 COMPUTE, KINDS = "compute", {"forward": "F", "backward": "B", "weight": "W"}
 WAITS = {"wait": "messages", "exchange": "count"}
@@ -103,11 +103,12 @@ class Contender:
         inputs = Inputs(Memory(x, y, "values"), range(rows), None, range(0), data.Transforms())
         options = Options(steps=1, batch_size=rows, micro_batches=n_micro, schedule=name, chunks=self.chunks, quiet=True)
         self.job = assemble(nn.Sequential(*((f"block{i}", Block(stack.width)) for i in range(stack.blocks))), inputs, self._mesh,
-                            loss=nn.LOSSES["mse"](), optimizer=lambda storage: optim.AdamW(storage, lr=LR), options=options)
+                            loss=nn.LOSSES["mse"](), options=options,
+                            optimizer=lambda storage: optim.AdamW(storage, lr=LR, weight_decay=DECAY))
         trainer: Any = self.job.trainer
         self.trainer = trainer
         self.trainer.update.want_norm = False
-        self._micro_batches: Any = self.trainer.loader.load(0)
+        self.micro_batches: Any = self.trainer.loader.load(0)
         self.spent = self.trainer.pipeline.span = Spent()
         self._clock = Clock(world)
         self.losses: list[str] = []
@@ -117,7 +118,7 @@ class Contender:
         """Seconds of forwards and backwards on the slowest rank; the update comes after."""
         self.spent.clear()
         self.trainer.update.begin()
-        seconds = self._clock.time(self._run)
+        seconds = self._clock.time(self.run)
         self._mine = {"busy": self.spent.busy, **self.spent.waits,
                       **{kind: statistics.median(of) * self.chunks if of else 0.0 for kind, of in self.spent.actions.items()}}
         began = perf_counter()
@@ -128,8 +129,8 @@ class Contender:
         self.found.append({"step": seconds, "stages": everyone})
         return seconds
 
-    def _run(self) -> None:
-        self._loss = self.trainer.pipeline.run(self._micro_batches)
+    def run(self) -> None:
+        self._loss = self.trainer.pipeline.run(self.micro_batches)
 
     def close(self) -> None:
         self.trainer.pipeline.reducer.close()
