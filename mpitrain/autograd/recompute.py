@@ -91,10 +91,12 @@ class Recompute(Function):
         outputs = ctx.repeat(copies)
         if [(t.shape, t.dtype) for t in outputs] != [(tuple(shape), dtype) for shape, dtype in ctx.output_meta]:
             raise GraphError("recomputing a block gave results of other shapes than its first run")
-        inner = Backward(walk.progress, walk.split, parent=walk, parent_node=ctx)
+        later = walk.split and not any(needed and isinstance(edge, Tensor) and edge.is_parameter
+                                       for edge, needed in zip(ctx.edges, ctx.needs))     # else there is no second call
+        inner = Backward(walk.progress, later, parent=walk, parent_node=ctx)
         inner.private = {id(x) for x in copies}
         inner.run([(t, g) for t, g in zip(outputs, grads) if t.requires_grad])
-        if walk.split:
+        if later:
             ctx.inner = inner
         passed = [x.grad if isinstance(x, Tensor) else None for x in copies]
         return (*passed, *(None for _ in ctx.edges[len(passed):]))

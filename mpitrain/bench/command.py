@@ -106,4 +106,28 @@ def train(*, models: str | None, precision: str, steps: int, json: Path | None) 
     return 0
 
 
-VERBS: dict[str, Callable[..., int]] = {"allreduce": allreduce, "fit": fit, "exchange": exchange, "train": train}
+def pipeline(*, schedules: str, micro_batches: int, chunks: int, blocks: int, width: int, rows: int, steps: int,
+             json: Path | None) -> int:
+    """`mpitrain bench pipeline`."""
+    from mpitrain.backend import keep_freed_memory
+    from mpitrain.bench.pipeline import Stack, bench_pipeline, take_a_core
+    from mpitrain.schedules.pipeline_simulate import FORMULAS
+    from mpitrain.train import threads
+    with guard.symmetric():
+        names = arguments.names(schedules, [name for name in FORMULAS if name != "forward_only"], "--schedules")
+        for flag, number, least in (("--micro-batches", micro_batches, 1), ("--chunks", chunks, 2), ("--blocks", blocks, 1),
+                                    ("--width", width, 1), ("--rows", rows, 1), ("--steps", steps, 1)):
+            arguments.at_least(number, least, flag)
+    keep_freed_memory()                                       # as `mpitrain train` does
+    with session(json) as s:
+        if s is not None:
+            node = threads.on_node(s.channel.gather_objects(threads.place()), s.world.rank)
+            threads.pin(1)
+            take_a_core(s.channel, node)
+            bench_pipeline(s.world, s.channel, s.report, schedules=names, stack=Stack(blocks, width, rows), n_micro=micro_batches,
+                           chunks=chunks, steps=steps)
+    return 0
+
+
+VERBS: dict[str, Callable[..., int]] = {"allreduce": allreduce, "fit": fit, "exchange": exchange, "train": train,
+                                        "pipeline": pipeline}

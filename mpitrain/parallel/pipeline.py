@@ -12,7 +12,7 @@ import numpy as np
 from mpitrain.autograd import Deferred, Tensor, run_backward
 from mpitrain.backend import Array, asnumpy, random
 from mpitrain.comm.channel import Channel
-from mpitrain.parallel.diagnose import refuse_nonfinite_loss
+from mpitrain.parallel.diagnose import is_finite, refuse_nonfinite_loss
 from mpitrain.parallel.feed import Feed
 from mpitrain.parallel.neighbours import Neighbours
 from mpitrain.parallel.reducer import GradientReducer
@@ -48,7 +48,7 @@ class Pipeline:
     """
 
     def __init__(self, stage: Stage, loss: Loss, channel: Channel, reducer: GradientReducer, feed: Feed, *, n_micro: int,
-                 seed: int = 0, schedule: Schedule = one_f_one_b, after_forward: Callable[[int], None] | None = None,
+                 seed: int = 0, schedule: Schedule = one_f_one_b, after_forward: Callable[[int, int], None] | None = None,
                  neighbours: Neighbours | None = None, counts: bool = True):
         self.stage, self.loss, self.channel, self.reducer, self.feed = stage, loss, channel, reducer, feed
         self.seed, self.schedule, self.n_micro, self.after_forward = seed, schedule, n_micro, after_forward
@@ -78,6 +78,8 @@ class Pipeline:
         self._local = np.array([mine, flag], dtype=np.float64)
         self._counting = self.channel.start_allreduce(self._local, "loss count") if self.channel.size > 1 else None
         self._micro, self._losses, self.waited_s = micro_batches, np.zeros(self.n_micro), 0.0
+        if self.neighbours is not None:
+            self.neighbours.finish()                          # of the last step, whose end need not wait for that
         program = self._program(len(micro_batches))
         self._split = splits_backward(program)
         for i, action in enumerate(program):
@@ -90,8 +92,6 @@ class Pipeline:
             else:
                 self._weights(action)
         self._total()
-        if self.neighbours is not None:
-            self.neighbours.finish()
         self.flag = float(self._local[1])
         return self._losses / max(self.count, 1.0)
 
@@ -116,8 +116,8 @@ class Pipeline:
         else:
             self._losses[micro.index] = self._value(output, micro, x, action.chunk)
         self._inputs[key], self._outputs[key] = x, output
-        if self.after_forward is not None and action.chunk == len(self.stage.chunks) - 1:
-            self.after_forward(micro.index)
+        if self.after_forward is not None:
+            self.after_forward(micro.index, action.chunk)
 
     def _backward(self, action: Action) -> None:
         key, virtual = (action.chunk, action.micro), self.stage.virtual(action.chunk)
@@ -126,11 +126,14 @@ class Pipeline:
             grad = output.xp.asarray(1.0 / max(self._total(), 1.0), dtype=output.dtype)
         else:
             grad = self._receive(action).array
-        split = self._split
-        if not split:
-            self._begin_gradients(action)
+        split, rest = self._split, None
         with self.span("compute", f"backward {self._micro[action.micro].index}"):
-            rest = run_backward(output, grad, progress=self.reducer.progress, split=split) if output.requires_grad else None
+            if not split:
+                self._begin_gradients(action)
+            if self._is_lost(action, grad, x, output):
+                x.grad = x.xp.full(x.shape, math.nan, x.dtype)
+            elif output.requires_grad:
+                rest = run_backward(output, grad, progress=self.reducer.progress, split=split)
         if rest is not None:
             self._deferred[key] = rest
         if virtual > 0:
@@ -139,9 +142,9 @@ class Pipeline:
 
     def _weights(self, action: Action) -> None:
         rest = self._deferred.pop((action.chunk, action.micro), None)
-        self._begin_gradients(action)
-        if rest is not None:
-            with self.span("compute", f"weight gradient {self._micro[action.micro].index}"):
+        with self.span("compute", f"weight gradient {self._micro[action.micro].index}"):
+            self._begin_gradients(action)
+            if rest is not None:
                 rest.run()
 
     def _begin_gradients(self, action: Action) -> None:
@@ -195,9 +198,25 @@ class Pipeline:
         return self.loss(output, self.feed.targets(micro.y))
 
     def _value(self, loss: Tensor, micro: MicroBatch, x: Tensor, chunk: int) -> float:
-        """The summed loss as a number, looked at before its gradient is sent anywhere."""
+        """The summed loss as a number, looked at before its gradient is sent anywhere.
+
+        One that is not finite is refused by the stage where that began. This may be one before: then nothing but NaN goes back.
+        """
         value = float(asnumpy(loss.array))
         if not math.isfinite(value):
             given: Array = x.array
-            refuse_nonfinite_loss(self.stage.chunks[chunk], given, value, step=micro.step, micro_batch=micro.index)
+            if self.stage.virtual(chunk) == 0 or is_finite(given):
+                refuse_nonfinite_loss(self.stage.chunks[chunk], given, value, step=micro.step, micro_batch=micro.index)
         return value
+
+    def _is_lost(self, action: Action, grad: Array, x: Tensor, output: Tensor) -> bool:
+        """Whether a micro-batch's loss is not finite because of `x`, which came from a stage before. NumericsError where this
+        stage made it so."""
+        micro, virtual = self._micro[action.micro], self.stage.virtual(action.chunk)
+        if virtual == self.stage.n_virtual - 1:
+            return not math.isfinite(self._losses[micro.index])
+        if not np.isnan(asnumpy(grad.reshape(-1)[:1])).any() or is_finite(output.array):
+            return False
+        if virtual == 0 or is_finite(x.array):
+            refuse_nonfinite_loss(self.stage.chunks[action.chunk], x.array, math.nan, step=micro.step, micro_batch=micro.index)
+        return True

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from mpitrain.comm.channel import Channel
 from mpitrain.nn import Module, collect_statistics, running_layers
+from mpitrain.nn.statistics import Running
 from mpitrain.parallel.tree import Channel as TreeChannel
 from mpitrain.parallel.tree import RankTree
 from mpitrain.schedules.microtree import Node
@@ -16,9 +18,9 @@ Host: TypeAlias = np.ndarray[Any, Any]
 
 
 class Statistics(Protocol):
-    """`after_forward` is called after each micro-batch's forward, `total` once a step; the latter communicates."""
+    """`after_forward` is called after each forward of a micro-batch through a chunk, `total` once a step; it communicates."""
 
-    def after_forward(self, index: int) -> None: ...
+    def after_forward(self, index: int, chunk: int = 0) -> None: ...
     def total(self) -> Host: ...
 
 
@@ -28,7 +30,7 @@ class PlainStatistics:
     def __init__(self, model: Module, channel: Channel):
         self.layers, self.channel = running_layers(model), channel
 
-    def after_forward(self, index: int) -> None:
+    def after_forward(self, index: int, chunk: int = 0) -> None:
         """The layers keep the sum themselves."""
 
     def total(self) -> Host:
@@ -40,39 +42,60 @@ class PlainStatistics:
 
 
 class TreeStatistics:
-    """The tree over the micro-batches of all ranks, as for gradients; a micro-batch without rows counts as zeros."""
+    """The tree over the micro-batches of all ranks, as for gradients; a micro-batch without rows counts as zeros.
 
-    def __init__(self, model: Module, channel: TreeChannel, tree: RankTree):
-        self.layers, self.channel, self.tree = running_layers(model), channel, tree
-        self._sums: list[tuple[Node, Host]] = []
-        self._next = tree.first
-        self._size = collect_statistics(self.layers).size
+    Where a stage runs several `chunks` of the model, each takes the micro-batches in order, and the chunks take turns.
+    """
 
-    def after_forward(self, index: int) -> None:
-        if self._size:
-            self._zeros(until=index)
-            self._add(collect_statistics(self.layers))
+    def __init__(self, chunks: Module | Sequence[Module], channel: TreeChannel, tree: RankTree):
+        self.channel, self.tree = channel, tree
+        self._chunks = [_Sums(running_layers(chunk), tree) for chunk in ([chunks] if isinstance(chunks, Module) else chunks)]
+
+    def after_forward(self, index: int, chunk: int = 0) -> None:
+        self._chunks[chunk].collect(index)
 
     def total(self) -> Host:
         """float64, as `collect_statistics` has it, over all ranks; empty where no layer keeps any."""
-        if not self._size:
+        everything = [chunk.take() for chunk in self._chunks if chunk.size]
+        if not everything:
             return np.zeros(0)
-        self._zeros(until=self.tree.stop)
-        sums = [values for _, values in self._sums]
-        self._sums, self._next = [], self.tree.first
+        sums = [np.concatenate(node) for node in zip(*everything, strict=True)]
         work = self.tree.start(self.channel, sums, "batch statistics")
         if work is not None:
             work.wait()
         return sums[0]
 
+
+class _Sums:
+    """What the layers of one chunk have recorded, a sum for each node of the tree that is complete here."""
+
+    def __init__(self, layers: Sequence[Running], tree: RankTree):
+        self.layers, self.tree = layers, tree
+        self.size = collect_statistics(layers).size
+        self._stack: list[tuple[Node, Host]] = []
+        self._next = tree.first
+
+    def collect(self, index: int) -> None:
+        """The layers have seen micro-batch `index`, and nothing else since the last call."""
+        if self.size:
+            self._zeros(until=index)
+            self._add(collect_statistics(self.layers))
+
+    def take(self) -> list[Host]:
+        """The sums of the step, which is over."""
+        self._zeros(until=self.tree.stop)
+        sums = [values for _, values in self._stack]
+        self._stack, self._next = [], self.tree.first
+        return sums
+
     def _zeros(self, until: int) -> None:
         while self._next < until:
-            self._add(np.zeros(self._size))
+            self._add(np.zeros(self.size))
 
     def _add(self, values: Host) -> None:
         node = self._next, self._next + 1
         self._next += 1
-        while self._sums and self.tree.joins(self._sums[-1][0], node):
-            before, below = self._sums.pop()
+        while self._stack and self.tree.joins(self._stack[-1][0], node):
+            before, below = self._stack.pop()
             node, values = (before[0], node[1]), below + values
-        self._sums.append((node, values))
+        self._stack.append((node, values))

@@ -186,7 +186,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
 
     first, last = share(mesh.coordinate("dp"), mesh.size("dp"), n_micro)
     tree = RankTree(n_micro, mesh.coordinate("dp"), mesh.size("dp")) if anywhere else None
-    statistics = TreeStatistics(stage.model, exchange.channel, tree) if tree else PlainStatistics(stage.model, held.replicas)
+    statistics = TreeStatistics(stage.chunks, exchange.channel, tree) if tree else PlainStatistics(stage.model, held.replicas)
     loader = ObservedLoader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
                             n_classes=n_classes, workers=o.workers)
     reducer = exchange.reducer(storage, stepper, bucket_bytes=o.bucket_bytes, tree=tree, chunks=stage.sizes)

@@ -87,3 +87,16 @@ def test_a_recomputed_block_defers_its_parameters_too() -> None:
     assert np.array_equal(x.grad, x2.grad) and w.grad is None and seen == []
     deferred.run()
     assert np.array_equal(w.grad, expected) and len(seen) == 1
+
+
+def test_a_recomputed_block_that_no_gradient_passes_through_gives_its_parameters_theirs() -> None:
+    """The first block of a model: its input wants no gradient, so that the second call is the first that it gets."""
+    w, x = trained(3, 3), Tensor(np.array([1.0, 2.0, 3.0]))
+    ops.sum(ops.tanh(ops.linear(x, w))).backward()
+    expected, w.grad = w.grad, None
+    seen: list[Any] = []
+    w.grad_hooks.append(seen.append)
+    deferred = run_backward(ops.sum(recompute(lambda t: recompute(lambda u: ops.tanh(ops.linear(u, w)), t), x)), split=True)
+    assert w.grad is None and seen == []
+    deferred.run()
+    assert np.array_equal(w.grad, expected) and len(seen) == 1

@@ -1,0 +1,162 @@
+"""Training steps of a pipeline, beside torch.distributed.pipelining over gloo: the same stack of blocks, cut and schedule.
+
+    mpirun -n 2 python benchmarks/pipeline_vs_torch.py [--schedules 1f1b,gpipe] [--stacks 8x64x16,8x256x256] [--json FILE]
+
+A stack is BLOCKSxWIDTHxROWS: equal blocks (layer norm, WIDTH to 4 WIDTH with GELU, back, plus the input), and the rows of a
+micro-batch, so that an activation between stages has 4 x WIDTH x ROWS bytes. A step is all forwards and backwards of the
+schedule and AdamW (PyTorch's: fused). Each process is a stage and keeps to a core of its own, with one thread.
+
+Both start from the same values and see the same batch. Losses must agree after every step, parameters at the end. The sides
+alternate. Where a stage computes long, both wait for the same arithmetic, and no pipeline can be many times faster; small stacks
+show what a schedule, its messages and the engine themselves cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pinned  # (first: it sets what NumPy and PyTorch read)
+
+# isort: split
+import numpy as np
+import torch
+from allreduce_vs_gloo import connect, disconnect
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.nn import functional as F
+from torch_side import set_parameters
+
+from mpitrain.backend import keep_freed_memory
+from mpitrain.bench import arguments
+from mpitrain.bench.pairs import Clock, alternate
+from mpitrain.bench.pipeline import DECAY, LR, Contender, Stack
+from mpitrain.bench.report import Report, in_bytes, in_time, machine, ratio_of
+from mpitrain.comm.channel import Channel
+from mpitrain.comm.guard import run_guarded, symmetric
+from mpitrain.comm.start import start
+from mpitrain.errors import MpitrainError, UsageError
+
+SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
+TOLERANCE = 1e-4                                 # relative, of losses after some steps in float32
+
+
+class Block(nn.Module):
+    """What `mpitrain.bench.pipeline.Block` is."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.norm, self.wide, self.narrow = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.narrow(F.gelu(self.wide(self.norm(x))))
+
+
+class Ours:
+    """A step of training as `mpitrain train` does it, the loss added up over ranks included."""
+
+    def __init__(self, contender: Contender, world):
+        self.contender, self.clock, self.losses = contender, Clock(world), []
+
+    def take(self, _: int) -> float:
+        return self.clock.time(self.step)
+
+    def step(self) -> None:
+        self.losses.append(self.contender.trainer.train_step(self.contender.micro_batches).loss)
+
+
+class Theirs:
+    """The stage of this rank in PyTorch; `losses` are known to the last one."""
+
+    def __init__(self, stack: Stack, schedule: str, n_micro: int, contender: Contender, world):
+        count = stack.blocks // world.size
+        module = nn.Sequential(*(Block(stack.width) for _ in range(count)))
+        set_parameters(module, [p.array for _, p in contender.job.state.model.named_parameters()])
+        self.stage = PipelineStage(module, world.rank, world.size, torch.device("cpu"))
+        self.schedule = SCHEDULES[schedule](self.stage, n_micro, loss_fn=F.mse_loss)
+        self.optimizer = torch.optim.AdamW(module.parameters(), lr=LR, weight_decay=DECAY, fused=True)
+        x, y = (np.concatenate([getattr(m, name) for m in contender.micro_batches]) for name in "xy")
+        self.x, self.y = torch.from_numpy(x), torch.from_numpy(y)
+        self.module, self.clock, self.losses, self.rank, self.last = module, Clock(world), [], world.rank, world.size - 1
+
+    def take(self, _: int) -> float:
+        return self.clock.time(self.step)
+
+    def step(self) -> None:
+        losses: list[torch.Tensor] = []
+        self.optimizer.zero_grad(set_to_none=True)
+        self.schedule.step(*([self.x] if self.rank == 0 else []), **({"target": self.y, "losses": losses}
+                                                                     if self.rank == self.last else {}))
+        self.optimizer.step()
+        if losses:
+            self.losses.append(float(torch.stack(losses).mean().detach()))
+
+
+def check(ours: Ours, theirs: Theirs, what: str, channel: Channel) -> None:
+    """MpitrainError, on all ranks, where the two did not train the same."""
+    wrong = []
+    if theirs.rank == theirs.last:
+        wrong = [step for step, (a, b) in enumerate(zip(ours.losses, theirs.losses, strict=True)) if abs(a - b) > TOLERANCE * abs(b)]
+    found = [p.array for _, p in ours.contender.job.state.model.named_parameters()]
+    far = max(float(abs(a - b.detach().numpy()).max()) for a, b in zip(found, theirs.module.parameters(), strict=True))
+    everyone = channel.gather_objects([wrong[:1], far])
+    if any(steps or distance > len(ours.losses) * LR * 0.1 for steps, distance in everyone):
+        raise MpitrainError(f"{what}: the two sides differ (first step whose losses differ, largest difference of a parameter, "
+                            f"for each rank: {everyone}); the times must not be used")
+
+
+def stacks(text: str) -> list[Stack]:
+    found = []
+    for word in arguments.words(text, "--stacks"):
+        parts = word.split("x")
+        if len(parts) != 3 or not all(part.isdigit() and int(part) for part in parts):
+            raise UsageError(f'--stacks takes BLOCKSxWIDTHxROWS with commas, such as 8x64x16, found "{word}"')
+        found.append(Stack(*map(int, parts)))
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--schedules", default="1f1b,gpipe")
+    parser.add_argument("--stacks", default="8x64x16,8x128x128,8x256x256")
+    parser.add_argument("--micro-batches", type=int, default=8)
+    parser.add_argument("--pairs", type=int, default=25)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with symmetric():
+        names, sizes = arguments.names(options.schedules, SCHEDULES, "--schedules"), stacks(options.stacks)
+        arguments.at_least(options.micro_batches, 1, "--micro-batches")
+        arguments.at_least(options.pairs, 1, "--pairs")
+    keep_freed_memory()
+    world = start()
+    if world.size == 1:
+        raise SystemExit("one rank has no stage to pass on to; start it with mpirun -n 2")
+    channel, report = Channel(world.comm.Dup(), "bench"), Report(world.rank, options.json)
+    pinned.keep_to_one_core(channel)
+    about, folder = machine(channel), connect(channel)
+    report.line(f"{world.size} stages, {options.micro_batches} micro-batches, medians of {options.pairs} pairs; PyTorch "
+                f"{torch.__version__} over gloo\n{'stack':<14}{'activation':>11}  {'schedule':<9}{'ours':>11}{'PyTorch':>11}"
+                "   times faster")
+    for stack in sizes:
+        for name in names:
+            what = f"{stack.blocks}x{stack.width}x{stack.rows}"
+            if stack.blocks % world.size:
+                raise SystemExit(f"{what}: {stack.blocks} blocks on {world.size} stages are not equal")
+            contender = Contender(name, stack, world, options.micro_batches, 1)
+            ours, theirs = Ours(contender, world), Theirs(stack, name, options.micro_batches, contender, world)
+            result = alternate(ours.take, theirs.take, options.pairs).summary("torch")
+            check(ours, theirs, f"{what} {name}", channel)
+            nbytes = 4 * stack.width * stack.rows
+            report.record({"bench": "pipeline_vs_torch", "schedule": name, "blocks": stack.blocks, "width": stack.width,
+                           "rows": stack.rows, "micro_batches": options.micro_batches, "stages": world.size,
+                           "activation_bytes": nbytes, **result, "torch": torch.__version__, "machine": about})
+            report.line(f"{what:<14}{in_bytes(nbytes):>11}  {name:<9}{in_time(result['seconds']):>11}"
+                        f"{in_time(result['torch_seconds']):>11}   {ratio_of(result)}")
+            contender.close()
+    disconnect(channel, folder)
+    channel.close()
+    return 0
+
+
+if __name__ == "__main__":
+    run_guarded(main)
