@@ -90,6 +90,8 @@ class MeshConfig:
     schedule: str = "1f1b"                   # of the stages of a pipeline; or "file.py:function"
     chunks: int = 1                          # of the model on each stage (schedule "interleaved")
     stages: str | tuple[int, ...] = "blocks"     # about as many on each stage, or how many
+    plan: dict[str, str] = field(default_factory=dict)       # how layers are cut along tp; default: the model's own
+    sequence: bool = False                   # activations between those layers are cut along the sequence
 
 
 @dataclass(frozen=True)
@@ -241,7 +243,7 @@ def _name(hint: Any) -> str:
     if typing.get_origin(hint) is tuple:
         return f"a list of {_name(typing.get_args(hint)[0]).removeprefix('a ').removeprefix('an ')}s"
     return {int: "an integer", float: "a number", str: "a string", bool: "true or false", dict: "a table", list: "a list",
-            datetime.datetime: "a date and time", datetime.date: "a date", datetime.time: "a time"}[hint]    # all that TOML has
+            datetime.datetime: "a date and time", datetime.date: "a date", datetime.time: "a time"}[typing.get_origin(hint) or hint]
 
 
 def _show(value: Any) -> str:
@@ -305,9 +307,6 @@ def _check(config: Config, source: Path, overridden: set[str]) -> None:
     if t.precision == "bfloat16" and t.threads > 1:
         refuse(f'train.precision = "bfloat16" computes on one thread a rank, found train.threads = {t.threads}; set it to 0 or 1 '
                "and start a rank per core", "train.precision", "train.threads")
-    if config.mesh.tp != 1:
-        refuse(f"mesh.tp = {config.mesh.tp}: layers are not split over ranks yet; set mesh.tp = 1 and use mesh.dp or mesh.pp",
-               "mesh.tp")
     if isinstance(config.mesh.stages, str) and config.mesh.stages != "blocks":
         refuse(f'mesh.stages = "{config.mesh.stages}" is not there{nearest(config.mesh.stages, ("blocks",))}; or give the '
                "number of blocks of each stage", "mesh.stages")

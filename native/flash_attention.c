@@ -153,10 +153,11 @@ static void NAME(forward_block)(const Shape *n, const NAME(keys) *x, const NAME(
 }
 
 /* Head h of batch b. */
-#define DROPPING (NAME(dropping)){(u64)key, rows ? rows[b] : 0, h * n->queries * n->keys, least, rows ? (T)kept_scale : 0}
+#define DROPPING (NAME(dropping)){(u64)key, rows ? rows[b] : 0, (rows ? (i64)rows[n->batches] : 0) + h * n->queries * n->keys, \
+                                  least, rows ? (T)kept_scale : 0}
 
-/* out = softmax(scale q k') v; tops and inverses (B, H, L) are what backward wants of it. At least one key. Where `rows` (B) is not
-   NULL, weights whose word of the stream `key` is below `least` are dropped, and others multiplied by `kept_scale`. */
+/* out = softmax(scale q k') v; tops and inverses (B, H, L) are what backward wants of it. At least one key. Where `rows` is not
+   NULL (a row for each of B, then the first word), weights whose word of the stream `key` is below `least` are dropped, and others multiplied by `kept_scale`. */
 void NAME(forward)(T *tops, T *inverses, const T *q, const T *k, const T *v, T *out, const Shape *n, double scale, T *work,
                    const u64 *rows, i64 key, i64 least, double kept_scale)
 {

@@ -1,7 +1,7 @@
 /* Of attention by blocks: dropout of the weights. Included once for each number type by flash_attention.c, after flash_scores.h.
 
-   Weight (h, q, k) of a sample is element (h * queries + q) * keys + k of the sample's row in a stream of random words, the one
-   that dropout of the whole matrix of weights takes: the same are dropped. Words are made where they are needed, in forward and
+   Weight (h, q, k) of a sample is element (h * queries + q) * keys + k, from the first word on, of the sample's row in a stream of
+   random words, the one that dropout of the whole matrix of weights takes: the same are dropped. Words are made where they are needed, in forward and
    again in backward, and not kept. */
 
 /* Of one head of one sample: where its words are, and what a kept weight is multiplied by; nothing is dropped without `scale`. */

@@ -97,21 +97,22 @@ ELEMENTS(uniform, U(0, i))
 ELEMENTS(normal, __builtin_sqrt(-2.0 * log_of(1.0 - U(0, i))) * cos_of_turns(U(2, i)))
 
 /* Dropout of x (height, width): y = x * scale where the element's word is at least `least`, else 0; plus `added`, where it is
-   not NULL. Which elements are kept goes to `bits`, 8 to a byte from the lowest on, each row from a byte of its own on. 0. */
+   not NULL. Element j of a row has word rows[height] + j of the row's stream. Which elements are kept goes to `bits`, 8 to a byte from the lowest on, each row from a byte of its own on. 0. */
 #define DROPOUT(T, NAME)                                                                                                \
 int dropout_##NAME(const T *restrict x, const u64 *rows, const T *restrict added, T *restrict y,                        \
                    unsigned char *restrict bits, i64 key, i64 least, double scale, i64 height, i64 width)               \
 {                                                                                                                       \
-    u32 words[4 * AT_ONCE], low = (u32)least;                                                                           \
+    u32 words[4 * AT_ONCE + 4], low = (u32)least;                                                                       \
     unsigned char keep[4 * AT_ONCE], any = least <= UINT32_MAX;                                                         \
     T factor = (T)scale;                                                                                                \
+    i64 first = (i64)rows[height], skipped = first % 4;                                                                 \
     for (i64 r = 0; r < height; r++, bits += (width + 7) / 8)                                                           \
         for (i64 from = 0; from < width; from += 4 * AT_ONCE) {                                                         \
             i64 n = width - from < 4 * AT_ONCE ? width - from : 4 * AT_ONCE;                                            \
             const T *xs = x + r * width + from;                                                                         \
             T *ys = y + r * width + from;                                                                               \
-            philox_along((u64)key, rows[r], (u64)(from / 4), words, (n + 3) / 4);                                       \
-            for (i64 i = 0; i < n; i++) keep[i] = (words[i] >= low) & any;                                              \
+            philox_along((u64)key, rows[r], (u64)((first + from) / 4), words, (skipped + n + 3) / 4);                   \
+            for (i64 i = 0; i < n; i++) keep[i] = (words[skipped + i] >= low) & any;                                    \
             for (i64 i = 0; i < n; i++) ys[i] = (keep[i] ? xs[i] : 0) * factor;          /* a dropped NaN is gone */    \
             if (added) for (i64 i = 0; i < n; i++) ys[i] += added[r * width + from + i];                                \
             memset(keep + n, 0, (size_t)(-n & 7));                                                                      \

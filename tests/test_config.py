@@ -99,7 +99,7 @@ def test_what_is_written_back_reads_as_the_same(tmp_path, text):
     ("train.device=tpu", 'train.device = "tpu" is not there'),
     ("train.precision=float16", 'train.precision = "float16" is not there'),
     ("optimizer.decay=some", 'optimizer.decay = "some" is not there'),
-    ("mesh.tp=2", "layers are not split over ranks yet"),
+    ("mesh.plan=column", 'mesh.plan must be a table, found "column" (a string)'),
     ('mesh.stages="halves"', 'mesh.stages = "halves" is not there'),
     ("train.reproducible=always", 'train.reproducible = "always" is not there'),
     ("comm.progress=threads", 'comm.progress = "threads" is not there (did you mean "thread"?)'),
@@ -145,7 +145,7 @@ def test_a_mistake_in_the_file_names_the_file_and_one_on_the_command_line_does_n
 
 
 @pytest.mark.parametrize("override", ["optimizer.lr=-1", "optimizer.betas=[1, 1]", "train.batch_size=0", "train.device=tpu",
-                                      "mesh.tp=2", "model.name=''", "data.path=''", "train.steps=0", "train.micro_batches=65"])
+                                      "mesh.tp=0", "model.name=''", "data.path=''", "train.steps=0", "train.micro_batches=65"])
 def test_a_value_that_is_refused_names_the_command_line_where_it_came_from_there_and_else_the_file(tmp_path, override):
     with pytest.raises(ConfigError) as caught:
         load_config(write(tmp_path), ["log.every=5", override])

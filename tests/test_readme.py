@@ -234,6 +234,8 @@ WORDS: dict[Any, str] = {int: "integer", float: "number", str: "string", bool: "
 def type_words(hint: Any) -> str:
     if typing.get_origin(hint) is tuple:
         return f"list of {WORDS[typing.get_args(hint)[0]]}s"
+    if typing.get_origin(hint) is dict:
+        return "table"
     return " or ".join(type_words(h) if typing.get_origin(h) is tuple else WORDS[h] for h in typing.get_args(hint) or (hint,))
 
 
@@ -259,7 +261,8 @@ def test_the_documents_know_every_key_its_type_and_its_default(section: str) -> 
     expected = {}
     for field in dataclasses.fields(kind):
         if field.name != "arguments":
-            default = list(field.default) if isinstance(field.default, tuple) else field.default
+            value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            default = list(value) if isinstance(value, tuple) else value
             expected[field.name] = (type_words(hints[field.name]), default)
     assert {key: row[:2] for key, row in keys_of(section).items()} == expected
 

@@ -107,6 +107,14 @@ class SharedChannel:
         self._windows.append(parts)
         return parts[self.node.rank]
 
+    def everywhere(self, own: Host) -> list[Host]:
+        """Memory that `allocate` gave, of every rank in rank order; nothing where a rank's cannot be reached from here.
+
+        A rank may read another's once both have come out of a collective that began after it was written.
+        """
+        found = next((parts for parts in self._windows if parts[self.node.rank] is own), [])
+        return list(found) if self.node.size == self.size else []
+
     def allreduce(self, array: Any, *, name: str, dtype: str | None = None) -> None:
         """Replace `array` by its sum over the ranks, in place; the same bits on every rank.
 

@@ -18,34 +18,47 @@ WORDS = 1 << 32                                   # how many values a word has
 
 @dataclass(frozen=True)
 class Dropping:
-    """Dropout inside another kernel: a sample's numbers are dropped with probability p by its row of the stream `key`."""
+    """Dropout inside another kernel: a sample's numbers are dropped with probability p by its row of the stream `key`.
+
+    `part`: these are not all of a sample's numbers but the part of this number, of parts of one size.
+    """
 
     rows: Array                                   # (B,) uint64
     key: int
     p: float
+    part: int = 0
 
     def factors(self, x: Array) -> Array:
         """What each number of x (B, ...) is multiplied by: 0, or 1 / (1 - p)."""
         xp = array_module(x)
-        keep = random_words(self.rows, self.key, x[0].size).reshape(x.shape) >= round(self.p * WORDS)
+        keep = _words(self.rows, self.key, x[0].size, self.part * x[0].size).reshape(x.shape) >= round(self.p * WORDS)
         return xp.where(keep, x.dtype.type(self.scale), x.dtype.type(0))
 
     @property
     def scale(self) -> float:
         return 1 / (1 - self.p)
 
-    @property
-    def for_c(self) -> tuple[Array, int, int]:
-        """(rows, key, the least word that keeps), as C functions take them."""
-        return np.ascontiguousarray(self.rows, np.uint64), _signed(self.key), round(self.p * WORDS)
+    def for_c(self, size: int) -> tuple[Array, int, int]:
+        """(rows and then the first word, key, the least word that keeps), as C functions take them; `size` numbers a sample."""
+        return _rows_and_first(self.rows, self.part * size), _signed(self.key), round(self.p * WORDS)
 
 
 def _signed(key: int) -> int:
     return key - (1 << 64) if key >> 63 else key
 
 
-def _dropout(x: Array, rows: Array, key: int, p: float, added: Array | None) -> tuple[Array, Array]:
-    keep = random_words(rows, key, x.shape[1]) >= round(p * WORDS)       # a word is below p * 2^32 with probability p
+def _rows_and_first(rows: Array, first: int) -> Array:
+    return np.append(rows, np.uint64(first)).astype(np.uint64, copy=False)
+
+
+def _words(rows: Array, key: int, width: int, first: int) -> Array:
+    """Words [first, first + width) of each row."""
+    made: Array = random_words(rows, key, first + width)
+    return made[:, first:]
+
+
+def _dropout(x: Array, rows: Array, key: int, p: float, added: Array | None, first: int = 0) -> tuple[Array, Array]:
+    keep = _words(rows, key, x.shape[1], first) >= round(p * WORDS)      # a word is below p * 2^32 with probability p
     y = _masked(x, keep, 1 / (1 - p))
     if added is not None:
         y += added
@@ -78,10 +91,10 @@ def _dropout_host() -> Callable[..., tuple[Array, Array]] | None:
     if call is None:
         return None
 
-    def run(x: Array, rows: Array, key: int, p: float, added: Array | None) -> tuple[Array, Array]:
+    def run(x: Array, rows: Array, key: int, p: float, added: Array | None, first: int = 0) -> tuple[Array, Array]:
         x = np.ascontiguousarray(x)
         y, bits = np.empty_like(x), np.empty((x.shape[0], (x.shape[1] + 7) // 8), np.uint8)
-        call(x, np.ascontiguousarray(rows, np.uint64), None if added is None else np.ascontiguousarray(added), y, bits,
+        call(x, _rows_and_first(rows, first), None if added is None else np.ascontiguousarray(added), y, bits,
              _signed(key), round(p * WORDS), 1 / (1 - p), *x.shape)
         return y, bits
     return run
@@ -106,9 +119,9 @@ def _rows(rng: Any) -> Array:
 
 dropout = Kernel("dropout", _dropout, host=_dropout_host,
                  arguments=lambda rng, dtype: (rng.standard_normal((5, 1037)).astype(dtype), _rows(rng), 0xF234567890ABCDEF, 0.3,
-                                               rng.standard_normal((5, 1037)).astype(dtype)))
-"""(y, bits) from (x (R, D), rows (R,) uint64, key, p, what is added to y or None): word j of row r of the stream `key` keeps
-or drops element j; what is kept is divided by 1 - p. The bits (R, ceil(D / 8)) uint8 are for the gradient."""
+                                               rng.standard_normal((5, 1037)).astype(dtype), 3 * 1037))
+"""(y, bits) from (x (R, D), rows (R,) uint64, key, p, what is added to y or None, first = 0): word first + j of row r of the
+stream `key` keeps or drops element j; what is kept is divided by 1 - p. The bits (R, ceil(D / 8)) uint8 are for the gradient."""
 
 dropout_grad = Kernel("dropout_grad", _dropout_grad, host=_dropout_grad_host,
                       arguments=lambda rng, dtype: (rng.standard_normal((5, 37)).astype(dtype),

@@ -19,8 +19,10 @@ from mpitrain.kernels.kernel import Kernel
 from mpitrain.kernels.library import Scratch, bind
 
 
-def _for_c(dropping: Dropping | None) -> tuple[Any, ...]:
-    return (None, 0, 0, 0.0) if dropping is None else (*dropping.for_c, dropping.scale)
+def _for_c(dropping: Dropping | None, q: Array, k: Array) -> tuple[Any, ...]:
+    if dropping is None:
+        return None, 0, 0, 0.0
+    return *dropping.for_c(q.shape[1] * q.shape[2] * k.shape[2]), dropping.scale
 
 
 def _dropped(weights: Array, dropping: Dropping | None) -> Array:
@@ -88,7 +90,7 @@ def _forward_host() -> Callable[..., tuple[Array, Array]] | None:
         q, k, v = _along_rows(q), _along_rows(k), _along_rows(v)
         tops, inverses = np.empty((2, *q.shape[:-1]), q.dtype)
         call(tops, inverses, *map(_begin, (q, k, v, out)), _shape(q, k, v, causal, (q, k, v, out)), scale, scratch(q, v),
-             *_for_c(dropping))
+             *_for_c(dropping, q, k))
         return tops, inverses
     return run
 
@@ -102,7 +104,8 @@ def _backward_host() -> Callable[..., None] | None:
             dq: Array | None, dk: Array | None, dv: Array | None, dropping: Dropping | None = None) -> None:
         q, k, v, grad = _along_rows(q), _along_rows(k), _along_rows(v), _along_rows(grad)
         arrays = (q, k, v, out, grad, dq, dk, dv)
-        call(tops, inverses, *map(_begin, arrays), _shape(q, k, v, causal, arrays), scale, scratch(q, v), *_for_c(dropping))
+        call(tops, inverses, *map(_begin, arrays), _shape(q, k, v, causal, arrays), scale, scratch(q, v),
+             *_for_c(dropping, q, k))
     return run
 
 
@@ -138,7 +141,7 @@ def _arguments(rng: Any, dtype: Any, backward: bool) -> tuple[Any, ...]:
     qkv = rng.standard_normal((2, 70, 3, 3, 19)).astype(dtype)         # heads as a layer cuts them out of one product
     q, k, v = qkv.transpose(2, 0, 3, 1, 4)
     out = np.empty((2, 70, 3, 19), dtype).swapaxes(1, 2)
-    dropping = Dropping(np.array([5, 1 << 40], np.uint64), 0xF234567890ABCDEF, 0.25)
+    dropping = Dropping(np.array([5, 1 << 40], np.uint64), 0xF234567890ABCDEF, 0.25, 2)
     if not backward:
         return q, k, v, out, 0.3, True, dropping
     known = _forward(q, k, v, out, 0.3, True, dropping)

@@ -22,7 +22,8 @@ def _row_norm(x: Array, added: Array | None, weight: Array, bias: Array | None, 
     total, bits = x, None
     if added is not None and dropping is not None:
         samples = len(dropping.rows), x.size // max(len(dropping.rows), 1)
-        total, bits = dropout.reference(added.reshape(samples), dropping.rows, dropping.key, dropping.p, x.reshape(samples))
+        total, bits = dropout.reference(added.reshape(samples), dropping.rows, dropping.key, dropping.p, x.reshape(samples),
+                                         dropping.part * samples[1])
         total = total.reshape(x.shape)
     elif added is not None:
         total = x + added
@@ -68,9 +69,10 @@ def _row_norm_host() -> Callable[..., Normed] | None:
         total = x if added is None else np.empty(x.shape, x.dtype)
         drops: tuple[Any, ...] = (None, None, 0, 0, 1, 0.0)
         if dropping is not None:
-            rows, key, least = dropping.for_c
-            bits = np.empty((len(rows), x.size // (8 * max(len(rows), 1))), np.uint8)
-            drops = rows, bits, key, least, len(x) // max(len(rows), 1), dropping.scale
+            samples = max(len(dropping.rows), 1)
+            rows, key, least = dropping.for_c(x.size // samples)
+            bits = np.empty((len(dropping.rows), x.size // (8 * samples)), np.uint8)
+            drops = rows, bits, key, least, len(x) // samples, dropping.scale
         function(x, packed(added), None if added is None else total, packed(weight), packed(bias), y, means, inverses, eps,
                  *x.shape, centred, *drops)
         return y, total, means, inverses, drops[1]
@@ -101,7 +103,7 @@ def _normal(rng: Any, dtype: Any, *shapes: tuple[int, ...]) -> tuple[Array, ...]
 
 
 def _dropping() -> Dropping:
-    return Dropping(np.array([3, 1 << 40, 7], np.uint64), 0xF234567890ABCDEF, 0.3)
+    return Dropping(np.array([3, 1 << 40, 7], np.uint64), 0xF234567890ABCDEF, 0.3, 5)
 
 
 row_norm = Kernel("row_norm", _row_norm, host=_row_norm_host, tolerance=1e-5,

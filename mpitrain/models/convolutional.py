@@ -14,6 +14,7 @@ from mpitrain.nn.basic import Check
 from mpitrain.nn.norm import NORMS
 
 HE = init.kaiming_normal(fan="out")
+RESIDUAL_PLAN = {"stage*.conv1": "column", "stage*.norm1": "channels", "stage*.conv2": "row"}
 
 
 @MODELS.register("lenet")
@@ -26,7 +27,7 @@ def lenet(classes: int = 10, channels: int = 1, size: int = 28) -> Sequential:
     side = (size // 2 - 4) // 2
     if side < 1:
         raise ShapeError(f"lenet needs images of at least 12x12, not {size}x{size}")
-    return Sequential(
+    model = Sequential(
         ("input", Check("lenet", (None, channels, size, size), "set model.channels and model.size")),
         ("conv1", Conv2d(channels, 6, 5, padding=2)), ("pool1", MaxPool2d(2, activation="relu")),
         ("conv2", Conv2d(6, 16, 5)), ("pool2", MaxPool2d(2, activation="relu")),
@@ -34,6 +35,8 @@ def lenet(classes: int = 10, channels: int = 1, size: int = 28) -> Sequential:
         ("linear1", Linear(16 * side * side, 120, activation="relu")),
         ("linear2", Linear(120, 84, activation="relu")),
         ("head", Linear(84, classes)))
+    model.plan = {"conv1": "column", "conv2": "row", "linear1": "column", "linear2": "row"}
+    return model
 
 
 class Residual(Module):
@@ -83,12 +86,14 @@ def _stages(blocks: int, widths: tuple[int, ...], norm: str, project: bool) -> l
 def _cifar_resnet(blocks: int, classes: int, channels: int, norm: str) -> Sequential:
     """6 blocks + 2 layers for small images (He et al. 2016a, section 4.2), shortcuts without parameters."""
     require_sizes(classes=classes, channels=channels)
-    return Sequential(
+    model = Sequential(
         ("input", Check("resnet", (None, channels, None, None), "set model.channels")),
         ("conv", Conv2d(channels, 16, 3, padding=1, bias=False, weight_init=HE)),
         ("norm", NORMS.resolve(norm)(16, activation="relu")),
         *_stages(blocks, (16, 32, 64), norm, project=False),
         ("pool", AdaptiveAvgPool2d(1)), ("flatten", Flatten()), ("head", Linear(64, classes)))
+    model.plan = RESIDUAL_PLAN
+    return model
 
 
 @MODELS.register("resnet20")
@@ -113,9 +118,11 @@ def resnet56(classes: int = 10, channels: int = 3, norm: str = "batch") -> Seque
 def resnet18(classes: int = 1000, channels: int = 3, norm: str = "batch") -> Sequential:
     """18 layers for images of about 224 x 224 (He et al. 2016a, table 1)."""
     require_sizes(classes=classes, channels=channels)
-    return Sequential(
+    model = Sequential(
         ("input", Check("resnet18", (None, channels, None, None), "set model.channels")),
         ("conv", Conv2d(channels, 64, 7, stride=2, padding=3, bias=False, weight_init=HE)),
         ("norm", NORMS.resolve(norm)(64, activation="relu")), ("pool0", MaxPool2d(3, stride=2, padding=1)),
         *_stages(2, (64, 128, 256, 512), norm, project=True),
         ("pool", AdaptiveAvgPool2d(1)), ("flatten", Flatten()), ("head", Linear(512, classes)))
+    model.plan = RESIDUAL_PLAN
+    return model

@@ -8,14 +8,29 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ShapeError
 from mpitrain.models.registry import MODELS
 from mpitrain.models.sizes import require_sizes
-from mpitrain.nn import Dropout, DropoutAdd, Embedding, LayerNorm, Linear, Module, MultiHeadAttention, Parameter, Sequential, init
+from mpitrain.nn import (
+    Dropout,
+    DropoutAdd,
+    Embedding,
+    LayerNorm,
+    Linear,
+    Module,
+    MultiHeadAttention,
+    Parameter,
+    Sequential,
+    init,
+)
 
 STD = 0.02                                        # of all weights; GPT-2's
+PLAN = {"embed.token": "vocabulary", "embed.position": "sequence", "embed.dropout": "sequence",
+        "block*.norm1": "sequence", "block*.attention.qkv": "column", "block*.attention.out": "row",
+        "block*.dropout1": "sequence", "block*.norm2": "sequence", "block*.wide": "column", "block*.narrow": "row",
+        "block*.dropout2": "sequence",
+        "norm": "sequence", "head": "vocabulary"}
 
 
 class Embed(Module):
@@ -60,14 +75,12 @@ class Block(Module):
         return out
 
 
-class Head(Module):
+class Head(Linear):
     """(B, L, D) to logits (B, L, V), with the token embedding as its weight (Press and Wolf 2017)."""
 
     def __init__(self, weight: Parameter):
+        self.fused = self.after = self.bias = None
         self.weight = weight
-
-    def forward(self, x: Any) -> Tensor:
-        return ops.linear(x, self.weight)
 
 
 @MODELS.register("gpt")
@@ -76,8 +89,10 @@ def gpt(layers: int, heads: int, width: int, block: int, vocabulary: int, dropou
     """Learned positions, pre-norm blocks, GELU, tied embeddings; `block` is the longest sequence it takes."""
     require_sizes(layers=layers, heads=heads, width=width, block=block, vocabulary=vocabulary)
     embed = Embed(vocabulary, block, width, dropout)
-    return Sequential(
+    model = Sequential(
         ("embed", embed),
         *((f"block{i}", Block(width, heads, layers, dropout, bias)) for i in range(layers)),
         ("norm", LayerNorm(width, bias=bias)),
         ("head", Head(embed.token.weight)))
+    model.plan = PLAN
+    return model

@@ -19,27 +19,33 @@ from mpitrain.nn.module import Module
 class MultiHeadAttention(Module):
     """(B, L, D) to (B, L, D). One weight makes queries, keys and values: rows [q; k; v], as PyTorch's in_proj_weight.
 
-    `causal`: a position sees itself and what came before. `dropout` acts on the attention weights.
+    `causal`: a position sees itself and what came before. `dropout` acts on the attention weights. Where `qkv` and `out` are cut
+    over ranks, each rank has some of the heads, and the same of them in the queries, the keys and the values.
     """
 
     def __init__(self, width: int, heads: int, *, causal: bool = False, dropout: float = 0.0, bias: bool = True,
                  qkv_init: Initialiser | None = None, out_init: Initialiser = init.default_weight):
         if heads < 1 or width % heads:
             raise ShapeError(f"a width of {width} cannot be cut into {heads} heads; width must be a multiple of heads")
-        self.heads, self.causal = heads, causal
+        self.heads, self.head_width, self.causal = heads, width // heads, causal
         self.qkv = Linear(width, 3 * width, bias, weight_init=qkv_init or init.xavier_uniform(), bias_init=init.zeros)
         self.out = Linear(width, width, bias, weight_init=out_init, bias_init=init.zeros)
         self.dropout = Dropout(dropout)
+        self.qkv.out_groups, self.qkv.out_unit, self.out.in_unit = 3, self.head_width, self.head_width
 
     def forward(self, x: Any, mask: Any = None) -> Tensor:
         """`mask` broadcasts to (B, H, L, L): True where a position may look, or numbers added to the scores."""
         qkv, dropping = self.qkv(x), self.dropout.drops
+        batch, length, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+        heads = width // self.head_width                                        # here
+        self.dropout.part = self.qkv.weight.offset[0] // width
         if mask is None:
-            y = ops.self_attention(qkv, self.heads, causal=self.causal, dropout=self.dropout.p if dropping else 0.0,
-                                   layer=self.dropout.path)
+            y = ops.self_attention(qkv, heads, causal=self.causal, dropout=self.dropout.p if dropping else 0.0,
+                                   layer=self.dropout.path, part=self.dropout.part)
         else:
-            batch, length, width = x.shape
-            q, k, v = (ops.swapaxes(ops.reshape(part, batch, length, self.heads, width // self.heads), 1, 2)
+            if heads < self.heads == (mask.shape[-3] if len(mask.shape) > 2 else 1):
+                mask = mask[..., self.dropout.part * heads:(self.dropout.part + 1) * heads, :, :]
+            q, k, v = (ops.swapaxes(ops.reshape(part, batch, length, heads, self.head_width), 1, 2)
                        for part in ops.split(qkv, width, dim=-1))
             y = (self._with_dropout(q, k, v, mask) if dropping
                  else ops.scaled_dot_product_attention(q, k, v, causal=self.causal, mask=mask))

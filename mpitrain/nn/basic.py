@@ -20,8 +20,11 @@ from mpitrain.ops.linalg import FUSED_ACTIVATIONS
 class Linear(Module):
     """(..., I) to (..., O): x @ weight.T + bias, with weight (O, I). Initial values are PyTorch's.
 
-    `activation` is the name of one that follows (see `nn.ACTIVATIONS`): most are then computed in the same pass.
+    `activation` is the name of one that follows (see `nn.ACTIVATIONS`): most are then computed in the same pass. Where outputs
+    or inputs are cut over ranks, units of `out_unit` or `in_unit` of them stay whole, and each of `out_groups` is cut alike.
     """
+
+    out_groups = out_unit = in_unit = 1
 
     def __init__(self, inputs: int, outputs: int, bias: bool = True, *, activation: str | None = None,
                  weight_init: Initialiser = init.default_weight, bias_init: Initialiser | None = None):
@@ -48,8 +51,11 @@ class Embedding(Module):
 class _Dropping(Module):
     """In training, zeroes each element with probability p and scales the others by 1/(1-p).
 
-    The mask is a function of (seed, step, sample, this layer's name): see `backend.random`.
+    The mask is a function of (seed, step, sample, this layer's name): see `backend.random`. Where its input is a part of each
+    sample, of parts of one size, `part` is the number of that part, and the mask that part of the whole's.
     """
+
+    part = 0
 
     def __init__(self, p: float = 0.5):
         if not 0.0 <= p < 1.0:
@@ -66,14 +72,14 @@ class Dropout(_Dropping):
     """Of its input alone."""
 
     def forward(self, x: Any) -> Any:
-        return ops.dropout(x, self.p, self.path) if self.drops else x
+        return ops.dropout(x, self.p, self.path, part=self.part) if self.drops else x
 
 
 class DropoutAdd(_Dropping):
     """residual + dropout(x), in one pass over memory."""
 
     def forward(self, x: Any, residual: Any) -> Any:
-        return ops.dropout(x, self.p, self.path, residual) if self.drops else ops.add(residual, x)
+        return ops.dropout(x, self.p, self.path, residual, part=self.part) if self.drops else ops.add(residual, x)
 
 
 class Flatten(Module):

@@ -16,7 +16,8 @@ Names are paths in the order of assignment: "first.weight". A parameter that is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,6 +38,7 @@ class Module:
 
     training = True
     path = ""                                     # the module's name in the model, known from `initialize` on
+    plan: Mapping[str, str] = MappingProxyType({})    # how layers of the model are cut over tensor-parallel ranks: docs/tensor.md
     storage: FlatStorage | None = None            # of the model that `initialize` was called on
     _hooks: Hooks | None = None
 

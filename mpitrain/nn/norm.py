@@ -95,8 +95,9 @@ class LayerNorm(Module):
     def forward(self, x: Any, residual: Any = None, dropping: Dropout | None = None) -> Any:
         """The norm of x; where `residual` is given, (residual + dropping(x), the norm of that), in one pass over memory."""
         if residual is not None:
-            p, layer = (dropping.p, dropping.path) if dropping is not None and dropping.drops else (0.0, "")
-            return ops.add_layer_norm(x, residual, self.weight, self.bias, eps=self.eps, dropout=p, layer=layer)
+            drops = dropping is not None and dropping.drops
+            p, layer, part = (dropping.p, dropping.path, dropping.part) if dropping is not None and drops else (0.0, "", 0)
+            return ops.add_layer_norm(x, residual, self.weight, self.bias, eps=self.eps, dropout=p, layer=layer, part=part)
         return ops.layer_norm(x, self.weight, self.bias, eps=self.eps)
 
 

@@ -51,11 +51,11 @@ def scaled_dot_product_attention(q: Any, k: Any, v: Any, *, causal: bool = False
 
 
 def self_attention(qkv: Any, heads: int, *, causal: bool = False, scale: float | None = None, dropout: float = 0.0,
-                   layer: str = "") -> Tensor:
+                   layer: str = "", part: int = 0) -> Tensor:
     """(B, L, H * D) from qkv (B, L, 3 * H * D): a row holds the queries of all heads, then the keys, then the values.
 
     What scaled_dot_product_attention gives for them, without a copy of a part or of a gradient of one. Weights are dropped
-    with probability `dropout`, those that `ops.dropout` of the weights (B, H, L, L) under the name `layer` would drop.
+    with probability `dropout`, those that `ops.dropout` of the weights (B, H, L, L) with this `layer` and `part` would drop.
     """
     shape = tuple(qkv.shape)
     if len(shape) != 3 or heads < 1 or shape[2] % (3 * heads):
@@ -64,7 +64,7 @@ def self_attention(qkv: Any, heads: int, *, causal: bool = False, scale: float |
     if not 0 <= dropout < 1:
         raise ConfigError(f"self_attention: dropout is {dropout}, expected at least 0 and less than 1")
     key = current().key(layer) if dropout else 0
-    result: Tensor = SelfAttention.apply(qkv, heads=heads, causal=causal, scale=factor, dropout=dropout, key=key)
+    result: Tensor = SelfAttention.apply(qkv, heads=heads, causal=causal, scale=factor, dropout=dropout, key=key, part=part)
     return result
 
 
@@ -94,11 +94,12 @@ class SelfAttention(Function):
     floats = 4
 
     @staticmethod
-    def forward(ctx: Context, qkv: Array, *, heads: int, causal: bool, scale: float, dropout: float, key: int) -> Array:
+    def forward(ctx: Context, qkv: Array, *, heads: int, causal: bool, scale: float, dropout: float, key: int,
+                part: int) -> Array:
         batch, length, width = qkv.shape
         ctx.heads, ctx.causal, ctx.scale = heads, causal, scale
         out = ctx.xp.empty((batch, length, width // 3), qkv.dtype)
-        ctx.dropping = Dropping(current().rows(batch, ctx.xp), key, dropout) if dropout else None
+        ctx.dropping = Dropping(current().rows(batch, ctx.xp), key, dropout, part) if dropout else None
         ctx.save(qkv, out, *_forward(ctx, *_parts(qkv, heads), _heads(out, heads), ctx.dropping))
         return out
 

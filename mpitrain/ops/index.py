@@ -52,7 +52,7 @@ class Take(Function):
         if not -x.ndim <= dim < x.ndim:
             raise ShapeError(f"take: dim {dim} of an array with {x.ndim} dims, shape {x.shape}")
         ctx.dim, ctx.shape = dim % x.ndim, x.shape
-        _check_indices("take", indices, x.shape[dim])
+        check_indices("take", indices, x.shape[dim])
         ctx.save(indices)
         return ctx.xp.take(x, indices, axis=dim)
 
@@ -75,7 +75,7 @@ class Embedding(Function):
         if weight.ndim != 2 or indices.dtype.kind not in "iu":
             raise ShapeError(f"embedding: wants integer indices and a weight with 2 dims, found {indices.dtype} "
                              f"and shape {weight.shape}")
-        _check_indices("embedding", indices, weight.shape[0])
+        check_indices("embedding", indices, weight.shape[0])
         ctx.save(indices)
         ctx.rows = weight.shape[0]
         return ctx.xp.take(weight, indices, axis=0)
@@ -100,7 +100,7 @@ def _add_rows(xp: Any, n: int, indices: Array, values: Array, out: Array | None 
     return out
 
 
-def _check_indices(name: str, indices: Array, n: int) -> None:
+def check_indices(name: str, indices: Array, n: int) -> None:
     """NumPy would count negative indices from the end, and a GPU would read foreign memory."""
     if indices.size == 0:
         return

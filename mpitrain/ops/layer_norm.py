@@ -32,11 +32,11 @@ def rms_norm(x: Any, weight: Any, *, eps: float = 1e-5) -> Tensor:
 
 
 def add_layer_norm(x: Any, residual: Any, weight: Any, bias: Any = None, *, eps: float = 1e-5, dropout: float = 0.0,
-                   layer: str = "") -> tuple[Tensor, Tensor]:
+                   layer: str = "", part: int = 0) -> tuple[Tensor, Tensor]:
     """(residual + dropout of x, layer_norm of that); x and residual have one shape, (B, ...) where something is dropped.
 
-    What is dropped, with probability `dropout`, is what `ops.dropout` under the name `layer` drops. Backward adds the gradient
-    of the sum to what comes back through the norm in the same pass.
+    What is dropped, with probability `dropout`, is what `ops.dropout` with this `layer` and `part` drops. Backward adds the
+    gradient of the sum to what comes back through the norm in the same pass.
     """
     _check("add_layer_norm", x, weight, bias)
     if tuple(residual.shape) != tuple(x.shape):
@@ -44,10 +44,10 @@ def add_layer_norm(x: Any, residual: Any, weight: Any, bias: Any = None, *, eps:
     if not 0 <= dropout < 1:
         raise ConfigError(f"add_layer_norm: dropout is {dropout}, expected at least 0 and less than 1")
     if dropout and (len(x.shape) <= len(weight.shape) or prod(weight.shape) % 8):
-        total = drop(x, dropout, layer, residual)             # rows that fill no whole bytes of the mask, or are no samples
+        total = drop(x, dropout, layer, residual, part=part)  # rows that fill no whole bytes of the mask, or are no samples
         return total, layer_norm(total, weight, bias, eps=eps)
     key = current().key(layer) if dropout else 0
-    total, result = AddRowNorm.apply(residual, x, weight, bias, eps=eps, dropout=dropout, key=key)
+    total, result = AddRowNorm.apply(residual, x, weight, bias, eps=eps, dropout=dropout, key=key, part=part)
     return total, result
 
 
@@ -76,8 +76,8 @@ class AddRowNorm(Function):
 
     @staticmethod
     def forward(ctx: Context, residual: Array, x: Array, weight: Array, bias: Array | None, *, eps: float, dropout: float,
-                key: int) -> tuple[Array, Array]:
-        dropping = Dropping(current().rows(len(x), ctx.xp), key, dropout) if dropout and x.size else None
+                key: int, part: int) -> tuple[Array, Array]:
+        dropping = Dropping(current().rows(len(x), ctx.xp), key, dropout, part) if dropout and x.size else None
         y, total, means, inverses, bits = row_norm(_rows(residual, weight), _rows(x, weight), _flat(weight), _flat(bias),
                                                    eps, True, dropping)
         total = total.reshape(x.shape)

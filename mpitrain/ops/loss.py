@@ -24,7 +24,7 @@ class CrossEntropy(Function):
                              f"{logits.shape[:-1]}, found {labels.dtype} of shape {labels.shape}")
         classes = logits.shape[-1]
         flat = ctx.xp.ascontiguousarray(labels, dtype=ctx.xp.int64).reshape(-1)
-        _check_labels(flat, classes, ignore, labels)
+        check_labels(flat, classes, ignore, labels)
         losses, exps, totals = rows.cross_entropy(logits.reshape(flat.size, classes), flat, smoothing, ignore, ctx.needs[0])
         ctx.save(exps, flat, totals)
         ctx.shape, ctx.smoothing, ctx.ignore = logits.shape, smoothing, ignore
@@ -133,7 +133,7 @@ def _same_shape(name: str, x: Array, y: Array) -> None:
         raise ShapeError(f"{name}: shapes {x.shape} and {y.shape} differ; they must be equal")
 
 
-def _check_labels(flat: Array, classes: int, ignore: int | None, labels: Array) -> None:
+def check_labels(flat: Array, classes: int, ignore: int | None, labels: Array) -> None:
     wrong = (flat < 0) | (flat >= classes)
     if ignore is not None:
         wrong &= flat != ignore

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mpitrain.backend import Array, array_module
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.mesh import Mesh
 from mpitrain.errors import ConfigError
 from mpitrain.nn import FlatStorage, Module, Sequential
 from mpitrain.parallel.neighbours import Neighbours
+from mpitrain.parallel.replicas import broadcast_state
 from mpitrain.parallel.stages import Stage, cut
+from mpitrain.parallel.tensor import TensorParallel
 from mpitrain.parallel.twins import Twins
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline import SCHEDULES, Schedule
@@ -28,6 +32,7 @@ class Held:
     replicas: Channel
     parts: Channel | None = None
     neighbours: Neighbours | None = None
+    tensor: TensorParallel | None = None                     # of layers that several ranks hold together
     choices: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -56,11 +61,40 @@ class Held:
         last = self.mesh.size("dp") * self.mesh.size("tp") * (self.stage.n_stages - 1)       # its rank: pp is the outermost axis
         return tuple(self.control.broadcast_object(list(value) if value is not None else None, last))
 
+    def output_shape(self, found: Any) -> tuple[int, ...]:
+        """The shape of the model's output, on all ranks, where ranks that hold its last block have `found`. It communicates."""
+        shape = self.of_the_last(found)
+        return shape if self.tensor is None else self.tensor.shape(shape)
 
-def hold(model: Module, mesh: Mesh, control: Channel, *, chunks: int = 1, stages: Any = "blocks", untie: bool = False) -> Held:
+    def loss(self, loss: Any) -> Any:
+        """`loss` for the outputs as this rank has them."""
+        return loss if self.tensor is None else self.tensor.loss(loss)
+
+    def classes(self, output: Array) -> Array:
+        """The class of the largest output of each row; called alike by the ranks that hold the model's last block."""
+        found: Array = array_module(output).argmax(output, axis=-1) if self.tensor is None else self.tensor.classes(output)
+        return found
+
+    def start_alike(self, arrays: dict[str, Array]) -> None:
+        """Ranks that hold the same start from the same bits; DesyncError where they cannot. It communicates.
+
+        `arrays` has this rank's part of the training state, by names that end with the parameter's.
+        """
+        broadcast_state(arrays, self.replicas)
+        if self.tensor is not None:
+            cut = {name for name, leaf in (*self.stage.model.named_parameters(), *self.stage.model.named_buffers())
+                   if "tp" in leaf.placement}
+            same = {name: array for name, array in arrays.items() if name.rpartition("/")[2] not in cut}
+            broadcast_state(same, self.tensor.messages)
+
+
+def hold(model: Module, mesh: Mesh, control: Channel, *, chunks: int = 1, stages: Any = "blocks", untie: bool = False,
+         plan: Mapping[str, str] | None = None, sequence: bool = False, shared: bool = True) -> Held:
     """Cuts `model`, which has no memory yet, as the mesh says. `untie` gives shared parameters twins also where nothing is cut.
 
-    Raises MeshError and ConfigError, alike on all ranks, where the model cannot be cut so. It communicates.
+    `plan` (default: the model's own) and `sequence` say how layers are cut along tp, `shared` whether their sums may go through
+    memory that ranks share. Raises MeshError and ConfigError, alike on all ranks, where the model cannot be cut so. It
+    communicates.
     """
     n_stages = mesh.size("pp")
     if chunks > 1 and n_stages == 1:
@@ -68,11 +102,16 @@ def hold(model: Module, mesh: Mesh, control: Channel, *, chunks: int = 1, stages
                           "mesh.chunks = 1, or mesh.pp to 2 or more")
     if (untie or n_stages > 1) and isinstance(model, Sequential):
         model.untie()
+    if sequence and mesh.size("tp") == 1:
+        raise ConfigError("mesh.sequence = true cuts activations over the ranks that share layers, and mesh.tp is 1; set "
+                          "mesh.sequence = false, or mesh.tp to 2 or more")
+    tensor = TensorParallel(model, mesh, plan, sequence=sequence, shared=shared) if mesh.size("tp") > 1 else None
     counts = stages if isinstance(stages, (list, tuple)) else ()
     stage = cut(model, mesh.coordinate("pp"), n_stages, chunks, counts=counts)
-    if n_stages == 1 and mesh.size("tp") == 1:
+    if n_stages == 1 and tensor is None:
         return Held(mesh, control, stage, control)
-    held = Held(mesh, control, stage, mesh.channel("dp", "replicas"), mesh.channel(("pp", "tp"), "parts"))
+    replicas, parts = mesh.channel("dp", "replicas"), mesh.channel(("pp", "tp"), "parts")
+    held = Held(mesh, control, stage, replicas, parts, tensor=tensor)
     if n_stages > 1:
         held.neighbours = Neighbours(mesh.link("pp", "stages"), stage)
         for chunk in stage.chunks:

@@ -114,7 +114,8 @@ class Pipeline:
             assert self.neighbours is not None
             self.neighbours.send_forward(output, virtual, action.micro, len(micro.x))
         else:
-            self._losses[micro.index] = self._value(output, micro, x, action.chunk)
+            value = self._value(output, micro, x, action.chunk)
+            self._losses[micro.index] = value if self.counts else 0.0
         self._inputs[key], self._outputs[key] = x, output
         if self.after_forward is not None:
             self.after_forward(micro.index, action.chunk)

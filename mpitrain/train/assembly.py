@@ -8,7 +8,7 @@ The order is the composition rule, and nothing later undoes anything earlier:
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,6 @@ from mpitrain.parallel.inference import Inference
 from mpitrain.parallel.norm import GradientNorm
 from mpitrain.parallel.pipeline import Pipeline
 from mpitrain.parallel.reducer import GradientReducer
-from mpitrain.parallel.replicas import broadcast_state
 from mpitrain.parallel.statistics import PlainStatistics, TreeStatistics
 from mpitrain.parallel.synchronise import synchronise_batch_norm
 from mpitrain.parallel.tree import RankTree
@@ -73,6 +72,8 @@ class Options:
     schedule: Any = "1f1b"                   # of the pipeline's stages: a name, or a generator function of your own
     chunks: int = 1                          # of the model on each stage
     stages: Any = "blocks"                   # how the model is cut: "blocks", "time", or each stage's number of blocks
+    plan: Mapping[str, str] | None = None    # how layers are cut over mesh.tp ranks; default: the model's own
+    sequence: bool = False                   # whether what lies between them is cut along the sequence
     quiet: bool = False
 
 
@@ -91,7 +92,7 @@ class Job:
     plan: Plan
     options: Options
     channel: Channel
-    replicas: Channel                        # the ranks that hold the same part of the model
+    held: Held                               # what this rank has of the model
     numerics: dict[str, str] | None = None   # what the bits depend on; with reproducible = "layout"
 
     def fit(self) -> dict[str, float]:
@@ -117,7 +118,7 @@ class Job:
     def load(self, found: Checkpoint) -> None:
         """Starts from another run's parameters and buffers. It communicates."""
         self.state.load_parameters(found)
-        broadcast_state(self.state.arrays(), self.replicas)
+        self.held.start_alike(self.state.arrays())
 
     def resume(self, found: Checkpoint) -> None:
         """Goes on with the step after the checkpoint's; it communicates.
@@ -128,7 +129,7 @@ class Job:
             raise ConfigError(f"the checkpoint is at step {found.step}, beyond the {self.plan.steps} steps of this run; "
                               "raise train.steps or train.epochs", file=found.folder)
         self.state.restore(found)
-        broadcast_state(self.state.arrays(), self.replicas)
+        self.held.start_alike(self.state.arrays())
         self.trainer.update.step = found.step
         chosen = found.meta.get("choices") or {}
         self.trainer.tuning.restore(chosen)
@@ -155,6 +156,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     anywhere = layout.is_asked_for(o.reproducible)
     if anywhere:
         layout.refuse_options(o.micro_batches, o.algorithm, o.wire)
+        layout.refuse_mesh(mesh.size("tp"))
         layout.refuse_threads()
     control = mesh.channel(mesh.axes, "control")
     asked = o.micro_batches or default_micro_batches(mesh.size("pp"), mesh.size("dp"), o.chunks)
@@ -166,8 +168,9 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     if anywhere:
         layout.refuse_model(model, device)
     numerics = layout.agree_on_numerics(control, n_micro) if anywhere else None
-    held = hold(model, mesh, control, chunks=o.chunks, stages=o.stages, untie=anywhere)
-    stage = held.stage
+    held = hold(model, mesh, control, chunks=o.chunks, stages=o.stages, untie=anywhere, plan=o.plan,
+                sequence=o.sequence, shared=o.algorithm == "auto" and device.name == "cpu")
+    stage, loss = held.stage, held.loss(loss)
     schedule = held.schedule(o.schedule, n_micro)
     exchange = Exchange(mesh, algorithm=o.algorithm, wire=o.wire, node_shared=o.node_shared, on_host=device.name == "cpu")
     storage = stage.model.initialize(o.seed, o.precision, device, exchange.allocate)
@@ -182,7 +185,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     stepper = optimizer(storage)
     state = State(stage.model, stepper, inputs.transforms, whole=model, mesh=mesh, control=control)
     synchronise_batch_norm(stage.model, held.replicas, n_micro, mesh.size("dp"), drop_last=o.drop_last)
-    broadcast_state(state.arrays(), held.replicas)
+    held.start_alike(state.arrays())
 
     first, last = share(mesh.coordinate("dp"), mesh.size("dp"), n_micro)
     tree = RankTree(n_micro, mesh.coordinate("dp"), mesh.size("dp")) if anywhere else None
@@ -198,12 +201,12 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
                              norm=GradientNorm(storage, mesh, held.parts), twins=held.twins(storage))
     read, n_chunks = inputs.chunks(n_classes)
     evaluator = Evaluator(inference, loss, read, n_chunks, control, place=mesh.coordinate("dp"), n_places=mesh.size("dp"),
-                          counts=held.counts) if n_chunks else None
+                          counts=held.counts, classes=held.classes) if n_chunks else None
     trainer = Trainer(pipeline=pipeline, update=update, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       recorder=Recorder(None, rank=control.rank, quiet=o.quiet), tuning=make_tuning(o, reducer, control, mesh))
     trainer.notes += exchange.notes
     trainer.tuning.choices |= exchange.choices | held.choices
-    return Job(trainer, state, plan, o, control, held.replicas, numerics)
+    return Job(trainer, state, plan, o, control, held, numerics)
 
 
 def default_micro_batches(n_stages: int, n_ranks: int, chunks: int) -> int:
@@ -292,7 +295,7 @@ def try_one_sample(inference: Inference, loss: Any, inputs: Inputs, held: Held) 
         what = f"samples of shape {x.shape[1:]} ({x.dtype})" if held.stage.index == 0 else "what the stage before gives"
         raise ShapeError(f"the model cannot take {what}: {error.message}; change the model's sizes or the data",
                          file=file) from error
-    shape = held.of_the_last(found)
+    shape = held.output_shape(found)
     classes = loss.kind == "classes"
     fits = shape[:-1] == y.shape if classes else without_ones(shape[1:]) == without_ones(y.shape[1:])
     if not fits:

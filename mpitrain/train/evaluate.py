@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpitrain.autograd import Tensor, no_grad
-from mpitrain.backend import array_module, asnumpy
+from mpitrain.backend import Array, array_module, asnumpy
 from mpitrain.comm.channel import Channel
 from mpitrain.parallel.inference import Inference
 
@@ -30,21 +30,24 @@ class Evaluator:
     """The mean loss, and for classes the accuracy, of a model over some rows of data; every row counts once.
 
     `read(c)` gives chunk c of `n_chunks` as host arrays (x, y). `place` is this rank's number among `n_places` that have a model
-    each, and `counts` says whether it is the one rank that counts for its model.
+    each, and `counts` says whether it is the one rank that counts for its model. `classes(output)` is the class of the largest
+    output of each row; it and `loss` are called alike on all ranks that have outputs.
     """
 
     def __init__(self, inference: Inference, loss: Loss, read: Callable[[int], tuple[Any, Any]], n_chunks: int,
-                 channel: Channel, *, place: int, n_places: int, counts: bool = True):
+                 channel: Channel, *, place: int, n_places: int, counts: bool = True,
+                 classes: Callable[[Array], Array] | None = None):
         self.inference, self.loss, self.read, self.n_chunks, self.channel = inference, loss, read, n_chunks, channel
-        self.place, self.n_places, self.counts = place, n_places, counts
+        self.place, self.n_places, self.counts, self.classes = place, n_places, counts, classes or _largest
 
     def run(self) -> dict[str, float]:
         """``{"loss": ..., "accuracy": ...}``; accuracy only where the targets are classes. It communicates."""
         table = np.zeros((self.n_chunks, 3))                       # loss sum, terms, correct
         mine = range(self.place, self.n_chunks, self.n_places)
         for (output, y), chunk in zip(self.inference.run(map(self.read, mine)), mine, strict=False):
+            sums = self._sums(output, y)
             if self.counts:
-                table[chunk] = self._sums(output, y)
+                table[chunk] = sums
         self.channel.allreduce(table.reshape(-1), name="evaluation")
         loss, count, correct = (math.fsum(column) for column in table.T)
         metrics = {"loss": loss / max(count, 1.0)}
@@ -58,8 +61,12 @@ class Evaluator:
             loss = float(asnumpy(self.loss(output, target).array))
         correct = 0.0
         if self.loss.kind == "classes":
-            xp = array_module(target)
-            right = xp.argmax(output.array, axis=-1) == target
+            right = self.classes(output.array) == target
             ignored = getattr(self.loss, "ignore_index", None)
             correct = float((right if ignored is None else right & (target != ignored)).sum())
         return loss, float(self.loss.count(y)), correct
+
+
+def _largest(output: Array) -> Array:
+    found: Array = array_module(output).argmax(output, axis=-1)
+    return found

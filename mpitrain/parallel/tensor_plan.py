@@ -1,0 +1,191 @@
+"""Which layers of a model are cut over tensor-parallel ranks, and how: a plan beside the model, patterns of names -> styles.
+
+    {"block*.attention.qkv": "column", "block*.attention.out": "row", "embed.token": "vocabulary", "head": "vocabulary"}
+
+A star stands for any part of a name between two dots. Nothing is allocated or sent here: a plan can be read, and placed, by
+one process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from mpitrain.errors import ConfigError, MeshError, nearest
+from mpitrain.nn import (
+    BatchNorm1d,
+    BatchNorm2d,
+    Conv2d,
+    Dropout,
+    DropoutAdd,
+    Embedding,
+    LayerNorm,
+    Linear,
+    Module,
+    RMSNorm,
+    SyncBatchNorm,
+)
+from mpitrain.nn.parameter import Described, Parameter
+
+STYLES: dict[str, tuple[tuple[type[Module], ...], str]] = {
+    "column": ((Linear, Conv2d), "outputs are cut: each rank has some of them"),
+    "row": ((Linear, Conv2d), "inputs are cut: ranks' products are added"),
+    "gathered": ((Linear, Conv2d), "outputs are cut, and put together on all ranks"),
+    "vocabulary": ((Embedding, Linear), "rows of a table of tokens are cut, or the logits that the loss takes"),
+    "channels": ((BatchNorm1d, BatchNorm2d, SyncBatchNorm), "channels are cut, like those of the layer before"),
+    "sequence": ((LayerNorm, RMSNorm, Dropout, DropoutAdd, Embedding), "with mesh.sequence = true, positions are cut"),
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of the plan."""
+
+    path: str
+    module: Module
+    style: str
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs a Linear has, over all ranks."""
+        weight: Parameter = vars(self.module)["weight"]
+        return weight.global_shape[0]
+
+
+@dataclass(frozen=True)
+class Slit:
+    """`leaf` is cut along `dim`, of which each of `groups` has `count` units that stay whole; `what` they are, in words."""
+
+    layer: Layer
+    leaf: Described
+    dim: int
+    count: int
+    unit: int = 1
+    groups: int = 1
+    what: str = ""
+    even: bool = True
+
+    def narrow(self, rank: int, n: int) -> None:
+        start, stop = (place * self.count // n * self.unit for place in (rank, rank + 1))
+        self.leaf.narrow("tp", self.dim, start, stop, groups=self.groups)
+
+
+def read_plan(model: Module, plan: Mapping[str, str]) -> list[Layer]:
+    """The layers that a plan names. ConfigError for a pattern that matches nothing, and for what cannot be cut so."""
+    if not plan:
+        raise ConfigError("mesh.tp cuts layers by a plan, and this model has none; give it one in mesh.plan, for instance "
+                          '{"block*.wide" = "column", "block*.narrow" = "row"}, or set mesh.tp = 1')
+    modules = {path: module for path, module in model.named_modules() if path}
+    found: dict[str, tuple[str, str]] = {}                    # by path: pattern, style
+    for pattern, style in plan.items():
+        if not isinstance(style, str) or style not in STYLES:
+            raise ConfigError(f'mesh.plan: the style "{style}" of "{pattern}" is not there{nearest(str(style), STYLES)}')
+        matching = [path for path in modules if _matches(path, pattern)]
+        if not matching:
+            raise ConfigError(f'mesh.plan: no layer matches "{pattern}"{nearest(pattern, modules)}')
+        for path in matching:
+            other, before = found.setdefault(path, (pattern, style))
+            if before != style:
+                raise ConfigError(f'mesh.plan: "{path}" is "{before}" by "{other}" and "{style}" by "{pattern}"; keep one of '
+                                  "them")
+    layers = [Layer(path, modules[path], style) for path, (_, style) in found.items()]
+    for layer in layers:
+        _refuse_style(layer, list(modules))
+    _refuse_two_ways(model, layers)
+    return layers
+
+
+def narrow(layers: Sequence[Layer], rank: int, n: int) -> None:
+    """Keeps rank `rank`'s part of `n` of every parameter and buffer of the plan. MeshError where n parts do not fit."""
+    slits = [slit for layer in layers for slit in _slits(layer)]
+    refuse_sizes(slits, n)
+    done: set[int] = set()                                    # a tied parameter is cut once
+    for slit in slits:
+        if id(slit.leaf) not in done:
+            done.add(id(slit.leaf))
+            slit.narrow(rank, n)
+    for layer in layers:
+        if layer.style == "channels":
+            vars(layer.module)["features"] = vars(layer.module)["weight"].shape[0]
+
+
+def refuse_sizes(slits: Sequence[Slit], n: int) -> None:
+    """MeshError naming the first number that n does not divide, and the nearest ranks that fit the whole model."""
+    fitting = math.gcd(*(slit.count for slit in slits if slit.even))
+    most = min((slit.count for slit in slits if not slit.even), default=n)
+    good = [m for m in range(1, fitting + 1) if fitting % m == 0 and m <= most] if fitting else list(range(1, most + 1))
+    for slit in slits:
+        if slit.count % n if slit.even else slit.count < n:
+            near = [*[m for m in good if m < n][-1:], *[m for m in good if m > n][:1]]
+            verb = "does not divide" if slit.even else "is more than"
+            raise MeshError(f'mesh.tp = {n} {verb} the {slit.count} {slit.what} of "{slit.layer.path}"; the nearest that fits '
+                            f"the whole model: mesh.tp = {' or '.join(map(str, near))}")
+
+
+def _slits(layer: Layer) -> Iterator[Slit]:
+    """What of a layer is cut."""
+    module, style = layer.module, layer.style
+    own = vars(module)
+    weight: Parameter | None = own.get("weight")
+    if style == "sequence" or weight is None:
+        return
+    if style == "channels":
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            yield Slit(layer, own[name], 0, weight.shape[0], what="channels")
+        return
+    dim = 1 if style == "row" else 0
+    unit = (module.in_unit if dim else module.out_unit) if isinstance(module, Linear) else 1
+    groups = module.out_groups if isinstance(module, Linear) and not dim else 1
+    count = weight.global_shape[dim] // (unit * groups)
+    what = _word(module, style, dim, unit)
+    even = style != "vocabulary"
+    yield Slit(layer, weight, dim, count, unit, groups, what, even)
+    if not dim and own.get("bias") is not None:
+        yield Slit(layer, own["bias"], 0, count, unit, groups, what, even)
+
+
+def _word(module: Module, style: str, dim: int, unit: int) -> str:
+    if unit > 1:
+        return "heads"
+    if isinstance(module, Conv2d):
+        return "input channels" if dim else "output channels"
+    if isinstance(module, Embedding):
+        return "rows"
+    return "inputs" if dim else "outputs"
+
+
+def _matches(path: str, pattern: str) -> bool:
+    names, patterns = path.split("."), pattern.split(".")
+    return len(names) == len(patterns) and all(map(fnmatchcase, names, patterns))
+
+
+def _refuse_style(layer: Layer, paths: Sequence[str]) -> None:
+    path, module, style = layer.path, layer.module, layer.style
+    kinds, means = STYLES[style]
+    if not isinstance(module, kinds):
+        fits = [name for name, (others, _) in STYLES.items() if isinstance(module, others)]
+        instead = f"; such a layer may be {' or '.join(fits)}" if fits else "; name the layers in it"
+        raise ConfigError(f'mesh.plan: "{path}" is a {type(module).__name__}, and "{style}" ({means}) is for '
+                          f"{', '.join(kind.__name__ for kind in kinds)}{instead}")
+    if isinstance(module, Conv2d) and module.groups > 1:
+        raise ConfigError(f'mesh.plan: "{path}" is a convolution of {module.groups} groups, which cannot be cut; leave it whole')
+    if style == "vocabulary" and isinstance(module, Linear) and path != paths[-1]:
+        raise ConfigError(f'mesh.plan: the outputs of "{path}" go on to "{paths[-1]}", and "vocabulary" leaves them cut for the '
+                          'loss; make it "gathered"')
+
+
+def _refuse_two_ways(model: Module, layers: Sequence[Layer]) -> None:
+    """A parameter with several uses must be cut alike in all of them."""
+    names = {id(p): p.twin_of or name for name, p in model.named_parameters()}
+    cuts = {(slit.layer.path, names[id(slit.leaf)]): slit.dim for layer in layers for slit in _slits(layer)
+            if isinstance(slit.leaf, Parameter)}
+    dims = {name: dim for (_, name), dim in cuts.items()}
+    for path, module in model.named_modules():
+        for value in vars(module).values():
+            name = names.get(id(value))
+            if name in dims and cuts.get((path, name)) != dims[name]:
+                others = [other for other, key in cuts if key == name and other != path]
+                raise ConfigError(f'mesh.plan: "{path}" shares the parameter "{name}" with "{others[0]}", which cuts it along '
+                                  f"dim {dims[name]}; cut it alike in both")

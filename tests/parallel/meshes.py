@@ -1,0 +1,73 @@
+"""What tests of meshes share: small models on made-up samples, trained by `assemble` on any mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from mpitrain import data, models, nn, optim
+from mpitrain.bench.train import Memory
+from mpitrain.comm.mesh import Mesh
+from mpitrain.train.assembly import Job, Options, assemble
+from mpitrain.train.inputs import Inputs
+
+BATCH = 24
+ROWS = 96
+
+
+def factorisations(n: int) -> list[dict[str, int]]:
+    """Every mesh of n ranks."""
+    return [{"pp": pp, "dp": dp, "tp": tp} for pp, dp, tp in product(range(1, n + 1), repeat=3) if pp * dp * tp == n]
+
+
+def gpt(dropout: float = 0.1, **changed: Any) -> nn.Sequential:
+    """24 heads and 26 tokens: both are shared by 2, 3, 4, 6 and 8 ranks, the tokens unevenly."""
+    sizes = {"layers": 2, "heads": 24, "width": 24, "block": 24, "vocabulary": 26, "bias": True, **changed}
+    return models.gpt(dropout=dropout, **sizes)
+
+
+def mlp(layers: int = 3, **changed: Any) -> nn.Sequential:
+    return models.mlp(20, [48, *[24] * (layers - 1)], 10, **changed)
+
+
+def samples(model: nn.Sequential, *, shape: tuple[int, ...] = (20,), classes: int = 10) -> Inputs:
+    """Rows to train on, and some to evaluate with; labels follow from the inputs, so that there is something to learn."""
+    rng = np.random.default_rng(5)
+    if "embed" in model.blocks:
+        tokens = np.cumsum(rng.integers(1, 4, (ROWS, 25)), axis=1) % 26
+        source = Memory(tokens[:, :-1].copy(), tokens[:, 1:].copy(), "tokens")
+    else:
+        x = rng.standard_normal((ROWS, *shape)).astype(np.float32)
+        source = Memory(x, x.reshape(ROWS, -1)[:, :classes].argmax(axis=1), "classes")
+    return Inputs(source, range(64), source, range(64, ROWS), data.Transforms())
+
+
+@contextmanager
+def job(comm: Any, make: Callable[[], nn.Sequential], mesh: Mapping[str, int], *, inputs: Inputs | None = None,
+        loss: Any = None, rate: float = 3e-3, **options: Any) -> Any:
+    """A run on a mesh of the ranks of `comm`."""
+    model = make()
+    made = Mesh(comm, **mesh)
+    told = {"steps": 20, "batch_size": BATCH, "micro_batches": 4, "clip_norm": 0.5, "quiet": True, "eval_every": 1000, **options}
+    run = assemble(model, inputs or samples(model), made, loss=loss or nn.LOSSES["cross_entropy"](),
+                   optimizer=lambda storage: optim.AdamW(storage, lr=rate, weight_decay=0.01), options=Options(**told))
+    try:
+        yield run
+    finally:
+        run.trainer.pipeline.reducer.close()
+        made.close()
+
+
+def step_losses(run: Job, steps: int, first: int = 0) -> list[float]:
+    """The losses of some steps."""
+    run.trainer.update.want_norm = True
+    return [run.trainer.train_step(run.trainer.loader.load(step)).loss for step in range(first, first + steps)]
+
+
+def losses(comm: Any, make: Callable[[], nn.Sequential], mesh: Mapping[str, int], steps: int = 20, **options: Any) -> list[float]:
+    with job(comm, make, mesh, **options) as run:
+        return step_losses(run, steps)
