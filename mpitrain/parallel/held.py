@@ -8,8 +8,9 @@ from typing import Any
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.mesh import Mesh
 from mpitrain.errors import ConfigError
-from mpitrain.nn import FlatStorage, Module, Sequential
+from mpitrain.nn import Module, Sequential
 from mpitrain.parallel.neighbours import Neighbours
+from mpitrain.parallel.norm import Parts
 from mpitrain.parallel.stages import Stage, cut
 from mpitrain.parallel.twins import Twins
 from mpitrain.schedules.pipeline import SCHEDULES, Schedule
@@ -43,7 +44,7 @@ class Held:
                 check_pipeline(found, self.stage.n_stages, count, len(self.stage.chunks))
         return found
 
-    def twins(self, storage: FlatStorage) -> Twins | None:
+    def twins(self, storage: Parts) -> Twins | None:
         """What adds up the gradients of twins; None where there are none. It communicates."""
         if not any(parameter.twin_of for parameter in self.stage.whole.parameters()):
             return None

@@ -17,13 +17,15 @@ from mpitrain.optim import NORM_BLOCK, Segment
 
 @dataclass(frozen=True)
 class Part:
-    """Elements [start, stop) of one parameter, as `optim.Segment` wants them; `stop` may lie inside the parameter."""
+    """Elements [start, stop) of one parameter, as `optim.Segment` wants them; both may lie inside the parameter, of which the
+    first of them is element number `first`."""
 
     parameter: Any
     name: str
     start: int
     stop: int
     decay: bool
+    first: int = 0
 
 
 class Slice(NamedTuple):
@@ -49,5 +51,5 @@ def cut_slices(segments: Sequence[Segment], start: int, stop: int, n: int, *, wh
 
 def parts_of(segments: Sequence[Segment], own: Slice) -> list[Part]:
     """The parts of parameters in a slice, in its order."""
-    return [Part(s.parameter, s.name, max(s.start, own.start), min(s.stop, own.stop), s.decay)
+    return [Part(s.parameter, s.name, max(s.start, own.start), min(s.stop, own.stop), s.decay, max(0, own.start - s.start))
             for s in segments if max(s.start, own.start) < min(s.stop, own.stop)]

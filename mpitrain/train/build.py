@@ -29,6 +29,7 @@ def build(config: Config, inputs: Inputs, mesh: Mesh) -> Job:
         keep_best=config.checkpoint.best, drop_last=config.data.drop_last, workers=config.data.workers,
         algorithm=find_algorithm(config), bucket_bytes=bucket_bytes(config), tune_buckets=config.comm.bucket_mb == "auto",
         progress=config.comm.progress, wire=config.comm.wire_dtype, node_shared=config.comm.node_shared,
+        sharding=config.comm.sharding,
         schedule=find_schedule(config), chunks=config.mesh.chunks, stages=config.mesh.stages)
     model = make_model(config)
     if t.recompute:

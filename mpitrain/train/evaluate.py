@@ -30,21 +30,24 @@ class Evaluator:
     """The mean loss, and for classes the accuracy, of a model over some rows of data; every row counts once.
 
     `read(c)` gives chunk c of `n_chunks` as host arrays (x, y). `place` is this rank's number among `n_places` that have a model
-    each, and `counts` says whether it is the one rank that counts for its model.
+    each, and `counts` says whether it is the one rank that counts for its model. `in_step`: all places run the model equally
+    often, since each has a part of its parameters; those with a chunk less repeat one.
     """
 
     def __init__(self, inference: Inference, loss: Loss, read: Callable[[int], tuple[Any, Any]], n_chunks: int,
-                 channel: Channel, *, place: int, n_places: int, counts: bool = True):
+                 channel: Channel, *, place: int, n_places: int, counts: bool = True, in_step: bool = False):
         self.inference, self.loss, self.read, self.n_chunks, self.channel = inference, loss, read, n_chunks, channel
-        self.place, self.n_places, self.counts = place, n_places, counts
+        self.place, self.n_places, self.counts, self.in_step = place, n_places, counts, in_step
 
     def run(self) -> dict[str, float]:
         """``{"loss": ..., "accuracy": ...}``; accuracy only where the targets are classes. It communicates."""
         table = np.zeros((self.n_chunks, 3))                       # loss sum, terms, correct
-        mine = range(self.place, self.n_chunks, self.n_places)
-        for (output, y), chunk in zip(self.inference.run(map(self.read, mine)), mine, strict=False):
-            if self.counts:
-                table[chunk] = self._sums(output, y)
+        mine = [*range(self.place, self.n_chunks, self.n_places)]
+        most = -(-self.n_chunks // self.n_places)
+        again = [self.n_chunks - 1] * (most - len(mine)) if self.in_step else []
+        for i, (output, y) in enumerate(self.inference.run(map(self.read, mine + again))):
+            if self.counts and i < len(mine):
+                table[mine[i]] = self._sums(output, y)
         self.channel.allreduce(table.reshape(-1), name="evaluation")
         loss, count, correct = (math.fsum(column) for column in table.T)
         metrics = {"loss": loss / max(count, 1.0)}
