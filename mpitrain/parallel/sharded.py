@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 from mpitrain.backend import Array, Device
 from mpitrain.comm.channel import AnyWork, Channel
@@ -20,16 +20,8 @@ from mpitrain.parallel.shards import KINDS, Shards, Unit, finer
 from mpitrain.parallel.stages import Stage
 from mpitrain.parallel.statistics import Statistics
 from mpitrain.parallel.twins import Twins
-from mpitrain.parallel.update import Outcome, Replicated
+from mpitrain.parallel.update import Bytes, Outcome, Replicated
 from mpitrain.schedules.steps import Algorithm
-
-
-class Bytes(NamedTuple):
-    """Of one rank."""
-
-    parameters: int
-    gradients: int
-    optimizer: int
 
 
 class Sharding:
@@ -59,7 +51,8 @@ class Sharding:
         model, dp = stage.model, self.mesh.size("dp")
         layout = model.describe(seed, precision, device) if self.cuts_parameters else model.initialize(seed, precision, device)
         shards = self.shards = Shards(layout, self.mesh.coordinate("dp"), dp, bucket_bytes=bucket_bytes,
-                                      cuts=where_to_cut(stage, layout, blocks=self.cuts_parameters), whole=whole)
+                                      cuts=where_to_cut(stage, layout, blocks=self.cuts_parameters), whole=whole,
+                                      alike=shared_keys(stage))
         if isinstance(layout, FlatStorage):
             self._values = layout.values
             shards.values = shards.strips(layout.values)
@@ -82,11 +75,6 @@ class Sharding:
         """Values have been written: what was put together of them before is not used any more."""
         if self.gathered is not None:
             self.gathered.forget()
-
-    def measured(self, optimizer: Optimizer, reducer: GradientReducer) -> Bytes:
-        """What the arrays of this rank take, by asking them."""
-        values = self._values if self._values is not None else self.shards.values
-        return Bytes(values.nbytes, reducer.gradients.nbytes, sum(array.nbytes for array in optimizer.state.values()))
 
 
 class SliceSums:
@@ -123,6 +111,10 @@ class ShardedUpdate(Replicated):
                          twins=twins)
         self.sharding = sharding
 
+    @property
+    def _values(self) -> Any:
+        return self.sharding.shards.values if self.sharding.cuts_parameters else super()._values
+
     def finish(self) -> Outcome:
         """The rest of the exchange, then the update of this rank's slices. NumericsError before any parameter changes."""
         gradients = self.sharding.parts_of(self.reducer.finish())
@@ -150,12 +142,17 @@ def where_to_cut(stage: Stage, layout: FlatLayout, *, blocks: bool) -> list[int]
 
     Twins lie in buckets of their own, so that they are cut at the same elements on every stage.
     """
-    shared = {p.twin_of for p in stage.whole.parameters() if p.twin_of}
+    shared = shared_keys(stage)
     ends = block_ends(stage.chunks) if blocks else []
     for i, segment in enumerate(layout.segments):
         if segment.parameter.key in shared:
             ends += [i, i + 1]
     return finer(stage.sizes, ends)
+
+
+def shared_keys(stage: Stage) -> set[str]:
+    """Parameters that have twins, on whatever stage."""
+    return {p.twin_of for p in stage.whole.parameters() if p.twin_of}
 
 
 def needs_whole_parameters(optimizer: Callable[[Any], Optimizer]) -> bool:
@@ -165,11 +162,11 @@ def needs_whole_parameters(optimizer: Callable[[Any], Optimizer]) -> bool:
     return optimizer(FlatStorage([probe])).whole_parameters
 
 
-def predicted(layout: Sequence[int], kind: str, n: int, itemsize: int, states: int) -> Bytes:
-    """The formula: for `layout` elements of a model, `states` numbers of optimizer state each, on `n` ranks."""
-    whole = sum(layout) * itemsize
+def predicted(size: int, kind: str, n: int, *, itemsize: int = 4, states: int = 2) -> Bytes:
+    """The formula: bytes of a rank for `size` elements on `n` ranks, `states` numbers of optimizer state for each."""
     cut = KINDS.index(kind)
-    return Bytes(whole // n if cut > 2 else whole, whole // n if cut > 1 else whole, states * whole // (n if cut else 1))
+    parts = (n if cut >= least else 1 for least in (3, 2, 1))
+    return Bytes(*(-(-numbers * size * itemsize // part) for numbers, part in zip((1, 1, states), parts)))
 
 
 def find_kind(kind: str) -> str:

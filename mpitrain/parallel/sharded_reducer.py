@@ -26,6 +26,15 @@ from mpitrain.parallel.shards import Shards
 IN_FLIGHT = 3                # buckets; with one that is being filled, as much memory as hides the others' way
 
 
+class Seen:
+    """What the timeline keeps of a sum to the end of the step: not the sum itself, which holds the memory of its bucket."""
+
+    __slots__ = ("done",)
+
+    def __init__(self) -> None:
+        self.done = False
+
+
 class ShardedReducer(GradientReducer):
     """A reducer whose `gradients` are this rank's shard. `rounds`: so many micro-batches has the rank that has most.
 
@@ -40,7 +49,7 @@ class ShardedReducer(GradientReducer):
         self.shard = shards.new_flat()
         self.scratch = Scratch(shards.layout)
         self._open: dict[int, Array] = {}                     # by bucket: the memory that this backward fills
-        self._sent: deque[tuple[Bucket, Array, AnyWork | None]] = deque()
+        self._sent: deque[tuple[Bucket, Array, AnyWork | None, Seen]] = deque()
         self._added = [0] * len(self.buckets)                 # sums that the shard has of each bucket in this step
         self._turn: Turn | None = None                        # whose backward runs
         self._bucket_of = {s.name: bucket for bucket in self.buckets for s in bucket.segments}
@@ -125,14 +134,14 @@ class ShardedReducer(GradientReducer):
         began = time.perf_counter()
         self._started += 1
         flat = self._filled_bucket(bucket)
-        work = None
+        work, seen = None, Seen()
         if self.messages.size > 1:
             unit = self.shards.units[bucket.index]
             work = self.messages.start_reduce_scatter(flat, unit.sum_to_owners, bucket.name,
                                                       own=(unit.within.start, unit.within.stop))
             if bucket.turn.last:
-                self.timeline.started(bucket.index, work, began)
-        self._sent.append((bucket, flat, work))
+                self.timeline.started(bucket.index, seen, began)
+        self._sent.append((bucket, flat, work, seen))
         self._land(IN_FLIGHT)
 
     def _filled_bucket(self, bucket: Bucket) -> Array:
@@ -154,11 +163,12 @@ class ShardedReducer(GradientReducer):
     def _land(self, most: int) -> None:
         """Adds what has arrived to the shard, oldest first, and waits until at most `most` buckets are on their way."""
         while self._sent:
-            bucket, flat, work = self._sent[0]
+            bucket, flat, work, seen = self._sent[0]
             if work is not None and not work.done and len(self._sent) <= most:
                 return
             if work is not None:
                 work.wait()
+                seen.done = True
                 self.timeline.look()
             self._sent.popleft()
             unit = self.shards.units[bucket.index]

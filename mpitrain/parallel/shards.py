@@ -14,7 +14,7 @@ For each element of n ranks' model, a rank keeps 1/n of what is cut and all of w
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -64,20 +64,25 @@ class Shards:
     """Which elements each of `n` ranks keeps, and those of rank `rank` as the storage of an optimizer.
 
     `cuts` are numbers of parameters, in the layout's order, that no bucket has a part of together with others. `whole`: slices
-    of whole parameters, for an optimizer that needs their norms. `values` is to be set before an optimizer is made.
+    of whole parameters, for an optimizer that needs their norms. A bucket that begins with one of `alike` (keys of parameters) is
+    cut equally; of the others, ranks that have less so far get more. `values` is to be set before an optimizer is made.
     """
 
     allocate = None
     gradients: Array | None = None
     gradient_views: list[Array] = []                          # noqa: RUF012  (none ever: plain loops have those)
 
-    def __init__(self, layout: FlatLayout, rank: int, n: int, *, bucket_bytes: int, cuts: Sequence[int], whole: bool):
+    def __init__(self, layout: FlatLayout, rank: int, n: int, *, bucket_bytes: int, cuts: Sequence[int], whole: bool,
+                 alike: Collection[str] = ()):
         self.layout, self.rank, self.n, self.cuts = layout, rank, n, list(cuts)
         self.dtype, self.device = layout.dtype, layout.device
         self.units: list[Unit] = []
         self.size = 0
+        held = [0] * n
         for bucket in plan_buckets(layout.segments, layout.size, max(1, bucket_bytes // layout.dtype.itemsize), cuts):
-            slices = cut_slices(bucket.segments, bucket.start, bucket.stop, n, whole=whole)
+            lengths = None if bucket.segments[0].parameter.key in alike else level(held, bucket.stop - bucket.start)
+            slices = cut_slices(bucket.segments, bucket.start, bucket.stop, n, whole=whole, lengths=lengths)
+            held = [had + s.stop - s.start for had, s in zip(held, slices)]
             unit = Unit(bucket, slices, rank, bucket.segments, self.size)
             self.units.append(unit)
             self.size = unit.shard.stop
@@ -120,6 +125,15 @@ class Shards:
         check_state({name: view.shape for name, view in views.items()}, state, what)
         for name, view in views.items():
             view[...] = self.device.put(state[name])
+
+
+def level(held: Sequence[int], more: int) -> list[float]:
+    """What each gets of `more` so that those who hold least come up, and all hold the same where that is possible."""
+    low, high = float(min(held)), float(max(held) + more)
+    for _ in range(64):                                       # the level of the water, by halving
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(max(0.0, middle - had) for had in held) < more else (low, middle)
+    return [max(0.0, high - had) for had in held]
 
 
 def finer(chunks: Sequence[int], ends: Sequence[int]) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from mpitrain.comm.channel import Channel
 from mpitrain.errors import NumericsError
@@ -27,6 +27,14 @@ class Outcome(TypedDict):
     lr: float
     grad_norm: float | None
     comm_exposed_s: float
+
+
+class Bytes(NamedTuple):
+    """What the arrays of one rank take."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
 
 
 class Replicated:
@@ -60,6 +68,16 @@ class Replicated:
         self._update_buffers()
         self.step += 1
         return {"lr": lr, "grad_norm": norm, "comm_exposed_s": self.reducer.exposed_s}
+
+    def measured(self) -> Bytes:
+        """The bytes of this rank's parameters, gradients and optimizer state, by asking their arrays."""
+        state = self.optimizer.state.values()
+        return Bytes(self._values.nbytes, self.reducer.gradients.nbytes, sum(array.nbytes for array in state))
+
+    @property
+    def _values(self) -> Any:
+        storage: Any = self.reducer.storage
+        return storage.values
 
     def _norm_and_scale(self, gradients: Any) -> tuple[float | None, float]:
         """The norm, where it is wanted, and the factor of clipping. NumericsError where the norm is not finite."""

@@ -213,7 +213,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
                       recorder=Recorder(None, rank=control.rank, quiet=o.quiet), tuning=make_tuning(o, reducer, control, mesh))
     trainer.notes += exchange.notes
     if sharding is not None:
-        trainer.notes.append(memory_text(control.gather_objects(sharding.measured(stepper, reducer)), o.sharding))
+        trainer.notes.append(memory_text(control.gather_objects(update.measured()), o.sharding))
     trainer.tuning.choices |= exchange.choices | held.choices
     return Job(trainer, state, plan, o, control, held.replicas, numerics)
 
