@@ -156,10 +156,15 @@ def shared_keys(stage: Stage) -> set[str]:
 
 
 def needs_whole_parameters(optimizer: Callable[[Any], Optimizer]) -> bool:
-    """Whether that optimizer cannot update parts of a parameter: asked of one that is made for a parameter of one number."""
-    probe = Parameter((1,), init.zeros)
-    probe.name = "probe"
-    return optimizer(FlatStorage([probe])).whole_parameters
+    """Whether that optimizer cannot update parts of a parameter."""
+    return optimizer(probe()).whole_parameters
+
+
+def probe() -> FlatStorage:
+    """A parameter of one number: an optimizer that is made for it tells about those of its kind."""
+    parameter = Parameter((1,), init.zeros)
+    parameter.name = "probe"
+    return FlatStorage([parameter])
 
 
 def predicted(size: int, kind: str, n: int, *, itemsize: int = 4, states: int = 2) -> Bytes:

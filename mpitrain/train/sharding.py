@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpitrain.comm.mesh import Mesh
+from mpitrain.config import Config
 from mpitrain.errors import ConfigError, MeshError
 from mpitrain.parallel.sharded import Sharding, find_kind
 from mpitrain.parallel.stages import Stage
@@ -30,6 +31,11 @@ def open_sharding(o: Any, mesh: Mesh, stage: Stage, schedule: Schedule, n_micro:
     if kind == "parameters":
         refuse_uneven_steps(stage, schedule, n_micro, n, fewest)
     return Sharding(kind, mesh)
+
+
+def in_slices(config: Config, mesh: Mesh) -> bool:
+    """Whether ranks keep slices of the parameters: then an evaluation does so too, for the model may be larger than a rank."""
+    return config.comm.sharding == "parameters" and mesh.size("dp") > 1
 
 
 def refuse_options(o: Any, kind: str) -> None:
