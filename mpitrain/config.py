@@ -101,6 +101,7 @@ class CommConfig:
     progress: str = "poll"
     wire_dtype: str = "float32"              # of messages
     node_shared: bool = False                # one copy of parameters and optimizer state per node
+    sharding: str = "none"                   # "optimizer", "gradients", "parameters": what is cut over dp, each with those before
 
 
 @dataclass(frozen=True)
@@ -297,6 +298,7 @@ def _check(config: Config, source: Path, overridden: set[str]) -> None:
                              ("optimizer.decay", o.decay, ("all", "matrices")),
                              ("train.reproducible", t.reproducible, ("run", "layout")),
                              ("comm.progress", config.comm.progress, ("poll", "thread", "auto")),
+                             ("comm.sharding", config.comm.sharding, ("none", "optimizer", "gradients", "parameters")),
                              ("comm.wire_dtype", config.comm.wire_dtype, ("float32", "bfloat16", "float16")),
                              ("train.precision", t.precision, ("float32", "float64", "bfloat16"))):
         if text not in known:

@@ -117,11 +117,12 @@ class Channel:
         mine = part(self.rank, self.size, array.size)
         return array.reshape(-1)[mine.start:mine.stop]
 
-    def start_reduce_scatter(self, array: Array, algorithm: Algorithm, name: str, *, dtype: str | None = None) -> Work:
-        """Begin `reduce_scatter` and return."""
+    def start_reduce_scatter(self, array: Array, algorithm: Algorithm, name: str, *, dtype: str | None = None,
+                             own: tuple[int, int] | None = None) -> Work:
+        """Begin `reduce_scatter` and return. An algorithm for parts of other lengths leaves this rank elements `own`."""
         mine = part(self.rank, self.size, array.size)
         return self._start("reduce_scatter", name, array, algorithm, dtype=dtype, sums=True,
-                           results=((mine.start, mine.stop),))
+                           results=(own or (mine.start, mine.stop),))
 
     def all_gather(self, array: Array, algorithm: Algorithm, *, name: str) -> None:
         """Replace each part i of `array` by that of rank i, in place: bits travel as they are."""

@@ -13,11 +13,11 @@ from mpitrain.nn.pool import AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool2d, Ma
 from mpitrain.nn.recurrent import GRU, LSTM
 from mpitrain.nn.sequential import Sequential
 from mpitrain.nn.statistics import apply_statistics, collect_statistics, running_layers
-from mpitrain.nn.storage import FlatStorage, Segment, plan_segments
+from mpitrain.nn.storage import FlatLayout, FlatStorage, Segment, plan_segments
 
 __all__ = ["ACTIVATIONS", "GELU", "GRU", "LOSSES", "LSTM", "AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "AvgPool2d", "BatchNorm1d",
-           "BatchNorm2d", "Buffer", "Conv2d", "ConvTranspose2d", "Dropout", "DropoutAdd", "Embedding", "FlatStorage",
-           "Flatten", "GroupNorm", "LayerNorm", "LeakyReLU", "Linear", "Loss", "MaxPool2d", "Module",
+           "BatchNorm2d", "Buffer", "Conv2d", "ConvTranspose2d", "Dropout", "DropoutAdd", "Embedding", "FlatLayout",
+           "FlatStorage", "Flatten", "GroupNorm", "LayerNorm", "LeakyReLU", "Linear", "Loss", "MaxPool2d", "Module",
            "MultiHeadAttention", "Parameter", "RMSNorm", "ReLU", "Segment", "Sequential", "SiLU", "Sigmoid",
            "Softmax", "Softplus", "SyncBatchNorm", "Tanh", "apply_statistics", "collect_statistics", "init",
            "plan_segments", "running_layers"]

@@ -28,7 +28,7 @@ from mpitrain.errors import GraphError
 from mpitrain.nn.hooks import Hook, Hooks
 from mpitrain.nn.parameter import Buffer, Described, Parameter
 from mpitrain.nn.statistics import apply_statistics, collect_statistics
-from mpitrain.nn.storage import Allocate, FlatStorage, check_state
+from mpitrain.nn.storage import Allocate, FlatLayout, FlatStorage, check_state
 
 Self = TypeVar("Self", bound="Module")
 
@@ -39,7 +39,7 @@ class Module:
     training = True
     path = ""                                     # the module's name in the model, known from `initialize` on
     plan: Mapping[str, str] = MappingProxyType({})    # how layers of the model are cut over tensor-parallel ranks: docs/tensor.md
-    storage: FlatStorage | None = None            # of the model that `initialize` was called on
+    storage: FlatLayout | None = None             # of the model that `initialize` was called on
     _hooks: Hooks | None = None
 
     def forward(self, *inputs: Any) -> Any:
@@ -106,22 +106,36 @@ class Module:
         """Gives the model memory and its initial values: functions of (seed, parameter name, element index) alone."""
         storage = self.allocate(dtype, device, allocate)
         storage.initialise(seed)
+        self._fill_buffers(seed, storage)
+        return storage
+
+    def describe(self, seed: int = 0, dtype: str = "float32", device: Device = CPU) -> FlatLayout:
+        """Names everything and gives the buffers their values; the parameters' memory comes, and goes, with somebody else."""
+        self._name(dtype)
+        layout = self.storage = FlatLayout(self.parameters(), dtype, device)
+        self._fill_buffers(seed, layout)
+        return layout
+
+    def _fill_buffers(self, seed: int, storage: FlatLayout) -> None:
+        device = storage.device
         for _, buffer in self.named_buffers():
             values = device.empty(buffer.size, storage.dtype)
             buffer.fill(seed, values, 0, device.xp)
             buffer.array = values.reshape(buffer.shape)
             buffer.mark_changed()
-        return storage
 
     def allocate(self, dtype: str = "float32", device: Device = CPU, allocate: Allocate | None = None) -> FlatStorage:
         """Names everything and gives the parameters memory, whose values are undefined until somebody writes them."""
+        self._name(dtype)
+        storage = self.storage = FlatStorage(self.parameters(), dtype, device, allocate)
+        return storage
+
+    def _name(self, dtype: str) -> None:
         float_dtype(dtype)                        # a mistyped precision is refused before anything is touched
         for name, leaf in (*self.named_parameters(), *self.named_buffers()):
             leaf.name = name
         for name, module in self.named_modules():
             module.path = name
-        self.storage = FlatStorage(self.parameters(), dtype, device, allocate)
-        return self.storage
 
     def state_dict(self) -> dict[str, Array]:
         """The values of all parameters and buffers by name: views, not copies, read-only on the host."""

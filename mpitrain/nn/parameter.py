@@ -7,7 +7,7 @@ rank then allocates what it keeps, and makes only those values.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,6 +122,19 @@ class Described(Tensor):
             found.append(Box(own, (*self.offset[:dim], self.offset[dim] + g * there, *self.offset[dim + 1:])))
         return found
 
+    def pieces(self, flat: Array, first: int) -> Iterator[tuple[Array, Shape]]:
+        """(view, where it begins in the whole) of each box that `flat`, elements `first`, ... of this part, consists of."""
+        at = 0
+        for low, high in rectangles(self._shape, first, first + flat.size):
+            shape = tuple(b - a for a, b in zip(low, high))
+            block = flat[at:at + math.prod(shape)].reshape(shape)
+            at += block.size
+            for box in self.boxes():
+                inside = [(max(a, s.start), min(b, s.stop)) for a, b, s in zip(low, high, box.own)]
+                if all(a < b for a, b in inside):
+                    yield (block[(*(slice(a - at_low, b - at_low) for (a, b), at_low in zip(inside, low)), ...)],
+                           tuple(there + a - s.start for there, (a, _), s in zip(box.start, inside, box.own)))
+
     @property
     def key(self) -> str:
         """The name that the whole model has these values under."""
@@ -163,14 +176,38 @@ def _runs(offset: Shape, shape: Shape, whole: Shape, start: int, stop: int) -> I
         start += count
 
 
+def rectangles(shape: Shape, start: int, stop: int) -> list[tuple[Shape, Shape]]:
+    """Elements start .. stop of an array (C order) as boxes [low, high), in order: the fewest, at most 2 n - 1 for n dims."""
+    if start >= stop:
+        return []
+    if not shape:
+        return [((), ())]
+    inner = math.prod(shape[1:])
+    found: list[tuple[Shape, Shape]] = []
+    while start < stop:
+        row, offset = divmod(start, inner)
+        rows = (stop - start) // inner if offset == 0 else 0
+        if rows:
+            found.append(((row, *(0 for _ in shape[1:])), (row + rows, *shape[1:])))
+            start += rows * inner
+        else:
+            end = min(stop, (row + 1) * inner)
+            found += [((row, *low), (row + 1, *high)) for low, high in rectangles(shape[1:], offset, offset + end - start)]
+            start = end
+    return found
+
+
 class Parameter(Described):
     """A trained leaf. ``decay=False``: never weight-decayed, whatever the optimizer is told.
 
     `operands` "bfloat16" lets matrix products with it round what they multiply; set by the storage of a model in that precision.
     `twin_of` is the name of another parameter whose values this one always has: see `Sequential.untie`.
+
+    Memory may come and go. Without `array`, `away` says why (default: it was never given any). Without `grad_buffer`, the first
+    who asks for that is lent one by `lend`.
     """
 
-    __slots__ = ("decay", "operands", "twin_of")
+    __slots__ = ("away", "decay", "lend", "operands", "twin_of")
     is_parameter = True
 
     def __init__(self, shape: Sequence[int], init: Initialiser, *, decay: bool = True):
@@ -178,7 +215,17 @@ class Parameter(Described):
         self.decay = decay
         self.operands = ""
         self.twin_of = ""
+        self.away = ""
+        self.lend: Callable[[Parameter], Array] | None = None
         self.requires_grad = True
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute == "grad_buffer" and self.lend is not None:
+            self.grad_buffer = self.lend(self)
+            return self.grad_buffer
+        if attribute == "array" and self.away:
+            raise GraphError(f'the parameter "{self.name}" is not in memory here: {self.away}')
+        return super().__getattr__(attribute)
 
     @property
     def key(self) -> str:

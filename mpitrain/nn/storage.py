@@ -41,6 +41,11 @@ class Segment:
     def shape(self) -> tuple[int, ...]:
         return self.parameter.shape
 
+    @property
+    def first(self) -> int:
+        """Which of the parameter's elements is the first one here."""
+        return 0
+
 
 def plan_segments(parameters: Sequence[Parameter]) -> tuple[list[Segment], int]:
     """(where each parameter will live, the length of a flat array), from shapes alone."""
@@ -51,24 +56,19 @@ def plan_segments(parameters: Sequence[Parameter]) -> tuple[list[Segment], int]:
     return segments, end
 
 
-class FlatStorage:
-    """Memory for parameters (in this order): `values` holds all, each `parameter.array` is a view into it.
+class FlatLayout:
+    """Where each parameter (in this order) lives in flat arrays of one dtype, and the making of such arrays.
 
-    `allocate(nbytes)` supplies the memory, 64-byte aligned: anything with the buffer protocol, or a uint8 array of the
-    device; by default the device's own memory. It is not cleared here, since several ranks may share it: `initialise`
-    writes every element.
+    `allocate(nbytes)` supplies memory, 64-byte aligned: anything with the buffer protocol, or a uint8 array of the device; by
+    default the device's own memory.
     """
 
     def __init__(self, parameters: Sequence[Parameter], dtype: str = "float32", device: Device = CPU,
                  allocate: Allocate | None = None):
         self.precision, self.dtype, self.device, self.allocate = dtype, float_dtype(dtype), device, allocate
         self.segments, self.size = plan_segments(parameters)
-        self.values = self._memory(allocate)
-        for segment, view in zip(self.segments, self.views(self.values)):
-            segment.parameter.array = view
+        for segment in self.segments:
             segment.parameter.operands = "bfloat16" if dtype == "bfloat16" else ""
-        self.gradients: Array | None = None
-        self.gradient_views: list[Array] = []
 
     def views(self, flat: Array) -> list[Array]:
         """The parameters' parts of a flat array of this layout, in their shapes."""
@@ -78,18 +78,9 @@ class FlatStorage:
 
     def new_flat(self, allocate: Allocate | None = None) -> Array:
         """Another flat array of this layout, zero: gradients, optimizer state."""
-        flat = self._memory(allocate)
+        flat = self.memory(self.size, allocate)
         flat.fill(0)
         return flat
-
-    def attach_gradients(self) -> Array:
-        """Makes the arena `gradients`, and backward write there; for plain loops (a trainer brings its own buckets)."""
-        if self.gradients is None:
-            self.gradients = self.new_flat()
-            self.gradient_views = self.views(self.gradients)
-        for segment, view in zip(self.segments, self.gradient_views):
-            segment.parameter.grad_buffer = view
-        return self.gradients
 
     def named_views(self, flats: dict[str, Array]) -> dict[str, Array]:
         """The parts of several flat arrays as "array/parameter", for instance "m/block0.weight"."""
@@ -102,20 +93,9 @@ class FlatStorage:
         for name, view in views.items():
             self.device.xp.copyto(view, self.device.put(state[name]).astype(self.dtype, copy=False))
 
-    def initialise(self, seed: int, start: int = 0, stop: int | None = None) -> None:
-        """Writes the initial values of elements [start, stop) of `values`: a rank that shares memory makes its part."""
-        stop = self.size if stop is None else stop
-        ends = [s.start for s in self.segments[1:]] + [self.size]
-        for segment, end in zip(self.segments, ends):
-            first, last = max(start, segment.start), min(stop, segment.stop)
-            if first < last:
-                segment.parameter.fill(seed, self.values[first:last], first - segment.start, self.device.xp)
-            self.values[max(start, segment.stop):max(start, segment.stop, min(stop, end))] = 0
-            segment.parameter.mark_changed()
-
-    def _memory(self, allocate: Allocate | None) -> Array:
-        """A flat array in memory from `allocate`; its content is undefined."""
-        nbytes = self.size * self.dtype.itemsize
+    def memory(self, size: int, allocate: Allocate | None = None) -> Array:
+        """A flat array of `size` elements in memory from `allocate`; its content is undefined."""
+        nbytes = size * self.dtype.itemsize
         if nbytes == 0:
             return self.device.empty(0, self.dtype)
         raw = (allocate or self._device_memory)(nbytes)
@@ -133,6 +113,42 @@ class FlatStorage:
         raw = np.empty(nbytes + LINE, np.uint8)
         shift = -raw.ctypes.data % LINE
         return raw[shift:shift + nbytes]
+
+
+class FlatStorage(FlatLayout):
+    """Memory for parameters: `values` holds all, each `parameter.array` is a view into it.
+
+    The memory is not cleared here, since several ranks may share it: `initialise` writes every element.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter], dtype: str = "float32", device: Device = CPU,
+                 allocate: Allocate | None = None):
+        super().__init__(parameters, dtype, device, allocate)
+        self.values = self.memory(self.size, allocate)
+        for segment, view in zip(self.segments, self.views(self.values)):
+            segment.parameter.array = view
+        self.gradients: Array | None = None
+        self.gradient_views: list[Array] = []
+
+    def attach_gradients(self) -> Array:
+        """Makes the arena `gradients`, and backward write there; for plain loops (a trainer brings its own buckets)."""
+        if self.gradients is None:
+            self.gradients = self.new_flat()
+            self.gradient_views = self.views(self.gradients)
+        for segment, view in zip(self.segments, self.gradient_views):
+            segment.parameter.grad_buffer = view
+        return self.gradients
+
+    def initialise(self, seed: int, start: int = 0, stop: int | None = None) -> None:
+        """Writes the initial values of elements [start, stop) of `values`: a rank that shares memory makes its part."""
+        stop = self.size if stop is None else stop
+        ends = [s.start for s in self.segments[1:]] + [self.size]
+        for segment, end in zip(self.segments, ends):
+            first, last = max(start, segment.start), min(stop, segment.stop)
+            if first < last:
+                segment.parameter.fill(seed, self.values[first:last], first - segment.start, self.device.xp)
+            self.values[max(start, segment.stop):max(start, segment.stop, min(stop, end))] = 0
+            segment.parameter.mark_changed()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FlatStorage:
         """A copy in memory of its own, to which the copied parameters are bound (a plain deepcopy would part them)."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpitrain.backend import Array
+from mpitrain.backend import Array, array_module
 from mpitrain.kernels import optimizer as kernels
 from mpitrain.optim.norm import sum_of_squares
 from mpitrain.optim.optimizer import OPTIMIZERS, Optimizer, Run, require
@@ -127,7 +127,8 @@ class LAMB(Optimizer):
         super().__init__(model, lr, state=("m", "v"), weight_decay=weight_decay, decay=decay, allocate=allocate)
         self.betas, self.eps = (betas[0], betas[1]), eps
         longest = max((s.stop - s.start for s in self.storage.segments), default=0)
-        self._direction = self.storage.values[:longest].copy()
+        moments = self.state["m"]
+        self._direction = array_module(moments).empty(longest, moments.dtype)
 
     def change(self, run: Run, gradients: Array, lr: float, step: int, scale: float) -> None:
         w, m, v = self.parts(run)

@@ -25,6 +25,8 @@ def first_bad_layer(model: Module, x: Any) -> str:
     """In words, where the first value that is not finite comes from: a parameter, the input, a layer, or the loss itself."""
     if not is_finite(x):
         return "the input of the model"
+    if not all(parameter.allocated for parameter in model.parameters()):
+        return 'a layer that cannot be named where ranks have slices of the parameters; set comm.sharding = "gradients" to see it'
     for name, parameter in model.named_parameters():
         if not is_finite(parameter.array):
             return f'the parameter "{name}"'

@@ -11,11 +11,13 @@ from mpitrain.comm.channel import Channel
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.shared import SharedChannel
 from mpitrain.errors import ConfigError
-from mpitrain.nn import FlatStorage, Module
+from mpitrain.nn import FlatLayout, Module
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.node_shared import NodeExchange, NodeShared, block_of_the_node, refuse_copies
 from mpitrain.parallel.norm import GradientNorm
 from mpitrain.parallel.reducer import GradientReducer
+from mpitrain.parallel.sharded import ShardedUpdate, Sharding, SliceSums
+from mpitrain.parallel.sharded_reducer import ShardedReducer
 from mpitrain.parallel.statistics import Statistics
 from mpitrain.parallel.tree import RankTree
 from mpitrain.parallel.twins import Twins
@@ -29,17 +31,19 @@ class Exchange:
     """The choice for one run, the same on all ranks. Ask it in this order: memory, reducer, update.
 
     With `algorithm` "auto", gradients on the CPU go through shared memory where a node has room; a named algorithm goes by
-    messages. `node_shared` keeps one copy of parameters and optimizer state on each node. `notes` says what could not be had, and
-    `choices` what was taken, as far as bits depend on it; both from `reducer` on.
+    messages. `node_shared` keeps one copy of parameters and optimizer state on each node, `sharding` cuts states over ranks.
+    `notes` says what could not be had, and `choices` what was taken, as far as bits depend on it; both from `reducer` on.
     """
 
     def __init__(self, mesh: Mesh, *, algorithm: Any = AUTO, wire: str = "float32", node_shared: bool = False,
-                 on_host: bool = True):
+                 on_host: bool = True, sharding: Sharding | None = None):
         self.channel: Channel | SharedChannel = mesh.channel("dp", "gradients", algorithm=algorithm,
                                                              wire=None if wire == "float32" else wire)
         self.progress, self.wire, self._notes = mesh.progress, wire, list[str]()
         self.choices: dict[str, Any] = {}
-        if algorithm == AUTO and on_host and self.channel.size > 1:
+        self.sharding = sharding
+        by_messages = sharding is not None and sharding.cuts_gradients      # a bucket's memory is used again at once
+        if algorithm == AUTO and on_host and self.channel.size > 1 and not by_messages:
             self.channel = mesh.share_memory(self.channel)
         elif node_shared and self.channel.size > 1:
             found, instead = (f'comm.algorithm = "{name_of(algorithm)}"', 'comm.algorithm = "auto"') if algorithm != AUTO else \
@@ -60,18 +64,27 @@ class Exchange:
         """Memory for parameters and optimizer state: the node's own with `node_shared`, else None, the device's."""
         return self._of_the_node if self.node_shared else None
 
-    def reducer(self, storage: FlatStorage, optimizer: Optimizer, *, bucket_bytes: int, tree: RankTree | None,
-                chunks: Sequence[int] | None = None) -> GradientReducer:
-        """The reducer over this exchange. StorageError where one copy per node leaves no room for gradients to share."""
+    def reducer(self, storage: FlatLayout, optimizer: Optimizer, *, bucket_bytes: int, tree: RankTree | None,
+                chunks: Sequence[int] | None = None, rounds: int = 1) -> GradientReducer:
+        """The reducer over this exchange, where the rank that has most has `rounds` micro-batches.
+
+        StorageError where one copy per node leaves no room for gradients to share.
+        """
         # A tree's sums go by messages and are whole on every rank: they need no memory that ranks share.
         if self.node_shared:
             assert isinstance(self.channel, SharedChannel)
             exchange = NodeExchange(self.channel, optimizer)
             reducer = GradientReducer(storage, exchange, bucket_bytes=bucket_bytes, progress=self.progress.progress, tree=tree,
                                       allocate=None if tree else exchange.allocate, chunks=chunks)
+        elif self.sharding is not None and self.sharding.cuts_gradients:
+            assert isinstance(self.channel, Channel) and tree is None
+            reducer = ShardedReducer(self.sharding.shards, self.channel, bucket_bytes=bucket_bytes,
+                                     progress=self.progress.progress, rounds=rounds, chunks=chunks or [len(storage.segments)])
         else:
-            reducer = GradientReducer(storage, self.channel, bucket_bytes=bucket_bytes, progress=self.progress.progress,
-                                      tree=tree, allocate=None if tree else self._arenas(storage), chunks=chunks)
+            over = self.channel if self.sharding is None else SliceSums(self.channel, self.sharding.shards)
+            reducer = GradientReducer(storage, over, bucket_bytes=bucket_bytes, progress=self.progress.progress, tree=tree,
+                                      allocate=None if tree else self._arenas(storage), chunks=chunks,
+                                      cuts=self.sharding.shards.cuts if self.sharding else None)
         reducer.reserve()                                     # now, so that `notes` says it where that memory is too small
         if self.channel.size > 1:
             self.choices = {"exchange": self._choice(storage.dtype.name, tree)}
@@ -88,6 +101,10 @@ class Exchange:
         if isinstance(reducer.channel, NodeExchange):
             return NodeShared(model, optimizer, reducer, control, rate, reducer.channel, clip_norm=clip_norm,
                               statistics=statistics, twins=twins)
+        if self.sharding is not None:
+            assert norm is not None, "the norm of states that are cut over ranks is not one rank's"
+            return ShardedUpdate(model, optimizer, reducer, control, rate, self.sharding, clip_norm=clip_norm,
+                                 statistics=statistics, norm=norm, twins=twins)
         return Replicated(model, optimizer, reducer, control, rate, clip_norm=clip_norm, statistics=statistics, norm=norm,
                           twins=twins)
 
@@ -99,6 +116,8 @@ class Exchange:
             way += f" of ranks {nodes_text(hosts_of(channel.comm))}"
         if tree:
             way += ", one tree over all micro-batches"
+        elif self.sharding is not None and (self.sharding.cuts_gradients or not self._is_shared):
+            way = "messages to the owners of slices" + (", each micro-batch" if self.sharding.cuts_gradients else "")
         elif isinstance(channel, SharedChannel) and channel.shared:
             nodes = nodes_text(channel.channel.gather_objects(channel.node.ranks[0]))
             if not channel.notes:
@@ -109,13 +128,19 @@ class Exchange:
                 way += f", small buckets through shared memory of ranks {nodes}"
         return {"ranks": channel.size, "way": way, "wire": self.wire if self._is_packed(dtype) else dtype}
 
+    @property
+    def _is_shared(self) -> bool:
+        """Whether all sums are made in memory that all ranks share."""
+        channel = self.channel
+        return isinstance(channel, SharedChannel) and channel.shared and channel.cross is None and not channel.notes
+
     def _is_packed(self, dtype: str) -> bool:
         """Whether gradients travel as 16 bits: those of float32 do, in messages."""
         channel = self.channel
         by_messages = not isinstance(channel, SharedChannel) or channel.cross is not None or bool(channel.notes)
         return dtype == "float32" and self.wire != "float32" and by_messages
 
-    def _arenas(self, storage: FlatStorage) -> Callable[[], Array] | None:
+    def _arenas(self, storage: FlatLayout) -> Callable[[], Array] | None:
         """Memory for the reducer's arenas, one a call: the first is what is summed over ranks, so it is shared."""
         channel = self.channel
         if not isinstance(channel, SharedChannel):

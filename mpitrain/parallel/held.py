@@ -10,8 +10,9 @@ from mpitrain.backend import Array, array_module
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.mesh import Mesh
 from mpitrain.errors import ConfigError
-from mpitrain.nn import FlatStorage, Module, Sequential
+from mpitrain.nn import Module, Sequential
 from mpitrain.parallel.neighbours import Neighbours
+from mpitrain.parallel.norm import Parts
 from mpitrain.parallel.replicas import broadcast_state
 from mpitrain.parallel.stages import Stage, cut
 from mpitrain.parallel.tensor import TensorParallel
@@ -48,7 +49,7 @@ class Held:
             prove(found, name, n_stages=self.stage.n_stages, n_micro=count, chunks=len(self.stage.chunks))
         return found
 
-    def twins(self, storage: FlatStorage) -> Twins | None:
+    def twins(self, storage: Parts) -> Twins | None:
         """What adds up the gradients of twins; None where there are none. It communicates."""
         if not any(parameter.twin_of for parameter in self.stage.whole.parameters()):
             return None

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from mpitrain.backend import Array, asnumpy
+from mpitrain.backend import asnumpy
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.mesh import Mesh
 from mpitrain.kernels.optimizer import square_sums
-from mpitrain.nn import FlatStorage, Segment
 from mpitrain.nn.parameter import Described
-from mpitrain.optim import NORM_BLOCK, squared_norm
+from mpitrain.optim import NORM_BLOCK, Segment, squared_norm
+
+
+class PartOf(Segment, Protocol):
+    """A parameter's place, or that of a part of it, whose first element is element number `first` of the parameter."""
+
+    @property
+    def first(self) -> int: ...
+
+
+class Parts(Protocol):
+    @property
+    def segments(self) -> Sequence[PartOf]: ...
 
 
 class GradientNorm:
@@ -22,37 +33,39 @@ class GradientNorm:
 
     The squares are summed in blocks of 4,096 elements of a parameter's part, and the blocks are added in the order of (name,
     place of the part, block), on all ranks alike: how the model is cut into stages does not change a bit. `channel` connects
-    the ranks that have parts of one model; it communicates. Called with the flat gradients.
+    the ranks that have parts of one model; it communicates. Called with the flat gradients. `storage` may have parts of
+    parameters for its segments, each beginning at such a block.
     """
 
-    def __init__(self, storage: FlatStorage, mesh: Mesh | None = None, channel: Channel | None = None):
-        self.storage = storage
+    def __init__(self, storage: Parts, mesh: Mesh | None = None, channel: Channel | None = None):
+        self.storage: Any = storage
         self.segments = [s for s in storage.segments if not s.parameter.twin_of]
         self.channel = channel if channel is not None and channel.size > 1 else None
-        self._places: list[tuple[Segment, int, int]] = []     # of this rank's segments: where its sums are in the table
+        self._places: list[tuple[PartOf, int, int]] = []     # of this rank's segments: where its sums are in the table
         self._names: list[str] = []
         if self.channel is not None:
             assert mesh is not None
             self._agree([s for s in self.segments if is_first(s.parameter, mesh, without=("pp", "dp"))])
 
-    def _agree(self, own: Sequence[Segment]) -> None:
+    def _agree(self, own: Sequence[PartOf]) -> None:
         assert self.channel is not None
-        mine = [[s.name, list(s.parameter.offset), -(-(s.stop - s.start) // NORM_BLOCK)] for s in own]
+        mine = [[s.name, list(s.parameter.offset), s.first, -(-(s.stop - s.start) // NORM_BLOCK)] for s in own]
         everyone = self.channel.gather_objects(mine)
-        table = sorted((name, offset, rank, blocks) for rank, held in enumerate(everyone) for name, offset, blocks in held)
+        table = sorted((name, offset, first, rank, blocks) for rank, held in enumerate(everyone)
+                       for name, offset, first, blocks in held)
         places = {}
-        for name, _, rank, blocks in table:
+        for name, _, _, rank, blocks in table:
             places[name, rank] = len(self._names), blocks
             self._names += [name] * blocks
         self._places = [(s, *places[s.name, self.channel.rank]) for s in own]
 
-    def __call__(self, flat: Array) -> float:
+    def __call__(self, flat: Any) -> float:
         if self.channel is None:
             return math.sqrt(squared_norm(self.storage, flat, self.segments))
         sums = self._table(flat)
         return math.sqrt(float(np.add.accumulate(sums)[-1])) if sums.size else 0.0
 
-    def worst(self, flat: Array) -> str:
+    def worst(self, flat: Any) -> str:
         """The first parameter whose gradient is not finite. It communicates like the norm itself."""
         if self.channel is None:
             for s in self.segments:
@@ -62,7 +75,7 @@ class GradientNorm:
         sums = self._table(flat)
         return next((f'"{name}"' for name, value in zip(self._names, sums) if not np.isfinite(value)), "some parameter")
 
-    def _table(self, flat: Array) -> np.ndarray[Any, Any]:
+    def _table(self, flat: Any) -> np.ndarray[Any, Any]:
         assert self.channel is not None
         sums = np.zeros(len(self._names))
         for segment, place, blocks in self._places:

@@ -28,7 +28,7 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 from mpitrain.backend import Array
-from mpitrain.nn import FlatStorage, Parameter
+from mpitrain.nn import FlatLayout, Parameter
 from mpitrain.parallel.buckets import Bucket, Turn, cut_buckets, plan_buckets
 from mpitrain.parallel.timeline import Timeline
 from mpitrain.parallel.tree import RankTree, Work
@@ -61,19 +61,19 @@ class GradientReducer:
     A parameter that took no part in a micro-batch is skipped in the sums, never added as zeros; one that took part nowhere
     gets the gradient zero (with a `tree` -0.0, which ranks add without changing a bit). `allocate` makes the memory of an
     arena (the storage's own by default). `chunks` holds how many parameters, in the storage's order, each chunk of the model has
-    (default: one chunk that has all).
+    (default: one chunk that has all), and `cuts` the same for parameters that no bucket may join (default: those of chunks).
     """
 
-    def __init__(self, storage: FlatStorage, channel: Channel, *, bucket_bytes: int = 4 << 20,
+    def __init__(self, storage: FlatLayout, channel: Channel, *, bucket_bytes: int = 4 << 20,
                  allocate: Callable[[], Array] | None = None, progress: Callable[[], None] | None = None,
-                 tree: RankTree | None = None, chunks: Sequence[int] | None = None):
+                 tree: RankTree | None = None, chunks: Sequence[int] | None = None, cuts: Sequence[int] | None = None):
         self.storage, self.channel, self.tree = storage, channel, tree
         self.mover: Mover | None = None                     # where set, it moves the buckets rather than `progress`
         self.timeline = Timeline()
         self._progress = progress
         self._chunks = list(chunks or [len(storage.segments)])
-        self.buckets = plan_buckets(storage.segments, storage.values.size, max(1, bucket_bytes // storage.values.itemsize),
-                                    self._chunks)
+        self.buckets = plan_buckets(storage.segments, storage.size, max(1, bucket_bytes // storage.dtype.itemsize),
+                                    cuts or self._chunks)
         self._allocate = allocate or storage.new_flat
         self._arenas: list[Array] = []
         self._views: list[list[Array]] = []                 # per arena, each parameter's part of it

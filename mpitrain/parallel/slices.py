@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from mpitrain.optim import NORM_BLOCK, Segment
@@ -17,13 +18,15 @@ from mpitrain.optim import NORM_BLOCK, Segment
 
 @dataclass(frozen=True)
 class Part:
-    """Elements [start, stop) of one parameter, as `optim.Segment` wants them; `stop` may lie inside the parameter."""
+    """Elements [start, stop) of one parameter, as `optim.Segment` wants them; both may lie inside the parameter, of which the
+    first of them is element number `first`."""
 
     parameter: Any
     name: str
     start: int
     stop: int
     decay: bool
+    first: int = 0
 
 
 class Slice(NamedTuple):
@@ -33,14 +36,19 @@ class Slice(NamedTuple):
     stop: int
 
 
-def cut_slices(segments: Sequence[Segment], start: int, stop: int, n: int, *, whole: bool) -> list[Slice]:
-    """[start, stop), which begins and ends at bounds of parameters, as n slices in order, some empty; see above for the cuts."""
+def cut_slices(segments: Sequence[Segment], start: int, stop: int, n: int, *, whole: bool,
+               lengths: Sequence[float] | None = None) -> list[Slice]:
+    """[start, stop), which begins and ends at bounds of parameters, as n slices in order, some empty; see above for the cuts.
+
+    `lengths` are those that are wanted (default: equal ones); their sum is that of all.
+    """
     inside = [s for s in segments if start <= s.start and s.stop <= stop]
     within = [cut for s in inside for cut in range(s.start, s.start + 1 if whole else s.stop, NORM_BLOCK)]
     allowed = sorted({start, stop, *within})
     cuts = [start]
+    wanted = list(accumulate(lengths)) if lengths is not None else []
     for i in range(1, n):
-        ideal = start + (stop - start) * i // n
+        ideal = start + (int(wanted[i - 1]) if wanted else (stop - start) * i // n)
         after = bisect_left(allowed, ideal)
         near = min(allowed[max(0, after - 1):after + 1], key=lambda cut: abs(cut - ideal))
         cuts.append(max(cuts[-1], near))
@@ -49,5 +57,5 @@ def cut_slices(segments: Sequence[Segment], start: int, stop: int, n: int, *, wh
 
 def parts_of(segments: Sequence[Segment], own: Slice) -> list[Part]:
     """The parts of parameters in a slice, in its order."""
-    return [Part(s.parameter, s.name, max(s.start, own.start), min(s.stop, own.stop), s.decay)
+    return [Part(s.parameter, s.name, max(s.start, own.start), min(s.stop, own.stop), s.decay, max(0, own.start - s.start))
             for s in segments if max(s.start, own.start) < min(s.stop, own.stop)]

@@ -135,7 +135,7 @@ class Tuning:
         late = max((max(step.values()) for step in since), default=0.0)        # what took no part goes with the last
         ready = [statistics.median([step.get(s.name, late) for step in since] or [0.0]) for s in backwards]
         starts = [s.start for s in backwards[:-1]] + [0]
-        sizes = -np.diff([storage.size, *starts]) * storage.values.itemsize
+        sizes = -np.diff([storage.size, *starts]) * storage.dtype.itemsize
         return choose_bounds(ready, sizes.tolist(), alpha, beta)
 
     def _probe(self) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from mpitrain.comm.channel import Channel
 from mpitrain.errors import NumericsError
@@ -27,6 +27,14 @@ class Outcome(TypedDict):
     lr: float
     grad_norm: float | None
     comm_exposed_s: float
+
+
+class Bytes(NamedTuple):
+    """What the arrays of one rank take."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
 
 
 class Replicated:
@@ -55,18 +63,31 @@ class Replicated:
         gradients = self.reducer.finish()
         if self.twins is not None:
             self.twins.add(gradients)
-        lr, norm, scale = self.rate(self.step), None, 1.0
-        if self.clip_norm or self.want_norm:
-            norm = self.norm(gradients)
-            if not math.isfinite(norm):
-                raise NumericsError(f"the gradient of {self.norm.worst(gradients)} is not finite; no parameter was changed; "
-                                    "try a smaller optimizer.lr, or optimizer.clip_norm", step=self.step)
-            if self.clip_norm:
-                scale = clip_factor(norm, self.clip_norm)
+        lr, (norm, scale) = self.rate(self.step), self._norm_and_scale(gradients)
         self.optimizer.update(gradients, lr=lr, step=self.step + 1, scale=scale)
         self._update_buffers()
         self.step += 1
         return {"lr": lr, "grad_norm": norm, "comm_exposed_s": self.reducer.exposed_s}
+
+    def measured(self) -> Bytes:
+        """The bytes of this rank's parameters, gradients and optimizer state, by asking their arrays."""
+        state = self.optimizer.state.values()
+        return Bytes(self._values.nbytes, self.reducer.gradients.nbytes, sum(array.nbytes for array in state))
+
+    @property
+    def _values(self) -> Any:
+        storage: Any = self.reducer.storage
+        return storage.values
+
+    def _norm_and_scale(self, gradients: Any) -> tuple[float | None, float]:
+        """The norm, where it is wanted, and the factor of clipping. NumericsError where the norm is not finite."""
+        if not (self.clip_norm or self.want_norm):
+            return None, 1.0
+        norm = self.norm(gradients)
+        if not math.isfinite(norm):
+            raise NumericsError(f"the gradient of {self.norm.worst(gradients)} is not finite; no parameter was changed; "
+                                "try a smaller optimizer.lr, or optimizer.clip_norm", step=self.step)
+        return norm, clip_factor(norm, self.clip_norm) if self.clip_norm else 1.0
 
     def _update_buffers(self) -> None:
         """Running statistics: the mean over all micro-batches of all ranks, once a step."""

@@ -26,6 +26,7 @@ from mpitrain.parallel.inference import Inference
 from mpitrain.parallel.norm import GradientNorm
 from mpitrain.parallel.pipeline import Pipeline
 from mpitrain.parallel.reducer import GradientReducer
+from mpitrain.parallel.sharded import needs_whole_parameters
 from mpitrain.parallel.statistics import PlainStatistics, TreeStatistics
 from mpitrain.parallel.synchronise import synchronise_batch_norm
 from mpitrain.parallel.tree import RankTree
@@ -38,6 +39,7 @@ from mpitrain.train.manifest import Checkpoint
 from mpitrain.train.profile import ObservedLoader
 from mpitrain.train.record import Recorder
 from mpitrain.train.run_folder import RunFolder
+from mpitrain.train.sharding import memory_text, open_sharding
 from mpitrain.train.state import State
 from mpitrain.train.together import everywhere, on_first
 from mpitrain.train.trainer import Plan, Trainer
@@ -67,6 +69,7 @@ class Options:
     bucket_bytes: int = 4 << 20
     wire: str = "float32"                    # what messages carry of a float32 gradient
     node_shared: bool = False
+    sharding: str = "none"                   # "optimizer", "gradients", "parameters": what is cut over data-parallel ranks
     tune_buckets: bool = False               # cut buckets anew after the first steps, where measured ready times say
     progress: str = "poll"                   # who moves messages: "poll", "thread", or "auto": what is faster
     schedule: Any = "1f1b"                   # of the pipeline's stages: a name, or a generator function of your own
@@ -172,8 +175,15 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
                 sequence=o.sequence, shared=o.algorithm == "auto" and device.name == "cpu")
     stage, loss = held.stage, held.loss(loss)
     schedule = held.schedule(o.schedule, n_micro)
-    exchange = Exchange(mesh, algorithm=o.algorithm, wire=o.wire, node_shared=o.node_shared, on_host=device.name == "cpu")
-    storage = stage.model.initialize(o.seed, o.precision, device, exchange.allocate)
+    sharding = open_sharding(o, mesh, stage, schedule, n_micro, sampler.size(sampler.steps_per_epoch - 1))
+    exchange = Exchange(mesh, algorithm=o.algorithm, wire=o.wire, node_shared=o.node_shared, on_host=device.name == "cpu",
+                        sharding=sharding)
+    if sharding is None:
+        storage: nn.FlatLayout = stage.model.initialize(o.seed, o.precision, device, exchange.allocate)
+    else:
+        storage = sharding.initialise(stage, o.seed, o.precision, device, bucket_bytes=o.bucket_bytes,
+                                      whole=needs_whole_parameters(optimizer))
+    kept: Any = storage if sharding is None else sharding.shards
     feed = Feed(storage.device, storage.dtype, tokens=inputs.tokens)
     inputs.fit(control)
     inference = Inference(stage, feed, held.neighbours)
@@ -182,8 +192,8 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         labelled = inputs.training
         on_first(control, lambda: scan_labels(labelled, n_classes))
 
-    stepper = optimizer(storage)
-    state = State(stage.model, stepper, inputs.transforms, whole=model, mesh=mesh, control=control)
+    stepper = optimizer(kept)
+    state = State(stage.model, stepper, inputs.transforms, whole=model, mesh=mesh, control=control, sharding=sharding)
     synchronise_batch_norm(stage.model, held.replicas, n_micro, mesh.size("dp"), drop_last=o.drop_last)
     held.start_alike(state.arrays())
 
@@ -192,19 +202,24 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     statistics = TreeStatistics(stage.chunks, exchange.channel, tree) if tree else PlainStatistics(stage.model, held.replicas)
     loader = ObservedLoader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
                             n_classes=n_classes, workers=o.workers)
-    reducer = exchange.reducer(storage, stepper, bucket_bytes=o.bucket_bytes, tree=tree, chunks=stage.sizes)
+    reducer = exchange.reducer(storage, stepper, bucket_bytes=o.bucket_bytes, tree=tree, chunks=stage.sizes,
+                               rounds=-(-n_micro // mesh.size("dp")))
     mesh.progress.landed = reducer.timeline.look
     pipeline = Pipeline(stage, loss, control, reducer, feed, n_micro=n_micro, seed=o.seed, schedule=schedule,
                         after_forward=statistics.after_forward, neighbours=held.neighbours, counts=held.counts)
     rate_at = rate(plan.steps) if rate else lambda step: stepper.lr
     update = exchange.update(stage.model, stepper, reducer, control, rate_at, clip_norm=o.clip_norm, statistics=statistics,
-                             norm=GradientNorm(storage, mesh, held.parts), twins=held.twins(storage))
+                             norm=GradientNorm(kept, mesh, held.parts if sharding is None else control),
+                             twins=held.twins(kept))
     read, n_chunks = inputs.chunks(n_classes)
     evaluator = Evaluator(inference, loss, read, n_chunks, control, place=mesh.coordinate("dp"), n_places=mesh.size("dp"),
-                          counts=held.counts, classes=held.classes) if n_chunks else None
+                          counts=held.counts, classes=held.classes,
+                          in_step=sharding is not None and sharding.cuts_parameters) if n_chunks else None
     trainer = Trainer(pipeline=pipeline, update=update, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       recorder=Recorder(None, rank=control.rank, quiet=o.quiet), tuning=make_tuning(o, reducer, control, mesh))
     trainer.notes += exchange.notes
+    if sharding is not None:
+        trainer.notes.append(memory_text(control.gather_objects(update.measured()), o.sharding))
     trainer.tuning.choices |= exchange.choices | held.choices
     return Job(trainer, state, plan, o, control, held, numerics)
 

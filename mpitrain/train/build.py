@@ -30,7 +30,7 @@ def build(config: Config, inputs: Inputs, mesh: Mesh) -> Job:
         algorithm=find_algorithm(config), bucket_bytes=bucket_bytes(config), tune_buckets=config.comm.bucket_mb == "auto",
         progress=config.comm.progress, wire=config.comm.wire_dtype, node_shared=config.comm.node_shared,
         schedule=find_schedule(config), chunks=config.mesh.chunks, stages=config.mesh.stages,
-        plan=config.mesh.plan or None, sequence=config.mesh.sequence)
+        plan=config.mesh.plan or None, sequence=config.mesh.sequence, sharding=config.comm.sharding)
     model = make_model(config)
     if t.recompute:
         keep_inputs_only(model)

@@ -31,23 +31,27 @@ class Evaluator:
 
     `read(c)` gives chunk c of `n_chunks` as host arrays (x, y). `place` is this rank's number among `n_places` that have a model
     each, and `counts` says whether it is the one rank that counts for its model. `classes(output)` is the class of the largest
-    output of each row; it and `loss` are called alike on all ranks that have outputs.
+    output of each row; it and `loss` are called alike on all ranks that have outputs. `in_step`: all places run the model equally
+    often, since each has a part of its parameters; those with a chunk less repeat one.
     """
 
     def __init__(self, inference: Inference, loss: Loss, read: Callable[[int], tuple[Any, Any]], n_chunks: int,
                  channel: Channel, *, place: int, n_places: int, counts: bool = True,
-                 classes: Callable[[Array], Array] | None = None):
+                 classes: Callable[[Array], Array] | None = None, in_step: bool = False):
         self.inference, self.loss, self.read, self.n_chunks, self.channel = inference, loss, read, n_chunks, channel
-        self.place, self.n_places, self.counts, self.classes = place, n_places, counts, classes or _largest
+        self.place, self.n_places, self.counts, self.in_step = place, n_places, counts, in_step
+        self.classes = classes or _largest
 
     def run(self) -> dict[str, float]:
         """``{"loss": ..., "accuracy": ...}``; accuracy only where the targets are classes. It communicates."""
         table = np.zeros((self.n_chunks, 3))                       # loss sum, terms, correct
-        mine = range(self.place, self.n_chunks, self.n_places)
-        for (output, y), chunk in zip(self.inference.run(map(self.read, mine)), mine, strict=False):
+        mine = [*range(self.place, self.n_chunks, self.n_places)]
+        most = -(-self.n_chunks // self.n_places)
+        again = [self.n_chunks - 1] * (most - len(mine)) if self.in_step else []
+        for i, (output, y) in enumerate(self.inference.run(map(self.read, mine + again))):
             sums = self._sums(output, y)
-            if self.counts:
-                table[chunk] = sums
+            if self.counts and i < len(mine):
+                table[mine[i]] = sums
         self.channel.allreduce(table.reshape(-1), name="evaluation")
         loss, count, correct = (math.fsum(column) for column in table.T)
         metrics = {"loss": loss / max(count, 1.0)}

@@ -15,15 +15,17 @@ from mpitrain.config import Config, load_config
 from mpitrain.data import report
 from mpitrain.errors import MissingError
 from mpitrain.parallel.buckets import plan_buckets
+from mpitrain.parallel.sharded import predicted, probe
 from mpitrain.parallel.stages import cut
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline_check import actions_of, find_schedule
 from mpitrain.schedules.pipeline_draw import describe
 from mpitrain.train import checkpoint
 from mpitrain.train.assembly import count_micro_batches, default_micro_batches
-from mpitrain.train.build import bucket_bytes, checkpoint_folder, make_model
+from mpitrain.train.build import bucket_bytes, checkpoint_folder, make_model, make_optimizer
 from mpitrain.train.hashes import array_sha256
 from mpitrain.train.manifest import MANIFEST, Checkpoint, load
+from mpitrain.train.sharding import memory_text
 
 
 def inspect(path: Path, overrides: list[str], *, ranks: int) -> Iterator[str]:
@@ -58,6 +60,19 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     yield from stage_lines(model, pp, config)
     yield from schedule_lines(pp, dp, n_micro, name=config.mesh.schedule, chunks=chunks, folder=config.folder)
     yield from bucket_lines(model, config)
+    yield bytes_line(model, config, pp, dp)
+
+
+def bytes_line(model: nn.Module, config: Config, pp: int, dp: int) -> str:
+    """What a rank keeps of parameters, gradients and optimizer state, by the formula; of the stage that has most."""
+    if pp > 1 and isinstance(model, nn.Sequential):
+        model.untie()
+    stages = config.mesh.stages if isinstance(config.mesh.stages, tuple) else ()
+    parts = [cut(model, index, pp, config.mesh.chunks, counts=stages).model.parameters() for index in range(pp)]
+    size = max(nn.plan_segments(parameters)[1] for parameters in parts)
+    n_states = len(make_optimizer(config, probe()).state)
+    found = predicted(size, config.comm.sharding, dp, itemsize=float_dtype(config.train.precision).itemsize, states=n_states)
+    return memory_text([found], config.comm.sharding)
 
 
 def stage_lines(model: nn.Module, pp: int, config: Config) -> Iterator[str]:

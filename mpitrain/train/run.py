@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mpitrain import nn
 from mpitrain.backend import keep_freed_memory, select_device
 from mpitrain.backend.memory import pool_in_use, resident
 from mpitrain.comm import guard
@@ -25,14 +26,16 @@ from mpitrain.errors import MpitrainError, OutputError, Stopped, UsageError
 from mpitrain.parallel.feed import Feed
 from mpitrain.parallel.held import hold
 from mpitrain.parallel.inference import Inference
+from mpitrain.parallel.sharded import Sharding
 from mpitrain.train import checkpoint, environment, threads
 from mpitrain.train.assembly import Job, local_rank, try_one_sample
-from mpitrain.train.build import build, checkpoint_folder, make_loss, make_model
+from mpitrain.train.build import bucket_bytes, build, checkpoint_folder, make_loss, make_model
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.inputs import Inputs, describe_files, open_inputs
 from mpitrain.train.profile import Profile, trace_text
 from mpitrain.train.record import Recorder, find_tensorboard
 from mpitrain.train.run_folder import RunFolder
+from mpitrain.train.sharding import in_slices
 from mpitrain.train.state import State
 from mpitrain.train.threads import Place
 from mpitrain.train.together import on_first
@@ -243,14 +246,17 @@ def evaluate(config: Config, source: Path, *, quiet: bool = False) -> int:
             model = make_model(config)
             loss = make_loss(config, session.inputs.tokens)
             held = hold(model, session.mesh, session.control, chunks=config.mesh.chunks, stages=config.mesh.stages)
-            storage = held.stage.model.initialize(config.run.seed, config.train.precision, device)
-            State(held.stage.model, None, session.inputs.transforms, whole=model).restore(found)
+            sharding = Sharding("parameters", session.mesh) if in_slices(config, session.mesh) else None
+            seed, precision = config.run.seed, config.train.precision
+            storage: nn.FlatLayout = held.stage.model.initialize(seed, precision, device) if sharding is None else \
+                sharding.initialise(held.stage, seed, precision, device, bucket_bytes=bucket_bytes(config), whole=False)
+            State(held.stage.model, None, session.inputs.transforms, whole=model, sharding=sharding).restore(found)
             inference = Inference(held.stage, Feed(device, storage.dtype, tokens=session.inputs.tokens), held.neighbours)
             read, n_chunks = session.inputs.chunks(try_one_sample(inference, loss, session.inputs, held))
             if not n_chunks:
                 raise UsageError("this run has no validation data; give some: data.validation=PATH")
         metrics = Evaluator(inference, loss, read, n_chunks, session.control, place=session.mesh.coordinate("dp"),
-                            n_places=session.mesh.size("dp"), counts=held.counts).run()
+                            n_places=session.mesh.size("dp"), counts=held.counts, in_step=sharding is not None).run()
         if session.world.rank == 0:
             print(json.dumps({"step": found.step, "split": "validation", **metrics}), flush=True)
     return 0

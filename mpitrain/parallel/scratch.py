@@ -1,0 +1,42 @@
+"""Flat arrays that serve for a while and are used again: a fresh page costs more than the arithmetic done on it."""
+
+from __future__ import annotations
+
+from sys import getrefcount
+
+import numpy as np
+
+from mpitrain.backend import Array
+from mpitrain.nn import FlatLayout
+
+ALONE = 2                                    # what getrefcount says of memory that one view is held of
+
+
+class Scratch:
+    """Lends arrays of a layout's dtype and device. There is no giving back: who drops the array, and all views of it, has.
+
+    So a view that somebody keeps keeps its values too. On a GPU, arrays come from CuPy's own pool.
+    """
+
+    def __init__(self, layout: FlatLayout):
+        self.layout = layout
+        self._kept: list[np.ndarray] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Of all arrays that are kept."""
+        return sum(array.nbytes for array in self._kept)
+
+    def take(self, size: int) -> Array:
+        """An array of `size` elements; its contents are whatever was there."""
+        if self.layout.device.xp is not np or size == 0:
+            return self.layout.memory(size)
+        free = [i for i in range(len(self._kept)) if getrefcount(self._kept[i].base) == ALONE]
+        fitting = [i for i in free if self._kept[i].size >= size]
+        if fitting:
+            return self._kept[min(fitting, key=lambda i: self._kept[i].size)][:size]
+        if free:                                              # too small: a larger one takes its place
+            del self._kept[max(free, key=lambda i: self._kept[i].size)]
+        array: np.ndarray = self.layout.memory(size)
+        self._kept.append(array)
+        return array[:size]
