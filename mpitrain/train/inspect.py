@@ -39,7 +39,8 @@ def inspect(path: Path, overrides: list[str], *, ranks: int) -> Iterator[str]:
 
 
 def inspect_config(config: Config, ranks: int) -> Iterator[str]:
-    """The model's parameters (of layers that are cut, the first rank's), how the batch is cut, which buckets travel, and the schedule; nothing is allocated."""
+    """The model's parameters (of layers that are cut, the first rank's), how the batch is cut, which buckets travel, and the
+    schedule; nothing is allocated."""
     model = make_model(config)
     pp, dp, tp = fit(ranks, config.mesh.pp, config.mesh.dp, config.mesh.tp)
     n_micro = count_micro_batches(config.train.micro_batches, config.train.batch_size, dp)

@@ -7,7 +7,11 @@ import pytest
 
 from mpitrain import models, nn
 from mpitrain.errors import ConfigError, MeshError
+from mpitrain.parallel.held import hold
+from mpitrain.parallel.tensor import TensorParallel
+from mpitrain.parallel.tensor_loss import CutLoss
 from mpitrain.parallel.tensor_plan import narrow, read_plan
+from mpitrain.train import layout
 
 
 def gpt(**changed):
@@ -78,10 +82,10 @@ def test_a_size_that_does_not_fit_is_named_with_the_nearest_that_does(model, n, 
     (gpt(), {"*.qkv": "column"}, 'mesh.plan: no layer matches "*.qkv"'),
     (small(), {"a": "colum"}, 'mesh.plan: the style "colum" of "a" is not there (did you mean "column"?)'),
     (small(), {"a": "column", "[ab]": "row"}, 'mesh.plan: "a" is "column" by "a" and "row" by "[ab]"; keep one of them'),
-    (small(), {"norm": "row"}, 'mesh.plan: "norm" is a BatchNorm2d, and "row" (inputs are cut: ranks\' products are added) is for '
-                               "Linear, Conv2d; such a layer may be channels"),
-    (gpt(), {"block0": "column"}, '"block0" is a Block, and "column" (outputs are cut: each rank has some of them) is for Linear, '
-                                  "Conv2d; name the layers in it"),
+    (small(), {"norm": "row"}, 'mesh.plan: "norm" is a BatchNorm2d, and "row" (inputs are cut: ranks\' products are added) is '
+                               "for Linear, Conv2d; such a layer may be channels"),
+    (gpt(), {"block0": "column"}, '"block0" is a Block, and "column" (outputs are cut: each rank has some of them) is for '
+                                  "Linear, Conv2d; name the layers in it"),
     (small(), {"a": "vocabulary"}, 'the outputs of "a" go on to "b", and "vocabulary" leaves them cut for the loss; make it '
                                    '"gathered"'),
     (gpt(), {"embed.token": "vocabulary"}, '"head" shares the parameter "embed.token.weight" with "embed.token", which cuts it '
@@ -100,3 +104,33 @@ def test_a_parameter_that_is_twice_in_a_plan_of_twins_is_refused_too():
     model.untie()
     with pytest.raises(ConfigError, match='"head" shares the parameter "embed.token.weight" with "embed.token"'):
         read_plan(model, {"embed.token": "vocabulary"})
+
+
+class Ranks:
+    """A mesh in which layers are cut over two ranks, of which nobody sends anything."""
+
+    def channel(self, axes, purpose):
+        return None
+
+    def size(self, axis):
+        return 2 if axis == self.cut else 1
+
+    def __init__(self, cut="tp"):
+        self.cut = cut
+
+
+def test_what_does_not_go_with_layers_on_several_ranks_is_said_in_one_line():
+    for make, message in (
+            (lambda: layout.refuse_mesh(2),
+             'train.reproducible = "layout" cannot have mesh.tp = 2: ranks that share a layer add up parts of its products, which '
+             "one rank adds in another order; set mesh.tp = 1"),
+            (lambda: CutLoss(nn.LOSSES["mse"](), None, 0, 4, "head"),
+             'mesh.plan leaves the outputs of "head" cut ("vocabulary"), which is for train.loss = "cross_entropy"; make "head" "gathered" for MSE'),
+            (lambda: TensorParallel(small(), Ranks(), {"a": "column", "b": "row"}, sequence=True),
+             'mesh.sequence = true cuts what lies between layers, and the plan has no "sequence" layer'),
+            (lambda: hold(small(), Ranks("dp"), None, sequence=True), "mesh.sequence = true cuts activations over the ranks that "
+             "share layers, and mesh.tp is 1; set mesh.sequence = false, or mesh.tp to 2 or more")):
+        with pytest.raises(ConfigError) as caught:
+            make()
+        assert message in caught.value.message
+    layout.refuse_mesh(1)
