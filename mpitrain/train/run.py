@@ -241,8 +241,9 @@ def evaluate(config: Config, source: Path, *, quiet: bool = False) -> int:
         with guard.symmetric():
             device = select_device(config.train.device, place)
             model = make_model(config)
-            loss = make_loss(config, session.inputs.tokens)
-            held = hold(model, session.mesh, session.control, chunks=config.mesh.chunks, stages=config.mesh.stages)
+            held = hold(model, session.mesh, session.control, chunks=config.mesh.chunks, stages=config.mesh.stages,
+                        plan=config.mesh.plan or None, sequence=config.mesh.sequence, shared=device.name == "cpu")
+            loss = held.loss(make_loss(config, session.inputs.tokens))
             storage = held.stage.model.initialize(config.run.seed, config.train.precision, device)
             State(held.stage.model, None, session.inputs.transforms, whole=model).restore(found)
             inference = Inference(held.stage, Feed(device, storage.dtype, tokens=session.inputs.tokens), held.neighbours)
@@ -250,7 +251,7 @@ def evaluate(config: Config, source: Path, *, quiet: bool = False) -> int:
             if not n_chunks:
                 raise UsageError("this run has no validation data; give some: data.validation=PATH")
         metrics = Evaluator(inference, loss, read, n_chunks, session.control, place=session.mesh.coordinate("dp"),
-                            n_places=session.mesh.size("dp"), counts=held.counts).run()
+                            n_places=session.mesh.size("dp"), counts=held.counts, classes=held.classes).run()
         if session.world.rank == 0:
             print(json.dumps({"step": found.step, "split": "validation", **metrics}), flush=True)
     return 0

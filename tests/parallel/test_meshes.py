@@ -41,14 +41,19 @@ def test_a_plan_on_the_command_line_cuts_a_run_that_one_rank_resumes(tmp_path):
         lines = [json.loads(line) for line in (tmp_path / out / "metrics.jsonl").read_text().splitlines()]
         steps[out] = [(line["step"], line["loss"], line.get("accuracy", 0)) for line in lines]
     assert len(steps["whole"]) == 22
+    result = mpirun(2, "-m", "mpitrain", "evaluate", "cut", "mesh.tp=2", cwd=tmp_path)
+    assert json.loads(result.out)["loss"] == pytest.approx(steps["whole"][-1][1], rel=1e-5)
     for found, expected in zip(steps["cut"], steps["whole"], strict=True):
         assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_mesh_that_does_not_divide_the_heads_ends_the_run_with_one_line(tmp_path):
+@pytest.mark.parametrize(("n", "arguments", "message"), [
+    (3, ("mesh.tp=3",), 'mesh.tp = 3 does not divide the 32 outputs of "linear0"; the nearest that fits the whole model:'),
+    (2, ("mesh.tp=2", "optimizer.name=lars"), 'LARS needs norms of whole parameters, and mesh.tp = 2 cuts "linear0.weight"; set'),
+])
+def test_what_cannot_be_cut_ends_the_run_with_one_line(n, arguments, message, tmp_path):
     config = tmp_path / "run.toml"
     config.write_text(CONFIG)
-    result = mpirun(3, "-m", "mpitrain", "train", config, "mesh.tp=3", cwd=tmp_path)
+    result = mpirun(n, "-m", "mpitrain", "train", config, *arguments, cwd=tmp_path)
     line, = result.error_lines
-    assert "E_MESH" in line and 'mesh.tp = 3 does not divide the 32 outputs of "linear0"; the nearest' in line
-    assert result.rc == 78 and not (tmp_path / "runs").exists()
+    assert message in line and result.rc == 78 and not (tmp_path / "runs").exists()

@@ -122,10 +122,11 @@ class Ranks:
 def test_what_does_not_go_with_layers_on_several_ranks_is_said_in_one_line():
     for make, message in (
             (lambda: layout.refuse_mesh(2),
-             'train.reproducible = "layout" cannot have mesh.tp = 2: ranks that share a layer add up parts of its products, which '
-             "one rank adds in another order; set mesh.tp = 1"),
+             'train.reproducible = "layout" cannot have mesh.tp = 2: ranks that share a layer add up parts of its products, '
+             "which one rank adds in another order; set mesh.tp = 1"),
             (lambda: CutLoss(nn.LOSSES["mse"](), None, 0, 4, "head"),
-             'mesh.plan leaves the outputs of "head" cut ("vocabulary"), which is for train.loss = "cross_entropy"; make "head" "gathered" for MSE'),
+             'mesh.plan leaves the outputs of "head" cut ("vocabulary"), which is for train.loss = '
+             '"cross_entropy"; make "head" "gathered" for MSE'),
             (lambda: TensorParallel(small(), Ranks(), {"a": "column", "b": "row"}, sequence=True),
              'mesh.sequence = true cuts what lies between layers, and the plan has no "sequence" layer'),
             (lambda: hold(small(), Ranks("dp"), None, sequence=True), "mesh.sequence = true cuts activations over the ranks that "
