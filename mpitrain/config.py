@@ -243,8 +243,9 @@ def _is(value: Any, kind: type) -> bool:
 def _name(hint: Any) -> str:
     if typing.get_origin(hint) is tuple:
         return f"a list of {_name(typing.get_args(hint)[0]).removeprefix('a ').removeprefix('an ')}s"
-    return {int: "an integer", float: "a number", str: "a string", bool: "true or false", dict: "a table", list: "a list",
-            datetime.datetime: "a date and time", datetime.date: "a date", datetime.time: "a time"}[typing.get_origin(hint) or hint]
+    names = {int: "an integer", float: "a number", str: "a string", bool: "true or false", dict: "a table", list: "a list",
+             datetime.datetime: "a date and time", datetime.date: "a date", datetime.time: "a time"}         # all that TOML has
+    return names[typing.get_origin(hint) or hint]
 
 
 def _show(value: Any) -> str:

@@ -232,8 +232,10 @@ class Parameter(Described):
         return self.twin_of or self.name
 
     def twin(self, name: str) -> Parameter:
-        """Another parameter with the values of this one, which the whole model calls `name`."""
+        """Another parameter with the values of this one, cut as it is, which the whole model calls `name`."""
         other = Parameter(self.global_shape, self.init, decay=self.decay)
+        other._shape, other._groups = self._shape, self._groups
+        other.offset, other.placement = self.offset, dict(self.placement)
         other.twin_of = self.twin_of or name
         return other
 

@@ -11,6 +11,7 @@ from mpitrain.comm.channel import Channel
 from mpitrain.comm.mesh import Mesh
 from mpitrain.errors import ConfigError
 from mpitrain.nn import Module, Sequential
+from mpitrain.optim import Optimizer
 from mpitrain.parallel.neighbours import Neighbours
 from mpitrain.parallel.norm import Parts
 from mpitrain.parallel.replicas import broadcast_state
@@ -75,6 +76,13 @@ class Held:
         """The class of the largest output of each row; called alike by the ranks that hold the model's last block."""
         found: Array = array_module(output).argmax(output, axis=-1) if self.tensor is None else self.tensor.classes(output)
         return found
+
+    def refuse_optimizer(self, optimizer: Optimizer) -> None:
+        """ConfigError where it needs norms of whole parameters, and ranks have parts of them."""
+        cut = next((s.name for s in optimizer.storage.segments if "tp" in s.parameter.placement), None)
+        if optimizer.whole_parameters and cut is not None:
+            raise ConfigError(f"{type(optimizer).__name__} needs norms of whole parameters, and mesh.tp = {self.mesh.size('tp')} "
+                              f'cuts "{cut}"; set optimizer.name = "adamw" or "sgd", or mesh.tp = 1')
 
     def start_alike(self, arrays: dict[str, Array]) -> None:
         """Ranks that hold the same start from the same bits; DesyncError where they cannot. It communicates.

@@ -114,10 +114,10 @@ def narrow(layers: Sequence[Layer], rank: int, n: int) -> None:
 def refuse_sizes(slits: Sequence[Slit], n: int) -> None:
     """MeshError naming the first number that n does not divide, and the nearest ranks that fit the whole model."""
     fitting = math.gcd(*(slit.count for slit in slits if slit.even))
-    most = min((slit.count for slit in slits if not slit.even), default=n)
-    good = [m for m in range(1, fitting + 1) if fitting % m == 0 and m <= most] if fitting else list(range(1, most + 1))
+    most = min(slit.count for slit in slits)
+    good = [m for m in range(1, most + 1) if fitting % m == 0]
     for slit in slits:
-        if slit.count % n if slit.even else slit.count < n:
+        if n not in good and (slit.count % n if slit.even else slit.count < n):
             near = [*[m for m in good if m < n][-1:], *[m for m in good if m > n][:1]]
             verb = "does not divide" if slit.even else "is more than"
             raise MeshError(f'mesh.tp = {n} {verb} the {slit.count} {slit.what} of "{slit.layer.path}"; the nearest that fits '

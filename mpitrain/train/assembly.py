@@ -193,6 +193,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         on_first(control, lambda: scan_labels(labelled, n_classes))
 
     stepper = optimizer(kept)
+    held.refuse_optimizer(stepper)
     state = State(stage.model, stepper, inputs.transforms, whole=model, mesh=mesh, control=control, sharding=sharding)
     synchronise_batch_norm(stage.model, held.replicas, n_micro, mesh.size("dp"), drop_last=o.drop_last)
     held.start_alike(state.arrays())

@@ -17,6 +17,7 @@ from mpitrain.errors import MissingError
 from mpitrain.parallel.buckets import plan_buckets
 from mpitrain.parallel.sharded import predicted, probe
 from mpitrain.parallel.stages import cut
+from mpitrain.parallel.tensor_plan import narrow, read_plan
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline_check import actions_of, find_schedule
 from mpitrain.schedules.pipeline_draw import describe
@@ -43,7 +44,8 @@ def inspect(path: Path, overrides: list[str], *, ranks: int) -> Iterator[str]:
 
 
 def inspect_config(config: Config, ranks: int) -> Iterator[str]:
-    """The model's parameters, how the batch is cut, which buckets travel, and the schedule; nothing is allocated."""
+    """The model's parameters (of layers that are cut, the first rank's), how the batch is cut, which buckets travel, and the
+    schedule; nothing is allocated."""
     model = make_model(config)
     pp, dp, tp = fit(ranks, config.mesh.pp, config.mesh.dp, config.mesh.tp)
     chunks = config.mesh.chunks
@@ -51,6 +53,8 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     n_micro = count_micro_batches(asked, config.train.batch_size, dp)
     yield f"{config.run.name}: model {config.model.name}, {model.count_parameters():,} parameters"
     yield f"mesh pp={pp} x dp={dp} x tp={tp}, {ranks} rank{'s' if ranks > 1 else ''}"
+    if tp > 1:
+        narrow(read_plan(model, config.mesh.plan or model.plan), 0, tp)
     yield from table(("parameter", "shape", "placement"),
                      [(name, shape_text(p.shape), placement_text(p)) for name, p in model.named_parameters()])
     buffers = [(name, shape_text(b.shape)) for name, b in model.named_buffers()]

@@ -244,8 +244,9 @@ def evaluate(config: Config, source: Path, *, quiet: bool = False) -> int:
         with guard.symmetric():
             device = select_device(config.train.device, place)
             model = make_model(config)
-            loss = make_loss(config, session.inputs.tokens)
-            held = hold(model, session.mesh, session.control, chunks=config.mesh.chunks, stages=config.mesh.stages)
+            held = hold(model, session.mesh, session.control, chunks=config.mesh.chunks, stages=config.mesh.stages,
+                        plan=config.mesh.plan or None, sequence=config.mesh.sequence, shared=device.name == "cpu")
+            loss = held.loss(make_loss(config, session.inputs.tokens))
             sharding = Sharding("parameters", session.mesh) if in_slices(config, session.mesh) else None
             seed, precision = config.run.seed, config.train.precision
             storage: nn.FlatLayout = held.stage.model.initialize(seed, precision, device) if sharding is None else \
@@ -256,7 +257,8 @@ def evaluate(config: Config, source: Path, *, quiet: bool = False) -> int:
             if not n_chunks:
                 raise UsageError("this run has no validation data; give some: data.validation=PATH")
         metrics = Evaluator(inference, loss, read, n_chunks, session.control, place=session.mesh.coordinate("dp"),
-                            n_places=session.mesh.size("dp"), counts=held.counts, in_step=sharding is not None).run()
+                            n_places=session.mesh.size("dp"), counts=held.counts, classes=held.classes,
+                            in_step=sharding is not None).run()
         if session.world.rank == 0:
             print(json.dumps({"step": found.step, "split": "validation", **metrics}), flush=True)
     return 0

@@ -30,6 +30,30 @@ def test_a_share_p_is_dropped_and_the_rest_keeps_the_mean(p, dtype):
     np.testing.assert_allclose(y[y != 0], 1 / (1 - p), rtol=1e-6)
 
 
+@pytest.mark.parametrize("width", [5, 8, 30])
+def test_parts_of_samples_drop_what_the_whole_drops(width):
+    """Also fused: in the norm of a residual sum, and heads of attention."""
+    x = np.random.default_rng(0).standard_normal((3, 4, width))
+    qkv = np.random.default_rng(1).standard_normal((3, 6, 3, 4, width))
+    weight = np.ones(width)
+    rows = np.array([7, 1, 1 << 40], np.uint64)
+
+    def drops(x, qkv, part):
+        heads = qkv.shape[3]
+        with scope(samples=rows):
+            plain = ops.dropout(x, 0.4, "a", part=part).array
+            total, _ = ops.add_layer_norm(x, 2 * x, weight, dropout=0.4, layer="b", part=part)
+            seen = ops.self_attention(qkv.reshape(3, 6, -1), heads, dropout=0.4, layer="c", part=part).array
+        return plain, total.array, seen.reshape(3, 6, heads, width)
+
+    whole = drops(x, qkv, 0)
+    for part in range(2):
+        mine = np.s_[2 * part:2 * part + 2]
+        found = drops(x[:, mine], qkv[:, :, :, mine], part)
+        for one, expected in zip(found, (whole[0][:, mine], whole[1][:, mine], whole[2][:, :, mine])):
+            np.testing.assert_allclose(one, expected, rtol=1e-12, atol=1e-14)
+
+
 def test_the_gradient_passes_through_what_was_kept():
     x = Tensor(np.ones((6, 10)), requires_grad=True)
     with scope():

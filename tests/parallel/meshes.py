@@ -15,7 +15,8 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.train.assembly import Job, Options, assemble
 from mpitrain.train.inputs import Inputs
 
-BATCH = 24
+BATCH = 16
+LENGTH = 12
 ROWS = 96
 
 
@@ -25,8 +26,8 @@ def factorisations(n: int) -> list[dict[str, int]]:
 
 
 def gpt(dropout: float = 0.1, **changed: Any) -> nn.Sequential:
-    """24 heads and 26 tokens: both are shared by 2, 3, 4, 6 and 8 ranks, the tokens unevenly."""
-    sizes = {"layers": 2, "heads": 24, "width": 24, "block": 24, "vocabulary": 26, "bias": True, **changed}
+    """12 heads, 12 positions and 26 tokens: shared by 2, 3, 4 and 6 ranks, the tokens unevenly."""
+    sizes = {"layers": 2, "heads": 12, "width": 24, "block": LENGTH, "vocabulary": 26, "bias": True, **changed}
     return models.gpt(dropout=dropout, **sizes)
 
 
@@ -38,7 +39,7 @@ def samples(model: nn.Sequential, *, shape: tuple[int, ...] = (20,), classes: in
     """Rows to train on, and some to evaluate with; labels follow from the inputs, so that there is something to learn."""
     rng = np.random.default_rng(5)
     if "embed" in model.blocks:
-        tokens = np.cumsum(rng.integers(1, 4, (ROWS, 25)), axis=1) % 26
+        tokens = np.cumsum(rng.integers(1, 4, (ROWS, model["embed"].block + 1)), axis=1) % 26
         source = Memory(tokens[:, :-1].copy(), tokens[:, 1:].copy(), "tokens")
     else:
         x = rng.standard_normal((ROWS, *shape)).astype(np.float32)

@@ -1,0 +1,176 @@
+"""Runs on every mesh of the ranks that run this, against the same run on one rank: losses, evaluation, checkpoints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import meshes
+import numpy as np
+import pytest
+
+from mpitrain import models, nn
+from mpitrain.autograd import Tensor
+from mpitrain.comm.mesh import Mesh
+from mpitrain.errors import ShapeError
+from mpitrain.nn import Sequential
+from mpitrain.parallel.replicas import checksum
+from mpitrain.parallel.tensor_functions import Group, collect, enter, gather, leave, scatter
+from mpitrain.train import checkpoint
+
+STEPS = 20
+EVERY = os.environ.get("MPITRAIN_EVERY_MESH") == "1"             # all schedules on all meshes: minutes
+Make = Callable[[], Sequential]
+
+
+def alone(comm: Any, make: Make, steps: int = STEPS, **options: Any) -> np.ndarray[Any, Any]:
+    """The losses on one rank, computed by the first and told to all."""
+    found = None
+    if comm.rank == 0:
+        from mpi4py import MPI
+        found = meshes.losses(MPI.COMM_SELF, make, {}, steps, **options)
+    return np.array(comm.bcast(found))
+
+
+def close(found: list[float], expected: np.ndarray[Any, Any], what: object) -> None:
+    np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=str(what))
+
+
+def schedules(pp: int) -> list[tuple[str, int]]:
+    """(name, chunks) of what may run `pp` stages."""
+    if pp == 1:
+        return [("1f1b", 1)]
+    return [("gpipe", 1), ("1f1b", 1), ("zb_h1", 1), ("interleaved", 2)]
+
+
+def runs(n: int) -> list[tuple[dict[str, int], str, int, bool]]:
+    """(mesh, schedule, chunks, sequence): all, or a cover, in which each mesh with tp has one run, and schedules take turns."""
+    found = []
+    for place, mesh in enumerate(meshes.factorisations(n)):
+        if not EVERY and mesh["tp"] == 1:
+            continue
+        able = schedules(mesh["pp"])
+        chosen = able if EVERY else [able[place % len(able)]]
+        found += [(mesh, name, chunks, (place + turn) % 2 == 0) for turn, (name, chunks) in enumerate(chosen)]
+    return found
+
+
+def size(mesh: dict[str, int], chunks: int) -> int:
+    """Layers that are enough for the stages: gpt has three blocks more than layers, mlp two."""
+    return max(2, mesh["pp"] * chunks - 2)
+
+
+@pytest.mark.parametrize("name", ["mlp", "gpt"])
+def test_every_mesh_has_the_losses_of_one_rank(comm: Any, name: str) -> None:
+    eight = {"heads": 24, "block": 24} if comm.size == 8 else {}
+    make_any: Any = {"mlp": meshes.mlp, "gpt": partial(meshes.gpt, **eight)}[name]
+    known: dict[int, np.ndarray[Any, Any]] = {}
+    for mesh, schedule, chunks, sequence in runs(comm.size):
+        layers = size(mesh, chunks)
+        make = partial(make_any, layers=layers)
+        if layers not in known:
+            known[layers] = alone(comm, make)
+        cut = mesh["tp"] > 1 and name == "gpt" and sequence
+        found = meshes.losses(comm, make, mesh, STEPS, schedule=schedule, chunks=chunks, sequence=cut,
+                              micro_batches=max(4, mesh["dp"]))
+        close(found, known[layers], (mesh, schedule, cut))
+
+
+def test_smoothing_ignored_labels_norms_and_accuracy_are_those_of_one_rank(comm: Any) -> None:
+    """Evaluation through cut logits, too; the gradient's norm over parts; parameters that ranks share stay equal to the bit."""
+    def results(ranks: Any, mesh: dict[str, int], **options: Any) -> list[float]:
+        loss = nn.LOSSES["cross_entropy"](label_smoothing=0.1, ignore_index=3)
+        with meshes.job(ranks, meshes.gpt, mesh, loss=loss, **options) as run:
+            run.trainer.update.want_norm = True
+            steps = [run.trainer.train_step(run.trainer.loader.load(step)) for step in range(5)]
+            metrics = run.trainer.evaluator.run()
+            same = {name: p.array for name, p in run.state.model.named_parameters() if "tp" not in p.placement}
+            if run.held.tensor is not None:
+                run.held.tensor.messages.agree(checksum(same), "the parameters that are not cut")
+            return [*(s.loss for s in steps), *(s.grad_norm for s in steps), metrics["loss"], metrics["accuracy"]]
+
+    if comm.size == 1:
+        pytest.skip("layers are cut over two ranks or more")
+    expected = None
+    if comm.rank == 0:
+        from mpi4py import MPI
+        expected = results(MPI.COMM_SELF, {})
+    expected = np.array(comm.bcast(expected))
+    close(results(comm, {"tp": comm.size}), expected, "heads and tokens cut")
+    close(results(comm, {"tp": comm.size}, sequence=True, algorithm="ring"), expected, "by messages, along the sequence")
+
+
+@pytest.mark.parametrize("name", ["resnet20", "lenet"])
+def test_convolutions_are_cut_by_channels(comm: Any, name: str) -> None:
+    tp = 2 if comm.size % 2 == 0 else comm.size
+    if comm.size == 1 or (name == "resnet20" and 16 % tp):
+        pytest.skip("channels are cut over 2 or 4 ranks")
+    shape = (1, 12, 12) if name == "lenet" else (3, 8, 8)
+    make: Make = partial(models.lenet, size=12) if name == "lenet" else models.resnet20
+    inputs = meshes.samples(make(), shape=shape)
+    options: dict[str, Any] = {"inputs": inputs, "micro_batches": 2 * comm.size // tp, "rate": 1e-3}
+    expected = alone(comm, make, 4, **options)
+    close(meshes.losses(comm, make, {"tp": tp}, 4, **options), expected, name)
+
+
+def test_a_checkpoint_of_one_mesh_goes_on_on_another(comm: Any, mpi_tmp_path: Path) -> None:
+    """The next 10 losses are those of a run that was not interrupted; parameters on disk are whole, and tied ones there once."""
+    from mpi4py import MPI
+    if comm.size == 1:
+        pytest.skip("there is one mesh")
+    make, first = meshes.gpt, 3
+    expected = alone(comm, make, first + 10)
+    pairs = [({"tp": comm.size}, {"pp": comm.size}), ({"pp": comm.size}, {"tp": comm.size})]
+    for number, (before, after) in enumerate(pairs):
+        folder = mpi_tmp_path / str(number)
+        with meshes.job(comm, make, before, micro_batches=comm.size) as run:
+            close(meshes.step_losses(run, first), expected[:first], before)
+            checkpoint.save(folder, first, run.state.pieces(), {}, run.channel)
+            hashes = run.state.hashes()
+        with meshes.job(comm, make, after, micro_batches=comm.size) as run:
+            run.resume(checkpoint.latest(folder, run.channel))
+            assert run.state.hashes() == hashes
+            close(meshes.step_losses(run, 10, first), expected[first:], after)
+        found = None
+        if comm.rank == 0:
+            with meshes.job(MPI.COMM_SELF, make, {}) as run:
+                run.resume(checkpoint.latest(folder, run.channel))
+                assert run.state.hashes() == hashes
+                found = meshes.step_losses(run, 10, first)
+        close(comm.bcast(found), expected[first:], "one rank")
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_each_function_and_its_conjugate_put_arrays_together_as_they_say(comm: Any, shared: bool) -> None:
+    """Against sums of what each rank knows the others to have."""
+    mesh = Mesh(comm, tp=comm.size)
+    channel = mesh.channel("tp", "test")
+    group = Group(mesh.share_memory(channel) if shared else channel)
+    rng, n, me = np.random.default_rng(3), comm.size, comm.rank
+    wholes = rng.standard_normal((n, 2, 3 * n, 5))                # rank r's addend, of the same shape on all
+    parts = rng.standard_normal((n, 2, 3, 5))                     # rank r's part along dim 1
+    total, joined = wholes.sum(axis=0), np.concatenate(parts, axis=1)
+    mine = np.s_[:, 3 * me:3 * me + 3]
+
+    def both(function: Any, x: Any, grad: Any, **more: Any) -> tuple[Any, Any]:
+        given = Tensor(x.copy(), requires_grad=True)
+        out = function(given, group, *more.values(), "test")
+        out.backward(grad)
+        return out.array, given.grad
+
+    for _ in range(3):                                            # rooms are used again
+        for function, x, forward, grad, backward, more in (
+                (enter, joined, joined, wholes[me], total, {}), (leave, wholes[me], total, joined, joined, {}),
+                (gather, parts[me], joined, wholes[me], total[mine], {"dim": 1}),
+                (scatter, wholes[me], total[mine], parts[me], joined, {"dim": -2}),
+                (collect, parts[me], joined, joined, joined[mine], {"dim": 1})):
+            found = both(function, x, grad, **more)
+            np.testing.assert_allclose(found[0], forward, rtol=1e-12, atol=1e-14)
+            np.testing.assert_allclose(found[1], backward, rtol=1e-12, atol=1e-14)
+    if n > 1:
+        with pytest.raises(ShapeError, match=rf"mesh.tp = {n} ranks cannot share dim 1 of shape \(2, {n + 1}\)"):
+            group.scatter(np.zeros((2, n + 1)), 1, "odd")
+    mesh.close()
