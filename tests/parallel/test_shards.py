@@ -196,7 +196,7 @@ def test_the_formula_is_that_of_the_paper() -> None:
 
 
 REFUSED = [
-    ({"sharding": "optimiser"}, ConfigError, '"optimiser" is not there .did you mean "optimizer".*; it is one of none, optimizer'),
+    ({"sharding": "optimiser"}, ConfigError, '"optimiser" is not there .did you mean "optimizer".*; it is one of none'),
     ({"node_shared": True}, ConfigError, 'comm.sharding = "parameters" and comm.node_shared = true both .* set comm.node_shared'),
     ({"tune_buckets": True}, ConfigError, 'found comm.bucket_mb = "auto", which cuts them anew; set comm.bucket_mb to a number'),
     ({"progress": "thread"}, ConfigError, 'found comm.progress = "thread"; set comm.progress = "poll"'),

@@ -233,6 +233,6 @@ def test_memory_for_blocks_and_buckets_does_not_grow(comm: Any) -> None:
         sizes.append((job.state.sharding.gathered.scratch.nbytes, job.trainer.update.reducer.scratch.nbytes))    # type: ignore
     job.trainer.one_step = one_step                                         # type: ignore[method-assign]
     job.fit()
-    assert sizes[-1][0] == sizes[2][0]                                      # how many buckets are on their way is a matter of time
+    assert sizes[-1][0] == sizes[2][0]                                # buckets on their way: a matter of time
     assert sizes[-1][0] <= 3 * 4 * 29_000 and sizes[-1][1] <= (IN_FLIGHT + 2) * 4 * 9_300    # a block has 28,272 numbers
     mesh.close()
