@@ -38,6 +38,20 @@ def test_the_memory_of_a_node_is_that_of_its_arrays(tmp_path: Path) -> None:
     assert f"{measured['node_shared']:.3f} of replicated, measured" in out
 
 
+def test_bytes_of_a_rank_are_those_of_the_formula(tmp_path: Path) -> None:
+    records, out = run(tmp_path, 0, "sharding_bytes.py", "--ranks", "2", "8")
+    assert [record["kind"] for record in records[:4]] == ["none", "optimizer", "gradients", "parameters"] and len(records) == 8
+    assert all(0.98 <= record["ratio"] <= 1.02 for record in records) and "% from the formula (limit 2 %)" in out
+
+
+def test_ranks_with_slices_train_a_larger_model_than_one(tmp_path: Path) -> None:
+    """A small limit, where blocks and buckets weigh more: the bar is for the benchmark's own."""
+    records, out = run(tmp_path, 0, "largest_model.py", "--limit-mb", "60", "--width", "64", "--ranks", "2", "--bar", "1.4")
+    tried = [record for record in records if "grown_bytes" in record]
+    assert {record["way"] for record in tried} == {"plain", "sharded"}
+    assert records[-1]["ratio"] >= 1.4 and f"{records[-1]['ratio']:.2f} times as many (bar 1.4)" in out
+
+
 def test_the_price_of_layout_is_printed_for_each_model(tmp_path: Path) -> None:
     job = Job([sys.executable, str(ROOT / "benchmarks/layout_cost.py"), "--micro", "4", "--pairs", "2", "--model", "mlp"],
               clean_environment(), tmp_path)
