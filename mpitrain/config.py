@@ -89,7 +89,7 @@ class MeshConfig:
     tp: int = 1
     schedule: str = "1f1b"                   # of the stages of a pipeline; or "file.py:function"
     chunks: int = 1                          # of the model on each stage (schedule "interleaved")
-    stages: str | tuple[int, ...] = "blocks"     # about as many on each stage, or how many
+    stages: str | tuple[int, ...] = "blocks"     # as many on each stage, "time": as long; or how many
 
 
 @dataclass(frozen=True)
@@ -308,8 +308,8 @@ def _check(config: Config, source: Path, overridden: set[str]) -> None:
     if config.mesh.tp != 1:
         refuse(f"mesh.tp = {config.mesh.tp}: layers are not split over ranks yet; set mesh.tp = 1 and use mesh.dp or mesh.pp",
                "mesh.tp")
-    if isinstance(config.mesh.stages, str) and config.mesh.stages != "blocks":
-        refuse(f'mesh.stages = "{config.mesh.stages}" is not there{nearest(config.mesh.stages, ("blocks",))}; or give the '
+    if isinstance(config.mesh.stages, str) and config.mesh.stages not in ("blocks", "time"):
+        refuse(f'mesh.stages = "{config.mesh.stages}" is not there{nearest(config.mesh.stages, ("blocks", "time"))}; or give the '
                "number of blocks of each stage", "mesh.stages")
 
 

@@ -10,7 +10,7 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.errors import ConfigError
 from mpitrain.nn import FlatStorage, Module, Sequential
 from mpitrain.parallel.neighbours import Neighbours
-from mpitrain.parallel.stages import Stage, cut
+from mpitrain.parallel.stages import Stage, can_be_cut, cut
 from mpitrain.parallel.twins import Twins
 from mpitrain.schedules.pipeline import SCHEDULES, Schedule
 from mpitrain.schedules.pipeline_check import check_pipeline
@@ -60,7 +60,8 @@ class Held:
 def hold(model: Module, mesh: Mesh, control: Channel, *, chunks: int = 1, stages: Any = "blocks", untie: bool = False) -> Held:
     """Cuts `model`, which has no memory yet, as the mesh says. `untie` gives shared parameters twins also where nothing is cut.
 
-    Raises MeshError and ConfigError, alike on all ranks, where the model cannot be cut so. It communicates.
+    `stages` is "blocks" (about as many on each), each virtual stage's number of blocks, or a function of the model that gives
+    these. Raises MeshError and ConfigError, alike on all ranks, where the model cannot be cut so. It communicates.
     """
     n_stages = mesh.size("pp")
     if chunks > 1 and n_stages == 1:
@@ -68,6 +69,8 @@ def hold(model: Module, mesh: Mesh, control: Channel, *, chunks: int = 1, stages
                           "mesh.chunks = 1, or mesh.pp to 2 or more")
     if (untie or n_stages > 1) and isinstance(model, Sequential):
         model.untie()
+    if callable(stages):
+        stages = stages(model) if n_stages > 1 and can_be_cut(model, n_stages * chunks) else ()
     counts = stages if isinstance(stages, (list, tuple)) else ()
     stage = cut(model, mesh.coordinate("pp"), n_stages, chunks, counts=counts)
     if n_stages == 1 and mesh.size("tp") == 1:

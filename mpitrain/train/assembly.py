@@ -33,6 +33,7 @@ from mpitrain.parallel.tree import RankTree
 from mpitrain.parallel.tuning import POLICIES, Tuning
 from mpitrain.schedules.microtree import share
 from mpitrain.train import checkpoint, fingerprint, layout, precision
+from mpitrain.train.cut import MeasuredCut
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.inputs import Inputs
 from mpitrain.train.manifest import Checkpoint
@@ -164,13 +165,18 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     if anywhere:
         layout.refuse_model(model, device)
     numerics = layout.agree_on_numerics(control, n_micro) if anywhere else None
-    held = hold(model, mesh, control, chunks=o.chunks, stages=o.stages, untie=anywhere)
+    inputs.fit(control)
+    stages = o.stages if o.stages != "time" else MeasuredCut(
+        inputs, control, device, rows=-(-o.batch_size // n_micro), parts=mesh.size("pp") * o.chunks, seed=o.seed,
+        precision=o.precision)
+    held = hold(model, mesh, control, chunks=o.chunks, stages=stages, untie=anywhere)
+    if isinstance(stages, MeasuredCut):
+        held.choices |= stages.choices
     stage = held.stage
     schedule = held.schedule(o.schedule, n_micro)
     exchange = Exchange(mesh, algorithm=o.algorithm, wire=o.wire, node_shared=o.node_shared, on_host=device.name == "cpu")
     storage = stage.model.initialize(o.seed, o.precision, device, exchange.allocate)
     feed = Feed(storage.device, storage.dtype, tokens=inputs.tokens)
-    inputs.fit(control)
     inference = Inference(stage, feed, held.neighbours)
     n_classes = try_one_sample(inference, loss, inputs, held)
     if isinstance(inputs.training, Dataset) and n_classes is not None:
