@@ -71,6 +71,10 @@ bench-comm: $(VENV)/ready-bench ## the exchange beside MPI, gloo and PyTorch's D
 	$(PAIR) benchmarks/weak_scaling.py
 	$(ALONE) $(BIN)/python benchmarks/node_memory.py
 
+bench-pipeline: $(VENV)/ready-bench ## idle time of pipeline stages by schedule; training steps beside PyTorch's pipeline
+	$(PAIR) -P -m mpitrain bench pipeline $(ARGS)
+	$(PAIR) benchmarks/pipeline_vs_torch.py
+
 bench-overlap: $(VENV)/ready    ## how much of the gradient exchange hides behind backward
 	$(MPIRUN) -n $(RANKS) $(BIN)/python benchmarks/overlap.py $(ARGS)
 
