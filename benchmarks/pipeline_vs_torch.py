@@ -96,7 +96,8 @@ def check(ours: Ours, theirs: Theirs, what: str, channel: Channel) -> None:
     """MpitrainError, on all ranks, where the two did not train the same."""
     wrong = []
     if theirs.rank == theirs.last:
-        wrong = [step for step, (a, b) in enumerate(zip(ours.losses, theirs.losses, strict=True)) if abs(a - b) > TOLERANCE * abs(b)]
+        wrong = [step for step, (a, b) in enumerate(zip(ours.losses, theirs.losses, strict=True))
+                 if abs(a - b) > TOLERANCE * abs(b)]
     found = [p.array for _, p in ours.contender.job.state.model.named_parameters()]
     far = max(float(abs(a - b.detach().numpy()).max()) for a, b in zip(found, theirs.module.parameters(), strict=True))
     everyone = channel.gather_objects([wrong[:1], far])

@@ -89,7 +89,7 @@ class MeshConfig:
     tp: int = 1
     schedule: str = "1f1b"                   # of the stages of a pipeline; or "file.py:function"
     chunks: int = 1                          # of the model on each stage (schedule "interleaved")
-    stages: str | tuple[int, ...] = "blocks"     # about as many on each stage, or how many
+    stages: str | tuple[int, ...] = "blocks"     # as many on each stage, "time": as long; or how many
     plan: dict[str, str] = field(default_factory=dict)       # how layers are cut along tp; default: the model's own
     sequence: bool = False                   # activations between those layers are cut along the sequence
 
@@ -310,8 +310,8 @@ def _check(config: Config, source: Path, overridden: set[str]) -> None:
     if t.precision == "bfloat16" and t.threads > 1:
         refuse(f'train.precision = "bfloat16" computes on one thread a rank, found train.threads = {t.threads}; set it to 0 or 1 '
                "and start a rank per core", "train.precision", "train.threads")
-    if isinstance(config.mesh.stages, str) and config.mesh.stages != "blocks":
-        refuse(f'mesh.stages = "{config.mesh.stages}" is not there{nearest(config.mesh.stages, ("blocks",))}; or give the '
+    if isinstance(config.mesh.stages, str) and config.mesh.stages not in ("blocks", "time"):
+        refuse(f'mesh.stages = "{config.mesh.stages}" is not there{nearest(config.mesh.stages, ("blocks", "time"))}; or give the '
                "number of blocks of each stage", "mesh.stages")
 
 

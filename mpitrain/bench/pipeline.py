@@ -175,11 +175,11 @@ def bench_pipeline(world: World, channel: Channel, report: Report, *, schedules:
         if contender.losses != first.losses:
             raise DesyncError(f"bench pipeline: the losses of {contender.name} are not those of {first.name} to the bit; its "
                               "times must not be used")
-    for name, contender in contenders.items():
+    for contender in contenders.values():
         record = contender.summary(steps, alpha, beta, message_bytes)
         if "1f1b" in contenders:                              # pair by pair: the machine's speed changes in between
-            pairs = zip(contenders["1f1b"].found[-steps:], contender.found[-steps:])
-            record["speed_over_1f1b"] = statistics.median(base["step"] / step["step"] for base, step in pairs)
+            pairs = zip(contenders["1f1b"].found[-steps:], contender.found[-steps:], strict=True)
+            record["speed_over_1f1b"] = statistics.median(base["step"] / turn["step"] for base, turn in pairs)
         report.record({**record, "alpha": alpha, "beta": beta, "machine": about})
         report.line(row(record))
     for contender in contenders.values():

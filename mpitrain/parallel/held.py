@@ -15,7 +15,7 @@ from mpitrain.optim import Optimizer
 from mpitrain.parallel.neighbours import Neighbours
 from mpitrain.parallel.norm import Parts
 from mpitrain.parallel.replicas import broadcast_state
-from mpitrain.parallel.stages import Stage, cut
+from mpitrain.parallel.stages import Stage, can_be_cut, cut
 from mpitrain.parallel.tensor import TensorParallel
 from mpitrain.parallel.twins import Twins
 from mpitrain.schedules.microtree import share
@@ -101,8 +101,9 @@ def hold(model: Module, mesh: Mesh, control: Channel, *, chunks: int = 1, stages
          plan: Mapping[str, str] | None = None, sequence: bool = False, shared: bool = True) -> Held:
     """Cuts `model`, which has no memory yet, as the mesh says. `untie` gives shared parameters twins also where nothing is cut.
 
-    `plan` (default: the model's own) and `sequence` say how layers are cut along tp, `shared` whether their sums may go through
-    memory that ranks share. Raises MeshError and ConfigError, alike on all ranks, where the model cannot be cut so. It
+    `stages` is "blocks" (about as many on each), each virtual stage's number of blocks, or a function of the model that gives
+    these. `plan` (default: the model's own) and `sequence` say how layers are cut along tp, `shared` whether their sums may go
+    through memory that ranks share. Raises MeshError and ConfigError, alike on all ranks, where the model cannot be cut so. It
     communicates.
     """
     n_stages = mesh.size("pp")
@@ -111,6 +112,8 @@ def hold(model: Module, mesh: Mesh, control: Channel, *, chunks: int = 1, stages
                           "mesh.chunks = 1, or mesh.pp to 2 or more")
     if (untie or n_stages > 1) and isinstance(model, Sequential):
         model.untie()
+    if callable(stages):
+        stages = stages(model) if n_stages > 1 and can_be_cut(model, n_stages * chunks) else ()
     if sequence and mesh.size("tp") == 1:
         raise ConfigError("mesh.sequence = true cuts activations over the ranks that share layers, and mesh.tp is 1; set "
                           "mesh.sequence = false, or mesh.tp to 2 or more")

@@ -85,6 +85,11 @@ def cut(model: Module, index: int, n_stages: int, chunks: int = 1, *, counts: Se
     return Stage(model, held, list(parts), index, n_stages, bounds)
 
 
+def can_be_cut(model: Module, parts: int) -> bool:
+    """Whether there are blocks for all parts; `cut` says what is wrong where there are not."""
+    return isinstance(model, Sequential) and len(model) >= parts
+
+
 def find_bounds(n_blocks: int, n_stages: int, chunks: int, counts: Sequence[int]) -> list[int]:
     """Where the virtual stages begin and end, in blocks."""
     parts = n_stages * chunks

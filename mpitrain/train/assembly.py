@@ -33,6 +33,7 @@ from mpitrain.parallel.tree import RankTree
 from mpitrain.parallel.tuning import POLICIES, Tuning
 from mpitrain.schedules.microtree import share
 from mpitrain.train import checkpoint, fingerprint, layout, precision
+from mpitrain.train.cut import MeasuredCut
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.inputs import Inputs
 from mpitrain.train.manifest import Checkpoint
@@ -171,8 +172,14 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     if anywhere:
         layout.refuse_model(model, device)
     numerics = layout.agree_on_numerics(control, n_micro) if anywhere else None
-    held = hold(model, mesh, control, chunks=o.chunks, stages=o.stages, untie=anywhere, plan=o.plan,
+    inputs.fit(control)
+    stages = o.stages if o.stages != "time" else MeasuredCut(
+        inputs, control, device, rows=-(-o.batch_size // n_micro), parts=mesh.size("pp") * o.chunks, seed=o.seed,
+        precision=o.precision)
+    held = hold(model, mesh, control, chunks=o.chunks, stages=stages, untie=anywhere, plan=o.plan,
                 sequence=o.sequence, shared=o.algorithm == "auto" and device.name == "cpu")
+    if isinstance(stages, MeasuredCut):
+        held.choices |= stages.choices
     stage, loss = held.stage, held.loss(loss)
     schedule = held.schedule(o.schedule, n_micro)
     sharding = open_sharding(o, mesh, stage, schedule, n_micro, sampler.size(sampler.steps_per_epoch - 1))
@@ -185,7 +192,6 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
                                       whole=needs_whole_parameters(optimizer))
     kept: Any = storage if sharding is None else sharding.shards
     feed = Feed(storage.device, storage.dtype, tokens=inputs.tokens)
-    inputs.fit(control)
     inference = Inference(stage, feed, held.neighbours)
     n_classes = try_one_sample(inference, loss, inputs, held)
     if isinstance(inputs.training, Dataset) and n_classes is not None:

@@ -19,8 +19,11 @@ from mpitrain.train.inputs import Inputs
 UNTIL_MEASURED = 1 << 20      # bytes: small enough to overlap, large enough that latency does not dominate
 
 
-def build(config: Config, inputs: Inputs, mesh: Mesh) -> Job:
-    """The job that `config` describes; all ranks call it, and it communicates. Nothing is written."""
+def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None) -> Job:
+    """The job that `config` describes; all ranks call it, and it communicates. Nothing is written.
+
+    `stages` replaces mesh.stages where a run that goes on has chosen its cut already.
+    """
     t, o = config.train, config.optimizer
     options = Options(
         steps=t.steps, epochs=t.epochs, batch_size=t.batch_size, micro_batches=t.micro_batches, seed=config.run.seed,
@@ -29,7 +32,7 @@ def build(config: Config, inputs: Inputs, mesh: Mesh) -> Job:
         keep_best=config.checkpoint.best, drop_last=config.data.drop_last, workers=config.data.workers,
         algorithm=find_algorithm(config), bucket_bytes=bucket_bytes(config), tune_buckets=config.comm.bucket_mb == "auto",
         progress=config.comm.progress, wire=config.comm.wire_dtype, node_shared=config.comm.node_shared,
-        schedule=find_schedule(config), chunks=config.mesh.chunks, stages=config.mesh.stages,
+        schedule=find_schedule(config), chunks=config.mesh.chunks, stages=stages or config.mesh.stages,
         plan=config.mesh.plan or None, sequence=config.mesh.sequence, sharding=config.comm.sharding)
     model = make_model(config)
     if t.recompute:

@@ -27,7 +27,7 @@ from mpitrain.parallel.feed import Feed
 from mpitrain.parallel.held import hold
 from mpitrain.parallel.inference import Inference
 from mpitrain.parallel.sharded import Sharding
-from mpitrain.train import checkpoint, environment, threads
+from mpitrain.train import checkpoint, cut, environment, threads
 from mpitrain.train.assembly import Job, local_rank, try_one_sample
 from mpitrain.train.build import bucket_bytes, build, checkpoint_folder, make_loss, make_model
 from mpitrain.train.evaluate import Evaluator
@@ -127,11 +127,13 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
     with ExitStack() as cleanup:
         stop = listen()
         session = open_session(config, cleanup)
+        folder = RunFolder(config.run.out)
+        stages = on_first(session.control, lambda: cut.kept_in(folder.checkpoints, config.mesh.stages, n_virtual(config)) if
+                          continues(folder, resume) else config.mesh.stages)
         with guard.symmetric():
-            job = build(config, session.inputs, session.mesh)
+            job = build(config, session.inputs, session.mesh, stages=stages)
         job.trainer.stop = stop
         job.trainer.notes += session.notes + compiled_or_not(session)
-        folder = RunFolder(config.run.out)
         if config.model.init_from and not on_first(session.control, lambda: continues(folder, resume)):
             load_from(config, job, session.control)
         board = tensorboard_writer(config, folder, session.world.rank)
@@ -162,6 +164,11 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
                                    "seconds": round(time.time() - began, 3), "metrics": metrics, "peak_mb": peak}
         on_first(session.control, lambda: folder.write_json(folder.run_json, record))
     return 0
+
+
+def n_virtual(config: Config) -> int:
+    """Into how many parts the model is cut."""
+    return config.mesh.pp * config.mesh.chunks
 
 
 def fit_profiled(job: Job, folder: RunFolder, session: Session) -> dict[str, float]:
@@ -244,7 +251,8 @@ def evaluate(config: Config, source: Path, *, quiet: bool = False) -> int:
         with guard.symmetric():
             device = select_device(config.train.device, place)
             model = make_model(config)
-            held = hold(model, session.mesh, session.control, chunks=config.mesh.chunks, stages=config.mesh.stages,
+            stages = cut.kept(config.mesh.stages, n_virtual(config), found.meta.get("choices"))
+            held = hold(model, session.mesh, session.control, chunks=config.mesh.chunks, stages=stages,
                         plan=config.mesh.plan or None, sequence=config.mesh.sequence, shared=device.name == "cpu")
             loss = held.loss(make_loss(config, session.inputs.tokens))
             sharding = Sharding("parameters", session.mesh) if in_slices(config, session.mesh) else None

@@ -100,3 +100,34 @@ def test_a_recomputed_block_that_no_gradient_passes_through_gives_its_parameters
     assert w.grad is None and seen == []
     deferred.run()
     assert np.array_equal(w.grad, expected) and len(seen) == 1
+
+
+@pytest.mark.parametrize("activation", [None, "gelu"])
+def test_the_two_calls_multiply_as_often_as_one(monkeypatch: pytest.MonkeyPatch, activation: str | None) -> None:
+    """Each product of a backward is for the input or for the weight, and only one of the calls makes it."""
+    from mpitrain.ops import linalg
+    made: list[tuple[int, ...]] = []
+
+    def product(x: Any, y: Any, *rest: Any, **options: Any) -> Any:
+        made.append((*x.shape, *y.shape))
+        return real(x, y, *rest, **options)
+    real = linalg.product
+    monkeypatch.setattr(linalg, "product", product)
+
+    def network() -> Any:
+        rng = np.random.default_rng(0)
+        weights = [trained(5, 3), trained(2, 5), trained(2, 4)]
+        for weight in weights:
+            weight.array[...] = rng.standard_normal(weight.shape)
+        x = ops.linear(ops.linear(Tensor(np.ones((7, 3)), requires_grad=True), weights[0], activation=activation), weights[1])
+        result = ops.sum(x @ weights[2])
+        made.clear()
+        return result
+    run_backward(network())
+    whole = list(made)
+    deferred = run_backward(network(), split=True)
+    first = list(made)
+    made.clear()
+    deferred.run()
+    for_inputs, for_weights = {(7, 5, 5, 3), (7, 2, 2, 5), (7, 4, 4, 2)}, {(5, 7, 7, 3), (2, 7, 7, 5), (2, 7, 7, 4)}
+    assert sorted(first + made) == sorted(whole) and set(first) == for_inputs and set(made) == for_weights

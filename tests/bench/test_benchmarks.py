@@ -96,3 +96,11 @@ def test_the_first_step_is_timed_from_the_command_on(tmp_path: Path) -> None:
     for record in records:
         assert record["ratio"] == pytest.approx(record["torch_seconds"] / record["seconds"])
         assert f"{record['model']}, from the command to the first step, 1 pairs" in out
+
+
+@TORCH
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each rank needs a core of its own")
+def test_a_pipeline_beside_pytorchs_is_compared_and_timed(tmp_path: Path) -> None:
+    records, out = run(tmp_path, 2, "pipeline_vs_torch.py", "--stacks", "4x8x6", "--micro-batches", "3", "--pairs", "2")
+    assert [(r["schedule"], r["activation_bytes"], r["pairs"]) for r in records] == [("1f1b", 192, 2), ("gpipe", 192, 2)]
+    assert all(r["ratio"] > 0 and r["torch_seconds"] > 0 for r in records) and "times faster" in out

@@ -56,7 +56,7 @@ def test_stages_and_data_parallel_ranks_together_have_the_bits_of_one_rank(comm:
 
 def test_a_cut_by_hand_and_stages_of_one_block_change_nothing(comm: Any) -> None:
     counts = [len(cut_models.gpt()) - comm.size + 1] + [1] * (comm.size - 1)
-    for stages in (counts, counts[::-1]):
+    for stages in (counts, counts[::-1], "time"):
         same(comm, "gpt", reproducible="layout", cut={"stages": stages})
 
 

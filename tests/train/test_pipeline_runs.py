@@ -6,6 +6,7 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
 from launch import Result, mpirun
 from runs import SMALL, lines, record, start, train, without_times, write
 
@@ -82,7 +83,11 @@ def test_a_run_goes_on_on_other_meshes_to_the_bits_of_one_rank(tmp_path: Path) -
     config = write(tmp_path, DEEP)
     options = (*LAYOUT, "train.eval_every=5")
     ok(train(1, config, *options, "train.steps=15", "run.out=one"))
-    ok(train(2, config, *options, "train.steps=5", "run.out=many", "mesh.pp=2", "mesh.schedule=zb_h1"))
+    ok(train(2, config, *options, "train.steps=5", "run.out=many", "mesh.pp=2", "mesh.schedule=zb_h1",
+             "mesh.stages=time"))
+    chosen = record(tmp_path / "many")["choices"]
+    assert list(chosen["block_seconds"]) == ["flatten", "linear0", "linear1", "linear2", "linear3", "head"]
+    assert chosen["stages"][0] == 0 < chosen["stages"][1] < chosen["stages"][2] == 6
     ok(train(1, config, *options, "train.steps=10", "run.out=many", "--resume"))
     ok(train(4, config, *options, "train.steps=15", "run.out=many", "mesh.pp=2", "mesh.schedule=interleaved", "mesh.chunks=2",
              "--resume"))
