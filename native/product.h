@@ -137,6 +137,7 @@ static void NAME(multiply)(const T *a, const T *b, const T *bias, T *c, T *work,
 {
     T *left = work, *right = work + TERMS * ROWS;
     for (i64 i = 0; i < m * n && k <= 0; i++) c[i] = bias ? bias[i % n] : 0;
+    if (k <= 0 && f_of_c) NAME(finish)(f_of_c, c, 0, m * n);
     if (k <= 0) return;
     if (NAME(turns)(m, n, k, b_term)) {
         NAME(multiply_turned)(a, b, bias, c, work, m, n, k, a_row, a_term, b_column);

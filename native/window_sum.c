@@ -37,22 +37,22 @@ typedef int64_t LONGS __attribute__((vector_size(VECTOR_BYTES)));
 
 typedef T SOME __attribute__((vector_size(DOUBLES * sizeof(T)), aligned(sizeof(T)), may_alias));
 
-/* The sums of DOUBLES stretches of n numbers each, `from[p]` where they begin; each is summed in the same order. */
-static void NAME(stretches)(const T *const *from, double *sums, i64 n)
+/* The sums of `count` stretches of n numbers each, DOUBLES at most, `from[p]` where they begin; each is summed in the same order. */
+static void NAME(stretches)(const T *const *from, double *sums, i64 n, i64 count)
 {
-    SUM part[DOUBLES];
+    SUM part[DOUBLES] = {{0}};
     double rest[DOUBLES] = {0};
-    for (int p = 0; p < DOUBLES; p++) {
+    for (int p = 0; p < count; p++) {
         const T *x = from[p];
-        SUM even = {0}, odd = {0};
+        SUM part_of[4] = {{0}};
         i64 i = 0;
-        for (; i + 2 * DOUBLES <= n; i += 2 * DOUBLES) {
-            for (i64 at = i; at < i + 2 * DOUBLES; at += LINE(T)) __builtin_prefetch(x + at + 2 * AHEAD(T));
-            even += __builtin_convertvector(*(const SOME *)(x + i), SUM);
-            odd += __builtin_convertvector(*(const SOME *)(x + i + DOUBLES), SUM);
+        for (; i + 4 * DOUBLES <= n; i += 4 * DOUBLES) {
+            for (i64 at = i; at < i + 4 * DOUBLES; at += LINE(T)) __builtin_prefetch(x + at + 2 * AHEAD(T));
+            for (int k = 0; k < 4; k++) part_of[k] += __builtin_convertvector(*(const SOME *)(x + i + k * DOUBLES), SUM);
         }
+        for (; i + DOUBLES <= n; i += DOUBLES) part_of[0] += __builtin_convertvector(*(const SOME *)(x + i), SUM);
         for (; i < n; i++) rest[p] += x[i];
-        part[p] = even + odd;
+        part[p] = (part_of[0] + part_of[1]) + (part_of[2] + part_of[3]);
     }
     for (int half = DOUBLES / 2; half > 0; half /= 2)    /* two vectors become one, of sums of both's halves */
         for (int p = 0; p < half; p++)
@@ -61,17 +61,17 @@ static void NAME(stretches)(const T *const *from, double *sums, i64 n)
     for (int p = 0; p < DOUBLES; p++) sums[p] = part[0][p] + rest[p];
 }
 
-/* Windows as wide as their plane are stretches of it. Several planes go side by side, so that no sum waits for itself and one
-   folding serves all; the last plane fills up what is missing. */
+/* Windows as wide as their plane are stretches of it. Several planes go side by side: one folding serves all. */
 static void NAME(total_of_stretches)(const T *x, T *y, const int32_t *y0, const int32_t *y1, i64 planes, i64 plane, i64 w, i64 oh)
 {
     for (i64 first = 0; first < planes; first += DOUBLES)
         for (i64 i = 0; i < oh; i++) {
             const T *from[DOUBLES];
             double sums[DOUBLES];
-            for (i64 p = 0; p < DOUBLES; p++) from[p] = x + at_most(first + p, planes - 1) * plane + y0[i] * w;
-            NAME(stretches)(from, sums, (y1[i] - y0[i]) * w);
-            for (i64 p = 0; p < at_most(planes - first, DOUBLES); p++) y[(first + p) * oh + i] = (T)sums[p];
+            const i64 count = at_most(planes - first, DOUBLES);
+            for (i64 p = 0; p < count; p++) from[p] = x + (first + p) * plane + y0[i] * w;
+            NAME(stretches)(from, sums, (y1[i] - y0[i]) * w, count);
+            for (i64 p = 0; p < count; p++) y[(first + p) * oh + i] = (T)sums[p];
         }
 }
 
@@ -79,7 +79,7 @@ static void NAME(total_of_stretches)(const T *x, T *y, const int32_t *y0, const 
 INLINE void NAME(across)(const double *restrict sums, T *restrict y, i64 width, const i64 stride, i64 n)
 {
     double total[COLUMNS];
-    for (i64 j = 0; j < n; j++) total[j] = sums[j * stride];
+    for (i64 j = 0; j < n; j++) total[j] = width > 0 ? sums[j * stride] : 0;
     for (i64 step = 1; step < width; step++) for (i64 j = 0; j < n; j++) total[j] += sums[j * stride + step];
     for (i64 j = 0; j < n; j++) y[j] = (T)total[j];
 }
@@ -90,7 +90,7 @@ static void NAME(row_of_totals)(const T *restrict x, T *restrict y, const int32_
 {
     double sums[COLUMNS];
     const i64 left = x0[0], size = x1[n - 1] - left;
-    for (i64 c = 0; c < size; c++) sums[c] = x[left + c];
+    for (i64 c = 0; c < size; c++) sums[c] = rows > 0 ? x[left + c] : 0;
     for (i64 r = 1; r < rows; r++) for (i64 c = 0; c < size; c++) sums[c] += x[r * w + left + c];
     for (i64 j = 0, next; j < n; j = next) {
         const i64 width = x1[j] - x0[j], stride = j + 1 < n ? x0[j + 1] - x0[j] : 0;
@@ -102,7 +102,7 @@ static void NAME(row_of_totals)(const T *restrict x, T *restrict y, const int32_
     }
 }
 
-/* The sums over windows, in double: one may be a whole plane. Neither x0 nor x1 ever falls, and no window is empty. */
+/* The sums over windows, in double: one may be a whole plane. Neither x0 nor x1 ever falls; the sum of an empty window is 0. */
 void NAME(total)(const T *restrict x, T *restrict y, const int32_t *y0, const int32_t *y1, const int32_t *x0, const int32_t *x1,
                  i64 planes, i64 h, i64 w, i64 oh, i64 ow)
 {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import ContextDecorator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -242,19 +243,22 @@ def recomputing() -> bool:
     return mode.recomputing
 
 
-class _Recording:
-    """While it is entered, this thread records or does not. A generator would take longer."""
-
-    __slots__ = ("_before", "_wanted")
+class _Recording(ContextDecorator):
+    """While it is entered, this thread records or does not; also a decorator. A generator would take longer."""
 
     def __init__(self, wanted: bool):
         self._wanted = wanted
+        self._before: list[bool] = []             # one object may be entered again while it is entered
 
     def __enter__(self) -> None:
-        self._before, mode.recording = mode.recording, self._wanted
+        self._before.append(mode.recording)
+        mode.recording = self._wanted
 
     def __exit__(self, *_: object) -> None:
-        mode.recording = self._before
+        mode.recording = self._before.pop()
+
+    def _recreate_cm(self) -> _Recording:
+        return _Recording(self._wanted)           # of each call its own: threads may run a decorated function together
 
 
 def no_grad() -> _Recording:

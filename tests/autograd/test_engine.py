@@ -320,3 +320,16 @@ def test_nothing_is_recorded_during_backward() -> None:
     z = x * 1.0
     run.run([(z, np.ones(1))])
     assert seen == [False] and (x * 2.0).requires_grad
+
+
+def test_recording_is_as_before_when_one_object_was_entered_twice_and_in_decorated_functions() -> None:
+    x, off = Tensor(np.ones(2), requires_grad=True), no_grad()
+    with off, off:
+        assert not (x * 2.0).requires_grad
+    assert (x * 2.0).requires_grad
+
+    @no_grad()
+    def twice(again: bool) -> Tensor:
+        return twice(False) if again else x * 2.0
+    assert not twice(True).requires_grad
+    assert (x * 2.0).requires_grad

@@ -61,6 +61,13 @@ def test_a_library_is_compiled_once_and_found_again(own_cache: Path) -> None:
 
 
 @needs_compiler
+def test_the_room_that_is_reserved_holds_the_largest_library() -> None:
+    assert native.load("convolution") is not None                            # the largest by far
+    largest = max(path.stat().st_size for path in native.cache_folder().glob("*.so"))
+    assert largest <= native.ROOM
+
+
+@needs_compiler
 def test_a_library_that_is_empty_is_made_anew(own_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "three.c").write_text("int three(void) { return 3; }\n")
     monkeypatch.setattr(native, "source_folder", lambda: tmp_path)

@@ -113,3 +113,11 @@ X, W = np.zeros((128, 128), np.float32), np.zeros((96, 128), np.float32)
 def test_what_one_call_cannot_do_is_left_to_its_parts(x: Any, weight: Any, name: str | None, operands: str) -> None:
     assert module.suits(X, W, ACTIVATIONS["gelu"], "")
     assert not module.suits(x, weight, ACTIVATIONS[name] if name else None, operands)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["relu", "gelu"])
+def test_without_terms_the_activation_of_the_bias_is_the_output(name: str) -> None:
+    x, weight, bias = np.empty((8, 0), np.float32), np.empty((9, 0), np.float32), np.full(9, -1, np.float32)
+    found, expected = (f(x, weight, bias, ACTIVATIONS[name], False)[0] for f in (module.linear.host(), module.linear.reference))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)

@@ -117,3 +117,18 @@ def test_windows_that_do_not_fit_are_refused(op):
 def test_images_are_not_cut_into_nothing(op):
     with pytest.raises(ShapeError, match=r"images of 4x4 cannot be cut into \(0, 2\) parts"):
         op(np.zeros((1, 1, 4, 4)), (0, 2))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 0, 4), (2, 3, 4, 0)])
+def test_the_mean_of_a_window_of_padding_alone_is_zero(shape):
+    found = ops.avg_pool2d(Tensor(np.empty(shape, np.float32)), 2, 2, 1)
+    assert found.size and not found.array.any()
+
+
+@pytest.mark.parametrize("side", [7, 29, 64])
+def test_the_mean_of_a_plane_is_the_same_alone_and_beside_others(side):
+    x = np.random.default_rng(side).standard_normal((1, 11, side, side), np.float32)
+    together = ops.avg_pool2d(Tensor(x), side).array
+    alone = np.concatenate([ops.avg_pool2d(Tensor(x[:, c:c + 1].copy()), side).array for c in range(11)], axis=1)
+    np.testing.assert_array_equal(together, alone)
+    np.testing.assert_allclose(together, x.mean((2, 3), np.float64, keepdims=True), rtol=0, atol=1e-7)
