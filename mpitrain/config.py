@@ -78,7 +78,7 @@ class TrainConfig:
     reproducible: str = "run"                # or "layout": the same bits on any number of ranks
     threads: int = 0                         # per rank; 0: the cores bound to it, shared out
     eval_every: int = 0                      # steps; 0: after each epoch
-    recompute: bool = False                  # keep block inputs instead of activations
+    recompute: bool | int | tuple[str, ...] = False     # keep block inputs, not activations: of all, the first ones, these
     cached_mb: float = 0.0                   # freed memory kept for the next arrays; 0: all of it
 
 
@@ -292,6 +292,9 @@ def _check(config: Config, source: Path, overridden: set[str]) -> None:
         refuse(f"optimizer.milestones must be steps, at least 0 each, found {list(o.milestones)}", "optimizer.milestones")
     if len(o.betas) != 2 or not all(0 <= b < 1 for b in o.betas):
         refuse(f"optimizer.betas must be two numbers in [0, 1), found {list(o.betas)}", "optimizer.betas")
+    if isinstance(t.recompute, int) and t.recompute < 0:
+        refuse(f"train.recompute must be true, false, a number of blocks, 0 or more, or names of blocks, found {t.recompute}",
+               "train.recompute")
     if t.micro_batches > t.batch_size:
         refuse(f"train.micro_batches = {t.micro_batches} is more than the {t.batch_size} samples of train.batch_size",
                "train.micro_batches", "train.batch_size")

@@ -14,11 +14,12 @@ from mpitrain.nn.parameter import Described
 class Sequential(Module):
     """``Sequential(("first", Linear(4, 8)), ("act", ReLU()))``; blocks given without a name are called "0", "1", ...
 
-    With `recompute` set, each block keeps its input instead of its activations and runs again in backward. `between`, where set,
-    is called after each block: messages in flight want to be looked after.
+    Blocks that `recompute` is about keep their input instead of their activations and run again in backward: True is about all, a
+    number about so many, the first ones (of a slice: its first ones), a set about those of these names. `between`, where set, is
+    called after each block: messages in flight want to be looked after.
     """
 
-    recompute = False
+    recompute: bool | int | frozenset[str] = False
     between: Callable[[], None] | None = None
 
     def __init__(self, *blocks: Module | tuple[str, Module]):
@@ -29,11 +30,16 @@ class Sequential(Module):
             raise ShapeError(f"the blocks of a Sequential need different names, got {[name for name, _ in named]}")
 
     def forward(self, x: Any) -> Any:
-        for block in self.blocks.values():
-            x = recompute(block, x) if self.recompute else block(x)
+        for place, (name, block) in enumerate(self.blocks.items()):
+            x = recompute(block, x) if self.recompute and self.recomputes(place, name) else block(x)
             if self.between is not None:
                 self.between()
         return x
+
+    def recomputes(self, place: int, name: str) -> bool:
+        """Whether the block of that place and name runs again in backward."""
+        which = self.recompute
+        return name in which if isinstance(which, frozenset) else which is True or place < which
 
     def children(self) -> Iterator[tuple[str, Any]]:
         yield from self.blocks.items()

@@ -25,9 +25,9 @@ def block_seconds(model: Sequential, x: Any, *, seed: int, precision: str, devic
     found: list[float] = []
     given: Array | None = None
     rows = np.arange(len(x), dtype=np.uint64)
-    for name, block in model.blocks.items():
+    for place, (name, block) in enumerate(model.blocks.items()):
         part = Sequential((name, block))
-        part.recompute = model.recompute
+        part.recompute = model.recomputes(place, name)
         storage = part.initialize(seed, precision, device)
         if given is None:
             given = Feed(device, storage.dtype, tokens=tokens).inputs(x)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None) -> 
         plan=config.mesh.plan or None, sequence=config.mesh.sequence, sharding=config.comm.sharding)
     model = make_model(config)
     if t.recompute:
-        keep_inputs_only(model)
+        keep_inputs_only(model, t.recompute)
     return assemble(model, inputs, mesh, loss=make_loss(config, inputs.tokens), optimizer=lambda s: make_optimizer(config, s),
                     rate=lambda steps: make_rate(config, steps), options=options)
 
@@ -87,11 +88,17 @@ def call_with(function: Callable[..., Any], arguments: dict[str, Any], what: str
         raise ConfigError(f"{what} {how}") from error
 
 
-def keep_inputs_only(model: nn.Module) -> None:
-    """Recompute each block during backward instead of keeping its activations."""
+def keep_inputs_only(model: nn.Module, which: bool | int | Sequence[str]) -> None:
+    """Recompute blocks during backward instead of keeping their activations: all, the first ones, or those that patterns name."""
     if not isinstance(model, nn.Sequential):
         raise ConfigError("train.recompute needs a model that is a Sequential of blocks")
-    model.recompute = True
+    if isinstance(which, int):
+        model.recompute = which
+        return
+    for pattern in which:
+        if not fnmatch.filter(model.blocks, pattern):
+            raise ConfigError(f'train.recompute names "{pattern}", and no block is called so{nearest(pattern, model.blocks)}')
+    model.recompute = frozenset(name for pattern in which for name in fnmatch.filter(model.blocks, pattern))
 
 
 def make_loss(config: Config, tokens: bool) -> Any:
