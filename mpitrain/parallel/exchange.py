@@ -95,14 +95,14 @@ class Exchange:
         return reducer
 
     def update(self, model: Module, optimizer: Optimizer, reducer: GradientReducer, control: Channel,
-               rate: Callable[[int], float], *, clip_norm: float, statistics: Statistics,
-               norm: GradientNorm | None = None, twins: Twins | None = None) -> Replicated:
-        """The update that fits the reducer; `norm` and `twins` where the ranks hold parts of a model."""
+               rate: Callable[[int], float], *, clip_norm: float, statistics: Statistics, norm: GradientNorm | None = None,
+               twins: Twins | None = None) -> Replicated:
+        """The update that fits the reducer. `norm` is that of the rank's own gradients unless others have parts of the model."""
         if isinstance(reducer.channel, NodeExchange):
             return NodeShared(model, optimizer, reducer, control, rate, reducer.channel, clip_norm=clip_norm,
                               statistics=statistics, twins=twins)
         if self.sharding is not None:
-            assert norm is not None, "the norm of states that are cut over ranks is not one rank's"
+            assert norm is not None, "ranks have slices: the norm is over all of them"
             return ShardedUpdate(model, optimizer, reducer, control, rate, self.sharding, clip_norm=clip_norm,
                                  statistics=statistics, norm=norm, twins=twins)
         return Replicated(model, optimizer, reducer, control, rate, clip_norm=clip_norm, statistics=statistics, norm=norm,
