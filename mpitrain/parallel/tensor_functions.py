@@ -53,7 +53,8 @@ class Group:
             for part in parts[2:]:
                 np.add(total, part, out=total)
             return total
-        total = array_module(array).array(array, order="C")   # a copy
+        total: Array = array_module(array).empty(array.shape, array.dtype)
+        total[...] = array
         self.channel.allreduce(total.reshape(-1), name=name)
         return total
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,17 @@ from typing import Any
 import meshes
 import numpy as np
 import pytest
+from fakegpu import put
 
-from mpitrain import models, nn
+from mpitrain import models, nn, ops
 from mpitrain.autograd import Tensor
+from mpitrain.backend import asnumpy
 from mpitrain.comm.mesh import Mesh
-from mpitrain.errors import ShapeError
+from mpitrain.errors import DataError, ShapeError
 from mpitrain.nn import Sequential
 from mpitrain.parallel.replicas import checksum
 from mpitrain.parallel.tensor_functions import Group, collect, enter, gather, leave, scatter
+from mpitrain.parallel.tensor_loss import CutLoss, largest
 from mpitrain.train import checkpoint
 
 EVERY = os.environ.get("MPITRAIN_EVERY_MESH") == "1"             # all schedules on all meshes, more steps: minutes
@@ -143,23 +146,56 @@ def test_a_checkpoint_of_one_mesh_goes_on_on_another(comm: Any, mpi_tmp_path: Pa
         close(comm.bcast(found), expected[first:], "one rank")
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_each_function_and_its_conjugate_put_arrays_together_as_they_say(comm: Any, shared: bool) -> None:
-    """Against sums of what each rank knows the others to have."""
+@pytest.fixture(params=["shared memory", "messages", "messages from a device"])
+def group(request: Any, comm: Any) -> Iterator[tuple[Group, Callable[[Any], Any], Callable[[Any], Any]]]:
+    """(group of all ranks, how an array comes to where it computes, and back)."""
     mesh = Mesh(comm, tp=comm.size)
     channel = mesh.channel("tp", "test")
-    group = Group(mesh.share_memory(channel) if shared else channel)
-    rng, n, me = np.random.default_rng(3), comm.size, comm.rank
+    on_device = request.param.endswith("device")
+    yield (Group(mesh.share_memory(channel) if request.param == "shared memory" else channel), put if on_device else np.array,
+           asnumpy if on_device else np.asarray)
+    mesh.close()
+
+
+@pytest.mark.parametrize(("smoothing", "ignore"), [(0.0, None), (0.2, 3), (1.0, None)])
+def test_cross_entropy_of_cut_logits_is_that_of_the_whole(group: Any, smoothing: float, ignore: int | None) -> None:
+    """Loss, gradient and the class of the largest, which is the first of equal ones; far logits neither overflow nor vanish."""
+    ranks, here, back = group
+    rng, classes = np.random.default_rng(7), 3 * ranks.size + 1
+    logits = rng.standard_normal((5, 4, classes)) * np.array([1, 1, 5, 50, 800])[:, None, None]
+    logits[0, 0] = logits[0, 1, 0] = 2.0
+    labels = rng.integers(0, classes, (5, 4))
+    whole = Tensor(logits, requires_grad=True)
+    expected = ops.cross_entropy(whole, labels, label_smoothing=smoothing, ignore_index=ignore)
+    expected.backward(np.asarray(0.3))
+    first, stop = (place * classes // ranks.size for place in (ranks.rank, ranks.rank + 1))
+    x = Tensor(here(logits[..., first:stop]), requires_grad=True)
+    loss = CutLoss(nn.LOSSES["cross_entropy"](smoothing, ignore), ranks, first, classes, "head")
+    found = loss(x, here(labels))
+    found.backward(here(0.3))
+    np.testing.assert_allclose(back(found.array), expected.array, rtol=1e-13)
+    np.testing.assert_allclose(back(x.grad), whole.grad[..., first:stop], rtol=1e-11, atol=1e-15)
+    np.testing.assert_array_equal(back(largest(x.array, ranks, first)), logits.argmax(axis=-1))
+    labels[2, 1] = classes
+    with pytest.raises(DataError, match=rf"label {classes} is not in 0 ... {classes - 1}") as caught:
+        loss(x, here(labels))
+    assert caught.value.row == 2
+
+
+def test_each_function_and_its_conjugate_put_arrays_together_as_they_say(group: Any) -> None:
+    """Against sums of what each rank knows the others to have."""
+    ranks, here, back = group
+    rng, n, me = np.random.default_rng(3), ranks.size, ranks.rank
     wholes = rng.standard_normal((n, 2, 3 * n, 5))                # rank r's addend, of the same shape on all
     parts = rng.standard_normal((n, 2, 3, 5))                     # rank r's part along dim 1
     total, joined = wholes.sum(axis=0), np.concatenate(parts, axis=1)
     mine = np.s_[:, 3 * me:3 * me + 3]
 
     def both(function: Any, x: Any, grad: Any, **more: Any) -> tuple[Any, Any]:
-        given = Tensor(x.copy(), requires_grad=True)
-        out = function(given, group, *more.values(), "test")
-        out.backward(grad)
-        return out.array, given.grad
+        given = Tensor(here(x), requires_grad=True)
+        out = function(given, ranks, *more.values(), "test")
+        out.backward(here(grad))
+        return back(out.array), back(given.grad)
 
     for _ in range(3):                                            # rooms are used again
         for function, x, forward, grad, backward, more in (
@@ -172,5 +208,4 @@ def test_each_function_and_its_conjugate_put_arrays_together_as_they_say(comm: A
             np.testing.assert_allclose(found[1], backward, rtol=1e-12, atol=1e-14)
     if n > 1:
         with pytest.raises(ShapeError, match=rf"mesh.tp = {n} ranks cannot share dim 1 of shape \(2, {n + 1}\)"):
-            group.scatter(np.zeros((2, n + 1)), 1, "odd")
-    mesh.close()
+            ranks.scatter(np.zeros((2, n + 1)), 1, "odd")
