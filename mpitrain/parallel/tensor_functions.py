@@ -53,10 +53,10 @@ class Group:
             for part in parts[2:]:
                 np.add(total, part, out=total)
             return total
-        total: Array = array_module(array).empty(array.shape, array.dtype)
-        total[...] = array
-        self.channel.allreduce(total.reshape(-1), name=name)
-        return total
+        copy: Array = array_module(array).empty(array.shape, array.dtype)
+        copy[...] = array
+        self.channel.allreduce(copy.reshape(-1), name=name)
+        return copy
 
     def gather(self, array: Array, dim: int, name: str) -> Array:
         """The ranks' arrays, of one shape, behind each other along `dim`."""

@@ -209,3 +209,17 @@ def test_each_function_and_its_conjugate_put_arrays_together_as_they_say(group: 
     if n > 1:
         with pytest.raises(ShapeError, match=rf"mesh.tp = {n} ranks cannot share dim 1 of shape \(2, {n + 1}\)"):
             ranks.scatter(np.zeros((2, n + 1)), 1, "odd")
+
+
+def test_ranks_that_hold_the_same_start_alike_where_initial_values_do_not(comm: Any) -> None:
+    """Values that differ from process to process: all have the first rank's, of a cut parameter those of their place."""
+    def make() -> Sequential:
+        model = meshes.mlp()
+        model["head"].bias.init = model["linear0"].weight.init = nn.init.constant(float(comm.rank))
+        return model
+
+    tp = 2 if comm.size % 2 == 0 else 1
+    with meshes.job(comm, make, {"tp": tp}) as run:
+        values = {name: array for name, array in run.state.arrays().items() if name.startswith("parameters/")}
+        assert (values["parameters/head.bias"] == 0).all()
+        assert (values["parameters/linear0.weight"] == comm.rank % tp).all()
