@@ -53,9 +53,10 @@ class Group:
             for part in parts[2:]:
                 np.add(total, part, out=total)
             return total
-        total = array_module(array).array(array, order="C")   # a copy
-        self.channel.allreduce(total.reshape(-1), name=name)
-        return total
+        copy: Array = array_module(array).empty(array.shape, array.dtype)
+        copy[...] = array
+        self.channel.allreduce(copy.reshape(-1), name=name)
+        return copy
 
     def gather(self, array: Array, dim: int, name: str) -> Array:
         """The ranks' arrays, of one shape, behind each other along `dim`."""
@@ -100,6 +101,7 @@ class Tables:
     def __init__(self, channel: SharedChannel):
         self.channel = channel
         self._rooms: list[list[Array]] = [[], []]             # every rank's part of each
+        self._shown: dict[tuple[Any, ...], tuple[list[Array], str]] = {}     # views and a label, by what is shown and where
         self._turn, self._usable = 0, True
         self._meeting = channel.allocate(MEETING).view(np.float32)     # zeros, and so is their sum
 
@@ -111,12 +113,17 @@ class Tables:
             mine = self.channel.allocate(1 << max(nbytes - 1, LEAST).bit_length())
             room = self._rooms[self._turn] = self.channel.everywhere(mine)
             self._usable = bool(room)
+            self._shown.clear()
         if not self._usable:
             return []
+        key = self._turn, name, array.shape, array.dtype
+        if key not in self._shown:
+            views = [part[:nbytes].view(array.dtype).reshape(array.shape) for part in room]
+            self._shown[key] = views, f"{name}, {nbytes} bytes"
         self._turn = 1 - self._turn
-        shown = [part[:nbytes].view(array.dtype).reshape(array.shape) for part in room]
+        shown, label = self._shown[key]
         np.copyto(shown[own], array)
-        self.channel.allreduce(self._meeting, name=f"{name}, {nbytes} bytes")
+        self.channel.allreduce(self._meeting, name=label)
         return shown
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,21 @@ from typing import Any
 import meshes
 import numpy as np
 import pytest
+from fakegpu import put
 
-from mpitrain import models, nn
+from mpitrain import models, nn, ops
 from mpitrain.autograd import Tensor
+from mpitrain.backend import asnumpy
 from mpitrain.comm.mesh import Mesh
-from mpitrain.errors import ShapeError
+from mpitrain.errors import DataError, ShapeError
 from mpitrain.nn import Sequential
 from mpitrain.parallel.replicas import checksum
 from mpitrain.parallel.tensor_functions import Group, collect, enter, gather, leave, scatter
+from mpitrain.parallel.tensor_loss import CutLoss, largest
 from mpitrain.train import checkpoint
 
-STEPS = 20
-EVERY = os.environ.get("MPITRAIN_EVERY_MESH") == "1"             # all schedules on all meshes: minutes
+EVERY = os.environ.get("MPITRAIN_EVERY_MESH") == "1"             # all schedules on all meshes, more steps: minutes
+STEPS = 20 if EVERY else 6
 Make = Callable[[], Sequential]
 
 
@@ -58,6 +61,11 @@ def runs(n: int) -> list[tuple[dict[str, int], str, int, bool]]:
     return found
 
 
+def eight(n: int) -> dict[str, int]:
+    """What makes gpt fit 8 ranks."""
+    return {"heads": 24, "block": 24} if n == 8 else {}
+
+
 def size(mesh: dict[str, int], chunks: int) -> int:
     """Layers that are enough for the stages: gpt has three blocks more than layers, mlp two."""
     return max(2, mesh["pp"] * chunks - 2)
@@ -65,8 +73,7 @@ def size(mesh: dict[str, int], chunks: int) -> int:
 
 @pytest.mark.parametrize("name", ["mlp", "gpt"])
 def test_every_mesh_has_the_losses_of_one_rank(comm: Any, name: str) -> None:
-    eight = {"heads": 24, "block": 24} if comm.size == 8 else {}
-    make_any: Any = {"mlp": meshes.mlp, "gpt": partial(meshes.gpt, **eight)}[name]
+    make_any: Any = {"mlp": meshes.mlp, "gpt": partial(meshes.gpt, **eight(comm.size))}[name]
     known: dict[int, np.ndarray[Any, Any]] = {}
     for mesh, schedule, chunks, sequence in runs(comm.size):
         layers = size(mesh, chunks)
@@ -117,49 +124,86 @@ def test_convolutions_are_cut_by_channels(comm: Any, name: str) -> None:
 
 
 def test_a_checkpoint_of_one_mesh_goes_on_on_another(comm: Any, mpi_tmp_path: Path) -> None:
-    """The next 10 losses are those of a run that was not interrupted; parameters on disk are whole, and tied ones there once."""
+    """The next losses are those of a run that was not interrupted; parameters on disk are whole, and tied ones there once."""
     from mpi4py import MPI
     if comm.size == 1:
         pytest.skip("there is one mesh")
-    make, first = meshes.gpt, 3
-    expected = alone(comm, make, first + 10)
-    pairs = [({"tp": comm.size}, {"pp": comm.size}), ({"pp": comm.size}, {"tp": comm.size})]
-    for number, (before, after) in enumerate(pairs):
+    n, first, more = comm.size, 3, 10 if EVERY else 3
+    make = partial(meshes.gpt, **eight(n), layers=max(2, n - 3))
+    expected = alone(comm, make, first + more)
+    every = meshes.factorisations(n)
+    orders = [(mesh, [m for m in every if m != mesh]) for mesh in every] if EVERY else [
+        ({"tp": n}, [{"pp": n}]), ({"pp": n}, [{"tp": n}])]
+    for number, (before, others) in enumerate(orders):
         folder = mpi_tmp_path / str(number)
-        with meshes.job(comm, make, before, micro_batches=comm.size) as run:
+        with meshes.job(comm, make, before, micro_batches=n) as run:
             close(meshes.step_losses(run, first), expected[:first], before)
             checkpoint.save(folder, first, run.state.pieces(), {}, run.channel)
             hashes = run.state.hashes()
-        with meshes.job(comm, make, after, micro_batches=comm.size) as run:
-            run.resume(checkpoint.latest(folder, run.channel))
-            assert run.state.hashes() == hashes
-            close(meshes.step_losses(run, 10, first), expected[first:], after)
+        for after in others:
+            with meshes.job(comm, make, after, micro_batches=n) as run:
+                run.resume(checkpoint.latest(folder, run.channel))
+                assert run.state.hashes() == hashes
+                close(meshes.step_losses(run, more, first), expected[first:], (before, after))
         found = None
         if comm.rank == 0:
             with meshes.job(MPI.COMM_SELF, make, {}) as run:
                 run.resume(checkpoint.latest(folder, run.channel))
                 assert run.state.hashes() == hashes
-                found = meshes.step_losses(run, 10, first)
-        close(comm.bcast(found), expected[first:], "one rank")
+                found = meshes.step_losses(run, more, first)
+        close(comm.bcast(found), expected[first:], (before, "one rank"))
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_each_function_and_its_conjugate_put_arrays_together_as_they_say(comm: Any, shared: bool) -> None:
-    """Against sums of what each rank knows the others to have."""
+@pytest.fixture(params=["shared memory", "messages", "messages from a device"])
+def group(request: Any, comm: Any) -> Iterator[tuple[Group, Callable[[Any], Any], Callable[[Any], Any]]]:
+    """(group of all ranks, how an array comes to where it computes, and back)."""
     mesh = Mesh(comm, tp=comm.size)
     channel = mesh.channel("tp", "test")
-    group = Group(mesh.share_memory(channel) if shared else channel)
-    rng, n, me = np.random.default_rng(3), comm.size, comm.rank
+    on_device = request.param.endswith("device")
+    yield (Group(mesh.share_memory(channel) if request.param == "shared memory" else channel), put if on_device else np.array,
+           asnumpy if on_device else np.asarray)
+    mesh.close()
+
+
+@pytest.mark.parametrize(("smoothing", "ignore"), [(0.0, None), (0.2, 3), (1.0, None)])
+def test_cross_entropy_of_cut_logits_is_that_of_the_whole(group: Any, smoothing: float, ignore: int | None) -> None:
+    """Loss, gradient and the class of the largest, which is the first of equal ones; far logits neither overflow nor vanish."""
+    ranks, here, back = group
+    rng, classes = np.random.default_rng(7), 3 * ranks.size + 1
+    logits = rng.standard_normal((5, 4, classes)) * np.array([1, 1, 5, 50, 800])[:, None, None]
+    logits[0, 0] = logits[0, 1, 0] = 2.0
+    labels = rng.integers(0, classes, (5, 4))
+    whole = Tensor(logits, requires_grad=True)
+    expected = ops.cross_entropy(whole, labels, label_smoothing=smoothing, ignore_index=ignore)
+    expected.backward(np.asarray(0.3))
+    first, stop = (place * classes // ranks.size for place in (ranks.rank, ranks.rank + 1))
+    x = Tensor(here(logits[..., first:stop]), requires_grad=True)
+    loss = CutLoss(nn.LOSSES["cross_entropy"](smoothing, ignore), ranks, first, classes, "head")
+    found = loss(x, here(labels))
+    found.backward(here(0.3))
+    np.testing.assert_allclose(back(found.array), expected.array, rtol=1e-13)
+    np.testing.assert_allclose(back(x.grad), whole.grad[..., first:stop], rtol=1e-11, atol=1e-15)
+    np.testing.assert_array_equal(back(largest(x.array, ranks, first)), logits.argmax(axis=-1))
+    labels[2, 1] = classes
+    with pytest.raises(DataError, match=rf"label {classes} is not in 0 ... {classes - 1}") as caught:
+        loss(x, here(labels))
+    assert caught.value.row == 2
+
+
+def test_each_function_and_its_conjugate_put_arrays_together_as_they_say(group: Any) -> None:
+    """Against sums of what each rank knows the others to have."""
+    ranks, here, back = group
+    rng, n, me = np.random.default_rng(3), ranks.size, ranks.rank
     wholes = rng.standard_normal((n, 2, 3 * n, 5))                # rank r's addend, of the same shape on all
     parts = rng.standard_normal((n, 2, 3, 5))                     # rank r's part along dim 1
     total, joined = wholes.sum(axis=0), np.concatenate(parts, axis=1)
     mine = np.s_[:, 3 * me:3 * me + 3]
 
     def both(function: Any, x: Any, grad: Any, **more: Any) -> tuple[Any, Any]:
-        given = Tensor(x.copy(), requires_grad=True)
-        out = function(given, group, *more.values(), "test")
-        out.backward(grad)
-        return out.array, given.grad
+        given = Tensor(here(x), requires_grad=True)
+        out = function(given, ranks, *more.values(), "test")
+        out.backward(here(grad))
+        return back(out.array), back(given.grad)
 
     for _ in range(3):                                            # rooms are used again
         for function, x, forward, grad, backward, more in (
@@ -172,5 +216,18 @@ def test_each_function_and_its_conjugate_put_arrays_together_as_they_say(comm: A
             np.testing.assert_allclose(found[1], backward, rtol=1e-12, atol=1e-14)
     if n > 1:
         with pytest.raises(ShapeError, match=rf"mesh.tp = {n} ranks cannot share dim 1 of shape \(2, {n + 1}\)"):
-            group.scatter(np.zeros((2, n + 1)), 1, "odd")
-    mesh.close()
+            ranks.scatter(np.zeros((2, n + 1)), 1, "odd")
+
+
+def test_ranks_that_hold_the_same_start_alike_where_initial_values_do_not(comm: Any) -> None:
+    """Values that differ from process to process: all have the first rank's, of a cut parameter those of their place."""
+    def make() -> Sequential:
+        model = meshes.mlp()
+        model["head"].bias.init = model["linear0"].weight.init = nn.init.constant(float(comm.rank))
+        return model
+
+    tp = 2 if comm.size % 2 == 0 else 1
+    with meshes.job(comm, make, {"tp": tp}) as run:
+        values = {name: array for name, array in run.state.arrays().items() if name.startswith("parameters/")}
+        assert (values["parameters/head.bias"] == 0).all()
+        assert (values["parameters/linear0.weight"] == comm.rank % tp).all()

@@ -7,7 +7,8 @@ import json
 import pytest
 from launch import ROOT, mpirun
 
-PYTEST = ("-m", "pytest", "-q", "-x", "-p", "pytest_mpi", "-p", "pytest_timeout", "-p", "no:cacheprovider", "--with-mpi")
+PYTEST = ("-m", "pytest", "-q", "-x", "-p", "pytest_mpi", "-p", "pytest_timeout", "-p", "no:cacheprovider", "--with-mpi",
+          "--timeout=1800")
 PLAN = 'mesh.plan={linear0 = "column", linear1 = "row", head = "vocabulary"}'
 CONFIG = """
 model = {name = "mlp", inputs = 64, hidden = [32, 32], outputs = 10}
@@ -19,12 +20,12 @@ log = {every = 1}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2400)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("n", [1, 2, 4, 6, 8])
 def test_every_mesh_with_every_schedule_has_the_losses_of_one_rank(n, tmp_path):
-    result = mpirun(n, *PYTEST, ROOT / "tests/parallel/mesh_mpi.py", "-k", "every_mesh or checkpoint", timeout=2300, cwd=ROOT,
+    result = mpirun(n, *PYTEST, ROOT / "tests/parallel/mesh_mpi.py", "-k", "every_mesh or checkpoint", timeout=3500, cwd=ROOT,
                     env={"PYTEST_DEBUG_TEMPROOT": str(tmp_path), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-                         "MPITRAIN_EVERY_MESH": "1", "MPITRAIN_TEST_LIMIT": "1200"})
+                         "MPITRAIN_EVERY_MESH": "1", "MPITRAIN_TEST_LIMIT": "1800"})
     assert result.rc == 0, result.out[-6000:] + result.err[-6000:]
 
 
