@@ -47,7 +47,6 @@ class Gathered:
         self._needs: list[list[Group]] = []                   # of each block
         self._before: list[int | None] = []                   # each block's neighbours in its chunk
         self._after: list[int | None] = []
-        self._undo: list[Callable[[], None]] = []
         owner = {s.name: unit for unit in shards.units for s in unit.segments}
         group_of: dict[int, Group] = {}                       # by unit
         for chunk in chunks:
@@ -69,16 +68,9 @@ class Gathered:
             self._leave(group)
 
     def forget(self) -> None:
-        """The slices have changed, or are about to: nothing of what was put together is used any more. Collective only in that
-        what is on its way is waited for."""
+        """The slices have changed, or are about to: nothing that was put together of them is used any more."""
         for group in self.groups:
             self._drop(group)
-
-    def close(self) -> None:
-        """Takes the hooks away."""
-        self.forget()
-        for undo in self._undo:
-            undo()
 
     # -- moments -------------------------------------------------------------------------------------------------------
 
@@ -91,8 +83,11 @@ class Gathered:
 
         def inside(module: Module, inputs: Any) -> None:
             self.progress()
-        self._undo += [block.before_forward(forward), block.before_backward(backward)]
-        self._undo += [module.before_forward(inside) for _, module in block.named_modules() if module is not block]
+        block.before_forward(forward)
+        block.before_backward(backward)
+        for _, module in block.named_modules():
+            if module is not block:
+                module.before_forward(inside)
 
     def _need(self, number: int, neighbour: Sequence[int | None]) -> None:
         """The parameters of a block are there when this returns, and those of the next block on their way."""
