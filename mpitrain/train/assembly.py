@@ -2,7 +2,8 @@
 
 The order is the composition rule, and nothing later undoes anything earlier:
 
-    describe the model (shapes only) -> cut into stages -> allocate -> initialise -> broadcast -> reducer -> pipeline -> trainer
+    describe the model (shapes only) -> cut layers -> cut into stages -> allocate -> initialise -> broadcast -> reducer
+        -> pipeline -> trainer
 """
 
 from __future__ import annotations
@@ -203,7 +204,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
                           counts=held.counts, classes=held.classes) if n_chunks else None
     trainer = Trainer(pipeline=pipeline, update=update, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       recorder=Recorder(None, rank=control.rank, quiet=o.quiet), tuning=make_tuning(o, reducer, control, mesh))
-    trainer.notes += exchange.notes
+    trainer.notes += exchange.notes + held.notes
     trainer.tuning.choices |= exchange.choices | held.choices
     return Job(trainer, state, plan, o, control, held, numerics)
 
