@@ -38,6 +38,11 @@ class Held:
     choices: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def notes(self) -> list[str]:
+        """What could not be had, for the run to say."""
+        return [] if self.tensor is None else self.tensor.group.notes
+
+    @property
     def counts(self) -> bool:
         """Whether this is the one rank that counts what its pipeline puts out."""
         return self.stage.is_last and self.mesh.coordinate("tp") == 0

@@ -46,6 +46,11 @@ class Group:
         """What takes arrays wherever they lie."""
         return self.channel.channel if isinstance(self.channel, SharedChannel) else self.channel
 
+    @property
+    def notes(self) -> list[str]:
+        """Why memory is not shared, where it should be."""
+        return list(self.channel.notes) if isinstance(self.channel, SharedChannel) else []
+
     def sum(self, array: Array, name: str) -> Array:
         """The sum over the ranks, in their order where memory is shared."""
         if self._tables is not None and type(array) is np.ndarray and (parts := self._tables.show(array, name)):

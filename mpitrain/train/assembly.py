@@ -2,7 +2,8 @@
 
 The order is the composition rule, and nothing later undoes anything earlier:
 
-    describe the model (shapes only) -> cut into stages -> allocate -> initialise -> broadcast -> reducer -> pipeline -> trainer
+    describe the model (shapes only) -> cut layers -> cut into stages -> allocate -> initialise -> broadcast -> reducer
+        -> pipeline -> trainer
 """
 
 from __future__ import annotations
@@ -224,7 +225,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
                           in_step=sharding is not None and sharding.cuts_parameters) if n_chunks else None
     trainer = Trainer(pipeline=pipeline, update=update, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       recorder=Recorder(None, rank=control.rank, quiet=o.quiet), tuning=make_tuning(o, reducer, control, mesh))
-    trainer.notes += exchange.notes
+    trainer.notes += exchange.notes + held.notes
     if sharding is not None:
         trainer.notes.append(memory_text(control.gather_objects(update.measured()), o.sharding))
     trainer.tuning.choices |= exchange.choices | held.choices

@@ -90,7 +90,7 @@ def test_smoothing_ignored_labels_norms_and_accuracy_are_those_of_one_rank(comm:
     """Evaluation through cut logits, too; the gradient's norm over parts; parameters that ranks share stay equal to the bit."""
     def results(ranks: Any, mesh: dict[str, int], **options: Any) -> list[float]:
         loss = nn.LOSSES["cross_entropy"](label_smoothing=0.1, ignore_index=3)
-        with meshes.job(ranks, meshes.gpt, mesh, loss=loss, **options) as run:
+        with meshes.job(ranks, partial(meshes.gpt, **eight(comm.size)), mesh, loss=loss, **options) as run:
             run.trainer.update.want_norm = True
             steps = [run.trainer.train_step(run.trainer.loader.load(step)) for step in range(5)]
             metrics = run.trainer.evaluator.run()
