@@ -158,6 +158,8 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
             metrics = job.trainer.fit()
         peak = peak_memory(session.control)
         job.trainer.recorder.message("most memory of a rank: " + ", ".join(f"{name} {mb:,.0f} MiB" for name, mb in peak.items()))
+        if job.state.is_cut:
+            job.held.replicas.agree(job.state.own_sha256(), "the final parameters of their part")
         hashes = job.state.hashes()
         session.control.agree(hashes, "the final parameters")
         record = about | hashes | {"choices": job.trainer.tuning.choices, "status": "done", "steps": job.plan.steps,

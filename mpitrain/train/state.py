@@ -46,6 +46,17 @@ class State:
         """Whether this rank has slices of the parameters alone."""
         return self.sharding is not None and self.sharding.cuts_parameters
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether this rank has a part of the model only."""
+        return self.mesh is not None and (self.mesh.size("pp") * self.mesh.size("tp") > 1 or self._has_slices)
+
+    def own_sha256(self) -> str:
+        """The hash of the parameters and buffers of this rank, equal on ranks that have the same part; "" of slices, which no
+        other rank has."""
+        leaves = (*self.model.named_parameters(), *self.model.named_buffers())
+        return "" if self._has_slices else total_sha256(array_line(name, asnumpy(leaf.array)) for name, leaf in leaves)
+
     def arrays(self) -> dict[str, Array]:
         """The training state proper, in place: what is written here is what the next step uses.
 
@@ -140,9 +151,8 @@ class State:
             leaf.mark_changed()
 
     def hashes(self) -> dict[str, str]:
-        """``parameters_sha256`` and ``buffers_sha256``, as run.json has them. Of a model cut over ranks it communicates.
-
-        Arrays that are cut themselves are put together one at a time.
+        """``parameters_sha256`` and ``buffers_sha256``, as run.json has them: of this rank's copy, and only where no rank has a
+        whole one it communicates. Arrays that are cut themselves are put together one at a time.
         """
         buffers = ((f"buffers/{name}", buffer, buffer.array, None) for name, buffer in self.model.named_buffers())
         return {"parameters_sha256": self._sha256(self._parameters(), "parameters/"),
@@ -152,7 +162,7 @@ class State:
         held = {name.removeprefix(prefix): (leaf, array, first) for name, leaf, array, first in leaves
                 if not getattr(leaf, "twin_of", "")}
         mesh, control = self.mesh, self.control
-        if mesh is None or control is None:
+        if mesh is None or control is None or not self.is_cut:
             return total_sha256(array_line(name, asnumpy(array)) for name, (_, array, _) in held.items())
         own = {name: found for name, found in held.items()
                if is_first(found[0], mesh, without=("pp",) if found[2] is None else ("pp", "dp"))}

@@ -19,7 +19,7 @@ import mpitrain.kernels
 from mpitrain import models, nn, optim
 from mpitrain.autograd import Tensor, run_backward
 from mpitrain.backend import native, random
-from mpitrain.kernels import KERNELS, Kernel, product
+from mpitrain.kernels import KERNELS, Kernel, linear, product
 from mpitrain.models.convolutional import _cifar_resnet
 
 for module in pkgutil.iter_modules(mpitrain.kernels.__path__):
@@ -97,7 +97,8 @@ def test_losses_are_those_of_the_plain_expressions(name: str, monkeypatch: pytes
     def noting(self: Kernel, *arguments: Any) -> Any:
         used.add(self.name)
         return call(self, *arguments)
-    monkeypatch.setattr(product, "one_thread", lambda: True)
+    for holder in (product, linear):
+        monkeypatch.setattr(holder, "one_thread", lambda: True)
     with monkeypatch.context() as during:
         during.setattr(Kernel, "__call__", noting)
         fast = losses(case)
