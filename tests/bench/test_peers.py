@@ -145,6 +145,7 @@ guard.run_guarded(train_vs_peers.main)
     assert "the two do not train the same model" in result.error_lines[0]
 
 
+@pytest.mark.slow
 def test_ops_are_measured_beside_pytorchs(tmp_path: Path) -> None:
     result = run(tmp_path, "kernels_vs_torch.py", "--ops", "softmax,cross_entropy,layer_norm,max_pool,adamw", "--pairs", "1",
                  "--json", "r.json")
@@ -191,6 +192,7 @@ guard.run_guarded(kernels_vs_torch.main)
     assert "softmax: gradient 1 differs from PyTorch's by" in result.error_lines[0]
 
 
+@pytest.mark.slow
 def test_the_products_of_a_step_are_measured_beside_pytorchs(tmp_path: Path) -> None:
     result = run(tmp_path, "products_vs_torch.py", "--models", "mlp", "--rounds", "1", "--json", "r.json")
     assert result.rc == 0, result.out + result.err

@@ -122,6 +122,7 @@ def test_one_copy_per_node_gives_the_bits_of_a_copy_per_rank_also_when_resumed(t
     assert [line["grad_norm"] for line in steps(tmp_path / "a")] == [line["grad_norm"] for line in steps(tmp_path / "b")]
 
 
+@pytest.mark.slow
 def test_two_ranks_have_the_same_bits_by_messages_and_through_memory(tmp_path: Path) -> None:
     config = write(tmp_path)
     for name, option in (("a", "comm.algorithm=auto"), ("b", "comm.algorithm=ring"), ("c", "comm.algorithm=tree"),

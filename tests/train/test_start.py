@@ -53,6 +53,7 @@ def said(out: str) -> list[str]:
 
 
 @pytest.mark.timeout(200)                         # stand-ins, and Numba compiles in memory
+@pytest.mark.slow
 def test_a_compiler_that_fails_or_is_missing_is_told_in_one_line_by_one_rank(tmp_path: Path) -> None:
     run = write(tmp_path)
     for change, reason in (({"CC": "/bin/false"}, "the C compiler /bin/false fails: exit status 1; make it work, or set CC"),
