@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain import data, nn, optim
+from mpitrain.backend import CPU, float_dtype
 from mpitrain.backend.memory import page_faults, resident
 from mpitrain.bench.memory import forget_peak
 from mpitrain.bench.pairs import Clock, quartiles
@@ -30,6 +31,7 @@ from mpitrain.comm.start import World
 from mpitrain.errors import MpitrainError, NumericsError
 from mpitrain.parallel.replicas import checksum
 from mpitrain.train.assembly import Options, assemble
+from mpitrain.train.precision import refuse
 from mpitrain.train.inputs import Inputs
 
 BATCHES = 2                       # different ones, used in turn
@@ -114,6 +116,9 @@ class Training:
 def bench_train(channel: Channel, world: World, report: Report, *, models: Sequence[str], precisions: Sequence[str], steps: int,
                 threads: int) -> None:
     """One record for each model and precision; `threads` are those of BLAS in a rank. Collective; see `Training.check`."""
+    for precision in precisions:                              # before the head of a table that would stay empty
+        float_dtype(precision)
+        refuse(precision, CPU)
     about = machine(channel)
     report.line(f"training steps on {world.size} rank{'s' * (world.size > 1)}, {threads} thread{'s' * (threads > 1)} each; "
                 f"medians of {steps} steps, AdamW; flops of a rank\n"

@@ -135,6 +135,7 @@ Pipeline.run = run
 def test_a_mistake_is_one_line(arguments: list[str], rc: int, message: str, tmp_path: Path) -> None:
     result = bench(2, tmp_path, *arguments)
     assert result.rc == rc and len(result.error_lines) == 1 and message in result.error_lines[0], result.err
+    assert "training steps" not in result.out, "no head of a table that stays empty"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
