@@ -31,8 +31,8 @@ from mpitrain.comm.start import World
 from mpitrain.errors import MpitrainError, NumericsError
 from mpitrain.parallel.replicas import checksum
 from mpitrain.train.assembly import Options, assemble
-from mpitrain.train.precision import refuse
 from mpitrain.train.inputs import Inputs
+from mpitrain.train.precision import refuse
 
 BATCHES = 2                       # different ones, used in turn
 WARM_UP = 2 * BATCHES             # steps that do not count: first touches, compilation, connections, caches of plans
