@@ -54,10 +54,10 @@ class GradientNorm:
         table = sorted((name, offset, first, rank, blocks) for rank, held in enumerate(everyone)
                        for name, offset, first, blocks in held)
         places = {}
-        for name, _, _, rank, blocks in table:
-            places[name, rank] = len(self._names), blocks
+        for name, _, first, rank, blocks in table:
+            places[name, first, rank] = len(self._names), blocks
             self._names += [name] * blocks
-        self._places = [(s, *places[s.name, self.channel.rank]) for s in own]
+        self._places = [(s, *places[s.name, s.first, self.channel.rank]) for s in own]
 
     def __call__(self, flat: Any) -> float:
         if self.channel is None:
