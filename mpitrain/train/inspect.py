@@ -16,7 +16,7 @@ from mpitrain.data import report
 from mpitrain.errors import MissingError
 from mpitrain.parallel.buckets import plan_buckets
 from mpitrain.parallel.sharded import predicted, probe
-from mpitrain.parallel.stages import cut
+from mpitrain.parallel.stages import Stage, cut
 from mpitrain.parallel.tensor_plan import narrow, read_plan
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline_check import actions_of, find_schedule
@@ -61,33 +61,28 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     if buffers:
         yield from table(("buffer", "shape"), buffers)
     yield f"global batch of {config.train.batch_size} rows in {n_micro} micro-batches"
-    yield from stage_lines(model, pp, config)
-    yield from schedule_lines(pp, dp, n_micro, name=config.mesh.schedule, chunks=chunks, folder=config.folder)
-    yield from bucket_lines(model, config)
-    yield bytes_line(model, config, pp, dp)
-
-
-def bytes_line(model: nn.Module, config: Config, pp: int, dp: int) -> str:
-    """What a rank keeps of parameters, gradients and optimizer state, by the formula; of the stage that has most."""
     if pp > 1 and isinstance(model, nn.Sequential):
         model.untie()
-    stages = config.mesh.stages if isinstance(config.mesh.stages, tuple) else ()
-    parts = [cut(model, index, pp, config.mesh.chunks, counts=stages).model.parameters() for index in range(pp)]
-    size = max(nn.plan_segments(parameters)[1] for parameters in parts)
+    counts = config.mesh.stages if isinstance(config.mesh.stages, tuple) else ()
+    stages = [cut(model, index, pp, chunks, counts=counts) for index in range(pp)]
+    if pp > 1:
+        yield from stage_lines(stages)
+    yield from schedule_lines(pp, dp, n_micro, name=config.mesh.schedule, chunks=chunks, folder=config.folder)
+    yield from bucket_lines(model, config)
+    yield bytes_line(stages, config, dp)
+
+
+def bytes_line(stages: Sequence[Stage], config: Config, dp: int) -> str:
+    """What a rank keeps of parameters, gradients and optimizer state, by the formula; of the stage that has most."""
+    size = max(nn.plan_segments(stage.model.parameters())[1] for stage in stages)
     n_states = len(make_optimizer(config, probe()).state)
     found = predicted(size, config.comm.sharding, dp, itemsize=float_dtype(config.train.precision).itemsize, states=n_states)
     return memory_text([found], config.comm.sharding)
 
 
-def stage_lines(model: nn.Module, pp: int, config: Config) -> Iterator[str]:
-    """Which blocks are on which stage of a pipeline; MeshError where the model cannot be cut so."""
-    if pp == 1 or not isinstance(model, nn.Sequential):
-        cut(model, 0, pp)
-        return
-    model.untie()
-    counts = config.mesh.stages if isinstance(config.mesh.stages, tuple) else ()
-    for index in range(pp):
-        stage = cut(model, index, pp, config.mesh.chunks, counts=counts)
+def stage_lines(stages: Sequence[Stage]) -> Iterator[str]:
+    """Which blocks are on which stage of a pipeline."""
+    for stage in stages:
         for chunk, part in enumerate(stage.chunks):
             yield f"  {stage.describe(stage.virtual(chunk))}: {sum(p.size for p in part.parameters()):,} parameters"
 
