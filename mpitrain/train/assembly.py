@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpitrain import nn, optim
-from mpitrain.backend import select_device
+from mpitrain.backend import Device, select_device
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import threads_may_call_mpi
 from mpitrain.data import Dataset, Sampler, scan_labels
-from mpitrain.errors import ConfigError, MeshError, ShapeError, nearest
+from mpitrain.errors import ConfigError, MeshError, nearest
 from mpitrain.parallel.exchange import Exchange, change
 from mpitrain.parallel.feed import Feed
 from mpitrain.parallel.held import Held, hold
@@ -27,7 +27,8 @@ from mpitrain.parallel.inference import Inference
 from mpitrain.parallel.norm import GradientNorm
 from mpitrain.parallel.pipeline import Pipeline
 from mpitrain.parallel.reducer import GradientReducer
-from mpitrain.parallel.sharded import needs_whole_parameters
+from mpitrain.parallel.sharded import Sharding, needs_whole_parameters
+from mpitrain.parallel.stages import Stage
 from mpitrain.parallel.statistics import PlainStatistics, TreeStatistics
 from mpitrain.parallel.synchronise import synchronise_batch_norm
 from mpitrain.parallel.tree import RankTree
@@ -40,11 +41,13 @@ from mpitrain.train.inputs import Inputs
 from mpitrain.train.manifest import Checkpoint
 from mpitrain.train.profile import ObservedLoader
 from mpitrain.train.record import Recorder
+from mpitrain.train.refusals import refuse_cut, refuse_one_copy
 from mpitrain.train.run_folder import RunFolder
 from mpitrain.train.sharding import memory_text, open_sharding
 from mpitrain.train.state import State
 from mpitrain.train.together import everywhere, on_first
 from mpitrain.train.trainer import Plan, Trainer
+from mpitrain.train.trial import try_one_sample
 
 
 @dataclass
@@ -184,14 +187,11 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     stage, loss = held.stage, held.loss(loss)
     schedule = held.schedule(o.schedule, n_micro)
     sharding = open_sharding(o, mesh, stage, schedule, n_micro, sampler.size(sampler.steps_per_epoch - 1))
+    cuts_parameters = sharding is not None and sharding.cuts_parameters
     exchange = Exchange(mesh, algorithm=o.algorithm, wire=o.wire, node_shared=o.node_shared, on_host=device.name == "cpu",
                         sharding=sharding)
-    if sharding is None:
-        storage: nn.FlatLayout = stage.model.initialize(o.seed, o.precision, device, exchange.allocate)
-    else:
-        storage = sharding.initialise(stage, o.seed, o.precision, device, bucket_bytes=o.bucket_bytes,
-                                      whole=needs_whole_parameters(optimizer))
-    kept: Any = storage if sharding is None else sharding.shards
+    whole_parameters = sharding is not None and needs_whole_parameters(optimizer)
+    storage, kept = allocate(stage, device, o, exchange, sharding, whole=whole_parameters)
     feed = Feed(storage.device, storage.dtype, tokens=inputs.tokens)
     inference = Inference(stage, feed, held.neighbours)
     n_classes = try_one_sample(inference, loss, inputs, held)
@@ -205,13 +205,14 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     synchronise_batch_norm(stage.model, held.replicas, n_micro, mesh.size("dp"), drop_last=o.drop_last)
     held.start_alike(state.arrays())
 
-    first, last = share(mesh.coordinate("dp"), mesh.size("dp"), n_micro)
-    tree = RankTree(n_micro, mesh.coordinate("dp"), mesh.size("dp")) if anywhere else None
+    place, n_places = mesh.coordinate("dp"), mesh.size("dp")
+    first, last = share(place, n_places, n_micro)
+    tree = RankTree(n_micro, place, n_places) if anywhere else None
     statistics = TreeStatistics(stage.chunks, exchange.channel, tree) if tree else PlainStatistics(stage.model, held.replicas)
     loader = ObservedLoader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
                             n_classes=n_classes, workers=o.workers)
     reducer = exchange.reducer(storage, stepper, bucket_bytes=o.bucket_bytes, tree=tree, chunks=stage.sizes,
-                               rounds=-(-n_micro // mesh.size("dp")))
+                               rounds=-(-n_micro // n_places))
     mesh.progress.landed = reducer.timeline.look
     pipeline = Pipeline(stage, loss, control, reducer, feed, n_micro=n_micro, seed=o.seed, schedule=schedule,
                         after_forward=statistics.after_forward, neighbours=held.neighbours, counts=held.counts)
@@ -220,9 +221,8 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
                              norm=GradientNorm(kept, mesh, held.parts if sharding is None else control),
                              twins=held.twins(kept))
     read, n_chunks = inputs.chunks(n_classes)
-    evaluator = Evaluator(inference, loss, read, n_chunks, control, place=mesh.coordinate("dp"), n_places=mesh.size("dp"),
-                          counts=held.counts, classes=held.classes,
-                          in_step=sharding is not None and sharding.cuts_parameters) if n_chunks else None
+    evaluator = Evaluator(inference, loss, read, n_chunks, control, place=place, n_places=n_places,
+                          counts=held.counts, classes=held.classes, in_step=cuts_parameters) if n_chunks else None
     trainer = Trainer(pipeline=pipeline, update=update, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       recorder=Recorder(None, rank=control.rank, quiet=o.quiet), tuning=make_tuning(o, reducer, control, mesh))
     trainer.notes += exchange.notes + held.notes
@@ -232,34 +232,19 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     return Job(trainer, state, plan, o, control, held, numerics)
 
 
+def allocate(stage: Stage, device: Device, o: Options, exchange: Exchange, sharding: Sharding | None, *,
+             whole: bool) -> tuple[nn.FlatLayout, Any]:
+    """Memory and initial values: where each parameter of the stage lives, and what the optimizer updates of it here."""
+    if sharding is None:
+        storage = stage.model.initialize(o.seed, o.precision, device, exchange.allocate)
+        return storage, storage
+    layout_of_all = sharding.initialise(stage, o.seed, o.precision, device, bucket_bytes=o.bucket_bytes, whole=whole)
+    return layout_of_all, sharding.shards
+
+
 def default_micro_batches(n_stages: int, n_ranks: int, chunks: int) -> int:
     """M where nobody says: one per data-parallel rank, times what keeps a pipeline's stages busy most of the time."""
     return n_ranks * (1 if n_stages == 1 else 4 * n_stages * chunks)
-
-
-def refuse_cut(o: Options, mesh: Mesh) -> None:
-    """Raises ConfigError for what cannot be had where no rank has the whole model."""
-    if mesh.size("pp") * mesh.size("tp") == 1:
-        return
-    if o.tune_buckets:
-        raise ConfigError(f'comm.bucket_mb = "auto" is for models that no rank has a part of only, found the mesh {mesh}; set '
-                          "comm.bucket_mb to a number")
-    if o.node_shared:
-        raise ConfigError(f"comm.node_shared = true keeps whole models on a node, found the mesh {mesh}; set comm.node_shared = "
-                          "false, or mesh.pp = 1 and mesh.tp = 1")
-
-
-def refuse_one_copy(o: Options) -> None:
-    """Raises ConfigError where one copy per node is asked for together with what starts sums that are no step's.
-
-    Parameters are updated inside the sum of their gradients: a probe of the exchange would train, and a thread of its own would
-    write parameters while the program reads them.
-    """
-    for wrong, found, instead in ((o.progress != "poll", f'comm.progress = "{o.progress}"', 'comm.progress = "poll"'),
-                                  (o.tune_buckets, 'comm.bucket_mb = "auto"', "a number for comm.bucket_mb")):
-        if o.node_shared and wrong:
-            raise ConfigError(f"comm.node_shared = true updates parameters while gradients are summed, found {found}; set "
-                              f"{instead}, or comm.node_shared = false")
 
 
 def make_tuning(o: Options, reducer: GradientReducer, control: Channel, mesh: Mesh) -> Tuning:
@@ -300,36 +285,3 @@ def make_plan(o: Options, sampler: Sampler) -> Plan:
     return Plan(steps=o.steps or o.epochs * sampler.steps_per_epoch, steps_per_epoch=sampler.steps_per_epoch,
                 batch_size=o.batch_size, eval_every=o.eval_every or sampler.steps_per_epoch,
                 checkpoint_every=o.checkpoint_every, keep_best=o.keep_best, log_every=o.log_every)
-
-
-def try_one_sample(inference: Inference, loss: Any, inputs: Inputs, held: Held) -> int | None:
-    """Runs one sample through the model, so that shapes that do not fit are found before training starts.
-
-    Returns the number of classes (the size of the output's last dim) where the targets are labels. It communicates where the
-    model is cut.
-    """
-    x, y = inputs.sample()
-    file = inputs.training.where(0)[0]
-    found = None
-    try:
-        for output, _ in inference.run([(x, y)]):
-            found = output.shape
-    except ShapeError as error:
-        what = f"samples of shape {x.shape[1:]} ({x.dtype})" if held.stage.index == 0 else "what the stage before gives"
-        raise ShapeError(f"the model cannot take {what}: {error.message}; change the model's sizes or the data",
-                         file=file) from error
-    shape = held.output_shape(found)
-    classes = loss.kind == "classes"
-    fits = shape[:-1] == y.shape if classes else without_ones(shape[1:]) == without_ones(y.shape[1:])
-    if not fits:
-        wanted = f"{y.shape[1:]} and a last dim of classes" if classes else f"{y.shape[1:]}"
-        raise ShapeError(f"the model's output for one sample is {shape[1:]}, the targets are {y.shape[1:]} ({y.dtype}) "
-                         f"and want {wanted}; change the model's outputs or train.loss", file=file)
-    if classes and y.dtype.kind not in "biu":
-        raise ShapeError(f"the loss wants integer labels, the targets are {y.dtype}; change train.loss", file=file)
-    return int(shape[-1]) if classes else None
-
-
-def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A target (B,) fits an output (B, 1): losses of numbers ignore dims of size 1."""
-    return tuple(n for n in shape if n != 1)

@@ -28,7 +28,7 @@ from mpitrain.parallel.held import hold
 from mpitrain.parallel.inference import Inference
 from mpitrain.parallel.sharded import Sharding
 from mpitrain.train import checkpoint, cut, environment, threads
-from mpitrain.train.assembly import Job, local_rank, try_one_sample
+from mpitrain.train.assembly import Job, local_rank
 from mpitrain.train.build import bucket_bytes, build, checkpoint_folder, make_loss, make_model
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.inputs import Inputs, describe_files, open_inputs
@@ -39,6 +39,7 @@ from mpitrain.train.sharding import in_slices
 from mpitrain.train.state import State
 from mpitrain.train.threads import Place
 from mpitrain.train.together import on_first
+from mpitrain.train.trial import try_one_sample
 
 
 @dataclass
