@@ -8,7 +8,7 @@ from typing import Any
 from mpitrain.backend import Array
 from mpitrain.comm.algorithms import hosts_of
 from mpitrain.comm.channel import Channel
-from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.mesh import REPLICAS, Mesh
 from mpitrain.comm.shared import SharedChannel
 from mpitrain.errors import ConfigError
 from mpitrain.nn import FlatLayout, Module
@@ -37,7 +37,7 @@ class Exchange:
 
     def __init__(self, mesh: Mesh, *, algorithm: Any = AUTO, wire: str = "float32", node_shared: bool = False,
                  on_host: bool = True, sharding: Sharding | None = None):
-        self.channel: Channel | SharedChannel = mesh.channel("dp", "gradients", algorithm=algorithm,
+        self.channel: Channel | SharedChannel = mesh.channel(REPLICAS, "gradients", algorithm=algorithm,
                                                              wire=None if wire == "float32" else wire)
         self.progress, self.wire, self._notes = mesh.progress, wire, list[str]()
         self.choices: dict[str, Any] = {}

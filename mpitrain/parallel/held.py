@@ -8,7 +8,7 @@ from typing import Any
 
 from mpitrain.backend import Array, array_module
 from mpitrain.comm.channel import Channel
-from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.mesh import REPLICAS, Mesh
 from mpitrain.errors import ConfigError
 from mpitrain.nn import Module, Sequential
 from mpitrain.optim import Optimizer
@@ -50,7 +50,7 @@ class Held:
     def schedule(self, asked: Any, n_micro: int) -> Schedule:
         """The pipeline schedule that is asked for, by name or as a function, proved for what ranks have of micro-batches."""
         found: Schedule = asked if callable(asked) else SCHEDULES.resolve(asked)
-        name, n = asked if isinstance(asked, str) else str(getattr(asked, "__name__", asked)), self.mesh.size("dp")
+        name, n = asked if isinstance(asked, str) else str(getattr(asked, "__name__", asked)), self.mesh.n_places
         for count in sorted({stop - first for first, stop in (share(rank, n, n_micro) for rank in range(n))}):
             prove(found, name, n_stages=self.stage.n_stages, n_micro=count, chunks=len(self.stage.chunks))
         return found
@@ -65,7 +65,7 @@ class Held:
         """What the ranks that hold the model's last block have, as a tuple, on all."""
         if self.stage.n_stages == 1:
             return tuple(value)
-        last = self.mesh.size("dp") * self.mesh.size("tp") * (self.stage.n_stages - 1)       # its rank: pp is the outermost axis
+        last = self.control.size // self.stage.n_stages * (self.stage.n_stages - 1)           # its rank: pp is the outermost axis
         return tuple(self.control.broadcast_object(list(value) if value is not None else None, last))
 
     def output_shape(self, found: Any) -> tuple[int, ...]:
@@ -127,7 +127,7 @@ def hold(model: Module, mesh: Mesh, control: Channel, *, chunks: int = 1, stages
     stage = cut(model, mesh.coordinate("pp"), n_stages, chunks, counts=counts)
     if n_stages == 1 and tensor is None:
         return Held(mesh, control, stage, control)
-    replicas, parts = mesh.channel("dp", "replicas"), mesh.channel(("pp", "tp"), "parts")
+    replicas, parts = mesh.channel(REPLICAS, "replicas"), mesh.channel(("pp", "tp"), "parts")
     held = Held(mesh, control, stage, replicas, parts, tensor=tensor)
     if n_stages > 1:
         held.neighbours = Neighbours(mesh.link("pp", "stages"), stage)

@@ -7,7 +7,7 @@ from typing import Any
 
 from mpitrain.backend import Array, Device
 from mpitrain.comm.channel import AnyWork, Channel
-from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.mesh import REPLICAS, Mesh
 from mpitrain.comm.shared import SharedChannel
 from mpitrain.comm.works import SharedWork
 from mpitrain.errors import ConfigError, nearest
@@ -32,7 +32,7 @@ class Sharding:
 
     def __init__(self, kind: str, mesh: Mesh):
         self.kind, self.mesh = kind, mesh
-        self.channel = mesh.channel("dp", "parameters")
+        self.channel = mesh.channel(REPLICAS, "parameters")
         self.gathered: Gathered | None = None
         self.shards: Shards
         self._values: Array | None = None                     # the whole layout's, where they are not cut
@@ -48,9 +48,9 @@ class Sharding:
     def initialise(self, stage: Stage, seed: int, precision: str, device: Device, *, bucket_bytes: int,
                    whole: bool) -> FlatLayout:
         """Gives the stage's model its initial values, of which this rank keeps its slices where parameters are cut."""
-        model, dp = stage.model, self.mesh.size("dp")
+        model, n = stage.model, self.channel.size
         layout = model.describe(seed, precision, device) if self.cuts_parameters else model.initialize(seed, precision, device)
-        shards = self.shards = Shards(layout, self.mesh.coordinate("dp"), dp, bucket_bytes=bucket_bytes,
+        shards = self.shards = Shards(layout, self.channel.rank, n, bucket_bytes=bucket_bytes,
                                       cuts=where_to_cut(stage, layout, blocks=self.cuts_parameters), whole=whole,
                                       alike=shared_keys(stage))
         if isinstance(layout, FlatStorage):

@@ -167,8 +167,8 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         layout.refuse_mesh(mesh.size("tp"))
         layout.refuse_threads()
     control = mesh.channel(mesh.axes, "control")
-    asked = o.micro_batches or default_micro_batches(mesh.size("pp"), mesh.size("dp"), o.chunks)
-    n_micro = count_micro_batches(asked, o.batch_size, mesh.size("dp"))
+    asked = o.micro_batches or default_micro_batches(mesh.size("pp"), mesh.n_places, o.chunks)
+    n_micro = count_micro_batches(asked, o.batch_size, mesh.n_places)
     sampler = Sampler(inputs.train_rows, o.batch_size, seed=o.seed, drop_last=o.drop_last)
     plan = make_plan(o, sampler)
     device = select_device(o.device, local_rank(control))
@@ -202,10 +202,10 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     stepper = optimizer(kept)
     held.refuse_optimizer(stepper)
     state = State(stage.model, stepper, inputs.transforms, whole=model, mesh=mesh, control=control, sharding=sharding)
-    synchronise_batch_norm(stage.model, held.replicas, n_micro, mesh.size("dp"), drop_last=o.drop_last)
+    synchronise_batch_norm(stage.model, held.replicas, n_micro, mesh.n_places, drop_last=o.drop_last)
     held.start_alike(state.arrays())
 
-    place, n_places = mesh.coordinate("dp"), mesh.size("dp")
+    place, n_places = mesh.place, mesh.n_places
     first, last = share(place, n_places, n_micro)
     tree = RankTree(n_micro, place, n_places) if anywhere else None
     statistics = TreeStatistics(stage.chunks, exchange.channel, tree) if tree else PlainStatistics(stage.model, held.replicas)

@@ -10,6 +10,7 @@ from typing import Any
 
 from mpitrain import nn
 from mpitrain.backend import float_dtype
+from mpitrain.comm.mesh import describe as describe_mesh
 from mpitrain.comm.mesh import fit
 from mpitrain.config import Config, load_config
 from mpitrain.data import report
@@ -47,12 +48,13 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     """The model's parameters (of layers that are cut, the first rank's), how the batch is cut, which buckets travel, and the
     schedule; nothing is allocated."""
     model = make_model(config)
-    pp, dp, tp = fit(ranks, config.mesh.pp, config.mesh.dp, config.mesh.tp)
+    lengths = fit(ranks, pp=config.mesh.pp, dp=config.mesh.dp, tp=config.mesh.tp)
+    pp, dp, tp = (lengths[axis] for axis in ("pp", "dp", "tp"))
     chunks = config.mesh.chunks
     asked = config.train.micro_batches or default_micro_batches(pp, dp, chunks)
     n_micro = count_micro_batches(asked, config.train.batch_size, dp)
     yield f"{config.run.name}: model {config.model.name}, {model.count_parameters():,} parameters"
-    yield f"mesh pp={pp} x dp={dp} x tp={tp}, {ranks} rank{'s' if ranks > 1 else ''}"
+    yield f"mesh {describe_mesh(lengths)}, {ranks} rank{'s' if ranks > 1 else ''}"
     if tp > 1:
         narrow(read_plan(model, config.mesh.plan or model.plan), 0, tp)
     yield from table(("parameter", "shape", "placement"),

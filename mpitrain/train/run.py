@@ -65,7 +65,7 @@ def open_session(config: Config, cleanup: ExitStack) -> Session:
     with guard.symmetric():
         mesh = Mesh(world.comm, pp=config.mesh.pp, dp=config.mesh.dp, tp=config.mesh.tp)
     cleanup.push(lambda kind, error, trace: mesh.close() if kind is None else None)     # collective: not where a rank failed
-    control = mesh.channel(("pp", "dp", "tp"), "start-up")
+    control = mesh.channel(mesh.axes, "start-up")
     places = [Place(*found) for found in control.gather_objects(threads.place())]
     node = threads.on_node(places, world.rank)
     one = config.train.reproducible == "layout" or config.train.precision == "bfloat16"
@@ -267,8 +267,8 @@ def evaluate(config: Config, source: Path, *, quiet: bool = False) -> int:
             read, n_chunks = session.inputs.chunks(try_one_sample(inference, loss, session.inputs, held))
             if not n_chunks:
                 raise UsageError("this run has no validation data; give some: data.validation=PATH")
-        metrics = Evaluator(inference, loss, read, n_chunks, session.control, place=session.mesh.coordinate("dp"),
-                            n_places=session.mesh.size("dp"), counts=held.counts, classes=held.classes,
+        metrics = Evaluator(inference, loss, read, n_chunks, session.control, place=session.mesh.place,
+                            n_places=session.mesh.n_places, counts=held.counts, classes=held.classes,
                             in_step=sharding is not None).run()
         if session.world.rank == 0:
             print(json.dumps({"step": found.step, "split": "validation", **metrics}), flush=True)

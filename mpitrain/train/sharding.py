@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.mesh import REPLICAS, Mesh
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError, MeshError
 from mpitrain.parallel.sharded import Sharding, find_kind
@@ -20,11 +20,11 @@ def open_sharding(o: Any, mesh: Mesh, stage: Stage, schedule: Schedule, n_micro:
 
     `fewest` is the number of rows of the smallest global batch. ConfigError and MeshError for what cannot be had together.
     """
-    kind, n = find_kind(o.sharding), mesh.size("dp")
+    kind, n = find_kind(o.sharding), mesh.n_places
     if kind == "none":
         return None
     refuse_options(o, kind)
-    if n == 1:
+    if mesh[REPLICAS].size == 1:
         return None
     if kind != "optimizer" and len(stage.chunks) > 1 and n_micro % n:
         raise refuse_uneven(kind, "sums gradients of each micro-batch", n_micro, n)
@@ -35,7 +35,7 @@ def open_sharding(o: Any, mesh: Mesh, stage: Stage, schedule: Schedule, n_micro:
 
 def in_slices(config: Config, mesh: Mesh) -> bool:
     """Whether ranks keep slices of the parameters: then an evaluation does so too, for the model may be larger than a rank."""
-    return config.comm.sharding == "parameters" and mesh.size("dp") > 1
+    return config.comm.sharding == "parameters" and mesh[REPLICAS].size > 1
 
 
 def refuse_options(o: Any, kind: str) -> None:

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mpitrain.comm.mesh import AXES, Mesh
+from mpitrain.comm.mesh import AXES, REPLICAS, Mesh
 
 
-def factorisations(n: int) -> list[tuple[int, int, int]]:
-    return [(pp, dp, tp) for pp, dp, tp in product(range(1, n + 1), repeat=3) if pp * dp * tp == n]
+def factorisations(n: int) -> list[tuple[int, ...]]:
+    """Lengths of the axes."""
+    found = [lengths for lengths in product(range(1, n + 1), repeat=5) if math.prod(lengths) == n]
+    return found if n < 8 else found[::3]
 
 
 def test_tp_is_innermost_and_pp_outermost(comm: Any) -> None:
-    for pp, dp, tp in factorisations(comm.size):
-        mesh = Mesh(comm, pp=pp, dp=dp, tp=tp)
-        place = [mesh.coordinate(axis) for axis in AXES]
-        assert (place[0] * dp + place[1]) * tp + place[2] == comm.rank
-        assert [mesh.size(axis) for axis in AXES] == [pp, dp, tp]
+    for lengths in factorisations(comm.size):
+        mesh = Mesh(comm, **dict(zip(AXES, lengths)))
+        place = tuple(mesh.coordinate(axis) for axis in AXES)
+        assert np.ravel_multi_index(place, lengths) == comm.rank
+        assert tuple(mesh.size(axis) for axis in AXES) == lengths
+        assert (mesh.place, mesh.n_places) == (place[1] * lengths[2] + place[2], lengths[1] * lengths[2])
         mesh.close()
 
 
 def test_a_sum_along_axes_adds_the_ranks_that_differ_there_only(comm: Any) -> None:
-    for pp, dp, tp in factorisations(comm.size):
-        mesh = Mesh(comm, pp=pp, tp=tp)
-        grid = np.arange(comm.size).reshape(pp, dp, tp)
-        for axes in ["pp", "dp", "tp", ("pp", "dp"), ("dp", "tp"), ("tp", "pp"), ("pp", "dp", "tp")]:
+    for lengths in factorisations(comm.size):
+        mesh = Mesh(comm, **{axis: n for axis, n in zip(AXES, lengths) if axis != "dp"})
+        grid = np.arange(comm.size).reshape(lengths)
+        for axes in [*AXES, ("pp", "dp"), ("dp", "tp"), ("tp", "pp"), REPLICAS, ("pp", "ep", "tp"), AXES]:
             channel = mesh.channel(axes, "test")
             mine = np.array([comm.rank])
             channel.allreduce(mine, name="rank")
@@ -64,5 +68,5 @@ def test_a_mesh_takes_a_part_of_the_ranks(comm: Any) -> None:
 def test_an_axis_that_is_not_there_is_refused(comm: Any) -> None:
     mesh = Mesh(comm)
     with pytest.raises(AssertionError, match="axes of the mesh"):
-        mesh["cp"]
+        mesh["xp"]
     mesh.close()
