@@ -26,10 +26,11 @@ RANKS = [4, *([1, 2, 6, 8] if os.environ.get("MPITRAIN_EVERY_MESH") else [])]   
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("n", RANKS)
-def test_every_mesh_with_every_schedule_has_the_losses_of_one_rank(n, tmp_path):
-    result = mpirun(n, *PYTEST, ROOT / "tests/parallel/mesh_mpi.py", "-k", "every_mesh or checkpoint", timeout=3500, cwd=ROOT,
-                    env={"PYTEST_DEBUG_TEMPROOT": str(tmp_path), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-                         "MPITRAIN_EVERY_MESH": "1", "MPITRAIN_TEST_LIMIT": "1800"})
+def test_every_mesh_is_as_one_rank(n, tmp_path):
+    """Losses with every schedule, checkpoints on every other mesh, and in layout mode the bits."""
+    result = mpirun(n, *PYTEST, ROOT / "tests/parallel/mesh_mpi.py", "-k", "every_mesh or checkpoint or layout_mode",
+                    timeout=3500, cwd=ROOT, env={"PYTEST_DEBUG_TEMPROOT": str(tmp_path), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+                                                     "MPITRAIN_EVERY_MESH": "1", "MPITRAIN_TEST_LIMIT": "1800"})
     assert result.rc == 0, result.out[-6000:] + result.err[-6000:]
 
 
