@@ -14,12 +14,13 @@ from __future__ import annotations
 import os
 import socket
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpitrain import data, nn, optim
 from mpitrain.bench.pairs import Clock, in_turn, quartiles
@@ -42,12 +43,26 @@ COMPUTE, KINDS = "compute", {"forward": "F", "backward": "B", "weight": "W"}
 WAITS = {"wait": "messages", "exchange": "count"}
 
 
+class Task(NamedTuple):
+    """A model and one global batch of it."""
+
+    make: Callable[[], nn.Sequential]
+    x: NDArray[Any]
+    y: NDArray[Any]               # values, or classes
+    stages: Any = "blocks"        # how it is cut
+
+
 class Stack(NamedTuple):
     """The model and its batch: `blocks` equal ones of layer norm, `width` to 4 `width` with GELU, back, plus the input."""
 
     blocks: int
     width: int
     rows: int                     # of a micro-batch
+
+    def task(self, n_micro: int) -> Task:
+        rng = np.random.default_rng(0)
+        x, y = (rng.standard_normal((self.rows * n_micro, self.width), dtype=np.float32) for _ in range(2))
+        return Task(lambda: nn.Sequential(*((f"block{i}", Block(self.width)) for i in range(self.blocks))), x, y)
 
 
 class Block(nn.Module):
@@ -93,17 +108,16 @@ class Spent:
 class Contender:
     """One schedule on all ranks of `world`, a stage each, put together as training is; all of them make it and step it alike."""
 
-    def __init__(self, name: str, stack: Stack, world: World, n_micro: int, chunks: int):
+    def __init__(self, name: str, task: Task, world: World, n_micro: int, chunks: int):
         self.name, self.n_micro, self.chunks = name, n_micro, chunks if name == "interleaved" else 1
         self.world, self.n_stages = world, world.size
         self._mesh = Mesh(world.comm, pp=world.size)
-        rng = np.random.default_rng(0)
-        rows = stack.rows * n_micro
-        x, y = (rng.standard_normal((rows, stack.width), dtype=np.float32) for _ in range(2))
-        inputs = Inputs(Memory(x, y, "values"), range(rows), None, range(0), data.Transforms())
-        options = Options(steps=1, batch_size=rows, micro_batches=n_micro, schedule=name, chunks=self.chunks, quiet=True)
-        self.job = assemble(nn.Sequential(*((f"block{i}", Block(stack.width)) for i in range(stack.blocks))), inputs, self._mesh,
-                            loss=nn.LOSSES["mse"](), options=options,
+        rows, kind = len(task.x), "values" if task.y.dtype.kind == "f" else "classes"
+        inputs = Inputs(Memory(task.x, task.y, kind), range(rows), None, range(0), data.Transforms())
+        options = Options(steps=1, batch_size=rows, micro_batches=n_micro, schedule=name, chunks=self.chunks, quiet=True,
+                          stages=task.stages)
+        loss = nn.LOSSES["mse" if kind == "values" else "cross_entropy"]()
+        self.job = assemble(task.make(), inputs, self._mesh, loss=loss, options=options,
                             optimizer=lambda storage: optim.AdamW(storage, lr=LR, weight_decay=DECAY))
         trainer: Any = self.job.trainer
         self.trainer = trainer
@@ -163,7 +177,8 @@ def bench_pipeline(world: World, channel: Channel, report: Report, *, schedules:
     """One record for each schedule. Collective. DesyncError where the losses of two schedules differ in a bit."""
     about, message_bytes = machine(channel), 4 * stack.rows * stack.width
     with guard.symmetric():
-        contenders = {name: Contender(name, stack, world, n_micro, chunks) for name in schedules}
+        task = stack.task(n_micro)
+        contenders = {name: Contender(name, task, world, n_micro, chunks) for name in schedules}
     first = contenders[schedules[0]]
     alpha, beta = probe(first, message_bytes)
     report.line(f"{world.size} stages, {n_micro} micro-batches of {stack.rows} rows, {stack.blocks} blocks of width "
