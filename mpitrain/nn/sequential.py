@@ -68,7 +68,7 @@ class Sequential(Module):
         for name, block in self.blocks.items():
             buffers = {id(buffer) for _, buffer in block.named_buffers()}
             if not buffers & seen and any(id(module) in seen for _, module in block.named_modules()):
-                leaves: dict[int, Any] = {id(leaf): leaf for leaf in (*block.parameters(), *(b for _, b in block.named_buffers()))}
+                leaves: dict[int, Any] = {id(leaf): leaf for _, leaf in (*block.named_parameters(), *block.named_buffers())}
                 block = self.blocks[name] = copy.deepcopy(block, leaves)
             seen |= {id(module) for _, module in block.named_modules()} | buffers
 
