@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from mpitrain.autograd import recompute
-from mpitrain.errors import ShapeError
+from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.nn.module import Module
 from mpitrain.nn.parameter import Described
 
@@ -57,12 +58,29 @@ class Sequential(Module):
     def __getitem__(self, key: int | str) -> Module:
         return self.blocks[key] if isinstance(key, str) else list(self.blocks.values())[key]
 
+    def separate(self) -> None:
+        """Gives every block that shares a layer with an earlier one a copy of it, which has the same parameters.
+
+        So a layer has one name and one mask of dropout for each block it is used in, whichever of them are here. One that has
+        buffers stays shared: both uses are recorded in them. To be called before memory is given.
+        """
+        seen: set[int] = set()                    # modules and buffers of the blocks so far
+        for name, block in self.blocks.items():
+            buffers = {id(buffer) for _, buffer in block.named_buffers()}
+            if not buffers & seen and any(id(module) in seen for _, module in block.named_modules()):
+                leaves: dict[int, Any] = {id(leaf): leaf for _, leaf in (*block.named_parameters(), *block.named_buffers())}
+                block = self.blocks[name] = copy.deepcopy(block, leaves)
+            seen |= {id(module) for _, module in block.named_modules()} | buffers
+
     def untie(self) -> None:
         """Gives every block that shares a parameter with an earlier one a twin of it: a parameter of its own, with those values.
 
         Blocks then own what they use, so they may live on different ranks, and each use's gradients are summed apart. Whoever
-        trains the model adds up the gradients of twins, which so stay equal. To be called before memory is given.
+        trains the model adds up the gradients of twins, which so stay equal. To be called before memory is given. ConfigError
+        where blocks share buffers, which cannot be added up.
         """
+        self._refuse_shared_buffers()
+        self.separate()
         names = {id(p): name for name, p in self.named_parameters()}
         owners: dict[int, str] = {}
         for block_name, block in self.blocks.items():
@@ -71,6 +89,16 @@ class Sequential(Module):
                     twin = parameter.twin(names[id(parameter)])
                     for _, module in block.named_modules():
                         module.replace(parameter, twin)
+
+    def _refuse_shared_buffers(self) -> None:
+        owners: dict[int, str] = {}
+        for name, block in self.blocks.items():
+            for leaf_name, buffer in block.named_buffers():
+                first = owners.setdefault(id(buffer), name)
+                if first != name:
+                    raise ConfigError(f'the blocks "{first}" and "{name}" share the buffer "{name}.{leaf_name}", whose running '
+                                      "values cannot be kept apart for each block; give each a layer of its own, or set mesh.pp "
+                                      '= 1 and train.reproducible = "run"')
 
     def slice(self, start: int, stop: int) -> Sequential:
         """Blocks [start, stop) as a model: the same blocks, and every parameter keeps the name it has in the whole."""

@@ -115,8 +115,10 @@ def hold(model: Module, mesh: Mesh, control: Channel, *, chunks: int = 1, stages
     if chunks > 1 and n_stages == 1:
         raise ConfigError(f"mesh.chunks = {chunks} cuts the model for the stages of a pipeline, and mesh.pp is 1; set "
                           "mesh.chunks = 1, or mesh.pp to 2 or more")
-    if (untie or n_stages > 1) and isinstance(model, Sequential):
-        model.untie()
+    if isinstance(model, Sequential):
+        model.separate()
+        if untie or n_stages > 1:
+            model.untie()
     if callable(stages):
         stages = stages(model) if n_stages > 1 and can_be_cut(model, n_stages * chunks) else ()
     if sequence and mesh.size("tp") == 1:

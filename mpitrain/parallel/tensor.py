@@ -82,7 +82,7 @@ def connected(layer: Layer, group: Group, sequence: bool) -> Callable[..., Any]:
     if layer.style == "sequence":
         return _along_the_sequence(module, path, group) if sequence else inner
     if layer.style == "channels":
-        return inner
+        return _of_channels(module, path, group) if isinstance(module, Dropout) else inner
     if layer.style == "row":
         return _row(module, path, group, out, sequence)
     if isinstance(module, Embedding):
@@ -123,6 +123,19 @@ def _rows_of_a_table(layer: Layer, out: Callable[[Tensor], Tensor]) -> Callable[
         here = (given >= first) & (given < first + count)
         xp = array_module(given)
         return out(ops.embedding(xp.where(here, given - first, 0), weight) * here[..., None].astype(weight.dtype))
+    return forward
+
+
+def _of_channels(module: Dropout, path: str, group: Group) -> Callable[..., Any]:
+    """Dropout of this rank's channels: they lie together in a sample where they are its first dim."""
+    inner: Callable[..., Any] = module.forward
+    module.part = group.rank
+
+    def forward(x: Any) -> Any:
+        if len(x.shape) == 3:
+            raise ConfigError(f'mesh.plan: "{path}" is "channels", which for a Dropout is about (B, features) or (B, channels, '
+                             f"H, W), found {tuple(x.shape)}; let the dropout follow a \"row\" layer")
+        return inner(x)
     return forward
 
 

@@ -25,6 +25,7 @@ from mpitrain.nn import (
     Linear,
     Module,
     RMSNorm,
+    Sequential,
     SyncBatchNorm,
 )
 from mpitrain.nn.parameter import Described, Parameter
@@ -34,7 +35,7 @@ STYLES: dict[str, tuple[tuple[type[Module], ...], str]] = {
     "row": ((Linear, Conv2d), "inputs are cut: ranks' products are added"),
     "gathered": ((Linear, Conv2d), "outputs are cut, and put together on all ranks"),
     "vocabulary": ((Embedding, Linear), "rows of a table of tokens are cut, or the logits that the loss takes"),
-    "channels": ((BatchNorm1d, BatchNorm2d, SyncBatchNorm), "channels are cut, like those of the layer before"),
+    "channels": ((BatchNorm1d, BatchNorm2d, SyncBatchNorm, Dropout), "channels are cut, like those of the layer before"),
     "sequence": ((LayerNorm, RMSNorm, Dropout, DropoutAdd, Embedding), "with mesh.sequence = true, positions are cut"),
 }
 
@@ -94,6 +95,9 @@ def read_plan(model: Module, plan: Mapping[str, str]) -> list[Layer]:
     for layer in layers:
         _refuse_style(layer, list(modules))
     _refuse_two_ways(model, layers)
+    for path, module in model.named_modules():
+        if isinstance(module, Sequential):
+            _refuse_dropout(module, path, {layer.path: layer.style for layer in layers})
     return layers
 
 
@@ -107,7 +111,7 @@ def narrow(layers: Sequence[Layer], rank: int, n: int) -> None:
             done.add(id(slit.leaf))
             slit.narrow(rank, n)
     for layer in layers:
-        if layer.style == "channels":
+        if layer.style == "channels" and not isinstance(layer.module, Dropout):
             vars(layer.module)["features"] = vars(layer.module)["weight"].shape[0]
 
 
@@ -174,6 +178,18 @@ def _refuse_style(layer: Layer, paths: Sequence[str]) -> None:
     if style == "vocabulary" and isinstance(module, Linear) and path != paths[-1]:
         raise ConfigError(f'mesh.plan: the outputs of "{path}" go on to "{paths[-1]}", and "vocabulary" leaves them cut for the '
                           'loss; make it "gathered"')
+
+
+def _refuse_dropout(model: Sequential, path: str, styles: Mapping[str, str]) -> None:
+    """Ranks that have some channels each must not drop the same places of theirs."""
+    column = ""                                               # whose outputs are cut here
+    for name, block in model.blocks.items():
+        here = f"{path}.{name}" if path else name
+        style = styles.get(here)
+        column = here if style == "column" else "" if style in ("row", "gathered", "vocabulary") else column
+        if column and isinstance(block, Dropout) and block.p and style != "channels":
+            raise ConfigError(f'mesh.plan: "{here}" takes the outputs of "{column}", of which each rank has some; give it the '
+                              f'style "channels", so that it drops what one rank would')
 
 
 def _refuse_two_ways(model: Module, layers: Sequence[Layer]) -> None:

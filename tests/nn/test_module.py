@@ -7,8 +7,8 @@ import pytest
 
 from mpitrain import ops
 from mpitrain.autograd import Function, Tensor, no_grad, recompute, run_backward
-from mpitrain.errors import GraphError, ShapeError
-from mpitrain.nn import Buffer, Linear, Module, Parameter, ReLU, Sequential, init
+from mpitrain.errors import ConfigError, GraphError, ShapeError
+from mpitrain.nn import BatchNorm1d, Buffer, Linear, Module, Parameter, ReLU, Sequential, init
 
 
 class Shared(Module):
@@ -42,6 +42,48 @@ def test_a_module_used_twice_is_named_once():
     model = Sequential(("x", layer), ("y", layer))
     assert [name for name, _ in model.named_parameters()] == ["x.weight", "x.bias"]
     assert [name for name, _ in model.named_modules()] == ["", "x"]
+
+
+class Around(Module):
+    """A layer that it is given, and one of its own."""
+
+    def __init__(self, layer):
+        self.given, self.own = layer, Linear(3, 3)
+
+    def forward(self, x):
+        return self.own(self.given(x))
+
+
+def shared_layers():
+    layer, act = Linear(3, 3), ReLU()
+    return Sequential(("x", layer), ("act", act), ("y", layer), ("again", act), ("z", Around(layer)))
+
+
+def test_layers_that_blocks_share_become_one_each_with_the_same_parameters():
+    model = shared_layers()
+    names = [name for name, _ in model.named_parameters()]
+    model.separate()
+    assert [name for name, _ in model.named_parameters()] == names
+    assert [name for name, _ in model.named_modules()] == ["", "x", "act", "y", "again", "z", "z.given", "z.own"]
+    assert model["x"].weight is model["y"].weight is model["z"].given.weight
+
+
+def test_the_parameters_of_a_layer_that_blocks_share_get_twins_and_the_first_stays():
+    model = shared_layers()
+    model.untie()
+    assert {name: p.twin_of for name, p in model.named_parameters()} == {
+        "x.weight": "", "x.bias": "", "y.weight": "x.weight", "y.bias": "x.bias", "z.given.weight": "x.weight",
+        "z.given.bias": "x.bias", "z.own.weight": "", "z.own.bias": ""}
+    assert model.count_parameters() == 2 * (9 + 3)
+
+
+def test_blocks_that_share_running_statistics_stay_one_and_cannot_be_untied():
+    norm = BatchNorm1d(3)
+    model = Sequential(("x", norm), ("between", Linear(3, 3)), ("y", norm))
+    model.separate()
+    assert model["x"] is model["y"]
+    with pytest.raises(ConfigError, match='blocks "x" and "y" share the buffer "y.running_mean".* a layer of its own'):
+        model.untie()
 
 
 def test_state_loads_into_another_model_and_counts_as_a_change():

@@ -112,13 +112,23 @@ def test_smoothing_ignored_labels_norms_and_accuracy_are_those_of_one_rank(comm:
     close(results(comm, {"tp": comm.size}, sequence=True, algorithm="ring"), expected, "by messages, along the sequence")
 
 
-@pytest.mark.parametrize("name", ["resnet20", "lenet"])
+def dropping() -> nn.Sequential:
+    """Dropout and batch norm of channels, and of features, that are cut."""
+    model = nn.Sequential(
+        ("conv1", nn.Conv2d(1, 12, 3)), ("norm1", nn.BatchNorm2d(12)), ("drop1", nn.Dropout(0.3)), ("conv2", nn.Conv2d(12, 2, 3)),
+        ("flatten", nn.Flatten()), ("wide", nn.Linear(128, 24)), ("norm2", nn.BatchNorm1d(24)), ("drop2", nn.Dropout(0.3)),
+        ("head", nn.Linear(24, 10)))
+    model.plan = {"conv1": "column", "conv2": "row", "wide": "column", "head": "row", "norm?": "channels", "drop?": "channels"}
+    return model
+
+
+@pytest.mark.parametrize("name", ["resnet20", "lenet", "dropping"])
 def test_convolutions_are_cut_by_channels(comm: Any, name: str) -> None:
     tp = 2 if comm.size % 2 == 0 else comm.size
     if comm.size == 1 or (name == "resnet20" and 16 % tp):
         pytest.skip("channels are cut over 2 or 4 ranks")
-    shape = (1, 12, 12) if name == "lenet" else (3, 8, 8)
-    make: Make = partial(models.lenet, size=12) if name == "lenet" else models.resnet20
+    shape = (3, 8, 8) if name == "resnet20" else (1, 12, 12)
+    make: Make = {"lenet": partial(models.lenet, size=12), "resnet20": models.resnet20, "dropping": dropping}[name]
     inputs = meshes.samples(make(), shape=shape)
     options: dict[str, Any] = {"inputs": inputs, "micro_batches": 2 * comm.size // tp, "rate": 1e-3}
     expected = alone(comm, make, 4, **options)

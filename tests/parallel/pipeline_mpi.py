@@ -103,6 +103,21 @@ def test_a_schedule_of_ones_own_has_the_same_bits(comm: Any) -> None:
     same(comm, "gpt", reproducible="layout", cut={"schedule": backwards_late})
 
 
+def test_one_layer_in_several_blocks_is_trained_as_on_one_rank(comm: Any) -> None:
+    """Its parameters are in the norm and in what is saved, and each use has a mask of its own."""
+    from mpi4py import MPI
+    for mode in ("layout", "run"):
+        results = []
+        for ranks in (MPI.COMM_SELF, comm):
+            layer, drop = nn.Linear(12, 12), nn.Dropout(0.3)
+            blocks = [(f"{kind}{i}", block) for i in range(4) for kind, block in (("use", layer), ("drop", drop))]
+            model = nn.Sequential(*blocks, ("head", nn.Linear(12, 5)))
+            results.append(train(ranks, "mlp", model, pp=ranks.size, reproducible=mode, clip_norm=0.02))
+        alone, found = results
+        assert found.losses == pytest.approx(alone.losses, rel=1e-6) and found.norm == pytest.approx(alone.norm, rel=1e-6)
+        assert mode == "run" or found == alone
+
+
 class Stop(nn.Module):
     """Passes nothing back: what comes before it takes no part in training."""
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from mpitrain import models, nn
 from mpitrain.errors import ConfigError, MeshError
 from mpitrain.parallel.held import hold
-from mpitrain.parallel.tensor import TensorParallel
+from mpitrain.parallel.tensor import TensorParallel, _of_channels
 from mpitrain.parallel.tensor_loss import CutLoss
 from mpitrain.parallel.tensor_plan import narrow, read_plan
 from mpitrain.train import layout
@@ -92,11 +94,19 @@ def test_a_size_that_does_not_fit_is_named_with_the_nearest_that_does(model, n, 
                                            "along dim 0; cut it alike in both"),
     (nn.Sequential(("conv", nn.Conv2d(4, 4, 3, groups=2))), {"conv": "column"}, '"conv" is a convolution of 2 groups, which '
                                                                                "cannot be cut; leave it whole"),
+    (nn.Sequential(("a", nn.Linear(4, 4)), ("drop", nn.Dropout(0.1)), ("b", nn.Linear(4, 4))), {"a": "column", "b": "row"},
+     'mesh.plan: "drop" takes the outputs of "a", of which each rank has some; give it the style "channels"'),
 ])
 def test_a_plan_that_cannot_be_is_refused_in_one_line(model, plan, message):
     with pytest.raises(ConfigError) as caught:
         read_plan(model, plan)
     assert message in caught.value.message
+
+
+def test_dropout_behind_cut_layers_is_refused_only_where_it_drops_what_is_cut():
+    for drop, plan in ((nn.Dropout(0.0), {"a": "column", "b": "row"}), (nn.Dropout(0.5), {"a": "gathered", "b": "row"}),
+                       (nn.Dropout(0.5), {"a": "column", "drop": "channels", "b": "row"})):
+        read_plan(nn.Sequential(("a", nn.Linear(4, 4)), ("drop", drop), ("b", nn.Linear(4, 4)), ("last", nn.Dropout(0.5))), plan)
 
 
 def test_a_parameter_that_is_twice_in_a_plan_of_twins_is_refused_too():
@@ -127,6 +137,9 @@ def test_what_does_not_go_with_layers_on_several_ranks_is_said_in_one_line():
             (lambda: CutLoss(nn.LOSSES["mse"](), None, 0, 4, "head"),
              'mesh.plan leaves the outputs of "head" cut ("vocabulary"), which is for train.loss = '
              '"cross_entropy"; make "head" "gathered" for MSE'),
+            (lambda: _of_channels(nn.Dropout(), "drop", SimpleNamespace(rank=1))(np.zeros((2, 3, 4))),
+             'mesh.plan: "drop" is "channels", which for a Dropout is about (B, features) or (B, channels, H, W), found (2, 3, '
+             "4)"),
             (lambda: TensorParallel(small(), Ranks(), {"a": "column", "b": "row"}, sequence=True),
              'mesh.sequence = true cuts what lies between layers, and the plan has no "sequence" layer'),
             (lambda: hold(small(), Ranks("dp"), None, sequence=True), "mesh.sequence = true cuts activations over the ranks that "
