@@ -13,8 +13,17 @@ from mpitrain.comm.shared import SharedChannel
 from mpitrain.errors import ConfigError
 from mpitrain.nn import FlatLayout, Module
 from mpitrain.optim import Optimizer
-from mpitrain.parallel.node_shared import NodeExchange, NodeShared, block_of_the_node, refuse_copies
-from mpitrain.parallel.norm import GradientNorm
+from mpitrain.parallel.node_memory import (
+    NodeCopy,
+    block_of_the_node,
+    nodes_of,
+    nodes_text,
+    refuse_copies,
+    refuse_unlike_nodes,
+    shared_by_all,
+)
+from mpitrain.parallel.node_shared import NodeExchange, NodeShared, norm_of_all
+from mpitrain.parallel.norm import GradientNorm, Parts
 from mpitrain.parallel.reducer import GradientReducer
 from mpitrain.parallel.sharded import ShardedUpdate, Sharding, SliceSums
 from mpitrain.parallel.sharded_reducer import ShardedReducer
@@ -28,21 +37,23 @@ AUTO = "auto"
 
 
 class Exchange:
-    """The choice for one run, the same on all ranks. Ask it in this order: memory, reducer, update.
+    """The choice for one run, the same on all ranks. Ask it in this order: memory, reducer, own, norm, update.
 
     With `algorithm` "auto", gradients on the CPU go through shared memory where a node has room; a named algorithm goes by
-    messages. `node_shared` keeps one copy of parameters and optimizer state on each node, `sharding` cuts states over ranks.
-    `notes` says what could not be had, and `choices` what was taken, as far as bits depend on it; both from `reducer` on.
+    messages. `node_shared` keeps one copy of parameters and optimizer state on each node, `sharding` cuts states over ranks
+    (as an attribute None, where one copy per node has done that). `notes` says what could not be had, and `choices` what was
+    taken, as far as bits depend on it; both from `reducer` on.
     """
 
     def __init__(self, mesh: Mesh, *, algorithm: Any = AUTO, wire: str = "float32", node_shared: bool = False,
                  on_host: bool = True, sharding: Sharding | None = None):
         self.channel: Channel | SharedChannel = mesh.channel(REPLICAS, "gradients", algorithm=algorithm,
                                                              wire=None if wire == "float32" else wire)
-        self.progress, self.wire, self._notes = mesh.progress, wire, list[str]()
+        self.mesh, self.progress, self.wire, self._notes = mesh, mesh.progress, wire, list[str]()
         self.choices: dict[str, Any] = {}
         self.sharding = sharding
-        by_messages = sharding is not None and sharding.cuts_gradients      # a bucket's memory is used again at once
+        self.node_shared = False
+        by_messages = not node_shared and sharding is not None and sharding.cuts_gradients     # a bucket's memory is used again
         if algorithm == AUTO and on_host and self.channel.size > 1 and not by_messages:
             self.channel = mesh.share_memory(self.channel)
         elif node_shared and self.channel.size > 1:
@@ -50,10 +61,28 @@ class Exchange:
                 ("gradients on a GPU", 'train.device = "cpu"')
             raise ConfigError(f"comm.node_shared = true needs gradients in memory that ranks share, found {found}; set {instead}"
                               ", or comm.node_shared = false")
-        self.node_shared = node_shared and isinstance(self.channel, SharedChannel) and self.channel.shared
-        if node_shared and isinstance(self.channel, SharedChannel) and not self.node_shared:
-            refuse_copies(self.channel)
+        if node_shared and isinstance(self.channel, SharedChannel):
+            self._share(self.channel)
+
+    def _share(self, shared: SharedChannel) -> None:
+        """One copy on each node, as far as there is anything to have one of."""
+        if shared.size < self.mesh[self.mesh.axes].size:
+            refuse_unlike_nodes(self.mesh, shared)
+        kind = self.sharding.kind if self.sharding is not None else "none"
+        if not shared.shared:
+            refuse_copies(shared)
             self._notes.append("comm.node_shared: every rank keeps a copy of its own")
+        elif kind == "parameters" and shared.size > shared.node.size:
+            self._notes.append(f'comm.node_shared: with comm.sharding = "{kind}" on several nodes a rank keeps slices, of which '
+                               "there are no copies, and puts blocks together for itself")
+        else:
+            self.node_shared = True
+            if kind == "optimizer" and shared.size == shared.node.size:
+                self.sharding = None                          # the ranks of the node are all that share its one copy
+            elif self.sharding is not None:
+                self.sharding.copy = NodeCopy(shared)
+        if not self.node_shared and self.sharding is not None and self.sharding.cuts_gradients:
+            self.channel = shared.channel
 
     @property
     def notes(self) -> list[str]:
@@ -65,23 +94,24 @@ class Exchange:
         return self._of_the_node if self.node_shared else None
 
     def reducer(self, storage: FlatLayout, optimizer: Optimizer, *, bucket_bytes: int, tree: RankTree | None,
-                chunks: Sequence[int] | None = None, rounds: int = 1) -> GradientReducer:
+                chunks: Sequence[int] | None = None, cuts: Sequence[int] | None = None, rounds: int = 1) -> GradientReducer:
         """The reducer over this exchange, where the rank that has most has `rounds` micro-batches.
 
-        StorageError where one copy per node leaves no room for gradients to share.
+        `cuts` are those of `sharded.where_to_cut`, for parts of parameters that are alike on all stages. StorageError where one
+        copy per node leaves no room for gradients to share.
         """
         # A tree's sums go by messages and are whole on every rank: they need no memory that ranks share.
-        if self.node_shared:
+        if self.node_shared and self.sharding is None:
             assert isinstance(self.channel, SharedChannel)
             exchange = NodeExchange(self.channel, optimizer)
             reducer = GradientReducer(storage, exchange, bucket_bytes=bucket_bytes, progress=self.progress.progress, tree=tree,
-                                      allocate=None if tree else exchange.allocate, chunks=chunks)
+                                      allocate=None if tree else exchange.allocate, chunks=chunks, cuts=cuts)
         elif self.sharding is not None and self.sharding.cuts_gradients:
-            assert isinstance(self.channel, Channel) and tree is None
+            assert tree is None
             reducer = ShardedReducer(self.sharding.shards, self.channel, bucket_bytes=bucket_bytes,
                                      progress=self.progress.progress, rounds=rounds, chunks=chunks or [len(storage.segments)])
         else:
-            over = self.channel if self.sharding is None else SliceSums(self.channel, self.sharding.shards)
+            over = self.channel if self.sharding is None else SliceSums(self.channel, self.sharding.shards, self.sharding.copy)
             reducer = GradientReducer(storage, over, bucket_bytes=bucket_bytes, progress=self.progress.progress, tree=tree,
                                       allocate=None if tree else self._arenas(storage), chunks=chunks,
                                       cuts=self.sharding.shards.cuts if self.sharding else None)
@@ -94,13 +124,26 @@ class Exchange:
                     "gradients go through shared memory, not by messages"))
         return reducer
 
+    def own(self, reducer: GradientReducer, kept: Parts) -> Parts:
+        """What this rank updates of what the optimizer is made for, `kept`."""
+        return reducer.channel.own(reducer.buckets) if isinstance(reducer.channel, NodeExchange) else kept
+
+    def norm(self, own: Parts, control: Channel, parts: Channel | None) -> GradientNorm:
+        """The norm of a gradient of which this rank has `own`. `parts` connects the ranks that hold one model together, None
+        where each holds all of it. It communicates."""
+        if self.node_shared and parts is None:
+            assert isinstance(self.channel, SharedChannel)
+            return norm_of_all(self.channel, own)
+        return GradientNorm(own, self.mesh, control if self.node_shared or self.sharding is not None else parts)
+
     def update(self, model: Module, optimizer: Optimizer, reducer: GradientReducer, control: Channel,
                rate: Callable[[int], float], *, clip_norm: float, statistics: Statistics, norm: GradientNorm | None = None,
                twins: Twins | None = None) -> Replicated:
-        """The update that fits the reducer. `norm` is that of the rank's own gradients unless others have parts of the model."""
+        """The update that fits the reducer. `norm` is that of all parts of the model; by default a rank has the whole model, or
+        its node has."""
         if isinstance(reducer.channel, NodeExchange):
             return NodeShared(model, optimizer, reducer, control, rate, reducer.channel, clip_norm=clip_norm,
-                              statistics=statistics, twins=twins)
+                              statistics=statistics, norm=norm, twins=twins)
         if self.sharding is not None:
             assert norm is not None, "ranks have slices: the norm is over all of them"
             return ShardedUpdate(model, optimizer, reducer, control, rate, self.sharding, clip_norm=clip_norm,
@@ -116,14 +159,16 @@ class Exchange:
             way += f" of ranks {nodes_text(hosts_of(channel.comm))}"
         if tree:
             way += ", one tree over all micro-batches"
-        elif self.sharding is not None and (self.sharding.cuts_gradients or not self._is_shared):
+        elif self.sharding is not None and not self.node_shared and (self.sharding.cuts_gradients or not self._is_shared):
             way = "messages to the owners of slices" + (", each micro-batch" if self.sharding.cuts_gradients else "")
         elif isinstance(channel, SharedChannel) and channel.shared:
-            nodes = nodes_text(channel.channel.gather_objects(channel.node.ranks[0]))
+            nodes = nodes_text(nodes_of(channel))
             if not channel.notes:
                 way = f"shared memory of ranks {nodes}"
                 if channel.cross is not None and self.node_shared:
                     way += ", one copy per node"              # whose slices are cut otherwise
+                if self.sharding is not None and self.sharding.cuts_gradients:
+                    way += ", each micro-batch"
             elif channel.cross is None:                       # what is copied needs little room
                 way += f", small buckets through shared memory of ranks {nodes}"
         return {"ranks": channel.size, "way": way, "wire": self.wire if self._is_packed(dtype) else dtype}
@@ -148,9 +193,13 @@ class Exchange:
         made: list[Array] = []
 
         def arena() -> Array:
-            made.append(storage.new_flat(None if made else channel.allocate))
+            made.append(storage.new_flat(None if made else self._shared_arena if self.node_shared else channel.allocate))
             return made[-1]
         return arena
+
+    def _shared_arena(self, nbytes: int) -> Any:
+        assert isinstance(self.channel, SharedChannel)
+        return shared_by_all(self.channel, nbytes, "gradients")
 
     def _of_the_node(self, nbytes: int) -> Any:
         assert isinstance(self.channel, SharedChannel)
@@ -160,19 +209,6 @@ class Exchange:
 def name_of(algorithm: Any) -> str:
     """What messages call an all-reduce: its name, or that of a user's own function."""
     return str(getattr(algorithm, "__name__", algorithm))
-
-
-def nodes_text(nodes: Sequence[int]) -> str:
-    """``0-1, 4 | 2-3`` for the nodes (any numbers) of ranks 0, 1, ...: here 0 0 1 1 0."""
-    ranges: dict[int, list[list[int]]] = {}
-    for rank, node in enumerate(nodes):
-        mine = ranges.setdefault(node, [])
-        if mine and mine[-1][1] == rank - 1:
-            mine[-1][1] = rank
-        else:
-            mine.append([rank, rank])
-    return " | ".join(", ".join(str(first) if first == last else f"{first}-{last}" for first, last in mine)
-                      for mine in ranges.values())
 
 
 def change(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:

@@ -8,16 +8,19 @@ No sum is written back to the others, no parameter is gathered, and a rank does 
 summed when every rank of the node has the bucket's gradients; by then no backward needs the bucket's weights for a gradient of
 theirs any more, so the update may follow at once. Who reads them without one (`detach`) is told: they count as changed from the
 moment a bucket starts, on the rank that starts it, and no rank changes them before all ranks have. Where the norm is wanted first
-(clipping, logging) the updates wait for it. Between nodes, the same-numbered ranks sum their slices by messages.
+(clipping, logging), or there are twins to add up, the updates wait. Between nodes, the same-numbered ranks sum their slices by
+messages.
+
+On a mesh, the data-parallel ranks of each stage, and of each place along tp, have a copy of what is theirs on each node. A
+chunk's backwards run in the order of the micro-batches, and where they run in two halves, gradients of parameters come with the
+second: after a parameter's last gradient no backward of its rank needs it.
 """
 
 from __future__ import annotations
 
-import math
-import socket
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,19 +29,26 @@ from mpitrain.comm.channel import AnyWork, Channel
 from mpitrain.comm.flags import Pass
 from mpitrain.comm.shared import SharedChannel
 from mpitrain.comm.works import SharedWork
-from mpitrain.errors import ConfigError, NumericsError, StorageError
 from mpitrain.kernels.optimizer import part_function
 from mpitrain.nn import Module, Parameter
-from mpitrain.optim import BlockSums, Optimizer, clip_factor
+from mpitrain.optim import Optimizer
+from mpitrain.parallel.node_memory import Meeting, shared_by_all
+from mpitrain.parallel.norm import GradientNorm
 from mpitrain.parallel.reducer import GradientReducer
 from mpitrain.parallel.slices import Part, cut_slices, parts_of
 from mpitrain.parallel.statistics import Statistics
 from mpitrain.parallel.twins import Twins
-from mpitrain.parallel.update import Outcome, Replicated
+from mpitrain.parallel.update import Bytes, Outcome, Replicated
 from mpitrain.schedules.steps import Algorithm
 
 ADVICE = ("comm.node_shared = true updates a parameter as soon as its gradient is complete, while backward still runs: where it "
           "is read without a gradient (detach), read a copy, Tensor(weight.numpy().copy()), or set comm.node_shared = false")
+
+
+class Own(NamedTuple):
+    """What a rank updates."""
+
+    segments: list[Part]
 
 
 class NodeExchange:
@@ -60,9 +70,7 @@ class NodeExchange:
         storage = self.optimizer.storage
         if self.arena is not None:
             return storage.new_flat()
-        self.arena = storage.new_flat(self.shared.allocate)
-        if self.shared.notes:
-            raise no_room(self.shared, "gradients")
+        self.arena = storage.new_flat(lambda nbytes: shared_by_all(self.shared, nbytes, "gradients"))
         return self.arena
 
     def start_steps(self, array: Array, name: str, steps: Algorithm) -> AnyWork:
@@ -80,9 +88,9 @@ class NodeExchange:
         then = partial(self.summed, parts) if passes is None else None
         return self.shared.start_reduce_scatter(array, name, own, then, passes)
 
-    def own_parts(self, buckets: Sequence[Any]) -> list[Part]:
+    def own(self, buckets: Sequence[Any]) -> Own:
         """This rank's parts of all buckets."""
-        return [part for bucket in buckets for part in self._slice(bucket.start, bucket.stop)[1]]
+        return Own([part for bucket in buckets for part in self._slice(bucket.start, bucket.stop)[1]])
 
     def _slice(self, start: int, stop: int) -> tuple[tuple[int, int], tuple[Part, ...]]:
         if (start, stop) not in self._own:
@@ -94,51 +102,25 @@ class NodeExchange:
         return self._own[start, stop]
 
 
-def block_of_the_node(shared: SharedChannel, nbytes: int, name: str) -> Any:
-    """`nbytes` bytes once on each node. Collective; StorageError, on all ranks, where one node has no room for them."""
-    block = shared.node.block(nbytes, name)
-    if any(shared.channel.gather_objects(block is None)):
-        raise no_room(shared, name)
-    return block
-
-
-def refuse_copies(shared: SharedChannel) -> None:
-    """Raises, on all ranks, where these ranks cannot share memory though one copy per node is wanted. Collective.
-
-    With one rank on each node, one copy per node is a copy per rank, and nothing is refused.
-    """
-    found = shared.channel.gather_objects([shared.node.size, shared.node.obstacle])
-    if any(obstacle for _, obstacle in found):
-        raise no_room(shared, "gradients")
-    if any(size > 1 for size, _ in found):
-        raise ConfigError(f"comm.node_shared = true needs memory that the ranks of each node share: {shared.obstacle}; set "
-                          "comm.node_shared = false")
-
-
-def no_room(shared: SharedChannel, name: str) -> StorageError:
-    """The error of memory that a node refused, the same on all ranks: with the reason of the first node that did. Collective."""
-    found = shared.channel.gather_objects([shared.node.obstacle, socket.gethostname()])
-    obstacle, host = next(((text, host) for text, host in found if text), ("there is none", "a node"))
-    where = f" on {host}" if shared.node.size < shared.size else ""
-    return StorageError(f"comm.node_shared = true: no shared memory for {name}{where}: {obstacle}; or set "
-                        "comm.node_shared = false")
+def norm_of_all(shared: SharedChannel, own: Any) -> GradientNorm:
+    """The norm of a gradient that the ranks of `shared` have all parts of, without a message on a node. Collective."""
+    return GradientNorm(own, channel=shared, allocate=lambda nbytes: shared_by_all(shared, nbytes, "the gradient norm"))
 
 
 class NodeShared(Replicated):
     """The update of one copy per node; parameters and state lie in memory that the ranks of the node share.
 
-    Equal to `Replicated` to the bit where that sums in the same order.
+    Equal to `Replicated` to the bit where that sums in the same order. `norm` (default: that of the parts of all ranks of the
+    exchange) and `twins` are of `exchange.own`.
     """
 
     def __init__(self, model: Module, optimizer: Optimizer, reducer: GradientReducer, channel: Channel,
                  rate: Callable[[int], float], exchange: NodeExchange, *, clip_norm: float = 0.0,
-                 statistics: Statistics | None = None, twins: Twins | None = None):
-        super().__init__(model, optimizer, reducer, channel, rate, clip_norm=clip_norm, statistics=statistics, twins=twins)
-        self.exchange = exchange
-        self._blocks = BlockSums(optimizer.storage)
-        block = block_of_the_node(exchange.shared, max(8, 8 * self._blocks.size), "the gradient norm")
-        self._sums: Any = block.view(np.float64)[:self._blocks.size]
-        self._token = exchange.shared.allocate(8).view(np.float64)
+                 statistics: Statistics | None = None, norm: GradientNorm | None = None, twins: Twins | None = None):
+        norm = norm or norm_of_all(exchange.shared, exchange.own(reducer.buckets))
+        super().__init__(model, optimizer, reducer, channel, rate, clip_norm=clip_norm, statistics=statistics, norm=norm,
+                         twins=twins)
+        self.exchange, self._meet = exchange, Meeting(exchange.shared)
         exchange.summed, exchange.passes, exchange.starts = self._summed, self._passes, self._starts
         plain = (type(optimizer).change, type(optimizer).update) == (Optimizer.change, Optimizer.update)     # not a user's own
         kernel = optimizer.kernel if exchange.shared.fuses and plain else None
@@ -150,13 +132,13 @@ class NodeShared(Replicated):
     def finish(self) -> Outcome:
         """The rest of the exchange, then the update of this rank's parts. NumericsError before any parameter changes."""
         gradients = self.reducer.finish()
-        if self.twins is not None:                            # with a tree alone: whole sums, and no update before this
-            self.twins.add(gradients)
         lr, norm = self.rate(self.step), None
-        own = self.exchange.own_parts(self.reducer.buckets)
         if self._waits:
-            norm, scale = self._norm(gradients, own)
-            self.optimizer.update(gradients, lr=lr, step=self.step + 1, scale=scale, segments=own)
+            if self.twins is not None:
+                self.twins.add(gradients)
+            norm, scale = self._norm_and_scale(gradients)
+            own = self.exchange.own(self.reducer.buckets)
+            self.optimizer.update(gradients, lr=lr, step=self.step + 1, scale=scale, segments=own.segments)
             for segment in self.optimizer.storage.segments:   # the other ranks' parts change too
                 segment.parameter.mark_changed()
         self.optimizer.steps = self.step + 1
@@ -165,10 +147,18 @@ class NodeShared(Replicated):
         self.step += 1
         return {"lr": lr, "grad_norm": norm, "comm_exposed_s": self.reducer.exposed_s}
 
+    def measured(self) -> Bytes:
+        """Of what the ranks of a node have together, this one's share."""
+        found, n = super().measured(), self.exchange.shared.node.size
+        return found._replace(parameters=-(-found.parameters // n), optimizer=-(-found.optimizer // n))
+
     @property
     def _waits(self) -> bool:
-        """Whether the update needs the whole gradient first: for its norm, or because it was not summed in slices."""
-        return bool(self.clip_norm) or self.want_norm or self.reducer.tree is not None
+        """Whether the update needs the whole gradient first: for its norm, for twins, or because it was not summed in slices.
+
+        The same on all ranks of a node: none reads what another has changed without knowing.
+        """
+        return bool(self.clip_norm) or self.want_norm or self.reducer.tree is not None or self.twins is not None
 
     def _starts(self, parameters: Sequence[Parameter]) -> None:
         if not self._waits:
@@ -200,17 +190,3 @@ class NodeShared(Replicated):
             values = self.optimizer.scalars(decay, self.rate(self.step), self.step + 1, 1.0)
             self._scalars[decay] = np.array(values, self.optimizer.storage.values.dtype)
         return self._scalars[decay]
-
-    def _norm(self, gradients: Array, own: Sequence[Part]) -> tuple[float, float]:
-        """The norm over all ranks' parts, and the factor of clipping."""
-        self._blocks.write(self._sums, gradients, own)
-        self._meet("norm")
-        norm = math.sqrt(self._blocks.total(self._sums))
-        if not math.isfinite(norm):
-            raise NumericsError(f'the gradient of "{self._blocks.not_finite(self._sums)}" is not finite; no parameter was '
-                                "changed; try a smaller optimizer.lr, or optimizer.clip_norm", step=self.step)
-        return norm, clip_factor(norm, self.clip_norm) if self.clip_norm else 1.0
-
-    def _meet(self, name: str) -> None:
-        """Every rank of every node has come here, and sees what the others have written."""
-        self.exchange.shared.allreduce(self._token, name=name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from mpitrain.backend import asnumpy
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.mesh import REPLICAS, Mesh
+from mpitrain.comm.shared import SharedChannel
 from mpitrain.kernels.optimizer import square_sums
 from mpitrain.nn.parameter import Described
 from mpitrain.optim import NORM_BLOCK, Segment, squared_norm
@@ -34,23 +35,28 @@ class GradientNorm:
     The squares are summed in blocks of 4,096 elements of a parameter's part, and the blocks are added in the order of (name,
     place of the part, block), on all ranks alike: how the model is cut into stages does not change a bit. `channel` connects
     the ranks that have parts of one model; it communicates. Called with the flat gradients. `storage` may have parts of
-    parameters for its segments, each beginning at such a block.
+    parameters for its segments, each beginning at such a block. Without a `mesh`, no two ranks have the same part. The table of
+    the blocks' sums lies in memory of `allocate` (default: the rank's own).
     """
 
-    def __init__(self, storage: Parts, mesh: Mesh | None = None, channel: Channel | None = None):
+    def __init__(self, storage: Parts, mesh: Mesh | None = None, channel: Channel | SharedChannel | None = None, *,
+                 allocate: Callable[[int], Any] | None = None):
         self.storage: Any = storage
         self.segments = [s for s in storage.segments if not s.parameter.twin_of]
         self.channel = channel if channel is not None and channel.size > 1 else None
         self._places: list[tuple[PartOf, int, int]] = []     # of this rank's segments: where its sums are in the table
         self._names: list[str] = []
         if self.channel is not None:
-            assert mesh is not None
-            self._agree([s for s in self.segments if is_first(s.parameter, mesh, without=("pp", *REPLICAS))])
+            self._agree([s for s in self.segments if mesh is None or is_first(s.parameter, mesh, without=("pp", *REPLICAS))])
+            nbytes = max(1, len(self._names)) * 8
+            memory = np.zeros(nbytes, np.uint8) if allocate is None else allocate(nbytes)
+            self._sums: np.ndarray[Any, Any] = memory.view(np.float64)[:len(self._names)]
 
     def _agree(self, own: Sequence[PartOf]) -> None:
         assert self.channel is not None
         mine = [[s.name, list(s.parameter.offset), s.first, -(-(s.stop - s.start) // NORM_BLOCK)] for s in own]
-        everyone = self.channel.gather_objects(mine)
+        messages = self.channel.channel if isinstance(self.channel, SharedChannel) else self.channel
+        everyone = messages.gather_objects(mine)
         table = sorted((name, offset, first, rank, blocks) for rank, held in enumerate(everyone)
                        for name, offset, first, blocks in held)
         places = {}
@@ -77,7 +83,8 @@ class GradientNorm:
 
     def _table(self, flat: Any) -> np.ndarray[Any, Any]:
         assert self.channel is not None
-        sums = np.zeros(len(self._names))
+        sums = self._sums
+        sums.fill(0)
         for segment, place, blocks in self._places:
             sums[place:place + blocks] = asnumpy(square_sums(flat[segment.start:segment.stop]))
         self.channel.allreduce(sums, name="gradient norm")    # zero where others have theirs: exact

@@ -14,6 +14,7 @@ from mpitrain.errors import ConfigError, nearest
 from mpitrain.nn import FlatLayout, FlatStorage, Module, Parameter, init
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.gathered import Gathered, block_ends
+from mpitrain.parallel.node_memory import NodeCopy
 from mpitrain.parallel.norm import GradientNorm
 from mpitrain.parallel.reducer import GradientReducer
 from mpitrain.parallel.shards import KINDS, Shards, Unit, finer
@@ -28,11 +29,13 @@ class Sharding:
     """What is cut over dp: `kind` is one of `KINDS` but "none". Made, and used, by all ranks alike.
 
     Ask it in this order: initialise (the model's memory), then an optimizer is made of `shards`, then reducer and update.
+    `copy`, where it is set first, holds the whole parameters, once on each node, for its ranks.
     """
 
     def __init__(self, kind: str, mesh: Mesh):
         self.kind, self.mesh = kind, mesh
         self.channel = mesh.channel(REPLICAS, "parameters")
+        self.copy: NodeCopy | None = None
         self.gathered: Gathered | None = None
         self.shards: Shards
         self._values: Array | None = None                     # the whole layout's, where they are not cut
@@ -43,14 +46,15 @@ class Sharding:
 
     @property
     def cuts_parameters(self) -> bool:
-        return self.kind == "parameters"
+        return self.kind == "parameters" and self.copy is None       # a copy on the only node there is: all of it is in slices
 
     def initialise(self, stage: Stage, seed: int, precision: str, device: Device, *, bucket_bytes: int,
                    whole: bool) -> FlatLayout:
         """Gives the stage's model its initial values, of which this rank keeps its slices where parameters are cut."""
-        model, n = stage.model, self.channel.size
-        layout = model.describe(seed, precision, device) if self.cuts_parameters else model.initialize(seed, precision, device)
-        shards = self.shards = Shards(layout, self.channel.rank, n, bucket_bytes=bucket_bytes,
+        model, copy, ranks = stage.model, self.copy, self.channel
+        layout = model.describe(seed, precision, device) if self.cuts_parameters else \
+            model.initialize(seed, precision, device, None if copy is None else copy.allocate)
+        shards = self.shards = Shards(layout, ranks.rank if copy is None else copy.number, ranks.size, bucket_bytes=bucket_bytes,
                                       cuts=where_to_cut(stage, layout, blocks=self.cuts_parameters), whole=whole,
                                       alike=shared_keys(stage))
         if isinstance(layout, FlatStorage):
@@ -69,7 +73,21 @@ class Sharding:
         """Begins to give all ranks the owners' new values of a bucket; None where each rank keeps its own alone."""
         if self._values is None or self.channel.size == 1:
             return None
+        if self.copy is not None:
+            return self.copy.spread(self._values, unit)
         return self.channel.start_all_gather(self._values[unit.start:unit.stop], unit.owners_to_all, unit.name)
+
+    def settle(self) -> None:
+        """The end of an update: from here on no rank of a node writes what another one reads."""
+        if self.copy is not None:
+            self.copy.meet("parameters")
+
+    @property
+    def values_nbytes(self) -> int:
+        """The bytes of this rank's parameters: of a copy that a node's ranks have together, its share."""
+        if self._values is None:
+            return int(self.shards.values.nbytes)
+        return -(-int(self._values.nbytes) // (1 if self.copy is None else self.copy.shared.node.size))
 
     def forget(self) -> None:
         """Values have been written: what was put together of them before is not used any more."""
@@ -80,11 +98,12 @@ class Sharding:
 class SliceSums:
     """What a `GradientReducer` takes for its channel: a sum of which each rank keeps its slice alone.
 
-    In memory that all ranks share where there is some (`shared`), so in the order of the plain sum there; else by messages.
+    In memory that all ranks share where there is some (`shared`), so in the order of the plain sum there; else by messages. With
+    a `copy` on each node, a node's sum is made in its memory, and only that travels.
     """
 
-    def __init__(self, channel: Channel | SharedChannel, shards: Shards):
-        self.size, self.rank = channel.size, channel.rank
+    def __init__(self, channel: Channel | SharedChannel, shards: Shards, copy: NodeCopy | None = None):
+        self.size, self.rank, self.copy = channel.size, channel.rank, copy
         self.shared = channel if isinstance(channel, SharedChannel) else None
         self.messages = channel.channel if isinstance(channel, SharedChannel) else channel
         self._units = {unit.name: unit for unit in shards.units}
@@ -95,6 +114,8 @@ class SliceSums:
 
     def start_allreduce(self, array: Array, name: str) -> AnyWork | SharedWork:
         unit = self._units[name]
+        if self.copy is not None:
+            return self.copy.shared.start_reduce_scatter(array, name, self.copy.piece(unit))
         own = unit.within.start, unit.within.stop
         if self.shared is not None and self.shared.shared and self.shared.cross is None and not self.shared.notes:
             return self.shared.start_reduce_scatter(array, name, own)
@@ -112,8 +133,8 @@ class ShardedUpdate(Replicated):
         self.sharding = sharding
 
     @property
-    def _values(self) -> Any:
-        return self.sharding.shards.values if self.sharding.cuts_parameters else super()._values
+    def _values_nbytes(self) -> int:
+        return self.sharding.values_nbytes
 
     def finish(self) -> Outcome:
         """The rest of the exchange, then the update of this rank's slices. NumericsError before any parameter changes."""
@@ -131,6 +152,7 @@ class ShardedUpdate(Replicated):
         for work in works:
             if work is not None:
                 work.wait()
+        self.sharding.settle()
         self.optimizer.steps = self.step + 1
         self._update_buffers()
         self.step += 1
@@ -167,10 +189,14 @@ def probe() -> FlatStorage:
     return FlatStorage([parameter])
 
 
-def predicted(size: int, kind: str, n: int, *, itemsize: int = 4, states: int = 2) -> Bytes:
-    """The formula: bytes of a rank for `size` elements on `n` ranks, `states` numbers of optimizer state for each."""
+def predicted(size: int, kind: str, n: int, *, itemsize: int = 4, states: int = 2, per_node: int = 1) -> Bytes:
+    """The formula: bytes of a rank for `size` elements on `n` ranks, `states` numbers of optimizer state for each.
+
+    Where `per_node` ranks share one copy, that is a rank's share of it.
+    """
     cut = KINDS.index(kind)
-    parts = (n if cut >= least else 1 for least in (3, 2, 1))
+    gradients, optimizer, parameters = (n if cut >= least else 1 for least in (2, 1, 3))
+    parts = (max(parameters, per_node), gradients, max(optimizer, per_node))
     return Bytes(*(-(-numbers * size * itemsize // part) for numbers, part in zip((1, 1, states), parts)))
 
 

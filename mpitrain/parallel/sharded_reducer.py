@@ -5,7 +5,8 @@
     backward of micro-batch 1    bucket 2  ->  ...
 
 So a rank has its shard of the sum and a few buckets, whatever the size of the model. Each micro-batch's gradients are summed over
-ranks by themselves, and those sums are added up in the order of the micro-batches.
+ranks by themselves, and those sums are added up in the order of the micro-batches. Ranks of a node that share one copy of the
+parameters sum buckets in memory that they share (`shared_buckets`).
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ from collections.abc import Callable, Sequence
 from mpitrain.backend import Array
 from mpitrain.comm.channel import AnyWork
 from mpitrain.comm.channel import Channel as Messages
+from mpitrain.comm.shared import SharedChannel
+from mpitrain.comm.works import SharedWork
 from mpitrain.nn import Parameter
 from mpitrain.parallel.buckets import Bucket, Turn
+from mpitrain.parallel.node_memory import shared_by_all
 from mpitrain.parallel.reducer import GradientReducer
 from mpitrain.parallel.scratch import Scratch
 from mpitrain.parallel.shards import Shards
+from mpitrain.parallel.shared_buckets import SharedBuckets
 
 IN_FLIGHT = 3                # buckets; with one that is being filled, as much memory as hides the others' way
 
@@ -38,18 +43,23 @@ class Seen:
 class ShardedReducer(GradientReducer):
     """A reducer whose `gradients` are this rank's shard. `rounds`: so many micro-batches has the rank that has most.
 
-    A rank with fewer takes part in the exchange of the others' with zeros: every rank starts the same sums.
+    A rank with fewer takes part in the exchange of the others' with zeros: every rank starts the same sums. StorageError where
+    the nodes of a shared channel have no room for a few buckets of each rank.
     """
 
-    def __init__(self, shards: Shards, channel: Messages, *, bucket_bytes: int, progress: Callable[[], None] | None,
-                 rounds: int, chunks: Sequence[int]):
+    def __init__(self, shards: Shards, channel: Messages | SharedChannel, *, bucket_bytes: int,
+                 progress: Callable[[], None] | None, rounds: int, chunks: Sequence[int]):
         super().__init__(shards.layout, channel, bucket_bytes=bucket_bytes, progress=progress, chunks=chunks, cuts=shards.cuts)
         assert [(b.start, b.stop) for b in self.buckets] == [(u.start, u.stop) for u in shards.units]
-        self.messages, self.shards, self.rounds = channel, shards, rounds
+        self.shards, self.rounds = shards, rounds
+        self.messages = channel.channel if isinstance(channel, SharedChannel) else channel
         self.shard = shards.new_flat()
         self.scratch = Scratch(shards.layout)
+        self.shared = channel if isinstance(channel, SharedChannel) else None
+        self.memory = SharedBuckets(self.buckets, shards.layout, IN_FLIGHT + 2, lambda nbytes: shared_by_all(
+            channel, nbytes, "gradients")) if isinstance(channel, SharedChannel) else None
         self._open: dict[int, Array] = {}                     # by bucket: the memory that this backward fills
-        self._sent: deque[tuple[Bucket, Array, AnyWork | None, Seen]] = deque()
+        self._sent: deque[tuple[Bucket, Array, AnyWork | SharedWork | None, Seen]] = deque()
         self._added = [0] * len(self.buckets)                 # sums that the shard has of each bucket in this step
         self._turn: Turn | None = None                        # whose backward runs
         self._bucket_of = {s.name: bucket for bucket in self.buckets for s in bucket.segments}
@@ -108,7 +118,7 @@ class ShardedReducer(GradientReducer):
     def _lend(self, parameter: Parameter) -> Array:
         bucket = self._bucket_of[parameter.name]
         if bucket.index not in self._open:
-            self._open[bucket.index] = self.scratch.take(bucket.stop - bucket.start)
+            self._open[bucket.index] = self._take(bucket)
         segment = self.storage.segments[self._place[parameter.name]]
         return self._open[bucket.index][segment.start - bucket.start:segment.stop - bucket.start].reshape(segment.shape)
 
@@ -136,19 +146,43 @@ class ShardedReducer(GradientReducer):
         flat = self._filled_bucket(bucket)
         work, seen = None, Seen()
         if self.messages.size > 1:
-            unit = self.shards.units[bucket.index]
-            work = self.messages.start_reduce_scatter(flat, unit.sum_to_owners, bucket.name,
-                                                      own=(unit.within.start, unit.within.stop))
+            work = self._sum(bucket, flat)
             if bucket.turn.last:
                 self.timeline.started(bucket.index, seen, began)
         self._sent.append((bucket, flat, work, seen))
         self._land(IN_FLIGHT)
 
+    def _sum(self, bucket: Bucket, flat: Array) -> AnyWork | SharedWork:
+        if self.shared is not None:                           # in slices, others might read it still when ours is there
+            return self.shared.start_allreduce(flat, bucket.name)
+        unit = self.shards.units[bucket.index]
+        return self.messages.start_reduce_scatter(flat, unit.sum_to_owners, bucket.name,
+                                                  own=(unit.within.start, unit.within.stop))
+
+    def _take(self, bucket: Bucket) -> Array:
+        """Memory for a bucket's gradients: where ranks share it, in its place there, once that is free.
+
+        Where a bucket that leaves before this one has yet to come to that place, other memory for now.
+        """
+        if self.memory is None:
+            return self.scratch.take(bucket.stop - bucket.start)
+        first = bucket.turn.buckets[0].index + self._started
+        if self.memory.overlapping[bucket.index].isdisjoint(range(first, bucket.index)):
+            return self._place_of(bucket, self.memory)
+        return self.scratch.take(bucket.stop - bucket.start)
+
+    def _place_of(self, bucket: Bucket, memory: SharedBuckets) -> Array:
+        """The bucket's place in shared memory; what is summed there is waited for."""
+        common = memory.overlapping[bucket.index]
+        last = max((i for i, (sent, *_) in enumerate(self._sent) if sent.index in common), default=-1)
+        self._land(len(self._sent) - last - 1)
+        return memory.views[bucket.index]
+
     def _filled_bucket(self, bucket: Bucket) -> Array:
         """The bucket's gradients, zero where there is none, and between parameters; they let go of the memory."""
         flat = self._open.pop(bucket.index, None)
         if flat is None:
-            flat = self.scratch.take(bucket.stop - bucket.start)
+            flat = self._take(bucket)
             flat.fill(0)
         end = bucket.start
         for segment in bucket.segments:
@@ -158,6 +192,9 @@ class ShardedReducer(GradientReducer):
             self._await(segment.parameter)
             end = segment.stop
         flat[end - bucket.start:] = 0
+        if self.memory is not None and flat is not self.memory.views[bucket.index]:
+            aside, flat = flat, self._place_of(bucket, self.memory)
+            flat[...] = aside
         return flat
 
     def _land(self, most: int) -> None:

@@ -72,12 +72,12 @@ class Replicated:
     def measured(self) -> Bytes:
         """The bytes of this rank's parameters, gradients and optimizer state, by asking their arrays."""
         state = self.optimizer.state.values()
-        return Bytes(self._values.nbytes, self.reducer.gradients.nbytes, sum(array.nbytes for array in state))
+        return Bytes(self._values_nbytes, self.reducer.gradients.nbytes, sum(array.nbytes for array in state))
 
     @property
-    def _values(self) -> Any:
+    def _values_nbytes(self) -> int:
         storage: Any = self.reducer.storage
-        return storage.values
+        return int(storage.values.nbytes)
 
     def _norm_and_scale(self, gradients: Any) -> tuple[float | None, float]:
         """The norm, where it is wanted, and the factor of clipping. NumericsError where the norm is not finite."""

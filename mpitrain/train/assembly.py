@@ -24,10 +24,9 @@ from mpitrain.parallel.exchange import Exchange, change
 from mpitrain.parallel.feed import Feed
 from mpitrain.parallel.held import Held, hold
 from mpitrain.parallel.inference import Inference
-from mpitrain.parallel.norm import GradientNorm
 from mpitrain.parallel.pipeline import Pipeline
 from mpitrain.parallel.reducer import GradientReducer
-from mpitrain.parallel.sharded import Sharding, needs_whole_parameters
+from mpitrain.parallel.sharded import Sharding, needs_whole_parameters, where_to_cut
 from mpitrain.parallel.stages import Stage
 from mpitrain.parallel.statistics import PlainStatistics, TreeStatistics
 from mpitrain.parallel.synchronise import synchronise_batch_norm
@@ -187,9 +186,9 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     stage, loss = held.stage, held.loss(loss)
     schedule = held.schedule(o.schedule, n_micro)
     sharding = open_sharding(o, mesh, stage, schedule, n_micro, sampler.size(sampler.steps_per_epoch - 1))
-    cuts_parameters = sharding is not None and sharding.cuts_parameters
     exchange = Exchange(mesh, algorithm=o.algorithm, wire=o.wire, node_shared=o.node_shared, on_host=device.name == "cpu",
                         sharding=sharding)
+    sharding = exchange.sharding
     whole_parameters = sharding is not None and needs_whole_parameters(optimizer)
     storage, kept = allocate(stage, device, o, exchange, sharding, whole=whole_parameters)
     feed = Feed(storage.device, storage.dtype, tokens=inputs.tokens)
@@ -212,22 +211,23 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     loader = ObservedLoader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
                             n_classes=n_classes, workers=o.workers)
     reducer = exchange.reducer(storage, stepper, bucket_bytes=o.bucket_bytes, tree=tree, chunks=stage.sizes,
-                               rounds=-(-n_micro // n_places))
+                               cuts=where_to_cut(stage, storage, blocks=False), rounds=-(-n_micro // n_places))
+    own = exchange.own(reducer, kept)
     mesh.progress.landed = reducer.timeline.look
     pipeline = Pipeline(stage, loss, control, reducer, feed, n_micro=n_micro, seed=o.seed, schedule=schedule,
                         after_forward=statistics.after_forward, neighbours=held.neighbours, counts=held.counts)
     rate_at = rate(plan.steps) if rate else lambda step: stepper.lr
     update = exchange.update(stage.model, stepper, reducer, control, rate_at, clip_norm=o.clip_norm, statistics=statistics,
-                             norm=GradientNorm(kept, mesh, held.parts if sharding is None else control),
-                             twins=held.twins(kept))
+                             norm=exchange.norm(own, control, held.parts), twins=held.twins(own))
     read, n_chunks = inputs.chunks(n_classes)
     evaluator = Evaluator(inference, loss, read, n_chunks, control, place=place, n_places=n_places,
-                          counts=held.counts, classes=held.classes, in_step=cuts_parameters) if n_chunks else None
+                          counts=held.counts, classes=held.classes,
+                          in_step=sharding is not None and sharding.cuts_parameters) if n_chunks else None
     trainer = Trainer(pipeline=pipeline, update=update, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       recorder=Recorder(None, rank=control.rank, quiet=o.quiet), tuning=make_tuning(o, reducer, control, mesh))
     trainer.notes += exchange.notes + held.notes
-    if sharding is not None:
-        trainer.notes.append(memory_text(control.gather_objects(update.measured()), o.sharding))
+    if o.sharding != "none" and n_places > 1:
+        trainer.notes.append(memory_text(control.gather_objects(update.measured()), o.sharding, per_node=exchange.node_shared))
     trainer.tuning.choices |= exchange.choices | held.choices
     return Job(trainer, state, plan, o, control, held, numerics)
 

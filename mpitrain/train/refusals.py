@@ -15,9 +15,6 @@ def refuse_cut(o: Any, mesh: Mesh) -> None:
     if o.tune_buckets:
         raise ConfigError(f'comm.bucket_mb = "auto" is for models that no rank has a part of only, found the mesh {mesh}; set '
                           "comm.bucket_mb to a number")
-    if o.node_shared:
-        raise ConfigError(f"comm.node_shared = true keeps whole models on a node, found the mesh {mesh}; set comm.node_shared = "
-                          "false, or mesh.pp = 1 and mesh.tp = 1")
 
 
 def refuse_one_copy(o: Any) -> None:

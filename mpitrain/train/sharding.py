@@ -41,9 +41,6 @@ def in_slices(config: Config, mesh: Mesh) -> bool:
 def refuse_options(o: Any, kind: str) -> None:
     """ConfigError naming the key that does not go together with this kind."""
     what = f'comm.sharding = "{kind}"'
-    if o.node_shared:
-        raise ConfigError(f"{what} and comm.node_shared = true both cut the work of an update, one over all ranks, the other "
-                          'over those of a node, which share one copy; set comm.node_shared = false, or comm.sharding = "none"')
     if o.tune_buckets:
         raise ConfigError(f'{what} cuts states where buckets are cut, found comm.bucket_mb = "auto", which cuts them anew; set '
                           "comm.bucket_mb to a number")
@@ -75,8 +72,9 @@ def refuse_uneven(kind: str, does: str, n_micro: int, n: int) -> MeshError:
                      f"{n} data-parallel ranks; set train.micro_batches to {fits} or {n_micro + -n_micro % n}")
 
 
-def memory_text(everyone: Sequence[Sequence[int]], kind: str) -> str:
-    """One line: what the rank that keeps most keeps of parameters, gradients and optimizer state."""
+def memory_text(everyone: Sequence[Sequence[int]], kind: str, *, per_node: bool = False) -> str:
+    """One line: what the rank that keeps most keeps of parameters, gradients and optimizer state; with one copy `per_node`, its
+    share of that."""
     largest = max(everyone, key=sum)
     parts = ", ".join(f"{name} {n / 2**20:,.2f} MiB" for name, n in zip(("parameters", "gradients", "optimizer"), largest))
-    return f'comm.sharding = "{kind}": a rank keeps {parts}'
+    return f'comm.sharding = "{kind}"{", one copy per node" if per_node else ""}: a rank keeps {parts}'

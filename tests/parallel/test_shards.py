@@ -193,11 +193,12 @@ def test_an_optimizer_is_asked_whether_it_needs_whole_parameters(name: str, whol
 def test_the_formula_is_that_of_the_paper() -> None:
     found = [sum(predicted(1000, kind, 4)) for kind in ("none", "optimizer", "gradients", "parameters")]
     assert found == [16_000, 8_000 + 2_000, 4_000 + 3_000, 4_000]
+    found = [sum(predicted(1000, kind, 8, per_node=4)) for kind in ("none", "optimizer", "gradients", "parameters")]
+    assert found == [1_000 + 4_000 + 2_000, 1_000 + 4_000 + 1_000, 1_000 + 500 + 1_000, 2_000]
 
 
 REFUSED = [
     ({"sharding": "optimiser"}, ConfigError, '"optimiser" is not there .did you mean "optimizer".*; it is one of none'),
-    ({"node_shared": True}, ConfigError, 'comm.sharding = "parameters" and comm.node_shared = true both .* set comm.node_shared'),
     ({"tune_buckets": True}, ConfigError, 'found comm.bucket_mb = "auto", which cuts them anew; set comm.bucket_mb to a number'),
     ({"progress": "thread"}, ConfigError, 'found comm.progress = "thread"; set comm.progress = "poll"'),
     ({"reproducible": "layout"}, ConfigError, 'in one tree; set comm.sharding = "optimizer", or train.reproducible = "run"'),

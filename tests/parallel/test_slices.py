@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,8 +14,9 @@ from mpitrain import nn
 from mpitrain.kernels.optimizer import BLOCK
 from mpitrain.nn.init import constant
 from mpitrain.nn.storage import FlatStorage
-from mpitrain.optim import BlockSums, squared_norm
+from mpitrain.optim import squared_norm
 from mpitrain.parallel.buckets import plan_buckets
+from mpitrain.parallel.norm import GradientNorm
 from mpitrain.parallel.slices import cut_slices, parts_of
 
 
@@ -46,26 +50,50 @@ def test_slices_are_about_equal_where_blocks_allow() -> None:
     assert max(lengths) - min(lengths) <= 2 * BLOCK
 
 
+class InTurn:
+    """A channel of n ranks that are played one after the other: twice, since what the first hears is not complete."""
+
+    def __init__(self, n: int):
+        self.size, self.rank = n, 0
+        self._said: list[Any] = [[] for _ in range(n)]
+        self._added: list[Any] = [0.0] * n
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        self._said[self.rank] = value
+        return self._said
+
+    def allreduce(self, array: Any, *, name: str) -> None:
+        same = np.shape(self._added[self.rank]) == array.shape
+        self._added[self.rank] = array.copy()
+        if same:                                              # else others have not counted with all parts yet
+            array[...] = sum(self._added)
+
+
+def norms_of(storage: FlatStorage, flat: Any, n: int) -> list[Any]:
+    """What each of n ranks, which have a slice each, finds; and the name it would give."""
+    channel: Any = InTurn(n)
+    slices = cut_slices(storage.segments, 0, storage.size, n, whole=False)
+    for turn in range(3):                                     # to say what there is, to add it, to hear the sum
+        found = []
+        for channel.rank, one in enumerate(slices):
+            norm = GradientNorm(SimpleNamespace(segments=parts_of(storage.segments, one)), channel=channel)
+            found.append((norm(flat), norm.worst(flat)) if turn else None)
+    return found
+
+
 @settings(deadline=None, max_examples=40)
-@given(st.lists(st.integers(1, 30_000), min_size=1, max_size=4), st.integers(1, 5))
-def test_block_sums_written_in_parts_give_the_bits_of_the_whole_norm(sizes: list[int], n: int) -> None:
+@given(st.lists(st.integers(1, 30_000), min_size=1, max_size=4), st.integers(2, 5))
+def test_ranks_that_have_slices_find_the_bits_of_the_whole_norm(sizes: list[int], n: int) -> None:
     storage = storage_of(sizes)
     flat = np.random.default_rng(0).standard_normal(storage.size).astype(np.float32)
-    blocks = BlockSums(storage)
-    sums = np.full(blocks.size, np.nan)
-    for one in cut_slices(storage.segments, 0, storage.size, n, whole=False)[::-1]:
-        blocks.write(sums, flat, parts_of(storage.segments, one))
-    assert blocks.total(sums) == squared_norm(storage, flat)
+    assert {norm for norm, _ in norms_of(storage, flat, n)} == {squared_norm(storage, flat) ** 0.5}
 
 
 def test_the_parameter_whose_gradient_is_not_finite_is_named() -> None:
     storage = storage_of([10, 10_000])
     flat = np.zeros(storage.size, np.float32)
     flat[storage.segments[1].start + 5000] = np.inf
-    blocks = BlockSums(storage)
-    sums = np.zeros(blocks.size)
-    blocks.write(sums, flat, storage.segments)
-    assert blocks.not_finite(sums) == "p1"
+    assert norms_of(storage, flat, 3) == [(np.inf, '"p1"')] * 3
 
 
 @pytest.mark.parametrize("n", [1, 3])

@@ -14,7 +14,8 @@ from launch import Result
 from runs import SMALL, mpirun, record, steps, train, write
 
 from mpitrain.errors import ConfigError
-from mpitrain.parallel.exchange import Exchange, change, nodes_text
+from mpitrain.parallel.exchange import Exchange, change
+from mpitrain.parallel.node_memory import nodes_text
 from mpitrain.train import checkpoint, layout
 from mpitrain.train.assembly import Options, assemble
 

@@ -1,0 +1,152 @@
+"""One copy per node together with cut models and cut states: what the plain run on the same mesh computes, and its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import meshes
+import numpy as np
+import pytest
+from meshes import gpt, mlp
+
+from mpitrain import nn, ops
+from mpitrain.comm.node import Node
+from mpitrain.parallel.node_shared import NodeShared
+from mpitrain.parallel.shards import KINDS
+from mpitrain.train.assembly import Job
+
+CUT = KINDS[1:]
+SMALL = {"bucket_bytes": 6000}
+Make = Callable[[], nn.Sequential]
+
+
+@contextmanager
+def nodes(comm: Any, count: int) -> Iterator[None]:
+    """The ranks as if on so many nodes, neighbours together."""
+    defaults: Any = Node.__init__.__kwdefaults__
+    before, defaults["color"] = defaults["color"], comm.rank * count // comm.size
+    try:
+        yield
+    finally:
+        defaults["color"] = before
+
+
+def steps(job: Job, count: int, first: int = 0, *, norms: bool = True) -> list[float]:
+    """Losses, and norms where they are asked for: without, parameters may be updated while backward runs."""
+    found = []
+    for step in range(first, first + count):
+        job.trainer.update.want_norm = norms
+        result = job.trainer.train_step(job.trainer.loader.load(step))
+        found += [result.loss, result.grad_norm or 0.0]
+    return found
+
+
+def run(comm: Any, make: Make, mesh: dict[str, int], count: int = 3, *, norms: bool = True,
+        **options: Any) -> tuple[list[float], dict[str, str]]:
+    """What a run computes: losses, norms, and the hashes of the model after it."""
+    with meshes.job(comm, make, mesh, **{**SMALL, **options}) as job:
+        found = steps(job, count, norms=norms)
+        assert not [note for note in job.trainer.notes if note.startswith("comm.node_shared")]
+        if options.get("node_shared") and options.get("sharding", "none") == "none":
+            assert isinstance(job.trainer.update, NodeShared)
+        return found, job.state.hashes()
+
+
+def pairs(comm: Any) -> None:
+    if comm.size < 4 or comm.size % 4:
+        pytest.skip("two ranks for each part of a model cut in two")
+
+
+@pytest.mark.parametrize(("make", "options"), [
+    (mlp, {"mesh": {"pp": 2}, "clip_norm": 0.0, "norms": False}),
+    (mlp, {"mesh": {"pp": 2}, "clip_norm": 0.0, "norms": False, "schedule": "zb_h1"}),
+    (lambda: mlp(6), {"mesh": {"pp": 2}, "clip_norm": 0.0, "norms": False, "schedule": "interleaved", "chunks": 2,
+                      "micro_batches": 8}),
+    (gpt, {"mesh": {"pp": 2}, "clip_norm": 0.0, "norms": False}),
+    (gpt, {"mesh": {"pp": 2}, "schedule": "zb_h1"}),
+    (gpt, {"mesh": {"tp": 2}}),
+    (lambda: gpt(0.0), {"mesh": {"tp": 2}, "clip_norm": 0.0, "norms": False, "sequence": True}),
+    (gpt, {"mesh": {"pp": 2}, "reproducible": "layout", "clip_norm": 0.0, "norms": False})],
+    ids=["1f1b", "zb_h1", "interleaved", "twins", "norm", "tensor", "sequence", "layout"])
+def test_the_copies_of_each_part_of_a_model_have_the_bits_of_plain_ones(comm: Any, make: Make, options: dict[str, Any]) -> None:
+    pairs(comm)
+    assert run(comm, make, node_shared=True, **options) == run(comm, make, **options)
+
+
+@pytest.fixture(autouse=True)
+def several(comm: Any) -> None:
+    if comm.size == 1:
+        pytest.skip("one rank has nobody to share with")
+
+
+def one_copy(comm: Any, kind: str, *arguments: Any, **options: Any) -> tuple[list[float], dict[str, str]]:
+    return run(comm, *arguments, node_shared=True, sharding=kind, **options)
+
+
+def test_one_copy_in_slices_trains_as_the_whole_run_does(comm: Any) -> None:
+    """To the bit with a micro-batch for each rank, for memory is summed in one order; and the same bits each time."""
+    each = {"micro_batches": comm.size, "batch_size": 4 * comm.size}
+    whole = run(comm, gpt, {}, 2, **each)
+    for kind in CUT:
+        assert one_copy(comm, kind, gpt, {}, 2, **each) == whole, kind
+    more: dict[str, Any] = {"count": 20 if comm.size > 3 else 3, "micro_batches": 2 * comm.size, "batch_size": 8 * comm.size}
+    whole = run(comm, gpt, {}, **more)
+    for kind in CUT[:2]:
+        once, again = (one_copy(comm, kind, gpt, {}, **more) for _ in range(2))
+        np.testing.assert_allclose(once[0], whole[0], rtol=1e-6)
+        assert once == again and (once == whole or kind != "optimizer")
+
+
+class Backwards(nn.Module):
+    """Describes its layers in another order than it uses them in, so that gradients come in another order than buckets leave."""
+
+    def __init__(self, count: int):
+        self.layers = [nn.Linear(20, 20) for _ in range(count)]
+        self.last = nn.Linear(20, 10)
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers[::-1]:
+            x = ops.tanh(layer(x))
+        return self.last(x)
+
+
+def test_gradients_may_come_in_any_order(comm: Any) -> None:
+    def make() -> nn.Sequential:
+        return nn.Sequential(("all", Backwards(12)))
+    options = {"micro_batches": comm.size, "batch_size": 4 * comm.size, "bucket_bytes": 1000}
+    assert one_copy(comm, "gradients", make, {}, **options) == run(comm, make, {}, **options)
+
+
+@pytest.mark.parametrize("kind", CUT)
+@pytest.mark.parametrize("options", [{"pp": 2, "schedule": "1f1b"}, {"pp": 2, "schedule": "interleaved", "chunks": 2},
+                                     {"pp": 2, "schedule": "zb_h1"}, {"tp": 2}], ids=["1f1b", "interleaved", "zb_h1", "tensor"])
+def test_cut_models_and_cut_states_and_one_copy_together(comm: Any, kind: str, options: dict[str, Any]) -> None:
+    pairs(comm)
+    if kind == "parameters" and options.get("schedule") == "zb_h1":
+        pytest.skip("refused")
+    mesh = {axis: n for axis, n in options.items() if axis in ("pp", "tp")}
+    rest = {"micro_batches": 8, **{name: value for name, value in options.items() if name not in mesh}}
+    whole, found = run(comm, gpt, mesh, **rest), one_copy(comm, kind, gpt, mesh, **rest)
+    np.testing.assert_allclose(found[0], whole[0], rtol=1e-6)
+
+
+def test_nodes_give_each_other_new_values_of_their_slices(comm: Any) -> None:
+    if comm.size not in (4, 8):
+        pytest.skip("nodes of two ranks and more, equally many each")
+    whole = run(comm, gpt, {}, 20, micro_batches=8)
+    with nodes(comm, 2):
+        for kind in CUT:
+            once, again = (run_on_nodes(comm, kind, count, micro_batches=8) for count in (20, 5))
+            np.testing.assert_allclose(once, whole[0], rtol=1e-6)
+            assert once[:10] == again
+
+
+def run_on_nodes(comm: Any, kind: str, count: int, **options: Any) -> list[float]:
+    with meshes.job(comm, gpt, {}, **SMALL, node_shared=True, sharding=kind, **options) as job:
+        said = [note for note in job.trainer.notes if note.startswith("comm.node_shared")]
+        assert len(said) == (kind == "parameters")            # has no copies to have one of
+        found = steps(job, count)
+        job.channel.agree(job.state.own_sha256(), "the copies of the nodes")
+        return found
