@@ -63,6 +63,8 @@ class OptimizerConfig:
     warmup_steps: int = 0
     milestones: tuple[int, ...] = ()         # schedule "step": at these steps ...
     gamma: float = 0.1                       # ... the rate is multiplied by this
+    offload: str = "none"                    # where its state lies: "host" of a GPU, or "file"
+    offload_folder: str = ""                 # for those files; default: run.out
 
 
 @dataclass(frozen=True)
@@ -300,6 +302,7 @@ def _check(config: Config, source: Path, overridden: set[str]) -> None:
                "train.micro_batches", "train.batch_size")
     for key, text, known in (("train.device", t.device, ("cpu", "gpu", "auto")),
                              ("optimizer.decay", o.decay, ("all", "matrices")),
+                             ("optimizer.offload", o.offload, ("none", "host", "file")),
                              ("train.reproducible", t.reproducible, ("run", "layout")),
                              ("comm.progress", config.comm.progress, ("poll", "thread", "auto")),
                              ("comm.sharding", config.comm.sharding, ("none", "optimizer", "gradients", "parameters")),

@@ -47,6 +47,12 @@ def asnumpy(array: Any) -> np.ndarray[Any, Any]:
     return array.get() if hasattr(array, "get") else np.asarray(array)
 
 
+def overwrite(target: Array, values: Any) -> None:
+    """Copies values into an array, wherever each of them lives."""
+    xp = array_module(target)
+    target[...] = asnumpy(values) if xp is np else xp.asarray(values)
+
+
 @dataclass(frozen=True)
 class Device:
     """A place arrays live: `name` is "cpu" or "gpu", `xp` its array module."""

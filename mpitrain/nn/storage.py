@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.backend import CPU, Array, Device, float_dtype, is_array
+from mpitrain.backend import CPU, Array, Device, float_dtype, is_array, overwrite
 from mpitrain.errors import ShapeError
 from mpitrain.nn.parameter import Parameter
 
@@ -91,7 +91,7 @@ class FlatLayout:
         views = self.named_views(flats)
         check_state({name: view.shape for name, view in views.items()}, state, what)
         for name, view in views.items():
-            self.device.xp.copyto(view, self.device.put(state[name]).astype(self.dtype, copy=False))
+            overwrite(view, state[name])
 
     def memory(self, size: int, allocate: Allocate | None = None) -> Array:
         """A flat array of `size` elements in memory from `allocate`; its content is undefined."""

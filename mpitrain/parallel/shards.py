@@ -19,7 +19,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
-from mpitrain.backend import Array
+from mpitrain.backend import Array, overwrite
 from mpitrain.errors import GraphError
 from mpitrain.nn import FlatLayout, Segment
 from mpitrain.nn.storage import check_state
@@ -124,7 +124,7 @@ class Shards:
         views = self.named_views(flats)
         check_state({name: view.shape for name, view in views.items()}, state, what)
         for name, view in views.items():
-            view[...] = self.device.put(state[name])
+            overwrite(view, state[name])
 
 
 def level(held: Sequence[int], more: int) -> list[float]:

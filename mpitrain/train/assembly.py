@@ -38,6 +38,7 @@ from mpitrain.train.cut import MeasuredCut
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.inputs import Inputs
 from mpitrain.train.manifest import Checkpoint
+from mpitrain.train.offload import offloaded
 from mpitrain.train.profile import ObservedLoader
 from mpitrain.train.record import Recorder
 from mpitrain.train.refusals import refuse_cut, refuse_one_copy
@@ -74,6 +75,8 @@ class Options:
     wire: str = "float32"                    # what messages carry of a float32 gradient
     node_shared: bool = False
     sharding: str = "none"                   # "optimizer", "gradients", "parameters": what is cut over data-parallel ranks
+    offload: str = "none"                    # of optimizer state: to the "host" of a GPU, or to a "file"
+    offload_folder: str = "."                # where files lie, which nobody sees
     tune_buckets: bool = False               # cut buckets anew after the first steps, where measured ready times say
     progress: str = "poll"                   # who moves messages: "poll", "thread", or "auto": what is faster
     schedule: Any = "1f1b"                   # of the pipeline's stages: a name, or a generator function of your own
@@ -198,7 +201,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         labelled = inputs.training
         on_first(control, lambda: scan_labels(labelled, n_classes))
 
-    stepper = optimizer(kept)
+    stepper = offloaded(optimizer, o, kept, device, control)
     held.refuse_optimizer(stepper)
     state = State(stage.model, stepper, inputs.transforms, whole=model, mesh=mesh, control=control, sharding=sharding)
     synchronise_batch_norm(stage.model, held.replicas, n_micro, mesh.n_places, drop_last=o.drop_last)

@@ -25,8 +25,17 @@ def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None) -> 
 
     `stages` replaces mesh.stages where a run that goes on has chosen its cut already.
     """
+    model = make_model(config)
+    if config.train.recompute:
+        keep_inputs_only(model, config.train.recompute)
+    return assemble(model, inputs, mesh, loss=make_loss(config, inputs.tokens), optimizer=lambda s: make_optimizer(config, s),
+                    rate=lambda steps: make_rate(config, steps), options=options_of(config, stages))
+
+
+def options_of(config: Config, stages: Any = None) -> Options:
+    """What `assemble` is told; `stages` replaces mesh.stages."""
     t, o = config.train, config.optimizer
-    options = Options(
+    return Options(
         steps=t.steps, epochs=t.epochs, batch_size=t.batch_size, micro_batches=t.micro_batches, seed=config.run.seed,
         reproducible=t.reproducible, precision=t.precision, device=t.device, clip_norm=o.clip_norm, eval_every=t.eval_every,
         log_every=config.log.every, checkpoint_every=config.checkpoint.every, keep=config.checkpoint.keep,
@@ -34,12 +43,8 @@ def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None) -> 
         algorithm=find_algorithm(config), bucket_bytes=bucket_bytes(config), tune_buckets=config.comm.bucket_mb == "auto",
         progress=config.comm.progress, wire=config.comm.wire_dtype, node_shared=config.comm.node_shared,
         schedule=find_schedule(config), chunks=config.mesh.chunks, stages=stages or config.mesh.stages,
-        plan=config.mesh.plan or None, sequence=config.mesh.sequence, sharding=config.comm.sharding)
-    model = make_model(config)
-    if t.recompute:
-        keep_inputs_only(model, t.recompute)
-    return assemble(model, inputs, mesh, loss=make_loss(config, inputs.tokens), optimizer=lambda s: make_optimizer(config, s),
-                    rate=lambda steps: make_rate(config, steps), options=options)
+        plan=config.mesh.plan or None, sequence=config.mesh.sequence, sharding=config.comm.sharding, offload=o.offload,
+        offload_folder=o.offload_folder or config.run.out)
 
 
 def find_algorithm(config: Config) -> Any:
