@@ -36,6 +36,7 @@
 typedef struct { i64 batch, head, row; } Steps;
 typedef struct {
     i64 batches, heads, queries, keys, width, values, causal;      /* q, k have `width` numbers a row, v `values` */
+    i64 head_words, query_words;       /* of random words between heads, and between queries, where weights are dropped */
     Steps q, k, v, out, grad, dq, dk, dv;
 } Shape;
 
@@ -140,7 +141,7 @@ static void NAME(forward_block)(const Shape *n, const NAME(keys) *x, const NAME(
         for (i64 u = 0; u < vectors; u++)
             NAME(weigh)(&at, u, s + u * LANES, top + u * LANES, sum + u * LANES, factor + u * LANES);
         if (dropping->scale != 0) {                      /* after the sums: what is left is not normalised again */
-            NAME(draw)(dropping, &at, n->keys, room, factors);
+            NAME(draw)(dropping, &at, room, factors);
             for (i64 u = 0; u < vectors; u++) NAME(drop)(&at, u, factors + u * LANES, s + u * LANES);
         }
         if (key) NAME(multiply_lanes)(result, n->values, factor);
@@ -153,11 +154,11 @@ static void NAME(forward_block)(const Shape *n, const NAME(keys) *x, const NAME(
 }
 
 /* Head h of batch b. */
-#define DROPPING (NAME(dropping)){(u64)key, rows ? rows[b] : 0, (rows ? (i64)rows[n->batches] : 0) + h * n->queries * n->keys, \
-                                  least, rows ? (T)kept_scale : 0}
+#define DROPPING (NAME(dropping)){(u64)key, rows ? rows[b] : 0, (rows ? (i64)rows[n->batches + b] : 0) + h * n->head_words, \
+                                  n->query_words, least, rows ? (T)kept_scale : 0}
 
 /* out = softmax(scale q k') v; tops and inverses (B, H, L) are what backward wants of it. At least one key. Where `rows` is not
-   NULL (a row for each of B, then the first word), weights whose word of the stream `key` is below `least` are dropped, and others multiplied by `kept_scale`. */
+   NULL (a row for each of B, then the first word of each), weights whose word of the stream `key` is below `least` are dropped, and others multiplied by `kept_scale`. */
 void NAME(forward)(T *tops, T *inverses, const T *q, const T *k, const T *v, T *out, const Shape *n, double scale, T *work,
                    const u64 *rows, i64 key, i64 least, double kept_scale)
 {
@@ -234,7 +235,7 @@ static void NAME(backward_block)(const Shape *n, const NAME(keys) *y, const NAME
         NAME(scores)(&at, k, wide, n->width, q_turned, s);
         NAME(scores)(&at, v, wide_values, n->values, grad_turned, ds);
         if (drops) {
-            NAME(draw)(dropping, &at, n->keys, room, factors);
+            NAME(draw)(dropping, &at, room, factors);
             for (i64 u = 0; u < vectors; u++) NAME(drop)(&at, u, factors + u * LANES, ds + u * LANES);
         }
         for (i64 u = 0; u < vectors; u++) NAME(weigh_gradients)(&at, u, &known, scale, s + u * LANES, ds + u * LANES);

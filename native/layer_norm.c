@@ -96,8 +96,8 @@ static T NAME(squares)(const T *x, T *mean, const T *y, i64 n, i64 centred)
 }
 
 /* What of `added` is dropped: rows of x are parts of samples, `parts` of them each, which have `rows` (a number each) of the stream
-   `key`, a word for each number from `first` on; those below `least` are dropped, the others multiplied by `scale`. */
-typedef struct { const u64 *rows; u64 key, first; i64 least, parts; T scale; } NAME(dropping);
+   `key`, a word for each number from their element of `firsts` on; those below `least` are dropped, the others multiplied by `scale`. */
+typedef struct { const u64 *rows, *firsts; u64 key; i64 least, parts; T scale; } NAME(dropping);
 
 /* total = x + what is kept of `added`, for row r of x; which are kept goes to `bits`, 8 to a byte. n is a multiple of 8. */
 static void NAME(drop_and_add)(const NAME(dropping) *dropping, i64 r, const T *restrict x, const T *restrict added,
@@ -106,7 +106,8 @@ static void NAME(drop_and_add)(const NAME(dropping) *dropping, i64 r, const T *r
     u32 words[WORDS], least = (u32)dropping->least;
     unsigned char any = dropping->least <= UINT32_MAX;
     T scale = dropping->scale;
-    u64 row = dropping->rows[r / dropping->parts], block = (dropping->first + (u64)(r % dropping->parts * n)) / 4;
+    i64 sample = r / dropping->parts;
+    u64 row = dropping->rows[sample], block = (dropping->firsts[sample] + (u64)(r % dropping->parts * n)) / 4;
     for (i64 from = 0; from < n; from += WORDS) {
         i64 size = n - from < WORDS ? n - from : WORDS;
         philox_along(dropping->key, row, block + (u64)(from / 4), words, size / 4);
@@ -125,13 +126,13 @@ static void NAME(drop_and_add)(const NAME(dropping) *dropping, i64 r, const T *r
 
 /* y = (x - mean) * inverse * weight + bias for each row, inverse = 1 / sqrt(mean square of x - mean + eps). The mean is
    taken as 0 where not `centred`; bias may be NULL. Where `added` is not NULL, x + added is normalised, and written to `total`,
-   without what is dropped of the latter, where `samples` is not NULL: their rows, and after them the first word, a multiple of 4.
+   without what is dropped of the latter, where `samples` is not NULL: their rows, and after them the first word of each, a multiple of 4.
    GROUP rows go side by side: a sum's end is a chain of steps that wait for each other, and the next row's sum fills them. */
 void NAME(row_norm)(const T *restrict x, const T *restrict added, T *restrict total, const T *restrict weight,
                     const T *restrict bias, T *restrict y, T *restrict means, T *restrict inverses, double eps, i64 rows, i64 n,
                     i64 centred, const u64 *samples, unsigned char *bits, i64 key, i64 least, i64 parts, double kept_scale)
 {
-    NAME(dropping) dropping = {samples, (u64)key, samples ? samples[rows / parts] : 0, least, parts, (T)kept_scale};
+    NAME(dropping) dropping = {samples, samples ? samples + rows / parts : NULL, (u64)key, least, parts, (T)kept_scale};
     for (i64 r = 0; r < rows; r += GROUP) {
         i64 there = rows - r < GROUP ? rows - r : GROUP;
         const T *row = (added ? total : x) + r * n;

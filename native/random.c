@@ -97,7 +97,7 @@ ELEMENTS(uniform, U(0, i))
 ELEMENTS(normal, __builtin_sqrt(-2.0 * log_of(1.0 - U(0, i))) * cos_of_turns(U(2, i)))
 
 /* Dropout of x (height, width): y = x * scale where the element's word is at least `least`, else 0; plus `added`, where it is
-   not NULL. Element j of a row has word rows[height] + j of the row's stream. Which elements are kept goes to `bits`, 8 to a byte from the lowest on, each row from a byte of its own on. 0. */
+   not NULL. Element j of row r has word rows[height + r] + j of the row's stream. Which elements are kept goes to `bits`, 8 to a byte from the lowest on, each row from a byte of its own on. 0. */
 #define DROPOUT(T, NAME)                                                                                                \
 int dropout_##NAME(const T *restrict x, const u64 *rows, const T *restrict added, T *restrict y,                        \
                    unsigned char *restrict bits, i64 key, i64 least, double scale, i64 height, i64 width)               \
@@ -105,8 +105,8 @@ int dropout_##NAME(const T *restrict x, const u64 *rows, const T *restrict added
     u32 words[4 * AT_ONCE + 4], low = (u32)least;                                                                       \
     unsigned char keep[4 * AT_ONCE], any = least <= UINT32_MAX;                                                         \
     T factor = (T)scale;                                                                                                \
-    i64 first = (i64)rows[height], skipped = first % 4;                                                                 \
-    for (i64 r = 0; r < height; r++, bits += (width + 7) / 8)                                                           \
+    for (i64 r = 0; r < height; r++, bits += (width + 7) / 8) {                                                         \
+        i64 first = (i64)rows[height + r], skipped = first % 4;                                                         \
         for (i64 from = 0; from < width; from += 4 * AT_ONCE) {                                                         \
             i64 n = width - from < 4 * AT_ONCE ? width - from : 4 * AT_ONCE;                                            \
             const T *xs = x + r * width + from;                                                                         \
@@ -122,6 +122,7 @@ int dropout_##NAME(const T *restrict x, const u64 *rows, const T *restrict added
                 bits[(from + i) / 8] = packed;                                                                          \
             }                                                                                                           \
         }                                                                                                               \
+    }                                                                                                                   \
     return 0;                                                                                                           \
 }                                                                                                                       \
                                                                                                                         \

@@ -54,6 +54,15 @@ def words(key: int, rows: Array, width: int, xp: Any) -> Array:
     return xp.stack(four, axis=-1).reshape(len(rows), blocks * 4)[:, :width].astype(xp.uint32)
 
 
+def words_at(key: int, rows: Array, places: Array, xp: Any) -> Array:
+    """uint32 of the shape of `places`: those words of the rows, which broadcast against them."""
+    four = philox(key, places >> xp.uint64(2), rows.astype(xp.uint64) + xp.zeros_like(places), xp)
+    lane, found = places & xp.uint64(3), four[0]
+    for number in range(1, 4):
+        found = xp.where(lane == number, four[number], found)
+    return found.astype(xp.uint32)
+
+
 class Scope:
     """What random numbers drawn during a forward pass are for: the seed, the step, and the samples in the batch.
 

@@ -48,15 +48,18 @@ class Link:
         self._sending: deque[Message] = deque()
         self._tags = tag_upper_bound() - HEADER_TAG - 1
 
-    def send(self, array: Array, peer: int, tag: int, what: str) -> None:
-        """Begin to send; nothing may write to `array` afterwards."""
+    def send(self, array: Array, peer: int, tag: int, what: str) -> Message:
+        """Begin to send; nothing may write to `array` until the message is done."""
         host = np.ascontiguousarray(asnumpy(array))
         request = self.comm.Isend(_bytes(host), peer, self._tag(tag))
-        self._keep(Message(request, host, f'sending {what} to rank {peer} of "{self.name}"', self.progress))
+        message = Message(request, host, f'sending {what} to rank {peer} of "{self.name}"', self.progress)
+        self._keep(message)
+        return message
 
-    def receive(self, shape: tuple[int, ...], dtype: Any, peer: int, tag: int, what: str) -> Message:
-        """Begin to receive an array; it is in the message's `array` once that is done."""
-        host = np.empty(shape, dtype)
+    def receive(self, shape: tuple[int, ...], dtype: Any, peer: int, tag: int, what: str, *, into: Host | None = None) -> Message:
+        """Begin to receive an array; it is in the message's `array` once that is done: in new memory, or that of `into`."""
+        host = np.empty(shape, dtype) if into is None else into
+        assert host.flags.c_contiguous, f"{what}: bytes arrive one after the other"
         message = Message(self.comm.Irecv(_bytes(host), peer, self._tag(tag)), host,
                           f'receiving {what} from rank {peer} of "{self.name}"', self.progress)
         self.progress.add(message)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend.namespace import Array, array_module
+from mpitrain.backend.random import words_at
 from mpitrain.kernels.kernel import Kernel
 from mpitrain.kernels.library import bind
 from mpitrain.kernels.random import random_words
@@ -20,44 +21,84 @@ WORDS = 1 << 32                                   # how many values a word has
 class Dropping:
     """Dropout inside another kernel: a sample's numbers are dropped with probability p by its row of the stream `key`.
 
-    `part`: these are not all of a sample's numbers but the part of this number, of parts of one size.
+    `part`: these are not all of a sample's numbers but the part of this number, of parts of one size; or, with `firsts`, what
+    stands for a sample here is a piece of one, with this first number.
     """
 
     rows: Array                                   # (B,) uint64
     key: int
     p: float
     part: int = 0
+    firsts: Array | None = None                   # (B,) uint64
 
     def factors(self, x: Array) -> Array:
         """What each number of x (B, ...) is multiplied by: 0, or 1 / (1 - p)."""
         xp = array_module(x)
-        keep = _words(self.rows, self.key, x[0].size, self.part * x[0].size).reshape(x.shape) >= round(self.p * WORDS)
+        keep = self.words(x) >= round(self.p * WORDS)
         return xp.where(keep, x.dtype.type(self.scale), x.dtype.type(0))
+
+    def words(self, x: Array) -> Array:
+        """Of the stream, one for each number of x."""
+        return _words(self.rows, self.key, x[0].size, self.first(x[0].size)).reshape(x.shape)
+
+    def first(self, size: int) -> Any:
+        """The place of the first of `size` numbers of each sample: one, or (B,) of them."""
+        return self.part * size if self.firsts is None else self.firsts
 
     @property
     def scale(self) -> float:
         return 1 / (1 - self.p)
 
     def for_c(self, size: int) -> tuple[Array, int, int]:
-        """(rows and then the first word, key, the least word that keeps), as C functions take them; `size` numbers a sample."""
-        return _rows_and_first(self.rows, self.part * size), _signed(self.key), round(self.p * WORDS)
+        """(rows and then their first words, key, the least word that keeps), as C takes them; `size` numbers a sample."""
+        return _rows_and_first(self.rows, self.first(size)), _signed(self.key), round(self.p * WORDS)
+
+    def steps(self, queries: int, keys: int) -> tuple[int, int]:
+        """Of weights (B, H, queries, keys): how many words lie between heads, and between queries."""
+        return queries * keys, keys
+
+
+@dataclass(frozen=True)
+class DroppingWindow(Dropping):
+    """Of weights (B, H, L, S) that are a part of larger ones of `whole` queries and keys: from (head, query, key) `corner` on."""
+
+    whole: tuple[int, int] = (0, 0)
+    corner: tuple[int, int, int] = (0, 0, 0)
+
+    def words(self, x: Array) -> Array:
+        xp = array_module(x)
+        heads, queries, keys = (xp.arange(first, first + n, dtype=xp.uint64) for first, n in zip(self.corner, x.shape[1:]))
+        places = (heads[:, None] * xp.uint64(self.whole[0]) + queries)[..., None] * xp.uint64(self.whole[1]) + keys
+        return words_at(self.key, self.rows[:, None, None, None], places + xp.zeros((len(x), 1, 1, 1), xp.uint64), xp)
+
+    def first(self, size: int) -> int:
+        head, query, key = self.corner
+        return (head * self.whole[0] + query) * self.whole[1] + key
+
+    def steps(self, queries: int, keys: int) -> tuple[int, int]:
+        return self.whole[0] * self.whole[1], self.whole[1]
 
 
 def _signed(key: int) -> int:
     return key - (1 << 64) if key >> 63 else key
 
 
-def _rows_and_first(rows: Array, first: int) -> Array:
-    return np.append(rows, np.uint64(first)).astype(np.uint64, copy=False)
+def _rows_and_first(rows: Array, first: Any) -> Array:
+    both = np.empty((2, len(rows)), np.uint64)
+    both[0], both[1] = rows, first
+    return both
 
 
-def _words(rows: Array, key: int, width: int, first: int) -> Array:
-    """Words [first, first + width) of each row."""
+def _words(rows: Array, key: int, width: int, first: Any) -> Array:
+    """Words [first, first + width) of each row; `first` is one number, or one for each row."""
+    if not isinstance(first, int):
+        xp = array_module(rows)
+        return words_at(key, rows[:, None], first[:, None] + xp.arange(width, dtype=xp.uint64), xp)
     made: Array = random_words(rows, key, first + width)
     return made[:, first:]
 
 
-def _dropout(x: Array, rows: Array, key: int, p: float, added: Array | None, first: int = 0) -> tuple[Array, Array]:
+def _dropout(x: Array, rows: Array, key: int, p: float, added: Array | None, first: Any = 0) -> tuple[Array, Array]:
     keep = _words(rows, key, x.shape[1], first) >= round(p * WORDS)      # a word is below p * 2^32 with probability p
     y = _masked(x, keep, 1 / (1 - p))
     if added is not None:
@@ -91,7 +132,7 @@ def _dropout_host() -> Callable[..., tuple[Array, Array]] | None:
     if call is None:
         return None
 
-    def run(x: Array, rows: Array, key: int, p: float, added: Array | None, first: int = 0) -> tuple[Array, Array]:
+    def run(x: Array, rows: Array, key: int, p: float, added: Array | None, first: Any = 0) -> tuple[Array, Array]:
         x = np.ascontiguousarray(x)
         y, bits = np.empty_like(x), np.empty((x.shape[0], (x.shape[1] + 7) // 8), np.uint8)
         call(x, _rows_and_first(rows, first), None if added is None else np.ascontiguousarray(added), y, bits,
@@ -121,7 +162,8 @@ dropout = Kernel("dropout", _dropout, host=_dropout_host,
                  arguments=lambda rng, dtype: (rng.standard_normal((5, 1037)).astype(dtype), _rows(rng), 0xF234567890ABCDEF, 0.3,
                                                rng.standard_normal((5, 1037)).astype(dtype), 3 * 1037))
 """(y, bits) from (x (R, D), rows (R,) uint64, key, p, what is added to y or None, first = 0): word first + j of row r of the
-stream `key` keeps or drops element j; what is kept is divided by 1 - p. The bits (R, ceil(D / 8)) uint8 are for the gradient."""
+stream `key` keeps or drops element j, where `first` is one number, or one for each row (uint64); what
+is kept is divided by 1 - p. The bits (R, ceil(D / 8)) uint8 are for the gradient."""
 
 dropout_grad = Kernel("dropout_grad", _dropout_grad, host=_dropout_grad_host,
                       arguments=lambda rng, dtype: (rng.standard_normal((5, 37)).astype(dtype),

@@ -89,7 +89,8 @@ def _forward_host() -> Callable[..., tuple[Array, Array]] | None:
             dropping: Dropping | None = None) -> tuple[Array, Array]:
         q, k, v = _along_rows(q), _along_rows(k), _along_rows(v)
         tops, inverses = np.empty((2, *q.shape[:-1]), q.dtype)
-        call(tops, inverses, *map(_begin, (q, k, v, out)), _shape(q, k, v, causal, (q, k, v, out)), scale, scratch(q, v),
+        arrays = (q, k, v, out)
+        call(tops, inverses, *map(_begin, arrays), _shape(q, k, v, causal, arrays, dropping), scale, scratch(q, v),
              *_for_c(dropping, q, k))
         return tops, inverses
     return run
@@ -104,7 +105,7 @@ def _backward_host() -> Callable[..., None] | None:
             dq: Array | None, dk: Array | None, dv: Array | None, dropping: Dropping | None = None) -> None:
         q, k, v, grad = _along_rows(q), _along_rows(k), _along_rows(v), _along_rows(grad)
         arrays = (q, k, v, out, grad, dq, dk, dv)
-        call(tops, inverses, *map(_begin, arrays), _shape(q, k, v, causal, arrays), scale, scratch(q, v),
+        call(tops, inverses, *map(_begin, arrays), _shape(q, k, v, causal, arrays, dropping), scale, scratch(q, v),
              *_for_c(dropping, q, k))
     return run
 
@@ -128,9 +129,11 @@ def _begin(x: Array | None) -> Array | None:
     return None if x is None else x[0, 0, 0]
 
 
-def _shape(q: Array, k: Array, v: Array, causal: bool, arrays: tuple[Array | None, ...]) -> Array:
-    """The C code's `Shape`: sizes, and how many numbers lie between two batches, heads and positions of each array."""
+def _shape(q: Array, k: Array, v: Array, causal: bool, arrays: tuple[Array | None, ...], dropping: Dropping | None) -> Array:
+    """The C code's `Shape`: sizes, where random words are, and of each array how many numbers lie between two batches, heads and
+    positions."""
     numbers = [*q.shape[:3], k.shape[2], q.shape[3], v.shape[3], causal]
+    numbers += (0, 0) if dropping is None else dropping.steps(q.shape[2], k.shape[2])
     size = q.itemsize
     for x in arrays:
         numbers += (0, 0, 0) if x is None else (x.strides[0] // size, x.strides[1] // size, x.strides[2] // size)

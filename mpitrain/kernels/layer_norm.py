@@ -23,7 +23,7 @@ def _row_norm(x: Array, added: Array | None, weight: Array, bias: Array | None, 
     if added is not None and dropping is not None:
         samples = len(dropping.rows), x.size // max(len(dropping.rows), 1)
         total, bits = dropout.reference(added.reshape(samples), dropping.rows, dropping.key, dropping.p, x.reshape(samples),
-                                         dropping.part * samples[1])
+                                         dropping.first(samples[1]))
         total = total.reshape(x.shape)
     elif added is not None:
         total = x + added

@@ -36,6 +36,8 @@ PLAN = {"embed.token": "vocabulary", "embed.position": "sequence", "embed.dropou
 class Embed(Module):
     """Token numbers (B, L) to (B, L, D): the token's row plus the position's."""
 
+    by_position = True
+
     def __init__(self, vocabulary: int, block: int, width: int, dropout: float):
         self.block = block
         self.token = Embedding(vocabulary, width, weight_init=init.normal(STD))
@@ -47,7 +49,7 @@ class Embed(Module):
         if len(shape) != 2 or shape[1] > self.block:
             raise ShapeError(f"gpt expects token numbers of shape (batch, at most {self.block}), got {shape}; "
                              "set model.block to the length of the samples")
-        places = self.token.weight.xp.arange(shape[1])
+        places = self.token.weight.xp.asarray(self.positions(shape[1]))
         out: Tensor = self.dropout(self.token(tokens) + self.position(places))
         return out
 
@@ -57,6 +59,8 @@ class Block(Module):
 
     The projections back into the residual stream start smaller, by sqrt(2 x layers) (Radford et al. 2019).
     """
+
+    by_position = True
 
     def __init__(self, width: int, heads: int, layers: int, dropout: float, bias: bool):
         small = init.normal(STD / math.sqrt(2 * layers))

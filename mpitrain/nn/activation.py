@@ -17,6 +17,8 @@ ACTIVATIONS: Registry[Callable[[], Module]] = Registry("activation")
 class ReLU(Module):
     """max(x, 0)."""
 
+    by_position = True
+
     def forward(self, x: Any) -> Tensor:
         return ops.relu(x)
 
@@ -24,6 +26,8 @@ class ReLU(Module):
 @ACTIVATIONS.register("leaky_relu")
 class LeakyReLU(Module):
     """x, or slope x where x < 0."""
+
+    by_position = True
 
     def __init__(self, slope: float = 0.01):
         self.slope = slope
@@ -35,6 +39,8 @@ class LeakyReLU(Module):
 @ACTIVATIONS.register("gelu")
 class GELU(Module):
     """x times the normal distribution function of x; `approximate` is "none" (erf) or "tanh"."""
+
+    by_position = True
 
     def __init__(self, approximate: str = "none"):
         self.approximate = approximate
@@ -53,6 +59,8 @@ def gelu_tanh() -> Module:
 class SiLU(Module):
     """x sigmoid(x)."""
 
+    by_position = True
+
     def forward(self, x: Any) -> Tensor:
         return ops.silu(x)
 
@@ -60,6 +68,8 @@ class SiLU(Module):
 @ACTIVATIONS.register("tanh")
 class Tanh(Module):
     """tanh(x)."""
+
+    by_position = True
 
     def forward(self, x: Any) -> Tensor:
         return ops.tanh(x)
@@ -69,6 +79,8 @@ class Tanh(Module):
 class Sigmoid(Module):
     """1 / (1 + exp(-x))."""
 
+    by_position = True
+
     def forward(self, x: Any) -> Tensor:
         return ops.sigmoid(x)
 
@@ -76,6 +88,8 @@ class Sigmoid(Module):
 @ACTIVATIONS.register("softplus")
 class Softplus(Module):
     """log(1 + exp(x))."""
+
+    by_position = True
 
     def forward(self, x: Any) -> Tensor:
         return ops.softplus(x)
@@ -85,7 +99,7 @@ class Softmax(Module):
     """exp(x) / sum exp(x) along `dim`; losses want what comes before it."""
 
     def __init__(self, dim: int = -1):
-        self.dim = dim
+        self.dim, self.by_position = dim, dim == -1
 
     def forward(self, x: Any) -> Tensor:
         return ops.softmax(x, dim=self.dim)

@@ -12,7 +12,7 @@ from mpitrain.errors import ShapeError
 from mpitrain.nn import init
 from mpitrain.nn.activation import ACTIVATIONS
 from mpitrain.nn.init import Initialiser
-from mpitrain.nn.module import Module
+from mpitrain.nn.module import Module, Places
 from mpitrain.nn.parameter import Parameter
 from mpitrain.ops.linalg import FUSED_ACTIVATIONS
 
@@ -25,6 +25,7 @@ class Linear(Module):
     """
 
     out_groups = out_unit = in_unit = 1
+    by_position = True
 
     def __init__(self, inputs: int, outputs: int, bias: bool = True, *, activation: str | None = None,
                  weight_init: Initialiser = init.default_weight, bias_init: Initialiser | None = None):
@@ -40,6 +41,8 @@ class Linear(Module):
 
 class Embedding(Module):
     """Integers (...) in [0, count) to rows (..., width) of the weight (count, width), which starts standard normal."""
+
+    by_position = True
 
     def __init__(self, count: int, width: int, *, weight_init: Initialiser | None = None):
         self.weight = Parameter((count, width), weight_init or init.normal(1.0))
@@ -67,19 +70,29 @@ class _Dropping(Module):
         """Whether it drops anything now."""
         return self.training and self.p > 0.0
 
+    def places(self, x: Any) -> Places | None:
+        """Where the positions of x (B, L, ...) lie, where those are some of each sample's."""
+        return None if self.spread is None else self.spread(x.shape[1])
+
 
 class Dropout(_Dropping):
     """Of its input alone."""
 
+    by_position = True
+
     def forward(self, x: Any) -> Any:
-        return ops.dropout(x, self.p, self.path, part=self.part) if self.drops else x
+        return ops.dropout(x, self.p, self.path, part=self.part, positions=self.places(x)) if self.drops else x
 
 
 class DropoutAdd(_Dropping):
     """residual + dropout(x), in one pass over memory."""
 
+    by_position = True
+
     def forward(self, x: Any, residual: Any) -> Any:
-        return ops.dropout(x, self.p, self.path, residual, part=self.part) if self.drops else ops.add(residual, x)
+        if not self.drops:
+            return ops.add(residual, x)
+        return ops.dropout(x, self.p, self.path, residual, part=self.part, positions=self.places(x))
 
 
 class Flatten(Module):

@@ -31,6 +31,7 @@ from mpitrain.nn.statistics import apply_statistics, collect_statistics
 from mpitrain.nn.storage import Allocate, FlatLayout, FlatStorage, check_state
 
 Self = TypeVar("Self", bound="Module")
+Places = np.ndarray[Any, Any]                    # whole numbers (L,)
 
 
 class Module:
@@ -39,6 +40,8 @@ class Module:
     training = True
     path = ""                                     # the module's name in the model, known from `initialize` on
     plan: Mapping[str, str] = MappingProxyType({})    # how layers of the model are cut over tensor-parallel ranks: docs/tensor.md
+    by_position = False                           # whether each position (dim 1) is treated by itself: docs/context.md
+    spread: Callable[[int], Places] | None = None     # where positions lie in their sample, where a rank has some of them
     storage: FlatLayout | None = None             # of the model that `initialize` was called on
     _hooks: Hooks | None = None
 
@@ -49,6 +52,10 @@ class Module:
         if self._hooks is None:
             return self.forward(*inputs, **named)
         return self._hooks.call(self, inputs, named)
+
+    def positions(self, length: int) -> Places:
+        """The places in the sample of `length` positions that are here: 0, 1, ... unless a rank has some of each sample's."""
+        return np.arange(length) if self.spread is None else self.spread(length)
 
     # -- what it consists of -------------------------------------------------------------------------------------------
 

@@ -89,15 +89,17 @@ class LayerNorm(Module):
     def __init__(self, shape: int | Sequence[int], eps: float = 1e-5, bias: bool = True):
         self.eps = eps
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        self.by_position = len(sizes) == 1
         self.weight = Parameter(sizes, init.ones)
         self.bias = Parameter(sizes, init.zeros) if bias else None
 
     def forward(self, x: Any, residual: Any = None, dropping: Dropout | None = None) -> Any:
         """The norm of x; where `residual` is given, (residual + dropping(x), the norm of that), in one pass over memory."""
         if residual is not None:
-            drops = dropping is not None and dropping.drops
-            p, layer, part = (dropping.p, dropping.path, dropping.part) if dropping is not None and drops else (0.0, "", 0)
-            return ops.add_layer_norm(x, residual, self.weight, self.bias, eps=self.eps, dropout=p, layer=layer, part=part)
+            if dropping is None or not dropping.drops:
+                return ops.add_layer_norm(x, residual, self.weight, self.bias, eps=self.eps)
+            return ops.add_layer_norm(x, residual, self.weight, self.bias, eps=self.eps, dropout=dropping.p, layer=dropping.path,
+                                      part=dropping.part, positions=dropping.places(x))
         return ops.layer_norm(x, self.weight, self.bias, eps=self.eps)
 
 
@@ -117,6 +119,8 @@ class GroupNorm(Module):
 
 class RMSNorm(Module):
     """x / sqrt(mean x^2 + eps), times a gain, over the last dim (Zhang and Sennrich 2019)."""
+
+    by_position = True
 
     def __init__(self, width: int, eps: float = 1e-6):
         self.eps = eps

@@ -20,6 +20,7 @@ class Sequential(Module):
     called after each block: messages in flight want to be looked after.
     """
 
+    by_position = True                        # where its blocks do
     recompute: bool | int | frozenset[str] = False
     between: Callable[[], None] | None = None
 

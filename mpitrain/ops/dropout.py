@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
@@ -11,12 +12,14 @@ from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.kernels import dropout as kernels
 
 
-def dropout(x: Any, p: float, layer: str, residual: Any = None, *, part: int = 0) -> Tensor:
+def dropout(x: Any, p: float, layer: str, residual: Any = None, *, part: int = 0,
+            positions: Array | None = None) -> Tensor:
     """Sets each element of x (B, ...) to 0 with probability p and divides the others by 1 - p; adds `residual`, of x's shape.
 
     B is the batch, or a multiple of it. The mask is drawn from the current random scope under the name `layer`; each use
     of a name within a step draws another one. Where x holds a part of each sample, of parts of one size, `part` is its number:
-    what is dropped is that part of what would be dropped of the whole. Srivastava et al.: "Dropout", 2014.
+    what is dropped is that part of what would be dropped of the whole. Where x (B, L, ...) holds some positions of each sample,
+    `positions` says which. Srivastava et al.: "Dropout", 2014.
     """
     if not 0 <= p < 1:
         raise ConfigError(f"dropout: p is {p}, expected at least 0 and less than 1")
@@ -24,8 +27,17 @@ def dropout(x: Any, p: float, layer: str, residual: Any = None, *, part: int = 0
         raise ShapeError("dropout: the input has no dims, expected (B, ...)")
     if residual is not None and tuple(residual.shape) != tuple(x.shape):
         raise ShapeError(f"dropout: the residual has shape {tuple(residual.shape)}, the input {tuple(x.shape)}: not equal")
-    result: Tensor = Dropout.apply(x, residual, p=p, key=current().key(layer), part=part)
+    if positions is not None and (len(x.shape) < 2 or x.shape[1] != len(positions)):
+        raise ShapeError(f"dropout: {len(positions)} positions, the input has shape {tuple(x.shape)}: dim 1 is not as long")
+    result: Tensor = Dropout.apply(x, residual, p=p, key=current().key(layer), part=part, positions=positions)
     return result
+
+
+def pieces(x: Array, positions: Array, xp: Any) -> tuple[Array, Array]:
+    """Of each position of x (B, L, ...), which lies at `positions` in the whole sample: (its row in a stream of random words, the
+    place of its first word), both (B * L,)."""
+    places = xp.asarray(positions, dtype=xp.uint64) * xp.uint64(prod(x.shape[2:]))
+    return xp.repeat(current().rows(len(x), xp), len(positions)), xp.tile(places, len(x))
 
 
 class Dropout(Function):
@@ -34,9 +46,12 @@ class Dropout(Function):
     floats = 4
 
     @staticmethod
-    def forward(ctx: Context, x: Array, residual: Array | None, *, p: float, key: int, part: int) -> Array:
-        rows, flat = current().rows(len(x), ctx.xp), _flat(x)
-        y, bits = kernels.dropout(flat, rows, key, p, None if residual is None else _flat(residual), part * flat.shape[1])
+    def forward(ctx: Context, x: Array, residual: Array | None, *, p: float, key: int, part: int,
+                positions: Array | None) -> Array:
+        rows, first = (current().rows(len(x), ctx.xp), part * (x.size // max(len(x), 1))) if positions is None else pieces(
+            x, positions, ctx.xp)
+        flat = _flat(x, len(rows))
+        y, bits = kernels.dropout(flat, rows, key, p, None if residual is None else _flat(residual, len(rows)), first)
         ctx.save(bits)
         ctx.p = p
         return y.reshape(x.shape)
@@ -44,8 +59,8 @@ class Dropout(Function):
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Array | None, Array]:
         bits, = ctx.saved
-        return kernels.dropout_grad(_flat(grad), bits, ctx.p).reshape(grad.shape) if ctx.needs[0] else None, grad
+        return kernels.dropout_grad(_flat(grad, len(bits)), bits, ctx.p).reshape(grad.shape) if ctx.needs[0] else None, grad
 
 
-def _flat(x: Array) -> Array:
-    return x.reshape(len(x), x.size // max(len(x), 1))
+def _flat(x: Array, rows: int) -> Array:
+    return x.reshape(rows, x.size // max(rows, 1))

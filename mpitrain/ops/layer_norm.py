@@ -12,6 +12,7 @@ from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.kernels.dropout import Dropping
 from mpitrain.kernels.layer_norm import row_norm, row_norm_gradients
 from mpitrain.ops.dropout import dropout as drop
+from mpitrain.ops.dropout import pieces
 
 
 def layer_norm(x: Any, weight: Any, bias: Any = None, *, eps: float = 1e-5) -> Tensor:
@@ -32,22 +33,24 @@ def rms_norm(x: Any, weight: Any, *, eps: float = 1e-5) -> Tensor:
 
 
 def add_layer_norm(x: Any, residual: Any, weight: Any, bias: Any = None, *, eps: float = 1e-5, dropout: float = 0.0,
-                   layer: str = "", part: int = 0) -> tuple[Tensor, Tensor]:
+                   layer: str = "", part: int = 0, positions: Array | None = None) -> tuple[Tensor, Tensor]:
     """(residual + dropout of x, layer_norm of that); x and residual have one shape, (B, ...) where something is dropped.
 
-    What is dropped, with probability `dropout`, is what `ops.dropout` with this `layer` and `part` drops. Backward adds the
-    gradient of the sum to what comes back through the norm in the same pass.
+    What is dropped, with probability `dropout`, is what `ops.dropout` with this `layer`, `part` and `positions` drops. Backward
+    adds the gradient of the sum to what comes back through the norm in the same pass.
     """
     _check("add_layer_norm", x, weight, bias)
     if tuple(residual.shape) != tuple(x.shape):
         raise ShapeError(f"add_layer_norm: the residual has shape {tuple(residual.shape)}, the input {tuple(x.shape)}: not equal")
     if not 0 <= dropout < 1:
         raise ConfigError(f"add_layer_norm: dropout is {dropout}, expected at least 0 and less than 1")
-    if dropout and (len(x.shape) <= len(weight.shape) or prod(weight.shape) % 8):
-        total = drop(x, dropout, layer, residual, part=part)  # rows that fill no whole bytes of the mask, or are no samples
+    if dropout and (len(x.shape) <= len(weight.shape) + (positions is not None) or prod(weight.shape) % 8):
+        # rows that fill no whole bytes of the mask, or are no samples
+        total = drop(x, dropout, layer, residual, part=part, positions=positions)
         return total, layer_norm(total, weight, bias, eps=eps)
     key = current().key(layer) if dropout else 0
-    total, result = AddRowNorm.apply(residual, x, weight, bias, eps=eps, dropout=dropout, key=key, part=part)
+    total, result = AddRowNorm.apply(residual, x, weight, bias, eps=eps, dropout=dropout, key=key, part=part,
+                                      positions=positions)
     return total, result
 
 
@@ -76,8 +79,11 @@ class AddRowNorm(Function):
 
     @staticmethod
     def forward(ctx: Context, residual: Array, x: Array, weight: Array, bias: Array | None, *, eps: float, dropout: float,
-                key: int, part: int) -> tuple[Array, Array]:
-        dropping = Dropping(current().rows(len(x), ctx.xp), key, dropout, part) if dropout and x.size else None
+                key: int, part: int, positions: Array | None) -> tuple[Array, Array]:
+        dropping = None
+        if dropout and x.size:
+            rows, firsts = (current().rows(len(x), ctx.xp), None) if positions is None else pieces(x, positions, ctx.xp)
+            dropping = Dropping(rows, key, dropout, part, firsts)
         y, total, means, inverses, bits = row_norm(_rows(residual, weight), _rows(x, weight), _flat(weight), _flat(bias),
                                                    eps, True, dropping)
         total = total.reshape(x.shape)

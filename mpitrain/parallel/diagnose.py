@@ -44,6 +44,7 @@ def first_bad_layer(model: Module, x: Any) -> str:
     reductions = [layer.reduce for layer in layers]
     for layer in layers:
         layer.reduce = None                       # the other ranks are elsewhere: no collective here
+    rings = [(vars(module), vars(module).pop("attend")) for _, module in model.named_modules() if "attend" in vars(module)]
     remove = [module.after_forward(look(name, type(module).__name__)) for name, module in model.named_modules() if name]
     try:
         with no_grad(), np.errstate(all="ignore"):
@@ -55,6 +56,10 @@ def first_bad_layer(model: Module, x: Any) -> str:
             undo()
         for layer, reduction in zip(layers, reductions):
             layer.reduce = reduction
+        for attributes, attend in rings:
+            attributes["attend"] = attend
+    if rings and not found:
+        return "another rank's positions (mesh.cp), or the loss function; every layer's output is finite for the positions here"
     return found[0] if found else "the loss function; every layer's output is finite"
 
 

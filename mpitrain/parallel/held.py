@@ -12,6 +12,7 @@ from mpitrain.comm.mesh import REPLICAS, Mesh
 from mpitrain.errors import ConfigError
 from mpitrain.nn import Module, Sequential
 from mpitrain.optim import Optimizer
+from mpitrain.parallel.context import ContextParallel
 from mpitrain.parallel.neighbours import Neighbours
 from mpitrain.parallel.norm import Parts
 from mpitrain.parallel.replicas import broadcast_state
@@ -35,6 +36,7 @@ class Held:
     parts: Channel | None = None
     neighbours: Neighbours | None = None
     tensor: TensorParallel | None = None                     # of layers that several ranks hold together
+    context: ContextParallel | None = None                   # of samples that several ranks share
     choices: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -46,6 +48,15 @@ class Held:
     def counts(self) -> bool:
         """Whether this is the one rank that counts what its pipeline puts out."""
         return self.stage.is_last and self.mesh.coordinate("tp") == 0
+
+    def part(self, x: Array) -> Array:
+        """This rank's part of samples, inputs or targets."""
+        return x if self.context is None else self.context.part(x)
+
+    def refuse_samples(self, x: Array, y: Array) -> None:
+        """MeshError where ranks cannot share samples of these shapes."""
+        if self.context is not None:
+            self.context.refuse_samples(x, y)
 
     def schedule(self, asked: Any, n_micro: int) -> Schedule:
         """The pipeline schedule that is asked for, by name or as a function, proved for what ranks have of micro-batches."""
@@ -125,12 +136,13 @@ def hold(model: Module, mesh: Mesh, control: Channel, *, chunks: int = 1, stages
         raise ConfigError("mesh.sequence = true cuts activations over the ranks that share layers, and mesh.tp is 1; set "
                           "mesh.sequence = false, or mesh.tp to 2 or more")
     tensor = TensorParallel(model, mesh, plan, sequence=sequence, shared=shared) if mesh.size("tp") > 1 else None
+    context = ContextParallel(model, mesh, tensor.along if tensor else ()) if mesh.size("cp") > 1 else None
     counts = stages if isinstance(stages, (list, tuple)) else ()
     stage = cut(model, mesh.coordinate("pp"), n_stages, chunks, counts=counts)
     if n_stages == 1 and tensor is None:
-        return Held(mesh, control, stage, control)
+        return Held(mesh, control, stage, control, context=context)
     replicas, parts = mesh.channel(REPLICAS, "replicas"), mesh.channel(("pp", "tp"), "parts")
-    held = Held(mesh, control, stage, replicas, parts, tensor=tensor)
+    held = Held(mesh, control, stage, replicas, parts, tensor=tensor, context=context)
     if n_stages > 1:
         held.neighbours = Neighbours(mesh.link("pp", "stages"), stage)
         for chunk in stage.chunks:

@@ -74,7 +74,7 @@ class Pipeline:
         Gradients are summed into the reducer, whose buckets leave as they fill.
         `flag` travels with the count and comes back as the sum over ranks, in `self.flag`.
         """
-        mine = sum(self.loss.count(m.y) for m in micro_batches) if self.counts else 0
+        mine = sum(self.loss.count(self.feed.part(m.y)) for m in micro_batches) if self.counts else 0
         self._local = np.array([mine, flag], dtype=np.float64)
         self._counting = self.channel.start_allreduce(self._local, "loss count") if self.channel.size > 1 else None
         self._micro, self._losses, self.waited_s = micro_batches, np.zeros(self.n_micro), 0.0

@@ -42,6 +42,7 @@ class TensorParallel:
         self.group = Group(mesh.share_memory(channel) if shared else channel)
         for layer in self.layers:
             vars(layer.module)["forward"] = connected(layer, self.group, sequence)
+        self.along = [layer.module for layer in self.layers if sequence and layer.style == "sequence"]
         cut = (layer for layer in self.layers if layer.style == "vocabulary" and isinstance(layer.module, Linear))
         self._head = next(cut, None)
 

@@ -166,7 +166,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     anywhere = layout.is_asked_for(o.reproducible)
     if anywhere:
         layout.refuse_options(o.micro_batches, o.algorithm, o.wire)
-        layout.refuse_mesh(mesh.size("tp"))
+        layout.refuse_mesh(mesh.size("tp"), mesh.size("cp"))
         layout.refuse_threads()
     control = mesh.channel(mesh.axes, "control")
     asked = o.micro_batches or default_micro_batches(mesh.size("pp"), mesh.n_places, o.chunks)
@@ -194,7 +194,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     sharding = exchange.sharding
     whole_parameters = sharding is not None and needs_whole_parameters(optimizer)
     storage, kept = allocate(stage, device, o, exchange, sharding, whole=whole_parameters)
-    feed = Feed(storage.device, storage.dtype, tokens=inputs.tokens)
+    feed = Feed(storage.device, storage.dtype, tokens=inputs.tokens, part=held.part)
     inference = Inference(stage, feed, held.neighbours)
     n_classes = try_one_sample(inference, loss, inputs, held)
     if isinstance(inputs.training, Dataset) and n_classes is not None:

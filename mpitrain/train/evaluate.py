@@ -68,7 +68,7 @@ class Evaluator:
             right = self.classes(output.array) == target
             ignored = getattr(self.loss, "ignore_index", None)
             correct = float((right if ignored is None else right & (target != ignored)).sum())
-        return loss, float(self.loss.count(y)), correct
+        return loss, float(self.loss.count(self.inference.feed.part(y))), correct
 
 
 def _largest(output: Array) -> Array:

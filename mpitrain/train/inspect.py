@@ -16,9 +16,11 @@ from mpitrain.config import Config, load_config
 from mpitrain.data import report
 from mpitrain.errors import MissingError
 from mpitrain.parallel.buckets import plan_buckets
+from mpitrain.parallel.context import refuse_model
 from mpitrain.parallel.sharded import predicted, probe
 from mpitrain.parallel.stages import Stage, cut
 from mpitrain.parallel.tensor_plan import narrow, read_plan
+from mpitrain.parallel.zigzag import refuse_length
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline_check import actions_of, find_schedule
 from mpitrain.schedules.pipeline_draw import describe
@@ -48,13 +50,19 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     """The model's parameters (of layers that are cut, the first rank's), how the batch is cut, which buckets travel, and the
     schedule; nothing is allocated."""
     model = make_model(config)
-    lengths = fit(ranks, pp=config.mesh.pp, dp=config.mesh.dp, tp=config.mesh.tp)
-    pp, dp, tp = (lengths[axis] for axis in ("pp", "dp", "tp"))
+    lengths = fit(ranks, pp=config.mesh.pp, dp=config.mesh.dp, cp=config.mesh.cp, tp=config.mesh.tp)
+    pp, dp, cp, tp = (lengths[axis] for axis in ("pp", "dp", "cp", "tp"))
     chunks = config.mesh.chunks
     asked = config.train.micro_batches or default_micro_batches(pp, dp, chunks)
     n_micro = count_micro_batches(asked, config.train.batch_size, dp)
     yield f"{config.run.name}: model {config.model.name}, {model.count_parameters():,} parameters"
     yield f"mesh {describe_mesh(lengths)}, {ranks} rank{'s' if ranks > 1 else ''}"
+    if cp > 1:
+        refuse_model(model, cp)
+        block = config.model.arguments.get("block")
+        if block is not None:
+            refuse_length(block, cp)
+            yield f"samples of {block} positions, {block // cp} on each rank"
     if tp > 1:
         narrow(read_plan(model, config.mesh.plan or model.plan), 0, tp)
     yield from table(("parameter", "shape", "placement"),
@@ -71,14 +79,15 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
         yield from stage_lines(stages)
     yield from schedule_lines(pp, dp, n_micro, name=config.mesh.schedule, chunks=chunks, folder=config.folder)
     yield from bucket_lines(model, config)
-    yield bytes_line(stages, config, dp)
+    yield bytes_line(stages, config, dp * cp)
 
 
-def bytes_line(stages: Sequence[Stage], config: Config, dp: int) -> str:
+def bytes_line(stages: Sequence[Stage], config: Config, replicas: int) -> str:
     """What a rank keeps of parameters, gradients and optimizer state, by the formula; of the stage that has most."""
     size = max(nn.plan_segments(stage.model.parameters())[1] for stage in stages)
     n_states = len(make_optimizer(config, probe()).state)
-    found = predicted(size, config.comm.sharding, dp, itemsize=float_dtype(config.train.precision).itemsize, states=n_states)
+    itemsize = float_dtype(config.train.precision).itemsize
+    found = predicted(size, config.comm.sharding, replicas, itemsize=itemsize, states=n_states)
     return memory_text([found], config.comm.sharding)
 
 

@@ -41,11 +41,14 @@ def refuse_options(micro_batches: int, algorithm: Any, wire: str = "float32") ->
         raise ConfigError(f'{MODE} rounds nothing on its way between ranks, found comm.wire_dtype = "{wire}"; leave it "float32"')
 
 
-def refuse_mesh(tp: int) -> None:
-    """ConfigError where layers are cut over ranks: a product's sum over its inputs is then made in parts, one on each rank."""
+def refuse_mesh(tp: int, cp: int) -> None:
+    """ConfigError where layers or samples are cut over ranks: sums over inputs or positions are then made in parts."""
     if tp > 1:
         raise ConfigError(f"{MODE} cannot have mesh.tp = {tp}: ranks that share a layer add up parts of its products, which one "
                           "rank adds in another order; set mesh.tp = 1 and use mesh.pp or mesh.dp")
+    if cp > 1:
+        raise ConfigError(f"{MODE} cannot have mesh.cp = {cp}: ranks that share samples add up parts of the gradients and of "
+                          "attention, which one rank adds in another order; set mesh.cp = 1 and use mesh.pp or mesh.dp")
 
 
 def refuse_model(model: Module, device: Device) -> None:

@@ -63,7 +63,7 @@ def open_session(config: Config, cleanup: ExitStack) -> Session:
     look = before_mpi(lambda: look_at_files(config))
     world = start()
     with guard.symmetric():
-        mesh = Mesh(world.comm, pp=config.mesh.pp, dp=config.mesh.dp, tp=config.mesh.tp)
+        mesh = Mesh(world.comm, pp=config.mesh.pp, dp=config.mesh.dp, cp=config.mesh.cp, tp=config.mesh.tp)
     cleanup.push(lambda kind, error, trace: mesh.close() if kind is None else None)     # collective: not where a rank failed
     control = mesh.channel(mesh.axes, "start-up")
     places = [Place(*found) for found in control.gather_objects(threads.place())]

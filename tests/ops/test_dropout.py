@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from fakegpu import put
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor, recompute
-from mpitrain.backend import random
+from mpitrain.backend import asnumpy, random
 from mpitrain.errors import ConfigError, ShapeError
+from mpitrain.kernels.dropout import Dropping, DroppingWindow
 from tests.ops.parity import check_gradient
 
 
@@ -52,6 +54,35 @@ def test_parts_of_samples_drop_what_the_whole_drops(width):
         found = drops(x[:, mine], qkv[:, :, :, mine], part)
         for one, expected in zip(found, (whole[0][:, mine], whole[1][:, mine], whole[2][:, :, mine])):
             np.testing.assert_allclose(one, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("width", [5, 8])
+@pytest.mark.parametrize("here", [np.array, put], ids=["host", "device"])
+def test_positions_of_samples_drop_what_they_drop_in_the_whole(here, width):
+    """Any of them, in any order; also fused in the norm of a residual sum, and of attention a window of the weights."""
+    rng = np.random.default_rng(0)
+    x, weight, rows = rng.standard_normal((3, 9, width)), np.ones(width), np.array([7, 1, 1 << 40], np.uint64)
+
+    def drops(x, positions):
+        given = Tensor(here(x), requires_grad=True)
+        with scope(samples=rows):
+            plain = ops.dropout(given, 0.4, "a", positions=positions)
+            total, _ = ops.add_layer_norm(here(x), here(2 * x), here(weight), dropout=0.4, layer="b", positions=positions)
+        plain.backward(here(np.ones(x.shape)))
+        return [asnumpy(array) for array in (plain.array, total.array, given.grad)]
+
+    some = np.array([1, 2, 8, 4])
+    for found, whole in zip(drops(x[:, some], some), drops(x, None)):
+        np.testing.assert_allclose(found, whole[:, some], rtol=1e-12, atol=1e-14)
+    weights = here(np.ones((3, 4, 9, 10)))
+    known = {"rows": here(rows), "key": 5, "p": 0.4}
+    part = DroppingWindow(**known, whole=(9, 10), corner=(1, 4, 3)).factors(weights[:, 1:3, 4:8, 3:])
+    np.testing.assert_array_equal(asnumpy(part), asnumpy(Dropping(**known).factors(weights))[:, 1:3, 4:8, 3:])
+
+
+def test_positions_that_are_not_those_of_the_input_are_refused():
+    with pytest.raises(ShapeError, match=r"3 positions, the input has shape \(2, 4, 5\): dim 1 is not as long"):
+        ops.dropout(np.ones((2, 4, 5)), 0.5, "drop", positions=np.arange(3))
 
 
 def test_the_gradient_passes_through_what_was_kept():

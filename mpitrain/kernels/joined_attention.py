@@ -1,0 +1,49 @@
+"""Attention to some keys, and then to others, put together: what attention to all of them gives.
+
+A softmax's largest score and sum are enough to correct what was made with another's (Milakov and Gimelshein: "Online normalizer
+calculation for softmax", 2018). Letters as in `flash_attention`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpitrain.backend.namespace import Array, array_module
+from mpitrain.kernels.kernel import Kernel
+
+
+def _join(out: Array, tops: Array, inverses: Array, other: Array, other_tops: Array, other_inverses: Array) -> None:
+    xp = array_module(out)
+    low = tops.dtype.type(-float("inf"))
+    top = xp.maximum(xp.where(inverses == 0, low, tops), xp.where(other_inverses == 0, low, other_tops))
+    top = xp.where(top == low, top.dtype.type(0), top)                    # a query that met no key at all stays zeros
+    sums = [_share(inverses, tops, top), _share(other_inverses, other_tops, top)]
+    total = sums[0] + sums[1]
+    inverse = xp.where(total == 0, total, 1 / xp.where(total == 0, total.dtype.type(1), total))
+    out *= (sums[0] * inverse)[..., None]
+    other *= (sums[1] * inverse)[..., None]
+    out += other
+    tops[...], inverses[...] = top, inverse
+
+
+def _share(inverses: Array, tops: Array, top: Array) -> Array:
+    """The sum of exps above `top`; 0 for a query that met no key."""
+    xp = array_module(tops)
+    none = inverses == 0
+    return xp.where(none, inverses, xp.exp(xp.where(none, top, tops) - top) / xp.where(none, top.dtype.type(1), inverses))
+
+
+def _arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
+    outs = rng.standard_normal((2, 2, 3, 50, 19)).astype(dtype)
+    tops = (30 * rng.standard_normal((2, 2, 3, 50))).astype(dtype)
+    inverses = rng.uniform(0.01, 1, (2, 2, 3, 50)).astype(dtype)
+    outs[:, 0, 0, :4], tops[:, 0, 0, :4], inverses[:, 0, 0, :4] = 0, 0, 0                      # without keys
+    outs[1, 1, 1, :4], tops[1, 1, 1, :4], inverses[1, 1, 1, :4] = 0, 0, 0
+    return outs[0].transpose(0, 2, 1, 3).copy().swapaxes(1, 2), tops[0], inverses[0], outs[1].copy(), tops[1], inverses[1]
+
+
+join_attention = Kernel("join_attention", _join, arguments=_arguments)
+"""Makes out (B, H, L, E), tops and inverses (B, H, L), which `flash_attention` gave for some keys, what it would give for those
+and the keys of `other`. All six are written to: what `other` holds afterwards is of no use.
+
+Arguments: out, tops, inverses, other, other_tops, other_inverses; `out` may have gaps."""

@@ -1,0 +1,96 @@
+"""Samples whose positions are cut over the ranks that run this: attention, losses and checkpoints, against one rank with all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import meshes
+import numpy as np
+import pytest
+from fakegpu import put
+
+from mpitrain import data, models, nn, ops
+from mpitrain.autograd import Tensor
+from mpitrain.backend import asnumpy, random
+from mpitrain.bench.train import Memory
+from mpitrain.comm.mesh import Mesh
+from mpitrain.errors import ConfigError, MeshError, NumericsError
+from mpitrain.nn import Sequential
+from mpitrain.parallel import zigzag
+from mpitrain.parallel.ring_attention import Ring, ring_attention
+from mpitrain.train import checkpoint
+from mpitrain.train.inputs import Inputs
+
+BLOCK = 24                                                       # 2 x 2, 2 x 3 and 2 x 4 chunks
+Make = Callable[[], Sequential]
+
+
+@pytest.mark.parametrize("here", [np.array, put], ids=["host", "device"])
+def test_ring_attention_is_that_of_one_rank(comm: Any, here: Any) -> None:
+    """Output and gradient, to 1e-12, down to chunks of one position; dropped are the weights that one rank drops."""
+    n, rng = comm.size, np.random.default_rng(11)
+    mesh = Mesh(comm, cp=n)
+    ring = Ring(mesh.link("cp", "test"))
+    for size, batch, heads, width, causal, dropout in (
+            (1, 1, 1, 1, True, 0.0), (1, 3, 2, 5, False, 0.3), (2, 2, 3, 4, True, 0.3), (3, 1, 2, 8, False, 0.0),
+            (70, 2, 4, 9, True, 0.0), (33, 2, 1, 16, True, 0.5), (70, 1, 2, 3, False, 0.2)):
+        length = 2 * n * size
+        qkv, grad = rng.standard_normal((batch, length, 3 * heads * width)), rng.standard_normal((batch, length, heads * width))
+        qkv[:, :, :2 * heads * width] *= 6                       # scores far apart
+        known: dict[str, Any] = {"causal": causal, "dropout": dropout, "layer": "a", "part": 1}
+        rows = np.arange(40, 40 + batch, dtype=np.uint64)
+        whole = Tensor(qkv, requires_grad=True)
+        with random.use(random.Scope(3, 5, rows)):
+            expected = ops.self_attention(whole, heads, **known)
+        expected.backward(grad)
+        mine = zigzag.positions(2 * size, mesh.coordinate("cp"), n)
+        x = Tensor(here(qkv[:, mine]), requires_grad=True)
+        with random.use(random.Scope(3, 5, rows)):
+            found = ring_attention(x, heads, ring=ring, **known)
+        found.backward(here(grad[:, mine]))
+        for a, b in ((found.array, expected.array), (x.grad, whole.grad)):
+            np.testing.assert_allclose(asnumpy(a), b[:, mine], rtol=1e-12, atol=1e-12 * np.abs(b).max())
+    mesh.close()
+
+
+def alone(comm: Any, make: Make, steps: int, **options: Any) -> np.ndarray[Any, Any]:
+    """The losses on one rank, computed by the first and told to all."""
+    found = None
+    if comm.rank == 0:
+        from mpi4py import MPI
+        found = results(MPI.COMM_SELF, make, {}, steps, **options)
+    return np.array(comm.bcast(found))
+
+
+def results(comm: Any, make: Make, mesh: dict[str, int], steps: int, **options: Any) -> list[float]:
+    """Losses, norms of gradients, and validation metrics."""
+    options = {"precision": "float64", "loss": nn.LOSSES["cross_entropy"](label_smoothing=0.1, ignore_index=3), **options}
+    with meshes.job(comm, make, mesh, **options) as run:
+        run.trainer.update.want_norm = True
+        done = [run.trainer.train_step(run.trainer.loader.load(step)) for step in range(steps)]
+        metrics = run.trainer.evaluator.run()
+        return [*(s.loss for s in done), *(s.grad_norm for s in done), metrics["loss"], metrics["accuracy"]]
+
+
+def runs(n: int) -> list[tuple[dict[str, int], dict[str, Any]]]:
+    """Meshes with a cp axis, and options to have with them."""
+    return {1: [],
+            2: [({"cp": 2}, {}), ({"cp": 2}, {"sharding": "parameters"}), ({"cp": 2}, {"node_shared": True})],
+            3: [({"cp": 3}, {"sharding": "gradients"})],
+            4: [({"cp": 4}, {}), ({"pp": 2, "cp": 2}, {"schedule": "zb_h1"}), ({"dp": 2, "cp": 2}, {"sharding": "optimizer"}),
+                ({"cp": 2, "tp": 2}, {"sequence": True}), ({"cp": 2, "tp": 2}, {})]}[n]
+
+
+def test_every_mesh_has_the_losses_of_one_rank(comm: Any) -> None:
+    """Also norms, evaluation, ignored labels, and dropout everywhere, with blocks that are computed again in backward."""
+    def make() -> Sequential:
+        model = meshes.gpt(block=BLOCK, width=48)
+        model.recompute = 1
+        return model
+
+    expected = alone(comm, make, 4)
+    for mesh, options in runs(comm.size):
+        np.testing.assert_allclose(results(comm, make, mesh, 4, **options), expected, rtol=1e-9, err_msg=f"{mesh} {options}")
