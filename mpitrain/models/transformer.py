@@ -11,7 +11,7 @@ from typing import Any
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.models.registry import MODELS
-from mpitrain.models.sizes import require_sizes
+from mpitrain.models.sizes import require_counts, require_sizes
 from mpitrain.nn import (
     Dropout,
     DropoutAdd,
@@ -117,10 +117,10 @@ def gpt(layers: int, heads: int, width: int, block: int, vocabulary: int, dropou
 
     With `experts`, the MLP of each `every`-th block is a mixture of so many: see `nn.MixtureOfExperts`.
     """
-    require_sizes(layers=layers, heads=heads, width=width, block=block, vocabulary=vocabulary, every=every)
-    if experts < 0 or every > layers:
-        raise ConfigError(f"gpt: model.experts must be 0 (none) or more, and model.every at most model.layers = {layers}; found "
-                          f"{experts} and {every}")
+    require_sizes(layers=layers, heads=heads, width=width, block=block, vocabulary=vocabulary, top_k=top_k, every=every)
+    require_counts(experts=experts)
+    if experts and every > layers:
+        raise ConfigError(f"gpt: with model.every = {every}, none of {layers} blocks has experts; set it to {layers} at most")
     embed = Embed(vocabulary, block, width, dropout)
 
     def make(i: int) -> Block:
