@@ -10,7 +10,7 @@ import numpy as np
 
 from mpitrain.backend import asnumpy
 from mpitrain.comm.channel import Channel
-from mpitrain.comm.mesh import REPLICAS, Mesh
+from mpitrain.comm.mesh import COPIES, Mesh
 from mpitrain.kernels.optimizer import square_sums
 from mpitrain.nn.parameter import Described
 from mpitrain.optim import NORM_BLOCK, Segment, squared_norm
@@ -45,7 +45,7 @@ class GradientNorm:
         self._names: list[str] = []
         if self.channel is not None:
             assert mesh is not None
-            self._agree([s for s in self.segments if is_first(s.parameter, mesh, without=("pp", *REPLICAS))])
+            self._agree([s for s in self.segments if is_first(s.parameter, mesh, without=("pp", *COPIES))])
 
     def _agree(self, own: Sequence[PartOf]) -> None:
         assert self.channel is not None

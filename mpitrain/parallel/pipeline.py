@@ -43,8 +43,8 @@ class Pipeline:
     """The stage's forward and backward over the micro-batches of one step.
 
     Each micro-batch's loss is a sum; its gradient starts from 1 / (the count over all ranks), so the exchange only ever adds,
-    and batches of uneven size stay exact. What layers add to the loss themselves (`autograd.batch_share`) counts by a micro-batch's
-    rows, over those of all ranks. The schedule names forwards (F) and backwards (B), or halves of them (B, W); receives
+    and batches of uneven size stay exact. What layers add to the loss themselves (`autograd.batch_share`) counts by the rows of a
+    micro-batch, over those of all ranks. The schedule names forwards (F) and backwards (B), or halves of them (B, W); receives
     and sends are put in here, by `neighbours` (None where the stage is the whole model).
     """
 

@@ -41,8 +41,12 @@ def refuse_options(micro_batches: int, algorithm: Any, wire: str = "float32") ->
         raise ConfigError(f'{MODE} rounds nothing on its way between ranks, found comm.wire_dtype = "{wire}"; leave it "float32"')
 
 
-def refuse_mesh(tp: int) -> None:
-    """ConfigError where layers are cut over ranks: a product's sum over its inputs is then made in parts, one on each rank."""
+def refuse_mesh(tp: int, ep: int = 1) -> None:
+    """ConfigError where layers are cut over ranks: a product's sum over its inputs is then made in parts, one on each rank, and
+    that over the rows of an expert has those of several micro-batches."""
+    if ep > 1:
+        raise ConfigError(f"{MODE} cannot have mesh.ep = {ep}: a gradient of an expert adds up rows of several ranks' "
+                          "micro-batches, which one rank adds one micro-batch after the other; set mesh.ep = 1 and use mesh.dp")
     if tp > 1:
         raise ConfigError(f"{MODE} cannot have mesh.tp = {tp}: ranks that share a layer add up parts of its products, which one "
                           "rank adds in another order; set mesh.tp = 1 and use mesh.pp or mesh.dp")
