@@ -88,6 +88,7 @@ class TrainConfig:
 class MeshConfig:
     pp: int = 1
     dp: int = 0                              # 0: whatever is left
+    ep: int = 1                              # ranks that share out the experts of the model
     cp: int = 1                              # ranks that share each sample: positions are cut
     tp: int = 1
     schedule: str = "1f1b"                   # of the stages of a pipeline; or "file.py:function"
@@ -277,7 +278,8 @@ def _check(config: Config, source: Path, overridden: set[str]) -> None:
                               ("train.micro_batches", t.micro_batches, 0), ("train.threads", t.threads, 0),
                               ("train.eval_every", t.eval_every, 0), ("data.stride", config.data.stride, 1),
                               ("data.workers", config.data.workers, 0), ("mesh.pp", config.mesh.pp, 1),
-                              ("mesh.dp", config.mesh.dp, 0), ("mesh.cp", config.mesh.cp, 1), ("mesh.tp", config.mesh.tp, 1),
+                              ("mesh.dp", config.mesh.dp, 0), ("mesh.ep", config.mesh.ep, 1), ("mesh.cp", config.mesh.cp, 1),
+                              ("mesh.tp", config.mesh.tp, 1),
                               ("mesh.chunks", config.mesh.chunks, 1), ("log.every", config.log.every, 1),
                               ("checkpoint.every", config.checkpoint.every, 0), ("checkpoint.keep", config.checkpoint.keep, 1),
                               ("optimizer.warmup_steps", o.warmup_steps, 0), ("run.seed", config.run.seed, 0)):

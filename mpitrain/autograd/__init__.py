@@ -4,7 +4,8 @@ from mpitrain.autograd.engine import Backward, Deferred, current_walk, run_backw
 from mpitrain.autograd.function import Context, Function
 from mpitrain.autograd.gradcheck import gradcheck
 from mpitrain.autograd.recompute import recompute
+from mpitrain.autograd.share import batch_share, part_of_batch
 from mpitrain.autograd.tensor import Tensor, enable_grad, grad_enabled, no_grad, recomputing
 
-__all__ = ["Backward", "Context", "Deferred", "Function", "Tensor", "current_walk", "enable_grad", "grad_enabled",
-           "gradcheck", "no_grad", "recompute", "recomputing", "run_backward"]
+__all__ = ["Backward", "Context", "Deferred", "Function", "Tensor", "batch_share", "current_walk", "enable_grad", "grad_enabled",
+           "gradcheck", "no_grad", "part_of_batch", "recompute", "recomputing", "run_backward"]

@@ -23,6 +23,7 @@ AXES = ("pp", "dp", "ep", "cp", "tp")
 ALWAYS_NAMED = ("pp", "dp", "tp")          # also where they have one place
 DATA = ("dp", "ep")                        # ranks along these have different samples
 REPLICAS = ("dp", "ep", "cp")              # ranks along these have copies of one part of the model (but for experts, along ep)
+COPIES = ("dp", "cp")                      # ranks along these have copies of all of it, experts too
 
 
 class Mesh:
@@ -63,6 +64,11 @@ class Mesh:
     @property
     def rank(self) -> int:
         return int(self._grid.rank)
+
+    @property
+    def cuts_model(self) -> bool:
+        """Whether a rank has a part of the model only."""
+        return any(self._lengths[axis] > 1 for axis in ("pp", "ep", "tp"))
 
     @property
     def n_places(self) -> int:

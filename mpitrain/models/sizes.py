@@ -20,14 +20,21 @@ def require_sizes(**sizes: Any) -> None:
             raise _wrong(name, "an integer of at least 1", value)
 
 
+def require_counts(**counts: Any) -> None:
+    """ConfigError unless each of these keys of [model] is an integer of at least 0."""
+    for name, value in counts.items():
+        if not _is_size(value, least=0):
+            raise _wrong(name, "an integer of at least 0", value)
+
+
 def require_list_of_sizes(name: str, values: Any) -> None:
     """ConfigError unless this key of [model] is a list, perhaps empty, of integers of at least 1."""
     if isinstance(values, str) or not isinstance(values, Sequence) or not all(map(_is_size, values)):
         raise _wrong(name, "a list of integers of at least 1", values)
 
 
-def _is_size(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+def _is_size(value: Any, least: int = 1) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 def _wrong(name: str, expected: str, value: Any) -> ConfigError:

@@ -9,21 +9,23 @@ import math
 from typing import Any
 
 from mpitrain.autograd import Tensor
-from mpitrain.errors import ShapeError
+from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.models.registry import MODELS
-from mpitrain.models.sizes import require_sizes
+from mpitrain.models.sizes import require_counts, require_sizes
 from mpitrain.nn import (
     Dropout,
     DropoutAdd,
     Embedding,
     LayerNorm,
     Linear,
+    MixtureOfExperts,
     Module,
     MultiHeadAttention,
     Parameter,
     Sequential,
     init,
 )
+from mpitrain.nn.init import Initialiser
 
 STD = 0.02                                        # of all weights; GPT-2's
 PLAN = {"embed.token": "vocabulary", "embed.position": "sequence", "embed.dropout": "sequence",
@@ -31,6 +33,7 @@ PLAN = {"embed.token": "vocabulary", "embed.position": "sequence", "embed.dropou
         "block*.dropout1": "sequence", "block*.norm2": "sequence", "block*.wide": "column", "block*.narrow": "row",
         "block*.dropout2": "sequence",
         "norm": "sequence", "head": "vocabulary"}
+MLP = ("block*.wide", "block*.narrow")            # of the plan: not there where each block has experts
 
 
 class Embed(Module):
@@ -64,18 +67,42 @@ class Block(Module):
 
     def __init__(self, width: int, heads: int, layers: int, dropout: float, bias: bool):
         small = init.normal(STD / math.sqrt(2 * layers))
+        self._attention(width, heads, dropout, bias, small)
+        self.wide = Linear(width, 4 * width, bias, activation="gelu", weight_init=init.normal(STD), bias_init=init.zeros)
+        self.narrow = Linear(4 * width, width, bias, weight_init=small, bias_init=init.zeros)
+        self.dropout2 = DropoutAdd(dropout)
+
+    def _attention(self, width: int, heads: int, dropout: float, bias: bool, small: Initialiser) -> None:
         self.norm1 = LayerNorm(width, bias=bias)
         self.attention = MultiHeadAttention(width, heads, causal=True, dropout=dropout, bias=bias,
                                             qkv_init=init.normal(STD), out_init=small)
         self.dropout1 = Dropout(dropout)
         self.norm2 = LayerNorm(width, bias=bias)
-        self.wide = Linear(width, 4 * width, bias, activation="gelu", weight_init=init.normal(STD), bias_init=init.zeros)
-        self.narrow = Linear(4 * width, width, bias, weight_init=small, bias_init=init.zeros)
-        self.dropout2 = DropoutAdd(dropout)
 
     def forward(self, x: Any) -> Tensor:
         x, normed = self.norm2(self.attention(self.norm1(x)), x, self.dropout1)
-        out: Tensor = self.dropout2(self.narrow(self.wide(normed)), x)
+        out: Tensor = self.dropout2(self.mlp(normed), x)
+        return out
+
+    def mlp(self, x: Any) -> Tensor:
+        """What is done for each position by itself."""
+        out: Tensor = self.narrow(self.wide(x))
+        return out
+
+
+class ExpertBlock(Block):
+    """The same with a mixture of `experts` MLPs, of `top_k` for each position."""
+
+    def __init__(self, width: int, heads: int, layers: int, dropout: float, bias: bool, experts: int, top_k: int, capacity: float,
+                 balance: float):
+        small = init.normal(STD / math.sqrt(2 * layers))
+        self._attention(width, heads, dropout, bias, small)
+        self.mixture = MixtureOfExperts(width, 4 * width, experts, top_k, capacity, balance=balance, bias=bias,
+                                        weight_init=init.normal(STD), out_init=small, router_init=init.normal(STD))
+        self.dropout2 = DropoutAdd(dropout)
+
+    def mlp(self, x: Any) -> Tensor:
+        out: Tensor = self.mixture(x)
         return out
 
 
@@ -88,15 +115,27 @@ class Head(Linear):
 
 
 @MODELS.register("gpt")
-def gpt(layers: int, heads: int, width: int, block: int, vocabulary: int, dropout: float = 0.0,
-        bias: bool = False) -> Sequential:
-    """Learned positions, pre-norm blocks, GELU, tied embeddings; `block` is the longest sequence it takes."""
-    require_sizes(layers=layers, heads=heads, width=width, block=block, vocabulary=vocabulary)
+def gpt(layers: int, heads: int, width: int, block: int, vocabulary: int, dropout: float = 0.0, bias: bool = False,
+        experts: int = 0, top_k: int = 2, capacity: float = 1.25, balance: float = 0.01, every: int = 1) -> Sequential:
+    """Learned positions, pre-norm blocks, GELU, tied embeddings; `block` is the longest sequence it takes.
+
+    With `experts`, the MLP of each `every`-th block is a mixture of so many: see `nn.MixtureOfExperts`.
+    """
+    require_sizes(layers=layers, heads=heads, width=width, block=block, vocabulary=vocabulary, top_k=top_k, every=every)
+    require_counts(experts=experts)
+    if experts and every > layers:
+        raise ConfigError(f"gpt: with model.every = {every}, none of {layers} blocks has experts; set it to {layers} at most")
     embed = Embed(vocabulary, block, width, dropout)
+
+    def make(i: int) -> Block:
+        if experts and (i + 1) % every == 0:
+            return ExpertBlock(width, heads, layers, dropout, bias, experts, top_k, capacity, balance)
+        return Block(width, heads, layers, dropout, bias)
+
     model = Sequential(
         ("embed", embed),
-        *((f"block{i}", Block(width, heads, layers, dropout, bias)) for i in range(layers)),
+        *((f"block{i}", make(i)) for i in range(layers)),
         ("norm", LayerNorm(width, bias=bias)),
         ("head", Head(embed.token.weight)))
-    model.plan = PLAN
+    model.plan = PLAN if not experts or every > 1 else {name: style for name, style in PLAN.items() if name not in MLP}
     return model

@@ -7,6 +7,7 @@ from mpitrain.nn.basic import Dropout, DropoutAdd, Embedding, Flatten, Linear
 from mpitrain.nn.conv import Conv2d, ConvTranspose2d
 from mpitrain.nn.loss import LOSSES, Loss
 from mpitrain.nn.module import Module
+from mpitrain.nn.moe import MixtureOfExperts, mixtures
 from mpitrain.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, RMSNorm, SyncBatchNorm
 from mpitrain.nn.parameter import Buffer, Parameter
 from mpitrain.nn.pool import AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool2d, MaxPool2d
@@ -17,7 +18,7 @@ from mpitrain.nn.storage import FlatLayout, FlatStorage, Segment, plan_segments
 
 __all__ = ["ACTIVATIONS", "GELU", "GRU", "LOSSES", "LSTM", "AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "AvgPool2d", "BatchNorm1d",
            "BatchNorm2d", "Buffer", "Conv2d", "ConvTranspose2d", "Dropout", "DropoutAdd", "Embedding", "FlatLayout",
-           "FlatStorage", "Flatten", "GroupNorm", "LayerNorm", "LeakyReLU", "Linear", "Loss", "MaxPool2d", "Module",
-           "MultiHeadAttention", "Parameter", "RMSNorm", "ReLU", "Segment", "Sequential", "SiLU", "Sigmoid",
-           "Softmax", "Softplus", "SyncBatchNorm", "Tanh", "apply_statistics", "collect_statistics", "init",
+           "FlatStorage", "Flatten", "GroupNorm", "LayerNorm", "LeakyReLU", "Linear", "Loss", "MaxPool2d", "MixtureOfExperts",
+           "Module", "MultiHeadAttention", "Parameter", "RMSNorm", "ReLU", "Segment", "Sequential", "SiLU", "Sigmoid",
+           "Softmax", "Softplus", "SyncBatchNorm", "Tanh", "apply_statistics", "collect_statistics", "init", "mixtures",
            "plan_segments", "running_layers"]

@@ -82,6 +82,11 @@ default_weight = kaiming_uniform(slope=math.sqrt(5.0))
 """PyTorch's default for the weights of Linear and Conv: uniform in ±1/sqrt(fan in)."""
 
 
+def of_each(values: Initialiser) -> Initialiser:
+    """For parameters that stack several along dim 0: each is filled as one of the shape of the rest."""
+    return lambda key, start, count, shape, xp: values(key, start, count, shape[1:], xp)
+
+
 def fans(shape: Shape) -> tuple[int, int]:
     """(fan in, fan out) of a weight; ShapeError for fewer than two dims."""
     if len(shape) < 2:

@@ -171,12 +171,13 @@ def matmul(x: Any, y: Any) -> Tensor:
     return MatMul.apply(x, y, operands=_operands(y) or _operands(x))
 
 
-def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None) -> Tensor:
+def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None, *, operands: str | None = None) -> Tensor:
     """``activation(x @ weight.T + bias)`` for x (..., I), weight (O, I), bias (O,).
 
-    `activation` is None or one of FUSED_ACTIVATIONS: "gelu", "gelu_tanh", "relu", "sigmoid", "silu", "tanh".
+    `activation` is None or one of FUSED_ACTIVATIONS: "gelu", "gelu_tanh", "relu", "sigmoid", "silu", "tanh". `operands` is the
+    format that the product rounds what it multiplies to, "" for none (default: the weight's).
     """
     if activation is not None and activation not in ACTIVATIONS:
         raise ShapeError(f'linear: activation is None or one of {", ".join(sorted(ACTIVATIONS))}, not "{activation}"')
     return Linear.apply(x, weight, bias, activation=None if activation is None else ACTIVATIONS[activation],
-                        operands=_operands(weight))
+                        operands=_operands(weight) if operands is None else operands)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, groupby
+from typing import Any
 
 from mpitrain.backend import Array
 from mpitrain.nn import Segment
@@ -48,6 +49,7 @@ class Bucket:
     waiting: int = 0
     stack: list[Node] = field(default_factory=list)    # which micro-batches the sums held are of, oldest first
     turn: Turn = field(default_factory=Turn)           # of the chunk of the model that its parameters are in
+    channel: Any = None                                # over the ranks that its sums are over
     parts: list[Array] = field(default_factory=list)   # this part of each arena: the same objects in every step
     name: str = field(init=False)
 
@@ -77,6 +79,11 @@ def plan_buckets(segments: Sequence[Segment], total: int, bucket_elements: int,
             bounds.append(count)
             stop = segment.start
     return cut_buckets(segments, total, bounds)
+
+
+def runs(kinds: Sequence[object]) -> list[int]:
+    """How many neighbours are of one kind, for each run of them."""
+    return [len(list(same)) for _, same in groupby(kinds, key=id)]
 
 
 def cut_buckets(segments: Sequence[Segment], total: int, bounds: Sequence[int]) -> list[Bucket]:

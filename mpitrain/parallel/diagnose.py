@@ -9,7 +9,8 @@ import numpy as np
 from mpitrain.autograd import Tensor, no_grad
 from mpitrain.backend import Array, asnumpy, is_float
 from mpitrain.errors import NumericsError
-from mpitrain.nn import Module
+from mpitrain.nn import Module, mixtures
+from mpitrain.parallel.experts import only_here
 
 
 def is_finite(array: Array) -> bool:
@@ -45,6 +46,9 @@ def first_bad_layer(model: Module, x: Any) -> str:
     for layer in layers:
         layer.reduce = None                       # the other ranks are elsewhere: no collective here
     rings = [(vars(module), vars(module).pop("attend")) for _, module in model.named_modules() if "attend" in vars(module)]
+    experts = [(layer, layer.exchange) for _, layer in mixtures(model) if layer.exchange is not None]
+    for mixture, _ in experts:
+        mixture.exchange = only_here(mixture)
     remove = [module.after_forward(look(name, type(module).__name__)) for name, module in model.named_modules() if name]
     try:
         with no_grad(), np.errstate(all="ignore"):
@@ -60,6 +64,10 @@ def first_bad_layer(model: Module, x: Any) -> str:
             attributes["attend"] = attend
     if rings and not found:
         return "another rank's positions (mesh.cp), or the loss function; every layer's output is finite for the positions here"
+        for mixture, exchange in experts:
+            mixture.exchange = exchange
+    if experts and not found:
+        return "an expert that another rank along mesh.ep has, or the loss function; every layer's output here is finite"
     return found[0] if found else "the loss function; every layer's output is finite"
 
 

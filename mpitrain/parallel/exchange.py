@@ -8,7 +8,7 @@ from typing import Any
 from mpitrain.backend import Array
 from mpitrain.comm.algorithms import hosts_of
 from mpitrain.comm.channel import Channel
-from mpitrain.comm.mesh import REPLICAS, Mesh
+from mpitrain.comm.mesh import COPIES, REPLICAS, Mesh
 from mpitrain.comm.shared import SharedChannel
 from mpitrain.errors import ConfigError
 from mpitrain.nn import FlatLayout, Module
@@ -49,6 +49,8 @@ class Exchange:
                  on_host: bool = True, sharding: Sharding | None = None):
         self.channel: Channel | SharedChannel = mesh.channel(REPLICAS, "gradients", algorithm=algorithm,
                                                              wire=None if wire == "float32" else wire)
+        self.of_experts = None if mesh.size("ep") == 1 else mesh.channel(
+            COPIES, "gradients of experts", algorithm=algorithm, wire=None if wire == "float32" else wire)
         self.mesh, self.progress, self.wire, self._notes = mesh, mesh.progress, wire, list[str]()
         self.choices: dict[str, Any] = {}
         self.sharding = sharding
@@ -114,7 +116,9 @@ class Exchange:
             over = self.channel if self.sharding is None else SliceSums(self.channel, self.sharding.shards, self.sharding.copy)
             reducer = GradientReducer(storage, over, bucket_bytes=bucket_bytes, progress=self.progress.progress, tree=tree,
                                       allocate=None if tree else self._arenas(storage), chunks=chunks,
-                                      cuts=self.sharding.shards.cuts if self.sharding else None)
+                                      cuts=self.sharding.shards.cuts if self.sharding else None,
+                                      apart=[self.of_experts if "ep" in s.parameter.placement else None
+                                             for s in storage.segments])
         reducer.reserve()                                     # now, so that `notes` says it where that memory is too small
         if self.channel.size > 1:
             self.choices = {"exchange": self._choice(storage.dtype.name, tree)}

@@ -8,11 +8,12 @@ from typing import Any
 
 from mpitrain.backend import Array, array_module
 from mpitrain.comm.channel import Channel
-from mpitrain.comm.mesh import REPLICAS, Mesh
+from mpitrain.comm.mesh import COPIES, REPLICAS, Mesh
 from mpitrain.errors import ConfigError
-from mpitrain.nn import Module, Sequential
+from mpitrain.nn import Module, Sequential, mixtures
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.context import ContextParallel
+from mpitrain.parallel.experts import ExpertParallel
 from mpitrain.parallel.neighbours import Neighbours
 from mpitrain.parallel.norm import Parts
 from mpitrain.parallel.replicas import broadcast_state
@@ -26,13 +27,14 @@ from mpitrain.schedules.pipeline_check import prove
 
 @dataclass
 class Held:
-    """A rank's part of the model. `replicas` connects the ranks that hold the same, `parts` those that hold one model together
-    (None where each holds all of it)."""
+    """A rank's part of the model. `replicas` connects the ranks that hold the same, but for experts, `copies` those that hold the
+    same experts too, and `parts` those that hold one model together (None where each holds all of it)."""
 
     mesh: Mesh
     control: Channel
     stage: Stage
     replicas: Channel
+    copies: Channel
     parts: Channel | None = None
     neighbours: Neighbours | None = None
     tensor: TensorParallel | None = None                     # of layers that several ranks hold together
@@ -57,6 +59,11 @@ class Held:
         """MeshError where ranks cannot share samples of these shapes."""
         if self.context is not None:
             self.context.refuse_samples(x, y)
+
+    @property
+    def in_step(self) -> bool:
+        """Whether ranks that have samples of their own must run the model equally often: they have experts for each other."""
+        return self.mesh.size("ep") > 1
 
     def schedule(self, asked: Any, n_micro: int) -> Schedule:
         """The pipeline schedule that is asked for, by name or as a function, proved for what ranks have of micro-batches."""
@@ -95,22 +102,28 @@ class Held:
 
     def refuse_optimizer(self, optimizer: Optimizer) -> None:
         """ConfigError where it needs norms of whole parameters, and ranks have parts of them."""
-        cut = next((s.name for s in optimizer.storage.segments if "tp" in s.parameter.placement), None)
-        if optimizer.whole_parameters and cut is not None:
-            raise ConfigError(f"{type(optimizer).__name__} needs norms of whole parameters, and mesh.tp = {self.mesh.size('tp')} "
-                              f'cuts "{cut}"; set optimizer.name = "adamw" or "sgd", or mesh.tp = 1')
+        for s in optimizer.storage.segments if optimizer.whole_parameters else ():
+            for axis in s.parameter.placement:
+                raise ConfigError(f"{type(optimizer).__name__} needs norms of whole parameters, and mesh.{axis} = "
+                                  f'{self.mesh.size(axis)} cuts "{s.name}"; set optimizer.name = "adamw" or "sgd", or '
+                                  f"mesh.{axis} = 1")
 
     def start_alike(self, arrays: dict[str, Array]) -> None:
         """Ranks that hold the same start from the same bits; DesyncError where they cannot. It communicates.
 
         `arrays` has this rank's part of the training state, by names that end with the parameter's.
         """
-        broadcast_state(arrays, self.replicas)
+        leaves = dict((*self.stage.model.named_parameters(), *self.stage.model.named_buffers()))
+
+        def whole(axis: str) -> dict[str, Array]:
+            cut = {name for name, leaf in leaves.items() if axis in leaf.placement}
+            return {name: array for name, array in arrays.items() if name.rpartition("/")[2] not in cut}
+
+        broadcast_state(arrays, self.copies)
+        if self.copies is not self.replicas:
+            broadcast_state(whole("ep"), self.replicas)
         if self.tensor is not None:
-            cut = {name for name, leaf in (*self.stage.model.named_parameters(), *self.stage.model.named_buffers())
-                   if "tp" in leaf.placement}
-            same = {name: array for name, array in arrays.items() if name.rpartition("/")[2] not in cut}
-            broadcast_state(same, self.tensor.messages)
+            broadcast_state(whole("tp"), self.tensor.messages)
 
 
 def hold(model: Module, mesh: Mesh, control: Channel, *, chunks: int = 1, stages: Any = "blocks", untie: bool = False,
@@ -135,14 +148,23 @@ def hold(model: Module, mesh: Mesh, control: Channel, *, chunks: int = 1, stages
     if sequence and mesh.size("tp") == 1:
         raise ConfigError("mesh.sequence = true cuts activations over the ranks that share layers, and mesh.tp is 1; set "
                           "mesh.sequence = false, or mesh.tp to 2 or more")
+    if sequence and mixtures(model):
+        raise ConfigError(f'mesh.sequence = true cuts what "{mixtures(model)[0][0]}" gets along the sequence, and experts choose '
+                          "among whole samples; set mesh.sequence = false")
+    if mesh.size("cp") > 1 and mixtures(model):
+        raise ConfigError(f'mesh.cp = {mesh.size("cp")} cuts samples, and experts ("{mixtures(model)[0][0]}") choose among whole '
+                          "ones; set mesh.cp = 1")
     tensor = TensorParallel(model, mesh, plan, sequence=sequence, shared=shared) if mesh.size("tp") > 1 else None
     context = ContextParallel(model, mesh, tensor.along if tensor else ()) if mesh.size("cp") > 1 else None
+    if mesh.size("ep") > 1:
+        ExpertParallel(model, mesh)
     counts = stages if isinstance(stages, (list, tuple)) else ()
     stage = cut(model, mesh.coordinate("pp"), n_stages, chunks, counts=counts)
-    if n_stages == 1 and tensor is None:
-        return Held(mesh, control, stage, control, context=context)
-    replicas, parts = mesh.channel(REPLICAS, "replicas"), mesh.channel(("pp", "tp"), "parts")
-    held = Held(mesh, control, stage, replicas, parts, tensor=tensor, context=context)
+    if not mesh.cuts_model:
+        return Held(mesh, control, stage, control, control, context=context)
+    replicas, parts = mesh.channel(REPLICAS, "replicas"), mesh.channel(("pp", "ep", "tp"), "parts")
+    copies = mesh.channel(COPIES, "copies") if mesh.size("ep") > 1 else replicas
+    held = Held(mesh, control, stage, replicas, copies, parts, tensor=tensor, context=context)
     if n_stages > 1:
         held.neighbours = Neighbours(mesh.link("pp", "stages"), stage)
         for chunk in stage.chunks:

@@ -10,7 +10,7 @@ import numpy as np
 from mpitrain.autograd import Tensor, run_backward
 from mpitrain.backend import Array, Device, random
 from mpitrain.errors import ShapeError
-from mpitrain.nn import Sequential, collect_statistics
+from mpitrain.nn import Sequential, collect_statistics, mixtures
 from mpitrain.parallel.feed import Feed
 
 TIMES = 4                                    # of each block; the first is not counted, and the fastest of the others is
@@ -45,6 +45,8 @@ def block_seconds(model: Sequential, x: Any, *, seed: int, precision: str, devic
 def forget(part: Sequential) -> None:
     """Takes back the memory of a model, and what its forward passes have left."""
     collect_statistics(part)
+    for _, layer in mixtures(part):
+        layer.take_tally()
     for _, leaf in (*part.named_parameters(), *part.named_buffers()):
         leaf.grad = None
         del leaf.array

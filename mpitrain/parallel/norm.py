@@ -10,7 +10,7 @@ import numpy as np
 
 from mpitrain.backend import asnumpy
 from mpitrain.comm.channel import Channel
-from mpitrain.comm.mesh import REPLICAS, Mesh
+from mpitrain.comm.mesh import COPIES, Mesh
 from mpitrain.comm.shared import SharedChannel
 from mpitrain.kernels.optimizer import square_sums
 from mpitrain.nn.parameter import Described
@@ -47,7 +47,7 @@ class GradientNorm:
         self._places: list[tuple[PartOf, int, int]] = []     # of this rank's segments: where its sums are in the table
         self._names: list[str] = []
         if self.channel is not None:
-            self._agree([s for s in self.segments if mesh is None or is_first(s.parameter, mesh, without=("pp", *REPLICAS))])
+            self._agree([s for s in self.segments if mesh is None or is_first(s.parameter, mesh, without=("pp", *COPIES))])
             nbytes = max(1, len(self._names)) * 8
             memory = np.zeros(nbytes, np.uint8) if allocate is None else allocate(nbytes)
             self._sums: np.ndarray[Any, Any] = memory.view(np.float64)[:len(self._names)]

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mpitrain.autograd import Deferred, Tensor, run_backward
+from mpitrain.autograd import Deferred, Tensor, part_of_batch, run_backward
 from mpitrain.backend import Array, asnumpy, random
 from mpitrain.comm.channel import Channel
 from mpitrain.parallel.diagnose import is_finite, refuse_nonfinite_loss
@@ -43,7 +43,8 @@ class Pipeline:
     """The stage's forward and backward over the micro-batches of one step.
 
     Each micro-batch's loss is a sum; its gradient starts from 1 / (the count over all ranks), so the exchange only ever adds,
-    and batches of uneven size stay exact. The schedule names forwards (F) and backwards (B), or halves of them (B, W); receives
+    and batches of uneven size stay exact. What layers add to the loss themselves (`autograd.batch_share`) counts by the rows of a
+    micro-batch, over those of all ranks. The schedule names forwards (F) and backwards (B), or halves of them (B, W); receives
     and sends are put in here, by `neighbours` (None where the stage is the whole model).
     """
 
@@ -65,7 +66,7 @@ class Pipeline:
         self._deferred: dict[tuple[int, int], Deferred] = {}     # and backwards that the parameters' half is left of
         self._losses = np.zeros(0)
         self._split = False                                 # whether backward runs as two calls in this step
-        self._local = np.zeros(2)
+        self._local = np.zeros(3)
         self._counting: Any = None
 
     def run(self, micro_batches: Sequence[MicroBatch], *, flag: float = 0.0) -> np.ndarray[Any, Any]:
@@ -74,8 +75,9 @@ class Pipeline:
         Gradients are summed into the reducer, whose buckets leave as they fill.
         `flag` travels with the count and comes back as the sum over ranks, in `self.flag`.
         """
-        mine = sum(self.loss.count(self.feed.part(m.y)) for m in micro_batches) if self.counts else 0
-        self._local = np.array([mine, flag], dtype=np.float64)
+        counted = micro_batches if self.counts else ()
+        terms, rows = sum(self.loss.count(self.feed.part(m.y)) for m in counted), sum(len(m.x) for m in counted)
+        self._local = np.array([terms, flag, rows], dtype=np.float64)
         self._counting = self.channel.start_allreduce(self._local, "loss count") if self.channel.size > 1 else None
         self._micro, self._losses, self.waited_s = micro_batches, np.zeros(self.n_micro), 0.0
         if self.neighbours is not None:
@@ -134,7 +136,8 @@ class Pipeline:
             if self._is_lost(action, grad, x, output):
                 x.grad = x.xp.full(x.shape, math.nan, x.dtype)
             elif output.requires_grad:
-                rest = run_backward(output, grad, progress=self.reducer.progress, split=split)
+                with part_of_batch(lambda: self._share(action)):
+                    rest = run_backward(output, grad, progress=self.reducer.progress, split=split)
         if rest is not None:
             self._deferred[key] = rest
         if virtual > 0:
@@ -183,6 +186,11 @@ class Pipeline:
             self._counting = None
         self.count = float(self._local[0])
         return self.count
+
+    def _share(self, action: Action) -> float:
+        """The micro-batch's part of the rows of all ranks: not of the terms of the loss, which are no affair of other layers."""
+        self._total()
+        return len(self._micro[action.micro].x) / max(float(self._local[2]), 1.0)
 
     # -- the model -----------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,8 @@ from typing import Any, Protocol
 
 from mpitrain.backend import Array
 from mpitrain.nn import FlatLayout, Parameter
-from mpitrain.parallel.buckets import Bucket, Turn, cut_buckets, plan_buckets
+from mpitrain.parallel.buckets import Bucket, Turn, cut_buckets, plan_buckets, runs
+from mpitrain.parallel.shards import finer
 from mpitrain.parallel.timeline import Timeline
 from mpitrain.parallel.tree import RankTree, Work
 from mpitrain.schedules.microtree import Node
@@ -62,18 +63,21 @@ class GradientReducer:
     gets the gradient zero (with a `tree` -0.0, which ranks add without changing a bit). `allocate` makes the memory of an
     arena (the storage's own by default). `chunks` holds how many parameters, in the storage's order, each chunk of the model has
     (default: one chunk that has all), and `cuts` the same for parameters that no bucket may join (default: those of chunks).
+    `apart` is the channel of each parameter that is summed over other ranks than the rest, None for the rest.
     """
 
     def __init__(self, storage: FlatLayout, channel: Channel, *, bucket_bytes: int = 4 << 20,
                  allocate: Callable[[], Array] | None = None, progress: Callable[[], None] | None = None,
-                 tree: RankTree | None = None, chunks: Sequence[int] | None = None, cuts: Sequence[int] | None = None):
+                 tree: RankTree | None = None, chunks: Sequence[int] | None = None, cuts: Sequence[int] | None = None,
+                 apart: Sequence[Channel | None] | None = None):
         self.storage, self.channel, self.tree = storage, channel, tree
         self.mover: Mover | None = None                     # where set, it moves the buckets rather than `progress`
         self.timeline = Timeline()
         self._progress = progress
         self._chunks = list(chunks or [len(storage.segments)])
+        self._apart = list(apart or [None] * len(storage.segments))
         self.buckets = plan_buckets(storage.segments, storage.size, max(1, bucket_bytes // storage.dtype.itemsize),
-                                    cuts or self._chunks)
+                                    finer(cuts or self._chunks, list(accumulate(runs(self._apart)))))
         self._allocate = allocate or storage.new_flat
         self._arenas: list[Array] = []
         self._views: list[list[Array]] = []                 # per arena, each parameter's part of it
@@ -91,7 +95,7 @@ class GradientReducer:
         for bucket in self.buckets:
             turn = self._turns[bisect_right(begins, self._place[bucket.segments[0].name]) - 1]
             turn.buckets.append(bucket)
-            bucket.turn = turn
+            bucket.turn, bucket.channel = turn, self._apart[self._place[bucket.segments[0].name]] or self.channel
             for segment in bucket.segments:
                 segment.parameter.grad_hooks.append(partial(self._is_final, bucket))
 
@@ -193,13 +197,13 @@ class GradientReducer:
             if bucket.turn.last:
                 self._push(bucket)
             arrays = self._own_sum(bucket) if self.tree is None else self._own_nodes(bucket, self.tree)
-            if self.channel.size > 1 or self.tree is not None:
+            if bucket.channel.size > 1 or self.tree is not None:
                 self._launch(bucket, arrays)
 
     def _launch(self, bucket: Bucket, arrays: list[Array]) -> None:
         began = time.perf_counter()
         with self.mover.lock if self.mover is not None else nullcontext():    # a work that ends uses the channel's buffers too
-            work = self.start(arrays, bucket.name)
+            work = self.start(arrays, bucket.name, bucket.channel)
             if work is None:                                # one rank that holds the whole tree
                 return
             self.timeline.started(bucket.index, work, began)
@@ -207,11 +211,11 @@ class GradientReducer:
         if self.mover is not None:
             self.mover.hand_over(work)
 
-    def start(self, arrays: Sequence[Array], name: str) -> Work | None:
+    def start(self, arrays: Sequence[Array], name: str, channel: Channel | None = None) -> Work | None:
         """Begins to add up what the ranks hold, their sums or (with a `tree`) nodes; None where nobody else holds any."""
         if self.tree is not None:
-            return self.tree.start(self.channel, arrays, name)
-        return self.channel.start_allreduce(arrays[0], name)
+            return self.tree.start(channel or self.channel, arrays, name)
+        return (channel or self.channel).start_allreduce(arrays[0], name)
 
     def _own_sum(self, bucket: Bucket) -> list[Array]:
         """Folds what is left on the stack into arena 0: what is sent."""

@@ -41,7 +41,7 @@ from mpitrain.train.manifest import Checkpoint
 from mpitrain.train.offload import offloaded
 from mpitrain.train.profile import ObservedLoader
 from mpitrain.train.record import Recorder
-from mpitrain.train.refusals import refuse_cut, refuse_one_copy
+from mpitrain.train.refusals import refuse_cut, refuse_one_copy, refuse_uneven_experts, refuse_with_experts
 from mpitrain.train.run_folder import RunFolder
 from mpitrain.train.sharding import memory_text, open_sharding
 from mpitrain.train.state import State
@@ -163,15 +163,18 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     o = options
     refuse_one_copy(o)
     refuse_cut(o, mesh)
+    refuse_with_experts(o, mesh)
     anywhere = layout.is_asked_for(o.reproducible)
     if anywhere:
         layout.refuse_options(o.micro_batches, o.algorithm, o.wire)
-        layout.refuse_mesh(mesh.size("tp"), mesh.size("cp"))
+        layout.refuse_mesh(mesh.size)
         layout.refuse_threads()
     control = mesh.channel(mesh.axes, "control")
     asked = o.micro_batches or default_micro_batches(mesh.size("pp"), mesh.n_places, o.chunks)
     n_micro = count_micro_batches(asked, o.batch_size, mesh.n_places)
     sampler = Sampler(inputs.train_rows, o.batch_size, seed=o.seed, drop_last=o.drop_last)
+    fewest = sampler.size(sampler.steps_per_epoch - 1)
+    refuse_uneven_experts(mesh, n_micro, fewest)
     plan = make_plan(o, sampler)
     device = select_device(o.device, local_rank(control))
     precision.refuse(o.precision, device)
@@ -188,7 +191,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         held.choices |= stages.choices
     stage, loss = held.stage, held.loss(loss)
     schedule = held.schedule(o.schedule, n_micro)
-    sharding = open_sharding(o, mesh, stage, schedule, n_micro, sampler.size(sampler.steps_per_epoch - 1))
+    sharding = open_sharding(o, mesh, stage, schedule, n_micro, fewest)
     exchange = Exchange(mesh, algorithm=o.algorithm, wire=o.wire, node_shared=o.node_shared, on_host=device.name == "cpu",
                         sharding=sharding)
     sharding = exchange.sharding
@@ -225,7 +228,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     read, n_chunks = inputs.chunks(n_classes)
     evaluator = Evaluator(inference, loss, read, n_chunks, control, place=place, n_places=n_places,
                           counts=held.counts, classes=held.classes,
-                          in_step=sharding is not None and sharding.cuts_parameters) if n_chunks else None
+                          in_step=held.in_step or (sharding is not None and sharding.cuts_parameters)) if n_chunks else None
     trainer = Trainer(pipeline=pipeline, update=update, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       recorder=Recorder(None, rank=control.rank, quiet=o.quiet), tuning=make_tuning(o, reducer, control, mesh))
     trainer.notes += exchange.notes + held.notes

@@ -7,6 +7,7 @@ a step works on one micro-batch, or on sums that all ranks hold already; what do
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -41,14 +42,19 @@ def refuse_options(micro_batches: int, algorithm: Any, wire: str = "float32") ->
         raise ConfigError(f'{MODE} rounds nothing on its way between ranks, found comm.wire_dtype = "{wire}"; leave it "float32"')
 
 
-def refuse_mesh(tp: int, cp: int) -> None:
-    """ConfigError where layers or samples are cut over ranks: sums over inputs or positions are then made in parts."""
-    if tp > 1:
-        raise ConfigError(f"{MODE} cannot have mesh.tp = {tp}: ranks that share a layer add up parts of its products, which one "
-                          "rank adds in another order; set mesh.tp = 1 and use mesh.pp or mesh.dp")
-    if cp > 1:
-        raise ConfigError(f"{MODE} cannot have mesh.cp = {cp}: ranks that share samples add up parts of the gradients and of "
-                          "attention, which one rank adds in another order; set mesh.cp = 1 and use mesh.pp or mesh.dp")
+WHY_NOT = {
+    "tp": "ranks that share a layer add up parts of its products, which one rank adds in another order",
+    "cp": "ranks that share samples add up parts of the gradients and of attention, which one rank adds in another order",
+    "ep": "a gradient of an expert adds up rows of several ranks' micro-batches, which one rank adds one micro-batch after the "
+          "other"}
+
+
+def refuse_mesh(sizes: Callable[[str], int]) -> None:
+    """ConfigError for axes (`sizes` gives their lengths) along which sums that one rank makes are made in parts."""
+    for axis, reason in WHY_NOT.items():
+        if sizes(axis) > 1:
+            raise ConfigError(f"{MODE} cannot have mesh.{axis} = {sizes(axis)}: {reason}; set mesh.{axis} = 1 and use mesh.pp or "
+                              "mesh.dp")
 
 
 def refuse_model(model: Module, device: Device) -> None:

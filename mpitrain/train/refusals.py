@@ -5,16 +5,41 @@ from __future__ import annotations
 from typing import Any
 
 from mpitrain.comm.mesh import Mesh
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, MeshError
 
 
 def refuse_cut(o: Any, mesh: Mesh) -> None:
     """Raises ConfigError for what cannot be had where no rank has the whole model."""
-    if mesh.size("pp") * mesh.size("tp") == 1:
+    if not mesh.cuts_model:
         return
     if o.tune_buckets:
         raise ConfigError(f'comm.bucket_mb = "auto" is for models that no rank has a part of only, found the mesh {mesh}; set '
                           "comm.bucket_mb to a number")
+
+
+def refuse_uneven_experts(mesh: Mesh, n_micro: int, fewest: int) -> None:
+    """Raises where ranks that share experts would run them unequally often; `fewest` rows has the smallest global batch."""
+    if mesh.size("ep") == 1:
+        return
+    n, what = mesh.n_places, f"mesh.ep = {mesh.size('ep')} sends rows to the experts of other ranks in each micro-batch"
+    if n_micro % n:
+        fits = max(n, n_micro - n_micro % n)
+        raise MeshError(f"{what}, so all ranks need as many: found {n_micro} micro-batches for {n} data-parallel ranks; set "
+                        f"train.micro_batches to {fits} or {n_micro + -n_micro % n}")
+    if fewest < n_micro:
+        raise ConfigError(f"{what}, so each needs a row, and an epoch ends with a batch of {fewest} rows for {n_micro} "
+                          "micro-batches; set data.drop_last = true, or fewer train.micro_batches")
+
+
+def refuse_with_experts(o: Any, mesh: Mesh) -> None:
+    """ConfigError for what is not there where ranks share experts."""
+    n = mesh.size("ep")
+    if n > 1 and o.sharding != "none":
+        raise ConfigError(f'comm.sharding = "{o.sharding}" cuts states over all data-parallel ranks, and mesh.ep = {n} gives '
+                          'them different experts; set comm.sharding = "none", or mesh.ep = 1')
+    if n > 1 and o.node_shared:
+        raise ConfigError(f"comm.node_shared = true sums all gradients over the same ranks, and with mesh.ep = {n} those of "
+                          "experts go over others; set comm.node_shared = false, or mesh.ep = 1")
 
 
 def refuse_one_copy(o: Any) -> None:

@@ -63,7 +63,8 @@ def open_session(config: Config, cleanup: ExitStack) -> Session:
     look = before_mpi(lambda: look_at_files(config))
     world = start()
     with guard.symmetric():
-        mesh = Mesh(world.comm, pp=config.mesh.pp, dp=config.mesh.dp, cp=config.mesh.cp, tp=config.mesh.tp)
+        mesh = Mesh(world.comm, pp=config.mesh.pp, dp=config.mesh.dp, ep=config.mesh.ep, cp=config.mesh.cp,
+                     tp=config.mesh.tp)
     cleanup.push(lambda kind, error, trace: mesh.close() if kind is None else None)     # collective: not where a rank failed
     control = mesh.channel(mesh.axes, "start-up")
     places = [Place(*found) for found in control.gather_objects(threads.place())]
@@ -160,7 +161,7 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
         peak = peak_memory(session.control)
         job.trainer.recorder.message("most memory of a rank: " + ", ".join(f"{name} {mb:,.0f} MiB" for name, mb in peak.items()))
         if job.state.is_cut:
-            job.held.replicas.agree(job.state.own_sha256(), "the final parameters of their part")
+            job.held.copies.agree(job.state.own_sha256(), "the final parameters of their part")
         hashes = job.state.hashes()
         session.control.agree(hashes, "the final parameters")
         record = about | hashes | {"choices": job.trainer.tuning.choices, "status": "done", "steps": job.plan.steps,
@@ -269,7 +270,7 @@ def evaluate(config: Config, source: Path, *, quiet: bool = False) -> int:
                 raise UsageError("this run has no validation data; give some: data.validation=PATH")
         metrics = Evaluator(inference, loss, read, n_chunks, session.control, place=session.mesh.place,
                             n_places=session.mesh.n_places, counts=held.counts, classes=held.classes,
-                            in_step=sharding is not None).run()
+                            in_step=sharding is not None or held.in_step).run()
         if session.world.rank == 0:
             print(json.dumps({"step": found.step, "split": "validation", **metrics}), flush=True)
     return 0

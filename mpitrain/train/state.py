@@ -9,7 +9,7 @@ import numpy as np
 
 from mpitrain.backend import Array, array_module, asnumpy
 from mpitrain.comm.channel import Channel
-from mpitrain.comm.mesh import REPLICAS, Mesh
+from mpitrain.comm.mesh import COPIES, Mesh
 from mpitrain.data import Transforms
 from mpitrain.errors import NumericsError
 from mpitrain.nn import Module
@@ -49,7 +49,7 @@ class State:
     @property
     def is_cut(self) -> bool:
         """Whether this rank has a part of the model only."""
-        return self.mesh is not None and (self.mesh.size("pp") * self.mesh.size("tp") > 1 or self._has_slices)
+        return self.mesh is not None and (self.mesh.cuts_model or self._has_slices)
 
     def own_sha256(self) -> str:
         """The hash of the parameters and buffers of this rank, equal on ranks that have the same part; "" of slices, which no
@@ -73,7 +73,7 @@ class State:
         """What this rank writes, on the host: of what several ranks have, the first one's."""
         found = []
         for stored, leaf, array, first in self._leaves():
-            without = ("pp",) if first is None else ("pp", *REPLICAS)
+            without = ("pp",) if first is None else ("pp", *COPIES)
             if self.mesh is None or is_first(leaf, self.mesh, without=without):
                 found += [Piece(stored, view, leaf.global_shape, start) for view, start in boxes(leaf, asnumpy(array), first)]
         if self.mesh is None or self.mesh.rank == 0:
@@ -165,7 +165,7 @@ class State:
         if mesh is None or control is None or not self.is_cut:
             return total_sha256(array_line(name, asnumpy(array)) for name, (_, array, _) in held.items())
         own = {name: found for name, found in held.items()
-               if is_first(found[0], mesh, without=("pp",) if found[2] is None else ("pp", *REPLICAS))}
+               if is_first(found[0], mesh, without=("pp",) if found[2] is None else ("pp", *COPIES))}
         is_whole = {name: first is None and leaf.shape == leaf.global_shape for name, (leaf, _, first) in own.items()}
         lines = [array_line(name, asnumpy(own[name][1])) for name in own if is_whole[name]]
         everyone = control.gather_objects([lines, sorted(name for name in own if not is_whole[name])])

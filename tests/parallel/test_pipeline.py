@@ -77,3 +77,32 @@ def test_the_first_bad_layer_is_named_also_below_a_recorded_sum_over_ranks():
     with np.errstate(all="ignore"), pytest.raises(NumericsError, match=r'the layer "blow" \(Blow\)'):
         run([], model=model)
     assert len(calls) == 1 and model["norm"].reduce == calls.append        # not while looking for the layer
+
+
+@pytest.mark.parametrize("cuts", [[], [3], [1, 4, 6]])
+def test_the_balance_of_experts_is_a_mean_over_the_rows_of_all_micro_batches(cuts):
+    """The gradient is that of (mean loss) + weight * (mean over rows of each micro-batch's balance): against differences of that.
+
+    Rows whose label is ignored count for the balance, and not for the loss.
+    """
+    def model():
+        return nn.Sequential(("a", nn.Linear(6, 6)), ("experts", nn.MixtureOfExperts(6, 8, 3, balance=0.4, normalised=False)),
+                             ("b", nn.Linear(6, 3)))
+
+    made = model()
+    _, grads = run(cuts, ignore=1, model=made)
+    way = {name: RNG.standard_normal(grad.shape) for name, grad in grads.items()}
+
+    def objective(distance):
+        moved = model()
+        moved.initialize(seed=2, dtype="float64")
+        for name, p in moved.named_parameters():
+            p.array += distance * way[name]
+        total, balance, bounds = 0.0, 0.0, [0, *cuts, len(X)]
+        for a, b in zip(bounds, bounds[1:]):
+            total += float(nn.LOSSES["cross_entropy"](ignore_index=1)(moved(X[a:b]), Y[a:b]))
+            balance += moved["experts"].take_tally()[0]
+        return total / (Y != 1).sum() + 0.4 * balance / len(X)
+
+    slope = (objective(1e-6) - objective(-1e-6)) / 2e-6
+    assert sum((grads[name] * way[name]).sum() for name in grads) == pytest.approx(slope, rel=1e-6)

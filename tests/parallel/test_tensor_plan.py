@@ -131,7 +131,7 @@ class Ranks:
 
 def test_what_does_not_go_with_layers_on_several_ranks_is_said_in_one_line():
     for make, message in (
-            (lambda: layout.refuse_mesh(2),
+            (lambda: layout.refuse_mesh(Ranks().size),
              'train.reproducible = "layout" cannot have mesh.tp = 2: ranks that share a layer add up parts of its products, '
              "which one rank adds in another order; set mesh.tp = 1"),
             (lambda: CutLoss(nn.LOSSES["mse"](), None, 0, 4, "head"),
@@ -147,4 +147,4 @@ def test_what_does_not_go_with_layers_on_several_ranks_is_said_in_one_line():
         with pytest.raises(ConfigError) as caught:
             make()
         assert message in caught.value.message
-    layout.refuse_mesh(1)
+    layout.refuse_mesh(Ranks("dp").size)

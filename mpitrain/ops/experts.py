@@ -1,0 +1,231 @@
+# mypy: disable-error-code="no-any-return"
+# (Function.apply gives one tensor, or a tuple of them.)
+"""What a mixture of experts consists of: a choice for each row, rows to their experts' places and back, products by expert.
+
+Letters: `T` rows, `D` width, `E` experts, `K` choices of each row, `C` places of each expert, `I` inputs, `O` outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from mpitrain.autograd import Context, Function, Tensor, batch_share
+from mpitrain.backend import Array
+from mpitrain.errors import ShapeError
+from mpitrain.kernels import experts as kernels
+from mpitrain.kernels.pointwise import ACTIVATIONS, Activation
+from mpitrain.kernels.product import product
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where the rows of one batch go; see `kernels.experts` for slots (K, T) and sources (E C,). No gradient."""
+
+    chosen: Array                            # (T, K), first choices first
+    counts: Array                            # (E,): how often each expert was chosen, whether there was a place or not
+    slots: Array
+    sources: Array
+    capacity: int
+
+    @cached_property
+    def tokens(self) -> Array:
+        """(E C,): the row that is at each place, -1 where nobody is."""
+        rows = self.slots.shape[1]
+        return self.sources % rows - (self.sources < 0) * rows          # -1 % rows is rows - 1
+
+    @property
+    def assigned(self) -> int:
+        """How many choices there are, dropped ones among them."""
+        return int(self.slots.size)
+
+
+def capacity_of(rows: int, experts: int, top_k: int, factor: float) -> int:
+    """C: the places of an expert for a batch of so many rows; `factor` times what it would take if choices were even."""
+    return min(rows, math.ceil(factor * top_k * rows / experts))
+
+
+def route(scores: Any, top_k: int, capacity: int) -> Route:
+    """The `top_k` experts of largest score (T, E) for each row, and a place there for as many as fit."""
+    array = scores.array if isinstance(scores, Tensor) else scores
+    if array.ndim != 2 or not 1 <= top_k <= array.shape[1] or capacity < 1 or not len(array):
+        raise ShapeError(f"route: scores of shape {tuple(array.shape)}, {top_k} choices and {capacity} places; wants (rows, "
+                         "experts), a row at least, 1 to experts choices, and a place at least")
+    chosen = kernels.largest(array, top_k)
+    slots, sources, counts = kernels.places(chosen, array.shape[1], capacity)
+    return Route(chosen, counts, slots, sources, capacity)
+
+
+class Gates(Function):
+    """The scores of the chosen experts, (K, T); normalised: those of a row add up to 1."""
+
+    @staticmethod
+    def forward(ctx: Context, scores: Array, *, chosen: Array, normalised: bool) -> Array:
+        rows = ctx.xp.arange(len(chosen))
+        gates = ctx.xp.stack([scores[rows, column] for column in chosen.T])
+        total = gates.sum(axis=0) if normalised else None
+        if total is not None:
+            gates /= total
+        ctx.save(gates)
+        ctx.total, ctx.chosen, ctx.shape = total, chosen, scores.shape
+        return gates
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        gates, = ctx.saved
+        if ctx.total is not None:
+            grad = (grad - (grad * gates).sum(axis=0)) / ctx.total
+        by_scores, rows = ctx.xp.zeros(ctx.shape, grad.dtype), ctx.xp.arange(len(ctx.chosen))
+        for k, column in enumerate(ctx.chosen.T):             # a row's choices differ: nothing is written twice
+            by_scores[rows, column] = grad[k]
+        return by_scores
+
+
+class Balance(Function):
+    """The scores as they are; backward adds the gradient of the balance, a term of the loss that has no other way back."""
+
+    views = True
+
+    @staticmethod
+    def forward(ctx: Context, scores: Array, *, counts: Array, weight: float) -> Array:
+        ctx.counts, ctx.weight = counts, weight
+        return scores
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        rows, experts = grad.shape
+        assigned = ctx.counts.sum()
+        return grad + (ctx.counts * (ctx.weight * batch_share() * experts / rows) / assigned).astype(grad.dtype)
+
+
+class Dispatch(Function):
+    """Rows (T, D) at their experts' places (E, C, D), zeros at those that nobody has."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, to: Route) -> Array:
+        if x.ndim != 2 or len(x) != to.slots.shape[1]:
+            raise ShapeError(f"dispatch: rows of shape {x.shape} for a route of {to.slots.shape[1]} rows")
+        ctx.to = to
+        return kernels.rows_at(x, to.tokens).reshape(-1, to.capacity, x.shape[1])
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        return kernels.add_rows(grad.reshape(-1, grad.shape[2]), ctx.to.slots)
+
+
+class Combine(Function):
+    """The rows at places (E, C, D) back where they came from, (T, D): a row's choices, times their gates (K, T), added up."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, gates: Array, *, to: Route) -> Array:
+        if x.ndim != 3 or x.shape[:2] != (len(to.counts), to.capacity) or gates.shape != to.slots.shape:
+            raise ShapeError(f"combine: places of shape {x.shape} and gates of shape {gates.shape} for a route to "
+                             f"({len(to.counts)}, {to.capacity}) places, with gates {to.slots.shape}")
+        ctx.save(x, gates)
+        ctx.to = to
+        return kernels.add_rows(x.reshape(-1, x.shape[2]), to.slots, gates)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
+        x, gates = ctx.saved
+        to, by_x, by_gates = ctx.to, None, None
+        if ctx.needs[0]:
+            factors = gates.reshape(-1)[ctx.xp.maximum(to.sources, 0)]
+            by_x = kernels.rows_at(grad, to.tokens)
+            by_x *= factors[:, None]
+            by_x = by_x.reshape(x.shape)
+        if ctx.needs[1]:
+            by_gates = kernels.dot_rows(x.reshape(-1, x.shape[2]), to.slots, grad)
+        return by_x, by_gates
+
+
+class ExpertLinear(Function):
+    """a(x_e W_e' + b_e) for each expert e, gradients written where they will be sent from: `ops.linear`, many times.
+
+    Products are made one by one: each is large, and ours have the same bits however many rows there are.
+    """
+
+    floats = 4
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, weight: Array, bias: Array | None, *, activation: Activation | None,
+                operands: str) -> Array:
+        if x.ndim != 3 or weight.ndim != 3 or len(x) != len(weight) or x.shape[2] != weight.shape[2]:
+            raise ShapeError(f"expert_linear: an input of shape {x.shape} does not fit a weight of shape {weight.shape} "
+                             "(experts, outputs, inputs)")
+        if bias is not None and bias.shape != weight.shape[:2]:
+            raise ShapeError(f"expert_linear: a bias of shape {bias.shape} does not fit a weight of shape {weight.shape}")
+        result = ctx.xp.empty((*x.shape[:2], weight.shape[1]), x.dtype)
+        for e in range(len(x)):
+            product(x[e], weight[e].T, None if bias is None else bias[e], out=result[e], operands=operands)
+        ctx.activation, ctx.operands, ctx.before, kept = activation, operands, None, None
+        if activation is not None:
+            result, kept = activation.forward(result, ours=True, training=True in ctx.needs)
+        ctx.save(x, weight, *(() if kept is None else (kept,)))
+        return result
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
+        x, weight, *kept = ctx.saved
+        if ctx.before is None:                                # the second half of a split backward finds it made
+            ctx.before = ctx.activation.gradient(kept[0], grad, None) if kept else ctx.xp.ascontiguousarray(grad)
+        grad = ctx.before
+        by_x = ctx.xp.empty_like(x) if ctx.needs[0] else None
+        by_weight = _room(ctx, 1, weight) if ctx.needs[1] else None
+        for e in range(len(x)):
+            if by_x is not None:
+                product(grad[e], weight[e], out=by_x[e], operands=ctx.operands)
+            if by_weight is not None:
+                product(grad[e].T, x[e], out=by_weight[e], operands=ctx.operands)
+        by_bias = ctx.xp.sum(grad, axis=1, out=ctx.out(2)) if ctx.needs[2] else None
+        return by_x, by_weight, by_bias
+
+
+def _room(ctx: Context, place: int, like: Array) -> Array:
+    """Memory for the gradient of an input: where it will be sent from, if that is free."""
+    given = ctx.out(place)
+    return ctx.xp.empty(like.shape, like.dtype) if given is None else given
+
+
+def gates(scores: Any, to: Route, *, normalised: bool) -> Tensor:
+    """The scores (T, E) of each row's choices, (K, T), divided by their sum where `normalised`."""
+    return Gates.apply(scores, chosen=to.chosen, normalised=normalised)
+
+
+def balance(scores: Any, to: Route, weight: float) -> Tensor:
+    """The scores, unchanged; with a gradient that evens out how often experts are chosen.
+
+    It is that of `weight` * E * sum over i of f_i P_i, where f_i is the share of choices that expert i has and P_i its mean score
+    (Fedus et al. 2021, equation 4), times `autograd.batch_share()`: so the loss has the mean over the global batch of this term.
+    """
+    return Balance.apply(scores, counts=to.counts, weight=weight)
+
+
+def balance_value(scores: Any, to: Route) -> Array:
+    """E * sum over i of f_i P_i, a 0-d array: 1 where choices and scores are even, E where one expert has all."""
+    array = scores.array if isinstance(scores, Tensor) else scores
+    shares = to.counts / to.counts.sum()
+    return (shares * array.mean(axis=0)).sum() * len(to.counts)
+
+
+def dispatch(x: Any, to: Route) -> Tensor:
+    """Rows (T, D) at their experts' places: (E, C, D), zeros at those that nobody has."""
+    return Dispatch.apply(x, to=to)
+
+
+def combine(x: Any, gates: Any, to: Route) -> Tensor:
+    """What is at places (E, C, D) back in the order of rows, (T, D), weighted by gates (K, T); zeros for rows without a place."""
+    return Combine.apply(x, gates, to=to)
+
+
+def expert_linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None) -> Tensor:
+    """``activation(x[e] @ weight[e].T + bias[e])`` for each expert e of x (E, C, I), weight (E, O, I), bias (E, O).
+
+    `activation` is None or one of FUSED_ACTIVATIONS.
+    """
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ShapeError(f'expert_linear: activation is None or one of {", ".join(sorted(ACTIVATIONS))}, not "{activation}"')
+    return ExpertLinear.apply(x, weight, bias, activation=None if activation is None else ACTIVATIONS[activation],
+                              operands=weight.operands if isinstance(weight, Tensor) else "")
