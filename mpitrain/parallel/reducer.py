@@ -95,7 +95,7 @@ class GradientReducer:
         for bucket in self.buckets:
             turn = self._turns[bisect_right(begins, self._place[bucket.segments[0].name]) - 1]
             turn.buckets.append(bucket)
-            bucket.turn, bucket.channel = turn, self._apart[self._place[bucket.segments[0].name]] or self.channel
+            bucket.turn, bucket.apart = turn, self._apart[self._place[bucket.segments[0].name]]
             for segment in bucket.segments:
                 segment.parameter.grad_hooks.append(partial(self._is_final, bucket))
 
@@ -197,13 +197,13 @@ class GradientReducer:
             if bucket.turn.last:
                 self._push(bucket)
             arrays = self._own_sum(bucket) if self.tree is None else self._own_nodes(bucket, self.tree)
-            if bucket.channel.size > 1 or self.tree is not None:
+            if (bucket.apart or self.channel).size > 1 or self.tree is not None:
                 self._launch(bucket, arrays)
 
     def _launch(self, bucket: Bucket, arrays: list[Array]) -> None:
         began = time.perf_counter()
         with self.mover.lock if self.mover is not None else nullcontext():    # a work that ends uses the channel's buffers too
-            work = self.start(arrays, bucket.name, bucket.channel)
+            work = self.start(arrays, bucket.name, bucket.apart)
             if work is None:                                # one rank that holds the whole tree
                 return
             self.timeline.started(bucket.index, work, began)
@@ -211,11 +211,11 @@ class GradientReducer:
         if self.mover is not None:
             self.mover.hand_over(work)
 
-    def start(self, arrays: Sequence[Array], name: str, channel: Channel | None = None) -> Work | None:
+    def start(self, arrays: Sequence[Array], name: str, apart: Channel | None = None) -> Work | None:
         """Begins to add up what the ranks hold, their sums or (with a `tree`) nodes; None where nobody else holds any."""
         if self.tree is not None:
-            return self.tree.start(channel or self.channel, arrays, name)
-        return (channel or self.channel).start_allreduce(arrays[0], name)
+            return self.tree.start(apart or self.channel, arrays, name)
+        return (apart or self.channel).start_allreduce(arrays[0], name)
 
     def _own_sum(self, bucket: Bucket) -> list[Array]:
         """Folds what is left on the stack into arena 0: what is sent."""
