@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import math
 import tomllib
 import types
 import typing
@@ -256,6 +257,15 @@ def _show(value: Any) -> str:
     return f"{json.dumps(value, default=str)} ({_name(type(value))})"
 
 
+def _is_finite(value: Any) -> bool:
+    """Whether no number in a value, or in the lists and tables of it, is NaN or infinite: checkpoints could not hold that."""
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
 def _written(value: float | str) -> str:
     """A value as somebody wrote it: 0 for the 0.0 that it became."""
     return _toml(value).removesuffix(".0")
@@ -319,6 +329,11 @@ def _check(config: Config, source: Path, overridden: set[str]) -> None:
     if t.precision == "bfloat16" and t.threads > 1:
         refuse(f'train.precision = "bfloat16" computes on one thread a rank, found train.threads = {t.threads}; set it to 0 or 1 '
                "and start a rank per core", "train.precision", "train.threads")
+    for section in SECTIONS:
+        values = dataclasses.asdict(getattr(config, section))
+        for key, value in (values | values.pop("arguments", {})).items():
+            if not _is_finite(value):
+                refuse(f"{section}.{key} must be finite, found {_toml(value)}", f"{section}.{key}")
     if isinstance(config.mesh.stages, str) and config.mesh.stages not in ("blocks", "time"):
         refuse(f'mesh.stages = "{config.mesh.stages}" is not there{nearest(config.mesh.stages, ("blocks", "time"))}; or give the '
                "number of blocks of each stage", "mesh.stages")

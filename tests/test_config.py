@@ -83,6 +83,8 @@ def test_what_is_written_back_reads_as_the_same(tmp_path, text):
     ("steps=3", "an override is section.key=value"),
     ("optimizer.lr=fast", "optimizer.lr must be a number"),
     ("optimizer.lr=nan", "optimizer.lr must be a finite number"),
+    ("optimizer.eps=inf", "optimizer.eps must be finite, found inf"),
+    ("model.limits=[1.0, [inf]]", "model.limits must be finite, found [1.0, [inf]]"),
     ("optimizer.lr=-1", "optimizer.lr must be a finite number, 0 or more, found -1"),
     ("optimizer.lr=-0.25", "optimizer.lr must be a finite number, 0 or more, found -0.25"),
     ("train.cached_mb=-1", "train.cached_mb must be a finite number, 0 or more, found -1"),

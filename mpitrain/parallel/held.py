@@ -67,7 +67,7 @@ class Held:
 
     def schedule(self, asked: Any, n_micro: int) -> Schedule:
         """The pipeline schedule that is asked for, by name or as a function, proved for what ranks have of micro-batches."""
-        found: Schedule = asked if callable(asked) else SCHEDULES.resolve(asked)
+        found: Schedule = SCHEDULES.resolve(asked) if isinstance(asked, str) else asked
         name, n = asked if isinstance(asked, str) else str(getattr(asked, "__name__", asked)), self.mesh.n_places
         for count in sorted({stop - first for first, stop in (share(rank, n, n_micro) for rank in range(n))}):
             prove(found, name, n_stages=self.stage.n_stages, n_micro=count, chunks=len(self.stage.chunks))

@@ -170,8 +170,8 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         layout.refuse_mesh(mesh.size)
         layout.refuse_threads()
     control = mesh.channel(mesh.axes, "control")
-    asked = o.micro_batches or default_micro_batches(mesh.size("pp"), mesh.n_places, o.chunks)
-    n_micro = count_micro_batches(asked, o.batch_size, mesh.n_places)
+    n_micro = count_micro_batches(o.micro_batches, o.batch_size, mesh.size("pp"), mesh.n_places, o.chunks,
+                                  each=control.size // mesh.n_places)
     sampler = Sampler(inputs.train_rows, o.batch_size, seed=o.seed, drop_last=o.drop_last)
     fewest = sampler.size(sampler.steps_per_epoch - 1)
     refuse_uneven_experts(mesh, n_micro, fewest)
@@ -248,11 +248,6 @@ def allocate(stage: Stage, device: Device, o: Options, exchange: Exchange, shard
     return layout_of_all, sharding.shards
 
 
-def default_micro_batches(n_stages: int, n_ranks: int, chunks: int) -> int:
-    """M where nobody says: one per data-parallel rank, times what keeps a pipeline's stages busy most of the time."""
-    return n_ranks * (1 if n_stages == 1 else 4 * n_stages * chunks)
-
-
 def make_tuning(o: Options, reducer: GradientReducer, control: Channel, mesh: Mesh) -> Tuning:
     """What the first steps choose. Raises ConfigError where a progress thread is asked for and cannot be had."""
     if o.progress not in POLICIES:
@@ -273,15 +268,21 @@ def local_rank(channel: Channel) -> int:
     return hosts[:channel.rank].count(hosts[channel.rank])
 
 
-def count_micro_batches(asked: int, batch_size: int, n_ranks: int) -> int:
-    """M: what was asked for, or one per data-parallel rank. Raises MeshError where a rank would have none."""
-    n_micro = asked or n_ranks
+def count_micro_batches(asked: int, batch_size: int, n_stages: int, n_ranks: int, chunks: int = 1, *, each: int = 1) -> int:
+    """M: what was asked for, or one per data-parallel rank, times what keeps a pipeline's stages busy most of the time.
+
+    `each` ranks have a copy of the model together. Raises MeshError where one of the `n_ranks` copies, or a micro-batch, would
+    have none.
+    """
+    usual = n_ranks * (1 if n_stages == 1 else 4 * n_stages * chunks)
+    n_micro = asked or min(usual, max(n_ranks, batch_size // n_ranks * n_ranks))
     if n_micro < n_ranks:
         raise MeshError(f"{n_ranks} data-parallel ranks share {n_micro} micro-batches, so some would have none; "
-                        f"set train.micro_batches to {n_ranks} or more, or run with -n {n_micro}")
+                        f"set train.micro_batches to {n_ranks} or more, or run with -n {n_micro * each}")
     if n_micro > batch_size:
+        fewer = f"train.micro_batches to {batch_size} or less" if batch_size >= n_ranks else f"run with -n {batch_size * each}"
         raise MeshError(f"{n_micro} micro-batches of a global batch of {batch_size} samples; "
-                        f"set train.batch_size to {n_micro} or more, or run with -n {batch_size}")
+                        f"set train.batch_size to {n_micro} or more, or {fewer}")
     return n_micro
 
 

@@ -25,7 +25,7 @@ from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline_check import actions_of, find_schedule
 from mpitrain.schedules.pipeline_draw import describe
 from mpitrain.train import checkpoint
-from mpitrain.train.assembly import count_micro_batches, default_micro_batches
+from mpitrain.train.assembly import count_micro_batches
 from mpitrain.train.build import bucket_bytes, checkpoint_folder, make_model, make_optimizer
 from mpitrain.train.hashes import array_sha256
 from mpitrain.train.manifest import MANIFEST, Checkpoint, load
@@ -53,8 +53,7 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     lengths = fit(ranks, pp=config.mesh.pp, dp=config.mesh.dp, cp=config.mesh.cp, tp=config.mesh.tp)
     pp, dp, cp, tp = (lengths[axis] for axis in ("pp", "dp", "cp", "tp"))
     chunks = config.mesh.chunks
-    asked = config.train.micro_batches or default_micro_batches(pp, dp, chunks)
-    n_micro = count_micro_batches(asked, config.train.batch_size, dp)
+    n_micro = count_micro_batches(config.train.micro_batches, config.train.batch_size, pp, dp, chunks, each=pp * tp)
     yield f"{config.run.name}: model {config.model.name}, {model.count_parameters():,} parameters"
     yield f"mesh {describe_mesh(lengths)}, {ranks} rank{'s' if ranks > 1 else ''}"
     if cp > 1:

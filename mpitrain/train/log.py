@@ -39,7 +39,7 @@ class Metrics:
         """Add a line. On StorageError (a full disk) the file still ends with the line before."""
         if self._fd is None or self.path is None:
             return
-        line = (json.dumps({name: _plain(value) for name, value in values.items()}, allow_nan=False) + "\n").encode()
+        line = (json.dumps(plain_values(values), allow_nan=False) + "\n").encode()
         try:
             write_fully(self._fd, memoryview(line), self._end)
         except OSError as error:
@@ -62,11 +62,10 @@ class Metrics:
             self._fd = None
 
 
-def _plain(value: Any) -> Any:
-    """A NumPy scalar as Python's number; NaN and the infinities as None."""
-    if hasattr(value, "item"):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What JSON can hold: NumPy scalars as Python's numbers; NaN and the infinities as None."""
+    numbers = {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
+    return {name: None if isinstance(n, float) and not math.isfinite(n) else n for name, n in numbers.items()}
 
 
 class Progress:

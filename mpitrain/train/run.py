@@ -32,6 +32,7 @@ from mpitrain.train.assembly import Job, local_rank
 from mpitrain.train.build import bucket_bytes, build, checkpoint_folder, make_loss, make_model
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.inputs import Inputs, describe_files, open_inputs
+from mpitrain.train.log import plain_values
 from mpitrain.train.profile import Profile, trace_text
 from mpitrain.train.record import Recorder, find_tensorboard
 from mpitrain.train.run_folder import RunFolder
@@ -165,7 +166,7 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
         hashes = job.state.hashes()
         session.control.agree(hashes, "the final parameters")
         record = about | hashes | {"choices": job.trainer.tuning.choices, "status": "done", "steps": job.plan.steps,
-                                   "seconds": round(time.time() - began, 3), "metrics": metrics, "peak_mb": peak}
+                                   "seconds": round(time.time() - began, 3), "metrics": plain_values(metrics), "peak_mb": peak}
         on_first(session.control, lambda: folder.write_json(folder.run_json, record))
     return 0
 
@@ -272,7 +273,7 @@ def evaluate(config: Config, source: Path, *, quiet: bool = False) -> int:
                             n_places=session.mesh.n_places, counts=held.counts, classes=held.classes,
                             in_step=sharding is not None or held.in_step).run()
         if session.world.rank == 0:
-            print(json.dumps({"step": found.step, "split": "validation", **metrics}), flush=True)
+            print(json.dumps({"step": found.step, "split": "validation", **plain_values(metrics)}), flush=True)
     return 0
 
 

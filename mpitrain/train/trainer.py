@@ -143,16 +143,17 @@ class Trainer:
             self.checkpoint(done)
 
     def evaluate(self, done: int) -> bool:
-        """Writes the validation metrics down; whether their loss is the lowest so far."""
+        """Writes the validation metrics down; whether their loss is the lowest so far, which NaN and infinity never are."""
         assert self.evaluator is not None
         began = time.perf_counter()
         with self.span("evaluation", f"evaluation at step {done}"):
             self.metrics = self.evaluator.run()
         self.recorder.evaluation(done, self.metrics, time.perf_counter() - began)
         self.evaluated = True
-        improved = self.best is None or self.metrics["loss"] < self.best[0]
+        loss = self.metrics["loss"]
+        improved = math.isfinite(loss) and (self.best is None or loss < self.best[0])
         if improved:
-            self.best = (self.metrics["loss"], done)
+            self.best = (loss, done)
         return improved
 
     def checkpoint(self, done: int) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from itertools import combinations
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from mpitrain import nn
 from mpitrain.errors import ConfigError, MeshError
+from mpitrain.parallel.held import Held
 from mpitrain.parallel.stages import balanced, cut, find_bounds
 
 
@@ -25,6 +28,13 @@ def test_every_block_is_on_one_stage_in_order_and_parameters_keep_their_names() 
         names = [name for stage in held for name, _ in stage.model.named_parameters()]
         assert sorted(names) == sorted(name for name, _ in whole.named_parameters())
         assert [stage.is_last for stage in held] == [False] * (n_stages - 1) + [True]
+
+
+def test_a_schedule_that_is_no_function_is_refused_in_one_line() -> None:
+    mesh: Any = SimpleNamespace(size=lambda axis: 1)
+    nobody: Any = None
+    with pytest.raises(ConfigError, match=r"must be a function of \(stage, n_stages, n_micro\) .* found 3 \(int\)"):
+        Held(mesh, nobody, cut(model(2), 0, 1), nobody).schedule(3, 4)
 
 
 def test_stages_in_words() -> None:

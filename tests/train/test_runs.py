@@ -153,6 +153,23 @@ def test_keep_best_keeps_the_checkpoint_of_the_lowest_validation_loss(tmp_path):
     assert kept == {50, min(losses, key=losses.__getitem__)}
 
 
+def test_a_validation_loss_that_is_not_finite_is_never_the_best_and_does_not_end_the_run(tmp_path):
+    import json
+
+    from launch import mpirun
+    (tmp_path / "net.py").write_text("""
+from mpitrain import nn
+class Blind(nn.Module):
+    def forward(self, x): return x if self.training else x * float("nan")
+def make(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), Blind())
+""")
+    config = write(tmp_path, SMALL.replace('name = "mlp"\ninputs = 64\nhidden = [32]\noutputs = 10', 'name = "net.py:make"'))
+    ok(train(1, config, "run.out=a", "train.steps=2", "checkpoint.best=true"))
+    found = ok(mpirun(1, "-m", "mpitrain", "evaluate", tmp_path / "a", cwd=tmp_path))
+    assert record(tmp_path / "a")["metrics"]["loss"] is None
+    assert json.loads(found.out.splitlines()[-1])["loss"] is None
+
+
 @pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_evaluate_repeats_the_metrics_of_the_run_to_the_bit(tmp_path, n):
     import json
