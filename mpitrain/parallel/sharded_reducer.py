@@ -58,6 +58,11 @@ class ShardedReducer(GradientReducer):
     def gradients(self) -> Array:
         return self.shard
 
+    @property
+    def arenas(self) -> list[Array]:
+        """The shard, and buckets on their way."""
+        return [self.shard, *self.scratch.arrays]
+
     def reserve(self) -> None:
         """The shard is there; buckets come with the first step."""
 
