@@ -84,15 +84,16 @@ class Swing:
     def __init__(self, pool: Pool | None = None):
         self.pool, self.most, self._before = pool, None if pool is None else 0, 0
 
-    def begin(self) -> None:
-        """A step begins: peaks of what came before are none of it."""
+    def begin(self, passing: int = 0) -> None:
+        """A step begins: peaks of what came before are none of it, nor are bytes of the last one that are `passing`."""
         if self.pool is not None:
             self.pool.recent_peak()
-            self._before = self.pool.usage().used
+            self._before = self.pool.usage().used - passing
 
-    def end(self) -> None:
+    def end(self, passing: int = 0) -> None:
+        """It has ended; so many bytes that are there still will go with the next one."""
         if self.pool is not None and self.most is not None:
-            peak, kept = self.pool.recent_peak(), max(self._before, self.pool.usage().used)
+            peak, kept = self.pool.recent_peak(), max(self._before, self.pool.usage().used - passing)
             self.most = max(self.most, peak - kept)
 
 

@@ -77,8 +77,8 @@ class Training:
     `batches` are this rank's, as (x, y); `losses` are those of all steps so far, each the mean over all ranks' rows.
     """
 
-    def __init__(self, workload: Workload, comm: Any, *, pp: int = 1, recompute: bool = False, **options: Any):
-        self._mesh = mesh = Mesh(comm, pp=pp)
+    def __init__(self, workload: Workload, comm: Any, *, pp: int = 1, tp: int = 1, recompute: bool = False, **options: Any):
+        self._mesh = mesh = Mesh(comm, pp=pp, tp=tp)
         ranks = mesh.size("dp")
         source = Memory(*workload.samples(workload.batch * ranks * BATCHES, seed=0), "tokens" if workload.tokens else "classes")
         inputs = Inputs(source, range(len(source)), None, range(0), data.Transforms())

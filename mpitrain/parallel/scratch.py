@@ -23,11 +23,6 @@ class Scratch:
         self._kept: list[np.ndarray] = []
 
     @property
-    def arrays(self) -> list[Array]:
-        """All that are kept, lent or not."""
-        return list(self._kept)
-
-    @property
     def nbytes(self) -> int:
         """Of all arrays that are kept."""
         return sum(array.nbytes for array in self._kept)

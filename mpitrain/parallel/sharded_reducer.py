@@ -60,8 +60,7 @@ class ShardedReducer(GradientReducer):
 
     @property
     def arenas(self) -> list[Array]:
-        """The shard, and buckets on their way."""
-        return [self.shard, *self.scratch.arrays]
+        return [self.shard]
 
     def reserve(self) -> None:
         """The shard is there; buckets come with the first step."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,16 +38,24 @@ class Phase(NamedTuple):
     kept: int
 
 
-Course = dict[str, Phase]                    # of one micro-batch on one virtual stage, by kind of action: "F", "B", "W"
+class Course(NamedTuple):
+    """Of one micro-batch on one virtual stage: `phases` by kind of action ("F", "B", "W"); bytes of what arrives from the stage
+    before, and of what goes to the next one."""
+
+    phases: dict[str, Phase]
+    taken: int
+    given: int
 
 
 class Marks:
-    """The most bytes of arrays between moments, counted from those at the beginning."""
+    """The most bytes of arrays between moments, counted from those at the beginning of a phase."""
 
     def __init__(self, pool: Pool):
-        self.pool, self.peaks = pool, list[int]()
-        pool.recent_peak()
-        self.before = pool.usage().used
+        self.pool, self.peaks, self.before = pool, list[int](), 0
+
+    def begin(self) -> None:
+        self.pool.recent_peak()
+        self.peaks, self.before = [], self.pool.usage().used
 
     def mark(self) -> None:
         self.peaks.append(self.pool.recent_peak() - self.before)
@@ -81,9 +90,11 @@ def trace(chunks: Sequence[Module], loss: Any, x: Any, y: Any, rows: int, *, poo
         del parameter.array
         parameter.grad_buffer = None
     pool.trim()                              # what a run takes later is not to depend on this
-    if len(counts) == 1:
-        return [{kind: _phase(marks) for kind, marks in course.items()} for course in found[0]]
-    return [{kind: _phase(_at(rows, few[kind], twice[kind])) for kind in few} for few, twice in zip(*found)]
+    courses = found[0] if len(counts) == 1 else [{kind: _at(rows, few[kind], twice[kind]) for kind in few}
+                                                 for few, twice in zip(*found)]
+    sizes = [0, *(course.pop("sizes")[0] for course in courses)]
+    return [Course({kind: _phase(marks) for kind, marks in course.items()}, *message)
+            for course, message in zip(courses, pairwise([*sizes[:-1], 0]))]
 
 
 @contextmanager
@@ -132,40 +143,37 @@ def _course(chunk: Module, x: Any, feed: Feed | None, end: tuple[Any, Any] | Non
     marks = Marks(pool)
     if isinstance(chunk, Sequential):
         chunk.between = marks.mark
+    marks.begin()
     given = Tensor(feed.inputs(x)) if feed else Tensor(x.copy(), requires_grad=x.dtype.kind == "f")
     output = chunk(given)
     if end is not None:
         output = end[0](output, end[1])
     course = {"F": marks.end()}
     passed_on = output.array.copy()
+    course["sizes"] = [passed_on.nbytes, 0]
     held = [given, output]
     del given, output
-    course["B"], rest = _backward(held, pool, split)
+    marks.begin()
+    rest = _backward(held, marks, split)
+    course["B"] = marks.end()
     if split:
-        course["W"] = _weights(rest, pool)
+        marks.begin()
+        if rest is not None:
+            rest.run()
+        del rest
+        course["W"] = marks.end()
     if isinstance(chunk, Sequential):
         chunk.between = None
     return course, passed_on
 
 
-def _backward(held: list[Tensor], pool: Pool, split: bool) -> tuple[list[int], list[Deferred]]:
+def _backward(held: list[Tensor], marks: Marks, split: bool) -> Deferred | None:
     """Empties `held`, the input and the output, as `Pipeline` does."""
-    marks, rest = Marks(pool), []
     output, x = held.pop(), held.pop()
     grad = np.ones(output.shape, output.dtype)
-    if output.requires_grad:
-        deferred = run_backward(output, grad, progress=marks.mark, split=split)
-        rest = [deferred] if deferred is not None else []
-    del output, grad, x
-    return marks.end(), rest
-
-
-def _weights(rest: list[Deferred], pool: Pool) -> list[int]:
-    marks = Marks(pool)
-    for deferred in rest:
-        deferred.run()
-    rest.clear()
-    return marks.end()
+    rest = run_backward(output, grad, progress=marks.mark, split=split) if output.requires_grad else None
+    del x
+    return rest
 
 
 def _at(rows: int, few: Sequence[int], twice: Sequence[int]) -> list[int]:
@@ -180,13 +188,23 @@ def _phase(marks: Sequence[int]) -> Phase:
 
 
 def most(program: Sequence[Any], virtual: Callable[[int], int], courses: Sequence[Course]) -> int:
-    """The most bytes that a stage has at once, whose actions are `program` and whose chunk c is virtual stage `virtual(c)`."""
-    live = peak = 0
-    for action in program:
-        phase = courses[virtual(action.chunk)][action.kind]
-        peak = max(peak, live + phase.peak)
+    """The most bytes that a stage has at once, whose actions are `program` and whose chunk c is virtual stage `virtual(c)`.
+
+    While an action runs, the next one's message arrives, and what the last backward has sent is still there.
+    """
+    live = peak = sent = 0
+    for action, following in zip(program, [*program[1:], None]):
+        course, coming = courses[virtual(action.chunk)], 0
+        if following is not None and following.kind in "FB":
+            there = courses[virtual(following.chunk)]
+            coming = there.taken if following.kind == "F" else there.given
+        phase = course.phases[action.kind]
+        peak = max(peak, live + phase.peak + coming + sent)
         live += phase.kept
+        if action.kind == "B" and "W" not in course.phases:     # what is left of a split backward holds it anyway
+            sent = course.taken
     return peak
+
 
 
 class LoneMesh:

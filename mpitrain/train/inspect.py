@@ -34,6 +34,7 @@ from mpitrain.train.text import table
 def inspect(path: Path, overrides: list[str], *, ranks: int) -> Iterator[str]:
     """Lines about a configuration (.toml), a run folder or checkpoint, or data; `ranks` places a configuration."""
     if path.suffix == ".toml":
+        keep_freed_memory()                  # the pool of this process counts bytes of arrays
         yield from inspect_config(load_config(path, overrides), ranks)
     elif path.is_dir() and checkpoint.candidates(checkpoint_folder(path)):
         yield from inspect_checkpoint(checkpoint_folder(path), path)
@@ -48,7 +49,6 @@ def inspect(path: Path, overrides: list[str], *, ranks: int) -> Iterator[str]:
 def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     """The model's parameters (of layers that are cut, the first rank's), how the batch is cut, which buckets travel, and the
     schedule; nothing is allocated."""
-    keep_freed_memory()                      # whose pool counts the bytes of arrays
     model = make_model(config)
     pp, dp, tp = fit(ranks, config.mesh.pp, config.mesh.dp, config.mesh.tp)
     chunks = config.mesh.chunks

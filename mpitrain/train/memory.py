@@ -1,10 +1,11 @@
 """What the memory of a rank is for: predicted before a run, from shapes and a few rows, and measured in it.
 
-    parameters    of this rank's stage, or its slices and the blocks that are put together
-    gradients     their sums: one for each digit of the number of micro-batches, or slices and the buckets on their way
+    parameters    of this rank's stage, or its slices of them
+    gradients     their sums: as many as there are at once while micro-batches are added up, or slices
     optimizer     its state; `offloaded` where that lies elsewhere
     activations   the most that steps have of arrays beyond what stays: what backward needs, and what is used meanwhile
-    pool          all that arrays have taken from the system, with rows read ahead and what is free and kept for the next ones
+    pool          all that arrays have taken from the system: all those, rows read ahead, buckets on their way, blocks that are
+                  put together, and what is free and kept for the next ones
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from mpitrain.train.inputs import Inputs
 from mpitrain.train.text import table
 
 AHEAD = 3                                    # batches of a rank: one at work, two read ahead
+NOBODY = "their bytes are counted by the pool of arrays, which needs a C compiler"
 BETWEEN = 8                                  # such a part of activations more is free between them, where nothing fits
 
 
@@ -84,15 +86,16 @@ def forecast(model: nn.Module, o: Options, sizes: Sizes, sample: tuple[Any, Any]
         loss = TensorParallel(model, lone, o.plan, sequence=o.sequence, shared=False).loss(loss)
     stages = [cut(model, index, sizes.pp, o.chunks, counts=counts) for index in range(sizes.pp)]
     kept = [_kept(stage, o, sizes, n_micro, optimizer) for stage in stages]
+    others = [_on_their_way(stage, o, sizes) for stage in stages]
     needed: list[int] | None = None
     try:
         needed = _activations(stages, o, n_micro, sizes.dp, sample, loss=loss, tokens=tokens) if sample is not None else None
     except Exception as error:                # of a model that a few rows do not suit, too: the report goes without
         why = error.message if isinstance(error, MpitrainError) else name_and_text(error, place(error))
     if needed is None:
-        return Forecast(kept, why or "without a C compiler nobody counts them")
+        return Forecast(kept, why or NOBODY)
     rows = sum(array.nbytes for array in sample or ()) * -(-n_micro // sizes.dp) * _rows(o, n_micro)
-    return Forecast([_whole(use, activations, AHEAD * rows) for use, activations in zip(kept, needed)])
+    return Forecast([_whole(use, activations, other + AHEAD * rows) for use, activations, other in zip(kept, needed, others)])
 
 
 def forecast_of(config: Config, sizes: Sizes, inputs: Inputs | None, why: str = "", *, counts: Sequence[int] = ()) -> Forecast:
@@ -110,10 +113,9 @@ def stage_counts(config: Config) -> tuple[int, ...]:
     return config.mesh.stages if isinstance(config.mesh.stages, tuple) else ()
 
 
-def _whole(use: Use, activations: int, rows: int) -> Use:
-    loose = activations // BETWEEN
-    return use._replace(activations=activations,
-                        pool=use.parameters + use.gradients + use.optimizer + activations + loose + rows)
+def _whole(use: Use, activations: int, others: int) -> Use:
+    pool = use.parameters + use.gradients + use.optimizer + activations + activations // BETWEEN + others
+    return use._replace(activations=activations, pool=pool)
 
 
 def _rows(o: Options, n_micro: int) -> int:
@@ -128,17 +130,24 @@ def _kept(stage: Stage, o: Options, sizes: Sizes, n_micro: int, optimizer: Any) 
     kind = o.sharding if sizes.dp > 1 else "none"
     formula = predicted(flat.size, kind, sizes.dp, itemsize=itemsize, states=len(tried.state))
     parameters, gradients, state = formula
-    if kind in ("gradients", "parameters"):
-        cuts = where_to_cut(stage, flat, blocks=kind == "parameters")
-        buckets = plan_buckets(flat.segments, flat.size, max(1, o.bucket_bytes // itemsize), cuts)
-        gradients += itemsize * sum(sorted((b.stop - b.start for b in buckets), reverse=True)[:IN_FLIGHT + 1])
-        parameters += itemsize * _put_together(stage) if kind == "parameters" else 0
-    else:
+    if kind in ("none", "optimizer"):
         gradients *= sums_at_once(n_micro, sizes.dp, tree=layout.is_asked_for(o.reproducible))
     if o.offload == "none":
         return Use(parameters, gradients, state, 0, None, None)
     on_host = 2 * formula.parameters if o.device != "cpu" else 0            # copies of parameters and gradients
     return Use(parameters, gradients, 0, state + on_host, None, None)
+
+
+def _on_their_way(stage: Stage, o: Options, sizes: Sizes) -> int:
+    """Bytes of buckets, of what others send for them, and of blocks that are put together, where states are cut."""
+    if sizes.dp == 1 or o.sharding not in ("gradients", "parameters"):
+        return 0
+    flat = stage.model.describe(o.seed, o.precision)
+    cuts = where_to_cut(stage, flat, blocks=o.sharding == "parameters")
+    buckets = plan_buckets(flat.segments, flat.size, max(1, o.bucket_bytes // flat.dtype.itemsize), cuts)
+    largest = sum(sorted((b.stop - b.start for b in buckets), reverse=True)[:IN_FLIGHT + 1])
+    received = largest * (sizes.dp - 1) // sizes.dp
+    return flat.dtype.itemsize * (largest + received + (_put_together(stage) if o.sharding == "parameters" else 0))
 
 
 def _put_together(stage: Stage) -> int:
@@ -192,17 +201,17 @@ def measured(job: Job) -> Use:
     optimizer, sharding, storage = job.state.optimizer, job.state.sharding, job.state.model.storage
     assert optimizer is not None and storage is not None
     if sharding is not None and sharding.gathered is not None:
-        parameters, whole = sharding.shards.values.nbytes + sharding.gathered.scratch.nbytes, sharding.shards.values
+        parameters = sharding.shards.values
     else:
-        whole = storage.values                                              # type: ignore[attr-defined]
-        parameters = whole.nbytes
+        parameters = storage.values                                         # type: ignore[attr-defined]
     state = optimizer.nbytes
     away = job.options.offload != "none"
-    use = Use(parameters, sum(arena.nbytes for arena in reducer.arenas), 0 if away else state, state if away else 0, None, None)
+    gradients = sum(arena.nbytes for arena in reducer.arenas)
+    use = Use(parameters.nbytes, gradients, 0 if away else state, state if away else 0, None, None)
     pool = pool_in_use()
     if pool is None or storage.device.name != "cpu":
         return use
-    elsewhere = [whole, *reducer.arenas, *(() if away else optimizer.state.values())]
+    elsewhere = [parameters, *reducer.arenas, *(() if away else optimizer.state.values())]
     shared = sum(array.nbytes for array in elsewhere if not is_own(array))
     return use._replace(activations=job.trainer.memory.most, pool=pool.usage().system + shared)
 

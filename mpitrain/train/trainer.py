@@ -131,10 +131,10 @@ class Trainer:
         logging = last or plan.is_due(plan.log_every, done)
         self.update.want_norm = logging or plan.is_due(plan.checkpoint_every, done)    # its gradient was finite, then
         began = time.perf_counter()
-        self.memory.begin()
+        self.memory.begin(self.pipeline.sent_bytes)
         with self.span("step", f"step {done}"):
             result = self.train_step(micro_batches)
-        self.memory.end()
+        self.memory.end(self.pipeline.sent_bytes)
         seconds = time.perf_counter() - began
         self.recorder.step(done, result._asdict(), seconds, due=logging)
         self.tuning.after_step(seconds)
