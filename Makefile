@@ -12,7 +12,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 export OMPI_MCA_rmaps_base_oversubscribe = 1
 
-.PHONY: help train test test-slow test-hosts test-gpu check bench bench-train bench-start bench-comm bench-overlap bench-pipeline bench-layout layout-matrix mesh-matrix native clean
+.PHONY: help train test test-slow test-hosts test-gpu check bench bench-train bench-start bench-comm bench-overlap bench-pipeline bench-memory bench-layout layout-matrix mesh-matrix native clean
 
 help:            ## this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -77,6 +77,10 @@ bench-comm: $(VENV)/ready-bench ## the exchange beside MPI, gloo and PyTorch's D
 bench-pipeline: $(VENV)/ready-bench ## idle time of pipeline stages by schedule; training steps beside PyTorch's pipeline
 	$(PAIR) -P -m mpitrain bench pipeline $(ARGS)
 	$(PAIR) benchmarks/pipeline_vs_torch.py
+
+bench-memory: $(VENV)/ready-bench ## memory of a rank, predicted beside measured, on one rank and on two
+	$(ALONE) $(BIN)/python -P -m mpitrain bench memory $(ARGS)
+	$(PAIR) -P -m mpitrain bench memory $(ARGS)
 
 bench-overlap: $(VENV)/ready    ## how much of the gradient exchange hides behind backward
 	$(MPIRUN) -n $(RANKS) $(BIN)/python benchmarks/overlap.py $(ARGS)

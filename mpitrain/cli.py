@@ -105,13 +105,15 @@ def _bench_verbs(bench: argparse.ArgumentParser) -> None:
     train.add_argument("--models", help="names with commas (default: all: mlp, lenet, resnet20, gpt-nano, gpt-baby, gpt2)")
     train.add_argument("--precision", default="float32", help="as train.precision; several with commas (default: %(default)s)")
     train.add_argument("--steps", type=int, default=20, help="how many are timed (default: %(default)s)")
+    memory = verbs.add_parser("memory", help="memory of a rank, predicted and measured, for well-known models")
+    memory.add_argument("--models", default="mlp,lenet,resnet20,gpt-nano", help="with commas (default: %(default)s)")
     pipeline = verbs.add_parser("pipeline", help="idle time of a pipeline's stages, one a rank: measured, simulated, by formula")
     pipeline.add_argument("--schedules", default="gpipe,1f1b,interleaved,zb_h1", help="with commas (default: %(default)s)")
     for flag, number, words in (("--micro-batches", 4, "of a step"), ("--chunks", 2, "of a stage, where interleaved"),
                                 ("--blocks", 8, "of the model, all equal"), ("--width", 256, "of a block; 4 times that inside"),
                                 ("--rows", 256, "of a micro-batch"), ("--steps", 20, "how many are timed, in turns")):
         pipeline.add_argument(flag, type=int, default=number, help=f"{words} (default: %(default)s)")
-    for verb in (allreduce, fit, exchange, train, pipeline):
+    for verb in (allreduce, fit, exchange, train, memory, pipeline):
         verb.add_argument("--json", type=Path, metavar="FILE", help="write one JSON object a line, too")
         verb.add_argument("--traceback", action="store_true", help="print Python tracebacks too")
 

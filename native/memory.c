@@ -66,6 +66,7 @@ static Heap heaps[2] = {{.first = (size_t)8 << 20}, {.first = (size_t)64 << 20}}
 static uint8_t ours[((size_t)1 << ADDRESS_BITS) / HUGE_PAGE / 8];        /* a bit for each huge page; zero pages cost nothing */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static size_t used, peak, touched, returned, mappings;                   /* bytes of blocks in use, their most, ...; see below */
+static size_t recent;                                                    /* the most since somebody asked */
 static size_t cap = SIZE_MAX;                                            /* of bytes that are free and not returned */
 
 static int is_free(const Block *b) { return b->size & 1; }
@@ -328,6 +329,7 @@ static void *allocate(size_t bytes, int *fresh)
         if (rest) release(heap, rest);
         used += size;
         if (used > peak) peak = used;
+        if (used > recent) recent = used;
     }
     pthread_mutex_unlock(&lock);
     return b ? data_of(b) : NULL;
@@ -396,6 +398,16 @@ void memory_usage(int64_t *out)
     size_t found[] = {used, peak, cached(), touched - returned, mappings};
     yield();
     for (int i = 0; i < 5; i++) out[i] = (int64_t)found[i];
+}
+
+/* The most bytes of blocks in use since the last call. */
+int64_t memory_recent_peak(void)
+{
+    acquire();
+    size_t found = recent;
+    recent = used;
+    yield();
+    return (int64_t)found;
 }
 
 void memory_set_cap(int64_t bytes)

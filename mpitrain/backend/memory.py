@@ -50,7 +50,8 @@ class Pool:
         name = name_of(numpys)                        # "mem_handler", where it stays: a capsule keeps the pointer
         library.memory_handler.argtypes, library.memory_handler.restype = [ctypes.c_void_p], ctypes.c_void_p
         library.memory_set_cap.argtypes, library.memory_set_cap.restype = [ctypes.c_int64], None
-        library.memory_trim.argtypes, library.memory_trim.restype = [], ctypes.c_int64
+        for function in (library.memory_trim, library.memory_recent_peak):
+            function.argtypes, function.restype = [], ctypes.c_int64
         self._library = library
         self._capsule = new(library.memory_handler(pointer(numpys, name)), name, None)
         self._set = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(table[SET_HANDLER])
@@ -67,10 +68,33 @@ class Pool:
         """Gives back all that is free; how many bytes that was."""
         return int(self._library.memory_trim())
 
+    def recent_peak(self) -> int:
+        """The most bytes of blocks since the last call, whoever made it; `Usage.peak` is that since the beginning."""
+        return int(self._library.memory_recent_peak())
+
     def usage(self) -> Usage:
         numbers = (ctypes.c_int64 * len(Usage._fields))()
         self._library.memory_usage(numbers)
         return Usage(*numbers)
+
+
+class Swing:
+    """How many more bytes of arrays there are within steps than before or after them: `most`, None where nobody counts them."""
+
+    def __init__(self, pool: Pool | None = None):
+        self.pool, self.most, self._before = pool, None if pool is None else 0, 0
+
+    def begin(self, passing: int = 0) -> None:
+        """A step begins: peaks of what came before are none of it, nor are bytes of the last one that are `passing`."""
+        if self.pool is not None:
+            self.pool.recent_peak()
+            self._before = self.pool.usage().used - passing
+
+    def end(self, passing: int = 0) -> None:
+        """It has ended; so many bytes that are there still will go with the next one."""
+        if self.pool is not None and self.most is not None:
+            peak, kept = self.pool.recent_peak(), max(self._before, self.pool.usage().used - passing)
+            self.most = max(self.most, peak - kept)
 
 
 def _python(name: str, result: Any, *arguments: Any) -> Any:

@@ -106,6 +106,21 @@ def train(*, models: str | None, precision: str, steps: int, json: Path | None) 
     return 0
 
 
+def memory(*, models: str, json: Path | None) -> int:
+    """`mpitrain bench memory`."""
+    from mpitrain.backend import keep_freed_memory
+    from mpitrain.bench.footprint import bench_memory
+    from mpitrain.bench.workloads import WORKLOADS
+    from mpitrain.train import threads
+    with guard.symmetric():
+        names = arguments.names(models, WORKLOADS, "--models")
+    keep_freed_memory()                                       # as `mpitrain train` does
+    with open_session(json) as s:
+        threads.pin(0, threads.on_node(s.channel.gather_objects(threads.place()), s.world.rank))
+        bench_memory(s.channel, s.world, s.report, models=names)
+    return 0
+
+
 def pipeline(*, schedules: str, micro_batches: int, chunks: int, blocks: int, width: int, rows: int, steps: int,
              json: Path | None) -> int:
     """`mpitrain bench pipeline`."""
@@ -130,4 +145,4 @@ def pipeline(*, schedules: str, micro_batches: int, chunks: int, blocks: int, wi
 
 
 VERBS: dict[str, Callable[..., int]] = {"allreduce": allreduce, "fit": fit, "exchange": exchange, "train": train,
-                                        "pipeline": pipeline}
+                                        "memory": memory, "pipeline": pipeline}

@@ -31,6 +31,7 @@ from mpitrain.comm.start import World
 from mpitrain.errors import MpitrainError, NumericsError
 from mpitrain.parallel.replicas import checksum
 from mpitrain.train.assembly import Options, assemble
+from mpitrain.train.build import keep_inputs_only
 from mpitrain.train.inputs import Inputs
 from mpitrain.train.precision import refuse
 
@@ -57,25 +58,39 @@ class Memory:
         return "memory", row
 
 
+def made(workload: Workload, recompute: bool = False) -> nn.Module:
+    """The model, whose blocks keep their inputs alone where `recompute` says so."""
+    model = workload.make()
+    if recompute:
+        keep_inputs_only(model, True)
+    return model
+
+
+def adam(storage: Any) -> optim.Optimizer:
+    return optim.AdamW(storage, lr=LR, weight_decay=DECAY)
+
+
 class Training:
-    """One workload on the ranks of `comm`, put together by `assemble`; all of them make it, step and close it alike.
+    """One workload on the ranks of `comm`, put together by `assemble`; all of them make it, step and close it alike. A
+    data-parallel rank has the workload's batch; `options` are further ones of `assemble`.
 
     `batches` are this rank's, as (x, y); `losses` are those of all steps so far, each the mean over all ranks' rows.
     """
 
-    def __init__(self, workload: Workload, comm: Any, *, precision: str = "float32", node_shared: bool = False):
-        ranks = comm.size
-        self._mesh = Mesh(comm)
+    def __init__(self, workload: Workload, comm: Any, *, pp: int = 1, tp: int = 1, recompute: bool = False, **options: Any):
+        self._mesh = mesh = Mesh(comm, pp=pp, tp=tp)
+        ranks = mesh.size("dp")
         source = Memory(*workload.samples(workload.batch * ranks * BATCHES, seed=0), "tokens" if workload.tokens else "classes")
         inputs = Inputs(source, range(len(source)), None, range(0), data.Transforms())
-        options = Options(steps=1, batch_size=workload.batch * ranks, precision=precision, node_shared=node_shared, quiet=True)
-        self.job = assemble(workload.make(), inputs, self._mesh, loss=nn.LOSSES["cross_entropy"](),
-                            optimizer=lambda storage: optim.AdamW(storage, lr=LR, weight_decay=DECAY), options=options)
+        self.options = Options(**{"steps": 1, "batch_size": workload.batch * ranks, "quiet": True, **options})
+        self.sample = inputs.sample()
+        self.job = assemble(made(workload, recompute), inputs, mesh, loss=nn.LOSSES["cross_entropy"](), optimizer=adam,
+                            options=self.options)
         self.model = self.job.state.model
         self.job.trainer.update.want_norm = False             # as between two lines of the log
         loader: Any = self.job.trainer.loader
         self._micro_batches = [loader.load(step) for step in range(BATCHES)]
-        self.batches = [(micro.x, micro.y) for micro, in self._micro_batches]
+        self.batches = [(micro.x, micro.y) for batch in self._micro_batches for micro in batch]
         self.losses: list[float] = []
 
     def step(self) -> float:

@@ -86,6 +86,11 @@ class Link:
         while len(self._sending) > left:
             self._sending.popleft().wait()
 
+    @property
+    def sent_bytes(self) -> int:
+        """Of arrays that sends have not been asked about since: they are held here."""
+        return sum(message.array.nbytes for message in self._sending)
+
     def close(self) -> None:
         """Free the communicator; collective. Nothing may be in flight."""
         self.finish()

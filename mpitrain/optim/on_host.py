@@ -75,6 +75,11 @@ class OnHost(Optimizer):
         self._gradients = np.zeros_like(host.values)
         self._seen: list[int] | None = None               # how often each parameter had been changed when the copy was made
 
+    @property
+    def nbytes(self) -> int:
+        """Of the state, and of the copies of parameters and gradients that go with it."""
+        return self.inner.nbytes + int(self.host.values.nbytes + self._gradients.nbytes)
+
     def update(self, gradients: Array, *, lr: float, step: int, scale: float = 1.0,
                segments: Sequence[Segment] | None = None) -> None:
         chosen = self.host.segments if segments is None else segments

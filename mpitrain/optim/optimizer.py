@@ -117,6 +117,11 @@ class Optimizer:
         """The run's values and its parts of the state, in order."""
         return tuple(flat[run.start:run.stop] for flat in (self.storage.values, *self.state.values()))
 
+    @property
+    def nbytes(self) -> int:
+        """Of the state."""
+        return sum(flat.nbytes for flat in self.state.values())
+
     def step(self) -> None:
         """One update with `self.lr` from the parameters' own gradients; a parameter without one is left alone."""
         arena = self.storage.attach_gradients()

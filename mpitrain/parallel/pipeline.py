@@ -97,6 +97,11 @@ class Pipeline:
         self.flag = float(self._local[1])
         return self._losses / max(self.count, 1.0)
 
+    @property
+    def sent_bytes(self) -> int:
+        """Of messages to other stages that have not been let go of yet."""
+        return 0 if self.neighbours is None else self.neighbours.link.sent_bytes
+
     def _program(self, n: int) -> list[Action]:
         """What this stage does in a step of `n` micro-batches."""
         if n not in self._programs:

@@ -121,6 +121,11 @@ class GradientReducer:
         """The flat sum over all micro-batches of all ranks; valid between `finish` and the next `begin`."""
         return self._arena_at(0)
 
+    @property
+    def arenas(self) -> list[Array]:
+        """What gradients are kept in: the sum, and those of micro-batches that are not added yet."""
+        return list(self._arenas)
+
     def reserve(self) -> None:
         """Makes the memory that is summed over ranks now, rather than in the first step: it communicates where that is shared."""
         self._arena_at(0)

@@ -68,6 +68,10 @@ class ShardedReducer(GradientReducer):
     def gradients(self) -> Array:
         return self.shard
 
+    @property
+    def arenas(self) -> list[Array]:
+        return [self.shard]
+
     def reserve(self) -> None:
         """The shard is there; buckets come with the first step."""
 

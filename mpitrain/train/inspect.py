@@ -9,12 +9,12 @@ from shutil import get_terminal_size
 from typing import Any
 
 from mpitrain import nn
-from mpitrain.backend import float_dtype
+from mpitrain.backend import float_dtype, keep_freed_memory
 from mpitrain.comm.mesh import describe as describe_mesh
 from mpitrain.comm.mesh import fit
 from mpitrain.config import Config, load_config
 from mpitrain.data import report
-from mpitrain.errors import MissingError
+from mpitrain.errors import MissingError, MpitrainError
 from mpitrain.parallel.buckets import plan_buckets
 from mpitrain.parallel.context import refuse_model
 from mpitrain.parallel.sharded import predicted, probe
@@ -24,17 +24,20 @@ from mpitrain.parallel.zigzag import refuse_length
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline_check import actions_of, find_schedule
 from mpitrain.schedules.pipeline_draw import describe
-from mpitrain.train import checkpoint
+from mpitrain.train import checkpoint, memory
 from mpitrain.train.assembly import count_micro_batches
 from mpitrain.train.build import bucket_bytes, checkpoint_folder, make_model, make_optimizer
 from mpitrain.train.hashes import array_sha256
+from mpitrain.train.inputs import Inputs, describe_files, open_inputs
 from mpitrain.train.manifest import MANIFEST, Checkpoint, load
 from mpitrain.train.sharding import memory_text
+from mpitrain.train.text import table
 
 
 def inspect(path: Path, overrides: list[str], *, ranks: int) -> Iterator[str]:
     """Lines about a configuration (.toml), a run folder or checkpoint, or data; `ranks` places a configuration."""
     if path.suffix == ".toml":
+        keep_freed_memory()                  # the pool of this process counts bytes of arrays
         yield from inspect_config(load_config(path, overrides), ranks)
     elif path.is_dir() and checkpoint.candidates(checkpoint_folder(path)):
         yield from inspect_checkpoint(checkpoint_folder(path), path)
@@ -72,13 +75,26 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     yield f"global batch of {config.train.batch_size} rows in {n_micro} micro-batches"
     if pp > 1 and isinstance(model, nn.Sequential):
         model.untie()
-    counts = config.mesh.stages if isinstance(config.mesh.stages, tuple) else ()
-    stages = [cut(model, index, pp, chunks, counts=counts) for index in range(pp)]
+    stages = [cut(model, index, pp, chunks, counts=memory.stage_counts(config)) for index in range(pp)]
     if pp > 1:
         yield from stage_lines(stages)
     yield from schedule_lines(pp, dp, n_micro, name=config.mesh.schedule, chunks=chunks, folder=config.folder)
     yield from bucket_lines(model, config)
     yield bytes_line(stages, config, dp * cp)
+    yield from memory.forecast_lines(memory.forecast_of(config, memory.Sizes(pp, dp, tp), *open_data(config)))
+
+
+def open_data(config: Config) -> tuple[Inputs | None, str]:
+    """The data of a configuration, with transforms that have seen one row; or None, and why."""
+    try:
+        d = config.data
+        inputs = open_inputs(describe_files(d.path, d.validation, config.folder, d.x, d.y), validation=d.validation,
+                             seed=config.run.seed, block=config.model.arguments.get("block"), stride=d.stride,
+                             transform=d.transform, augment=d.augment, folder=config.folder)
+        inputs.transforms.fit(inputs.training, inputs.train_rows[:1])
+    except MpitrainError as error:
+        return None, error.message
+    return inputs, ""
 
 
 def bytes_line(stages: Sequence[Stage], config: Config, replicas: int) -> str:
@@ -153,13 +169,6 @@ def checkpoint_lines(found: Checkpoint) -> Iterator[str]:
     rows = [(name, found.arrays[name].dtype.name, shape_text(found.arrays[name].shape), array_sha256(found.read(name))[:16])
             for name in found.names]
     yield from table(("array", "dtype", "shape", "sha256"), rows)
-
-
-def table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Columns as wide as their widest cell."""
-    widths = [max(map(len, column)) for column in zip(heads, *rows)]
-    for row in (heads, *rows):
-        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from mpitrain.parallel.feed import Feed
 from mpitrain.parallel.held import hold
 from mpitrain.parallel.inference import Inference
 from mpitrain.parallel.sharded import Sharding
-from mpitrain.train import checkpoint, cut, environment, threads
+from mpitrain.train import checkpoint, cut, environment, memory, threads
 from mpitrain.train.assembly import Job, local_rank
 from mpitrain.train.build import bucket_bytes, build, checkpoint_folder, make_loss, make_model
 from mpitrain.train.evaluate import Evaluator
@@ -136,6 +137,7 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
         with guard.symmetric():
             job = build(config, session.inputs, session.mesh, stages=stages)
         job.trainer.stop = stop
+        forecast = predict_memory(config, session, job)
         job.trainer.notes += session.notes + compiled_or_not(session)
         if config.model.init_from and not on_first(session.control, lambda: continues(folder, resume)):
             load_from(config, job, session.control)
@@ -161,14 +163,32 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
             metrics = job.trainer.fit()
         peak = peak_memory(session.control)
         job.trainer.recorder.message("most memory of a rank: " + ", ".join(f"{name} {mb:,.0f} MiB" for name, mb in peak.items()))
+        uses = [(int(stage), memory.Use(*use)) for stage, use in session.control.gather_objects(
+            [job.held.stage.index, list(memory.measured(job))])]
+        for line in memory.report_lines(forecast, uses):
+            job.trainer.recorder.message(line)
         if job.state.is_cut:
             job.held.copies.agree(job.state.own_sha256(), "the final parameters of their part")
         hashes = job.state.hashes()
         session.control.agree(hashes, "the final parameters")
         record = about | hashes | {"choices": job.trainer.tuning.choices, "status": "done", "steps": job.plan.steps,
-                                   "seconds": round(time.time() - began, 3), "metrics": plain_values(metrics), "peak_mb": peak}
+                                   "seconds": round(time.time() - began, 3), "metrics": plain_values(metrics), "peak_mb": peak,
+                                   "memory": memory.as_json(forecast, uses)}
         on_first(session.control, lambda: folder.write_json(folder.run_json, record))
     return 0
+
+
+def predict_memory(config: Config, session: Session, job: Job) -> memory.Forecast:
+    """What the ranks will need, of rank 0, which runs a few rows through a model whose parameters take no memory."""
+    bounds = job.held.stage.bounds
+    sizes = memory.Sizes(*(session.mesh.size(axis) for axis in memory.Sizes._fields))
+
+    def predict() -> Any:
+        found = memory.forecast_of(config, sizes, session.inputs, counts=[b - a for a, b in pairwise(bounds)])
+        return [list(map(list, found.stages)), found.why]
+
+    stages, why = on_first(session.control, predict)
+    return memory.Forecast([memory.Use(*use) for use in stages], why)
 
 
 def n_virtual(config: Config) -> int:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from mpitrain.backend.memory import Swing, pool_in_use
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.signals import StopRequest
 from mpitrain.errors import Stopped
@@ -79,6 +80,7 @@ class Trainer:
         self.channel, self.plan, self.recorder, self.tuning = channel, plan, recorder, tuning
         self.save: Callable[[dict[str, Any]], None] | None = None
         self.span: SpanMaker = no_span                           # what a profile listens to
+        self.memory = Swing(pool_in_use())
         self.stop = StopRequest()
         self.evaluated = True                                    # whether an evaluation that was due has been done
         self.best: tuple[float, int] | None = None               # (lowest validation loss, its step)
@@ -129,8 +131,10 @@ class Trainer:
         logging = last or plan.is_due(plan.log_every, done)
         self.update.want_norm = logging or plan.is_due(plan.checkpoint_every, done)    # its gradient was finite, then
         began = time.perf_counter()
+        self.memory.begin(self.pipeline.sent_bytes)
         with self.span("step", f"step {done}"):
             result = self.train_step(micro_batches)
+        self.memory.end(self.pipeline.sent_bytes)
         seconds = time.perf_counter() - began
         self.recorder.step(done, result._asdict(), seconds, due=logging)
         self.tuning.after_step(seconds)

@@ -418,3 +418,35 @@ def test_without_a_compiler_freed_memory_is_left_to_malloc(monkeypatch: pytest.M
         assert memory.pool() is memory.pool_in_use() is None and handler() == "default_allocator"
     finally:
         memory.pool.cache_clear()
+
+
+@needs_pool
+def test_the_recent_peak_and_the_swing_of_a_step() -> None:
+    def look(pool: memory.Pool) -> tuple[list[int], int | None]:
+        swing = memory.Swing(pool)
+        kept, found = [], []
+        for size in (3, 1):                                   # MiB that a step has and lets go of, beside one that it keeps
+            swing.begin()
+            before = pool.usage().used
+            held = np.ones(size * MIB, np.uint8)
+            kept.append(np.ones(MIB, np.uint8))
+            del held
+            found.append((pool.recent_peak() - before) // MIB)
+            found.append((pool.recent_peak() - before) // MIB)
+            swing.end()
+        return found, swing.most
+    found, least = in_pool(look)
+    assert found == [4, 1, 2, 1] and least == 0, "somebody else has asked in between: nothing is left of the peaks"
+
+    def steps(pool: memory.Pool) -> int | None:
+        swing = memory.Swing(pool)
+        kept = []
+        for size, passing in ((3, 0), (1, 0), (2, MIB)):
+            swing.begin()
+            held = np.ones(size * MIB, np.uint8)
+            kept.append(np.ones(MIB, np.uint8))
+            del held
+            swing.end(passing)
+        return swing.most
+    assert round((in_pool(steps) or 0) / MIB, 2) == 3.0, "beyond what stays"
+    assert memory.Swing().most is None

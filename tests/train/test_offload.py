@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -147,8 +148,36 @@ def test_a_run_goes_on_with_state_in_files_and_has_the_bits_of_one_without(tmp_p
     more = ["run.out=a", "checkpoint.every=3", "comm.sharding=gradients", "comm.bucket_mb=0.005"]
     result = train(2, config, *more)
     assert result.rc == 0, result.err
-    plain = record(tmp_path / "a")
+    plain, plain_out = record(tmp_path / "a"), result.out
     shutil.rmtree(tmp_path / "a/checkpoints/step-00000006")
     result = train(2, config, *more, "optimizer.offload=file", "--resume")
     assert result.rc == 0, result.err
-    assert record(tmp_path / "a")["parameters_sha256"] == plain["parameters_sha256"]
+    ours = record(tmp_path / "a")
+    assert ours["parameters_sha256"] == plain["parameters_sha256"]
+    heads, row = result.out.partition("memory of a rank in MiB, predicted / measured")[2].splitlines()[1:3]
+    assert heads.split() == ["stage", "rank", "parameters", "gradients", "optimizer", "offloaded", "activations", "pool"]
+    assert row.split()[:2] == ["0", "0"] and "offloaded" not in plain_out.rpartition("predicted / measured")[2]
+    for which in ("predicted", "measured"):
+        before, after = plain["memory"][which][0], ours["memory"][which][0]
+        assert before["optimizer"] == after["offloaded"] and before["offloaded"] == after["optimizer"] == 0
+        assert before["parameters"] == after["parameters"] == 4 * (64 * 32 + 32 + 32 * 10 + 16)        # 10 biases, on lines
+    assert [rank["rank"] for rank in ours["memory"]["measured"]] == [0, 1]
+
+
+def anonymous() -> int:
+    """RssAnon, in bytes."""
+    line, = re.findall(r"^RssAnon:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(line) << 10
+
+
+def test_the_processs_own_memory_is_less_by_the_state(tmp_path: Path) -> None:
+    """What is mapped from the file counts as the file's (RssFile): the system may take it back whenever it likes."""
+    storage = models.mlp(1000, [2000], 500).initialize(0)
+    gradients, grown = np.ones(storage.size, np.float32), {}
+    for way in ("file", "none"):                              # the file first: nothing that was freed is there to be used again
+        before = anonymous()
+        optimizer = offloaded(MAKERS["adamw"], options(way, tmp_path), storage, CPU, ALONE)
+        optimizer.update(gradients, lr=0.01, step=1)
+        grown[way] = anonymous() - before
+        assert optimizer.nbytes == 2 * storage.values.nbytes
+    assert grown["none"] - grown["file"] > 0.9 * optimizer.nbytes and grown["file"] < 0.1 * optimizer.nbytes

@@ -1,0 +1,106 @@
+"""Memory of ranks, predicted beside measured, for well-known models in the ways that so many ranks can train them.
+
+    each model, with recompute and without, in each way: forget what was before | predict | put together, some steps | ask the
+    rank's arrays, and their pool
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from mpitrain import nn
+from mpitrain.backend.memory import pool_in_use
+from mpitrain.bench.memory import forget_peak
+from mpitrain.bench.report import Report, machine
+from mpitrain.bench.train import BATCHES, Training, adam, made
+from mpitrain.bench.workloads import WORKLOADS
+from mpitrain.comm import guard
+from mpitrain.comm.channel import Channel
+from mpitrain.comm.start import World
+from mpitrain.errors import MpitrainError
+from mpitrain.parallel.shards import KINDS
+from mpitrain.train import memory
+from mpitrain.train.memory import Sizes, Use
+from mpitrain.train.together import on_first
+
+STEPS = 2 * BATCHES
+MICRO = 4                         # micro-batches of a pipeline or an accumulation
+BAR = 0.15                        # how far predicted and measured may be apart, of what is measured
+SMALLEST = 1 << 18                # bytes that are compared: of less, what reads rows and messages is a large part;
+SMALLEST_POOL = 16 << 20          # and of a pool: of less, what is free between a few large arrays
+
+
+def ways(ranks: int, planned: bool) -> Iterator[tuple[str, Sizes, dict[str, Any]]]:
+    """(name, mesh, options) of what so many ranks can do with one model, of which layers can be cut where that is `planned`."""
+    if ranks == 1:
+        yield "one rank", Sizes(), {}
+        yield f"{MICRO} micro-batches", Sizes(), {"micro_batches": MICRO}
+        return
+    if ranks % 2 == 0:
+        for schedule in ("gpipe", "1f1b", "zb_h1"):
+            yield f"pp=2 {schedule}", Sizes(pp=2, dp=ranks // 2), {"micro_batches": MICRO * ranks // 2, "schedule": schedule}
+        if planned:
+            yield "tp=2", Sizes(dp=ranks // 2, tp=2), {}
+    for kind in KINDS:
+        yield f"dp={ranks} sharding {kind}", Sizes(dp=ranks), {"sharding": kind}
+
+
+def bench_memory(channel: Channel, world: World, report: Report, *, models: Sequence[str]) -> None:
+    """A record for each stage of each way and model, of the rank that has most. Collective."""
+    report.line(f"memory in MiB, predicted / measured, {world.size} rank{'s' if world.size > 1 else ''}")
+    about, worst = machine(channel), 0.0
+    for name in models:
+        model = WORKLOADS[name].make()
+        for recompute in (False, True)[:1 + isinstance(model, nn.Sequential)]:
+            for way, sizes, options in ways(world.size, bool(model.plan)):
+                for stage, found, use in one_way(name, sizes, recompute, options, world):
+                    ratios = {key: ratio(key, getattr(found, key), getattr(use, key)) for key in Use._fields}
+                    worst = max([worst, *(abs(r - 1) for r in ratios.values() if r is not None)])
+                    report.record({"bench": "memory", "model": name, "recompute": recompute, "way": way, "stage": stage,
+                                   "ranks": world.size, "predicted": found._asdict(), "measured": use._asdict(),
+                                   "ratios": ratios, "machine": about})
+                    report.line(f"{name:<9}{'recompute ' if recompute else '':<10}{way:<26}{stage:>2}  " + "  ".join(
+                        f"{key} {mib(getattr(found, key))} / {mib(getattr(use, key))}" + (f" = {r:.3f}" if r is not None else "")
+                        for key, r in ratios.items() if key != "offloaded"))
+    report.line(f"furthest apart: {worst:.1%} (bar {BAR:.0%}), of what is {SMALLEST >> 10} KiB or more, and of pools of "
+                f"{SMALLEST_POOL >> 20} MiB or more")
+
+
+def one_way(name: str, sizes: Sizes, recompute: bool, options: dict[str, Any], world: World) -> Iterator[tuple[int, Use, Use]]:
+    """(stage, predicted, measured) of a few steps."""
+    forget_peak()
+    workload, pool = WORKLOADS[name], pool_in_use()
+    before = pool.usage().system if pool else 0               # what earlier ones have left, mostly in caches
+    with guard.symmetric():
+        training = Training(workload, world.comm, pp=sizes.pp, tp=sizes.tp, recompute=recompute, **options)
+    job = training.job
+
+    def predict() -> Any:
+        found = memory.forecast(made(workload, recompute), training.options, sizes, training.sample, tokens=workload.tokens,
+                                loss=nn.LOSSES["cross_entropy"](), optimizer=adam)
+        if found.why:
+            raise MpitrainError(f"bench memory {name}: activations cannot be predicted: {found.why}")
+        return list(map(list, found.stages))
+
+    found = [Use(*use) for use in on_first(job.channel, predict)]
+    for _ in range(STEPS):
+        job.trainer.memory.begin(job.trainer.pipeline.sent_bytes)
+        training.step()
+        job.trainer.memory.end(job.trainer.pipeline.sent_bytes)
+    use = memory.measured(job)
+    use = use._replace(pool=None if use.pool is None else use.pool - before)
+    everyone = [(int(stage), Use(*had)) for stage, had in job.channel.gather_objects([job.held.stage.index, list(use)])]
+    training.close()
+    for stage, predicted in enumerate(found):
+        yield stage, predicted, max((had for where, had in everyone if where == stage), key=lambda had: sum(n or 0 for n in had))
+
+
+def ratio(key: str, predicted: int | None, measured: int | None) -> float | None:
+    """Predicted over measured; None where that is too little to compare."""
+    least = SMALLEST_POOL if key == "pool" else SMALLEST
+    return predicted / measured if predicted is not None and measured is not None and measured >= least else None
+
+
+def mib(n: int | None) -> str:
+    return "-" if n is None else f"{n / 2**20:.2f}"

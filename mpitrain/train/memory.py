@@ -1,0 +1,265 @@
+"""What the memory of a rank is for: predicted before a run, from shapes and a few rows, and measured in it.
+
+    parameters    of this rank's stage, or its slices of them
+    gradients     their sums: as many as there are at once while micro-batches are added up, or slices
+    optimizer     its state; `offloaded` where that lies elsewhere
+    activations   the most that steps have of arrays beyond what stays: what backward needs, and what is used meanwhile
+    pool          all that arrays have taken from the system: all those, rows read ahead, buckets on their way, blocks that are
+                  put together, and what is free and kept for the next ones
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpitrain import nn
+from mpitrain.backend.memory import pool_in_use
+from mpitrain.config import Config
+from mpitrain.errors import MpitrainError, name_and_text, place
+from mpitrain.parallel.buckets import plan_buckets
+from mpitrain.parallel.gathered import blocks_of
+from mpitrain.parallel.reducer import GradientReducer
+from mpitrain.parallel.sharded import predicted, probe, where_to_cut
+from mpitrain.parallel.sharded_reducer import IN_FLIGHT
+from mpitrain.parallel.stages import Stage, cut
+from mpitrain.parallel.tensor import TensorParallel
+from mpitrain.parallel.traced import Course, LoneMesh, most, trace
+from mpitrain.schedules.microtree import joins, nodes_of, share, width
+from mpitrain.schedules.pipeline import SCHEDULES
+from mpitrain.schedules.pipeline_check import actions_of, splits_backward
+from mpitrain.train import layout
+from mpitrain.train.assembly import Job, Options, count_micro_batches
+from mpitrain.train.build import keep_inputs_only, make_loss, make_model, make_optimizer, options_of
+from mpitrain.train.inputs import Inputs
+from mpitrain.train.text import table
+
+AHEAD = 3                                    # batches of a rank: one at work, two read ahead
+NOBODY = "their bytes are counted by the pool of arrays, which needs a C compiler"
+BETWEEN = 8                                  # such a part of activations more is free between them, where nothing fits
+
+
+class Use(NamedTuple):
+    """Bytes of one rank; None where nobody can tell."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    offloaded: int
+    activations: int | None
+    pool: int | None
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The use of a rank of each stage, and `why` something of it cannot be told."""
+
+    stages: list[Use]
+    why: str = ""
+
+
+class Sizes(NamedTuple):
+    """Of a mesh."""
+
+    pp: int = 1
+    dp: int = 1
+    tp: int = 1
+
+
+def forecast(model: nn.Module, o: Options, sizes: Sizes, sample: tuple[Any, Any] | None, *, loss: Any, optimizer: Any,
+             tokens: bool, counts: Sequence[int] = (), why: str = "") -> Forecast:
+    """What `assemble` of `model`, which has no memory and is used up here, would take on such a mesh. Needs no MPI.
+
+    `sample` is a host row (x, y), None where there are no data, as `why` says; `counts` are the virtual stages' numbers of
+    blocks.
+    """
+    n_micro = count_micro_batches(o.micro_batches, o.batch_size, sizes.pp, sizes.dp, o.chunks)
+    by_layout = layout.is_asked_for(o.reproducible)
+    if (sizes.pp > 1 or by_layout) and isinstance(model, nn.Sequential):
+        model.untie()
+    if sizes.tp > 1:
+        lone: Any = LoneMesh(sizes.tp)
+        loss = TensorParallel(model, lone, o.plan, sequence=o.sequence, shared=False).loss(loss)
+    stages = [cut(model, index, sizes.pp, o.chunks, counts=counts) for index in range(sizes.pp)]
+    kept = [_kept(stage, o, sizes, n_micro, optimizer) for stage in stages]
+    others = [_on_their_way(stage, o, sizes) for stage in stages]
+    needed: list[int] | None = None
+    try:
+        needed = _activations(stages, o, n_micro, sizes.dp, sample, loss=loss, tokens=tokens) if sample is not None else None
+    except Exception as error:                # of a model that a few rows do not suit, too: the report goes without
+        why = error.message if isinstance(error, MpitrainError) else name_and_text(error, place(error))
+    if needed is None:
+        return Forecast(kept, why or NOBODY)
+    rows = sum(array.nbytes for array in sample or ()) * -(-n_micro // sizes.dp) * _rows(o, n_micro)
+    return Forecast([_whole(use, activations, other + AHEAD * rows) for use, activations, other in zip(kept, needed, others)])
+
+
+def forecast_of(config: Config, sizes: Sizes, inputs: Inputs | None, why: str = "", *, counts: Sequence[int] = ()) -> Forecast:
+    """The same for a configuration, whose first training row is looked at."""
+    model = make_model(config)
+    if config.train.recompute:
+        keep_inputs_only(model, config.train.recompute)
+    return forecast(model, options_of(config), sizes, None if inputs is None else inputs.sample(), loss=make_loss(
+        config, inputs is not None and inputs.tokens), optimizer=lambda storage: make_optimizer(config, storage),
+        tokens=inputs is not None and inputs.tokens, counts=counts or stage_counts(config), why=why)
+
+
+def stage_counts(config: Config) -> tuple[int, ...]:
+    """Each virtual stage's number of blocks, as far as the configuration says."""
+    return config.mesh.stages if isinstance(config.mesh.stages, tuple) else ()
+
+
+def _whole(use: Use, activations: int, others: int) -> Use:
+    pool = use.parameters + use.gradients + use.optimizer + activations + activations // BETWEEN + others
+    return use._replace(activations=activations, pool=pool)
+
+
+def _rows(o: Options, n_micro: int) -> int:
+    """Of the largest micro-batch."""
+    return -(-o.batch_size // n_micro)
+
+
+def _kept(stage: Stage, o: Options, sizes: Sizes, n_micro: int, optimizer: Any) -> Use:
+    """What stays from step to step, by formula."""
+    flat = stage.model.describe(o.seed, o.precision)
+    itemsize, tried = flat.dtype.itemsize, optimizer(probe())
+    kind = o.sharding if sizes.dp > 1 else "none"
+    formula = predicted(flat.size, kind, sizes.dp, itemsize=itemsize, states=len(tried.state))
+    parameters, gradients, state = formula
+    if kind in ("none", "optimizer"):
+        gradients *= sums_at_once(n_micro, sizes.dp, tree=layout.is_asked_for(o.reproducible))
+    if o.offload == "none":
+        return Use(parameters, gradients, state, 0, None, None)
+    on_host = 2 * formula.parameters if o.device != "cpu" else 0            # copies of parameters and gradients
+    return Use(parameters, gradients, 0, state + on_host, None, None)
+
+
+def _on_their_way(stage: Stage, o: Options, sizes: Sizes) -> int:
+    """Bytes of buckets, of what others send for them, and of blocks that are put together, where states are cut."""
+    if sizes.dp == 1 or o.sharding not in ("gradients", "parameters"):
+        return 0
+    flat = stage.model.describe(o.seed, o.precision)
+    cuts = where_to_cut(stage, flat, blocks=o.sharding == "parameters")
+    buckets = plan_buckets(flat.segments, flat.size, max(1, o.bucket_bytes // flat.dtype.itemsize), cuts)
+    largest = sum(sorted((b.stop - b.start for b in buckets), reverse=True)[:IN_FLIGHT + 1])
+    received = largest * (sizes.dp - 1) // sizes.dp
+    return flat.dtype.itemsize * (largest + received + (_put_together(stage) if o.sharding == "parameters" else 0))
+
+
+def _put_together(stage: Stage) -> int:
+    """Parameters of the largest two neighbouring blocks of a stage."""
+    largest = 0
+    for chunk in stage.chunks:
+        blocks = [nn.plan_segments(block.parameters())[1] for block in blocks_of(chunk)]
+        largest = max([largest, *blocks, *(a + b for a, b in pairwise(blocks))])
+    return largest
+
+
+def sums_at_once(n_micro: int, n_places: int, *, tree: bool) -> int:
+    """How many sums of micro-batches' gradients a rank keeps at most: see `parallel.reducer`."""
+    def alike(left: tuple[int, int], right: tuple[int, int]) -> bool:
+        return joins(left, right, n_micro) if tree else left[1] - left[0] == right[1] - right[0]
+
+    found = 1
+    for place_of_dp in range(n_places):
+        first, stop = share(place_of_dp, n_places, n_micro)
+        stack: list[tuple[int, int]] = []
+        for leaf in range(first, stop):
+            stack.append((leaf, leaf + 1))
+            found = max(found, len(stack))
+            while len(stack) > 1 and alike(*stack[-2:]):
+                stack[-2:] = [(stack[-2][0], stack[-1][1])]
+        if tree:
+            found = max(found, len(nodes_of(n_micro, n_places)[place_of_dp]))
+    return found + (width(n_micro, n_places) if tree and n_places > 1 and width(n_micro, n_places) > 1 else 0)
+
+
+def _activations(stages: Sequence[Stage], o: Options, n_micro: int, n_places: int, sample: tuple[Any, Any], *, loss: Any,
+                 tokens: bool) -> list[int] | None:
+    """Of each stage; None where nobody counts arrays."""
+    pool = pool_in_use()
+    if pool is None:
+        return None
+    n_stages, chunks = len(stages), len(stages[0].chunks)
+    schedule = SCHEDULES.resolve(o.schedule) if isinstance(o.schedule, str) else o.schedule
+    programs = [list(actions_of(schedule, stage.index, n_stages, -(-n_micro // n_places), chunks)) for stage in stages]
+    parts = [stages[v % n_stages].chunks[v // n_stages] for v in range(n_stages * chunks)]
+    courses: list[Course] = trace(parts, loss, *sample, _rows(o, n_micro), pool=pool, seed=o.seed, precision=o.precision,
+                                  tokens=tokens, split=any(map(splits_backward, programs)))
+    return [most(program, stage.virtual, courses) for stage, program in zip(stages, programs)]
+
+
+# ---- measured ---------------------------------------------------------------------------------------------------------------
+
+def measured(job: Job) -> Use:
+    """What this rank has, by asking its arrays and their pool; after the last step."""
+    reducer: GradientReducer = job.trainer.pipeline.reducer
+    optimizer, sharding, storage = job.state.optimizer, job.state.sharding, job.state.model.storage
+    assert optimizer is not None and storage is not None
+    if sharding is not None and sharding.gathered is not None:
+        parameters = sharding.shards.values
+    else:
+        parameters = storage.values                                         # type: ignore[attr-defined]
+    state = optimizer.nbytes
+    away = job.options.offload != "none"
+    gradients = sum(arena.nbytes for arena in reducer.arenas)
+    use = Use(parameters.nbytes, gradients, 0 if away else state, state if away else 0, None, None)
+    pool = pool_in_use()
+    if pool is None or storage.device.name != "cpu":
+        return use
+    elsewhere = [parameters, *reducer.arenas, *(() if away else optimizer.state.values())]
+    shared = sum(array.nbytes for array in elsewhere if not is_own(array))
+    return use._replace(activations=job.trainer.memory.most, pool=pool.usage().system + shared)
+
+
+def is_own(array: Any) -> bool:
+    """Whether a host array's memory is NumPy's, not shared with other processes or mapped from a file."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return bool(array.flags.owndata)
+
+
+# ---- in words ---------------------------------------------------------------------------------------------------------------
+
+def forecast_lines(found: Forecast) -> Iterator[str]:
+    """A table with a row for each stage."""
+    names = _names(found.stages)
+    yield "memory of a rank in MiB, predicted" + (f" (activations are not: {found.why})" if found.why else "")
+    yield from table(("stage", *names), [(str(stage), *(_mib(getattr(use, name)) for name in names))
+                                         for stage, use in enumerate(found.stages)])
+
+
+def report_lines(found: Forecast, everyone: Sequence[tuple[int, Use]]) -> Iterator[str]:
+    """Predicted beside measured, for the rank of each stage that has most; `everyone` is (stage, use) of all ranks."""
+    names = _names([*found.stages, *(use for _, use in everyone)])
+    rows = []
+    for stage, predicted_use in enumerate(found.stages):
+        rank = max((rank for rank, (where, _) in enumerate(everyone) if where == stage), key=lambda r: _sum(everyone[r][1]))
+        use = everyone[rank][1]
+        rows.append((str(stage), str(rank), *(f"{_mib(getattr(predicted_use, name))} / {_mib(getattr(use, name))}"
+                                              for name in names)))
+    yield "memory of a rank in MiB, predicted / measured" + (f" (activations were not predicted: {found.why})" if found.why
+                                                             else "")
+    yield from table(("stage", "rank", *names), rows)
+
+
+def as_json(found: Forecast, everyone: Sequence[tuple[int, Use]]) -> dict[str, Any]:
+    """Bytes: predicted of each stage, measured of each rank."""
+    return {"predicted": [{"stage": stage, **use._asdict()} for stage, use in enumerate(found.stages)],
+            "measured": [{"rank": rank, "stage": stage, **use._asdict()} for rank, (stage, use) in enumerate(everyone)]}
+
+
+def _names(uses: Sequence[Use]) -> list[str]:
+    return [name for name in Use._fields if name != "offloaded" or any(use.offloaded for use in uses)]
+
+
+def _sum(use: Use) -> int:
+    return sum(n or 0 for n in use)
+
+
+def _mib(n: int | None) -> str:
+    return "-" if n is None else f"{n / 2**20:,.2f}"
