@@ -41,7 +41,7 @@ def refuse_options(micro_batches: int, algorithm: Any, wire: str = "float32") ->
         raise ConfigError(f'{MODE} rounds nothing on its way between ranks, found comm.wire_dtype = "{wire}"; leave it "float32"')
 
 
-def refuse_mesh(tp: int, cp: int) -> None:
+def refuse_mesh(tp: int, cp: int = 1) -> None:
     """ConfigError where layers or samples are cut over ranks: sums over inputs or positions are then made in parts."""
     if tp > 1:
         raise ConfigError(f"{MODE} cannot have mesh.tp = {tp}: ranks that share a layer add up parts of its products, which one "
