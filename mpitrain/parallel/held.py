@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpitrain.backend import Array, array_module
+from mpitrain.backend import Array, Device, array_module
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.mesh import REPLICAS, Mesh
 from mpitrain.errors import ConfigError
 from mpitrain.nn import Module, Sequential
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.context import ContextParallel
+from mpitrain.parallel.feed import Feed
 from mpitrain.parallel.neighbours import Neighbours
 from mpitrain.parallel.norm import Parts
 from mpitrain.parallel.replicas import broadcast_state
@@ -49,9 +50,9 @@ class Held:
         """Whether this is the one rank that counts what its pipeline puts out."""
         return self.stage.is_last and self.mesh.coordinate("tp") == 0
 
-    def part(self, x: Array) -> Array:
-        """This rank's part of samples, inputs or targets."""
-        return x if self.context is None else self.context.part(x)
+    def feed(self, device: Device, dtype: Any, *, tokens: bool) -> Feed:
+        """What gives this rank its part of samples."""
+        return Feed(device, dtype, tokens=tokens, part=None if self.context is None else self.context.part)
 
     def refuse_samples(self, x: Array, y: Array) -> None:
         """MeshError where ranks cannot share samples of these shapes."""

@@ -126,7 +126,7 @@ def test_where_values_stop_being_finite_is_found_by_one_rank_alone(comm: Any) ->
     with meshes.job(comm, partial(meshes.gpt, block=BLOCK), {"cp": comm.size}, precision="float64") as run:
         model = run.held.stage.model
         model["embed"].position.weight.array[-1, 0] = 1e200          # the last position, which rank 0 has: its square is infinite
-        x = run.held.part(run.trainer.loader.load(0)[0].x)
+        x = run.trainer.pipeline.feed.part(run.trainer.loader.load(0)[0].x)
         for rank in range(comm.size):
             found = first_bad_layer(model, x) if rank == comm.rank else ""
             comm.barrier()
