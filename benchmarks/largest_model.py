@@ -70,11 +70,16 @@ def inside(way: str, width: int, layers: int) -> int:
 
 def job(way: str, ranks: int, width: int, layers: int) -> dict:
     """The record of `inside` on `ranks` ranks of this machine."""
+    return launched(__file__, ranks, "--inside", way, "--width", str(width), "--layers", str(layers))
+
+
+def launched(script: str, ranks: int, *arguments: str) -> dict:
+    """The JSON line that a script prints on `ranks` ranks of this machine."""
     beside = Path(sys.executable).with_name("mpirun")
     scrubbed = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "PRTE_"))}
     paths = os.pathsep.join(filter(None, [str(ROOT), scrubbed.get("PYTHONPATH")]))
-    out = subprocess.run([str(beside) if beside.exists() else "mpirun", "-n", str(ranks), sys.executable, __file__,
-                          "--inside", way, "--width", str(width), "--layers", str(layers)], check=True, text=True,
+    out = subprocess.run([str(beside) if beside.exists() else "mpirun", "-n", str(ranks), sys.executable, script, *arguments],
+                         check=True, text=True,
                          stdout=subprocess.PIPE, env={**scrubbed, **ROOT_MAY, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}).stdout
     return json.loads(next(line for line in out.splitlines() if line.startswith("{")))
 

@@ -6,10 +6,14 @@ calculation for softmax", 2018). Letters as in `flash_attention`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.kernels.kernel import Kernel
+from mpitrain.kernels.library import bind
 
 
 def _join(out: Array, tops: Array, inverses: Array, other: Array, other_tops: Array, other_inverses: Array) -> None:
@@ -21,8 +25,7 @@ def _join(out: Array, tops: Array, inverses: Array, other: Array, other_tops: Ar
     total = sums[0] + sums[1]
     inverse = xp.where(total == 0, total, 1 / xp.where(total == 0, total.dtype.type(1), total))
     out *= (sums[0] * inverse)[..., None]
-    other *= (sums[1] * inverse)[..., None]
-    out += other
+    out += other * (sums[1] * inverse)[..., None]
     tops[...], inverses[...] = top, inverse
 
 
@@ -31,6 +34,19 @@ def _share(inverses: Array, tops: Array, top: Array) -> Array:
     xp = array_module(tops)
     none = inverses == 0
     return xp.where(none, inverses, xp.exp(xp.where(none, top, tops) - top) / xp.where(none, top.dtype.type(1), inverses))
+
+
+def _join_host() -> Callable[..., None] | None:
+    call = bind("joined_attention", "join", "ppppppp")
+    if call is None:
+        return None
+
+    def run(out: Array, tops: Array, inverses: Array, other: Array, other_tops: Array, other_inverses: Array) -> None:
+        if out.size:
+            steps = [x.strides[dim] // x.itemsize for x in (out, other) for dim in range(3)]
+            shape = np.array([*out.shape, *steps], np.int64)
+            call(tops, inverses, out[0, 0, 0], other_tops, other_inverses, other[0, 0, 0], shape)
+    return run
 
 
 def _arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
@@ -42,8 +58,8 @@ def _arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
     return outs[0].transpose(0, 2, 1, 3).copy().swapaxes(1, 2), tops[0], inverses[0], outs[1].copy(), tops[1], inverses[1]
 
 
-join_attention = Kernel("join_attention", _join, arguments=_arguments)
+join_attention = Kernel("join_attention", _join, host=_join_host, tolerance=1e-6, arguments=_arguments)
 """Makes out (B, H, L, E), tops and inverses (B, H, L), which `flash_attention` gave for some keys, what it would give for those
-and the keys of `other`. All six are written to: what `other` holds afterwards is of no use.
+and the keys of `other`.
 
-Arguments: out, tops, inverses, other, other_tops, other_inverses; `out` may have gaps."""
+Arguments: out, tops, inverses, other, other_tops, other_inverses; only rows of `out` and `other` are without gaps."""

@@ -112,6 +112,8 @@ class Flatten(Module):
 class Check(Module):
     """Passes its input on, if its dims are the expected ones; None stands for any size. `what` is named in the error."""
 
+    by_position = True
+
     def __init__(self, what: str, shape: Sequence[int | None], change: str):
         self.what, self.shape, self.change = what, tuple(shape), change
 

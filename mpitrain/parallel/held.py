@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpitrain.backend import Array, array_module
+from mpitrain.backend import Array, Device, array_module
 from mpitrain.comm.channel import Channel
 from mpitrain.comm.mesh import COPIES, REPLICAS, Mesh
 from mpitrain.errors import ConfigError
@@ -14,6 +14,7 @@ from mpitrain.nn import Module, Sequential, mixtures
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.context import ContextParallel
 from mpitrain.parallel.experts import ExpertParallel
+from mpitrain.parallel.feed import Feed
 from mpitrain.parallel.neighbours import Neighbours
 from mpitrain.parallel.norm import Parts
 from mpitrain.parallel.replicas import broadcast_state
@@ -51,9 +52,9 @@ class Held:
         """Whether this is the one rank that counts what its pipeline puts out."""
         return self.stage.is_last and self.mesh.coordinate("tp") == 0
 
-    def part(self, x: Array) -> Array:
-        """This rank's part of samples, inputs or targets."""
-        return x if self.context is None else self.context.part(x)
+    def feed(self, device: Device, dtype: Any, *, tokens: bool) -> Feed:
+        """What gives this rank its part of samples."""
+        return Feed(device, dtype, tokens=tokens, part=None if self.context is None else self.context.part)
 
     def refuse_samples(self, x: Array, y: Array) -> None:
         """MeshError where ranks cannot share samples of these shapes."""

@@ -28,6 +28,7 @@ from mpitrain.kernels.joined_attention import join_attention
 from mpitrain.parallel.zigzag import chunks, tiles
 
 KEYS, GRADIENTS = range(2)                                    # tags
+SUMS = "gradients of keys and values"
 AT_ONCE = 1 << 18                                             # scores between two looks at the messages: about a millisecond
 Known = tuple[Array, Array]                                   # tops and inverses of queries
 
@@ -56,17 +57,19 @@ class Ring:
             last, what = step == self.size - 1, "keys and values"
             if not last:
                 room = self.room(f"{what} {step % 2}", own.shape, own.dtype)
-                arriving, leaving = self._receive(room, KEYS, what), self._send(held, KEYS, what)
+                arriving, leaving = self.receive(room, KEYS, what), self.send(held, KEYS, what)
             yield (self.rank - step) % self.size, held
             if not last:
                 arriving.wait()
                 leaving.wait()                                # before its memory is received into
                 held = xp.asarray(arriving.array)
 
-    def _receive(self, into: Array, tag: int, what: str) -> Message:
+    def receive(self, into: Array, tag: int, what: str) -> Message:
+        """Begin to receive from the rank before."""
         return self.link.receive(into.shape, into.dtype, (self.rank - 1) % self.size, tag, what, into=into)
 
-    def _send(self, array: Array, tag: int, what: str) -> Message:
+    def send(self, array: Array, tag: int, what: str) -> Message:
+        """Begin to send to the next rank."""
         return self.link.send(array, (self.rank + 1) % self.size, tag, what)
 
 
@@ -81,7 +84,8 @@ class Travelling:
 
     def begin(self) -> Array:
         """Memory for this rank's part of the sums whose turn it is."""
-        return self.ring.room("first sums" if self._arriving is None else "sums", self.shape, self.dtype, self.xp)
+        name = f"{SUMS} 0" if self._arriving is None else "part of sums"      # the first is sent from where it is made
+        return self.ring.room(name, self.shape, self.dtype, self.xp)
 
     def pass_on(self, mine: Array, touched: list[Any]) -> None:
         """`mine` is what `begin` gave; only its parts `touched` hold anything, of the first one all."""
@@ -92,9 +96,9 @@ class Travelling:
                 total[place] += mine[place]
         if self._leaving is not None:
             self._leaving.wait()
-        what, self._turn = "gradients of keys and values", 1 - self._turn
-        self._arriving = self.ring._receive(self.ring.room(f"{what} {self._turn}", self.shape, self.dtype), GRADIENTS, what)
-        self._leaving = self.ring._send(total, GRADIENTS, what)
+        self._turn = 1 - self._turn
+        self._arriving = self.ring.receive(self.ring.room(f"{SUMS} {self._turn}", self.shape, self.dtype), GRADIENTS, SUMS)
+        self._leaving = self.ring.send(total, GRADIENTS, SUMS)
 
     def home(self) -> Array:
         """The sums of this rank's own arrays, which have been everywhere."""

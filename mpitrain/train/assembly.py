@@ -21,7 +21,6 @@ from mpitrain.comm.progress import threads_may_call_mpi
 from mpitrain.data import Dataset, Sampler, scan_labels
 from mpitrain.errors import ConfigError, MeshError, nearest
 from mpitrain.parallel.exchange import Exchange, change
-from mpitrain.parallel.feed import Feed
 from mpitrain.parallel.held import Held, hold
 from mpitrain.parallel.inference import Inference
 from mpitrain.parallel.pipeline import Pipeline
@@ -197,7 +196,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     sharding = exchange.sharding
     whole_parameters = sharding is not None and needs_whole_parameters(optimizer)
     storage, kept = allocate(stage, device, o, exchange, sharding, whole=whole_parameters)
-    feed = Feed(storage.device, storage.dtype, tokens=inputs.tokens, part=held.part)
+    feed = held.feed(storage.device, storage.dtype, tokens=inputs.tokens)
     inference = Inference(stage, feed, held.neighbours)
     n_classes = try_one_sample(inference, loss, inputs, held)
     if isinstance(inputs.training, Dataset) and n_classes is not None:

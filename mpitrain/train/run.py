@@ -24,7 +24,6 @@ from mpitrain.comm.signals import listen
 from mpitrain.comm.start import World, launched_rank, start
 from mpitrain.config import Config, to_toml
 from mpitrain.errors import MpitrainError, OutputError, Stopped, UsageError
-from mpitrain.parallel.feed import Feed
 from mpitrain.parallel.held import hold
 from mpitrain.parallel.inference import Inference
 from mpitrain.parallel.sharded import Sharding
@@ -285,7 +284,7 @@ def evaluate(config: Config, source: Path, *, quiet: bool = False) -> int:
             storage: nn.FlatLayout = held.stage.model.initialize(seed, precision, device) if sharding is None else \
                 sharding.initialise(held.stage, seed, precision, device, bucket_bytes=bucket_bytes(config), whole=False)
             State(held.stage.model, None, session.inputs.transforms, whole=model, sharding=sharding).restore(found)
-            inference = Inference(held.stage, Feed(device, storage.dtype, tokens=session.inputs.tokens), held.neighbours)
+            inference = Inference(held.stage, held.feed(device, storage.dtype, tokens=session.inputs.tokens), held.neighbours)
             read, n_chunks = session.inputs.chunks(try_one_sample(inference, loss, session.inputs, held))
             if not n_chunks:
                 raise UsageError("this run has no validation data; give some: data.validation=PATH")

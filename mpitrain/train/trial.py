@@ -27,7 +27,7 @@ def try_one_sample(inference: Inference, loss: Any, inputs: Inputs, held: Held) 
         what = f"samples of shape {x.shape[1:]} ({x.dtype})" if held.stage.index == 0 else "what the stage before gives"
         raise ShapeError(f"the model cannot take {what}: {error.message}; change the model's sizes or the data",
                          file=file) from error
-    shape, y = held.output_shape(found), held.part(y)
+    shape, y = held.output_shape(found), inference.feed.part(y)
     classes = loss.kind == "classes"
     fits = shape[:-1] == y.shape if classes else without_ones(shape[1:]) == without_ones(y.shape[1:])
     if not fits:

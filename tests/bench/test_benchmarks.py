@@ -52,6 +52,14 @@ def test_ranks_with_slices_train_a_larger_model_than_one(tmp_path: Path) -> None
     assert records[-1]["ratio"] >= 1.4 and f"{records[-1]['ratio']:.2f} times as many (bar 1.4)" in out
 
 
+def test_ranks_that_share_a_sample_have_less_of_it(tmp_path: Path) -> None:
+    """Two short samples, where what travels and what is no activation weigh more."""
+    records, out = run(tmp_path, 0, "long_sequences.py", "--length", "512", "--ranks", "1", "2", "--layers", "4")
+    assert [(record["ranks"], record["length"]) for record in records] == [(1, 512), (2, 512), (1, 256), (2, 512)]
+    one, two, half, _ = (record["grown_bytes"] for record in records)
+    assert 1.5 <= one / two <= 2.2 and two <= 1.3 * half and "times fewer bytes" in out
+
+
 def test_the_price_of_layout_is_printed_for_each_model(tmp_path: Path) -> None:
     job = Job([sys.executable, str(ROOT / "benchmarks/layout_cost.py"), "--micro", "4", "--pairs", "2", "--model", "mlp"],
               clean_environment(), tmp_path)

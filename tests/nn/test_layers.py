@@ -148,7 +148,7 @@ def test_masked_attention_with_dropout_is_the_fused_one_where_nothing_is_dropped
     expected = layer.eval()(x, mask=mask).array
     dropped = layer.train()(x, mask=mask).array
     assert np.abs(dropped - expected).max() > 1e-3
-    monkeypatch.setattr(ops, "dropout", lambda x, p, layer, part: x)
+    monkeypatch.setattr(ops, "dropout", lambda x, p, layer, **options: x)
     np.testing.assert_allclose(layer(x, mask=mask).array, expected, **CLOSE)
 
 

@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 from fakegpu import put
 
-from mpitrain import data, models, nn, ops
+from mpitrain import data, nn, ops
 from mpitrain.autograd import Tensor
 from mpitrain.backend import asnumpy, random
 from mpitrain.bench.train import Memory
 from mpitrain.comm.mesh import Mesh
-from mpitrain.errors import ConfigError, MeshError, NumericsError
+from mpitrain.errors import MeshError
 from mpitrain.nn import Sequential
+from mpitrain.parallel import ring_attention as module
 from mpitrain.parallel import zigzag
+from mpitrain.parallel.diagnose import first_bad_layer
 from mpitrain.parallel.ring_attention import Ring, ring_attention
 from mpitrain.train import checkpoint
 from mpitrain.train.inputs import Inputs
@@ -28,15 +30,19 @@ BLOCK = 24                                                       # 2 x 2, 2 x 3 
 Make = Callable[[], Sequential]
 
 
-@pytest.mark.parametrize("here", [np.array, put], ids=["host", "device"])
-def test_ring_attention_is_that_of_one_rank(comm: Any, here: Any) -> None:
+CASES: list[tuple[int, int, int, int, bool, float]] = [           # positions of a chunk, batch, heads, width, causal, dropout
+    (1, 1, 1, 1, True, 0.0), (1, 3, 2, 5, False, 0.3), (2, 2, 3, 4, True, 0.3), (3, 1, 2, 8, False, 0.0),
+    (70, 2, 4, 9, True, 0.0), (33, 2, 1, 16, True, 0.5)]
+
+
+@pytest.mark.parametrize(("here", "cases"), [(np.array, CASES), (put, CASES[:4])], ids=["host", "device"])
+def test_ring_attention_is_that_of_one_rank(comm: Any, here: Any, cases: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Output and gradient, to 1e-12, down to chunks of one position; dropped are the weights that one rank drops."""
     n, rng = comm.size, np.random.default_rng(11)
     mesh = Mesh(comm, cp=n)
     ring = Ring(mesh.link("cp", "test"))
-    for size, batch, heads, width, causal, dropout in (
-            (1, 1, 1, 1, True, 0.0), (1, 3, 2, 5, False, 0.3), (2, 2, 3, 4, True, 0.3), (3, 1, 2, 8, False, 0.0),
-            (70, 2, 4, 9, True, 0.0), (33, 2, 1, 16, True, 0.5), (70, 1, 2, 3, False, 0.2)):
+    monkeypatch.setattr(module, "AT_ONCE", 1000)                 # several pieces in some cases
+    for size, batch, heads, width, causal, dropout in cases:
         length = 2 * n * size
         qkv, grad = rng.standard_normal((batch, length, 3 * heads * width)), rng.standard_normal((batch, length, heads * width))
         qkv[:, :, :2 * heads * width] *= 6                       # scores far apart
@@ -88,9 +94,54 @@ def test_every_mesh_has_the_losses_of_one_rank(comm: Any) -> None:
     """Also norms, evaluation, ignored labels, and dropout everywhere, with blocks that are computed again in backward."""
     def make() -> Sequential:
         model = meshes.gpt(block=BLOCK, width=48)
-        model.recompute = 1
+        model.recompute = frozenset({"block0"})
         return model
 
     expected = alone(comm, make, 4)
     for mesh, options in runs(comm.size):
         np.testing.assert_allclose(results(comm, make, mesh, 4, **options), expected, rtol=1e-9, err_msg=f"{mesh} {options}")
+
+
+def test_a_checkpoint_goes_on_with_other_meshes(comm: Any, mpi_tmp_path: Path) -> None:
+    """Saved once, whole: each rank has all parameters; the next losses are those of a run that was not interrupted."""
+    if comm.size == 1:
+        pytest.skip("positions are cut over two ranks or more")
+    make, first, more = partial(meshes.gpt, block=BLOCK), 2, 2
+    with meshes.job(comm, make, {"cp": comm.size}, precision="float64") as run:
+        meshes.step_losses(run, first)
+        checkpoint.save(mpi_tmp_path, first, run.state.pieces(), {}, run.channel)
+        hashes = run.state.hashes()
+        expected = meshes.step_losses(run, more, first)
+    for mesh in ({"dp": comm.size}, {"cp": comm.size}):
+        with meshes.job(comm, make, mesh, precision="float64") as run:
+            run.resume(checkpoint.latest(mpi_tmp_path, run.channel))
+            assert run.state.hashes() == hashes
+            np.testing.assert_allclose(meshes.step_losses(run, more, first), expected, rtol=1e-9)
+
+
+def test_where_values_stop_being_finite_is_found_by_one_rank_alone(comm: Any) -> None:
+    """The others are elsewhere then: nobody may wait for them."""
+    if comm.size == 1:
+        pytest.skip("positions are cut over two ranks or more")
+    with meshes.job(comm, partial(meshes.gpt, block=BLOCK), {"cp": comm.size}, precision="float64") as run:
+        model = run.held.stage.model
+        model["embed"].position.weight.array[-1, 0] = 1e200          # the last position, which rank 0 has: its square is infinite
+        x = run.trainer.pipeline.feed.part(run.trainer.loader.load(0)[0].x)
+        for rank in range(comm.size):
+            found = first_bad_layer(model, x) if rank == comm.rank else ""
+            comm.barrier()
+            if rank == comm.rank:
+                assert ("block0.norm1" if rank == 0 else "another rank's positions") in found, found
+        assert "attend" in vars(model["block0"].attention)
+
+
+def test_samples_without_positions_are_refused(comm: Any) -> None:
+    if comm.size == 1:
+        pytest.skip("positions are cut over two ranks or more")
+    rng = np.random.default_rng(0)
+    flat = Memory(rng.standard_normal((64, 20), np.float32), rng.integers(0, 10, 64))
+    inputs = Inputs(flat, range(64), None, range(0), data.Transforms())
+    wanted = r"mesh.cp = \d cuts inputs and targets along their positions .* and a sample here is \(20,\) with a target \(\)"
+    with pytest.raises(MeshError, match=wanted), meshes.job(
+            comm, lambda: nn.Sequential(nn.Linear(20, 10)), {"cp": comm.size}, inputs=inputs):
+        raise AssertionError("it was not refused")

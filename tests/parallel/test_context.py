@@ -1,0 +1,131 @@
+"""Which positions each rank has, attention put together from parts, and what cannot be cut along positions."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpitrain import models, nn
+from mpitrain.config import MeshConfig, load_config
+from mpitrain.errors import ConfigError, MeshError
+from mpitrain.kernels.flash_attention import flash_attention
+from mpitrain.kernels.joined_attention import join_attention
+from mpitrain.parallel import zigzag
+from mpitrain.parallel.context import refuse_model, without_mask
+from mpitrain.train import layout
+from mpitrain.train.inspect import inspect_config
+
+RANKS = range(1, 6)
+
+
+@pytest.mark.parametrize("n", RANKS)
+def test_ranks_have_all_positions_once_and_the_samples_of_theirs(n: int) -> None:
+    x = np.random.default_rng(n).standard_normal((2, 6 * n, 3))
+    mine = [zigzag.positions(6, rank, n) for rank in range(n)]
+    assert sorted(np.concatenate(mine)) == list(range(6 * n))
+    for rank, places in enumerate(mine):
+        assert (np.diff(places) > 0).all()
+        np.testing.assert_array_equal(zigzag.part(x, rank, n), x[:, places])
+
+
+@pytest.mark.parametrize("n", RANKS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_tiles_are_what_some_query_sees_and_as_much_work_for_every_rank(n: int, causal: bool) -> None:
+    size, work = 3, []
+    seen = np.zeros((2 * n * size, 2 * n * size), int)
+    for rank in range(n):
+        places, before = zigzag.positions(2 * size, rank, n), seen.sum()
+        for source in range(n):
+            keys = zigzag.positions(2 * size, source, n)
+            for i, j, diagonal in zigzag.tiles(rank, source, n, causal):
+                tile = np.tri(size, dtype=int) if diagonal else 1
+                seen[np.ix_(places[i * size:][:size], keys[j * size:][:size])] += tile
+        work.append(seen.sum() - before)
+    np.testing.assert_array_equal(seen, np.tri(len(seen), dtype=int) if causal else 1)
+    assert len(set(work)) == 1
+
+
+def test_attention_to_some_keys_and_to_others_is_joined_to_attention_to_all() -> None:
+    """Scores so far apart that one part's weights vanish, either way round, and a part whose keys nobody may look at."""
+    rng = np.random.default_rng(2)
+    q, k, v = rng.standard_normal((3, 2, 3, 20, 7))
+    k[:, :, 3] *= 200
+    whole = np.empty_like(q)
+    known = flash_attention(q, k, v, whole, 0.7, False, None)
+    for cut in (3, 4, 19):
+        for order in (1, -1):
+            found: list[Any] = []
+            for keys in (slice(0, cut), slice(cut, None))[::order]:
+                part = np.empty_like(q)
+                found += [part, *flash_attention(q, k[:, :, keys], v[:, :, keys], part, 0.7, False, None)]
+            join_attention(*found)
+            for one, expected in zip(found, (whole, *known)):
+                np.testing.assert_allclose(one, expected, rtol=1e-12, atol=1e-13)
+    for nothing_first in (True, False):
+        nothing = [np.zeros_like(q), np.zeros((2, 3, 20)), np.zeros((2, 3, 20))]
+        mine = [whole.copy(), *(x.copy() for x in known)]
+        first, second = (nothing, mine) if nothing_first else (mine, nothing)
+        join_attention(*first, *second)
+        for one, expected in zip(first, (whole, *known)):
+            np.testing.assert_allclose(one, expected, rtol=1e-12)
+    nothing = [np.zeros((2, 2, 3, 20, 7)), np.zeros((2, 2, 3, 20)), np.zeros((2, 2, 3, 20))]
+    join_attention(*(x[0] for x in nothing), *(x[1] for x in nothing))
+    assert not any(x.any() for x in nothing)
+
+
+@pytest.mark.parametrize(("length", "n", "message"), [
+    (65, 2, "mesh.cp = 2 cuts the positions of samples into 4 chunks, and theirs are 65, no multiple of 4; the nearest that fits"
+            ": 64 or 68 positions (model.block), or mesh.cp = 1"),
+    (3, 2, "and theirs are 3, no multiple of 4; the nearest that fits: 4 positions"),
+    (0, 2, "and theirs are 0, no multiple of 4; the nearest that fits: 4 positions"),
+    (36, 4, "the nearest that fits: 32 or 40 positions (model.block), or mesh.cp = 3")])
+def test_a_length_that_does_not_fit_is_named_with_those_that_do(length: int, n: int, message: str) -> None:
+    with pytest.raises(MeshError, match=re.escape(message)):
+        zigzag.refuse_length(length, n)
+    zigzag.refuse_length(2 * n, n)
+
+
+class Mixing(nn.Sequential):
+    """Says of itself what a Sequential says, but has a forward of its own."""
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x[:, ::-1])
+
+
+class Apart(Mixing):
+    """Says it anew."""
+
+    by_position = True
+
+
+def test_models_that_mix_positions_are_refused_by_the_name_of_a_layer() -> None:
+    for model, layer in ((models.lenet(), '"conv1" (Conv2d)'), (nn.Sequential(nn.LSTM(3, 4)), '"0" (LSTM)'),
+                         (nn.Sequential(nn.LayerNorm((3, 4))), '"0" (LayerNorm)'),
+                         (nn.Sequential(nn.Softmax(1)), '"0" (Softmax)'),
+                         (nn.Sequential(("a", Mixing(nn.ReLU()))), '"a" (Mixing)'), (Mixing(), '"the model" (Mixing)')):
+        with pytest.raises(ConfigError, match=re.escape(f"mesh.cp = 2 cuts samples along their positions, and {layer}")):
+            refuse_model(model, 2)
+    refuse_model(nn.Sequential(Apart(nn.ReLU()), nn.RMSNorm(3), nn.Linear(3, 3, activation="tanh"), nn.Softmax()), 2)
+    refuse_model(models.gpt(layers=1, heads=1, width=4, block=8, vocabulary=5), 2)
+
+
+def test_a_mask_and_the_layout_mode_are_refused() -> None:
+    forward = without_mask(lambda x: x, "block0.attention", 2)
+    assert forward(3) == 3
+    with pytest.raises(ConfigError, match=r'mesh.cp = 2 cuts .* "block0.attention" is given a mask of whole samples'):
+        forward(3, np.ones((4, 4), bool))
+    with pytest.raises(ConfigError, match="cannot have mesh.cp = 2: ranks that share samples add up parts"):
+        layout.refuse_mesh(1, 2)
+
+
+def test_inspect_prints_the_axis_and_each_ranks_positions() -> None:
+    config = load_config(Path(__file__).parents[2] / "examples/shakespeare.toml", ["model.block=64"])
+    lines = list(inspect_config(dataclasses.replace(config, mesh=MeshConfig(cp=4)), 8))
+    assert "mesh pp=1 x dp=2 x cp=4 x tp=1, 8 ranks" in lines and "samples of 64 positions, 16 on each rank" in lines
+    with pytest.raises(MeshError, match=r"mesh.cp = 3 cuts .* 64, no multiple of 6; the nearest that fits: 60 or 66"):
+        list(inspect_config(dataclasses.replace(config, mesh=MeshConfig(cp=3)), 3))
