@@ -9,12 +9,10 @@ from mpitrain.errors import ConfigError
 
 
 def refuse_cut(o: Any, mesh: Mesh) -> None:
-    """Raises ConfigError for what cannot be had where no rank has the whole model."""
-    if mesh.size("pp") * mesh.size("tp") == 1:
-        return
-    if o.tune_buckets:
-        raise ConfigError(f'comm.bucket_mb = "auto" is for models that no rank has a part of only, found the mesh {mesh}; set '
-                          "comm.bucket_mb to a number")
+    """Raises ConfigError for what cannot be had where the model is cut into stages."""
+    if o.tune_buckets and mesh.size("pp") > 1:
+        raise ConfigError(f'comm.bucket_mb = "auto" finds one list of buckets for all ranks, and stages have parameters of their '
+                          f"own, found the mesh {mesh}; set comm.bucket_mb to a number, or mesh.pp = 1")
 
 
 def refuse_one_copy(o: Any) -> None:
