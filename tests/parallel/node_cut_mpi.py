@@ -140,9 +140,10 @@ def test_cut_models_and_cut_states_and_one_copy_together(comm: Any, kind: str, o
 def test_nodes_give_each_other_new_values_of_their_slices(comm: Any) -> None:
     if comm.size not in (4, 8):
         pytest.skip("nodes of two ranks and more, equally many each")
-    whole = run(comm, gpt, {}, 20, micro_batches=8)
+    whole, tree = run(comm, gpt, {}, 20, micro_batches=8), run(comm, gpt, {}, reproducible="layout")
     with nodes(comm, 2):
-        for kind in CUT:
+        assert one_copy(comm, "optimizer", gpt, {}, reproducible="layout") == tree
+        for kind in KINDS:
             once, again = (run_on_nodes(comm, kind, count, micro_batches=8) for count in (20, 5))
             np.testing.assert_allclose(once, whole[0], rtol=1e-6)
             assert once[:10] == again
