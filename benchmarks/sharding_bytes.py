@@ -1,11 +1,12 @@
-"""Bytes of a rank for parameters, gradients and optimizer state, for each comm.sharding, beside the formula.
+"""Bytes of a rank for parameters, gradients and optimizer state: for each comm.sharding, also with one copy per node, by formula.
 
     python benchmarks/sharding_bytes.py [--ranks 2 4 8] [--width 256] [--layers 4] [--json FILE]
 
 Starts one job for each number of ranks. Each puts runs of a gpt with AdamW together, takes two steps, and asks every rank what
 its arrays take; the rank that keeps most counts. "besides" is what the memory pool of that rank's NumPy arrays gave out for the
 run besides those: buckets on their way, blocks that are put together, samples, activations. (With memory that ranks share,
-gradients are not of that pool; so these runs send messages.)
+gradients are not of that pool; so these runs send messages.) With comm.node_shared, "node" in the table, all ranks are on one
+node, a rank's share of its copy counts, and nothing is said of what is besides.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pinned  # noqa: F401  (first: it sets what NumPy reads)
@@ -41,7 +43,7 @@ from mpitrain.train.inputs import Inputs
 BLOCK, VOCABULARY, MOST = 16, 1000, 0.02     # of what the formula says, a rank may take more
 
 
-def train(world, kind: str, width: int, layers: int) -> tuple[list[int], int, int]:
+def train(world, kind: str, node_shared: bool, width: int, layers: int) -> tuple[list[int], int, int]:
     """(bytes of parameters, gradients and optimizer state, bytes from the pool, number of parameters)."""
     rows = np.random.default_rng(0).integers(0, VOCABULARY, (2 * world.size, BLOCK + 1))
     inputs = Inputs(Memory(rows[:, :-1], rows[:, 1:], "tokens"), range(len(rows)), None, range(0), data.Transforms())
@@ -52,7 +54,8 @@ def train(world, kind: str, width: int, layers: int) -> tuple[list[int], int, in
     model = models.gpt(layers=layers, heads=4, width=width, block=BLOCK, vocabulary=VOCABULARY)
     model.recompute = True
     job = assemble(model, inputs, mesh, loss=nn.LOSSES["cross_entropy"](), optimizer=lambda s: optim.AdamW(s, lr=1e-3),
-                   options=Options(steps=2, batch_size=world.size, sharding=kind, algorithm="direct", quiet=True))
+                   options=Options(steps=2, batch_size=world.size, sharding=kind, node_shared=node_shared,
+                                   algorithm="auto" if node_shared else "direct", quiet=True))
     job.fit()
     measured = list(job.trainer.update.measured())
     used = (pool.usage().used if pool else 0) - before
@@ -66,13 +69,15 @@ def inside(width: int, layers: int) -> int:
     world = start()
     channel = Channel(world.comm.Dup(), "bench")
     about = machine(channel)
-    for kind in KINDS:
-        measured, used, count = train(world, kind, width, layers)
+    for node_shared, kind in product((False, True), KINDS):
+        measured, used, count = train(world, kind, node_shared, width, layers)
         everyone = channel.gather_objects([measured, used])
         most, pool = max(everyone, key=lambda found: sum(found[0]))
         if world.rank == 0:
-            print(json.dumps({"kind": kind, "ranks": world.size, "parameters": count, "measured": most, "pool_bytes": pool,
-                              "predicted": predicted(count, kind, world.size), "machine": about}), flush=True)
+            formula = predicted(count, kind, world.size, per_node=world.size if node_shared else 1)
+            print(json.dumps({"kind": kind, "node_shared": node_shared, "ranks": world.size, "parameters": count,
+                              "measured": most, "pool_bytes": None if node_shared else pool, "predicted": formula,
+                              "machine": about}), flush=True)
     return 0
 
 
@@ -99,15 +104,17 @@ def main() -> int:
         return inside(options.width, options.layers)
     report, worst = Report(0, options.json), 0.0
     heads = "".join(f"{head:>12}" for head in ("parameters", "gradients", "optimizer", "formula"))
-    report.line(f'{"ranks":>5}  {"comm.sharding":<14}{heads}{"ratio":>8}{"besides":>15}  (MiB of a rank)')
+    report.line(f'{"ranks":>5}  {"comm.sharding":<18}{heads}{"ratio":>8}{"besides":>15}  (MiB of a rank)')
     for ranks in options.ranks:
         for record in job(ranks, options.width, options.layers):
             measured, formula = record["measured"], sum(record["predicted"])
             ratio = sum(measured) / formula
             worst = max(worst, abs(ratio - 1))
             report.record({"bench": "sharding_bytes", **record, "ratio": ratio})
-            report.line(f'{ranks:>5}  {record["kind"]:<14}' + "".join(f"{n / 2**20:>12.2f}" for n in [*measured, formula])
-                        + f'{ratio:>8.4f}{record["pool_bytes"] / 2**20 - sum(measured) / 2**20:>+15.2f}')
+            name = record["kind"] + (", node" if record["node_shared"] else "")
+            besides = "" if record["node_shared"] else f'{(record["pool_bytes"] - sum(measured)) / 2**20:>+15.2f}'
+            report.line(f"{ranks:>5}  {name:<18}" + "".join(f"{n / 2**20:>12.2f}" for n in [*measured, formula])
+                        + f"{ratio:>8.4f}{besides}")
     report.line(f"at most {100 * worst:.2f} % from the formula (limit {100 * MOST:.0f} %)")
     return 0 if worst <= MOST else 1
 

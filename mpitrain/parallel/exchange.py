@@ -22,7 +22,7 @@ from mpitrain.parallel.node_memory import (
     refuse_unlike_nodes,
     shared_by_all,
 )
-from mpitrain.parallel.node_shared import NodeExchange, NodeShared, norm_of_all
+from mpitrain.parallel.node_shared import NodeExchange, NodeShared, Own, norm_of_all
 from mpitrain.parallel.norm import GradientNorm, Parts
 from mpitrain.parallel.reducer import GradientReducer
 from mpitrain.parallel.sharded import ShardedUpdate, Sharding, SliceSums
@@ -135,6 +135,8 @@ class Exchange:
     def norm(self, own: Parts, control: Channel, parts: Channel | None) -> GradientNorm:
         """The norm of a gradient of which this rank has `own`. `parts` connects the ranks that hold one model together, None
         where each holds all of it. It communicates."""
+        if isinstance(own, Own) and isinstance(self.channel, SharedChannel):
+            own = own.once(self.channel)
         if self.node_shared and parts is None:
             assert isinstance(self.channel, SharedChannel)
             return norm_of_all(self.channel, own)

@@ -50,6 +50,10 @@ class Own(NamedTuple):
 
     segments: list[Part]
 
+    def once(self, shared: SharedChannel) -> Own:
+        """These on the first of the ranks that update the same, each on its own node; nothing on the others."""
+        return self if shared.cross is None or shared.cross.rank == 0 else Own([])
+
 
 class NodeExchange:
     """What a `GradientReducer` takes for its channel: a sum of which each rank of the node keeps its slice alone."""
@@ -110,14 +114,14 @@ def norm_of_all(shared: SharedChannel, own: Any) -> GradientNorm:
 class NodeShared(Replicated):
     """The update of one copy per node; parameters and state lie in memory that the ranks of the node share.
 
-    Equal to `Replicated` to the bit where that sums in the same order. `norm` (default: that of the parts of all ranks of the
-    exchange) and `twins` are of `exchange.own`.
+    Equal to `Replicated` to the bit where that sums in the same order. `twins` are of `exchange.own`, and `norm` is of
+    that once (default: over the ranks of the exchange).
     """
 
     def __init__(self, model: Module, optimizer: Optimizer, reducer: GradientReducer, channel: Channel,
                  rate: Callable[[int], float], exchange: NodeExchange, *, clip_norm: float = 0.0,
                  statistics: Statistics | None = None, norm: GradientNorm | None = None, twins: Twins | None = None):
-        norm = norm or norm_of_all(exchange.shared, exchange.own(reducer.buckets))
+        norm = norm or norm_of_all(exchange.shared, exchange.own(reducer.buckets).once(exchange.shared))
         super().__init__(model, optimizer, reducer, channel, rate, clip_norm=clip_norm, statistics=statistics, norm=norm,
                          twins=twins)
         self.exchange, self._meet = exchange, Meeting(exchange.shared)

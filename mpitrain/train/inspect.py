@@ -98,12 +98,13 @@ def open_data(config: Config) -> tuple[Inputs | None, str]:
 
 
 def bytes_line(stages: Sequence[Stage], config: Config, replicas: int) -> str:
-    """What a rank keeps of parameters, gradients and optimizer state, by the formula; of the stage that has most."""
+    """What a rank keeps of parameters, gradients and optimizer state, by the formula; of the stage that has most, and with one
+    copy per node as if there were one node."""
     size = max(nn.plan_segments(stage.model.parameters())[1] for stage in stages)
     n_states = len(make_optimizer(config, probe()).state)
-    itemsize = float_dtype(config.train.precision).itemsize
-    found = predicted(size, config.comm.sharding, replicas, itemsize=itemsize, states=n_states)
-    return memory_text([found], config.comm.sharding)
+    found = predicted(size, config.comm.sharding, replicas, itemsize=float_dtype(config.train.precision).itemsize, states=n_states,
+                      per_node=replicas if config.comm.node_shared else 1)
+    return memory_text([found], config.comm.sharding, per_node=config.comm.node_shared and replicas > 1)
 
 
 def stage_lines(stages: Sequence[Stage]) -> Iterator[str]:

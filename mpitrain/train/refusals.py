@@ -9,12 +9,10 @@ from mpitrain.errors import ConfigError, MeshError
 
 
 def refuse_cut(o: Any, mesh: Mesh) -> None:
-    """Raises ConfigError for what cannot be had where no rank has the whole model."""
-    if not mesh.cuts_model:
-        return
-    if o.tune_buckets:
-        raise ConfigError(f'comm.bucket_mb = "auto" is for models that no rank has a part of only, found the mesh {mesh}; set '
-                          "comm.bucket_mb to a number")
+    """Raises ConfigError for what cannot be had where the model is cut into stages."""
+    if o.tune_buckets and mesh.size("pp") > 1:
+        raise ConfigError(f'comm.bucket_mb = "auto" finds one list of buckets for all ranks, and stages have parameters of their '
+                          f"own, found the mesh {mesh}; set comm.bucket_mb to a number, or mesh.pp = 1")
 
 
 def refuse_uneven_experts(mesh: Mesh, n_micro: int, fewest: int) -> None:
@@ -37,6 +35,9 @@ def refuse_with_experts(o: Any, mesh: Mesh) -> None:
     if n > 1 and o.sharding != "none":
         raise ConfigError(f'comm.sharding = "{o.sharding}" cuts states over all data-parallel ranks, and mesh.ep = {n} gives '
                           'them different experts; set comm.sharding = "none", or mesh.ep = 1')
+    if n > 1 and o.tune_buckets:
+        raise ConfigError('comm.bucket_mb = "auto" cuts all gradients anew, and those of experts are apart from the rest, found '
+                          f"mesh.ep = {n}; set comm.bucket_mb to a number, or mesh.ep = 1")
     if n > 1 and o.node_shared:
         raise ConfigError(f"comm.node_shared = true sums all gradients over the same ranks, and with mesh.ep = {n} those of "
                           "experts go over others; set comm.node_shared = false, or mesh.ep = 1")

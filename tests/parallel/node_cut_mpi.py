@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import meshes
@@ -13,8 +15,11 @@ from meshes import gpt, mlp
 
 from mpitrain import nn, ops
 from mpitrain.comm.node import Node
+from mpitrain.errors import ConfigError, NumericsError, StorageError
 from mpitrain.parallel.node_shared import NodeShared
+from mpitrain.parallel.sharded import predicted
 from mpitrain.parallel.shards import KINDS
+from mpitrain.train import checkpoint
 from mpitrain.train.assembly import Job
 
 CUT = KINDS[1:]
@@ -135,9 +140,10 @@ def test_cut_models_and_cut_states_and_one_copy_together(comm: Any, kind: str, o
 def test_nodes_give_each_other_new_values_of_their_slices(comm: Any) -> None:
     if comm.size not in (4, 8):
         pytest.skip("nodes of two ranks and more, equally many each")
-    whole = run(comm, gpt, {}, 20, micro_batches=8)
+    whole, tree = run(comm, gpt, {}, 20, micro_batches=8), run(comm, gpt, {}, reproducible="layout")
     with nodes(comm, 2):
-        for kind in CUT:
+        assert one_copy(comm, "optimizer", gpt, {}, reproducible="layout") == tree
+        for kind in KINDS:
             once, again = (run_on_nodes(comm, kind, count, micro_batches=8) for count in (20, 5))
             np.testing.assert_allclose(once, whole[0], rtol=1e-6)
             assert once[:10] == again
@@ -150,3 +156,115 @@ def run_on_nodes(comm: Any, kind: str, count: int, **options: Any) -> list[float
         found = steps(job, count)
         job.channel.agree(job.state.own_sha256(), "the copies of the nodes")
         return found
+
+
+def of_width_192() -> nn.Sequential:
+    return meshes.gpt(heads=2, width=192, vocabulary=64)
+
+
+def test_a_rank_keeps_what_the_formula_says(comm: Any) -> None:
+    """Its share of the node's copy, and by asking the arrays; over two nodes, half as many ranks share one."""
+    for count in (1, 2) if comm.size == 4 else (1,):
+        with nodes(comm, count):
+            for kind in CUT:
+                with meshes.job(comm, of_width_192, {}, node_shared=True, sharding=kind, micro_batches=comm.size) as job:
+                    found = job.trainer.update.measured()
+                    size = sum(p.size for p in job.state.model.parameters())
+                    wanted = predicted(size, kind, comm.size, per_node=comm.size // count)
+                    np.testing.assert_allclose(found, wanted, rtol=0.02, err_msg=f"{kind} on {count} nodes")
+                    said = [note for note in job.trainer.notes if note.startswith(f'comm.sharding = "{kind}"')]
+                    assert len(said) == 1 and (", one copy per node: " in said[0]) == (count == 1 or kind != "parameters")
+
+
+@pytest.fixture
+def shared_folder(comm: Any) -> Iterator[Path]:
+    """A folder that all ranks see."""
+    with TemporaryDirectory() as mine:
+        yield Path(comm.bcast(mine))
+        comm.Barrier()
+
+
+def test_a_checkpoint_goes_on_with_and_without_one_copy_and_on_another_mesh(comm: Any, shared_folder: Path) -> None:
+    """Saved by ranks with one copy of a cut model, in slices; gone on with as it was to the bit, and otherwise."""
+    cut = {"pp": 2} if comm.size == 4 else {}
+    same: dict[str, Any] = {**SMALL, "micro_batches": 12, "batch_size": 24}
+    with meshes.job(comm, gpt, cut, node_shared=True, sharding="gradients", **same) as job:
+        steps(job, 2)
+        saved = job.state.hashes()
+        checkpoint.save(shared_folder, 2, job.state.pieces(), {"choices": {}}, job.channel)
+        job.channel.barrier()
+        rest = steps(job, 3, 2)
+    ways = [(cut, {"node_shared": True, "sharding": "gradients"}), ({}, {"node_shared": True}), (cut, {})]
+    for mesh, options in [*ways, *(({}, {"node_shared": True, "sharding": kind}) for kind in CUT)]:
+        with meshes.job(comm, gpt, mesh, **options, **same) as job:
+            job.resume(checkpoint.load(shared_folder / "step-00000002"))
+            assert job.state.hashes() == saved
+            found = steps(job, 3, 2)
+        np.testing.assert_allclose(found, rest, rtol=1e-5)
+        assert found == rest or (mesh, options) != ways[0]
+
+
+class Poisoned(nn.Module):
+    """Its output is a number, and the gradient of one parameter is not: the root has none at zero."""
+
+    def __init__(self) -> None:
+        self.linear = nn.Linear(20, 20)
+
+    def forward(self, x: Any) -> Any:
+        return self.linear(x) + ops.sqrt((self.linear.weight * 0.0).sum())
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_on_any_part(comm: Any) -> None:
+    def make() -> nn.Sequential:
+        return nn.Sequential(("first", Poisoned()), ("middle", nn.Linear(20, 20)), ("last", nn.Linear(20, 10)))
+    for kind in KINDS:
+        with meshes.job(comm, make, {"pp": 2} if comm.size == 4 else {}, node_shared=True, sharding=kind,
+                        micro_batches=comm.size) as job:
+            before = job.state.hashes()
+            with np.errstate(all="ignore"), pytest.raises(NumericsError, match='"first.linear.weight" is not finite; no param'):
+                steps(job, 1)
+            job.channel.barrier()
+            assert job.state.hashes() == before
+
+
+def test_memory_that_runs_out_is_an_error_with_a_remedy(comm: Any) -> None:
+    """Of the parameters, or of the buckets that gradients pass through."""
+    defaults: Any = Node.__init__.__kwdefaults__
+    before, left = defaults["free"], list[int]()
+    for name, blocks in (("parameters", 2), ("gradients", 3)):    # after two that ranks coordinate by
+        left[:] = [1 << 40] * blocks + [0] * 9
+        defaults["free"] = lambda: left.pop(0)
+        message = f"comm.node_shared = true: no shared memory for {name}: .*; or set comm.node_shared = false"
+        try:
+            with pytest.raises(StorageError, match=message), \
+                    meshes.job(comm, gpt, {}, node_shared=True, sharding="gradients", micro_batches=comm.size):
+                pass
+        finally:
+            defaults["free"] = before
+
+
+def test_parts_of_the_model_that_lie_on_nodes_otherwise_are_refused(comm: Any) -> None:
+    """Ranks 0 and 1 have a part, and are on one node; ranks 2 and 3 have the other, and are on two."""
+    if comm.size != 4:
+        pytest.skip("four ranks")
+    defaults: Any = Node.__init__.__kwdefaults__
+    before, defaults["color"] = defaults["color"], (0, 0, 0, 1)[comm.rank]
+    try:
+        with pytest.raises(ConfigError, match="parts of the model on nodes alike: rank 0 is with ranks on nodes 0-1, rank 2 with "
+                                              "ranks on 0 | 1; start another .*, or set comm.node_shared = false"), \
+                meshes.job(comm, gpt, {"pp": 2}, node_shared=True):
+            pass
+    finally:
+        defaults["color"] = before
+
+
+def test_buckets_are_cut_where_times_say_where_layers_are_cut(comm: Any) -> None:
+    """Memory is summed in one order, wherever buckets are cut."""
+    pairs(comm)
+    found = []
+    for tuned in (True, False):
+        with meshes.job(comm, gpt, {"tp": 2}, steps=10, tune_buckets=tuned) as job:
+            job.fit()
+            assert (job.trainer.tuning.choices.get("buckets") or {}).get("ranks") == (comm.size // 2 if tuned else None)
+            found.append(job.state.hashes())
+    assert found[0] == found[1]

@@ -120,7 +120,7 @@ def test_a_mask_and_the_layout_mode_are_refused() -> None:
     with pytest.raises(ConfigError, match=r'mesh.cp = 2 cuts .* "block0.attention" is given a mask of whole samples'):
         forward(3, np.ones((4, 4), bool))
     with pytest.raises(ConfigError, match="cannot have mesh.cp = 2: ranks that share samples add up parts"):
-        layout.refuse_mesh(1, 2)
+        layout.refuse_mesh({"tp": 1, "cp": 2, "ep": 1}.__getitem__)
 
 
 def test_inspect_prints_the_axis_and_each_ranks_positions() -> None:
