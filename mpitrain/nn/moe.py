@@ -22,6 +22,8 @@ from mpitrain.nn.module import Module
 from mpitrain.nn.parameter import Parameter
 from mpitrain.ops.linalg import FUSED_ACTIVATIONS
 
+TALLY_UNIT = 1 << 16
+
 Experts = Callable[[Any], Tensor]
 Exchange = Callable[[Tensor, Experts], Tensor]
 
@@ -85,12 +87,16 @@ class MixtureOfExperts(Module):
         if not recomputing():                     # it was noted the first time
             xp, rows = scores.xp, float(scores.shape[0])
             noted = xp.zeros(4)
-            noted[0], noted[1] = rows * ops.balance_value(scores, route), rows
+            value = xp.rint(ops.balance_value(scores, route) * TALLY_UNIT) / TALLY_UNIT        # sums are exact then
+            noted[0], noted[1] = rows * value, rows
             noted[2], noted[3] = (route.slots < 0).sum(), route.assigned
             self._tally = noted if self._tally is None else self._tally + noted
 
     def take_tally(self) -> np.ndarray[Any, Any]:
-        """(4,) float64, since the last call in training: balance * rows, rows, choices that were dropped, and all choices."""
+        """(4,) float64, since the last call in training: balance * rows, rows, choices that were dropped, and all choices.
+
+        The balance is rounded to multiples of 2**-16, so that sums are the same in any order.
+        """
         noted, self._tally = self._tally, None
         return np.zeros(4) if noted is None else asnumpy(noted)
 
