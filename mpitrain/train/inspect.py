@@ -15,7 +15,8 @@ from mpitrain.comm.mesh import fit
 from mpitrain.config import Config, load_config
 from mpitrain.data import report
 from mpitrain.errors import MissingError
-from mpitrain.parallel.buckets import plan_buckets
+from mpitrain.parallel.buckets import plan_buckets, runs
+from mpitrain.parallel.experts import cut_experts
 from mpitrain.parallel.sharded import predicted, probe
 from mpitrain.parallel.stages import Stage, cut
 from mpitrain.parallel.tensor_plan import narrow, read_plan
@@ -48,13 +49,16 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     """The model's parameters (of layers that are cut, the first rank's), how the batch is cut, which buckets travel, and the
     schedule; nothing is allocated."""
     model = make_model(config)
-    lengths = fit(ranks, pp=config.mesh.pp, dp=config.mesh.dp, tp=config.mesh.tp)
-    pp, dp, tp = (lengths[axis] for axis in ("pp", "dp", "tp"))
+    lengths = fit(ranks, pp=config.mesh.pp, dp=config.mesh.dp, ep=config.mesh.ep, tp=config.mesh.tp)
+    pp, ep, tp = (lengths[axis] for axis in ("pp", "ep", "tp"))
+    dp = lengths["dp"] * ep                                  # places that have samples of their own
     chunks = config.mesh.chunks
     asked = config.train.micro_batches or default_micro_batches(pp, dp, chunks)
     n_micro = count_micro_batches(asked, config.train.batch_size, dp)
     yield f"{config.run.name}: model {config.model.name}, {model.count_parameters():,} parameters"
     yield f"mesh {describe_mesh(lengths)}, {ranks} rank{'s' if ranks > 1 else ''}"
+    if ep > 1:
+        cut_experts(model, 0, ep)
     if tp > 1:
         narrow(read_plan(model, config.mesh.plan or model.plan), 0, tp)
     yield from table(("parameter", "shape", "placement"),
@@ -110,7 +114,8 @@ def bucket_lines(model: nn.Module, config: Config) -> Iterator[str]:
     """Where the flat gradient is cut, computed from shapes alone."""
     itemsize = float_dtype(config.train.precision).itemsize
     segments, total = describe_segments(model)
-    buckets = plan_buckets(segments, total, max(1, bucket_bytes(config) // itemsize))
+    buckets = plan_buckets(segments, total, max(1, bucket_bytes(config) // itemsize),
+                           runs(["ep" in segment.parameter.placement for segment in segments]))
     until = ", until measured ready times say better" if config.comm.bucket_mb == "auto" else ""
     plural = "s" if len(buckets) != 1 else ""
     yield f"{len(buckets)} gradient bucket{plural} ({config.comm.algorithm}), in the order they start{until}"

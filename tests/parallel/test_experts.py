@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from runs import lines, record, train, write
 
 from mpitrain import models, nn
 from mpitrain.comm.mesh import fit
+from mpitrain.config import load_config
 from mpitrain.data.importers import import_text
 from mpitrain.errors import ConfigError, MeshError
 from mpitrain.parallel.buckets import runs
@@ -19,6 +21,7 @@ from mpitrain.parallel.experts import cut_experts
 from mpitrain.parallel.held import hold
 from mpitrain.parallel.reducer import GradientReducer
 from mpitrain.train import layout, refusals
+from mpitrain.train.inspect import inspect_config
 
 CONFIG = """
 model = {name = "gpt", layers = 2, heads = 2, width = 16, block = 8, vocabulary = 64, experts = 4}
@@ -88,6 +91,12 @@ def test_each_rank_keeps_its_share_of_the_experts_and_all_of_the_router() -> Non
     layer = cut_experts(model, 1, 3)[0][1]
     assert layer.wide.shape == (2, 32, 8) and layer.narrow_bias.shape == (2, 8) and layer.wide.offset == (2, 0, 0)
     assert layer.router.weight.shape == (6, 8) and not layer.router.weight.placement and layer.experts == 6
+
+
+def test_inspect_shows_what_a_rank_has_and_who_has_which_samples(tmp_path: Any) -> None:
+    shown = "\n".join(inspect_config(load_config(write(tmp_path, CONFIG), ["mesh.ep=2"]), 4))
+    assert "mesh pp=1 x dp=2 x ep=2 x tp=1" in shown and "rank 3: micro-batches 3..3" in shown
+    assert re.search(r"block0.mixture.wide +2x64x16 +ep cuts dim 0", shown) and "5 gradient buckets" in shown
 
 
 class Sums:
