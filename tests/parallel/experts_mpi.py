@@ -10,7 +10,7 @@ import meshes
 import numpy as np
 import pytest
 
-from mpitrain import ops
+from mpitrain import nn, ops
 from mpitrain.autograd import Tensor
 from mpitrain.comm.mesh import Mesh
 from mpitrain.nn import Sequential
@@ -110,6 +110,22 @@ def test_experts_have_the_same_bits_on_any_ranks_that_have_all_of_them(comm: Any
 
     found = bits(MPI.COMM_SELF) if comm.rank == 0 else None
     assert bits(comm) == comm.bcast(found)
+
+
+def test_dense_parameters_start_as_the_first_ranks_and_experts_as_those_of_their_copies(comm: Any) -> None:
+    """Values that differ from process to process."""
+    def different() -> Sequential:
+        model = make(layers=1)
+        layer = model["block0"].mixture
+        layer.router.weight.init = layer.wide.init = nn.init.constant(float(comm.rank))
+        return model
+
+    if comm.size not in (2, 4):
+        pytest.skip("two ranks that share experts, and two pairs of them")
+    with meshes.job(comm, different, {"ep": 2}) as run:
+        values = {name: p.array for name, p in run.state.model.named_parameters()}
+        assert (values["block0.mixture.router.weight"] == 0).all()
+        assert (values["block0.mixture.wide"] == comm.rank % 2).all()
 
 
 def test_rows_go_to_the_ranks_of_their_experts_and_come_back_with_their_gradients(comm: Any) -> None:

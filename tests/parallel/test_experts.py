@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from launch import mpirun
 from runs import lines, record, train, write
 
 from mpitrain import models, nn
@@ -155,6 +157,8 @@ def test_a_run_of_shared_experts_is_resumed_and_evaluated_by_one_rank(tmp_path: 
     assert again.rc == 0, again.err
     assert record(tmp_path / "two")["steps"] == 6
     one, two = lines(tmp_path / "one"), lines(tmp_path / "two")
+    result = mpirun(2, "-m", "mpitrain", "evaluate", "two", "mesh.ep=2", cwd=tmp_path)
+    assert json.loads(result.out)["loss"] == pytest.approx(one[-1]["loss"], rel=1e-5), result.err
     assert len(one) == len(two)
     for expected, found in zip(one, two):
         assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
