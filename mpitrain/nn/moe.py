@@ -20,7 +20,10 @@ from mpitrain.nn.basic import Linear
 from mpitrain.nn.init import Initialiser
 from mpitrain.nn.module import Module
 from mpitrain.nn.parameter import Parameter
+from mpitrain.ops.experts import Route, balance_value, capacity_of, route
 from mpitrain.ops.linalg import FUSED_ACTIVATIONS
+
+TALLY_UNIT = 1 << 16
 
 Experts = Callable[[Any], Tensor]
 Exchange = Callable[[Tensor, Experts], Tensor]
@@ -38,7 +41,7 @@ class MixtureOfExperts(Module):
     through the residual stream around the layer alone. Nothing of this depends on the number of ranks.
 
     With `balance`, the loss has that much times the mean over micro-batches (by their rows) of E * sum of f_i P_i, the share of
-    choices times the mean score of expert i: 1 where experts are used evenly. It is added in backward: see `ops.balance`.
+    choices times the mean score of expert i: 1 where experts are used evenly. It is added in backward: see `ops.expert_balance`.
 
     `exchange`, where set, takes what is at the places (E, C, D) to the experts, wherever they are, and back.
     """
@@ -67,30 +70,34 @@ class MixtureOfExperts(Module):
             raise ShapeError(f"a mixture of experts expects input of width {width}, got shape {shape}; change one of them")
         rows = ops.reshape(x, -1, width)
         scores = ops.softmax(ops.linear(rows, self.router.weight, operands=""))
-        route = ops.route(scores, self.top_k, ops.capacity_of(len(rows), self.experts, self.top_k, self.capacity))
+        to = route(scores, self.top_k, capacity_of(len(rows), self.experts, self.top_k, self.capacity))
         if self.training:
-            self._note(scores, route)
+            self._note(scores, to)
             if self.balance and grad_enabled():
-                scores = ops.balance(scores, route, self.balance)
-        there = ops.dispatch(rows, route)
+                scores = ops.expert_balance(scores, to, self.balance)
+        there = ops.dispatch(rows, to)
         back = self.apply(there) if self.exchange is None else self.exchange(there, self.apply)
-        out: Tensor = ops.reshape(ops.combine(back, ops.gates(scores, route, normalised=self.normalised), route), *shape)
+        out: Tensor = ops.reshape(ops.combine(back, ops.expert_gates(scores, to, normalised=self.normalised), to), *shape)
         return out
 
     def apply(self, x: Any) -> Tensor:
         """What the experts that are here make of the rows at their places, (experts here, any, D)."""
         return ops.expert_linear(ops.expert_linear(x, self.wide, self.wide_bias, self.activation), self.narrow, self.narrow_bias)
 
-    def _note(self, scores: Tensor, route: ops.Route) -> None:
+    def _note(self, scores: Tensor, to: Route) -> None:
         if not recomputing():                     # it was noted the first time
             xp, rows = scores.xp, float(scores.shape[0])
             noted = xp.zeros(4)
-            noted[0], noted[1] = rows * ops.balance_value(scores, route), rows
-            noted[2], noted[3] = (route.slots < 0).sum(), route.assigned
+            value = xp.rint(balance_value(scores, to) * TALLY_UNIT) / TALLY_UNIT        # sums are exact then
+            noted[0], noted[1] = rows * value, rows
+            noted[2], noted[3] = (to.slots < 0).sum(), to.assigned
             self._tally = noted if self._tally is None else self._tally + noted
 
     def take_tally(self) -> np.ndarray[Any, Any]:
-        """(4,) float64, since the last call in training: balance * rows, rows, choices that were dropped, and all choices."""
+        """(4,) float64, since the last call in training: balance * rows, rows, choices that were dropped, and all choices.
+
+        The balance is rounded to multiples of 2**-16, so that sums are the same in any order.
+        """
         noted, self._tally = self._tally, None
         return np.zeros(4) if noted is None else asnumpy(noted)
 

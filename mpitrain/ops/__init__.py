@@ -29,17 +29,7 @@ from mpitrain.ops.elementwise import (
     subtract,
     where,
 )
-from mpitrain.ops.experts import (
-    Route,
-    balance,
-    balance_value,
-    capacity_of,
-    combine,
-    dispatch,
-    expert_linear,
-    gates,
-    route,
-)
+from mpitrain.ops.experts import combine, dispatch, expert_balance, expert_gates, expert_linear
 from mpitrain.ops.index import embedding, getitem, take
 from mpitrain.ops.layer_norm import add_layer_norm, layer_norm, rms_norm
 from mpitrain.ops.linalg import linear, matmul
@@ -72,15 +62,15 @@ from mpitrain.ops.shape import (
 from mpitrain.ops.softmax import log_softmax, softmax
 
 __all__ = [
-    "Route", "absolute", "adaptive_avg_pool2d", "adaptive_max_pool2d", "add", "add_layer_norm", "avg_pool2d", "balance",
-    "balance_value", "batch_norm", "batch_norm_inference", "binary_cross_entropy_with_logits", "broadcast_to", "capacity_of",
-    "clip", "combine", "concatenate", "conv2d", "conv_transpose2d", "cross_entropy", "cross_entropy_count", "dispatch",
-    "divide", "dropout", "element_count", "embedding", "equal", "exp", "expand_dims", "expert_linear", "gates", "gelu",
-    "getitem", "greater", "greater_equal", "group_norm", "huber", "kl_divergence", "l1", "layer_norm", "leaky_relu", "less",
-    "less_equal", "linear", "log", "log_softmax", "logsumexp", "matmul", "max", "max_pool2d", "maximum", "mean", "min",
-    "minimum", "mse", "multiply", "negative", "not_equal", "pad", "power", "relu", "reshape", "rms_norm", "route",
-    "scaled_dot_product_attention", "self_attention", "sigmoid", "silu", "softmax", "softplus", "split", "sqrt", "squeeze",
-    "stack", "subsample2d", "subtract", "sum", "swapaxes", "take", "tanh", "transpose", "var", "where",
+    "absolute", "adaptive_avg_pool2d", "adaptive_max_pool2d", "add", "add_layer_norm", "avg_pool2d", "batch_norm",
+    "batch_norm_inference", "binary_cross_entropy_with_logits", "broadcast_to", "clip", "combine", "concatenate", "conv2d",
+    "conv_transpose2d", "cross_entropy", "cross_entropy_count", "dispatch", "divide", "dropout", "element_count", "embedding",
+    "equal", "exp", "expand_dims", "expert_balance", "expert_gates", "expert_linear", "gelu", "getitem", "greater",
+    "greater_equal", "group_norm", "huber", "kl_divergence", "l1", "layer_norm", "leaky_relu", "less", "less_equal", "linear",
+    "log", "log_softmax", "logsumexp", "matmul", "max", "max_pool2d", "maximum", "mean", "min", "minimum", "mse", "multiply",
+    "negative", "not_equal", "pad", "power", "relu", "reshape", "rms_norm", "scaled_dot_product_attention", "self_attention",
+    "sigmoid", "silu", "softmax", "softplus", "split", "sqrt", "squeeze", "stack", "subsample2d", "subtract", "sum", "swapaxes",
+    "take", "tanh", "transpose", "var", "where",
 ]
 
 attach()

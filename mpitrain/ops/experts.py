@@ -189,12 +189,12 @@ def _room(ctx: Context, place: int, like: Array) -> Array:
     return ctx.xp.empty(like.shape, like.dtype) if given is None else given
 
 
-def gates(scores: Any, to: Route, *, normalised: bool) -> Tensor:
+def expert_gates(scores: Any, to: Route, *, normalised: bool) -> Tensor:
     """The scores (T, E) of each row's choices, (K, T), divided by their sum where `normalised`."""
     return Gates.apply(scores, chosen=to.chosen, normalised=normalised)
 
 
-def balance(scores: Any, to: Route, weight: float) -> Tensor:
+def expert_balance(scores: Any, to: Route, weight: float) -> Tensor:
     """The scores, unchanged; with a gradient that evens out how often experts are chosen.
 
     It is that of `weight` * E * sum over i of f_i P_i, where f_i is the share of choices that expert i has and P_i its mean score

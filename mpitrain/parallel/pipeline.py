@@ -12,6 +12,7 @@ import numpy as np
 from mpitrain.autograd import Deferred, Tensor, part_of_batch, run_backward
 from mpitrain.backend import Array, asnumpy, random
 from mpitrain.comm.channel import Channel
+from mpitrain.nn import mixtures
 from mpitrain.parallel.diagnose import is_finite, refuse_nonfinite_loss
 from mpitrain.parallel.feed import Feed
 from mpitrain.parallel.neighbours import Neighbours
@@ -68,6 +69,7 @@ class Pipeline:
         self._split = False                                 # whether backward runs as two calls in this step
         self._local = np.zeros(3)
         self._counting: Any = None
+        self._has_mixtures, self._mixtures = bool(mixtures(stage.whole)), [layer for _, layer in mixtures(stage.model)]
 
     def run(self, micro_batches: Sequence[MicroBatch], *, flag: float = 0.0) -> np.ndarray[Any, Any]:
         """Each micro-batch's part of the global mean loss, (`n_micro`,) float64, zero where it is another rank's.
@@ -101,6 +103,12 @@ class Pipeline:
     def sent_bytes(self) -> int:
         """Of messages to other stages that have not been let go of yet."""
         return 0 if self.neighbours is None else self.neighbours.link.sent_bytes
+
+    def take_tally(self) -> np.ndarray[Any, Any]:
+        """What the mixtures of experts here have noted (`nn.MixtureOfExperts.take_tally`), added up; empty for models without."""
+        if not self._has_mixtures:
+            return np.zeros(0)
+        return sum((layer.take_tally() for layer in self._mixtures), np.zeros(4))
 
     def _program(self, n: int) -> list[Action]:
         """What this stage does in a step of `n` micro-batches."""

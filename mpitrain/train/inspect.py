@@ -15,8 +15,9 @@ from mpitrain.comm.mesh import fit
 from mpitrain.config import Config, load_config
 from mpitrain.data import report
 from mpitrain.errors import MissingError, MpitrainError
-from mpitrain.parallel.buckets import plan_buckets
+from mpitrain.parallel.buckets import plan_buckets, runs
 from mpitrain.parallel.context import refuse_model
+from mpitrain.parallel.experts import cut_experts
 from mpitrain.parallel.sharded import predicted, probe
 from mpitrain.parallel.stages import Stage, cut
 from mpitrain.parallel.tensor_plan import narrow, read_plan
@@ -53,10 +54,12 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     """The model's parameters (of layers that are cut, the first rank's), how the batch is cut, which buckets travel, and the
     schedule; nothing is allocated."""
     model = make_model(config)
-    lengths = fit(ranks, pp=config.mesh.pp, dp=config.mesh.dp, cp=config.mesh.cp, tp=config.mesh.tp)
-    pp, dp, cp, tp = (lengths[axis] for axis in ("pp", "dp", "cp", "tp"))
+    m = config.mesh
+    lengths = fit(ranks, pp=m.pp, dp=m.dp, ep=m.ep, cp=m.cp, tp=m.tp)
+    pp, ep, cp, tp = (lengths[axis] for axis in ("pp", "ep", "cp", "tp"))
+    places = lengths["dp"] * ep                              # that have samples of their own
     chunks = config.mesh.chunks
-    n_micro = count_micro_batches(config.train.micro_batches, config.train.batch_size, pp, dp, chunks, each=pp * tp)
+    n_micro = count_micro_batches(config.train.micro_batches, config.train.batch_size, pp, places, chunks, each=ranks // places)
     yield f"{config.run.name}: model {config.model.name}, {model.count_parameters():,} parameters"
     yield f"mesh {describe_mesh(lengths)}, {ranks} rank{'s' if ranks > 1 else ''}"
     if cp > 1:
@@ -65,6 +68,8 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
         if block is not None:
             refuse_length(block, cp)
             yield f"samples of {block} positions, {block // cp} on each rank"
+    if ep > 1:
+        cut_experts(model, 0, ep)
     if tp > 1:
         narrow(read_plan(model, config.mesh.plan or model.plan), 0, tp)
     yield from table(("parameter", "shape", "placement"),
@@ -78,10 +83,10 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     stages = [cut(model, index, pp, chunks, counts=memory.stage_counts(config)) for index in range(pp)]
     if pp > 1:
         yield from stage_lines(stages)
-    yield from schedule_lines(pp, dp, n_micro, name=config.mesh.schedule, chunks=chunks, folder=config.folder)
+    yield from schedule_lines(pp, places, n_micro, name=config.mesh.schedule, chunks=chunks, folder=config.folder)
     yield from bucket_lines(model, config)
-    yield bytes_line(stages, config, dp * cp)
-    yield from memory.forecast_lines(memory.forecast_of(config, memory.Sizes(pp, dp, tp), *open_data(config)))
+    yield bytes_line(stages, config, places * cp)
+    yield from memory.forecast_lines(memory.forecast_of(config, memory.Sizes(**lengths), *open_data(config)))
 
 
 def open_data(config: Config) -> tuple[Inputs | None, str]:
@@ -102,7 +107,8 @@ def bytes_line(stages: Sequence[Stage], config: Config, replicas: int) -> str:
     copy per node as if there were one node."""
     size = max(nn.plan_segments(stage.model.parameters())[1] for stage in stages)
     n_states = len(make_optimizer(config, probe()).state)
-    found = predicted(size, config.comm.sharding, replicas, itemsize=float_dtype(config.train.precision).itemsize, states=n_states,
+    itemsize = float_dtype(config.train.precision).itemsize
+    found = predicted(size, config.comm.sharding, replicas, itemsize=itemsize, states=n_states,
                       per_node=replicas if config.comm.node_shared else 1)
     return memory_text([found], config.comm.sharding, per_node=config.comm.node_shared and replicas > 1)
 
@@ -135,7 +141,8 @@ def bucket_lines(model: nn.Module, config: Config) -> Iterator[str]:
     """Where the flat gradient is cut, computed from shapes alone."""
     itemsize = float_dtype(config.train.precision).itemsize
     segments, total = describe_segments(model)
-    buckets = plan_buckets(segments, total, max(1, bucket_bytes(config) // itemsize))
+    buckets = plan_buckets(segments, total, max(1, bucket_bytes(config) // itemsize),
+                           runs(["ep" in segment.parameter.placement for segment in segments]))
     until = ", until measured ready times say better" if config.comm.bucket_mb == "auto" else ""
     plural = "s" if len(buckets) != 1 else ""
     yield f"{len(buckets)} gradient bucket{plural} ({config.comm.algorithm}), in the order they start{until}"

@@ -22,6 +22,8 @@ from mpitrain.backend.memory import pool_in_use
 from mpitrain.config import Config
 from mpitrain.errors import MpitrainError, name_and_text, place
 from mpitrain.parallel.buckets import plan_buckets
+from mpitrain.parallel.context import ContextParallel
+from mpitrain.parallel.experts import ExpertParallel
 from mpitrain.parallel.gathered import blocks_of
 from mpitrain.parallel.reducer import GradientReducer
 from mpitrain.parallel.sharded import predicted, probe, where_to_cut
@@ -67,7 +69,19 @@ class Sizes(NamedTuple):
 
     pp: int = 1
     dp: int = 1
+    ep: int = 1
+    cp: int = 1
     tp: int = 1
+
+    @property
+    def places(self) -> int:
+        """How many have samples of their own."""
+        return self.dp * self.ep
+
+    @property
+    def replicas(self) -> int:
+        """How many add up gradients, and cut states."""
+        return self.dp * self.ep * self.cp
 
 
 def forecast(model: nn.Module, o: Options, sizes: Sizes, sample: tuple[Any, Any] | None, *, loss: Any, optimizer: Any,
@@ -77,25 +91,36 @@ def forecast(model: nn.Module, o: Options, sizes: Sizes, sample: tuple[Any, Any]
     `sample` is a host row (x, y), None where there are no data, as `why` says; `counts` are the virtual stages' numbers of
     blocks.
     """
-    n_micro = count_micro_batches(o.micro_batches, o.batch_size, sizes.pp, sizes.dp, o.chunks)
+    n_micro = count_micro_batches(o.micro_batches, o.batch_size, sizes.pp, sizes.places, o.chunks)
     by_layout = layout.is_asked_for(o.reproducible)
     if (sizes.pp > 1 or by_layout) and isinstance(model, nn.Sequential):
         model.untie()
-    if sizes.tp > 1:
-        lone: Any = LoneMesh(sizes.tp)
-        loss = TensorParallel(model, lone, o.plan, sequence=o.sequence, shared=False).loss(loss)
+    seen, loss = _cut_layers(model, o, sizes, sample, loss)
     stages = [cut(model, index, sizes.pp, o.chunks, counts=counts) for index in range(sizes.pp)]
     kept = [_kept(stage, o, sizes, n_micro, optimizer) for stage in stages]
     others = [_on_their_way(stage, o, sizes) for stage in stages]
     needed: list[int] | None = None
     try:
-        needed = _activations(stages, o, n_micro, sizes.dp, sample, loss=loss, tokens=tokens) if sample is not None else None
+        needed = _activations(stages, o, n_micro, sizes.places, seen, loss=loss, tokens=tokens) if seen is not None else None
     except Exception as error:                # of a model that a few rows do not suit, too: the report goes without
         why = error.message if isinstance(error, MpitrainError) else name_and_text(error, place(error))
     if needed is None:
         return Forecast(kept, why or NOBODY)
-    rows = sum(array.nbytes for array in sample or ()) * -(-n_micro // sizes.dp) * _rows(o, n_micro)
+    rows = sum(array.nbytes for array in sample or ()) * -(-n_micro // sizes.places) * _rows(o, n_micro)
     return Forecast([_whole(use, activations, other + AHEAD * rows) for use, activations, other in zip(kept, needed, others)])
+
+
+def _cut_layers(model: nn.Module, o: Options, sizes: Sizes, sample: tuple[Any, Any] | None,
+                loss: Any) -> tuple[tuple[Any, Any] | None, Any]:
+    """(what a rank has of a sample, the loss of its outputs); the model is cut as `parallel.held.hold` cuts it."""
+    lone: Any = LoneMesh(sizes._asdict())
+    tensor = TensorParallel(model, lone, o.plan, sequence=o.sequence, shared=False) if sizes.tp > 1 else None
+    if sizes.ep > 1:
+        ExpertParallel(model, lone)
+    if sizes.cp > 1:
+        context = ContextParallel(model, lone, tensor.along if tensor else ())
+        sample = None if sample is None else (context.part(sample[0]), context.part(sample[1]))
+    return sample, loss if tensor is None else tensor.loss(loss)
 
 
 def forecast_of(config: Config, sizes: Sizes, inputs: Inputs | None, why: str = "", *, counts: Sequence[int] = ()) -> Forecast:
@@ -127,11 +152,11 @@ def _kept(stage: Stage, o: Options, sizes: Sizes, n_micro: int, optimizer: Any) 
     """What stays from step to step, by formula."""
     flat = stage.model.describe(o.seed, o.precision)
     itemsize, tried = flat.dtype.itemsize, optimizer(probe())
-    kind = o.sharding if sizes.dp > 1 else "none"
-    formula = predicted(flat.size, kind, sizes.dp, itemsize=itemsize, states=len(tried.state))
+    kind = o.sharding if sizes.replicas > 1 else "none"
+    formula = predicted(flat.size, kind, sizes.replicas, itemsize=itemsize, states=len(tried.state))
     parameters, gradients, state = formula
     if kind in ("none", "optimizer"):
-        gradients *= sums_at_once(n_micro, sizes.dp, tree=layout.is_asked_for(o.reproducible))
+        gradients *= sums_at_once(n_micro, sizes.places, tree=layout.is_asked_for(o.reproducible))
     if o.offload == "none":
         return Use(parameters, gradients, state, 0, None, None)
     on_host = 2 * formula.parameters if o.device != "cpu" else 0            # copies of parameters and gradients
@@ -140,13 +165,13 @@ def _kept(stage: Stage, o: Options, sizes: Sizes, n_micro: int, optimizer: Any) 
 
 def _on_their_way(stage: Stage, o: Options, sizes: Sizes) -> int:
     """Bytes of buckets, of what others send for them, and of blocks that are put together, where states are cut."""
-    if sizes.dp == 1 or o.sharding not in ("gradients", "parameters"):
+    if sizes.replicas == 1 or o.sharding not in ("gradients", "parameters"):
         return 0
     flat = stage.model.describe(o.seed, o.precision)
     cuts = where_to_cut(stage, flat, blocks=o.sharding == "parameters")
     buckets = plan_buckets(flat.segments, flat.size, max(1, o.bucket_bytes // flat.dtype.itemsize), cuts)
     largest = sum(sorted((b.stop - b.start for b in buckets), reverse=True)[:IN_FLIGHT + 1])
-    received = largest * (sizes.dp - 1) // sizes.dp
+    received = largest * (sizes.replicas - 1) // sizes.replicas
     return flat.dtype.itemsize * (largest + received + (_put_together(stage) if o.sharding == "parameters" else 0))
 
 

@@ -50,6 +50,9 @@ class Recorder:
                 "grad_norm": result["grad_norm"], "samples_per_s": shown["samples_per_s"], "step_s": step_s,
                 "comm_exposed_s": self._exposed / self._steps,
                 "comm_exposed_share": self._exposed / max(self._seconds, 1e-9), "peak_rss_mb": resident(peak=True) / 2**20}
+        tally = result.get("tally", ())
+        if len(tally) and tally[1]:                           # of mixtures of experts
+            line |= {"balance": tally[0] / tally[1], "dropped": tally[2] / tally[3]}
         self._write(done, "train", line)
         self._steps, self._seconds, self._exposed = 0, 0.0, 0.0
 

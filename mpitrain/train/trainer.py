@@ -21,6 +21,7 @@ from mpitrain.parallel.update import Outcome
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.record import Recorder
 
+NO_TALLY = np.zeros(0)
 UPDATE = "gradients and update"                                  # a profile cuts it where the last bucket landed
 
 
@@ -28,12 +29,14 @@ class Step(NamedTuple):
     """One completed update; `loss` is the mean over the global batch, before the update.
 
     `comm_exposed_s` is that of the rank that waited least: the others waited for slower ranks too, not for messages alone.
+    `tally` is that of all mixtures of experts, if there are any: see `nn.MixtureOfExperts.take_tally`.
     """
 
     loss: float
     lr: float
     grad_norm: float | None
     comm_exposed_s: float
+    tally: np.ndarray[Any, Any] = NO_TALLY
 
 
 class Update(Protocol):
@@ -93,20 +96,23 @@ class Trainer:
         with self.span("compute", UPDATE):
             outcome = self.update.finish()                       # the rest of the exchange, norm, clip, optimizer
         with self.span("compute", "exchange of the loss"):
-            mean, outcome["comm_exposed_s"] = self.share(loss, outcome["comm_exposed_s"])
-        return Step(loss=mean, **outcome)
+            tally = self.pipeline.take_tally()
+            mean, outcome["comm_exposed_s"] = self.share(loss, outcome["comm_exposed_s"], tally)
+        return Step(loss=mean, **outcome, tally=tally)
 
-    def share(self, parts: np.ndarray[Any, Any], exposed_s: float) -> tuple[float, float]:
+    def share(self, parts: np.ndarray[Any, Any], exposed_s: float,
+              tally: np.ndarray[Any, Any] = NO_TALLY) -> tuple[float, float]:
         """The sum of the micro-batches' parts of the mean loss, and the smallest of the ranks' waiting times, in one message.
 
-        Each rank passes its own parts, and zeros; the sum is exact, and rounded once.
+        Each rank passes its own parts, and zeros; the sum is exact, and rounded once. `tally` becomes the sum of the ranks'.
         """
         if self.channel.size == 1:
             return math.fsum(parts), exposed_s                   # a message to nobody costs a small model 1 % of its step
-        message = np.zeros(len(parts) + self.channel.size)
-        message[:len(parts)], message[len(parts) + self.channel.rank] = parts, exposed_s
+        message, end = np.zeros(len(parts) + self.channel.size + len(tally)), len(parts) + self.channel.size
+        message[:len(parts)], message[len(parts) + self.channel.rank], message[end:] = parts, exposed_s, tally
         self.channel.allreduce(message, name="loss")
-        return math.fsum(message[:len(parts)]), float(message[len(parts):].min())
+        tally[...] = message[end:]
+        return math.fsum(message[:len(parts)]), float(message[len(parts):end].min())
 
     def fit(self) -> dict[str, float]:
         """Trains to the end and returns the last evaluation. Raises Stopped after a stop request, with a checkpoint saved."""

@@ -12,13 +12,14 @@ from mpitrain import ops
 from mpitrain.autograd import Tensor, part_of_batch
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import experts as kernels
+from mpitrain.ops.experts import Route, balance_value, route
 
 ROWS, EXPERTS, TOP_K, CAPACITY, WIDTH = 11, 4, 2, 4, 5
 
 
-def some_route(capacity: int = CAPACITY, top_k: int = TOP_K, seed: int = 0) -> ops.Route:
+def some_route(capacity: int = CAPACITY, top_k: int = TOP_K, seed: int = 0) -> Route:
     """One in which some rows find no place, and some places stay empty."""
-    found = ops.route(np.random.default_rng(seed).standard_normal((ROWS, EXPERTS)), top_k, capacity)
+    found = route(np.random.default_rng(seed).standard_normal((ROWS, EXPERTS)), top_k, capacity)
     assert (found.slots < 0).any() and (found.sources < 0).any()
     return found
 
@@ -27,7 +28,7 @@ def some_route(capacity: int = CAPACITY, top_k: int = TOP_K, seed: int = 0) -> o
 @pytest.mark.parametrize("capacity", [1, 3, ROWS])
 def test_places_are_given_in_the_order_of_choices_and_rows(top_k: int, capacity: int) -> None:
     scores = np.random.default_rng(top_k).integers(0, 5, (ROWS, EXPERTS)).astype(float)         # with ties
-    found = ops.route(scores, top_k, capacity)
+    found = route(scores, top_k, capacity)
     taken: dict[int, list[int]] = {e: [] for e in range(EXPERTS)}
     ranked = [sorted(range(EXPERTS), key=lambda e: (-row[e], e)) for row in scores]
     for k in range(top_k):
@@ -70,7 +71,7 @@ def test_gradients_of_moving_rows_equal_differences() -> None:
     check_gradient(lambda x: ops.dispatch(x, to), (ROWS, WIDTH))
     check_gradient(lambda x, g: ops.combine(x, g, to), (EXPERTS, CAPACITY, WIDTH), (TOP_K, ROWS))
     for normalised in (True, False):
-        check_gradient(lambda s, n=normalised: ops.gates(ops.softmax(s), to, normalised=n), (ROWS, EXPERTS))
+        check_gradient(lambda s, n=normalised: ops.expert_gates(ops.softmax(s), to, normalised=n), (ROWS, EXPERTS))
 
 
 @pytest.mark.parametrize("activation", [None, "gelu", "relu", "tanh"])
@@ -112,8 +113,8 @@ def test_the_balance_has_the_gradient_of_its_value_and_the_scale_of_the_micro_ba
 
     x = Tensor(logits, requires_grad=True)
     ours = ops.softmax(x)
-    assert float(ops.balance_value(ours, to)) == pytest.approx(value.item(), rel=1e-14)
-    passed = ops.balance(ours, to, 0.3)
+    assert float(balance_value(ours, to)) == pytest.approx(value.item(), rel=1e-14)
+    passed = ops.expert_balance(ours, to, 0.3)
     np.testing.assert_array_equal(passed.array, ours.array)
     with part_of_batch(lambda: 0.25):
         passed.backward(grad)
@@ -127,8 +128,8 @@ def test_sums_over_choices_have_the_same_bits_each_time() -> None:
 
 
 @pytest.mark.parametrize(("call", "message"), [
-    (lambda: ops.route(normal(3, 2), 3, 1), r"route: scores of shape \(3, 2\), 3 choices and 1 places"),
-    (lambda: ops.route(normal(0, 2), 1, 1), r"route: scores of shape \(0, 2\)"),
+    (lambda: route(normal(3, 2), 3, 1), r"route: scores of shape \(3, 2\), 3 choices and 1 places"),
+    (lambda: route(normal(0, 2), 1, 1), r"route: scores of shape \(0, 2\)"),
     (lambda: ops.dispatch(normal(3, 2), some_route()), r"dispatch: rows of shape \(3, 2\) for a route of 11 rows"),
     (lambda: ops.combine(normal(4, 3, 2), normal(2, 11), some_route()), r"combine: places of shape \(4, 3, 2\) and gates"),
     (lambda: ops.expert_linear(normal(3, 2, 4), normal(3, 5, 2)), r"expert_linear: an input of shape \(3, 2, 4\) does not fit"),

@@ -13,6 +13,7 @@ from mpitrain import ops
 from mpitrain.autograd import Backward, Context, Function, Tensor
 from mpitrain.backend import asnumpy, random
 from mpitrain.errors import ShapeError
+from mpitrain.ops.experts import route
 
 INDEX = np.array([2, 0, 2])
 MASK = np.array([True, False, True])
@@ -76,6 +77,12 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
          *(normal(2, 2, 3, 4, seed=i) for i in range(3)))],
     "self_attention": [(lambda x: ops.self_attention(x, 2, causal=True), normal(2, 3, 12)),
                        (lambda x: ops.self_attention(x, 2, dropout=0.5, layer="a layer"), normal(2, 3, 12))],
+    "dispatch": [(lambda x, s: ops.dispatch(x, route(s, 2, 2)), normal(5, 3), normal(5, 4))],
+    "combine": [(lambda y, g, s: ops.combine(y, g, route(s, 2, 2)), normal(4, 2, 3), normal(2, 5), normal(5, 4))],
+    "expert_gates": [(lambda s: ops.expert_gates(s, route(s, 2, 2), normalised=True), positive(5, 4)),
+                     (lambda s: ops.expert_gates(s, route(s, 1, 2), normalised=False), positive(5, 4))],
+    "expert_balance": [(lambda s: ops.expert_balance(s, route(s, 2, 2), 0.3), positive(5, 4))],
+    "expert_linear": [(lambda x, w, b: ops.expert_linear(x, w, b, "gelu"), normal(2, 5, 3), normal(2, 4, 3), normal(2, 4))],
     "cross_entropy_count": [(lambda t: Tensor(put(float(ops.cross_entropy_count(t, ignore_index=0)))), INDEX)],
     "element_count": [(lambda x: Tensor(put(float(ops.element_count(x)))), normal(3))],
 }

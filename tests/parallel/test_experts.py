@@ -1,0 +1,183 @@
+"""What cannot be shared out is refused by name; a run of two ranks is resumed by one; a rank that fails ends all."""
+
+from __future__ import annotations
+
+import json
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from launch import mpirun
+from runs import lines, record, train, write
+
+from mpitrain import models, nn
+from mpitrain.comm.mesh import fit
+from mpitrain.config import load_config
+from mpitrain.data.importers import import_text
+from mpitrain.errors import ConfigError, MeshError
+from mpitrain.parallel.buckets import runs
+from mpitrain.parallel.diagnose import first_bad_layer
+from mpitrain.parallel.experts import cut_experts
+from mpitrain.parallel.held import hold
+from mpitrain.parallel.reducer import GradientReducer
+from mpitrain.train import layout, refusals
+from mpitrain.train.inspect import inspect_config
+
+CONFIG = """
+model = {name = "gpt", layers = 2, heads = 2, width = 16, block = 8, vocabulary = 64, experts = 4}
+data = {path = "tokens", validation = "tail:0.2"}
+train = {steps = 6, batch_size = 8, micro_batches = 4, eval_every = 3}
+optimizer = {clip_norm = 0.5}
+checkpoint = {every = 3}
+log = {every = 1}
+"""
+OWN = '''
+from mpitrain import models
+def net(step, block, vocabulary):
+    model = models.gpt(2, 2, 16, block, vocabulary, experts=4)
+    layer, calls = model["block1"].mixture, []
+    def fail(module, inputs):
+        from mpitrain.comm.start import started
+        calls.append(1)
+        if started() and started().rank == 1 and len(calls) == step:
+            raise ZeroDivisionError("on purpose")
+    layer.before_forward(fail)
+    return model
+'''
+
+
+def mesh(**lengths: int) -> Any:
+    """As far as refusals look at one."""
+    found = fit(int(np.prod(list(lengths.values()))), **lengths)
+    return SimpleNamespace(size=found.get, n_places=found["dp"] * found["ep"], cuts_model=True, coordinate=lambda axis: 0)
+
+
+def gpt(**more: Any) -> nn.Sequential:
+    return models.gpt(2, 2, 8, 8, 11, **more)
+
+
+@pytest.mark.parametrize(("call", "kind", "message"), [
+    (lambda: cut_experts(gpt(), 0, 2), MeshError, "mesh.ep = 2 shares out experts over ranks, and the model has none; set"),
+    (lambda: cut_experts(gpt(experts=6), 0, 4), MeshError,
+     'mesh.ep = 4 does not divide the 6 experts of "block0.mixture"; the nearest that fits the whole model: mesh.ep = 3 or 6'),
+    (lambda: cut_experts(gpt(experts=3), 0, 5), MeshError, "the nearest that fits the whole model: mesh.ep = 3"),
+    (lambda: refusals.refuse_uneven_experts(mesh(dp=2, ep=2), 6, 64), MeshError,
+     "found 6 micro-batches for 4 data-parallel ranks; set train.micro_batches to 4 or 8"),
+    (lambda: refusals.refuse_uneven_experts(mesh(dp=2, ep=2), 8, 5), ConfigError,
+     "ends with a batch of 5 rows for 8 micro-batches; set data.drop_last = true"),
+    (lambda: refusals.refuse_with_experts(SimpleNamespace(sharding="gradients"), mesh(ep=2)), ConfigError,
+     'comm.sharding = "gradients" cuts states over all data-parallel ranks, and mesh.ep = 2 gives them different experts; set'),
+    (lambda: refusals.refuse_cut(SimpleNamespace(tune_buckets=True, node_shared=False), mesh(ep=2)), ConfigError,
+     'comm.bucket_mb = "auto" is for models that no rank has a part of only'),
+    (lambda: refusals.refuse_cut(SimpleNamespace(tune_buckets=False, node_shared=True), mesh(ep=2)), ConfigError,
+     "set comm.node_shared = false, or mesh.pp, mesh.ep and mesh.tp = 1"),
+    (lambda: layout.refuse_mesh(1, 2), ConfigError, "cannot have mesh.ep = 2: a gradient of an expert adds up rows of several"),
+    (lambda: hold(gpt(experts=2), mesh(tp=2), None, sequence=True), ConfigError,
+     'mesh.sequence = true cuts what "block0.mixture" gets along the sequence'),
+])
+def test_what_cannot_be_shared_out_is_refused_by_name(call: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message.replace("(", r"\(")):
+        call()
+
+
+def test_even_micro_batches_and_whole_models_are_not_refused() -> None:
+    refusals.refuse_uneven_experts(mesh(dp=2, ep=2), 8, 8)
+    refusals.refuse_uneven_experts(mesh(dp=3), 8, 5)
+    refusals.refuse_with_experts(SimpleNamespace(sharding="none"), mesh(ep=2))
+
+
+def test_each_rank_keeps_its_share_of_the_experts_and_all_of_the_router() -> None:
+    model = gpt(experts=6, bias=True)
+    layer = cut_experts(model, 1, 3)[0][1]
+    assert layer.wide.shape == (2, 32, 8) and layer.narrow_bias.shape == (2, 8) and layer.wide.offset == (2, 0, 0)
+    assert layer.router.weight.shape == (6, 8) and not layer.router.weight.placement and layer.experts == 6
+
+
+def test_inspect_shows_what_a_rank_has_and_who_has_which_samples(tmp_path: Any) -> None:
+    shown = "\n".join(inspect_config(load_config(write(tmp_path, CONFIG), ["mesh.ep=2"]), 4))
+    assert "mesh pp=1 x dp=2 x ep=2 x tp=1" in shown and "rank 3: micro-batches 3..3" in shown
+    assert re.search(r"block0.mixture.wide +2x64x16 +ep cuts dim 0", shown) and "5 gradient buckets" in shown
+
+
+class Sums:
+    """A channel that notes what is summed over it."""
+
+    def __init__(self, size: int):
+        self.size, self.names = size, list[str]()
+
+    def start_allreduce(self, array: Any, name: str) -> Any:
+        self.names.append(name)
+        return SimpleNamespace(wait=lambda: None, done=True)
+
+
+def test_experts_have_buckets_of_their_own_on_the_channel_of_their_copies() -> None:
+    model = gpt(experts=2)
+    storage = model.initialize(0)
+    all_, copies = Sums(4), Sums(2)
+    apart = [copies if "wide" in s.name or "narrow" in s.name else None for s in storage.segments]
+    reducer = GradientReducer(storage, all_, bucket_bytes=1 << 30, apart=apart)
+    assert len(reducer.buckets) == 5                            # head to tail: dense, experts, dense, experts, dense
+    reducer.begin()
+    reducer.begin_micro_batch(last=True)
+    tokens = np.random.default_rng(0).integers(0, 11, (2, 9))
+    nn.LOSSES["cross_entropy"]()(model(tokens[:, :-1]), tokens[:, 1:]).backward()
+    reducer.finish()
+    assert len(all_.names) == 3 and len(copies.names) == 2
+    assert all("mixture.wide" in name and "mixture.narrow" in name for name in copies.names)
+    assert runs(["a", "a", None, "b", "b"]) == [2, 1, 2]
+    reducer.close()
+
+
+def test_where_values_are_not_finite_is_said_without_other_ranks() -> None:
+    """A rank that has some of the experts looks alone: those elsewhere are not asked."""
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("the other ranks are elsewhere")
+
+    tokens = np.random.default_rng(0).integers(0, 11, (2, 8))
+    model = gpt(experts=4)
+    for _, layer in cut_experts(model, 1, 2):
+        layer.exchange = refuse
+    model.initialize(0)
+    assert first_bad_layer(model, tokens).startswith("an expert that another rank along mesh.ep has, or the loss function")
+    model["block1"].norm2.weight.array[...] = model["block1"].mixture.wide.array[...] = 1e30
+    assert first_bad_layer(model, tokens) == 'the layer "block1.mixture" (MixtureOfExperts)'
+    assert model["block1"].mixture.exchange is refuse
+
+
+def test_a_run_of_shared_experts_is_resumed_and_evaluated_by_one_rank(tmp_path: Any) -> None:
+    """Its losses, and the tallies in its metrics, are those of one rank all the way; the order of micro-batches is the same."""
+    import_text(text(tmp_path), tmp_path / "tokens")
+    config = write(tmp_path, CONFIG)
+    assert train(1, config, "run.out=one").rc == 0
+    first = train(2, config, "mesh.ep=2", "train.steps=3", "run.out=two", "optimizer.schedule=constant")
+    assert first.rc == 0, first.err
+    again = train(1, config, "run.out=two", "--resume")
+    assert again.rc == 0, again.err
+    assert record(tmp_path / "two")["steps"] == 6
+    one, two = lines(tmp_path / "one"), lines(tmp_path / "two")
+    result = mpirun(2, "-m", "mpitrain", "evaluate", "two", "mesh.ep=2", cwd=tmp_path)
+    assert json.loads(result.out)["loss"] == pytest.approx(one[-1]["loss"], rel=1e-5), result.err
+    assert len(one) == len(two)
+    for expected, found in zip(one, two):
+        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+        if "split" not in expected:
+            assert found["balance"] == pytest.approx(expected["balance"], rel=1e-3) and 0.9 < found["balance"] < 4
+            assert found["dropped"] == pytest.approx(expected["dropped"], abs=0.02) and 0 <= found["dropped"] < 0.5
+
+
+def test_a_rank_that_fails_while_others_wait_for_its_rows_ends_all(tmp_path: Any) -> None:
+    import_text(text(tmp_path), tmp_path / "tokens")
+    (tmp_path / "own.py").write_text(OWN)
+    config = write(tmp_path, CONFIG.replace('"gpt", layers = 2, heads = 2, width = 16', '"own.py:net", step = 9')
+                   .replace(", experts = 4", ""))
+    result = train(2, config, "mesh.ep=2")
+    line, = result.error_lines
+    assert result.rc == 70 and "ZeroDivisionError" in line and "on purpose" in line
+
+
+def text(folder: Any) -> Any:
+    path = folder / "text.txt"
+    path.write_text("".join(chr(97 + n % 26) for n in np.cumsum(np.random.default_rng(1).integers(1, 4, 1200))))
+    return path
