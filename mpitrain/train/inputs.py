@@ -17,7 +17,8 @@ from mpitrain.errors import ConfigError
 from mpitrain.models.sizes import require_sizes
 from mpitrain.train.together import on_first
 
-EVALUATION_CHUNK = 256                   # rows; fixed, so that metrics do not depend on the number of ranks
+EVALUATION_CHUNK = 256                   # rows; fixed, so that metrics do not depend on the number of ranks,
+EVALUATION_TOKENS = 256 * 64             # and fewer of long windows: activations of 256 of 8192 tokens take gigabytes
 
 
 @dataclass
@@ -58,10 +59,13 @@ def evaluation_chunks(source: Source | None, rows: data.Index, transforms: data.
         return _nothing, 0
     reader = SampleReader(source, transforms, n_classes=n_classes)
 
+    size = EVALUATION_CHUNK
+    if isinstance(source, data.TokenWindows):
+        size = min(max(EVALUATION_TOKENS // source.block, 1), size)
+
     def read(chunk: int) -> tuple[Any, Any]:
-        part = rows[chunk * EVALUATION_CHUNK:(chunk + 1) * EVALUATION_CHUNK]
-        return reader.read(np.asarray(part, np.int64))
-    return read, -(-len(rows) // EVALUATION_CHUNK)
+        return reader.read(np.asarray(rows[chunk * size:(chunk + 1) * size], np.int64))
+    return read, -(-len(rows) // size)
 
 
 def _nothing(chunk: int) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpitrain import models, nn
+from mpitrain import data, models, nn
 from mpitrain.config import MeshConfig, load_config
 from mpitrain.errors import ConfigError, MeshError
 from mpitrain.kernels.flash_attention import flash_attention
@@ -18,6 +18,7 @@ from mpitrain.kernels.joined_attention import join_attention
 from mpitrain.parallel import zigzag
 from mpitrain.parallel.context import refuse_model, without_mask
 from mpitrain.train import layout
+from mpitrain.train.inputs import evaluation_chunks
 from mpitrain.train.inspect import inspect_config
 
 RANKS = range(1, 6)
@@ -121,6 +122,21 @@ def test_a_mask_and_the_layout_mode_are_refused() -> None:
         forward(3, np.ones((4, 4), bool))
     with pytest.raises(ConfigError, match="cannot have mesh.cp = 2: ranks that share samples add up parts"):
         layout.refuse_mesh({"tp": 1, "cp": 2, "ep": 1}.__getitem__)
+
+
+@pytest.mark.parametrize(("block", "rows"), [(8, 256), (64, 256), (4096, 4), (40000, 1)])
+def test_long_windows_are_evaluated_a_few_at_a_time(block: int, rows: int) -> None:
+    class Windows(data.TokenWindows):
+        names = ("x", "y")
+
+        def __init__(self) -> None:
+            self.block = block
+
+        def read(self, rows: Any) -> Any:
+            return np.zeros((2, len(rows), 1), np.int64)
+
+    read, n = evaluation_chunks(Windows(), range(300), data.Transforms(), None)
+    assert n == -(-300 // rows) and sum(len(read(chunk)[0]) for chunk in range(n)) == 300 and len(read(0)[0]) == rows
 
 
 def test_inspect_prints_the_axis_and_each_ranks_positions() -> None:
