@@ -15,7 +15,7 @@ from mpitrain.config import Config, load_config
 from mpitrain.data import report
 from mpitrain.errors import MissingError
 from mpitrain.parallel.buckets import plan_buckets
-from mpitrain.parallel.sharded import predicted, probe
+from mpitrain.parallel.sharded import predicted, probe, where_to_cut
 from mpitrain.parallel.stages import Stage, cut
 from mpitrain.parallel.tensor_plan import narrow, read_plan
 from mpitrain.schedules.microtree import share
@@ -67,7 +67,7 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     if pp > 1:
         yield from stage_lines(stages)
     yield from schedule_lines(pp, dp, n_micro, name=config.mesh.schedule, chunks=chunks, folder=config.folder)
-    yield from bucket_lines(model, config)
+    yield from bucket_lines(stages, config, dp)
     yield bytes_line(stages, config, dp)
 
 
@@ -103,23 +103,21 @@ def schedule_lines(pp: int, dp: int, n_micro: int, *, name: str = "1f1b", chunks
             yield from describe(name, pp, count, chunks, folder=folder, width=width)
 
 
-def bucket_lines(model: nn.Module, config: Config) -> Iterator[str]:
-    """Where the flat gradient is cut, computed from shapes alone."""
-    itemsize = float_dtype(config.train.precision).itemsize
-    segments, total = describe_segments(model)
-    buckets = plan_buckets(segments, total, max(1, bucket_bytes(config) // itemsize))
+def bucket_lines(stages: Sequence[Stage], config: Config, dp: int) -> Iterator[str]:
+    """Where each stage's flat gradient is cut, computed from shapes alone."""
+    kind = config.comm.sharding if dp > 1 else "none"
     until = ", until measured ready times say better" if config.comm.bucket_mb == "auto" else ""
-    plural = "s" if len(buckets) != 1 else ""
-    yield f"{len(buckets)} gradient bucket{plural} ({config.comm.algorithm}), in the order they start{until}"
-    for bucket in buckets:
-        yield f"  {bucket.index}: {(bucket.stop - bucket.start) * itemsize / 2**20:.2f} MiB, {bucket.name}"
-
-
-def describe_segments(model: nn.Module) -> tuple[list[nn.Segment], int]:
-    """The table that `FlatStorage` would make, without its memory."""
-    for name, parameter in model.named_parameters():
-        parameter.name = name
-    return nn.plan_segments(model.parameters())
+    for stage in stages:
+        for name, parameter in stage.model.named_parameters():
+            parameter.name = name
+        layout = nn.FlatLayout(stage.model.parameters(), config.train.precision)
+        cuts = stage.sizes if kind == "none" else where_to_cut(stage, layout, blocks=kind == "parameters")
+        itemsize = layout.dtype.itemsize
+        buckets = plan_buckets(layout.segments, layout.size, max(1, bucket_bytes(config) // itemsize), cuts)
+        plural, of_stage = "s" if len(buckets) != 1 else "", f" of stage {stage.index}" if len(stages) > 1 else ""
+        yield f"{len(buckets)} gradient bucket{plural}{of_stage} ({config.comm.algorithm}), in the order they start{until}"
+        for bucket in buckets:
+            yield f"  {bucket.index}: {(bucket.stop - bucket.start) * itemsize / 2**20:.2f} MiB, {bucket.name}"
 
 
 def inspect_checkpoint(folder: Path, run: Path) -> Iterator[str]:
