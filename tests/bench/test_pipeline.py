@@ -10,7 +10,7 @@ import pytest
 from launch import mpirun
 
 from mpitrain.bench import command
-from mpitrain.bench.pipeline import Contender, Spent
+from mpitrain.bench.pipeline import Contender, Spent, row
 from mpitrain.errors import UsageError
 from mpitrain.schedules.pipeline_simulate import bubble
 
@@ -70,3 +70,10 @@ def test_what_cannot_be_measured_is_refused(changes: dict[str, Any], words: str)
                              "json": None}
     with pytest.raises(UsageError, match=words):
         command.pipeline(**{**flags, **changes})
+
+
+def test_columns_of_the_table_stay_apart_whatever_the_times() -> None:
+    record = {"schedule": "interleaved", "seconds": 0.0099999, "waited_for_messages": [0.0], "waited_for_count": [0.0],
+              "forward": [0.0099999] * 2, "backward": [0.0099999] * 2, "weight": [0.0, 0.0], "idle": 1.0, "idle_simulated": 1.0,
+              "idle_by_formula": 1.0, "update": [0.0]}
+    assert row(record).split()[:9] == ["interleaved", "9999.9", "us", "9999.9", "us", "9999.9", "us", "-", "100.0%"]
