@@ -183,7 +183,7 @@ def bench_pipeline(world: World, channel: Channel, report: Report, *, schedules:
     alpha, beta = probe(first, message_bytes)
     report.line(f"{world.size} stages, {n_micro} micro-batches of {stack.rows} rows, {stack.blocks} blocks of width "
                 f"{stack.width}, activations of {in_bytes(message_bytes)}; medians of {steps} steps\n"
-                f"{'schedule':<13}{'step':>10}{'F':>9}{'B':>9}{'W':>9}{'idle':>8}{'simulated':>11}{'formula':>9}   of a step: "
+                f"{'schedule':<13}{'step':>10}{'F':>11}{'B':>11}{'W':>11}{'idle':>8}{'simulated':>11}{'formula':>9}   of a step: "
                 "waits for messages, for the count, other idle; then the update")
     in_turn([contender.step for contender in contenders.values()], steps)
     for contender in contenders.values():
@@ -215,7 +215,7 @@ def row(r: dict[str, Any]) -> str:
     mean, step = statistics.fmean, r["seconds"]
     waits = [mean(r[key]) / step for key in ("waited_for_messages", "waited_for_count")]
     kinds = [mean(r[key]) for key in ("forward", "backward", "weight")]
-    times = "".join(f"{in_time(seconds) if seconds else '-':>9}" for seconds in kinds)
+    times = "".join(f"{in_time(seconds) if seconds else '-':>11}" for seconds in kinds)
     speed = f"   {r['speed_over_1f1b']:.3f} x 1f1b" if "speed_over_1f1b" in r and r["schedule"] != "1f1b" else ""
     idle = f"{r['idle']:>8.1%}{r['idle_simulated']:>11.1%}{r['idle_by_formula']:>9.1%}"
     return (f"{r['schedule']:<13}{in_time(step):>10}{times}{idle}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any
@@ -18,7 +19,8 @@ from mpitrain.errors import MissingError, MpitrainError
 from mpitrain.parallel.buckets import plan_buckets, runs
 from mpitrain.parallel.context import refuse_model
 from mpitrain.parallel.experts import cut_experts
-from mpitrain.parallel.sharded import predicted, probe
+from mpitrain.parallel.sharded import predicted, probe, where_to_cut
+from mpitrain.parallel.shards import finer
 from mpitrain.parallel.stages import Stage, cut
 from mpitrain.parallel.tensor_plan import narrow, read_plan
 from mpitrain.parallel.zigzag import refuse_length
@@ -84,7 +86,7 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     if pp > 1:
         yield from stage_lines(stages)
     yield from schedule_lines(pp, places, n_micro, name=config.mesh.schedule, chunks=chunks, folder=config.folder)
-    yield from bucket_lines(model, config)
+    yield from bucket_lines(stages, config, places * cp)
     yield bytes_line(stages, config, places * cp)
     yield from memory.forecast_lines(memory.forecast_of(config, memory.Sizes(**lengths), *open_data(config)))
 
@@ -137,24 +139,22 @@ def schedule_lines(pp: int, dp: int, n_micro: int, *, name: str = "1f1b", chunks
             yield from describe(name, pp, count, chunks, folder=folder, width=width)
 
 
-def bucket_lines(model: nn.Module, config: Config) -> Iterator[str]:
-    """Where the flat gradient is cut, computed from shapes alone."""
-    itemsize = float_dtype(config.train.precision).itemsize
-    segments, total = describe_segments(model)
-    buckets = plan_buckets(segments, total, max(1, bucket_bytes(config) // itemsize),
-                           runs(["ep" in segment.parameter.placement for segment in segments]))
+def bucket_lines(stages: Sequence[Stage], config: Config, replicas: int) -> Iterator[str]:
+    """Where each stage's flat gradient is cut, computed from shapes alone."""
+    kind = config.comm.sharding if replicas > 1 else "none"
     until = ", until measured ready times say better" if config.comm.bucket_mb == "auto" else ""
-    plural = "s" if len(buckets) != 1 else ""
-    yield f"{len(buckets)} gradient bucket{plural} ({config.comm.algorithm}), in the order they start{until}"
-    for bucket in buckets:
-        yield f"  {bucket.index}: {(bucket.stop - bucket.start) * itemsize / 2**20:.2f} MiB, {bucket.name}"
-
-
-def describe_segments(model: nn.Module) -> tuple[list[nn.Segment], int]:
-    """The table that `FlatStorage` would make, without its memory."""
-    for name, parameter in model.named_parameters():
-        parameter.name = name
-    return nn.plan_segments(model.parameters())
+    for stage in stages:
+        for name, parameter in stage.model.named_parameters():
+            parameter.name = name
+        layout = nn.FlatLayout(stage.model.parameters(), config.train.precision)
+        cuts = stage.sizes if kind == "none" else where_to_cut(stage, layout, blocks=kind == "parameters")
+        cuts = finer(cuts, [*accumulate(runs(["ep" in segment.parameter.placement for segment in layout.segments]))])
+        itemsize = layout.dtype.itemsize
+        buckets = plan_buckets(layout.segments, layout.size, max(1, bucket_bytes(config) // itemsize), cuts)
+        plural, of_stage = "s" if len(buckets) != 1 else "", f" of stage {stage.index}" if len(stages) > 1 else ""
+        yield f"{len(buckets)} gradient bucket{plural}{of_stage} ({config.comm.algorithm}), in the order they start{until}"
+        for bucket in buckets:
+            yield f"  {bucket.index}: {(bucket.stop - bucket.start) * itemsize / 2**20:.2f} MiB, {bucket.name}"
 
 
 def inspect_checkpoint(folder: Path, run: Path) -> Iterator[str]:

@@ -10,7 +10,7 @@ import pytest
 from launch import mpirun
 
 from mpitrain.bench import command
-from mpitrain.bench.pipeline import Contender, Spent
+from mpitrain.bench.pipeline import Contender, Spent, row
 from mpitrain.errors import UsageError
 from mpitrain.schedules.pipeline_simulate import bubble
 
@@ -53,9 +53,9 @@ def test_idle_is_what_actions_leave_of_a_step_on_all_stages() -> None:
 
 def test_spans_of_actions_are_busy_and_spans_of_waits_are_not() -> None:
     spent = Spent()
-    for row, name in (("compute", "forward 0"), ("wait", "wait for B0"), ("compute", "backward 0"),
+    for part, name in (("compute", "forward 0"), ("wait", "wait for B0"), ("compute", "backward 0"),
                       ("compute", "weight gradient 1"), ("compute", "exchange of the count")):
-        with spent(row, name):
+        with spent(part, name):
             pass
     assert {kind: len(of) for kind, of in spent.actions.items()} == {"F": 1, "B": 1, "W": 1}
     assert min(spent.waits.values()) > 0 and spent.busy == pytest.approx(sum(of[0] for of in spent.actions.values()))
@@ -70,3 +70,10 @@ def test_what_cannot_be_measured_is_refused(changes: dict[str, Any], words: str)
                              "json": None}
     with pytest.raises(UsageError, match=words):
         command.pipeline(**{**flags, **changes})
+
+
+def test_columns_of_the_table_stay_apart_whatever_the_times() -> None:
+    record = {"schedule": "interleaved", "seconds": 0.0099999, "waited_for_messages": [0.0], "waited_for_count": [0.0],
+              "forward": [0.0099999] * 2, "backward": [0.0099999] * 2, "weight": [0.0, 0.0], "idle": 1.0, "idle_simulated": 1.0,
+              "idle_by_formula": 1.0, "update": [0.0]}
+    assert row(record).split()[:9] == ["interleaved", "9999.9", "us", "9999.9", "us", "9999.9", "us", "-", "100.0%"]

@@ -39,3 +39,19 @@ def test_a_configuration_with_stages_is_drawn() -> None:
     lines = list(inspect_config(config, 4))
     assert "  pipeline 1: micro-batches 3..5" in lines
     assert "  stage 1  .  F0 B0--- F1 B1--- F2 B2--- .  ." in lines
+
+
+@pytest.mark.parametrize("kind", ["none", "parameters"])
+def test_buckets_are_those_of_each_stage_as_a_run_cuts_them(kind: str) -> None:
+    """One for each stage's parameters, and where those are put together block by block, one for each block."""
+    config = load_config(Path(__file__).parents[2] / "examples/digits.toml", [f"comm.sharding={kind}", "train.micro_batches=4"])
+    config = dataclasses.replace(config, mesh=MeshConfig(pp=2, dp=2))
+    lines = list(inspect_config(config, 4))
+    first = next(i for i, line in enumerate(lines) if "gradient bucket" in line)
+    heads = {"none": "1 gradient bucket of stage", "parameters": "2 gradient buckets of stage 1"}
+    found = [line for line in lines[first:] if "(linear" in line or "(head" in line]
+    assert any(line.startswith(heads[kind]) for line in lines)
+    assert [line.partition("(")[2] for line in found] == {
+        "none": ["linear0.weight .. linear0.bias)", "linear1.weight .. head.bias)"],
+        "parameters": ["linear0.weight .. linear0.bias)", "head.weight .. head.bias)", "linear1.weight .. linear1.bias)"],
+    }[kind]
