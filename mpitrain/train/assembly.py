@@ -37,7 +37,7 @@ from mpitrain.train.cut import MeasuredCut
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.inputs import Inputs
 from mpitrain.train.manifest import Checkpoint
-from mpitrain.train.offload import offloaded
+from mpitrain.train.offload import offloaded, refuse_offload
 from mpitrain.train.profile import ObservedLoader
 from mpitrain.train.record import Recorder
 from mpitrain.train.refusals import refuse_cut, refuse_one_copy, refuse_uneven_experts, refuse_with_experts
@@ -177,6 +177,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     plan = make_plan(o, sampler)
     device = select_device(o.device, local_rank(control))
     precision.refuse(o.precision, device)
+    refuse_offload(o, device)
     if anywhere:
         layout.refuse_model(model, device)
     numerics = layout.agree_on_numerics(control, n_micro) if anywhere else None

@@ -159,7 +159,7 @@ def _kept(stage: Stage, o: Options, sizes: Sizes, n_micro: int, optimizer: Any) 
         gradients *= sums_at_once(n_micro, sizes.places, tree=layout.is_asked_for(o.reproducible))
     if o.offload == "none":
         return Use(parameters, gradients, state, 0, None, None)
-    on_host = 2 * formula.parameters if o.device != "cpu" else 0            # copies of parameters and gradients
+    on_host = 2 * formula.parameters if o.device == "gpu" else 0            # copies of parameters and gradients
     return Use(parameters, gradients, 0, state + on_host, None, None)
 
 

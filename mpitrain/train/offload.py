@@ -22,9 +22,8 @@ BLOCK = 1 << 20                              # bytes written at once where a fil
 def offloaded(make: Callable[[Any], Optimizer], o: Any, storage: Any, device: Device, control: Channel) -> Optimizer:
     """The optimizer of `storage`, whose state lies where `o.offload` (of `assembly.Options`) says.
 
-    With files it communicates: a rank whose disk has no room fails on all. ConfigError for what cannot be had.
+    With files it communicates: a rank whose disk has no room fails on all. `refuse_offload` has refused what cannot be had.
     """
-    refuse(o, device)
     if o.offload == "none":
         return make(storage)
     files = Files(Path(o.offload_folder)) if o.offload == "file" else None
@@ -44,7 +43,7 @@ def offloaded(make: Callable[[Any], Optimizer], o: Any, storage: Any, device: De
     return made[0]
 
 
-def refuse(o: Any, device: Device) -> None:
+def refuse_offload(o: Any, device: Device) -> None:
     """Raises ConfigError for a way that is not there, or does nothing, or does not go together with another option."""
     if o.offload not in WAYS:
         raise ConfigError(f'optimizer.offload = "{o.offload}" is not there{nearest(o.offload, WAYS)}')

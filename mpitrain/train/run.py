@@ -154,7 +154,8 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
         cleanup.callback(recorder.close)
         job.keep_in(folder, recorder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments}})
         about = describe_run(config, session) | ({"numerics": job.numerics} if job.numerics else {})
-        on_first(session.control, lambda: folder.write_json(folder.run_json, about | {"status": "running"}))
+        on_first(session.control, lambda: folder.write_json(folder.run_json, about | {
+            "status": "running", "memory": memory.as_json(forecast, [])}))
         began = time.time()
         if profile:
             metrics = fit_profiled(job, folder, session)

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sharding_mpi import adam, gpt, job_of, tokens
+from fakegpu import xp
+from sharding_mpi import adam, gpt, job_of, mlp, numbers, tokens
 
 from mpitrain import optim
+from mpitrain.backend import Device
 from mpitrain.comm.mesh import Mesh
 from mpitrain.errors import StorageError
-from mpitrain.train import offload
+from mpitrain.train import assembly, offload
 
 
 def lamb(storage: Any) -> optim.Optimizer:
@@ -29,6 +31,21 @@ def test_every_mesh_has_its_bits(comm: Any, tmp_path: Path) -> None:
             mesh = Mesh(comm, pp=pp)
             job = job_of(mesh, kind, gpt(), tokens(), optimizer, steps=2, micro_batches=comm.size, offload=way,
                          offload_folder=str(tmp_path))
+            job.fit()
+            hashes.append(job.state.hashes())
+            mesh.close()
+        assert hashes[0] == hashes[1]
+
+
+def test_state_on_the_host_has_the_bits_of_the_devices_update(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole run on the stand-in for a GPU."""
+    monkeypatch.setattr(assembly, "select_device", lambda name, rank: Device("gpu", xp))
+    for kind in ("none", "parameters") if comm.size > 1 else ("none",):
+        hashes = []
+        for way in ("none", "host"):
+            mesh = Mesh(comm)
+            job = job_of(mesh, kind, mlp(), numbers(), adam, steps=3, device="gpu", offload=way)
+            assert isinstance(job.state.optimizer, optim.OnHost) is (way == "host")
             job.fit()
             hashes.append(job.state.hashes())
             mesh.close()

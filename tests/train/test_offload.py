@@ -19,7 +19,7 @@ from mpitrain.backend import CPU, Device
 from mpitrain.errors import AccessError, ConfigError, StorageError
 from mpitrain.parallel.shards import Shards
 from mpitrain.train import offload
-from mpitrain.train.offload import Files, existing, offloaded
+from mpitrain.train.offload import Files, existing, offloaded, refuse_offload
 
 FAKE = Device("gpu", xp)
 ALONE = SimpleNamespace(rank=0, size=1, broadcast_object=lambda value: value, gather_objects=lambda value: [value])
@@ -120,7 +120,7 @@ def test_a_rank_has_state_for_its_slices_alone(tmp_path: Path) -> None:
     ("disk", CPU, False, 'optimizer.offload = "disk" is not there .known: file, host, none')])
 def test_what_cannot_be_had_is_one_line(way: str, device: Device, node_shared: bool, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        offloaded(MAKERS["sgd"], options(way, node_shared=node_shared), None, device, ALONE)
+        refuse_offload(options(way, node_shared=node_shared), device)
 
 
 def test_a_disk_without_room_is_found_before_the_first_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
