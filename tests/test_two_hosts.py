@@ -214,6 +214,19 @@ def test_training_has_the_losses_of_one_host(hosts: Hosts, one_host: Any, tmp_pa
         assert hosts.bytes_sent(name) - start >= STEPS * PARAMETERS * 4
 
 
+@pytest.mark.parametrize("kind", ["none", "optimizer", "gradients", "parameters"])
+def test_one_copy_per_host_trains_as_one_host_does(hosts: Hosts, one_host: Any, tmp_path: Path, kind: str) -> None:
+    """In slices that are cut over the ranks of both."""
+    both = ok(hosts.mpirun(4, "-m", "mpitrain", "train", *options("run", "comm.node_shared=true", f"comm.sharding={kind}"),
+                           cwd=tmp_path))
+    assert ("comm.node_shared: with" in both.out) == (kind == "parameters")
+    np.testing.assert_allclose(losses(tmp_path / "run"), one_host(4), rtol=1e-5)
+    nodes = "shared memory of ranks 0-1 | 2-3, one copy per node"
+    found = json.loads((tmp_path / "run/run.json").read_text())["choices"]["exchange"]["way"]
+    assert found == {"gradients": f"{nodes}, each micro-batch", "parameters": "messages to the owners of slices, each micro-batch"
+                     }.get(kind, nodes)
+
+
 @pytest.mark.parametrize("more", [(), ("comm.progress=thread",), ("comm.node_shared=true",)])
 def test_layout_mode_has_the_bits_of_one_rank(hosts: Hosts, tmp_path: Path, more: tuple[str, ...]) -> None:
     mode = ("train.reproducible=layout", "train.micro_batches=6")

@@ -39,7 +39,7 @@ def test_the_memory_of_a_node_is_that_of_its_arrays(tmp_path: Path) -> None:
 
 
 def test_bytes_of_a_rank_are_those_of_the_formula(tmp_path: Path) -> None:
-    records, out = run(tmp_path, 0, "sharding_bytes.py", "--ranks", "2", "8")
+    records, out = run(tmp_path, 0, "sharding_bytes.py", "--ranks", "2", "8", "--width", "192", "--layers", "2")
     assert [record["kind"] for record in records[:4]] == ["none", "optimizer", "gradients", "parameters"] and len(records) == 16
     assert [record["node_shared"] for record in records[:8]] == [False] * 4 + [True] * 4
     assert all(0.98 <= record["ratio"] <= 1.02 for record in records) and "% from the formula (limit 2 %)" in out

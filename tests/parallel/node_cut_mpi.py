@@ -48,7 +48,7 @@ def steps(job: Job, count: int, first: int = 0, *, norms: bool = True) -> list[f
     return found
 
 
-def run(comm: Any, make: Make, mesh: dict[str, int], count: int = 3, *, norms: bool = True,
+def run(comm: Any, make: Make, mesh: dict[str, int], count: int = 2, *, norms: bool = True,
         **options: Any) -> tuple[list[float], dict[str, str]]:
     """What a run computes: losses, norms, and the hashes of the model after it."""
     with meshes.job(comm, make, mesh, **{**SMALL, **options}) as job:
@@ -96,12 +96,12 @@ def test_one_copy_in_slices_trains_as_the_whole_run_does(comm: Any) -> None:
     whole = run(comm, gpt, {}, 2, **each)
     for kind in CUT:
         assert one_copy(comm, kind, gpt, {}, 2, **each) == whole, kind
-    more: dict[str, Any] = {"count": 20 if comm.size > 3 else 3, "micro_batches": 2 * comm.size, "batch_size": 8 * comm.size}
-    whole = run(comm, gpt, {}, **more)
-    for kind in CUT[:2]:
-        once, again = (one_copy(comm, kind, gpt, {}, **more) for _ in range(2))
-        np.testing.assert_allclose(once[0], whole[0], rtol=1e-6)
-        assert once == again and (once == whole or kind != "optimizer")
+    more: dict[str, Any] = {"micro_batches": 2 * comm.size, "batch_size": 8 * comm.size}
+    whole = run(comm, gpt, {}, 2, **more)
+    assert one_copy(comm, "optimizer", gpt, {}, 2, **more) == whole
+    once, again = (one_copy(comm, "gradients", gpt, {}, 2, **more) for _ in range(2))
+    np.testing.assert_allclose(once[0], whole[0], rtol=1e-6)
+    assert once == again
 
 
 class Backwards(nn.Module):
@@ -124,29 +124,28 @@ def test_gradients_may_come_in_any_order(comm: Any) -> None:
     assert one_copy(comm, "gradients", make, {}, **options) == run(comm, make, {}, **options)
 
 
-@pytest.mark.parametrize("kind", CUT)
-@pytest.mark.parametrize("options", [{"pp": 2, "schedule": "1f1b"}, {"pp": 2, "schedule": "interleaved", "chunks": 2},
-                                     {"pp": 2, "schedule": "zb_h1"}, {"tp": 2}], ids=["1f1b", "interleaved", "zb_h1", "tensor"])
-def test_cut_models_and_cut_states_and_one_copy_together(comm: Any, kind: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"pp": 2, "schedule": "interleaved", "chunks": 2}, {"pp": 2, "schedule": "zb_h1"},
+                                     {"tp": 2}], ids=["interleaved", "zb_h1", "tensor"])
+def test_cut_models_and_cut_states_and_one_copy_together(comm: Any, options: dict[str, Any]) -> None:
     pairs(comm)
-    if kind == "parameters" and options.get("schedule") == "zb_h1":
-        pytest.skip("refused")
     mesh = {axis: n for axis, n in options.items() if axis in ("pp", "tp")}
-    rest = {"micro_batches": 8, **{name: value for name, value in options.items() if name not in mesh}}
-    whole, found = run(comm, gpt, mesh, **rest), one_copy(comm, kind, gpt, mesh, **rest)
-    np.testing.assert_allclose(found[0], whole[0], rtol=1e-6)
+    rest: dict[str, Any] = {"count": 2, **{name: value for name, value in options.items() if name not in mesh}}
+    whole = run(comm, gpt, mesh, **rest)
+    for kind in CUT[:2] if rest.get("schedule") == "zb_h1" else CUT:                      # refused with the third
+        np.testing.assert_allclose(one_copy(comm, kind, gpt, mesh, **rest)[0], whole[0], rtol=1e-6)
 
 
 def test_nodes_give_each_other_new_values_of_their_slices(comm: Any) -> None:
+    """The same twice, and what one node computes to rounding; in layout mode to the bit."""
     if comm.size not in (4, 8):
         pytest.skip("nodes of two ranks and more, equally many each")
-    whole, tree = run(comm, gpt, {}, 20, micro_batches=8), run(comm, gpt, {}, reproducible="layout")
+    whole, tree = run(comm, gpt, {}, 20, micro_batches=8), run(comm, gpt, {}, 2, reproducible="layout")
     with nodes(comm, 2):
-        assert one_copy(comm, "optimizer", gpt, {}, reproducible="layout") == tree
+        assert one_copy(comm, "optimizer", gpt, {}, 2, reproducible="layout") == tree
         for kind in KINDS:
-            once, again = (run_on_nodes(comm, kind, count, micro_batches=8) for count in (20, 5))
-            np.testing.assert_allclose(once, whole[0], rtol=1e-6)
-            assert once[:10] == again
+            once, again = (run_on_nodes(comm, kind, count, micro_batches=8) for count in (20 if kind == "gradients" else 3, 2))
+            np.testing.assert_allclose(once, whole[0][:len(once)], rtol=1e-6)
+            assert once[:4] == again
 
 
 def run_on_nodes(comm: Any, kind: str, count: int, **options: Any) -> list[float]:
@@ -159,11 +158,13 @@ def run_on_nodes(comm: Any, kind: str, count: int, **options: Any) -> list[float
 
 
 def of_width_192() -> nn.Sequential:
-    return meshes.gpt(heads=2, width=192, vocabulary=64)
+    return meshes.gpt(layers=1, heads=2, width=192, vocabulary=64)
 
 
 def test_a_rank_keeps_what_the_formula_says(comm: Any) -> None:
     """Its share of the node's copy, and by asking the arrays; over two nodes, half as many ranks share one."""
+    if comm.size == 3:
+        pytest.skip("seen on two and four")
     for count in (1, 2) if comm.size == 4 else (1,):
         with nodes(comm, count):
             for kind in CUT:
@@ -186,6 +187,8 @@ def shared_folder(comm: Any) -> Iterator[Path]:
 
 def test_a_checkpoint_goes_on_with_and_without_one_copy_and_on_another_mesh(comm: Any, shared_folder: Path) -> None:
     """Saved by ranks with one copy of a cut model, in slices; gone on with as it was to the bit, and otherwise."""
+    if comm.size == 3:
+        pytest.skip("seen on two and four")
     cut = {"pp": 2} if comm.size == 4 else {}
     same: dict[str, Any] = {**SMALL, "micro_batches": 12, "batch_size": 24}
     with meshes.job(comm, gpt, cut, node_shared=True, sharding="gradients", **same) as job:
@@ -193,13 +196,14 @@ def test_a_checkpoint_goes_on_with_and_without_one_copy_and_on_another_mesh(comm
         saved = job.state.hashes()
         checkpoint.save(shared_folder, 2, job.state.pieces(), {"choices": {}}, job.channel)
         job.channel.barrier()
-        rest = steps(job, 3, 2)
-    ways = [(cut, {"node_shared": True, "sharding": "gradients"}), ({}, {"node_shared": True}), (cut, {})]
-    for mesh, options in [*ways, *(({}, {"node_shared": True, "sharding": kind}) for kind in CUT)]:
+        rest = steps(job, 2, 2)
+    ways = [(cut, {"node_shared": True, "sharding": "gradients"}), ({}, {"node_shared": True}), (cut, {}),
+            ({}, {"node_shared": True, "sharding": "parameters"})]
+    for mesh, options in ways:
         with meshes.job(comm, gpt, mesh, **options, **same) as job:
             job.resume(checkpoint.load(shared_folder / "step-00000002"))
             assert job.state.hashes() == saved
-            found = steps(job, 3, 2)
+            found = steps(job, 2, 2)
         np.testing.assert_allclose(found, rest, rtol=1e-5)
         assert found == rest or (mesh, options) != ways[0]
 
