@@ -201,10 +201,9 @@ def test_a_loss_that_an_earlier_stage_made_nan_on_one_rank_is_refused_there(tmp_
     (tmp_path / "own.py").write_text(SPOILT)
     config = write(tmp_path, CONFIG.replace('"gpt", layers = 2, heads = 2, width = 16', '"own.py:net", step = 9')
                    .replace(", experts = 4", "").replace("micro_batches = 4", "micro_batches = 8"))
-    for schedule in ("1f1b", "zb_h1"):
-        result = train(4, config, "mesh.ep=2", "mesh.pp=2", f"mesh.schedule={schedule}", f"run.out={schedule}")
-        line, = result.error_lines
-        assert "E_NAN" in line and 'comes from the layer "spoil' in line, result.err
+    result = train(4, config, "mesh.ep=2", "mesh.pp=2", "mesh.schedule=zb_h1")
+    line, = result.error_lines
+    assert "E_NAN" in line and 'comes from the layer "spoil' in line, result.err
 
 
 def text(folder: Any) -> Any:

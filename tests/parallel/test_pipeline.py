@@ -108,3 +108,14 @@ def test_the_balance_of_experts_is_a_mean_over_the_rows_of_all_micro_batches(cut
 
     slope = (objective(1e-6) - objective(-1e-6)) / 2e-6
     assert sum((grads[name] * way[name]).sum() for name in grads) == pytest.approx(slope, rel=1e-6)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_lost_micro_batch_sends_rows_back_to_experts_that_others_wait_with(shared, monkeypatch):
+    """Where a stage before made the loss NaN, backward is only run for the ranks that have experts in common."""
+    layer, passed = nn.MixtureOfExperts(6, 8, 2), []
+    layer.after_backward(passed.append)
+    layer.exchange = (lambda there, experts: experts(there)) if shared else None
+    monkeypatch.setattr(Pipeline, "_is_lost", lambda *_: True)
+    run([5], model=nn.Sequential(("a", nn.Linear(6, 6)), ("experts", layer), ("b", nn.Linear(6, 3))))
+    assert len(passed) == (2 if shared else 0)
