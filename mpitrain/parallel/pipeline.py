@@ -69,6 +69,7 @@ class Pipeline:
         self._split = False                                 # whether backward runs as two calls in this step
         self._local = np.zeros(3)
         self._counting: Any = None
+        self._travels = any(layer.exchange is not None for _, layer in mixtures(stage.model))     # others wait for our rows
         self._has_mixtures, self._mixtures = bool(mixtures(stage.whole)), [layer for _, layer in mixtures(stage.model)]
 
     def run(self, micro_batches: Sequence[MicroBatch], *, flag: float = 0.0) -> np.ndarray[Any, Any]:
@@ -146,11 +147,12 @@ class Pipeline:
         with self.span("compute", f"backward {self._micro[action.micro].index}"):
             if not split:
                 self._begin_gradients(action)
-            if self._is_lost(action, grad, x, output):
-                x.grad = x.xp.full(x.shape, math.nan, x.dtype)
-            elif output.requires_grad:
+            lost = self._is_lost(action, grad, x, output)
+            if output.requires_grad and (self._travels or not lost):
                 with part_of_batch(lambda: self._share(action)):
                     rest = run_backward(output, grad, progress=self.reducer.progress, split=split)
+            if lost:
+                x.grad = x.xp.full(x.shape, math.nan, x.dtype)
         if rest is not None:
             self._deferred[key] = rest
         if virtual > 0:

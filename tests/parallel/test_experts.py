@@ -47,6 +47,23 @@ def net(step, block, vocabulary):
     return model
 '''
 
+SPOILT = '''
+from mpitrain import models, nn, ops
+from mpitrain.autograd import grad_enabled
+from mpitrain.comm.start import started
+class Spoil(nn.Module):
+    """Makes all NaN on the first rank, from some micro-batch on."""
+    def __init__(self, step):
+        self.step, self.calls = step, 0
+    def forward(self, x):
+        self.calls += grad_enabled()
+        return ops.multiply(x, float("nan")) if started().rank == 0 and self.calls >= self.step else ops.multiply(x, 1.0)
+def net(step, block, vocabulary):
+    blocks = models.gpt(2, 2, 16, block, vocabulary, experts=4).blocks
+    first = next(iter(blocks))
+    return nn.Sequential((first, blocks.pop(first)), ("spoil", Spoil(step)), *blocks.items())
+'''
+
 
 def mesh(**lengths: int) -> Any:
     """As far as refusals look at one."""
@@ -175,6 +192,18 @@ def test_a_rank_that_fails_while_others_wait_for_its_rows_ends_all(tmp_path: Any
     result = train(2, config, "mesh.ep=2")
     line, = result.error_lines
     assert result.rc == 70 and "ZeroDivisionError" in line and "on purpose" in line
+
+
+@pytest.mark.slow
+def test_a_loss_that_an_earlier_stage_made_nan_on_one_rank_is_refused_there(tmp_path: Any) -> None:
+    """The ranks that share experts with the next stage's go on meanwhile: nobody misses a message, and the layer is named."""
+    import_text(text(tmp_path), tmp_path / "tokens")
+    (tmp_path / "own.py").write_text(SPOILT)
+    config = write(tmp_path, CONFIG.replace('"gpt", layers = 2, heads = 2, width = 16', '"own.py:net", step = 9')
+                   .replace(", experts = 4", "").replace("micro_batches = 4", "micro_batches = 8"))
+    result = train(4, config, "mesh.ep=2", "mesh.pp=2", "mesh.schedule=zb_h1")
+    line, = result.error_lines
+    assert "E_NAN" in line and 'comes from the layer "spoil' in line, result.err
 
 
 def text(folder: Any) -> Any:

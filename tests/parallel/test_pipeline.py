@@ -80,11 +80,13 @@ def test_the_first_bad_layer_is_named_also_below_a_recorded_sum_over_ranks():
 
 
 @pytest.mark.parametrize("cuts", [[], [3], [1, 4, 6]])
-def test_the_balance_of_experts_is_a_mean_over_the_rows_of_all_micro_batches(cuts):
+def test_the_balance_of_experts_is_a_mean_over_the_rows_of_all_micro_batches(cuts, monkeypatch):
     """The gradient is that of (mean loss) + weight * (mean over rows of each micro-batch's balance): against differences of that.
 
     Rows whose label is ignored count for the balance, and not for the loss.
     """
+    monkeypatch.setattr("mpitrain.nn.moe.TALLY_UNIT", 1 << 48)      # as good as not rounded
+
     def model():
         return nn.Sequential(("a", nn.Linear(6, 6)), ("experts", nn.MixtureOfExperts(6, 8, 3, balance=0.4, normalised=False)),
                              ("b", nn.Linear(6, 3)))
@@ -106,3 +108,14 @@ def test_the_balance_of_experts_is_a_mean_over_the_rows_of_all_micro_batches(cut
 
     slope = (objective(1e-6) - objective(-1e-6)) / 2e-6
     assert sum((grads[name] * way[name]).sum() for name in grads) == pytest.approx(slope, rel=1e-6)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_lost_micro_batch_sends_rows_back_to_experts_that_others_wait_with(shared, monkeypatch):
+    """Where a stage before made the loss NaN, backward is only run for the ranks that have experts in common."""
+    layer, passed = nn.MixtureOfExperts(6, 8, 2), []
+    layer.after_backward(passed.append)
+    layer.exchange = (lambda there, experts: experts(there)) if shared else None
+    monkeypatch.setattr(Pipeline, "_is_lost", lambda *_: True)
+    run([5], model=nn.Sequential(("a", nn.Linear(6, 6)), ("experts", layer), ("b", nn.Linear(6, 3))))
+    assert len(passed) == (2 if shared else 0)
