@@ -64,8 +64,8 @@ class Optimizer:
     supplied the storage's own).
 
     `decay` says which parameters `weight_decay` is for: "all", or "matrices" (two dims or more). A parameter described
-    with ``decay=False`` is never decayed. Subclasses name their state, and define `kernel` and `scalars` where the rule treats
-    each element by itself, else `change`.
+    with ``decay=False`` is never decayed, and one that is frozen (``requires_grad = False``) stays as it is. Subclasses name
+    their state, and define `kernel` and `scalars` where the rule treats each element by itself, else `change`.
     """
 
     whole_parameters = False                      # True: needs norms of whole parameters, so it cannot update parts
@@ -86,7 +86,8 @@ class Optimizer:
         ordered = [s for s in storage.segments if s.stop > s.start]
         self._follows = {a.stop: b.start for a, b in zip(ordered, ordered[1:])}
         self._extents = {s.name: (s.start, s.stop) for s in storage.segments}
-        self._all_runs = self.runs(storage.segments)
+        self._frozen: list[str] | None = None
+        self._all_runs: list[Run] = []
 
     def update(self, gradients: Array, *, lr: float, step: int, scale: float = 1.0,
                segments: Sequence[Segment] | None = None) -> None:
@@ -96,7 +97,7 @@ class Optimizer:
         """
         if gradients.shape != self.storage.values.shape:
             raise ShapeError(f"the gradients are a flat array of shape {self.storage.values.shape}, got {gradients.shape}")
-        for run in self._all_runs if segments is None else self.runs(segments):
+        for run in self._runs_of_all() if segments is None else self.runs(segments):
             self.change(run, gradients[run.start:run.stop], lr, step, scale)
         for segment in self.storage.segments if segments is None else segments:
             segment.parameter.mark_changed()
@@ -152,14 +153,23 @@ class Optimizer:
         self.storage.load_views(self.state, rest, type(self).__name__)
         self.steps = int(state["steps"])
 
+    def _runs_of_all(self) -> list[Run]:
+        frozen = [s.name for s in self.storage.segments if not s.parameter.requires_grad]
+        if frozen != self._frozen:
+            self._frozen, self._all_runs = frozen, self.runs(self.storage.segments)
+        return self._all_runs
+
     def runs(self, segments: Sequence[Segment]) -> list[Run]:
-        """Segments as few runs: neighbours that are updated alike become one, with the zeros between them."""
+        """Segments as few runs: neighbours that are updated alike become one, with the zeros between them.
+
+        Without frozen parameters (`requires_grad` False), which decay must not change either.
+        """
         runs: list[Run] = []
         for s in segments:
             if self.whole_parameters and (s.start, s.stop) != self._extents[s.name]:
                 raise ShapeError(f"{type(self).__name__} needs whole parameters, got elements {s.start}:{s.stop} of "
                                  f'"{s.name}"; another optimizer works on parts')
-            if s.stop == s.start:
+            if s.stop == s.start or not s.parameter.requires_grad:
                 continue
             matrix = s.parameter.ndim >= 2
             decay = self.weight_decay if s.decay and (matrix or self.decay == "all") else 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
 from mpitrain.backend import Array, Device, array_module
@@ -20,10 +21,11 @@ from mpitrain.parallel.norm import Parts
 from mpitrain.parallel.replicas import broadcast_state
 from mpitrain.parallel.stages import Stage, can_be_cut, cut
 from mpitrain.parallel.tensor import TensorParallel
+from mpitrain.parallel.tensor_plan import read_plan
 from mpitrain.parallel.twins import Twins
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline import SCHEDULES, Schedule
-from mpitrain.schedules.pipeline_check import prove
+from mpitrain.schedules.pipeline_check import actions_of, prove
 
 
 @dataclass
@@ -67,11 +69,20 @@ class Held:
         return self.mesh.size("ep") > 1
 
     def schedule(self, asked: Any, n_micro: int) -> Schedule:
-        """The pipeline schedule that is asked for, by name or as a function, proved for what ranks have of micro-batches."""
+        """The pipeline schedule that is asked for, by name or as a function, proved for what ranks have of micro-batches.
+
+        DesyncError where ranks have another one by the same name. It communicates.
+        """
         found: Schedule = SCHEDULES.resolve(asked) if isinstance(asked, str) else asked
         name, n = asked if isinstance(asked, str) else str(getattr(asked, "__name__", asked)), self.mesh.n_places
-        for count in sorted({stop - first for first, stop in (share(rank, n, n_micro) for rank in range(n))}):
-            prove(found, name, n_stages=self.stage.n_stages, n_micro=count, chunks=len(self.stage.chunks))
+        counts = sorted({stop - first for first, stop in (share(rank, n, n_micro) for rank in range(n))})
+        n_stages, chunks = self.stage.n_stages, len(self.stage.chunks)
+        for count in counts:
+            prove(found, name, n_stages=n_stages, n_micro=count, chunks=chunks)
+        if not found.__module__.startswith("mpitrain."):      # a user's own, proved as it is here: it must be the same elsewhere
+            actions = [[str(action) for action in actions_of(found, stage, n_stages, count, chunks)]
+                       for count in counts for stage in range(n_stages)]
+            self.control.agree(sha256(repr(actions).encode()).hexdigest(), f"the actions of the schedule {name} (SHA-256)")
         return found
 
     def twins(self, storage: Parts) -> Twins | None:
@@ -140,6 +151,10 @@ def hold(model: Module, mesh: Mesh, control: Channel, *, chunks: int = 1, stages
     if chunks > 1 and n_stages == 1:
         raise ConfigError(f"mesh.chunks = {chunks} cuts the model for the stages of a pipeline, and mesh.pp is 1; set "
                           "mesh.chunks = 1, or mesh.pp to 2 or more")
+    if isinstance(stages, str) and stages != "blocks":
+        raise ConfigError(f'mesh.stages = "{stages}" is not there: "blocks", "time", or each stage\'s number of blocks')
+    if plan and mesh.size("tp") == 1:
+        read_plan(model, plan)                                # a plan that would be refused is so before there are ranks for it
     if isinstance(model, Sequential):
         model.separate()
         if untie or n_stages > 1:

@@ -53,9 +53,9 @@ def test_idle_is_what_actions_leave_of_a_step_on_all_stages() -> None:
 
 def test_spans_of_actions_are_busy_and_spans_of_waits_are_not() -> None:
     spent = Spent()
-    for part, name in (("compute", "forward 0"), ("wait", "wait for B0"), ("compute", "backward 0"),
+    for span, name in (("compute", "forward 0"), ("wait", "wait for B0"), ("compute", "backward 0"),
                       ("compute", "weight gradient 1"), ("compute", "exchange of the count")):
-        with spent(part, name):
+        with spent(span, name):
             pass
     assert {kind: len(of) for kind, of in spent.actions.items()} == {"F": 1, "B": 1, "W": 1}
     assert min(spent.waits.values()) > 0 and spent.busy == pytest.approx(sum(of[0] for of in spent.actions.values()))

@@ -137,6 +137,20 @@ def test_every_optimizer_trains_in_float32_and_leaves_the_gradients_alone(name):
     assert all(flat.dtype == np.float32 for flat in optimizer.state.values())
 
 
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_a_frozen_parameter_stays_as_it_is_until_it_is_no_more(name):
+    """Weight decay, and moments from before, must not move it: PyTorch leaves parameters without a gradient alone."""
+    model = bag("float32")
+    optimizer, flat = OPTIMIZERS[name](model, lr=0.01, weight_decay=0.1), gradient(model.storage, 1)
+    frozen = list(model.parameters())[1]
+    for step, kept in ((1, False), (2, True), (3, True), (4, False)):
+        frozen.requires_grad = not kept
+        before = [p.array.copy() for p in model.parameters()]
+        optimizer.update(flat, lr=0.01, step=step)
+        for p, was in zip(model.parameters(), before, strict=True):
+            assert (p.array == was).all() == (kept and p is frozen), (p.name, step)
+
+
 @pytest.mark.parametrize(("decay", "decayed"), [("all", {"a.weight", "a.bias", "b.weight", "b.gain"}),
                                                 ("matrices", {"a.weight", "b.weight"})])
 def test_weight_decay_is_for_all_or_for_matrices_and_never_where_the_parameter_declines(decay, decayed):

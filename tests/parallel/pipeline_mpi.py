@@ -11,7 +11,8 @@ import pytest
 from cut_models import Result, train
 
 from mpitrain import nn
-from mpitrain.schedules.pipeline import Action
+from mpitrain.errors import DesyncError
+from mpitrain.schedules.pipeline import SCHEDULES, Action
 
 MODELS = {"gpt": cut_models.gpt, "mlp": cut_models.mlp, "convolutional": cut_models.convolutional, "lenet": cut_models.lenet}
 
@@ -101,6 +102,17 @@ def backwards_late(stage: int, n_stages: int, n_micro: int) -> Iterator[Action]:
 
 def test_a_schedule_of_ones_own_has_the_same_bits(comm: Any) -> None:
     same(comm, "gpt", reproducible="layout", cut={"schedule": backwards_late})
+
+
+def test_a_schedule_that_is_not_the_same_on_all_ranks_is_refused(comm: Any) -> None:
+    """Each rank's would be proved, and together they would wait for each other."""
+    def own(stage: int, n_stages: int, n_micro: int) -> Iterator[Action]:
+        return (SCHEDULES["gpipe"] if comm.rank else backwards_late)(stage, n_stages, n_micro)
+
+    if comm.size == 1:
+        pytest.skip("one rank agrees with itself")
+    with pytest.raises(DesyncError, match="ranks disagree about the actions of the schedule own"):
+        train(comm, "mlp", MODELS["mlp"](), pp=comm.size, schedule=own)
 
 
 def test_one_layer_in_several_blocks_is_trained_as_on_one_rank(comm: Any) -> None:

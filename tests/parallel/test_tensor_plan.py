@@ -142,6 +142,9 @@ def test_what_does_not_go_with_layers_on_several_ranks_is_said_in_one_line():
              "4)"),
             (lambda: TensorParallel(small(), Ranks(), {"a": "column", "b": "row"}, sequence=True),
              'mesh.sequence = true cuts what lies between layers, and the plan has no "sequence" layer'),
+            (lambda: hold(small(), Ranks("dp"), None, stages="blcks"),
+             'mesh.stages = "blcks" is not there: "blocks", "time", or each stage\'s number of blocks'),
+            (lambda: hold(small(), Ranks("dp"), None, plan={"c": "column"}), 'mesh.plan: no layer matches "c"'),
             (lambda: hold(small(), Ranks("dp"), None, sequence=True), "mesh.sequence = true cuts activations over the ranks that "
              "share layers, and mesh.tp is 1; set mesh.sequence = false, or mesh.tp to 2 or more")):
         with pytest.raises(ConfigError) as caught:
