@@ -49,7 +49,7 @@ class Bucket:
     waiting: int = 0
     stack: list[Node] = field(default_factory=list)    # which micro-batches the sums held are of, oldest first
     turn: Turn = field(default_factory=Turn)           # of the chunk of the model that its parameters are in
-    channel: Any = None                                # over the ranks that its sums are over
+    channel: Any = None                                # of the ranks that its sums are over; None: the reducer's
     parts: list[Array] = field(default_factory=list)   # this part of each arena: the same objects in every step
     name: str = field(init=False)
 

@@ -95,7 +95,7 @@ class GradientReducer:
         for bucket in self.buckets:
             turn = self._turns[bisect_right(begins, self._place[bucket.segments[0].name]) - 1]
             turn.buckets.append(bucket)
-            bucket.turn, bucket.channel = turn, self._apart[self._place[bucket.segments[0].name]] or self.channel
+            bucket.turn, bucket.channel = turn, self._apart[self._place[bucket.segments[0].name]]
             for segment in bucket.segments:
                 segment.parameter.grad_hooks.append(partial(self._is_final, bucket))
 
@@ -197,7 +197,7 @@ class GradientReducer:
             if bucket.turn.last:
                 self._push(bucket)
             arrays = self._own_sum(bucket) if self.tree is None else self._own_nodes(bucket, self.tree)
-            if bucket.channel.size > 1 or self.tree is not None:
+            if (bucket.channel or self.channel).size > 1 or self.tree is not None:
                 self._launch(bucket, arrays)
 
     def _launch(self, bucket: Bucket, arrays: list[Array]) -> None:
