@@ -31,10 +31,10 @@ def test_every_block_is_on_one_stage_in_order_and_parameters_keep_their_names() 
 
 
 def test_a_schedule_that_is_no_function_is_refused_in_one_line() -> None:
-    mesh: Any = SimpleNamespace(size=lambda axis: 1)
+    mesh: Any = SimpleNamespace(n_places=1)
     nobody: Any = None
     with pytest.raises(ConfigError, match=r"must be a function of \(stage, n_stages, n_micro\) .* found 3 \(int\)"):
-        Held(mesh, nobody, cut(model(2), 0, 1), nobody).schedule(3, 4)
+        Held(mesh, nobody, cut(model(2), 0, 1), nobody, nobody).schedule(3, 4)
 
 
 def test_stages_in_words() -> None:
