@@ -157,6 +157,15 @@ def run_on_nodes(comm: Any, kind: str, count: int, **options: Any) -> list[float
         return found
 
 
+def test_a_rank_alone_on_its_node_has_its_slices_as_without_one_copy(comm: Any) -> None:
+    if comm.size != 2:
+        pytest.skip("seen on two")
+    with nodes(comm, 2), meshes.job(comm, mlp, {}, node_shared=True, sharding="gradients") as job:
+        assert "comm.node_shared: every rank keeps a copy of its own" in job.trainer.notes
+        found = steps(job, 2)
+    assert found == run(comm, mlp, {}, sharding="gradients")[0]
+
+
 def of_width_192() -> nn.Sequential:
     return meshes.gpt(layers=1, heads=2, width=192, vocabulary=64)
 
