@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -41,34 +43,43 @@ def first_bad_layer(model: Module, x: Any) -> str:
                 raise _Found
         return hook
 
-    layers: list[Any] = [module for _, module in model.named_modules() if getattr(module, "reduce", None) is not None]
-    reductions = [layer.reduce for layer in layers]
-    for layer in layers:
-        layer.reduce = None                       # the other ranks are elsewhere: no collective here
-    rings = [(vars(module), vars(module).pop("attend")) for _, module in model.named_modules() if "attend" in vars(module)]
-    experts = [(layer, layer.exchange) for _, layer in mixtures(model) if layer.exchange is not None]
-    for mixture, _ in experts:
-        mixture.exchange = only_here(mixture)
     remove = [module.after_forward(look(name, type(module).__name__)) for name, module in model.named_modules() if name]
     try:
-        with no_grad(), np.errstate(all="ignore"):
+        with no_grad(), np.errstate(all="ignore"), nobody_else(model) as missed:
             model(Tensor(x))
     except _Found:
         pass
     finally:
         for undo in remove:
             undo()
-        for layer, reduction in zip(layers, reductions):
-            layer.reduce = reduction
-        for attributes, attend in rings:
-            attributes["attend"] = attend
-    if rings and not found:
-        return "another rank's positions (mesh.cp), or the loss function; every layer's output is finite for the positions here"
-        for mixture, exchange in experts:
-            mixture.exchange = exchange
-    if experts and not found:
-        return "an expert that another rank along mesh.ep has, or the loss function; every layer's output here is finite"
-    return found[0] if found else "the loss function; every layer's output is finite"
+    return found[0] if found else f"{''.join(missed)}the loss function; every layer's output{' here' * bool(missed)} is finite"
+
+
+@contextmanager
+def nobody_else(model: Module) -> Iterator[list[str]]:
+    """Layers that several ranks have together do without the others meanwhile, which are elsewhere; gives what is missed then."""
+    changed: list[tuple[dict[str, Any], str, Any]] = []
+
+    def without(module: Module, name: str, instead: Any = None) -> None:
+        attributes = vars(module)
+        changed.append((attributes, name, attributes.pop(name)))
+        if instead is not None:
+            attributes[name] = instead
+
+    for _, module in model.named_modules():
+        if vars(module).get("reduce") is not None:            # statistics over ranks
+            without(module, "reduce")
+        if "attend" in vars(module):
+            without(module, "attend")
+    rings = any(name == "attend" for _, name, _ in changed)
+    experts = [layer for _, layer in mixtures(model) if layer.exchange is not None]
+    for layer in experts:
+        without(layer, "exchange", only_here(layer))
+    try:
+        yield ["another rank's positions (mesh.cp), or "] * rings + ["an expert of another rank (mesh.ep), or "] * bool(experts)
+    finally:
+        for attributes, name, value in changed:
+            attributes[name] = value
 
 
 def refuse_nonfinite_loss(model: Module, x: Any, value: float, *, step: int, micro_batch: int) -> None:

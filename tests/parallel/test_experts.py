@@ -71,6 +71,11 @@ def mesh(**lengths: int) -> Any:
     return SimpleNamespace(size=found.get, n_places=found["dp"] * found["ep"], cuts_model=True, coordinate=lambda axis: 0)
 
 
+def asked(**more: Any) -> SimpleNamespace:
+    """Options, as far as refusals look at them."""
+    return SimpleNamespace(**{"sharding": "none", "tune_buckets": False, "node_shared": False, **more})
+
+
 def gpt(**more: Any) -> nn.Sequential:
     return models.gpt(2, 2, 8, 8, 11, **more)
 
@@ -84,13 +89,16 @@ def gpt(**more: Any) -> nn.Sequential:
      "found 6 micro-batches for 4 data-parallel ranks; set train.micro_batches to 4 or 8"),
     (lambda: refusals.refuse_uneven_experts(mesh(dp=2, ep=2), 8, 5), ConfigError,
      "ends with a batch of 5 rows for 8 micro-batches; set data.drop_last = true"),
-    (lambda: refusals.refuse_with_experts(SimpleNamespace(sharding="gradients"), mesh(ep=2)), ConfigError,
+    (lambda: refusals.refuse_with_experts(asked(sharding="gradients"), mesh(ep=2)), ConfigError,
      'comm.sharding = "gradients" cuts states over all data-parallel ranks, and mesh.ep = 2 gives them different experts; set'),
-    (lambda: refusals.refuse_cut(SimpleNamespace(tune_buckets=True, node_shared=False), mesh(ep=2)), ConfigError,
-     'comm.bucket_mb = "auto" is for models that no rank has a part of only'),
-    (lambda: refusals.refuse_cut(SimpleNamespace(tune_buckets=False, node_shared=True), mesh(ep=2)), ConfigError,
-     "set comm.node_shared = false, or mesh.pp, mesh.ep and mesh.tp = 1"),
-    (lambda: layout.refuse_mesh(1, 2), ConfigError, "cannot have mesh.ep = 2: a gradient of an expert adds up rows of several"),
+    (lambda: refusals.refuse_with_experts(asked(tune_buckets=True), mesh(ep=2)), ConfigError,
+     'comm.bucket_mb = "auto" cuts all gradients anew, and those of experts are apart from the rest'),
+    (lambda: refusals.refuse_with_experts(asked(node_shared=True), mesh(ep=2)), ConfigError,
+     "set comm.node_shared = false, or mesh.ep = 1"),
+    (lambda: hold(gpt(experts=2), mesh(cp=2), None), ConfigError,
+     'mesh.cp = 2 cuts samples, and experts ("block0.mixture") choose among whole ones; set mesh.cp = 1'),
+    (lambda: layout.refuse_mesh(mesh(ep=2).size), ConfigError,
+     "cannot have mesh.ep = 2: a gradient of an expert adds up rows of several"),
     (lambda: hold(gpt(experts=2), mesh(tp=2), None, sequence=True), ConfigError,
      'mesh.sequence = true cuts what "block0.mixture" gets along the sequence'),
 ])
@@ -102,7 +110,7 @@ def test_what_cannot_be_shared_out_is_refused_by_name(call: Any, kind: type[Exce
 def test_even_micro_batches_and_whole_models_are_not_refused() -> None:
     refusals.refuse_uneven_experts(mesh(dp=2, ep=2), 8, 8)
     refusals.refuse_uneven_experts(mesh(dp=3), 8, 5)
-    refusals.refuse_with_experts(SimpleNamespace(sharding="none"), mesh(ep=2))
+    refusals.refuse_with_experts(asked(), mesh(ep=2))
 
 
 def test_each_rank_keeps_its_share_of_the_experts_and_all_of_the_router() -> None:
@@ -157,7 +165,7 @@ def test_where_values_are_not_finite_is_said_without_other_ranks() -> None:
     for _, layer in cut_experts(model, 1, 2):
         layer.exchange = refuse
     model.initialize(0)
-    assert first_bad_layer(model, tokens).startswith("an expert that another rank along mesh.ep has, or the loss function")
+    assert first_bad_layer(model, tokens).startswith("an expert of another rank (mesh.ep), or the loss function")
     model["block1"].norm2.weight.array[...] = model["block1"].mixture.wide.array[...] = 1e30
     assert first_bad_layer(model, tokens) == 'the layer "block1.mixture" (MixtureOfExperts)'
     assert model["block1"].mixture.exchange is refuse

@@ -208,11 +208,20 @@ REFUSED = [
     ({"sharding": "gradients", "chunks": 2, "n_micro": 5}, MeshError, '"gradients" sums .* found 5 micro-batches')]
 
 
+class TwoRanks:
+    """A mesh of two data-parallel ranks, as far as refusals look at it."""
+
+    n_places = 2
+
+    def __getitem__(self, axes: Any) -> Any:
+        return SimpleNamespace(size=2)
+
+
 @pytest.mark.parametrize(("change", "error", "message"), REFUSED, ids=[str(list(change)) for change, _, _ in REFUSED])
 def test_what_does_not_go_together_is_refused_by_name(change: dict[str, Any], error: type[Exception], message: str) -> None:
     given_ = {"sharding": "parameters", "node_shared": False, "tune_buckets": False, "progress": "poll", "reproducible": "run",
               "n_micro": 4, "fewest": 24, "schedule": "1f1b", "chunks": 1} | change
-    mesh: Any = SimpleNamespace(size=lambda axis: 2)
+    mesh: Any = TwoRanks()
     model = gpt(layers=4, heads=1, width=8, block=4, vocabulary=5)
     stage = cut(model, 0, 2, given_["chunks"])
     with pytest.raises(error, match=message):
