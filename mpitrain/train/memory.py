@@ -238,7 +238,9 @@ def measured(job: Job) -> Use:
         return use
     elsewhere = [parameters, *reducer.arenas, *(() if away else optimizer.state.values())]
     shared = sum(array.nbytes for array in elsewhere if not is_own(array))
-    return use._replace(activations=job.trainer.memory.most, pool=pool.usage().system + shared)
+    swing = job.trainer.memory
+    taken = pool.usage().system if swing.system is None else swing.system
+    return use._replace(activations=swing.most, pool=taken + shared)
 
 
 def is_own(array: Any) -> bool:

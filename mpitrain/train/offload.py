@@ -63,7 +63,10 @@ class Files:
         self.folder = folder
 
     def allocate(self, nbytes: int) -> mmap.mmap:
-        """So many bytes of a new file. MissingError, StorageError or AccessError where it cannot be made: no later write finds a full disk."""
+        """So many bytes of a new file. MissingError, StorageError or AccessError where it cannot be made.
+
+        No later write finds a full disk.
+        """
         try:
             with tempfile.TemporaryFile(dir=self.folder, prefix=".optimizer-", buffering=0) as file:
                 reserve(file.fileno(), nbytes)
