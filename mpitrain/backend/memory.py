@@ -79,22 +79,32 @@ class Pool:
 
 
 class Swing:
-    """How many more bytes of arrays there are within steps than before or after them: `most`, None where nobody counts them."""
+    """How many more bytes of arrays there are within steps than before or after them: `most`, None where nobody counts them.
+
+    `system` is what they have taken from the system in steps and before the first one: not what ran in between, an evaluation
+    or a checkpoint, and has left free.
+    """
 
     def __init__(self, pool: Pool | None = None):
         self.pool, self.most, self._before = pool, None if pool is None else 0, 0
+        self.system: int | None = None
+        self._system_before = 0
 
     def begin(self, passing: int = 0) -> None:
         """A step begins: peaks of what came before are none of it, nor are bytes of the last one that are `passing`."""
         if self.pool is not None:
             self.pool.recent_peak()
-            self._before = self.pool.usage().used - passing
+            usage = self.pool.usage()
+            self._before, self._system_before = usage.used - passing, usage.system
+            if self.system is None:
+                self.system = usage.system
 
     def end(self, passing: int = 0) -> None:
         """It has ended; so many bytes that are there still will go with the next one."""
-        if self.pool is not None and self.most is not None:
-            peak, kept = self.pool.recent_peak(), max(self._before, self.pool.usage().used - passing)
-            self.most = max(self.most, peak - kept)
+        if self.pool is not None and self.most is not None and self.system is not None:
+            peak, usage = self.pool.recent_peak(), self.pool.usage()
+            self.most = max(self.most, peak - max(self._before, usage.used - passing))
+            self.system += usage.system - self._system_before
 
 
 def _python(name: str, result: Any, *arguments: Any) -> Any:

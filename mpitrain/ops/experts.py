@@ -44,7 +44,7 @@ class Route:
 
 def capacity_of(rows: int, experts: int, top_k: int, factor: float) -> int:
     """C: the places of an expert for a batch of so many rows; `factor` times what it would take if choices were even."""
-    return min(rows, math.ceil(factor * top_k * rows / experts))
+    return math.ceil(min(rows, factor * top_k * rows / experts))
 
 
 def route(scores: Any, top_k: int, capacity: int) -> Route:

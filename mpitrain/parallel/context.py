@@ -14,7 +14,7 @@ from mpitrain.autograd import Tensor
 from mpitrain.backend import Array
 from mpitrain.comm.mesh import Mesh
 from mpitrain.errors import ConfigError, MeshError
-from mpitrain.nn import Module, MultiHeadAttention
+from mpitrain.nn import Module, MultiHeadAttention, mixtures
 from mpitrain.parallel.ring_attention import Ring, ring_attention
 from mpitrain.parallel.zigzag import LENGTH, part, positions, refuse_length
 
@@ -58,6 +58,8 @@ class ContextParallel:
 
 def refuse_model(model: Module, n: int) -> None:
     """ConfigError naming the first layer that may look at several positions at once in another way than attention."""
+    for path, _ in mixtures(model):
+        raise ConfigError(f'mesh.cp = {n} cuts samples, and experts ("{path}") choose among whole ones; set mesh.cp = 1')
     for path, module in model.named_modules():
         if not treats_positions_apart(module):
             raise ConfigError(f'mesh.cp = {n} cuts samples along their positions, and "{path or "the model"}" '

@@ -167,9 +167,6 @@ def hold(model: Module, mesh: Mesh, control: Channel, *, chunks: int = 1, stages
     if sequence and mixtures(model):
         raise ConfigError(f'mesh.sequence = true cuts what "{mixtures(model)[0][0]}" gets along the sequence, and experts choose '
                           "among whole samples; set mesh.sequence = false")
-    if mesh.size("cp") > 1 and mixtures(model):
-        raise ConfigError(f'mesh.cp = {mesh.size("cp")} cuts samples, and experts ("{mixtures(model)[0][0]}") choose among whole '
-                          "ones; set mesh.cp = 1")
     tensor = TensorParallel(model, mesh, plan, sequence=sequence, shared=shared) if mesh.size("tp") > 1 else None
     context = ContextParallel(model, mesh, tensor.along if tensor else ()) if mesh.size("cp") > 1 else None
     if mesh.size("ep") > 1:

@@ -131,7 +131,7 @@ class NodeShared(Replicated):
         self._part = part_function(kernel, optimizer.storage.values.dtype) if kernel is not None else 0
         self._scalars: dict[float, Array] = {}                # by weight decay; C reads them
         self._scalars_step = -1
-        self._known: dict[int, tuple[tuple[Part, ...], Any]] = {}
+        self._known: dict[int, tuple[tuple[Part, ...], Any, list[bool]]] = {}
 
     def finish(self) -> Outcome:
         """The rest of the exchange, then the update of this rank's parts. NumericsError before any parameter changes."""
@@ -177,12 +177,13 @@ class NodeShared(Replicated):
         """The update of these parts, which lie in a bucket that begins at element `start`, for C; None where C cannot do it."""
         if self._waits or not self._part:
             return None
+        trained = [part.parameter.requires_grad for part in parts]
         known = self._known.get(id(parts))
-        if known is None:
+        if known is None or known[2] != trained:              # parameters may be frozen from one step to the next
             runs = self.optimizer.runs(parts)
             passes = (Pass * len(runs))(*(Pass(self._part, self.optimizer.parts(run), self._scalars_for(run.decay),
                                                run.start - start, run.stop - start) for run in runs))
-            known = self._known[id(parts)] = parts, passes
+            known = self._known[id(parts)] = parts, passes, trained
         if self._scalars_step != self.step:
             self._scalars_step = self.step
             for decay, scalars in self._scalars.items():

@@ -29,6 +29,7 @@ from mpitrain.parallel.shards import Shards
 from mpitrain.parallel.shared_buckets import SharedBuckets
 
 IN_FLIGHT = 3                # buckets; with one that is being filled, as much memory as hides the others' way
+SHARED_AT_ONCE = IN_FLIGHT + 2                                # that have a place in memory that ranks share
 
 
 class Seen:
@@ -56,7 +57,7 @@ class ShardedReducer(GradientReducer):
         self.shard = shards.new_flat()
         self.scratch = Scratch(shards.layout)
         self.shared = channel if isinstance(channel, SharedChannel) else None
-        self.memory = SharedBuckets(self.buckets, shards.layout, IN_FLIGHT + 2, lambda nbytes: shared_by_all(
+        self.memory = SharedBuckets(self.buckets, shards.layout, SHARED_AT_ONCE, lambda nbytes: shared_by_all(
             channel, nbytes, "gradients")) if isinstance(channel, SharedChannel) else None
         self._open: dict[int, Array] = {}                     # by bucket: the memory that this backward fills
         self._sent: deque[tuple[Bucket, Array, AnyWork | SharedWork | None, Seen]] = deque()

@@ -26,13 +26,18 @@ class SharedBuckets:
 
     def __init__(self, buckets: Sequence[Bucket], layout: FlatLayout, most: int, allocate: Callable[[int], Any]):
         lengths = [bucket.stop - bucket.start for bucket in buckets]
-        size = max((sum(lengths[i:i + most]) for i in range(len(lengths))), default=0)
+        size = ring_size(lengths, most)
         starts = ring(lengths, size)
         self.flat = layout.memory(size, allocate)
         self.views: list[Array] = [self.flat[start:start + length] for start, length in zip(starts, lengths)]
         low, high = np.array(starts, int), np.array(starts, int) + np.array(lengths, int)
         common = (low[:, None] < high) & (low < high[:, None])
         self.overlapping: list[set[int]] = [{i, *np.flatnonzero(row).tolist()} for i, row in enumerate(common)]
+
+
+def ring_size(lengths: Sequence[int], most: int) -> int:
+    """Of a ring that holds any `most` of these that follow each other."""
+    return max((sum(lengths[i:i + most]) for i in range(len(lengths))), default=0)
 
 
 def ring(lengths: Sequence[int], size: int) -> list[int]:

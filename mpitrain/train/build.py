@@ -16,6 +16,7 @@ from mpitrain.errors import ConfigError, name_and_text, nearest, place, text_of
 from mpitrain.schedules.pipeline import SCHEDULES, Schedule
 from mpitrain.train.assembly import Job, Options, assemble
 from mpitrain.train.inputs import Inputs
+from mpitrain.train.offload import existing
 
 UNTIL_MEASURED = 1 << 20      # bytes: small enough to overlap, large enough that latency does not dominate
 
@@ -44,7 +45,7 @@ def options_of(config: Config, stages: Any = None) -> Options:
         progress=config.comm.progress, wire=config.comm.wire_dtype, node_shared=config.comm.node_shared,
         schedule=find_schedule(config), chunks=config.mesh.chunks, stages=stages or config.mesh.stages,
         plan=config.mesh.plan or None, sequence=config.mesh.sequence, sharding=config.comm.sharding, offload=o.offload,
-        offload_folder=o.offload_folder or config.run.out)
+        offload_folder=o.offload_folder or str(existing(Path(config.run.out))))
 
 
 def find_algorithm(config: Config) -> Any:

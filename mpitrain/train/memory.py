@@ -27,7 +27,8 @@ from mpitrain.parallel.experts import ExpertParallel
 from mpitrain.parallel.gathered import blocks_of
 from mpitrain.parallel.reducer import GradientReducer
 from mpitrain.parallel.sharded import predicted, probe, where_to_cut
-from mpitrain.parallel.sharded_reducer import IN_FLIGHT
+from mpitrain.parallel.sharded_reducer import IN_FLIGHT, SHARED_AT_ONCE, ShardedReducer
+from mpitrain.parallel.shared_buckets import ring_size
 from mpitrain.parallel.stages import Stage, cut
 from mpitrain.parallel.tensor import TensorParallel
 from mpitrain.parallel.traced import Course, LoneMesh, most, trace
@@ -152,7 +153,7 @@ def _kept(stage: Stage, o: Options, sizes: Sizes, n_micro: int, optimizer: Any) 
     """What stays from step to step, by formula."""
     flat = stage.model.describe(o.seed, o.precision)
     itemsize, tried = flat.dtype.itemsize, optimizer(probe())
-    kind = o.sharding if sizes.replicas > 1 else "none"
+    kind = _cut_states(o, sizes)
     formula = predicted(flat.size, kind, sizes.replicas, itemsize=itemsize, states=len(tried.state))
     parameters, gradients, state = formula
     if kind in ("none", "optimizer"):
@@ -163,16 +164,26 @@ def _kept(stage: Stage, o: Options, sizes: Sizes, n_micro: int, optimizer: Any) 
     return Use(parameters, gradients, 0, state + on_host, None, None)
 
 
+def _cut_states(o: Options, sizes: Sizes) -> str:
+    """What of `comm.sharding` is cut; with one copy per node as if there were one node, whose copy has slices of its own."""
+    if sizes.replicas == 1:
+        return "none"
+    return {"optimizer": "none", "parameters": "gradients"}.get(o.sharding, o.sharding) if o.node_shared else o.sharding
+
+
 def _on_their_way(stage: Stage, o: Options, sizes: Sizes) -> int:
     """Bytes of buckets, of what others send for them, and of blocks that are put together, where states are cut."""
-    if sizes.replicas == 1 or o.sharding not in ("gradients", "parameters"):
+    kind = _cut_states(o, sizes)
+    if kind not in ("gradients", "parameters"):
         return 0
     flat = stage.model.describe(o.seed, o.precision)
-    cuts = where_to_cut(stage, flat, blocks=o.sharding == "parameters")
+    cuts = where_to_cut(stage, flat, blocks=kind == "parameters")
     buckets = plan_buckets(flat.segments, flat.size, max(1, o.bucket_bytes // flat.dtype.itemsize), cuts)
+    if o.node_shared:                                         # nothing is received
+        return flat.dtype.itemsize * ring_size([b.stop - b.start for b in buckets], SHARED_AT_ONCE)
     largest = sum(sorted((b.stop - b.start for b in buckets), reverse=True)[:IN_FLIGHT + 1])
     received = largest * (sizes.replicas - 1) // sizes.replicas
-    return flat.dtype.itemsize * (largest + received + (_put_together(stage) if o.sharding == "parameters" else 0))
+    return flat.dtype.itemsize * (largest + received + (_put_together(stage) if kind == "parameters" else 0))
 
 
 def _put_together(stage: Stage) -> int:
@@ -237,8 +248,12 @@ def measured(job: Job) -> Use:
     if pool is None or storage.device.name != "cpu":
         return use
     elsewhere = [parameters, *reducer.arenas, *(() if away else optimizer.state.values())]
+    if isinstance(reducer, ShardedReducer) and reducer.memory is not None:
+        elsewhere.append(reducer.memory.flat)
     shared = sum(array.nbytes for array in elsewhere if not is_own(array))
-    return use._replace(activations=job.trainer.memory.most, pool=pool.usage().system + shared)
+    swing = job.trainer.memory
+    taken = pool.usage().system if swing.system is None else swing.system
+    return use._replace(activations=swing.most, pool=taken + shared)
 
 
 def is_own(array: Any) -> bool:

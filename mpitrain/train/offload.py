@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mpitrain.backend import Device
-from mpitrain.errors import AccessError, ConfigError, MpitrainError, StorageError, nearest
+from mpitrain.errors import AccessError, ConfigError, MissingError, MpitrainError, StorageError, nearest
 from mpitrain.optim import OnHost, Optimizer
 from mpitrain.train.together import Channel, everywhere
 
@@ -57,13 +57,16 @@ def refuse_offload(o: Any, device: Device) -> None:
 
 
 class Files:
-    """Memory in files that have no name: they are gone when the process is, however it ends. `folder` need not exist yet."""
+    """Memory in files that have no name: they are gone when the process is, however it ends."""
 
     def __init__(self, folder: Path):
-        self.folder = existing(folder)
+        self.folder = folder
 
     def allocate(self, nbytes: int) -> mmap.mmap:
-        """So many bytes of a new file. StorageError or AccessError where it cannot be made: no later write finds a full disk."""
+        """So many bytes of a new file. MissingError, StorageError or AccessError where it cannot be made.
+
+        No later write finds a full disk.
+        """
         try:
             with tempfile.TemporaryFile(dir=self.folder, prefix=".optimizer-", buffering=0) as file:
                 reserve(file.fileno(), nbytes)
@@ -98,7 +101,8 @@ def reserve(fd: int, nbytes: int) -> None:
 
 def no_file(error: OSError, folder: Path, nbytes: int) -> MpitrainError:
     number = error.errno or errno.EIO
-    kind = AccessError if number in (errno.EACCES, errno.EPERM, errno.EROFS) else StorageError
+    kind = MissingError if number in (errno.ENOENT, errno.ENOTDIR) else \
+        AccessError if number in (errno.EACCES, errno.EPERM, errno.EROFS) else StorageError
     try:
         room = os.statvfs(folder)
         free = f", {room.f_bavail * room.f_frsize:,} are free"

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -450,3 +451,14 @@ def test_the_recent_peak_and_the_swing_of_a_step() -> None:
         return swing.most
     assert round((in_pool(steps) or 0) / MIB, 2) == 3.0, "beyond what stays"
     assert memory.Swing().most is None
+
+
+def test_what_arrays_take_of_the_system_between_steps_is_not_that_of_steps() -> None:
+    system = iter([10, 14, 14, 15, 90, 90, 90, 87])           # before and after four steps, an evaluation after the second
+    pool: Any = SimpleNamespace(recent_peak=lambda: 0, usage=lambda: memory.Usage(0, 0, 0, next(system), 0))
+    swing, found = memory.Swing(pool), []
+    for _ in range(4):
+        swing.begin()
+        swing.end()
+        found.append(swing.system)
+    assert found == [14, 15, 15, 12]

@@ -81,6 +81,9 @@ def test_enough_places_drop_nothing_and_the_order_of_rows_does_not_matter() -> N
     order = np.random.default_rng(0).permutation(9)
     np.testing.assert_allclose(layer(x[order]).array, layer(x).array[order], rtol=1e-12)
     assert layer.take_tally()[2] == 0
+    layer.capacity = 1e308                                # finite, and the places it asks for are not
+    layer(x)
+    assert layer.take_tally()[2] == 0
 
 
 @pytest.mark.parametrize("top_k", [1, 2])

@@ -214,3 +214,16 @@ def test_memory_that_runs_out_is_an_error_with_a_remedy_and_not_memory_of_this_r
         with pytest.raises(StorageError, match=f"comm.node_shared = true: no shared memory for {name}: /dev/shm has 1 MiB free "
                                               "where .* are needed; .* enlarge it: .*; or set comm.node_shared = false"):
             make()
+
+
+def test_a_parameter_that_is_frozen_between_steps_stays_as_it_is(job: Any, comm: Any) -> None:
+    plain, shared = (job(shared=s, optimizer="adam", clip_norm=0.0, colors=0) for s in (False, True))
+    for step in range(5):
+        for one in (plain, shared):
+            frozen = one.model[2].weight
+            frozen.requires_grad = step not in (2, 3)
+            was = frozen.array.tobytes()
+            comm.Barrier()                                    # others write their slices of it
+            one.step(step, want_norm=False)
+            assert (frozen.array.tobytes() == was) == (step in (2, 3)), step
+    assert plain.state() == shared.state()

@@ -113,6 +113,8 @@ def test_models_that_mix_positions_are_refused_by_the_name_of_a_layer() -> None:
             refuse_model(model, 2)
     refuse_model(nn.Sequential(Apart(nn.ReLU()), nn.RMSNorm(3), nn.Linear(3, 3, activation="tanh"), nn.Softmax()), 2)
     refuse_model(models.gpt(layers=1, heads=1, width=4, block=8, vocabulary=5), 2)
+    with pytest.raises(ConfigError, match=r'cuts samples, and experts \("block0.mixture"\) choose among whole ones; set'):
+        refuse_model(models.gpt(layers=1, heads=1, width=4, block=8, vocabulary=5, experts=2), 2)
 
 
 def test_a_mask_and_the_layout_mode_are_refused() -> None:

@@ -16,6 +16,7 @@ from mpitrain.backend import memory as pools
 from mpitrain.backend import native
 from mpitrain.config import load_config
 from mpitrain.parallel.reducer import GradientReducer
+from mpitrain.parallel.shards import KINDS
 from mpitrain.parallel.traced import Course, Phase, most, trace
 from mpitrain.parallel.tree import RankTree
 from mpitrain.schedules.microtree import share
@@ -138,6 +139,9 @@ def test_each_part_has_its_formula() -> None:
     assert predict(two()).stages[0] == Use(2 * line, 2 * line, 4 * line, 0, None, None)
     assert predict(two(), sizes=Sizes(pp=2), micro_batches=4).stages == [Use(line, 3 * line, 2 * line, 0, None, None)] * 2
     assert predict(two(), sizes=Sizes(dp=4), sharding="parameters").stages[0][:3] == (line // 2, line // 2, line)
+    one_copy = [predict(two(), sizes=Sizes(dp=4), sharding=kind, node_shared=True).stages[0][:3] for kind in KINDS]
+    plain, sliced = predict(two(), sizes=Sizes(dp=4)).stages[0][:3], (2 * line, line // 2, line)
+    assert one_copy == [plain, plain, sliced, sliced], "the node's one copy, which has slices of its own"
     assert predict(two(), offload="file").stages[0][2:4] == (0, 4 * line)
     assert predict(two(), offload="host", device="gpu").stages[0][2:4] == (0, 8 * line)
 

@@ -16,9 +16,11 @@ from runs import SMALL, record, train, write
 
 from mpitrain import models, nn, optim
 from mpitrain.backend import CPU, Device
-from mpitrain.errors import AccessError, ConfigError, StorageError
+from mpitrain.config import load_config
+from mpitrain.errors import AccessError, ConfigError, MissingError, StorageError
 from mpitrain.parallel.shards import Shards
 from mpitrain.train import offload
+from mpitrain.train.build import options_of
 from mpitrain.train.offload import Files, existing, offloaded, refuse_offload
 
 FAKE = Device("gpu", xp)
@@ -135,11 +137,22 @@ def test_a_disk_without_room_is_found_before_the_first_write(tmp_path: Path, mon
         Files(tmp_path).allocate(100)
 
 
+def test_a_folder_that_is_not_there_is_named_and_no_other_taken_for_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "not", tmp_path / "file"):
+        with pytest.raises(MissingError, match=r"optimizer state cannot be made: .*; set optimizer.offload_folder to a folder"):
+            Files(folder).allocate(100)
+    config = load_config(write(tmp_path, SMALL), ["optimizer.offload=file", f"run.out={tmp_path}/not/yet"])
+    assert options_of(config).offload_folder == str(tmp_path)
+    config = load_config(write(tmp_path, SMALL), ["optimizer.offload=file", f"optimizer.offload_folder={tmp_path}/not"])
+    assert options_of(config).offload_folder == f"{tmp_path}/not"
+
+
 def test_where_a_file_system_promises_nothing_zeros_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(fd: int, offset: int, length: int) -> None:
         raise OSError(95, "Operation not supported")
     monkeypatch.setattr(os, "posix_fallocate", unknown)
-    memory = Files(tmp_path / "not" / "yet").allocate(offload.BLOCK + 5)
+    memory = Files(existing(tmp_path / "not" / "yet")).allocate(offload.BLOCK + 5)
     assert existing(tmp_path / "not" / "yet") == tmp_path and bytes(memory) == bytes(offload.BLOCK + 5)
 
 
