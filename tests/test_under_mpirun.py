@@ -23,7 +23,7 @@ def test_make_runs_the_same_files() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("n", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4)), 2, 3])
+@pytest.mark.parametrize("n", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4)), 3])
 def test_the_collective_tests_pass_on_ranks(n: int, tmp_path: Path) -> None:
     run(n, tmp_path, *map(str, FILES))
 

@@ -173,6 +173,7 @@ def test_convolutions_are_measured_beside_pytorchs(tmp_path: Path) -> None:
         assert r["flops"] == flops and r["peak_fraction"] < 1
 
 
+@pytest.mark.slow
 def test_a_wrong_op_is_refused(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(f"""
@@ -204,6 +205,7 @@ def test_the_products_of_a_step_are_measured_beside_pytorchs(tmp_path: Path) -> 
     assert all(r["count"] == 1 and 0 < r["difference"] <= 1 and r["bias"] == (r["role"] == "forward") for r in found)
 
 
+@pytest.mark.slow
 def test_a_wrong_product_is_refused(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(f"""
@@ -226,6 +228,7 @@ guard.run_guarded(products_vs_torch.main)
     assert "128 x 1024 x 784 (forward): our product differs from float64 by" in result.error_lines[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("script", "arguments", "message"), [
     ("train_vs_peers.py", ["--models", "lenat"], '--models knows no "lenat" (did you mean "lenet"?); choose from mlp'),
     ("train_vs_peers.py", ["--peers", "keras"], '--peers knows no "keras"; choose from eager, channels_last, compiled, jax'),

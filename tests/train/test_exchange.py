@@ -230,7 +230,7 @@ def test_python_is_refused_the_same_before_anything_starts(options: Options, fou
     ({"algorithm": os.getcwd}, 'comm.algorithm = "getcwd"; set comm.algorithm = "auto",'),
     ({"on_host": False}, 'gradients on a GPU; set train.device = "cpu",')])
 def test_of_an_own_algorithm_and_a_gpu_the_one_that_is_there_is_named(options: dict[str, Any], found: str) -> None:
-    mesh: Any = SimpleNamespace(channel=lambda *a, **k: SimpleNamespace(size=2), progress=None)
+    mesh: Any = SimpleNamespace(channel=lambda *a, **k: SimpleNamespace(size=2), progress=None, size=lambda axis: 1)
     with pytest.raises(ConfigError, match=f"memory that ranks share, found {found} or comm.node_shared = false"):
         Exchange(mesh, node_shared=True, **options)
 
