@@ -1,11 +1,12 @@
 """Training steps of a pipeline, beside torch.distributed.pipelining over gloo: the same model, cut and schedule.
 
-    mpirun -n 2 python benchmarks/pipeline_vs_torch.py [--schedules 1f1b,gpipe] [--models lenet,8x64x16,8x256x256] [--json FILE]
+    mpirun -n 2 python benchmarks/pipeline_vs_torch.py [--schedules 1f1b,gpipe] [--models lenet-3,8x64x16,8x256x256] [--json FILE]
 
-Models are those of `mpitrain bench train` that are a sequence in PyTorch too, their batch of 128 cut into micro-batches, on two
-stages of about equal work; or stacks. A stack is BLOCKSxWIDTHxROWS: equal blocks (layer norm, WIDTH to 4 WIDTH with GELU, back,
-plus the input), and the rows of a micro-batch. A step is all forwards and backwards of the schedule and AdamW (PyTorch's: fused).
-Each process is a stage and keeps to a core of its own, with one thread.
+Models are those of `mpitrain bench train` that are a sequence in PyTorch too, their batch of 128 cut into micro-batches, the
+first stage with so many blocks: lenet-3 (the first convolution) is PyTorch's fastest cut, lenet-5 (both) is ours. Or stacks: one
+is BLOCKSxWIDTHxROWS, equal blocks (layer norm, WIDTH to 4 WIDTH with GELU, back, plus the input), and the rows of a micro-batch.
+A step is all forwards and backwards of the schedule and AdamW (PyTorch's: fused). Each process is a stage and keeps to a core of
+its own, with one thread.
 
 Both start from the same values and see the same batch. Losses must agree after every step, parameters at the end. The sides
 alternate. Where a stage computes long, both wait for the same arithmetic, and no pipeline can be many times faster; small stacks
@@ -41,8 +42,8 @@ from mpitrain.comm.guard import run_guarded, symmetric
 from mpitrain.comm.start import start
 from mpitrain.errors import MpitrainError, UsageError
 
-CUTS: dict[str, tuple[tuple[int, ...], int]] = {      # blocks of each stage of ours, and where PyTorch's sequence is cut
-    "lenet": ((3, 6), 3), "mlp": ((2, 2), 2)}
+CUTS: dict[str, tuple[str, tuple[int, ...], int]] = {    # model, blocks of each stage of ours, where PyTorch's sequence is cut
+    "lenet-3": ("lenet", (3, 6), 3), "lenet-5": ("lenet", (5, 4), 6), "mlp-2": ("mlp", (2, 2), 2)}
 SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 TOLERANCE = 1e-4                                 # relative, of losses after some steps in float32
 
@@ -68,8 +69,9 @@ class Pair(NamedTuple):
 
 def known(name: str) -> Pair:
     """A model of `mpitrain bench train`."""
-    (ours, theirs), workload = CUTS[name], WORKLOADS[name]
-    whole, (x, y) = MODELS[name](), workload.samples(workload.batch, 0)
+    model, ours, theirs = CUTS[name]
+    whole, workload = MODELS[model](), WORKLOADS[model]
+    x, y = workload.samples(workload.batch, 0)
     bounds = (0, theirs, len(whole))
     return Pair(name, Task(workload.make, x, y, ours), lambda rank: whole[bounds[rank]:bounds[rank + 1]])
 
@@ -142,7 +144,7 @@ def check(ours: Ours, theirs: Theirs, what: str, channel: Channel) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--schedules", default="1f1b,gpipe")
-    parser.add_argument("--models", default="lenet,mlp,8x64x16,8x128x128,8x256x256")
+    parser.add_argument("--models", default="lenet-3,lenet-5,mlp-2,8x64x16,8x128x128,8x256x256")
     parser.add_argument("--micro-batches", type=int, default=8)
     parser.add_argument("--pairs", type=int, default=25)
     parser.add_argument("--json", type=Path)

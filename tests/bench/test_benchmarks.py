@@ -110,7 +110,7 @@ def test_the_first_step_is_timed_from_the_command_on(tmp_path: Path) -> None:
 @TORCH
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each rank needs a core of its own")
 def test_a_pipeline_beside_pytorchs_is_compared_and_timed(tmp_path: Path) -> None:
-    records, out = run(tmp_path, 2, "pipeline_vs_torch.py", "--models", "lenet,4x8x6", "--micro-batches", "4", "--pairs", "2")
+    records, out = run(tmp_path, 2, "pipeline_vs_torch.py", "--models", "lenet-3,4x8x6", "--micro-batches", "4", "--pairs", "2")
     assert [(r["model"], r["schedule"], r["pairs"]) for r in records] == [
-        (model, schedule, 2) for model in ("lenet", "4x8x6") for schedule in ("1f1b", "gpipe")]
+        (model, schedule, 2) for model in ("lenet-3", "4x8x6") for schedule in ("1f1b", "gpipe")]
     assert all(r["ratio"] > 0 and r["torch_seconds"] > 0 for r in records) and "times faster" in out
