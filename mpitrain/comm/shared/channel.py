@@ -253,7 +253,7 @@ class SharedChannel:
 
     def _obstacle(self) -> str:
         """Why this cannot be shared, or nothing; the same on all ranks."""
-        facts = self.messages.gather_objects([self.node.size, kernels() is not None, flags.can_poll()])
+        facts = self.messages.gather_objects([self.node.size, kernels() is not None, engine.can_poll()])
         self._native = all(native for _, native, _ in facts)
         sizes = {size for size, _, _ in facts}
         if len(sizes) > 1:
