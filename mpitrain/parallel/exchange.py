@@ -8,7 +8,7 @@ from typing import Any
 from mpitrain.backend import Array
 from mpitrain.comm.algorithms import hosts_of
 from mpitrain.comm.channel import Channel
-from mpitrain.comm.mesh import COPIES, REPLICAS, Mesh
+from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.shared import SharedChannel
 from mpitrain.errors import ConfigError
 from mpitrain.nn import FlatLayout, Module
@@ -32,6 +32,7 @@ from mpitrain.parallel.tree import RankTree
 from mpitrain.parallel.twins import Twins
 from mpitrain.parallel.update import Replicated
 from mpitrain.schedules.collectives import ON_NODES
+from mpitrain.schedules.grid import COPIES, REPLICAS
 
 AUTO = "auto"
 

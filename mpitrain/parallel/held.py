@@ -9,7 +9,7 @@ from typing import Any
 
 from mpitrain.backend import Array, Device, array_module
 from mpitrain.comm.channel import Channel
-from mpitrain.comm.mesh import COPIES, REPLICAS, Mesh
+from mpitrain.comm.mesh import Mesh
 from mpitrain.errors import ConfigError
 from mpitrain.nn import Module, Sequential, mixtures
 from mpitrain.optim import Optimizer
@@ -23,6 +23,7 @@ from mpitrain.parallel.stages import Stage, can_be_cut, cut
 from mpitrain.parallel.tensor import TensorParallel
 from mpitrain.parallel.tensor_plan import read_plan
 from mpitrain.parallel.twins import Twins
+from mpitrain.schedules.grid import COPIES, REPLICAS
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline import SCHEDULES, Schedule
 from mpitrain.schedules.pipeline_check import actions_of, prove

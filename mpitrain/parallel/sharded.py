@@ -7,7 +7,7 @@ from typing import Any
 
 from mpitrain.backend import Array, Device
 from mpitrain.comm.channel import AnyWork, Channel
-from mpitrain.comm.mesh import REPLICAS, Mesh
+from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.shared import SharedChannel
 from mpitrain.comm.works import SharedWork
 from mpitrain.errors import ConfigError, nearest
@@ -22,6 +22,7 @@ from mpitrain.parallel.stages import Stage
 from mpitrain.parallel.statistics import Statistics
 from mpitrain.parallel.twins import Twins
 from mpitrain.parallel.update import Bytes, Outcome, Replicated
+from mpitrain.schedules.grid import REPLICAS
 from mpitrain.schedules.steps import Algorithm
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from mpitrain import nn
 from mpitrain.backend import float_dtype, keep_freed_memory
-from mpitrain.comm.mesh import describe as describe_mesh
-from mpitrain.comm.mesh import fit
 from mpitrain.config import Config, load_config
 from mpitrain.data import report
 from mpitrain.errors import MissingError, MpitrainError
@@ -24,6 +22,8 @@ from mpitrain.parallel.shards import finer
 from mpitrain.parallel.stages import Stage, cut
 from mpitrain.parallel.tensor_plan import narrow, read_plan
 from mpitrain.parallel.zigzag import refuse_length
+from mpitrain.schedules.grid import describe as describe_mesh
+from mpitrain.schedules.grid import fit
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline_check import actions_of, find_schedule
 from mpitrain.schedules.pipeline_draw import describe

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpitrain.backend import Array, array_module, asnumpy
 from mpitrain.comm.channel import Channel
-from mpitrain.comm.mesh import COPIES, Mesh
+from mpitrain.comm.mesh import Mesh
 from mpitrain.data import Transforms
 from mpitrain.errors import NumericsError
 from mpitrain.nn import Module
@@ -18,6 +18,7 @@ from mpitrain.optim import Optimizer
 from mpitrain.parallel.diagnose import is_finite
 from mpitrain.parallel.norm import is_first
 from mpitrain.parallel.sharded import Sharding
+from mpitrain.schedules.grid import COPIES
 from mpitrain.train.checkpoint import Piece
 from mpitrain.train.hashes import array_line, total_sha256
 from mpitrain.train.manifest import Checkpoint

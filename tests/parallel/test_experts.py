@@ -13,7 +13,6 @@ from launch import mpirun
 from runs import lines, record, train, write
 
 from mpitrain import models, nn
-from mpitrain.comm.mesh import fit
 from mpitrain.config import load_config
 from mpitrain.data.importers import import_text
 from mpitrain.errors import ConfigError, MeshError
@@ -22,6 +21,7 @@ from mpitrain.parallel.diagnose import first_bad_layer
 from mpitrain.parallel.experts import cut_experts
 from mpitrain.parallel.held import hold
 from mpitrain.parallel.reducer import GradientReducer
+from mpitrain.schedules.grid import fit
 from mpitrain.train import layout, refusals
 from mpitrain.train.inspect import inspect_config
 
