@@ -49,8 +49,8 @@ def refuse_options(o: Any, kind: str) -> None:
         raise ConfigError(f'{what} starts a message for each bucket of each micro-batch from backward itself, found '
                           f'comm.progress = "{o.progress}"; set comm.progress = "poll"')
     if kind != "optimizer" and reproducible.is_asked_for(o.reproducible):
-        raise ConfigError(f"{what} keeps no sums of single micro-batches, and {reproducible.MODE} adds those of all ranks in one tree; "
-                          'set comm.sharding = "optimizer", or train.reproducible = "run"')
+        raise ConfigError(f"{what} keeps no sums of single micro-batches, and {reproducible.MODE} adds those of all ranks in one "
+                          'tree; set comm.sharding = "optimizer", or train.reproducible = "run"')
 
 
 def refuse_uneven_steps(stage: Stage, schedule: Schedule, n_micro: int, n: int, fewest: int) -> None:
