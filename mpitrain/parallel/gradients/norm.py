@@ -10,10 +10,11 @@ import numpy as np
 
 from mpitrain.backend import asnumpy
 from mpitrain.comm.face import AnyChannel
-from mpitrain.comm.mesh import COPIES, Mesh
+from mpitrain.comm.mesh import Mesh
 from mpitrain.kernels.optimizer import square_sums
 from mpitrain.nn.parameter import Described
 from mpitrain.optim import NORM_BLOCK, Segment, squared_norm
+from mpitrain.schedules.grid import COPIES
 
 
 class PartOf(Segment, Protocol):

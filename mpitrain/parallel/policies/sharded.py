@@ -7,7 +7,7 @@ from typing import Any
 
 from mpitrain.backend import Array, Device
 from mpitrain.comm.face import AnyChannel, Work
-from mpitrain.comm.mesh import REPLICAS, Mesh
+from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import ConfigError, nearest
 from mpitrain.nn import FlatLayout, FlatStorage, Module, Parameter, init
@@ -21,6 +21,7 @@ from mpitrain.parallel.policies.node_memory import NodeCopy
 from mpitrain.parallel.policies.replicated import Bytes, Outcome, Replicated
 from mpitrain.placement.shards import KINDS, Shards, Unit, finer
 from mpitrain.placement.stages import Stage
+from mpitrain.schedules.grid import REPLICAS
 from mpitrain.schedules.steps import Algorithm
 
 
