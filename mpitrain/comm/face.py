@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
-from mpitrain.backend import Array
-from mpitrain.comm.messages.buffers import Host
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from mpitrain.backend import Array
+    from mpitrain.comm.messages.buffers import Host
     from mpitrain.comm.messages.channel import Channel
     from mpitrain.comm.shared.node import Node
     from mpitrain.schedules.steps import Algorithm
@@ -20,6 +19,19 @@ class Work(Protocol):
     def done(self) -> bool: ...
     def test(self) -> bool: ...
     def wait(self) -> None: ...
+
+
+class Objects(Protocol):
+    """What ranks need who tell each other plain JSON data; `Channel` is one."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def gather_objects(self, value: Any, /) -> list[Any]:
+        """Everyone's `value` in rank order, on every rank."""
+    def broadcast_object(self, value: Any, /) -> Any:
+        """Rank 0's `value`, on every rank."""
 
 
 class Sums(Protocol):
