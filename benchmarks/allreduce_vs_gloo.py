@@ -27,9 +27,9 @@ from mpitrain.bench.allreduce import Side, aligned, arrays_a_turn, contender, kn
 from mpitrain.bench.inputs import Inputs
 from mpitrain.bench.pairs import alternate
 from mpitrain.bench.report import Report, in_bytes, in_time, machine, ratio_of
-from mpitrain.comm.channel import Channel
-from mpitrain.comm.guard import run_guarded, symmetric
-from mpitrain.comm.start import start
+from mpitrain.comm.job.guard import run_guarded, symmetric
+from mpitrain.comm.job.start import start
+from mpitrain.comm.messages.channel import Channel
 
 
 class Gloo:

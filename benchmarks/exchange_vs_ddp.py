@@ -33,9 +33,9 @@ from mpitrain.bench.exchange import BETAS, BUCKET_BYTES, DECAY, EPS, LR, MATRIX,
 from mpitrain.bench.inputs import Inputs
 from mpitrain.bench.pairs import Clock, alternate
 from mpitrain.bench.report import Report, in_time, machine, ratio_of
-from mpitrain.comm.channel import Channel
-from mpitrain.comm.guard import run_guarded, symmetric
-from mpitrain.comm.start import start
+from mpitrain.comm.job.guard import run_guarded, symmetric
+from mpitrain.comm.job.start import start
+from mpitrain.comm.messages.channel import Channel
 
 CAPS = (1, 4, 10, 25, 100)                       # MB, tried for bucket_cap_mb; 25 is PyTorch's default
 TRIAL = 3                                        # steps of each

@@ -27,12 +27,12 @@ from mpitrain import data, models, nn, optim
 from mpitrain.backend import keep_freed_memory
 from mpitrain.bench.report import Report, machine
 from mpitrain.bench.train import Memory
-from mpitrain.comm.channel import Channel
-from mpitrain.comm.guard import run_guarded
+from mpitrain.comm.job.guard import run_guarded
+from mpitrain.comm.job.start import start
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.start import start
-from mpitrain.train.assembly import Options, assemble
-from mpitrain.train.inputs import Inputs
+from mpitrain.comm.messages.channel import Channel
+from mpitrain.train.build.assembly import Options, assemble
+from mpitrain.train.build.inputs import Inputs
 
 BLOCK, VOCABULARY, STEPS, BAR = 32, 256, 3, 3.5
 PLAIN, SHARDED = "plain", "sharded"

@@ -29,7 +29,7 @@ def describe(name: str) -> Any:
     from layout_models import Described, Memory
 
     from mpitrain import data, models, optim
-    from mpitrain.train.inputs import Inputs
+    from mpitrain.train.build.inputs import Inputs
     rng = np.random.default_rng(0)
     if name == "gpt":
         tokens = rng.integers(0, 65, (240, 65))
@@ -86,7 +86,7 @@ def line(what: str, result: tuple[float, float, list[float]]) -> str:
 
 def measure(arguments: argparse.Namespace) -> int:
     import mpitrain
-    from mpitrain.train import threads
+    from mpitrain.train.machine import threads
     world = mpitrain.start()
     threads.pin(1)
     mesh = mpitrain.Mesh(world.comm)

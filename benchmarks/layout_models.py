@@ -10,8 +10,8 @@ import numpy as np
 
 from mpitrain import data, models, nn, optim
 from mpitrain.bench.train import Memory
-from mpitrain.train.inputs import Inputs
-from mpitrain.train.record import Recorder
+from mpitrain.train.build.inputs import Inputs
+from mpitrain.train.observers.record import Recorder
 
 ROWS, HELD_OUT = 107, 24                     # 107: the MLP's last batch of an epoch has fewer rows than micro-batches
 

@@ -25,9 +25,9 @@ from accuracy import ROOT, ROOT_MAY
 
 from mpitrain.bench.exchange import BUCKET_BYTES, POLICIES
 from mpitrain.bench.report import Report, machine
-from mpitrain.comm.channel import Channel
-from mpitrain.comm.guard import run_guarded
-from mpitrain.comm.start import start
+from mpitrain.comm.job.guard import run_guarded
+from mpitrain.comm.job.start import start
+from mpitrain.comm.messages.channel import Channel
 
 TINY = 10_000
 REPLICATED = "replicated"                                           # what the others are compared with, once it is measured

@@ -37,14 +37,14 @@ from mpitrain import models, nn, optim  # noqa: E402
 from mpitrain.autograd import Tensor, run_backward  # noqa: E402
 from mpitrain.backend import keep_freed_memory  # noqa: E402
 from mpitrain.bench.inputs import WIRES  # noqa: E402
-from mpitrain.comm import guard  # noqa: E402
+from mpitrain.comm.job import guard  # noqa: E402
+from mpitrain.comm.job.start import start  # noqa: E402
 from mpitrain.comm.mesh import Mesh  # noqa: E402
-from mpitrain.comm.shared import SharedChannel  # noqa: E402
-from mpitrain.comm.start import start  # noqa: E402
+from mpitrain.comm.shared.channel import SharedChannel  # noqa: E402
 from mpitrain.errors import NumericsError, UsageError  # noqa: E402
-from mpitrain.parallel.exchange import Exchange  # noqa: E402
-from mpitrain.parallel.statistics import PlainStatistics  # noqa: E402
-from mpitrain.parallel.tuning import READY_STEPS, WARM_STEPS, Tuning  # noqa: E402
+from mpitrain.parallel.gradients.statistics import PlainStatistics  # noqa: E402
+from mpitrain.parallel.gradients.tuning import READY_STEPS, WARM_STEPS, Tuning  # noqa: E402
+from mpitrain.parallel.policies.choose import Exchange  # noqa: E402
 
 SAMPLES = 1000
 SAME = 1e-5                      # of the addends' magnitudes: computing a gradient again, in float32, changes less

@@ -27,7 +27,7 @@ def main() -> None:
         from mpitrain.backend import keep_freed_memory
         from mpitrain.bench.train import Training
         from mpitrain.bench.workloads import WORKLOADS
-        from mpitrain.comm.start import start
+        from mpitrain.comm.job.start import start
         keep_freed_memory()
         world = start()
     elif side == "jax":

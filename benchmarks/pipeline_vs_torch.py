@@ -37,9 +37,9 @@ from mpitrain.bench.pairs import Clock, alternate
 from mpitrain.bench.pipeline import DECAY, LR, Contender, Stack, Task
 from mpitrain.bench.report import Report, in_time, machine, ratio_of
 from mpitrain.bench.workloads import WORKLOADS
-from mpitrain.comm.channel import Channel
-from mpitrain.comm.guard import run_guarded, symmetric
-from mpitrain.comm.start import start
+from mpitrain.comm.job.guard import run_guarded, symmetric
+from mpitrain.comm.job.start import start
+from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import MpitrainError, UsageError
 
 CUTS: dict[str, tuple[str, tuple[int, ...], int]] = {    # model, blocks of each stage of ours, where PyTorch's sequence is cut

@@ -31,14 +31,14 @@ from mpitrain.backend import keep_freed_memory
 from mpitrain.backend.memory import pool_in_use
 from mpitrain.bench.report import Report, machine
 from mpitrain.bench.train import Memory
-from mpitrain.comm.channel import Channel
-from mpitrain.comm.guard import run_guarded
+from mpitrain.comm.job.guard import run_guarded
+from mpitrain.comm.job.start import start
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.start import start
-from mpitrain.parallel.sharded import predicted
-from mpitrain.parallel.shards import KINDS
-from mpitrain.train.assembly import Options, assemble
-from mpitrain.train.inputs import Inputs
+from mpitrain.comm.messages.channel import Channel
+from mpitrain.parallel.policies.sharded import predicted
+from mpitrain.placement.shards import KINDS
+from mpitrain.train.build.assembly import Options, assemble
+from mpitrain.train.build.inputs import Inputs
 
 BLOCK, VOCABULARY, MOST = 16, 1000, 0.02     # of what the formula says, a rank may take more
 

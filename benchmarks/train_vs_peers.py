@@ -50,9 +50,9 @@ from mpitrain.bench.pairs import Clock, Pairs, in_turn
 from mpitrain.bench.report import Report, in_time, machine, ratio_of
 from mpitrain.bench.train import DECAY, LR, Training
 from mpitrain.bench.workloads import WORKLOADS
-from mpitrain.comm.channel import Channel
-from mpitrain.comm.guard import run_guarded, symmetric
-from mpitrain.comm.start import World, start
+from mpitrain.comm.job.guard import run_guarded, symmetric
+from mpitrain.comm.job.start import World, start
+from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import NumericsError
 
 DEFAULT = ("mlp", "lenet", "resnet20", "gpt-nano", "gpt-baby")

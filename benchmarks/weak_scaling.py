@@ -26,9 +26,9 @@ from mpitrain.bench.pairs import Clock, alternate
 from mpitrain.bench.report import Report, in_time, machine, ratio_of
 from mpitrain.bench.train import Training
 from mpitrain.bench.workloads import WORKLOADS
-from mpitrain.comm.channel import Channel
-from mpitrain.comm.guard import run_guarded, symmetric
-from mpitrain.comm.start import start
+from mpitrain.comm.job.guard import run_guarded, symmetric
+from mpitrain.comm.job.start import start
+from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import UsageError
 
 NAP = 0.001                      # seconds between the looks of a sleeping rank at its messages

@@ -15,10 +15,11 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "Tensor": "autograd", "no_grad": "autograd", "enable_grad": "autograd", "recompute": "autograd", "gradcheck": "autograd",
-    "Function": "autograd", "Mesh": "comm.mesh", "start": "comm.start", "run_guarded": "comm.guard",
+    "Function": "autograd", "Mesh": "comm.mesh", "start": "comm.job.start", "run_guarded": "comm.job.guard",
     "load_config": "config", "MpitrainError": "errors",
 }
-_PACKAGES = ("autograd", "backend", "comm", "data", "models", "nn", "ops", "optim", "parallel", "schedules", "train")
+_PACKAGES = ("autograd", "backend", "checkpoint", "comm", "data", "models", "nn", "ops", "optim", "parallel", "placement",
+             "schedules", "train")
 
 __all__ = ["__version__", *_WHERE, *_PACKAGES]     # noqa: PLE0604
 

@@ -9,13 +9,13 @@ if sys.path and sys.path[0] in ("", ".") or not sys.flags.safe_path and sys.argv
 
 
 if sys.argv[1:2] == ["train"]:
-    from mpitrain.comm.signals import listen
+    from mpitrain.comm.job.signals import listen
     listen()
 
 
 def main() -> None:
     from mpitrain.cli import main as command_line
-    from mpitrain.comm.guard import run_guarded
+    from mpitrain.comm.job.guard import run_guarded
     run_guarded(command_line, traceback="--traceback" in sys.argv)
 
 

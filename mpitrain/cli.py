@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from mpitrain.comm import guard, signals
+from mpitrain.comm.job import guard, signals
 from mpitrain.config import Config, load_config
 from mpitrain.errors import MissingError, UsageError
 
@@ -119,7 +119,7 @@ def _bench_verbs(bench: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; what goes wrong is raised, and `comm.guard` turns it into a line and an exit status."""
+    """Runs one command; what goes wrong is raised, and `comm.job.guard` turns it into a line and an exit status."""
     with guard.symmetric():
         options, rest = parser().parse_known_args(arguments)
         unknown = [word for word in rest if word.startswith("-") or not hasattr(options, "arguments")]
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.verb == "bench":
         return _bench(options)
     if options.verb == "inspect":
-        from mpitrain.train.inspect import inspect
+        from mpitrain.plan.inspect import inspect
         for line in inspect(options.path, options.arguments, ranks=options.ranks):
             print(line)
         return 0

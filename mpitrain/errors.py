@@ -5,7 +5,7 @@ An error says what was expected, what was found, where, and what to change. The 
 
     mpitrain: E_DATA_CHECKSUM rank=3/8 host=node07 step=1200 file="s-0007.h5" offset=81920: chunk 5 of "x": ...
 
-`comm.guard` prints that line, once for the whole job, and ends every rank with `exit_code`.
+`comm.job.guard` prints that line, once for the whole job, and ends every rank with `exit_code`.
 """
 
 from __future__ import annotations

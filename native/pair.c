@@ -1,5 +1,5 @@
 /* The blocking all-reduce of a small array between two ranks, in one call from Python: at 8 bytes the message takes 2 us, and
-   every Python call around it half a one more. The function is a builtin of the interpreter (see comm/pair.py), because a
+   every Python call around it half a one more. The function is a builtin of the interpreter (see comm/messages/pair.py), because a
    call through ctypes takes as long as the message. What it needs of Python's and MPI's interfaces is declared here: no header
    files have to be there. MPI's handles are pointers, which the caller makes sure of. */
 

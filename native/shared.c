@@ -32,7 +32,7 @@
 #define AHEAD 16                    /* lines that are fetched before they are needed */
 #define BLOCK 1024                  /* elements; with two on the stack, 8 KiB of float */
 #define HELD (64 << 10)             /* bytes of the largest sum (5 us, and looking for others) that lets no other thread run */
-#define DEPTH 32                    /* of the stack; comm/fold.py checks programs against it */
+#define DEPTH 32                    /* of the stack; comm/shared/fold.py checks programs against it */
 #define RECORD 128                  /* bytes of what a rank says about its collective; the first 8 are its number */
 #define COMPARED 12                 /* of these: number and checksum */
 
@@ -88,10 +88,10 @@ void shared_fold(i64 type, const char *const *sources, const int32_t *program, i
 typedef struct { u32 count, sleepers; char rest[120]; } Gate;
 typedef struct { Gate arrived, finished; } Slot;
 
-/* What changes from call to call of a channel in this process; both have their layout in comm/flags.py too. */
+/* What changes from call to call of a channel in this process; both have their layout in comm/shared/engine.py too. */
 typedef struct { i64 sequence, spin; } Turn;
 
-/* What is done with elements [start, stop) of a sum, a block at a time while it is in the cache; from comm/flags.py. */
+/* What is done with elements [start, stop) of a sum, a block at a time while it is in the cache; from comm/shared/engine.py. */
 typedef struct {
     void (*part)(char *const *arrays, const char *summed, const char *scalars, i64 from, i64 n);
     char *arrays[4];                /* as they begin at element `start` */

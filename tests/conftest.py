@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from mpitrain.comm.start import launched_rank
+from mpitrain.comm.job.start import launched_rank
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))      # tests say: from launch import mpirun
 
@@ -79,7 +79,7 @@ class RankPlugin:
 
 
 def world() -> Any:
-    from mpitrain.comm.start import start
+    from mpitrain.comm.job.start import start
     return start().comm
 
 

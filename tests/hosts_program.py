@@ -9,8 +9,8 @@ import time
 
 import numpy as np
 
-from mpitrain.comm.channel import Channel
-from mpitrain.comm.start import start
+from mpitrain.comm.job.start import start
+from mpitrain.comm.messages.channel import Channel
 
 
 def where() -> None:

@@ -12,7 +12,7 @@ from mpitrain.backend import native
 from mpitrain.data import images, importers, sources
 from mpitrain.errors import ConfigError, DataError, name_and_text, text_of
 from mpitrain.registry import import_object
-from mpitrain.train.build import call_with
+from mpitrain.train.build.from_config import call_with
 
 
 def raises(error: BaseException) -> NoReturn:

@@ -92,7 +92,7 @@ def test_the_page_on_running_names_every_flag_of_train() -> None:
 
 @pytest.mark.parametrize("options", [(0, "auto"), (4, "ring"), (4, "auto", "bfloat16")])
 def test_the_page_on_reproducibility_names_every_key_that_layout_mode_refuses(options: tuple[Any, ...]) -> None:
-    from mpitrain.train.layout import refuse_options
+    from mpitrain.train.build.reproducible import refuse_options
     with pytest.raises(errors.ConfigError) as refused:
         refuse_options(*options)
     key = next(key for key in re.findall(r"[a-z]+\.[a-z_]+", str(refused.value)) if key != "train.reproducible")
@@ -277,7 +277,7 @@ def test_the_documents_know_every_model_and_its_keys() -> None:
 
 def test_the_documents_name_everything_that_has_a_name() -> None:
     from mpitrain import data, nn, optim
-    from mpitrain.comm.algorithms import names
+    from mpitrain.comm.messages.algorithms import names
     named: list[tuple[Any, str]] = [
         (optim.OPTIMIZERS, keys_of("optimizer")["name"][2]), (optim.SCHEDULES, keys_of("optimizer")["schedule"][2]),
         (nn.LOSSES, keys_of("train")["loss"][2]), (names(), keys_of("comm")["algorithm"][2]),

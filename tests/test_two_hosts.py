@@ -20,7 +20,7 @@ import pytest
 from hosts import Hosts, two_hosts, why_not
 from launch import ROOT, LauncherError, Result, mpirun, tagged
 
-from mpitrain.comm.algorithms import names
+from mpitrain.comm.messages.algorithms import names
 
 PROGRAM = ROOT / "tests/hosts_program.py"
 FAULTS = ROOT / "tests/comm/faults.py"

@@ -20,11 +20,11 @@ import numpy as np
 from mpitrain.bench.inputs import Inputs
 from mpitrain.bench.pairs import Clock, Unavailable, alternate
 from mpitrain.bench.report import Report, in_bytes, in_time, machine, ratio_of
-from mpitrain.comm.algorithms import LIBRARY, names
-from mpitrain.comm.channel import Channel
-from mpitrain.comm.node import Node
-from mpitrain.comm.shared import SharedChannel
-from mpitrain.comm.start import World
+from mpitrain.comm.job.start import World
+from mpitrain.comm.messages.algorithms import LIBRARY, names
+from mpitrain.comm.messages.channel import Channel
+from mpitrain.comm.shared.channel import SharedChannel
+from mpitrain.comm.shared.node import Node
 from mpitrain.registry import Registry
 
 AT_ONCE = 1 << 20                 # bytes that one turn sums, as far as MOST arrays allow

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mpitrain.bench import arguments
 from mpitrain.bench.report import Report
-from mpitrain.comm import guard
+from mpitrain.comm.job import guard
 
 if TYPE_CHECKING:
-    from mpitrain.comm.channel import Channel
-    from mpitrain.comm.start import World
+    from mpitrain.comm.job.start import World
+    from mpitrain.comm.messages.channel import Channel
 
 
 class Session(NamedTuple):
@@ -26,8 +26,8 @@ class Session(NamedTuple):
 
 @contextmanager
 def open_session(json: Path | None) -> Iterator[Session]:
-    from mpitrain.comm.channel import Channel
-    from mpitrain.comm.start import start
+    from mpitrain.comm.job.start import start
+    from mpitrain.comm.messages.channel import Channel
     world = start()
     channel = Channel(world.comm.Dup(), "bench")
     yield Session(world, channel, Report(world.rank, json))
@@ -94,7 +94,7 @@ def train(*, models: str | None, precision: str, steps: int, json: Path | None) 
     from mpitrain.backend import keep_freed_memory
     from mpitrain.bench.train import bench_train
     from mpitrain.bench.workloads import WORKLOADS
-    from mpitrain.train import threads
+    from mpitrain.train.machine import threads
     with guard.symmetric():
         names = arguments.names(models, WORKLOADS, "--models") if models is not None else list(WORKLOADS)
         precisions = arguments.words(precision, "--precision")
@@ -111,7 +111,7 @@ def memory(*, models: str, json: Path | None) -> int:
     from mpitrain.backend import keep_freed_memory
     from mpitrain.bench.footprint import bench_memory
     from mpitrain.bench.workloads import WORKLOADS
-    from mpitrain.train import threads
+    from mpitrain.train.machine import threads
     with guard.symmetric():
         names = arguments.names(models, WORKLOADS, "--models")
     keep_freed_memory()                                       # as `mpitrain train` does
@@ -127,7 +127,7 @@ def pipeline(*, schedules: str, micro_batches: int, chunks: int, blocks: int, wi
     from mpitrain.backend import keep_freed_memory
     from mpitrain.bench.pipeline import Stack, bench_pipeline, take_a_core
     from mpitrain.schedules.pipeline_simulate import FORMULAS
-    from mpitrain.train import threads
+    from mpitrain.train.machine import threads
     with guard.symmetric():
         names = arguments.names(schedules, [name for name in FORMULAS if name != "forward_only"], "--schedules")
         for flag, number, least in (("--micro-batches", micro_batches, 1), ("--chunks", chunks, 2), ("--blocks", blocks, 1),

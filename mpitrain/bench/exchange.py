@@ -21,14 +21,14 @@ from mpitrain.backend import Array
 from mpitrain.bench.inputs import BLOCK, Inputs
 from mpitrain.bench.pairs import Clock, Unavailable, alternate
 from mpitrain.bench.report import Report, in_time, machine, ratio_of
-from mpitrain.comm.channel import Channel
+from mpitrain.comm.job.start import World
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.start import World
+from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import ConfigError, MpitrainError, StorageError
 from mpitrain.nn.init import zeros
-from mpitrain.parallel.buckets import plan_buckets
-from mpitrain.parallel.exchange import Exchange
-from mpitrain.parallel.statistics import PlainStatistics
+from mpitrain.parallel.gradients.statistics import PlainStatistics
+from mpitrain.parallel.policies.choose import Exchange
+from mpitrain.placement.buckets import plan_buckets
 from mpitrain.registry import Registry
 
 MATRIX = 1 << 20                  # elements of a parameter: some buckets hold one, the default ones too

@@ -17,8 +17,8 @@ import numpy as np
 from mpitrain.bench.allreduce import Side, contender, typical
 from mpitrain.bench.inputs import Inputs
 from mpitrain.bench.report import Report, in_bytes, in_time, machine
-from mpitrain.comm.channel import Channel
-from mpitrain.comm.start import World
+from mpitrain.comm.job.start import World
+from mpitrain.comm.messages.channel import Channel
 from mpitrain.schedules import fit as fitting
 from mpitrain.schedules.collectives import ALL_REDUCE
 from mpitrain.schedules.fit import non_negative

@@ -15,14 +15,14 @@ from mpitrain.bench.memory import forget_peak
 from mpitrain.bench.report import Report, machine
 from mpitrain.bench.train import BATCHES, Training, adam, made
 from mpitrain.bench.workloads import WORKLOADS
-from mpitrain.comm import guard
-from mpitrain.comm.channel import Channel
-from mpitrain.comm.start import World
+from mpitrain.comm.job import guard
+from mpitrain.comm.job.start import World
+from mpitrain.comm.job.together import on_first
+from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import MpitrainError
-from mpitrain.parallel.shards import KINDS
-from mpitrain.train import memory
-from mpitrain.train.memory import Sizes, Use
-from mpitrain.train.together import on_first
+from mpitrain.placement.shards import KINDS
+from mpitrain.plan import memory
+from mpitrain.plan.memory import Sizes, Use
 
 STEPS = 2 * BATCHES
 MICRO = 4                         # micro-batches of a pipeline or an accumulation

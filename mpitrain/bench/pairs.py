@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.comm.start import World
+from mpitrain.comm.job.start import World
 from mpitrain.errors import ConfigError
 
 WARM_UP = 2                       # pairs that are run and checked but not counted: first touches, compilation, connections

@@ -26,16 +26,16 @@ from mpitrain import data, nn, optim
 from mpitrain.bench.pairs import Clock, in_turn, quartiles
 from mpitrain.bench.report import Report, in_bytes, in_time, machine
 from mpitrain.bench.train import Memory
-from mpitrain.comm import guard
-from mpitrain.comm.channel import Channel
+from mpitrain.comm.job import guard
+from mpitrain.comm.job.start import World
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.start import World
+from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import DesyncError
 from mpitrain.schedules.pipeline import SCHEDULES
 from mpitrain.schedules.pipeline_simulate import Cost, bubble, simulate_pipeline
-from mpitrain.train.assembly import Options, assemble
-from mpitrain.train.inputs import Inputs
-from mpitrain.train.threads import Place
+from mpitrain.train.build.assembly import Options, assemble
+from mpitrain.train.build.inputs import Inputs
+from mpitrain.train.machine.threads import Place
 
 LR, DECAY = 1e-3, 0.01
 PROBES = 20                       # messages of each size behind alpha and beta

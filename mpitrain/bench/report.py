@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mpitrain.comm.channel import Channel
-from mpitrain.comm.start import library_version
+from mpitrain.comm.job.start import library_version
+from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import UsageError
-from mpitrain.train.environment import versions
+from mpitrain.train.machine.environment import versions
 
 
 class Report:

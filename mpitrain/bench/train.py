@@ -24,16 +24,16 @@ from mpitrain.bench.pairs import Clock, quartiles
 from mpitrain.bench.peak import peak_flops
 from mpitrain.bench.report import Report, in_time, machine
 from mpitrain.bench.workloads import WORKLOADS, Workload
-from mpitrain.comm import guard
-from mpitrain.comm.channel import Channel
+from mpitrain.comm.job import guard
+from mpitrain.comm.job.start import World
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.start import World
+from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import MpitrainError, NumericsError
-from mpitrain.parallel.replicas import checksum
-from mpitrain.train.assembly import Options, assemble
-from mpitrain.train.build import keep_inputs_only
-from mpitrain.train.inputs import Inputs
-from mpitrain.train.precision import refuse
+from mpitrain.parallel.gradients.replicas import checksum
+from mpitrain.train.build.assembly import Options, assemble
+from mpitrain.train.build.from_config import keep_inputs_only
+from mpitrain.train.build.inputs import Inputs
+from mpitrain.train.build.precision import refuse
 
 BATCHES = 2                       # different ones, used in turn
 WARM_UP = 2 * BATCHES             # steps that do not count: first touches, compilation, connections, caches of plans

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from mpitrain.comm.channel import Channel
-from mpitrain.comm.fold import left_fold
-from mpitrain.comm.link import Link
-from mpitrain.comm.node import Node
-from mpitrain.comm.progress import Progress
-from mpitrain.comm.shared import Order, SharedChannel
+from mpitrain.comm.messages.channel import Channel
+from mpitrain.comm.messages.link import Link
+from mpitrain.comm.messages.progress import Progress
+from mpitrain.comm.shared.channel import Order, SharedChannel
+from mpitrain.comm.shared.fold import left_fold
+from mpitrain.comm.shared.node import Node
 from mpitrain.errors import MeshError
 from mpitrain.schedules.steps import Algorithm
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from mpitrain.autograd import Tensor, no_grad
 from mpitrain.backend import Array, array_module, asnumpy
-from mpitrain.comm.channel import Channel
-from mpitrain.parallel.inference import Inference
+from mpitrain.comm.messages.channel import Channel
+from mpitrain.parallel.pipeline.inference import Inference
 
 
 class Loss(Protocol):

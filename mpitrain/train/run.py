@@ -17,30 +17,33 @@ import numpy as np
 from mpitrain import nn
 from mpitrain.backend import keep_freed_memory, select_device
 from mpitrain.backend.memory import pool_in_use, resident
-from mpitrain.comm import guard
-from mpitrain.comm.channel import Channel
+from mpitrain.checkpoint import store
+from mpitrain.checkpoint.run_folder import RunFolder
+from mpitrain.checkpoint.state import State
+from mpitrain.comm.job import guard
+from mpitrain.comm.job.signals import listen
+from mpitrain.comm.job.start import World, launched_rank, start
+from mpitrain.comm.job.together import on_first
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.signals import listen
-from mpitrain.comm.start import World, launched_rank, start
+from mpitrain.comm.messages.channel import Channel
 from mpitrain.config import Config, to_toml
 from mpitrain.errors import MpitrainError, OutputError, Stopped, UsageError
-from mpitrain.parallel.held import hold
-from mpitrain.parallel.inference import Inference
-from mpitrain.parallel.sharded import Sharding
-from mpitrain.train import checkpoint, cut, environment, memory, threads
-from mpitrain.train.assembly import Job, local_rank
-from mpitrain.train.build import bucket_bytes, build, checkpoint_folder, make_loss, make_model
+from mpitrain.parallel.connect import hold
+from mpitrain.parallel.pipeline.inference import Inference
+from mpitrain.parallel.policies.sharded import Sharding
+from mpitrain.plan import memory
+from mpitrain.train.build import measured_cut
+from mpitrain.train.build.assembly import Job, local_rank
+from mpitrain.train.build.from_config import bucket_bytes, build, checkpoint_folder, make_loss, make_model
+from mpitrain.train.build.inputs import Inputs, describe_files, open_inputs
+from mpitrain.train.build.sharding import in_slices
+from mpitrain.train.build.trial import try_one_sample
 from mpitrain.train.evaluate import Evaluator
-from mpitrain.train.inputs import Inputs, describe_files, open_inputs
-from mpitrain.train.log import plain_values
-from mpitrain.train.profile import Profile, trace_text
-from mpitrain.train.record import Recorder, find_tensorboard
-from mpitrain.train.run_folder import RunFolder
-from mpitrain.train.sharding import in_slices
-from mpitrain.train.state import State
-from mpitrain.train.threads import Place
-from mpitrain.train.together import on_first
-from mpitrain.train.trial import try_one_sample
+from mpitrain.train.machine import environment, threads
+from mpitrain.train.machine.threads import Place
+from mpitrain.train.observers.log import plain_values
+from mpitrain.train.observers.profile import Profile, trace_text
+from mpitrain.train.observers.record import Recorder, find_tensorboard
 
 
 @dataclass
@@ -131,8 +134,8 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
         stop = listen()
         session = open_session(config, cleanup)
         folder = RunFolder(config.run.out)
-        stages = on_first(session.control, lambda: cut.kept_in(folder.checkpoints, config.mesh.stages, n_virtual(config)) if
-                          continues(folder, resume) else config.mesh.stages)
+        stages = on_first(session.control, lambda: config.mesh.stages if not continues(folder, resume) else
+                          measured_cut.kept_in(folder.checkpoints, config.mesh.stages, n_virtual(config)))
         with guard.symmetric():
             job = build(config, session.inputs, session.mesh, stages=stages)
         job.trainer.stop = stop
@@ -146,7 +149,7 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
             cleanup.callback(folder.close)
         guard.set_run_folder(folder.path)
         if continued:
-            found = checkpoint.latest(folder.checkpoints, session.control, checkpoint.RESUME)
+            found = store.latest(folder.checkpoints, session.control, store.RESUME)
             with guard.symmetric():
                 job.resume(found)
         on_first(session.control, lambda: begin_folder(folder, config, job.trainer.update.step))
@@ -225,13 +228,13 @@ def open_folder(folder: RunFolder, resume: str | None, overwrite: bool) -> bool:
 
 def continues(folder: RunFolder, resume: str | None) -> bool:
     """Whether there is a run to continue, and that is wanted."""
-    return resume is not None and (resume != "auto" or bool(checkpoint.candidates(folder.checkpoints)))
+    return resume is not None and (resume != "auto" or bool(store.candidates(folder.checkpoints)))
 
 
 def load_from(config: Config, job: Job, channel: Channel) -> None:
     """The parameters that model.init_from names; before --overwrite deletes anything, since it may be that very run."""
     source = checkpoint_folder(config.folder / config.model.init_from)
-    found = checkpoint.latest(source, channel, checkpoint.START)
+    found = store.latest(source, channel, store.START)
     with guard.symmetric():
         job.load(found)
 
@@ -271,12 +274,12 @@ def evaluate(config: Config, source: Path, *, quiet: bool = False) -> int:
     """The metrics of a run's newest checkpoint on its validation data, printed as one JSON line by rank 0."""
     with ExitStack() as cleanup:
         session = open_session(config, cleanup)
-        found = checkpoint.latest(source / "checkpoints", session.control, checkpoint.EVALUATE)
+        found = store.latest(source / "checkpoints", session.control, store.EVALUATE)
         place = local_rank(session.control)
         with guard.symmetric():
             device = select_device(config.train.device, place)
             model = make_model(config)
-            stages = cut.kept(config.mesh.stages, n_virtual(config), found.meta.get("choices"))
+            stages = measured_cut.kept(config.mesh.stages, n_virtual(config), found.meta.get("choices"))
             held = hold(model, session.mesh, session.control, chunks=config.mesh.chunks, stages=stages,
                         plan=config.mesh.plan or None, sequence=config.mesh.sequence, shared=device.name == "cpu")
             loss = held.loss(make_loss(config, session.inputs.tokens))

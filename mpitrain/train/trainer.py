@@ -11,15 +11,15 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from mpitrain.backend.memory import Swing, pool_in_use
-from mpitrain.comm.channel import Channel
-from mpitrain.comm.signals import StopRequest
+from mpitrain.comm.job.signals import StopRequest
+from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import Stopped
-from mpitrain.parallel.pipeline import Pipeline
-from mpitrain.parallel.timeline import SpanMaker, no_span
-from mpitrain.parallel.tuning import Tuning
-from mpitrain.parallel.update import Outcome
+from mpitrain.parallel.gradients.timeline import SpanMaker, no_span
+from mpitrain.parallel.gradients.tuning import Tuning
+from mpitrain.parallel.pipeline.runner import Pipeline
+from mpitrain.parallel.policies.replicated import Outcome
 from mpitrain.train.evaluate import Evaluator
-from mpitrain.train.record import Recorder
+from mpitrain.train.observers.record import Recorder
 
 NO_TALLY = np.zeros(0)
 UPDATE = "gradients and update"                                  # a profile cuts it where the last bucket landed

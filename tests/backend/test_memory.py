@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from mpitrain.backend import keep_freed_memory, memory, native, use_pool
-from mpitrain.comm import progress
+from mpitrain.comm.messages import progress
 from mpitrain.data import Loader
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ import pytest
 from launch import ROOT, Result, launch, mpirun
 
 from mpitrain.bench.allreduce import known
-from mpitrain.comm.algorithms import names
+from mpitrain.comm.messages.algorithms import names
 
 WRONG = Path(__file__).with_name("wrong.py")
 FIELDS = ["bench", "algorithm", "bytes", "dtype", "ranks", "seconds", "mpi_seconds", "ratio"]
@@ -64,7 +64,7 @@ import sys
 sys.path.insert(0, {str(ROOT / "tests/bench")!r})
 from mpitrain.bench import allreduce
 from mpitrain.cli import main
-from mpitrain.comm.guard import run_guarded
+from mpitrain.comm.job.guard import run_guarded
 made, make = [], allreduce.Channel
 def noted(comm, name, **options):
     made.append((name, options.get("wire")))
@@ -82,8 +82,8 @@ run_guarded(run)
 NO_ROOM = """
 import sys
 from mpitrain.cli import main
-from mpitrain.comm.guard import run_guarded
-from mpitrain.comm.node import Node
+from mpitrain.comm.job.guard import run_guarded
+from mpitrain.comm.shared.node import Node
 Node.__init__.__kwdefaults__["free"] = lambda: {free}
 run_guarded(lambda: main(sys.argv[1:]))
 """

@@ -77,7 +77,7 @@ def test_a_policy_that_forgets_a_rank_ends_the_job_with_one_line(tmp_path: Path)
 import sys
 from mpitrain.bench import exchange
 from mpitrain.cli import main
-from mpitrain.comm.guard import run_guarded
+from mpitrain.comm.job.guard import run_guarded
 
 class Forgetful(exchange.WithNative):
     def step(self):
@@ -101,8 +101,8 @@ def test_what_there_is_no_room_for_is_left_out_with_a_line(free: int, parameters
     program.write_text(f"""
 from mpitrain.cli import main
 from mpitrain.comm import window
-from mpitrain.comm.guard import run_guarded
-from mpitrain.comm.node import Node
+from mpitrain.comm.job.guard import run_guarded
+from mpitrain.comm.shared.node import Node
 
 taken, make = [], window.Window.make.__func__
 def counted(cls, comm, nbytes, parts=1, **options):
@@ -130,8 +130,8 @@ def test_messages_are_those_of_a_run_that_cannot_share_memory(tmp_path: Path) ->
     program = tmp_path / "program.py"
     program.write_text("""
 from mpitrain.bench import exchange
-from mpitrain.comm.channel import Channel
-from mpitrain.comm.start import start
+from mpitrain.comm.messages.channel import Channel
+from mpitrain.comm.job.start import start
 policy = exchange.POLICIES["messages"](start(), 1000, 4096)
 assert type(policy._reducer.channel) is Channel and policy._reducer.channel.algorithm == "auto"
 policy.close()

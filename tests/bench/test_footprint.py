@@ -16,7 +16,7 @@ import sys
 from mpitrain import nn
 from mpitrain.bench.workloads import WORKLOADS, Workload, transformer
 from mpitrain.cli import main
-from mpitrain.comm.guard import run_guarded
+from mpitrain.comm.job.guard import run_guarded
 def net():
     return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
                          nn.Dropout(0.1), nn.Linear(512, 10))

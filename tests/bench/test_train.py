@@ -26,8 +26,8 @@ from mpitrain import models
 from mpitrain.bench import train
 from mpitrain.bench.workloads import WORKLOADS, Workload, transformer
 from mpitrain.cli import main
-from mpitrain.comm.guard import run_guarded
-from mpitrain.comm.start import start
+from mpitrain.comm.job.guard import run_guarded
+from mpitrain.comm.job.start import start
 WORKLOADS.register("tiny")(Workload(lambda: models.mlp(6, [8], 3), 5, (6,), 3, 1000))
 WORKLOADS.register("tiny-gpt")(transformer(1, 2, 8, 4, 7, batch=3))
 """
@@ -115,7 +115,7 @@ def test_steps_that_must_not_be_timed_are_refused(n: int, wrong: str, rc: int, m
 def test_a_model_whose_gradients_are_wrong_ends_the_job_with_one_line(tmp_path: Path) -> None:
     """Turned round, they lead uphill."""
     uphill = """
-from mpitrain.parallel.pipeline import Pipeline
+from mpitrain.parallel.pipeline.runner import Pipeline
 was = Pipeline.run
 def run(self, *arguments, **options):
     found = was(self, *arguments, **options)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mpitrain.comm import clock
-from mpitrain.comm.channel import Channel
+from mpitrain.comm.job import clock
+from mpitrain.comm.messages.channel import Channel
 
 
 @pytest.mark.parametrize("ahead", [0.0, 5.0])

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpitrain.comm import algorithms
-from mpitrain.comm.algorithms import hosts_of
-from mpitrain.comm.channel import Channel
+from mpitrain.comm.messages import algorithms
+from mpitrain.comm.messages.algorithms import hosts_of
+from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import ConfigError, DesyncError, PeerError
 from mpitrain.schedules.collectives import ALL_REDUCE, ON_NODES
 from mpitrain.schedules.steps import ScheduleError

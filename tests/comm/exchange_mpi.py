@@ -11,9 +11,9 @@ import pytest
 from algorithms import all_to_all, direct, own_first, ring_all_gather, ring_reduce_scatter, star
 
 from mpitrain.backend import native
-from mpitrain.comm.channel import Channel
-from mpitrain.comm.interpreter import PAIR_BYTES
-from mpitrain.comm.pair import UNSUITED
+from mpitrain.comm.messages.channel import Channel
+from mpitrain.comm.messages.interpreter import PAIR_BYTES
+from mpitrain.comm.messages.pair import UNSUITED
 from mpitrain.errors import ConfigError, DesyncError, ShapeError
 from mpitrain.kernels.wire import FORMATS
 from mpitrain.schedules.collectives import ALL_REDUCE, part

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.comm import guard
-from mpitrain.comm.channel import Channel
-from mpitrain.comm.start import launched_rank, start
+from mpitrain.comm.job import guard
+from mpitrain.comm.job.start import launched_rank, start
+from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import ConfigError, DataError, Stopped
 
 NAME, CULPRIT = sys.argv[1], int(sys.argv[2])

@@ -10,13 +10,13 @@ import pytest
 
 from mpitrain import nn
 from mpitrain.autograd import Tensor, run_backward
-from mpitrain.comm.channel import Channel
-from mpitrain.comm.node import Node
-from mpitrain.comm.progress import Progress
-from mpitrain.comm.shared import SharedChannel
-from mpitrain.comm.works import SharedWork
+from mpitrain.comm.messages.channel import Channel
+from mpitrain.comm.messages.progress import Progress
+from mpitrain.comm.shared.channel import SharedChannel
+from mpitrain.comm.shared.node import Node
+from mpitrain.comm.shared.queue import SharedWork
 from mpitrain.errors import ConfigError
-from mpitrain.parallel.reducer import GradientReducer
+from mpitrain.parallel.gradients.reducer import GradientReducer
 
 
 def test_the_thread_alone_brings_works_to_their_end(comm: Any) -> None:

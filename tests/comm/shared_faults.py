@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.comm import guard
-from mpitrain.comm import shared as shared_module
-from mpitrain.comm.channel import Channel
-from mpitrain.comm.node import Node
-from mpitrain.comm.progress import Progress
-from mpitrain.comm.shared import SharedChannel
-from mpitrain.comm.start import launched_rank, start
+from mpitrain.comm.job import guard
+from mpitrain.comm.job.start import launched_rank, start
+from mpitrain.comm.messages.channel import Channel
+from mpitrain.comm.messages.progress import Progress
+from mpitrain.comm.shared import channel as shared_module
+from mpitrain.comm.shared.channel import SharedChannel
+from mpitrain.comm.shared.node import Node
 
 NAME, CULPRIT = sys.argv[1], int(sys.argv[2])
 CHOSEN = launched_rank()[0] == CULPRIT

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpitrain.comm import flags
-from mpitrain.comm import shared as shared_module
-from mpitrain.comm.channel import Channel
-from mpitrain.comm.flags import SCRATCH_BYTES, SLOTS
-from mpitrain.comm.fold import ADD, binary_tree, fold_numpy, left_fold, narrow, storage, widen
-from mpitrain.comm.node import Node
-from mpitrain.comm.progress import Progress
-from mpitrain.comm.shared import SharedChannel
+from mpitrain.comm.messages.channel import Channel
+from mpitrain.comm.messages.progress import Progress
+from mpitrain.comm.shared import channel as shared_module
+from mpitrain.comm.shared import engine
+from mpitrain.comm.shared.channel import SharedChannel
+from mpitrain.comm.shared.engine import SCRATCH_BYTES, SLOTS
+from mpitrain.comm.shared.fold import ADD, binary_tree, fold_numpy, left_fold, narrow, storage, widen
+from mpitrain.comm.shared.node import Node
 from mpitrain.errors import DesyncError, ShapeError
 
 Array = np.ndarray[Any, Any]
@@ -293,7 +293,7 @@ def test_shared_memory_missing_on_one_of_two_nodes_is_missing_on_both(make: Make
 def test_without_a_compiler_a_cpu_that_reorders_stores_uses_messages(make: Make, comm: Any,
                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_module, "kernels", lambda: None)
-    monkeypatch.setattr(flags.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(engine.platform, "machine", lambda: "aarch64")
     channel = make()
     if comm.size > 1:
         assert not channel.shared

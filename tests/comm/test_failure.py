@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpitrain.comm.failure import describe, printable, write_record
+from mpitrain.comm.job.failure import describe, printable, write_record
 from mpitrain.errors import DataError, MeshError
 
 

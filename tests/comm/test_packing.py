@@ -10,8 +10,19 @@ import numpy as np
 import pytest
 from algorithms import direct, ring_all_gather, ring_reduce_scatter, star
 
-from mpitrain.comm.packing import compacted, packed
-from mpitrain.comm.program import Operation, Part, Stage, bound, lanes, may_be_cut, needed, parts_of, plain, segment_count
+from mpitrain.comm.messages.packing import compacted, packed
+from mpitrain.comm.messages.program import (
+    Operation,
+    Part,
+    Stage,
+    bound,
+    lanes,
+    may_be_cut,
+    needed,
+    parts_of,
+    plain,
+    segment_count,
+)
 from mpitrain.kernels.wire import FORMATS
 from mpitrain.schedules.collectives import ALL_REDUCE, part
 from mpitrain.schedules.ring import SegmentedRing

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from launch import ROOT, clean_environment
 
 from mpitrain.backend import register_array_module
-from mpitrain.comm.buffers import Pool, Pools, Staged
-from mpitrain.comm.plan import Cut, make_plan
-from mpitrain.comm.program import LANES, Messages, Operation, Part, plain, translate
-from mpitrain.comm.progress import Progress
-from mpitrain.comm.signals import StopRequest
-from mpitrain.comm.signature import HEADER_BYTES, Signature, data_tag, unpack
+from mpitrain.comm.job.signals import StopRequest
+from mpitrain.comm.messages.buffers import Pool, Pools, Staged
+from mpitrain.comm.messages.prepare import Cut, make_plan
+from mpitrain.comm.messages.program import LANES, Messages, Operation, Part, plain, translate
+from mpitrain.comm.messages.progress import Progress
+from mpitrain.comm.messages.signature import HEADER_BYTES, Signature, data_tag, unpack
 from mpitrain.schedules.collectives import ring
 from mpitrain.schedules.steps import Copy, Receive, Reduce, Send, data, inbox
 
@@ -138,8 +138,8 @@ def test_a_cupy_array_is_summed_in_place() -> None:
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
     if not cupy.cuda.is_available():
         pytest.skip("there is no GPU")
-    from mpitrain.comm.channel import Channel
-    from mpitrain.comm.start import start
+    from mpitrain.comm.job.start import start
+    from mpitrain.comm.messages.channel import Channel
     channel = Channel(start().comm.Dup(), "test")
     array = cupy.arange(12, dtype=cupy.float32).reshape(3, 4)
     channel.allreduce(array, name="x")
@@ -196,7 +196,7 @@ def test_sigusr1_sets_the_flag_and_the_former_handler_comes_back() -> None:
      "mpitrain: E_BUG rank=0/1 host="),
 ])
 def test_one_rank_alone_exits_with_its_code_and_at_most_one_line(program: str, rc: int, line: str) -> None:
-    code = f"from mpitrain.comm.guard import run_guarded\ndef main():\n    {program}\nrun_guarded(main)"
+    code = f"from mpitrain.comm.job.guard import run_guarded\ndef main():\n    {program}\nrun_guarded(main)"
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=clean_environment(), timeout=20, capture_output=True,
                            text=True)
     assert found.returncode == rc

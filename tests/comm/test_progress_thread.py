@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from mpitrain.comm import progress
-from mpitrain.comm.progress import Progress, ProgressThread
+from mpitrain.comm.messages import progress
+from mpitrain.comm.messages.progress import Progress, ProgressThread
 
 PATIENCE = 20.0                           # seconds for what takes microseconds
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpitrain.comm import fold as folding
-from mpitrain.comm.fold import ADD, binary_tree, check_program, fold, fold_numpy, left_fold, storage, widen
+from mpitrain.comm.shared import fold as folding
+from mpitrain.comm.shared.fold import ADD, binary_tree, check_program, fold, fold_numpy, left_fold, storage, widen
 from mpitrain.errors import ConfigError, ShapeError
 
 TYPES = list(folding.TYPES)

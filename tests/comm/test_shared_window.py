@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpitrain.comm.window import FOLDER_SETTING, _number, _populate, folder, free_bytes, slice_between_lines
+from mpitrain.comm.shared.window import FOLDER_SETTING, _number, _populate, folder, free_bytes, slice_between_lines
 
 
 def test_pages_that_are_not_there_are_an_error_number_and_not_the_end_of_the_process(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from launch import ROOT, clean_environment, mpirun
 
-from mpitrain.comm.start import ONE_NODE, launched_by_mpirun, launched_rank, local_rank, on_one_node, set_fast_start
+from mpitrain.comm.job.start import ONE_NODE, launched_by_mpirun, launched_rank, local_rank, on_one_node, set_fast_start
 
 
 @pytest.mark.parametrize(("environment", "expected"), [
@@ -56,14 +56,14 @@ def test_importing_the_package_starts_no_mpi() -> None:
 
 
 def test_without_a_launcher_there_is_one_rank(tmp_path: Path) -> None:
-    code = "from mpitrain.comm.start import start; w = start(); assert w is start(); print(w.rank, w.size)"
+    code = "from mpitrain.comm.job.start import start; w = start(); assert w is start(); print(w.rank, w.size)"
     found = subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=clean_environment(), timeout=60,
                            capture_output=True, text=True)
     assert found.stdout.split() == ["0", "1"]
 
 
 def test_the_launchers_rank_is_mpis_rank(tmp_path: Path) -> None:
-    code = ("from mpitrain.comm.start import *; before = launched_rank(); w = start()\n"
+    code = ("from mpitrain.comm.job.start import *; before = launched_rank(); w = start()\n"
             "assert before == (w.rank, w.size), (before, w)\n"
             "assert tag_upper_bound() >= 32767")
     assert mpirun(3, "-c", code, cwd=tmp_path).rc == 0

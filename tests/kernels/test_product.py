@@ -15,7 +15,7 @@ from mpitrain.backend import native
 from mpitrain.kernels import product as module
 from mpitrain.kernels.library import bind
 from mpitrain.kernels.product import product
-from mpitrain.train.threads import pin
+from mpitrain.train.machine.threads import pin
 
 SIZES = [(8, 32, 16), (1, 1, 1), (9, 49, 257), (16, 96, 256), (7, 47, 255), (40, 1100, 3), (33, 530, 513), (64, 600, 520),
          (15, 33, 1200), (65, 65, 384), (20, 17, 9), (0, 40, 16), (8, 0, 16), (16, 64, 40), (17, 50, 1024),

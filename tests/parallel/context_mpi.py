@@ -16,15 +16,15 @@ from mpitrain import data, nn, ops
 from mpitrain.autograd import Tensor
 from mpitrain.backend import asnumpy, random
 from mpitrain.bench.train import Memory
+from mpitrain.checkpoint import store
 from mpitrain.comm.mesh import Mesh
 from mpitrain.errors import MeshError
 from mpitrain.nn import Sequential
-from mpitrain.parallel import ring_attention as module
-from mpitrain.parallel import zigzag
-from mpitrain.parallel.diagnose import first_bad_layer
-from mpitrain.parallel.ring_attention import Ring, ring_attention
-from mpitrain.train import checkpoint
-from mpitrain.train.inputs import Inputs
+from mpitrain.parallel.layers import ring_attention as module
+from mpitrain.parallel.layers.ring_attention import Ring, ring_attention
+from mpitrain.parallel.pipeline.nonfinite import first_bad_layer
+from mpitrain.placement import zigzag
+from mpitrain.train.build.inputs import Inputs
 
 BLOCK = 24                                                       # 2 x 2, 2 x 3 and 2 x 4 chunks
 Make = Callable[[], Sequential]
@@ -109,12 +109,12 @@ def test_a_checkpoint_goes_on_with_other_meshes(comm: Any, mpi_tmp_path: Path) -
     make, first, more = partial(meshes.gpt, block=BLOCK), 2, 2
     with meshes.job(comm, make, {"cp": comm.size}, precision="float64") as run:
         meshes.step_losses(run, first)
-        checkpoint.save(mpi_tmp_path, first, run.state.pieces(), {}, run.channel)
+        store.save(mpi_tmp_path, first, run.state.pieces(), {}, run.channel)
         hashes = run.state.hashes()
         expected = meshes.step_losses(run, more, first)
     for mesh in ({"dp": comm.size}, {"cp": comm.size}):
         with meshes.job(comm, make, mesh, precision="float64") as run:
-            run.resume(checkpoint.latest(mpi_tmp_path, run.channel))
+            run.resume(store.latest(mpi_tmp_path, run.channel))
             assert run.state.hashes() == hashes
             np.testing.assert_allclose(meshes.step_losses(run, more, first), expected, rtol=1e-9)
 

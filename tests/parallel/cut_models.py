@@ -9,9 +9,9 @@ import numpy as np
 from mpitrain import data, models, nn, optim
 from mpitrain.bench.train import Memory
 from mpitrain.comm.mesh import Mesh
-from mpitrain.train import threads
-from mpitrain.train.assembly import Options, assemble
-from mpitrain.train.inputs import Inputs
+from mpitrain.train.build.assembly import Options, assemble
+from mpitrain.train.build.inputs import Inputs
+from mpitrain.train.machine import threads
 
 VOCABULARY, LENGTH, SIDE, CLASSES = 11, 6, 8, 5
 

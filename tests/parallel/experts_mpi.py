@@ -12,11 +12,11 @@ import pytest
 
 from mpitrain import nn, ops
 from mpitrain.autograd import Tensor
+from mpitrain.checkpoint import store
 from mpitrain.comm.mesh import Mesh
 from mpitrain.nn import Sequential
-from mpitrain.parallel.experts import Across
-from mpitrain.parallel.replicas import checksum
-from mpitrain.train import checkpoint
+from mpitrain.parallel.gradients.replicas import checksum
+from mpitrain.parallel.layers.expert_parallel import Across
 
 STEPS = {2: 20, 3: 6, 4: 20}
 
@@ -86,12 +86,12 @@ def test_a_checkpoint_of_shared_experts_goes_on_on_one_rank_and_back(comm: Any, 
         folder = mpi_tmp_path / str(number)
         with meshes.job(before[0], make, before[1], **asked) as run:
             np.testing.assert_allclose(meshes.step_losses(run, 3), whole[:3], rtol=1e-8)
-            checkpoint.save(folder, 3, run.state.pieces(), {}, run.channel)
+            store.save(folder, 3, run.state.pieces(), {}, run.channel)
             hashes[number] = run.state.hashes()
         if after is single and comm.rank:
             continue
         with meshes.job(after[0], make, after[1], **asked) as run:
-            run.resume(checkpoint.latest(folder, run.channel))
+            run.resume(store.latest(folder, run.channel))
             assert run.state.hashes() == hashes[number]
             np.testing.assert_allclose(meshes.step_losses(run, 3, 3), whole[3:], rtol=1e-8)
 

@@ -18,13 +18,13 @@ from fakegpu import put
 from mpitrain import models, nn, ops
 from mpitrain.autograd import Tensor
 from mpitrain.backend import asnumpy
+from mpitrain.checkpoint import store
 from mpitrain.comm.mesh import Mesh
 from mpitrain.errors import DataError, ShapeError
 from mpitrain.nn import Sequential
-from mpitrain.parallel.replicas import checksum
-from mpitrain.parallel.tensor_functions import Group, collect, enter, gather, leave, scatter
-from mpitrain.parallel.tensor_loss import CutLoss, largest
-from mpitrain.train import checkpoint
+from mpitrain.parallel.gradients.replicas import checksum
+from mpitrain.parallel.layers.tensor_functions import Group, collect, enter, gather, leave, scatter
+from mpitrain.parallel.layers.tensor_loss import CutLoss, largest
 
 EVERY = os.environ.get("MPITRAIN_EVERY_MESH") == "1"             # all schedules on all meshes, more steps: minutes
 STEPS = 20 if EVERY else 6
@@ -164,7 +164,7 @@ def test_a_checkpoint_of_one_mesh_goes_on_on_every_other(comm: Any, mpi_tmp_path
             if ranks is not None:
                 with meshes.job(ranks, make, mesh, micro_batches=n) as run:
                     close(meshes.step_losses(run, first), expected[:first], mesh)
-                    checkpoint.save(mpi_tmp_path / str(number), first, run.state.pieces(), {}, run.channel)
+                    store.save(mpi_tmp_path / str(number), first, run.state.pieces(), {}, run.channel)
                     hashes[number] = run.state.hashes()["parameters_sha256"]
     hashes = comm.bcast(hashes)
     for mesh in table:
@@ -172,7 +172,7 @@ def test_a_checkpoint_of_one_mesh_goes_on_on_every_other(comm: Any, mpi_tmp_path
             if ranks is not None:
                 with meshes.job(ranks, make, mesh, micro_batches=n) as run:
                     for number, before in enumerate(table):
-                        run.resume(checkpoint.latest(mpi_tmp_path / str(number), run.channel))
+                        run.resume(store.latest(mpi_tmp_path / str(number), run.channel))
                         assert run.state.hashes()["parameters_sha256"] == hashes[number], (before, mesh)
                         close(meshes.step_losses(run, more, first), expected[first:], (before, mesh))
 

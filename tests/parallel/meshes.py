@@ -12,8 +12,8 @@ import numpy as np
 from mpitrain import data, models, nn, optim
 from mpitrain.bench.train import Memory
 from mpitrain.comm.mesh import Mesh
-from mpitrain.train.assembly import Job, Options, assemble
-from mpitrain.train.inputs import Inputs
+from mpitrain.train.build.assembly import Job, Options, assemble
+from mpitrain.train.build.inputs import Inputs
 
 BATCH = 16
 LENGTH = 12

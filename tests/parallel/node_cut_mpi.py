@@ -14,13 +14,13 @@ import pytest
 from meshes import gpt, mlp
 
 from mpitrain import nn, ops
-from mpitrain.comm.node import Node
+from mpitrain.checkpoint import store
+from mpitrain.comm.shared.node import Node
 from mpitrain.errors import ConfigError, NumericsError, StorageError
-from mpitrain.parallel.node_shared import NodeShared
-from mpitrain.parallel.sharded import predicted
-from mpitrain.parallel.shards import KINDS
-from mpitrain.train import checkpoint
-from mpitrain.train.assembly import Job
+from mpitrain.parallel.policies.node_shared import NodeShared
+from mpitrain.parallel.policies.sharded import predicted
+from mpitrain.placement.shards import KINDS
+from mpitrain.train.build.assembly import Job
 
 CUT = KINDS[1:]
 SMALL = {"bucket_bytes": 6000}
@@ -203,14 +203,14 @@ def test_a_checkpoint_goes_on_with_and_without_one_copy_and_on_another_mesh(comm
     with meshes.job(comm, gpt, cut, node_shared=True, sharding="gradients", **same) as job:
         steps(job, 2)
         saved = job.state.hashes()
-        checkpoint.save(shared_folder, 2, job.state.pieces(), {"choices": {}}, job.channel)
+        store.save(shared_folder, 2, job.state.pieces(), {"choices": {}}, job.channel)
         job.channel.barrier()
         rest = steps(job, 2, 2)
     ways = [(cut, {"node_shared": True, "sharding": "gradients"}), ({}, {"node_shared": True}), (cut, {}),
             ({}, {"node_shared": True, "sharding": "parameters"})]
     for mesh, options in ways:
         with meshes.job(comm, gpt, mesh, **options, **same) as job:
-            job.resume(checkpoint.load(shared_folder / "step-00000002"))
+            job.resume(store.load(shared_folder / "step-00000002"))
             assert job.state.hashes() == saved
             found = steps(job, 2, 2)
         np.testing.assert_allclose(found, rest, rtol=1e-5)

@@ -11,14 +11,14 @@ import pytest
 
 from mpitrain import nn, ops, optim
 from mpitrain.autograd import Tensor, recompute, run_backward
-from mpitrain.comm.channel import Channel
-from mpitrain.comm.node import Node
-from mpitrain.comm.progress import Progress
-from mpitrain.comm.shared import SharedChannel
+from mpitrain.comm.messages.channel import Channel
+from mpitrain.comm.messages.progress import Progress
+from mpitrain.comm.shared.channel import SharedChannel
+from mpitrain.comm.shared.node import Node
 from mpitrain.errors import GraphError, NumericsError, StorageError
-from mpitrain.parallel.node_shared import NodeExchange, NodeShared
-from mpitrain.parallel.reducer import GradientReducer
-from mpitrain.parallel.update import Replicated
+from mpitrain.parallel.gradients.reducer import GradientReducer
+from mpitrain.parallel.policies.node_shared import NodeExchange, NodeShared
+from mpitrain.parallel.policies.replicated import Replicated
 
 OPTIMIZERS = {"sgd": {"momentum": 0.9, "nesterov": True}, "adam": {"weight_decay": 0.1}, "adamw": {}, "rmsprop": {}, "lars": {},
               "lamb": {}}

@@ -7,10 +7,10 @@ import pytest
 
 from mpitrain import nn
 from mpitrain.autograd import Tensor, no_grad, run_backward
-from mpitrain.comm.channel import Channel
+from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import DesyncError
-from mpitrain.parallel.reducer import GradientReducer
-from mpitrain.parallel.replicas import broadcast_state, checksum
+from mpitrain.parallel.gradients.reducer import GradientReducer
+from mpitrain.parallel.gradients.replicas import broadcast_state, checksum
 
 
 def build(channel, bucket_bytes=64):

@@ -15,11 +15,11 @@ from mpitrain.config import MeshConfig, load_config
 from mpitrain.errors import ConfigError, MeshError
 from mpitrain.kernels.flash_attention import flash_attention
 from mpitrain.kernels.joined_attention import join_attention
-from mpitrain.parallel import zigzag
-from mpitrain.parallel.context import refuse_model, without_mask
-from mpitrain.train import layout
-from mpitrain.train.inputs import evaluation_chunks
-from mpitrain.train.inspect import inspect_config
+from mpitrain.parallel.layers.context_parallel import refuse_model, without_mask
+from mpitrain.placement import zigzag
+from mpitrain.plan.inspect import inspect_config
+from mpitrain.train.build import reproducible
+from mpitrain.train.build.inputs import evaluation_chunks
 
 RANKS = range(1, 6)
 
@@ -123,7 +123,7 @@ def test_a_mask_and_the_layout_mode_are_refused() -> None:
     with pytest.raises(ConfigError, match=r'mesh.cp = 2 cuts .* "block0.attention" is given a mask of whole samples'):
         forward(3, np.ones((4, 4), bool))
     with pytest.raises(ConfigError, match="cannot have mesh.cp = 2: ranks that share samples add up parts"):
-        layout.refuse_mesh({"tp": 1, "cp": 2, "ep": 1}.__getitem__)
+        reproducible.refuse_mesh({"tp": 1, "cp": 2, "ep": 1}.__getitem__)
 
 
 @pytest.mark.parametrize(("block", "rows"), [(8, 256), (64, 256), (4096, 4), (40000, 1)])

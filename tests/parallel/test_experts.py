@@ -17,13 +17,13 @@ from mpitrain.comm.mesh import fit
 from mpitrain.config import load_config
 from mpitrain.data.importers import import_text
 from mpitrain.errors import ConfigError, MeshError
-from mpitrain.parallel.buckets import runs
-from mpitrain.parallel.diagnose import first_bad_layer
-from mpitrain.parallel.experts import cut_experts
-from mpitrain.parallel.held import hold
-from mpitrain.parallel.reducer import GradientReducer
-from mpitrain.train import layout, refusals
-from mpitrain.train.inspect import inspect_config
+from mpitrain.parallel.connect import hold
+from mpitrain.parallel.gradients.reducer import GradientReducer
+from mpitrain.parallel.layers.expert_parallel import cut_experts
+from mpitrain.parallel.pipeline.nonfinite import first_bad_layer
+from mpitrain.placement.buckets import runs
+from mpitrain.plan.inspect import inspect_config
+from mpitrain.train.build import refusals, reproducible
 
 CONFIG = """
 model = {name = "gpt", layers = 2, heads = 2, width = 16, block = 8, vocabulary = 64, experts = 4}
@@ -39,7 +39,7 @@ def net(step, block, vocabulary):
     model = models.gpt(2, 2, 16, block, vocabulary, experts=4)
     layer, calls = model["block1"].mixture, []
     def fail(module, inputs):
-        from mpitrain.comm.start import started
+        from mpitrain.comm.job.start import started
         calls.append(1)
         if started() and started().rank == 1 and len(calls) == step:
             raise ZeroDivisionError("on purpose")
@@ -50,7 +50,7 @@ def net(step, block, vocabulary):
 SPOILT = '''
 from mpitrain import models, nn, ops
 from mpitrain.autograd import grad_enabled
-from mpitrain.comm.start import started
+from mpitrain.comm.job.start import started
 class Spoil(nn.Module):
     """Makes all NaN on the first rank, from some micro-batch on."""
     def __init__(self, step):
@@ -97,7 +97,7 @@ def gpt(**more: Any) -> nn.Sequential:
      "set comm.node_shared = false, or mesh.ep = 1"),
     (lambda: hold(gpt(experts=2), mesh(cp=2), None), ConfigError,
      'mesh.cp = 2 cuts samples, and experts ('),
-    (lambda: layout.refuse_mesh(mesh(ep=2).size), ConfigError,
+    (lambda: reproducible.refuse_mesh(mesh(ep=2).size), ConfigError,
      "cannot have mesh.ep = 2: a gradient of an expert adds up rows of several"),
     (lambda: hold(gpt(experts=2), mesh(tp=2), None, sequence=True), ConfigError,
      'mesh.sequence = true cuts what "block0.mixture" gets along the sequence'),

@@ -34,7 +34,7 @@ sys.path.insert(0, {str(ROOT / "benchmarks")!r})
 import overlap
 from overlap import Bench
 from mpitrain.comm import guard
-from mpitrain.comm.channel import Channel
+from mpitrain.comm.messages.channel import Channel
 
 def spoiled(step):
     def run(self):

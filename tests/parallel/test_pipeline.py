@@ -10,10 +10,10 @@ import pytest
 from mpitrain import nn
 from mpitrain.backend import CPU
 from mpitrain.errors import NumericsError
-from mpitrain.parallel import stages
-from mpitrain.parallel.feed import Feed
-from mpitrain.parallel.pipeline import Pipeline
-from mpitrain.parallel.reducer import GradientReducer
+from mpitrain.parallel.gradients.reducer import GradientReducer
+from mpitrain.parallel.pipeline.feed import Feed
+from mpitrain.parallel.pipeline.runner import Pipeline
+from mpitrain.placement import stages
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((10, 6)), RNG.integers(0, 3, 10)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from mpitrain.autograd import Function, Tensor, run_backward
 from mpitrain.nn import FlatStorage, Parameter
 from mpitrain.nn.init import zeros
-from mpitrain.parallel.buckets import plan_buckets
-from mpitrain.parallel.reducer import GradientReducer
+from mpitrain.parallel.gradients.reducer import GradientReducer
+from mpitrain.placement.buckets import plan_buckets
 
 
 class Multiply(Function):

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpitrain import nn
-from mpitrain.comm.shared import SharedChannel
+from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.errors import ConfigError
 from mpitrain.nn.init import constant
 from mpitrain.nn.storage import FlatLayout
-from mpitrain.parallel.sharded_reducer import ShardedReducer
-from mpitrain.parallel.shards import Shards
-from mpitrain.parallel.shared_buckets import ring
-from mpitrain.train.assembly import Options
-from mpitrain.train.refusals import refuse_cut
+from mpitrain.parallel.policies.sharded_reducer import ShardedReducer
+from mpitrain.parallel.policies.shared_buckets import ring
+from mpitrain.placement.shards import Shards
+from mpitrain.train.build.assembly import Options
+from mpitrain.train.build.refusals import refuse_cut
 
 
 class Late:

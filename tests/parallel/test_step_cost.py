@@ -13,11 +13,11 @@ import pytest
 
 from mpitrain import models, nn, optim
 from mpitrain.autograd import Function, Tensor, run_backward
-from mpitrain.parallel import stages
-from mpitrain.parallel.feed import Feed
-from mpitrain.parallel.pipeline import Pipeline
-from mpitrain.parallel.reducer import GradientReducer
-from mpitrain.parallel.update import Replicated
+from mpitrain.parallel.gradients.reducer import GradientReducer
+from mpitrain.parallel.pipeline.feed import Feed
+from mpitrain.parallel.pipeline.runner import Pipeline
+from mpitrain.parallel.policies.replicated import Replicated
+from mpitrain.placement import stages
 
 
 class Done:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from test_reducer import give, storage_of
 
-from mpitrain.parallel import timeline as module
-from mpitrain.parallel.reducer import GradientReducer
-from mpitrain.parallel.timeline import KEPT, StepTimes, Timeline
+from mpitrain.parallel.gradients import timeline as module
+from mpitrain.parallel.gradients.reducer import GradientReducer
+from mpitrain.parallel.gradients.timeline import KEPT, StepTimes, Timeline
 
 
 class Clock:
@@ -38,7 +38,7 @@ class Work:
 def clock(monkeypatch):
     made = Clock()
     monkeypatch.setattr(module, "perf_counter", made)
-    monkeypatch.setattr("mpitrain.parallel.reducer.time.perf_counter", made)
+    monkeypatch.setattr("mpitrain.parallel.gradients.reducer.time.perf_counter", made)
     return made
 
 

@@ -13,9 +13,9 @@ from test_reducer import give, storage_of
 from test_timeline import Channel, Clock
 
 from mpitrain.errors import CheckpointError
-from mpitrain.parallel.reducer import GradientReducer
-from mpitrain.parallel.tree import RankTree
-from mpitrain.parallel.tuning import PAIRS, PROBES, READY_STEPS, WARM_STEPS, Tuning, choose_bounds, fit_line
+from mpitrain.parallel.gradients.reducer import GradientReducer
+from mpitrain.parallel.gradients.tuning import PAIRS, PROBES, READY_STEPS, WARM_STEPS, Tuning, choose_bounds, fit_line
+from mpitrain.placement.tree import RankTree
 
 
 def landed(bounds, ready, nbytes, alpha, beta):

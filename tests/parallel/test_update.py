@@ -8,8 +8,8 @@ import pytest
 from mpitrain import nn, optim
 from mpitrain.autograd import Tensor, run_backward
 from mpitrain.errors import NumericsError
-from mpitrain.parallel.reducer import GradientReducer
-from mpitrain.parallel.update import Replicated
+from mpitrain.parallel.gradients.reducer import GradientReducer
+from mpitrain.parallel.policies.replicated import Replicated
 
 
 class Two:

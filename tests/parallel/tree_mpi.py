@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from mpitrain.autograd import Function, Tensor, run_backward
-from mpitrain.comm.channel import Channel
+from mpitrain.comm.messages.channel import Channel
 from mpitrain.nn import FlatStorage, Parameter
 from mpitrain.nn.init import zeros
-from mpitrain.parallel.reducer import GradientReducer
-from mpitrain.parallel.statistics import TreeStatistics
-from mpitrain.parallel.tree import RankTree
+from mpitrain.parallel.gradients.reducer import GradientReducer
+from mpitrain.parallel.gradients.statistics import TreeStatistics
+from mpitrain.placement.tree import RankTree
 
 SIZES = (3, 20, 1, 33, 16)
 

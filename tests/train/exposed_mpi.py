@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.comm.channel import Channel
+from mpitrain.comm.messages.channel import Channel
 from mpitrain.train.trainer import Trainer
 
 

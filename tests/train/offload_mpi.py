@@ -14,7 +14,7 @@ from mpitrain import optim
 from mpitrain.backend import Device
 from mpitrain.comm.mesh import Mesh
 from mpitrain.errors import StorageError
-from mpitrain.train import assembly, offload
+from mpitrain.train.build import assembly, offload
 
 
 def lamb(storage: Any) -> optim.Optimizer:

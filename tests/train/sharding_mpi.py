@@ -12,15 +12,15 @@ import pytest
 
 from mpitrain import data, models, nn, ops, optim
 from mpitrain.bench.train import Memory
+from mpitrain.checkpoint import store
 from mpitrain.comm.mesh import Mesh
 from mpitrain.errors import GraphError, NumericsError
-from mpitrain.parallel.sharded import predicted
-from mpitrain.parallel.sharded_reducer import IN_FLIGHT
-from mpitrain.parallel.shards import KINDS
-from mpitrain.train import checkpoint
-from mpitrain.train.assembly import Job, Options, assemble
-from mpitrain.train.inputs import Inputs
-from mpitrain.train.record import Recorder
+from mpitrain.parallel.policies.sharded import predicted
+from mpitrain.parallel.policies.sharded_reducer import IN_FLIGHT
+from mpitrain.placement.shards import KINDS
+from mpitrain.train.build.assembly import Job, Options, assemble
+from mpitrain.train.build.inputs import Inputs
+from mpitrain.train.observers.record import Recorder
 
 CUT = KINDS[1:]
 STEPS = 5
@@ -172,7 +172,7 @@ def test_a_checkpoint_of_slices_goes_on_whole_and_in_other_slices(comm: Any, kin
     first = job_of(mesh, kind, gpt(), tokens(), **{**several, "steps": 3})
     first.fit()
     saved = first.state.hashes()
-    checkpoint.save(shared_folder, 3, first.state.pieces(), {"choices": {}}, first.channel)
+    store.save(shared_folder, 3, first.state.pieces(), {"choices": {}}, first.channel)
     first.channel.barrier()
     mesh.close()
     whole, _ = train(comm, kind, gpt(), tokens(), **several)
@@ -181,7 +181,7 @@ def test_a_checkpoint_of_slices_goes_on_whole_and_in_other_slices(comm: Any, kin
     for other, where in ((kind, comm), *((other, fewer) for other in (KINDS if comm.rank < count else ()))):
         mesh = Mesh(where)
         job = job_of(mesh, other, gpt(), tokens(), **several)
-        job.resume(checkpoint.load(shared_folder / "step-00000003"))
+        job.resume(store.load(shared_folder / "step-00000003"))
         assert job.state.hashes() == saved
         job.fit()
         rest = job.trainer.recorder.seen                                    # type: ignore[attr-defined]

@@ -12,9 +12,9 @@ import pytest
 from launch import ROOT, Job, clean_environment, find_mpirun, mpirun
 from runs import SMALL, lines, record, start, train, write
 
+from mpitrain.checkpoint import store
+from mpitrain.checkpoint.manifest import load
 from mpitrain.data.importers import import_text
-from mpitrain.train import checkpoint
-from mpitrain.train.manifest import load
 
 
 def refused(result, status, *words):
@@ -165,7 +165,7 @@ def net():
     text = config.read_text().replace('name = "mlp"\ninputs = 64\nhidden = [32]\noutputs = 10', 'name = "net.py:net"')
     refused(train(2, write(tmp_path, text), "run.out=a", "optimizer.name=sgd", "optimizer.lr=1e4", "optimizer.clip_norm=0",
                   "checkpoint.every=1", "optimizer.schedule=constant"), 79, "E_NAN", "step=")
-    found = checkpoint.candidates(tmp_path / "a/checkpoints")
+    found = store.candidates(tmp_path / "a/checkpoints")
     for path in found:
         load(path).verify()
 
@@ -189,7 +189,7 @@ def test_evaluate_and_init_from_speak_of_what_was_asked_for(tmp_path):
         started = train(1, config, "run.out=b", "--overwrite", "model.init_from=a", "train.steps=2")
         for result, word in zip((evaluated, started), words or ("none of the checkpoints is whole",) * 2):
             assert result.rc == (0 if words else 65) and word in result.err and "resum" not in result.err, result.err
-    checkpoint.remove_all(tmp_path / "a/checkpoints")
+    store.remove_all(tmp_path / "a/checkpoints")
     refused(mpirun(1, "-m", "mpitrain", "evaluate", tmp_path / "a", cwd=tmp_path), 66, "there is no checkpoint to evaluate")
     refused(train(1, config, "run.out=b", "--overwrite", "model.init_from=a"), 66, "model.init_from names neither")
 
@@ -216,7 +216,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 def test_an_exception_on_one_rank_ends_the_job_in_seconds_with_the_traceback_on_file(tmp_path):
     (tmp_path / "net.py").write_text("""
 from mpitrain import nn
-from mpitrain.comm.start import started
+from mpitrain.comm.job.start import started
 class Faulty(nn.Module):
     calls = 0
     def forward(self, x):
@@ -242,7 +242,7 @@ def test_ctrl_c_ends_the_job_within_five_seconds_and_leaves_metrics_and_checkpoi
     result = job.finish(timeout=20)
     assert time.monotonic() - before < 5 and result.rc != 0 and result.orphans == ()
     assert lines(tmp_path / "a")[-1]["step"] >= 30                   # every line parses
-    checkpoint.latest(tmp_path / "a/checkpoints")
+    store.latest(tmp_path / "a/checkpoints")
 
 
 @pytest.mark.slow
@@ -271,7 +271,7 @@ def boom(*, lr, min_lr, warmup_steps, total_steps):
     config = write(tmp_path)
     refused(train(1, config, "run.out=a", "optimizer.name=sgd", "optimizer.schedule=rate.py:boom", "optimizer.clip_norm=0",
                   "checkpoint.every=7", "checkpoint.keep=1", "optimizer.warmup_steps=0"), 79, "E_NAN", "step=14", "not finite")
-    assert checkpoint.latest(tmp_path / "a/checkpoints").step == 7
+    assert store.latest(tmp_path / "a/checkpoints").step == 7
 
 
 def test_a_finished_run_that_is_resumed_keeps_its_result(tmp_path):
@@ -300,7 +300,7 @@ def test_overwrite_deletes_nothing_before_the_new_run_can_start(tmp_path, overri
     hidden.write_text("raise ImportError('not installed')")
     path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     refused(train(1, config, "run.out=a", "--overwrite", override, env=path), status, "E_")
-    assert checkpoint.latest(tmp_path / "a/checkpoints").step == 8
+    assert store.latest(tmp_path / "a/checkpoints").step == 8
 
 
 def test_a_run_may_start_from_itself_with_overwrite(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from runs import record, train, write
 
 from mpitrain.backend.cpu import cpu_flags
-from mpitrain.train.kernels import NEEDS, wrong_kernels
+from mpitrain.train.machine.blas_kernels import NEEDS, wrong_kernels
 from mpitrain.train.run import told_once
 
 AVX2 = frozenset({"sse2", "avx", "avx2", "fma"})

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 from runs import SMALL, record, train, write
 
+from mpitrain.checkpoint import store
 from mpitrain.errors import ConfigError
-from mpitrain.train import checkpoint
-from mpitrain.train.assembly import Options, make_tuning
+from mpitrain.train.build.assembly import Options, make_tuning
 
 AUTO = ("comm.progress=auto", "comm.bucket_mb=auto", "train.steps=40", "checkpoint.every=30", "checkpoint.keep=9")
 
@@ -26,7 +26,7 @@ def test_a_resumed_run_takes_over_what_was_chosen_and_ends_with_the_same_bits(tm
     chosen = record(tmp_path / "a")["choices"]
     assert chosen["buckets"]["bounds"][-1] == 4 and chosen["buckets"]["ranks"] == 3
     assert chosen["progress"]["choice"] in ("poll", "thread")
-    kept = checkpoint.latest(tmp_path / "a/checkpoints").meta["choices"]
+    kept = store.latest(tmp_path / "a/checkpoints").meta["choices"]
     assert kept == chosen
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     for path in (tmp_path / "b/checkpoints").iterdir():

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpitrain.train.environment import blas, describe, environment, versions
+from mpitrain.train.machine.environment import blas, describe, environment, versions
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,7 +39,7 @@ def test_the_environment_is_never_dumped(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_asking_for_versions_imports_none_of_the_packages() -> None:
-    program = ("import sys; from mpitrain.train.environment import versions; found = versions(); "
+    program = ("import sys; from mpitrain.train.machine.environment import versions; found = versions(); "
                "print(sorted({'numba', 'mpi4py', 'h5py', 'rich'} & set(sys.modules)), 'numba' in found)")
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[] True\n"

@@ -13,11 +13,12 @@ import pytest
 from launch import Result
 from runs import SMALL, mpirun, record, steps, train, write
 
+from mpitrain.checkpoint import store
 from mpitrain.errors import ConfigError
-from mpitrain.parallel.exchange import Exchange, change
-from mpitrain.parallel.node_memory import nodes_text
-from mpitrain.train import checkpoint, layout
-from mpitrain.train.assembly import Options, assemble
+from mpitrain.parallel.policies.choose import Exchange, change
+from mpitrain.parallel.policies.node_memory import nodes_text
+from mpitrain.train.build import reproducible
+from mpitrain.train.build.assembly import Options, assemble
 
 NOTE = "comm.node_shared: every rank keeps a copy of its own"
 
@@ -38,7 +39,7 @@ def train_with(mib: int, n: int, config: Path, *arguments: str) -> Result:
 def train_on(node: str, n: int, config: Path, *arguments: str) -> Result:
     """A run on nodes made with these keywords; `rank` is this rank's number."""
     program = ("import os; rank = int(os.environ['OMPI_COMM_WORLD_RANK'])\n"
-               f"from mpitrain.comm.node import Node; Node.__init__.__kwdefaults__.update({{{node}}})\n"
+               f"from mpitrain.comm.shared.node import Node; Node.__init__.__kwdefaults__.update({{{node}}})\n"
                "import runpy; runpy.run_module('mpitrain', run_name='__main__', alter_sys=True)")
     return mpirun(n, "-c", program, "train", config, *arguments, cwd=config.parent)
 
@@ -187,7 +188,7 @@ def test_how_gradients_are_summed_is_recorded_and_another_way_after_a_resume_is_
     said = [[line for line in result.out.splitlines() if "gradients were summed" in line] for result in (same, other, fewer)]
     assert [len(lines) for lines in said] == [0, 1, 0]
     assert "by shared memory of ranks 0-2 (float32), and are by messages, auto (float32): from here on" in said[1][0]
-    written = checkpoint.latest(tmp_path / "a/checkpoints").meta["choices"]["exchange"]
+    written = store.latest(tmp_path / "a/checkpoints").meta["choices"]["exchange"]
     assert written["ranks"] == 2 and written == record(tmp_path / "a")["choices"]["exchange"]
 
 
@@ -237,4 +238,4 @@ def test_of_an_own_algorithm_and_a_gpu_the_one_that_is_there_is_named(options: d
 
 def test_layout_mode_refuses_a_wire_that_rounds() -> None:
     with pytest.raises(ConfigError, match='found comm.wire_dtype = "bfloat16"; leave it "float32"'):
-        layout.refuse_options(4, "auto", "bfloat16")
+        reproducible.refuse_options(4, "auto", "bfloat16")

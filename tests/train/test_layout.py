@@ -15,7 +15,8 @@ from mpitrain import nn
 from mpitrain.backend import CPU
 from mpitrain.errors import ConfigError, DesyncError
 from mpitrain.schedules.collectives import ring
-from mpitrain.train import fingerprint, layout
+from mpitrain.train.build import reproducible
+from mpitrain.train.machine import fingerprint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import layout_matrix  # noqa: E402
@@ -108,25 +109,25 @@ def test_what_cannot_be_had_is_refused_in_one_line(tmp_path: Path, arguments: li
 def test_synchronised_batch_norm_a_gpu_an_own_algorithm_and_other_modes_are_refused_by_name() -> None:
     model = nn.Sequential(("conv", nn.Conv2d(1, 2, 3)), ("norm", nn.SyncBatchNorm(2)))
     with pytest.raises(ConfigError, match=r'cannot have the layer "norm" \(SyncBatchNorm\).*use batch norm'):
-        layout.refuse_model(model, CPU)
+        reproducible.refuse_model(model, CPU)
     plain = nn.Sequential(("conv", nn.Conv2d(1, 2, 3)), ("norm", nn.BatchNorm2d(2)))
-    layout.refuse_model(plain, CPU)
+    reproducible.refuse_model(plain, CPU)
     gpu = SimpleNamespace(xp=SimpleNamespace(), name="gpu")
     with pytest.raises(ConfigError, match='is for train.device = "cpu", found "gpu": .* atomic additions'):
-        layout.refuse_model(plain, gpu)  # type: ignore[arg-type]
+        reproducible.refuse_model(plain, gpu)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match='found comm.algorithm = "ring"'):
-        layout.refuse_options(4, ring)
+        reproducible.refuse_options(4, ring)
     with pytest.raises(ConfigError, match='"layuot" is not there .did you mean "layout"'):
-        layout.is_asked_for("layuot")
-    assert layout.is_asked_for("layout") and not layout.is_asked_for("run")
+        reproducible.is_asked_for("layuot")
+    assert reproducible.is_asked_for("layout") and not reproducible.is_asked_for("run")
 
 
 def test_more_blas_threads_than_one_are_refused() -> None:
     from threadpoolctl import threadpool_limits
     with threadpool_limits(2), pytest.raises(ConfigError, match=r"one BLAS thread a rank, found 2; call .*threads.pin\(1\)"):
-        layout.refuse_threads()
+        reproducible.refuse_threads()
     with threadpool_limits(1):
-        layout.refuse_threads()
+        reproducible.refuse_threads()
 
 
 class Ranks:

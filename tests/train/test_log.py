@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from mpitrain.errors import StorageError
-from mpitrain.train.log import Metrics, Progress, duration
+from mpitrain.train.observers.log import Metrics, Progress, duration
 
 
 def lines(path: Path) -> list[Any]:

@@ -18,10 +18,10 @@ from mpitrain import models, nn, optim
 from mpitrain.backend import CPU, Device
 from mpitrain.config import load_config
 from mpitrain.errors import AccessError, ConfigError, MissingError, StorageError
-from mpitrain.parallel.shards import Shards
-from mpitrain.train import offload
-from mpitrain.train.build import options_of
-from mpitrain.train.offload import Files, existing, offloaded, refuse_offload
+from mpitrain.placement.shards import Shards
+from mpitrain.train.build import offload
+from mpitrain.train.build.from_config import options_of
+from mpitrain.train.build.offload import Files, existing, offloaded, refuse_offload
 
 FAKE = Device("gpu", xp)
 ALONE = SimpleNamespace(rank=0, size=1, broadcast_object=lambda value: value, gather_objects=lambda value: [value])

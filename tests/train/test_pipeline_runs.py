@@ -14,7 +14,7 @@ DEEP = SMALL.replace("[32]", "[32, 24, 16, 16]").replace("batch_size = 48", "bat
 LAYOUT = ("train.reproducible=layout", "optimizer.schedule=constant")
 OWN = """
 from mpitrain import nn, ops
-from mpitrain.comm.start import started
+from mpitrain.comm.job.start import started
 class Log(nn.Module):
     def forward(self, x): return ops.log(x)
 class Both(nn.Module):

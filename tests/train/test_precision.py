@@ -12,9 +12,10 @@ from launch import Result, mpirun
 from runs import SMALL, lines, record, steps, train, without_times, write
 
 from mpitrain.backend import CPU
+from mpitrain.checkpoint import store
 from mpitrain.config import load_config
 from mpitrain.errors import ConfigError
-from mpitrain.train import checkpoint, precision
+from mpitrain.train.build import precision
 
 # Products from M N K = 2**20 on are rounded: 128 x 256 x 64 and 128 x 256 x 256 are.
 WIDE = SMALL.replace("hidden = [32]", "hidden = [256, 256]").replace("batch_size = 48", "batch_size = 128")
@@ -23,7 +24,7 @@ WIDE = SMALL.replace("hidden = [32]", "hidden = [256, 256]").replace("batch_size
 UNCHECKED = """
 import sys
 from mpitrain.cli import main
-from mpitrain.comm.guard import run_guarded
+from mpitrain.comm.job.guard import run_guarded
 from mpitrain.train import precision
 precision.refuse = lambda name, device: None
 run_guarded(lambda: main(sys.argv[1:]))
@@ -96,7 +97,7 @@ def test_the_loss_falls_as_in_float32_and_checkpoints_hold_float32(tmp_path) -> 
     assert 1e-6 < np.abs(half / full - 1)[:10].max() < 1e-2, "near float32's, and not the same"
     assert half[-1] < half[0] / 3 and abs(half[-1] - full[-1]) < 0.1 * full[0]
     assert record(tmp_path / "half")["threads"] == 1
-    found = checkpoint.latest(tmp_path / "half" / "checkpoints")
+    found = store.latest(tmp_path / "half" / "checkpoints")
     kinds = {name: found.arrays[name].dtype.name for name in found.names if "step" not in name}
     assert set(kinds.values()) <= {"float32", "float64"} and list(kinds.values()).count("float32") >= 3 * 6
     weight = next(found.read(name) for name in found.names if name.endswith("weight"))

@@ -12,10 +12,10 @@ import pytest
 from launch import mpirun
 from runs import start, steps, train, write
 
-from mpitrain.comm.clock import Offset
-from mpitrain.parallel import timeline
-from mpitrain.parallel.timeline import Span, Spans, StepTimes, no_span
-from mpitrain.train.profile import ROWS, bucket_times, cut_update, finish_trace, rank_events
+from mpitrain.comm.job.clock import Offset
+from mpitrain.parallel.gradients import timeline
+from mpitrain.parallel.gradients.timeline import Span, Spans, StepTimes, no_span
+from mpitrain.train.observers.profile import ROWS, bucket_times, cut_update, finish_trace, rank_events
 from mpitrain.train.trainer import Trainer
 
 SLACK = 0.002                             # microseconds: times are rounded to nanoseconds

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from runs import SMALL, lines, record, start, steps, train, without_times, write
 
-from mpitrain.train import checkpoint
-from mpitrain.train.hashes import parameters_sha256
+from mpitrain.checkpoint import store
+from mpitrain.checkpoint.hashes import parameters_sha256
 
 DROPOUT = """
 from mpitrain import nn
@@ -46,7 +46,7 @@ def test_dropout_and_batch_norm_do_not_depend_on_the_number_of_ranks(tmp_path):
         ok(train(n, config, f"run.out=r{n}", "train.micro_batches=6", "train.steps=20", "train.precision=float64"))
         curves[n] = [line["loss"] for line in lines(tmp_path / f"r{n}")]
         np.testing.assert_allclose(curves[n], curves[1], rtol=1e-10)
-    buffers = [checkpoint.latest(tmp_path / f"r{n}/checkpoints").read("buffers/norm.running_var") for n in (1, 3)]
+    buffers = [store.latest(tmp_path / f"r{n}/checkpoints").read("buffers/norm.running_var") for n in (1, 3)]
     np.testing.assert_allclose(*buffers, rtol=1e-10)
     assert not np.allclose(buffers[0], 1)
 
@@ -61,7 +61,7 @@ def test_the_same_layout_twice_gives_the_same_bits(tmp_path):
 
 def test_the_hash_in_run_json_is_that_of_the_checkpoint(tmp_path):
     ok(train(2, write(tmp_path), "run.out=a", "train.steps=5"))
-    found = checkpoint.latest(tmp_path / "a/checkpoints")
+    found = store.latest(tmp_path / "a/checkpoints")
     names = [name for name in found.names if name.startswith("parameters/")]
     assert record(tmp_path / "a")["parameters_sha256"] == parameters_sha256(
         {name.removeprefix("parameters/"): found.read(name) for name in names})
@@ -76,7 +76,7 @@ def test_a_run_stopped_by_sigusr1_saves_exits_85_and_resumes_to_the_same_bits(tm
     job.signal(signal.SIGUSR1)                                 # the launcher passes it on to every rank
     stopped = job.finish()
     assert stopped.rc == 85 and len(stopped.error_lines) == 1 and "E_STOPPED" in stopped.error_lines[0], stopped.err
-    at = checkpoint.latest(tmp_path / "cut/checkpoints").step
+    at = store.latest(tmp_path / "cut/checkpoints").step
     assert 20 <= at < 400 and steps(tmp_path / "cut")[-1]["step"] == at
     ok(train(2, config, "run.out=cut", length, "--resume"))
     assert record(tmp_path / "cut")["parameters_sha256"] == record(tmp_path / "whole")["parameters_sha256"]
@@ -93,13 +93,13 @@ def test_an_evaluation_that_a_stop_cut_off_is_made_up_for_by_the_resumed_run(tmp
     job.signal(signal.SIGUSR1)
     stopped = job.finish()
     assert stopped.rc == 85, stopped.err
-    found = checkpoint.latest(tmp_path / "cut/checkpoints")
+    found = store.latest(tmp_path / "cut/checkpoints")
     evaluated = [line["step"] for line in lines(tmp_path / "cut") if "split" in line]
     assert found.meta["evaluated"] is False and evaluated == list(range(1, found.step))
     ok(train(2, config, "run.out=cut", *options, "--resume"))
     assert without_times(lines(tmp_path / "cut")) == without_times(lines(tmp_path / "whole"))
     assert record(tmp_path / "cut")["metrics"] == record(tmp_path / "whole")["metrics"]
-    best = [checkpoint.latest(tmp_path / name / "checkpoints").meta["best"] for name in ("cut", "whole")]
+    best = [store.latest(tmp_path / name / "checkpoints").meta["best"] for name in ("cut", "whole")]
     assert best[0] == best[1] is not None
 
 
@@ -120,7 +120,7 @@ def test_a_killed_run_resumes_from_its_last_checkpoint_to_the_same_bits(tmp_path
     ok(train(3, config, "run.out=cut", *options, "--resume", "auto"))
     for key in ("parameters_sha256", "buffers_sha256"):
         assert record(tmp_path / "cut")[key] == record(tmp_path / "whole")[key]
-    best = [checkpoint.latest(tmp_path / name / "checkpoints").meta["best"] for name in ("cut", "whole")]
+    best = [store.latest(tmp_path / name / "checkpoints").meta["best"] for name in ("cut", "whole")]
     assert best[0] == best[1] is not None
     assert without_times(lines(tmp_path / "cut")) == without_times(lines(tmp_path / "whole"))
 
@@ -132,7 +132,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_on_three(tmp_path):
     ok(train(2, config, "run.out=cut", "train.steps=50", "checkpoint.every=20", "checkpoint.keep=9"))
     for folder in sorted((tmp_path / "cut/checkpoints").iterdir()):
         if folder.name != "step-00000020":
-            checkpoint._remove_ours(folder)
+            store._remove_ours(folder)
     ok(train(3, config, "run.out=cut", "--resume"))
     cut, whole = ([line["loss"] for line in steps(tmp_path / name)] for name in ("cut", "whole"))
     np.testing.assert_allclose(cut, whole, rtol=1e-5)
@@ -149,7 +149,7 @@ def test_keep_best_keeps_the_checkpoint_of_the_lowest_validation_loss(tmp_path):
     ok(train(1, config, "run.out=a", "train.eval_every=5", "checkpoint.best=true", "checkpoint.keep=1", "optimizer.lr=0.3",
              "optimizer.clip_norm=0", "optimizer.schedule=constant"))
     losses = {line["step"]: line["loss"] for line in lines(tmp_path / "a") if "split" in line}
-    kept = {checkpoint.step_of(path) for path in checkpoint.candidates(tmp_path / "a/checkpoints")}
+    kept = {store.step_of(path) for path in store.candidates(tmp_path / "a/checkpoints")}
     assert kept == {50, min(losses, key=losses.__getitem__)}
 
 

@@ -22,7 +22,7 @@ def note(event, arguments):
         noted.append((event, "mpi4py.MPI" in sys.modules))
 sys.addaudithook(note)
 from mpitrain.cli import main
-from mpitrain.comm.guard import run_guarded
+from mpitrain.comm.job.guard import run_guarded
 def train():
     status = main(["train", *sys.argv[1:]])
     print("compiled", [text for text, _ in noted if " -o " in text])

@@ -9,8 +9,8 @@ from runs import record, train, write
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from mpitrain.kernels.product import one_thread
-from mpitrain.train import threads
-from mpitrain.train.threads import Place, chosen, crowded, pin, share
+from mpitrain.train.machine import threads
+from mpitrain.train.machine.threads import Place, chosen, crowded, pin, share
 
 
 def ranks(*cores: tuple[int, ...], limit: float = 0.0) -> list[Place]:

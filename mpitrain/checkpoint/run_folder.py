@@ -1,0 +1,181 @@
+"""The folder of a run: one job at a time, nothing of anyone else's touched.
+
+    runs/gpt/  config.toml  metrics.jsonl  run.json  trace.json  checkpoints/step-*/  errors/rank-*.json  lock
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import socket
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from mpitrain.checkpoint import store
+from mpitrain.checkpoint.disk import make_folder, storage_error, sync_folder, write_file
+from mpitrain.errors import OutputError
+
+FILES = ("config.toml", "metrics.jsonl", "run.json", "trace.json")
+ERRORS = re.compile(r"rank-[0-9]{1,9}\.json")
+UNFINISHED = ".tmp"                                       # what write_text is writing; one job holds the folder, so one name does
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class RunFolder:
+    """The paths of a run's files. Any rank may make one; rank 0 calls `open`, which makes the folder and locks it."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+        self.config, self.metrics, self.run_json, self.trace = (self.path / name for name in FILES)
+        self.checkpoints = self.path / "checkpoints"
+        self.errors = self.path / "errors"
+        self._lock_path = self.path / "lock"
+        self._lock: int | None = None
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def open(self, *, resume: bool = False, overwrite: bool = False, warn: Callable[[str], None] | None = None) -> RunFolder:
+        """Make the folder, or take the one that is there, and hold it until `close` or the end of the process.
+
+        A folder with anything in it is refused unless `resume`, which keeps all, or `overwrite`, which deletes what runs
+        write and nothing else. OutputError says so, also when another job holds it, or it is a link, a file, read-only;
+        AccessError when it may not be written.
+        """
+        assert not (resume and overwrite), "one or the other"
+        if self.path.is_symlink():
+            raise OutputError(f"the run folder is a symbolic link to {os.readlink(self.path)}; set run.out to the folder itself",
+                              file=self.path)
+        make_folder(self.path)
+        if not self.path.is_dir():
+            raise OutputError("the run folder is a file; remove it or set run.out to another name", file=self.path)
+        if not (resume or overwrite or self._lock_path.exists()):
+            self._refuse_contents()                       # before a lock file would litter a folder that is not a run's
+        self._take_lock(warn or _print_warning)
+        try:
+            if not (resume or overwrite):
+                self._refuse_contents()
+            for folder in (self.checkpoints, self.errors):
+                if folder.is_symlink():
+                    raise OutputError("expected a folder of the run, found a symbolic link; remove it", file=folder)
+            if overwrite:
+                self._delete_ours()
+            make_folder(self.checkpoints)
+        except OSError as error:
+            self.close()
+            raise storage_error(error, "preparing the run folder", self.path) from error
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _refuse_contents(self) -> None:
+        there = sorted(set(os.listdir(self.path)) - {"lock"})
+        if there:
+            raise OutputError(f"the run folder is not empty ({_listed(there)}): --resume continues its run, --overwrite "
+                              f"deletes that run and starts anew; or set run.out to another folder", file=self.path)
+
+    def _take_lock(self, warn: Callable[[str], None]) -> None:
+        """Hold `lock` with flock, which the system frees however the job ends; its text tells others who holds it."""
+        path = self._lock_path
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise storage_error(error, "making the lock file", path) from error
+        holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
+        if holder and not holder.startswith("host="):
+            os.close(fd)
+            raise OutputError("expected the lock file of a run, found another file of that name; rename it or set run.out to "
+                              "another folder", file=path)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise OutputError(f"the run folder is busy: a job holds it ({holder or 'it is just starting'}); wait for it, or set "
+                              f"run.out to another folder", file=self.path) from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                os.close(fd)
+                raise storage_error(error, "locking", path) from error
+            # Some parallel file systems are mounted without locks; a run must still be possible there.
+            warn(f"{self.path}: this file system has no locks ({os.strerror(error.errno)}); do not start two jobs in one folder")
+        self._lock = fd
+        since = datetime.now().astimezone().isoformat(timespec="seconds")
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"host={socket.gethostname()} pid={os.getpid()} since={since}\n".encode(), 0)
+        except OSError as error:
+            self.close()
+            raise storage_error(error, "writing", path) from error
+
+    def close(self) -> None:
+        """Free the folder for another job. The empty lock file stays: deleting it would let two jobs hold two of them."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _delete_ours(self) -> None:
+        store.remove_all(self.checkpoints)
+        for name in FILES:
+            for path in (self.path / name, self.path / (name + UNFINISHED)):
+                if path.is_symlink() or path.is_file():
+                    path.unlink()                         # of a link, the link alone
+        if self.errors.is_dir():
+            for path in sorted(self.errors.iterdir()):
+                if ERRORS.fullmatch(path.name):
+                    path.unlink()
+
+    def write_text(self, path: Path, text: str) -> None:
+        """Replace one of the run's files: a reader, or a crash, sees the old text or the new one."""
+        work = path.with_name(path.name + UNFINISHED)
+        try:
+            work.unlink(missing_ok=True)                  # of a killed run
+            write_file(work, [text.encode()])
+            os.replace(work, path)
+        except OSError as error:
+            raise storage_error(error, "writing", path) from error
+        sync_folder(self.path)
+
+    def write_json(self, path: Path, values: Any) -> None:
+        """`write_text` of `values` as JSON, indented for people."""
+        self.write_text(path, json.dumps(values, indent=1, allow_nan=False) + "\n")
+
+    def truncate_metrics(self, step: int) -> int:
+        """Forget what was logged after `step`, the checkpoint's, and a last line that a kill has torn; returns how many lines."""
+        try:
+            lines = self.metrics.read_bytes().splitlines(keepends=True)
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise storage_error(error, "reading", self.metrics) from error
+        kept = [line for line in lines if _logged_by(line, step)]
+        if len(kept) < len(lines):
+            self.write_text(self.metrics, b"".join(kept).decode())
+        return len(lines) - len(kept)
+
+
+def _logged_by(line: bytes, step: int) -> bool:
+    if not line.endswith(b"\n"):
+        return False
+    try:
+        return int(json.loads(line)["step"]) <= step
+    except (ValueError, TypeError, KeyError):
+        return False                                      # zeros that a power cut left: a line we did not finish
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def _print_warning(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)

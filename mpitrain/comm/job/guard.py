@@ -1,0 +1,204 @@
+"""Ends the whole job when one rank fails: one line on stderr, one exit code, within seconds, and never a hang.
+
+Without it a Python exception on one rank leaves the other ranks waiting in their next collective for ever. `run_guarded` wraps
+the program; every exception in any thread comes to `fail`:
+
+    traceback -> errors/rank-R.json (or the terminal)  ->  may this rank print?  ->  the line  ->  MPI_Abort(exit code)
+
+What ended a rank may be that memory, files or threads have run out; then each of these steps does without.
+Several ranks often fail at once. An error that all ranks raise alike (a wrong configuration) is raised under `symmetric()`:
+rank 0 prints it, the others wait for the end that rank 0 brings. Ranks of one node that fail by accident together settle it by
+a file that one of them makes in the launcher's own folder of the job, or, where there is none, by a socket name that only one
+process can hold. That name is free again when the process has ended, so whoever holds it waits a moment before it prints: a rank
+that comes so late is ended by the first one's abort meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from mpitrain.comm.job.failure import Failure, describe, lost_peer, printable, write_record
+from mpitrain.comm.job.start import abort, is_last_one, launched_by_mpirun, launched_rank, local_rank, started
+from mpitrain.errors import DesyncError, PeerError, Stopped
+
+# Seconds. A failed job ends within 5 in all cases, so the waits must fit below that one after the other.
+WAIT_FOR_RANK_0 = 1.5         # a symmetric error, on the other ranks; Abort took 0.2 s to end 3 ranks
+WAIT_FOR_FIRST_NODE = 1.0     # an error that ranks of several nodes see together
+HOLD = 0.3                    # between the claim and the line; a rank was ended 0.01 to 0.1 s after another one's Abort
+LIMIT = 4.0                   # then the process ends whatever MPI does
+RESERVE = 2 << 20             # bytes kept for a failure, which may be that memory has run out
+
+_run_folder: Path | None = None
+_traceback = False
+_failing = threading.Lock()
+_claim: socket.socket | None = None
+_reserve: bytearray | None = None
+
+
+def set_run_folder(path: str | os.PathLike[str]) -> None:
+    """From now on tracebacks go to ``errors/rank-R.json`` in this folder."""
+    global _run_folder
+    _run_folder = Path(path)
+
+
+@contextlib.contextmanager
+def symmetric() -> Iterator[None]:
+    """Errors raised inside happen on every rank alike, so one rank prints them.
+
+    A promise that may be broken: if only one rank raises, it prints after a moment, and the job still ends within 5 seconds.
+    """
+    try:
+        yield
+    except Exception as error:
+        error.mpitrain_symmetric = True                       # type: ignore[attr-defined]
+        raise
+
+
+def run_guarded(main: Callable[[], int], *, traceback: bool = False) -> NoReturn:
+    """Run the program and exit with what it returns; a failure of any thread on any rank ends the job with its code.
+
+    `traceback` prints tracebacks on the terminal rather than into the run folder.
+    """
+    global _traceback, _reserve
+    _traceback, _reserve = traceback, bytearray(RESERVE)
+    threading.excepthook = _thread_failed
+    try:
+        code = main()
+    except BaseException as error:
+        if isinstance(error, SystemExit) and (_is_alone() or (not error.code and started() is None)):
+            raise                                             # --help and the like: nobody waits for this rank
+        fail(error)
+    if code != 0 and not _is_alone():
+        fail(SystemExit(code))
+    sys.exit(code)
+
+
+def fail(error: BaseException) -> NoReturn:
+    """End this process, and with it the job. Called once per process; a second failing thread waits for the first."""
+    global _reserve
+    if not _failing.acquire(blocking=False):
+        time.sleep(LIMIT + 1)                                 # the first failing thread ends the process before
+        os._exit(70)
+    _reserve = None
+    signal.setitimer(signal.ITIMER_REAL, LIMIT + 1)           # needs no thread, file or memory; the signal ends the process
+    exit_code, (rank, size) = 70, _place()
+    newline = "\n" if size > 1 else ""                        # the launcher's own text may have left a line open
+    try:
+        error = lost_peer(error) or error
+        failure = describe(error)
+        exit_code = failure.exit_code
+        _bound(exit_code)
+        _record(failure, rank, size)
+        if size > 1:
+            _wait_for_turn(error, rank, exit_code)
+        _print(newline + failure.line(rank, size))
+    except BaseException as another:                          # not even that could be done; the others must not wait for it
+        _print(f"{newline}mpitrain: E_BUG rank={rank}/{size}: {type(error).__name__}, and then {type(another).__name__} while "
+               "saying so")
+    _end(exit_code, size, lost=isinstance(error, PeerError))
+
+
+def _thread_failed(arguments: threading.ExceptHookArgs) -> None:
+    if arguments.exc_type is not SystemExit:                  # sys.exit in a thread ends that thread, by Python's rule
+        fail(arguments.exc_value or arguments.exc_type())
+
+
+def _place() -> tuple[int, int]:
+    world = started()
+    return (world.rank, world.size) if world else launched_rank()
+
+
+def _is_alone() -> bool:
+    return _place()[1] == 1
+
+
+def _bound(exit_code: int) -> None:
+    """Two alarms for a hang in what follows: one keeps the exit code, the other works while the GIL is held (and exits 1)."""
+    def end() -> None:
+        time.sleep(LIMIT)
+        os._exit(exit_code)
+    with contextlib.suppress(RuntimeError, MemoryError):      # no more threads
+        threading.Thread(target=end, daemon=True).start()
+    with contextlib.suppress(OSError, RuntimeError), open(os.devnull, "w") as nowhere:      # nor files
+        faulthandler.dump_traceback_later(LIMIT + 0.5, exit=True, file=os.dup(nowhere.fileno()))
+
+
+def _record(failure: Failure, rank: int, size: int) -> None:
+    to_terminal = _traceback
+    if _run_folder is not None and not _traceback:
+        try:
+            write_record(_run_folder, failure, rank, size)
+        except OSError:                                       # a full disk is often why we are here, and the line says so;
+            to_terminal = failure.code == "E_BUG"             # nobody finds a bug of ours without its traceback
+    if to_terminal:
+        for line in failure.traceback.splitlines():
+            _print("| " + printable(line))                    # no line of it may start like the one line
+
+
+def _wait_for_turn(error: BaseException, rank: int, exit_code: int) -> None:
+    """Return on the rank that prints. The others are ended by its abort while they wait here, or end themselves."""
+    if getattr(error, "mpitrain_symmetric", isinstance(error, Stopped)):
+        if rank:
+            time.sleep(WAIT_FOR_RANK_0)
+    elif isinstance(error, (DesyncError, PeerError)) and rank != local_rank():
+        time.sleep(WAIT_FOR_FIRST_NODE)
+    if not _claim_the_line():
+        time.sleep(LIMIT - WAIT_FOR_RANK_0)
+        os._exit(exit_code)
+    time.sleep(HOLD)
+
+
+def _claim_the_line() -> bool:
+    """Whether this process is the first of the job on this node."""
+    global _claim
+    job = os.environ.get("PMIX_NAMESPACE") or "{}.{}".format(os.environ.get("SLURM_JOB_ID", f"p{os.getppid()}"),
+                                                            os.environ.get("SLURM_STEP_ID", ""))
+    folder = os.environ.get("PMIX_SERVER_TMPDIR")             # the launcher removes it with the job
+    with contextlib.suppress(OSError):
+        if folder:
+            try:
+                os.close(os.open(os.path.join(folder, f"mpitrain-{job}".replace("/", "-")), os.O_CREAT | os.O_EXCL, 0o600))
+                return True
+            except FileExistsError:
+                return False
+    if not sys.platform.startswith("linux"):
+        return True                                           # no abstract socket names: the line may come twice
+    try:
+        _claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    except OSError:
+        return True                                           # no more files: better twice than never
+    try:
+        _claim.bind(f"\0mpitrain-{os.getuid()}-{job}")
+    except OSError:
+        return False
+    return True
+
+
+def _print(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):            # stdout or stderr closed: nobody reads, and we must still end
+        sys.stdout.flush()
+        sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        os.write(2, line.encode() + b"\n")                    # one write: lines of ranks do not mix
+
+
+def _end(exit_code: int, size: int, lost: bool) -> NoReturn:
+    """`lost`: the failure is that another rank is gone."""
+    if size == 1 and threading.current_thread() is threading.main_thread():
+        sys.exit(exit_code)
+    # Open MPI 5's fault-tolerant mpirun exits with 0 where the last rank alive aborts, and with its code where it just ends.
+    with contextlib.suppress(BaseException):
+        alone = launched_by_mpirun() and (size == 2 and lost or is_last_one())
+        if size > 1 and (started() or not launched_by_mpirun()) and not alone:
+            abort(exit_code)                                  # srun and others go on without a rank unless MPI tells them
+    os._exit(exit_code)                                       # before MPI_Init, mpirun ends the job for a non-zero exit

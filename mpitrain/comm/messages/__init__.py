@@ -1,0 +1,1 @@
+"""Collectives by messages: the interpreter of schedules over MPI, packing, and progress."""

@@ -1,0 +1,312 @@
+"""A private line between some ranks: collectives on arrays and small objects, each checked to be the same on all ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Iterable, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from mpitrain.backend import Array
+from mpitrain.comm.job.start import tag_upper_bound
+from mpitrain.comm.messages import algorithms
+from mpitrain.comm.messages.algorithms import LIBRARY
+from mpitrain.comm.messages.buffers import Host, Pools, Staged, Widened
+from mpitrain.comm.messages.interpreter import PAIR_BYTES, Header, Work
+from mpitrain.comm.messages.mpi_library import LibraryWork
+from mpitrain.comm.messages.pair import KINDS, PairWork, fast_pair
+from mpitrain.comm.messages.prepare import SEGMENT_BYTES, Cut, Plan, make_plan
+from mpitrain.comm.messages.program import MESSAGE_BYTES
+from mpitrain.comm.messages.progress import Progress
+from mpitrain.comm.messages.signature import Signature, data_tag
+from mpitrain.errors import ConfigError, DesyncError, ShapeError
+from mpitrain.kernels.wire import Format, format_of, wire_format
+from mpitrain.schedules.collectives import binomial_broadcast, choose, part
+from mpitrain.schedules.steps import Algorithm
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+class Prepared(NamedTuple):
+    """All about a collective that is the same each time: its steps, what it is called, how its numbers travel."""
+
+    plan: Plan
+    signature: Signature
+    label: str
+    packing: Format | None                                    # of the messages
+    widened: Format | None                                    # of the array, where it is summed as float32
+
+
+AnyWork: TypeAlias = Work | LibraryWork | PairWork
+PACKED = np.dtype(np.uint16)
+THE_CHANNELS = "the channel's"                                # algorithm, among those that callers bring
+PIECE_BYTES = 4 << 20          # of the library's own all-reduce; Open MPI 5.0.11's falls off above 8 MB
+
+
+class Channel:
+    """Collectives over one communicator, which it owns: nobody else may send on it, so tags cannot collide.
+
+    `algorithm` is the name of an all-reduce (`algorithms.names`, or "package.module:name"), or a user's own function, which is
+    proved right before its first message at each length, by each rank for itself (ScheduleError). Where it depends on nodes,
+    `nodes` may name each rank's, instead of its host. With `wire` "bfloat16" or "float16", messages of `allreduce` and
+    `reduce_scatter` of float32 arrays hold 16-bit numbers; sums are float32 all the same, and what all ranks hold in the end is
+    rounded on all of them. Arrays of 16-bit numbers are summed in float32 too.
+    All methods below must be called by all ranks of the channel in the same order; DesyncError if they are not. An error of MPI
+    itself is raised as PeerError.
+    """
+
+    def __init__(self, comm: MPI.Comm, name: str, *, algorithm: str | Algorithm = "auto", progress: Progress | None = None,
+                 wire: str | None = None, nodes: Sequence[Hashable] | None = None, segment_bytes: int = SEGMENT_BYTES,
+                 message_bytes: int = MESSAGE_BYTES, piece_bytes: int = PIECE_BYTES):
+        from mpi4py import MPI
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.comm, self.name, self.algorithm = comm, name, algorithm
+        self.rank, self.size = comm.rank, comm.size
+        self.progress = progress if progress is not None else Progress()
+        self.pools = Pools()
+        self._packing, self._cut, self._piece_bytes = wire_format(wire), Cut(segment_bytes, message_bytes), piece_bytes
+        self.wire = wire
+        self._keeps_wide = wire == "float32"                  # 16-bit arrays travel as float32
+        self._tag_bound = tag_upper_bound()
+        self._sequence = 0
+        self._signatures: dict[tuple[str, str, str, int], Signature] = {}
+        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._prepared: dict[tuple[Any, ...], Prepared] = {}
+        self._pairs = self.size == 2 and algorithm in ("auto", "recursive_doubling")
+        self._fast_pair = fast_pair(comm, name) if self._pairs else None
+        self._known = {} if self._fast_pair is None else self._fast_pair.known
+        self._steps = algorithms.on_these_ranks(algorithm, comm, nodes)
+        self._own = algorithms.name_of(algorithm) if algorithms.is_own(algorithm) else None
+        if algorithm == LIBRARY and self._packing is not None:
+            raise ConfigError(f'comm.algorithm = "{LIBRARY}" sends numbers as they are; for comm.wire_dtype = '
+                              f'"{self._packing.name}" set another one, for instance comm.algorithm = "ring"')
+        if self._own is not None and not isinstance(self._steps, str):
+            algorithms.check(self._steps, self._own, self.size, None if self._packing is None else self._packing.name)
+
+    def allreduce(self, array: Array, *, name: str, dtype: str | None = None) -> None:
+        """Replace `array` by its sum over the ranks, in place; the same bits on every rank.
+
+        `dtype="bfloat16"` says that a uint16 array holds such numbers.
+        """
+        known = self._known.get(name)                         # everything before the call costs as much as the message
+        if known is not None and known.dtype is array.dtype and dtype is None and not self.progress:
+            code = known.call(known.entry, array, self._sequence + 1)
+            if code == 0 or self._fast_pair is not None and self._fast_pair.summed(code, known, self._sequence + 1):
+                self._sequence += 1
+                return
+        self.start_allreduce(array, name, dtype=dtype).wait()
+
+    def start_allreduce(self, array: Array, name: str, *, dtype: str | None = None) -> AnyWork:
+        """Begin `allreduce` and return; `array` belongs to the Work until that is done. Any number may be in flight."""
+        if self.algorithm == LIBRARY:
+            return self._start_library(array, name, dtype)
+        if self._pairs and array.nbytes <= PAIR_BYTES and self._is_plain(array, dtype):
+            return self._start_pair(array, name)
+        everything = ((0, array.size),)
+        return self._start("allreduce", name, array, self._steps, key=THE_CHANNELS, dtype=dtype, sums=True, results=everything,
+                           on_all_ranks=True)
+
+    def reduce_scatter(self, array: Array, algorithm: Algorithm, *, name: str, dtype: str | None = None) -> Array:
+        """The sum over the ranks of part `rank` of `array` (flattened; `schedules.collectives.part`), in place and returned.
+
+        The other parts of `array` hold anything afterwards.
+        """
+        self.start_reduce_scatter(array, algorithm, name, dtype=dtype).wait()
+        mine = part(self.rank, self.size, array.size)
+        return array.reshape(-1)[mine.start:mine.stop]
+
+    def start_reduce_scatter(self, array: Array, algorithm: Algorithm, name: str, *, dtype: str | None = None,
+                             own: tuple[int, int] | None = None) -> Work:
+        """Begin `reduce_scatter` and return. An algorithm for parts of other lengths leaves this rank elements `own`."""
+        mine = part(self.rank, self.size, array.size)
+        return self._start("reduce_scatter", name, array, algorithm, dtype=dtype, sums=True,
+                           results=(own or (mine.start, mine.stop),))
+
+    def all_gather(self, array: Array, algorithm: Algorithm, *, name: str) -> None:
+        """Replace each part i of `array` by that of rank i, in place: bits travel as they are."""
+        self.start_all_gather(array, algorithm, name).wait()
+
+    def start_all_gather(self, array: Array, algorithm: Algorithm, name: str) -> Work:
+        """Begin `all_gather` and return."""
+        return self._start("all_gather", name, array, algorithm)
+
+    def all_to_all(self, array: Array, algorithm: Algorithm, *, name: str) -> None:
+        """Replace each part i of `array` by the part `rank` of rank i's, in place. ShapeError unless parts are of one length."""
+        self.start_all_to_all(array, algorithm, name).wait()
+
+    def start_all_to_all(self, array: Array, algorithm: Algorithm, name: str) -> Work:
+        """Begin `all_to_all` and return."""
+        if array.size % self.size:
+            raise ShapeError(f'all_to_all "{name}" needs a multiple of {self.size} elements, one part for each rank, and its '
+                             f"array has {array.size}; pad it to {array.size + -array.size % self.size}")
+        return self._start("all_to_all", name, array, algorithm)
+
+    def start_steps(self, array: Array, name: str, steps: Algorithm) -> Work:
+        """Begin an all-reduce of the caller's own, for arrays that hold more than one addend; pass the same object each time."""
+        return self._start("allreduce", name, array, steps)
+
+    def broadcast(self, array: Array, root: int = 0, *, name: str = "array") -> None:
+        """Replace `array` by that of rank `root`, in place: bits travel as they are."""
+        self.start_broadcast(array, root, name=name).wait()
+
+    def start_broadcast(self, array: Array, root: int = 0, *, name: str = "array", algorithm: Algorithm | None = None) -> Work:
+        """Begin `broadcast` and return; `algorithm` must be one for this root."""
+        steps = partial(binomial_broadcast, root=root) if algorithm is None else algorithm
+        return self._start(f"broadcast from {root}", name, array, steps, key=root if algorithm is None else algorithm)
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        """What rank `root` passed, on every rank, by way of JSON (so tuples arrive as lists). For start-up, not for the loop."""
+        text = np.frombuffer(json.dumps(value).encode() if self.rank == root else b"", np.uint8).copy()
+        length = np.array([text.size])
+        self.broadcast(length, root, name="length of object")
+        if self.rank != root:
+            text = np.empty(int(length[0]), np.uint8)
+        self.broadcast(text, root, name="object")
+        return json.loads(text.tobytes())
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """What each rank passed, in rank order, on every rank, by way of JSON. For start-up, not for the loop."""
+        text = json.dumps(value).encode()
+        lengths = np.zeros(self.size, np.int64)
+        lengths[self.rank] = len(text)
+        self.allreduce(lengths, name="lengths of objects")
+        ends = np.cumsum(lengths)
+        joined = np.zeros(int(ends[-1]), np.uint8)            # zero where the others write, so the sum joins the texts
+        joined[ends[self.rank] - len(text):ends[self.rank]] = np.frombuffer(text, np.uint8)
+        self.allreduce(joined, name="objects")
+        return [json.loads(joined[end - length:end].tobytes()) for end, length in zip(ends, lengths)]
+
+    def agree(self, value: Any, what: str) -> None:
+        """DesyncError, naming the ranks and both values, unless all ranks pass equal values; `what` says of what."""
+        values = self.gather_objects(value)
+        different = [rank for rank, other in enumerate(values) if other != values[0]]
+        if different:
+            raise DesyncError(f"ranks disagree about {what}: rank 0 has {json.dumps(values[0])}, "
+                              f"{_ranks(different)} {json.dumps(values[different[0]])}")
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+        self.allreduce(np.zeros(1, np.int8), name="barrier")
+
+    def close(self) -> None:
+        """Free the communicator; collective, like its creation. Nothing may be in flight."""
+        self.comm.Free()
+
+    def _start(self, operation: str, name: str, array: Array, algorithm: str | Algorithm, *, key: Any = None,
+               dtype: str | None = None, sums: bool = False, results: tuple[tuple[int, int], ...] = (),
+               on_all_ranks: bool = False) -> Work:
+        known = (operation, name, array.dtype, array.size, dtype, algorithm if key is None else key)
+        found = self._prepared.get(known)
+        if found is None:
+            found = self._prepared[known] = self._prepare(operation, name, array, algorithm, known[-1], dtype, sums, results,
+                                                          on_all_ranks)
+        plan, signature, label, packing, widened = found
+        staged = Staged(array, self.pools) if widened is None else Widened(array, self.pools, widened)
+        memory, lent = self._memory(plan, staged.host)
+
+        def finish() -> None:
+            staged.close()
+            for buffer in lent:
+                self.pools.host.give(buffer)
+
+        header = self._header(signature)
+        work = Work(self.comm, plan.programs, memory, label=label, header=header, progress=self.progress,
+                    tags=[data_tag(self._sequence, signature, self._tag_bound, lane) for lane in range(len(plan.programs))],
+                    finish=finish, packing=packing)
+        self.progress.add(work)
+        return work
+
+    def _prepare(self, operation: str, name: str, array: Array, algorithm: str | Algorithm, key: Any, dtype: str | None,
+                 sums: bool, results: tuple[tuple[int, int], ...], on_all_ranks: bool) -> Prepared:
+        widened, packing, kind = self._formats(array, dtype, name) if sums else (None, None, _name(array.dtype))
+        steps, itemsize = choose(algorithm, self.size, array.nbytes), array.itemsize if widened is None else 4
+        plan = self._plan((operation, key, array.size, itemsize, packing), steps, results if packing else None, on_all_ranks)
+        signature = self._signature(operation, name, kind, array.size)
+        return Prepared(plan, signature, self._label(signature), packing, widened)
+
+    def _start_library(self, array: Array, name: str, dtype: str | None) -> LibraryWork:
+        widened, _, kind = self._formats(array, dtype, name)
+        staged = Staged(array, self.pools) if widened is None else Widened(array, self.pools, widened)
+        signature = self._signature("allreduce by MPI", name, kind, array.size)
+        work = LibraryWork(self.comm, staged.host, label=self._label(signature), header=self._header(signature),
+                           progress=self.progress, finish=staged.close, piece_bytes=self._piece_bytes)
+        self.progress.add(work)
+        return work
+
+    def _start_pair(self, array: Array, name: str) -> PairWork:
+        staged = Staged(array, self.pools)
+        signature = self._signature("allreduce", name, _name(array.dtype), array.size)
+        if self._fast_pair is not None and type(array) is np.ndarray and array.dtype.name in KINDS and array.dtype.isnative:
+            self._fast_pair.learn(array, name, signature)
+        self._sequence += 1
+        work = PairWork(self.comm, staged.host, self._sequence, signature, channel=self.name, label=self._label(signature),
+                        progress=self.progress, finish=staged.close)
+        self.progress.add(work)
+        return work
+
+    def _is_plain(self, array: Array, dtype: str | None) -> bool:
+        """Whether the array travels and is added as it is."""
+        kind = _name(array.dtype)
+        return dtype is None and kind != "float16" and (kind != "float32" or self._packing is None)
+
+    def _formats(self, array: Array, dtype: str | None, name: str) -> tuple[Format | None, Format | None, str]:
+        """The format of the values to sum where that is 16 bits wide, the format of the messages, and both in words."""
+        if dtype is not None and (dtype != "bfloat16" or _name(array.dtype) != "uint16"):
+            raise ShapeError(f'"{name}": dtype="{dtype}" of an array of {array.dtype}; say dtype="bfloat16" of a uint16 array, '
+                             f"and nothing of others")
+        kind = dtype or _name(array.dtype)
+        if kind in ("bfloat16", "float16"):
+            own = format_of(kind)
+            packing = self._packing or (None if self._keeps_wide else own)
+            return own, packing, kind if packing is own else f"{kind} as {_sent(packing)}"
+        packing = self._packing if kind == "float32" else None
+        return None, packing, kind if packing is None else f"{kind} as {_sent(packing)}"
+
+    def _plan(self, key: tuple[Any, ...], algorithm: Algorithm, results: tuple[tuple[int, int], ...] | None,
+              on_all_ranks: bool) -> Plan:
+        """This rank's plan for arrays of one size, made once and kept under `key`."""
+        if key not in self._plans:
+            _, of, length, itemsize, packing = key
+            if of == THE_CHANNELS and self._own is not None:
+                algorithms.prove(algorithm, self._own, self.size, length, None if packing is None else packing.name)
+            self._plans[key] = make_plan(algorithm, self.rank, self.size, length, itemsize, self._cut, results, on_all_ranks)
+        return self._plans[key]
+
+    def _memory(self, plan: Plan, host: Host) -> tuple[dict[str, Host], list[Host]]:
+        """The arrays that a plan names, and what of it is lent by the pool."""
+        memory, lent = {"data": host}, []
+        for buffer, elements in plan.elements.items():
+            dtype = PACKED if buffer.endswith("16") else host.dtype
+            lent.append(self.pools.host.take(elements * dtype.itemsize))
+            memory[buffer] = lent[-1][:elements * dtype.itemsize].view(dtype)
+        return memory, lent
+
+    def _header(self, signature: Signature) -> Any:
+        self._sequence += 1
+        return partial(Header, self.comm, self.name, self._sequence, signature) if self.size > 1 else None
+
+    def _label(self, signature: Signature) -> str:
+        return f'{signature.text} on channel "{self.name}"'
+
+    def _signature(self, operation: str, name: str, dtype: str, count: int) -> Signature:
+        key = (operation, name, dtype, count)
+        if key not in self._signatures:
+            self._signatures[key] = Signature.of(operation, name, dtype, count)
+        return self._signatures[key]
+
+
+@cache
+def _name(dtype: Any) -> str:
+    """The name of a dtype; NumPy makes it anew each time, in several microseconds."""
+    return str(dtype)
+
+
+def _sent(packing: Format | None) -> str:
+    return "float32" if packing is None else packing.name
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    names = [str(rank) for rank in ranks]
+    return f"rank {names[0]} has" if len(names) == 1 else f"ranks {', '.join(names)} have"

@@ -1,0 +1,114 @@
+"""Messages between two ranks of a channel's communicator: activations to the next stage, their gradients back.
+
+Both ends know what travels: who receives says shape and dtype. Sends do not wait for the receiver, and hold on to the memory that
+they send from until it has left; everything in flight moves with the rest (`Progress`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpitrain.backend import Array, asnumpy
+from mpitrain.comm.job.start import tag_upper_bound
+from mpitrain.comm.messages.buffers import Host
+from mpitrain.comm.messages.interpreter import HEADER_TAG
+from mpitrain.comm.messages.polled import PolledWork
+from mpitrain.errors import ShapeError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from mpitrain.comm.messages.progress import Progress
+
+DIMS = 8                                                      # the most that an array may have here
+HEAD = DIMS + 2                                               # numbers in a message that says a shape: dims, dtype, how many dims
+KINDS = ("float32", "float64", "float16", "int64", "int32", "uint8", "bool")
+
+
+class Message(PolledWork):
+    """One send or receive on its way; `array` is what is sent, or where it arrives."""
+
+    def __init__(self, request: Any, array: Host, label: str, progress: Progress):
+        super().__init__(label, progress, _nothing)
+        self.array, self._request = array, request
+
+    def _advance(self) -> bool:
+        return self._land() if self._request.Test() else False
+
+
+class Link:
+    """Sends and receives by (peer, tag). Tags are small numbers; messages of one tag between two ranks keep their order."""
+
+    def __init__(self, comm: MPI.Comm, name: str, progress: Progress):
+        self.comm, self.name, self.progress = comm, name, progress
+        self.rank, self.size = comm.rank, comm.size
+        self._sending: deque[Message] = deque()
+        self._tags = tag_upper_bound() - HEADER_TAG - 1
+
+    def send(self, array: Array, peer: int, tag: int, what: str) -> Message:
+        """Begin to send; nothing may write to `array` until the message is done."""
+        host = np.ascontiguousarray(asnumpy(array))
+        request = self.comm.Isend(_bytes(host), peer, self._tag(tag))
+        message = Message(request, host, f'sending {what} to rank {peer} of "{self.name}"', self.progress)
+        self._keep(message)
+        return message
+
+    def receive(self, shape: tuple[int, ...], dtype: Any, peer: int, tag: int, what: str, *, into: Host | None = None) -> Message:
+        """Begin to receive an array; it is in the message's `array` once that is done: in new memory, or that of `into`."""
+        host = np.empty(shape, dtype) if into is None else into
+        assert host.flags.c_contiguous, f"{what}: bytes arrive one after the other"
+        message = Message(self.comm.Irecv(_bytes(host), peer, self._tag(tag)), host,
+                          f'receiving {what} from rank {peer} of "{self.name}"', self.progress)
+        self.progress.add(message)
+        return message
+
+    def send_shape(self, array: Array, peer: int, tag: int, what: str) -> None:
+        """Tell the peer the shape and dtype of arrays to come."""
+        dtype = np.dtype(array.dtype).name
+        if array.ndim > DIMS or dtype not in KINDS:
+            raise ShapeError(f"{what} is {array.shape} {dtype}, which cannot be sent; at most {DIMS} dims of {', '.join(KINDS)}")
+        head = np.zeros(HEAD, np.int64)
+        head[:array.ndim], head[DIMS], head[DIMS + 1] = array.shape, KINDS.index(dtype), array.ndim
+        self.send(head, peer, tag, f"the shape of {what}")
+
+    def receive_shape(self, peer: int, tag: int, what: str) -> tuple[tuple[int, ...], str]:
+        """Wait for what `send_shape` tells."""
+        message = self.receive((HEAD,), np.int64, peer, tag, f"the shape of {what}")
+        message.wait()
+        head = message.array
+        return tuple(int(n) for n in head[:head[DIMS + 1]]), KINDS[int(head[DIMS])]
+
+    def finish(self, left: int = 0) -> None:
+        """Return when everything that was sent has left, but for the last `left` messages."""
+        while len(self._sending) > left:
+            self._sending.popleft().wait()
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of arrays that sends have not been asked about since: they are held here."""
+        return sum(message.array.nbytes for message in self._sending)
+
+    def close(self) -> None:
+        """Free the communicator; collective. Nothing may be in flight."""
+        self.finish()
+        self.comm.Free()
+
+    def _keep(self, message: Message) -> None:
+        while self._sending and self._sending[0].done:
+            self._sending.popleft()
+        self._sending.append(message)
+        self.progress.add(message)
+
+    def _tag(self, tag: int) -> int:
+        return HEADER_TAG + 1 + tag % self._tags
+
+
+def _bytes(host: Host) -> Host:
+    return host.reshape(-1).view(np.uint8)
+
+
+def _nothing() -> None:
+    """Nothing is to be done with a message that has landed."""

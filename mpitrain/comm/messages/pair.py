@@ -1,0 +1,141 @@
+"""All-reduce of a small array between two ranks: one message each way that holds signature and data together.
+
+    [ sequence number, checksum, text: 128 bytes | data: at most 64 KiB ]
+
+Such a message takes the place of a collective's header and has its tag, so a rank that runs anything else is found out as ever.
+Blocking calls run in C where they can; all others are `PairWork`s. Both send the same bytes and end with the same bits, so ranks
+may differ in that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from mpitrain.backend import native
+from mpitrain.comm.messages.buffers import Host
+from mpitrain.comm.messages.interpreter import HEADER_TAG, PAIR_BYTES, check_header
+from mpitrain.comm.messages.polled import PolledWork
+from mpitrain.comm.messages.signature import HEADER_BYTES, Signature
+from mpitrain.errors import PeerError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from mpitrain.comm.messages.progress import Progress
+
+KINDS = {"float32": 0, "float64": 1, "int64": 2}
+DIFFERENT, UNSUITED = -1, -2                                  # what the C function answers to another signature or array
+
+
+class PairWork(PolledWork):
+    """The exchange on its way, with the face of `interpreter.Work`."""
+
+    def __init__(self, comm: MPI.Comm, array: Host, sequence: int, signature: Signature, *, channel: str, label: str,
+                 progress: Progress, finish: Callable[[], None]):
+        super().__init__(label, progress, finish)
+        self._comm, self._array, self._sequence, self._signature = comm, array, sequence, signature
+        self._channel = channel
+        header = bytearray(HEADER_BYTES)
+        signature.pack_into(header, sequence)
+        self._sending = np.concatenate([np.frombuffer(header, np.uint8), array.view(np.uint8)])
+        self._arriving = np.empty(HEADER_BYTES + PAIR_BYTES, np.uint8)
+        self._requests: list[MPI.Request] = self._guarded(self._post)
+
+    def _post(self) -> list[MPI.Request]:
+        peer = 1 - self._comm.rank
+        return [self._comm.Irecv(self._arriving, peer, HEADER_TAG), self._comm.Isend(self._sending, peer, HEADER_TAG)]
+
+    def _advance(self) -> bool:
+        if not self._requests[0].Test():
+            return False
+        check_header(self._arriving, self._comm, self._channel, self._sequence, self._signature)
+        self._requests[1].Wait()                              # the other rank posted its receive before it sent
+        arrived = self._arriving[HEADER_BYTES:HEADER_BYTES + self._array.nbytes].view(self._array.dtype)
+        add(arrived, self._array)
+        return self._land()
+
+
+def add(arrived: Host, array: Host) -> None:
+    """`array` becomes the sum, to the bit as the C function makes it: of two NaNs a processor keeps the one that happens to be
+    on the left, so every NaN becomes the one that is positive and quiet."""
+    with np.errstate(over="ignore", invalid="ignore"):        # whoever uses the sum looks for Inf and NaN and says where
+        np.add(arrived, array, out=array)
+    if array.dtype.kind == "f":
+        nan = np.isnan(array)
+        if nan.any():
+            array[nan] = np.nan
+
+
+class Entry(ctypes.Structure):
+    """What the C function knows of one collective."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("sendrecv", "byte", "comm", "header", "sending", "arriving")]
+    _fields_ += [(name, ctypes.c_int64) for name in ("peer", "tag", "nbytes", "room", "kind")]
+
+
+class Known(NamedTuple):
+    """``call(entry, array, sequence number)`` sums arrays of `dtype`; `memory` is what the entry points to."""
+
+    dtype: Any
+    call: Callable[[int, Host, int], int]
+    entry: int
+    signature: Signature
+    memory: Any
+
+
+class FastPair:
+    """The blocking exchange in C, for arrays that it has met before under the same name."""
+
+    def __init__(self, comm: MPI.Comm, channel: str, call: Callable[[int, Host, int], int], sendrecv: int):
+        from mpi4py import MPI
+        self._comm, self._channel, self._call, self._error = comm, channel, call, MPI.Exception
+        self._buffers = [ctypes.create_string_buffer(HEADER_BYTES + PAIR_BYTES) for _ in range(2)]
+        sending, arriving = (ctypes.addressof(buffer) for buffer in self._buffers)
+        self._common = {"sendrecv": sendrecv, "byte": MPI._handleof(MPI.BYTE), "comm": MPI._handleof(comm), "sending": sending,
+                        "arriving": arriving, "peer": 1 - comm.rank, "tag": HEADER_TAG, "room": HEADER_BYTES + PAIR_BYTES}
+        self.known: dict[str, Known] = {}
+
+    def learn(self, array: Host, name: str, signature: Signature) -> None:
+        """From now on `known[name]` takes arrays of this dtype and size."""
+        packed = bytearray(HEADER_BYTES)
+        signature.pack_into(packed, 0)
+        header = ctypes.create_string_buffer(bytes(packed), HEADER_BYTES)
+        entry = Entry(header=ctypes.addressof(header), nbytes=array.nbytes, kind=KINDS[array.dtype.name], **self._common)
+        self.known[name] = Known(array.dtype, self._call, ctypes.addressof(entry), signature, (entry, header))
+
+    def summed(self, code: int, known: Known, sequence: int) -> bool:
+        """What the C function's answer means: True; False when it did nothing; DesyncError, PeerError as all collectives."""
+        if code in (0, UNSUITED):
+            return code == 0
+        self._fail(code, known.signature, sequence)
+        return False
+
+    def _fail(self, code: int, signature: Signature, sequence: int) -> None:
+        if code == DIFFERENT:
+            check_header(np.frombuffer(self._buffers[1].raw, np.uint8), self._comm, self._channel, sequence, signature)
+        error = self._error(code)
+        raise PeerError(f'{signature.text} on channel "{self._channel}": MPI reports {error}; another rank was probably '
+                        f"lost") from error
+
+
+def fast_pair(comm: MPI.Comm, channel: str) -> FastPair | None:
+    """The exchange in C; None without a compiler, or where MPI's handles are not pointers (MPICH's are integers)."""
+    from mpi4py import MPI
+    call, sendrecv = _builtin(), getattr(ctypes.CDLL(MPI.__file__), "MPI_Sendrecv", None)
+    if call is None or sendrecv is None or MPI._sizeof(MPI.Comm) != ctypes.sizeof(ctypes.c_void_p):
+        return None
+    return FastPair(comm, channel, call, ctypes.cast(sendrecv, ctypes.c_void_p).value or 0)
+
+
+@cache
+def _builtin() -> Callable[[int, Host, int], int] | None:
+    library = native.load("pair")
+    if library is None:
+        return None
+    found: Callable[[int, Host, int], int] = native.builtin(library.exchange, native.FASTCALL)(None)
+    return found

@@ -1,0 +1,147 @@
+"""Sums of several arrays in a stated order: the C kernel, and NumPy with the same bits where no compiler is.
+
+An order is a postfix program over source numbers: i pushes source i, ADD replaces the two topmost by their sum, the lower on
+the left. Float rounding makes the order part of the result, so it is data that a caller chooses:
+
+    left_fold(4)     0 1 + 2 + 3 +          ((0 + 1) + 2) + 3
+    binary_tree(4)   0 1 + 2 3 + +          (0 + 1) + (2 + 3)
+    binary_tree(3)   0 1 + 2 +              (0 + 1) + 2
+
+float16 and bfloat16 are added up in float32 and rounded once, to the nearest, ties to even. NumPy has no bfloat16: such arrays
+are uint16 and their type is said by name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from mpitrain.backend import native
+from mpitrain.comm.messages.buffers import Host
+from mpitrain.errors import ConfigError, ShapeError
+from mpitrain.kernels.wire import REFERENCE
+from mpitrain.schedules.steps import tree_split
+
+ADD = -1
+DEPTH = 32                                                    # of the stack in native/shared.c
+BLOCK = 1 << 14                                               # elements at a time in NumPy: 64 KiB of float32 stay in L2
+TYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}     # their numbers in native/shared.c
+STORAGE = {"bfloat16": np.dtype(np.uint16)}
+
+
+def left_fold(n: int) -> list[int]:
+    """Source 0, then each next one added on the right."""
+    return [0, *(step for i in range(1, n) for step in (i, ADD))]
+
+
+def binary_tree(n: int, start: int = 0) -> list[int]:
+    """The fixed binary tree over ranks (`tree_split`), of [start, start + n)."""
+    if n == 1:
+        return [start]
+    left = tree_split(n)
+    return [*binary_tree(left, start), *binary_tree(n - left, start + left), ADD]
+
+
+def check_program(program: Sequence[int], n: int) -> None:
+    """ConfigError unless the program adds each of `n` sources exactly once within the stack that the kernel has."""
+    depth = deepest = 0
+    for step in program:
+        depth += 1 if step != ADD else -1
+        deepest = max(deepest, depth)
+        if depth < 1:
+            break
+    if depth != 1 or sorted(step for step in program if step != ADD) != list(range(n)):
+        raise ConfigError(f"an order of summation must add up sources 0 to {n - 1}, each once, but is {list(program)[:20]}; "
+                          f"see left_fold and binary_tree")
+    if deepest > DEPTH:
+        raise ConfigError(f"an order of summation holds {deepest} partial sums at once, more than {DEPTH}; "
+                          f"add the longer side first")
+
+
+def type_name(array: Any, dtype: str | None) -> str:
+    """The name of an array's number type; ShapeError for what has no kernel, or storage that is not the type's."""
+    name = dtype or array.dtype.name
+    if name not in TYPES:
+        raise ShapeError(f"sums in shared memory exist for {', '.join(TYPES)}, not for {name}")
+    if array.dtype != storage(name):
+        raise ShapeError(f"{name} is stored as {storage(name)}, but the array is {array.dtype}; pass a view of that dtype")
+    return name
+
+
+def storage(name: str) -> np.dtype[Any]:
+    """The NumPy dtype that holds a number type."""
+    return STORAGE.get(name) or np.dtype(name)
+
+
+def fold(sources: Sequence[Host], program: Sequence[int], destinations: Sequence[Host], start: int = 0, stop: int | None = None,
+         *, dtype: str | None = None) -> None:
+    """Elements [start, stop) of every destination become what the program makes of the sources, which are flat and of one size.
+
+    A destination may be a source.
+    """
+    name = type_name(sources[0], dtype)
+    stop = sources[0].size if stop is None else stop
+    kernel = kernels()
+    if kernel is None:
+        fold_numpy(sources, program, destinations, start, stop, name)
+        return
+    numbers = np.array(program, np.int32)
+    kernel.shared_fold(TYPES[name], addresses(sources), numbers.ctypes.data, numbers.size, addresses(destinations),
+                       len(destinations), start, stop)
+
+
+def fold_numpy(sources: Sequence[Host], program: Sequence[int], destinations: Sequence[Host], start: int, stop: int,
+               name: str) -> None:
+    """The same bits by NumPy, a block at a time."""
+    with np.errstate(over="ignore", invalid="ignore"):        # whoever uses the sum looks for Inf and NaN and says where
+        for low in range(start, stop, BLOCK):
+            block = slice(low, min(low + BLOCK, stop))
+            stack: list[Host] = []
+            for step in program:
+                if step != ADD:
+                    stack.append(widen(sources[step][block], name))
+                else:
+                    right = stack.pop()
+                    stack[-1] = stack[-1] + right
+            result = narrow(stack[0], name)
+            for destination in destinations:
+                destination[block] = result
+
+
+def widen(array: Host, name: str) -> Host:
+    """As the type that sums are made in: itself, or float32 for 16 bits."""
+    if name not in REFERENCE:
+        return array
+    wide = np.empty(array.shape, np.float32)
+    REFERENCE[name]["unpack"](array.view(np.uint16), wide)
+    return wide
+
+
+def narrow(array: Host, name: str) -> Host:
+    """As stored; the inverse of `widen`, rounding as messages of 16 bits do."""
+    if name not in REFERENCE:
+        return array
+    packed = np.empty(array.shape, np.uint16)
+    REFERENCE[name]["pack"](array, packed)
+    return packed.view(storage(name))
+
+
+@cache
+def kernels() -> ctypes.CDLL | None:
+    """native/shared.c with its signatures declared; None without a compiler."""
+    library = native.load("shared")
+    if library is not None:
+        p, i, c = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+        library.shared_fold.argtypes, library.shared_fold.restype = [i, p, p, i, p, i, i, i], None
+        library.shared_advance.argtypes, library.shared_advance.restype = [p, p, i, c, i, i], c
+        library.shared_spread.argtypes, library.shared_spread.restype = [p, p, i], c
+    return library
+
+
+def addresses(arrays: Sequence[Host]) -> Any:
+    """Where the arrays begin, as C wants them."""
+    return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))

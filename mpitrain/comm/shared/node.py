@@ -1,0 +1,97 @@
+"""The ranks that share this host, and the memory they share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from mpitrain.comm.messages.buffers import Host
+from mpitrain.comm.messages.progress import Progress
+from mpitrain.comm.shared.alive import Alive
+from mpitrain.comm.shared.window import Window, free_bytes
+from mpitrain.errors import PeerError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class Node:
+    """The ranks of `comm` on this host; `rank` and `size` count among them. All methods are collective over them.
+
+    `color` puts the ranks that pass the same number on a node of their own, to act several nodes on one machine. `free` tells
+    how many bytes of shared memory there are to take. `notes` says, a line each, why memory could not be shared, and
+    `obstacle` the reason of the last one alone.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, progress: Progress, *, color: int | None = None,
+                 free: Callable[[], int] = free_bytes):
+        from mpi4py import MPI
+        self.base, self.progress = comm, progress
+        host: Any = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
+        if color is not None:
+            whole, host = host, host.Split(color, comm.rank)
+            whole.Free()
+        self.comm: MPI.Intracomm = host
+        self.comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.rank: int = host.rank
+        self.size: int = host.size
+        self.ranks: list[int] = host.allgather(comm.rank)     # the ranks of `comm`, by their number on the node
+        self.cores = len(set().union(*host.allgather(_cores())))
+        self.notes: list[str] = []
+        self.obstacle = ""
+        self._free = free
+        self._windows: list[Window] = []
+        self._alive = Alive(host)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the ranks outnumber the cores they may use together: then whoever spins keeps another from working."""
+        return self.size > self.cores
+
+    def allocate(self, nbytes: int, name: str) -> list[Host] | None:
+        """For each rank of the node a part of `nbytes` bytes that all see, zero at first; None, with a note, where it cannot be.
+
+        Parts begin on pages. They are freed by `close`.
+        """
+        block = self._block(nbytes, self.size, name)
+        if block is None:
+            return None
+        part = block.size // self.size
+        return [block[rank * part:rank * part + nbytes] for rank in range(self.size)]
+
+    def block(self, nbytes: int, name: str) -> Host | None:
+        """`nbytes` bytes that all ranks of the node see, zero at first; None, with a note, where it cannot be."""
+        block = self._block(nbytes, 1, name)
+        return None if block is None else block[:nbytes]
+
+    def check_alive(self, doing: str) -> None:
+        """PeerError naming a rank of `comm` on this node that has ended."""
+        dead = self._alive.dead()
+        if dead:
+            raise PeerError(f"{doing}: rank {self.ranks[dead[0]]} on this host has ended; see its own output for the cause, "
+                            f"then start again with --resume")
+
+    def close(self) -> None:
+        """Free all memory and the communicator. No view of the memory may be used afterwards."""
+        for window in reversed(self._windows):
+            window.close()
+        self._windows.clear()
+        self.comm.Barrier()                                   # a lock given up early would look like a rank that died
+        self._alive.close()
+        self.comm.Free()
+
+    def _block(self, nbytes: int, parts: int, name: str) -> Host | None:
+        window, reason = (None, self._alive.why_not) if self._alive.why_not else \
+            Window.make(self.comm, nbytes, parts, free=self._free)
+        if window is None:
+            self.obstacle = reason
+            self.notes.append(f"{name}: no shared memory on this node, messages instead: {reason}")
+            return None
+        self._windows.append(window)
+        return window.bytes
+
+
+def _cores() -> set[int]:
+    """The cores this process may run on; bound ranks have different ones."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))

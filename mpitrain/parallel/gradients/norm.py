@@ -1,0 +1,98 @@
+"""The norm of a gradient of which each rank has the parts that belong to its slice of the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from mpitrain.backend import asnumpy
+from mpitrain.comm.mesh import COPIES, Mesh
+from mpitrain.comm.messages.channel import Channel
+from mpitrain.comm.shared.channel import SharedChannel
+from mpitrain.kernels.optimizer import square_sums
+from mpitrain.nn.parameter import Described
+from mpitrain.optim import NORM_BLOCK, Segment, squared_norm
+
+
+class PartOf(Segment, Protocol):
+    """A parameter's place, or that of a part of it, whose first element is element number `first` of the parameter."""
+
+    @property
+    def first(self) -> int: ...
+
+
+class Parts(Protocol):
+    @property
+    def segments(self) -> Sequence[PartOf]: ...
+
+
+class GradientNorm:
+    """The norm over the whole model: every parameter once, whatever ranks have copies or twins of it.
+
+    The squares are summed in blocks of 4,096 elements of a parameter's part, and the blocks are added in the order of (name,
+    place of the part, block), on all ranks alike: how the model is cut into stages does not change a bit. `channel` connects
+    the ranks that have parts of one model; it communicates. Called with the flat gradients. `storage` may have parts of
+    parameters for its segments, each beginning at such a block. Without a `mesh`, no two ranks have the same part. The table of
+    the blocks' sums lies in memory of `allocate` (default: the rank's own).
+    """
+
+    def __init__(self, storage: Parts, mesh: Mesh | None = None, channel: Channel | SharedChannel | None = None, *,
+                 allocate: Callable[[int], Any] | None = None):
+        self.storage: Any = storage
+        self.segments = [s for s in storage.segments if not s.parameter.twin_of]
+        self.channel = channel if channel is not None and channel.size > 1 else None
+        self._places: list[tuple[PartOf, int, int]] = []     # of this rank's segments: where its sums are in the table
+        self._names: list[str] = []
+        if self.channel is not None:
+            self._agree([s for s in self.segments if mesh is None or is_first(s.parameter, mesh, without=("pp", *COPIES))])
+            nbytes = max(1, len(self._names)) * 8
+            memory = np.zeros(nbytes, np.uint8) if allocate is None else allocate(nbytes)
+            self._sums: np.ndarray[Any, Any] = memory.view(np.float64)[:len(self._names)]
+
+    def _agree(self, own: Sequence[PartOf]) -> None:
+        assert self.channel is not None
+        mine = [[s.name, list(s.parameter.offset), s.first, -(-(s.stop - s.start) // NORM_BLOCK)] for s in own]
+        messages = self.channel.channel if isinstance(self.channel, SharedChannel) else self.channel
+        everyone = messages.gather_objects(mine)
+        table = sorted((name, offset, first, rank, blocks) for rank, held in enumerate(everyone)
+                       for name, offset, first, blocks in held)
+        places = {}
+        for name, _, first, rank, blocks in table:
+            places[name, first, rank] = len(self._names), blocks
+            self._names += [name] * blocks
+        self._places = [(s, *places[s.name, s.first, self.channel.rank]) for s in own]
+
+    def __call__(self, flat: Any) -> float:
+        if self.channel is None:
+            return math.sqrt(squared_norm(self.storage, flat, self.segments))
+        sums = self._table(flat)
+        return math.sqrt(float(np.add.accumulate(sums)[-1])) if sums.size else 0.0
+
+    def worst(self, flat: Any) -> str:
+        """The first parameter whose gradient is not finite. It communicates like the norm itself."""
+        if self.channel is None:
+            for s in self.segments:
+                if not np.isfinite(float(abs(flat[s.start:s.stop]).max(initial=0))):
+                    return f'"{s.name}"'
+            return "some parameter"
+        sums = self._table(flat)
+        return next((f'"{name}"' for name, value in zip(self._names, sums) if not np.isfinite(value)), "some parameter")
+
+    def _table(self, flat: Any) -> np.ndarray[Any, Any]:
+        assert self.channel is not None
+        sums = self._sums
+        sums.fill(0)
+        for segment, place, blocks in self._places:
+            sums[place:place + blocks] = asnumpy(square_sums(flat[segment.start:segment.stop]))
+        self.channel.allreduce(sums, name="gradient norm")    # zero where others have theirs: exact
+        return sums
+
+
+def is_first(leaf: Described, mesh: Mesh, *, without: Sequence[str] = ("pp",)) -> bool:
+    """Whether this rank is the first of those that have the same part of `leaf`, along all axes but `without`; no twin is."""
+    if getattr(leaf, "twin_of", ""):
+        return False
+    return all(axis in leaf.placement or axis in without or mesh.coordinate(axis) == 0 for axis in mesh.axes)

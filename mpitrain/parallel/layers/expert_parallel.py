@@ -1,0 +1,138 @@
+# mypy: disable-error-code="no-any-return"
+# (Function.apply gives one tensor, or a tuple of them.)
+"""Expert parallelism: each rank along axis ep has some experts of every mixture, and rows travel to them and back.
+
+    rank 0   its rows, at places of experts 0 1 2 3   --\\    all-to-all    /--   experts 0 1: places of rank 0, places of rank 1
+    rank 1   its rows, at places of experts 0 1 2 3   --/                  \\--   experts 2 3: places of rank 0, places of rank 1
+
+What a rank's rows choose, and which of them find a place, is settled before they travel: as if it had all experts. So nothing but
+rounding depends on the number of ranks. An expert has as many places for each rank as the one with most rows needs; the others
+send zeros. Lepikhin et al.: "GShard", 2020.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from mpitrain import ops
+from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.backend import Array, array_module
+from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.messages.channel import Channel
+from mpitrain.errors import MeshError
+from mpitrain.nn import MixtureOfExperts, Module, Parameter, mixtures
+from mpitrain.nn.moe import Experts
+from mpitrain.schedules.collectives import ALL_TO_ALL
+
+AXIS = "ep"
+
+
+class Across:
+    """The ranks that have one mixture together. Collective: all of them call it alike, in the same order."""
+
+    def __init__(self, channel: Channel, path: str):
+        self.channel, self.path, self.size = channel, path, channel.size
+
+    def __call__(self, there: Tensor, experts: Experts) -> Tensor:
+        """What the experts of all ranks make of the rows at their places (E, C, D), as an array of the same kind."""
+        own = there.shape[1]
+        most = self.most(own)
+        return Return.apply(experts(Send.apply(there, across=self, most=most)), across=self, own=own)
+
+    def most(self, places: int) -> int:
+        """The largest of the ranks' numbers of places."""
+        table = np.zeros(self.size, np.int64)
+        table[self.channel.rank] = places
+        self.channel.allreduce(table, name=f"places of {self.path}")
+        return int(table.max())
+
+    def send(self, array: Array, most: int, what: str) -> Array:
+        """(E, C, D) of this rank's rows to (experts here, ranks * most, D) of all ranks'."""
+        xp, (experts, own, width) = array_module(array), array.shape
+        parts = xp.empty((self.size, experts // self.size, most, width), array.dtype)
+        parts[:, :, :own] = array.reshape(self.size, -1, own, width)
+        parts[:, :, own:] = 0
+        self._exchange(parts, what)
+        return xp.ascontiguousarray(parts.swapaxes(0, 1)).reshape(-1, self.size * most, width)
+
+    def bring_back(self, array: Array, own: int, what: str) -> Array:
+        """The inverse: (experts here, ranks * most, D) to (E, `own`, D)."""
+        xp, here, width = array_module(array), len(array), array.shape[2]
+        parts = xp.ascontiguousarray(array.reshape(here, self.size, -1, width).swapaxes(0, 1))
+        self._exchange(parts, what)
+        return xp.ascontiguousarray(parts[:, :, :own]).reshape(-1, own, width)
+
+    def _exchange(self, parts: Array, what: str) -> None:
+        self.channel.all_to_all(parts.reshape(-1), ALL_TO_ALL["direct"], name=f"{what} {self.path}")
+
+
+class Send(Function):
+    """Rows to the ranks that have their experts; the gradients come back the same way."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, across: Across, most: int) -> Array:
+        ctx.across, ctx.own = across, x.shape[1]
+        return across.send(x, most, "rows to")
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        return ctx.across.bring_back(grad, ctx.own, "gradients of rows to")
+
+
+class Return(Function):
+    """Rows back to the ranks that they belong to; their gradients go to the experts."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, across: Across, own: int) -> Array:
+        ctx.across, ctx.most = across, x.shape[1] // across.size
+        return across.bring_back(x, own, "rows from")
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        return ctx.across.send(grad, ctx.most, "gradients of rows from")
+
+
+class ExpertParallel:
+    """A model whose experts are shared out over the ranks of a mesh's ep axis. Made by all of them, before memory is given."""
+
+    def __init__(self, model: Module, mesh: Mesh):
+        channel, rank, n = mesh.channel(AXIS, "experts"), mesh.coordinate(AXIS), mesh.size(AXIS)
+        for path, layer in cut_experts(model, rank, n):
+            layer.exchange = Across(channel, path)
+
+
+def cut_experts(model: Module, rank: int, n: int) -> list[tuple[str, MixtureOfExperts]]:
+    """Leaves each mixture of the model its share of the experts; they are given back with their names. Needs no MPI.
+
+    MeshError where there is none, or n does not divide their number.
+    """
+    found = mixtures(model)
+    if not found:
+        raise MeshError(f"mesh.ep = {n} shares out experts over ranks, and the model has none; set mesh.ep = 1 and use mesh.dp, "
+                        "or give the model experts (of gpt: model.experts)")
+    fitting = math.gcd(*(layer.experts for _, layer in found))
+    good = [m for m in range(1, fitting + 1) if fitting % m == 0]
+    for path, layer in found:
+        if layer.experts % n:
+            near = [*[m for m in good if m < n][-1:], *[m for m in good if m > n][:1]]
+            raise MeshError(f'mesh.ep = {n} does not divide the {layer.experts} experts of "{path}"; the nearest that fits '
+                            f"the whole model: mesh.ep = {' or '.join(map(str, near))}")
+        share = layer.experts // n
+        for leaf in vars(layer).values():
+            if isinstance(leaf, Parameter):                   # the router's is its own layer's
+                leaf.narrow(AXIS, 0, rank * share, (rank + 1) * share)
+    return found
+
+
+def only_here(layer: MixtureOfExperts) -> Any:
+    """An exchange for a rank that is by itself: rows of experts that others have come back as zeros."""
+    first, share = layer.wide.offset[0], layer.wide.shape[0]
+
+    def alone(there: Tensor, experts: Experts) -> Tensor:
+        out = there.xp.zeros(there.shape, there.dtype)
+        out[first:first + share] = experts(ops.getitem(there, slice(first, first + share))).array
+        return Tensor(out)
+    return alone

@@ -1,0 +1,213 @@
+# mypy: disable-error-code="no-any-return"
+# (Function.apply gives one tensor, or a tuple of them.)
+"""Functions that communicate between tensor-parallel ranks, in conjugate pairs: the backward of one is the forward of the other.
+
+    function   forward          backward                      takes                     gives
+    enter      nothing          all-reduce                    the same on all ranks     it, for use by a part of a layer on each
+    leave      all-reduce       nothing                       an addend on each rank    the same on all ranks
+    gather     all-gather       reduce-scatter                a part on each rank       it, for use by a part of a layer on each
+    scatter    reduce-scatter   all-gather                    an addend on each rank    a part on each rank
+    collect    all-gather       nothing: takes its own part   a part on each rank       the same on all ranks
+
+Shoeybi et al.: "Megatron-LM", 2019 (enter and leave, there f and g); Korthikanti et al.: "Reducing activation recomputation in
+large transformer models", 2022 (gather and scatter, which cut what lies between along the sequence).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.backend import Array, array_module
+from mpitrain.comm.messages.channel import Channel
+from mpitrain.comm.shared.channel import SharedChannel
+from mpitrain.errors import ShapeError
+from mpitrain.schedules.collectives import ALL_GATHER, REDUCE_SCATTER
+
+LEAST = 1 << 16                    # bytes of a room
+MEETING = 64                       # bytes that are summed where ranks meet
+
+
+class Group:
+    """The ranks that hold one layer together. Collective: all of them call the same methods in the same order.
+
+    Results are new arrays, of the same bits on all ranks where they are the same; what is passed in is only read. With a channel
+    that shares memory between all of them, arrays on the host go through that, else by messages.
+    """
+
+    def __init__(self, channel: Channel | SharedChannel):
+        self.channel, self.rank, self.size = channel, channel.rank, channel.size
+        self._tables = Tables(channel) if isinstance(channel, SharedChannel) and channel.shared else None
+
+    @property
+    def messages(self) -> Channel:
+        """What takes arrays wherever they lie."""
+        return self.channel.channel if isinstance(self.channel, SharedChannel) else self.channel
+
+    @property
+    def notes(self) -> list[str]:
+        """Why memory is not shared, where it should be."""
+        return list(self.channel.notes) if isinstance(self.channel, SharedChannel) else []
+
+    def sum(self, array: Array, name: str) -> Array:
+        """The sum over the ranks, in their order where memory is shared."""
+        if self._tables is not None and type(array) is np.ndarray and (parts := self._tables.show(array, name)):
+            total = np.add(parts[0], parts[1])
+            for part in parts[2:]:
+                np.add(total, part, out=total)
+            return total
+        copy: Array = array_module(array).empty(array.shape, array.dtype)
+        copy[...] = array
+        self.channel.allreduce(copy.reshape(-1), name=name)
+        return copy
+
+    def gather(self, array: Array, dim: int, name: str) -> Array:
+        """The ranks' arrays, of one shape, behind each other along `dim`."""
+        xp, dim = array_module(array), dim % array.ndim
+        if self._tables is not None and type(array) is np.ndarray and (shown := self._tables.show(array, name)):
+            return np.concatenate(shown, axis=dim)
+        parts = xp.empty((self.size, *array.shape), array.dtype)
+        parts[self.rank] = array
+        self.messages.all_gather(parts.reshape(-1), ALL_GATHER["ring"], name=name)
+        return xp.concatenate(list(parts), axis=dim)
+
+    def scatter(self, array: Array, dim: int, name: str) -> Array:
+        """This rank's part, along `dim`, of the sum over the ranks."""
+        xp, dim, mine = array_module(array), dim % array.ndim, self.part(array, dim)
+        if self._tables is not None and type(array) is np.ndarray and (shown := self._tables.show(array, name)):
+            total = np.add(self.part(shown[0], dim), self.part(shown[1], dim))
+            for part in shown[2:]:
+                np.add(total, self.part(part, dim), out=total)
+            return total
+        parts = xp.stack(xp.split(array, self.size, axis=dim)).reshape(-1)
+        found: Array = self.messages.reduce_scatter(parts, REDUCE_SCATTER["ring"], name=name)
+        return found.reshape(mine.shape).copy()               # the other parts are not to be kept alive
+
+    def part(self, array: Array, dim: int) -> Array:
+        """This rank's part along `dim` of an array that all ranks have, as a view."""
+        dim, length = dim % array.ndim, self._length(array, dim)
+        return array[(slice(None),) * dim + (slice(self.rank * length, (self.rank + 1) * length),)]
+
+    def _length(self, array: Array, dim: int) -> int:
+        length, rest = divmod(array.shape[dim], self.size)
+        if rest:
+            raise ShapeError(f"mesh.tp = {self.size} ranks cannot share dim {dim} of shape {tuple(array.shape)}: "
+                             f"{array.shape[dim]} is no multiple of {self.size}; change the length of the samples (model.block), "
+                             "or set mesh.sequence = false")
+        return length
+
+
+class Tables:
+    """Memory in which each rank shows the others an array. Two rooms in turn: who writes to one has passed the meeting that
+    all ranks went to when they had read it the last time."""
+
+    def __init__(self, channel: SharedChannel):
+        self.channel = channel
+        self._rooms: list[list[Array]] = [[], []]             # every rank's part of each
+        self._shown: dict[tuple[Any, ...], tuple[list[Array], str]] = {}     # views and a label, by what is shown and where
+        self._turn, self._usable = 0, True
+        self._meeting = channel.allocate(MEETING).view(np.float32)     # zeros, and so is their sum
+
+    def show(self, array: Array, name: str) -> list[Array]:
+        """Every rank's array, of this one's shape, until the next call but one; nothing where it cannot be had."""
+        nbytes, own = array.nbytes, self.channel.rank
+        room = self._rooms[self._turn]
+        if self._usable and (not room or room[own].nbytes < nbytes):
+            mine = self.channel.allocate(1 << max(nbytes - 1, LEAST).bit_length())
+            room = self._rooms[self._turn] = self.channel.everywhere(mine)
+            self._usable = bool(room)
+            self._shown.clear()
+        if not self._usable:
+            return []
+        key = self._turn, name, array.shape, array.dtype
+        if key not in self._shown:
+            views = [part[:nbytes].view(array.dtype).reshape(array.shape) for part in room]
+            self._shown[key] = views, f"{name}, {nbytes} bytes"
+        self._turn = 1 - self._turn
+        shown, label = self._shown[key]
+        np.copyto(shown[own], array)
+        self.channel.allreduce(self._meeting, name=label)
+        return shown
+
+
+class Enter(Function):
+    views = True
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, group: Group, name: str) -> Array:
+        ctx.group, ctx.name = group, name
+        return x
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        return ctx.group.sum(grad, f"gradient into {ctx.name}")
+
+
+class Leave(Function):
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, group: Group, name: str) -> Array:
+        return group.sum(x, f"output of {name}")
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        return grad
+
+
+class Gather(Function):
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, group: Group, dim: int, name: str) -> Array:
+        ctx.group, ctx.dim, ctx.name = group, dim, name
+        return group.gather(x, dim, f"input of {name}")
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        return ctx.group.scatter(grad, ctx.dim, f"gradient into {ctx.name}")
+
+
+class Scatter(Function):
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, group: Group, dim: int, name: str) -> Array:
+        ctx.group, ctx.dim, ctx.name = group, dim, name
+        return group.scatter(x, dim, f"output of {name}")
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        return ctx.group.gather(grad, ctx.dim, f"gradient out of {ctx.name}")
+
+
+class Collect(Function):
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, group: Group, dim: int, name: str) -> Array:
+        ctx.group, ctx.dim = group, dim
+        return group.gather(x, dim, f"output of {name}")
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        return ctx.group.part(grad, ctx.dim)
+
+
+def enter(x: Any, group: Group, name: str) -> Tensor:
+    """x, which all ranks have, for use by a part on each; its gradient is the sum of what the parts give. A view."""
+    return Enter.apply(x, group=group, name=name)
+
+
+def leave(x: Any, group: Group, name: str) -> Tensor:
+    """The sum of the ranks' x, on all of them."""
+    return Leave.apply(x, group=group, name=name)
+
+
+def gather(x: Any, group: Group, dim: int, name: str) -> Tensor:
+    """The ranks' x behind each other along `dim`, for use by a part on each."""
+    return Gather.apply(x, group=group, dim=dim, name=name)
+
+
+def scatter(x: Any, group: Group, dim: int, name: str) -> Tensor:
+    """This rank's part along `dim` of the sum of the ranks' x."""
+    return Scatter.apply(x, group=group, dim=dim, name=name)
+
+
+def collect(x: Any, group: Group, dim: int, name: str) -> Tensor:
+    """The ranks' x behind each other along `dim`, for use that is the same on all ranks."""
+    return Collect.apply(x, group=group, dim=dim, name=name)

@@ -1,0 +1,101 @@
+"""Cross-entropy of logits whose classes lie on several ranks: none has all of them (Shoeybi et al.: "Megatron-LM", 2019)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.backend import Array, array_module
+from mpitrain.errors import ConfigError, ShapeError
+from mpitrain.kernels import rows
+from mpitrain.nn.loss import CrossEntropy
+from mpitrain.ops.loss import check_labels
+from mpitrain.parallel.layers.tensor_functions import Group
+
+
+class CutCrossEntropy(Function):
+    """What `ops.cross_entropy` gives for the logits of all ranks together: the sum over rows, on every rank.
+
+    One message has it all. For each row a rank tells its largest logit m, the sum t of exp(logit - m), the label's logit (0 where
+    the label is another rank's) and, with smoothing, the sum of the logits; the ranks' totals are t exp(m - largest m).
+    """
+
+    floats = 1
+
+    @staticmethod
+    def forward(ctx: Context, logits: Array, labels: Array, *, smoothing: float, ignore: int | None, group: Group, first: int,
+                classes: int) -> Array:
+        if logits.shape[:-1] != labels.shape or logits.ndim == 0 or labels.dtype.kind not in "iu":
+            raise ShapeError(f"cross_entropy: logits of shape {(*logits.shape[:-1], classes)} want integer labels of shape "
+                             f"{logits.shape[:-1]}, found {labels.dtype} of shape {labels.shape}")
+        xp, width = ctx.xp, logits.shape[-1]
+        flat = xp.ascontiguousarray(labels, dtype=xp.int64).reshape(-1)
+        check_labels(flat, classes, ignore, labels)
+        counted = xp.ones(flat.shape, bool) if ignore is None else flat != ignore
+        here = xp.nonzero(counted & (flat >= first) & (flat < first + width))[0]
+        x, own = logits.reshape(flat.size, width), flat[here] - first
+        _, exps, totals = rows.cross_entropy(x, xp.zeros_like(flat), 0.0, None, True)
+
+        table = xp.zeros((group.size, 4 if smoothing else 3, flat.size), xp.float64)
+        mine = table[group.rank]
+        mine[0], mine[1] = x.max(axis=1), totals
+        mine[2, here] = x[here, own]
+        if smoothing:
+            mine[3] = x.sum(axis=1, dtype=xp.float64)
+        table = group.sum(table, "cross entropy")                          # zeros where others have theirs: exact
+        largest = table[:, 0].max(axis=0)
+        total = (table[:, 1] * xp.exp(table[:, 0] - largest)).sum(axis=0)
+        losses = xp.log(total) + largest - (1 - smoothing) * table[:, 2].sum(axis=0)
+        if smoothing:
+            losses -= smoothing / classes * table[:, 3].sum(axis=0)
+        ctx.save(exps, xp.exp(mine[0] - largest) / total)                  # the softmax is their product
+        ctx.own, ctx.here, ctx.counted, ctx.shape = own, here, counted, logits.shape
+        ctx.smoothing, ctx.uniform = smoothing, smoothing / classes
+        return xp.where(counted, losses, 0.0).sum().astype(logits.dtype)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
+        exps, factors = ctx.saved
+        own, here, counted, shape, smoothing, uniform = ctx.own, ctx.here, ctx.counted, ctx.shape, ctx.smoothing, ctx.uniform
+        ctx.release()                             # the gradient is written over the exponentials
+        exps *= (factors * counted * grad).astype(exps.dtype)[:, None]
+        if smoothing:
+            exps -= (uniform * counted * grad).astype(exps.dtype)[:, None]
+        exps[here, own] -= (1 - smoothing) * grad
+        return exps.reshape(shape), None
+
+
+class CutLoss:
+    """Cross-entropy as a loss by name has it, of this rank's logits: classes [first, first + their number) of `classes`."""
+
+    kind = "classes"
+
+    def __init__(self, loss: Any, group: Group, first: int, classes: int, path: str):
+        if not isinstance(loss, CrossEntropy):
+            raise ConfigError(f'mesh.plan leaves the outputs of "{path}" cut ("vocabulary"), which is for train.loss = '
+                              f'"cross_entropy"; make "{path}" "gathered" for {type(loss).__name__}')
+        self.loss, self.group, self.first, self.classes = loss, group, first, classes
+        self.ignore_index = loss.ignore_index
+
+    def __call__(self, output: Tensor, target: Any) -> Tensor:
+        made: Tensor = CutCrossEntropy.apply(output, target, smoothing=self.loss.label_smoothing, ignore=self.ignore_index,
+                                             group=self.group, first=self.first, classes=self.classes)
+        return made
+
+    def count(self, target: Any) -> int:
+        return self.loss.count(target)
+
+
+def largest(output: Array, group: Group, first: int) -> Array:
+    """The class of the largest of the ranks' outputs (..., C) in each row: the first of equal ones, as `argmax` has it."""
+    xp = array_module(output)
+    shape = output.shape[:-1]
+    table = xp.zeros((group.size, 2, int(np.prod(shape))), xp.float64)
+    table[group.rank, 0] = output.max(axis=-1).reshape(-1)
+    table[group.rank, 1] = output.argmax(axis=-1).reshape(-1) + first
+    table = group.sum(table, "largest outputs")
+    rank = table[:, 0].argmax(axis=0)
+    found: Array = table[rank, 1, xp.arange(table.shape[2])].astype(xp.int64).reshape(shape)
+    return found

@@ -1,0 +1,73 @@
+"""What each block of a model costs in seconds, so that a model of unequal blocks is cut into stages that take equally long."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from mpitrain.autograd import Tensor, run_backward
+from mpitrain.backend import Array, Device, random
+from mpitrain.errors import ShapeError
+from mpitrain.nn import Sequential, collect_statistics, mixtures
+from mpitrain.parallel.pipeline.feed import Feed
+
+TIMES = 4                                    # of each block; the first is not counted, and the fastest of the others is
+
+
+def block_seconds(model: Sequential, x: Any, *, seed: int, precision: str, device: Device, tokens: bool) -> list[float]:
+    """Forward and backward of one micro-batch `x` (host rows) through each block, which `model` has no memory for yet.
+
+    One block at a time has memory, and none has afterwards. ShapeError where a block cannot take what the one before gives, or
+    gives no single tensor.
+    """
+    found: list[float] = []
+    given: Array | None = None
+    rows = np.arange(len(x), dtype=np.uint64)
+    for place, (name, block) in enumerate(model.blocks.items()):
+        part = Sequential((name, block))
+        part.recompute = model.recomputes(place, name)
+        storage = part.initialize(seed, precision, device)
+        if given is None:
+            given = Feed(device, storage.dtype, tokens=tokens).inputs(x)
+        seconds = []
+        for _ in range(TIMES):
+            with random.use(random.Scope(seed, 0, rows)):
+                taken, output = _timed(part, name, given, device, first=not found)
+            seconds.append(taken)
+        found.append(min(seconds[1:]))
+        given = output
+        forget(part)
+    return found
+
+
+def forget(part: Sequential) -> None:
+    """Takes back the memory of a model, and what its forward passes have left."""
+    collect_statistics(part)
+    for _, layer in mixtures(part):
+        layer.take_tally()
+    for _, leaf in (*part.named_parameters(), *part.named_buffers()):
+        leaf.grad = None
+        del leaf.array
+    del part.storage
+
+
+def _timed(part: Sequential, name: str, given: Array, device: Device, *, first: bool) -> tuple[float, Array]:
+    """(seconds, output) of one forward and backward; nobody wants the gradient of the model's input."""
+    x = Tensor(given, requires_grad=not first and given.dtype.kind == "f")
+    for parameter in part.parameters():
+        parameter.grad = None
+    device.synchronize()
+    began = time.perf_counter()
+    try:
+        output = part(x)
+    except ShapeError as error:
+        raise ShapeError(f'the block "{name}" cannot take {tuple(given.shape)} ({given.dtype}): {error.message}') from error
+    if not isinstance(output, Tensor):
+        raise ShapeError(f'mesh.stages = "time" measures blocks that pass one tensor on, and "{name}" gives a '
+                         f"{type(output).__name__}; give the numbers of blocks instead, such as mesh.stages = [3, 4]")
+    if output.requires_grad:
+        run_backward(output, output.xp.ones(output.shape, output.dtype))
+    device.synchronize()
+    return time.perf_counter() - began, output.array

@@ -1,0 +1,56 @@
+"""The forward pass alone, through all stages: for evaluation, and for a first sample that shows whether shapes fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from mpitrain.autograd import Tensor, no_grad
+from mpitrain.parallel.pipeline.feed import Feed
+from mpitrain.parallel.pipeline.neighbours import Neighbours
+from mpitrain.placement.stages import Stage
+
+AHEAD = 2                                    # outputs on their way at most: a fast stage must not run away from a slow one
+
+
+class Inference:
+    """The model as a function of batches; all ranks of a pipeline call it alike, each runs its stage."""
+
+    def __init__(self, stage: Stage, feed: Feed, neighbours: Neighbours | None = None):
+        self.stage, self.feed, self.neighbours = stage, feed, neighbours
+
+    def run(self, batches: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Tensor, Any]]:
+        """(output, y) for each host batch (x, y), without gradients, on ranks of the last stage; others yield nothing.
+
+        The model is in evaluation mode meanwhile.
+        """
+        model = self.stage.model
+        was_training = model.training
+        model.eval()
+        try:
+            with no_grad():
+                for number, (x, y) in enumerate(batches):
+                    for chunk in range(len(self.stage.chunks)):
+                        output = self._one(x, chunk, number)
+                    if self.stage.is_last:
+                        yield output, y
+        finally:
+            model.train(was_training)
+        if self.neighbours is not None:
+            self.neighbours.finish()
+
+    def _one(self, x: Any, chunk: int, number: int) -> Tensor:
+        """What one chunk makes of batch `number`; sent on unless it is the last."""
+        virtual, neighbours = self.stage.virtual(chunk), self.neighbours
+        if virtual == 0:
+            given = Tensor(self.feed.inputs(x))
+        else:
+            assert neighbours is not None
+            neighbours.expect_forward(virtual, number, len(x), wait=True)
+            given = Tensor(self.feed.device.put(neighbours.take("F", virtual, number)))
+        output: Tensor = self.stage.chunks[chunk](given)
+        if virtual < self.stage.n_virtual - 1:
+            assert neighbours is not None
+            neighbours.send_forward(output, virtual, number, len(x))
+            neighbours.finish(AHEAD)
+        return output

@@ -1,0 +1,89 @@
+"""Where a NaN or an infinity first appeared: run the forward pass once more and look at every layer's output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from mpitrain.autograd import Tensor, no_grad
+from mpitrain.backend import Array, asnumpy, is_float
+from mpitrain.errors import NumericsError
+from mpitrain.nn import Module, mixtures
+from mpitrain.parallel.layers.expert_parallel import only_here
+
+
+def is_finite(array: Array) -> bool:
+    """True where every value is a number; arrays of integers are."""
+    return not is_float(array.dtype) or bool(np.isfinite(asnumpy(abs(array).sum())))
+
+
+class _Found(Exception):
+    """Ends the forward pass at the first layer that is not finite."""
+
+
+def first_bad_layer(model: Module, x: Any) -> str:
+    """In words, where the first value that is not finite comes from: a parameter, the input, a layer, or the loss itself."""
+    if not is_finite(x):
+        return "the input of the model"
+    if not all(parameter.allocated for parameter in model.parameters()):
+        return 'a layer that cannot be named where ranks have slices of the parameters; set comm.sharding = "gradients" to see it'
+    for name, parameter in model.named_parameters():
+        if not is_finite(parameter.array):
+            return f'the parameter "{name}"'
+    found: list[str] = []
+
+    def look(name: str, kind: str) -> Any:
+        def hook(module: Module, inputs: Any, output: Any) -> None:
+            outputs = output if isinstance(output, tuple) else (output,)
+            if not all(is_finite(t.array) for t in outputs if isinstance(t, Tensor)):
+                found.append(f'the layer "{name}" ({kind})')
+                raise _Found
+        return hook
+
+    remove = [module.after_forward(look(name, type(module).__name__)) for name, module in model.named_modules() if name]
+    try:
+        with no_grad(), np.errstate(all="ignore"), nobody_else(model) as missed:
+            model(Tensor(x))
+    except _Found:
+        pass
+    finally:
+        for undo in remove:
+            undo()
+    return found[0] if found else f"{''.join(missed)}the loss function; every layer's output{' here' * bool(missed)} is finite"
+
+
+@contextmanager
+def nobody_else(model: Module) -> Iterator[list[str]]:
+    """Layers that several ranks have together do without the others meanwhile, which are elsewhere; gives what is missed then."""
+    changed: list[tuple[dict[str, Any], str, Any]] = []
+
+    def without(module: Module, name: str, instead: Any = None) -> None:
+        attributes = vars(module)
+        changed.append((attributes, name, attributes.pop(name)))
+        if instead is not None:
+            attributes[name] = instead
+
+    for _, module in model.named_modules():
+        if vars(module).get("reduce") is not None:            # statistics over ranks
+            without(module, "reduce")
+        if "attend" in vars(module):
+            without(module, "attend")
+    rings = any(name == "attend" for _, name, _ in changed)
+    experts = [layer for _, layer in mixtures(model) if layer.exchange is not None]
+    for layer in experts:
+        without(layer, "exchange", only_here(layer))
+    try:
+        yield ["another rank's positions (mesh.cp), or "] * rings + ["an expert of another rank (mesh.ep), or "] * bool(experts)
+    finally:
+        for attributes, name, value in changed:
+            attributes[name] = value
+
+
+def refuse_nonfinite_loss(model: Module, x: Any, value: float, *, step: int, micro_batch: int) -> None:
+    """Raises NumericsError naming the step, the micro-batch and the layer."""
+    raise NumericsError(f"the loss of micro-batch {micro_batch} is {value}; the first value that is not finite comes from "
+                        f"{first_bad_layer(model, x)}; no parameter was changed in this step; "
+                        "look at that data, or try a smaller optimizer.lr or optimizer.clip_norm", step=step)

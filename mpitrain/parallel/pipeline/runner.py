@@ -1,0 +1,246 @@
+"""Runs one stage's forwards and backwards in the order a schedule gives. With one stage that is gradient accumulation."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from mpitrain.autograd import Deferred, Tensor, part_of_batch, run_backward
+from mpitrain.backend import Array, asnumpy, random
+from mpitrain.comm.messages.channel import Channel
+from mpitrain.nn import mixtures
+from mpitrain.parallel.gradients.reducer import GradientReducer
+from mpitrain.parallel.gradients.timeline import SpanMaker, no_span
+from mpitrain.parallel.pipeline.feed import Feed
+from mpitrain.parallel.pipeline.neighbours import Neighbours
+from mpitrain.parallel.pipeline.nonfinite import is_finite, refuse_nonfinite_loss
+from mpitrain.placement.stages import Stage
+from mpitrain.schedules.pipeline import Action, Schedule, one_f_one_b
+from mpitrain.schedules.pipeline_check import actions_of, splits_backward
+
+
+class MicroBatch(Protocol):
+    """Rows of the global batch: `x`, `y` host arrays, `first` the position of the first row in the global batch."""
+
+    x: Any
+    y: Any
+    index: int
+    first: int
+    step: int
+
+
+class Loss(Protocol):
+    """`loss(output, target)` is a SUM; `count(target)` says over how many terms."""
+
+    def __call__(self, output: Tensor, target: Any) -> Tensor: ...
+    def count(self, target: Any) -> int: ...
+
+
+class Pipeline:
+    """The stage's forward and backward over the micro-batches of one step.
+
+    Each micro-batch's loss is a sum; its gradient starts from 1 / (the count over all ranks), so the exchange only ever adds,
+    and batches of uneven size stay exact. What layers add to the loss themselves (`autograd.batch_share`) counts by the rows of a
+    micro-batch, over those of all ranks. The schedule names forwards (F) and backwards (B), or halves of them (B, W); receives
+    and sends are put in here, by `neighbours` (None where the stage is the whole model).
+    """
+
+    def __init__(self, stage: Stage, loss: Loss, channel: Channel, reducer: GradientReducer, feed: Feed, *, n_micro: int,
+                 seed: int = 0, schedule: Schedule = one_f_one_b, after_forward: Callable[[int, int], None] | None = None,
+                 neighbours: Neighbours | None = None, counts: bool = True):
+        self.stage, self.loss, self.channel, self.reducer, self.feed = stage, loss, channel, reducer, feed
+        self.seed, self.schedule, self.n_micro, self.after_forward = seed, schedule, n_micro, after_forward
+        self.neighbours = neighbours
+        self.counts = counts and stage.is_last              # whether this rank's terms of the loss are to be counted
+        self.span: SpanMaker = no_span                      # what a profile listens to
+        self.count = 0.0                                    # terms of the loss in the last step, over all ranks
+        self.flag = 0.0                                     # sum over ranks of what the caller passed to run
+        self.waited_s = 0.0                                 # in the last step, for other stages
+        self._programs: dict[int, list[Action]] = {}
+        self._micro: Sequence[MicroBatch] = ()
+        self._inputs: dict[tuple[int, int], Tensor] = {}    # by (chunk, micro-batch): what has been received,
+        self._outputs: dict[tuple[int, int], Tensor] = {}   # what was made of it,
+        self._deferred: dict[tuple[int, int], Deferred] = {}     # and backwards that the parameters' half is left of
+        self._losses = np.zeros(0)
+        self._split = False                                 # whether backward runs as two calls in this step
+        self._local = np.zeros(3)
+        self._counting: Any = None
+        self._travels = any(layer.exchange is not None for _, layer in mixtures(stage.model))     # others wait for our rows
+        self._has_mixtures, self._mixtures = bool(mixtures(stage.whole)), [layer for _, layer in mixtures(stage.model)]
+
+    def run(self, micro_batches: Sequence[MicroBatch], *, flag: float = 0.0) -> np.ndarray[Any, Any]:
+        """Each micro-batch's part of the global mean loss, (`n_micro`,) float64, zero where it is another rank's.
+
+        Gradients are summed into the reducer, whose buckets leave as they fill.
+        `flag` travels with the count and comes back as the sum over ranks, in `self.flag`.
+        """
+        counted = micro_batches if self.counts else ()
+        terms, rows = sum(self.loss.count(self.feed.part(m.y)) for m in counted), sum(len(m.x) for m in counted)
+        self._local = np.array([terms, flag, rows], dtype=np.float64)
+        self._counting = self.channel.start_allreduce(self._local, "loss count") if self.channel.size > 1 else None
+        self._micro, self._losses, self.waited_s = micro_batches, np.zeros(self.n_micro), 0.0
+        if self.neighbours is not None:
+            self.neighbours.finish()                          # of the last step, whose end need not wait for that
+        program = self._program(len(micro_batches))
+        self._split = splits_backward(program)
+        for i, action in enumerate(program):
+            if self.neighbours is not None:
+                self._expect(program[i:i + 2])
+            if action.kind == "F":
+                self._forward(action)
+            elif action.kind == "B":
+                self._backward(action)
+            else:
+                self._weights(action)
+        self._total()
+        self.flag = float(self._local[1])
+        return self._losses / max(self.count, 1.0)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of messages to other stages that have not been let go of yet."""
+        return 0 if self.neighbours is None else self.neighbours.link.sent_bytes
+
+    def take_tally(self) -> np.ndarray[Any, Any]:
+        """What the mixtures of experts here have noted (`nn.MixtureOfExperts.take_tally`), added up; empty for models without."""
+        if not self._has_mixtures:
+            return np.zeros(0)
+        return sum((layer.take_tally() for layer in self._mixtures), np.zeros(4))
+
+    def _program(self, n: int) -> list[Action]:
+        """What this stage does in a step of `n` micro-batches."""
+        if n not in self._programs:
+            stage = self.stage
+            self._programs[n] = list(actions_of(self.schedule, stage.index, stage.n_stages, n, len(stage.chunks)))
+        return self._programs[n]
+
+    # -- what a schedule names -----------------------------------------------------------------------------------------
+
+    def _forward(self, action: Action) -> None:
+        micro, key = self._micro[action.micro], (action.chunk, action.micro)
+        virtual = self.stage.virtual(action.chunk)
+        x = Tensor(self.feed.inputs(micro.x)) if virtual == 0 else self._receive(action)
+        with self.span("compute", f"forward {micro.index}"):
+            output = self.forward(micro, x, action.chunk)
+        if virtual < self.stage.n_virtual - 1:
+            assert self.neighbours is not None
+            self.neighbours.send_forward(output, virtual, action.micro, len(micro.x))
+        else:
+            value = self._value(output, micro, x, action.chunk)
+            self._losses[micro.index] = value if self.counts else 0.0
+        self._inputs[key], self._outputs[key] = x, output
+        if self.after_forward is not None:
+            self.after_forward(micro.index, action.chunk)
+
+    def _backward(self, action: Action) -> None:
+        key, virtual = (action.chunk, action.micro), self.stage.virtual(action.chunk)
+        output, x = self._outputs.pop(key), self._inputs.pop(key)
+        if virtual == self.stage.n_virtual - 1:
+            grad = output.xp.asarray(1.0 / max(self._total(), 1.0), dtype=output.dtype)
+        else:
+            grad = self._receive(action).array
+        split, rest = self._split, None
+        with self.span("compute", f"backward {self._micro[action.micro].index}"):
+            if not split:
+                self._begin_gradients(action)
+            lost = self._is_lost(action, grad, x, output)
+            if output.requires_grad and (self._travels or not lost):
+                with part_of_batch(lambda: self._share(action)):
+                    rest = run_backward(output, grad, progress=self.reducer.progress, split=split)
+            if lost:
+                x.grad = x.xp.full(x.shape, math.nan, x.dtype)
+        if rest is not None:
+            self._deferred[key] = rest
+        if virtual > 0:
+            assert self.neighbours is not None
+            self.neighbours.send_backward(x, virtual, action.micro)
+
+    def _weights(self, action: Action) -> None:
+        rest = self._deferred.pop((action.chunk, action.micro), None)
+        with self.span("compute", f"weight gradient {self._micro[action.micro].index}"):
+            self._begin_gradients(action)
+            if rest is not None:
+                rest.run()
+
+    def _begin_gradients(self, action: Action) -> None:
+        last = action.micro == len(self._micro) - 1
+        self.reducer.begin_micro_batch(self._micro[action.micro].index, last=last, chunk=action.chunk)
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    def _expect(self, actions: Sequence[Action]) -> None:
+        """Posts the receives of this action and the next, so that their messages travel while this one computes."""
+        assert self.neighbours is not None
+        for action in actions:
+            virtual = self.stage.virtual(action.chunk)
+            if action.kind == "F" and virtual > 0:
+                self.neighbours.expect_forward(virtual, action.micro, len(self._micro[action.micro].x), wait=action is actions[0])
+            elif action.kind == "B" and virtual < self.stage.n_virtual - 1:
+                output = self._outputs.get((action.chunk, action.micro))
+                if output is not None:
+                    self.neighbours.expect_backward(output, virtual, action.micro)
+
+    def _receive(self, action: Action) -> Tensor:
+        assert self.neighbours is not None
+        began = time.perf_counter()
+        with self.span("wait", f"wait for {action}"):
+            array = self.feed.device.put(self.neighbours.take(action.kind, self.stage.virtual(action.chunk), action.micro))
+        self.waited_s += time.perf_counter() - began
+        needs = action.kind == "F" and array.dtype.kind == "f"
+        return Tensor(array, requires_grad=needs)
+
+    def _total(self) -> float:
+        """The terms of the loss over all ranks; waits for them once."""
+        if self._counting is not None:
+            with self.span("compute", "exchange of the count"):
+                self._counting.wait()
+            self._counting = None
+        self.count = float(self._local[0])
+        return self.count
+
+    def _share(self, action: Action) -> float:
+        """The micro-batch's part of the rows of all ranks: not of the terms of the loss, which are no affair of other layers."""
+        self._total()
+        return len(self._micro[action.micro].x) / max(float(self._local[2]), 1.0)
+
+    # -- the model -----------------------------------------------------------------------------------------------------
+
+    def forward(self, micro: MicroBatch, x: Tensor, chunk: int = 0) -> Tensor:
+        """The output of one chunk, of the last one the summed loss of the micro-batch.
+
+        Random numbers are keyed by (seed, step, row of the global batch, layer).
+        """
+        rows = np.arange(micro.first, micro.first + len(micro.x), dtype=np.uint64)
+        with random.use(random.Scope(self.seed, micro.step, rows)):
+            output: Tensor = self.stage.chunks[chunk](x)
+        if self.stage.virtual(chunk) < self.stage.n_virtual - 1:
+            return output
+        return self.loss(output, self.feed.targets(micro.y))
+
+    def _value(self, loss: Tensor, micro: MicroBatch, x: Tensor, chunk: int) -> float:
+        """The summed loss as a number, looked at before its gradient is sent anywhere.
+
+        One that is not finite is refused by the stage where that began. This may be one before: then nothing but NaN goes back.
+        """
+        value = float(asnumpy(loss.array))
+        if not math.isfinite(value):
+            given: Array = x.array
+            if self.stage.virtual(chunk) == 0 or is_finite(given):
+                refuse_nonfinite_loss(self.stage.chunks[chunk], given, value, step=micro.step, micro_batch=micro.index)
+        return value
+
+    def _is_lost(self, action: Action, grad: Array, x: Tensor, output: Tensor) -> bool:
+        """Whether a micro-batch's loss is not finite because of `x`, which came from a stage before. NumericsError where this
+        stage made it so."""
+        micro, virtual = self._micro[action.micro], self.stage.virtual(action.chunk)
+        if virtual == self.stage.n_virtual - 1:
+            return not math.isfinite(self._losses[micro.index])
+        if not np.isnan(asnumpy(grad.reshape(-1)[:1])).any() or is_finite(output.array):
+            return False
+        if virtual == 0 or is_finite(x.array):
+            refuse_nonfinite_loss(self.stage.chunks[action.chunk], x.array, math.nan, step=micro.step, micro_batch=micro.index)
+        return True

@@ -1,0 +1,69 @@
+"""Parameters that several blocks share (tied embeddings), where each block has a twin of its own: `nn.Sequential.untie`.
+
+    stage 0    embed.token.weight      g0 = sum over micro-batches of what the lookup gave    \\
+    stage 1    head.weight, its twin   g1 = the same for the output layer                      >  both update with g0 + g1
+
+Each use's gradients are summed over micro-batches and data-parallel ranks by themselves, and the uses are added last, in the
+order of the blocks. So the bits do not depend on which stage a block is on, and twins, which start equal, stay equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpitrain.backend import array_module
+from mpitrain.comm.messages.channel import Channel
+from mpitrain.comm.messages.link import Link
+from mpitrain.parallel.gradients.norm import PartOf, Parts
+
+TWINS_TAG = 0
+
+
+class Twins:
+    """Adds up the gradients of each parameter's uses, wherever they are along pp. Made, and used, by all ranks of `link`.
+
+    `channel` has the same ranks, in the same order; `place(name)` is the number of the block that a parameter belongs to. The
+    storage may have the same parts of twins for its segments on all of them.
+    """
+
+    def __init__(self, storage: Parts, link: Link, channel: Channel, place: Callable[[str], int]):
+        self.link = link
+        everyone = channel.gather_objects([[s.parameter.key, place(s.name), bool(s.parameter.twin_of)] for s in storage.segments])
+        shared = {key for rank in everyone for key, _, is_twin in rank if is_twin}
+        self._uses: list[tuple[list[int], list[PartOf]]] = []     # for each shared parameter here: the rank of each use, our own
+        for key in sorted(shared & {s.parameter.key for s in storage.segments}):
+            uses = sorted((at, rank) for rank, held in enumerate(everyone) for name, at, _ in held if name == key)
+            own = sorted((s for s in storage.segments if s.parameter.key == key), key=lambda s: place(s.name))
+            self._uses.append(([rank for _, rank in uses], own))
+
+    def __bool__(self) -> bool:
+        return bool(self._uses)
+
+    def add(self, gradients: Any) -> None:
+        """Replaces the gradient of each use by the sum of all uses, in the flat array `gradients`."""
+        for tag, (ranks, own) in enumerate(self._uses, TWINS_TAG):
+            self._add_one(ranks, own, gradients, tag)
+
+    def _add_one(self, ranks: Sequence[int], own: Sequence[PartOf], gradients: Any, tag: int) -> None:
+        link = self.link
+        parts = [gradients[s.start:s.stop] for s in own]
+        xp = array_module(parts[0])
+        others = sorted(set(ranks) - {link.rank})
+        arriving = {peer: [link.receive(parts[0].shape, parts[0].dtype, peer, tag, own[0].name) for rank in ranks if rank == peer]
+                    for peer in others}
+        for peer in others:
+            for part in parts:
+                link.send(part, peer, tag, own[0].name)
+        mine, total = iter(parts), None
+        for rank in ranks:
+            if rank == link.rank:
+                addend = next(mine)
+            else:
+                message = arriving[rank].pop(0)
+                message.wait()
+                addend = xp.asarray(message.array)
+            total = addend.copy() if total is None else xp.add(total, addend, out=total)
+        link.finish()                                         # what was sent is about to be written
+        for part in parts:
+            part[...] = total

@@ -1,0 +1,1 @@
+"""Policies of keeping and exchanging parameters: replicated, one copy per node, sharded."""

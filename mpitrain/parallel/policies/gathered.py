@@ -1,0 +1,170 @@
+"""Parameters of which each rank keeps its slices, put together block by block for as long as a block computes.
+
+    forward     block 0 | block 1 | block 2          backward    block 2 | block 1 | block 0
+    gathers   0   1         2                                                1         0
+
+While a block computes, the slices of the next one travel; in backward the next one is that before it. What a block no longer
+needs stays until another takes its place, so the last block's forward is followed by its backward without a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from mpitrain.autograd import recomputing
+from mpitrain.backend import Array
+from mpitrain.comm.messages.channel import AnyWork, Channel
+from mpitrain.nn import Module, Segment, Sequential
+from mpitrain.parallel.policies.scratch import Scratch
+from mpitrain.placement.shards import Shards, Unit
+
+AWAY = ('with comm.sharding = "parameters" a block\'s parameters are put together for its own forward and backward only; use it '
+        "inside that block")
+
+
+class Group:
+    """The buckets of one block, which lie side by side: what is put together at once."""
+
+    def __init__(self, units: Sequence[Unit], number: int):
+        self.units = sorted(units, key=lambda unit: unit.start)
+        self.start, self.stop, self.number = self.units[0].start, self.units[-1].stop, number
+        self.segments: list[Segment] = [s for unit in self.units for s in unit.segments]
+        self.flat: Array | None = None                        # None: not here
+        self.works: list[AnyWork] = []
+
+
+class Gathered:
+    """Puts the parameters of a rank's `chunks` together from `shards.values`, and lets them go again, by hooks on the blocks.
+
+    All ranks of `channel` run the same blocks in the same order. `progress` is called by the modules inside a block.
+    """
+
+    def __init__(self, chunks: Sequence[Module], shards: Shards, channel: Channel, progress: Callable[[], None]):
+        self.shards, self.channel, self.progress = shards, channel, progress
+        self.scratch = Scratch(shards.layout)
+        self.groups: list[Group] = []
+        self._needs: list[list[Group]] = []                   # of each block
+        self._before: list[int | None] = []                   # each block's neighbours in its chunk
+        self._after: list[int | None] = []
+        owner = {s.name: unit for unit in shards.units for s in unit.segments}
+        group_of: dict[int, Group] = {}                       # by unit
+        for chunk in chunks:
+            blocks = list({id(block): block for block in blocks_of(chunk)}.values())     # one used twice has its first place
+            for i, block in enumerate(blocks):
+                units = {id(u): u for u in (owner[p.name] for p in block.parameters())}
+                new = [unit for key, unit in units.items() if key not in group_of]
+                for group in grouped(new, len(self.groups)):
+                    self.groups.append(group)
+                    group_of |= {id(unit): group for unit in group.units}
+                number = len(self._needs)
+                self._needs.append(sorted({group_of[key] for key in units}, key=lambda group: group.number))
+                self._before.append(number - 1 if i else None)
+                self._after.append(number + 1 if i < len(blocks) - 1 else None)
+                self._watch(block, number)
+            if isinstance(chunk, Sequential):
+                chunk.between = progress
+        for group in self.groups:
+            self._leave(group)
+
+    def forget(self) -> None:
+        """The slices have changed, or are about to: nothing that was put together of them is used any more."""
+        for group in self.groups:
+            self._drop(group)
+
+    # -- moments -------------------------------------------------------------------------------------------------------
+
+    def _watch(self, block: Module, number: int) -> None:
+        def forward(module: Module, inputs: Any) -> None:
+            self._need(number, self._before if recomputing() else self._after)
+
+        def backward(module: Module) -> None:
+            self._need(number, self._before)
+
+        def inside(module: Module, inputs: Any) -> None:
+            self.progress()
+        block.before_forward(forward)
+        block.before_backward(backward)
+        for _, module in block.named_modules():
+            if module is not block:
+                module.before_forward(inside)
+
+    def _need(self, number: int, neighbour: Sequence[int | None]) -> None:
+        """The parameters of a block are there when this returns, and those of the next block on their way."""
+        needed, following = self._needs[number], neighbour[number]
+        ahead = self._needs[following] if following is not None else []
+        for group in self.groups:
+            if group.flat is not None and group not in needed and group not in ahead:
+                self._drop(group)
+        for group in (*needed, *ahead):
+            self._start(group)
+        for group in needed:
+            self._arrive(group)
+
+    # -- one group -----------------------------------------------------------------------------------------------------
+
+    def _start(self, group: Group) -> None:
+        if group.flat is not None:
+            return
+        flat = group.flat = self.scratch.take(group.stop - group.start)
+        for unit in group.units:
+            part = flat[unit.start - group.start:unit.stop - group.start]
+            part[unit.within] = self.shards.values[unit.shard]
+            if self.channel.size > 1:
+                group.works.append(self.channel.start_all_gather(part, unit.owners_to_all, unit.name))
+
+    def _arrive(self, group: Group) -> None:
+        works, group.works = group.works, []
+        for work in works:
+            work.wait()
+        assert group.flat is not None
+        for s in group.segments:
+            if not s.parameter.allocated:
+                s.parameter.array = group.flat[s.start - group.start:s.stop - group.start].reshape(s.shape)
+
+    def _drop(self, group: Group) -> None:
+        if group.flat is None:
+            return
+        works, group.works = group.works, []
+        for work in works:
+            work.wait()
+        group.flat = None
+        self._leave(group)
+
+    def _leave(self, group: Group) -> None:
+        for s in group.segments:
+            s.parameter.away = AWAY
+            if s.parameter.allocated:
+                del s.parameter.array
+
+
+def blocks_of(chunk: Module) -> Iterator[Module]:
+    """What computes one after the other: the blocks of a Sequential, else the module itself."""
+    if isinstance(chunk, Sequential):
+        yield from chunk
+    else:
+        yield chunk
+
+
+def block_ends(chunks: Sequence[Module]) -> list[int]:
+    """After how many parameters of the model, in order, the parameters that a block brings end: where buckets must end."""
+    seen: set[int] = set()
+    ends = []
+    for chunk in chunks:
+        for block in blocks_of(chunk):
+            seen |= {id(p) for p in block.parameters()}
+            ends.append(len(seen))
+    return ends
+
+
+def grouped(units: Sequence[Unit], first: int) -> Iterator[Group]:
+    """Units as groups of neighbours."""
+    run: list[Unit] = []
+    number = first
+    for unit in sorted(units, key=lambda unit: unit.start):
+        if run and unit.start != run[-1].stop:
+            yield Group(run, number)
+            run, number = [], number + 1
+        run.append(unit)
+    if run:
+        yield Group(run, number)

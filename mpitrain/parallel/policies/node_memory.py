@@ -1,0 +1,137 @@
+"""Memory that the ranks of a node share, for one copy of what each would keep otherwise; refused where it cannot be had."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from mpitrain.backend import Array
+from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.messages.channel import AnyWork
+from mpitrain.comm.shared.channel import SharedChannel
+from mpitrain.errors import ConfigError, StorageError
+from mpitrain.placement.shards import Unit
+from mpitrain.schedules.uneven import OwnersToAll
+
+
+def shared_by_all(shared: SharedChannel, nbytes: int, name: str) -> Any:
+    """`nbytes` bytes of each rank, where sums can be made. Collective; StorageError, on all ranks, where there is no room."""
+    memory = shared.allocate(nbytes)
+    if shared.notes:
+        raise no_room(shared, name)
+    return memory
+
+
+def block_of_the_node(shared: SharedChannel, nbytes: int, name: str) -> Any:
+    """`nbytes` bytes once on each node. Collective; StorageError, on all ranks, where one node has no room for them."""
+    block = shared.node.block(nbytes, name)
+    if any(shared.channel.gather_objects(block is None)):
+        raise no_room(shared, name)
+    return block
+
+
+def refuse_copies(shared: SharedChannel) -> None:
+    """Raises, on all ranks, where these ranks cannot share memory though one copy per node is wanted. Collective.
+
+    With one rank on each node, one copy per node is a copy per rank, and nothing is refused.
+    """
+    found = shared.channel.gather_objects([shared.node.size, shared.node.obstacle])
+    if any(obstacle for _, obstacle in found):
+        raise no_room(shared, "gradients")
+    if any(size > 1 for size, _ in found):
+        raise ConfigError(f"comm.node_shared = true needs memory that the ranks of each node share: {shared.obstacle}; set "
+                          "comm.node_shared = false")
+
+
+def nodes_of(shared: SharedChannel) -> list[int]:
+    """The first rank on the node of each rank. Collective."""
+    return shared.channel.gather_objects(shared.node.ranks[0])
+
+
+def refuse_unlike_nodes(mesh: Mesh, shared: SharedChannel) -> None:
+    """ConfigError, on all ranks, where the data-parallel ranks of one stage lie on nodes otherwise than those of another.
+
+    What one node's ranks share is cut by their numbers on it, and stages exchange parts of twins that must be cut alike.
+    """
+    found = mesh.channel(mesh.axes, "nodes").gather_objects(nodes_of(shared))
+    other = next((rank for rank, nodes in enumerate(found) if nodes != found[0]), None)
+    if other is not None:
+        raise ConfigError(f"comm.node_shared = true on the mesh {mesh} needs the data-parallel ranks of all parts of the model "
+                          f"on nodes alike: rank 0 is with ranks on nodes {nodes_text(found[0])}, rank {other} with ranks on "
+                          f"{nodes_text(found[other])}; start another number of ranks on each node, or set "
+                          "comm.node_shared = false")
+
+
+def nodes_text(nodes: Sequence[int]) -> str:
+    """``0-1, 4 | 2-3`` for the nodes (any numbers) of ranks 0, 1, ...: here 0 0 1 1 0."""
+    ranges: dict[int, list[list[int]]] = {}
+    for rank, node in enumerate(nodes):
+        mine = ranges.setdefault(node, [])
+        if mine and mine[-1][1] == rank - 1:
+            mine[-1][1] = rank
+        else:
+            mine.append([rank, rank])
+    return " | ".join(", ".join(str(first) if first == last else f"{first}-{last}" for first, last in mine)
+                      for mine in ranges.values())
+
+
+def no_room(shared: SharedChannel, name: str) -> StorageError:
+    """The error of memory that a node refused, the same on all ranks: with the reason of the first node that did. Collective."""
+    found = shared.channel.gather_objects([shared.node.obstacle, socket.gethostname()])
+    obstacle, host = next(((text, host) for text, host in found if text), ("there is none", "a node"))
+    where = f" on {host}" if shared.node.size < shared.size else ""
+    return StorageError(f"comm.node_shared = true: no shared memory for {name}{where}: {obstacle}; or set "
+                        "comm.node_shared = false")
+
+
+class Meeting:
+    """Called by every rank of every node, with the same name: returns when all have come, and sees what they have written."""
+
+    def __init__(self, shared: SharedChannel):
+        self.shared = shared
+        self._token = shared.allocate(8).view(np.float64)
+
+    def __call__(self, name: str) -> None:
+        self.shared.allreduce(self._token, name=name)
+
+
+class NodeCopy:
+    """Whole parameters once on each node; all ranks of all nodes update their slices of them.
+
+        bucket    [ 0 on A | 0 on B | 1 on A | 1 on B ]          the slices of ranks 0 and 1 of nodes A and B
+                  [     piece 0     |     piece 1     ]
+
+    The ranks of a node sum its gradients by pieces, which same-numbered ranks of the nodes add up; and these give each other
+    their new values, each for its own node's copy.
+    """
+
+    def __init__(self, shared: SharedChannel):
+        self.shared, self.meet = shared, Meeting(shared)
+        self.n_nodes = shared.size // shared.node.size
+        self._first = shared.node.rank * self.n_nodes         # of the slices of this rank's piece
+        self.number = self._first + (shared.cross.rank if shared.cross is not None else 0)      # of its own slice
+
+    def allocate(self, nbytes: int) -> Any:
+        return block_of_the_node(self.shared, nbytes, "parameters")
+
+    def piece(self, unit: Unit) -> tuple[int, int]:
+        """Where this rank's piece of a bucket begins and ends in it."""
+        bounds = self._bounds(unit)
+        return bounds[0], bounds[-1]
+
+    def spread(self, values: Array, unit: Unit) -> AnyWork | None:
+        """Begins to bring the new values of the piece from the other nodes, if there are any, into the copy `values`."""
+        if self.shared.cross is None:
+            return None
+        bounds = self._bounds(unit)
+        piece = values[unit.start + bounds[0]:unit.start + bounds[-1]]
+        slices = OwnersToAll((0, *(stop - bounds[0] for _, stop in pairwise(bounds))))
+        return self.shared.cross.start_all_gather(piece, slices, unit.name)
+
+    def _bounds(self, unit: Unit) -> tuple[int, ...]:
+        """Where the slices of the piece begin, and the last one ends, in the bucket."""
+        return unit.owners_to_all.bounds[self._first:self._first + self.n_nodes + 1]

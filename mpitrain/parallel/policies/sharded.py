@@ -1,0 +1,207 @@
+"""The update of a rank's shard, and what a run does otherwise where states are cut over data-parallel ranks (`shards`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpitrain.backend import Array, Device
+from mpitrain.comm.mesh import REPLICAS, Mesh
+from mpitrain.comm.messages.channel import AnyWork, Channel
+from mpitrain.comm.shared.channel import SharedChannel
+from mpitrain.comm.shared.queue import SharedWork
+from mpitrain.errors import ConfigError, nearest
+from mpitrain.nn import FlatLayout, FlatStorage, Module, Parameter, init
+from mpitrain.optim import Optimizer
+from mpitrain.parallel.gradients.norm import GradientNorm
+from mpitrain.parallel.gradients.reducer import GradientReducer
+from mpitrain.parallel.gradients.statistics import Statistics
+from mpitrain.parallel.pipeline.tied import Twins
+from mpitrain.parallel.policies.gathered import Gathered, block_ends
+from mpitrain.parallel.policies.node_memory import NodeCopy
+from mpitrain.parallel.policies.replicated import Bytes, Outcome, Replicated
+from mpitrain.placement.shards import KINDS, Shards, Unit, finer
+from mpitrain.placement.stages import Stage
+from mpitrain.schedules.steps import Algorithm
+
+
+class Sharding:
+    """What is cut over dp: `kind` is one of `KINDS` but "none". Made, and used, by all ranks alike.
+
+    Ask it in this order: initialise (the model's memory), then an optimizer is made of `shards`, then reducer and update.
+    `copy`, where it is set first, holds the whole parameters, once on each node, for its ranks.
+    """
+
+    def __init__(self, kind: str, mesh: Mesh):
+        self.kind, self.mesh = kind, mesh
+        self.channel = mesh.channel(REPLICAS, "parameters")
+        self.copy: NodeCopy | None = None
+        self.gathered: Gathered | None = None
+        self.shards: Shards
+        self._values: Array | None = None                     # the whole layout's, where they are not cut
+
+    @property
+    def cuts_gradients(self) -> bool:
+        return self.kind != "optimizer"
+
+    @property
+    def cuts_parameters(self) -> bool:
+        return self.kind == "parameters" and self.copy is None       # a copy on the only node there is: all of it is in slices
+
+    def initialise(self, stage: Stage, seed: int, precision: str, device: Device, *, bucket_bytes: int,
+                   whole: bool) -> FlatLayout:
+        """Gives the stage's model its initial values, of which this rank keeps its slices where parameters are cut."""
+        model, copy, ranks = stage.model, self.copy, self.channel
+        layout = model.describe(seed, precision, device) if self.cuts_parameters else \
+            model.initialize(seed, precision, device, None if copy is None else copy.allocate)
+        shards = self.shards = Shards(layout, ranks.rank if copy is None else copy.number, ranks.size, bucket_bytes=bucket_bytes,
+                                      cuts=where_to_cut(stage, layout, blocks=self.cuts_parameters), whole=whole,
+                                      alike=shared_keys(stage))
+        if isinstance(layout, FlatStorage):
+            self._values = layout.values
+            shards.values = shards.strips(layout.values)
+        else:
+            shards.values = shards.initialise(seed)
+            self.gathered = Gathered(stage.chunks, shards, self.channel, self.mesh.progress.progress)
+        return layout
+
+    def parts_of(self, gradients: Array) -> Any:
+        """This rank's slices of what a reducer has."""
+        return gradients if self.cuts_gradients else self.shards.strips(gradients)
+
+    def spread(self, unit: Unit) -> AnyWork | None:
+        """Begins to give all ranks the owners' new values of a bucket; None where each rank keeps its own alone."""
+        if self._values is None or self.channel.size == 1:
+            return None
+        if self.copy is not None:
+            return self.copy.spread(self._values, unit)
+        return self.channel.start_all_gather(self._values[unit.start:unit.stop], unit.owners_to_all, unit.name)
+
+    def settle(self) -> None:
+        """The end of an update: from here on no rank of a node writes what another one reads."""
+        if self.copy is not None:
+            self.copy.meet("parameters")
+
+    @property
+    def values_nbytes(self) -> int:
+        """The bytes of this rank's parameters: of a copy that a node's ranks have together, its share."""
+        if self._values is None:
+            return int(self.shards.values.nbytes)
+        return -(-int(self._values.nbytes) // (1 if self.copy is None else self.copy.shared.node.size))
+
+    def forget(self) -> None:
+        """Values have been written: what was put together of them before is not used any more."""
+        if self.gathered is not None:
+            self.gathered.forget()
+
+
+class SliceSums:
+    """What a `GradientReducer` takes for its channel: a sum of which each rank keeps its slice alone.
+
+    In memory that all ranks share where there is some (`shared`), so in the order of the plain sum there; else by messages. With
+    a `copy` on each node, a node's sum is made in its memory, and only that travels.
+    """
+
+    def __init__(self, channel: Channel | SharedChannel, shards: Shards, copy: NodeCopy | None = None):
+        self.size, self.rank, self.copy = channel.size, channel.rank, copy
+        self.shared = channel if isinstance(channel, SharedChannel) else None
+        self.messages = channel.channel if isinstance(channel, SharedChannel) else channel
+        self._units = {unit.name: unit for unit in shards.units}
+
+    def start_steps(self, array: Array, name: str, steps: Algorithm) -> AnyWork:
+        """Sums of the caller's own steps are whole on every rank."""
+        return self.messages.start_steps(array, name, steps)
+
+    def start_allreduce(self, array: Array, name: str) -> AnyWork | SharedWork:
+        unit = self._units[name]
+        if self.copy is not None:
+            return self.copy.shared.start_reduce_scatter(array, name, self.copy.piece(unit))
+        own = unit.within.start, unit.within.stop
+        if self.shared is not None and self.shared.shared and self.shared.cross is None and not self.shared.notes:
+            return self.shared.start_reduce_scatter(array, name, own)
+        return self.messages.start_reduce_scatter(array, unit.sum_to_owners, name, own=own)
+
+
+class ShardedUpdate(Replicated):
+    """Every rank updates its slices, and gives them to the others where those keep whole parameters."""
+
+    def __init__(self, model: Module, optimizer: Optimizer, reducer: GradientReducer, channel: Channel,
+                 rate: Callable[[int], float], sharding: Sharding, *, clip_norm: float, statistics: Statistics,
+                 norm: GradientNorm, twins: Twins | None):
+        super().__init__(model, optimizer, reducer, channel, rate, clip_norm=clip_norm, statistics=statistics, norm=norm,
+                         twins=twins)
+        self.sharding = sharding
+
+    @property
+    def _values_nbytes(self) -> int:
+        return self.sharding.values_nbytes
+
+    def finish(self) -> Outcome:
+        """The rest of the exchange, then the update of this rank's slices. NumericsError before any parameter changes."""
+        gradients = self.sharding.parts_of(self.reducer.finish())
+        if self.twins is not None:
+            self.twins.add(gradients)
+        lr, (norm, scale) = self.rate(self.step), self._norm_and_scale(gradients)
+        self.sharding.forget()
+        works = []
+        for unit in self.sharding.shards.units:
+            self.optimizer.update(gradients, lr=lr, step=self.step + 1, scale=scale, segments=unit.parts)
+            works.append(self.sharding.spread(unit))
+        for segment in self.reducer.storage.segments:         # the other ranks' slices change too
+            segment.parameter.mark_changed()
+        for work in works:
+            if work is not None:
+                work.wait()
+        self.sharding.settle()
+        self.optimizer.steps = self.step + 1
+        self._update_buffers()
+        self.step += 1
+        return {"lr": lr, "grad_norm": norm, "comm_exposed_s": self.reducer.exposed_s}
+
+
+def where_to_cut(stage: Stage, layout: FlatLayout, *, blocks: bool) -> list[int]:
+    """Numbers of parameters that buckets may not join: those of chunks, of `blocks`, and of each that has a twin anywhere.
+
+    Twins lie in buckets of their own, so that they are cut at the same elements on every stage.
+    """
+    shared = shared_keys(stage)
+    ends = block_ends(stage.chunks) if blocks else []
+    for i, segment in enumerate(layout.segments):
+        if segment.parameter.key in shared:
+            ends += [i, i + 1]
+    return finer(stage.sizes, ends)
+
+
+def shared_keys(stage: Stage) -> set[str]:
+    """Parameters that have twins, on whatever stage."""
+    return {p.twin_of for p in stage.whole.parameters() if p.twin_of}
+
+
+def needs_whole_parameters(optimizer: Callable[[Any], Optimizer]) -> bool:
+    """Whether that optimizer cannot update parts of a parameter."""
+    return optimizer(probe()).whole_parameters
+
+
+def probe() -> FlatStorage:
+    """A parameter of one number: an optimizer that is made for it tells about those of its kind."""
+    parameter = Parameter((1,), init.zeros)
+    parameter.name = "probe"
+    return FlatStorage([parameter])
+
+
+def predicted(size: int, kind: str, n: int, *, itemsize: int = 4, states: int = 2, per_node: int = 1) -> Bytes:
+    """The formula: bytes of a rank for `size` elements on `n` ranks, `states` numbers of optimizer state for each.
+
+    Where `per_node` ranks share one copy, that is a rank's share of it.
+    """
+    cut = KINDS.index(kind)
+    gradients, optimizer, parameters = (n if cut >= least else 1 for least in (2, 1, 3))
+    parts = (max(parameters, per_node), gradients, max(optimizer, per_node))
+    return Bytes(*(-(-numbers * size * itemsize // part) for numbers, part in zip((1, 1, states), parts)))
+
+
+def find_kind(kind: str) -> str:
+    """`kind`, where it is one of `KINDS`; else ConfigError."""
+    if kind not in KINDS:
+        raise ConfigError(f'comm.sharding = "{kind}" is not there{nearest(kind, KINDS)}; it is one of {", ".join(KINDS)}')
+    return kind

@@ -1,0 +1,222 @@
+"""Gradients of which each rank keeps its slices: a bucket leaves as it fills, and its memory is used again.
+
+    backward of micro-batch 0    bucket 2  ->  its sum to the owners of its slices  ->  added to the shard, memory free
+                                 bucket 1  ->  ...
+    backward of micro-batch 1    bucket 2  ->  ...
+
+So a rank has its shard of the sum and a few buckets, whatever the size of the model. Each micro-batch's gradients are summed over
+ranks by themselves, and those sums are added up in the order of the micro-batches. Ranks of a node that share one copy of the
+parameters sum buckets in memory that they share (`shared_buckets`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from mpitrain.backend import Array
+from mpitrain.comm.messages.channel import AnyWork
+from mpitrain.comm.messages.channel import Channel as Messages
+from mpitrain.comm.shared.channel import SharedChannel
+from mpitrain.comm.shared.queue import SharedWork
+from mpitrain.nn import Parameter
+from mpitrain.parallel.gradients.reducer import GradientReducer
+from mpitrain.parallel.policies.node_memory import shared_by_all
+from mpitrain.parallel.policies.scratch import Scratch
+from mpitrain.parallel.policies.shared_buckets import SharedBuckets
+from mpitrain.placement.buckets import Bucket, Turn
+from mpitrain.placement.shards import Shards
+
+IN_FLIGHT = 3                # buckets; with one that is being filled, as much memory as hides the others' way
+SHARED_AT_ONCE = IN_FLIGHT + 2                                # that have a place in memory that ranks share
+
+
+class Seen:
+    """What the timeline keeps of a sum to the end of the step: not the sum itself, which holds the memory of its bucket."""
+
+    __slots__ = ("done",)
+
+    def __init__(self) -> None:
+        self.done = False
+
+
+class ShardedReducer(GradientReducer):
+    """A reducer whose `gradients` are this rank's shard. `rounds`: so many micro-batches has the rank that has most.
+
+    A rank with fewer takes part in the exchange of the others' with zeros: every rank starts the same sums. StorageError where
+    the nodes of a shared channel have no room for a few buckets of each rank.
+    """
+
+    def __init__(self, shards: Shards, channel: Messages | SharedChannel, *, bucket_bytes: int,
+                 progress: Callable[[], None] | None, rounds: int, chunks: Sequence[int]):
+        super().__init__(shards.layout, channel, bucket_bytes=bucket_bytes, progress=progress, chunks=chunks, cuts=shards.cuts)
+        assert [(b.start, b.stop) for b in self.buckets] == [(u.start, u.stop) for u in shards.units]
+        self.shards, self.rounds = shards, rounds
+        self.messages = channel.channel if isinstance(channel, SharedChannel) else channel
+        self.shard = shards.new_flat()
+        self.scratch = Scratch(shards.layout)
+        self.shared = channel if isinstance(channel, SharedChannel) else None
+        self.memory = SharedBuckets(self.buckets, shards.layout, SHARED_AT_ONCE, lambda nbytes: shared_by_all(
+            channel, nbytes, "gradients")) if isinstance(channel, SharedChannel) else None
+        self._open: dict[int, Array] = {}                     # by bucket: the memory that this backward fills
+        self._sent: deque[tuple[Bucket, Array, AnyWork | SharedWork | None, Seen]] = deque()
+        self._added = [0] * len(self.buckets)                 # sums that the shard has of each bucket in this step
+        self._turn: Turn | None = None                        # whose backward runs
+        self._bucket_of = {s.name: bucket for bucket in self.buckets for s in bucket.segments}
+
+    @property
+    def gradients(self) -> Array:
+        return self.shard
+
+    @property
+    def arenas(self) -> list[Array]:
+        return [self.shard]
+
+    def reserve(self) -> None:
+        """The shard is there; buckets come with the first step."""
+
+    def begin(self) -> None:
+        self._added = [0] * len(self.buckets)
+        for turn in self._turns:
+            turn.begin_step()
+            turn.next = 0
+        self.timeline.begin(len(self.buckets))
+
+    def begin_micro_batch(self, index: int | None = None, *, last: bool, chunk: int = 0) -> None:
+        self._end_backward()
+        self._turn = turn = self._turns[chunk]
+        turn.leaf, turn.next, turn.last = turn.next, turn.next + 1, turn.next + 1 == self.rounds
+        self._started = 0                                     # of the turn's buckets
+        for bucket in turn.buckets:
+            bucket.waiting = len(bucket.segments)
+            for segment in bucket.segments:
+                self._await(segment.parameter)
+
+    def progress(self) -> None:
+        super().progress()
+        self._land(IN_FLIGHT)
+
+    def finish(self) -> Array:
+        began = time.perf_counter()
+        self._end_backward()
+        for chunk, turn in enumerate(self._turns):
+            while turn.next < self.rounds:
+                self.begin_micro_batch(last=True, chunk=chunk)
+                self._end_backward()
+        self._land(0)
+        self.exposed_s = self.timeline.finish(began).exposed_s
+        return self.shard
+
+    def close(self) -> None:
+        super().close()
+        for segment in self.storage.segments:
+            segment.parameter.lend = None
+
+    def _await(self, parameter: Parameter) -> None:
+        """The next who asks for the memory of this parameter's gradient gets a part of a bucket's."""
+        parameter.grad = None
+        parameter.lend = self._lend
+        parameter.grad_buffer = None
+        del parameter.grad_buffer
+
+    def _lend(self, parameter: Parameter) -> Array:
+        bucket = self._bucket_of[parameter.name]
+        if bucket.index not in self._open:
+            self._open[bucket.index] = self._take(bucket)
+        segment = self.storage.segments[self._place[parameter.name]]
+        return self._open[bucket.index][segment.start - bucket.start:segment.stop - bucket.start].reshape(segment.shape)
+
+    def _is_final(self, bucket: Bucket, parameter: Parameter) -> None:
+        bucket.waiting -= 1
+        turn = bucket.turn
+        if turn.last and self.timeline.parameters is not None:
+            self.timeline.parameter_ready(parameter.name)
+        if bucket.waiting:
+            return
+        if turn.last:
+            self.timeline.ready(bucket.index)
+        while self._started < len(turn.buckets) and turn.buckets[self._started].waiting == 0:
+            self._send(turn.buckets[self._started])
+
+    def _end_backward(self) -> None:
+        """Sends what no hook has sent: buckets with parameters that took no part."""
+        turn, self._turn = self._turn, None
+        while turn is not None and self._started < len(turn.buckets):
+            self._send(turn.buckets[self._started])
+
+    def _send(self, bucket: Bucket) -> None:
+        began = time.perf_counter()
+        self._started += 1
+        flat = self._filled_bucket(bucket)
+        work, seen = None, Seen()
+        if self.messages.size > 1:
+            work = self._sum(bucket, flat)
+            if bucket.turn.last:
+                self.timeline.started(bucket.index, seen, began)
+        self._sent.append((bucket, flat, work, seen))
+        self._land(IN_FLIGHT)
+
+    def _sum(self, bucket: Bucket, flat: Array) -> AnyWork | SharedWork:
+        if self.shared is not None:                           # in slices, others might read it still when ours is there
+            return self.shared.start_allreduce(flat, bucket.name)
+        unit = self.shards.units[bucket.index]
+        return self.messages.start_reduce_scatter(flat, unit.sum_to_owners, bucket.name,
+                                                  own=(unit.within.start, unit.within.stop))
+
+    def _take(self, bucket: Bucket) -> Array:
+        """Memory for a bucket's gradients: where ranks share it, in its place there, once that is free.
+
+        Where a bucket that leaves before this one has yet to come to that place, other memory for now.
+        """
+        if self.memory is None:
+            return self.scratch.take(bucket.stop - bucket.start)
+        first = bucket.turn.buckets[0].index + self._started
+        if self.memory.overlapping[bucket.index].isdisjoint(range(first, bucket.index)):
+            return self._place_of(bucket, self.memory)
+        return self.scratch.take(bucket.stop - bucket.start)
+
+    def _place_of(self, bucket: Bucket, memory: SharedBuckets) -> Array:
+        """The bucket's place in shared memory; what is summed there is waited for."""
+        common = memory.overlapping[bucket.index]
+        last = max((i for i, (sent, *_) in enumerate(self._sent) if sent.index in common), default=-1)
+        self._land(len(self._sent) - last - 1)
+        return memory.views[bucket.index]
+
+    def _filled_bucket(self, bucket: Bucket) -> Array:
+        """The bucket's gradients, zero where there is none, and between parameters; they let go of the memory."""
+        flat = self._open.pop(bucket.index, None)
+        if flat is None:
+            flat = self._take(bucket)
+            flat.fill(0)
+        end = bucket.start
+        for segment in bucket.segments:
+            flat[end - bucket.start:segment.start - bucket.start] = 0
+            if segment.parameter.grad is None:
+                flat[segment.start - bucket.start:segment.stop - bucket.start] = 0
+            self._await(segment.parameter)
+            end = segment.stop
+        flat[end - bucket.start:] = 0
+        if self.memory is not None and flat is not self.memory.views[bucket.index]:
+            aside, flat = flat, self._place_of(bucket, self.memory)
+            flat[...] = aside
+        return flat
+
+    def _land(self, most: int) -> None:
+        """Adds what has arrived to the shard, oldest first, and waits until at most `most` buckets are on their way."""
+        while self._sent:
+            bucket, flat, work, seen = self._sent[0]
+            if work is not None and not work.done and len(self._sent) <= most:
+                return
+            if work is not None:
+                work.wait()
+                seen.done = True
+                self.timeline.look()
+            self._sent.popleft()
+            unit = self.shards.units[bucket.index]
+            target = self.shard[unit.shard]
+            if self._added[bucket.index]:
+                target += flat[unit.within]
+            else:
+                target[...] = flat[unit.within]
+            self._added[bucket.index] += 1

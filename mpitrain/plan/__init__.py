@@ -1,0 +1,1 @@
+"""What a run will take, told before it starts."""

@@ -1,0 +1,274 @@
+r"""What forward and backward of a micro-batch keep and need in memory, found out with a few rows and next to no parameters.
+
+    used            ___/\__           forward: each block's output and what it saves stay, the rest is let go of
+    bytes     __/\_/       \/\_       backward: what was kept goes, block by block, gradients come and go
+            |- forward -|- backward -|
+    marks   |   |   |   |  | |  | |  |     the most since the last mark, for `FEW` rows and for twice as many
+
+What grows with the rows grows on a straight line, so from two counts follow those of any number of rows, mark by mark; the
+largest then is the peak. All parameters are views of the same memory, and so are their gradients: their values do not matter, so
+a model that is larger than a rank can be looked at. Blocks run as they will, and keep what they really keep, whoever wrote them.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpitrain.autograd import Deferred, Tensor, run_backward
+from mpitrain.backend import CPU, random
+from mpitrain.backend.memory import Pool
+from mpitrain.comm.messages.progress import Progress
+from mpitrain.nn import Module, Sequential, collect_statistics
+from mpitrain.parallel.pipeline.feed import Feed
+
+FEW = 2                                      # rows; one alone has no variance for a batch norm
+SETTLES = 4                                  # passes at most: one that leaves something behind has filled a cache
+VALUE = 0.01                                 # of every parameter
+
+
+class Phase(NamedTuple):
+    """Bytes of one action: the most while it runs, and what is more afterwards, both against those before it."""
+
+    peak: int
+    kept: int
+
+
+class Course(NamedTuple):
+    """Of one micro-batch on one virtual stage: `phases` by kind of action ("F", "B", "W"); bytes of what arrives from the stage
+    before, and of what goes to the next one."""
+
+    phases: dict[str, Phase]
+    taken: int
+    given: int
+
+
+class Marks:
+    """The most bytes of arrays between moments, counted from those at the beginning of a phase."""
+
+    def __init__(self, pool: Pool):
+        self.pool, self.peaks, self.before = pool, list[int](), 0
+
+    def begin(self) -> None:
+        self.pool.recent_peak()
+        self.peaks, self.before = [], self.pool.usage().used
+
+    def mark(self) -> None:
+        self.peaks.append(self.pool.recent_peak() - self.before)
+
+    def end(self) -> list[int]:
+        """The peaks, then what is used now."""
+        self.mark()
+        return [*self.peaks, self.pool.usage().used - self.before]
+
+
+def trace(chunks: Sequence[Module], loss: Any, x: Any, y: Any, rows: int, *, pool: Pool, seed: int, precision: str, tokens: bool,
+          split: bool) -> list[Course]:
+    """The course of a micro-batch of `rows` rows on each of a model's virtual stages, `chunks`, none of which has memory yet.
+
+    `x` and `y` are one host row each, `loss` is that of the last one's output; `split`: backward runs as two calls. What arrives
+    from other stages counts as well, host rows do not.
+    """
+    lend_memory(chunks, precision)
+    counts = [rows] if rows <= 2 * FEW else [FEW, 2 * FEW]
+    found = []
+    with nothing_else_is_freed():
+        for n in counts:
+            given, target = np.repeat(x, n, axis=0), np.repeat(y, n, axis=0)
+            for _ in range(SETTLES):
+                before = pool.usage().used
+                with random.use(random.Scope(seed, 0, np.arange(n, dtype=np.uint64))):
+                    courses = _once(chunks, loss, given, target, pool=pool, tokens=tokens, split=split)
+                if pool.usage().used == before:
+                    break
+            found.append(courses)
+    for parameter in (p for chunk in chunks for p in chunk.parameters()):
+        del parameter.array
+        parameter.grad_buffer = None
+    pool.trim()                              # what a run takes later is not to depend on this
+    courses = found[0] if len(counts) == 1 else [{kind: _at(rows, few[kind], twice[kind]) for kind in few}
+                                                 for few, twice in zip(*found)]
+    sizes = [0, *(course.pop("sizes")[0] for course in courses)]
+    return [Course({kind: _phase(marks) for kind, marks in course.items()}, *message)
+            for course, message in zip(courses, pairwise([*sizes[:-1], 0]))]
+
+
+@contextmanager
+def nothing_else_is_freed() -> Iterator[None]:
+    """Objects in circles, of whatever ran before, stay: what they would free now is none of the model's."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def lend_memory(chunks: Sequence[Module], precision: str) -> None:
+    """All parameters get the same memory, and all gradients some more; `storage` says what a real one would be."""
+    size, dtype = 1, None
+    for chunk in chunks:
+        layout = chunk.describe(0, precision, CPU)
+        size, dtype = max([size, *(s.stop - s.start for s in layout.segments)]), layout.dtype
+    values, gradients = np.full(size, VALUE, dtype), np.zeros(size, dtype)
+    for chunk in chunks:
+        for parameter in chunk.parameters():
+            parameter.array = values[:parameter.size].reshape(parameter.shape)
+            parameter.grad_buffer = gradients[:parameter.size].reshape(parameter.shape)
+
+
+def _once(chunks: Sequence[Module], loss: Any, x: Any, y: Any, *, pool: Pool, tokens: bool,
+          split: bool) -> list[dict[str, list[int]]]:
+    """The marks of each virtual stage's actions, which run as `Pipeline` runs them."""
+    found = []
+    feed = Feed(CPU, chunks[0].storage.dtype, tokens=tokens)              # type: ignore[union-attr]
+    for number, chunk in enumerate(chunks):
+        is_last = number == len(chunks) - 1
+        course, x = _course(chunk, x, feed if number == 0 else None, (loss, feed.targets(y)) if is_last else None, pool, split)
+        found.append(course)
+        collect_statistics(chunk)
+        for parameter in chunk.parameters():
+            parameter.grad = None
+    return found
+
+
+def _course(chunk: Module, x: Any, feed: Feed | None, end: tuple[Any, Any] | None, pool: Pool,
+            split: bool) -> tuple[dict[str, list[int]], Any]:
+    """(the marks, a copy of the output) of one virtual stage: of the first one where there is `feed`, of the last with `end`."""
+    marks = Marks(pool)
+    if isinstance(chunk, Sequential):
+        chunk.between = marks.mark
+    marks.begin()
+    given = Tensor(feed.inputs(x)) if feed else Tensor(x.copy(), requires_grad=x.dtype.kind == "f")
+    output = chunk(given)
+    if end is not None:
+        output = end[0](output, end[1])
+    course = {"F": marks.end()}
+    passed_on = output.array.copy()
+    course["sizes"] = [passed_on.nbytes, 0]
+    held = [given, output]
+    del given, output
+    marks.begin()
+    rest = _backward(held, marks, split)
+    course["B"] = marks.end()
+    if split:
+        marks.begin()
+        if rest is not None:
+            rest.run()
+        del rest
+        course["W"] = marks.end()
+    if isinstance(chunk, Sequential):
+        chunk.between = None
+    return course, passed_on
+
+
+def _backward(held: list[Tensor], marks: Marks, split: bool) -> Deferred | None:
+    """Empties `held`, the input and the output, as `Pipeline` does."""
+    output, x = held.pop(), held.pop()
+    grad = np.ones(output.shape, output.dtype)
+    rest = run_backward(output, grad, progress=marks.mark, split=split) if output.requires_grad else None
+    del x
+    return rest
+
+
+def _at(rows: int, few: Sequence[int], twice: Sequence[int]) -> list[int]:
+    """Each mark's number for `rows` rows, on the line through those for FEW and 2 FEW."""
+    if len(few) != len(twice):
+        few, twice = ([max(marks[:-1]), marks[-1]] for marks in (few, twice))     # a model that branches on its rows
+    return [round(a + (b - a) * (rows - FEW) / FEW) for a, b in zip(few, twice)]
+
+
+def _phase(marks: Sequence[int]) -> Phase:
+    return Phase(max(0, *marks[:-1]), marks[-1])
+
+
+def most(program: Sequence[Any], virtual: Callable[[int], int], courses: Sequence[Course]) -> int:
+    """The most bytes that a stage has at once, whose actions are `program` and whose chunk c is virtual stage `virtual(c)`.
+
+    While an action runs, the next one's message arrives, and what the last backward has sent is still there.
+    """
+    live = peak = sent = 0
+    for action, following in zip(program, [*program[1:], None]):
+        course, coming = courses[virtual(action.chunk)], 0
+        if following is not None and following.kind in "FB":
+            there = courses[virtual(following.chunk)]
+            coming = there.taken if following.kind == "F" else there.given
+        phase = course.phases[action.kind]
+        peak = max(peak, live + phase.peak + coming + sent)
+        live += phase.kept
+        if action.kind == "B" and "W" not in course.phases:     # what is left of a split backward holds it anyway
+            sent = course.taken
+    return peak
+
+
+class LoneMesh:
+    """A mesh of which one rank is there, the first along all axes (`lengths`): what is cut is cut as for it, and what it receives
+    from others is made up."""
+
+    def __init__(self, lengths: Mapping[str, int]):
+        self.lengths = lengths
+        self.progress = Progress()
+
+    def size(self, axis: str) -> int:
+        return self.lengths[axis]
+
+    def coordinate(self, axis: str) -> int:
+        return 0
+
+    def channel(self, axis: str, name: str) -> LoneChannel:
+        return LoneChannel(self.size(axis))
+
+    def link(self, axis: str, name: str) -> LoneLink:
+        return LoneLink(self.size(axis), self.progress)
+
+
+class LoneChannel:
+    """What layers that several ranks share ask of a channel."""
+
+    rank = 0
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def allreduce(self, array: Any, name: str) -> None:
+        """The other ranks add nothing."""
+
+    def all_gather(self, array: Any, steps: Any, name: str) -> None:
+        """What the others have stays undefined."""
+
+    def reduce_scatter(self, array: Any, steps: Any, name: str) -> Any:
+        return array[:array.size // self.size]
+
+    def all_to_all(self, array: Any, steps: Any, name: str) -> None:
+        """The others send what is there."""
+
+
+class LoneLink:
+    """What a ring asks of a link."""
+
+    rank = 0
+
+    def __init__(self, size: int, progress: Progress):
+        self.size, self.progress = size, progress
+
+    def send(self, array: Any, peer: int, tag: int, what: str) -> LoneMessage:
+        return LoneMessage(array)
+
+    def receive(self, shape: tuple[int, ...], dtype: Any, peer: int, tag: int, what: str, *, into: Any) -> LoneMessage:
+        into.fill(0)
+        return LoneMessage(into)
+
+
+class LoneMessage(NamedTuple):
+    """One that has arrived."""
+
+    array: Any
+
+    def wait(self) -> None:
+        """There is nothing to wait for."""

@@ -1,0 +1,188 @@
+"""What `mpitrain inspect` prints: names, shapes, placement, the schedule drawn, SHA-256 sums; without MPI."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from shutil import get_terminal_size
+from typing import Any
+
+from mpitrain import nn
+from mpitrain.backend import float_dtype, keep_freed_memory
+from mpitrain.checkpoint import store
+from mpitrain.checkpoint.hashes import array_sha256
+from mpitrain.checkpoint.manifest import MANIFEST, Checkpoint, load
+from mpitrain.comm.mesh import describe as describe_mesh
+from mpitrain.comm.mesh import fit
+from mpitrain.config import Config, load_config
+from mpitrain.data import report
+from mpitrain.errors import MissingError, MpitrainError
+from mpitrain.parallel.layers.context_parallel import refuse_model
+from mpitrain.parallel.layers.expert_parallel import cut_experts
+from mpitrain.parallel.policies.sharded import predicted, probe, where_to_cut
+from mpitrain.placement.buckets import plan_buckets, runs
+from mpitrain.placement.shards import finer
+from mpitrain.placement.stages import Stage, cut
+from mpitrain.placement.tensor_plan import narrow, read_plan
+from mpitrain.placement.zigzag import refuse_length
+from mpitrain.plan import memory
+from mpitrain.plan.table import table
+from mpitrain.schedules.microtree import share
+from mpitrain.schedules.pipeline_check import actions_of, find_schedule
+from mpitrain.schedules.pipeline_draw import describe
+from mpitrain.train.build.assembly import count_micro_batches
+from mpitrain.train.build.from_config import bucket_bytes, checkpoint_folder, make_model, make_optimizer
+from mpitrain.train.build.inputs import Inputs, describe_files, open_inputs
+from mpitrain.train.build.sharding import memory_text
+
+
+def inspect(path: Path, overrides: list[str], *, ranks: int) -> Iterator[str]:
+    """Lines about a configuration (.toml), a run folder or checkpoint, or data; `ranks` places a configuration."""
+    if path.suffix == ".toml":
+        keep_freed_memory()                  # the pool of this process counts bytes of arrays
+        yield from inspect_config(load_config(path, overrides), ranks)
+    elif path.is_dir() and store.candidates(checkpoint_folder(path)):
+        yield from inspect_checkpoint(checkpoint_folder(path), path)
+    elif (path / MANIFEST).is_file() and path.name.startswith("step-"):
+        yield from checkpoint_lines(load(path))
+    elif path.exists():
+        yield from report.info(path)
+    else:
+        raise MissingError("expected a configuration (.toml), a run folder, a checkpoint, or data", file=path)
+
+
+def inspect_config(config: Config, ranks: int) -> Iterator[str]:
+    """The model's parameters (of layers that are cut, the first rank's), how the batch is cut, which buckets travel, and the
+    schedule; nothing is allocated."""
+    model = make_model(config)
+    m = config.mesh
+    lengths = fit(ranks, pp=m.pp, dp=m.dp, ep=m.ep, cp=m.cp, tp=m.tp)
+    pp, ep, cp, tp = (lengths[axis] for axis in ("pp", "ep", "cp", "tp"))
+    places = lengths["dp"] * ep                              # that have samples of their own
+    chunks = config.mesh.chunks
+    n_micro = count_micro_batches(config.train.micro_batches, config.train.batch_size, pp, places, chunks, each=ranks // places)
+    yield f"{config.run.name}: model {config.model.name}, {model.count_parameters():,} parameters"
+    yield f"mesh {describe_mesh(lengths)}, {ranks} rank{'s' if ranks > 1 else ''}"
+    if cp > 1:
+        refuse_model(model, cp)
+        block = config.model.arguments.get("block")
+        if block is not None:
+            refuse_length(block, cp)
+            yield f"samples of {block} positions, {block // cp} on each rank"
+    if ep > 1:
+        cut_experts(model, 0, ep)
+    if tp > 1:
+        narrow(read_plan(model, config.mesh.plan or model.plan), 0, tp)
+    yield from table(("parameter", "shape", "placement"),
+                     [(name, shape_text(p.shape), placement_text(p)) for name, p in model.named_parameters()])
+    buffers = [(name, shape_text(b.shape)) for name, b in model.named_buffers()]
+    if buffers:
+        yield from table(("buffer", "shape"), buffers)
+    yield f"global batch of {config.train.batch_size} rows in {n_micro} micro-batches"
+    if pp > 1 and isinstance(model, nn.Sequential):
+        model.untie()
+    stages = [cut(model, index, pp, chunks, counts=memory.stage_counts(config)) for index in range(pp)]
+    if pp > 1:
+        yield from stage_lines(stages)
+    yield from schedule_lines(pp, places, n_micro, name=config.mesh.schedule, chunks=chunks, folder=config.folder)
+    yield from bucket_lines(stages, config, places * cp)
+    yield bytes_line(stages, config, places * cp)
+    yield from memory.forecast_lines(memory.forecast_of(config, memory.Sizes(**lengths), *open_data(config)))
+
+
+def open_data(config: Config) -> tuple[Inputs | None, str]:
+    """The data of a configuration, with transforms that have seen one row; or None, and why."""
+    try:
+        d = config.data
+        inputs = open_inputs(describe_files(d.path, d.validation, config.folder, d.x, d.y), validation=d.validation,
+                             seed=config.run.seed, block=config.model.arguments.get("block"), stride=d.stride,
+                             transform=d.transform, augment=d.augment, folder=config.folder)
+        inputs.transforms.fit(inputs.training, inputs.train_rows[:1])
+    except MpitrainError as error:
+        return None, error.message
+    return inputs, ""
+
+
+def bytes_line(stages: Sequence[Stage], config: Config, replicas: int) -> str:
+    """What a rank keeps of parameters, gradients and optimizer state, by the formula; of the stage that has most, and with one
+    copy per node as if there were one node."""
+    size = max(nn.plan_segments(stage.model.parameters())[1] for stage in stages)
+    n_states = len(make_optimizer(config, probe()).state)
+    itemsize = float_dtype(config.train.precision).itemsize
+    found = predicted(size, config.comm.sharding, replicas, itemsize=itemsize, states=n_states,
+                      per_node=replicas if config.comm.node_shared else 1)
+    return memory_text([found], config.comm.sharding, per_node=config.comm.node_shared and replicas > 1)
+
+
+def stage_lines(stages: Sequence[Stage]) -> Iterator[str]:
+    """Which blocks are on which stage of a pipeline."""
+    for stage in stages:
+        for chunk, part in enumerate(stage.chunks):
+            yield f"  {stage.describe(stage.virtual(chunk))}: {sum(p.size for p in part.parameters()):,} parameters"
+
+
+def schedule_lines(pp: int, dp: int, n_micro: int, *, name: str = "1f1b", chunks: int = 1,
+                   folder: Path | None = None) -> Iterator[str]:
+    """Which micro-batches each place along dp runs, and in which order: of pipelines a drawing for each number of them."""
+    shares = [share(place, dp, n_micro) for place in range(dp)]
+    for place, (first, last) in enumerate(shares):
+        if pp > 1:
+            yield f"  pipeline {place}: micro-batches {first}..{last - 1}"
+            continue
+        schedule = find_schedule(name, folder, n_stages=1, n_micro=last - first, chunks=chunks)
+        order = " ".join(map(str, actions_of(schedule, 0, 1, last - first, chunks)))
+        yield f"  rank {place}: micro-batches {first}..{last - 1}: {order}"
+    if pp > 1:
+        width = get_terminal_size().columns
+        for count in sorted({last - first for first, last in shares}):
+            yield from describe(name, pp, count, chunks, folder=folder, width=width)
+
+
+def bucket_lines(stages: Sequence[Stage], config: Config, replicas: int) -> Iterator[str]:
+    """Where each stage's flat gradient is cut, computed from shapes alone."""
+    kind = config.comm.sharding if replicas > 1 else "none"
+    until = ", until measured ready times say better" if config.comm.bucket_mb == "auto" else ""
+    for stage in stages:
+        for name, parameter in stage.model.named_parameters():
+            parameter.name = name
+        layout = nn.FlatLayout(stage.model.parameters(), config.train.precision)
+        cuts = stage.sizes if kind == "none" else where_to_cut(stage, layout, blocks=kind == "parameters")
+        cuts = finer(cuts, [*accumulate(runs(["ep" in segment.parameter.placement for segment in layout.segments]))])
+        itemsize = layout.dtype.itemsize
+        buckets = plan_buckets(layout.segments, layout.size, max(1, bucket_bytes(config) // itemsize), cuts)
+        plural, of_stage = "s" if len(buckets) != 1 else "", f" of stage {stage.index}" if len(stages) > 1 else ""
+        yield f"{len(buckets)} gradient bucket{plural}{of_stage} ({config.comm.algorithm}), in the order they start{until}"
+        for bucket in buckets:
+            yield f"  {bucket.index}: {(bucket.stop - bucket.start) * itemsize / 2**20:.2f} MiB, {bucket.name}"
+
+
+def inspect_checkpoint(folder: Path, run: Path) -> Iterator[str]:
+    """The newest whole checkpoint, after what run.json says."""
+    record = run / "run.json"
+    if record.is_file():
+        about: dict[str, Any] = json.loads(record.read_text())
+        for key in ("status", "steps", "ranks", "mesh", "parameters_sha256", "buffers_sha256", "metrics"):
+            if key in about:
+                yield f"{key}: {json.dumps(about[key])}"
+    if (run / "trace.json").is_file():
+        yield f"profile: {run / 'trace.json'} (open it in ui.perfetto.dev)"
+    names = ", ".join(path.name for path in store.candidates(folder))
+    yield f"checkpoints: {names}"
+    yield from checkpoint_lines(store.latest(folder))
+
+
+def checkpoint_lines(found: Checkpoint) -> Iterator[str]:
+    yield f"step {found.step}"
+    rows = [(name, found.arrays[name].dtype.name, shape_text(found.arrays[name].shape), array_sha256(found.read(name))[:16])
+            for name in found.names]
+    yield from table(("array", "dtype", "shape", "sha256"), rows)
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def placement_text(parameter: nn.Parameter) -> str:
+    return ", ".join(f"{axis} cuts dim {dim}" for axis, dim in parameter.placement.items()) or "replicated"

@@ -1,0 +1,147 @@
+"""From a configuration to a trainer: what each section says becomes an argument of `assemble`."""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mpitrain import models, nn, optim
+from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.messages.algorithms import find_own, is_own
+from mpitrain.config import Config
+from mpitrain.errors import ConfigError, name_and_text, nearest, place, text_of
+from mpitrain.schedules.pipeline import SCHEDULES, Schedule
+from mpitrain.train.build.assembly import Job, Options, assemble
+from mpitrain.train.build.inputs import Inputs
+from mpitrain.train.build.offload import existing
+
+UNTIL_MEASURED = 1 << 20      # bytes: small enough to overlap, large enough that latency does not dominate
+
+
+def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None) -> Job:
+    """The job that `config` describes; all ranks call it, and it communicates. Nothing is written.
+
+    `stages` replaces mesh.stages where a run that goes on has chosen its cut already.
+    """
+    model = make_model(config)
+    if config.train.recompute:
+        keep_inputs_only(model, config.train.recompute)
+    return assemble(model, inputs, mesh, loss=make_loss(config, inputs.tokens), optimizer=lambda s: make_optimizer(config, s),
+                    rate=lambda steps: make_rate(config, steps), options=options_of(config, stages))
+
+
+def options_of(config: Config, stages: Any = None) -> Options:
+    """What `assemble` is told; `stages` replaces mesh.stages."""
+    t, o = config.train, config.optimizer
+    return Options(
+        steps=t.steps, epochs=t.epochs, batch_size=t.batch_size, micro_batches=t.micro_batches, seed=config.run.seed,
+        reproducible=t.reproducible, precision=t.precision, device=t.device, clip_norm=o.clip_norm, eval_every=t.eval_every,
+        log_every=config.log.every, checkpoint_every=config.checkpoint.every, keep=config.checkpoint.keep,
+        keep_best=config.checkpoint.best, drop_last=config.data.drop_last, workers=config.data.workers,
+        algorithm=find_algorithm(config), bucket_bytes=bucket_bytes(config), tune_buckets=config.comm.bucket_mb == "auto",
+        progress=config.comm.progress, wire=config.comm.wire_dtype, node_shared=config.comm.node_shared,
+        schedule=find_schedule(config), chunks=config.mesh.chunks, stages=stages or config.mesh.stages,
+        plan=config.mesh.plan or None, sequence=config.mesh.sequence, sharding=config.comm.sharding, offload=o.offload,
+        offload_folder=o.offload_folder or str(existing(Path(config.run.out))))
+
+
+def find_algorithm(config: Config) -> Any:
+    """The name of an all-reduce, or the user's own function, found from the configuration's folder."""
+    name = config.comm.algorithm
+    return find_own(name, config.folder) if is_own(name) else name
+
+
+def find_schedule(config: Config) -> Schedule:
+    """The pipeline schedule by name, or the user's own function, found from the configuration's folder."""
+    return SCHEDULES.resolve(config.mesh.schedule, config.folder)
+
+
+def bucket_bytes(config: Config) -> int:
+    """The size of buckets; where they are cut by measurement, the size until then."""
+    size = config.comm.bucket_mb
+    return UNTIL_MEASURED if isinstance(size, str) else max(1, int(size * 2**20))
+
+
+def make_model(config: Config) -> nn.Module:
+    """The model that [model] describes; nothing is allocated."""
+    found: Any = models.MODELS.resolve(config.model.name, config.folder)
+    model = call_with(found, config.model.arguments, f'model "{config.model.name}"', "model")
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f'model "{config.model.name}" must return an mpitrain.nn.Module, found a {type(model).__name__}')
+    return model
+
+
+def call_with(function: Callable[..., Any], arguments: dict[str, Any], what: str, section: str) -> Any:
+    """``function(**arguments)``, with a ConfigError that names the key it does not take, or the line where it fails."""
+    parameters = inspect.signature(function).parameters
+    named = {n: p for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for key in arguments:
+        if key not in named and not takes_any:
+            raise ConfigError(f"{what} has no {section}.{key}{nearest(key, named)}")
+    missing = [n for n, p in named.items() if p.default is p.empty and n not in arguments]
+    if missing:
+        raise ConfigError(f"{what} needs {', '.join(f'{section}.{n}' for n in missing)}")
+    try:
+        return function(**arguments)
+    except (TypeError, ValueError) as error:
+        refused = error.__traceback__ is None or error.__traceback__.tb_next is None       # by the call itself: nothing ran
+        how = f"does not accept {arguments}: {text_of(error)}" if refused else \
+            f"failed with {arguments}: {name_and_text(error, place(error))}"
+        raise ConfigError(f"{what} {how}") from error
+
+
+def keep_inputs_only(model: nn.Module, which: bool | int | Sequence[str]) -> None:
+    """Recompute blocks during backward instead of keeping their activations: all, the first ones, or those that patterns name."""
+    if not isinstance(model, nn.Sequential):
+        raise ConfigError("train.recompute needs a model that is a Sequential of blocks")
+    if isinstance(which, int):
+        model.recompute = which
+        return
+    for pattern in which:
+        if not fnmatch.filter(model.blocks, pattern):
+            raise ConfigError(f'train.recompute names "{pattern}", and no block is called so{nearest(pattern, model.blocks)}')
+    model.recompute = frozenset(name for pattern in which for name in fnmatch.filter(model.blocks, pattern))
+
+
+def make_loss(config: Config, tokens: bool) -> Any:
+    """The loss by name; language models skip the padding of the last validation window."""
+    arguments: dict[str, Any] = {}
+    if config.train.loss == "cross_entropy":
+        arguments = {"label_smoothing": config.train.label_smoothing} | ({"ignore_index": -1} if tokens else {})
+    elif config.train.label_smoothing:
+        raise ConfigError(f'train.label_smoothing is for train.loss = "cross_entropy", not "{config.train.loss}"')
+    loss: Any = nn.LOSSES.resolve(config.train.loss, config.folder)
+    return loss(**arguments)
+
+
+def make_optimizer(config: Config, storage: nn.FlatStorage) -> optim.Optimizer:
+    """The optimizer by name, with those keys of [optimizer] that it takes."""
+    kind: Any = optim.OPTIMIZERS.resolve(config.optimizer.name, config.folder)
+    o = config.optimizer
+    made: optim.Optimizer = kind(storage, **accepted(kind, {
+        "lr": o.lr, "momentum": o.momentum, "nesterov": o.nesterov, "betas": tuple(o.betas), "eps": o.eps,
+        "weight_decay": o.weight_decay, "decay": o.decay}))
+    return made
+
+
+def make_rate(config: Config, steps: int) -> Callable[[int], float]:
+    """The learning rate as a function of the step."""
+    o = config.optimizer
+    shape = optim.SCHEDULES.resolve(o.schedule, config.folder)
+    options = accepted(shape, {"milestones": list(o.milestones) or None, "gamma": o.gamma})
+    return optim.schedule(shape, lr=o.lr, min_lr=o.min_lr, warmup_steps=o.warmup_steps, total_steps=steps, **options)
+
+
+def accepted(function: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
+    """Those of the offered arguments that `function` takes: not every optimizer has a momentum."""
+    taken = inspect.signature(function).parameters
+    return {name: value for name, value in offered.items() if name in taken}
+
+
+def checkpoint_folder(path: Path) -> Path:
+    """The folder that holds ``step-*``: of a run folder, its ``checkpoints``."""
+    return path / "checkpoints" if (path / "checkpoints").is_dir() else path

@@ -1,0 +1,129 @@
+"""The data of a run: which rows train, which validate, and what happens to them on the way to the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpitrain import data
+from mpitrain.comm.job.together import on_first
+from mpitrain.comm.messages.channel import Channel
+from mpitrain.data.checks import Source
+from mpitrain.data.loader import SampleReader
+from mpitrain.errors import ConfigError
+from mpitrain.models.sizes import require_sizes
+
+EVALUATION_CHUNK = 256                   # rows; fixed, so that metrics do not depend on the number of ranks,
+EVALUATION_TOKENS = 256 * 64             # and fewer of long windows: activations of 256 of 8192 tokens take gigabytes
+
+
+@dataclass
+class Inputs:
+    """Training and validation rows of a dataset, with their transforms; made by `open_inputs`, the same on every rank."""
+
+    training: Source
+    train_rows: data.Index
+    validation: Source | None
+    validation_rows: data.Index
+    transforms: data.Transforms
+    augment: list[Any] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> bool:
+        return self.training.kind == "tokens"
+
+    def fit(self, channel: Channel) -> None:
+        """Statistics of the training rows, computed by rank 0 and sent to the others."""
+        def learn() -> dict[str, Any]:
+            self.transforms.fit(self.training, self.train_rows)
+            return to_plain(self.transforms.state_dict())
+
+        self.transforms.load_state_dict(from_plain(on_first(channel, learn)))
+
+    def sample(self) -> tuple[Any, Any]:
+        """The first training row as the model would see it, for a trial before anything is allocated for real."""
+        return SampleReader(self.training, self.transforms).read(np.asarray(self.train_rows[:1], np.int64))
+
+    def chunks(self, n_classes: int | None) -> tuple[Callable[[int], tuple[Any, Any]], int]:
+        """(reader of validation chunk c, number of chunks)."""
+        return evaluation_chunks(self.validation, self.validation_rows, self.transforms, n_classes)
+
+
+def evaluation_chunks(source: Source | None, rows: data.Index, transforms: data.Transforms,
+                      n_classes: int | None) -> tuple[Callable[[int], tuple[Any, Any]], int]:
+    if source is None or not len(rows):
+        return _nothing, 0
+    reader = SampleReader(source, transforms, n_classes=n_classes)
+
+    size = EVALUATION_CHUNK
+    if isinstance(source, data.TokenWindows):
+        size = min(max(EVALUATION_TOKENS // source.block, 1), size)
+
+    def read(chunk: int) -> tuple[Any, Any]:
+        return reader.read(np.asarray(rows[chunk * size:(chunk + 1) * size], np.int64))
+    return read, -(-len(rows) // size)
+
+
+def _nothing(chunk: int) -> tuple[Any, Any]:
+    raise IndexError(f"chunk {chunk} of no validation rows")
+
+
+def describe_files(path: str, validation: float | str, folder: Path, x: str, y: str) -> dict[str, Any]:
+    """What rank 0 finds out about the files before MPI starts: plain data, to be sent to the other ranks."""
+    found = {"training": data.describe(locate(path, folder), x=x or None, y=y or None)}
+    if isinstance(validation, str) and data.share_of(validation) is None:
+        found["validation"] = data.describe(locate(validation, folder), x=x or None, y=y or None)
+    return found
+
+
+def locate(path: str, folder: Path) -> Path | str:
+    """A built-in name as it is; anything else relative to the folder of the configuration."""
+    return path if path in data.BUILT_IN else folder / path
+
+
+def open_inputs(description: dict[str, Any], *, validation: float | str, seed: int, block: int | None = None, stride: int = 1,
+                transform: Sequence[str] = (), augment: Sequence[str] = (), folder: Path | None = None) -> Inputs:
+    """Opens what `describe_files` described and splits it; `block` is the window of a language model."""
+    dataset = data.open_dataset(description["training"])
+    other = data.open_dataset(description["validation"]) if "validation" in description else None
+    transforms = data.Transforms(transform, folder)
+    functions = data.augmentations(augment, folder)
+    if dataset.kind == "tokens":
+        if block is None:
+            raise ConfigError('the data are tokens, so the model must be a language model with a "block": its window')
+        require_sizes(block=block)               # the model, which would say so too, is made after the windows
+        if transform or augment:
+            raise ConfigError("tokens are not transformed or augmented; leave data.transform and data.augment empty")
+        windows, held_out = data.token_split(dataset, block, 0 if other else validation, stride=stride)
+        if other is not None:
+            held_out = data.TokenWindows(other, block, cover=True)
+        rows = range(len(held_out)) if held_out is not None else range(0)
+        return Inputs(windows, range(len(windows)), held_out, rows, transforms, functions)
+    if stride != 1:
+        raise ConfigError(f"data.stride={stride} is for tokens; these data are for {dataset.kind}")
+    if other is not None:
+        return Inputs(dataset, range(len(dataset)), other, range(len(other)), transforms, functions)
+    train_rows, validation_rows = data.split(len(dataset), validation, seed=seed)
+    return Inputs(dataset, train_rows, dataset, validation_rows, transforms, functions)
+
+
+def open_data(path: str | Path, *, validation: float | str = 0.2, x: str = "", y: str = "", seed: int = 0,
+              block: int | None = None, stride: int = 1, transform: Sequence[str] = (), augment: Sequence[str] = ()) -> Inputs:
+    """`describe_files` and `open_inputs` in one, for programs: called before MPI starts, with the same arguments on all ranks."""
+    folder = Path.cwd()
+    description = describe_files(str(path), validation, folder, x, y)
+    return open_inputs(description, validation=validation, seed=seed, block=block, stride=stride, transform=transform,
+                       augment=augment, folder=folder)
+
+
+def to_plain(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Small float64 arrays as JSON data; Python's floats keep every bit."""
+    return {name: [list(array.shape), np.asarray(array, np.float64).reshape(-1).tolist()] for name, array in arrays.items()}
+
+
+def from_plain(plain: dict[str, Any]) -> dict[str, Any]:
+    return {name: np.array(values, np.float64).reshape(shape) for name, (shape, values) in plain.items()}

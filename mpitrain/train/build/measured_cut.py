@@ -1,0 +1,55 @@
+"""`mesh.stages = "time"`: where a model is cut because of what its blocks take, measured once and kept for the whole run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpitrain import nn
+from mpitrain.backend import Device
+from mpitrain.checkpoint import store
+from mpitrain.comm.job.together import on_first
+from mpitrain.comm.messages.channel import Channel
+from mpitrain.parallel.pipeline.block_seconds import block_seconds
+from mpitrain.placement.stages import balanced
+from mpitrain.train.build.inputs import Inputs
+
+
+class MeasuredCut:
+    """Each virtual stage's number of blocks so that all take about equally long, by times that rank 0 measures.
+
+    Called with the model by all ranks alike. `rows` are those of a micro-batch, `parts` the virtual stages.
+    """
+
+    def __init__(self, inputs: Inputs, control: Channel, device: Device, *, rows: int, parts: int, seed: int, precision: str):
+        self.inputs, self.control, self.device, self.rows, self.parts = inputs, control, device, rows, parts
+        self.seed, self.precision = seed, precision
+        self.choices: dict[str, Any] = {}                    # the seconds behind the cut, once it is made
+
+    def __call__(self, model: nn.Sequential) -> list[int]:
+        seconds: list[float] = on_first(self.control, lambda: self._measure(model))
+        self.choices["block_seconds"] = dict(zip(model.blocks, seconds))
+        return balanced(seconds, self.parts)
+
+    def _measure(self, model: nn.Sequential) -> list[float]:
+        x, _ = self.inputs.sample()
+        return block_seconds(model, np.repeat(x, self.rows, axis=0), seed=self.seed, precision=self.precision,
+                             device=self.device, tokens=self.inputs.tokens)
+
+
+def kept(stages: Any, parts: int, choices: dict[str, Any] | None) -> Any:
+    """`stages`, where it is no measured cut, else the numbers of blocks that a run has chosen for so many virtual stages.
+
+    Where it had others, "time" stays for a new run to measure.
+    """
+    bounds = (choices or {}).get("stages") or []
+    return [b - a for a, b in zip(bounds, bounds[1:])] if stages == "time" and len(bounds) == parts + 1 else stages
+
+
+def kept_in(folder: Path, stages: Any, parts: int) -> Any:
+    """The same for the newest checkpoint in a folder, if there is one."""
+    if stages != "time" or not store.candidates(folder):
+        return stages
+    return kept(stages, parts, store.latest(folder).meta.get("choices"))

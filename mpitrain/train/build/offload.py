@@ -1,0 +1,113 @@
+"""`optimizer.offload`: optimizer state on the host of a GPU, or in a file that is mapped into memory."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mpitrain.backend import Device
+from mpitrain.comm.job.together import Channel, everywhere
+from mpitrain.errors import AccessError, ConfigError, MissingError, MpitrainError, StorageError, nearest
+from mpitrain.optim import OnHost, Optimizer
+
+WAYS = ("none", "host", "file")
+BLOCK = 1 << 20                              # bytes written at once where a file system cannot promise room
+
+
+def offloaded(make: Callable[[Any], Optimizer], o: Any, storage: Any, device: Device, control: Channel) -> Optimizer:
+    """The optimizer of `storage`, whose state lies where `o.offload` (of `assembly.Options`) says.
+
+    With files it communicates: a rank whose disk has no room fails on all. `refuse_offload` has refused what cannot be had.
+    """
+    if o.offload == "none":
+        return make(storage)
+    files = Files(Path(o.offload_folder)) if o.offload == "file" else None
+    made: list[Optimizer] = []
+
+    def open_them() -> None:
+        allocate = files.allocate if files else None
+        if device.name != "cpu":
+            made.append(OnHost(make, storage, allocate))
+            return
+        before, storage.allocate = storage.allocate, allocate
+        try:
+            made.append(make(storage))
+        finally:
+            storage.allocate = before
+    everywhere(control, open_them)
+    return made[0]
+
+
+def refuse_offload(o: Any, device: Device) -> None:
+    """Raises ConfigError for a way that is not there, or does nothing, or does not go together with another option."""
+    if o.offload not in WAYS:
+        raise ConfigError(f'optimizer.offload = "{o.offload}" is not there{nearest(o.offload, WAYS)}')
+    if o.offload == "host" and device.name == "cpu":
+        raise ConfigError('optimizer.offload = "host" keeps optimizer state in host memory, where it is already with '
+                          'train.device = "cpu"; set optimizer.offload = "file" to keep it in a file, or "none"')
+    if o.offload != "none" and o.node_shared:
+        raise ConfigError(f'optimizer.offload = "{o.offload}" gives each rank memory of its own for optimizer state, and '
+                          "comm.node_shared = true has one copy that the ranks of a node share; set comm.node_shared = false, or "
+                          'optimizer.offload = "none"')
+
+
+class Files:
+    """Memory in files that have no name: they are gone when the process is, however it ends."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def allocate(self, nbytes: int) -> mmap.mmap:
+        """So many bytes of a new file. MissingError, StorageError or AccessError where it cannot be made.
+
+        No later write finds a full disk.
+        """
+        try:
+            with tempfile.TemporaryFile(dir=self.folder, prefix=".optimizer-", buffering=0) as file:
+                reserve(file.fileno(), nbytes)
+                memory = mmap.mmap(file.fileno(), nbytes)
+        except OSError as error:
+            raise no_file(error, self.folder, nbytes) from error
+        if hasattr(mmap, "MADV_SEQUENTIAL"):
+            memory.madvise(mmap.MADV_SEQUENTIAL)          # an update goes through all of it from front to back
+        return memory
+
+
+def existing(folder: Path) -> Path:
+    """The folder, or the nearest above it that is there: a run's folder is made later, on the same file system."""
+    folder = folder.absolute()
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
+def reserve(fd: int, nbytes: int) -> None:
+    """Makes the file so long, with room on the disk: a mapped page that finds none later would end the process by a signal."""
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise
+        zeros = memoryview(bytes(BLOCK))
+        done = 0
+        while done < nbytes:
+            done += os.pwrite(fd, zeros[:nbytes - done], done)
+
+
+def no_file(error: OSError, folder: Path, nbytes: int) -> MpitrainError:
+    number = error.errno or errno.EIO
+    kind = MissingError if number in (errno.ENOENT, errno.ENOTDIR) else \
+        AccessError if number in (errno.EACCES, errno.EPERM, errno.EROFS) else StorageError
+    try:
+        room = os.statvfs(folder)
+        free = f", {room.f_bavail * room.f_frsize:,} are free"
+    except OSError:
+        free = ""                                         # only adds to a message that stands without it
+    return kind(f'optimizer.offload = "file": a file of {nbytes:,} bytes for optimizer state cannot be made: '
+                f"{os.strerror(number)} ({errno.errorcode.get(number, number)}){free}; set "
+                'optimizer.offload_folder to a folder with room, or optimizer.offload = "none"', file=folder)

@@ -1,0 +1,44 @@
+"""One sample through the model before training starts: do data, model and loss fit?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpitrain.errors import ShapeError
+from mpitrain.parallel.connect import Held
+from mpitrain.parallel.pipeline.inference import Inference
+from mpitrain.train.build.inputs import Inputs
+
+
+def try_one_sample(inference: Inference, loss: Any, inputs: Inputs, held: Held) -> int | None:
+    """Runs one sample through the model, so that shapes that do not fit are found before training starts.
+
+    Returns the number of classes (the size of the output's last dim) where the targets are labels. It communicates where the
+    model is cut.
+    """
+    x, y = inputs.sample()
+    file = inputs.training.where(0)[0]
+    held.refuse_samples(x, y)
+    found = None
+    try:
+        for output, _ in inference.run([(x, y)]):
+            found = output.shape
+    except ShapeError as error:
+        what = f"samples of shape {x.shape[1:]} ({x.dtype})" if held.stage.index == 0 else "what the stage before gives"
+        raise ShapeError(f"the model cannot take {what}: {error.message}; change the model's sizes or the data",
+                         file=file) from error
+    shape, y = held.output_shape(found), inference.feed.part(y)
+    classes = loss.kind == "classes"
+    fits = shape[:-1] == y.shape if classes else without_ones(shape[1:]) == without_ones(y.shape[1:])
+    if not fits:
+        wanted = f"{y.shape[1:]} and a last dim of classes" if classes else f"{y.shape[1:]}"
+        raise ShapeError(f"the model's output for one sample is {shape[1:]}, the targets are {y.shape[1:]} ({y.dtype}) "
+                         f"and want {wanted}; change the model's outputs or train.loss", file=file)
+    if classes and y.dtype.kind not in "biu":
+        raise ShapeError(f"the loss wants integer labels, the targets are {y.dtype}; change train.loss", file=file)
+    return int(shape[-1]) if classes else None
+
+
+def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A target (B,) fits an output (B, 1): losses of numbers ignore dims of size 1."""
+    return tuple(n for n in shape if n != 1)

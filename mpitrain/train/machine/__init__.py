@@ -1,0 +1,1 @@
+"""The machine a run is on: versions, threads, the numerics that bits depend on."""

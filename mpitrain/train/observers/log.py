@@ -1,0 +1,176 @@
+"""What a run tells while it goes: metrics.jsonl for programs, a progress line for people; on rank 0 alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from mpitrain.checkpoint.disk import storage_error, write_fully
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
+REFRESH_S = 0.1      # seconds between redraws of the bar at most: drawing one costs about a millisecond
+
+
+class Metrics:
+    """metrics.jsonl: one JSON object a line, each line there whole or not at all. With no path it does nothing.
+
+    Floats are written so that they read back to the same bits. JSON has no NaN or infinity: they become null, which
+    pandas reads as NaN.
+    """
+
+    def __init__(self, path: Path | None):
+        self.path = path
+        self._fd: int | None = None
+        if path is not None:
+            try:
+                self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+                self._end = os.lseek(self._fd, 0, os.SEEK_END)
+            except OSError as error:
+                raise storage_error(error, "opening", path) from error
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Add a line. On StorageError (a full disk) the file still ends with the line before."""
+        if self._fd is None or self.path is None:
+            return
+        line = (json.dumps(plain_values(values), allow_nan=False) + "\n").encode()
+        try:
+            write_fully(self._fd, memoryview(line), self._end)
+        except OSError as error:
+            failure = storage_error(error, "writing", self.path, offset=self._end, needed=len(line))
+            os.ftruncate(self._fd, self._end)
+            raise failure from error
+        self._end += len(line)
+
+    def sync(self) -> None:
+        """Make the lines so far survive a power cut; call it before a checkpoint of their steps is saved."""
+        if self._fd is not None and self.path is not None:
+            try:
+                os.fsync(self._fd)
+            except OSError as error:
+                raise storage_error(error, "syncing to the disk", self.path) from error
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What JSON can hold: NumPy scalars as Python's numbers; NaN and the infinities as None."""
+    numbers = {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
+    return {name: None if isinstance(n, float) and not math.isfinite(n) else n for name, n in numbers.items()}
+
+
+class Progress:
+    """How far the run is: a bar on a terminal, otherwise a line for each `update` that is due (`log.every`).
+
+    Silent when `quiet` or on ranks other than 0. Under mpirun only stdout is a terminal, so that is where it goes. A
+    terminal that goes away (a closed pipe, a full disk under a redirected log) ends the display, not the run.
+    """
+
+    def __init__(self, total_steps: int, *, rank: int = 0, quiet: bool = False, stream: TextIO | None = None):
+        self.total = total_steps
+        self._stream = None if quiet or rank else sys.stdout if stream is None else stream
+        self._bar: Bar | None = None
+        self._drawn = -math.inf
+        self._step_s = 0.0
+        if self._stream is not None and is_watched(self._stream):
+            self._bar = self._new_bar(self._stream)
+
+    def _new_bar(self, stream: TextIO) -> Bar:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        # No refresh thread: it would take the interpreter from the training step at moments of its own.
+        bar = Progress(TextColumn("step {task.completed}/{task.total}"), BarColumn(), TextColumn("{task.fields[about]}"),
+                       console=Console(file=stream), auto_refresh=False)
+        bar.add_task("train", total=self.total, about="")
+        bar.start()
+        return bar
+
+    def update(self, step: int, values: Mapping[str, float], *, due: bool = True) -> None:
+        """`step` steps are done; `values` holds `loss`, and `lr`, `samples_per_s`, `step_s` where known.
+
+        Without a terminal nothing is printed unless `due`. Rates and the time left rest on `step_s`, which excludes
+        evaluation and saving.
+        """
+        step_s = values.get("step_s", 0.0)
+        self._step_s = 0.9 * self._step_s + 0.1 * step_s if self._step_s and step_s else step_s or self._step_s
+        if self._stream is None or (self._bar is None and not due):
+            return
+        about = _about(values, (self.total - step) * self._step_s)
+        if self._bar is None:
+            self._show(f"step {step}/{self.total}  {about}")
+            return
+        now = self._bar.get_time()
+        self._bar.update(self._bar.task_ids[0], completed=step, about=about)
+        if now - self._drawn >= REFRESH_S or step >= self.total:
+            self._drawn = now
+            self._show(None)
+
+    def message(self, text: str) -> None:
+        """Print a line (above the bar): a checkpoint saved, an evaluation; control characters in it are escaped."""
+        self._show("".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text))
+
+    def _show(self, line: str | None) -> None:
+        """Print a line, or only redraw the bar."""
+        if self._stream is None:
+            return
+        try:
+            if self._bar is None:
+                print(line, file=self._stream, flush=True)
+            elif line is None:
+                self._bar.refresh()
+            else:
+                self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        except (OSError, UnicodeEncodeError):
+            self._stream = None                           # nobody is watching any more; hours of training are worth more
+
+    def close(self) -> None:
+        """Leave the terminal as it was, with the bar where it stopped."""
+        if self._bar is not None and self._stream is not None:
+            try:
+                self._bar.stop()
+            except OSError:
+                self._stream = None
+        self._bar = None
+
+
+def is_watched(stream: TextIO) -> bool:
+    """Whether somebody looks at this stream on a terminal that can redraw a line.
+
+    Open MPI gives each rank a terminal of its own whatever mpirun's output is: a pipe or a file shows through the launcher.
+    """
+    if not stream.isatty():
+        return False
+    if "OMPI_COMM_WORLD_SIZE" not in os.environ or stream is not sys.stdout:
+        return True
+    try:
+        return os.readlink(f"/proc/{os.getppid()}/fd/1").startswith(("/dev/pts/", "/dev/tty"))
+    except OSError:
+        return False                                      # another host's launcher daemon, or no /proc: plain lines are safe
+
+
+def _about(values: Mapping[str, float], seconds_left: float) -> str:
+    words = [f"loss {values['loss']:.4f}"] if "loss" in values else []
+    if "lr" in values:
+        words.append(f"lr {values['lr']:.2e}")
+    if "samples_per_s" in values:
+        words.append(f"{values['samples_per_s']:,.0f} samples/s")
+    if seconds_left > 0:
+        words.append(f"ETA {duration(seconds_left)}")
+    return "  ".join(words)
+
+
+def duration(seconds: float) -> str:
+    """``1:02:03``; days are counted in hours."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}"

@@ -1,0 +1,238 @@
+"""The run folder: one job at a time, clear refusals, and nothing of anyone else's touched."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpitrain.checkpoint import store
+from mpitrain.checkpoint.run_folder import RunFolder
+from mpitrain.errors import AccessError, OutputError, StorageError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def finished_run(path: Path) -> Path:
+    with RunFolder(path).open() as run:
+        run.write_text(run.config, "[run]\n")
+        run.write_json(run.run_json, {"ok": True})
+        run.metrics.write_text('{"step": 1}\n')
+        run.errors.mkdir()
+        (run.errors / "rank-3.json").touch()
+        store.save(run.checkpoints, 1, [store.Piece.whole("w", np.ones(3))], {})
+        (run.checkpoints / "step-00000002.tmp-0123abcd").mkdir()
+    return path
+
+
+def tree(path: Path) -> list[str]:
+    return sorted(str(p.relative_to(path)) for p in path.rglob("*"))
+
+
+def test_a_missing_folder_is_made_with_its_parents(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "a" / "b" / "run").open() as run:
+        assert tree(run.path) == ["checkpoints", "lock"]
+
+
+def test_a_run_that_is_there_is_refused_and_the_flags_are_named(tmp_path: Path) -> None:
+    path = finished_run(tmp_path / "run")
+    before = tree(path)
+    with pytest.raises(OutputError, match=r"the run folder is not empty \(checkpoints, config.toml, errors, \.\.\.\): --resume "
+                                          r"continues its run, --overwrite deletes that run and starts anew") as caught:
+        RunFolder(path).open()
+    assert caught.value.exit_code == 73 and tree(path) == before
+    RunFolder(path).open(resume=True).close()                               # the refusal freed the lock
+
+
+def test_a_folder_of_other_things_is_refused_without_a_trace(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(OutputError, match="not empty .thesis.tex."):
+        RunFolder(tmp_path).open()
+    assert tree(tmp_path) == ["thesis.tex"]
+
+
+def test_a_folder_left_by_a_run_killed_at_once_counts_as_empty(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    RunFolder(tmp_path).open().close()
+
+
+def test_resume_keeps_everything(tmp_path: Path) -> None:
+    path = finished_run(tmp_path / "run")
+    before = tree(path)
+    RunFolder(path).open(resume=True).close()
+    assert tree(path) == before
+
+
+def test_overwrite_deletes_what_runs_write_and_nothing_else(tmp_path: Path) -> None:
+    path = finished_run(tmp_path / "run")
+    foreign = ["notes.md", "checkpoints/best.h5", "checkpoints/step-00000001/plot.png", "errors/rank-x.json", "metrics.jsonl.bak",
+               "checkpoints/step-9/manifest.json", "checkpoints/step-00000001/sub"]
+    for name in foreign:
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_text("mine")
+    (path / "run.json").unlink()
+    (path / "run.json").symlink_to(path / "notes.md")
+    RunFolder(path).open(overwrite=True).close()
+    files = [name for name in tree(path) if not (path / name).is_dir()]
+    assert [name for name in files if "plot.png" not in name and "sub" not in name] == [
+        "checkpoints/best.h5", "checkpoints/step-9/manifest.json", "errors/rank-x.json", "lock", "metrics.jsonl.bak", "notes.md"]
+    assert sum("plot.png" in name or name.endswith("/sub") for name in files) == 2
+    assert (path / "notes.md").read_text() == "mine"
+    assert store.candidates(path / "checkpoints") == []
+
+
+def test_a_link_a_file_and_linked_folders_inside_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="the run folder is a symbolic link to .*real; set run.out to the folder itself"):
+        RunFolder(tmp_path / "link").open()
+    with pytest.raises(OutputError, match="the run folder is a file; remove it or set run.out"):
+        RunFolder(tmp_path / "file").open()
+    with pytest.raises(OutputError, match="Not a directory.*a file stands where a folder should"):
+        RunFolder(tmp_path / "file" / "run").open()
+    (tmp_path / "real" / "checkpoints").symlink_to(tmp_path)
+    with pytest.raises(OutputError, match="expected a folder of the run, found a symbolic link; remove it"):
+        RunFolder(tmp_path / "real").open(overwrite=True)
+    (tmp_path / "real" / "lock").unlink()
+    (tmp_path / "real" / "lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OutputError, match="a symbolic link stands where a file of ours should"):
+        RunFolder(tmp_path / "real").open(resume=True)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_another_program_s_file_called_lock_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("yarn lockfile v1")
+    with pytest.raises(OutputError, match="expected the lock file of a run, found another file of that name"):
+        RunFolder(tmp_path).open(resume=True)
+    assert (tmp_path / "lock").read_text() == "yarn lockfile v1"
+
+
+@pytest.fixture
+def as_nobody() -> Iterator[Path]:
+    """A folder that everyone can reach, and this process as a user who owns nothing."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become another user")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        os.seteuid(65534)
+        try:
+            yield Path(folder)
+        finally:
+            os.seteuid(0)
+
+
+def test_a_folder_that_may_not_be_written_is_refused_with_77(as_nobody: Path) -> None:
+    for path in (as_nobody, as_nobody / "new"):
+        with pytest.raises(AccessError, match="Permission denied .EACCES.; change its permissions or set run.out") as caught:
+            RunFolder(path).open()
+        assert caught.value.exit_code == 77
+
+
+HOLD = """if True:
+    import sys
+    from mpitrain.checkpoint.run_folder import RunFolder
+    run = RunFolder(sys.argv[1]).open()
+    print("held", flush=True)
+    input()"""
+
+
+def test_a_folder_another_job_holds_is_busy_until_that_job_is_killed(tmp_path: Path) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "run")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True)
+    with holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        for flags in ({"resume": True}, {"overwrite": True}, {}):
+            with pytest.raises(OutputError, match=rf"busy: a job holds it \(host={socket.gethostname()} pid={holder.pid} "
+                                                  rf"since=\d{{4}}-.*\); wait for it") as caught:
+                RunFolder(tmp_path / "run").open(**flags)
+            assert caught.value.exit_code == 73
+        holder.send_signal(signal.SIGKILL)
+    with RunFolder(tmp_path / "run").open(resume=True) as run:
+        assert f"pid={os.getpid()} " in (run.path / "lock").read_text()
+
+
+def test_a_closed_run_can_be_opened_again_by_the_same_program(tmp_path: Path) -> None:
+    with RunFolder(tmp_path).open() as run:
+        with pytest.raises(OutputError, match="busy"):
+            RunFolder(tmp_path).open(resume=True)
+        run.close()
+        RunFolder(tmp_path).open(resume=True).close()
+
+
+def test_a_file_system_without_locks_is_used_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    warnings: list[str] = []
+    RunFolder(tmp_path).open(warn=warnings.append).close()
+    assert len(warnings) == 1 and "this file system has no locks (No locks available); do not start two jobs" in warnings[0]
+
+
+def test_a_lock_that_fails_otherwise_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(fd: int, operation: int) -> None:
+        raise OSError(errno.EIO, "x")
+
+    monkeypatch.setattr(fcntl, "flock", broken)
+    with pytest.raises(StorageError, match="locking failed: Input/output error"):
+        RunFolder(tmp_path).open()
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+def test_a_file_is_replaced_at_once_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunFolder(tmp_path).open() as run:
+        run.write_json(run.run_json, {"a": 1})
+        pwrite = os.pwrite
+
+        def failing(fd: int, data: memoryview, offset: int) -> int:
+            if offset:
+                raise OSError(errno.ENOSPC, "x")
+            return pwrite(fd, data[:3], 0)
+
+        monkeypatch.setattr(os, "pwrite", failing)
+        with pytest.raises(StorageError, match="No space left"):
+            run.write_json(run.run_json, {"a": 2})
+        assert json.loads(run.run_json.read_text()) == {"a": 1}
+        monkeypatch.undo()
+        run.write_json(run.run_json, {"a": 3})                              # over what the failed one left
+        assert json.loads(run.run_json.read_text()) == {"a": 3} and tree(tmp_path) == ["checkpoints", "lock", "run.json"]
+
+
+def test_resuming_forgets_the_metrics_after_the_checkpoint_and_a_torn_line(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    kept = '{"step": 1, "loss": 0.1}\n{"step": 2, "loss": 0.30000000000000004}\n{"step": 2, "split": "validation"}\n'
+    run.metrics.write_text(kept + '{"step": 3, "loss": 0.2}\n{"step": 3, "split": "validation"}\n{"step": 2, "lo')
+    assert run.truncate_metrics(2) == 3
+    assert run.metrics.read_text() == kept
+    inode = run.metrics.stat().st_ino
+    assert run.truncate_metrics(2) == 0 and run.metrics.stat().st_ino == inode
+
+
+def test_a_line_torn_just_before_its_end_is_forgotten_too(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.metrics.write_text('{"step": 1}\n{"step": 2}')                       # the next line would be glued to it
+    assert run.truncate_metrics(2) == 1 and run.metrics.read_text() == '{"step": 1}\n'
+
+
+@pytest.mark.parametrize("line", [b"\0\0\0\0\n", b"[1]\n", b'{"loss": 1}\n', b'{"step": null}\n', b"\xff\n"])
+def test_a_line_that_is_no_metrics_line_is_forgotten(line: bytes, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.metrics.write_bytes(line + b'{"step": 1}\n')
+    assert run.truncate_metrics(5) == 1 and run.metrics.read_bytes() == b'{"step": 1}\n'
+
+
+def test_metrics_that_were_never_written_need_no_truncating(tmp_path: Path) -> None:
+    assert RunFolder(tmp_path).truncate_metrics(5) == 0

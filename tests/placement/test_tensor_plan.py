@@ -1,0 +1,153 @@
+"""Plans: which layers are cut, what each rank keeps of them, and what is refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mpitrain import models, nn
+from mpitrain.errors import ConfigError, MeshError
+from mpitrain.parallel.connect import hold
+from mpitrain.parallel.layers.tensor_loss import CutLoss
+from mpitrain.parallel.layers.tensor_parallel import TensorParallel, _of_channels
+from mpitrain.placement.tensor_plan import narrow, read_plan
+from mpitrain.train.build import reproducible
+
+
+def gpt(**changed):
+    return models.gpt(**{"layers": 2, "heads": 6, "width": 12, "block": 8, "vocabulary": 11, "bias": True, **changed})
+
+
+def small():
+    return nn.Sequential(("conv", nn.Conv2d(2, 4, 3)), ("norm", nn.BatchNorm2d(4)), ("flat", nn.Flatten()),
+                         ("a", nn.Linear(4, 8)), ("act", nn.Tanh()), ("b", nn.Linear(8, 3)))
+
+
+@pytest.mark.parametrize("make", [gpt, lambda: models.mlp(5, [6, 6, 6], 4), models.lenet, models.resnet20])
+def test_parts_of_all_ranks_are_the_whole_with_the_values_of_one_rank(make):
+    whole = make()
+    whole.initialize(seed=3)
+    built = {name: np.full(p.shape, np.nan) for name, p in whole.named_parameters()}
+    cut = set()
+    for rank in range(2):
+        model = make()
+        narrow(read_plan(model, model.plan), rank, 2)
+        model.initialize(seed=3)
+        for name, parameter in model.named_parameters():
+            cut |= {name} if "tp" in parameter.placement else set()
+            for own, start in parameter.boxes():
+                part = parameter.array[own]
+                built[name][tuple(slice(s, s + n) for s, n in zip(start, part.shape))] = part
+    for name, parameter in whole.named_parameters():
+        np.testing.assert_array_equal(built[name], parameter.array)
+    assert cut and cut < set(built)
+
+
+def test_a_rank_has_the_same_heads_of_queries_keys_and_values():
+    model = gpt()
+    narrow(read_plan(model, model.plan), 1, 3)
+    attention = model["block0"].attention
+    assert attention.qkv.weight.shape == (12, 12) and attention.out.weight.shape == (12, 4)
+    assert [box.start[0] for box in attention.qkv.weight.boxes()] == [4, 16, 28]
+    assert attention.out.bias.placement == {} and attention.qkv.bias.placement == {"tp": 0}
+    assert model["embed"].token.weight.shape == (4, 12) and model["head"].weight is model["embed"].token.weight
+
+
+def test_a_twin_of_a_cut_parameter_is_cut_alike():
+    model = gpt()
+    narrow(read_plan(model, model.plan), 1, 2)
+    model.untie()
+    assert model["head"].weight.shape == (6, 12) and model["head"].weight.offset == (5, 0)
+
+
+@pytest.mark.parametrize(("model", "n", "message"), [
+    (gpt(), 4, 'mesh.tp = 4 does not divide the 6 heads of "block0.attention.qkv"; the nearest that fits the whole model: '
+               "mesh.tp = 3 or 6"),
+    (gpt(heads=12, vocabulary=3), 4, 'mesh.tp = 4 is more than the 3 rows of "embed.token"; the nearest that fits the whole '
+                                     "model: mesh.tp = 3"),
+    (models.mlp(5, [7], 4), 2, 'mesh.tp = 2 does not divide the 7 outputs of "linear0"; the nearest that fits the whole model: '
+                               "mesh.tp = 1 or 7"),
+    (models.lenet(), 4, 'mesh.tp = 4 does not divide the 6 output channels of "conv1"; the nearest that fits the whole model: '
+                        "mesh.tp = 3 or 6"),
+])
+def test_a_size_that_does_not_fit_is_named_with_the_nearest_that_does(model, n, message):
+    with pytest.raises(MeshError) as caught:
+        narrow(read_plan(model, model.plan), 0, n)
+    assert caught.value.message == message
+
+
+@pytest.mark.parametrize(("model", "plan", "message"), [
+    (small(), {}, "mesh.tp cuts layers by a plan, and this model has none; give it one in mesh.plan"),
+    (small(), {"convs": "column"}, 'mesh.plan: no layer matches "convs" (did you mean "conv"?)'),
+    (gpt(), {"*.qkv": "column"}, 'mesh.plan: no layer matches "*.qkv"'),
+    (small(), {"a": "colum"}, 'mesh.plan: the style "colum" of "a" is not there (did you mean "column"?)'),
+    (small(), {"a": "column", "[ab]": "row"}, 'mesh.plan: "a" is "column" by "a" and "row" by "[ab]"; keep one of them'),
+    (small(), {"norm": "row"}, 'mesh.plan: "norm" is a BatchNorm2d, and "row" (inputs are cut: ranks\' products are added) is '
+                               "for Linear, Conv2d; such a layer may be channels"),
+    (gpt(), {"block0": "column"}, '"block0" is a Block, and "column" (outputs are cut: each rank has some of them) is for '
+                                  "Linear, Conv2d; name the layers in it"),
+    (small(), {"a": "vocabulary"}, 'the outputs of "a" go on to "b", and "vocabulary" leaves them cut for the loss; make it '
+                                   '"gathered"'),
+    (gpt(), {"embed.token": "vocabulary"}, '"head" shares the parameter "embed.token.weight" with "embed.token", which cuts it '
+                                           "along dim 0; cut it alike in both"),
+    (nn.Sequential(("conv", nn.Conv2d(4, 4, 3, groups=2))), {"conv": "column"}, '"conv" is a convolution of 2 groups, which '
+                                                                               "cannot be cut; leave it whole"),
+    (nn.Sequential(("a", nn.Linear(4, 4)), ("drop", nn.Dropout(0.1)), ("b", nn.Linear(4, 4))), {"a": "column", "b": "row"},
+     'mesh.plan: "drop" takes the outputs of "a", of which each rank has some; give it the style "channels"'),
+])
+def test_a_plan_that_cannot_be_is_refused_in_one_line(model, plan, message):
+    with pytest.raises(ConfigError) as caught:
+        read_plan(model, plan)
+    assert message in caught.value.message
+
+
+def test_dropout_behind_cut_layers_is_refused_only_where_it_drops_what_is_cut():
+    for drop, plan in ((nn.Dropout(0.0), {"a": "column", "b": "row"}), (nn.Dropout(0.5), {"a": "gathered", "b": "row"}),
+                       (nn.Dropout(0.5), {"a": "column", "drop": "channels", "b": "row"})):
+        read_plan(nn.Sequential(("a", nn.Linear(4, 4)), ("drop", drop), ("b", nn.Linear(4, 4)), ("last", nn.Dropout(0.5))), plan)
+
+
+def test_a_parameter_that_is_twice_in_a_plan_of_twins_is_refused_too():
+    model = gpt()
+    model.untie()
+    with pytest.raises(ConfigError, match='"head" shares the parameter "embed.token.weight" with "embed.token"'):
+        read_plan(model, {"embed.token": "vocabulary"})
+
+
+class Ranks:
+    """A mesh in which layers are cut over two ranks, of which nobody sends anything."""
+
+    def channel(self, axes, purpose):
+        return None
+
+    def size(self, axis):
+        return 2 if axis == self.cut else 1
+
+    def __init__(self, cut="tp"):
+        self.cut = cut
+
+
+def test_what_does_not_go_with_layers_on_several_ranks_is_said_in_one_line():
+    for make, message in (
+            (lambda: reproducible.refuse_mesh(Ranks().size),
+             'train.reproducible = "layout" cannot have mesh.tp = 2: ranks that share a layer add up parts of its products, '
+             "which one rank adds in another order; set mesh.tp = 1"),
+            (lambda: CutLoss(nn.LOSSES["mse"](), None, 0, 4, "head"),
+             'mesh.plan leaves the outputs of "head" cut ("vocabulary"), which is for train.loss = '
+             '"cross_entropy"; make "head" "gathered" for MSE'),
+            (lambda: _of_channels(nn.Dropout(), "drop", SimpleNamespace(rank=1))(np.zeros((2, 3, 4))),
+             'mesh.plan: "drop" is "channels", which for a Dropout is about (B, features) or (B, channels, H, W), found (2, 3, '
+             "4)"),
+            (lambda: TensorParallel(small(), Ranks(), {"a": "column", "b": "row"}, sequence=True),
+             'mesh.sequence = true cuts what lies between layers, and the plan has no "sequence" layer'),
+            (lambda: hold(small(), Ranks("dp"), None, stages="blcks"),
+             'mesh.stages = "blcks" is not there: "blocks", "time", or each stage\'s number of blocks'),
+            (lambda: hold(small(), Ranks("dp"), None, plan={"c": "column"}), 'mesh.plan: no layer matches "c"'),
+            (lambda: hold(small(), Ranks("dp"), None, sequence=True), "mesh.sequence = true cuts activations over the ranks that "
+             "share layers, and mesh.tp is 1; set mesh.sequence = false, or mesh.tp to 2 or more")):
+        with pytest.raises(ConfigError) as caught:
+            make()
+        assert message in caught.value.message
+    reproducible.refuse_mesh(Ranks("dp").size)

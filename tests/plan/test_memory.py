@@ -1,0 +1,171 @@
+"""The memory report: formulas against what reducers and steps do, what a stage holds at once, and what it says in words."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpitrain import models, nn, optim
+from mpitrain.backend import memory as pools
+from mpitrain.backend import native
+from mpitrain.config import load_config
+from mpitrain.parallel.gradients.reducer import GradientReducer
+from mpitrain.placement.shards import KINDS
+from mpitrain.placement.tree import RankTree
+from mpitrain.plan import memory
+from mpitrain.plan.activations import Course, Phase, most, trace
+from mpitrain.plan.inspect import inspect_config
+from mpitrain.plan.memory import NOBODY, Forecast, Sizes, Use, forecast, forecast_lines, report_lines, sums_at_once
+from mpitrain.schedules.microtree import share
+from mpitrain.schedules.pipeline import SCHEDULES
+from mpitrain.schedules.pipeline_check import actions_of
+from mpitrain.train.build.assembly import Options
+
+needs_pool = pytest.mark.skipif(native.compiler() is None, reason="no C compiler")
+LOSS = nn.LOSSES["cross_entropy"]()
+ALONE = Sizes()
+MIB = 1 << 20
+
+
+def in_pool(monkeypatch: pytest.MonkeyPatch, action: Callable[[pools.Pool], Any]) -> Any:
+    """What `action` returns, where the pool counts as this process's; only while it runs."""
+    pool = pools.pool()
+    assert pool is not None
+    monkeypatch.setattr(pools, "_used", [pool])
+
+    def run() -> Any:
+        pool.use()
+        return action(pool)
+    return contextvars.Context().run(run)
+
+
+@pytest.mark.parametrize(("n_micro", "n", "tree"), [(1, 1, False), (3, 1, False), (7, 1, False), (8, 1, False), (8, 3, False),
+                                                    (1, 1, True), (6, 1, True), (7, 1, True)])
+def test_a_reducer_keeps_as_many_sums_as_predicted(n_micro: int, n: int, tree: bool) -> None:
+    found = 0
+    for rank in range(n):
+        model = nn.Sequential(nn.Linear(3, 2))
+        storage = model.initialize(0)
+        reducer = GradientReducer(storage, SimpleNamespace(size=1), tree=RankTree(n_micro, rank, n) if tree else None)
+        first, last = share(rank, n, n_micro)
+        reducer.begin()
+        for micro in range(first, last):
+            reducer.begin_micro_batch(micro, last=micro == last - 1)
+            for parameter in model.parameters():
+                parameter.grad = parameter.grad_buffer
+                for hook in parameter.grad_hooks:
+                    hook(parameter)
+        reducer.finish()
+        found = max(found, len(reducer.arenas))
+    assert sums_at_once(n_micro, n, tree=tree) == found
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb_h1", "interleaved"])
+def test_a_stage_holds_what_its_schedule_keeps_in_flight(name: str) -> None:
+    """With forwards that keep 10, and nothing else, the peak is the one that the checker proves; messages come on top."""
+    chunks = 2 if name == "interleaved" else 1
+    phases = {"F": Phase(10, 10), "B": Phase(0, 0 if name == "zb_h1" else -10), "W": Phase(0, -10)}
+    for stage in range(2):
+        program = list(actions_of(SCHEDULES[name], stage, 2, 6, chunks))
+        live = peak = 0
+        for action in program:
+            live += {"F": 1, "W": -1, "B": 0 if name == "zb_h1" else -1}[action.kind]
+            peak = max(peak, live)
+        plain, with_messages = ([Course(phases, size, size) for _ in range(2 * chunks)] for size in (0, 1))
+        assert most(program, lambda chunk: chunk * 2, plain) == 10 * peak
+        assert 10 * peak < most(program, lambda chunk: chunk * 2, with_messages) <= 10 * peak + 2
+
+
+@needs_pool
+def test_a_few_rows_tell_what_all_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line through 2 and 4 rows against a pass of all 24, in one and in two halves of backward; parameters are not made."""
+    def look(pool: pools.Pool) -> None:
+        for recompute in (False, True):
+            for split in (False, True):
+                found = []
+                for few in (2, 24):
+                    monkeypatch.setattr("mpitrain.plan.activations.FEW", few)
+                    model = models.gpt(2, 2, 64, 32, 50)
+                    model.recompute = recompute
+                    x = np.arange(32)[None]
+                    found.append(trace([model], LOSS, x, x, 24, pool=pool, seed=0, precision="float32", tokens=True, split=split))
+                    assert not model.parameters()[0].allocated
+                (line,), (all_of_them,) = found
+                assert list(line.phases) == ["F", "B", "W"][:2 + split] and line.phases["F"].kept > 100_000
+                for kind, phase in all_of_them.phases.items():
+                    assert line.phases[kind].peak == pytest.approx(phase.peak, rel=0.02, abs=5_000), kind
+                    assert line.phases[kind].kept == pytest.approx(phase.kept, rel=0.02, abs=5_000), kind
+                assert abs(sum(phase.kept for phase in line.phases.values())) < 5_000, "all of it is let go of"
+    in_pool(monkeypatch, look)
+
+
+class Odd(nn.Module):
+    def __init__(self) -> None:
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Any) -> Any:
+        return {}["key"]
+
+
+def predict(model: nn.Module, sample: Any = None, sizes: Sizes = ALONE, **options: Any) -> Forecast:
+    given = Options(steps=1, batch_size=12, **options)
+    return forecast(model, given, sizes, sample, loss=LOSS, optimizer=lambda storage: optim.AdamW(storage), tokens=False)
+
+
+@needs_pool
+def test_what_cannot_be_predicted_is_said_and_the_rest_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = np.zeros((1, 4), np.float32), np.zeros(1, np.int64)
+    assert predict(Odd(), sample).why == NOBODY
+    in_pool(monkeypatch, lambda pool: monkeypatch.setattr(memory, "found", predict(Odd(), sample), raising=False))
+    found: Forecast = memory.found                                          # type: ignore[attr-defined]
+    assert found.stages == [Use(4 * 32, 4 * 32, 8 * 32, 0, None, None)] and "KeyError" in found.why
+    lines = list(forecast_lines(found))
+    assert lines[0].startswith("memory of a rank in MiB, predicted (activations are not: ")
+    assert lines[-1].split()[-2:] == ["-", "-"]
+
+
+def test_each_part_has_its_formula() -> None:
+    """1,000 numbers in each of two stages: 1,008 with the ends of lines; AdamW has two numbers for each."""
+    def two() -> nn.Module:
+        return nn.Sequential(nn.Linear(10, 100, bias=False), nn.Linear(100, 10, bias=False))
+
+    line = 4 * 1008
+    assert predict(two()).stages[0] == Use(2 * line, 2 * line, 4 * line, 0, None, None)
+    assert predict(two(), sizes=Sizes(pp=2), micro_batches=4).stages == [Use(line, 3 * line, 2 * line, 0, None, None)] * 2
+    assert predict(two(), sizes=Sizes(dp=4), sharding="parameters").stages[0][:3] == (line // 2, line // 2, line)
+    one_copy = [predict(two(), sizes=Sizes(dp=4), sharding=kind, node_shared=True).stages[0][:3] for kind in KINDS]
+    plain, sliced = predict(two(), sizes=Sizes(dp=4)).stages[0][:3], (2 * line, line // 2, line)
+    assert one_copy == [plain, plain, sliced, sliced], "the node's one copy, which has slices of its own"
+    assert predict(two(), offload="file").stages[0][2:4] == (0, 4 * line)
+    assert predict(two(), offload="host", device="gpu").stages[0][2:4] == (0, 8 * line)
+
+
+def test_the_report_shows_the_rank_of_each_stage_that_has_most() -> None:
+    found = Forecast([Use(MIB, MIB, 2 * MIB, 0, MIB, 5 * MIB), Use(2 * MIB, MIB, 2 * MIB, 0, None, None)])
+    small, large = Use(MIB, MIB, MIB, MIB, MIB, MIB), Use(MIB, 3 * MIB, MIB, MIB, MIB, MIB)
+    lines = list(report_lines(found, [(0, small), (0, large), (1, small), (1, small)]))
+    assert [" ".join(line.split()) for line in lines] == [
+        "memory of a rank in MiB, predicted / measured",
+        "stage rank parameters gradients optimizer offloaded activations pool",
+        "0 1 1.00 / 1.00 1.00 / 3.00 2.00 / 1.00 0.00 / 1.00 1.00 / 1.00 5.00 / 1.00",
+        "1 2 2.00 / 1.00 1.00 / 1.00 2.00 / 1.00 0.00 / 1.00 - / 1.00 - / 1.00"]
+
+
+@needs_pool
+def test_inspect_has_a_row_for_each_stage_and_does_without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = Path(__file__).parents[2] / "examples/digits.toml"
+
+    def lines(*overrides: str) -> list[str]:
+        found: list[str] = in_pool(monkeypatch, lambda pool: list(inspect_config(load_config(path, list(overrides)), 4)))
+        return found[[line.startswith("memory of a rank") for line in found].index(True):]
+    head, names, *rows = lines("mesh.pp=2")
+    assert head == "memory of a rank in MiB, predicted" and names.split()[0] == "stage" and len(rows) == 2
+    assert all(float(cell) >= 0 for row in rows for cell in row.split())
+    head, *_ = lines(f"data.path={tmp_path / 'none.h5'}")
+    assert head.startswith("memory of a rank in MiB, predicted (activations are not: ")
