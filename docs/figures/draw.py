@@ -4,7 +4,8 @@
     python docs/figures/draw.py --add results.json    # first takes over what a benchmark wrote with --json results.json
 
 `results.jsonl` holds one measurement a line, as the benchmarks write them. A measurement that is added takes the place of an
-older one of the same thing. Each picture is written twice, for a light page and a dark one. The same measurements give the same bytes.
+older one of the same thing. Each picture is written twice, for a light page and a dark one. The same measurements give the
+same bytes.
 """
 
 from __future__ import annotations
