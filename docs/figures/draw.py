@@ -223,22 +223,23 @@ def in_bytes(count: int) -> str:
 
 
 TABLES: dict[str, Callable[[Record], str]] = {    # a benchmark, and what one of its records is about
-    "train_vs_peers": lambda r: f"{MODELS[r['model']]}, {r['ranks']} rank{'s' * (r['ranks'] > 1)}, beside {PEERS[r['peer']]}",
+    "train_vs_peers": lambda r: (f"{MODELS.get(r['model'], r['model'])}, {r['ranks']} rank{'s' * (r['ranks'] > 1)}, "
+                                 f"beside {PEERS.get(r['peer'], r['peer'])}"),
     "kernels_vs_torch": lambda r: f"{r['op']} ({r['what']})",
     "allreduce": lambda r: f"{r['algorithm']}, {in_bytes(r['bytes'])}, {r['ranks']} ranks, beside MPI_Allreduce",
     "allreduce_vs_gloo": lambda r: f"{r['algorithm']}, {in_bytes(r['bytes'])}, {r['ranks']} ranks, beside gloo",
     "exchange_vs_ddp": lambda r: f"{r['algorithm']}, {r['parameters'] // 10 ** 6} million parameters, {r['ranks']} ranks",
     "pipeline_vs_torch": lambda r: f"{r['model']}, {r['schedule']}, {r['stages']} stages",
-    "first_step": lambda r: f"{r['model']}",
+    "first_step": lambda r: f"{MODELS.get(r['model'], r['model'].upper())}, beside a PyTorch script",
 }
 
 
 def table(bench: str, records: list[Record]) -> str:
-    rows = ["| what | times faster | quartiles | our time | date |", "|---|---|---|---|---|"]
+    rows = ["| what | times faster | quartiles | our time | command | date |", "|---|---|---|---|---|---|"]
     for r in only(records, bench=bench):
         quartiles = f"{number(r['ratio_low'])} to {number(r['ratio_high'])}" if "ratio_low" in r else ""
-        ours = seconds_of(r["seconds"]) if "seconds" in r else ""
-        rows.append(f"| {TABLES[bench](r)} | {number(r['ratio'])} | {quartiles} | {ours} | {r['date']} |")
+        cells = TABLES[bench](r), number(r["ratio"]), quartiles, seconds_of(r["seconds"]) if "seconds" in r else ""
+        rows.append(f"| {' | '.join(cells)} | `{r['command']}` | {r['date']} |")
     return "\n".join(rows) + "\n"
 
 
