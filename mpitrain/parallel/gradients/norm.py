@@ -9,12 +9,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpitrain.backend import asnumpy
-from mpitrain.comm.mesh import COPIES, Mesh
+from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.kernels.optimizer import square_sums
 from mpitrain.nn.parameter import Described
 from mpitrain.optim import NORM_BLOCK, Segment, squared_norm
+from mpitrain.schedules.grid import COPIES
 
 
 class PartOf(Segment, Protocol):

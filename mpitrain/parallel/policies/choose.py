@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpitrain.backend import Array
-from mpitrain.comm.mesh import COPIES, REPLICAS, Mesh
+from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.algorithms import hosts_of
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.shared.channel import SharedChannel
@@ -32,6 +32,7 @@ from mpitrain.parallel.policies.sharded import ShardedUpdate, Sharding, SliceSum
 from mpitrain.parallel.policies.sharded_reducer import ShardedReducer
 from mpitrain.placement.tree import RankTree
 from mpitrain.schedules.collectives import ON_NODES
+from mpitrain.schedules.grid import COPIES, REPLICAS
 
 AUTO = "auto"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mpitrain.backend import Array, Device
-from mpitrain.comm.mesh import REPLICAS, Mesh
+from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import AnyWork, Channel
 from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.comm.shared.queue import SharedWork
@@ -22,6 +22,7 @@ from mpitrain.parallel.policies.node_memory import NodeCopy
 from mpitrain.parallel.policies.replicated import Bytes, Outcome, Replicated
 from mpitrain.placement.shards import KINDS, Shards, Unit, finer
 from mpitrain.placement.stages import Stage
+from mpitrain.schedules.grid import REPLICAS
 from mpitrain.schedules.steps import Algorithm
 
 

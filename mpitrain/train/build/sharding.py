@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mpitrain.comm.mesh import REPLICAS, Mesh
+from mpitrain.comm.mesh import Mesh
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError, MeshError
 from mpitrain.parallel.policies.sharded import Sharding, find_kind
 from mpitrain.placement.stages import Stage
+from mpitrain.schedules.grid import REPLICAS
 from mpitrain.schedules.pipeline import Schedule
 from mpitrain.schedules.pipeline_check import actions_of, splits_backward
 from mpitrain.train.build import reproducible
