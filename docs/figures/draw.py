@@ -1,4 +1,4 @@
-"""Draws the pictures of README.md and docs/, and writes the tables of docs/performance.md.
+"""Draws the pictures of README.md, and writes the tables of docs/performance.md and the line of layers in README.md.
 
     python docs/figures/draw.py                       # or: make figures
     python docs/figures/draw.py --add results.json    # first takes over what a benchmark wrote with --json results.json
@@ -11,6 +11,7 @@ same bytes.
 from __future__ import annotations
 
 import argparse
+import configparser
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -19,7 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
-RESULTS, PAGE = HERE / "results.jsonl", HERE.parent / "performance.md"
+ROOT = HERE.parents[1]
+RESULTS, PAGES = HERE / "results.jsonl", [ROOT / "README.md", ROOT / "docs/performance.md"]
 WIDTH = 840                                       # of a README on GitHub, in pixels
 
 Record = dict[str, Any]
@@ -243,9 +245,19 @@ def table(bench: str, records: list[Record]) -> str:
     return "\n".join(rows) + "\n"
 
 
+def layers() -> str:
+    """The import contract of setup.cfg, from the package that may import all others to the one that imports none."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    rows = setup["importlinter:contract:flow"]["layers"].replace("mpitrain.", "").split("\n")
+    return "`" + " > ".join(row.strip() for row in rows if row.strip()) + "`\n"
+
+
 def fill(page: str, records: list[Record]) -> str:
-    """The page with each table between its two marks, ``<!-- BENCH -->`` and ``<!-- end -->``, written anew."""
-    return re.sub(r"(<!-- (\w+) -->\n)(.*?)(<!-- end -->)", lambda m: m[1] + table(m[2], records) + m[4], page, flags=re.DOTALL)
+    """The page with what stands between two marks, ``<!-- BENCH -->`` or ``<!-- layers -->`` and ``<!-- end -->``, made anew."""
+    def made(match: re.Match[str]) -> str:
+        return match[1] + (layers() if match[2] == "layers" else table(match[2], records)) + match[4]
+    return re.sub(r"(<!-- (\w+) -->\n)(.*?)(<!-- end -->)", made, page, flags=re.DOTALL)
 
 
 # ---- files --------------------------------------------------------------------------------------------------------------------
@@ -280,7 +292,8 @@ def main() -> None:
     RESULTS.write_text("".join(json.dumps(record) + "\n" for record in records))
     for name, contents in drawn(records).items():
         (HERE / name).write_text(contents)
-    PAGE.write_text(fill(PAGE.read_text(), records))
+    for page in PAGES:
+        page.write_text(fill(page.read_text(), records))
 
 
 if __name__ == "__main__":
