@@ -16,7 +16,9 @@ from mpitrain.optim import Optimizer
 from mpitrain.parallel.gradients.norm import Parts
 from mpitrain.parallel.gradients.replicas import broadcast_state
 from mpitrain.parallel.layers.context_parallel import ContextParallel
-from mpitrain.parallel.layers.expert_parallel import ExpertParallel
+from mpitrain.parallel.layers.expert_parallel import share_experts
+from mpitrain.parallel.layers.ring_attention import Ring
+from mpitrain.parallel.layers.tensor_functions import Group
 from mpitrain.parallel.layers.tensor_parallel import TensorParallel
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.parallel.pipeline.neighbours import Neighbours
@@ -168,10 +170,14 @@ def hold(model: Module, mesh: Mesh, control: Channel, *, chunks: int = 1, stages
     if sequence and mixtures(model):
         raise ConfigError(f'mesh.sequence = true cuts what "{mixtures(model)[0][0]}" gets along the sequence, and experts choose '
                           "among whole samples; set mesh.sequence = false")
-    tensor = TensorParallel(model, mesh, plan, sequence=sequence, shared=shared) if mesh.size("tp") > 1 else None
-    context = ContextParallel(model, mesh, tensor.along if tensor else ()) if mesh.size("cp") > 1 else None
+    tensor = context = None
+    if mesh.size("tp") > 1:
+        layers = mesh.channel("tp", "layers")
+        tensor = TensorParallel(model, Group(mesh.share_memory(layers) if shared else layers), plan, sequence=sequence)
+    if mesh.size("cp") > 1:
+        context = ContextParallel(model, Ring(mesh.link("cp", "ring")), tensor)
     if mesh.size("ep") > 1:
-        ExpertParallel(model, mesh)
+        share_experts(model, mesh.channel("ep", "experts"))
     counts = stages if isinstance(stages, (list, tuple)) else ()
     stage = cut(model, mesh.coordinate("pp"), n_stages, chunks, counts=counts)
     if not mesh.cuts_model:

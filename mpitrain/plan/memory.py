@@ -23,8 +23,11 @@ from mpitrain.backend.memory import pool_in_use
 from mpitrain.config import Config
 from mpitrain.errors import MpitrainError, name_and_text, place
 from mpitrain.parallel.gradients.reducer import GradientReducer
+from mpitrain.parallel.layers.alone import AloneChannel
 from mpitrain.parallel.layers.context_parallel import ContextParallel
-from mpitrain.parallel.layers.expert_parallel import ExpertParallel
+from mpitrain.parallel.layers.expert_parallel import share_experts
+from mpitrain.parallel.layers.ring_attention import AloneRing
+from mpitrain.parallel.layers.tensor_functions import Group
 from mpitrain.parallel.layers.tensor_parallel import TensorParallel
 from mpitrain.parallel.policies.gathered import blocks_of
 from mpitrain.parallel.policies.sharded import predicted, probe, where_to_cut
@@ -32,7 +35,7 @@ from mpitrain.parallel.policies.sharded_reducer import IN_FLIGHT, SHARED_AT_ONCE
 from mpitrain.parallel.policies.shared_buckets import ring_size
 from mpitrain.placement.buckets import plan_buckets
 from mpitrain.placement.stages import Stage, cut
-from mpitrain.plan.activations import Course, LoneMesh, most, trace
+from mpitrain.plan.activations import Course, most, trace
 from mpitrain.plan.table import table
 from mpitrain.schedules.microtree import Counter, joins, nodes_of, share, width
 from mpitrain.schedules.pipeline import SCHEDULES
@@ -115,12 +118,12 @@ def forecast(model: nn.Module, o: Options, sizes: Sizes, sample: tuple[Any, Any]
 def _cut_layers(model: nn.Module, o: Options, sizes: Sizes, sample: tuple[Any, Any] | None,
                 loss: Any) -> tuple[tuple[Any, Any] | None, Any]:
     """(what a rank has of a sample, the loss of its outputs); the model is cut as `parallel.connect.hold` cuts it."""
-    lone: Any = LoneMesh(sizes._asdict())
-    tensor = TensorParallel(model, lone, o.plan, sequence=o.sequence, shared=False) if sizes.tp > 1 else None
+    lone: Any = AloneChannel
+    tensor = TensorParallel(model, Group(lone(0, sizes.tp)), o.plan, sequence=o.sequence) if sizes.tp > 1 else None
     if sizes.ep > 1:
-        ExpertParallel(model, lone)
+        share_experts(model, lone(0, sizes.ep))
     if sizes.cp > 1:
-        context = ContextParallel(model, lone, tensor.along if tensor else ())
+        context = ContextParallel(model, AloneRing(0, sizes.cp), tensor)
         sample = None if sample is None else (context.part(sample[0]), context.part(sample[1]))
     return sample, loss if tensor is None else tensor.loss(loss)
 

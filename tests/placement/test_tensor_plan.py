@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from mpitrain import models, nn
 from mpitrain.errors import ConfigError, MeshError
 from mpitrain.parallel.connect import hold
+from mpitrain.parallel.layers.alone import AloneChannel
+from mpitrain.parallel.layers.tensor_functions import Group
 from mpitrain.parallel.layers.tensor_loss import CutLoss
-from mpitrain.parallel.layers.tensor_parallel import TensorParallel, _of_channels
-from mpitrain.placement.tensor_plan import narrow, read_plan
+from mpitrain.parallel.layers.tensor_parallel import Channels, TensorParallel
+from mpitrain.placement.tensor_plan import Layer, narrow, read_plan
 from mpitrain.train.build import reproducible
 
 
@@ -137,10 +137,10 @@ def test_what_does_not_go_with_layers_on_several_ranks_is_said_in_one_line():
             (lambda: CutLoss(nn.LOSSES["mse"](), None, 0, 4, "head"),
              'mesh.plan leaves the outputs of "head" cut ("vocabulary"), which is for train.loss = '
              '"cross_entropy"; make "head" "gathered" for MSE'),
-            (lambda: _of_channels(nn.Dropout(), "drop", SimpleNamespace(rank=1))(np.zeros((2, 3, 4))),
+            (lambda: Channels(Layer("drop", nn.Dropout(), "channels"), None, False).forward(None, np.zeros((2, 3, 4))),
              'mesh.plan: "drop" is "channels", which for a Dropout is about (B, features) or (B, channels, H, W), found (2, 3, '
              "4)"),
-            (lambda: TensorParallel(small(), Ranks(), {"a": "column", "b": "row"}, sequence=True),
+            (lambda: TensorParallel(small(), Group(AloneChannel(0, 2)), {"a": "column", "b": "row"}, sequence=True),
              'mesh.sequence = true cuts what lies between layers, and the plan has no "sequence" layer'),
             (lambda: hold(small(), Ranks("dp"), None, stages="blcks"),
              'mesh.stages = "blcks" is not there: "blocks", "time", or each stage\'s number of blocks'),

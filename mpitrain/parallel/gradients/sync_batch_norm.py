@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mpitrain.backend import Array
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import ConfigError
 from mpitrain.nn import Module, SyncBatchNorm
+from mpitrain.nn.across import Across
+from mpitrain.parallel.layers.alone import AloneChannel
+
+
+class SumOverRanks(Across):
+    """What a SyncBatchNorm asks of the ranks of a channel."""
+
+    def __init__(self, channel: Channel):
+        self.channel = channel
+
+    def reduce(self, array: Array) -> None:
+        self.channel.allreduce(array, name="batch norm")
+
+    def alone(self) -> Across:
+        lone: Any = AloneChannel(self.channel.rank, self.channel.size)
+        return SumOverRanks(lone)
 
 
 def synchronise_batch_norm(model: Module, channel: Channel, n_micro: int, n_ranks: int, *, drop_last: bool) -> int:
-    """Injects the sum over `channel` into every SyncBatchNorm of `model`; returns how many there are.
+    """Every SyncBatchNorm of `model` sums over `channel` from now on; returns how many there are.
 
     Each use is a collective, so every rank must run the same number of micro-batches in every step.
     """
@@ -21,9 +39,6 @@ def synchronise_batch_norm(model: Module, channel: Channel, n_micro: int, n_rank
         raise ConfigError("synchronised batch norm needs as many micro-batches on each rank, which a short last batch may not "
                           "have; set data.drop_last = true")
 
-    def add_over_ranks(array: Array) -> None:
-        channel.allreduce(array, name="batch norm")
-
     for layer in layers:
-        layer.reduce = add_over_ranks
+        layer.across = SumOverRanks(channel)
     return len(layers)

@@ -6,43 +6,45 @@ all of them have; their gradients are summed as those of data-parallel ranks are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-from mpitrain.autograd import Tensor
 from mpitrain.backend import Array
-from mpitrain.comm.mesh import Mesh
 from mpitrain.errors import ConfigError, MeshError
 from mpitrain.nn import Module, MultiHeadAttention, mixtures
-from mpitrain.parallel.layers.ring_attention import Ring, ring_attention
+from mpitrain.nn.across import Across
+from mpitrain.parallel.layers.ring_attention import AloneRing, Ring, ring_attention
+from mpitrain.parallel.layers.tensor_parallel import TensorParallel
 from mpitrain.placement.zigzag import LENGTH, part, positions, refuse_length
 
 
 class ContextParallel:
-    """A model whose samples are cut over the ranks of a mesh's cp axis. Made by all of them, before memory is given.
+    """A model whose samples are cut over the ranks of a ring. Made by all of them, before memory is given.
 
-    The dropouts of `cut` work on parts of what is here: the one of this rank's place of those along tp.
+    `tensor`, where layers are cut too: what it cuts along the sequence works on parts of what is here.
     """
 
-    def __init__(self, model: Module, mesh: Mesh, cut: Collection[Module] = ()):
-        self.rank, self.size = mesh.coordinate("cp"), mesh.size("cp")
+    def __init__(self, model: Module, ring: Ring, tensor: TensorParallel | None = None):
+        self.ring, self.rank, self.size = ring, ring.rank, ring.size
         refuse_model(model, self.size)
-        self.ring = Ring(mesh.link("cp", "ring"))
 
         @cache
-        def spread(length: int) -> Array:
+        def here(length: int) -> Array:
             return positions(length, self.rank, self.size)
 
         @cache
-        def spread_further(length: int) -> Array:
-            return spread(length * mesh.size("tp"))[length * mesh.coordinate("tp"):][:length]
+        def further(length: int) -> Array:
+            group = tensor.group if tensor is not None else ring
+            return here(length * group.size)[length * group.rank:][:length]
 
+        along = [] if tensor is None else tensor.along
         for path, module in model.named_modules():
-            vars(module)["spread"] = spread_further if any(module is other for other in cut) else spread
             if isinstance(module, MultiHeadAttention):
-                vars(module)["attend"] = partial(ring_attention, ring=self.ring)
-                vars(module)["forward"] = without_mask(module.forward, path, self.size)
+                module.across = AcrossPositions(ring, path)
+            elif module.across is None:
+                module.across = Across()
+            module.across.positions = further if any(module is other for other in along) else here
 
     def part(self, x: Array) -> Array:
         """This rank's positions of whole samples (B, L, ...)."""
@@ -75,11 +77,22 @@ def treats_positions_apart(module: Module) -> bool:
                  if "by_position" in vars(kind) or "forward" in vars(kind)), False)
 
 
-def without_mask(inner: Callable[..., Tensor], path: str, n: int) -> Callable[..., Tensor]:
-    """Attention that refuses a mask, which has a row for each query and a column for each key, and no rank has all of them."""
-    def forward(x: Any, mask: Any = None) -> Tensor:
+class AcrossPositions(Across):
+    """What attention asks of the ranks that have the other positions of the samples."""
+
+    absent = "another rank's positions (mesh.cp)"
+
+    def __init__(self, ring: Ring, path: str):
+        self.ring, self.path, self.attend = ring, path, partial(ring_attention, ring=ring)
+
+    def forward(self, inner: Callable[..., Any], x: Any, mask: Any = None) -> Any:
+        """Refuses a mask, which has a row for each query and a column for each key: no rank has all of them."""
         if mask is not None:
-            raise ConfigError(f'mesh.cp = {n} cuts samples along their positions, and the attention "{path}" is given a mask of '
-                              "whole samples; use causal = True, or set mesh.cp = 1")
+            raise ConfigError(f"mesh.cp = {self.ring.size} cuts samples along their positions, and the attention "
+                              f'"{self.path}" is given a mask of whole samples; use causal = True, or set mesh.cp = 1')
         return inner(x)
-    return forward
+
+    def alone(self) -> Across:
+        stand_in = AcrossPositions(AloneRing(self.ring.rank, self.ring.size), self.path)
+        stand_in.positions = self.positions
+        return stand_in

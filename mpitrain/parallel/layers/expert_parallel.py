@@ -17,30 +17,35 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain import ops
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array, array_module
-from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import MeshError
 from mpitrain.nn import MixtureOfExperts, Module, Parameter, mixtures
-from mpitrain.nn.moe import Experts
+from mpitrain.nn.across import Across, Experts
+from mpitrain.parallel.layers.alone import AloneChannel
 from mpitrain.schedules.collectives import ALL_TO_ALL
 
 AXIS = "ep"
 
 
-class Across:
+class Dispatcher(Across):
     """The ranks that have one mixture together. Collective: all of them call it alike, in the same order."""
+
+    absent = "an expert of another rank (mesh.ep)"
 
     def __init__(self, channel: Channel, path: str):
         self.channel, self.path, self.size = channel, path, channel.size
 
-    def __call__(self, there: Tensor, experts: Experts) -> Tensor:
+    def alone(self) -> Across:
+        lone: Any = AloneChannel(self.channel.rank, self.size)
+        return Dispatcher(lone, self.path)
+
+    def exchange(self, there: Tensor, experts: Experts) -> Tensor:
         """What the experts of all ranks make of the rows at their places (E, C, D), as an array of the same kind."""
         own = there.shape[1]
         most = self.most(own)
-        return Return.apply(experts(Send.apply(there, across=self, most=most)), across=self, own=own)
+        return Return.apply(experts(Send.apply(there, ranks=self, most=most)), ranks=self, own=own)
 
     def most(self, places: int) -> int:
         """The largest of the ranks' numbers of places."""
@@ -73,35 +78,32 @@ class Send(Function):
     """Rows to the ranks that have their experts; the gradients come back the same way."""
 
     @staticmethod
-    def forward(ctx: Context, x: Array, *, across: Across, most: int) -> Array:
-        ctx.across, ctx.own = across, x.shape[1]
-        return across.send(x, most, "rows to")
+    def forward(ctx: Context, x: Array, *, ranks: Dispatcher, most: int) -> Array:
+        ctx.ranks, ctx.own = ranks, x.shape[1]
+        return ranks.send(x, most, "rows to")
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
-        return ctx.across.bring_back(grad, ctx.own, "gradients of rows to")
+        return ctx.ranks.bring_back(grad, ctx.own, "gradients of rows to")
 
 
 class Return(Function):
     """Rows back to the ranks that they belong to; their gradients go to the experts."""
 
     @staticmethod
-    def forward(ctx: Context, x: Array, *, across: Across, own: int) -> Array:
-        ctx.across, ctx.most = across, x.shape[1] // across.size
-        return across.bring_back(x, own, "rows from")
+    def forward(ctx: Context, x: Array, *, ranks: Dispatcher, own: int) -> Array:
+        ctx.ranks, ctx.most = ranks, x.shape[1] // ranks.size
+        return ranks.bring_back(x, own, "rows from")
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
-        return ctx.across.send(grad, ctx.most, "gradients of rows from")
+        return ctx.ranks.send(grad, ctx.most, "gradients of rows from")
 
 
-class ExpertParallel:
-    """A model whose experts are shared out over the ranks of a mesh's ep axis. Made by all of them, before memory is given."""
-
-    def __init__(self, model: Module, mesh: Mesh):
-        channel, rank, n = mesh.channel(AXIS, "experts"), mesh.coordinate(AXIS), mesh.size(AXIS)
-        for path, layer in cut_experts(model, rank, n):
-            layer.exchange = Across(channel, path)
+def share_experts(model: Module, channel: Channel) -> None:
+    """Shares out the experts of a model, which has no memory yet, over the ranks of `channel`, all of which call it."""
+    for path, layer in cut_experts(model, channel.rank, channel.size):
+        layer.across = Dispatcher(channel, path)
 
 
 def cut_experts(model: Module, rank: int, n: int) -> list[tuple[str, MixtureOfExperts]]:
@@ -125,14 +127,3 @@ def cut_experts(model: Module, rank: int, n: int) -> list[tuple[str, MixtureOfEx
             if isinstance(leaf, Parameter):                   # the router's is its own layer's
                 leaf.narrow(AXIS, 0, rank * share, (rank + 1) * share)
     return found
-
-
-def only_here(layer: MixtureOfExperts) -> Any:
-    """An exchange for a rank that is by itself: rows of experts that others have come back as zeros."""
-    first, share = layer.wide.offset[0], layer.wide.shape[0]
-
-    def alone(there: Tensor, experts: Experts) -> Tensor:
-        out = there.xp.zeros(there.shape, there.dtype)
-        out[first:first + share] = experts(ops.getitem(there, slice(first, first + share))).array
-        return Tensor(out)
-    return alone
