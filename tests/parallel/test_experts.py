@@ -68,7 +68,8 @@ def net(step, block, vocabulary):
 def mesh(**lengths: int) -> Any:
     """As far as refusals look at one."""
     found = fit(int(np.prod(list(lengths.values()))), **lengths)
-    return SimpleNamespace(size=found.get, n_places=found["dp"] * found["ep"], cuts_model=True, coordinate=lambda axis: 0)
+    return SimpleNamespace(size=found.get, n_places=found["dp"] * found["ep"], cuts_model=True, coordinate=lambda axis: 0,
+                           link=lambda axis, name: SimpleNamespace(rank=0, size=found[axis]))
 
 
 def asked(**more: Any) -> SimpleNamespace:
