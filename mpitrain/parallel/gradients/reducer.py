@@ -28,22 +28,13 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 from mpitrain.backend import Array
+from mpitrain.comm.face import Sums
 from mpitrain.nn import FlatLayout, Parameter
 from mpitrain.parallel.gradients.timeline import Timeline
 from mpitrain.placement.buckets import Bucket, Turn, cut_buckets, plan_buckets, runs
 from mpitrain.placement.shards import finer
 from mpitrain.placement.tree import RankTree, Work
 from mpitrain.schedules.microtree import Counter
-from mpitrain.schedules.steps import Algorithm
-
-
-class Channel(Protocol):
-    """What the reducer asks of `comm.Channel`."""
-
-    size: int
-
-    def start_allreduce(self, array: Array, name: str) -> Work: ...
-    def start_steps(self, array: Array, name: str, steps: Algorithm, /) -> Work: ...
 
 
 class Mover(Protocol):
@@ -66,10 +57,10 @@ class GradientReducer:
     `apart` is the channel of each parameter that is summed over other ranks than the rest, None for the rest.
     """
 
-    def __init__(self, storage: FlatLayout, channel: Channel, *, bucket_bytes: int = 4 << 20,
+    def __init__(self, storage: FlatLayout, channel: Sums, *, bucket_bytes: int = 4 << 20,
                  allocate: Callable[[], Array] | None = None, progress: Callable[[], None] | None = None,
                  tree: RankTree | None = None, chunks: Sequence[int] | None = None, cuts: Sequence[int] | None = None,
-                 apart: Sequence[Channel | None] | None = None):
+                 apart: Sequence[Sums | None] | None = None):
         self.storage, self.channel, self.tree = storage, channel, tree
         self.mover: Mover | None = None                     # where set, it moves the buckets rather than `progress`
         self.timeline = Timeline()
@@ -217,7 +208,7 @@ class GradientReducer:
         if self.mover is not None:
             self.mover.hand_over(work)
 
-    def start(self, arrays: Sequence[Array], name: str, apart: Channel | None = None) -> Work | None:
+    def start(self, arrays: Sequence[Array], name: str, apart: Sums | None = None) -> Work | None:
         """Begins to add up what the ranks hold, their sums or (with a `tree`) nodes; None where nobody else holds any."""
         if self.tree is not None:
             return self.tree.start(apart or self.channel, arrays, name)

@@ -235,7 +235,8 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
                       recorder=Recorder(None, rank=control.rank, quiet=o.quiet), tuning=make_tuning(o, reducer, control, mesh))
     trainer.notes += exchange.notes + held.notes
     if o.sharding != "none" and n_places > 1:
-        trainer.notes.append(memory_text(control.gather_objects(update.measured()), o.sharding, per_node=exchange.node_shared))
+        trainer.notes.append(memory_text(control.gather_objects(update.measured()), o.sharding,
+                                         per_node=exchange.copies is not None))
     trainer.tuning.choices |= exchange.choices | held.choices
     return Job(trainer, state, plan, o, control, held, numerics)
 

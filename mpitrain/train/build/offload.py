@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mpitrain.backend import Device
-from mpitrain.comm.job.together import Channel, everywhere
+from mpitrain.comm.face import Objects
+from mpitrain.comm.job.together import everywhere
 from mpitrain.errors import AccessError, ConfigError, MissingError, MpitrainError, StorageError, nearest
 from mpitrain.optim import OnHost, Optimizer
 
@@ -19,7 +20,7 @@ WAYS = ("none", "host", "file")
 BLOCK = 1 << 20                              # bytes written at once where a file system cannot promise room
 
 
-def offloaded(make: Callable[[Any], Optimizer], o: Any, storage: Any, device: Device, control: Channel) -> Optimizer:
+def offloaded(make: Callable[[Any], Optimizer], o: Any, storage: Any, device: Device, control: Objects) -> Optimizer:
     """The optimizer of `storage`, whose state lies where `o.offload` (of `assembly.Options`) says.
 
     With files it communicates: a rank whose disk has no room fails on all. `refuse_offload` has refused what cannot be had.
