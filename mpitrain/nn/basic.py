@@ -12,7 +12,7 @@ from mpitrain.errors import ShapeError
 from mpitrain.nn import init
 from mpitrain.nn.activation import ACTIVATIONS
 from mpitrain.nn.init import Initialiser
-from mpitrain.nn.module import Module
+from mpitrain.nn.module import Module, Places
 from mpitrain.nn.parameter import Parameter
 from mpitrain.ops.linalg import FUSED_ACTIVATIONS
 
@@ -70,6 +70,10 @@ class _Dropping(Module):
         """Whether it drops anything now."""
         return self.training and self.p > 0.0
 
+    def places(self, x: Any) -> Places | None:
+        """Where the positions of x (B, L, ...) lie, where those are some of each sample's."""
+        return None if self.spread is None else self.spread(x.shape[1])
+
 
 class Dropout(_Dropping):
     """Of its input alone."""
@@ -77,7 +81,7 @@ class Dropout(_Dropping):
     by_position = True
 
     def forward(self, x: Any) -> Any:
-        return ops.dropout(x, self.p, self.path, part=self.part, positions=self.some_positions(x)) if self.drops else x
+        return ops.dropout(x, self.p, self.path, part=self.part, positions=self.places(x)) if self.drops else x
 
 
 class DropoutAdd(_Dropping):
@@ -88,7 +92,7 @@ class DropoutAdd(_Dropping):
     def forward(self, x: Any, residual: Any) -> Any:
         if not self.drops:
             return ops.add(residual, x)
-        return ops.dropout(x, self.p, self.path, residual, part=self.part, positions=self.some_positions(x))
+        return ops.dropout(x, self.p, self.path, residual, part=self.part, positions=self.places(x))
 
 
 class Flatten(Module):

@@ -26,12 +26,13 @@ import numpy as np
 from mpitrain.autograd import Tensor
 from mpitrain.backend import CPU, Array, Device, float_dtype
 from mpitrain.errors import GraphError
-from mpitrain.nn.across import Across, Places
+from mpitrain.nn.across import Across
 from mpitrain.nn.hooks import Hook, Hooks
 from mpitrain.nn.parameter import Buffer, Described, Parameter
 from mpitrain.nn.storage import Allocate, FlatLayout, FlatStorage, check_state
 
 Self = TypeVar("Self", bound="Module")
+Places = np.ndarray[Any, Any]                    # whole numbers (L,)
 
 
 class Module:
@@ -41,6 +42,7 @@ class Module:
     path = ""                                     # the module's name in the model, known from `initialize` on
     plan: Mapping[str, str] = MappingProxyType({})    # how layers of the model are cut over tensor-parallel ranks: docs/tensor.md
     by_position = False                           # whether each position (dim 1) is treated by itself: docs/context.md
+    spread: Callable[[int], Places] | None = None     # where positions lie in their sample, where a rank has some of them
     across: Across | None = None                  # what it asks of other ranks, where it is not computed by one alone
     storage: FlatLayout | None = None             # of the model that `initialize` was called on
     _hooks: Hooks | None = None
@@ -56,11 +58,7 @@ class Module:
 
     def positions(self, length: int) -> Places:
         """The places in the sample of `length` positions that are here: 0, 1, ... unless a rank has some of each sample's."""
-        return np.arange(length) if self.across is None or self.across.positions is None else self.across.positions(length)
-
-    def some_positions(self, x: Any) -> Places | None:
-        """Where the positions of x (B, L, ...) lie, where those are some of each sample's."""
-        return None if self.across is None or self.across.positions is None else self.across.positions(x.shape[1])
+        return np.arange(length) if self.spread is None else self.spread(length)
 
     # -- what it consists of -------------------------------------------------------------------------------------------
 

@@ -97,7 +97,7 @@ class LayerNorm(Module):
             if dropping is None or not dropping.drops:
                 return ops.add_layer_norm(x, residual, self.weight, self.bias, eps=self.eps)
             return ops.add_layer_norm(x, residual, self.weight, self.bias, eps=self.eps, dropout=dropping.p, layer=dropping.path,
-                                      part=dropping.part, positions=dropping.some_positions(x))
+                                      part=dropping.part, positions=dropping.places(x))
         return ops.layer_norm(x, self.weight, self.bias, eps=self.eps)
 
 

@@ -15,9 +15,10 @@ from mpitrain.config import MeshConfig, load_config
 from mpitrain.errors import ConfigError, MeshError
 from mpitrain.kernels.flash_attention import flash_attention
 from mpitrain.kernels.joined_attention import join_attention
-from mpitrain.parallel.layers.context_parallel import AcrossPositions, refuse_model
-from mpitrain.parallel.layers.ring_attention import AloneRing
+from mpitrain.parallel.layers.context_parallel import AcrossPositions
+from mpitrain.parallel.layers.ring_attention import LoneRing
 from mpitrain.placement import zigzag
+from mpitrain.placement.zigzag import refuse_model
 from mpitrain.plan.inspect import inspect_config
 from mpitrain.train.build import reproducible
 from mpitrain.train.build.inputs import evaluation_chunks
@@ -119,7 +120,7 @@ def test_models_that_mix_positions_are_refused_by_the_name_of_a_layer() -> None:
 
 
 def test_a_mask_and_the_layout_mode_are_refused() -> None:
-    across = AcrossPositions(AloneRing(0, 2), "block0.attention")
+    across = AcrossPositions(LoneRing(0, 2), "block0.attention")
     assert across.forward(lambda x: x, 3) == 3
     with pytest.raises(ConfigError, match=r'mesh.cp = 2 cuts .* "block0.attention" is given a mask of whole samples'):
         across.forward(lambda x: x, 3, np.ones((4, 4), bool))

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mpitrain.backend import Array
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import ConfigError
 from mpitrain.nn import Module, SyncBatchNorm
 from mpitrain.nn.across import Across
-from mpitrain.parallel.layers.alone import AloneChannel
 
 
 class SumOverRanks(Across):
-    """What a SyncBatchNorm asks of the ranks of a channel."""
+    """What a SyncBatchNorm asks of the ranks of a channel; with no channel, the sum over this rank."""
 
-    def __init__(self, channel: Channel):
+    def __init__(self, channel: Channel | None):
         self.channel = channel
 
     def reduce(self, array: Array) -> None:
-        self.channel.allreduce(array, name="batch norm")
+        if self.channel is not None:
+            self.channel.allreduce(array, name="batch norm")
 
     def alone(self) -> Across:
-        lone: Any = AloneChannel(self.channel.rank, self.channel.size)
-        return SumOverRanks(lone)
+        return SumOverRanks(None)
 
 
 def synchronise_batch_norm(model: Module, channel: Channel, n_micro: int, n_ranks: int, *, drop_last: bool) -> int:

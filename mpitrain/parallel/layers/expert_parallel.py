@@ -12,21 +12,17 @@ send zeros. Lepikhin et al.: "GShard", 2020.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
+from mpitrain import ops
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array, array_module
 from mpitrain.comm.messages.channel import Channel
-from mpitrain.errors import MeshError
-from mpitrain.nn import MixtureOfExperts, Module, Parameter, mixtures
+from mpitrain.nn import MixtureOfExperts
 from mpitrain.nn.across import Across, Experts
-from mpitrain.parallel.layers.alone import AloneChannel
 from mpitrain.schedules.collectives import ALL_TO_ALL
-
-AXIS = "ep"
 
 
 class Dispatcher(Across):
@@ -35,11 +31,10 @@ class Dispatcher(Across):
     absent = "an expert of another rank (mesh.ep)"
 
     def __init__(self, channel: Channel, path: str):
-        self.channel, self.path, self.size = channel, path, channel.size
+        self.channel, self.path, self.rank, self.size = channel, path, channel.rank, channel.size
 
     def alone(self) -> Across:
-        lone: Any = AloneChannel(self.channel.rank, self.size)
-        return Dispatcher(lone, self.path)
+        return LoneDispatcher(self.rank, self.size)
 
     def exchange(self, there: Tensor, experts: Experts) -> Tensor:
         """What the experts of all ranks make of the rows at their places (E, C, D), as an array of the same kind."""
@@ -50,7 +45,7 @@ class Dispatcher(Across):
     def most(self, places: int) -> int:
         """The largest of the ranks' numbers of places."""
         table = np.zeros(self.size, np.int64)
-        table[self.channel.rank] = places
+        table[self.rank] = places
         self.channel.allreduce(table, name=f"places of {self.path}")
         return int(table.max())
 
@@ -72,6 +67,23 @@ class Dispatcher(Across):
 
     def _exchange(self, parts: Array, what: str) -> None:
         self.channel.all_to_all(parts.reshape(-1), ALL_TO_ALL["direct"], name=f"{what} {self.path}")
+
+
+class LoneDispatcher(Dispatcher):
+    """One whose other ranks send zeros."""
+
+    def __init__(self, rank: int, size: int):
+        self.rank, self.size = rank, size
+
+    def alone(self) -> Across:
+        return self
+
+    def most(self, places: int) -> int:
+        return places
+
+    def _exchange(self, parts: Array, what: str) -> None:
+        parts[:self.rank] = 0
+        parts[self.rank + 1:] = 0
 
 
 class Send(Function):
@@ -100,30 +112,12 @@ class Return(Function):
         return ctx.ranks.send(grad, ctx.most, "gradients of rows from")
 
 
-def share_experts(model: Module, channel: Channel) -> None:
-    """Shares out the experts of a model, which has no memory yet, over the ranks of `channel`, all of which call it."""
-    for path, layer in cut_experts(model, channel.rank, channel.size):
-        layer.across = Dispatcher(channel, path)
+def only_here(layer: MixtureOfExperts) -> Any:
+    """An exchange for a rank that is by itself: rows of experts that others have come back as zeros."""
+    first, share = layer.wide.offset[0], layer.wide.shape[0]
 
-
-def cut_experts(model: Module, rank: int, n: int) -> list[tuple[str, MixtureOfExperts]]:
-    """Leaves each mixture of the model its share of the experts; they are given back with their names. Needs no MPI.
-
-    MeshError where there is none, or n does not divide their number.
-    """
-    found = mixtures(model)
-    if not found:
-        raise MeshError(f"mesh.ep = {n} shares out experts over ranks, and the model has none; set mesh.ep = 1 and use mesh.dp, "
-                        "or give the model experts (of gpt: model.experts)")
-    fitting = math.gcd(*(layer.experts for _, layer in found))
-    good = [m for m in range(1, fitting + 1) if fitting % m == 0]
-    for path, layer in found:
-        if layer.experts % n:
-            near = [*[m for m in good if m < n][-1:], *[m for m in good if m > n][:1]]
-            raise MeshError(f'mesh.ep = {n} does not divide the {layer.experts} experts of "{path}"; the nearest that fits '
-                            f"the whole model: mesh.ep = {' or '.join(map(str, near))}")
-        share = layer.experts // n
-        for leaf in vars(layer).values():
-            if isinstance(leaf, Parameter):                   # the router's is its own layer's
-                leaf.narrow(AXIS, 0, rank * share, (rank + 1) * share)
-    return found
+    def alone(there: Tensor, experts: Experts) -> Tensor:
+        out = there.xp.zeros(there.shape, there.dtype)
+        out[first:first + share] = experts(ops.getitem(there, slice(first, first + share))).array
+        return Tensor(out)
+    return alone

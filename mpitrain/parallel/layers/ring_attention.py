@@ -78,7 +78,7 @@ class Ring:
         self.link.progress.progress()
 
 
-class AloneRing(Ring):
+class LoneRing(Ring):
     """The ring of a rank that is by itself: the keys and values of the others are zeros."""
 
     def __init__(self, rank: int, size: int):

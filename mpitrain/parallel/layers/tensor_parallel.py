@@ -9,7 +9,7 @@ lies between such pairs is cut along the sequence, and the all-reduces become re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpitrain import ops
@@ -17,32 +17,25 @@ from mpitrain.autograd import Tensor
 from mpitrain.backend import array_module
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import ConfigError
-from mpitrain.nn import ACTIVATIONS, Conv2d, Dropout, DropoutAdd, Embedding, Linear, Module
+from mpitrain.nn import ACTIVATIONS, Conv2d, Dropout, DropoutAdd, Embedding, Linear
 from mpitrain.nn.across import Across
 from mpitrain.nn.parameter import Parameter
 from mpitrain.ops.index import check_indices
-from mpitrain.parallel.layers.alone import AloneChannel
-from mpitrain.parallel.layers.tensor_functions import Group, collect, enter, gather, leave, scatter
+from mpitrain.parallel.layers.tensor_functions import Group, LoneGroup, collect, enter, gather, leave, scatter
 from mpitrain.parallel.layers.tensor_loss import CutLoss, largest
-from mpitrain.placement.tensor_plan import Layer, narrow, read_plan
+from mpitrain.placement.tensor_plan import Layer
 
 LENGTH = 1                                                    # the dim of activations (B, L, D) that is cut along the sequence
 
 
 class TensorParallel:
-    """A model whose layers are cut over the ranks of a group. Made by all of them, before memory is given."""
+    """Layers of which each rank of `group` has a part; the outputs of `head` stay cut. Made by all of them, before memory is
+    given."""
 
-    def __init__(self, model: Module, group: Group, plan: Mapping[str, str] | None = None, *, sequence: bool = False):
-        self.layers, self.group = read_plan(model, plan or model.plan), group
-        if sequence and not any(layer.style == "sequence" for layer in self.layers):
-            raise ConfigError('mesh.sequence = true cuts what lies between layers, and the plan has no "sequence" layer; set '
-                              "mesh.sequence = false, or name norms and dropouts in mesh.plan")
-        narrow(self.layers, group.rank, group.size)
-        for layer in self.layers:
+    def __init__(self, layers: Sequence[Layer], group: Group, *, sequence: bool, head: Layer | None):
+        self.group, self._head = group, head
+        for layer in layers:
             connect(layer, group, sequence)
-        self.along = [layer.module for layer in self.layers if sequence and layer.style == "sequence"]
-        cut = (layer for layer in self.layers if layer.style == "vocabulary" and isinstance(layer.module, Linear))
-        self._head = next(cut, None)
 
     @property
     def messages(self) -> Channel:
@@ -94,8 +87,7 @@ class Column(Across):
         self.layer, self.module, self.path, self.group, self.sequence = layer, layer.module, layer.path, group, sequence
 
     def alone(self) -> Across:
-        lone: Any = AloneChannel(self.group.rank, self.group.size)
-        return type(self)(self.layer, Group(lone), self.sequence)
+        return type(self)(self.layer, LoneGroup(self.group.rank, self.group.size), self.sequence)
 
     def forward(self, inner: Callable[..., Any], x: Any) -> Any:
         return inner(self.into(x))
