@@ -23,6 +23,7 @@ from mpitrain.errors import MpitrainError
 from mpitrain.placement.shards import KINDS
 from mpitrain.plan import memory
 from mpitrain.plan.memory import Sizes, Use
+from mpitrain.train.observers.memory import Memory
 
 STEPS = 2 * BATCHES
 MICRO = 4                         # micro-batches of a pipeline or an accumulation
@@ -75,6 +76,7 @@ def one_way(name: str, sizes: Sizes, recompute: bool, options: dict[str, Any], w
     with guard.symmetric():
         training = Training(workload, world.comm, pp=sizes.pp, tp=sizes.tp, recompute=recompute, **options)
     job = training.job
+    measured = Memory(job)
 
     def predict() -> Any:
         found = memory.forecast(made(workload, recompute), training.options, sizes, training.sample, tokens=workload.tokens,
@@ -85,10 +87,10 @@ def one_way(name: str, sizes: Sizes, recompute: bool, options: dict[str, Any], w
 
     found = [Use(*use) for use in on_first(job.channel, predict)]
     for _ in range(STEPS):
-        job.trainer.memory.begin(job.trainer.pipeline.sent_bytes)
+        measured.swing.begin(job.trainer.pipeline.sent_bytes)
         training.step()
-        job.trainer.memory.end(job.trainer.pipeline.sent_bytes)
-    use = memory.measured(job)
+        measured.swing.end(job.trainer.pipeline.sent_bytes)
+    use = measured.measured()
     use = use._replace(pool=None if use.pool is None else use.pool - before)
     everyone = [(int(stage), Use(*had)) for stage, had in job.channel.gather_objects([job.held.stage.index, list(use)])]
     training.close()

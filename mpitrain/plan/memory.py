@@ -16,19 +16,16 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from mpitrain import nn
 from mpitrain.backend.memory import pool_in_use
 from mpitrain.config import Config
 from mpitrain.errors import MpitrainError, name_and_text, place
-from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.layers.context_parallel import ContextParallel
 from mpitrain.parallel.layers.expert_parallel import ExpertParallel
 from mpitrain.parallel.layers.tensor_parallel import TensorParallel
 from mpitrain.parallel.policies.gathered import blocks_of
 from mpitrain.parallel.policies.sharded import predicted, probe, where_to_cut
-from mpitrain.parallel.policies.sharded_reducer import IN_FLIGHT, SHARED_AT_ONCE, ShardedReducer
+from mpitrain.parallel.policies.sharded_reducer import IN_FLIGHT, SHARED_AT_ONCE
 from mpitrain.parallel.policies.shared_buckets import ring_size
 from mpitrain.placement.buckets import plan_buckets
 from mpitrain.placement.stages import Stage, cut
@@ -38,7 +35,7 @@ from mpitrain.schedules.microtree import Counter, joins, nodes_of, share, width
 from mpitrain.schedules.pipeline import SCHEDULES
 from mpitrain.schedules.pipeline_check import actions_of, splits_backward
 from mpitrain.train.build import reproducible
-from mpitrain.train.build.assembly import Job, Options, count_micro_batches
+from mpitrain.train.build.assembly import Options, count_micro_batches
 from mpitrain.train.build.from_config import keep_inputs_only, make_loss, make_model, make_optimizer, options_of
 from mpitrain.train.build.inputs import Inputs
 
@@ -223,40 +220,6 @@ def _activations(stages: Sequence[Stage], o: Options, n_micro: int, n_places: in
     courses: list[Course] = trace(parts, loss, *sample, _rows(o, n_micro), pool=pool, seed=o.seed, precision=o.precision,
                                   tokens=tokens, split=any(map(splits_backward, programs)))
     return [most(program, stage.virtual, courses) for stage, program in zip(stages, programs)]
-
-
-# ---- measured ---------------------------------------------------------------------------------------------------------------
-
-def measured(job: Job) -> Use:
-    """What this rank has, by asking its arrays and their pool; after the last step."""
-    reducer: GradientReducer = job.trainer.pipeline.reducer
-    optimizer, sharding, storage = job.state.optimizer, job.state.sharding, job.state.model.storage
-    assert optimizer is not None and storage is not None
-    if sharding is not None and sharding.gathered is not None:
-        parameters = sharding.shards.values
-    else:
-        parameters = storage.values                                         # type: ignore[attr-defined]
-    state = optimizer.nbytes
-    away = job.options.offload != "none"
-    gradients = sum(arena.nbytes for arena in reducer.arenas)
-    use = Use(parameters.nbytes, gradients, 0 if away else state, state if away else 0, None, None)
-    pool = pool_in_use()
-    if pool is None or storage.device.name != "cpu":
-        return use
-    elsewhere = [parameters, *reducer.arenas, *(() if away else optimizer.state.values())]
-    if isinstance(reducer, ShardedReducer) and reducer.memory is not None:
-        elsewhere.append(reducer.memory.flat)
-    shared = sum(array.nbytes for array in elsewhere if not is_own(array))
-    swing = job.trainer.memory
-    taken = pool.usage().system if swing.system is None else swing.system
-    return use._replace(activations=swing.most, pool=taken + shared)
-
-
-def is_own(array: Any) -> bool:
-    """Whether a host array's memory is NumPy's, not shared with other processes or mapped from a file."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return bool(array.flags.owndata)
 
 
 # ---- in words ---------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from mpitrain.train.build.offload import existing
 UNTIL_MEASURED = 1 << 20      # bytes: small enough to overlap, large enough that latency does not dominate
 
 
-def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None) -> Job:
+def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None, quiet: bool = False) -> Job:
     """The job that `config` describes; all ranks call it, and it communicates. Nothing is written.
 
     `stages` replaces mesh.stages where a run that goes on has chosen its cut already.
@@ -30,10 +30,10 @@ def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None) -> 
     if config.train.recompute:
         keep_inputs_only(model, config.train.recompute)
     return assemble(model, inputs, mesh, loss=make_loss(config, inputs.tokens), optimizer=lambda s: make_optimizer(config, s),
-                    rate=lambda steps: make_rate(config, steps), options=options_of(config, stages))
+                    rate=lambda steps: make_rate(config, steps), options=options_of(config, stages, quiet))
 
 
-def options_of(config: Config, stages: Any = None) -> Options:
+def options_of(config: Config, stages: Any = None, quiet: bool = False) -> Options:
     """What `assemble` is told; `stages` replaces mesh.stages."""
     t, o = config.train, config.optimizer
     return Options(
@@ -45,7 +45,7 @@ def options_of(config: Config, stages: Any = None) -> Options:
         progress=config.comm.progress, wire=config.comm.wire_dtype, node_shared=config.comm.node_shared,
         schedule=find_schedule(config), chunks=config.mesh.chunks, stages=stages or config.mesh.stages,
         plan=config.mesh.plan or None, sequence=config.mesh.sequence, sharding=config.comm.sharding, offload=o.offload,
-        offload_folder=o.offload_folder or str(existing(Path(config.run.out))))
+        offload_folder=o.offload_folder or str(existing(Path(config.run.out))), quiet=quiet)
 
 
 def find_algorithm(config: Config) -> Any:
