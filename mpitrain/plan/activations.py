@@ -231,10 +231,10 @@ class LoneMesh:
 class LoneChannel:
     """What layers that several ranks share ask of a channel."""
 
-    rank = 0
+    rank, shared = 0, False
 
     def __init__(self, size: int):
-        self.size = size
+        self.size, self.messages = size, self
 
     def allreduce(self, array: Any, name: str) -> None:
         """The other ranks add nothing."""
