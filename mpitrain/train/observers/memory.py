@@ -11,7 +11,7 @@ from mpitrain.backend.memory import Swing, pool_in_use, resident
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.policies.sharded_reducer import ShardedReducer
-from mpitrain.plan.memory import Use
+from mpitrain.placement.bytes import Use
 from mpitrain.train.build.assembly import Job
 from mpitrain.train.intervals import Step
 from mpitrain.train.observers.observer import Observer, Watched
