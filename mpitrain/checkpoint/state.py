@@ -37,7 +37,7 @@ Expected = dict[str, tuple[tuple[int, ...], Any]]             # name in a checkp
 
 
 class Placed(NamedTuple):
-    """An array with the place of a leaf: that of the leaf's part on this rank or, flat, of that part's elements from `first` on."""
+    """An array with the place of a leaf: the place of the leaf's part here or, flat, of that part's elements from `first` on."""
 
     leaf: Described
     array: Array
