@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from types import EllipsisType
 from typing import Any, NamedTuple
 
@@ -117,5 +117,5 @@ def within(path: str, forward: Callable[..., Any]) -> Callable[..., Any]:
 def is_plain(value: Any) -> bool:
     """Whether a value means the same in another program: numbers, words, and tuples and dataclasses of them."""
     if is_dataclass(value) and not isinstance(value, type):
-        value = tuple(vars(value).values())
+        value = [getattr(value, field.name) for field in fields(value)]
     return all(map(is_plain, value)) if isinstance(value, (tuple, list)) else isinstance(value, PLAIN)

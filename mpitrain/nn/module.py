@@ -33,6 +33,8 @@ from mpitrain.nn.hooks import Hook, Hooks
 from mpitrain.nn.parameter import Buffer, Described, Parameter
 from mpitrain.nn.storage import Allocate, FlatLayout, FlatStorage, check_state
 
+__all__ = ["Module"]
+
 Self = TypeVar("Self", bound="Module")
 Places = np.ndarray[Any, Any]                    # whole numbers (L,)
 

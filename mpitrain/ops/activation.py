@@ -12,6 +12,8 @@ from mpitrain.errors import ShapeError
 from mpitrain.kernels import pointwise
 from mpitrain.kernels.pointwise import ACTIVATIONS
 
+__all__ = ["gelu", "leaky_relu", "relu", "sigmoid", "silu", "softplus", "tanh"]
+
 
 class Pointwise(Function):
     """An activation with a kernel for its values and one for its gradient."""

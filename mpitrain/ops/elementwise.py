@@ -10,6 +10,9 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 
+__all__ = ["absolute", "add", "clip", "divide", "equal", "exp", "greater", "greater_equal", "less", "less_equal", "log",
+           "maximum", "minimum", "multiply", "negative", "not_equal", "power", "sqrt", "subtract", "where"]
+
 
 class Add(Function):
     broadcasts = True

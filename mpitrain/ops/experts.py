@@ -18,6 +18,8 @@ from mpitrain.kernels import experts as kernels
 from mpitrain.kernels.pointwise import ACTIVATIONS
 from mpitrain.kernels.product import product
 
+__all__ = ["combine", "dispatch", "expert_balance", "expert_gates", "expert_linear"]
+
 
 @dataclass(frozen=True)
 class Route:
@@ -47,7 +49,8 @@ def route(scores: Any, top_k: int, capacity: int) -> Route:
     if array.ndim != 2 or not 1 <= top_k <= array.shape[1] or capacity < 1 or not len(array):
         raise ShapeError(f"route: scores of shape {tuple(array.shape)}, {top_k} choices and {capacity} places; wants (rows, "
                          "experts), a row at least, 1 to experts choices, and a place at least")
-    return Route(*(found.array for found in Choose.apply(array, top_k=top_k, capacity=capacity)), capacity)
+    chosen, counts, slots, sources, tokens = (found.array for found in Choose.apply(array, top_k=top_k, capacity=capacity))
+    return Route(chosen, counts, slots, sources, tokens, capacity)
 
 
 class Choose(Function):

@@ -11,6 +11,8 @@ from mpitrain.backend import Array, array_module, is_array
 from mpitrain.errors import DataError, ShapeError
 from mpitrain.kernels.scatter import scatter_add_rows
 
+__all__ = ["embedding", "getitem", "take"]
+
 
 class Slice(Function):
     """x[index] for numbers, slices, None and Ellipsis."""

@@ -13,6 +13,8 @@ from mpitrain.kernels import linear as layers
 from mpitrain.kernels.pointwise import ACTIVATIONS
 from mpitrain.kernels.product import product
 
+__all__ = ["linear", "matmul"]
+
 FUSED_ACTIVATIONS = frozenset(ACTIVATIONS)
 """What `linear` takes as its activation."""
 

@@ -22,6 +22,8 @@ from mpitrain.kernels.batch_norm import (
 )
 from mpitrain.ops import activation, elementwise
 
+__all__ = ["batch_norm", "batch_norm_inference", "group_norm"]
+
 Reduce = Callable[[Array], None]
 
 

@@ -14,6 +14,7 @@ from autograd.leaves import leaf
 from mpitrain import models, nn, ops
 from mpitrain.autograd import Context, Function, Operation, Tensor, Value, no_grad, recompute, record
 from mpitrain.backend import random
+from mpitrain.kernels.pool import Side
 from mpitrain.nn.norm import NORMS
 
 RNG = np.random.default_rng(0)
@@ -81,8 +82,9 @@ def test_a_recorded_model_is_computed_by_forward_alone(name: str, training: bool
 def plain(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return all(plain(v) for v in value)
-    return value is None or value is Ellipsis or isinstance(value, (bool, int, float, str, slice)) or (
-        hasattr(value, "__dataclass_fields__") and plain(tuple(vars(value).values())))
+    if isinstance(value, Side):
+        return plain((value.starts, value.stops, value.size))
+    return value is None or value is Ellipsis or isinstance(value, (bool, int, float, str, slice))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -107,14 +109,16 @@ def test_an_operation_has_the_path_of_the_module_whose_parameters_it_uses(name: 
     with scope(), record() as operations:
         loss = ops.sum(model(sample()))
     assert operations[-1].path == "" and operations[-1].name == "Sum" and loss.size == 1
-    owners = {id(leaf): path for path, module in model.named_modules() for leaf in vars(module).values()
-              if isinstance(leaf, nn.Parameter)}
-    paths = {p.name: owners[id(p)] for p in model.parameters()}
+    paths: dict[str, set[str]] = {}               # of a tied parameter, several
+    for path, module in model.named_modules():
+        for leaf in vars(module).values():
+            if isinstance(leaf, nn.Parameter):
+                paths.setdefault(leaf.name, set()).add(path)
     seen = 0
     for operation in operations:
         for x in operation.inputs:
             if isinstance(x, Value) and x.name in paths and "router" not in x.name:      # of a mixture, which uses it itself
-                assert operation.path == paths[x.name]
+                assert operation.path in paths[x.name]
                 seen += 1
     assert seen >= len(paths) - 2
 
@@ -156,7 +160,7 @@ class Both(Function):
 
 
 def test_a_user_s_function_with_two_results_in_nested_recorders() -> None:
-    x, y = leaf(1.0, 2.0), np.array([5.0, 7.0], np.float32)
+    x, y = leaf(1.0, 2.0), np.array([5.0, 7.0])
     with record() as outer:
         z = ops.negative(x)
         with record() as inner:
