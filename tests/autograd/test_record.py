@@ -97,7 +97,7 @@ def test_attributes_are_plain_values_and_parameters_have_their_names(name: str) 
     assert all(plain(value) for operation in operations for value in operation.attributes.values())
     assert not any(operation.links for operation in operations)
     used = {x.name: x.array for operation in operations for x in operation.inputs if isinstance(x, Value) and x.name}
-    leaves = {name: leaf.array for name, leaf in (*model.named_parameters(), *model.named_buffers())}
+    leaves = {name: found.array for name, found in (*model.named_parameters(), *model.named_buffers())}
     assert used.keys() == leaves.keys() and all(used[name] is leaves[name] for name in leaves)
 
 
@@ -111,9 +111,9 @@ def test_an_operation_has_the_path_of_the_module_whose_parameters_it_uses(name: 
     assert operations[-1].path == "" and operations[-1].name == "Sum" and loss.size == 1
     paths: dict[str, set[str]] = {}               # of a tied parameter, several
     for path, module in model.named_modules():
-        for leaf in vars(module).values():
-            if isinstance(leaf, nn.Parameter):
-                paths.setdefault(leaf.name, set()).add(path)
+        for parameter in vars(module).values():
+            if isinstance(parameter, nn.Parameter):
+                paths.setdefault(parameter.name, set()).add(path)
     seen = 0
     for operation in operations:
         for x in operation.inputs:
