@@ -38,7 +38,7 @@ class Dropping:
         return xp.where(keep, x.dtype.type(self.scale), x.dtype.type(0))
 
     def words(self, x: Array) -> Array:
-        """Of the stream, one for each number of x."""
+        """The stream's words, one for each number of x."""
         return _words(self.rows, self.key, x[0].size, self.first(x[0].size)).reshape(x.shape)
 
     def first(self, size: int) -> Any:
@@ -54,13 +54,15 @@ class Dropping:
         return _rows_and_first(self.rows, self.first(size)), _signed(self.key), round(self.p * WORDS)
 
     def steps(self, queries: int, keys: int) -> tuple[int, int]:
-        """Of weights (B, H, queries, keys): how many words lie between heads, and between queries."""
+        """The words of weights (B, H, queries, keys) that lie between two heads, and between two queries."""
         return queries * keys, keys
 
 
 @dataclass(frozen=True)
 class DroppingWindow(Dropping):
-    """Of weights (B, H, L, S) that are a part of larger ones of `whole` queries and keys: from (head, query, key) `corner` on."""
+    """The same for weights (B, H, L, S) that are cut out of larger ones of `whole` queries and keys,
+    from (head, query, key) `corner` on.
+    """
 
     whole: tuple[int, int] = (0, 0)
     corner: tuple[int, int, int] = (0, 0, 0)

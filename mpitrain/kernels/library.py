@@ -16,7 +16,7 @@ LINE = 64
 TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes.c_double}
 
 
-MOST_INTEGERS, MOST_DOUBLES = 16, 4                # of call.c; arrays count as integers
+MOST_INTEGERS, MOST_DOUBLES = 16, 4                # call.c's limits; arrays count as integers
 
 
 class Entry(ctypes.Structure):
