@@ -24,12 +24,13 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.progress import threads_may_call_mpi
 from mpitrain.config import CommConfig, MeshConfig, TrainConfig
-from mpitrain.data import Dataset, Sampler, scan_labels
+from mpitrain.data import Dataset, Loader, Sampler, scan_labels
 from mpitrain.errors import ConfigError, nearest
 from mpitrain.parallel.connect import Held, connect
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.statistics import PlainStatistics, TreeStatistics
 from mpitrain.parallel.gradients.sync_batch_norm import synchronise_batch_norm
+from mpitrain.parallel.gradients.timeline import Timeline
 from mpitrain.parallel.gradients.tuning import POLICIES, Tuning
 from mpitrain.parallel.pipeline.inference import Inference
 from mpitrain.parallel.pipeline.runner import Pipeline
@@ -46,10 +47,11 @@ from mpitrain.train.build.refusals import refuse_cut, refuse_one_copy, refuse_un
 from mpitrain.train.build.sharding import memory_text, open_sharding
 from mpitrain.train.build.trial import try_one_sample
 from mpitrain.train.evaluate import Evaluator
+from mpitrain.train.intervals import Plan
 from mpitrain.train.machine import fingerprint
-from mpitrain.train.observers.profile import ObservedLoader
-from mpitrain.train.observers.record import Recorder
-from mpitrain.train.trainer import Plan, Trainer
+from mpitrain.train.observers.record import Console
+from mpitrain.train.observers.tuning import Tune
+from mpitrain.train.trainer import Trainer
 
 
 @dataclass
@@ -103,7 +105,8 @@ class Job:
     """A run that is ready to go. Nothing has been written anywhere yet.
 
         job = assemble(...)
-        job.keep_in(folder, recorder)        # checkpoints and metrics, where wanted
+        job.keep_in(folder, about)           # checkpoints, where wanted
+        job.trainer.observers.append(...)    # metrics, and whatever else is to be known of steps
         job.resume(found)                    # from a checkpoint, where there is one
         metrics = job.fit()
     """
@@ -114,22 +117,24 @@ class Job:
     options: Options
     channel: Channel
     held: Held                               # what this rank has of the model
+    tuning: Tuning                           # what is chosen, and what was: its `choices`
+    timeline: Timeline                       # of this rank's steps
     numerics: dict[str, str] | None = None   # what the bits depend on; with reproducible = "layout"
 
     def fit(self) -> dict[str, float]:
         """Trains to the end; the metrics of the last evaluation. It communicates."""
         return self.trainer.fit()
 
-    def keep_in(self, folder: RunFolder, recorder: Recorder, about: dict[str, Any]) -> None:
-        """Writes checkpoints to an open run folder, and metrics with `recorder`; `about` is kept in the checkpoints."""
-        self.trainer.recorder = recorder
+    def keep_in(self, folder: RunFolder, about: dict[str, Any]) -> None:
+        """Writes checkpoints to an open run folder; `about` is kept in them."""
+        self.trainer.folder = folder.path
         if self.numerics is not None:
             about = {**about, "numerics": self.numerics}
 
         def save(meta: dict[str, Any]) -> None:
             everywhere(self.channel, lambda: self.state.refuse_nonfinite(meta["step"]))
             pieces = self.state.pieces()
-            kept = {**about, **meta, "choices": self.trainer.tuning.choices}
+            kept = {**about, **meta, "choices": self.tuning.choices}
             written = store.save(folder.checkpoints, meta["step"], pieces, kept, self.channel)
             if self.channel.rank == 0:
                 best = meta["best"][1] if meta["best"] and self.options.keep_best else None
@@ -153,14 +158,14 @@ class Job:
         self.held.start_alike(self.state.arrays())
         self.trainer.update.step = found.step
         chosen = found.meta.get("choices") or {}
-        self.trainer.tuning.restore(chosen)
+        self.tuning.restore(chosen)
         best = found.meta.get("best")
         self.trainer.best = (float(best[0]), int(best[1])) if best else None
         self.trainer.metrics = dict(found.meta.get("metrics") or {})
         self.trainer.evaluated = self.trainer.evaluator is None or found.meta.get("evaluated") is not False
         said = fingerprint.changes(found.meta.get("numerics"), self.numerics)
         if not said and self.numerics is None:
-            said = change(chosen.get("exchange"), self.trainer.tuning.choices.get("exchange"))
+            said = change(chosen.get("exchange"), self.tuning.choices.get("exchange"))
         self.trainer.notes += [said] if said else []
 
 
@@ -223,14 +228,16 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
 
     n_places, tree, (first, last) = mesh.n_places, placement.tree, placement.own_micro_batches
     statistics = TreeStatistics(stage.chunks, exchange.channel, tree) if tree else PlainStatistics(stage.model, held.replicas)
-    loader = ObservedLoader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
-                            n_classes=n_classes, workers=o.workers)
     reducer = exchange.reducer(storage, stepper, bucket_bytes=o.bucket_bytes, tree=tree, chunks=stage.sizes,
                                cuts=where_to_cut(stage, storage, blocks=False), rounds=-(-n_micro // n_places))
+    timeline = reducer.timeline
+    loader = Loader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
+                    n_classes=n_classes, workers=o.workers, span=timeline.span)
     own = exchange.own(reducer, kept)
-    mesh.progress.landed = reducer.timeline.look
+    mesh.progress.landed = timeline.look
     pipeline = Pipeline(stage, loss, control, reducer, feed, n_micro=n_micro, seed=o.seed, schedule=schedule,
-                        after_forward=statistics.after_forward, neighbours=held.neighbours, counts=held.counts)
+                        after_forward=statistics.after_forward, neighbours=held.neighbours, counts=held.counts,
+                        span=timeline.span)
     rate_at = rate(plan.steps) if rate else lambda step: stepper.lr
     update = exchange.update(stage.model, stepper, reducer, control, rate_at, clip_norm=o.clip_norm, statistics=statistics,
                              norm=exchange.norm(own, control, held.parts), twins=held.twins(own))
@@ -238,14 +245,16 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     evaluator = Evaluator(inference, loss, read, n_chunks, control, place=mesh.place, n_places=n_places,
                           counts=held.counts, classes=held.classes,
                           in_step=placement.in_step or (sharding is not None and sharding.cuts_parameters)) if n_chunks else None
+    tuning = make_tuning(o, reducer, control, mesh)
     trainer = Trainer(pipeline=pipeline, update=update, loader=loader, evaluator=evaluator, channel=control, plan=plan,
-                      recorder=Recorder(None, rank=control.rank, quiet=o.quiet), tuning=make_tuning(o, reducer, control, mesh))
+                      span=timeline.span)
+    trainer.observers += [Tune(tuning), *([] if o.quiet or control.rank else [Console()])]
     trainer.notes += exchange.notes + held.notes
     if o.sharding != "none" and n_places > 1:
         trainer.notes.append(memory_text(control.gather_objects(update.measured()), o.sharding,
                                          per_node=exchange.copies is not None))
-    trainer.tuning.choices |= exchange.choices | held.choices
-    return Job(trainer, state, plan, o, control, held, numerics)
+    tuning.choices |= exchange.choices | held.choices
+    return Job(trainer, state, plan, o, control, held, tuning, timeline, numerics)
 
 
 def allocate(stage: Stage, device: Device, o: Options, exchange: Exchange, sharding: Sharding | None, *,
