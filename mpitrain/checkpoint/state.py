@@ -29,7 +29,7 @@ from mpitrain.nn.parameter import Described
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.gradients.norm import is_first
 from mpitrain.parallel.pipeline.nonfinite import is_finite
-from mpitrain.parallel.policies.sharded import Sharding
+from mpitrain.parallel.policies.policy import Policy
 from mpitrain.schedules.grid import COPIES
 
 Shapes = Mapping[str, tuple[int, ...]]                        # of the whole model's arrays, by their names in a checkpoint
@@ -122,14 +122,15 @@ class State:
     """The kinds of state of a run, in `kept`, and what is done with all of them.
 
     `model` is what this rank holds of `whole` (default: all of it); `mesh` says what others hold, and `control` connects all
-    ranks. With `sharding`, this rank has slices of some arrays only.
+    ranks. Of some arrays this rank may have the slices that `policy` gives it.
     """
 
     def __init__(self, model: Module, optimizer: Optimizer | None = None, transforms: Transforms | None = None, *,
                  whole: Module | None = None, mesh: Mesh | None = None, control: Channel | None = None,
-                 sharding: Sharding | None = None):
+                 policy: Policy | None = None):
         self.model, self.optimizer, self.transforms = model, optimizer, transforms
-        self.mesh, self.control, self.sharding = mesh, control, sharding
+        self.mesh, self.control, self.policy = mesh, control, policy
+        self.shards = None if policy is None else policy.shards
         self._shapes, storage = whole_shapes(whole or model), model.storage
         assert storage is not None
         self.parameters = Kept("parameters", self._parameters, storage.dtype)
@@ -137,17 +138,16 @@ class State:
                             of="buffers")
         self.kept: list[Kept | Values] = [self.parameters, self.buffers]
         if optimizer is not None:
-            sliced = sharding is not None
+            sliced = self.shards is not None
             self.kept += [in_flat(f"optimizer/{kind}", optimizer.storage, flat, sliced) for kind, flat in optimizer.state.items()]
             self.kept.append(Values("optimizer", lambda: {"steps": np.array(optimizer.steps)}, self._put_steps))
         if transforms is not None:
             self.kept.append(Values("data", transforms.state_dict, transforms.load_state_dict, exact=False))
 
     def _parameters(self) -> Iterable[Placed]:
-        if self.sharding is None or not self._has_slices:
+        if self.shards is None or not self._has_slices:
             return (Placed(p, p.array) for p in self.model.parameters())
-        shards = self.sharding.shards
-        return in_flat("", shards, shards.values, True).placed()
+        return in_flat("", self.shards, self.shards.values, True).placed()
 
     def _put_steps(self, found: Mapping[str, Any]) -> None:
         assert self.optimizer is not None
@@ -156,7 +156,7 @@ class State:
     @property
     def _has_slices(self) -> bool:
         """Whether this rank has slices of the parameters alone."""
-        return self.sharding is not None and self.sharding.cuts_parameters
+        return self.policy is not None and self.policy.cuts_parameters
 
     @property
     def is_cut(self) -> bool:
@@ -201,8 +201,8 @@ class State:
             checkpoint.check_names(names, prefix)
         for kind in reversed(kept):
             kind.read(checkpoint)
-        if self.sharding is not None:
-            self.sharding.forget()
+        if self.policy is not None:
+            self.policy.values_written()
         for leaf in (*self.model.parameters(), *(b for _, b in self.model.named_buffers())):
             leaf.mark_changed()
 
