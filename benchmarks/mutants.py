@@ -5,10 +5,10 @@
     python benchmarks/mutants.py --journal mutants.jsonl --again           # the survivors once more, with the tests of now
     python benchmarks/mutants.py --journal mutants.jsonl --report
 
-A change is an operator, a comparison, a constant, a flag or a condition. The choice depends on the seed, and on the text of the line with
-the name of its function, so that work elsewhere leaves it as it is. A mutant meets the tests of its own module first, then those of its
-package, then those under mpirun; the first failure kills it, and so does a test that does not end. The journal has a line for each:
-{"mutant", "file", "line", "was", "is", "verdict", "by", "seconds"}. The last one counts.
+A change is an operator, a comparison, a constant, a flag or a condition. The choice depends on the seed, and on the text of the
+line with the name of its function, so that work elsewhere leaves it as it is. A mutant meets the tests of its own module first,
+then those of its package, then those under mpirun; the first failure kills it, and so does a test that does not end. The journal
+has a line for each: {"mutant", "file", "line", "was", "is", "verdict", "by", "seconds"}. The last one counts.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def commands(mutant: Mutant, tree: Path, ranks: int) -> Iterator[list[str]]:
     serial, bodies = BODIES[folder]
     own = f"tests/{folder}"
     has_own = bool(folder) and (tree / own).is_dir()
-    nearest = sorted(str(p.relative_to(tree)) for p in (tree / own).glob(f"test_*{stem.rstrip('s')}*.py")) if has_own else []
+    nearest = sorted(str(p.relative_to(tree)) for p in (tree / "tests").glob(f"*/test_*{stem.rstrip('s')}*.py"))
     groups = [nearest, [own] if has_own else [], [name for name in serial if (tree / name).exists()]]
     for group in filter(None, groups):
         yield [sys.executable, *pytest, "-m", "not slow and not gpu", *group]
