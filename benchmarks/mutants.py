@@ -203,11 +203,12 @@ def commands(mutant: Mutant, tree: Path, ranks: int) -> Iterator[list[str]]:
     own = f"tests/{folder}"
     has_own = bool(folder) and (tree / own).is_dir()
     nearest = sorted(str(p.relative_to(tree)) for p in (tree / "tests").glob(f"*/test_*{stem.rstrip('s')}*.py"))
-    groups = [nearest, [own] if has_own else [], [name for name in serial if (tree / name).exists()]]
+    groups = [nearest, [own] if has_own else [],
+              [name for name in serial if (tree / name).exists() and (ranks or name not in RUNS)]]
     for group in filter(None, groups):
         yield [sys.executable, *pytest, "-m", "not slow and not gpu", *group]
     files = [f"tests/{name}.py" for name in bodies if (tree / f"tests/{name}.py").exists()]
-    if files:
+    if files and ranks:
         yield ["mpirun", "-n", str(ranks), sys.executable, "-m", "mpi4py", *pytest, "--with-mpi", "-m", "not slow", *files]
 
 
@@ -267,7 +268,7 @@ def main() -> int:
     parser.add_argument("--journal", type=Path, required=True)
     parser.add_argument("-n", "--number", type=int, default=150)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=2, help="of the tests under mpirun; 0: without them and whole runs")
     parser.add_argument("--packages", help="only those of the choice that lie in these, separated by commas")
     parser.add_argument("--again", action="store_true", help="only the survivors of the journal")
     parser.add_argument("--list", action="store_true", help="print the choice and leave")
