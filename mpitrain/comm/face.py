@@ -21,6 +21,15 @@ class Work(Protocol):
     def wait(self) -> None: ...
 
 
+class Collective(Protocol):
+    """A collective over one array, prepared (persistent, as MPI 4 calls it): done as often as wanted, once at a time."""
+
+    def start(self) -> Work:
+        """Begin, and return; the array belongs to the work until that is done. Any number of collectives may be in flight."""
+    def run(self) -> None:
+        """`start` and `wait`, the fastest way there is."""
+
+
 class Objects(Protocol):
     """What ranks need who tell each other plain JSON data; `Channel` is one."""
 
@@ -74,6 +83,12 @@ class AnyChannel(Sums, Protocol):
     def everywhere(self, own: Host) -> list[Host]:
         """Memory that `allocate` gave, of every rank in rank order; nothing where a rank's cannot be reached from here."""
     def allreduce(self, array: Array, *, name: str) -> None: ...
+    def prepare(self, array: Array, name: str) -> Collective:
+        """The all-reduce of this very array, in place; the same bits on every rank."""
+    def prepare_steps(self, array: Array, name: str, steps: Algorithm, /) -> Collective:
+        """An all-reduce of the caller's own steps, by messages."""
+    def prepare_slice(self, array: Array, name: str, own: tuple[int, int], steps: Algorithm) -> Collective:
+        """A sum of which this rank keeps elements `own`: in memory where `shares_all`, else by messages, by `steps`."""
     def start_slice(self, array: Array, name: str, own: tuple[int, int], steps: Algorithm) -> Work:
         """Begin a sum of which this rank keeps elements `own`: in memory where `shares_all`, else by messages, by `steps`."""
     def close(self) -> None: ...

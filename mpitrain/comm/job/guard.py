@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from mpitrain.comm.job.failure import Failure, describe, lost_peer, printable, write_record
+from mpitrain.comm.job.failure import Failure, as_peer_error, describe, printable, write_record
 from mpitrain.comm.job.start import abort, is_last_one, launched_by_mpirun, launched_rank, local_rank, started
 from mpitrain.errors import DesyncError, PeerError, Stopped
 
@@ -94,7 +94,7 @@ def fail(error: BaseException) -> NoReturn:
     exit_code, (rank, size) = 70, _place()
     newline = "\n" if size > 1 else ""                        # the launcher's own text may have left a line open
     try:
-        error = lost_peer(error) or error
+        error = as_peer_error(error) or error
         failure = describe(error)
         exit_code = failure.exit_code
         _bound(exit_code)

@@ -14,7 +14,8 @@ from typing import Any
 
 from mpitrain.autograd import recomputing
 from mpitrain.backend import Array
-from mpitrain.comm.messages.channel import AnyWork, Channel
+from mpitrain.comm.face import Work
+from mpitrain.comm.messages.channel import Channel
 from mpitrain.nn import Module, Segment, Sequential
 from mpitrain.parallel.policies.scratch import Scratch
 from mpitrain.placement.shards import Shards, Unit
@@ -31,7 +32,7 @@ class Group:
         self.start, self.stop, self.number = self.units[0].start, self.units[-1].stop, number
         self.segments: list[Segment] = [s for unit in self.units for s in unit.segments]
         self.flat: Array | None = None                        # None: not here
-        self.works: list[AnyWork] = []
+        self.works: list[Work] = []
 
 
 class Gathered:

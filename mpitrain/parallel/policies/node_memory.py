@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import Array
-from mpitrain.comm.face import AnyChannel
+from mpitrain.comm.face import AnyChannel, Work
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.messages.channel import AnyWork
 from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.errors import ConfigError, StorageError
 from mpitrain.placement.shards import Unit
@@ -126,7 +125,7 @@ class NodeCopy:
         bounds = self._bounds(unit)
         return bounds[0], bounds[-1]
 
-    def spread(self, values: Array, unit: Unit) -> AnyWork | None:
+    def spread(self, values: Array, unit: Unit) -> Work | None:
         """Begins to bring the new values of the piece from the other nodes, if there are any, into the copy `values`."""
         if self.shared.cross is None:
             return None

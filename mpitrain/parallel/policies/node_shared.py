@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpitrain.backend import Array
-from mpitrain.comm.messages.channel import AnyWork, Channel
+from mpitrain.comm.face import Work
+from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.comm.shared.engine import Pass
 from mpitrain.comm.shared.queue import SharedWork
@@ -77,7 +78,7 @@ class NodeExchange:
         self.arena = storage.new_flat(lambda nbytes: shared_by_all(self.shared, nbytes, "gradients"))
         return self.arena
 
-    def start_steps(self, array: Array, name: str, steps: Algorithm) -> AnyWork:
+    def start_steps(self, array: Array, name: str, steps: Algorithm) -> Work:
         """By messages: sums of the caller's own steps are whole on every rank."""
         return self.shared.start_steps(array, name, steps)
 

@@ -156,8 +156,7 @@ class ShardedReducer(GradientReducer):
         if self.over.shared:                                  # in slices, others might read it still when ours is there
             return self.channel.start_allreduce(flat, bucket.name)
         unit = self.shards.units[bucket.index]
-        return self.over.messages.start_reduce_scatter(flat, unit.sum_to_owners, bucket.name,
-                                                  own=(unit.within.start, unit.within.stop))
+        return self.over.start_slice(flat, bucket.name, (unit.within.start, unit.within.stop), unit.sum_to_owners)
 
     def _take(self, bucket: Bucket) -> Array:
         """Memory for a bucket's gradients: where ranks share it, in its place there, once that is free.
