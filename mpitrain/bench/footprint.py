@@ -20,9 +20,13 @@ from mpitrain.comm.job.start import World
 from mpitrain.comm.job.together import on_first
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import MpitrainError
+from mpitrain.placement.bytes import Use
+from mpitrain.placement.place import place
 from mpitrain.placement.shards import KINDS
-from mpitrain.plan import memory
-from mpitrain.plan.memory import Sizes, Use
+from mpitrain.plan.memory import forecast
+from mpitrain.schedules.grid import Grid
+from mpitrain.schedules.pipeline import SCHEDULES
+from mpitrain.train.observers.memory import measured
 
 STEPS = 2 * BATCHES
 MICRO = 4                         # micro-batches of a pipeline or an accumulation
@@ -31,19 +35,20 @@ SMALLEST = 1 << 18                # bytes that are compared: of less, what reads
 SMALLEST_POOL = 16 << 20          # and of a pool: of less, what is free between a few large arrays
 
 
-def ways(ranks: int, planned: bool) -> Iterator[tuple[str, Sizes, dict[str, Any]]]:
+def ways(ranks: int, planned: bool) -> Iterator[tuple[str, Grid, dict[str, Any]]]:
     """(name, mesh, options) of what so many ranks can do with one model, of which layers can be cut where that is `planned`."""
     if ranks == 1:
-        yield "one rank", Sizes(), {}
-        yield f"{MICRO} micro-batches", Sizes(), {"micro_batches": MICRO}
+        yield "one rank", Grid({}), {}
+        yield f"{MICRO} micro-batches", Grid({}), {"micro_batches": MICRO}
         return
     if ranks % 2 == 0:
         for schedule in ("gpipe", "1f1b", "zb_h1"):
-            yield f"pp=2 {schedule}", Sizes(pp=2, dp=ranks // 2), {"micro_batches": MICRO * ranks // 2, "schedule": schedule}
+            yield f"pp=2 {schedule}", Grid({"pp": 2, "dp": ranks // 2}), {
+                "micro_batches": MICRO * ranks // 2, "schedule": schedule}
         if planned:
-            yield "tp=2", Sizes(dp=ranks // 2, tp=2), {}
+            yield "tp=2", Grid({"dp": ranks // 2, "tp": 2}), {}
     for kind in KINDS:
-        yield f"dp={ranks} sharding {kind}", Sizes(dp=ranks), {"sharding": kind}
+        yield f"dp={ranks} sharding {kind}", Grid({"dp": ranks}), {"sharding": kind}
 
 
 def bench_memory(channel: Channel, world: World, report: Report, *, models: Sequence[str]) -> None:
@@ -53,8 +58,8 @@ def bench_memory(channel: Channel, world: World, report: Report, *, models: Sequ
     for name in models:
         model = WORKLOADS[name].make()
         for recompute in (False, True)[:1 + isinstance(model, nn.Sequential)]:
-            for way, sizes, options in ways(world.size, bool(model.plan)):
-                for stage, found, use in one_way(name, sizes, recompute, options, world):
+            for way, grid, options in ways(world.size, bool(model.plan)):
+                for stage, found, use in one_way(name, grid, recompute, options, world):
                     ratios = {key: ratio(key, getattr(found, key), getattr(use, key)) for key in Use._fields}
                     worst = max([worst, *(abs(r - 1) for r in ratios.values() if r is not None)])
                     report.record({"bench": "memory", "model": name, "recompute": recompute, "way": way, "stage": stage,
@@ -67,18 +72,19 @@ def bench_memory(channel: Channel, world: World, report: Report, *, models: Sequ
                 f"{SMALLEST_POOL >> 20} MiB or more")
 
 
-def one_way(name: str, sizes: Sizes, recompute: bool, options: dict[str, Any], world: World) -> Iterator[tuple[int, Use, Use]]:
+def one_way(name: str, grid: Grid, recompute: bool, options: dict[str, Any], world: World) -> Iterator[tuple[int, Use, Use]]:
     """(stage, predicted, measured) of a few steps."""
     forget_peak()
     workload, pool = WORKLOADS[name], pool_in_use()
     before = pool.usage().system if pool else 0               # what earlier ones have left, mostly in caches
     with guard.symmetric():
-        training = Training(workload, world.comm, pp=sizes.pp, tp=sizes.tp, recompute=recompute, **options)
+        training = Training(workload, world.comm, pp=grid.size("pp"), tp=grid.size("tp"), recompute=recompute, **options)
     job = training.job
 
     def predict() -> Any:
-        found = memory.forecast(made(workload, recompute), training.options, sizes, training.sample, tokens=workload.tokens,
-                                loss=nn.LOSSES["cross_entropy"](), optimizer=adam)
+        placement = place(made(workload, recompute), grid, *training.options.sections)
+        found = forecast(placement, training.sample, tokens=workload.tokens, loss=nn.LOSSES["cross_entropy"](), optimizer=adam,
+                         schedule=SCHEDULES.resolve(training.options.schedule))
         if found.why:
             raise MpitrainError(f"bench memory {name}: activations cannot be predicted: {found.why}")
         return list(map(list, found.stages))
@@ -88,7 +94,7 @@ def one_way(name: str, sizes: Sizes, recompute: bool, options: dict[str, Any], w
         job.trainer.memory.begin(job.trainer.pipeline.sent_bytes)
         training.step()
         job.trainer.memory.end(job.trainer.pipeline.sent_bytes)
-    use = memory.measured(job)
+    use = measured(job)
     use = use._replace(pool=None if use.pool is None else use.pool - before)
     everyone = [(int(stage), Use(*had)) for stage, had in job.channel.gather_objects([job.held.stage.index, list(use)])]
     training.close()

@@ -28,13 +28,18 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.config import Config, to_toml
 from mpitrain.errors import MpitrainError, OutputError, Stopped, UsageError
-from mpitrain.parallel.connect import hold
+from mpitrain.parallel.connect import connect
 from mpitrain.parallel.pipeline.inference import Inference
 from mpitrain.parallel.policies.sharded import Sharding
-from mpitrain.plan import memory
+from mpitrain.placement.buckets import bucket_bytes
+from mpitrain.placement.bytes import Forecast, Use
+from mpitrain.placement.place import place
+from mpitrain.plan.memory import forecast_of
+from mpitrain.plan.memory_lines import as_json, report_lines
+from mpitrain.schedules.grid import Grid
 from mpitrain.train.build import measured_cut
 from mpitrain.train.build.assembly import Job, local_rank
-from mpitrain.train.build.from_config import bucket_bytes, build, checkpoint_folder, make_loss, make_model
+from mpitrain.train.build.from_config import build, checkpoint_folder, make_loss, make_model
 from mpitrain.train.build.inputs import Inputs, describe_files, open_inputs
 from mpitrain.train.build.sharding import in_slices
 from mpitrain.train.build.trial import try_one_sample
@@ -42,6 +47,7 @@ from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.machine import environment, threads
 from mpitrain.train.machine.threads import Place
 from mpitrain.train.observers.log import plain_values
+from mpitrain.train.observers.memory import measured
 from mpitrain.train.observers.profile import Profile, trace_text
 from mpitrain.train.observers.record import Recorder, find_tensorboard
 
@@ -158,7 +164,7 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
         job.keep_in(folder, recorder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments}})
         about = describe_run(config, session) | ({"numerics": job.numerics} if job.numerics else {})
         on_first(session.control, lambda: folder.write_json(folder.run_json, about | {
-            "status": "running", "memory": memory.as_json(forecast, [])}))
+            "status": "running", "memory": as_json(forecast, [])}))
         began = time.time()
         if profile:
             metrics = fit_profiled(job, folder, session)
@@ -166,9 +172,9 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
             metrics = job.trainer.fit()
         peak = peak_memory(session.control)
         job.trainer.recorder.message("most memory of a rank: " + ", ".join(f"{name} {mb:,.0f} MiB" for name, mb in peak.items()))
-        uses = [(int(stage), memory.Use(*use)) for stage, use in session.control.gather_objects(
-            [job.held.stage.index, list(memory.measured(job))])]
-        for line in memory.report_lines(forecast, uses):
+        uses = [(int(stage), Use(*use)) for stage, use in session.control.gather_objects(
+            [job.held.stage.index, list(measured(job))])]
+        for line in report_lines(forecast, uses):
             job.trainer.recorder.message(line)
         if job.state.is_cut:
             job.held.copies.agree(job.state.own_sha256(), "the final parameters of their part")
@@ -176,22 +182,23 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
         session.control.agree(hashes, "the final parameters")
         record = about | hashes | {"choices": job.trainer.tuning.choices, "status": "done", "steps": job.plan.steps,
                                    "seconds": round(time.time() - began, 3), "metrics": plain_values(metrics), "peak_mb": peak,
-                                   "memory": memory.as_json(forecast, uses)}
+                                   "memory": as_json(forecast, uses)}
         on_first(session.control, lambda: folder.write_json(folder.run_json, record))
     return 0
 
 
-def predict_memory(config: Config, session: Session, job: Job) -> memory.Forecast:
+def predict_memory(config: Config, session: Session, job: Job) -> Forecast:
     """What the ranks will need, of rank 0, which runs a few rows through a model whose parameters take no memory."""
     bounds = job.held.stage.bounds
-    sizes = memory.Sizes(*(session.mesh.size(axis) for axis in memory.Sizes._fields))
 
     def predict() -> Any:
-        found = memory.forecast_of(config, sizes, session.inputs, counts=[b - a for a, b in pairwise(bounds)])
+        placement = place(make_model(config), Grid(session.mesh.lengths), config.mesh, config.train, config.comm,
+                                stages=[b - a for a, b in pairwise(bounds)])
+        found = forecast_of(config, placement, session.inputs)
         return [list(map(list, found.stages)), found.why]
 
     stages, why = on_first(session.control, predict)
-    return memory.Forecast([memory.Use(*use) for use in stages], why)
+    return Forecast([Use(*use) for use in stages], why)
 
 
 def n_virtual(config: Config) -> int:
@@ -275,18 +282,19 @@ def evaluate(config: Config, source: Path, *, quiet: bool = False) -> int:
     with ExitStack() as cleanup:
         session = open_session(config, cleanup)
         found = store.latest(source / "checkpoints", session.control, store.EVALUATE)
-        place = local_rank(session.control)
+        number = local_rank(session.control)
         with guard.symmetric():
-            device = select_device(config.train.device, place)
+            device = select_device(config.train.device, number)
             model = make_model(config)
             stages = measured_cut.kept(config.mesh.stages, n_virtual(config), found.meta.get("choices"))
-            held = hold(model, session.mesh, session.control, chunks=config.mesh.chunks, stages=stages,
-                        plan=config.mesh.plan or None, sequence=config.mesh.sequence, shared=device.name == "cpu")
+            placement = place(model, session.mesh, config.mesh, config.train, config.comm, stages=stages)
+            held = connect(placement, session.mesh, session.control, shared=device.name == "cpu")
             loss = held.loss(make_loss(config, session.inputs.tokens))
             sharding = Sharding("parameters", session.mesh) if in_slices(config, session.mesh) else None
             seed, precision = config.run.seed, config.train.precision
             storage: nn.FlatLayout = held.stage.model.initialize(seed, precision, device) if sharding is None else \
-                sharding.initialise(held.stage, seed, precision, device, bucket_bytes=bucket_bytes(config), whole=False)
+                sharding.initialise(held.stage, seed, precision, device, whole=False,
+                                    bucket_bytes=bucket_bytes(config.comm.bucket_mb))
             State(held.stage.model, None, session.inputs.transforms, whole=model, sharding=sharding).restore(found)
             inference = Inference(held.stage, held.feed(device, storage.dtype, tokens=session.inputs.tokens), held.neighbours)
             read, n_chunks = session.inputs.chunks(try_one_sample(inference, loss, session.inputs, held))
@@ -294,7 +302,7 @@ def evaluate(config: Config, source: Path, *, quiet: bool = False) -> int:
                 raise UsageError("this run has no validation data; give some: data.validation=PATH")
         metrics = Evaluator(inference, loss, read, n_chunks, session.control, place=session.mesh.place,
                             n_places=session.mesh.n_places, counts=held.counts, classes=held.classes,
-                            in_step=sharding is not None or held.in_step).run()
+                            in_step=sharding is not None or placement.in_step).run()
         if session.world.rank == 0:
             print(json.dumps({"step": found.step, "split": "validation", **plain_values(metrics)}), flush=True)
     return 0

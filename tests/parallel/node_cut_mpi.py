@@ -18,7 +18,7 @@ from mpitrain.checkpoint import store
 from mpitrain.comm.shared.node import Node
 from mpitrain.errors import ConfigError, NumericsError, StorageError
 from mpitrain.parallel.policies.node_shared import NodeShared
-from mpitrain.parallel.policies.sharded import predicted
+from mpitrain.placement.bytes import predicted
 from mpitrain.placement.shards import KINDS
 from mpitrain.train.build.assembly import Job
 

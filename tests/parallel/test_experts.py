@@ -13,16 +13,16 @@ from launch import mpirun
 from runs import lines, record, train, write
 
 from mpitrain import models, nn
-from mpitrain.config import load_config
+from mpitrain.config import CommConfig, MeshConfig, TrainConfig, load_config
 from mpitrain.data.importers import import_text
 from mpitrain.errors import ConfigError, MeshError
-from mpitrain.parallel.connect import hold
 from mpitrain.parallel.gradients.reducer import GradientReducer
-from mpitrain.parallel.layers.expert_parallel import cut_experts
 from mpitrain.parallel.pipeline.nonfinite import first_bad_layer
 from mpitrain.placement.buckets import runs
+from mpitrain.placement.experts import cut_experts
+from mpitrain.placement.place import Placement, place
 from mpitrain.plan.inspect import inspect_config
-from mpitrain.schedules.grid import fit
+from mpitrain.schedules.grid import Grid
 from mpitrain.train.build import refusals, reproducible
 
 CONFIG = """
@@ -67,8 +67,11 @@ def net(step, block, vocabulary):
 
 def mesh(**lengths: int) -> Any:
     """As far as refusals look at one."""
-    found = fit(int(np.prod(list(lengths.values()))), **lengths)
-    return SimpleNamespace(size=found.get, n_places=found["dp"] * found["ep"], cuts_model=True, coordinate=lambda axis: 0)
+    return Grid(lengths)
+
+
+def placed(model: nn.Module, grid: Grid, **keys: Any) -> Placement:
+    return place(model, grid, MeshConfig(**keys), TrainConfig(), CommConfig())
 
 
 def asked(**more: Any) -> SimpleNamespace:
@@ -95,11 +98,11 @@ def gpt(**more: Any) -> nn.Sequential:
      'comm.bucket_mb = "auto" cuts all gradients anew, and those of experts are apart from the rest'),
     (lambda: refusals.refuse_with_experts(asked(node_shared=True), mesh(ep=2)), ConfigError,
      "set comm.node_shared = false, or mesh.ep = 1"),
-    (lambda: hold(gpt(experts=2), mesh(cp=2), None), ConfigError,
+    (lambda: placed(gpt(experts=2), mesh(cp=2)), ConfigError,
      'mesh.cp = 2 cuts samples, and experts ('),
     (lambda: reproducible.refuse_mesh(mesh(ep=2).size), ConfigError,
      "cannot have mesh.ep = 2: a gradient of an expert adds up rows of several"),
-    (lambda: hold(gpt(experts=2), mesh(tp=2), None, sequence=True), ConfigError,
+    (lambda: placed(gpt(experts=2), mesh(tp=2), sequence=True), ConfigError,
      'mesh.sequence = true cuts what "block0.mixture" gets along the sequence'),
 ])
 def test_what_cannot_be_shared_out_is_refused_by_name(call: Any, kind: type[Exception], message: str) -> None:

@@ -34,7 +34,7 @@ def test_a_schedule_that_is_no_function_is_refused_in_one_line() -> None:
     mesh: Any = SimpleNamespace(n_places=1)
     nobody: Any = None
     with pytest.raises(ConfigError, match=r"must be a function of \(stage, n_stages, n_micro\) .* found 3 \(int\)"):
-        Held(mesh, nobody, cut(model(2), 0, 1), nobody, nobody).schedule(3, 4)
+        Held(SimpleNamespace(stage=cut(model(2), 0, 1)), mesh, nobody, nobody, nobody).schedule(3, 4)
 
 
 def test_stages_in_words() -> None:

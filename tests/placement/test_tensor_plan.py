@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from mpitrain import models, nn
+from mpitrain.config import CommConfig, MeshConfig, TrainConfig
 from mpitrain.errors import ConfigError, MeshError
-from mpitrain.parallel.connect import hold
 from mpitrain.parallel.layers.tensor_loss import CutLoss
-from mpitrain.parallel.layers.tensor_parallel import TensorParallel, _of_channels
+from mpitrain.parallel.layers.tensor_parallel import _of_channels
+from mpitrain.placement.place import place
 from mpitrain.placement.tensor_plan import narrow, read_plan
+from mpitrain.schedules.grid import Grid
 from mpitrain.train.build import reproducible
 
 
@@ -116,22 +118,14 @@ def test_a_parameter_that_is_twice_in_a_plan_of_twins_is_refused_too():
         read_plan(model, {"embed.token": "vocabulary"})
 
 
-class Ranks:
-    """A mesh in which layers are cut over two ranks, of which nobody sends anything."""
-
-    def channel(self, axes, purpose):
-        return None
-
-    def size(self, axis):
-        return 2 if axis == self.cut else 1
-
-    def __init__(self, cut="tp"):
-        self.cut = cut
+def placed(cut, **mesh):
+    """A model on two ranks along the axis `cut`."""
+    return place(small(), Grid({cut: 2}), MeshConfig(**mesh), TrainConfig(), CommConfig())
 
 
 def test_what_does_not_go_with_layers_on_several_ranks_is_said_in_one_line():
     for make, message in (
-            (lambda: reproducible.refuse_mesh(Ranks().size),
+            (lambda: reproducible.refuse_mesh(Grid({"tp": 2}).size),
              'train.reproducible = "layout" cannot have mesh.tp = 2: ranks that share a layer add up parts of its products, '
              "which one rank adds in another order; set mesh.tp = 1"),
             (lambda: CutLoss(nn.LOSSES["mse"](), None, 0, 4, "head"),
@@ -140,14 +134,14 @@ def test_what_does_not_go_with_layers_on_several_ranks_is_said_in_one_line():
             (lambda: _of_channels(nn.Dropout(), "drop", SimpleNamespace(rank=1))(np.zeros((2, 3, 4))),
              'mesh.plan: "drop" is "channels", which for a Dropout is about (B, features) or (B, channels, H, W), found (2, 3, '
              "4)"),
-            (lambda: TensorParallel(small(), Ranks(), {"a": "column", "b": "row"}, sequence=True),
+            (lambda: placed("tp", plan={"a": "column", "b": "row"}, sequence=True),
              'mesh.sequence = true cuts what lies between layers, and the plan has no "sequence" layer'),
-            (lambda: hold(small(), Ranks("dp"), None, stages="blcks"),
+            (lambda: placed("dp", stages="blcks"),
              'mesh.stages = "blcks" is not there: "blocks", "time", or each stage\'s number of blocks'),
-            (lambda: hold(small(), Ranks("dp"), None, plan={"c": "column"}), 'mesh.plan: no layer matches "c"'),
-            (lambda: hold(small(), Ranks("dp"), None, sequence=True), "mesh.sequence = true cuts activations over the ranks that "
+            (lambda: placed("dp", plan={"c": "column"}), 'mesh.plan: no layer matches "c"'),
+            (lambda: placed("dp", sequence=True), "mesh.sequence = true cuts activations over the ranks that "
              "share layers, and mesh.tp is 1; set mesh.sequence = false, or mesh.tp to 2 or more")):
         with pytest.raises(ConfigError) as caught:
             make()
         assert message in caught.value.message
-    reproducible.refuse_mesh(Ranks("dp").size)
+    reproducible.refuse_mesh(Grid({"dp": 2}).size)

@@ -15,8 +15,8 @@ from mpitrain.bench.train import Memory
 from mpitrain.checkpoint import store
 from mpitrain.comm.mesh import Mesh
 from mpitrain.errors import GraphError, NumericsError
-from mpitrain.parallel.policies.sharded import predicted
 from mpitrain.parallel.policies.sharded_reducer import IN_FLIGHT
+from mpitrain.placement.bytes import predicted
 from mpitrain.placement.shards import KINDS
 from mpitrain.train.build.assembly import Job, Options, assemble
 from mpitrain.train.build.inputs import Inputs

@@ -23,9 +23,10 @@ from mpitrain.comm.job.together import everywhere, on_first
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.progress import threads_may_call_mpi
+from mpitrain.config import CommConfig, MeshConfig, TrainConfig
 from mpitrain.data import Dataset, Sampler, scan_labels
-from mpitrain.errors import ConfigError, MeshError, nearest
-from mpitrain.parallel.connect import Held, hold
+from mpitrain.errors import ConfigError, nearest
+from mpitrain.parallel.connect import Held, connect
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.statistics import PlainStatistics, TreeStatistics
 from mpitrain.parallel.gradients.sync_batch_norm import synchronise_batch_norm
@@ -33,10 +34,10 @@ from mpitrain.parallel.gradients.tuning import POLICIES, Tuning
 from mpitrain.parallel.pipeline.inference import Inference
 from mpitrain.parallel.pipeline.runner import Pipeline
 from mpitrain.parallel.policies.choose import Exchange, change
-from mpitrain.parallel.policies.sharded import Sharding, needs_whole_parameters, where_to_cut
+from mpitrain.parallel.policies.sharded import Sharding
+from mpitrain.placement.place import micro_batches, place
+from mpitrain.placement.shard_cuts import needs_whole_parameters, where_to_cut
 from mpitrain.placement.stages import Stage
-from mpitrain.placement.tree import RankTree
-from mpitrain.schedules.microtree import share
 from mpitrain.train.build import precision, reproducible
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.measured_cut import MeasuredCut
@@ -86,6 +87,15 @@ class Options:
     plan: Mapping[str, str] | None = None    # how layers are cut over mesh.tp ranks; default: the model's own
     sequence: bool = False                   # whether what lies between them is cut along the sequence
     quiet: bool = False
+
+    @property
+    def sections(self) -> tuple[MeshConfig, TrainConfig, CommConfig]:
+        """What `place` takes of them."""
+        stages = self.stages if isinstance(self.stages, (str, tuple)) else tuple(self.stages)
+        return (MeshConfig(chunks=self.chunks, stages=stages, plan=dict(self.plan or {}), sequence=self.sequence),
+                TrainConfig(batch_size=self.batch_size, micro_batches=self.micro_batches, reproducible=self.reproducible,
+                            precision=self.precision, device=self.device),
+                CommConfig(bucket_mb=self.bucket_bytes / 2**20, node_shared=self.node_shared, sharding=self.sharding))
 
 
 @dataclass
@@ -171,8 +181,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         reproducible.refuse_mesh(mesh.size)
         reproducible.refuse_threads()
     control = mesh.channel(mesh.axes, "control")
-    n_micro = count_micro_batches(o.micro_batches, o.batch_size, mesh.size("pp"), mesh.n_places, o.chunks,
-                                  each=control.size // mesh.n_places)
+    n_micro = micro_batches(mesh, *o.sections[:2])
     sampler = Sampler(inputs.train_rows, o.batch_size, seed=o.seed, drop_last=o.drop_last)
     fewest = sampler.size(sampler.steps_per_epoch - 1)
     refuse_uneven_experts(mesh, n_micro, fewest)
@@ -187,8 +196,8 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     stages = o.stages if o.stages != "time" else MeasuredCut(
         inputs, control, device, rows=-(-o.batch_size // n_micro), parts=mesh.size("pp") * o.chunks, seed=o.seed,
         precision=o.precision)
-    held = hold(model, mesh, control, chunks=o.chunks, stages=stages, untie=anywhere, plan=o.plan,
-                sequence=o.sequence, shared=o.algorithm == "auto" and device.name == "cpu")
+    placement = place(model, mesh, *o.sections, stages=stages)
+    held = connect(placement, mesh, control, shared=o.algorithm == "auto" and device.name == "cpu")
     if isinstance(stages, MeasuredCut):
         held.choices |= stages.choices
     stage, loss = held.stage, held.loss(loss)
@@ -212,9 +221,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     synchronise_batch_norm(stage.model, held.replicas, n_micro, mesh.n_places, drop_last=o.drop_last)
     held.start_alike(state.arrays())
 
-    place, n_places = mesh.place, mesh.n_places
-    first, last = share(place, n_places, n_micro)
-    tree = RankTree(n_micro, place, n_places) if anywhere else None
+    n_places, tree, (first, last) = mesh.n_places, placement.tree, placement.own_micro_batches
     statistics = TreeStatistics(stage.chunks, exchange.channel, tree) if tree else PlainStatistics(stage.model, held.replicas)
     loader = ObservedLoader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
                             n_classes=n_classes, workers=o.workers)
@@ -228,9 +235,9 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     update = exchange.update(stage.model, stepper, reducer, control, rate_at, clip_norm=o.clip_norm, statistics=statistics,
                              norm=exchange.norm(own, control, held.parts), twins=held.twins(own))
     read, n_chunks = inputs.chunks(n_classes)
-    evaluator = Evaluator(inference, loss, read, n_chunks, control, place=place, n_places=n_places,
+    evaluator = Evaluator(inference, loss, read, n_chunks, control, place=mesh.place, n_places=n_places,
                           counts=held.counts, classes=held.classes,
-                          in_step=held.in_step or (sharding is not None and sharding.cuts_parameters)) if n_chunks else None
+                          in_step=placement.in_step or (sharding is not None and sharding.cuts_parameters)) if n_chunks else None
     trainer = Trainer(pipeline=pipeline, update=update, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       recorder=Recorder(None, rank=control.rank, quiet=o.quiet), tuning=make_tuning(o, reducer, control, mesh))
     trainer.notes += exchange.notes + held.notes
@@ -269,24 +276,6 @@ def local_rank(channel: Channel) -> int:
     """This rank's number among those on its host."""
     hosts = channel.gather_objects(socket.gethostname())
     return hosts[:channel.rank].count(hosts[channel.rank])
-
-
-def count_micro_batches(asked: int, batch_size: int, n_stages: int, n_ranks: int, chunks: int = 1, *, each: int = 1) -> int:
-    """M: what was asked for, or one per data-parallel rank, times what keeps a pipeline's stages busy most of the time.
-
-    `each` ranks have a copy of the model together. Raises MeshError where one of the `n_ranks` copies, or a micro-batch, would
-    have none.
-    """
-    usual = n_ranks * (1 if n_stages == 1 else 4 * n_stages * chunks)
-    n_micro = asked or min(usual, max(n_ranks, batch_size // n_ranks * n_ranks))
-    if n_micro < n_ranks:
-        raise MeshError(f"{n_ranks} data-parallel ranks share {n_micro} micro-batches, so some would have none; "
-                        f"set train.micro_batches to {n_ranks} or more, or run with -n {n_micro * each}")
-    if n_micro > batch_size:
-        fewer = f"train.micro_batches to {batch_size} or less" if batch_size >= n_ranks else f"run with -n {batch_size * each}"
-        raise MeshError(f"{n_micro} micro-batches of a global batch of {batch_size} samples; "
-                        f"set train.batch_size to {n_micro} or more, or {fewer}")
-    return n_micro
 
 
 def make_plan(o: Options, sampler: Sampler) -> Plan:

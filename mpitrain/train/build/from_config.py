@@ -13,12 +13,11 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.algorithms import find_own, is_own
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError, name_and_text, nearest, place, text_of
+from mpitrain.placement.buckets import bucket_bytes
 from mpitrain.schedules.pipeline import SCHEDULES, Schedule
 from mpitrain.train.build.assembly import Job, Options, assemble
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.offload import existing
-
-UNTIL_MEASURED = 1 << 20      # bytes: small enough to overlap, large enough that latency does not dominate
 
 
 def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None) -> Job:
@@ -26,11 +25,9 @@ def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None) -> 
 
     `stages` replaces mesh.stages where a run that goes on has chosen its cut already.
     """
-    model = make_model(config)
-    if config.train.recompute:
-        keep_inputs_only(model, config.train.recompute)
-    return assemble(model, inputs, mesh, loss=make_loss(config, inputs.tokens), optimizer=lambda s: make_optimizer(config, s),
-                    rate=lambda steps: make_rate(config, steps), options=options_of(config, stages))
+    return assemble(make_model(config), inputs, mesh, loss=make_loss(config, inputs.tokens),
+                    optimizer=lambda s: make_optimizer(config, s), rate=lambda steps: make_rate(config, steps),
+                    options=options_of(config, stages))
 
 
 def options_of(config: Config, stages: Any = None) -> Options:
@@ -41,7 +38,8 @@ def options_of(config: Config, stages: Any = None) -> Options:
         reproducible=t.reproducible, precision=t.precision, device=t.device, clip_norm=o.clip_norm, eval_every=t.eval_every,
         log_every=config.log.every, checkpoint_every=config.checkpoint.every, keep=config.checkpoint.keep,
         keep_best=config.checkpoint.best, drop_last=config.data.drop_last, workers=config.data.workers,
-        algorithm=find_algorithm(config), bucket_bytes=bucket_bytes(config), tune_buckets=config.comm.bucket_mb == "auto",
+        algorithm=find_algorithm(config), bucket_bytes=bucket_bytes(config.comm.bucket_mb),
+        tune_buckets=config.comm.bucket_mb == "auto",
         progress=config.comm.progress, wire=config.comm.wire_dtype, node_shared=config.comm.node_shared,
         schedule=find_schedule(config), chunks=config.mesh.chunks, stages=stages or config.mesh.stages,
         plan=config.mesh.plan or None, sequence=config.mesh.sequence, sharding=config.comm.sharding, offload=o.offload,
@@ -59,18 +57,14 @@ def find_schedule(config: Config) -> Schedule:
     return SCHEDULES.resolve(config.mesh.schedule, config.folder)
 
 
-def bucket_bytes(config: Config) -> int:
-    """The size of buckets; where they are cut by measurement, the size until then."""
-    size = config.comm.bucket_mb
-    return UNTIL_MEASURED if isinstance(size, str) else max(1, int(size * 2**20))
-
-
 def make_model(config: Config) -> nn.Module:
     """The model that [model] describes; nothing is allocated."""
     found: Any = models.MODELS.resolve(config.model.name, config.folder)
     model = call_with(found, config.model.arguments, f'model "{config.model.name}"', "model")
     if not isinstance(model, nn.Module):
         raise ConfigError(f'model "{config.model.name}" must return an mpitrain.nn.Module, found a {type(model).__name__}')
+    if config.train.recompute:
+        keep_inputs_only(model, config.train.recompute)
     return model
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from mpitrain.comm.mesh import Mesh
 from mpitrain.config import Config
-from mpitrain.errors import ConfigError, MeshError
-from mpitrain.parallel.policies.sharded import Sharding, find_kind
+from mpitrain.errors import ConfigError, MeshError, nearest
+from mpitrain.parallel.policies.sharded import Sharding
+from mpitrain.placement.shards import KINDS
 from mpitrain.placement.stages import Stage
 from mpitrain.schedules.grid import REPLICAS
 from mpitrain.schedules.pipeline import Schedule
@@ -79,3 +80,10 @@ def memory_text(everyone: Sequence[Sequence[int]], kind: str, *, per_node: bool 
     largest = max(everyone, key=sum)
     parts = ", ".join(f"{name} {n / 2**20:,.2f} MiB" for name, n in zip(("parameters", "gradients", "optimizer"), largest))
     return f'comm.sharding = "{kind}"{", one copy per node" if per_node else ""}: a rank keeps {parts}'
+
+
+def find_kind(kind: str) -> str:
+    """`kind`, where it is one of `KINDS`; else ConfigError."""
+    if kind not in KINDS:
+        raise ConfigError(f'comm.sharding = "{kind}" is not there{nearest(kind, KINDS)}; it is one of {", ".join(KINDS)}')
+    return kind
