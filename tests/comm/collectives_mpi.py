@@ -15,7 +15,8 @@ import pytest
 from mpitrain.comm.messages import algorithms
 from mpitrain.comm.messages.algorithms import hosts_of
 from mpitrain.comm.messages.channel import Channel
-from mpitrain.errors import ConfigError, DesyncError
+from mpitrain.comm.messages.lost_peer import lost_peer
+from mpitrain.errors import ConfigError, DesyncError, PeerError
 from mpitrain.schedules.collectives import ALL_REDUCE, ON_NODES
 from mpitrain.schedules.steps import ScheduleError
 
@@ -172,6 +173,16 @@ def test_disagreement_names_the_ranks_and_both_values(channel: Channel, comm: An
         pytest.skip("one rank cannot disagree")
     with pytest.raises(DesyncError, match=r'^ranks disagree about the seed: rank 0 has 7, rank 1 has 8$'):
         channel.agree(8 if comm.rank == 1 else 7, "the seed")
+
+
+@pytest.mark.parametrize(("name", "lost"), [("ERR_PROC_FAILED", True), ("ERR_REVOKED", True), ("ERR_IN_STATUS", True), ("ERR_OTHER", True),
+                                            ("ERR_TRUNCATE", False), ("ERR_RANK", False), ("ERR_COMM", False)])
+def test_the_class_of_an_error_says_whether_a_rank_was_lost(name: str, lost: bool) -> None:
+    from mpi4py import MPI
+    found: Any = PeerError if lost else MPI.Exception
+    with pytest.raises(found, match=r"^the sum: MPI reports .*; another rank was probably lost$" if lost else name), \
+            lost_peer("the sum"):
+        raise MPI.Exception(getattr(MPI, name))
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "ring", "mpi"])

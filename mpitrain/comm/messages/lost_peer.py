@@ -14,8 +14,10 @@ CLASSES = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED", "ERR_IN_
 def says_lost(error: BaseException | None) -> bool:
     """Whether this is an error of MPI itself whose class says so. Never starts MPI."""
     mpi = sys.modules.get("mpi4py.MPI")
-    return mpi is not None and isinstance(error, mpi.Exception) and \
-        error.Get_error_class() in [getattr(mpi, name, None) for name in CLASSES]
+    if mpi is None or not isinstance(error, mpi.Exception):
+        return False
+    known = {getattr(mpi, name, mpi.ERR_UNKNOWN) for name in CLASSES} - {mpi.ERR_UNKNOWN}      # as MPICH calls what it has not
+    return error.Get_error_class() in known
 
 
 class lost_peer:

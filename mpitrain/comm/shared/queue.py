@@ -142,8 +142,12 @@ class Queue:
     def in_flight(self) -> list[InFlight]:
         """Each collective, with the ranks of the node that have not published that they take part."""
         return [InFlight(work.plan.signature.text, self.channel, time.monotonic() - work.began, tuple(
-                    rank for i, rank in enumerate(self.node.ranks) if self._control.record(work.sequence, i)[0] != work.sequence))
+                    rank for i, rank in enumerate(self.node.ranks) if not self._has_begun(work.sequence, i)))
                 for work in list(self._works)]
+
+    def _has_begun(self, sequence: int, rank: int) -> bool:
+        number, text = self._control.record(sequence, rank)
+        return number == sequence and bool(text)              # memory is zero at first, as the first number is
 
     def _append(self, work: SharedWork) -> None:
         self._works.append(work)
