@@ -16,6 +16,7 @@ from mpitrain import models, nn
 from mpitrain.config import CommConfig, MeshConfig, TrainConfig, load_config
 from mpitrain.data.importers import import_text
 from mpitrain.errors import ConfigError, MeshError
+from mpitrain.parallel.gradients.bucket_sum import AllReduce
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.pipeline.nonfinite import first_bad_layer
 from mpitrain.placement.buckets import runs
@@ -145,7 +146,7 @@ def test_experts_have_buckets_of_their_own_on_the_channel_of_their_copies() -> N
     storage = model.initialize(0)
     all_, copies = Sums(4), Sums(2)
     apart = [copies if "wide" in s.name or "narrow" in s.name else None for s in storage.segments]
-    reducer = GradientReducer(storage, all_, bucket_bytes=1 << 30, apart=apart)
+    reducer = GradientReducer(storage, AllReduce(all_), bucket_bytes=1 << 30, apart=apart)
     assert len(reducer.buckets) == 5                            # head to tail: dense, experts, dense, experts, dense
     reducer.begin()
     reducer.begin_micro_batch(last=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpitrain import nn, optim
-from mpitrain.backend import Device, select_device
+from mpitrain.backend import select_device
 from mpitrain.checkpoint import store
 from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.checkpoint.run_folder import RunFolder
@@ -28,23 +28,20 @@ from mpitrain.data import Dataset, Loader, Sampler, scan_labels
 from mpitrain.errors import ConfigError, nearest
 from mpitrain.parallel.connect import Held, connect
 from mpitrain.parallel.gradients.reducer import GradientReducer
-from mpitrain.parallel.gradients.statistics import PlainStatistics, TreeStatistics
 from mpitrain.parallel.gradients.sync_batch_norm import synchronise_batch_norm
 from mpitrain.parallel.gradients.timeline import Timeline
 from mpitrain.parallel.gradients.tuning import POLICIES, Tuning
 from mpitrain.parallel.pipeline.inference import Inference
 from mpitrain.parallel.pipeline.runner import Pipeline
-from mpitrain.parallel.policies.choose import Exchange, change
-from mpitrain.parallel.policies.sharded import Sharding
+from mpitrain.parallel.policies.choose import change, choose
+from mpitrain.parallel.policies.policy import Policy, Setup
 from mpitrain.placement.place import micro_batches, place
-from mpitrain.placement.shard_cuts import needs_whole_parameters, where_to_cut
-from mpitrain.placement.stages import Stage
 from mpitrain.train.build import precision, reproducible
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.measured_cut import MeasuredCut
 from mpitrain.train.build.offload import offloaded, refuse_offload
 from mpitrain.train.build.refusals import refuse_cut, refuse_one_copy, refuse_uneven_experts, refuse_with_experts
-from mpitrain.train.build.sharding import memory_text, open_sharding
+from mpitrain.train.build.sharding import memory_text, refuse_sharding
 from mpitrain.train.build.trial import try_one_sample
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.intervals import Plan
@@ -117,6 +114,7 @@ class Job:
     options: Options
     channel: Channel
     held: Held                               # what this rank has of the model
+    policy: Policy                           # how ranks keep its parameters
     tuning: Tuning                           # what is chosen, and what was: its `choices`
     timeline: Timeline                       # of this rank's steps
     numerics: dict[str, str] | None = None   # what the bits depend on; with reproducible = "layout"
@@ -207,64 +205,53 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         held.choices |= stages.choices
     stage, loss = held.stage, held.loss(loss)
     schedule = held.schedule(o.schedule, n_micro)
-    sharding = open_sharding(o, mesh, stage, schedule, n_micro, fewest)
-    exchange = Exchange(mesh, algorithm=o.algorithm, wire=o.wire, node_shared=o.node_shared, on_host=device.name == "cpu",
-                        sharding=sharding)
-    sharding = exchange.sharding
-    whole_parameters = sharding is not None and needs_whole_parameters(optimizer)
-    storage, kept = allocate(stage, device, o, exchange, sharding, whole=whole_parameters)
-    feed = held.feed(storage.device, storage.dtype, tokens=inputs.tokens)
+    refuse_sharding(o, mesh, stage, schedule, n_micro, fewest)
+    policy = choose(Setup(glue(o), held, device, algorithm=o.algorithm, optimizer=optimizer))
+    policy.initialise()
+    feed = held.feed(policy.layout.device, policy.layout.dtype, tokens=inputs.tokens)
     inference = Inference(stage, feed, held.neighbours)
     n_classes = try_one_sample(inference, loss, inputs, held)
     if isinstance(inputs.training, Dataset) and n_classes is not None:
         labelled = inputs.training
         on_first(control, lambda: scan_labels(labelled, n_classes))
 
-    stepper = offloaded(optimizer, o, kept, device, control)
+    stepper = offloaded(optimizer, o, policy.storage, device, control)
     held.refuse_optimizer(stepper)
-    state = State(stage.model, stepper, inputs.transforms, whole=model, mesh=mesh, control=control, sharding=sharding)
+    state = State(stage.model, stepper, inputs.transforms, whole=model, mesh=mesh, control=control, policy=policy)
     synchronise_batch_norm(stage.model, held.replicas, n_micro, mesh.n_places, drop_last=o.drop_last)
     held.start_alike(state.arrays())
 
-    n_places, tree, (first, last) = mesh.n_places, placement.tree, placement.own_micro_batches
-    statistics = TreeStatistics(stage.chunks, exchange.channel, tree) if tree else PlainStatistics(stage.model, held.replicas)
-    reducer = exchange.reducer(storage, stepper, bucket_bytes=o.bucket_bytes, tree=tree, chunks=stage.sizes,
-                               cuts=where_to_cut(stage, storage, blocks=False), rounds=-(-n_micro // n_places))
-    timeline = reducer.timeline
+    n_places, (first, last) = mesh.n_places, placement.own_micro_batches
+    policy.open(stepper, rate(plan.steps) if rate else lambda step: stepper.lr)
+    reducer, timeline = policy.reducer, policy.reducer.timeline
     loader = Loader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
                     n_classes=n_classes, workers=o.workers, span=timeline.span)
-    own = exchange.own(reducer, kept)
     mesh.progress.landed = timeline.look
     pipeline = Pipeline(stage, loss, control, reducer, feed, n_micro=n_micro, seed=o.seed, schedule=schedule,
-                        after_forward=statistics.after_forward, neighbours=held.neighbours, counts=held.counts,
+                        after_forward=policy.statistics.after_forward, neighbours=held.neighbours, counts=held.counts,
                         span=timeline.span)
-    rate_at = rate(plan.steps) if rate else lambda step: stepper.lr
-    update = exchange.update(stage.model, stepper, reducer, control, rate_at, clip_norm=o.clip_norm, statistics=statistics,
-                             norm=exchange.norm(own, control, held.parts), twins=held.twins(own))
     read, n_chunks = inputs.chunks(n_classes)
     evaluator = Evaluator(inference, loss, read, n_chunks, control, place=mesh.place, n_places=n_places,
                           counts=held.counts, classes=held.classes,
-                          in_step=placement.in_step or (sharding is not None and sharding.cuts_parameters)) if n_chunks else None
+                          in_step=placement.in_step or policy.cuts_parameters) if n_chunks else None
     tuning = make_tuning(o, reducer, control, mesh)
-    trainer = Trainer(pipeline=pipeline, update=update, loader=loader, evaluator=evaluator, channel=control, plan=plan,
+    trainer = Trainer(pipeline=pipeline, update=policy, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       span=timeline.span)
     trainer.observers += [Tune(tuning), *([] if o.quiet or control.rank else [Console()])]
-    trainer.notes += exchange.notes + held.notes
+    trainer.notes += policy.notes + held.notes
     if o.sharding != "none" and n_places > 1:
-        trainer.notes.append(memory_text(control.gather_objects(update.measured()), o.sharding,
-                                         per_node=exchange.copies is not None))
-    tuning.choices |= exchange.choices | held.choices
-    return Job(trainer, state, plan, o, control, held, tuning, timeline, numerics)
+        trainer.notes.append(memory_text(control.gather_objects(policy.measured()), o.sharding, per_node=policy.per_node))
+    tuning.choices |= policy.choices | held.choices
+    return Job(trainer, state, plan, o, control, held, policy, tuning, timeline, numerics)
 
 
-def allocate(stage: Stage, device: Device, o: Options, exchange: Exchange, sharding: Sharding | None, *,
-             whole: bool) -> tuple[nn.FlatLayout, Any]:
-    """Memory and initial values: where each parameter of the stage lives, and what the optimizer updates of it here."""
-    if sharding is None:
-        storage = stage.model.initialize(o.seed, o.precision, device, exchange.allocate)
-        return storage, storage
-    layout_of_all = sharding.initialise(stage, o.seed, o.precision, device, bucket_bytes=o.bucket_bytes, whole=whole)
-    return layout_of_all, sharding.shards
+def glue(o: Options) -> Any:
+    """Until `assemble` is given sections."""
+    from mpitrain import config as c
+    return c.Config(run=c.RunConfig(seed=o.seed), train=c.TrainConfig(precision=o.precision),
+                    optimizer=c.OptimizerConfig(clip_norm=o.clip_norm), comm=c.CommConfig(
+                        algorithm=o.algorithm, bucket_mb=o.bucket_bytes / 2**20, wire_dtype=o.wire,
+                        node_shared=o.node_shared, sharding=o.sharding))
 
 
 def make_tuning(o: Options, reducer: GradientReducer, control: Channel, mesh: Mesh) -> Tuning:
@@ -275,7 +262,7 @@ def make_tuning(o: Options, reducer: GradientReducer, control: Channel, mesh: Me
     if o.progress == "thread" and on_gpu:
         raise ConfigError('comm.progress = "thread" is for train.device = "cpu": a GPU computes while the program polls; set '
                           'comm.progress = "poll"')
-    useful = reducer.channel.size > 1 and not on_gpu
+    useful = reducer.bucket_sum.size > 1 and not on_gpu
     allowed = o.progress == "thread" or (o.progress == "auto" and threads_may_call_mpi())
     return Tuning(reducer, control, progress=o.progress, buckets=o.tune_buckets,
                   thread=mesh.progress.thread() if useful and allowed else None)
