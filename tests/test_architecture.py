@@ -43,7 +43,7 @@ def test_a_file_imports_only_from_below(path: Path) -> None:
         if parts[0] in DOORS:
             assert own in DOORS[parts[0]], f"{path.name} of {own} imports {parts[0]}"
         if name.startswith("mpitrain.config"):
-            assert own in ("cli", "placement", "plan", "train")
+            assert own in ("cli", "placement", "plan", "train", "parallel", "bench")
 
 
 def test_every_package_has_its_place() -> None:

@@ -26,7 +26,7 @@ from mpitrain.placement.shards import KINDS
 from mpitrain.plan.memory import forecast
 from mpitrain.schedules.grid import Grid
 from mpitrain.schedules.pipeline import SCHEDULES
-from mpitrain.train.observers.memory import measured
+from mpitrain.train.observers.memory import Memory
 
 STEPS = 2 * BATCHES
 MICRO = 4                         # micro-batches of a pipeline or an accumulation
@@ -80,6 +80,7 @@ def one_way(name: str, grid: Grid, recompute: bool, options: dict[str, Any], wor
     with guard.symmetric():
         training = Training(workload, world.comm, pp=grid.size("pp"), tp=grid.size("tp"), recompute=recompute, **options)
     job = training.job
+    measured = Memory(job)
 
     def predict() -> Any:
         placement = place(made(workload, recompute), grid, *training.options.sections)
@@ -91,10 +92,10 @@ def one_way(name: str, grid: Grid, recompute: bool, options: dict[str, Any], wor
 
     found = [Use(*use) for use in on_first(job.channel, predict)]
     for _ in range(STEPS):
-        job.trainer.memory.begin(job.trainer.pipeline.sent_bytes)
+        measured.swing.begin(job.trainer.pipeline.sent_bytes)
         training.step()
-        job.trainer.memory.end(job.trainer.pipeline.sent_bytes)
-    use = measured(job)
+        measured.swing.end(job.trainer.pipeline.sent_bytes)
+    use = measured.measured()
     use = use._replace(pool=None if use.pool is None else use.pool - before)
     everyone = [(int(stage), Use(*had)) for stage, had in job.channel.gather_objects([job.held.stage.index, list(use)])]
     training.close()

@@ -20,7 +20,7 @@ from mpitrain.nn.parameter import Described
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.gradients.norm import is_first
 from mpitrain.parallel.pipeline.nonfinite import is_finite
-from mpitrain.parallel.policies.sharded import Sharding
+from mpitrain.parallel.policies.policy import Policy
 from mpitrain.schedules.grid import COPIES
 
 STEPS = "optimizer/steps"
@@ -31,21 +31,22 @@ class State:
 
     Names are ``parameters/<name>``, ``buffers/<name>``, ``optimizer/<kind>/<name>`` and ``data/<transform>``: nothing in
     them depends on ranks, so a checkpoint of one layout is read by any other. `model` is what this rank holds of `whole`
-    (default: all of it); `mesh` says what others hold, and `control` connects all ranks. With `sharding`, this rank has slices of
-    some arrays only.
+    (default: all of it); `mesh` says what others hold, and `control` connects all ranks. Of some arrays this
+    rank may have the slices that `policy` gives it.
     """
 
     def __init__(self, model: Module, optimizer: Optimizer | None = None, transforms: Transforms | None = None, *,
                  whole: Module | None = None, mesh: Mesh | None = None, control: Channel | None = None,
-                 sharding: Sharding | None = None):
+                 policy: Policy | None = None):
         self.model, self.optimizer, self.transforms = model, optimizer, transforms
-        self.mesh, self.control, self.sharding = mesh, control, sharding
+        self.mesh, self.control, self.policy = mesh, control, policy
+        self.shards = None if policy is None else policy.shards
         self._shapes = whole_shapes(whole or model)
 
     @property
     def _has_slices(self) -> bool:
         """Whether this rank has slices of the parameters alone."""
-        return self.sharding is not None and self.sharding.cuts_parameters
+        return self.policy is not None and self.policy.cuts_parameters
 
     @property
     def is_cut(self) -> bool:
@@ -66,7 +67,7 @@ class State:
         found: dict[str, Array] = {f"buffers/{name}": b.array for name, b in self.model.named_buffers()}
         if not self._has_slices:
             found |= {f"parameters/{name}": p.array for name, p in self.model.named_parameters()}
-        if self.optimizer is not None and self.sharding is None:
+        if self.optimizer is not None and self.shards is None:
             found |= {f"optimizer/{name}": array for name, array in self.optimizer.state_dict().items()}
         return found
 
@@ -97,12 +98,11 @@ class State:
             for kind, flat in self.optimizer.state.items():
                 for segment, view in zip(storage.segments, storage.views(flat)):
                     parameter = segment.parameter
-                    yield f"optimizer/{kind}/{parameter.key}", parameter, view, None if self.sharding is None else segment.first
+                    yield f"optimizer/{kind}/{parameter.key}", parameter, view, None if self.shards is None else segment.first
 
     def _parameters(self) -> Iterator[tuple[str, Described, Array, int | None]]:
-        if self.sharding is not None and self._has_slices:
-            shards = self.sharding.shards
-            for part, view in zip(shards.segments, shards.views(shards.values)):
+        if self.shards is not None and self._has_slices:
+            for part, view in zip(self.shards.segments, self.shards.views(self.shards.values)):
                 yield f"parameters/{part.parameter.key}", part.parameter, view, part.first
         else:
             for parameter in self.model.parameters():
@@ -146,8 +146,8 @@ class State:
         for name, leaf, array, first in self._leaves(state=state):
             for part, start in boxes(leaf, array, first):
                 part[...] = array_module(array).asarray(checkpoint.read(name, start, part.shape))
-        if self.sharding is not None:
-            self.sharding.forget()
+        if self.policy is not None:
+            self.policy.values_written()
         for leaf in (*self.model.parameters(), *(b for _, b in self.model.named_buffers())):
             leaf.mark_changed()
 

@@ -175,8 +175,9 @@ def test_disagreement_names_the_ranks_and_both_values(channel: Channel, comm: An
         channel.agree(8 if comm.rank == 1 else 7, "the seed")
 
 
-@pytest.mark.parametrize(("name", "lost"), [("ERR_PROC_FAILED", True), ("ERR_REVOKED", True), ("ERR_IN_STATUS", True), ("ERR_OTHER", True),
-                                            ("ERR_TRUNCATE", False), ("ERR_RANK", False), ("ERR_COMM", False)])
+@pytest.mark.parametrize(("name", "lost"), [
+    ("ERR_PROC_FAILED", True), ("ERR_REVOKED", True), ("ERR_IN_STATUS", True), ("ERR_OTHER", True), ("ERR_TRUNCATE", False),
+    ("ERR_RANK", False), ("ERR_COMM", False)])
 def test_the_class_of_an_error_says_whether_a_rank_was_lost(name: str, lost: bool) -> None:
     from mpi4py import MPI
     found: Any = PeerError if lost else MPI.Exception

@@ -278,6 +278,6 @@ def test_buckets_are_cut_where_times_say_where_layers_are_cut(comm: Any) -> None
     for tuned in (True, False):
         with meshes.job(comm, gpt, {"tp": 2}, steps=10, tune_buckets=tuned) as job:
             job.fit()
-            assert (job.trainer.tuning.choices.get("buckets") or {}).get("ranks") == (comm.size // 2 if tuned else None)
+            assert (job.tuning.choices.get("buckets") or {}).get("ranks") == (comm.size // 2 if tuned else None)
             found.append(job.state.hashes())
     assert found[0] == found[1]

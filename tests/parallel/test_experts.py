@@ -13,9 +13,11 @@ from launch import mpirun
 from runs import lines, record, train, write
 
 from mpitrain import models, nn
+from mpitrain.comm.messages.prepare import Prepared
 from mpitrain.config import CommConfig, MeshConfig, TrainConfig, load_config
 from mpitrain.data.importers import import_text
 from mpitrain.errors import ConfigError, MeshError
+from mpitrain.parallel.gradients.bucket_sum import AllReduce
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.pipeline.nonfinite import first_bad_layer
 from mpitrain.placement.buckets import runs
@@ -135,6 +137,9 @@ class Sums:
     def __init__(self, size: int):
         self.size, self.names = size, list[str]()
 
+    def prepare(self, array: Any, name: str) -> Prepared:
+        return Prepared(lambda: self.start_allreduce(array, name))
+
     def start_allreduce(self, array: Any, name: str) -> Any:
         self.names.append(name)
         return SimpleNamespace(wait=lambda: None, done=True)
@@ -145,7 +150,7 @@ def test_experts_have_buckets_of_their_own_on_the_channel_of_their_copies() -> N
     storage = model.initialize(0)
     all_, copies = Sums(4), Sums(2)
     apart = [copies if "wide" in s.name or "narrow" in s.name else None for s in storage.segments]
-    reducer = GradientReducer(storage, all_, bucket_bytes=1 << 30, apart=apart)
+    reducer = GradientReducer(storage, AllReduce(all_), bucket_bytes=1 << 30, apart=apart)
     assert len(reducer.buckets) == 5                            # head to tail: dense, experts, dense, experts, dense
     reducer.begin()
     reducer.begin_micro_batch(last=True)

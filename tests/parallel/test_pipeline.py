@@ -9,7 +9,9 @@ import pytest
 
 from mpitrain import nn
 from mpitrain.backend import CPU
+from mpitrain.comm.messages.prepare import ALONE
 from mpitrain.errors import NumericsError
+from mpitrain.parallel.gradients.bucket_sum import AllReduce
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.parallel.pipeline.runner import Pipeline
@@ -22,18 +24,15 @@ X, Y = RNG.standard_normal((10, 6)), RNG.integers(0, 3, 10)
 class Alone:
     size = 1
 
-    def start_allreduce(self, array, name):
-        return self
-
-    def wait(self):
-        pass
+    def prepare(self, array, name):
+        return ALONE
 
 
 def run(cuts, *, ignore=None, step=0, x=X, model=None):
     """(loss, gradients by name) of the batch cut at the given rows."""
     model = model or nn.Sequential(("a", nn.Linear(6, 8)), ("drop", nn.Dropout(0.4)), ("act", nn.Tanh()), ("b", nn.Linear(8, 3)))
     storage = model.initialize(seed=2, dtype="float64")
-    reducer = GradientReducer(storage, Alone())
+    reducer = GradientReducer(storage, AllReduce(Alone()))
     loss = nn.LOSSES["cross_entropy"](ignore_index=ignore)
     pipeline = Pipeline(stages.whole(model), loss, Alone(), reducer, Feed(CPU, "float64"), n_micro=len(cuts) + 1, seed=5)
     bounds = [0, *cuts, len(x)]

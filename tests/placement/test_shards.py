@@ -26,7 +26,7 @@ from mpitrain.schedules.check import check_sums, contributions, run
 from mpitrain.schedules.pipeline import SCHEDULES
 from mpitrain.schedules.uneven import OwnersToAll, SumToOwners
 from mpitrain.schedules.values import Symbols
-from mpitrain.train.build.sharding import open_sharding
+from mpitrain.train.build.sharding import refuse_sharding
 
 SHAPES = st.lists(st.integers(1, 5), max_size=4).map(tuple)
 
@@ -198,7 +198,6 @@ def test_the_formula_is_that_of_the_paper() -> None:
 
 
 REFUSED = [
-    ({"sharding": "optimiser"}, ConfigError, '"optimiser" is not there .did you mean "optimizer".*; it is one of none'),
     ({"tune_buckets": True}, ConfigError, 'found comm.bucket_mb = "auto", which cuts them anew; set comm.bucket_mb to a number'),
     ({"progress": "thread"}, ConfigError, 'found comm.progress = "thread"; set comm.progress = "poll"'),
     ({"reproducible": "layout"}, ConfigError, 'in one tree; set comm.sharding = "optimizer", or train.reproducible = "run"'),
@@ -225,4 +224,5 @@ def test_what_does_not_go_together_is_refused_by_name(change: dict[str, Any], er
     model = gpt(layers=4, heads=1, width=8, block=4, vocabulary=5)
     stage = cut(model, 0, 2, given_["chunks"])
     with pytest.raises(error, match=message):
-        open_sharding(SimpleNamespace(**given_), mesh, stage, SCHEDULES[given_["schedule"]], given_["n_micro"], given_["fewest"])
+        refuse_sharding(SimpleNamespace(**given_), mesh, stage, SCHEDULES[given_["schedule"]], given_["n_micro"],
+                        given_["fewest"])

@@ -15,6 +15,7 @@ from mpitrain import models, nn, optim
 from mpitrain.backend import memory as pools
 from mpitrain.backend import native
 from mpitrain.config import CommConfig, MeshConfig, TrainConfig, load_config
+from mpitrain.parallel.gradients.bucket_sum import AllReduce, TreeSum
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.placement.bytes import Forecast, Use, sums_at_once
 from mpitrain.placement.place import place
@@ -53,8 +54,8 @@ def test_a_reducer_keeps_as_many_sums_as_predicted(n_micro: int, n: int, tree: b
     found = 0
     for rank in range(n):
         model = nn.Sequential(nn.Linear(3, 2))
-        storage = model.initialize(0)
-        reducer = GradientReducer(storage, SimpleNamespace(size=1), tree=RankTree(n_micro, rank, n) if tree else None)
+        storage, alone = model.initialize(0), SimpleNamespace(size=1)
+        reducer = GradientReducer(storage, TreeSum(alone, RankTree(n_micro, rank, n)) if tree else AllReduce(alone))
         first, last = share(rank, n, n_micro)
         reducer.begin()
         for micro in range(first, last):

@@ -20,24 +20,24 @@ from mpitrain.placement.bytes import predicted
 from mpitrain.placement.shards import KINDS
 from mpitrain.train.build.assembly import Job, Options, assemble
 from mpitrain.train.build.inputs import Inputs
-from mpitrain.train.observers.record import Recorder
+from mpitrain.train.intervals import Step
+from mpitrain.train.observers import Observer
 
 CUT = KINDS[1:]
 STEPS = 5
 Make = Callable[[Any], optim.Optimizer]
 
 
-class Losses(Recorder):
+class Losses(Observer):
     """Keeps every step's loss and gradient norm, and every evaluation."""
 
-    def __init__(self, rank: int):
-        super().__init__(None, rank=rank, quiet=True)
+    def __init__(self) -> None:
         self.seen: list[float] = []
 
-    def step(self, done: int, result: Any, seconds: float, *, due: bool) -> None:
-        self.seen += [result["loss"], result["grad_norm"] or 0.0]
+    def after_step(self, step: int, fields: Step, seconds: float) -> None:
+        self.seen += [fields.loss, fields.grad_norm or 0.0]
 
-    def evaluation(self, done: int, metrics: Any, seconds: float) -> None:
+    def after_evaluation(self, step: int, metrics: Any, seconds: float) -> None:
         self.seen += metrics.values()
 
 
@@ -100,7 +100,7 @@ def job_of(mesh: Mesh, kind: str, model: nn.Module, inputs: Inputs, optimizer: M
              "clip_norm": 0.5, **options}
     job = assemble(model, inputs, mesh, loss=nn.LOSSES["cross_entropy"](), optimizer=optimizer,
                    options=Options(sharding=kind, **given))
-    job.trainer.recorder = Losses(mesh.rank)
+    job.trainer.observers.append(Losses())
     return job
 
 
@@ -110,7 +110,7 @@ def train(comm: Any, kind: str, model: nn.Module, inputs: Inputs, optimizer: Mak
     mesh = Mesh(comm, pp=pp)
     job = job_of(mesh, kind, model, inputs, optimizer, **options)
     job.fit()
-    found = job.trainer.recorder.seen, job.state.hashes()                   # type: ignore[attr-defined]
+    found = job.trainer.observers[-1].seen, job.state.hashes()                   # type: ignore[attr-defined]
     job.channel.agree(found[1], "the final parameters")
     mesh.close()
     return found
@@ -184,7 +184,7 @@ def test_a_checkpoint_of_slices_goes_on_whole_and_in_other_slices(comm: Any, kin
         job.resume(store.load(shared_folder / "step-00000003"))
         assert job.state.hashes() == saved
         job.fit()
-        rest = job.trainer.recorder.seen                                    # type: ignore[attr-defined]
+        rest = job.trainer.observers[-1].seen                                    # type: ignore[attr-defined]
         np.testing.assert_allclose(rest, whole[-len(rest):], rtol=1e-5)
         assert where is not comm or rest == whole[-len(rest):]
         mesh.close()
@@ -216,7 +216,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(comm: Any, kind: str) -> 
 def test_a_parameter_is_not_there_outside_its_block(comm: Any) -> None:
     mesh = Mesh(comm)
     job = job_of(mesh, "parameters", mlp(), numbers(), steps=1)
-    job.state.sharding.forget()                                             # type: ignore[union-attr]
+    job.trainer.update.values_written()
     with pytest.raises(GraphError, match='parameter "linear0.weight" is not in memory here: .* inside that block'):
         _ = job.state.model.parameters()[0].array
     mesh.close()
@@ -230,7 +230,7 @@ def test_memory_for_blocks_and_buckets_does_not_grow(comm: Any) -> None:
 
     def one_step(number: int, micro: Any) -> None:
         step(number, micro)
-        sizes.append((job.state.sharding.gathered.scratch.nbytes, job.trainer.update.reducer.scratch.nbytes))    # type: ignore
+        sizes.append((job.trainer.update.gathered.scratch.nbytes, job.trainer.update.reducer.scratch.nbytes))    # type: ignore
     job.trainer.one_step = one_step                                         # type: ignore[method-assign]
     job.fit()
     assert sizes[-1][0] == sizes[2][0]                                # buckets on their way: a matter of time

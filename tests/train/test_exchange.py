@@ -14,9 +14,11 @@ from launch import Result
 from runs import SMALL, mpirun, record, steps, train, write
 
 from mpitrain.checkpoint import store
+from mpitrain.config import CommConfig, Config
 from mpitrain.errors import ConfigError
-from mpitrain.parallel.policies.choose import Exchange, change
+from mpitrain.parallel.policies.choose import change, gradient_channel
 from mpitrain.parallel.policies.node_memory import nodes_text
+from mpitrain.parallel.policies.policy import Setup
 from mpitrain.train.build import reproducible
 from mpitrain.train.build.assembly import Options, assemble
 
@@ -229,11 +231,12 @@ def test_python_is_refused_the_same_before_anything_starts(options: Options, fou
 
 @pytest.mark.parametrize(("options", "found"), [
     ({"algorithm": os.getcwd}, 'comm.algorithm = "getcwd"; set comm.algorithm = "auto",'),
-    ({"on_host": False}, 'gradients on a GPU; set train.device = "cpu",')])
+    ({"device": "gpu"}, 'gradients on a GPU; set train.device = "cpu",')])
 def test_of_an_own_algorithm_and_a_gpu_the_one_that_is_there_is_named(options: dict[str, Any], found: str) -> None:
-    mesh: Any = SimpleNamespace(channel=lambda *a, **k: SimpleNamespace(size=2), progress=None, size=lambda axis: 1)
+    mesh: Any = SimpleNamespace(channel=lambda *a, **k: SimpleNamespace(size=2))
+    held, device = SimpleNamespace(mesh=mesh), SimpleNamespace(name=options.pop("device", "cpu"))
     with pytest.raises(ConfigError, match=f"memory that ranks share, found {found} or comm.node_shared = false"):
-        Exchange(mesh, node_shared=True, **options)
+        gradient_channel(Setup(Config(comm=CommConfig(node_shared=True)), held, device, **options), by_messages=False)
 
 
 def test_layout_mode_refuses_a_wire_that_rounds() -> None:

@@ -133,10 +133,6 @@ class Channel:
         """A sum of which this rank keeps elements `own`, by `steps`, which may be for parts of any lengths."""
         return self._prepare("reduce_scatter", name, array, steps, dtype=dtype, sums=True, results=(own,))
 
-    def start_slice(self, array: Array, name: str, own: tuple[int, int], steps: Algorithm) -> Work:
-        """Begin such a sum."""
-        return self.prepare_slice(array, name, own, steps).start()
-
     def all_gather(self, array: Array, algorithm: Algorithm, *, name: str) -> None:
         """Replace each part i of `array` by that of rank i, in place: bits travel as they are."""
         self.start_all_gather(array, algorithm, name).wait()
@@ -159,10 +155,6 @@ class Channel:
     def prepare_steps(self, array: Array, name: str, steps: Algorithm) -> Prepared:
         """An all-reduce of the caller's own, for arrays that hold more than one addend; pass the same object each time."""
         return self._prepare("allreduce", name, array, steps)
-
-    def start_steps(self, array: Array, name: str, steps: Algorithm) -> Work:
-        """Begin such an all-reduce."""
-        return self.prepare_steps(array, name, steps).start()
 
     def broadcast(self, array: Array, root: int = 0, *, name: str = "array") -> None:
         """Replace `array` by that of rank `root`, in place: bits travel as they are."""

@@ -24,7 +24,7 @@ from mpitrain.comm.shared import engine
 from mpitrain.comm.shared.engine import MESSAGE, ONE_SHOT, PARTIAL, SCATTER, SCRATCH_BYTES, TWO_SHOT, Control, Engine, Plan, Turn
 from mpitrain.comm.shared.fold import TYPES, check_program, kernels, left_fold, type_name
 from mpitrain.comm.shared.node import Node
-from mpitrain.comm.shared.queue import Queue, SharedSum, SharedWork, SliceSum
+from mpitrain.comm.shared.queue import Queue, SharedSum, SliceSum
 from mpitrain.comm.shared.window import address_of, inside, slice_between_lines
 from mpitrain.errors import ShapeError
 
@@ -132,16 +132,6 @@ class SharedChannel:
         sum is there. Where `fuses`, `start` takes `passes`. The others may still read `array` when the work is done.
         """
         return SliceSum(self.queue, self._engine, self._turn, self._plan_of_slice(array, name, own), array.reshape(-1), then=then)
-
-    def start_reduce_scatter(self, array: Any, name: str, own: tuple[int, int], then: Callable[[], None] | None = None,
-                             passes: Any = None) -> SharedWork:
-        return self.prepare_sum_of_slice(array, name, own, then).start(passes)
-
-    def start_slice(self, array: Any, name: str, own: tuple[int, int], steps: Algorithm) -> Work:
-        return self.prepare_slice(array, name, own, steps).start()
-
-    def start_steps(self, array: Any, name: str, steps: Algorithm) -> Work:
-        return self.prepare_steps(array, name, steps).start()
 
     def close(self) -> None:
         """Free the channels. Nothing may be in flight; the memory lives on until the node is closed."""

@@ -7,10 +7,11 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from mpitrain.comm.face import AnyChannel
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.nn import Module, collect_statistics, running_layers
 from mpitrain.nn.statistics import Running
-from mpitrain.placement.tree import Channel as TreeChannel
+from mpitrain.parallel.gradients.bucket_sum import prepare_tree
 from mpitrain.placement.tree import RankTree
 from mpitrain.schedules.microtree import Counter
 
@@ -36,7 +37,7 @@ class PlainStatistics:
     def total(self) -> Host:
         """float64, as `collect_statistics` has it, over all ranks; empty where no layer keeps any."""
         statistics = collect_statistics(self.layers)
-        if statistics.size and self.channel.size > 1:
+        if statistics.size:
             self.channel.allreduce(statistics, name="batch statistics")
         return statistics
 
@@ -47,7 +48,7 @@ class TreeStatistics:
     Where a stage runs several `chunks` of the model, each takes the micro-batches in order, and the chunks take turns.
     """
 
-    def __init__(self, chunks: Module | Sequence[Module], channel: TreeChannel, tree: RankTree):
+    def __init__(self, chunks: Module | Sequence[Module], channel: AnyChannel, tree: RankTree):
         self.channel, self.tree = channel, tree
         self._chunks = [_Sums(running_layers(chunk), tree) for chunk in ([chunks] if isinstance(chunks, Module) else chunks)]
 
@@ -60,9 +61,9 @@ class TreeStatistics:
         if not everything:
             return np.zeros(0)
         sums = [np.concatenate(node) for node in zip(*everything, strict=True)]
-        work = self.tree.start(self.channel, sums, "batch statistics")
-        if work is not None:
-            work.wait()
+        collective = prepare_tree(self.channel, self.tree, sums, "batch statistics")
+        if collective is not None:
+            collective.run()
         return sums[0]
 
 

@@ -30,6 +30,8 @@ class Across:
 
     def __init__(self, channel: Channel, path: str):
         self.channel, self.path, self.size = channel, path, channel.size
+        self._places = np.zeros(self.size, np.int64)
+        self._add = channel.prepare(self._places, f"places of {path}")
 
     def __call__(self, there: Tensor, experts: Experts) -> Tensor:
         """What the experts of all ranks make of the rows at their places (E, C, D), as an array of the same kind."""
@@ -39,10 +41,10 @@ class Across:
 
     def most(self, places: int) -> int:
         """The largest of the ranks' numbers of places."""
-        table = np.zeros(self.size, np.int64)
-        table[self.channel.rank] = places
-        self.channel.allreduce(table, name=f"places of {self.path}")
-        return int(table.max())
+        self._places[:] = 0
+        self._places[self.channel.rank] = places
+        self._add.run()
+        return int(self._places.max())
 
     def send(self, array: Array, most: int, what: str) -> Array:
         """(E, C, D) of this rank's rows to (experts here, ranks * most, D) of all ranks'."""

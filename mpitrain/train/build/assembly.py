@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpitrain import nn, optim
-from mpitrain.backend import Device, select_device
+from mpitrain.backend import select_device
 from mpitrain.checkpoint import store
 from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.checkpoint.run_folder import RunFolder
@@ -24,32 +24,31 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.progress import threads_may_call_mpi
 from mpitrain.config import CommConfig, MeshConfig, TrainConfig
-from mpitrain.data import Dataset, Sampler, scan_labels
+from mpitrain.data import Dataset, Loader, Sampler, scan_labels
 from mpitrain.errors import ConfigError, nearest
 from mpitrain.parallel.connect import Held, connect
 from mpitrain.parallel.gradients.reducer import GradientReducer
-from mpitrain.parallel.gradients.statistics import PlainStatistics, TreeStatistics
 from mpitrain.parallel.gradients.sync_batch_norm import synchronise_batch_norm
+from mpitrain.parallel.gradients.timeline import Timeline
 from mpitrain.parallel.gradients.tuning import POLICIES, Tuning
 from mpitrain.parallel.pipeline.inference import Inference
 from mpitrain.parallel.pipeline.runner import Pipeline
-from mpitrain.parallel.policies.choose import Exchange, change
-from mpitrain.parallel.policies.sharded import Sharding
+from mpitrain.parallel.policies.choose import change, choose
+from mpitrain.parallel.policies.policy import Policy, Setup
 from mpitrain.placement.place import micro_batches, place
-from mpitrain.placement.shard_cuts import needs_whole_parameters, where_to_cut
-from mpitrain.placement.stages import Stage
 from mpitrain.train.build import precision, reproducible
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.measured_cut import MeasuredCut
 from mpitrain.train.build.offload import offloaded, refuse_offload
 from mpitrain.train.build.refusals import refuse_cut, refuse_one_copy, refuse_uneven_experts, refuse_with_experts
-from mpitrain.train.build.sharding import memory_text, open_sharding
+from mpitrain.train.build.sharding import memory_text, refuse_sharding
 from mpitrain.train.build.trial import try_one_sample
 from mpitrain.train.evaluate import Evaluator
+from mpitrain.train.intervals import Plan
 from mpitrain.train.machine import fingerprint
-from mpitrain.train.observers.profile import ObservedLoader
-from mpitrain.train.observers.record import Recorder
-from mpitrain.train.trainer import Plan, Trainer
+from mpitrain.train.observers.record import Console
+from mpitrain.train.observers.tuning import Tune
+from mpitrain.train.trainer import Trainer
 
 
 @dataclass
@@ -103,7 +102,8 @@ class Job:
     """A run that is ready to go. Nothing has been written anywhere yet.
 
         job = assemble(...)
-        job.keep_in(folder, recorder)        # checkpoints and metrics, where wanted
+        job.keep_in(folder, about)           # checkpoints, where wanted
+        job.trainer.observers.append(...)    # metrics, and whatever else is to be known of steps
         job.resume(found)                    # from a checkpoint, where there is one
         metrics = job.fit()
     """
@@ -114,22 +114,25 @@ class Job:
     options: Options
     channel: Channel
     held: Held                               # what this rank has of the model
+    policy: Policy                           # how ranks keep its parameters
+    tuning: Tuning                           # what is chosen, and what was: its `choices`
+    timeline: Timeline                       # of this rank's steps
     numerics: dict[str, str] | None = None   # what the bits depend on; with reproducible = "layout"
 
     def fit(self) -> dict[str, float]:
         """Trains to the end; the metrics of the last evaluation. It communicates."""
         return self.trainer.fit()
 
-    def keep_in(self, folder: RunFolder, recorder: Recorder, about: dict[str, Any]) -> None:
-        """Writes checkpoints to an open run folder, and metrics with `recorder`; `about` is kept in the checkpoints."""
-        self.trainer.recorder = recorder
+    def keep_in(self, folder: RunFolder, about: dict[str, Any]) -> None:
+        """Writes checkpoints to an open run folder; `about` is kept in them."""
+        self.trainer.folder = folder.path
         if self.numerics is not None:
             about = {**about, "numerics": self.numerics}
 
         def save(meta: dict[str, Any]) -> None:
             everywhere(self.channel, lambda: self.state.refuse_nonfinite(meta["step"]))
             pieces = self.state.pieces()
-            kept = {**about, **meta, "choices": self.trainer.tuning.choices}
+            kept = {**about, **meta, "choices": self.tuning.choices}
             written = store.save(folder.checkpoints, meta["step"], pieces, kept, self.channel)
             if self.channel.rank == 0:
                 best = meta["best"][1] if meta["best"] and self.options.keep_best else None
@@ -153,14 +156,14 @@ class Job:
         self.held.start_alike(self.state.arrays())
         self.trainer.update.step = found.step
         chosen = found.meta.get("choices") or {}
-        self.trainer.tuning.restore(chosen)
+        self.tuning.restore(chosen)
         best = found.meta.get("best")
         self.trainer.best = (float(best[0]), int(best[1])) if best else None
         self.trainer.metrics = dict(found.meta.get("metrics") or {})
         self.trainer.evaluated = self.trainer.evaluator is None or found.meta.get("evaluated") is not False
         said = fingerprint.changes(found.meta.get("numerics"), self.numerics)
         if not said and self.numerics is None:
-            said = change(chosen.get("exchange"), self.trainer.tuning.choices.get("exchange"))
+            said = change(chosen.get("exchange"), self.tuning.choices.get("exchange"))
         self.trainer.notes += [said] if said else []
 
 
@@ -202,60 +205,53 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         held.choices |= stages.choices
     stage, loss = held.stage, held.loss(loss)
     schedule = held.schedule(o.schedule, n_micro)
-    sharding = open_sharding(o, mesh, stage, schedule, n_micro, fewest)
-    exchange = Exchange(mesh, algorithm=o.algorithm, wire=o.wire, node_shared=o.node_shared, on_host=device.name == "cpu",
-                        sharding=sharding)
-    sharding = exchange.sharding
-    whole_parameters = sharding is not None and needs_whole_parameters(optimizer)
-    storage, kept = allocate(stage, device, o, exchange, sharding, whole=whole_parameters)
-    feed = held.feed(storage.device, storage.dtype, tokens=inputs.tokens)
+    refuse_sharding(o, mesh, stage, schedule, n_micro, fewest)
+    policy = choose(Setup(glue(o), held, device, algorithm=o.algorithm, optimizer=optimizer))
+    policy.initialise()
+    feed = held.feed(policy.layout.device, policy.layout.dtype, tokens=inputs.tokens)
     inference = Inference(stage, feed, held.neighbours)
     n_classes = try_one_sample(inference, loss, inputs, held)
     if isinstance(inputs.training, Dataset) and n_classes is not None:
         labelled = inputs.training
         on_first(control, lambda: scan_labels(labelled, n_classes))
 
-    stepper = offloaded(optimizer, o, kept, device, control)
+    stepper = offloaded(optimizer, o, policy.storage, device, control)
     held.refuse_optimizer(stepper)
-    state = State(stage.model, stepper, inputs.transforms, whole=model, mesh=mesh, control=control, sharding=sharding)
+    state = State(stage.model, stepper, inputs.transforms, whole=model, mesh=mesh, control=control, policy=policy)
     synchronise_batch_norm(stage.model, held.replicas, n_micro, mesh.n_places, drop_last=o.drop_last)
     held.start_alike(state.arrays())
 
-    n_places, tree, (first, last) = mesh.n_places, placement.tree, placement.own_micro_batches
-    statistics = TreeStatistics(stage.chunks, exchange.channel, tree) if tree else PlainStatistics(stage.model, held.replicas)
-    loader = ObservedLoader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
-                            n_classes=n_classes, workers=o.workers)
-    reducer = exchange.reducer(storage, stepper, bucket_bytes=o.bucket_bytes, tree=tree, chunks=stage.sizes,
-                               cuts=where_to_cut(stage, storage, blocks=False), rounds=-(-n_micro // n_places))
-    own = exchange.own(reducer, kept)
-    mesh.progress.landed = reducer.timeline.look
+    n_places, (first, last) = mesh.n_places, placement.own_micro_batches
+    policy.open(stepper, rate(plan.steps) if rate else lambda step: stepper.lr)
+    reducer, timeline = policy.reducer, policy.reducer.timeline
+    loader = Loader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
+                    n_classes=n_classes, workers=o.workers, span=timeline.span)
+    mesh.progress.landed = timeline.look
     pipeline = Pipeline(stage, loss, control, reducer, feed, n_micro=n_micro, seed=o.seed, schedule=schedule,
-                        after_forward=statistics.after_forward, neighbours=held.neighbours, counts=held.counts)
-    rate_at = rate(plan.steps) if rate else lambda step: stepper.lr
-    update = exchange.update(stage.model, stepper, reducer, control, rate_at, clip_norm=o.clip_norm, statistics=statistics,
-                             norm=exchange.norm(own, control, held.parts), twins=held.twins(own))
+                        after_forward=policy.statistics.after_forward, neighbours=held.neighbours, counts=held.counts,
+                        span=timeline.span)
     read, n_chunks = inputs.chunks(n_classes)
     evaluator = Evaluator(inference, loss, read, n_chunks, control, place=mesh.place, n_places=n_places,
                           counts=held.counts, classes=held.classes,
-                          in_step=placement.in_step or (sharding is not None and sharding.cuts_parameters)) if n_chunks else None
-    trainer = Trainer(pipeline=pipeline, update=update, loader=loader, evaluator=evaluator, channel=control, plan=plan,
-                      recorder=Recorder(None, rank=control.rank, quiet=o.quiet), tuning=make_tuning(o, reducer, control, mesh))
-    trainer.notes += exchange.notes + held.notes
+                          in_step=placement.in_step or policy.cuts_parameters) if n_chunks else None
+    tuning = make_tuning(o, reducer, control, mesh)
+    trainer = Trainer(pipeline=pipeline, update=policy, loader=loader, evaluator=evaluator, channel=control, plan=plan,
+                      span=timeline.span)
+    trainer.observers += [Tune(tuning), *([] if o.quiet or control.rank else [Console()])]
+    trainer.notes += policy.notes + held.notes
     if o.sharding != "none" and n_places > 1:
-        trainer.notes.append(memory_text(control.gather_objects(update.measured()), o.sharding,
-                                         per_node=exchange.copies is not None))
-    trainer.tuning.choices |= exchange.choices | held.choices
-    return Job(trainer, state, plan, o, control, held, numerics)
+        trainer.notes.append(memory_text(control.gather_objects(policy.measured()), o.sharding, per_node=policy.per_node))
+    tuning.choices |= policy.choices | held.choices
+    return Job(trainer, state, plan, o, control, held, policy, tuning, timeline, numerics)
 
 
-def allocate(stage: Stage, device: Device, o: Options, exchange: Exchange, sharding: Sharding | None, *,
-             whole: bool) -> tuple[nn.FlatLayout, Any]:
-    """Memory and initial values: where each parameter of the stage lives, and what the optimizer updates of it here."""
-    if sharding is None:
-        storage = stage.model.initialize(o.seed, o.precision, device, exchange.allocate)
-        return storage, storage
-    layout_of_all = sharding.initialise(stage, o.seed, o.precision, device, bucket_bytes=o.bucket_bytes, whole=whole)
-    return layout_of_all, sharding.shards
+def glue(o: Options) -> Any:
+    """Until `assemble` is given sections."""
+    from mpitrain import config as c
+    return c.Config(run=c.RunConfig(seed=o.seed), train=c.TrainConfig(precision=o.precision),
+                    optimizer=c.OptimizerConfig(clip_norm=o.clip_norm), comm=c.CommConfig(
+                        algorithm=o.algorithm, bucket_mb=o.bucket_bytes / 2**20, wire_dtype=o.wire,
+                        node_shared=o.node_shared, sharding=o.sharding))
 
 
 def make_tuning(o: Options, reducer: GradientReducer, control: Channel, mesh: Mesh) -> Tuning:
@@ -266,7 +262,7 @@ def make_tuning(o: Options, reducer: GradientReducer, control: Channel, mesh: Me
     if o.progress == "thread" and on_gpu:
         raise ConfigError('comm.progress = "thread" is for train.device = "cpu": a GPU computes while the program polls; set '
                           'comm.progress = "poll"')
-    useful = reducer.channel.size > 1 and not on_gpu
+    useful = reducer.bucket_sum.size > 1 and not on_gpu
     allowed = o.progress == "thread" or (o.progress == "auto" and threads_may_call_mpi())
     return Tuning(reducer, control, progress=o.progress, buckets=o.tune_buckets,
                   thread=mesh.progress.thread() if useful and allowed else None)

@@ -20,17 +20,17 @@ from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.offload import existing
 
 
-def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None) -> Job:
+def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None, quiet: bool = False) -> Job:
     """The job that `config` describes; all ranks call it, and it communicates. Nothing is written.
 
     `stages` replaces mesh.stages where a run that goes on has chosen its cut already.
     """
     return assemble(make_model(config), inputs, mesh, loss=make_loss(config, inputs.tokens),
                     optimizer=lambda s: make_optimizer(config, s), rate=lambda steps: make_rate(config, steps),
-                    options=options_of(config, stages))
+                    options=options_of(config, stages, quiet))
 
 
-def options_of(config: Config, stages: Any = None) -> Options:
+def options_of(config: Config, stages: Any = None, quiet: bool = False) -> Options:
     """What `assemble` is told; `stages` replaces mesh.stages."""
     t, o = config.train, config.optimizer
     return Options(
@@ -43,7 +43,7 @@ def options_of(config: Config, stages: Any = None) -> Options:
         progress=config.comm.progress, wire=config.comm.wire_dtype, node_shared=config.comm.node_shared,
         schedule=find_schedule(config), chunks=config.mesh.chunks, stages=stages or config.mesh.stages,
         plan=config.mesh.plan or None, sequence=config.mesh.sequence, sharding=config.comm.sharding, offload=o.offload,
-        offload_folder=o.offload_folder or str(existing(Path(config.run.out))))
+        offload_folder=o.offload_folder or str(existing(Path(config.run.out))), quiet=quiet)
 
 
 def find_algorithm(config: Config) -> Any:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import Device
+from mpitrain.comm.messages.algorithms import name_of
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import ConfigError, nearest
 from mpitrain.nn import Module, SyncBatchNorm
-from mpitrain.parallel.policies.choose import name_of
 from mpitrain.train.machine import fingerprint
 from mpitrain.train.machine.environment import blas
 

@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpitrain.comm.mesh import Mesh
-from mpitrain.config import Config
-from mpitrain.errors import ConfigError, MeshError, nearest
-from mpitrain.parallel.policies.sharded import Sharding
-from mpitrain.placement.shards import KINDS
+from mpitrain.errors import ConfigError, MeshError
 from mpitrain.placement.stages import Stage
 from mpitrain.schedules.grid import REPLICAS
 from mpitrain.schedules.pipeline import Schedule
@@ -17,27 +14,21 @@ from mpitrain.schedules.pipeline_check import actions_of, splits_backward
 from mpitrain.train.build import reproducible
 
 
-def open_sharding(o: Any, mesh: Mesh, stage: Stage, schedule: Schedule, n_micro: int, fewest: int) -> Sharding | None:
-    """What `o.sharding` (of `assembly.Options`) asks for; None where nothing is cut, or there is one rank to cut for.
+def refuse_sharding(o: Any, mesh: Mesh, stage: Stage, schedule: Schedule, n_micro: int, fewest: int) -> None:
+    """ConfigError and MeshError for what cannot be had together with `o.sharding` (of `assembly.Options`).
 
-    `fewest` is the number of rows of the smallest global batch. ConfigError and MeshError for what cannot be had together.
+    `fewest` is the number of rows of the smallest global batch.
     """
-    kind, n = find_kind(o.sharding), mesh.n_places
+    kind, n = o.sharding, mesh.n_places
     if kind == "none":
-        return None
+        return
     refuse_options(o, kind)
     if mesh[REPLICAS].size == 1:
-        return None
-    if kind != "optimizer" and len(stage.chunks) > 1 and n_micro % n:
+        return
+    if kind in ("gradients", "parameters") and len(stage.chunks) > 1 and n_micro % n:
         raise refuse_uneven(kind, "sums gradients of each micro-batch", n_micro, n)
     if kind == "parameters":
         refuse_uneven_steps(stage, schedule, n_micro, n, fewest)
-    return Sharding(kind, mesh)
-
-
-def in_slices(config: Config, mesh: Mesh) -> bool:
-    """Whether ranks keep slices of the parameters: then an evaluation does so too, for the model may be larger than a rank."""
-    return config.comm.sharding == "parameters" and mesh[REPLICAS].size > 1
 
 
 def refuse_options(o: Any, kind: str) -> None:
@@ -46,10 +37,10 @@ def refuse_options(o: Any, kind: str) -> None:
     if o.tune_buckets:
         raise ConfigError(f'{what} cuts states where buckets are cut, found comm.bucket_mb = "auto", which cuts them anew; set '
                           "comm.bucket_mb to a number")
-    if kind != "optimizer" and o.progress != "poll":
+    if kind in ("gradients", "parameters") and o.progress != "poll":
         raise ConfigError(f'{what} starts a message for each bucket of each micro-batch from backward itself, found '
                           f'comm.progress = "{o.progress}"; set comm.progress = "poll"')
-    if kind != "optimizer" and reproducible.is_asked_for(o.reproducible):
+    if kind in ("gradients", "parameters") and reproducible.is_asked_for(o.reproducible):
         raise ConfigError(f"{what} keeps no sums of single micro-batches, and {reproducible.MODE} adds those of all ranks in one "
                           'tree; set comm.sharding = "optimizer", or train.reproducible = "run"')
 
@@ -80,10 +71,3 @@ def memory_text(everyone: Sequence[Sequence[int]], kind: str, *, per_node: bool 
     largest = max(everyone, key=sum)
     parts = ", ".join(f"{name} {n / 2**20:,.2f} MiB" for name, n in zip(("parameters", "gradients", "optimizer"), largest))
     return f'comm.sharding = "{kind}"{", one copy per node" if per_node else ""}: a rank keeps {parts}'
-
-
-def find_kind(kind: str) -> str:
-    """`kind`, where it is one of `KINDS`; else ConfigError."""
-    if kind not in KINDS:
-        raise ConfigError(f'comm.sharding = "{kind}" is not there{nearest(kind, KINDS)}; it is one of {", ".join(KINDS)}')
-    return kind
