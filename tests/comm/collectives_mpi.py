@@ -186,7 +186,7 @@ def test_the_class_of_an_error_says_whether_a_rank_was_lost(name: str, lost: boo
         raise MPI.Exception(getattr(MPI, name))
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "ring", "mpi"])
+@pytest.mark.parametrize("algorithm", ["ring", "mpi"])
 def test_a_wrong_call_of_mpi_is_not_called_a_lost_rank(comm: Any, algorithm: str) -> None:
     if comm.size == 1:
         pytest.skip("one rank sends no messages")
