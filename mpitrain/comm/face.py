@@ -34,20 +34,12 @@ class Objects(Protocol):
         """Rank 0's `value`, on every rank."""
 
 
-class Sums(Protocol):
-    """What a reducer of gradients needs to know of how they are summed."""
-
-    size: int
-
-    def start_allreduce(self, array: Array, name: str) -> Work: ...
-    def start_steps(self, array: Array, name: str, steps: Algorithm, /) -> Work: ...
-
-
-class AnyChannel(Sums, Protocol):
+class AnyChannel(Protocol):
     """A `Channel` or a `SharedChannel`. All methods are collective in the same order on all ranks."""
 
     name: str
     rank: int
+    size: int
 
     @property
     def algorithm(self) -> str | Algorithm: ...
@@ -74,6 +66,8 @@ class AnyChannel(Sums, Protocol):
     def everywhere(self, own: Host) -> list[Host]:
         """Memory that `allocate` gave, of every rank in rank order; nothing where a rank's cannot be reached from here."""
     def allreduce(self, array: Array, *, name: str) -> None: ...
+    def start_allreduce(self, array: Array, name: str) -> Work: ...
+    def start_steps(self, array: Array, name: str, steps: Algorithm, /) -> Work: ...
     def start_slice(self, array: Array, name: str, own: tuple[int, int], steps: Algorithm) -> Work:
         """Begin a sum of which this rank keeps elements `own`: in memory where `shares_all`, else by messages, by `steps`."""
     def close(self) -> None: ...

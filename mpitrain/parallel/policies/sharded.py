@@ -150,12 +150,7 @@ class SliceSum:
         self.channel, self.size, self.shards, self.copy = channel, channel.size, shards, copy
 
     def start(self, bucket: Bucket, arrays: Sequence[Array]) -> Work:
-        array, unit = arrays[0], self.shards.units[bucket.index]
+        unit = self.shards.units[bucket.index]
         if self.copy is not None:
-            return self.copy.shared.start_reduce_scatter(array, bucket.name, self.copy.piece(unit))
-        own = unit.within.start, unit.within.stop
-        if self.channel.shares_all:
-            shared: Any = self.channel
-            work: Work = shared.start_reduce_scatter(array, bucket.name, own)
-            return work
-        return self.channel.messages.start_reduce_scatter(array, unit.sum_to_owners, bucket.name, own=own)
+            return self.copy.shared.start_reduce_scatter(arrays[0], bucket.name, self.copy.piece(unit))
+        return self.channel.start_slice(arrays[0], bucket.name, (unit.within.start, unit.within.stop), unit.sum_to_owners)
