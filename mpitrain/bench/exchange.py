@@ -36,9 +36,9 @@ from mpitrain.placement.place import place
 from mpitrain.registry import Registry
 from mpitrain.schedules.grid import REPLICAS
 
-MATRIX = 1 << 20                  # elements of a parameter: some buckets hold one, the default ones too
+MATRIX = 1 << 20                  # Elements of a parameter; some buckets hold a single one, with the default size too.
 LR, BETAS, EPS, DECAY = 0.1, (0.9, 0.999), 1.0, 0.01
-TOLERANCE = 2e-6                  # of a parameter of size 1, for each step taken; float32 rounds by 6e-8 in each operation
+TOLERANCE = 2e-6                  # The error allowed per step for a parameter of size 1; an operation in float32 rounds by 6e-8.
 BUCKET_BYTES = 4 << 20
 
 

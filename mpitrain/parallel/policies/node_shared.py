@@ -34,7 +34,8 @@ from mpitrain.optim import Optimizer
 from mpitrain.parallel.gradients.bucket_sum import TreeSum
 from mpitrain.parallel.gradients.norm import GradientNorm, Parts
 from mpitrain.parallel.gradients.reducer import GradientReducer
-from mpitrain.parallel.policies.node_memory import Meeting, block_of_the_node, norm_of_node, shared_by_all
+from mpitrain.parallel.policies.node_copy import Barrier
+from mpitrain.parallel.policies.node_memory import block_of_the_node, norm_of_node, shared_by_all
 from mpitrain.parallel.policies.policy import Policy, Setup
 from mpitrain.placement.buckets import Bucket
 from mpitrain.placement.bytes import Bytes
@@ -83,7 +84,7 @@ class NodeShared(Policy):
         kernel = optimizer.kernel if self.channel.fuses and plain else None
         self._part = part_function(kernel, self.storage.values.dtype) if kernel is not None else 0
         super().open(optimizer, rate)
-        self._meet = Meeting(self.channel)
+        self._barrier = Barrier(self.channel)
 
     def make_reducer(self) -> GradientReducer:
         cuts = where_to_cut(self.stage, self.layout, blocks=False)
@@ -111,7 +112,7 @@ class NodeShared(Policy):
         return not (self.needs_all_gradients or self.tree)
 
     def settle(self) -> None:
-        self._meet()
+        self._barrier()
 
     def measured(self) -> Bytes:
         found, n = super().measured(), self.channel.node.size

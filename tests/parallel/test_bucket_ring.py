@@ -17,8 +17,8 @@ from mpitrain.errors import ConfigError
 from mpitrain.nn.init import constant
 from mpitrain.nn.storage import FlatLayout
 from mpitrain.parallel.gradients.bucket_sum import AllReduce
+from mpitrain.parallel.policies.bucket_ring import ring
 from mpitrain.parallel.policies.sharded_reducer import ShardedReducer
-from mpitrain.parallel.policies.shared_buckets import ring
 from mpitrain.placement.shards import Shards
 from mpitrain.train.build.assembly import Options
 from mpitrain.train.build.refusals import refuse_cut
