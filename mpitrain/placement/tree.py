@@ -1,18 +1,15 @@
-"""One tree over the micro-batches of all ranks: what a rank holds of it, and how the ranks complete it.
+"""One tree over the micro-batches of all ranks: what a rank holds of it. `gradients.bucket_sum` completes it.
 
     micro-batches   0   1   2   3   4   5
     rank            0   0   0   1   1   1       rank 0 holds the sum [0,2) and 2 by itself, rank 1 holds 3 and [4,6)
     tree           ((0 + 1)+(2 + 3))+(4 + 5)    what the exchange does with these four sums
-
-A micro-batch in which a parameter took no part is no zero in its sum: it is left out, on one rank as on eight. Between ranks
-nothing says who left out what: -0.0 is sent, which is exactly neutral (x + -0.0 is x for every x, while -0.0 + 0.0 is 0.0).
 """
 
 from __future__ import annotations
 
 from functools import partial
 
-from mpitrain.schedules.microtree import Node, joins, micro_tree, nodes_of, share, width
+from mpitrain.schedules.microtree import joins, micro_tree, nodes_of, share, width
 
 
 class RankTree:
@@ -23,8 +20,5 @@ class RankTree:
         self.first, self.stop = share(rank, n, n_micro)
         self.nodes = nodes_of(n_micro, n)[rank]
         self.width = width(n_micro, n)
-        self.steps = partial(micro_tree, n_micro=n_micro)     # one object: channels keep plans by it
-
-    def joins(self, left: Node, right: Node) -> bool:
-        """Whether two neighbouring sums are to be added now."""
-        return joins(left, right, self.n_micro)
+        self.joins = partial(joins, n_micro=n_micro)           # whether two neighbouring sums are to be added now
+        self.steps = partial(micro_tree, n_micro=n_micro)      # one object: channels keep plans by it

@@ -40,7 +40,11 @@ class AllReduce:
 
 
 class TreeSum:
-    """Every rank has the whole sum, whose order of addition is that of the micro-batches on any number of ranks."""
+    """Every rank has the whole sum, whose order of addition is that of the micro-batches on any number of ranks.
+
+    A micro-batch in which a parameter took no part is no zero in its sum: it is left out, on one rank as on eight. Between ranks
+    nothing says who left out what: -0.0 is sent, which is exactly neutral (x + -0.0 is x for every x, while -0.0 + 0.0 is 0.0).
+    """
 
     def __init__(self, channel: AnyChannel, tree: RankTree):
         self.channel, self.size, self.tree = channel, channel.size, tree
