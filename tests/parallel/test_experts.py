@@ -168,7 +168,7 @@ def test_where_values_are_not_finite_is_said_without_other_ranks() -> None:
     """A rank that has some of the experts looks alone: those elsewhere are not asked."""
     tokens = np.random.default_rng(0).integers(0, 11, (2, 8))
     model = gpt(experts=4)
-    elsewhere: Any = SimpleNamespace(rank=1, size=2)            # no message is sent: it has no method for that
+    elsewhere: Any = SimpleNamespace(rank=1, size=2, prepare=lambda array, name: None)      # what it prepares cannot be run
     for path, layer in cut_experts(model, 1, 2):
         layer.across = across = Dispatcher(elsewhere, path)
     model.initialize(0)
