@@ -9,25 +9,8 @@ if TYPE_CHECKING:
     from mpitrain.comm.messages.buffers import Host
     from mpitrain.comm.messages.channel import Channel
     from mpitrain.comm.shared.node import Node
+    from mpitrain.comm.work import Collective, Work
     from mpitrain.schedules.steps import Algorithm
-
-
-class Work(Protocol):
-    """A collective on its way: `test` moves it on and says whether its result is there, `wait` returns when it is."""
-
-    @property
-    def done(self) -> bool: ...
-    def test(self) -> bool: ...
-    def wait(self) -> None: ...
-
-
-class Collective(Protocol):
-    """A collective over one array, prepared (persistent, as MPI 4 calls it): done as often as wanted, once at a time."""
-
-    def start(self) -> Work:
-        """Begin, and return; the array belongs to the work until that is done. Any number of collectives may be in flight."""
-    def run(self) -> None:
-        """`start` and `wait`, the fastest way there is."""
 
 
 class Objects(Protocol):

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mpitrain.comm.face import Collective
 from mpitrain.comm.job.signals import StopRequest
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.prepare import ALONE
+from mpitrain.comm.work import Collective
 from mpitrain.data import Loader, MicroBatch
 from mpitrain.errors import Stopped
 from mpitrain.parallel.gradients.timeline import SpanMaker, no_span

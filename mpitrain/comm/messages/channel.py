@@ -31,7 +31,7 @@ from mpitrain.schedules.steps import Algorithm
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mpitrain.comm.face import Work
+    from mpitrain.comm.work import Work
 
 PACKED = np.dtype(np.uint16)
 THE_CHANNELS = "the channel's"                                # algorithm, among those that callers bring

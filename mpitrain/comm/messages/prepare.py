@@ -15,7 +15,7 @@ from mpitrain.schedules.steps import Algorithm, Round
 
 if TYPE_CHECKING:
     from mpitrain.backend import Array
-    from mpitrain.comm.face import Work
+    from mpitrain.comm.work import Work
 
 # A part longer than this is cut. Over shared memory, where the processor itself moves the bytes, cutting only costs: the ring,
 # 16 MiB of float32, 2 ranks, MPI_Allreduce's time over ours in one alternating run (Open MPI 5.0.11, 2 cores, 2026-11): parts of
@@ -70,7 +70,7 @@ class Recipe(NamedTuple):
 
 
 class Prepared:
-    """A collective over one array: `comm.face.Collective`."""
+    """A collective over one array: `comm.work.Collective`."""
 
     __slots__ = ("run", "start")
 

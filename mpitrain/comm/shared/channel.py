@@ -29,7 +29,7 @@ from mpitrain.comm.shared.window import address_of, inside, slice_between_lines
 from mpitrain.errors import ShapeError
 
 if TYPE_CHECKING:
-    from mpitrain.comm.face import Collective, Work
+    from mpitrain.comm.work import Collective, Work
     from mpitrain.schedules.steps import Algorithm
 
 Order: TypeAlias = Callable[[int], Sequence[int]]             # n -> a program of `comm.shared.fold` that adds up n arrays

@@ -15,9 +15,9 @@ from mpitrain.comm.shared.engine import ARRIVED, DONE, PARTLY, QUEUED, SUMMED, C
 from mpitrain.errors import DesyncError
 
 if TYPE_CHECKING:
-    from mpitrain.comm.face import Work
     from mpitrain.comm.messages.channel import Channel
     from mpitrain.comm.shared.node import Node
+    from mpitrain.comm.work import Work
 
 LIMIT = 100_000_000                   # ns in C at a time; then signals, other messages, and a look at the time
 LIMIT_CROSSING = 1_000_000            # the same where messages to other nodes must move meanwhile
@@ -25,7 +25,7 @@ LOOK = 0.25                           # s of waiting before a look at whether th
 
 
 class SharedWork:
-    """A collective in shared memory on its way; `comm.face.Work`. `messages` is what of it goes by messages."""
+    """A collective in shared memory on its way; `comm.work.Work`. `messages` is what of it goes by messages."""
 
     __slots__ = ("array", "began", "crossing", "messages", "plan", "queue", "sequence", "state", "then")
 
@@ -192,7 +192,7 @@ class Queue:
 
 
 class SharedSum:
-    """A sum over one array in shared memory, prepared: `comm.face.Collective`."""
+    """A sum over one array in shared memory, prepared: `comm.work.Collective`."""
 
     __slots__ = ("_array", "_messages", "_plan", "_queue", "_then", "_whole")
 

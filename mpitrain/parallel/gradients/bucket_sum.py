@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from mpitrain.backend import Array, array_module
-from mpitrain.comm.face import AnyChannel, Collective, Work
+from mpitrain.comm.face import AnyChannel
 from mpitrain.comm.messages.prepare import Prepared
+from mpitrain.comm.work import Collective, Work
 from mpitrain.placement.buckets import Bucket
 from mpitrain.placement.tree import RankTree
 

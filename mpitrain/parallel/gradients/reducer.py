@@ -28,8 +28,8 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 from mpitrain.backend import Array
-from mpitrain.comm.face import Work
 from mpitrain.comm.messages.channel import Channel
+from mpitrain.comm.work import Work
 from mpitrain.nn import FlatLayout, Parameter
 from mpitrain.parallel.gradients.bucket_sum import BucketSum
 from mpitrain.parallel.gradients.timeline import Timeline

@@ -21,8 +21,9 @@ import numpy as np
 
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array, array_module
-from mpitrain.comm.face import AnyChannel, Collective
+from mpitrain.comm.face import AnyChannel
 from mpitrain.comm.messages.channel import Channel
+from mpitrain.comm.work import Collective
 from mpitrain.errors import ShapeError
 from mpitrain.schedules.collectives import ALL_GATHER, REDUCE_SCATTER
 

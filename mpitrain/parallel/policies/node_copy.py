@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import Array
-from mpitrain.comm.face import Work
 from mpitrain.comm.shared.channel import SharedChannel
+from mpitrain.comm.work import Work
 from mpitrain.parallel.policies.node_memory import block_of_the_node, shared_by_all
 from mpitrain.placement.shards import Unit
 from mpitrain.schedules.uneven import OwnersToAll

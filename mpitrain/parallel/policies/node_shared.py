@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpitrain.backend import Array
-from mpitrain.comm.face import Collective, Work
 from mpitrain.comm.messages.prepare import Prepared
 from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.comm.shared.engine import Pass
+from mpitrain.comm.work import Collective, Work
 from mpitrain.kernels.optimizer import part_function
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.gradients.bucket_sum import TreeSum

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpitrain.backend import Array
-from mpitrain.comm.face import AnyChannel, Collective, Work
+from mpitrain.comm.face import AnyChannel
+from mpitrain.comm.work import Collective, Work
 from mpitrain.nn import FlatLayout
 from mpitrain.parallel.gradients.bucket_sum import AllReduce, BucketSum, TreeSum
 from mpitrain.parallel.gradients.norm import GradientNorm, Parts

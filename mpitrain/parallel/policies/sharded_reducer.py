@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpitrain.backend import Array
-from mpitrain.comm.face import Work
+from mpitrain.comm.work import Work
 from mpitrain.nn import Parameter
 from mpitrain.parallel.gradients.bucket_sum import BucketSum
 from mpitrain.parallel.gradients.reducer import GradientReducer
