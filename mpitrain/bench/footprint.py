@@ -32,18 +32,19 @@ SMALLEST_POOL = 16 << 20          # and of a pool: of less, what is free between
 
 
 def ways(ranks: int, planned: bool) -> Iterator[tuple[str, Sizes, dict[str, Any]]]:
-    """(name, mesh, options) of what so many ranks can do with one model, of which layers can be cut where that is `planned`."""
+    """(name, mesh, sections) of what so many ranks can do with one model, of which layers can be cut where that is `planned`."""
     if ranks == 1:
         yield "one rank", Sizes(), {}
-        yield f"{MICRO} micro-batches", Sizes(), {"micro_batches": MICRO}
+        yield f"{MICRO} micro-batches", Sizes(), {"train": {"micro_batches": MICRO}}
         return
     if ranks % 2 == 0:
         for schedule in ("gpipe", "1f1b", "zb_h1"):
-            yield f"pp=2 {schedule}", Sizes(pp=2, dp=ranks // 2), {"micro_batches": MICRO * ranks // 2, "schedule": schedule}
+            yield f"pp=2 {schedule}", Sizes(pp=2, dp=ranks // 2), {"train": {"micro_batches": MICRO * ranks // 2},
+                                                                   "mesh": {"schedule": schedule}}
         if planned:
             yield "tp=2", Sizes(dp=ranks // 2, tp=2), {}
     for kind in KINDS:
-        yield f"dp={ranks} sharding {kind}", Sizes(dp=ranks), {"sharding": kind}
+        yield f"dp={ranks} sharding {kind}", Sizes(dp=ranks), {"comm": {"sharding": kind}}
 
 
 def bench_memory(channel: Channel, world: World, report: Report, *, models: Sequence[str]) -> None:
@@ -53,8 +54,8 @@ def bench_memory(channel: Channel, world: World, report: Report, *, models: Sequ
     for name in models:
         model = WORKLOADS[name].make()
         for recompute in (False, True)[:1 + isinstance(model, nn.Sequential)]:
-            for way, sizes, options in ways(world.size, bool(model.plan)):
-                for stage, found, use in one_way(name, sizes, recompute, options, world):
+            for way, sizes, sections in ways(world.size, bool(model.plan)):
+                for stage, found, use in one_way(name, sizes, recompute, sections, world):
                     ratios = {key: ratio(key, getattr(found, key), getattr(use, key)) for key in Use._fields}
                     worst = max([worst, *(abs(r - 1) for r in ratios.values() if r is not None)])
                     report.record({"bench": "memory", "model": name, "recompute": recompute, "way": way, "stage": stage,
@@ -67,17 +68,17 @@ def bench_memory(channel: Channel, world: World, report: Report, *, models: Sequ
                 f"{SMALLEST_POOL >> 20} MiB or more")
 
 
-def one_way(name: str, sizes: Sizes, recompute: bool, options: dict[str, Any], world: World) -> Iterator[tuple[int, Use, Use]]:
+def one_way(name: str, sizes: Sizes, recompute: bool, sections: dict[str, Any], world: World) -> Iterator[tuple[int, Use, Use]]:
     """(stage, predicted, measured) of a few steps."""
     forget_peak()
     workload, pool = WORKLOADS[name], pool_in_use()
     before = pool.usage().system if pool else 0               # what earlier ones have left, mostly in caches
     with guard.symmetric():
-        training = Training(workload, world.comm, pp=sizes.pp, tp=sizes.tp, recompute=recompute, **options)
+        training = Training(workload, world.comm, pp=sizes.pp, tp=sizes.tp, recompute=recompute, sections=sections)
     job = training.job
 
     def predict() -> Any:
-        found = memory.forecast(made(workload, recompute), training.options, sizes, training.sample, tokens=workload.tokens,
+        found = memory.forecast(made(workload, recompute), training.config, sizes, training.sample, tokens=workload.tokens,
                                 loss=nn.LOSSES["cross_entropy"](), optimizer=adam)
         if found.why:
             raise MpitrainError(f"bench memory {name}: activations cannot be predicted: {found.why}")

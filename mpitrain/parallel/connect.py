@@ -11,7 +11,7 @@ from mpitrain.backend import Array, Device, array_module
 from mpitrain.comm.mesh import COPIES, REPLICAS, Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import ConfigError
-from mpitrain.nn import Module, Sequential, mixtures
+from mpitrain.nn import Module, Sequential
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.gradients.norm import Parts
 from mpitrain.parallel.gradients.replicas import broadcast_state
@@ -24,8 +24,8 @@ from mpitrain.parallel.pipeline.tied import Twins
 from mpitrain.placement.stages import Stage, can_be_cut, cut
 from mpitrain.placement.tensor_plan import read_plan
 from mpitrain.schedules.microtree import share
-from mpitrain.schedules.pipeline import SCHEDULES, Schedule
-from mpitrain.schedules.pipeline_check import actions_of, prove
+from mpitrain.schedules.pipeline import Schedule
+from mpitrain.schedules.pipeline_check import actions_of
 
 
 @dataclass
@@ -68,22 +68,15 @@ class Held:
         """Whether ranks that have samples of their own must run the model equally often: they have experts for each other."""
         return self.mesh.size("ep") > 1
 
-    def schedule(self, asked: Any, n_micro: int) -> Schedule:
-        """The pipeline schedule that is asked for, by name or as a function, proved for what ranks have of micro-batches.
-
-        DesyncError where ranks have another one by the same name. It communicates.
-        """
-        found: Schedule = SCHEDULES.resolve(asked) if isinstance(asked, str) else asked
-        name, n = asked if isinstance(asked, str) else str(getattr(asked, "__name__", asked)), self.mesh.n_places
+    def agree_on_schedule(self, schedule: Schedule, name: str, n_micro: int) -> None:
+        """DesyncError where ranks have another user's schedule by the same name. It communicates."""
+        if schedule.__module__.startswith("mpitrain."):
+            return
+        n, n_stages, chunks = self.mesh.n_places, self.stage.n_stages, len(self.stage.chunks)
         counts = sorted({stop - first for first, stop in (share(rank, n, n_micro) for rank in range(n))})
-        n_stages, chunks = self.stage.n_stages, len(self.stage.chunks)
-        for count in counts:
-            prove(found, name, n_stages=n_stages, n_micro=count, chunks=chunks)
-        if not found.__module__.startswith("mpitrain."):      # a user's own, proved as it is here: it must be the same elsewhere
-            actions = [[str(action) for action in actions_of(found, stage, n_stages, count, chunks)]
-                       for count in counts for stage in range(n_stages)]
-            self.control.agree(sha256(repr(actions).encode()).hexdigest(), f"the actions of the schedule {name} (SHA-256)")
-        return found
+        actions = [[str(action) for action in actions_of(schedule, stage, n_stages, count, chunks)]
+                   for count in counts for stage in range(n_stages)]
+        self.control.agree(sha256(repr(actions).encode()).hexdigest(), f"the actions of the schedule {name} (SHA-256)")
 
     def twins(self, storage: Parts) -> Twins | None:
         """What adds up the gradients of twins; None where there are none. It communicates."""
@@ -148,11 +141,6 @@ def hold(model: Module, mesh: Mesh, control: Channel, *, chunks: int = 1, stages
     communicates.
     """
     n_stages = mesh.size("pp")
-    if chunks > 1 and n_stages == 1:
-        raise ConfigError(f"mesh.chunks = {chunks} cuts the model for the stages of a pipeline, and mesh.pp is 1; set "
-                          "mesh.chunks = 1, or mesh.pp to 2 or more")
-    if isinstance(stages, str) and stages != "blocks":
-        raise ConfigError(f'mesh.stages = "{stages}" is not there: "blocks", "time", or each stage\'s number of blocks')
     if plan and mesh.size("tp") == 1:
         read_plan(model, plan)                                # a plan that would be refused is so before there are ranks for it
     if isinstance(model, Sequential):
@@ -161,12 +149,6 @@ def hold(model: Module, mesh: Mesh, control: Channel, *, chunks: int = 1, stages
             model.untie()
     if callable(stages):
         stages = stages(model) if n_stages > 1 and can_be_cut(model, n_stages * chunks) else ()
-    if sequence and mesh.size("tp") == 1:
-        raise ConfigError("mesh.sequence = true cuts activations over the ranks that share layers, and mesh.tp is 1; set "
-                          "mesh.sequence = false, or mesh.tp to 2 or more")
-    if sequence and mixtures(model):
-        raise ConfigError(f'mesh.sequence = true cuts what "{mixtures(model)[0][0]}" gets along the sequence, and experts choose '
-                          "among whole samples; set mesh.sequence = false")
     tensor = TensorParallel(model, mesh, plan, sequence=sequence, shared=shared) if mesh.size("tp") > 1 else None
     context = ContextParallel(model, mesh, tensor.along if tensor else ()) if mesh.size("cp") > 1 else None
     if mesh.size("ep") > 1:

@@ -17,9 +17,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, get_args
 
 from mpitrain.backend import Array, overwrite
+from mpitrain.config.sections import Sharded
 from mpitrain.errors import GraphError
 from mpitrain.nn import FlatLayout, Segment
 from mpitrain.nn.storage import check_state
@@ -27,7 +28,7 @@ from mpitrain.placement.buckets import Bucket, plan_buckets
 from mpitrain.placement.slices import Part, Slice, cut_slices, parts_of
 from mpitrain.schedules.uneven import OwnersToAll, SumToOwners
 
-KINDS = ("none", "optimizer", "gradients", "parameters")
+KINDS = get_args(Sharded)
 
 
 class Strips:

@@ -18,7 +18,7 @@ from mpitrain.comm.mesh import describe as describe_mesh
 from mpitrain.comm.mesh import fit
 from mpitrain.config import Config, load_config
 from mpitrain.data import report
-from mpitrain.errors import MissingError, MpitrainError
+from mpitrain.errors import ConfigError, MissingError, MpitrainError
 from mpitrain.parallel.layers.context_parallel import refuse_model
 from mpitrain.parallel.layers.expert_parallel import cut_experts
 from mpitrain.parallel.policies.sharded import predicted, probe, where_to_cut
@@ -29,13 +29,15 @@ from mpitrain.placement.tensor_plan import narrow, read_plan
 from mpitrain.placement.zigzag import refuse_length
 from mpitrain.plan import memory
 from mpitrain.plan.table import table
+from mpitrain.schedules.grid import Grid
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline_check import actions_of, find_schedule
 from mpitrain.schedules.pipeline_draw import describe
-from mpitrain.train.build.assembly import count_micro_batches
-from mpitrain.train.build.from_config import bucket_bytes, checkpoint_folder, make_model, make_optimizer
+from mpitrain.train.build.from_config import checkpoint_folder, make_optimizer
+from mpitrain.train.build.from_config import describe as describe_run
 from mpitrain.train.build.inputs import Inputs, describe_files, open_inputs
 from mpitrain.train.build.sharding import memory_text
+from mpitrain.train.build.validate import validate
 
 
 def inspect(path: Path, overrides: list[str], *, ranks: int) -> Iterator[str]:
@@ -56,13 +58,16 @@ def inspect(path: Path, overrides: list[str], *, ranks: int) -> Iterator[str]:
 def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     """The model's parameters (of layers that are cut, the first rank's), how the batch is cut, which buckets travel, and the
     schedule; nothing is allocated."""
-    model = make_model(config)
     m = config.mesh
     lengths = fit(ranks, pp=m.pp, dp=m.dp, ep=m.ep, cp=m.cp, tp=m.tp)
     pp, ep, cp, tp = (lengths[axis] for axis in ("pp", "ep", "cp", "tp"))
     places = lengths["dp"] * ep                              # that have samples of their own
     chunks = config.mesh.chunks
-    n_micro = count_micro_batches(config.train.micro_batches, config.train.batch_size, pp, places, chunks, each=ranks // places)
+    inputs, why = open_data(config)
+    described = describe_run(config, inputs is not None and inputs.tokens)
+    model = described.model
+    n_micro = validate(config, Grid(lengths), model, described.optimizer, described.rate,
+                       None if inputs is None else inputs.train_rows).n_micro
     yield f"{config.run.name}: model {config.model.name}, {model.count_parameters():,} parameters"
     yield f"mesh {describe_mesh(lengths)}, {ranks} rank{'s' if ranks > 1 else ''}"
     if cp > 1:
@@ -86,20 +91,22 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     stages = [cut(model, index, pp, chunks, counts=memory.stage_counts(config)) for index in range(pp)]
     if pp > 1:
         yield from stage_lines(stages)
-    yield from schedule_lines(pp, places, n_micro, name=config.mesh.schedule, chunks=chunks, folder=config.folder)
+    yield from schedule_lines(pp, places, n_micro, name=str(config.mesh.schedule), chunks=chunks, folder=config.folder)
     yield from bucket_lines(stages, config, places * cp)
     yield bytes_line(stages, config, places * cp)
-    yield from memory.forecast_lines(memory.forecast_of(config, memory.Sizes(**lengths), *open_data(config)))
+    yield from memory.forecast_lines(memory.forecast_of(config, memory.Sizes(**lengths), inputs, why))
 
 
 def open_data(config: Config) -> tuple[Inputs | None, str]:
-    """The data of a configuration, with transforms that have seen one row; or None, and why."""
+    """The data of a configuration, with transforms that have seen one row; or None, and why. ConfigError for keys of [data]."""
     try:
         d = config.data
         inputs = open_inputs(describe_files(d.path, d.validation, config.folder, d.x, d.y), validation=d.validation,
                              seed=config.run.seed, block=config.model.arguments.get("block"), stride=d.stride,
                              transform=d.transform, augment=d.augment, folder=config.folder)
         inputs.transforms.fit(inputs.training, inputs.train_rows[:1])
+    except ConfigError:
+        raise
     except MpitrainError as error:
         return None, error.message
     return inputs, ""
@@ -151,7 +158,7 @@ def bucket_lines(stages: Sequence[Stage], config: Config, replicas: int) -> Iter
         cuts = stage.sizes if kind == "none" else where_to_cut(stage, layout, blocks=kind == "parameters")
         cuts = finer(cuts, [*accumulate(runs(["ep" in segment.parameter.placement for segment in layout.segments]))])
         itemsize = layout.dtype.itemsize
-        buckets = plan_buckets(layout.segments, layout.size, max(1, bucket_bytes(config) // itemsize), cuts)
+        buckets = plan_buckets(layout.segments, layout.size, max(1, config.comm.bucket_bytes // itemsize), cuts)
         plural, of_stage = "s" if len(buckets) != 1 else "", f" of stage {stage.index}" if len(stages) > 1 else ""
         yield f"{len(buckets)} gradient bucket{plural}{of_stage} ({config.comm.algorithm}), in the order they start{until}"
         for bucket in buckets:

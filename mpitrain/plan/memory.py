@@ -34,12 +34,11 @@ from mpitrain.placement.stages import Stage, cut
 from mpitrain.plan.activations import Course, LoneMesh, most, trace
 from mpitrain.plan.table import table
 from mpitrain.schedules.microtree import joins, nodes_of, share, width
-from mpitrain.schedules.pipeline import SCHEDULES
 from mpitrain.schedules.pipeline_check import actions_of, splits_backward
-from mpitrain.train.build import reproducible
-from mpitrain.train.build.assembly import Job, Options, count_micro_batches
-from mpitrain.train.build.from_config import keep_inputs_only, make_loss, make_model, make_optimizer, options_of
+from mpitrain.train.build.assembly import Job
+from mpitrain.train.build.from_config import describe
 from mpitrain.train.build.inputs import Inputs
+from mpitrain.train.build.validate import count_micro_batches, find_schedule
 
 AHEAD = 3                                    # batches of a rank: one at work, two read ahead
 NOBODY = "their bytes are counted by the pool of arrays, which needs a C compiler"
@@ -85,37 +84,38 @@ class Sizes(NamedTuple):
         return self.dp * self.ep * self.cp
 
 
-def forecast(model: nn.Module, o: Options, sizes: Sizes, sample: tuple[Any, Any] | None, *, loss: Any, optimizer: Any,
+def forecast(model: nn.Module, config: Config, sizes: Sizes, sample: tuple[Any, Any] | None, *, loss: Any, optimizer: Any,
              tokens: bool, counts: Sequence[int] = (), why: str = "") -> Forecast:
     """What `assemble` of `model`, which has no memory and is used up here, would take on such a mesh. Needs no MPI.
 
     `sample` is a host row (x, y), None where there are no data, as `why` says; `counts` are the virtual stages' numbers of
     blocks.
     """
-    n_micro = count_micro_batches(o.micro_batches, o.batch_size, sizes.pp, sizes.places, o.chunks)
-    by_layout = reproducible.is_asked_for(o.reproducible)
+    n_micro = count_micro_batches(config.train.micro_batches, config.train.batch_size, sizes.pp, sizes.places, config.mesh.chunks)
+    by_layout = config.train.reproducible == "layout"
     if (sizes.pp > 1 or by_layout) and isinstance(model, nn.Sequential):
         model.untie()
-    seen, loss = _cut_layers(model, o, sizes, sample, loss)
-    stages = [cut(model, index, sizes.pp, o.chunks, counts=counts) for index in range(sizes.pp)]
-    kept = [_kept(stage, o, sizes, n_micro, optimizer) for stage in stages]
-    others = [_on_their_way(stage, o, sizes) for stage in stages]
+    seen, loss = _cut_layers(model, config, sizes, sample, loss)
+    stages = [cut(model, index, sizes.pp, config.mesh.chunks, counts=counts) for index in range(sizes.pp)]
+    kept = [_kept(stage, config, sizes, n_micro, optimizer) for stage in stages]
+    others = [_on_their_way(stage, config, sizes) for stage in stages]
     needed: list[int] | None = None
     try:
-        needed = _activations(stages, o, n_micro, sizes.places, seen, loss=loss, tokens=tokens) if seen is not None else None
+        needed = _activations(stages, config, n_micro, sizes.places, seen, loss=loss, tokens=tokens) if seen is not None else None
     except Exception as error:                # of a model that a few rows do not suit, too: the report goes without
         why = error.message if isinstance(error, MpitrainError) else name_and_text(error, place(error))
     if needed is None:
         return Forecast(kept, why or NOBODY)
-    rows = sum(array.nbytes for array in sample or ()) * -(-n_micro // sizes.places) * _rows(o, n_micro)
+    rows = sum(array.nbytes for array in sample or ()) * -(-n_micro // sizes.places) * _rows(config, n_micro)
     return Forecast([_whole(use, activations, other + AHEAD * rows) for use, activations, other in zip(kept, needed, others)])
 
 
-def _cut_layers(model: nn.Module, o: Options, sizes: Sizes, sample: tuple[Any, Any] | None,
+def _cut_layers(model: nn.Module, config: Config, sizes: Sizes, sample: tuple[Any, Any] | None,
                 loss: Any) -> tuple[tuple[Any, Any] | None, Any]:
     """(what a rank has of a sample, the loss of its outputs); the model is cut as `parallel.connect.hold` cuts it."""
     lone: Any = LoneMesh(sizes._asdict())
-    tensor = TensorParallel(model, lone, o.plan, sequence=o.sequence, shared=False) if sizes.tp > 1 else None
+    m = config.mesh
+    tensor = TensorParallel(model, lone, m.plan, sequence=m.sequence, shared=False) if sizes.tp > 1 else None
     if sizes.ep > 1:
         ExpertParallel(model, lone)
     if sizes.cp > 1:
@@ -126,12 +126,10 @@ def _cut_layers(model: nn.Module, o: Options, sizes: Sizes, sample: tuple[Any, A
 
 def forecast_of(config: Config, sizes: Sizes, inputs: Inputs | None, why: str = "", *, counts: Sequence[int] = ()) -> Forecast:
     """The same for a configuration, whose first training row is looked at."""
-    model = make_model(config)
-    if config.train.recompute:
-        keep_inputs_only(model, config.train.recompute)
-    return forecast(model, options_of(config), sizes, None if inputs is None else inputs.sample(), loss=make_loss(
-        config, inputs is not None and inputs.tokens), optimizer=lambda storage: make_optimizer(config, storage),
-        tokens=inputs is not None and inputs.tokens, counts=counts or stage_counts(config), why=why)
+    tokens = inputs is not None and inputs.tokens
+    described = describe(config, tokens)
+    return forecast(described.model, config, sizes, None if inputs is None else inputs.sample(), loss=described.loss,
+                    optimizer=described.optimizer, tokens=tokens, counts=counts or stage_counts(config), why=why)
 
 
 def stage_counts(config: Config) -> tuple[int, ...]:
@@ -144,42 +142,43 @@ def _whole(use: Use, activations: int, others: int) -> Use:
     return use._replace(activations=activations, pool=pool)
 
 
-def _rows(o: Options, n_micro: int) -> int:
+def _rows(config: Config, n_micro: int) -> int:
     """Of the largest micro-batch."""
-    return -(-o.batch_size // n_micro)
+    return -(-config.train.batch_size // n_micro)
 
 
-def _kept(stage: Stage, o: Options, sizes: Sizes, n_micro: int, optimizer: Any) -> Use:
+def _kept(stage: Stage, config: Config, sizes: Sizes, n_micro: int, optimizer: Any) -> Use:
     """What stays from step to step, by formula."""
-    flat = stage.model.describe(o.seed, o.precision)
+    flat = stage.model.describe(config.run.seed, config.train.precision)
     itemsize, tried = flat.dtype.itemsize, optimizer(probe())
-    kind = _cut_states(o, sizes)
+    kind = _cut_states(config, sizes)
     formula = predicted(flat.size, kind, sizes.replicas, itemsize=itemsize, states=len(tried.state))
     parameters, gradients, state = formula
     if kind in ("none", "optimizer"):
-        gradients *= sums_at_once(n_micro, sizes.places, tree=reproducible.is_asked_for(o.reproducible))
-    if o.offload == "none":
+        gradients *= sums_at_once(n_micro, sizes.places, tree=config.train.reproducible == "layout")
+    if config.optimizer.offload == "none":
         return Use(parameters, gradients, state, 0, None, None)
-    on_host = 2 * formula.parameters if o.device == "gpu" else 0            # copies of parameters and gradients
+    on_host = 2 * formula.parameters if config.train.device == "gpu" else 0            # copies of parameters and gradients
     return Use(parameters, gradients, 0, state + on_host, None, None)
 
 
-def _cut_states(o: Options, sizes: Sizes) -> str:
+def _cut_states(config: Config, sizes: Sizes) -> str:
     """What of `comm.sharding` is cut; with one copy per node as if there were one node, whose copy has slices of its own."""
     if sizes.replicas == 1:
         return "none"
-    return {"optimizer": "none", "parameters": "gradients"}.get(o.sharding, o.sharding) if o.node_shared else o.sharding
+    kind: str = config.comm.sharding
+    return {"optimizer": "none", "parameters": "gradients"}.get(kind, kind) if config.comm.node_shared else kind
 
 
-def _on_their_way(stage: Stage, o: Options, sizes: Sizes) -> int:
+def _on_their_way(stage: Stage, config: Config, sizes: Sizes) -> int:
     """Bytes of buckets, of what others send for them, and of blocks that are put together, where states are cut."""
-    kind = _cut_states(o, sizes)
+    kind = _cut_states(config, sizes)
     if kind not in ("gradients", "parameters"):
         return 0
-    flat = stage.model.describe(o.seed, o.precision)
+    flat = stage.model.describe(config.run.seed, config.train.precision)
     cuts = where_to_cut(stage, flat, blocks=kind == "parameters")
-    buckets = plan_buckets(flat.segments, flat.size, max(1, o.bucket_bytes // flat.dtype.itemsize), cuts)
-    if o.node_shared:                                         # nothing is received
+    buckets = plan_buckets(flat.segments, flat.size, max(1, config.comm.bucket_bytes // flat.dtype.itemsize), cuts)
+    if config.comm.node_shared:                               # nothing is received
         return flat.dtype.itemsize * ring_size([b.stop - b.start for b in buckets], SHARED_AT_ONCE)
     largest = sum(sorted((b.stop - b.start for b in buckets), reverse=True)[:IN_FLIGHT + 1])
     received = largest * (sizes.replicas - 1) // sizes.replicas
@@ -214,18 +213,18 @@ def sums_at_once(n_micro: int, n_places: int, *, tree: bool) -> int:
     return found + (width(n_micro, n_places) if tree and n_places > 1 and width(n_micro, n_places) > 1 else 0)
 
 
-def _activations(stages: Sequence[Stage], o: Options, n_micro: int, n_places: int, sample: tuple[Any, Any], *, loss: Any,
+def _activations(stages: Sequence[Stage], config: Config, n_micro: int, n_places: int, sample: tuple[Any, Any], *, loss: Any,
                  tokens: bool) -> list[int] | None:
     """Of each stage; None where nobody counts arrays."""
     pool = pool_in_use()
     if pool is None:
         return None
     n_stages, chunks = len(stages), len(stages[0].chunks)
-    schedule = SCHEDULES.resolve(o.schedule) if isinstance(o.schedule, str) else o.schedule
+    schedule = find_schedule(config)
     programs = [list(actions_of(schedule, stage.index, n_stages, -(-n_micro // n_places), chunks)) for stage in stages]
     parts = [stages[v % n_stages].chunks[v // n_stages] for v in range(n_stages * chunks)]
-    courses: list[Course] = trace(parts, loss, *sample, _rows(o, n_micro), pool=pool, seed=o.seed, precision=o.precision,
-                                  tokens=tokens, split=any(map(splits_backward, programs)))
+    courses: list[Course] = trace(parts, loss, *sample, _rows(config, n_micro), pool=pool, seed=config.run.seed,
+                                  precision=config.train.precision, tokens=tokens, split=any(map(splits_backward, programs)))
     return [most(program, stage.virtual, courses) for stage, program in zip(stages, programs)]
 
 
@@ -241,7 +240,7 @@ def measured(job: Job) -> Use:
     else:
         parameters = storage.values                                         # type: ignore[attr-defined]
     state = optimizer.nbytes
-    away = job.options.offload != "none"
+    away = job.config.optimizer.offload != "none"
     gradients = sum(arena.nbytes for arena in reducer.arenas)
     use = Use(parameters.nbytes, gradients, 0 if away else state, state if away else 0, None, None)
     pool = pool_in_use()

@@ -30,13 +30,12 @@ from mpitrain.config import Config, to_toml
 from mpitrain.errors import MpitrainError, OutputError, Stopped, UsageError
 from mpitrain.parallel.connect import hold
 from mpitrain.parallel.pipeline.inference import Inference
-from mpitrain.parallel.policies.sharded import Sharding
 from mpitrain.plan import memory
 from mpitrain.train.build import measured_cut
 from mpitrain.train.build.assembly import Job, local_rank
-from mpitrain.train.build.from_config import bucket_bytes, build, checkpoint_folder, make_loss, make_model
+from mpitrain.train.build.from_config import build, checkpoint_folder, make_loss, make_model
 from mpitrain.train.build.inputs import Inputs, describe_files, open_inputs
-from mpitrain.train.build.sharding import in_slices
+from mpitrain.train.build.sharding import open_sharding
 from mpitrain.train.build.trial import try_one_sample
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.machine import environment, threads
@@ -134,8 +133,8 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
         stop = listen()
         session = open_session(config, cleanup)
         folder = RunFolder(config.run.out)
-        stages = on_first(session.control, lambda: config.mesh.stages if not continues(folder, resume) else
-                          measured_cut.kept_in(folder.checkpoints, config.mesh.stages, n_virtual(config)))
+        stages = on_first(session.control, lambda: measured_cut.kept_in(folder.checkpoints, config.mesh.stages, n_virtual(config)) if
+                          continues(folder, resume) else config.mesh.stages)
         with guard.symmetric():
             job = build(config, session.inputs, session.mesh, stages=stages)
         job.trainer.stop = stop
@@ -283,10 +282,10 @@ def evaluate(config: Config, source: Path, *, quiet: bool = False) -> int:
             held = hold(model, session.mesh, session.control, chunks=config.mesh.chunks, stages=stages,
                         plan=config.mesh.plan or None, sequence=config.mesh.sequence, shared=device.name == "cpu")
             loss = held.loss(make_loss(config, session.inputs.tokens))
-            sharding = Sharding("parameters", session.mesh) if in_slices(config, session.mesh) else None
+            sharding = open_sharding(config.comm, session.mesh) if config.comm.sharding == "parameters" else None
             seed, precision = config.run.seed, config.train.precision
             storage: nn.FlatLayout = held.stage.model.initialize(seed, precision, device) if sharding is None else \
-                sharding.initialise(held.stage, seed, precision, device, bucket_bytes=bucket_bytes(config), whole=False)
+                sharding.initialise(held.stage, seed, precision, device, bucket_bytes=config.comm.bucket_bytes, whole=False)
             State(held.stage.model, None, session.inputs.transforms, whole=model, sharding=sharding).restore(found)
             inference = Inference(held.stage, held.feed(device, storage.dtype, tokens=session.inputs.tokens), held.neighbours)
             read, n_chunks = session.inputs.chunks(try_one_sample(inference, loss, session.inputs, held))

@@ -13,7 +13,6 @@ from mpitrain.parallel.connect import hold
 from mpitrain.parallel.layers.tensor_loss import CutLoss
 from mpitrain.parallel.layers.tensor_parallel import TensorParallel, _of_channels
 from mpitrain.placement.tensor_plan import narrow, read_plan
-from mpitrain.train.build import reproducible
 
 
 def gpt(**changed):
@@ -131,9 +130,6 @@ class Ranks:
 
 def test_what_does_not_go_with_layers_on_several_ranks_is_said_in_one_line():
     for make, message in (
-            (lambda: reproducible.refuse_mesh(Ranks().size),
-             'train.reproducible = "layout" cannot have mesh.tp = 2: ranks that share a layer add up parts of its products, '
-             "which one rank adds in another order; set mesh.tp = 1"),
             (lambda: CutLoss(nn.LOSSES["mse"](), None, 0, 4, "head"),
              'mesh.plan leaves the outputs of "head" cut ("vocabulary"), which is for train.loss = '
              '"cross_entropy"; make "head" "gathered" for MSE'),
@@ -142,12 +138,7 @@ def test_what_does_not_go_with_layers_on_several_ranks_is_said_in_one_line():
              "4)"),
             (lambda: TensorParallel(small(), Ranks(), {"a": "column", "b": "row"}, sequence=True),
              'mesh.sequence = true cuts what lies between layers, and the plan has no "sequence" layer'),
-            (lambda: hold(small(), Ranks("dp"), None, stages="blcks"),
-             'mesh.stages = "blcks" is not there: "blocks", "time", or each stage\'s number of blocks'),
-            (lambda: hold(small(), Ranks("dp"), None, plan={"c": "column"}), 'mesh.plan: no layer matches "c"'),
-            (lambda: hold(small(), Ranks("dp"), None, sequence=True), "mesh.sequence = true cuts activations over the ranks that "
-             "share layers, and mesh.tp is 1; set mesh.sequence = false, or mesh.tp to 2 or more")):
+            (lambda: hold(small(), Ranks("dp"), None, plan={"c": "column"}), 'mesh.plan: no layer matches "c"')):
         with pytest.raises(ConfigError) as caught:
             make()
         assert message in caught.value.message
-    reproducible.refuse_mesh(Ranks("dp").size)

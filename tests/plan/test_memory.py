@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from configs import flat
 
 from mpitrain import models, nn, optim
 from mpitrain.backend import memory as pools
@@ -25,7 +26,6 @@ from mpitrain.plan.memory import NOBODY, Forecast, Sizes, Use, forecast, forecas
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline import SCHEDULES
 from mpitrain.schedules.pipeline_check import actions_of
-from mpitrain.train.build.assembly import Options
 
 needs_pool = pytest.mark.skipif(native.compiler() is None, reason="no C compiler")
 LOSS = nn.LOSSES["cross_entropy"]()
@@ -114,7 +114,7 @@ class Odd(nn.Module):
 
 
 def predict(model: nn.Module, sample: Any = None, sizes: Sizes = ALONE, **options: Any) -> Forecast:
-    given = Options(steps=1, batch_size=12, **options)
+    given = flat(steps=1, batch_size=12, **options)
     return forecast(model, given, sizes, sample, loss=LOSS, optimizer=lambda storage: optim.AdamW(storage), tokens=False)
 
 

@@ -24,7 +24,6 @@ from mpitrain.errors import CheckpointError
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.schedules.fit import non_negative
 
-POLICIES = ("poll", "thread", "auto")
 WARM_STEPS = 3
 READY_STEPS = 5
 PAIRS = 6                    # steps of each policy

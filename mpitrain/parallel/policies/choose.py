@@ -10,7 +10,6 @@ from mpitrain.comm.mesh import COPIES, REPLICAS, Mesh
 from mpitrain.comm.messages.algorithms import hosts_of
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.shared.channel import SharedChannel
-from mpitrain.errors import ConfigError
 from mpitrain.nn import FlatLayout, Module
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.gradients.norm import GradientNorm, Parts
@@ -58,11 +57,6 @@ class Exchange:
         by_messages = not node_shared and sharding is not None and sharding.cuts_gradients     # a bucket's memory is used again
         if algorithm == AUTO and on_host and self.channel.size > 1 and not by_messages:
             self.channel = mesh.share_memory(self.channel)
-        elif node_shared and self.channel.size > 1:
-            found, instead = (f'comm.algorithm = "{name_of(algorithm)}"', 'comm.algorithm = "auto"') if algorithm != AUTO else \
-                ("gradients on a GPU", 'train.device = "cpu"')
-            raise ConfigError(f"comm.node_shared = true needs gradients in memory that ranks share, found {found}; set {instead}"
-                              ", or comm.node_shared = false")
         if node_shared and isinstance(self.channel, SharedChannel):
             self._share(self.channel)
 
@@ -210,11 +204,6 @@ class Exchange:
     def _of_the_node(self, nbytes: int) -> Any:
         assert isinstance(self.channel, SharedChannel)
         return block_of_the_node(self.channel, nbytes, "parameters and optimizer state")
-
-
-def name_of(algorithm: Any) -> str:
-    """What messages call an all-reduce: its name, or that of a user's own function."""
-    return str(getattr(algorithm, "__name__", algorithm))
 
 
 def change(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:

@@ -10,7 +10,6 @@ from mpitrain.comm.mesh import REPLICAS, Mesh
 from mpitrain.comm.messages.channel import AnyWork, Channel
 from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.comm.shared.queue import SharedWork
-from mpitrain.errors import ConfigError, nearest
 from mpitrain.nn import FlatLayout, FlatStorage, Module, Parameter, init
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.gradients.norm import GradientNorm
@@ -198,10 +197,3 @@ def predicted(size: int, kind: str, n: int, *, itemsize: int = 4, states: int = 
     gradients, optimizer, parameters = (n if cut >= least else 1 for least in (2, 1, 3))
     parts = (max(parameters, per_node), gradients, max(optimizer, per_node))
     return Bytes(*(-(-numbers * size * itemsize // part) for numbers, part in zip((1, 1, states), parts)))
-
-
-def find_kind(kind: str) -> str:
-    """`kind`, where it is one of `KINDS`; else ConfigError."""
-    if kind not in KINDS:
-        raise ConfigError(f'comm.sharding = "{kind}" is not there{nearest(kind, KINDS)}; it is one of {", ".join(KINDS)}')
-    return kind

@@ -9,7 +9,7 @@ The order is the composition rule, and nothing later undoes anything earlier:
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,69 +23,35 @@ from mpitrain.comm.job.together import everywhere, on_first
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.progress import threads_may_call_mpi
+from mpitrain.config.rules import name_of
+from mpitrain.config.sections import CommConfig, Config
 from mpitrain.data import Dataset, Sampler, scan_labels
-from mpitrain.errors import ConfigError, MeshError, nearest
+from mpitrain.errors import ConfigError
 from mpitrain.parallel.connect import Held, hold
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.statistics import PlainStatistics, TreeStatistics
 from mpitrain.parallel.gradients.sync_batch_norm import synchronise_batch_norm
-from mpitrain.parallel.gradients.tuning import POLICIES, Tuning
+from mpitrain.parallel.gradients.tuning import Tuning
 from mpitrain.parallel.pipeline.inference import Inference
 from mpitrain.parallel.pipeline.runner import Pipeline
 from mpitrain.parallel.policies.choose import Exchange, change
 from mpitrain.parallel.policies.sharded import Sharding, needs_whole_parameters, where_to_cut
 from mpitrain.placement.stages import Stage
 from mpitrain.placement.tree import RankTree
+from mpitrain.schedules.grid import Grid
 from mpitrain.schedules.microtree import share
 from mpitrain.train.build import precision, reproducible
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.measured_cut import MeasuredCut
-from mpitrain.train.build.offload import offloaded, refuse_offload
-from mpitrain.train.build.refusals import refuse_cut, refuse_one_copy, refuse_uneven_experts, refuse_with_experts
+from mpitrain.train.build.offload import files_folder, offloaded
 from mpitrain.train.build.sharding import memory_text, open_sharding
 from mpitrain.train.build.trial import try_one_sample
+from mpitrain.train.build.validate import validate
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.machine import fingerprint
 from mpitrain.train.observers.profile import ObservedLoader
 from mpitrain.train.observers.record import Recorder
 from mpitrain.train.trainer import Plan, Trainer
-
-
-@dataclass
-class Options:
-    """How to train, beside model, data, loss and optimizer. Counts are in steps unless said otherwise."""
-
-    steps: int = 0                           # or epochs, not both
-    epochs: int = 0
-    batch_size: int = 64                     # global
-    micro_batches: int = 0                   # of the global batch; 0: one per data-parallel rank
-    seed: int = 0
-    reproducible: str = "run"                # or "layout": the same bits on any number of ranks
-    precision: str = "float32"               # or "float64"; "bfloat16": of the operands of matrix products
-    device: str = "cpu"
-    clip_norm: float = 0.0
-    eval_every: int = 0                      # 0: each epoch
-    log_every: int = 10
-    checkpoint_every: int = 0                # 0: at the end only
-    keep: int = 2
-    keep_best: bool = False
-    drop_last: bool = True
-    workers: int = 1
-    algorithm: Any = "auto"                  # of the gradients' all-reduce: a name, or a function of your own
-    bucket_bytes: int = 4 << 20
-    wire: str = "float32"                    # what messages carry of a float32 gradient
-    node_shared: bool = False
-    sharding: str = "none"                   # "optimizer", "gradients", "parameters": what is cut over data-parallel ranks
-    offload: str = "none"                    # of optimizer state: to the "host" of a GPU, or to a "file"
-    offload_folder: str = "."                # where files lie, which nobody sees
-    tune_buckets: bool = False               # cut buckets anew after the first steps, where measured ready times say
-    progress: str = "poll"                   # who moves messages: "poll", "thread", or "auto": what is faster
-    schedule: Any = "1f1b"                   # of the pipeline's stages: a name, or a generator function of your own
-    chunks: int = 1                          # of the model on each stage
-    stages: Any = "blocks"                   # how the model is cut: "blocks", "time", or each stage's number of blocks
-    plan: Mapping[str, str] | None = None    # how layers are cut over mesh.tp ranks; default: the model's own
-    sequence: bool = False                   # whether what lies between them is cut along the sequence
-    quiet: bool = False
 
 
 @dataclass
@@ -101,7 +67,7 @@ class Job:
     trainer: Trainer
     state: State
     plan: Plan
-    options: Options
+    config: Config
     channel: Channel
     held: Held                               # what this rank has of the model
     numerics: dict[str, str] | None = None   # what the bits depend on; with reproducible = "layout"
@@ -122,8 +88,8 @@ class Job:
             kept = {**about, **meta, "choices": self.trainer.tuning.choices}
             written = store.save(folder.checkpoints, meta["step"], pieces, kept, self.channel)
             if self.channel.rank == 0:
-                best = meta["best"][1] if meta["best"] and self.options.keep_best else None
-                store.prune(folder.checkpoints, self.options.keep, best=best, verified=written)
+                best = meta["best"][1] if meta["best"] and self.config.checkpoint.best else None
+                store.prune(folder.checkpoints, self.config.checkpoint.keep, best=best, verified=written)
         self.trainer.save = save
 
     def load(self, found: Checkpoint) -> None:
@@ -155,50 +121,42 @@ class Job:
 
 
 def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimizer: Callable[[nn.FlatStorage], optim.Optimizer],
-             rate: Callable[[int], Callable[[int], float]] | None = None, options: Options) -> Job:
+             rate: Callable[[int], Callable[[int], float]] | None = None, config: Config, quiet: bool = False) -> Job:
     """Puts a run together, the same on every rank: all ranks call it, with the same arguments; it communicates.
 
-    `rate(steps)` gives the learning rate as a function of the step (default: the optimizer's own, always). What does not fit
-    raises here, before the first exchange of gradients and before anything is written.
+    `rate(steps)` gives the learning rate as a function of the step (default: the optimizer's own, always). Of `config`, what
+    describes the model, the data, the loss, the optimizer and the rate is not looked at: they are given. What does not fit raises
+    here, before the first exchange of gradients and before anything is written.
     """
-    o = options
-    refuse_one_copy(o)
-    refuse_cut(o, mesh)
-    refuse_with_experts(o, mesh)
-    anywhere = reproducible.is_asked_for(o.reproducible)
+    t, comm = config.train, config.comm
+    valid = validate(config, Grid({axis: mesh.size(axis) for axis in mesh.axes}), model, optimizer, rate, inputs.train_rows)
+    sampler, n_micro = valid.sampler, valid.n_micro
+    assert sampler is not None
+    anywhere = t.reproducible == "layout"
     if anywhere:
-        reproducible.refuse_options(o.micro_batches, o.algorithm, o.wire)
-        reproducible.refuse_mesh(mesh.size)
         reproducible.refuse_threads()
     control = mesh.channel(mesh.axes, "control")
-    n_micro = count_micro_batches(o.micro_batches, o.batch_size, mesh.size("pp"), mesh.n_places, o.chunks,
-                                  each=control.size // mesh.n_places)
-    sampler = Sampler(inputs.train_rows, o.batch_size, seed=o.seed, drop_last=o.drop_last)
-    fewest = sampler.size(sampler.steps_per_epoch - 1)
-    refuse_uneven_experts(mesh, n_micro, fewest)
-    plan = make_plan(o, sampler)
-    device = select_device(o.device, local_rank(control))
-    precision.refuse(o.precision, device)
-    refuse_offload(o, device)
-    if anywhere:
-        reproducible.refuse_model(model, device)
+    plan = make_plan(config, sampler)
+    device = select_device(t.device, local_rank(control))
+    precision.refuse(t.precision)
     numerics = reproducible.agree_on_numerics(control, n_micro) if anywhere else None
     inputs.fit(control)
-    stages = o.stages if o.stages != "time" else MeasuredCut(
-        inputs, control, device, rows=-(-o.batch_size // n_micro), parts=mesh.size("pp") * o.chunks, seed=o.seed,
-        precision=o.precision)
-    held = hold(model, mesh, control, chunks=o.chunks, stages=stages, untie=anywhere, plan=o.plan,
-                sequence=o.sequence, shared=o.algorithm == "auto" and device.name == "cpu")
+    stages: Any = config.mesh.stages
+    if stages == "time":
+        stages = MeasuredCut(inputs, control, device, rows=-(-t.batch_size // n_micro), seed=config.run.seed,
+                             parts=mesh.size("pp") * config.mesh.chunks, precision=t.precision)
+    held = hold(model, mesh, control, chunks=config.mesh.chunks, stages=stages, untie=anywhere, plan=config.mesh.plan or None,
+                sequence=config.mesh.sequence, shared=comm.algorithm == "auto" and device.name == "cpu")
     if isinstance(stages, MeasuredCut):
         held.choices |= stages.choices
     stage, loss = held.stage, held.loss(loss)
-    schedule = held.schedule(o.schedule, n_micro)
-    sharding = open_sharding(o, mesh, stage, schedule, n_micro, fewest)
-    exchange = Exchange(mesh, algorithm=o.algorithm, wire=o.wire, node_shared=o.node_shared, on_host=device.name == "cpu",
-                        sharding=sharding)
+    held.agree_on_schedule(valid.schedule, name_of(config.mesh.schedule), n_micro)
+    sharding = open_sharding(comm, mesh)
+    exchange = Exchange(mesh, algorithm=valid.algorithm, wire=comm.wire_dtype, node_shared=comm.node_shared,
+                        on_host=device.name == "cpu", sharding=sharding)
     sharding = exchange.sharding
     whole_parameters = sharding is not None and needs_whole_parameters(optimizer)
-    storage, kept = allocate(stage, device, o, exchange, sharding, whole=whole_parameters)
+    storage, kept = allocate(stage, device, config, exchange, sharding, whole=whole_parameters)
     feed = held.feed(storage.device, storage.dtype, tokens=inputs.tokens)
     inference = Inference(stage, feed, held.neighbours)
     n_classes = try_one_sample(inference, loss, inputs, held)
@@ -206,10 +164,10 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         labelled = inputs.training
         on_first(control, lambda: scan_labels(labelled, n_classes))
 
-    stepper = offloaded(optimizer, o, kept, device, control)
+    stepper = offloaded(optimizer, config.optimizer.offload, files_folder(config), kept, device, control)
     held.refuse_optimizer(stepper)
     state = State(stage.model, stepper, inputs.transforms, whole=model, mesh=mesh, control=control, sharding=sharding)
-    synchronise_batch_norm(stage.model, held.replicas, n_micro, mesh.n_places, drop_last=o.drop_last)
+    synchronise_batch_norm(stage.model, held.replicas)
     held.start_alike(state.arrays())
 
     place, n_places = mesh.place, mesh.n_places
@@ -217,50 +175,45 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     tree = RankTree(n_micro, place, n_places) if anywhere else None
     statistics = TreeStatistics(stage.chunks, exchange.channel, tree) if tree else PlainStatistics(stage.model, held.replicas)
     loader = ObservedLoader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
-                            n_classes=n_classes, workers=o.workers)
-    reducer = exchange.reducer(storage, stepper, bucket_bytes=o.bucket_bytes, tree=tree, chunks=stage.sizes,
+                            n_classes=n_classes, workers=config.data.workers)
+    reducer = exchange.reducer(storage, stepper, bucket_bytes=comm.bucket_bytes, tree=tree, chunks=stage.sizes,
                                cuts=where_to_cut(stage, storage, blocks=False), rounds=-(-n_micro // n_places))
     own = exchange.own(reducer, kept)
     mesh.progress.landed = reducer.timeline.look
-    pipeline = Pipeline(stage, loss, control, reducer, feed, n_micro=n_micro, seed=o.seed, schedule=schedule,
+    pipeline = Pipeline(stage, loss, control, reducer, feed, n_micro=n_micro, seed=config.run.seed, schedule=valid.schedule,
                         after_forward=statistics.after_forward, neighbours=held.neighbours, counts=held.counts)
     rate_at = rate(plan.steps) if rate else lambda step: stepper.lr
-    update = exchange.update(stage.model, stepper, reducer, control, rate_at, clip_norm=o.clip_norm, statistics=statistics,
-                             norm=exchange.norm(own, control, held.parts), twins=held.twins(own))
+    update = exchange.update(stage.model, stepper, reducer, control, rate_at, clip_norm=config.optimizer.clip_norm,
+                             statistics=statistics, norm=exchange.norm(own, control, held.parts), twins=held.twins(own))
     read, n_chunks = inputs.chunks(n_classes)
     evaluator = Evaluator(inference, loss, read, n_chunks, control, place=place, n_places=n_places,
                           counts=held.counts, classes=held.classes,
                           in_step=held.in_step or (sharding is not None and sharding.cuts_parameters)) if n_chunks else None
     trainer = Trainer(pipeline=pipeline, update=update, loader=loader, evaluator=evaluator, channel=control, plan=plan,
-                      recorder=Recorder(None, rank=control.rank, quiet=o.quiet), tuning=make_tuning(o, reducer, control, mesh))
+                      recorder=Recorder(None, rank=control.rank, quiet=quiet), tuning=make_tuning(comm, reducer, control, mesh))
     trainer.notes += exchange.notes + held.notes
-    if o.sharding != "none" and n_places > 1:
-        trainer.notes.append(memory_text(control.gather_objects(update.measured()), o.sharding, per_node=exchange.node_shared))
+    if comm.sharding != "none" and n_places > 1:
+        trainer.notes.append(memory_text(control.gather_objects(update.measured()), comm.sharding, per_node=exchange.node_shared))
     trainer.tuning.choices |= exchange.choices | held.choices
-    return Job(trainer, state, plan, o, control, held, numerics)
+    return Job(trainer, state, plan, config, control, held, numerics)
 
 
-def allocate(stage: Stage, device: Device, o: Options, exchange: Exchange, sharding: Sharding | None, *,
+def allocate(stage: Stage, device: Device, config: Config, exchange: Exchange, sharding: Sharding | None, *,
              whole: bool) -> tuple[nn.FlatLayout, Any]:
     """Memory and initial values: where each parameter of the stage lives, and what the optimizer updates of it here."""
+    seed, precision = config.run.seed, config.train.precision
     if sharding is None:
-        storage = stage.model.initialize(o.seed, o.precision, device, exchange.allocate)
+        storage = stage.model.initialize(seed, precision, device, exchange.allocate)
         return storage, storage
-    layout_of_all = sharding.initialise(stage, o.seed, o.precision, device, bucket_bytes=o.bucket_bytes, whole=whole)
+    layout_of_all = sharding.initialise(stage, seed, precision, device, bucket_bytes=config.comm.bucket_bytes, whole=whole)
     return layout_of_all, sharding.shards
 
 
-def make_tuning(o: Options, reducer: GradientReducer, control: Channel, mesh: Mesh) -> Tuning:
+def make_tuning(comm: CommConfig, reducer: GradientReducer, control: Channel, mesh: Mesh) -> Tuning:
     """What the first steps choose. Raises ConfigError where a progress thread is asked for and cannot be had."""
-    if o.progress not in POLICIES:
-        raise ConfigError(f'progress = "{o.progress}" is not there{nearest(o.progress, POLICIES)}')
-    on_gpu = reducer.storage.device.name == "gpu"
-    if o.progress == "thread" and on_gpu:
-        raise ConfigError('comm.progress = "thread" is for train.device = "cpu": a GPU computes while the program polls; set '
-                          'comm.progress = "poll"')
-    useful = reducer.channel.size > 1 and not on_gpu
-    allowed = o.progress == "thread" or (o.progress == "auto" and threads_may_call_mpi())
-    return Tuning(reducer, control, progress=o.progress, buckets=o.tune_buckets,
+    useful = reducer.channel.size > 1 and reducer.storage.device.name != "gpu"
+    allowed = comm.progress == "thread" or (comm.progress == "auto" and threads_may_call_mpi())
+    return Tuning(reducer, control, progress=comm.progress, buckets=comm.bucket_mb == "auto",
                   thread=mesh.progress.thread() if useful and allowed else None)
 
 
@@ -270,27 +223,9 @@ def local_rank(channel: Channel) -> int:
     return hosts[:channel.rank].count(hosts[channel.rank])
 
 
-def count_micro_batches(asked: int, batch_size: int, n_stages: int, n_ranks: int, chunks: int = 1, *, each: int = 1) -> int:
-    """M: what was asked for, or one per data-parallel rank, times what keeps a pipeline's stages busy most of the time.
-
-    `each` ranks have a copy of the model together. Raises MeshError where one of the `n_ranks` copies, or a micro-batch, would
-    have none.
-    """
-    usual = n_ranks * (1 if n_stages == 1 else 4 * n_stages * chunks)
-    n_micro = asked or min(usual, max(n_ranks, batch_size // n_ranks * n_ranks))
-    if n_micro < n_ranks:
-        raise MeshError(f"{n_ranks} data-parallel ranks share {n_micro} micro-batches, so some would have none; "
-                        f"set train.micro_batches to {n_ranks} or more, or run with -n {n_micro * each}")
-    if n_micro > batch_size:
-        fewer = f"train.micro_batches to {batch_size} or less" if batch_size >= n_ranks else f"run with -n {batch_size * each}"
-        raise MeshError(f"{n_micro} micro-batches of a global batch of {batch_size} samples; "
-                        f"set train.batch_size to {n_micro} or more, or {fewer}")
-    return n_micro
-
-
-def make_plan(o: Options, sampler: Sampler) -> Plan:
-    if bool(o.steps) == bool(o.epochs):
-        raise ConfigError("give the length of the run as steps or as epochs")
-    return Plan(steps=o.steps or o.epochs * sampler.steps_per_epoch, steps_per_epoch=sampler.steps_per_epoch,
-                batch_size=o.batch_size, eval_every=o.eval_every or sampler.steps_per_epoch,
-                checkpoint_every=o.checkpoint_every, keep_best=o.keep_best, log_every=o.log_every)
+def make_plan(config: Config, sampler: Sampler) -> Plan:
+    """How long the run is, and what happens when in it, in steps."""
+    t = config.train
+    return Plan(steps=t.steps or t.epochs * sampler.steps_per_epoch, steps_per_epoch=sampler.steps_per_epoch,
+                batch_size=t.batch_size, eval_every=t.eval_every or sampler.steps_per_epoch,
+                checkpoint_every=config.checkpoint.every, keep_best=config.checkpoint.best, log_every=config.log.every)
