@@ -12,7 +12,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 export OMPI_MCA_rmaps_base_oversubscribe = 1
 
-.PHONY: help train test test-slow test-hosts test-gpu check bench bench-train bench-start bench-comm bench-overlap bench-pipeline bench-memory bench-layout layout-matrix mesh-matrix native clean
+.PHONY: help train test test-slow test-hosts test-gpu check bench bench-train bench-start bench-comm bench-overlap bench-pipeline bench-memory bench-layout layout-matrix mesh-matrix figures native clean
 
 help:            ## this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -90,6 +90,9 @@ bench-layout: $(VENV)/ready     ## what train.reproducible = "layout" costs a st
 
 layout-matrix: $(VENV)/ready    ## one hash a model on 1, 2, 3, 4 and 8 ranks, with every bucket size, moving messages or not
 	$(BIN)/python benchmarks/layout_matrix.py $(ARGS)
+
+figures: $(VENV)/ready          ## draw the charts and tables of docs/ from docs/figures/results.jsonl
+	$(BIN)/python docs/figures/draw.py $(ARGS)
 
 native: $(VENV)/ready           ## compile native/*.c now instead of at first use
 	$(BIN)/python -m mpitrain.backend.native

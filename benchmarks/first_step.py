@@ -12,7 +12,6 @@ what Python compiles of both.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -27,6 +26,7 @@ import pinned  # noqa: F401  (first: it sets what NumPy reads, here and in the p
 # isort: split
 import numpy as np
 
+from mpitrain.bench.report import Report
 from mpitrain.data import write_shards
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -130,8 +130,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=sorted(MODELS))
-    parser.add_argument("--json", type=Path, help="append one JSON object a model to this file")
+    parser.add_argument("--json", type=Path, help="write one JSON object a model to this file")
     options = parser.parse_args()
+    report = Report(0, options.json)
     with tempfile.TemporaryDirectory() as scratch:
         for model in options.models:
             folder = Path(scratch) / model
@@ -147,9 +148,7 @@ def main() -> None:
             print(f"{model}, from the command to the first step, {options.rounds} pairs\n"
                   f"  ours     {result['seconds']:6.2f} s\n  PyTorch  {result['torch_seconds']:6.2f} s\n"
                   f"  ratio    {result['ratio']:.2f} (quartiles {result['ratio_low']:.2f} .. {result['ratio_high']:.2f})")
-            if options.json:
-                with options.json.open("a") as file:
-                    file.write(json.dumps(result) + "\n")
+            report.record(result)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gzip
+import importlib.util
 import inspect
 import re
 import shutil
@@ -75,15 +76,65 @@ class Block(NamedTuple):
     place: str
 
 
-def test_every_figure_has_a_number_and_a_command_that_is_there() -> None:
+def figure_rows() -> Iterator[list[str]]:
+    """The cells of each row, heads of tables left out, in the figures section of README.md and in docs/performance.md."""
     section = (ROOT / "README.md").read_text().partition("## Figures")[2].partition("\n## ")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("|")][2:]
+    for line in (section + (ROOT / "docs/performance.md").read_text()).splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("|") and "command" not in cells and set(cells[0]) != {"-"}:
+            yield cells
+
+
+def test_every_figure_has_a_number_and_a_command_that_is_there() -> None:
+    from mpitrain.cli import parser
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert rows
+    verbs = next(action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    benches = next(action for action in verbs.choices["bench"]._actions if isinstance(action, argparse._SubParsersAction))
+    rows = list(figure_rows())
+    assert len(rows) > 80
     for row in rows:
-        assert len(row) == 3 and re.search(r"\d", row[1]), row
-        program, *words = row[2].strip("`").split()
-        assert {"make": " ".join(words[:1]) in targets, "python": True}.get(program, (ROOT / program).is_file()), row[2]
+        assert re.search(r"\d", row[1]), row
+        program, *words = next(cell for cell in row if re.match("`(make|mpirun|python) ", cell)).strip("`").split()
+        scripts = [word for word in words if word.endswith(".py")]
+        assert all((ROOT / script).is_file() for script in scripts), row
+        assert program != "make" or words[0] in targets, row
+        assert "bench" not in words or words[words.index("bench") + 1] in benches.choices, row
+        assert program == "make" or "bench" in words or "-c" in words or scripts, row
+
+
+def draw() -> Any:
+    spec = importlib.util.spec_from_file_location("draw", ROOT / "docs/figures/draw.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pictures_and_tables_are_what_the_script_makes_of_the_results() -> None:
+    script = draw()
+    records = script.load(script.RESULTS)
+    drawn = script.drawn(records)
+    assert {path.name for path in script.HERE.glob("*.svg")} == set(drawn)
+    for name, contents in drawn.items():
+        assert (script.HERE / name).read_text() == contents, f"{name}: run make figures"
+    for page in script.PAGES:
+        assert script.fill(page.read_text(), records) == page.read_text(), f"{page.name}: run make figures"
+
+
+def test_a_bar_is_as_long_as_its_ratio() -> None:
+    script = draw()
+    models = ("mlp", "lenet", "resnet20", "gpt-nano", "gpt-baby")
+    row = {"bench": "train_vs_peers", "peer": "eager", "ranks": 1, "seconds": 0.01}
+    records = [{**row, "model": model, "ratio": 1.5 * n} for n, model in enumerate(models, 1)]
+    bars = re.findall(r'<rect [^>]*width="([\d.]+)" height="13"', script.one_rank(script.THEMES["dark"], records))
+    assert [float(width) / float(bars[0]) for width in bars] == pytest.approx([1, 2, 3, 4, 5], rel=2e-3)
+
+
+def test_a_measurement_that_is_added_takes_the_place_of_the_older_one() -> None:
+    script = draw()
+    old = [{"bench": "allreduce", "bytes": 8, "ratio": 1.0}, {"bench": "allreduce", "bytes": 16, "ratio": 2.0}]
+    new = {"bench": "allreduce", "bytes": 8, "ratio": 3.0, "pairs": 9, "date": "2027-01-01"}
+    assert script.merge(old, [new]) == [new, old[1]]
 
 
 def test_the_page_on_running_names_every_flag_of_train() -> None:
@@ -194,26 +245,31 @@ def refuse_extras(arguments: list[str]) -> list[str]:
     return [extra for names in asked for extra in names.split(",") if extra not in known]
 
 
+def anchors(document: Path) -> set[str]:
+    """What a link may name behind its ``#``: the headings as GitHub writes them."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", document.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
-def test_links_lead_somewhere(document: Path) -> None:
-    text = document.read_text()
-    headings = {re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in
-                re.findall(r"^#+ (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)}
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        path, _, anchor = target.partition("#")
-        assert (document.parent / path).exists(), f"{document.name} links to {target}"
-        assert not anchor or anchor in headings, f"{document.name} links to {target}"
+def test_links_and_pictures_lead_somewhere(document: Path) -> None:
+    text = FENCE.sub("", document.read_text())
+    for target in re.findall(r'\]\(([^)\s]+)\)|(?:src|srcset)="([^"]+)"', text):
+        path, _, anchor = "".join(target).partition("#")
+        found = document.parent / path if path else document
+        assert found.exists(), f"{document.name} links to {path}"
+        assert not anchor or anchor in anchors(found), f"{document.name} links to {path}#{anchor}"
 
 
 def test_the_readme_is_short_and_the_licence_is_there() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) < 200
+    assert len((ROOT / "README.md").read_text().splitlines()) < 220
     assert "the mpitrain developers" in (ROOT / "LICENSE").read_text()
     for document in DOCUMENTS:
         assert max(map(len, FENCE.sub("", document.read_text()).splitlines())) < 300
 
 
-def test_the_readme_lists_every_exit_code() -> None:
-    rows = re.findall(r"^\| (\d+) \| (.*?) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+def test_the_page_on_running_lists_every_exit_code() -> None:
+    rows = re.findall(r"^\| (\d+) \| (.*?) \|", (ROOT / "docs/running.md").read_text(), re.MULTILINE)
     table = {code: int(status) for status, codes in rows for code in re.findall(r"E_\w+", codes)}
     raised = dict(re.findall(r'code, exit_code = "(E_\w+)", (\d+)', inspect.getsource(errors)))
     assert len(raised) > 10

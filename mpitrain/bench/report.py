@@ -1,11 +1,14 @@
-"""Where results go: rank 0 prints a table as it grows, and writes one JSON object a line."""
+"""Where results go: rank 0 prints a table as it grows, and writes one JSON object a line, with its date and command."""
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import platform
+import shlex
 import socket
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,7 +40,8 @@ class Report:
 
     def record(self, result: Mapping[str, Any]) -> None:
         if self._first and self._path is not None:
-            self._write("a", json.dumps(result) + "\n")
+            about = {"date": str(datetime.date.today()), "command": shlex.join(["python", *sys.orig_argv[1:]])}
+            self._write("a", json.dumps({**result, **about}) + "\n")
 
     def _write(self, mode: str, text: str) -> None:
         assert self._path is not None

@@ -11,7 +11,7 @@ from mpitrain.backend import Array, array_module, asnumpy
 from mpitrain.checkpoint.hashes import array_line, total_sha256
 from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.checkpoint.store import Piece
-from mpitrain.comm.mesh import COPIES, Mesh
+from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.data import Transforms
 from mpitrain.errors import NumericsError
@@ -21,6 +21,7 @@ from mpitrain.optim import Optimizer
 from mpitrain.parallel.gradients.norm import is_first
 from mpitrain.parallel.pipeline.nonfinite import is_finite
 from mpitrain.parallel.policies.sharded import Sharding
+from mpitrain.schedules.grid import COPIES
 
 STEPS = "optimizer/steps"
 

@@ -19,30 +19,19 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from mpitrain.checkpoint import disk, hdf5_file
 from mpitrain.checkpoint.disk import storage_error
 from mpitrain.checkpoint.manifest import FORMAT, MANIFEST, PART, VERSION, Checkpoint, body_sha256, load
+from mpitrain.comm.face import Objects
 from mpitrain.comm.job.together import attempt, on_first, value_of
 from mpitrain.errors import CheckpointError, MissingError, MpitrainError, StorageError
 
 COMPLETE = re.compile(r"step-([0-9]{8,15})(\.old-[0-9a-f]{8})?")   # .old: stepped aside for a new save of the same step
 UNFINISHED = re.compile(r"step-[0-9]{8,15}\.tmp-[0-9a-f]{8}")
-
-
-class Channel(Protocol):
-    """What saving needs of a communicator; objects are plain JSON."""
-    @property
-    def rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    def gather_objects(self, value: Any, /) -> Sequence[Any] | None:
-        """Everyone's `value` in rank order, on rank 0 at least."""
-    def broadcast_object(self, value: Any, /) -> Any:
-        """Rank 0's `value`, on every rank."""
 
 
 class Alone:
@@ -91,7 +80,7 @@ class Piece:
 
 # ---- saving ----------------------------------------------------------------------------------------------------------
 
-def save(folder: Path, step: int, pieces: Sequence[Piece], meta: Mapping[str, Any], channel: Channel | None = None, *,
+def save(folder: Path, step: int, pieces: Sequence[Piece], meta: Mapping[str, Any], channel: Objects | None = None, *,
          part: int | None = None) -> Path:
     """Write `folder/step-N` and return it once it is on the disk, verified. Called by every rank; it communicates.
 
@@ -193,7 +182,7 @@ def step_of(path: Path) -> int:
     return int(match[1])
 
 
-def latest(folder: Path, channel: Channel | None = None, purpose: Purpose = READ, *,
+def latest(folder: Path, channel: Objects | None = None, purpose: Purpose = READ, *,
            warn: Callable[[str], None] | None = None) -> Checkpoint:
     """The newest checkpoint that verifies. Called by every rank; it communicates: rank 0 reads and decides.
 

@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Any
 
 from mpitrain.backend import Array, Device, array_module
-from mpitrain.comm.mesh import COPIES, REPLICAS, Mesh
+from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import ConfigError
 from mpitrain.nn import Module, Sequential
@@ -23,6 +23,7 @@ from mpitrain.parallel.pipeline.neighbours import Neighbours
 from mpitrain.parallel.pipeline.tied import Twins
 from mpitrain.placement.stages import Stage, can_be_cut, cut
 from mpitrain.placement.tensor_plan import read_plan
+from mpitrain.schedules.grid import COPIES, REPLICAS
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline import Schedule
 from mpitrain.schedules.pipeline_check import actions_of

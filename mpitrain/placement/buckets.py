@@ -17,7 +17,7 @@ from typing import Any
 
 from mpitrain.backend import Array
 from mpitrain.nn import Segment
-from mpitrain.schedules.microtree import Node
+from mpitrain.schedules.microtree import Counter
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Bucket:
     stop: int
     segments: list[Segment]
     waiting: int = 0
-    stack: list[Node] = field(default_factory=list)    # which micro-batches the sums held are of, oldest first
+    sums: Counter = field(default_factory=Counter)     # which micro-batches the sums held are of
     turn: Turn = field(default_factory=Turn)           # of the chunk of the model that its parameters are in
     apart: Any = None                                  # the channel of the ranks its sums are over, where not the reducer's
     parts: list[Array] = field(default_factory=list)   # this part of each arena: the same objects in every step

@@ -14,8 +14,6 @@ from mpitrain.backend import float_dtype, keep_freed_memory
 from mpitrain.checkpoint import store
 from mpitrain.checkpoint.hashes import array_sha256
 from mpitrain.checkpoint.manifest import MANIFEST, Checkpoint, load
-from mpitrain.comm.mesh import describe as describe_mesh
-from mpitrain.comm.mesh import fit
 from mpitrain.config import Config, load_config
 from mpitrain.data import report
 from mpitrain.errors import ConfigError, MissingError, MpitrainError
@@ -29,7 +27,8 @@ from mpitrain.placement.tensor_plan import narrow, read_plan
 from mpitrain.placement.zigzag import refuse_length
 from mpitrain.plan import memory
 from mpitrain.plan.table import table
-from mpitrain.schedules.grid import Grid
+from mpitrain.schedules.grid import Grid, fit
+from mpitrain.schedules.grid import describe as describe_mesh
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline_check import actions_of, find_schedule
 from mpitrain.schedules.pipeline_draw import describe

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from mpitrain.placement.buckets import plan_buckets
 from mpitrain.placement.stages import Stage, cut
 from mpitrain.plan.activations import Course, LoneMesh, most, trace
 from mpitrain.plan.table import table
-from mpitrain.schedules.microtree import joins, nodes_of, share, width
+from mpitrain.schedules.microtree import Counter, joins, nodes_of, share, width
 from mpitrain.schedules.pipeline_check import actions_of, splits_backward
 from mpitrain.train.build.assembly import Job
 from mpitrain.train.build.from_config import describe
@@ -196,18 +197,13 @@ def _put_together(stage: Stage) -> int:
 
 def sums_at_once(n_micro: int, n_places: int, *, tree: bool) -> int:
     """How many sums of micro-batches' gradients a rank keeps at most: see `parallel.gradients.reducer`."""
-    def alike(left: tuple[int, int], right: tuple[int, int]) -> bool:
-        return joins(left, right, n_micro) if tree else left[1] - left[0] == right[1] - right[0]
-
     found = 1
     for place_of_dp in range(n_places):
         first, stop = share(place_of_dp, n_places, n_micro)
-        stack: list[tuple[int, int]] = []
+        sums = Counter(partial(joins, n_micro=n_micro)) if tree else Counter()
         for leaf in range(first, stop):
-            stack.append((leaf, leaf + 1))
-            found = max(found, len(stack))
-            while len(stack) > 1 and alike(*stack[-2:]):
-                stack[-2:] = [(stack[-2][0], stack[-1][1])]
+            found = max(found, len(sums.nodes) + 1)
+            sums.push(leaf, lambda lower: None)
         if tree:
             found = max(found, len(nodes_of(n_micro, n_places)[place_of_dp]))
     return found + (width(n_micro, n_places) if tree and n_places > 1 and width(n_micro, n_places) > 1 else 0)

@@ -15,7 +15,7 @@ Every element has this one order of addition, so neither bucket bounds nor the w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import TypeAlias
 
@@ -61,6 +61,34 @@ def joins(left: Node, right: Node, n_micro: int) -> bool:
             return True
         node = below if right[1] <= below[1] else above
     return False
+
+
+def are_equal(left: Node, right: Node) -> bool:
+    """Whether two neighbouring nodes are of equally many micro-batches: the halves of a node of a rank's own tree."""
+    return left[1] - left[0] == right[1] - right[0]
+
+
+class Counter:
+    """Sums of micro-batches that come one after the other, kept like the digits of a binary counter.
+
+    `nodes` says which micro-batches each sum is of, oldest first; two neighbours that `join` are added at once, so log2(M) + 1
+    sums are enough for M micro-batches. The sums themselves are the caller's: `add(k)` is to add number k + 1 to number k.
+    """
+
+    def __init__(self, join: Callable[[Node, Node], bool] = are_equal):
+        self.join = join
+        self.nodes: list[Node] = []
+
+    def push(self, leaf: int, add: Callable[[int], None]) -> None:
+        """Micro-batch `leaf` is the newest sum."""
+        self.nodes.append((leaf, leaf + 1))
+        while len(self.nodes) > 1 and self.join(*self.nodes[-2:]):
+            self.fold(add)
+
+    def fold(self, add: Callable[[int], None]) -> None:
+        """Replaces the two newest sums by their sum."""
+        self.nodes[-2:] = [(self.nodes[-2][0], self.nodes[-1][1])]
+        add(len(self.nodes) - 1)
 
 
 @cache

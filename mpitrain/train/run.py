@@ -133,8 +133,8 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
         stop = listen()
         session = open_session(config, cleanup)
         folder = RunFolder(config.run.out)
-        stages = on_first(session.control, lambda: measured_cut.kept_in(folder.checkpoints, config.mesh.stages, n_virtual(config)) if
-                          continues(folder, resume) else config.mesh.stages)
+        stages = on_first(session.control, lambda: config.mesh.stages if not continues(folder, resume) else
+                          measured_cut.kept_in(folder.checkpoints, config.mesh.stages, n_virtual(config)))
         with guard.symmetric():
             job = build(config, session.inputs, session.mesh, stages=stages)
         job.trainer.stop = stop

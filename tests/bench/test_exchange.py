@@ -100,7 +100,7 @@ def test_what_there_is_no_room_for_is_left_out_with_a_line(free: int, parameters
     program = tmp_path / "small.py"
     program.write_text(f"""
 from mpitrain.cli import main
-from mpitrain.comm import window
+from mpitrain.comm.shared import window
 from mpitrain.comm.job.guard import run_guarded
 from mpitrain.comm.shared.node import Node
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import statistics
+import sys
+from datetime import date
 
 import numpy as np
 import pytest
@@ -143,5 +146,7 @@ def test_only_rank_0_reports_and_each_record_is_complete_at_once(tmp_path, capsy
     for which in (report, other):
         which.record({"a": 1})
         which.line("hello")
-    assert json.loads(path.read_text()) == {"a": 1}
+    record = json.loads(path.read_text())
+    assert record.pop("command") == shlex.join(["python", *sys.orig_argv[1:]]) and date.fromisoformat(record.pop("date"))
+    assert record == {"a": 1}
     assert capsys.readouterr().out == "hello\n"

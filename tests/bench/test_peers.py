@@ -125,7 +125,7 @@ def test_a_peer_that_trains_another_model_is_refused(tmp_path: Path) -> None:
 import sys
 sys.path.insert(0, {str(ROOT / "benchmarks")!r})
 import train_vs_peers
-from mpitrain.comm import guard
+from mpitrain.comm.job import guard
 from torch import nn
 import torch_side
 was = torch_side.lenet
@@ -180,7 +180,7 @@ def test_a_wrong_op_is_refused(tmp_path: Path) -> None:
 import sys
 sys.path.insert(0, {str(ROOT / "benchmarks")!r})
 import kernels_vs_torch
-from mpitrain.comm import guard
+from mpitrain.comm.job import guard
 from mpitrain.ops.softmax import Softmax
 was = Softmax.backward
 Softmax.backward = staticmethod(lambda ctx, grad: was(ctx, 2 * grad))
@@ -212,7 +212,7 @@ def test_a_wrong_product_is_refused(tmp_path: Path) -> None:
 import sys
 sys.path.insert(0, {str(ROOT / "benchmarks")!r})
 import products_vs_torch
-from mpitrain.comm import guard
+from mpitrain.comm.job import guard
 was = products_vs_torch.product
 def nearly(x, y, bias=None, out=None, operands=""):
     result = was(x, y, bias, out, operands)

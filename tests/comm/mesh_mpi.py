@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpitrain.comm.mesh import AXES, REPLICAS, Mesh
+from mpitrain.comm.mesh import Mesh
+from mpitrain.schedules.grid import AXES, REPLICAS
 
 
 def factorisations(n: int) -> list[tuple[int, ...]]:

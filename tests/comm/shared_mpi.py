@@ -96,7 +96,7 @@ def test_memory_of_all_ranks_is_one_and_messages_are_not_used(make: Make, comm: 
     if comm.size == 1:
         pytest.skip("one rank shares with nobody")
     assert channel.shared and not channel.notes and memory.ctypes.data % 64 == 0
-    monkeypatch.setattr(channel.channel, "start_allreduce", None)
+    monkeypatch.setattr(channel.messages, "start_allreduce", None)
     memory[...] = comm.rank
     channel.allreduce(memory, name="x")
     channel.allreduce(np.ones(3), name="anywhere, small")
@@ -238,7 +238,7 @@ def test_numbers_of_the_other_byte_order_are_summed_as_what_they_are(make: Make,
     channel, array = make(), np.full(10, comm.rank + 1, dtype)
     for _ in range(2):                                        # the second time an array may be known
         channel.allreduce(array, name="swapped")
-        channel.channel.allreduce(array, name="swapped by messages")
+        channel.messages.allreduce(array, name="swapped by messages")
     assert (array == sum(range(1, comm.size + 1)) * comm.size ** 3).all()
 
 

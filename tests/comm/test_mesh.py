@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 
 import pytest
 
-from mpitrain.comm.mesh import fit
 from mpitrain.errors import MeshError
+from mpitrain.schedules.grid import AXES, Grid, fit
 
 
 def test_dp_0_takes_what_is_left() -> None:
@@ -28,3 +29,12 @@ def test_a_mesh_that_does_not_fit_says_what_would(arguments: tuple[int, ...], me
     with pytest.raises(MeshError, match=f"^{re.escape(message)}$"):
         n, *lengths = arguments
         fit(n, **dict(zip(("pp", "dp", "tp", "ep", "cp"), lengths)))
+
+
+def test_the_numbers_of_ranks_go_along_the_axes_in_order_tp_fastest() -> None:
+    lengths = {"pp": 2, "dp": 3, "ep": 2, "cp": 1, "tp": 2}
+    coordinates = [dict(zip(AXES, each)) for each in product(*(range(lengths[axis]) for axis in AXES))]
+    grids = [Grid(lengths, each) for each in coordinates]
+    assert [grid.rank for grid in grids] == list(range(24)) and str(grids[0]) == "pp=2 x dp=3 x ep=2 x tp=2"
+    assert {grid.n_places for grid in grids} == {6} and [grid.place for grid in grids[::2]] == [*range(6)] * 2
+    assert Grid({}).rank == 0 and not Grid({"dp": 2, "cp": 2}).cuts_model and Grid({"ep": 2}).cuts_model

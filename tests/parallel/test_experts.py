@@ -13,7 +13,6 @@ from launch import mpirun
 from runs import lines, record, train, write
 
 from mpitrain import models, nn
-from mpitrain.comm.mesh import fit
 from mpitrain.config import load_config
 from mpitrain.data.importers import import_text
 from mpitrain.errors import ConfigError, MeshError
@@ -23,6 +22,7 @@ from mpitrain.parallel.layers.expert_parallel import cut_experts
 from mpitrain.parallel.pipeline.nonfinite import first_bad_layer
 from mpitrain.placement.buckets import runs
 from mpitrain.plan.inspect import inspect_config
+from mpitrain.schedules.grid import fit
 
 CONFIG = """
 model = {name = "gpt", layers = 2, heads = 2, width = 16, block = 8, vocabulary = 64, experts = 4}

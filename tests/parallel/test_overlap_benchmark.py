@@ -33,7 +33,7 @@ import sys
 sys.path.insert(0, {str(ROOT / "benchmarks")!r})
 import overlap
 from overlap import Bench
-from mpitrain.comm import guard
+from mpitrain.comm.job import guard
 from mpitrain.comm.messages.channel import Channel
 
 def spoiled(step):

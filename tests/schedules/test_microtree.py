@@ -8,7 +8,7 @@ import pytest
 
 from mpitrain.schedules import microtree
 from mpitrain.schedules.check import contributions, run
-from mpitrain.schedules.microtree import cover, halves, joins, micro_tree, nodes_of, share, width
+from mpitrain.schedules.microtree import Counter, are_equal, cover, halves, joins, micro_tree, nodes_of, share, width
 from mpitrain.schedules.values import Run, Symbols
 
 
@@ -33,6 +33,25 @@ def tree(node):
 @pytest.mark.parametrize("n", range(1, 70))
 def test_the_tree_is_that_of_a_binary_counter(n):
     assert tree((0, n)) == binary_counter(n)
+
+
+@pytest.mark.parametrize("join", [are_equal, "tree"])
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 8, 13, 64])
+def test_a_counter_adds_in_that_order_with_few_sums(n, join):
+    counter, sums, most = Counter(partial(joins, n_micro=n) if join == "tree" else join), [], 0
+
+    def add(lower):
+        above = sums.pop()
+        sums[lower] = sums[lower], above
+
+    for leaf in range(n):
+        sums.append(leaf)
+        most = max(most, len(sums))
+        counter.push(leaf, add)
+        assert len(counter.nodes) == len(sums)
+    while len(sums) > 1:
+        counter.fold(add)
+    assert counter.nodes == [(0, n)] and sums == [binary_counter(n)] and most <= n.bit_length()
 
 
 @pytest.mark.parametrize("n_micro", [1, 2, 3, 5, 6, 8, 12, 13, 16])

@@ -74,6 +74,7 @@ def test_a_block_that_gives_no_single_tensor_and_one_that_does_not_fit_are_named
 def test_a_run_that_goes_on_keeps_the_cut_that_fits_its_stages(tmp_path: Path) -> None:
     chosen = {"stages": [0, 3, 4, 9]}
     assert measured_cut.kept("time", 3, chosen) == [3, 1, 5]
-    assert measured_cut.kept("time", 2, chosen) == measured_cut.kept("time", 3, None) == measured_cut.kept("time", 3, {}) == "time"
+    assert measured_cut.kept("time", 2, chosen) == measured_cut.kept("time", 3, None) == "time"
+    assert measured_cut.kept("time", 3, {}) == "time"
     assert measured_cut.kept("blocks", 3, chosen) == "blocks" and measured_cut.kept((4, 5), 3, chosen) == (4, 5)
     assert measured_cut.kept_in(tmp_path / "none", "time", 3) == "time"

@@ -77,7 +77,7 @@ def test_a_folder_that_is_missing_is_what_a_run_says(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_without_a_folder_for_a_lock_file_one_copy_per_node_is_refused(tmp_path: Path) -> None:
-    program = ("import tempfile; from mpitrain.comm import alive; alive._new_file = lambda: None\n"
+    program = ("import tempfile; from mpitrain.comm.shared import alive; alive._new_file = lambda: None\n"
                "import runpy; runpy.run_module('mpitrain', run_name='__main__', alter_sys=True)")
     result = mpirun(2, "-c", program, "train", write(tmp_path), "run.out=a", "comm.node_shared=true", cwd=tmp_path)
     refused(result, 74, "E_IO", "no folder for a lock file: neither /dev/shm nor ")
@@ -89,8 +89,8 @@ def test_nodes_of_unequal_size_and_a_cpu_that_reorders_stores_are_reasons_to_ref
     refused(train_on("'color': min(rank, 1)", 3, config, "run.out=a", "comm.node_shared=true"), 78, "E_CONFIG",
             "comm.node_shared = true needs memory that the ranks of each node share: nodes have from 1 to 2 ranks; set "
             "comm.node_shared = false")
-    program = ("from mpitrain.comm import flags, shared; shared.kernels = lambda: None\n"
-               "flags.can_poll = lambda: False\n"
+    program = ("from mpitrain.comm.shared import channel, engine; channel.kernels = lambda: None\n"
+               "engine.can_poll = lambda: False\n"
                "import runpy; runpy.run_module('mpitrain', run_name='__main__', alter_sys=True)")
     result = mpirun(2, "-c", program, "train", config, "run.out=a", "comm.node_shared=true", cwd=tmp_path)
     refused(result, 78, "E_CONFIG", "share: no C compiler, and this CPU may reorder stores; set comm.node_shared = false")

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from mpitrain import errors
+from mpitrain.comm.face import Objects
 from mpitrain.errors import FIELDS, MpitrainError
-
-
-class Channel(Protocol):
-    """What acting together needs of a communicator; objects are plain JSON."""
-
-    @property
-    def rank(self) -> int: ...
-    def broadcast_object(self, value: Any, /) -> Any:
-        """Rank 0's `value`, on every rank."""
-    def gather_objects(self, value: Any, /) -> Any:
-        """Everyone's `value` in rank order, on every rank."""
 
 
 def attempt(action: Callable[[], Any]) -> dict[str, Any]:
@@ -38,12 +28,12 @@ def value_of(outcome: dict[str, Any]) -> Any:
     raise error
 
 
-def on_first(channel: Channel, action: Callable[[], Any]) -> Any:
+def on_first(channel: Objects, action: Callable[[], Any]) -> Any:
     """What `action` returns on rank 0 (plain JSON data), on every rank; its error is raised on every rank too."""
     return value_of(channel.broadcast_object(attempt(action) if channel.rank == 0 else None))
 
 
-def everywhere(channel: Channel, action: Callable[[], None]) -> None:
+def everywhere(channel: Objects, action: Callable[[], None]) -> None:
     """`action` on every rank; where some fail, the error of the first of them is raised on every rank."""
     for outcome in channel.gather_objects(attempt(action)):
         value_of(outcome)

@@ -14,6 +14,13 @@ from mpitrain.backend import Array, array_module, asnumpy
 from mpitrain.kernels.wire import Format
 
 Host: TypeAlias = np.ndarray[Any, Any]
+LINE = 64                                                     # bytes of a cache line, which two ranks should not both write to
+
+
+def own_memory(nbytes: int) -> Host:
+    """`nbytes` bytes of this rank alone, zero at first, on a cache line."""
+    block: Host = np.zeros(nbytes + LINE, np.uint8)
+    return block[-block.ctypes.data % LINE:][:nbytes]
 
 
 class Pool:

@@ -13,7 +13,7 @@ from mpitrain.backend import Array
 from mpitrain.comm.job.start import tag_upper_bound
 from mpitrain.comm.messages import algorithms
 from mpitrain.comm.messages.algorithms import LIBRARY
-from mpitrain.comm.messages.buffers import Host, Pools, Staged, Widened
+from mpitrain.comm.messages.buffers import Host, Pools, Staged, Widened, own_memory
 from mpitrain.comm.messages.interpreter import PAIR_BYTES, Header, Work
 from mpitrain.comm.messages.mpi_library import LibraryWork
 from mpitrain.comm.messages.pair import KINDS, PairWork, fast_pair
@@ -54,8 +54,11 @@ class Channel:
     `reduce_scatter` of float32 arrays hold 16-bit numbers; sums are float32 all the same, and what all ranks hold in the end is
     rounded on all of them. Arrays of 16-bit numbers are summed in float32 too.
     All methods below must be called by all ranks of the channel in the same order; DesyncError if they are not. An error of MPI
-    itself is raised as PeerError.
+    itself is raised as PeerError. `comm.face.AnyChannel` says what else is asked of it and of a `SharedChannel`.
     """
+
+    shared = shares_all = False
+    node = cross = None
 
     def __init__(self, comm: MPI.Comm, name: str, *, algorithm: str | Algorithm = "auto", progress: Progress | None = None,
                  wire: str | None = None, nodes: Sequence[Hashable] | None = None, segment_bytes: int = SEGMENT_BYTES,
@@ -68,6 +71,7 @@ class Channel:
         self.pools = Pools()
         self._packing, self._cut, self._piece_bytes = wire_format(wire), Cut(segment_bytes, message_bytes), piece_bytes
         self.wire = wire
+        self.notes: list[str] = []
         self._keeps_wide = wire == "float32"                  # 16-bit arrays travel as float32
         self._tag_bound = tag_upper_bound()
         self._sequence = 0
@@ -84,6 +88,18 @@ class Channel:
                               f'"{self._packing.name}" set another one, for instance comm.algorithm = "ring"')
         if self._own is not None and not isinstance(self._steps, str):
             algorithms.check(self._steps, self._own, self.size, None if self._packing is None else self._packing.name)
+
+    @property
+    def messages(self) -> Channel:
+        return self
+
+    def allocate(self, nbytes: int) -> Host:
+        """`nbytes` bytes of this rank, zero at first, on a cache line: nothing is shared here."""
+        return own_memory(nbytes)
+
+    def everywhere(self, own: Host) -> list[Host]:
+        """Nothing: no other rank's memory can be reached from here."""
+        return []
 
     def allreduce(self, array: Array, *, name: str, dtype: str | None = None) -> None:
         """Replace `array` by its sum over the ranks, in place; the same bits on every rank.
@@ -123,6 +139,10 @@ class Channel:
         mine = part(self.rank, self.size, array.size)
         return self._start("reduce_scatter", name, array, algorithm, dtype=dtype, sums=True,
                            results=(own or (mine.start, mine.stop),))
+
+    def start_slice(self, array: Array, name: str, own: tuple[int, int], steps: Algorithm) -> Work:
+        """Begin a sum of which this rank keeps elements `own`, by `steps`."""
+        return self.start_reduce_scatter(array, steps, name, own=own)
 
     def all_gather(self, array: Array, algorithm: Algorithm, *, name: str) -> None:
         """Replace each part i of `array` by that of rank i, in place: bits travel as they are."""

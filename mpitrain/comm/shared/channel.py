@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from mpitrain.comm.messages.buffers import Host
+from mpitrain.comm.messages.buffers import Host, own_memory
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.progress import Progress
 from mpitrain.comm.messages.signature import Signature
@@ -43,7 +43,7 @@ from mpitrain.comm.shared.engine import (
 from mpitrain.comm.shared.fold import TYPES, check_program, kernels, left_fold, type_name
 from mpitrain.comm.shared.node import Node
 from mpitrain.comm.shared.queue import Known, Mover, SharedWork
-from mpitrain.comm.shared.window import LINE, address_of, inside, slice_between_lines
+from mpitrain.comm.shared.window import address_of, inside, slice_between_lines
 from mpitrain.errors import DesyncError, ShapeError
 
 if TYPE_CHECKING:
@@ -59,17 +59,17 @@ KNOWN = 4096                          # arrays remembered by a channel; more buc
 
 
 class SharedChannel:
-    """`channel`, with memory shared on the node for what lies in it. Owns `channel`, not `node`.
+    """`messages`, with memory shared on the node for what lies in it. Owns that channel, not `node`.
 
     Made and closed by all ranks of the channel together; they must be the ranks that `node` was made from, in its order. All
     methods are collective in the same order (DesyncError). `order` gives the order in which the ranks of a node are added up, as
     a program of `comm.shared.fold`. Where memory cannot be shared, everything goes by messages and `notes` says why.
     """
 
-    def __init__(self, channel: Channel, node: Node, *, order: Order = left_fold):
-        assert (channel.rank, channel.size) == (node.base.rank, node.base.size), "the node is of another communicator"
-        self.channel, self.node = channel, node
-        self.name, self.size, self.rank = channel.name, channel.size, channel.rank
+    def __init__(self, messages: Channel, node: Node, *, order: Order = left_fold):
+        assert (messages.rank, messages.size) == (node.base.rank, node.base.size), "the node is of another communicator"
+        self.messages, self.node = messages, node
+        self.name, self.size, self.rank = messages.name, messages.size, messages.rank
         self.order = list(order(node.size))
         check_program(self.order, node.size)
         self.cross: Channel | None = None
@@ -88,8 +88,13 @@ class SharedChannel:
             self._open()
 
     @property
+    def shares_all(self) -> bool:
+        """Whether all ranks share memory and all of it could be had, so that no sum of arrays in it needs a message."""
+        return self.shared and self.cross is None and not self.notes
+
+    @property
     def algorithm(self) -> str | Algorithm:
-        return self.channel.algorithm
+        return self.messages.algorithm
 
     def allocate(self, nbytes: int) -> Host:
         """`nbytes` bytes, zero at first, on a cache line; every rank asks for the same sizes in the same order.
@@ -97,13 +102,12 @@ class SharedChannel:
         In shared memory where that can be had, else this rank's own; `notes` says which. Valid until the node is closed.
         """
         parts = self.node.allocate(nbytes, self.name) if self.shared else None
-        if self.shared and self.channel.gather_objects(parts is None).count(True):
+        if self.shared and self.messages.gather_objects(parts is None).count(True):
             self.notes += [note for note in self.node.notes if note not in self.notes] or \
                 [f"{self.name}: no shared memory on another node, messages instead"]
             parts = None
         if parts is None:
-            block: Host = np.zeros(nbytes + LINE, np.uint8)
-            return block[-block.ctypes.data % LINE:][:nbytes]
+            return own_memory(nbytes)
         self._windows.append(parts)
         return parts[self.node.rank]
 
@@ -130,7 +134,7 @@ class SharedChannel:
 
     def start_steps(self, array: Any, name: str, steps: Algorithm) -> AnyWork:
         """Begin an all-reduce of the caller's own steps, by messages; see `Channel.start_steps`."""
-        return self.channel.start_steps(array, name, steps)
+        return self.messages.start_steps(array, name, steps)
 
     def start_allreduce(self, array: Any, name: str, dtype: str | None = None) -> AnyWork | SharedWork:
         """Begin `allreduce` and return; `array` belongs to the work until that is done. Any number may be in flight.
@@ -170,6 +174,12 @@ class SharedChannel:
             known = self._remember(array, name, own, plan, array.reshape(-1))
         known.plan.follow(passes)
         return self._begin(known.plan, known.flat, known.plan.own, None, then)
+
+    def start_slice(self, array: Any, name: str, own: tuple[int, int], steps: Algorithm) -> AnyWork | SharedWork:
+        """Begin a sum of which this rank keeps elements `own`: in memory where `shares_all`, else by messages, by `steps`."""
+        if self.shares_all:
+            return self.start_reduce_scatter(array, name, own)
+        return self.messages.start_slice(array, name, own, steps)
 
     def _begin(self, plan: Plan, array: Any, address: int, messages: AnyWork | None,
                then: Callable[[], None] | None = None) -> SharedWork:
@@ -239,11 +249,11 @@ class SharedChannel:
         """Free the channels. Nothing may be in flight; the memory lives on until the node is closed."""
         if self.cross is not None:
             self.cross.close()
-        self.channel.close()
+        self.messages.close()
 
     def _obstacle(self) -> str:
         """Why this cannot be shared, or nothing; the same on all ranks."""
-        facts = self.channel.gather_objects([self.node.size, kernels() is not None, engine.can_poll()])
+        facts = self.messages.gather_objects([self.node.size, kernels() is not None, engine.can_poll()])
         self._native = all(native for _, native, _ in facts)
         sizes = {size for size, _, _ in facts}
         if len(sizes) > 1:
@@ -257,7 +267,7 @@ class SharedChannel:
     def _open(self) -> None:
         node = self.node
         block = node.block(Control.nbytes(node.size), self.name)
-        if any(self.channel.gather_objects(block is None)):
+        if any(self.messages.gather_objects(block is None)):
             self.notes += node.notes or [f"{self.name}: no shared memory on another node, messages instead"]
             self.shared = False
             return
@@ -266,14 +276,14 @@ class SharedChannel:
         self._engine: Engine = engine.Native(kernels()) if self._native else engine.Polling(self._control)
         if node.size < self.size:
             comm = node.base.Split(node.rank, node.base.rank)
-            self.cross = Channel(comm, f"{self.name} across nodes", algorithm=self.channel.algorithm, progress=Progress(),
-                                 wire=self.channel.wire)
+            self.cross = Channel(comm, f"{self.name} across nodes", algorithm=self.messages.algorithm, progress=Progress(),
+                                 wire=self.messages.wire)
 
     def _by_messages(self, array: Any, name: str, dtype: str | None) -> AnyWork:
         if dtype not in (None, array.dtype.name):
             raise ShapeError(f'{dtype} array "{name}" on channel "{self.name}" cannot go by messages; let it lie in memory of '
                              f"`allocate`" + (f" ({self.notes[-1]})" if self.notes else ""))
-        return self.channel.start_allreduce(array, name)
+        return self.messages.start_allreduce(array, name)
 
     def _remember(self, array: Host, name: str, kind: Any, plan: Plan, flat: Host) -> Known:
         """Finding out about an array costs as much as the sum of a small one. Held on to, so that no other gets its id."""

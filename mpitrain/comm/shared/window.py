@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpitrain.comm.messages.buffers import Host
+from mpitrain.comm.messages.buffers import LINE, Host
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-LINE = 64                                                     # bytes of a cache line, which two ranks should not both write to
 FOLDER_SETTING = "OMPI_MCA_osc_sm_backing_directory"
 POPULATE_WRITE = 23                                           # of madvise, since Linux 5.14
 MARGIN = 1 << 20                                              # for MPI's own part of the file, and rounding to pages

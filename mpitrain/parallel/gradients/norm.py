@@ -9,12 +9,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpitrain.backend import asnumpy
-from mpitrain.comm.mesh import COPIES, Mesh
-from mpitrain.comm.messages.channel import Channel
-from mpitrain.comm.shared.channel import SharedChannel
+from mpitrain.comm.face import AnyChannel
+from mpitrain.comm.mesh import Mesh
 from mpitrain.kernels.optimizer import square_sums
 from mpitrain.nn.parameter import Described
 from mpitrain.optim import NORM_BLOCK, Segment, squared_norm
+from mpitrain.schedules.grid import COPIES
 
 
 class PartOf(Segment, Protocol):
@@ -39,7 +39,7 @@ class GradientNorm:
     the blocks' sums lies in memory of `allocate` (default: the rank's own).
     """
 
-    def __init__(self, storage: Parts, mesh: Mesh | None = None, channel: Channel | SharedChannel | None = None, *,
+    def __init__(self, storage: Parts, mesh: Mesh | None = None, channel: AnyChannel | None = None, *,
                  allocate: Callable[[int], Any] | None = None):
         self.storage: Any = storage
         self.segments = [s for s in storage.segments if not s.parameter.twin_of]
@@ -55,8 +55,7 @@ class GradientNorm:
     def _agree(self, own: Sequence[PartOf]) -> None:
         assert self.channel is not None
         mine = [[s.name, list(s.parameter.offset), s.first, -(-(s.stop - s.start) // NORM_BLOCK)] for s in own]
-        messages = self.channel.channel if isinstance(self.channel, SharedChannel) else self.channel
-        everyone = messages.gather_objects(mine)
+        everyone = self.channel.messages.gather_objects(mine)
         table = sorted((name, offset, first, rank, blocks) for rank, held in enumerate(everyone)
                        for name, offset, first, blocks in held)
         places = {}

@@ -9,7 +9,7 @@
 
 Each micro-batch gets an arena of its own and they are added up as a binary tree over the micro-batch's index, not one after
 the other: `grad +=` would be a left fold, whose rounding depends on how many micro-batches this rank has. The sums of
-finished sub-trees are kept like the digits of a binary counter, so log2(M) + 1 arenas are enough for M micro-batches.
+finished sub-trees (`microtree.Counter`) lie in log2(M) + 1 arenas at most for M micro-batches.
 
 Without a `tree` each rank has a tree of its own micro-batches, and its sum is added to the others'. With one (`tree.py`) there is
 one tree over the micro-batches of all ranks, and the ranks hold nodes of it: the bits do not depend on their number.
@@ -28,22 +28,13 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 from mpitrain.backend import Array
+from mpitrain.comm.face import Sums
 from mpitrain.nn import FlatLayout, Parameter
 from mpitrain.parallel.gradients.timeline import Timeline
 from mpitrain.placement.buckets import Bucket, Turn, cut_buckets, plan_buckets, runs
 from mpitrain.placement.shards import finer
 from mpitrain.placement.tree import RankTree, Work
-from mpitrain.schedules.microtree import Node
-from mpitrain.schedules.steps import Algorithm
-
-
-class Channel(Protocol):
-    """What the reducer asks of `comm.Channel`."""
-
-    size: int
-
-    def start_allreduce(self, array: Array, name: str) -> Work: ...
-    def start_steps(self, array: Array, name: str, steps: Algorithm, /) -> Work: ...
+from mpitrain.schedules.microtree import Counter
 
 
 class Mover(Protocol):
@@ -66,10 +57,10 @@ class GradientReducer:
     `apart` is the channel of each parameter that is summed over other ranks than the rest, None for the rest.
     """
 
-    def __init__(self, storage: FlatLayout, channel: Channel, *, bucket_bytes: int = 4 << 20,
+    def __init__(self, storage: FlatLayout, channel: Sums, *, bucket_bytes: int = 4 << 20,
                  allocate: Callable[[], Array] | None = None, progress: Callable[[], None] | None = None,
                  tree: RankTree | None = None, chunks: Sequence[int] | None = None, cuts: Sequence[int] | None = None,
-                 apart: Sequence[Channel | None] | None = None):
+                 apart: Sequence[Sums | None] | None = None):
         self.storage, self.channel, self.tree = storage, channel, tree
         self.mover: Mover | None = None                     # where set, it moves the buckets rather than `progress`
         self.timeline = Timeline()
@@ -95,6 +86,7 @@ class GradientReducer:
         for bucket in self.buckets:
             turn = self._turns[bisect_right(begins, self._place[bucket.segments[0].name]) - 1]
             turn.buckets.append(bucket)
+            bucket.sums = Counter(self.tree.joins) if self.tree else Counter()
             bucket.turn, bucket.apart = turn, self._apart[self._place[bucket.segments[0].name]]
             for segment in bucket.segments:
                 segment.parameter.grad_hooks.append(partial(self._is_final, bucket))
@@ -137,7 +129,7 @@ class GradientReducer:
         for turn in self._turns:
             turn.begin_step()
         for bucket in self.buckets:
-            bucket.stack.clear()
+            bucket.sums.nodes.clear()
         self.timeline.begin(len(self.buckets))
 
     def begin_micro_batch(self, index: int | None = None, *, last: bool, chunk: int = 0) -> None:
@@ -151,7 +143,7 @@ class GradientReducer:
         for bucket in turn.buckets:
             self._push_absent(bucket, turn.leaf)
         turn.next, turn.last = turn.leaf + 1, last
-        turn.arena = len(turn.buckets[0].stack) if turn.buckets else 0
+        turn.arena = len(turn.buckets[0].sums.nodes) if turn.buckets else 0
         views, filled = self._arena_views(turn.arena), self._filled[turn.arena]
         for bucket in turn.buckets:
             bucket.waiting = len(bucket.segments)
@@ -216,7 +208,7 @@ class GradientReducer:
         if self.mover is not None:
             self.mover.hand_over(work)
 
-    def start(self, arrays: Sequence[Array], name: str, apart: Channel | None = None) -> Work | None:
+    def start(self, arrays: Sequence[Array], name: str, apart: Sums | None = None) -> Work | None:
         """Begins to add up what the ranks hold, their sums or (with a `tree`) nodes; None where nobody else holds any."""
         if self.tree is not None:
             return self.tree.start(apart or self.channel, arrays, name)
@@ -224,8 +216,8 @@ class GradientReducer:
 
     def _own_sum(self, bucket: Bucket) -> list[Array]:
         """Folds what is left on the stack into arena 0: what is sent."""
-        while len(bucket.stack) > 1:
-            self._fold(bucket)
+        while len(bucket.sums.nodes) > 1:
+            bucket.sums.fold(partial(self._fold, bucket))
         self._fill_absent(bucket, 0, 0.0)
         return [bucket.part(self._arenas, 0)]
 
@@ -246,38 +238,29 @@ class GradientReducer:
         """Adds the current arena's part to the counter: two sums that are halves of a node become its sum."""
         for segment in bucket.segments:
             self._filled[bucket.turn.arena][self._place[segment.name]] = segment.parameter.grad is not None
-        self._count(bucket, bucket.turn.leaf)
+        bucket.sums.push(bucket.turn.leaf, partial(self._fold, bucket))
 
     def _push_absent(self, bucket: Bucket, until: int) -> None:
         """Counts the micro-batches from the first not begun to `until`, which have no rows in this step and so no sums."""
         for leaf in range(bucket.turn.next, until):
-            self._arena_at(len(bucket.stack))
+            arena = len(bucket.sums.nodes)
+            self._arena_at(arena)
             for segment in bucket.segments:
-                self._filled[len(bucket.stack)][self._place[segment.name]] = False
-            self._count(bucket, leaf)
-
-    def _count(self, bucket: Bucket, leaf: int) -> None:
-        bucket.stack.append((leaf, leaf + 1))
-        while len(bucket.stack) > 1 and self._joins(*bucket.stack[-2:]):
-            self._fold(bucket)
-
-    def _joins(self, left: Node, right: Node) -> bool:
-        return self.tree.joins(left, right) if self.tree else left[1] - left[0] == right[1] - right[0]
+                self._filled[arena][self._place[segment.name]] = False
+            bucket.sums.push(leaf, partial(self._fold, bucket))
 
     def _fill_absent(self, bucket: Bucket, arena: int, value: float) -> None:
         """Gives those parameters a value that no micro-batch has filled."""
         views, filled = self._arena_views(arena), self._filled[arena]
         for segment in bucket.segments:
             i = self._place[segment.name]
-            if not bucket.stack or not filled[i]:
+            if not bucket.sums.nodes or not filled[i]:
                 views[i][...] = value
                 filled[i] = True
 
-    def _fold(self, bucket: Bucket) -> None:
-        """Replaces the two topmost sums by their sum; sum number k of a stack lies in arena k."""
-        upper = len(bucket.stack) - 1
-        lower = upper - 1
-        bucket.stack[-2:] = [(bucket.stack[-2][0], bucket.stack[-1][1])]
+    def _fold(self, bucket: Bucket, lower: int) -> None:
+        """Adds the newest sum to the one before it, number `lower`; sum number k lies in arena k."""
+        upper = lower + 1
         places = [self._place[segment.name] for segment in bucket.segments]
         below, above = self._filled[lower], self._filled[upper]
         if all(below[i] and above[i] for i in places):

@@ -12,7 +12,7 @@ from mpitrain.nn import Module, collect_statistics, running_layers
 from mpitrain.nn.statistics import Running
 from mpitrain.placement.tree import Channel as TreeChannel
 from mpitrain.placement.tree import RankTree
-from mpitrain.schedules.microtree import Node
+from mpitrain.schedules.microtree import Counter
 
 Host: TypeAlias = np.ndarray[Any, Any]
 
@@ -72,7 +72,7 @@ class _Sums:
     def __init__(self, layers: Sequence[Running], tree: RankTree):
         self.layers, self.tree = layers, tree
         self.size = collect_statistics(layers).size
-        self._stack: list[tuple[Node, Host]] = []
+        self._counter, self._sums = Counter(tree.joins), list[Host]()
         self._next = tree.first
 
     def collect(self, index: int) -> None:
@@ -84,8 +84,8 @@ class _Sums:
     def take(self) -> list[Host]:
         """The sums of the step, which is over."""
         self._zeros(until=self.tree.stop)
-        sums = [values for _, values in self._stack]
-        self._stack, self._next = [], self.tree.first
+        sums, self._sums = self._sums, []
+        self._counter, self._next = Counter(self.tree.joins), self.tree.first
         return sums
 
     def _zeros(self, until: int) -> None:
@@ -93,9 +93,10 @@ class _Sums:
             self._add(np.zeros(self.size))
 
     def _add(self, values: Host) -> None:
-        node = self._next, self._next + 1
+        self._sums.append(values)
+        self._counter.push(self._next, self._fold)
         self._next += 1
-        while self._stack and self.tree.joins(self._stack[-1][0], node):
-            before, below = self._stack.pop()
-            node, values = (before[0], node[1]), below + values
-        self._stack.append((node, values))
+
+    def _fold(self, lower: int) -> None:
+        above = self._sums.pop()
+        self._sums[lower] = self._sums[lower] + above

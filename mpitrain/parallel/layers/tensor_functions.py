@@ -21,8 +21,8 @@ import numpy as np
 
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array, array_module
+from mpitrain.comm.face import AnyChannel
 from mpitrain.comm.messages.channel import Channel
-from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.errors import ShapeError
 from mpitrain.schedules.collectives import ALL_GATHER, REDUCE_SCATTER
 
@@ -37,19 +37,19 @@ class Group:
     that shares memory between all of them, arrays on the host go through that, else by messages.
     """
 
-    def __init__(self, channel: Channel | SharedChannel):
+    def __init__(self, channel: AnyChannel):
         self.channel, self.rank, self.size = channel, channel.rank, channel.size
-        self._tables = Tables(channel) if isinstance(channel, SharedChannel) and channel.shared else None
+        self._tables = Tables(channel) if channel.shared else None
 
     @property
     def messages(self) -> Channel:
         """What takes arrays wherever they lie."""
-        return self.channel.channel if isinstance(self.channel, SharedChannel) else self.channel
+        return self.channel.messages
 
     @property
     def notes(self) -> list[str]:
         """Why memory is not shared, where it should be."""
-        return list(self.channel.notes) if isinstance(self.channel, SharedChannel) else []
+        return list(self.channel.notes)
 
     def sum(self, array: Array, name: str) -> Array:
         """The sum over the ranks, in their order where memory is shared."""
@@ -103,7 +103,7 @@ class Tables:
     """Memory in which each rank shows the others an array. Two rooms in turn: who writes to one has passed the meeting that
     all ranks went to when they had read it the last time."""
 
-    def __init__(self, channel: SharedChannel):
+    def __init__(self, channel: AnyChannel):
         self.channel = channel
         self._rooms: list[list[Array]] = [[], []]             # every rank's part of each
         self._shown: dict[tuple[Any, ...], tuple[list[Array], str]] = {}     # views and a label, by what is shown and where

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from mpitrain.backend import Array
-from mpitrain.comm.mesh import COPIES, REPLICAS, Mesh
+from mpitrain.comm.face import AnyChannel
+from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.algorithms import hosts_of
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.shared.channel import SharedChannel
@@ -31,6 +33,7 @@ from mpitrain.parallel.policies.sharded import ShardedUpdate, Sharding, SliceSum
 from mpitrain.parallel.policies.sharded_reducer import ShardedReducer
 from mpitrain.placement.tree import RankTree
 from mpitrain.schedules.collectives import ON_NODES
+from mpitrain.schedules.grid import COPIES, REPLICAS
 
 AUTO = "auto"
 
@@ -46,19 +49,20 @@ class Exchange:
 
     def __init__(self, mesh: Mesh, *, algorithm: Any = AUTO, wire: str = "float32", node_shared: bool = False,
                  on_host: bool = True, sharding: Sharding | None = None):
-        self.channel: Channel | SharedChannel = mesh.channel(REPLICAS, "gradients", algorithm=algorithm,
-                                                             wire=None if wire == "float32" else wire)
+        channel = mesh.channel(REPLICAS, "gradients", algorithm=algorithm, wire=None if wire == "float32" else wire)
         self.of_experts = None if mesh.size("ep") == 1 else mesh.channel(
             COPIES, "gradients of experts", algorithm=algorithm, wire=None if wire == "float32" else wire)
         self.mesh, self.progress, self.wire, self._notes = mesh, mesh.progress, wire, list[str]()
         self.choices: dict[str, Any] = {}
         self.sharding = sharding
-        self.node_shared = False
+        self.copies: SharedChannel | None = None              # the channel of the ranks that keep one copy on each node
+        self.channel: AnyChannel = channel
+        shared: SharedChannel | None = None
         by_messages = not node_shared and sharding is not None and sharding.cuts_gradients     # a bucket's memory is used again
-        if algorithm == AUTO and on_host and self.channel.size > 1 and not by_messages:
-            self.channel = mesh.share_memory(self.channel)
-        if node_shared and isinstance(self.channel, SharedChannel):
-            self._share(self.channel)
+        if algorithm == AUTO and on_host and channel.size > 1 and not by_messages:
+            shared = self.channel = mesh.share_memory(channel)
+        if node_shared and shared is not None:
+            self._share(shared)
 
     def _share(self, shared: SharedChannel) -> None:
         """One copy on each node, as far as there is anything to have one of."""
@@ -72,22 +76,22 @@ class Exchange:
             self._notes.append(f'comm.node_shared: with comm.sharding = "{kind}" on several nodes a rank keeps slices, of which '
                                "there are no copies, and puts blocks together for itself")
         else:
-            self.node_shared = True
+            self.copies = shared
             if kind == "optimizer" and shared.size == shared.node.size:
                 self.sharding = None                          # the ranks of the node are all that share its one copy
             elif self.sharding is not None:
                 self.sharding.copy = NodeCopy(shared)
-        if not self.node_shared and self.sharding is not None and self.sharding.cuts_gradients:
-            self.channel = shared.channel
+        if self.copies is None and self.sharding is not None and self.sharding.cuts_gradients:
+            self.channel = shared.messages
 
     @property
     def notes(self) -> list[str]:
-        return [*(self.channel.notes if isinstance(self.channel, SharedChannel) else ()), *self._notes]
+        return [*self.channel.notes, *self._notes]
 
     @property
     def allocate(self) -> Callable[[int], Any] | None:
         """Memory for parameters and optimizer state: the node's own with `node_shared`, else None, the device's."""
-        return self._of_the_node if self.node_shared else None
+        return None if self.copies is None else self._of_the_node
 
     def reducer(self, storage: FlatLayout, optimizer: Optimizer, *, bucket_bytes: int, tree: RankTree | None,
                 chunks: Sequence[int] | None = None, cuts: Sequence[int] | None = None, rounds: int = 1) -> GradientReducer:
@@ -97,9 +101,8 @@ class Exchange:
         copy per node leaves no room for gradients to share.
         """
         # A tree's sums go by messages and are whole on every rank: they need no memory that ranks share.
-        if self.node_shared and self.sharding is None:
-            assert isinstance(self.channel, SharedChannel)
-            exchange = NodeExchange(self.channel, optimizer)
+        if self.copies is not None and self.sharding is None:
+            exchange = NodeExchange(self.copies, optimizer)
             reducer = GradientReducer(storage, exchange, bucket_bytes=bucket_bytes, progress=self.progress.progress, tree=tree,
                                       allocate=None if tree else exchange.allocate, chunks=chunks, cuts=cuts)
         elif self.sharding is not None and self.sharding.cuts_gradients:
@@ -129,12 +132,11 @@ class Exchange:
     def norm(self, own: Parts, control: Channel, parts: Channel | None) -> GradientNorm:
         """The norm of a gradient of which this rank has `own`. `parts` connects the ranks that hold one model together, None
         where each holds all of it. It communicates."""
-        if isinstance(own, Own) and isinstance(self.channel, SharedChannel):
-            own = own.once(self.channel)
-        if self.node_shared and parts is None:
-            assert isinstance(self.channel, SharedChannel)
-            return norm_of_all(self.channel, own)
-        return GradientNorm(own, self.mesh, control if self.node_shared or self.sharding is not None else parts)
+        if isinstance(own, Own) and self.copies is not None:
+            own = own.once(self.copies)
+        if self.copies is not None and parts is None:
+            return norm_of_all(self.copies, own)
+        return GradientNorm(own, self.mesh, control if self.copies is not None or self.sharding is not None else parts)
 
     def update(self, model: Module, optimizer: Optimizer, reducer: GradientReducer, control: Channel,
                rate: Callable[[int], float], *, clip_norm: float, statistics: Statistics, norm: GradientNorm | None = None,
@@ -155,17 +157,17 @@ class Exchange:
         """Two runs with equal choices add the ranks' gradients in the same order, and round them alike."""
         channel, algorithm = self.channel, self.channel.algorithm
         way = "messages" if tree else f"messages, {algorithm if isinstance(algorithm, str) else 'an algorithm of your own'}"
-        if isinstance(algorithm, str) and algorithm in ON_NODES and isinstance(channel, Channel):
-            way += f" of ranks {nodes_text(hosts_of(channel.comm))}"
+        if isinstance(algorithm, str) and algorithm in ON_NODES and channel.node is None:
+            way += f" of ranks {nodes_text(hosts_of(channel.messages.comm))}"
         if tree:
             way += ", one tree over all micro-batches"
-        elif self.sharding is not None and not self.node_shared and (self.sharding.cuts_gradients or not self._is_shared):
+        elif self.sharding is not None and self.copies is None and (self.sharding.cuts_gradients or not channel.shares_all):
             way = "messages to the owners of slices" + (", each micro-batch" if self.sharding.cuts_gradients else "")
-        elif isinstance(channel, SharedChannel) and channel.shared:
+        elif channel.shared:
             nodes = nodes_text(nodes_of(channel))
             if not channel.notes:
                 way = f"shared memory of ranks {nodes}"
-                if channel.cross is not None and self.node_shared:
+                if channel.cross is not None and self.copies is not None:
                     way += ", one copy per node"              # whose slices are cut otherwise
                 if self.sharding is not None and self.sharding.cuts_gradients:
                     way += ", each micro-batch"
@@ -173,37 +175,25 @@ class Exchange:
                 way += f", small buckets through shared memory of ranks {nodes}"
         return {"ranks": channel.size, "way": way, "wire": self.wire if self._is_packed(dtype) else dtype}
 
-    @property
-    def _is_shared(self) -> bool:
-        """Whether all sums are made in memory that all ranks share."""
-        channel = self.channel
-        return isinstance(channel, SharedChannel) and channel.shared and channel.cross is None and not channel.notes
-
     def _is_packed(self, dtype: str) -> bool:
         """Whether gradients travel as 16 bits: those of float32 do, in messages."""
-        channel = self.channel
-        by_messages = not isinstance(channel, SharedChannel) or channel.cross is not None or bool(channel.notes)
-        return dtype == "float32" and self.wire != "float32" and by_messages
+        return dtype == "float32" and self.wire != "float32" and not self.channel.shares_all
 
     def _arenas(self, storage: FlatLayout) -> Callable[[], Array] | None:
         """Memory for the reducer's arenas, one a call: the first is what is summed over ranks, so it is shared."""
-        channel = self.channel
-        if not isinstance(channel, SharedChannel):
+        if not self.channel.shared:
             return None
         made: list[Array] = []
+        first = self.channel.allocate if self.copies is None else partial(shared_by_all, self.copies, name="gradients")
 
         def arena() -> Array:
-            made.append(storage.new_flat(None if made else self._shared_arena if self.node_shared else channel.allocate))
+            made.append(storage.new_flat(None if made else first))
             return made[-1]
         return arena
 
-    def _shared_arena(self, nbytes: int) -> Any:
-        assert isinstance(self.channel, SharedChannel)
-        return shared_by_all(self.channel, nbytes, "gradients")
-
     def _of_the_node(self, nbytes: int) -> Any:
-        assert isinstance(self.channel, SharedChannel)
-        return block_of_the_node(self.channel, nbytes, "parameters and optimizer state")
+        assert self.copies is not None
+        return block_of_the_node(self.copies, nbytes, "parameters and optimizer state")
 
 
 def change(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:

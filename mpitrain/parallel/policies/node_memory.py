@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import Array
+from mpitrain.comm.face import AnyChannel
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import AnyWork
 from mpitrain.comm.shared.channel import SharedChannel
@@ -18,7 +19,7 @@ from mpitrain.placement.shards import Unit
 from mpitrain.schedules.uneven import OwnersToAll
 
 
-def shared_by_all(shared: SharedChannel, nbytes: int, name: str) -> Any:
+def shared_by_all(shared: AnyChannel, nbytes: int, name: str) -> Any:
     """`nbytes` bytes of each rank, where sums can be made. Collective; StorageError, on all ranks, where there is no room."""
     memory = shared.allocate(nbytes)
     if shared.notes:
@@ -29,7 +30,7 @@ def shared_by_all(shared: SharedChannel, nbytes: int, name: str) -> Any:
 def block_of_the_node(shared: SharedChannel, nbytes: int, name: str) -> Any:
     """`nbytes` bytes once on each node. Collective; StorageError, on all ranks, where one node has no room for them."""
     block = shared.node.block(nbytes, name)
-    if any(shared.channel.gather_objects(block is None)):
+    if any(shared.messages.gather_objects(block is None)):
         raise no_room(shared, name)
     return block
 
@@ -39,7 +40,7 @@ def refuse_copies(shared: SharedChannel) -> None:
 
     With one rank on each node, one copy per node is a copy per rank, and nothing is refused.
     """
-    found = shared.channel.gather_objects([shared.node.size, shared.node.obstacle])
+    found = shared.messages.gather_objects([shared.node.size, shared.node.obstacle])
     if any(obstacle for _, obstacle in found):
         raise no_room(shared, "gradients")
     if any(size > 1 for size, _ in found):
@@ -47,9 +48,10 @@ def refuse_copies(shared: SharedChannel) -> None:
                           "comm.node_shared = false")
 
 
-def nodes_of(shared: SharedChannel) -> list[int]:
-    """The first rank on the node of each rank. Collective."""
-    return shared.channel.gather_objects(shared.node.ranks[0])
+def nodes_of(shared: AnyChannel) -> list[int]:
+    """The first rank on the node of each rank of a channel whose ranks share memory. Collective."""
+    assert shared.node is not None
+    return shared.messages.gather_objects(shared.node.ranks[0])
 
 
 def refuse_unlike_nodes(mesh: Mesh, shared: SharedChannel) -> None:
@@ -79,9 +81,10 @@ def nodes_text(nodes: Sequence[int]) -> str:
                       for mine in ranges.values())
 
 
-def no_room(shared: SharedChannel, name: str) -> StorageError:
+def no_room(shared: AnyChannel, name: str) -> StorageError:
     """The error of memory that a node refused, the same on all ranks: with the reason of the first node that did. Collective."""
-    found = shared.channel.gather_objects([shared.node.obstacle, socket.gethostname()])
+    assert shared.node is not None
+    found = shared.messages.gather_objects([shared.node.obstacle, socket.gethostname()])
     obstacle, host = next(((text, host) for text, host in found if text), ("there is none", "a node"))
     where = f" on {host}" if shared.node.size < shared.size else ""
     return StorageError(f"comm.node_shared = true: no shared memory for {name}{where}: {obstacle}; or set "

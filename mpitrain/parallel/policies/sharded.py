@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from mpitrain.backend import Array, Device
-from mpitrain.comm.mesh import REPLICAS, Mesh
-from mpitrain.comm.messages.channel import AnyWork, Channel
-from mpitrain.comm.shared.channel import SharedChannel
-from mpitrain.comm.shared.queue import SharedWork
+from mpitrain.comm.face import AnyChannel, Work
+from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.messages.channel import Channel
 from mpitrain.nn import FlatLayout, FlatStorage, Module, Parameter, init
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.gradients.norm import GradientNorm
@@ -21,6 +20,7 @@ from mpitrain.parallel.policies.node_memory import NodeCopy
 from mpitrain.parallel.policies.replicated import Bytes, Outcome, Replicated
 from mpitrain.placement.shards import KINDS, Shards, Unit, finer
 from mpitrain.placement.stages import Stage
+from mpitrain.schedules.grid import REPLICAS
 from mpitrain.schedules.steps import Algorithm
 
 
@@ -68,7 +68,7 @@ class Sharding:
         """This rank's slices of what a reducer has."""
         return gradients if self.cuts_gradients else self.shards.strips(gradients)
 
-    def spread(self, unit: Unit) -> AnyWork | None:
+    def spread(self, unit: Unit) -> Work | None:
         """Begins to give all ranks the owners' new values of a bucket; None where each rank keeps its own alone."""
         if self._values is None or self.channel.size == 1:
             return None
@@ -101,24 +101,21 @@ class SliceSums:
     a `copy` on each node, a node's sum is made in its memory, and only that travels.
     """
 
-    def __init__(self, channel: Channel | SharedChannel, shards: Shards, copy: NodeCopy | None = None):
+    def __init__(self, channel: AnyChannel, shards: Shards, copy: NodeCopy | None = None):
         self.size, self.rank, self.copy = channel.size, channel.rank, copy
-        self.shared = channel if isinstance(channel, SharedChannel) else None
-        self.messages = channel.channel if isinstance(channel, SharedChannel) else channel
+        self.channel = channel
         self._units = {unit.name: unit for unit in shards.units}
 
-    def start_steps(self, array: Array, name: str, steps: Algorithm) -> AnyWork:
+    def start_steps(self, array: Array, name: str, steps: Algorithm) -> Work:
         """Sums of the caller's own steps are whole on every rank."""
-        return self.messages.start_steps(array, name, steps)
+        return self.channel.start_steps(array, name, steps)
 
-    def start_allreduce(self, array: Array, name: str) -> AnyWork | SharedWork:
+    def start_allreduce(self, array: Array, name: str) -> Work:
         unit = self._units[name]
         if self.copy is not None:
             return self.copy.shared.start_reduce_scatter(array, name, self.copy.piece(unit))
         own = unit.within.start, unit.within.stop
-        if self.shared is not None and self.shared.shared and self.shared.cross is None and not self.shared.notes:
-            return self.shared.start_reduce_scatter(array, name, own)
-        return self.messages.start_reduce_scatter(array, unit.sum_to_owners, name, own=own)
+        return self.channel.start_slice(array, name, own, unit.sum_to_owners)
 
 
 class ShardedUpdate(Replicated):

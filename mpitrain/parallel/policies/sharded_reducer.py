@@ -16,10 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from mpitrain.backend import Array
-from mpitrain.comm.messages.channel import AnyWork
-from mpitrain.comm.messages.channel import Channel as Messages
-from mpitrain.comm.shared.channel import SharedChannel
-from mpitrain.comm.shared.queue import SharedWork
+from mpitrain.comm.face import AnyChannel, Work
 from mpitrain.nn import Parameter
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.policies.node_memory import shared_by_all
@@ -48,19 +45,17 @@ class ShardedReducer(GradientReducer):
     the nodes of a shared channel have no room for a few buckets of each rank.
     """
 
-    def __init__(self, shards: Shards, channel: Messages | SharedChannel, *, bucket_bytes: int,
+    def __init__(self, shards: Shards, channel: AnyChannel, *, bucket_bytes: int,
                  progress: Callable[[], None] | None, rounds: int, chunks: Sequence[int]):
         super().__init__(shards.layout, channel, bucket_bytes=bucket_bytes, progress=progress, chunks=chunks, cuts=shards.cuts)
         assert [(b.start, b.stop) for b in self.buckets] == [(u.start, u.stop) for u in shards.units]
-        self.shards, self.rounds = shards, rounds
-        self.messages = channel.channel if isinstance(channel, SharedChannel) else channel
+        self.shards, self.rounds, self.over = shards, rounds, channel
         self.shard = shards.new_flat()
         self.scratch = Scratch(shards.layout)
-        self.shared = channel if isinstance(channel, SharedChannel) else None
         self.memory = SharedBuckets(self.buckets, shards.layout, SHARED_AT_ONCE, lambda nbytes: shared_by_all(
-            channel, nbytes, "gradients")) if isinstance(channel, SharedChannel) else None
+            channel, nbytes, "gradients")) if channel.shared else None
         self._open: dict[int, Array] = {}                     # by bucket: the memory that this backward fills
-        self._sent: deque[tuple[Bucket, Array, AnyWork | SharedWork | None, Seen]] = deque()
+        self._sent: deque[tuple[Bucket, Array, Work | None, Seen]] = deque()
         self._added = [0] * len(self.buckets)                 # sums that the shard has of each bucket in this step
         self._turn: Turn | None = None                        # whose backward runs
         self._bucket_of = {s.name: bucket for bucket in self.buckets for s in bucket.segments}
@@ -150,18 +145,18 @@ class ShardedReducer(GradientReducer):
         self._started += 1
         flat = self._filled_bucket(bucket)
         work, seen = None, Seen()
-        if self.messages.size > 1:
+        if self.channel.size > 1:
             work = self._sum(bucket, flat)
             if bucket.turn.last:
                 self.timeline.started(bucket.index, seen, began)
         self._sent.append((bucket, flat, work, seen))
         self._land(IN_FLIGHT)
 
-    def _sum(self, bucket: Bucket, flat: Array) -> AnyWork | SharedWork:
-        if self.shared is not None:                           # in slices, others might read it still when ours is there
-            return self.shared.start_allreduce(flat, bucket.name)
+    def _sum(self, bucket: Bucket, flat: Array) -> Work:
+        if self.over.shared:                                  # in slices, others might read it still when ours is there
+            return self.channel.start_allreduce(flat, bucket.name)
         unit = self.shards.units[bucket.index]
-        return self.messages.start_reduce_scatter(flat, unit.sum_to_owners, bucket.name,
+        return self.over.messages.start_reduce_scatter(flat, unit.sum_to_owners, bucket.name,
                                                   own=(unit.within.start, unit.within.stop))
 
     def _take(self, bucket: Bucket) -> Array:

@@ -38,7 +38,6 @@ from mpitrain.parallel.policies.choose import Exchange, change
 from mpitrain.parallel.policies.sharded import Sharding, needs_whole_parameters, where_to_cut
 from mpitrain.placement.stages import Stage
 from mpitrain.placement.tree import RankTree
-from mpitrain.schedules.grid import Grid
 from mpitrain.schedules.microtree import share
 from mpitrain.train.build import precision, reproducible
 from mpitrain.train.build.inputs import Inputs
@@ -129,7 +128,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     here, before the first exchange of gradients and before anything is written.
     """
     t, comm = config.train, config.comm
-    valid = validate(config, Grid({axis: mesh.size(axis) for axis in mesh.axes}), model, optimizer, rate, inputs.train_rows)
+    valid = validate(config, mesh, model, optimizer, rate, inputs.train_rows)
     sampler, n_micro = valid.sampler, valid.n_micro
     assert sampler is not None
     anywhere = t.reproducible == "layout"
@@ -193,7 +192,8 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
                       recorder=Recorder(None, rank=control.rank, quiet=quiet), tuning=make_tuning(comm, reducer, control, mesh))
     trainer.notes += exchange.notes + held.notes
     if comm.sharding != "none" and n_places > 1:
-        trainer.notes.append(memory_text(control.gather_objects(update.measured()), comm.sharding, per_node=exchange.node_shared))
+        trainer.notes.append(memory_text(control.gather_objects(update.measured()), comm.sharding,
+                                         per_node=exchange.copies is not None))
     trainer.tuning.choices |= exchange.choices | held.choices
     return Job(trainer, state, plan, config, control, held, numerics)
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mpitrain.backend import Device
-from mpitrain.comm.job.together import Channel, everywhere
+from mpitrain.comm.face import Objects
+from mpitrain.comm.job.together import everywhere
 from mpitrain.config.sections import Config
 from mpitrain.errors import AccessError, MissingError, MpitrainError, StorageError
 from mpitrain.optim import OnHost, Optimizer
@@ -20,7 +21,7 @@ BLOCK = 1 << 20                              # bytes written at once where a fil
 
 
 def offloaded(make: Callable[[Any], Optimizer], way: str, folder: Path, storage: Any, device: Device,
-              control: Channel) -> Optimizer:
+              control: Objects) -> Optimizer:
     """The optimizer of `storage`, whose state lies where `way` says: "none", "host", or "file" in `folder`.
 
     With files it communicates: a rank whose disk has no room fails on all. `config.rules` has refused what cannot be had.

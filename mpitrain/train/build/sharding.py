@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpitrain.comm.mesh import REPLICAS, Mesh
+from mpitrain.comm.mesh import Mesh
 from mpitrain.config.sections import CommConfig
 from mpitrain.parallel.policies.sharded import Sharding
+from mpitrain.schedules.grid import REPLICAS
 
 
 def open_sharding(comm: CommConfig, mesh: Mesh) -> Sharding | None:

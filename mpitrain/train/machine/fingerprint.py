@@ -10,11 +10,12 @@ import os
 import platform
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import mpitrain
 from mpitrain.backend import native
 from mpitrain.backend.cpu import cpu_flags, cpu_info
+from mpitrain.comm.face import Objects
 from mpitrain.errors import DesyncError
 from mpitrain.train.machine.environment import blas, versions
 
@@ -22,12 +23,6 @@ from mpitrain.train.machine.environment import blas, versions
 FEATURES = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "amx", "asimd", "sve", "fp16", "bf16")
 SETTINGS = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "NPY_DISABLE_CPU_FEATURES",
             "NPY_ENABLE_CPU_FEATURES", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_DISABLE_JIT")
-
-
-class Channel(Protocol):
-    """What comparing needs of a communicator; objects are plain JSON."""
-
-    def gather_objects(self, value: Any, /) -> list[Any]: ...
 
 
 def numerics() -> dict[str, str]:
@@ -56,7 +51,7 @@ def numerics() -> dict[str, str]:
     }
 
 
-def agree(mine: Mapping[str, str], host: str, channel: Channel) -> None:
+def agree(mine: Mapping[str, str], host: str, channel: Objects) -> None:
     """DesyncError, naming two ranks and the first thing in which their numerics differ. It communicates."""
     everyone = channel.gather_objects([host, dict(mine)])
     first_host, first = everyone[0]

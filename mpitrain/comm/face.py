@@ -1,0 +1,79 @@
+"""What a channel is asked, whether its ranks send messages, share memory, or there is only one of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from mpitrain.backend import Array
+    from mpitrain.comm.messages.buffers import Host
+    from mpitrain.comm.messages.channel import Channel
+    from mpitrain.comm.shared.node import Node
+    from mpitrain.schedules.steps import Algorithm
+
+
+class Work(Protocol):
+    """A collective on its way: `test` moves it on and says whether its result is there, `wait` returns when it is."""
+
+    @property
+    def done(self) -> bool: ...
+    def test(self) -> bool: ...
+    def wait(self) -> None: ...
+
+
+class Objects(Protocol):
+    """What ranks need who tell each other plain JSON data; `Channel` is one."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def gather_objects(self, value: Any, /) -> list[Any]:
+        """Everyone's `value` in rank order, on every rank."""
+    def broadcast_object(self, value: Any, /) -> Any:
+        """Rank 0's `value`, on every rank."""
+
+
+class Sums(Protocol):
+    """What a reducer of gradients needs to know of how they are summed."""
+
+    size: int
+
+    def start_allreduce(self, array: Array, name: str) -> Work: ...
+    def start_steps(self, array: Array, name: str, steps: Algorithm, /) -> Work: ...
+
+
+class AnyChannel(Sums, Protocol):
+    """A `Channel` or a `SharedChannel`. All methods are collective in the same order on all ranks."""
+
+    name: str
+    rank: int
+
+    @property
+    def algorithm(self) -> str | Algorithm: ...
+    @property
+    def messages(self) -> Channel:
+        """The channel of the same ranks that takes arrays wherever they lie."""
+    @property
+    def shared(self) -> bool:
+        """Whether ranks of a node sum in memory that they share, as far as arrays lie in it."""
+    @property
+    def shares_all(self) -> bool:
+        """Whether all ranks share memory and all of it could be had, so that no sum of arrays in it needs a message."""
+    @property
+    def node(self) -> Node | None:
+        """The ranks of this host, where they share memory."""
+    @property
+    def cross(self) -> Channel | None:
+        """The channel to the same-numbered ranks of other nodes, where nodes sum in shared memory first."""
+    @property
+    def notes(self) -> list[str]:
+        """Why memory is not shared that should be, a line each."""
+    def allocate(self, nbytes: int) -> Host:
+        """`nbytes` bytes, zero at first, on a cache line: memory that ranks share, as far as they do."""
+    def everywhere(self, own: Host) -> list[Host]:
+        """Memory that `allocate` gave, of every rank in rank order; nothing where a rank's cannot be reached from here."""
+    def allreduce(self, array: Array, *, name: str) -> None: ...
+    def start_slice(self, array: Array, name: str, own: tuple[int, int], steps: Algorithm) -> Work:
+        """Begin a sum of which this rank keeps elements `own`: in memory where `shares_all`, else by messages, by `steps`."""
+    def close(self) -> None: ...
