@@ -23,7 +23,7 @@ UNCHECKED = """
 import sys
 from mpitrain.cli import main
 from mpitrain.comm.job.guard import run_guarded
-from mpitrain.train import precision
+from mpitrain.train.build import precision
 precision.refuse = lambda name: None
 run_guarded(lambda: main(sys.argv[1:]))
 """
