@@ -240,6 +240,9 @@ def differences(name: str, before: dict[str, Any] | None, now: dict[str, Any]) -
     """A line for each answer of a case that is another one; of the log, for the first line that is."""
     if before is None:
         return [f"{name}: there is no answer from before"]
+    ends = [answer.get("error", "done") for answer in (before, now)]
+    if "done" in ends and ends[0] != ends[1]:
+        return [f"{name}: it was {ends[0]}, is {ends[1]}"]
     said = []
     for key in sorted(before.keys() | now.keys()):
         a, b = before.get(key), now.get(key)

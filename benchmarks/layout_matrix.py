@@ -110,7 +110,7 @@ def train(comm: Any, one: Case, steps: int) -> str:
         raise OutputError(f"what was to be compared cannot be had: {job.trainer.notes[0]}")
     if one["overlap"] == "left alone":
         job.trainer.pipeline.reducer.progress = None
-    job.trainer.recorder = losses = Losses(None, rank=comm.rank, quiet=True)
+    job.trainer.observers.append(losses := Losses())
     job.fit()
     hashes = job.state.hashes()
     job.channel.agree([hashes, losses.seen], "the final parameters")

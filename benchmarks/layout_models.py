@@ -11,7 +11,8 @@ import numpy as np
 from mpitrain import data, models, nn, optim
 from mpitrain.bench.train import Memory
 from mpitrain.train.build.inputs import Inputs
-from mpitrain.train.observers.record import Recorder
+from mpitrain.train.intervals import Step
+from mpitrain.train.observers import Observer
 
 ROWS, HELD_OUT = 107, 24                     # 107: the MLP's last batch of an epoch has fewer rows than micro-batches
 
@@ -25,20 +26,17 @@ class Described:
     loss: Any = field(default_factory=nn.LOSSES["cross_entropy"])
 
 
-class Losses(Recorder):
+class Losses(Observer):
     """Keeps every step's loss and gradient norm, and every evaluation, as exact text."""
 
-    def __init__(self, *arguments: Any, **options: Any):
-        super().__init__(*arguments, **options)
+    def __init__(self) -> None:
         self.seen: list[str] = []
 
-    def step(self, done: int, result: Any, seconds: float, *, due: bool) -> None:
-        self.seen.append(f"{float(result['loss']).hex()} {float(result['grad_norm'] or 0).hex()}")
-        super().step(done, result, seconds, due=due)
+    def after_step(self, step: int, fields: Step, seconds: float) -> None:
+        self.seen.append(f"{float(fields.loss).hex()} {float(fields.grad_norm or 0).hex()}")
 
-    def evaluation(self, done: int, metrics: Any, seconds: float) -> None:
+    def after_evaluation(self, step: int, metrics: Any, seconds: float) -> None:
         self.seen.append(" ".join(float(value).hex() for value in metrics.values()))
-        super().evaluation(done, metrics, seconds)
 
 
 def images(channels: int, size: int, rows: int = ROWS, augment: Sequence[str] = ()) -> Inputs:

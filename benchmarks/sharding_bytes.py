@@ -36,7 +36,7 @@ from mpitrain.comm.job.start import start
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.config.sections import CommConfig, Config, TrainConfig
-from mpitrain.parallel.policies.sharded import predicted
+from mpitrain.placement.bytes import predicted
 from mpitrain.placement.shards import KINDS
 from mpitrain.train.build.assembly import assemble
 from mpitrain.train.build.inputs import Inputs

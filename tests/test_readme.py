@@ -116,9 +116,9 @@ def test_pictures_and_tables_are_what_the_script_makes_of_the_results() -> None:
     drawn = script.drawn(records)
     assert {path.name for path in script.HERE.glob("*.svg")} == set(drawn)
     for name, contents in drawn.items():
-        assert (script.HERE / name).read_text() == contents, f"{name}: run make figures"
+        assert (script.HERE / name).read_text() == contents, f"{name}: run python docs/figures/draw.py"
     for page in script.PAGES:
-        assert script.fill(page.read_text(), records) == page.read_text(), f"{page.name}: run make figures"
+        assert script.fill(page.read_text(), records) == page.read_text(), f"{page.name}: run python docs/figures/draw.py"
 
 
 def test_a_bar_is_as_long_as_its_ratio() -> None:

@@ -169,8 +169,8 @@ class Function:
             if module is not None:
                 if module is not xp:
                     xp = module if xp is None else _refuse_devices(cls, xp, module)
-                kind = x.dtype
-                if kind is not dtype and kind != dtype:
+                kind = x.dtype            # below: a comparison takes None for float64, NumPy's default
+                if kind is not dtype and (dtype is None or kind != dtype):
                     if len(arrays) < cls.floats and (kind.char not in "fd" or not kind.isnative):
                         _refuse_kind(cls, kind)
                     if kind.kind == "f":

@@ -20,9 +20,13 @@ from mpitrain.comm.job.start import World
 from mpitrain.comm.job.together import on_first
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import MpitrainError
+from mpitrain.placement.bytes import Use
+from mpitrain.placement.place import place
 from mpitrain.placement.shards import KINDS
-from mpitrain.plan import memory
-from mpitrain.plan.memory import Sizes, Use
+from mpitrain.plan.memory import forecast
+from mpitrain.schedules.grid import Grid
+from mpitrain.train.build.validate import find_schedule
+from mpitrain.train.observers.memory import Memory
 
 STEPS = 2 * BATCHES
 MICRO = 4                         # micro-batches of a pipeline or an accumulation
@@ -31,20 +35,20 @@ SMALLEST = 1 << 18                # bytes that are compared: of less, what reads
 SMALLEST_POOL = 16 << 20          # and of a pool: of less, what is free between a few large arrays
 
 
-def ways(ranks: int, planned: bool) -> Iterator[tuple[str, Sizes, dict[str, Any]]]:
+def ways(ranks: int, planned: bool) -> Iterator[tuple[str, Grid, dict[str, Any]]]:
     """(name, mesh, sections) of what so many ranks can do with one model, of which layers can be cut where that is `planned`."""
     if ranks == 1:
-        yield "one rank", Sizes(), {}
-        yield f"{MICRO} micro-batches", Sizes(), {"train": {"micro_batches": MICRO}}
+        yield "one rank", Grid({}), {}
+        yield f"{MICRO} micro-batches", Grid({}), {"train": {"micro_batches": MICRO}}
         return
     if ranks % 2 == 0:
         for schedule in ("gpipe", "1f1b", "zb_h1"):
-            yield f"pp=2 {schedule}", Sizes(pp=2, dp=ranks // 2), {"train": {"micro_batches": MICRO * ranks // 2},
-                                                                   "mesh": {"schedule": schedule}}
+            yield f"pp=2 {schedule}", Grid({"pp": 2, "dp": ranks // 2}), {
+                "train": {"micro_batches": MICRO * ranks // 2}, "mesh": {"schedule": schedule}}
         if planned:
-            yield "tp=2", Sizes(dp=ranks // 2, tp=2), {}
+            yield "tp=2", Grid({"dp": ranks // 2, "tp": 2}), {}
     for kind in KINDS:
-        yield f"dp={ranks} sharding {kind}", Sizes(dp=ranks), {"comm": {"sharding": kind}}
+        yield f"dp={ranks} sharding {kind}", Grid({"dp": ranks}), {"comm": {"sharding": kind}}
 
 
 def bench_memory(channel: Channel, world: World, report: Report, *, models: Sequence[str]) -> None:
@@ -54,8 +58,8 @@ def bench_memory(channel: Channel, world: World, report: Report, *, models: Sequ
     for name in models:
         model = WORKLOADS[name].make()
         for recompute in (False, True)[:1 + isinstance(model, nn.Sequential)]:
-            for way, sizes, sections in ways(world.size, bool(model.plan)):
-                for stage, found, use in one_way(name, sizes, recompute, sections, world):
+            for way, grid, sections in ways(world.size, bool(model.plan)):
+                for stage, found, use in one_way(name, grid, recompute, sections, world):
                     ratios = {key: ratio(key, getattr(found, key), getattr(use, key)) for key in Use._fields}
                     worst = max([worst, *(abs(r - 1) for r in ratios.values() if r is not None)])
                     report.record({"bench": "memory", "model": name, "recompute": recompute, "way": way, "stage": stage,
@@ -68,28 +72,31 @@ def bench_memory(channel: Channel, world: World, report: Report, *, models: Sequ
                 f"{SMALLEST_POOL >> 20} MiB or more")
 
 
-def one_way(name: str, sizes: Sizes, recompute: bool, sections: dict[str, Any], world: World) -> Iterator[tuple[int, Use, Use]]:
+def one_way(name: str, grid: Grid, recompute: bool, sections: dict[str, Any], world: World) -> Iterator[tuple[int, Use, Use]]:
     """(stage, predicted, measured) of a few steps."""
     forget_peak()
     workload, pool = WORKLOADS[name], pool_in_use()
     before = pool.usage().system if pool else 0               # what earlier ones have left, mostly in caches
     with guard.symmetric():
-        training = Training(workload, world.comm, pp=sizes.pp, tp=sizes.tp, recompute=recompute, sections=sections)
+        training = Training(workload, world.comm, pp=grid.size("pp"), tp=grid.size("tp"), recompute=recompute, sections=sections)
     job = training.job
+    measured = Memory(job)
 
     def predict() -> Any:
-        found = memory.forecast(made(workload, recompute), training.config, sizes, training.sample, tokens=workload.tokens,
-                                loss=nn.LOSSES["cross_entropy"](), optimizer=adam)
+        config = training.config
+        placement = place(made(workload, recompute), grid, config.mesh, config.train, config.comm)
+        found = forecast(placement, training.sample, tokens=workload.tokens, loss=nn.LOSSES["cross_entropy"](), optimizer=adam,
+                         schedule=find_schedule(config))
         if found.why:
             raise MpitrainError(f"bench memory {name}: activations cannot be predicted: {found.why}")
         return list(map(list, found.stages))
 
     found = [Use(*use) for use in on_first(job.channel, predict)]
     for _ in range(STEPS):
-        job.trainer.memory.begin(job.trainer.pipeline.sent_bytes)
+        measured.swing.begin(job.trainer.pipeline.sent_bytes)
         training.step()
-        job.trainer.memory.end(job.trainer.pipeline.sent_bytes)
-    use = memory.measured(job)
+        measured.swing.end(job.trainer.pipeline.sent_bytes)
+    use = measured.measured()
     use = use._replace(pool=None if use.pool is None else use.pool - before)
     everyone = [(int(stage), Use(*had)) for stage, had in job.channel.gather_objects([job.held.stage.index, list(use)])]
     training.close()

@@ -124,7 +124,8 @@ class Contender:
         self.trainer = trainer
         self.trainer.update.want_norm = False
         self.micro_batches: Any = self.trainer.loader.load(0)
-        self.spent = self.trainer.pipeline.span = Spent()
+        self.spent = Spent()
+        self.job.timeline.listen(self.spent)
         self._clock = Clock(world)
         self.losses: list[str] = []
         self.found: list[dict[str, Any]] = []

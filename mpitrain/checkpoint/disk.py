@@ -25,10 +25,9 @@ ADVICE = {errno.ENOSPC: "; free some space or set run.out to another file system
 
 def storage_error(error: OSError, doing: str, path: Path, *, offset: int | None = None, needed: int = 0) -> MpitrainError:
     """What the operating system said, as the error class of its exit code; `needed` bytes are compared with the free ones."""
-    number = error.errno or errno.EIO
-    text = f"{doing} failed: {os.strerror(number)} ({errno.errorcode.get(number, number)})"
+    number, text = error.errno or errno.EIO, f"{doing} failed: {said(error)}"
     if needed:
-        text += f"; it needs {needed} bytes{_free(path)}"
+        text += f"; it needs {needed} bytes{free(path.parent)}"
     kind: type[MpitrainError] = StorageError
     if number in (errno.EACCES, errno.EPERM):
         kind, text = AccessError, text + "; change its permissions or set run.out to a folder of yours"
@@ -37,9 +36,15 @@ def storage_error(error: OSError, doing: str, path: Path, *, offset: int | None 
     return kind(text + ADVICE.get(number, ""), file=path, offset=offset)
 
 
-def _free(path: Path) -> str:
+def said(error: OSError) -> str:
+    number = error.errno or errno.EIO
+    return f"{os.strerror(number)} ({errno.errorcode.get(number, number)})"
+
+
+def free(folder: Path) -> str:
+    """What is free there, to go on with a message."""
     try:
-        room = os.statvfs(path.parent)
+        room = os.statvfs(folder)
     except OSError:
         return ""                                       # only adds to a message that stands without it
     inodes = ", no inode (file) is free" if room.f_files and not room.f_favail else ""
@@ -72,8 +77,11 @@ def write_file(path: Path, chunks: Sequence[bytes | memoryview]) -> None:
         raise storage_error(error, doing, path, offset=position, needed=size) from error
 
 
-def reserve(fd: int, size: int) -> None:
-    """Make the file `size` bytes long, with space behind them where the file system can promise that."""
+def reserve(fd: int, size: int, *, with_zeros: bool = False) -> None:
+    """Make the file `size` bytes long, with space behind them where the file system can promise that.
+
+    Where it cannot, `with_zeros` writes them: a mapped page that finds no space later would end the process by a signal.
+    """
     if not size:
         return
     try:
@@ -82,6 +90,8 @@ def reserve(fd: int, size: int) -> None:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
             raise
         os.ftruncate(fd, size)
+        for start in range(0, size if with_zeros else 0, BLOCK):
+            write_fully(fd, memoryview(bytes(min(BLOCK, size - start))), start)
 
 
 def write_fully(fd: int, view: memoryview, offset: int) -> None:

@@ -124,6 +124,7 @@ class CheckpointConfig:
 class LogConfig:
     every: int = 10                          # steps
     tensorboard: bool = False
+    observers: tuple[str, ...] = ()          # of your own: "file.py:name"
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,11 @@ Micro-batch i of M is rows [iB/M, (i+1)B/M) of the global batch of B rows (round
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,22 +67,30 @@ class Loader:
     """The micro-batches [`micro_start`, `micro_stop`) of each step, for one rank; the next steps are read meanwhile.
 
     `workers` threads (0: read when asked) keep `depth` steps ready. Nothing forks. What goes wrong in a thread is raised
-    where the step would have been handed out. Close it, or use it in a `with` block.
+    where the step would have been handed out. `span(row, name)` is entered around each read, on a row for each thread.
+    Close it, or use it in a `with` block.
     """
 
     def __init__(self, source: Source, sampler: Sampler, n_micro: int, micro_start: int = 0, micro_stop: int | None = None, *,
                  transforms: Transforms | None = None, augment: Sequence[Augmentation] = (), n_classes: int | None = None,
-                 workers: int = 1, depth: int = 2):
+                 workers: int = 1, depth: int = 2,
+                 span: Callable[[str, str], AbstractContextManager[None]] = lambda row, name: nullcontext()):
         self.reader = SampleReader(source, transforms, n_classes=n_classes)
         self.sampler, self.augment = sampler, list(augment)
         self.n_micro, self.micro = n_micro, range(micro_start, n_micro if micro_stop is None else micro_stop)
         assert 0 <= self.micro.start <= self.micro.stop <= n_micro
-        self.workers, self.depth = workers, max(1, depth)
+        self.workers, self.depth, self.span = workers, max(1, depth), span
         self._pool: ThreadPoolExecutor | None = None
         self._waiting: deque[tuple[int, Future[list[MicroBatch]]]] = deque()
 
     def load(self, step: int) -> list[MicroBatch]:
         """The micro-batches of one step, those without rows left out. Raises DataError with the step."""
+        thread = threading.current_thread()
+        row = "data" if thread is threading.main_thread() else f"reader {thread.name.rpartition('_')[2]}"
+        with self.span(row, f"read step {step + 1}"):
+            return self._load(step)
+
+    def _load(self, step: int) -> list[MicroBatch]:
         size = self.sampler.size(step)
         bounds = [i * size // self.n_micro for i in range(self.micro.start, self.micro.stop + 1)]
         rows = self.sampler.rows(step, bounds[0], bounds[-1])

@@ -1,9 +1,10 @@
-"""What a rank of a mesh holds of a model, and the channels to those that hold the same part, or the other parts."""
+"""A placement joined with a mesh: the channels to the ranks that have the same part of a model, or the other parts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -11,18 +12,22 @@ from mpitrain.backend import Array, Device, array_module
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import ConfigError
-from mpitrain.nn import Module, Sequential
+from mpitrain.nn import Sequential
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.gradients.norm import Parts
 from mpitrain.parallel.gradients.replicas import broadcast_state
-from mpitrain.parallel.layers.context_parallel import ContextParallel
-from mpitrain.parallel.layers.expert_parallel import ExpertParallel
+from mpitrain.parallel.layers.alone import LoneAcross, LoneGroup, LoneRing
+from mpitrain.parallel.layers.context_parallel import join_attention
+from mpitrain.parallel.layers.expert_parallel import Across
+from mpitrain.parallel.layers.ring_attention import Ring
+from mpitrain.parallel.layers.tensor_functions import Group
 from mpitrain.parallel.layers.tensor_parallel import TensorParallel
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.parallel.pipeline.neighbours import Neighbours
 from mpitrain.parallel.pipeline.tied import Twins
-from mpitrain.placement.stages import Stage, can_be_cut, cut
-from mpitrain.placement.tensor_plan import read_plan
+from mpitrain.placement.experts import AXIS
+from mpitrain.placement.place import Placement
+from mpitrain.placement.stages import Stage
 from mpitrain.schedules.grid import COPIES, REPLICAS
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline import Schedule
@@ -31,19 +36,25 @@ from mpitrain.schedules.pipeline_check import actions_of
 
 @dataclass
 class Held:
-    """A rank's part of the model. `replicas` connects the ranks that hold the same, but for experts, `copies` those that hold the
-    same experts too, and `parts` those that hold one model together (None where each holds all of it)."""
+    """A placement joined with the other ranks.
 
+    The channel `replicas` connects ranks with copies of one part of the model, which may have different experts, `copies` ranks
+    that have the same experts too, and `parts` the ranks that hold one model together (None where each holds all of it).
+    """
+
+    placement: Placement
     mesh: Mesh
     control: Channel
-    stage: Stage
     replicas: Channel
     copies: Channel
     parts: Channel | None = None
     neighbours: Neighbours | None = None
     tensor: TensorParallel | None = None                     # of layers that several ranks hold together
-    context: ContextParallel | None = None                   # of samples that several ranks share
     choices: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def stage(self) -> Stage:
+        return self.placement.stage
 
     @property
     def notes(self) -> list[str]:
@@ -57,17 +68,7 @@ class Held:
 
     def feed(self, device: Device, dtype: Any, *, tokens: bool) -> Feed:
         """What gives this rank its part of samples."""
-        return Feed(device, dtype, tokens=tokens, part=None if self.context is None else self.context.part)
-
-    def refuse_samples(self, x: Array, y: Array) -> None:
-        """MeshError where ranks cannot share samples of these shapes."""
-        if self.context is not None:
-            self.context.refuse_samples(x, y)
-
-    @property
-    def in_step(self) -> bool:
-        """Whether ranks that have samples of their own must run the model equally often: they have experts for each other."""
-        return self.mesh.size("ep") > 1
+        return Feed(device, dtype, tokens=tokens, part=self.placement.part)
 
     def agree_on_schedule(self, schedule: Schedule, name: str, n_micro: int) -> None:
         """DesyncError where ranks have another user's schedule by the same name. It communicates."""
@@ -132,39 +133,47 @@ class Held:
             broadcast_state(whole("tp"), self.tensor.messages)
 
 
-def hold(model: Module, mesh: Mesh, control: Channel, *, chunks: int = 1, stages: Any = "blocks", untie: bool = False,
-         plan: Mapping[str, str] | None = None, sequence: bool = False, shared: bool = True) -> Held:
-    """Cuts `model`, which has no memory yet, as the mesh says. `untie` gives shared parameters twins also where nothing is cut.
-
-    `stages` is "blocks" (about as many on each), each virtual stage's number of blocks, or a function of the model that gives
-    these. `plan` (default: the model's own) and `sequence` say how layers are cut along tp, `shared` whether their sums may go
-    through memory that ranks share. Raises MeshError and ConfigError, alike on all ranks, where the model cannot be cut so. It
-    communicates.
-    """
-    n_stages = mesh.size("pp")
-    if plan and mesh.size("tp") == 1:
-        read_plan(model, plan)                                # a plan that would be refused is so before there are ranks for it
-    if isinstance(model, Sequential):
-        model.separate()
-        if untie or n_stages > 1:
-            model.untie()
-    if callable(stages):
-        stages = stages(model) if n_stages > 1 and can_be_cut(model, n_stages * chunks) else ()
-    tensor = TensorParallel(model, mesh, plan, sequence=sequence, shared=shared) if mesh.size("tp") > 1 else None
-    context = ContextParallel(model, mesh, tensor.along if tensor else ()) if mesh.size("cp") > 1 else None
-    if mesh.size("ep") > 1:
-        ExpertParallel(model, mesh)
-    counts = stages if isinstance(stages, (list, tuple)) else ()
-    stage = cut(model, mesh.coordinate("pp"), n_stages, chunks, counts=counts)
+def connect(placement: Placement, mesh: Mesh, control: Channel, *, shared: bool = True) -> Held:
+    """Joins what was placed for this rank with the other ranks of `mesh`; `shared`: sums of layers may go through memory that
+    ranks share. It communicates."""
+    stage, group, ring, across = placement.stage, None, None, None
+    if mesh.size("tp") > 1:
+        channel = mesh.channel("tp", "layers")
+        group = Group(mesh.share_memory(channel) if shared else channel)
+    if mesh.size("cp") > 1:
+        ring = Ring(mesh.link("cp", "ring"))
+    if mesh.size(AXIS) > 1:
+        across = partial(Across, mesh.channel(AXIS, "experts"))
+    tensor = join_layers(placement, group, ring, across)
     if not mesh.cuts_model:
-        return Held(mesh, control, stage, control, control, context=context)
+        return Held(placement, mesh, control, control, control)
     replicas, parts = mesh.channel(REPLICAS, "replicas"), mesh.channel(("pp", "ep", "tp"), "parts")
-    copies = mesh.channel(COPIES, "copies") if mesh.size("ep") > 1 else replicas
-    held = Held(mesh, control, stage, replicas, copies, parts, tensor=tensor, context=context)
-    if n_stages > 1:
+    copies = mesh.channel(COPIES, "copies") if mesh.size(AXIS) > 1 else replicas
+    held = Held(placement, mesh, control, replicas, copies, parts, tensor=tensor)
+    if stage.n_stages > 1:
         held.neighbours = Neighbours(mesh.link("pp", "stages"), stage)
         for chunk in stage.chunks:
             if isinstance(chunk, Sequential):
                 chunk.between = mesh.progress.progress
         held.choices["stages"] = stage.bounds
     return held
+
+
+def alone(placement: Placement) -> TensorParallel | None:
+    """Joins a placement with stand-ins for the other ranks: this rank's part of the model runs by itself."""
+    at, size = placement.grid.coordinate, placement.grid.size
+    return join_layers(placement, LoneGroup(at("tp"), size("tp")), LoneRing(at("cp"), size("cp")) if size("cp") > 1 else None,
+                       lambda path: LoneAcross(size(AXIS)))
+
+
+def join_layers(placement: Placement, group: Group | None, ring: Ring | None,
+                across: Callable[[str], Across] | None) -> TensorParallel | None:
+    """Gives every layer that several ranks have together its way to the others; what does so for layers cut along tp."""
+    tensor = TensorParallel(placement.layers, group, sequence=placement.mesh.sequence, head=placement.head) \
+        if group is not None and placement.layers else None
+    if ring is not None:
+        join_attention(placement.stage.whole, ring)
+    for path, mixture in placement.experts:
+        assert across is not None
+        mixture.exchange = across(path)
+    return tensor

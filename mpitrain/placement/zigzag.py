@@ -9,12 +9,15 @@ A query in chunk i looks at chunks 0 ... i, so the chunks of a rank look at 2n +
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from functools import cache
 
 import numpy as np
 
 from mpitrain.backend import Array, array_module
-from mpitrain.errors import MeshError
+from mpitrain.errors import ConfigError, MeshError
+from mpitrain.nn import Module, mixtures
+from mpitrain.schedules.grid import Grid
 
 LENGTH = 1                                                    # the dim of samples (B, L, ...) that is cut
 
@@ -55,3 +58,50 @@ def refuse_length(length: int, n: int) -> None:
     fitting = f"{below} or {above}" if below else str(above)
     raise MeshError(f"mesh.cp = {n} cuts the positions of samples into {2 * n} chunks, and theirs are {length}, no multiple of "
                     f"{2 * n}; the nearest that fits: {fitting} positions (model.block), or mesh.cp = {fewer}")
+
+
+def cut_positions(model: Module, grid: Grid, further: Collection[Module] = ()) -> None:
+    """Tells every module which positions of a sample it has; those of `further` have one part along tp of them.
+
+    ConfigError where a layer may look at several positions at once in another way than attention.
+    """
+    rank, n = grid.coordinate("cp"), grid.size("cp")
+    refuse_model(model, n)
+
+    @cache
+    def spread(length: int) -> Array:
+        return positions(length, rank, n)
+
+    @cache
+    def spread_further(length: int) -> Array:
+        return spread(length * grid.size("tp"))[length * grid.coordinate("tp"):][:length]
+
+    for _, module in model.named_modules():
+        module.spread = spread_further if any(module is other for other in further) else spread
+
+
+def refuse_samples(x: Array, y: Array, n: int) -> None:
+    """MeshError where samples have no positions that can be cut."""
+    if min(x.ndim, y.ndim) <= LENGTH or x.shape[LENGTH] != y.shape[LENGTH]:
+        raise MeshError(f"mesh.cp = {n} cuts inputs and targets along their positions (dim 1), and a sample here is "
+                        f"{x.shape[1:]} with a target {y.shape[1:]}, not as many positions in both; set mesh.cp = 1")
+    refuse_length(x.shape[LENGTH], n)
+
+
+def refuse_model(model: Module, n: int) -> None:
+    """ConfigError naming the first layer that may look at several positions at once in another way than attention."""
+    for path, _ in mixtures(model):
+        raise ConfigError(f'mesh.cp = {n} cuts samples, and experts ("{path}") choose among whole ones; set mesh.cp = 1')
+    for path, module in model.named_modules():
+        if not treats_positions_apart(module):
+            raise ConfigError(f'mesh.cp = {n} cuts samples along their positions, and "{path or "the model"}" '
+                              f"({type(module).__name__}) may look at several of them; set mesh.cp = 1, or, where only "
+                              "MultiHeadAttention in it does, by_position = True in its class")
+
+
+def treats_positions_apart(module: Module) -> bool:
+    """Whether it, or its class, says so; a class with a `forward` of its own must say so anew."""
+    if "by_position" in vars(module):
+        return bool(vars(module)["by_position"])
+    return next((bool(vars(kind).get("by_position")) for kind in type(module).__mro__
+                 if "by_position" in vars(kind) or "forward" in vars(kind)), False)

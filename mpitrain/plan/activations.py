@@ -13,7 +13,7 @@ a model that is larger than a rank can be looked at. Blocks run as they will, an
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -23,7 +23,6 @@ import numpy as np
 from mpitrain.autograd import Deferred, Tensor, run_backward
 from mpitrain.backend import CPU, random
 from mpitrain.backend.memory import Pool
-from mpitrain.comm.messages.progress import Progress
 from mpitrain.nn import Module, Sequential, collect_statistics
 from mpitrain.parallel.pipeline.feed import Feed
 
@@ -205,70 +204,3 @@ def most(program: Sequence[Any], virtual: Callable[[int], int], courses: Sequenc
         if action.kind == "B" and "W" not in course.phases:     # what is left of a split backward holds it anyway
             sent = course.taken
     return peak
-
-
-class LoneMesh:
-    """A mesh of which one rank is there, the first along all axes (`lengths`): what is cut is cut as for it, and what it receives
-    from others is made up."""
-
-    def __init__(self, lengths: Mapping[str, int]):
-        self.lengths = lengths
-        self.progress = Progress()
-
-    def size(self, axis: str) -> int:
-        return self.lengths[axis]
-
-    def coordinate(self, axis: str) -> int:
-        return 0
-
-    def channel(self, axis: str, name: str) -> LoneChannel:
-        return LoneChannel(self.size(axis))
-
-    def link(self, axis: str, name: str) -> LoneLink:
-        return LoneLink(self.size(axis), self.progress)
-
-
-class LoneChannel:
-    """What layers that several ranks share ask of a channel."""
-
-    rank = 0
-
-    def __init__(self, size: int):
-        self.size = size
-
-    def allreduce(self, array: Any, name: str) -> None:
-        """The other ranks add nothing."""
-
-    def all_gather(self, array: Any, steps: Any, name: str) -> None:
-        """What the others have stays undefined."""
-
-    def reduce_scatter(self, array: Any, steps: Any, name: str) -> Any:
-        return array[:array.size // self.size]
-
-    def all_to_all(self, array: Any, steps: Any, name: str) -> None:
-        """The others send what is there."""
-
-
-class LoneLink:
-    """What a ring asks of a link."""
-
-    rank = 0
-
-    def __init__(self, size: int, progress: Progress):
-        self.size, self.progress = size, progress
-
-    def send(self, array: Any, peer: int, tag: int, what: str) -> LoneMessage:
-        return LoneMessage(array)
-
-    def receive(self, shape: tuple[int, ...], dtype: Any, peer: int, tag: int, what: str, *, into: Any) -> LoneMessage:
-        into.fill(0)
-        return LoneMessage(into)
-
-
-class LoneMessage(NamedTuple):
-    """One that has arrived."""
-
-    array: Any
-
-    def wait(self) -> None:
-        """There is nothing to wait for."""

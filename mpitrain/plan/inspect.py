@@ -4,35 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any
 
 from mpitrain import nn
-from mpitrain.backend import float_dtype, keep_freed_memory
+from mpitrain.backend import keep_freed_memory
 from mpitrain.checkpoint import store
 from mpitrain.checkpoint.hashes import array_sha256
 from mpitrain.checkpoint.manifest import MANIFEST, Checkpoint, load
 from mpitrain.config import Config, load_config
 from mpitrain.data import report
 from mpitrain.errors import ConfigError, MissingError, MpitrainError
-from mpitrain.parallel.layers.context_parallel import refuse_model
-from mpitrain.parallel.layers.expert_parallel import cut_experts
-from mpitrain.parallel.policies.sharded import predicted, probe, where_to_cut
-from mpitrain.placement.buckets import plan_buckets, runs
-from mpitrain.placement.shards import finer
-from mpitrain.placement.stages import Stage, cut
-from mpitrain.placement.tensor_plan import narrow, read_plan
+from mpitrain.placement.place import Placement, place
+from mpitrain.placement.shard_cuts import probe
+from mpitrain.placement.stages import Stage
 from mpitrain.placement.zigzag import refuse_length
-from mpitrain.plan import memory
+from mpitrain.plan.memory import forecast_of
+from mpitrain.plan.memory_lines import forecast_lines
 from mpitrain.plan.table import table
-from mpitrain.schedules.grid import Grid, fit
-from mpitrain.schedules.grid import describe as describe_mesh
+from mpitrain.schedules.grid import REPLICAS, Grid, fit
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline_check import actions_of, find_schedule
 from mpitrain.schedules.pipeline_draw import describe
-from mpitrain.train.build.from_config import checkpoint_folder, make_optimizer
+from mpitrain.train.build.from_config import checkpoint_folder
 from mpitrain.train.build.from_config import describe as describe_run
 from mpitrain.train.build.inputs import Inputs, describe_files, open_inputs
 from mpitrain.train.build.sharding import memory_text
@@ -58,42 +53,32 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     """The model's parameters (of layers that are cut, the first rank's), how the batch is cut, which buckets travel, and the
     schedule; nothing is allocated."""
     m = config.mesh
-    lengths = fit(ranks, pp=m.pp, dp=m.dp, ep=m.ep, cp=m.cp, tp=m.tp)
-    pp, ep, cp, tp = (lengths[axis] for axis in ("pp", "ep", "cp", "tp"))
-    places = lengths["dp"] * ep                              # that have samples of their own
-    chunks = config.mesh.chunks
+    grid = Grid(fit(ranks, pp=m.pp, dp=m.dp, ep=m.ep, cp=m.cp, tp=m.tp))
     inputs, why = open_data(config)
-    described = describe_run(config, inputs is not None and inputs.tokens)
-    model = described.model
-    n_micro = validate(config, Grid(lengths), model, described.optimizer, described.rate,
-                       None if inputs is None else inputs.train_rows).n_micro
+    made = describe_run(config, inputs is not None and inputs.tokens)
+    model = made.model
+    n_micro = validate(config, grid, model, made.optimizer, made.rate, None if inputs is None else inputs.train_rows).n_micro
+    pp, cp = grid.size("pp"), grid.size("cp")
     yield f"{config.run.name}: model {config.model.name}, {model.count_parameters():,} parameters"
-    yield f"mesh {describe_mesh(lengths)}, {ranks} rank{'s' if ranks > 1 else ''}"
-    if cp > 1:
-        refuse_model(model, cp)
-        block = config.model.arguments.get("block")
-        if block is not None:
-            refuse_length(block, cp)
-            yield f"samples of {block} positions, {block // cp} on each rank"
-    if ep > 1:
-        cut_experts(model, 0, ep)
-    if tp > 1:
-        narrow(read_plan(model, config.mesh.plan or model.plan), 0, tp)
+    yield f"mesh {grid}, {ranks} rank{'s' if ranks > 1 else ''}"
+    placed = place(model, grid, m, config.train, config.comm)
+    block = config.model.arguments.get("block")
+    if cp > 1 and block is not None:
+        refuse_length(block, cp)
+        yield f"samples of {block} positions, {block // cp} on each rank"
     yield from table(("parameter", "shape", "placement"),
-                     [(name, shape_text(p.shape), placement_text(p)) for name, p in model.named_parameters()])
+                     [(name, shape_text(p.shape), placement_text(p)) for name, p in model.named_parameters() if not p.twin_of])
     buffers = [(name, shape_text(b.shape)) for name, b in model.named_buffers()]
     if buffers:
         yield from table(("buffer", "shape"), buffers)
     yield f"global batch of {config.train.batch_size} rows in {n_micro} micro-batches"
-    if pp > 1 and isinstance(model, nn.Sequential):
-        model.untie()
-    stages = [cut(model, index, pp, chunks, counts=memory.stage_counts(config)) for index in range(pp)]
+    stages = [placed.at_stage(index) for index in range(pp)]
     if pp > 1:
-        yield from stage_lines(stages)
-    yield from schedule_lines(pp, places, n_micro, name=str(config.mesh.schedule), chunks=chunks, folder=config.folder)
-    yield from bucket_lines(stages, config, places * cp)
-    yield bytes_line(stages, config, places * cp)
-    yield from memory.forecast_lines(memory.forecast_of(config, memory.Sizes(**lengths), inputs, why))
+        yield from stage_lines([p.stage for p in stages])
+    yield from schedule_lines(pp, grid.n_places, n_micro, name=str(m.schedule), chunks=m.chunks, folder=config.folder)
+    yield from bucket_lines(stages)
+    yield bytes_line(stages, len(made.optimizer(probe()).state))
+    yield from forecast_lines(forecast_of(config, placed, inputs, why))
 
 
 def open_data(config: Config) -> tuple[Inputs | None, str]:
@@ -111,15 +96,12 @@ def open_data(config: Config) -> tuple[Inputs | None, str]:
     return inputs, ""
 
 
-def bytes_line(stages: Sequence[Stage], config: Config, replicas: int) -> str:
+def bytes_line(stages: Sequence[Placement], states: int) -> str:
     """What a rank keeps of parameters, gradients and optimizer state, by the formula; of the stage that has most, and with one
     copy per node as if there were one node."""
-    size = max(nn.plan_segments(stage.model.parameters())[1] for stage in stages)
-    n_states = len(make_optimizer(config, probe()).state)
-    itemsize = float_dtype(config.train.precision).itemsize
-    found = predicted(size, config.comm.sharding, replicas, itemsize=itemsize, states=n_states,
-                      per_node=replicas if config.comm.node_shared else 1)
-    return memory_text([found], config.comm.sharding, per_node=config.comm.node_shared and replicas > 1)
+    comm, replicas = stages[0].comm, stages[0].grid.count(REPLICAS)
+    found = [p.bytes(p.layout(), comm.sharding, states=states, per_node=replicas if comm.node_shared else 1) for p in stages]
+    return memory_text(found, comm.sharding, per_node=comm.node_shared and replicas > 1)
 
 
 def stage_lines(stages: Sequence[Stage]) -> Iterator[str]:
@@ -133,35 +115,30 @@ def schedule_lines(pp: int, dp: int, n_micro: int, *, name: str = "1f1b", chunks
                    folder: Path | None = None) -> Iterator[str]:
     """Which micro-batches each place along dp runs, and in which order: of pipelines a drawing for each number of them."""
     shares = [share(place, dp, n_micro) for place in range(dp)]
-    for place, (first, last) in enumerate(shares):
+    for number, (first, last) in enumerate(shares):
         if pp > 1:
-            yield f"  pipeline {place}: micro-batches {first}..{last - 1}"
+            yield f"  pipeline {number}: micro-batches {first}..{last - 1}"
             continue
         schedule = find_schedule(name, folder, n_stages=1, n_micro=last - first, chunks=chunks)
         order = " ".join(map(str, actions_of(schedule, 0, 1, last - first, chunks)))
-        yield f"  rank {place}: micro-batches {first}..{last - 1}: {order}"
+        yield f"  rank {number}: micro-batches {first}..{last - 1}: {order}"
     if pp > 1:
         width = get_terminal_size().columns
         for count in sorted({last - first for first, last in shares}):
             yield from describe(name, pp, count, chunks, folder=folder, width=width)
 
 
-def bucket_lines(stages: Sequence[Stage], config: Config, replicas: int) -> Iterator[str]:
+def bucket_lines(stages: Sequence[Placement]) -> Iterator[str]:
     """Where each stage's flat gradient is cut, computed from shapes alone."""
-    kind = config.comm.sharding if replicas > 1 else "none"
-    until = ", until measured ready times say better" if config.comm.bucket_mb == "auto" else ""
-    for stage in stages:
-        for name, parameter in stage.model.named_parameters():
-            parameter.name = name
-        layout = nn.FlatLayout(stage.model.parameters(), config.train.precision)
-        cuts = stage.sizes if kind == "none" else where_to_cut(stage, layout, blocks=kind == "parameters")
-        cuts = finer(cuts, [*accumulate(runs(["ep" in segment.parameter.placement for segment in layout.segments]))])
-        itemsize = layout.dtype.itemsize
-        buckets = plan_buckets(layout.segments, layout.size, max(1, config.comm.bucket_bytes // itemsize), cuts)
-        plural, of_stage = "s" if len(buckets) != 1 else "", f" of stage {stage.index}" if len(stages) > 1 else ""
-        yield f"{len(buckets)} gradient bucket{plural}{of_stage} ({config.comm.algorithm}), in the order they start{until}"
+    comm = stages[0].comm
+    until = ", until measured ready times say better" if comm.bucket_mb == "auto" else ""
+    for p in stages:
+        layout = p.layout()
+        buckets = p.buckets(layout)
+        plural, of_stage = "s" if len(buckets) != 1 else "", f" of stage {p.stage.index}" if len(stages) > 1 else ""
+        yield f"{len(buckets)} gradient bucket{plural}{of_stage} ({comm.algorithm}), in the order they start{until}"
         for bucket in buckets:
-            yield f"  {bucket.index}: {(bucket.stop - bucket.start) * itemsize / 2**20:.2f} MiB, {bucket.name}"
+            yield f"  {bucket.index}: {(bucket.stop - bucket.start) * layout.dtype.itemsize / 2**20:.2f} MiB, {bucket.name}"
 
 
 def inspect_checkpoint(folder: Path, run: Path) -> Iterator[str]:

@@ -7,9 +7,9 @@ from typing import Any
 
 _WHERE = {"Job": "train.build.assembly", "assemble": "train.build.assembly",
           "open_data": "train.build.inputs", "Inputs": "train.build.inputs", "Trainer": "train.trainer",
-          "RunFolder": "checkpoint.run_folder"}
+          "RunFolder": "checkpoint.run_folder", "Observer": "train.observers"}
 
-__all__ = ["Inputs", "Job", "RunFolder", "Trainer", "assemble", "open_data"]
+__all__ = ["Inputs", "Job", "Observer", "RunFolder", "Trainer", "assemble", "open_data"]
 
 
 def __getattr__(name: str) -> Any:

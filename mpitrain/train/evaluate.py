@@ -9,21 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from mpitrain.autograd import Tensor, no_grad
 from mpitrain.backend import Array, array_module, asnumpy
 from mpitrain.comm.messages.channel import Channel
+from mpitrain.nn.loss import Loss
 from mpitrain.parallel.pipeline.inference import Inference
-
-
-class Loss(Protocol):
-    kind: str
-
-    def __call__(self, output: Tensor, target: Any) -> Tensor: ...
-    def count(self, target: Any) -> int: ...
 
 
 class Evaluator:

@@ -16,7 +16,6 @@ import numpy as np
 
 from mpitrain import nn
 from mpitrain.backend import keep_freed_memory, select_device
-from mpitrain.backend.memory import pool_in_use, resident
 from mpitrain.checkpoint import store
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.checkpoint.state import State
@@ -27,10 +26,14 @@ from mpitrain.comm.job.together import on_first
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.config import Config, to_toml
-from mpitrain.errors import MpitrainError, OutputError, Stopped, UsageError
-from mpitrain.parallel.connect import hold
+from mpitrain.errors import MpitrainError, OutputError, UsageError
+from mpitrain.parallel.connect import connect
 from mpitrain.parallel.pipeline.inference import Inference
-from mpitrain.plan import memory
+from mpitrain.placement.bytes import Forecast, Use
+from mpitrain.placement.place import place
+from mpitrain.plan.memory import forecast_of
+from mpitrain.plan.memory_lines import as_json, report_lines
+from mpitrain.schedules.grid import Grid
 from mpitrain.train.build import measured_cut
 from mpitrain.train.build.assembly import Job, local_rank
 from mpitrain.train.build.from_config import build, checkpoint_folder, make_loss, make_model
@@ -41,8 +44,11 @@ from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.machine import environment, threads
 from mpitrain.train.machine.threads import Place
 from mpitrain.train.observers.log import plain_values
-from mpitrain.train.observers.profile import Profile, trace_text
-from mpitrain.train.observers.record import Recorder, find_tensorboard
+from mpitrain.train.observers.memory import Memory
+from mpitrain.train.observers.observer import Observer, own_observers
+from mpitrain.train.observers.profile import Profile
+from mpitrain.train.observers.record import MetricsFile
+from mpitrain.train.observers.tensorboard import TensorBoard
 
 
 @dataclass
@@ -136,13 +142,14 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
         stages = on_first(session.control, lambda: config.mesh.stages if not continues(folder, resume) else
                           measured_cut.kept_in(folder.checkpoints, config.mesh.stages, n_virtual(config)))
         with guard.symmetric():
-            job = build(config, session.inputs, session.mesh, stages=stages)
+            job = build(config, session.inputs, session.mesh, stages=stages, quiet=quiet)
         job.trainer.stop = stop
         forecast = predict_memory(config, session, job)
         job.trainer.notes += session.notes + compiled_or_not(session)
         if config.model.init_from and not on_first(session.control, lambda: continues(folder, resume)):
             load_from(config, job, session.control)
-        board = tensorboard_writer(config, folder, session.world.rank)
+        with guard.symmetric():
+            asked = observers_of(config)
         continued = on_first(session.control, lambda: open_folder(folder, resume, overwrite))
         if session.world.rank == 0:
             cleanup.callback(folder.close)
@@ -152,68 +159,44 @@ def train(config: Config, *, resume: str | None = None, overwrite: bool = False,
             with guard.symmetric():
                 job.resume(found)
         on_first(session.control, lambda: begin_folder(folder, config, job.trainer.update.step))
-        recorder = Recorder(folder.metrics, rank=session.world.rank, quiet=quiet, board=board)
-        cleanup.callback(recorder.close)
-        job.keep_in(folder, recorder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments}})
+        watch = Memory(job, lambda uses: report_lines(forecast, uses))
+        job.trainer.observers += [watch, *([MetricsFile(folder.metrics)] if session.world.rank == 0 else []), *asked]
+        if profile:
+            job.trainer.observers.append(Profile(job.timeline, session.mesh.channel(session.mesh.axes, "clocks"), folder))
+        job.keep_in(folder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments}})
         about = describe_run(config, session) | ({"numerics": job.numerics} if job.numerics else {})
         on_first(session.control, lambda: folder.write_json(folder.run_json, about | {
-            "status": "running", "memory": memory.as_json(forecast, [])}))
+            "status": "running", "memory": as_json(forecast, [])}))
         began = time.time()
-        if profile:
-            metrics = fit_profiled(job, folder, session)
-        else:
-            metrics = job.trainer.fit()
-        peak = peak_memory(session.control)
-        job.trainer.recorder.message("most memory of a rank: " + ", ".join(f"{name} {mb:,.0f} MiB" for name, mb in peak.items()))
-        uses = [(int(stage), memory.Use(*use)) for stage, use in session.control.gather_objects(
-            [job.held.stage.index, list(memory.measured(job))])]
-        for line in memory.report_lines(forecast, uses):
-            job.trainer.recorder.message(line)
+        metrics = job.trainer.fit()
         if job.state.is_cut:
             job.held.copies.agree(job.state.own_sha256(), "the final parameters of their part")
         hashes = job.state.hashes()
         session.control.agree(hashes, "the final parameters")
-        record = about | hashes | {"choices": job.trainer.tuning.choices, "status": "done", "steps": job.plan.steps,
-                                   "seconds": round(time.time() - began, 3), "metrics": plain_values(metrics), "peak_mb": peak,
-                                   "memory": memory.as_json(forecast, uses)}
+        record = about | hashes | job.trainer.found | {
+            "status": "done", "steps": job.plan.steps, "seconds": round(time.time() - began, 3), "metrics": plain_values(metrics),
+            "memory": as_json(forecast, watch.uses)}
         on_first(session.control, lambda: folder.write_json(folder.run_json, record))
     return 0
 
 
-def predict_memory(config: Config, session: Session, job: Job) -> memory.Forecast:
+def predict_memory(config: Config, session: Session, job: Job) -> Forecast:
     """What the ranks will need, of rank 0, which runs a few rows through a model whose parameters take no memory."""
     bounds = job.held.stage.bounds
-    sizes = memory.Sizes(*(session.mesh.size(axis) for axis in memory.Sizes._fields))
 
     def predict() -> Any:
-        found = memory.forecast_of(config, sizes, session.inputs, counts=[b - a for a, b in pairwise(bounds)])
+        placement = place(make_model(config), Grid(session.mesh.lengths), config.mesh, config.train, config.comm,
+                                stages=[b - a for a, b in pairwise(bounds)])
+        found = forecast_of(config, placement, session.inputs)
         return [list(map(list, found.stages)), found.why]
 
     stages, why = on_first(session.control, predict)
-    return memory.Forecast([memory.Use(*use) for use in stages], why)
+    return Forecast([Use(*use) for use in stages], why)
 
 
 def n_virtual(config: Config) -> int:
     """Into how many parts the model is cut."""
     return config.mesh.pp * config.mesh.chunks
-
-
-def fit_profiled(job: Job, folder: RunFolder, session: Session) -> dict[str, float]:
-    """Trains, and writes the trace at the end; also where the run ends early on request."""
-    profile = Profile(job.trainer, session.mesh.channel(session.mesh.axes, "clocks"))
-
-    def write() -> None:
-        trace = profile.trace()
-        on_first(session.control, lambda: folder.write_text(folder.trace, trace_text(trace or {})))
-        job.trainer.recorder.message(f"profile: {folder.trace} (open it in ui.perfetto.dev)")
-
-    try:
-        metrics = job.trainer.fit()
-    except Stopped:
-        write()
-        raise
-    write()
-    return metrics
 
 
 def open_folder(folder: RunFolder, resume: str | None, overwrite: bool) -> bool:
@@ -244,13 +227,10 @@ def begin_folder(folder: RunFolder, config: Config, step: int) -> None:
     folder.truncate_metrics(step)
 
 
-def tensorboard_writer(config: Config, folder: RunFolder, rank: int) -> Callable[[], Any] | None:
-    """What opens the event files on rank 0, where they are wanted. Raises ConfigError, on all ranks, without the package."""
-    if not config.log.tensorboard:
-        return None
-    with guard.symmetric():
-        writer = find_tensorboard()
-    return (lambda: writer(str(folder.path / "tensorboard"))) if rank == 0 else None
+def observers_of(config: Config) -> list[Observer]:
+    """Those that [log] asks for. Raises ConfigError, alike on all ranks, where one cannot be had."""
+    board: list[Observer] = [TensorBoard()] if config.log.tensorboard else []
+    return board + own_observers(config.log.observers, config.folder)
 
 
 def describe_run(config: Config, session: Session) -> dict[str, Any]:
@@ -261,31 +241,24 @@ def describe_run(config: Config, session: Session) -> dict[str, Any]:
         threads=session.threads, cores=[len(place.cores) for place in session.places], device=config.train.device)
 
 
-def peak_memory(channel: Channel) -> dict[str, float]:
-    """The most memory, in MiB, that any rank has had: resident, and in arrays where these come from pools. It communicates."""
-    pool = pool_in_use()
-    mine = {"resident": resident(peak=True)} | ({"arrays": pool.usage().peak} if pool else {})
-    ranks = channel.gather_objects(mine)
-    return {name: round(max(rank[name] for rank in ranks) / 2**20, 1) for name in ranks[0] if all(name in rank for rank in ranks)}
-
-
 def evaluate(config: Config, source: Path, *, quiet: bool = False) -> int:
     """The metrics of a run's newest checkpoint on its validation data, printed as one JSON line by rank 0."""
     with ExitStack() as cleanup:
         session = open_session(config, cleanup)
         found = store.latest(source / "checkpoints", session.control, store.EVALUATE)
-        place = local_rank(session.control)
+        number = local_rank(session.control)
         with guard.symmetric():
-            device = select_device(config.train.device, place)
+            device = select_device(config.train.device, number)
             model = make_model(config)
             stages = measured_cut.kept(config.mesh.stages, n_virtual(config), found.meta.get("choices"))
-            held = hold(model, session.mesh, session.control, chunks=config.mesh.chunks, stages=stages,
-                        plan=config.mesh.plan or None, sequence=config.mesh.sequence, shared=device.name == "cpu")
+            placement = place(model, session.mesh, config.mesh, config.train, config.comm, stages=stages)
+            held = connect(placement, session.mesh, session.control, shared=device.name == "cpu")
             loss = held.loss(make_loss(config, session.inputs.tokens))
             sharding = open_sharding(config.comm, session.mesh) if config.comm.sharding == "parameters" else None
             seed, precision = config.run.seed, config.train.precision
             storage: nn.FlatLayout = held.stage.model.initialize(seed, precision, device) if sharding is None else \
-                sharding.initialise(held.stage, seed, precision, device, bucket_bytes=config.comm.bucket_bytes, whole=False)
+                sharding.initialise(held.stage, seed, precision, device, whole=False,
+                                    bucket_bytes=config.comm.bucket_bytes)
             State(held.stage.model, None, session.inputs.transforms, whole=model, sharding=sharding).restore(found)
             inference = Inference(held.stage, held.feed(device, storage.dtype, tokens=session.inputs.tokens), held.neighbours)
             read, n_chunks = session.inputs.chunks(try_one_sample(inference, loss, session.inputs, held))
@@ -293,7 +266,7 @@ def evaluate(config: Config, source: Path, *, quiet: bool = False) -> int:
                 raise UsageError("this run has no validation data; give some: data.validation=PATH")
         metrics = Evaluator(inference, loss, read, n_chunks, session.control, place=session.mesh.place,
                             n_places=session.mesh.n_places, counts=held.counts, classes=held.classes,
-                            in_step=sharding is not None or held.in_step).run()
+                            in_step=sharding is not None or placement.in_step).run()
         if session.world.rank == 0:
             print(json.dumps({"step": found.step, "split": "validation", **plain_values(metrics)}), flush=True)
     return 0

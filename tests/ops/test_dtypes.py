@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mpitrain import ops
+from mpitrain.autograd.function import Function
 from mpitrain.errors import ShapeError
 from tests.ops.parity import normal
 
@@ -39,3 +40,25 @@ def test_what_is_no_float_is_refused_by_name(name: str, place: int, dtype: str) 
     message = f"^{name}: (an input is {np.dtype(dtype)}, expected float32 or float64; convert it first|inputs of )"
     with pytest.raises(ShapeError, match=message):
         op(*given)
+
+
+@pytest.mark.parametrize(("here", "elsewhere"), [("float64", "float32"), ("float32", "float64")])
+@pytest.mark.parametrize(("name", "place"), [(name, place) for name, place in PLACES if len(CASES[name][1]) > 1])
+def test_one_input_of_the_other_precision_is_refused_before_anything_is_computed(name: str, place: int, here: str,
+                                                                                 elsewhere: str) -> None:
+    """Also as the first one: compiled code that reads the others by its size would read past their ends."""
+    op, arrays = CASES[name]
+    given = [array.astype(here if i == place else elsewhere) for i, array in enumerate(arrays)]
+    message = f"^{name}: inputs of (float32 and float64|float64 and float32); convert one of them first"
+    with pytest.raises(ShapeError, match=message):
+        op(*given)
+
+
+def test_a_result_of_less_precision_than_float64_inputs_is_refused() -> None:
+    class Shorten(Function):
+        @staticmethod
+        def forward(ctx: Any, x: np.ndarray) -> np.ndarray:
+            return x.astype(np.float32)
+
+    with pytest.raises(ShapeError, match="Shorten: the result is float32, expected float64; a promotion crept in"):
+        Shorten.apply(np.ones(3))

@@ -18,7 +18,7 @@ from mpitrain.checkpoint import store
 from mpitrain.comm.shared.node import Node
 from mpitrain.errors import ConfigError, NumericsError, StorageError
 from mpitrain.parallel.policies.node_shared import NodeShared
-from mpitrain.parallel.policies.sharded import predicted
+from mpitrain.placement.bytes import predicted
 from mpitrain.placement.shards import KINDS
 from mpitrain.train.build.assembly import Job
 
@@ -278,6 +278,6 @@ def test_buckets_are_cut_where_times_say_where_layers_are_cut(comm: Any) -> None
     for tuned in (True, False):
         with meshes.job(comm, gpt, {"tp": 2}, steps=10, bucket_mb="auto" if tuned else 4.0) as job:
             job.fit()
-            assert (job.trainer.tuning.choices.get("buckets") or {}).get("ranks") == (comm.size // 2 if tuned else None)
+            assert (job.tuning.choices.get("buckets") or {}).get("ranks") == (comm.size // 2 if tuned else None)
             found.append(job.state.hashes())
     assert found[0] == found[1]

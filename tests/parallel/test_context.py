@@ -15,8 +15,9 @@ from mpitrain.config import MeshConfig, load_config
 from mpitrain.errors import ConfigError, MeshError
 from mpitrain.kernels.flash_attention import flash_attention
 from mpitrain.kernels.joined_attention import join_attention
-from mpitrain.parallel.layers.context_parallel import refuse_model, without_mask
+from mpitrain.parallel.layers.context_parallel import without_mask
 from mpitrain.placement import zigzag
+from mpitrain.placement.zigzag import refuse_model
 from mpitrain.plan.inspect import inspect_config
 from mpitrain.train.build.inputs import evaluation_chunks
 

@@ -13,16 +13,16 @@ from launch import mpirun
 from runs import lines, record, train, write
 
 from mpitrain import models, nn
-from mpitrain.config import load_config
+from mpitrain.config import CommConfig, MeshConfig, TrainConfig, load_config
 from mpitrain.data.importers import import_text
 from mpitrain.errors import ConfigError, MeshError
-from mpitrain.parallel.connect import hold
 from mpitrain.parallel.gradients.reducer import GradientReducer
-from mpitrain.parallel.layers.expert_parallel import cut_experts
 from mpitrain.parallel.pipeline.nonfinite import first_bad_layer
 from mpitrain.placement.buckets import runs
+from mpitrain.placement.experts import cut_experts
+from mpitrain.placement.place import Placement, place
 from mpitrain.plan.inspect import inspect_config
-from mpitrain.schedules.grid import fit
+from mpitrain.schedules.grid import Grid
 
 CONFIG = """
 model = {name = "gpt", layers = 2, heads = 2, width = 16, block = 8, vocabulary = 64, experts = 4}
@@ -66,8 +66,11 @@ def net(step, block, vocabulary):
 
 def mesh(**lengths: int) -> Any:
     """As far as refusals look at one."""
-    found = fit(int(np.prod(list(lengths.values()))), **lengths)
-    return SimpleNamespace(size=found.get, n_places=found["dp"] * found["ep"], cuts_model=True, coordinate=lambda axis: 0)
+    return Grid(lengths)
+
+
+def placed(model: nn.Module, grid: Grid, **keys: Any) -> Placement:
+    return place(model, grid, MeshConfig(**keys), TrainConfig(), CommConfig())
 
 
 def gpt(**more: Any) -> nn.Sequential:
@@ -79,7 +82,7 @@ def gpt(**more: Any) -> nn.Sequential:
     (lambda: cut_experts(gpt(experts=6), 0, 4), MeshError,
      'mesh.ep = 4 does not divide the 6 experts of "block0.mixture"; the nearest that fits the whole model: mesh.ep = 3 or 6'),
     (lambda: cut_experts(gpt(experts=3), 0, 5), MeshError, "the nearest that fits the whole model: mesh.ep = 3"),
-    (lambda: hold(gpt(experts=2), mesh(cp=2), None), ConfigError,
+    (lambda: placed(gpt(experts=2), mesh(cp=2)), ConfigError,
      'mesh.cp = 2 cuts samples, and experts ('),
 ])
 def test_what_cannot_be_shared_out_is_refused_by_name(call: Any, kind: type[Exception], message: str) -> None:

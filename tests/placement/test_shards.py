@@ -16,9 +16,9 @@ from mpitrain.models import gpt
 from mpitrain.nn.init import constant, normal
 from mpitrain.nn.parameter import rectangles
 from mpitrain.nn.storage import FlatLayout, FlatStorage
-from mpitrain.parallel.policies.gathered import block_ends
 from mpitrain.parallel.policies.scratch import Scratch
-from mpitrain.parallel.policies.sharded import needs_whole_parameters, predicted, where_to_cut
+from mpitrain.placement.bytes import predicted
+from mpitrain.placement.shard_cuts import block_ends, needs_whole_parameters, where_to_cut
 from mpitrain.placement.shards import Shards, Strips, finer, level
 from mpitrain.placement.stages import cut
 from mpitrain.schedules.check import check_sums, contributions, run

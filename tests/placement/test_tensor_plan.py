@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from mpitrain import models, nn
+from mpitrain.config import CommConfig, MeshConfig, TrainConfig
 from mpitrain.errors import ConfigError, MeshError
-from mpitrain.parallel.connect import hold
 from mpitrain.parallel.layers.tensor_loss import CutLoss
-from mpitrain.parallel.layers.tensor_parallel import TensorParallel, _of_channels
+from mpitrain.parallel.layers.tensor_parallel import _of_channels
+from mpitrain.placement.place import place
 from mpitrain.placement.tensor_plan import narrow, read_plan
+from mpitrain.schedules.grid import Grid
 
 
 def gpt(**changed):
@@ -115,17 +117,9 @@ def test_a_parameter_that_is_twice_in_a_plan_of_twins_is_refused_too():
         read_plan(model, {"embed.token": "vocabulary"})
 
 
-class Ranks:
-    """A mesh in which layers are cut over two ranks, of which nobody sends anything."""
-
-    def channel(self, axes, purpose):
-        return None
-
-    def size(self, axis):
-        return 2 if axis == self.cut else 1
-
-    def __init__(self, cut="tp"):
-        self.cut = cut
+def placed(cut, **mesh):
+    """A model on two ranks along the axis `cut`."""
+    return place(small(), Grid({cut: 2}), MeshConfig(**mesh), TrainConfig(), CommConfig())
 
 
 def test_what_does_not_go_with_layers_on_several_ranks_is_said_in_one_line():
@@ -136,9 +130,9 @@ def test_what_does_not_go_with_layers_on_several_ranks_is_said_in_one_line():
             (lambda: _of_channels(nn.Dropout(), "drop", SimpleNamespace(rank=1))(np.zeros((2, 3, 4))),
              'mesh.plan: "drop" is "channels", which for a Dropout is about (B, features) or (B, channels, H, W), found (2, 3, '
              "4)"),
-            (lambda: TensorParallel(small(), Ranks(), {"a": "column", "b": "row"}, sequence=True),
+            (lambda: placed("tp", plan={"a": "column", "b": "row"}, sequence=True),
              'mesh.sequence = true cuts what lies between layers, and the plan has no "sequence" layer'),
-            (lambda: hold(small(), Ranks("dp"), None, plan={"c": "column"}), 'mesh.plan: no layer matches "c"')):
+            (lambda: placed("dp", plan={"c": "column"}), 'mesh.plan: no layer matches "c"')):
         with pytest.raises(ConfigError) as caught:
             make()
         assert message in caught.value.message

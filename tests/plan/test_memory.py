@@ -10,26 +10,28 @@ from typing import Any
 
 import numpy as np
 import pytest
-from configs import flat
 
 from mpitrain import models, nn, optim
 from mpitrain.backend import memory as pools
 from mpitrain.backend import native
-from mpitrain.config import load_config
+from mpitrain.config import CommConfig, MeshConfig, TrainConfig, load_config
 from mpitrain.parallel.gradients.reducer import GradientReducer
+from mpitrain.placement.bytes import Forecast, Use, sums_at_once
+from mpitrain.placement.place import place
 from mpitrain.placement.shards import KINDS
 from mpitrain.placement.tree import RankTree
-from mpitrain.plan import memory
 from mpitrain.plan.activations import Course, Phase, most, trace
 from mpitrain.plan.inspect import inspect_config
-from mpitrain.plan.memory import NOBODY, Forecast, Sizes, Use, forecast, forecast_lines, report_lines, sums_at_once
+from mpitrain.plan.memory import NOBODY, forecast
+from mpitrain.plan.memory_lines import forecast_lines, report_lines
+from mpitrain.schedules.grid import Grid
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline import SCHEDULES
 from mpitrain.schedules.pipeline_check import actions_of
 
 needs_pool = pytest.mark.skipif(native.compiler() is None, reason="no C compiler")
 LOSS = nn.LOSSES["cross_entropy"]()
-ALONE = Sizes()
+ALONE = Grid({})
 MIB = 1 << 20
 
 
@@ -113,17 +115,19 @@ class Odd(nn.Module):
         return {}["key"]
 
 
-def predict(model: nn.Module, sample: Any = None, sizes: Sizes = ALONE, **options: Any) -> Forecast:
-    given = flat(steps=1, batch_size=12, **options)
-    return forecast(model, given, sizes, sample, loss=LOSS, optimizer=lambda storage: optim.AdamW(storage), tokens=False)
+def predict(model: nn.Module, sample: Any = None, grid: Grid = ALONE, *, micro_batches: int = 0, device: str = "cpu",
+            offload: str = "none", **comm: Any) -> Forecast:
+    placement = place(model, grid, MeshConfig(), TrainConfig(batch_size=12, micro_batches=micro_batches, device=device),
+                      CommConfig(**comm))
+    return forecast(placement, sample, loss=LOSS, optimizer=lambda storage: optim.AdamW(storage), tokens=False,
+                    schedule=SCHEDULES["1f1b"], offload=offload)
 
 
 @needs_pool
 def test_what_cannot_be_predicted_is_said_and_the_rest_is(monkeypatch: pytest.MonkeyPatch) -> None:
     sample = np.zeros((1, 4), np.float32), np.zeros(1, np.int64)
     assert predict(Odd(), sample).why == NOBODY
-    in_pool(monkeypatch, lambda pool: monkeypatch.setattr(memory, "found", predict(Odd(), sample), raising=False))
-    found: Forecast = memory.found                                          # type: ignore[attr-defined]
+    found: Forecast = in_pool(monkeypatch, lambda pool: predict(Odd(), sample))
     assert found.stages == [Use(4 * 32, 4 * 32, 8 * 32, 0, None, None)] and "KeyError" in found.why
     lines = list(forecast_lines(found))
     assert lines[0].startswith("memory of a rank in MiB, predicted (activations are not: ")
@@ -137,10 +141,10 @@ def test_each_part_has_its_formula() -> None:
 
     line = 4 * 1008
     assert predict(two()).stages[0] == Use(2 * line, 2 * line, 4 * line, 0, None, None)
-    assert predict(two(), sizes=Sizes(pp=2), micro_batches=4).stages == [Use(line, 3 * line, 2 * line, 0, None, None)] * 2
-    assert predict(two(), sizes=Sizes(dp=4), sharding="parameters").stages[0][:3] == (line // 2, line // 2, line)
-    one_copy = [predict(two(), sizes=Sizes(dp=4), sharding=kind, node_shared=True).stages[0][:3] for kind in KINDS]
-    plain, sliced = predict(two(), sizes=Sizes(dp=4)).stages[0][:3], (2 * line, line // 2, line)
+    assert predict(two(), grid=Grid({"pp": 2}), micro_batches=4).stages == [Use(line, 3 * line, 2 * line, 0, None, None)] * 2
+    assert predict(two(), grid=Grid({"dp": 4}), sharding="parameters").stages[0][:3] == (line // 2, line // 2, line)
+    one_copy = [predict(two(), grid=Grid({"dp": 4}), sharding=kind, node_shared=True).stages[0][:3] for kind in KINDS]
+    plain, sliced = predict(two(), grid=Grid({"dp": 4})).stages[0][:3], (2 * line, line // 2, line)
     assert one_copy == [plain, plain, sliced, sliced], "the node's one copy, which has slices of its own"
     assert predict(two(), offload="file").stages[0][2:4] == (0, 4 * line)
     assert predict(two(), offload="host", device="gpu").stages[0][2:4] == (0, 8 * line)

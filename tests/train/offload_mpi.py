@@ -55,10 +55,10 @@ def test_state_on_the_host_has_the_bits_of_the_devices_update(comm: Any, monkeyp
 def test_a_rank_without_room_ends_all_of_them_alike(comm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     room = offload.reserve
 
-    def reserve(fd: int, nbytes: int) -> None:
+    def reserve(fd: int, nbytes: int, **options: bool) -> None:
         if comm.rank == comm.size - 1:
             raise OSError(errno.ENOSPC, "full")
-        room(fd, nbytes)
+        room(fd, nbytes, **options)
     monkeypatch.setattr(offload, "reserve", reserve)
     mesh = Mesh(comm)
     with pytest.raises(StorageError, match="a file of [0-9,]+ bytes for optimizer state cannot be made: No space left"):

@@ -16,29 +16,29 @@ from mpitrain.bench.train import Memory
 from mpitrain.checkpoint import store
 from mpitrain.comm.mesh import Mesh
 from mpitrain.errors import GraphError, NumericsError
-from mpitrain.parallel.policies.sharded import predicted
 from mpitrain.parallel.policies.sharded_reducer import IN_FLIGHT
+from mpitrain.placement.bytes import predicted
 from mpitrain.placement.shards import KINDS
 from mpitrain.train.build.assembly import Job, assemble
 from mpitrain.train.build.inputs import Inputs
-from mpitrain.train.observers.record import Recorder
+from mpitrain.train.intervals import Step
+from mpitrain.train.observers import Observer
 
 CUT = KINDS[1:]
 STEPS = 5
 Make = Callable[[Any], optim.Optimizer]
 
 
-class Losses(Recorder):
+class Losses(Observer):
     """Keeps every step's loss and gradient norm, and every evaluation."""
 
-    def __init__(self, rank: int):
-        super().__init__(None, rank=rank, quiet=True)
+    def __init__(self) -> None:
         self.seen: list[float] = []
 
-    def step(self, done: int, result: Any, seconds: float, *, due: bool) -> None:
-        self.seen += [result["loss"], result["grad_norm"] or 0.0]
+    def after_step(self, step: int, fields: Step, seconds: float) -> None:
+        self.seen += [fields.loss, fields.grad_norm or 0.0]
 
-    def evaluation(self, done: int, metrics: Any, seconds: float) -> None:
+    def after_evaluation(self, step: int, metrics: Any, seconds: float) -> None:
         self.seen += metrics.values()
 
 
@@ -101,7 +101,7 @@ def job_of(mesh: Mesh, kind: str, model: nn.Module, inputs: Inputs, optimizer: M
              "clip_norm": 0.5, **options}
     job = assemble(model, inputs, mesh, loss=nn.LOSSES["cross_entropy"](), optimizer=optimizer,
                    config=flat(sharding=kind, **given), quiet=True)
-    job.trainer.recorder = Losses(mesh.rank)
+    job.trainer.observers.append(Losses())
     return job
 
 
@@ -111,7 +111,7 @@ def train(comm: Any, kind: str, model: nn.Module, inputs: Inputs, optimizer: Mak
     mesh = Mesh(comm, pp=pp)
     job = job_of(mesh, kind, model, inputs, optimizer, **options)
     job.fit()
-    found = job.trainer.recorder.seen, job.state.hashes()                   # type: ignore[attr-defined]
+    found = job.trainer.observers[-1].seen, job.state.hashes()                   # type: ignore[attr-defined]
     job.channel.agree(found[1], "the final parameters")
     mesh.close()
     return found
@@ -185,7 +185,7 @@ def test_a_checkpoint_of_slices_goes_on_whole_and_in_other_slices(comm: Any, kin
         job.resume(store.load(shared_folder / "step-00000003"))
         assert job.state.hashes() == saved
         job.fit()
-        rest = job.trainer.recorder.seen                                    # type: ignore[attr-defined]
+        rest = job.trainer.observers[-1].seen                                    # type: ignore[attr-defined]
         np.testing.assert_allclose(rest, whole[-len(rest):], rtol=1e-5)
         assert where is not comm or rest == whole[-len(rest):]
         mesh.close()

@@ -121,15 +121,6 @@ def test_values_that_are_not_known_are_left_out() -> None:
     assert out.getvalue() == "step 1/3  loss 1.0000\n"
 
 
-@pytest.mark.parametrize("options", [{"quiet": True}, {"rank": 1}])
-def test_quiet_runs_and_other_ranks_say_nothing(options: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(10, **options)
-    progress.update(1, VALUES)
-    progress.message("saved")
-    progress.close()
-    assert capsys.readouterr() == ("", "")
-
-
 def test_by_default_it_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     Progress(3).update(1, {"loss": 1.0})
     assert capsys.readouterr() == ("step 1/3  loss 1.0000\n", "")

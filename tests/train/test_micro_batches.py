@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpitrain.errors import MeshError
-from mpitrain.train.build.validate import count_micro_batches
+from mpitrain.placement.micro_batches import count_micro_batches
 
 
 @pytest.mark.parametrize(("batch_size", "n_stages", "n_ranks", "chunks", "expected"), [

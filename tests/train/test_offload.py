@@ -16,6 +16,7 @@ from runs import SMALL, record, train, write
 
 from mpitrain import models, nn, optim
 from mpitrain.backend import CPU, Device
+from mpitrain.checkpoint import disk as disk
 from mpitrain.config import load_config
 from mpitrain.errors import AccessError, MissingError, StorageError
 from mpitrain.placement.shards import Shards
@@ -138,8 +139,8 @@ def test_where_a_file_system_promises_nothing_zeros_are_written(tmp_path: Path, 
     def unknown(fd: int, offset: int, length: int) -> None:
         raise OSError(95, "Operation not supported")
     monkeypatch.setattr(os, "posix_fallocate", unknown)
-    memory = Files(existing(tmp_path / "not" / "yet")).allocate(offload.BLOCK + 5)
-    assert existing(tmp_path / "not" / "yet") == tmp_path and bytes(memory) == bytes(offload.BLOCK + 5)
+    memory = Files(existing(tmp_path / "not" / "yet")).allocate(disk.BLOCK + 5)
+    assert existing(tmp_path / "not" / "yet") == tmp_path and bytes(memory) == bytes(disk.BLOCK + 5)
 
 
 def test_a_run_goes_on_with_state_in_files_and_has_the_bits_of_one_without(tmp_path: Path) -> None:

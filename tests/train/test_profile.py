@@ -153,8 +153,7 @@ def test_what_follows_backward_is_in_a_span_from_its_beginning_to_its_end(monkey
     trainer = Trainer(pipeline=SimpleNamespace(run=lambda batches, flag: np.ones(1), take_tally=lambda: np.zeros(0)),
                       update=SimpleNamespace(begin=lambda: None, finish=lambda: passes(3.0, outcome)),
                       channel=SimpleNamespace(size=2, rank=0, allreduce=lambda message, name: passes(2.0)),
-                      loader=None, evaluator=None, plan=None, recorder=None, tuning=None)
-    trainer.span = listen = Spans()
+                      loader=None, evaluator=None, plan=None, span=(listen := Spans()))
     with listen(Spans.STEP, "step 1"):
         trainer.train_step([None])
     assert [(span.name, span.began, span.ended) for span in listen.groups[-1]] == [

@@ -49,17 +49,26 @@ class StepTimes:
 
 
 class Timeline:
-    """The last `KEPT` steps, oldest first, in `steps`; filled in by the reducer."""
+    """The last `KEPT` steps, oldest first, in `steps`, filled in by the reducer; and `span`, for whoever does what takes time."""
 
     def __init__(self) -> None:
         self.steps: deque[StepTimes] = deque(maxlen=KEPT)
         self.parameters: dict[str, float] | None = None       # set to a dict, it takes the time each gradient became final
+        self._listener: SpanMaker = no_span
         self._node = self._node_before = self._last_ready = 0.0
         self._ready: list[float] = []
         self._start: list[float] = []
         self._end: list[float] = []
         self._works: list[Movable] = []
         self._landed = 0                                      # so many buckets have landed for certain, the first ones
+
+    def listen(self, listener: SpanMaker) -> None:
+        """From now on spans go to `listener`; until then to nobody."""
+        self._listener = listener
+
+    def span(self, row: str, name: str) -> AbstractContextManager[None]:
+        """What takes time is done in a span: ``with timeline.span("compute", "forward 0"): ...``."""
+        return self._listener(row, name)
 
     def begin(self, n_buckets: int) -> None:
         self._ready, self._start, self._end = [0.0] * n_buckets, [0.0] * n_buckets, [0.0] * n_buckets

@@ -12,7 +12,6 @@ send zeros. Lepikhin et al.: "GShard", 2020.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -20,14 +19,10 @@ import numpy as np
 from mpitrain import ops
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array, array_module
-from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
-from mpitrain.errors import MeshError
-from mpitrain.nn import MixtureOfExperts, Module, Parameter, mixtures
+from mpitrain.nn import MixtureOfExperts
 from mpitrain.nn.moe import Experts
 from mpitrain.schedules.collectives import ALL_TO_ALL
-
-AXIS = "ep"
 
 
 class Across:
@@ -93,38 +88,6 @@ class Return(Function):
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
         return ctx.across.send(grad, ctx.most, "gradients of rows from")
-
-
-class ExpertParallel:
-    """A model whose experts are shared out over the ranks of a mesh's ep axis. Made by all of them, before memory is given."""
-
-    def __init__(self, model: Module, mesh: Mesh):
-        channel, rank, n = mesh.channel(AXIS, "experts"), mesh.coordinate(AXIS), mesh.size(AXIS)
-        for path, layer in cut_experts(model, rank, n):
-            layer.exchange = Across(channel, path)
-
-
-def cut_experts(model: Module, rank: int, n: int) -> list[tuple[str, MixtureOfExperts]]:
-    """Leaves each mixture of the model its share of the experts; they are given back with their names. Needs no MPI.
-
-    MeshError where there is none, or n does not divide their number.
-    """
-    found = mixtures(model)
-    if not found:
-        raise MeshError(f"mesh.ep = {n} shares out experts over ranks, and the model has none; set mesh.ep = 1 and use mesh.dp, "
-                        "or give the model experts (of gpt: model.experts)")
-    fitting = math.gcd(*(layer.experts for _, layer in found))
-    good = [m for m in range(1, fitting + 1) if fitting % m == 0]
-    for path, layer in found:
-        if layer.experts % n:
-            near = [*[m for m in good if m < n][-1:], *[m for m in good if m > n][:1]]
-            raise MeshError(f'mesh.ep = {n} does not divide the {layer.experts} experts of "{path}"; the nearest that fits '
-                            f"the whole model: mesh.ep = {' or '.join(map(str, near))}")
-        share = layer.experts // n
-        for leaf in vars(layer).values():
-            if isinstance(leaf, Parameter):                   # the router's is its own layer's
-                leaf.narrow(AXIS, 0, rank * share, (rank + 1) * share)
-    return found
 
 
 def only_here(layer: MixtureOfExperts) -> Any:

@@ -9,13 +9,12 @@ lies between such pairs is cut along the sequence, and the all-reduces become re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.backend import array_module
-from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import ConfigError
 from mpitrain.nn import ACTIVATIONS, Conv2d, Dropout, DropoutAdd, Embedding, Linear, Module
@@ -23,28 +22,19 @@ from mpitrain.nn.parameter import Parameter
 from mpitrain.ops.index import check_indices
 from mpitrain.parallel.layers.tensor_functions import Group, collect, enter, gather, leave, scatter
 from mpitrain.parallel.layers.tensor_loss import CutLoss, largest
-from mpitrain.placement.tensor_plan import Layer, narrow, read_plan
+from mpitrain.placement.tensor_plan import Layer
 
 LENGTH = 1                                                    # the dim of activations (B, L, D) that is cut along the sequence
 
 
 class TensorParallel:
-    """A model whose layers are cut over the ranks of a mesh's tp axis. Made by all of them, before memory is given."""
+    """Layers of which each rank of `group` has a part; the outputs of `head` stay cut. Made by all of them, before memory is
+    given."""
 
-    def __init__(self, model: Module, mesh: Mesh, plan: Mapping[str, str] | None = None, *, sequence: bool = False,
-                 shared: bool = True):
-        channel = mesh.channel("tp", "layers")
-        self.layers = read_plan(model, plan or model.plan)
-        if sequence and not any(layer.style == "sequence" for layer in self.layers):
-            raise ConfigError('mesh.sequence = true cuts what lies between layers, and the plan has no "sequence" layer; set '
-                              "mesh.sequence = false, or name norms and dropouts in mesh.plan")
-        narrow(self.layers, mesh.coordinate("tp"), mesh.size("tp"))
-        self.group = Group(mesh.share_memory(channel) if shared else channel)
-        for layer in self.layers:
-            vars(layer.module)["forward"] = connected(layer, self.group, sequence)
-        self.along = [layer.module for layer in self.layers if sequence and layer.style == "sequence"]
-        cut = (layer for layer in self.layers if layer.style == "vocabulary" and isinstance(layer.module, Linear))
-        self._head = next(cut, None)
+    def __init__(self, layers: Sequence[Layer], group: Group, *, sequence: bool, head: Layer | None):
+        self.group, self._head = group, head
+        for layer in layers:
+            vars(layer.module)["forward"] = connected(layer, group, sequence)
 
     @property
     def messages(self) -> Channel:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from mpitrain.autograd import Deferred, Tensor, part_of_batch, run_backward
 from mpitrain.backend import Array, asnumpy, random
 from mpitrain.comm.messages.channel import Channel
+from mpitrain.data import MicroBatch
 from mpitrain.nn import mixtures
+from mpitrain.nn.loss import Loss
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.timeline import SpanMaker, no_span
 from mpitrain.parallel.pipeline.feed import Feed
@@ -21,23 +23,6 @@ from mpitrain.parallel.pipeline.nonfinite import is_finite, refuse_nonfinite_los
 from mpitrain.placement.stages import Stage
 from mpitrain.schedules.pipeline import Action, Schedule, one_f_one_b
 from mpitrain.schedules.pipeline_check import actions_of, splits_backward
-
-
-class MicroBatch(Protocol):
-    """Rows of the global batch: `x`, `y` host arrays, `first` the position of the first row in the global batch."""
-
-    x: Any
-    y: Any
-    index: int
-    first: int
-    step: int
-
-
-class Loss(Protocol):
-    """`loss(output, target)` is a SUM; `count(target)` says over how many terms."""
-
-    def __call__(self, output: Tensor, target: Any) -> Tensor: ...
-    def count(self, target: Any) -> int: ...
 
 
 class Pipeline:
@@ -51,12 +36,12 @@ class Pipeline:
 
     def __init__(self, stage: Stage, loss: Loss, channel: Channel, reducer: GradientReducer, feed: Feed, *, n_micro: int,
                  seed: int = 0, schedule: Schedule = one_f_one_b, after_forward: Callable[[int, int], None] | None = None,
-                 neighbours: Neighbours | None = None, counts: bool = True):
+                 neighbours: Neighbours | None = None, counts: bool = True, span: SpanMaker = no_span):
         self.stage, self.loss, self.channel, self.reducer, self.feed = stage, loss, channel, reducer, feed
         self.seed, self.schedule, self.n_micro, self.after_forward = seed, schedule, n_micro, after_forward
         self.neighbours = neighbours
         self.counts = counts and stage.is_last              # whether this rank's terms of the loss are to be counted
-        self.span: SpanMaker = no_span                      # what a profile listens to
+        self.span = span
         self.count = 0.0                                    # terms of the loss in the last step, over all ranks
         self.flag = 0.0                                     # sum over ranks of what the caller passed to run
         self.waited_s = 0.0                                 # in the last step, for other stages

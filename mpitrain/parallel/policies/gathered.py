@@ -17,6 +17,7 @@ from mpitrain.backend import Array
 from mpitrain.comm.messages.channel import AnyWork, Channel
 from mpitrain.nn import Module, Segment, Sequential
 from mpitrain.parallel.policies.scratch import Scratch
+from mpitrain.placement.shard_cuts import blocks_of
 from mpitrain.placement.shards import Shards, Unit
 
 AWAY = ('with comm.sharding = "parameters" a block\'s parameters are put together for its own forward and backward only; use it '
@@ -136,25 +137,6 @@ class Gathered:
             s.parameter.away = AWAY
             if s.parameter.allocated:
                 del s.parameter.array
-
-
-def blocks_of(chunk: Module) -> Iterator[Module]:
-    """What computes one after the other: the blocks of a Sequential, else the module itself."""
-    if isinstance(chunk, Sequential):
-        yield from chunk
-    else:
-        yield chunk
-
-
-def block_ends(chunks: Sequence[Module]) -> list[int]:
-    """After how many parameters of the model, in order, the parameters that a block brings end: where buckets must end."""
-    seen: set[int] = set()
-    ends = []
-    for chunk in chunks:
-        for block in blocks_of(chunk):
-            seen |= {id(p) for p in block.parameters()}
-            ends.append(len(seen))
-    return ends
 
 
 def grouped(units: Sequence[Unit], first: int) -> Iterator[Group]:

@@ -37,7 +37,8 @@ from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.statistics import Statistics
 from mpitrain.parallel.pipeline.tied import Twins
 from mpitrain.parallel.policies.node_memory import Meeting, shared_by_all
-from mpitrain.parallel.policies.replicated import Bytes, Outcome, Replicated
+from mpitrain.parallel.policies.replicated import Outcome, Replicated
+from mpitrain.placement.bytes import Bytes
 from mpitrain.placement.slices import Part, cut_slices, parts_of
 from mpitrain.schedules.steps import Algorithm
 

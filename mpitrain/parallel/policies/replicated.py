@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import NumericsError
@@ -19,6 +19,7 @@ from mpitrain.parallel.gradients.norm import GradientNorm
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.statistics import PlainStatistics, Statistics
 from mpitrain.parallel.pipeline.tied import Twins
+from mpitrain.placement.bytes import Bytes
 
 
 class Outcome(TypedDict):
@@ -27,14 +28,6 @@ class Outcome(TypedDict):
     lr: float
     grad_norm: float | None
     comm_exposed_s: float
-
-
-class Bytes(NamedTuple):
-    """What the arrays of one rank take."""
-
-    parameters: int
-    gradients: int
-    optimizer: int
 
 
 class Replicated:

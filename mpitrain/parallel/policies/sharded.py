@@ -9,16 +9,17 @@ from mpitrain.backend import Array, Device
 from mpitrain.comm.face import AnyChannel, Work
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
-from mpitrain.nn import FlatLayout, FlatStorage, Module, Parameter, init
+from mpitrain.nn import FlatLayout, FlatStorage, Module
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.gradients.norm import GradientNorm
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.statistics import Statistics
 from mpitrain.parallel.pipeline.tied import Twins
-from mpitrain.parallel.policies.gathered import Gathered, block_ends
+from mpitrain.parallel.policies.gathered import Gathered
 from mpitrain.parallel.policies.node_memory import NodeCopy
-from mpitrain.parallel.policies.replicated import Bytes, Outcome, Replicated
-from mpitrain.placement.shards import KINDS, Shards, Unit, finer
+from mpitrain.parallel.policies.replicated import Outcome, Replicated
+from mpitrain.placement.shard_cuts import shared_keys, where_to_cut
+from mpitrain.placement.shards import Shards, Unit
 from mpitrain.placement.stages import Stage
 from mpitrain.schedules.grid import REPLICAS
 from mpitrain.schedules.steps import Algorithm
@@ -153,44 +154,3 @@ class ShardedUpdate(Replicated):
         self._update_buffers()
         self.step += 1
         return {"lr": lr, "grad_norm": norm, "comm_exposed_s": self.reducer.exposed_s}
-
-
-def where_to_cut(stage: Stage, layout: FlatLayout, *, blocks: bool) -> list[int]:
-    """Numbers of parameters that buckets may not join: those of chunks, of `blocks`, and of each that has a twin anywhere.
-
-    Twins lie in buckets of their own, so that they are cut at the same elements on every stage.
-    """
-    shared = shared_keys(stage)
-    ends = block_ends(stage.chunks) if blocks else []
-    for i, segment in enumerate(layout.segments):
-        if segment.parameter.key in shared:
-            ends += [i, i + 1]
-    return finer(stage.sizes, ends)
-
-
-def shared_keys(stage: Stage) -> set[str]:
-    """Parameters that have twins, on whatever stage."""
-    return {p.twin_of for p in stage.whole.parameters() if p.twin_of}
-
-
-def needs_whole_parameters(optimizer: Callable[[Any], Optimizer]) -> bool:
-    """Whether that optimizer cannot update parts of a parameter."""
-    return optimizer(probe()).whole_parameters
-
-
-def probe() -> FlatStorage:
-    """A parameter of one number: an optimizer that is made for it tells about those of its kind."""
-    parameter = Parameter((1,), init.zeros)
-    parameter.name = "probe"
-    return FlatStorage([parameter])
-
-
-def predicted(size: int, kind: str, n: int, *, itemsize: int = 4, states: int = 2, per_node: int = 1) -> Bytes:
-    """The formula: bytes of a rank for `size` elements on `n` ranks, `states` numbers of optimizer state for each.
-
-    Where `per_node` ranks share one copy, that is a rank's share of it.
-    """
-    cut = KINDS.index(kind)
-    gradients, optimizer, parameters = (n if cut >= least else 1 for least in (2, 1, 3))
-    parts = (max(parameters, per_node), gradients, max(optimizer, per_node))
-    return Bytes(*(-(-numbers * size * itemsize // part) for numbers, part in zip((1, 1, states), parts)))

@@ -25,20 +25,21 @@ from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.progress import threads_may_call_mpi
 from mpitrain.config.rules import name_of
 from mpitrain.config.sections import CommConfig, Config
-from mpitrain.data import Dataset, Sampler, scan_labels
+from mpitrain.data import Dataset, Loader, Sampler, scan_labels
 from mpitrain.errors import ConfigError
-from mpitrain.parallel.connect import Held, hold
+from mpitrain.parallel.connect import Held, connect
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.statistics import PlainStatistics, TreeStatistics
 from mpitrain.parallel.gradients.sync_batch_norm import synchronise_batch_norm
+from mpitrain.parallel.gradients.timeline import Timeline
 from mpitrain.parallel.gradients.tuning import Tuning
 from mpitrain.parallel.pipeline.inference import Inference
 from mpitrain.parallel.pipeline.runner import Pipeline
 from mpitrain.parallel.policies.choose import Exchange, change
-from mpitrain.parallel.policies.sharded import Sharding, needs_whole_parameters, where_to_cut
+from mpitrain.parallel.policies.sharded import Sharding
+from mpitrain.placement.place import place
+from mpitrain.placement.shard_cuts import needs_whole_parameters, where_to_cut
 from mpitrain.placement.stages import Stage
-from mpitrain.placement.tree import RankTree
-from mpitrain.schedules.microtree import share
 from mpitrain.train.build import precision, reproducible
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.measured_cut import MeasuredCut
@@ -47,10 +48,11 @@ from mpitrain.train.build.sharding import memory_text, open_sharding
 from mpitrain.train.build.trial import try_one_sample
 from mpitrain.train.build.validate import validate
 from mpitrain.train.evaluate import Evaluator
+from mpitrain.train.intervals import Plan
 from mpitrain.train.machine import fingerprint
-from mpitrain.train.observers.profile import ObservedLoader
-from mpitrain.train.observers.record import Recorder
-from mpitrain.train.trainer import Plan, Trainer
+from mpitrain.train.observers.record import Console
+from mpitrain.train.observers.tuning import Tune
+from mpitrain.train.trainer import Trainer
 
 
 @dataclass
@@ -58,7 +60,8 @@ class Job:
     """A run that is ready to go. Nothing has been written anywhere yet.
 
         job = assemble(...)
-        job.keep_in(folder, recorder)        # checkpoints and metrics, where wanted
+        job.keep_in(folder, about)           # checkpoints, where wanted
+        job.trainer.observers.append(...)    # metrics, and whatever else is to be known of steps
         job.resume(found)                    # from a checkpoint, where there is one
         metrics = job.fit()
     """
@@ -69,22 +72,24 @@ class Job:
     config: Config
     channel: Channel
     held: Held                               # what this rank has of the model
+    tuning: Tuning                           # what is chosen, and what was: its `choices`
+    timeline: Timeline                       # of this rank's steps
     numerics: dict[str, str] | None = None   # what the bits depend on; with reproducible = "layout"
 
     def fit(self) -> dict[str, float]:
         """Trains to the end; the metrics of the last evaluation. It communicates."""
         return self.trainer.fit()
 
-    def keep_in(self, folder: RunFolder, recorder: Recorder, about: dict[str, Any]) -> None:
-        """Writes checkpoints to an open run folder, and metrics with `recorder`; `about` is kept in the checkpoints."""
-        self.trainer.recorder = recorder
+    def keep_in(self, folder: RunFolder, about: dict[str, Any]) -> None:
+        """Writes checkpoints to an open run folder; `about` is kept in them."""
+        self.trainer.folder = folder.path
         if self.numerics is not None:
             about = {**about, "numerics": self.numerics}
 
         def save(meta: dict[str, Any]) -> None:
             everywhere(self.channel, lambda: self.state.refuse_nonfinite(meta["step"]))
             pieces = self.state.pieces()
-            kept = {**about, **meta, "choices": self.trainer.tuning.choices}
+            kept = {**about, **meta, "choices": self.tuning.choices}
             written = store.save(folder.checkpoints, meta["step"], pieces, kept, self.channel)
             if self.channel.rank == 0:
                 best = meta["best"][1] if meta["best"] and self.config.checkpoint.best else None
@@ -108,14 +113,14 @@ class Job:
         self.held.start_alike(self.state.arrays())
         self.trainer.update.step = found.step
         chosen = found.meta.get("choices") or {}
-        self.trainer.tuning.restore(chosen)
+        self.tuning.restore(chosen)
         best = found.meta.get("best")
         self.trainer.best = (float(best[0]), int(best[1])) if best else None
         self.trainer.metrics = dict(found.meta.get("metrics") or {})
         self.trainer.evaluated = self.trainer.evaluator is None or found.meta.get("evaluated") is not False
         said = fingerprint.changes(found.meta.get("numerics"), self.numerics)
         if not said and self.numerics is None:
-            said = change(chosen.get("exchange"), self.trainer.tuning.choices.get("exchange"))
+            said = change(chosen.get("exchange"), self.tuning.choices.get("exchange"))
         self.trainer.notes += [said] if said else []
 
 
@@ -123,13 +128,13 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
              rate: Callable[[int], Callable[[int], float]] | None = None, config: Config, quiet: bool = False) -> Job:
     """Puts a run together, the same on every rank: all ranks call it, with the same arguments; it communicates.
 
-    `rate(steps)` gives the learning rate as a function of the step (default: the optimizer's own, always). Of `config`, what
-    describes the model, the data, the loss, the optimizer and the rate is not looked at: they are given. What does not fit raises
-    here, before the first exchange of gradients and before anything is written.
+    `rate(steps)` gives the learning rate as a function of the step (default: the optimizer's own, always). What `config` says of
+    the model, the data, the loss, the optimizer and the rate is not looked at: they are given. What does not fit raises here,
+    before the first exchange of gradients and before anything is written.
     """
-    t, comm = config.train, config.comm
+    m, t, comm = config.mesh, config.train, config.comm
     valid = validate(config, mesh, model, optimizer, rate, inputs.train_rows)
-    sampler, n_micro = valid.sampler, valid.n_micro
+    n_micro, sampler = valid.n_micro, valid.sampler
     assert sampler is not None
     anywhere = t.reproducible == "layout"
     if anywhere:
@@ -140,16 +145,15 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     precision.refuse(t.precision)
     numerics = reproducible.agree_on_numerics(control, n_micro) if anywhere else None
     inputs.fit(control)
-    stages: Any = config.mesh.stages
-    if stages == "time":
-        stages = MeasuredCut(inputs, control, device, rows=-(-t.batch_size // n_micro), seed=config.run.seed,
-                             parts=mesh.size("pp") * config.mesh.chunks, precision=t.precision)
-    held = hold(model, mesh, control, chunks=config.mesh.chunks, stages=stages, untie=anywhere, plan=config.mesh.plan or None,
-                sequence=config.mesh.sequence, shared=comm.algorithm == "auto" and device.name == "cpu")
+    stages = m.stages if m.stages != "time" else MeasuredCut(
+        inputs, control, device, rows=-(-t.batch_size // n_micro), parts=mesh.size("pp") * m.chunks, seed=config.run.seed,
+        precision=t.precision)
+    placement = place(model, mesh, m, t, comm, stages=stages)
+    held = connect(placement, mesh, control, shared=comm.algorithm == "auto" and device.name == "cpu")
     if isinstance(stages, MeasuredCut):
         held.choices |= stages.choices
     stage, loss = held.stage, held.loss(loss)
-    held.agree_on_schedule(valid.schedule, name_of(config.mesh.schedule), n_micro)
+    held.agree_on_schedule(valid.schedule, name_of(m.schedule), n_micro)
     sharding = open_sharding(comm, mesh)
     exchange = Exchange(mesh, algorithm=valid.algorithm, wire=comm.wire_dtype, node_shared=comm.node_shared,
                         on_host=device.name == "cpu", sharding=sharding)
@@ -169,33 +173,35 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     synchronise_batch_norm(stage.model, held.replicas)
     held.start_alike(state.arrays())
 
-    place, n_places = mesh.place, mesh.n_places
-    first, last = share(place, n_places, n_micro)
-    tree = RankTree(n_micro, place, n_places) if anywhere else None
+    n_places, tree, (first, last) = mesh.n_places, placement.tree, placement.own_micro_batches
     statistics = TreeStatistics(stage.chunks, exchange.channel, tree) if tree else PlainStatistics(stage.model, held.replicas)
-    loader = ObservedLoader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
-                            n_classes=n_classes, workers=config.data.workers)
     reducer = exchange.reducer(storage, stepper, bucket_bytes=comm.bucket_bytes, tree=tree, chunks=stage.sizes,
                                cuts=where_to_cut(stage, storage, blocks=False), rounds=-(-n_micro // n_places))
+    timeline = reducer.timeline
+    loader = Loader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
+                    n_classes=n_classes, workers=config.data.workers, span=timeline.span)
     own = exchange.own(reducer, kept)
-    mesh.progress.landed = reducer.timeline.look
+    mesh.progress.landed = timeline.look
     pipeline = Pipeline(stage, loss, control, reducer, feed, n_micro=n_micro, seed=config.run.seed, schedule=valid.schedule,
-                        after_forward=statistics.after_forward, neighbours=held.neighbours, counts=held.counts)
+                        after_forward=statistics.after_forward, neighbours=held.neighbours, counts=held.counts,
+                        span=timeline.span)
     rate_at = rate(plan.steps) if rate else lambda step: stepper.lr
     update = exchange.update(stage.model, stepper, reducer, control, rate_at, clip_norm=config.optimizer.clip_norm,
                              statistics=statistics, norm=exchange.norm(own, control, held.parts), twins=held.twins(own))
     read, n_chunks = inputs.chunks(n_classes)
-    evaluator = Evaluator(inference, loss, read, n_chunks, control, place=place, n_places=n_places,
+    evaluator = Evaluator(inference, loss, read, n_chunks, control, place=mesh.place, n_places=n_places,
                           counts=held.counts, classes=held.classes,
-                          in_step=held.in_step or (sharding is not None and sharding.cuts_parameters)) if n_chunks else None
+                          in_step=placement.in_step or (sharding is not None and sharding.cuts_parameters)) if n_chunks else None
+    tuning = make_tuning(comm, reducer, control, mesh)
     trainer = Trainer(pipeline=pipeline, update=update, loader=loader, evaluator=evaluator, channel=control, plan=plan,
-                      recorder=Recorder(None, rank=control.rank, quiet=quiet), tuning=make_tuning(comm, reducer, control, mesh))
+                      span=timeline.span)
+    trainer.observers += [Tune(tuning), *([] if quiet or control.rank else [Console()])]
     trainer.notes += exchange.notes + held.notes
     if comm.sharding != "none" and n_places > 1:
         trainer.notes.append(memory_text(control.gather_objects(update.measured()), comm.sharding,
                                          per_node=exchange.copies is not None))
-    trainer.tuning.choices |= exchange.choices | held.choices
-    return Job(trainer, state, plan, config, control, held, numerics)
+    tuning.choices |= exchange.choices | held.choices
+    return Job(trainer, state, plan, config, control, held, tuning, timeline, numerics)
 
 
 def allocate(stage: Stage, device: Device, config: Config, exchange: Exchange, sharding: Sharding | None, *,

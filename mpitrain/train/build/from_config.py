@@ -17,14 +17,14 @@ from mpitrain.train.build.assembly import Job, assemble
 from mpitrain.train.build.inputs import Inputs
 
 
-def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None) -> Job:
+def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None, quiet: bool = False) -> Job:
     """The job that `config` describes; all ranks call it, and it communicates. Nothing is written.
 
     `stages` replaces mesh.stages where a run that goes on has chosen its cut already.
     """
     described = describe(config, inputs.tokens)
     return assemble(described.model, inputs, mesh, loss=described.loss, optimizer=described.optimizer, rate=described.rate,
-                    config=changed(config, mesh={"stages": stages}) if stages else config)
+                    config=changed(config, mesh={"stages": stages}) if stages else config, quiet=quiet)
 
 
 class Described(NamedTuple):
@@ -38,10 +38,7 @@ class Described(NamedTuple):
 
 def describe(config: Config, tokens: bool) -> Described:
     """Model, loss, optimizer and learning rate of a configuration whose data are tokens, or not."""
-    model = make_model(config)
-    if config.train.recompute:
-        keep_inputs_only(model, config.train.recompute)
-    return Described(model, make_loss(config, tokens), partial(make_optimizer, config), partial(make_rate, config))
+    return Described(make_model(config), make_loss(config, tokens), partial(make_optimizer, config), partial(make_rate, config))
 
 
 def make_model(config: Config) -> nn.Module:
@@ -50,6 +47,8 @@ def make_model(config: Config) -> nn.Module:
     model = call_with(found, config.model.arguments, f'model "{config.model.name}"', "model")
     if not isinstance(model, nn.Module):
         raise ConfigError(f'model "{config.model.name}" must return an mpitrain.nn.Module, found a {type(model).__name__}')
+    if config.train.recompute:
+        keep_inputs_only(model, config.train.recompute)
     return model
 
 

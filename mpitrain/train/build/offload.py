@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import errno
 import mmap
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from mpitrain.backend import Device
+from mpitrain.checkpoint.disk import free, reserve, said
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job.together import everywhere
 from mpitrain.config.sections import Config
 from mpitrain.errors import AccessError, MissingError, MpitrainError, StorageError
 from mpitrain.optim import OnHost, Optimizer
-
-BLOCK = 1 << 20                              # bytes written at once where a file system cannot promise room
 
 
 def offloaded(make: Callable[[Any], Optimizer], way: str, folder: Path, storage: Any, device: Device,
@@ -58,7 +56,7 @@ class Files:
         """
         try:
             with tempfile.TemporaryFile(dir=self.folder, prefix=".optimizer-", buffering=0) as file:
-                reserve(file.fileno(), nbytes)
+                reserve(file.fileno(), nbytes, with_zeros=True)
                 memory = mmap.mmap(file.fileno(), nbytes)
         except OSError as error:
             raise no_file(error, self.folder, nbytes) from error
@@ -80,28 +78,10 @@ def existing(folder: Path) -> Path:
     return folder
 
 
-def reserve(fd: int, nbytes: int) -> None:
-    """Makes the file so long, with room on the disk: a mapped page that finds none later would end the process by a signal."""
-    try:
-        os.posix_fallocate(fd, 0, nbytes)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-            raise
-        zeros = memoryview(bytes(BLOCK))
-        done = 0
-        while done < nbytes:
-            done += os.pwrite(fd, zeros[:nbytes - done], done)
-
-
 def no_file(error: OSError, folder: Path, nbytes: int) -> MpitrainError:
     number = error.errno or errno.EIO
     kind = MissingError if number in (errno.ENOENT, errno.ENOTDIR) else \
         AccessError if number in (errno.EACCES, errno.EPERM, errno.EROFS) else StorageError
-    try:
-        room = os.statvfs(folder)
-        free = f", {room.f_bavail * room.f_frsize:,} are free"
-    except OSError:
-        free = ""                                         # only adds to a message that stands without it
     return kind(f'optimizer.offload = "file": a file of {nbytes:,} bytes for optimizer state cannot be made: '
-                f"{os.strerror(number)} ({errno.errorcode.get(number, number)}){free}; set "
+                f"{said(error)}{free(folder)}; set "
                 'optimizer.offload_folder to a folder with room, or optimizer.offload = "none"', file=folder)

@@ -12,7 +12,7 @@ from mpitrain.schedules.grid import REPLICAS
 
 def open_sharding(comm: CommConfig, mesh: Mesh) -> Sharding | None:
     """How `comm.sharding` cuts states; None where nothing is cut, or there is one rank to cut for."""
-    return Sharding(comm.sharding, mesh) if comm.sharding != "none" and mesh[REPLICAS].size > 1 else None
+    return Sharding(comm.sharding, mesh) if comm.sharding != "none" and mesh.count(REPLICAS) > 1 else None
 
 
 def memory_text(everyone: Sequence[Sequence[int]], kind: str, *, per_node: bool = False) -> str:

@@ -18,7 +18,7 @@ def try_one_sample(inference: Inference, loss: Any, inputs: Inputs, held: Held) 
     """
     x, y = inputs.sample()
     file = inputs.training.where(0)[0]
-    held.refuse_samples(x, y)
+    held.placement.refuse_samples(x, y)
     found = None
     try:
         for output, _ in inference.run([(x, y)]):

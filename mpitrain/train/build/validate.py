@@ -13,8 +13,8 @@ from mpitrain.config import rules
 from mpitrain.config.sections import Config
 from mpitrain.config.values import check_values
 from mpitrain.data import Index, Sampler
-from mpitrain.errors import MeshError
-from mpitrain.parallel.policies.sharded import probe
+from mpitrain.placement.place import micro_batches
+from mpitrain.placement.shard_cuts import probe
 from mpitrain.schedules.grid import Grid
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline import SCHEDULES, Schedule
@@ -41,8 +41,7 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
     t = config.train
     check_values(config)
     rules.check(config, grid, on_gpu=select_device("auto").name == "gpu" if t.device == "auto" else t.device == "gpu")
-    n_micro = count_micro_batches(t.micro_batches, t.batch_size, grid.size("pp"), grid.n_places, config.mesh.chunks,
-                                  each=grid.count(grid.axes) // grid.n_places)
+    n_micro = micro_batches(grid, config.mesh, t)
     sampler = None if rows is None else Sampler(rows, t.batch_size, seed=config.run.seed, drop_last=config.data.drop_last)
     algorithm, schedule = find_algorithm(config), find_schedule(config)
     halves = check_schedule(config, grid, schedule, n_micro)
@@ -76,21 +75,3 @@ def check_schedule(config: Config, grid: Grid, schedule: Schedule, n_micro: int)
     for count in counts:
         prove(schedule, rules.name_of(config.mesh.schedule), n_stages=n_stages, n_micro=count, chunks=chunks)
     return splits_backward(list(actions_of(schedule, 0, n_stages, counts[-1], chunks)))
-
-
-def count_micro_batches(asked: int, batch_size: int, n_stages: int, n_ranks: int, chunks: int = 1, *, each: int = 1) -> int:
-    """M: what was asked for, or one per data-parallel rank, times what keeps a pipeline's stages busy most of the time.
-
-    `each` ranks have a copy of the model together. Raises MeshError where one of the `n_ranks` copies, or a micro-batch, would
-    have none.
-    """
-    usual = n_ranks * (1 if n_stages == 1 else 4 * n_stages * chunks)
-    n_micro = asked or min(usual, max(n_ranks, batch_size // n_ranks * n_ranks))
-    if n_micro < n_ranks:
-        raise MeshError(f"{n_ranks} data-parallel ranks share {n_micro} micro-batches, so some would have none; "
-                        f"set train.micro_batches to {n_ranks} or more, or run with -n {n_micro * each}")
-    if n_micro > batch_size:
-        fewer = f"train.micro_batches to {batch_size} or less" if batch_size >= n_ranks else f"run with -n {batch_size * each}"
-        raise MeshError(f"{n_micro} micro-batches of a global batch of {batch_size} samples; "
-                        f"set train.batch_size to {n_micro} or more, or {fewer}")
-    return n_micro

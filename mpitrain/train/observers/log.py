@@ -71,17 +71,17 @@ def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
 class Progress:
     """How far the run is: a bar on a terminal, otherwise a line for each `update` that is due (`log.every`).
 
-    Silent when `quiet` or on ranks other than 0. Under mpirun only stdout is a terminal, so that is where it goes. A
+    Under mpirun only stdout is a terminal, so that is where it goes. A
     terminal that goes away (a closed pipe, a full disk under a redirected log) ends the display, not the run.
     """
 
-    def __init__(self, total_steps: int, *, rank: int = 0, quiet: bool = False, stream: TextIO | None = None):
+    def __init__(self, total_steps: int, *, stream: TextIO | None = None):
         self.total = total_steps
-        self._stream = None if quiet or rank else sys.stdout if stream is None else stream
+        self._stream: TextIO | None = sys.stdout if stream is None else stream
         self._bar: Bar | None = None
         self._drawn = -math.inf
         self._step_s = 0.0
-        if self._stream is not None and is_watched(self._stream):
+        if is_watched(self._stream):
             self._bar = self._new_bar(self._stream)
 
     def _new_bar(self, stream: TextIO) -> Bar:

@@ -12,41 +12,36 @@ with the clocks of all ranks shifted to that of rank 0.
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.comm.job.clock import Offset, clock_offsets
+from mpitrain.comm.job.together import on_first
 from mpitrain.comm.messages.channel import Channel
-from mpitrain.data import Loader
-from mpitrain.data.loader import MicroBatch
-from mpitrain.parallel.gradients.timeline import KEPT, Span, SpanMaker, Spans, StepTimes, no_span
-from mpitrain.train.trainer import UPDATE, Trainer
+from mpitrain.parallel.gradients.timeline import KEPT, Span, Spans, StepTimes, Timeline
+from mpitrain.train.observers.observer import Observer, Watched
+from mpitrain.train.trainer import UPDATE
 
 ROWS = ("compute", "communication", "data", "optimizer", "evaluation", "checkpoint")    # then those of reading threads
 Event = dict[str, Any]
 
 
-class ObservedLoader(Loader):
-    """A loader whose reads are taken down where somebody listens, each reading thread on a row of its own."""
+class Profile(Observer):
+    """Keeps spans and the times of buckets of the last steps, and writes the trace at the end, also of a run that is stopped."""
 
-    span: SpanMaker = staticmethod(no_span)
+    def __init__(self, timeline: Timeline, clocks: Channel, folder: RunFolder):
+        self.timeline, self.clocks, self.folder, self.spans = timeline, clocks, folder, Spans()
 
-    def load(self, step: int) -> list[MicroBatch]:
-        thread = threading.current_thread()
-        row = "data" if thread is threading.main_thread() else f"reader {thread.name.rpartition('_')[2]}"
-        with self.span(row, f"read step {step + 1}"):
-            return super().load(step)
+    def begin(self, run: Watched) -> None:
+        self.tell = run.tell
+        self.timeline.listen(self.spans)
 
-
-class Profile:
-    """Listens to a trainer from now on; `trace`, which all ranks call at the end, gives the file's contents on rank 0."""
-
-    def __init__(self, trainer: Trainer, clocks: Channel):
-        self.timeline, self.clocks, self.spans = trainer.pipeline.reducer.timeline, clocks, Spans()
-        trainer.span = trainer.pipeline.span = self.spans
-        if isinstance(trainer.loader, ObservedLoader):
-            trainer.loader.span = self.spans
+    def finish(self, step: int) -> Mapping[str, Any]:
+        trace = self.trace()
+        on_first(self.clocks, lambda: self.folder.write_text(self.folder.trace, trace_text(trace or {})))
+        self.tell(f"profile: {self.folder.trace} (open it in ui.perfetto.dev)")
+        return {}
 
     def trace(self) -> dict[str, Any] | None:
         """It communicates. None on the other ranks."""

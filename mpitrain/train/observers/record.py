@@ -1,99 +1,103 @@
-"""What a run writes down about itself: metrics.jsonl, the progress line, TensorBoard where asked."""
+"""What a run writes down while it goes: lines of metrics.jsonl, and of whatever else takes lines; the progress line."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpitrain.backend.memory import resident
-from mpitrain.errors import ConfigError
+from mpitrain.train.intervals import Step
 from mpitrain.train.observers.log import Metrics, Progress
-
-if TYPE_CHECKING:
-    from mpitrain.train.trainer import Plan
+from mpitrain.train.observers.observer import Observer, Watched
 
 
-class Recorder:
-    """Rates are means since the last written line, over training time alone: no evaluation, no saving.
+class Rates(Observer):
+    """Means since the last line that was due, over training time alone: no evaluation, no saving."""
 
-    Only rank 0 has a file to write and a terminal to show; on the others all of this does nothing.
-    """
-
-    def __init__(self, metrics: Path | None, *, rank: int, quiet: bool = False, board: Callable[[], Any] | None = None):
-        self.metrics = Metrics(metrics if rank == 0 else None)
-        self.rank, self.quiet = rank, quiet
-        self.board = board() if board is not None else None
-        self.progress: Progress | None = None
+    def begin(self, run: Watched) -> None:
+        self.plan = run.plan
         self._steps, self._seconds, self._exposed = 0, 0.0, 0.0
 
-    def start(self, step: int, plan: Plan, notes: Sequence[str] = ()) -> None:
-        self.plan = plan
-        self.progress = Progress(plan.steps, rank=self.rank, quiet=self.quiet)
-        if step:
-            self.progress.message(f"resumed at step {step}")
-        for note in notes:
-            self.progress.message(note)
-
-    def step(self, done: int, result: Mapping[str, Any], seconds: float, *, due: bool) -> None:
-        """One update is complete; every `log.every` of them make a line."""
-        assert self.progress is not None
+    def after_step(self, step: int, fields: Step, seconds: float) -> None:
         self._steps, self._seconds = self._steps + 1, self._seconds + seconds
-        self._exposed += result["comm_exposed_s"]
+        self._exposed += fields.comm_exposed_s
         step_s = self._seconds / self._steps
-        shown = {"loss": result["loss"], "lr": result["lr"], "samples_per_s": self.plan.batch_size / max(step_s, 1e-9),
-                 "step_s": step_s}
-        self.progress.update(done, shown, due=due)
-        if not due:
+        self.updated(step, fields, {"samples_per_s": self.plan.batch_size / max(step_s, 1e-9), "step_s": step_s})
+        if self.plan.logs(step):
+            self._steps, self._seconds, self._exposed = 0, 0.0, 0.0
+
+    def updated(self, step: int, fields: Step, rates: Mapping[str, float]) -> None:
+        """One more step is done, at these rates."""
+
+
+class Lines(Rates):
+    """Hands `write` a line of plain values for each step that is due, and for each evaluation."""
+
+    def updated(self, step: int, fields: Step, rates: Mapping[str, float]) -> None:
+        if not self.plan.logs(step):
             return
-        line = {"step": done, "epoch": (done - 1) // self.plan.steps_per_epoch, "loss": result["loss"], "lr": result["lr"],
-                "grad_norm": result["grad_norm"], "samples_per_s": shown["samples_per_s"], "step_s": step_s,
-                "comm_exposed_s": self._exposed / self._steps,
+        line = {"step": step, "epoch": self.plan.epoch(step), "loss": fields.loss, "lr": fields.lr, "grad_norm": fields.grad_norm,
+                **rates, "comm_exposed_s": self._exposed / self._steps,
                 "comm_exposed_share": self._exposed / max(self._seconds, 1e-9), "peak_rss_mb": resident(peak=True) / 2**20}
-        tally = result.get("tally", ())
+        tally = fields.tally
         if len(tally) and tally[1]:                           # of mixtures of experts
             line |= {"balance": tally[0] / tally[1], "dropped": tally[2] / tally[3]}
-        self._write(done, "train", line)
-        self._steps, self._seconds, self._exposed = 0, 0.0, 0.0
+        self.write(step, "train", line)
 
-    def evaluation(self, done: int, metrics: Mapping[str, float], seconds: float) -> None:
-        assert self.progress is not None
-        line = {"step": done, "epoch": (done - 1) // self.plan.steps_per_epoch, "split": "validation", **metrics,
-                "seconds": seconds}
-        self._write(done, "validation", line)
-        words = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        self.progress.message(f"step {done}  validation  {words}")
+    def after_evaluation(self, step: int, metrics: Mapping[str, float], seconds: float) -> None:
+        self.write(step, "validation", {"step": step, "epoch": self.plan.epoch(step), "split": "validation", **metrics,
+                                        "seconds": seconds})
 
-    def _write(self, done: int, group: str, line: Mapping[str, Any]) -> None:
-        self.metrics.write(line)
-        if self.board is not None:
-            for name, value in line.items():
-                if isinstance(value, float):
-                    self.board.add_scalar(f"{group}/{name}", value, done)
+    def write(self, step: int, group: str, line: Mapping[str, Any]) -> None:
+        """`group` is "train" or "validation"."""
 
-    def message(self, text: str) -> None:
-        assert self.progress is not None
-        self.progress.message(text)
 
-    def saved(self, done: int) -> None:
-        assert self.progress is not None
-        self.progress.message(f"step {done}  saved")
+class MetricsFile(Lines):
+    """Appends to metrics.jsonl; of a run, rank 0 has one."""
 
-    def sync(self) -> None:
-        self.metrics.sync()
+    def __init__(self, path: Path):
+        self.path = path
+        self._file = Metrics(None)
+
+    def begin(self, run: Watched) -> None:
+        super().begin(run)
+        self._file = Metrics(self.path)
+
+    def write(self, step: int, group: str, line: Mapping[str, Any]) -> None:
+        self._file.write(line)
+
+    def before_checkpoint(self, step: int) -> None:
+        self._file.sync()
 
     def close(self) -> None:
-        self.metrics.close()
+        self._file.close()
+
+
+class Console(Rates):
+    """Shows how far the run is, and what it is told; of a run that is not quiet, rank 0 has one."""
+
+    progress: Progress | None = None
+
+    def begin(self, run: Watched) -> None:
+        super().begin(run)
+        self.progress = Progress(run.plan.steps)
+
+    def updated(self, step: int, fields: Step, rates: Mapping[str, float]) -> None:
+        assert self.progress is not None
+        self.progress.update(step, {"loss": fields.loss, "lr": fields.lr, **rates}, due=self.plan.logs(step))
+
+    def after_evaluation(self, step: int, metrics: Mapping[str, float], seconds: float) -> None:
+        words = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        self.message(f"step {step}  validation  {words}")
+
+    def after_checkpoint(self, step: int) -> None:
+        self.message(f"step {step}  saved")
+
+    def message(self, text: str) -> None:
+        if self.progress is not None:
+            self.progress.message(text)
+
+    def close(self) -> None:
         if self.progress is not None:
             self.progress.close()
-        if self.board is not None:
-            self.board.close()
-
-
-def find_tensorboard() -> Any:
-    """The class that writes event files. Raises ConfigError where its package is missing."""
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError:
-        raise ConfigError("log.tensorboard = true needs the package tensorboardX; pip install 'mpitrain[tb]'") from None
-    return SummaryWriter

@@ -1,0 +1,62 @@
+"""Bytes of a rank: what its arrays take, and how many sums of gradients it keeps at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from mpitrain.placement.shards import KINDS
+from mpitrain.schedules.microtree import Counter, joins, nodes_of, share, width
+
+
+class Bytes(NamedTuple):
+    """What the arrays of one rank take."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+
+
+class Use(NamedTuple):
+    """Bytes of one rank; None where nobody can tell."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    offloaded: int
+    activations: int | None
+    pool: int | None
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The use of a rank of each stage, and `why` something of it cannot be told."""
+
+    stages: list[Use]
+    why: str = ""
+
+
+def sums_at_once(n_micro: int, n_places: int, *, tree: bool) -> int:
+    """How many sums of micro-batches' gradients a rank keeps at most: see `parallel.gradients.reducer`."""
+    found = 1
+    for place_of_dp in range(n_places):
+        first, stop = share(place_of_dp, n_places, n_micro)
+        sums = Counter(partial(joins, n_micro=n_micro)) if tree else Counter()
+        for leaf in range(first, stop):
+            found = max(found, len(sums.nodes) + 1)
+            sums.push(leaf, lambda lower: None)
+        if tree:
+            found = max(found, len(nodes_of(n_micro, n_places)[place_of_dp]))
+    return found + (width(n_micro, n_places) if tree and n_places > 1 and width(n_micro, n_places) > 1 else 0)
+
+
+def predicted(size: int, kind: str, n: int, *, itemsize: int = 4, states: int = 2, per_node: int = 1) -> Bytes:
+    """The formula: bytes of a rank for `size` elements on `n` ranks, `states` numbers of optimizer state for each.
+
+    Where `per_node` ranks share one copy, that is a rank's share of it.
+    """
+    cut = KINDS.index(kind)
+    gradients, optimizer, parameters = (n if cut >= least else 1 for least in (2, 1, 3))
+    parts = (max(parameters, per_node), gradients, max(optimizer, per_node))
+    return Bytes(*(-(-numbers * size * itemsize // part) for numbers, part in zip((1, 1, states), parts)))

@@ -1,0 +1,175 @@
+"""Where everything of a run lies on a rank, worked out without MPI: the one order of construction.
+
+    a model in shapes -> twins of what blocks share -> cut layers (tp) -> positions (cp) -> experts (ep) -> stages (pp)
+        -> buckets, shards, micro-batches, bytes
+
+`parallel.connect` joins a placement with the ranks of a mesh; `inspect` and the memory report only read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+from mpitrain.backend import Array
+from mpitrain.config.sections import CommConfig, MeshConfig, TrainConfig
+from mpitrain.errors import ConfigError
+from mpitrain.nn import FlatLayout, Linear, MixtureOfExperts, Module, Sequential
+from mpitrain.nn.parameter import Described
+from mpitrain.placement import zigzag
+from mpitrain.placement.buckets import Bucket, plan_buckets, runs
+from mpitrain.placement.bytes import Bytes, predicted
+from mpitrain.placement.experts import AXIS, cut_experts
+from mpitrain.placement.micro_batches import count_micro_batches
+from mpitrain.placement.shard_cuts import shared_keys, where_to_cut
+from mpitrain.placement.shards import Shards, finer
+from mpitrain.placement.stages import Stage, can_be_cut, cut
+from mpitrain.placement.tensor_plan import Layer, narrow, read_plan
+from mpitrain.placement.tree import RankTree
+from mpitrain.schedules.grid import COPIES, REPLICAS, Grid
+from mpitrain.schedules.microtree import Node, share
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What the rank `grid` has of a model whose memory is to come, and of each batch.
+
+    `layers` are cut along tp, `experts` are the mixtures that are shared out along ep, by name. The sections of the
+    configuration say the rest.
+    """
+
+    grid: Grid
+    stage: Stage
+    layers: Sequence[Layer]
+    experts: Sequence[tuple[str, MixtureOfExperts]]
+    mesh: MeshConfig
+    train: TrainConfig
+    comm: CommConfig
+
+    def at_stage(self, index: int) -> Placement:
+        """The placement of the rank that differs from this one along pp only."""
+        stage = self.stage
+        counts = [b - a for a, b in zip(stage.bounds, stage.bounds[1:])]
+        return replace(self, grid=Grid(self.grid.lengths, {**self.grid.coordinates, "pp": index}),
+                       stage=cut(stage.whole, index, stage.n_stages, len(stage.chunks), counts=counts))
+
+    # -- samples ---------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def n_micro(self) -> int:
+        """How many micro-batches a global batch has. MeshError where some rank, or micro-batch, would have nothing."""
+        return micro_batches(self.grid, self.mesh, self.train)
+
+    @property
+    def own_micro_batches(self) -> Node:
+        """The first micro-batch of this rank, and the one after its last."""
+        return share(self.grid.place, self.grid.n_places, self.n_micro)
+
+    @property
+    def tree(self) -> RankTree | None:
+        """What this rank holds of the one tree over all micro-batches; None where each rank has a tree of its own."""
+        return RankTree(self.n_micro, self.grid.place, self.grid.n_places) if self.train.reproducible == "layout" else None
+
+    @property
+    def part(self) -> Callable[[Array], Array] | None:
+        """What cuts this rank's positions out of whole samples (B, L, ...); None where it has all of them."""
+        rank, n = self.grid.coordinate("cp"), self.grid.size("cp")
+        return None if n == 1 else lambda x: zigzag.part(x, rank, n)
+
+    def refuse_samples(self, x: Array, y: Array) -> None:
+        """MeshError where ranks cannot share samples of these shapes."""
+        if self.grid.size("cp") > 1:
+            zigzag.refuse_samples(x, y, self.grid.size("cp"))
+
+    @property
+    def head(self) -> Layer | None:
+        """The layer whose outputs, those of the model, stay cut for the loss."""
+        return next((layer for layer in self.layers if layer.style == "vocabulary" and isinstance(layer.module, Linear)), None)
+
+    @property
+    def in_step(self) -> bool:
+        """Whether ranks that have samples of their own must run the model equally often: they have experts for each other."""
+        return self.grid.size(AXIS) > 1
+
+    # -- parameters, gradients, optimizer state --------------------------------------------------------------------------
+
+    @property
+    def kind(self) -> str:
+        """What is cut over ranks that have copies: one of `shards.KINDS`."""
+        return "none" if self.grid.count(REPLICAS) == 1 else self.comm.sharding
+
+    def layout(self) -> FlatLayout:
+        """Where each parameter of this rank lies in flat arrays."""
+        return self.stage.model.describe(dtype=self.train.precision)
+
+    def sums_over(self, leaf: Described) -> tuple[str, ...]:
+        """The axes along which ranks have copies of a leaf, whose gradients they add up."""
+        return COPIES if AXIS in leaf.placement else REPLICAS
+
+    def cuts(self, layout: FlatLayout) -> list[int]:
+        """Numbers of parameters that no bucket may join; with one copy per node as if there were one node."""
+        one_copy = self.comm.node_shared and self.grid.count(REPLICAS) > 1
+        found = where_to_cut(self.stage, layout, blocks=self.kind == "parameters" and not one_copy) \
+            if one_copy or self.kind != "none" else self.stage.sizes
+        return finer(found, [*accumulate(runs([self.sums_over(s.parameter) for s in layout.segments]))])
+
+    def buckets(self, layout: FlatLayout) -> list[Bucket]:
+        """What of the flat gradient travels together, in the order in which the buckets start."""
+        elements = max(1, self.comm.bucket_bytes // layout.dtype.itemsize)
+        return plan_buckets(layout.segments, layout.size, elements, self.cuts(layout))
+
+    def shards(self, layout: FlatLayout, *, whole: bool) -> Shards:
+        """The elements that each of the ranks with copies keeps of what is cut over them; `whole`: whole parameters."""
+        return Shards(layout, self.grid.number(REPLICAS), self.grid.count(REPLICAS), whole=whole, cuts=self.cuts(layout),
+                      bucket_bytes=self.comm.bucket_bytes, alike=shared_keys(self.stage))
+
+    def bytes(self, layout: FlatLayout, kind: str, *, states: int, per_node: int = 1) -> Bytes:
+        """What this rank keeps by the formula, with `states` numbers of optimizer state for each parameter's."""
+        return predicted(layout.size, kind, self.grid.count(REPLICAS), itemsize=layout.dtype.itemsize, states=states,
+                         per_node=per_node)
+
+
+def place(model: Module, grid: Grid, mesh: MeshConfig, train: TrainConfig, comm: CommConfig, *, stages: Any = None) -> Placement:
+    """Cuts `model`, which has no memory yet, for the rank `grid`.
+
+    `stages` replaces `mesh.stages`: each virtual stage's number of blocks, or a function of the model that gives these. Raises
+    MeshError and ConfigError, alike on all ranks, where the model cannot be cut so.
+    """
+    stages = mesh.stages if stages is None else stages
+    if mesh.plan and grid.size("tp") == 1:
+        read_plan(model, mesh.plan)                            # a plan that would be refused is so before there are ranks for it
+    n_stages = grid.size("pp")
+    if isinstance(model, Sequential):
+        model.separate()
+        if n_stages > 1 or train.reproducible == "layout":
+            model.untie()
+    if callable(stages):
+        stages = stages(model) if n_stages > 1 and can_be_cut(model, n_stages * mesh.chunks) else ()
+    layers = cut_layers(model, grid, mesh)
+    if grid.size("cp") > 1:
+        zigzag.cut_positions(model, grid, [layer.module for layer in layers if mesh.sequence and layer.style == "sequence"])
+    experts = cut_experts(model, grid.coordinate(AXIS), grid.size(AXIS)) if grid.size(AXIS) > 1 else []
+    counts = stages if isinstance(stages, (list, tuple)) else ()
+    return Placement(grid, cut(model, grid.coordinate("pp"), n_stages, mesh.chunks, counts=counts), layers, experts, mesh, train,
+                     comm)
+
+
+def cut_layers(model: Module, grid: Grid, mesh: MeshConfig) -> list[Layer]:
+    """The layers of the plan (by default the model's own), of which this rank keeps its part."""
+    if grid.size("tp") == 1:
+        return []
+    layers = read_plan(model, mesh.plan or model.plan)
+    if mesh.sequence and not any(layer.style == "sequence" for layer in layers):
+        raise ConfigError('mesh.sequence = true cuts what lies between layers, and the plan has no "sequence" layer; set '
+                          "mesh.sequence = false, or name norms and dropouts in mesh.plan")
+    narrow(layers, grid.coordinate("tp"), grid.size("tp"))
+    return layers
+
+
+def micro_batches(grid: Grid, mesh: MeshConfig, train: TrainConfig) -> int:
+    """How many micro-batches a global batch has on such a grid."""
+    return count_micro_batches(train.micro_batches, train.batch_size, grid.size("pp"), grid.n_places, mesh.chunks,
+                               each=grid.count(grid.axes) // grid.n_places)

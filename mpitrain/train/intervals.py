@@ -1,0 +1,54 @@
+"""When things happen in a run, and what one step of it gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+NO_TALLY = np.zeros(0)
+
+
+class Step(NamedTuple):
+    """One completed update; `loss` is the mean over the global batch, before the update.
+
+    `comm_exposed_s` is that of the rank that waited least: the others waited for slower ranks too, not for messages alone.
+    `tally` is that of all mixtures of experts, if there are any: see `nn.MixtureOfExperts.take_tally`.
+    """
+
+    loss: float
+    lr: float
+    grad_norm: float | None
+    comm_exposed_s: float
+    tally: np.ndarray[Any, Any] = NO_TALLY
+
+
+@dataclass
+class Plan:
+    """Intervals in steps, 0 for never; steps count from 1 here, and something is done at the end of one."""
+
+    steps: int
+    steps_per_epoch: int
+    batch_size: int
+    eval_every: int
+    checkpoint_every: int
+    keep_best: bool
+    log_every: int
+
+    def logs(self, step: int) -> bool:
+        """Whether a line is written about this step, whose gradient's norm is known then."""
+        return self._is_due(self.log_every, step)
+
+    def evaluates(self, step: int) -> bool:
+        return self._is_due(self.eval_every, step)
+
+    def saves(self, step: int) -> bool:
+        """Whether a checkpoint is due after this step whatever an evaluation says."""
+        return self._is_due(self.checkpoint_every, step)
+
+    def epoch(self, step: int) -> int:
+        return (step - 1) // self.steps_per_epoch
+
+    def _is_due(self, every: int, step: int) -> bool:
+        return step == self.steps or (bool(every) and step % every == 0)

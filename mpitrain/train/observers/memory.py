@@ -1,0 +1,85 @@
+"""What memory a run has taken, by asking its arrays, their pool and the system; told at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpitrain.backend.memory import Swing, pool_in_use, resident
+from mpitrain.comm.messages.channel import Channel
+from mpitrain.parallel.gradients.reducer import GradientReducer
+from mpitrain.parallel.policies.sharded_reducer import ShardedReducer
+from mpitrain.placement.bytes import Use
+from mpitrain.train.build.assembly import Job
+from mpitrain.train.intervals import Step
+from mpitrain.train.observers.observer import Observer, Watched
+
+
+class Memory(Observer):
+    """Counts bytes of arrays within steps. A run that comes to its end tells the most that ranks have had, and what `words` says
+    of all ranks' (stage, use)."""
+
+    def __init__(self, job: Job, words: Callable[[Sequence[tuple[int, Use]]], Iterable[str]] = lambda uses: ()):
+        self.job, self.words, self.swing = job, words, Swing(pool_in_use())
+        self.uses: list[tuple[int, Use]] = []                # of all ranks, once the run is over
+
+    def begin(self, run: Watched) -> None:
+        self.run = run
+
+    def before_step(self, step: int) -> None:
+        self.swing.begin(self.job.trainer.pipeline.sent_bytes)
+
+    def after_step(self, step: int, fields: Step, seconds: float) -> None:
+        self.swing.end(self.job.trainer.pipeline.sent_bytes)
+
+    def finish(self, step: int) -> Mapping[str, Any]:
+        if step < self.run.plan.steps:
+            return {}
+        peak = peak_memory(self.job.channel)
+        self.run.tell("most memory of a rank: " + ", ".join(f"{name} {mb:,.0f} MiB" for name, mb in peak.items()))
+        self.uses = [(int(stage), Use(*use)) for stage, use in self.job.channel.gather_objects(
+            [self.job.held.stage.index, list(self.measured())])]
+        for line in self.words(self.uses):
+            self.run.tell(line)
+        return {"peak_mb": peak}
+
+    def measured(self) -> Use:
+        """What this rank has, after the last step."""
+        reducer: GradientReducer = self.job.trainer.pipeline.reducer
+        state = self.job.state
+        optimizer, sharding, storage = state.optimizer, state.sharding, state.model.storage
+        assert optimizer is not None and storage is not None
+        if sharding is not None and sharding.gathered is not None:
+            parameters = sharding.shards.values
+        else:
+            parameters = storage.values                                     # type: ignore[attr-defined]
+        away = self.job.config.optimizer.offload != "none"
+        gradients = sum(arena.nbytes for arena in reducer.arenas)
+        of_optimizer = optimizer.nbytes
+        use = Use(parameters.nbytes, gradients, 0 if away else of_optimizer, of_optimizer if away else 0, None, None)
+        pool = pool_in_use()
+        if pool is None or storage.device.name != "cpu":
+            return use
+        elsewhere = [parameters, *reducer.arenas, *(() if away else optimizer.state.values())]
+        if isinstance(reducer, ShardedReducer) and reducer.memory is not None:
+            elsewhere.append(reducer.memory.flat)
+        shared = sum(array.nbytes for array in elsewhere if not is_own(array))
+        taken = pool.usage().system if self.swing.system is None else self.swing.system
+        return use._replace(activations=self.swing.most, pool=taken + shared)
+
+
+def is_own(array: Any) -> bool:
+    """Whether a host array's memory is NumPy's, not shared with other processes or mapped from a file."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return bool(array.flags.owndata)
+
+
+def peak_memory(channel: Channel) -> dict[str, float]:
+    """The most memory, in MiB, that any rank has had: resident, and in arrays where these come from pools. It communicates."""
+    pool = pool_in_use()
+    mine = {"resident": resident(peak=True)} | ({"arrays": pool.usage().peak} if pool else {})
+    ranks = channel.gather_objects(mine)
+    return {name: round(max(rank[name] for rank in ranks) / 2**20, 1) for name in ranks[0] if all(name in rank for rank in ranks)}

@@ -1,0 +1,23 @@
+"""Choices that only a measurement can make, made while the run goes: `parallel.gradients.tuning` watches the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mpitrain.parallel.gradients.tuning import Tuning
+from mpitrain.train.intervals import Step
+from mpitrain.train.observers.observer import Observer
+
+
+class Tune(Observer):
+    """Gives `tuning` the times of steps; run.json says what was chosen."""
+
+    def __init__(self, tuning: Tuning):
+        self.tuning = tuning
+
+    def after_step(self, step: int, fields: Step, seconds: float) -> None:
+        self.tuning.after_step(seconds)
+
+    def finish(self, step: int) -> Mapping[str, Any]:
+        return {"choices": self.tuning.choices}
