@@ -35,23 +35,25 @@ import numpy as np  # noqa: E402
 
 from mpitrain import models, nn, optim  # noqa: E402
 from mpitrain.autograd import Tensor, run_backward  # noqa: E402
-from mpitrain.backend import keep_freed_memory  # noqa: E402
+from mpitrain.backend import CPU, keep_freed_memory  # noqa: E402
 from mpitrain.bench.inputs import WIRES  # noqa: E402
 from mpitrain.comm.job import guard  # noqa: E402
 from mpitrain.comm.job.start import start  # noqa: E402
 from mpitrain.comm.mesh import Mesh  # noqa: E402
-from mpitrain.comm.shared.channel import SharedChannel  # noqa: E402
+from mpitrain.config import CommConfig, Config  # noqa: E402
 from mpitrain.errors import NumericsError, UsageError  # noqa: E402
-from mpitrain.parallel.gradients.statistics import PlainStatistics  # noqa: E402
+from mpitrain.parallel.connect import connect  # noqa: E402
 from mpitrain.parallel.gradients.tuning import READY_STEPS, WARM_STEPS, Tuning  # noqa: E402
-from mpitrain.parallel.policies.choose import Exchange  # noqa: E402
+from mpitrain.parallel.policies.choose import choose  # noqa: E402
+from mpitrain.parallel.policies.policy import Setup  # noqa: E402
+from mpitrain.placement.place import place  # noqa: E402
 
 SAMPLES = 1000
 SAME = 1e-5                      # of the addends' magnitudes: computing a gradient again, in float32, changes less
 
 
 class Nobody:
-    """A channel with no other rank on it: nothing is exchanged."""
+    """No other rank has a part in any sum: nothing is exchanged."""
 
     size = 1
 
@@ -69,18 +71,18 @@ def make_model(kind: str, batch: int, seed: int):
 class Bench:
     def __init__(self, options: argparse.Namespace, mesh: Mesh):
         self.control = mesh.channel(mesh.axes, "control")
-        exchange = Exchange(mesh, algorithm=options.algorithm, wire=options.wire)
-        self.line, n = exchange.channel, self.control.size
+        n = self.control.size
         self.model, self.x, self.y = make_model(options.model, options.batch // n, seed=self.control.rank)
-        storage = self.model.initialize(seed=0, allocate=exchange.allocate)
         auto = options.bucket_mb == "auto"
         nbytes = 1 << 20 if auto else max(1, int(float(options.bucket_mb) * 2**20))
-        optimizer = optim.AdamW(storage, lr=1e-4, weight_decay=0.01)
-        self.reducer = exchange.reducer(storage, optimizer, bucket_bytes=nbytes, tree=None)
+        config = Config(comm=CommConfig(wire_dtype=options.wire, bucket_mb=nbytes / 2**20))
+        placement = place(self.model, mesh, config.mesh, config.train, config.comm)
+        self.update = choose(Setup(config, connect(placement, mesh, self.control), CPU, algorithm=options.algorithm))
+        self.update.initialise()
+        self.update.open(optim.AdamW(self.update.storage, lr=1e-4, weight_decay=0.01), lambda step: 0.0)
+        self.line, self.reducer = self.update.channel, self.update.reducer
         mesh.progress.landed = self.reducer.timeline.look
-        self.update = exchange.update(self.model, optimizer, self.reducer, self.control, lambda step: 0.0, clip_norm=0.0,
-                                      statistics=PlainStatistics(self.model, self.control))
-        shared = isinstance(self.line, SharedChannel) and self.line.shared
+        shared = self.line.shared
         self.way = "shared memory" if shared else "messages"
         self.wire = "float32" if shared and self.line.cross is None else options.wire       # without messages nothing is packed
         self.update.want_norm = False
@@ -106,10 +108,10 @@ class Bench:
         return self.step()
 
     def without_exchange(self) -> tuple[float, float, float]:
-        self.reducer.channel, self.reducer.mover = Nobody(), None
+        exchange, self.reducer.bucket_sum, self.reducer.mover = self.reducer.bucket_sum, Nobody(), None
         self.control.barrier()
         found = self.step()
-        self.reducer.channel, self.reducer.mover = self.line, self.mover
+        self.reducer.bucket_sum, self.reducer.mover = exchange, self.mover
         return found
 
     def sample(self, number: int) -> np.ndarray:

@@ -9,3 +9,5 @@ from mpitrain.autograd.tensor import Tensor, enable_grad, grad_enabled, no_grad,
 
 __all__ = ["Backward", "Context", "Deferred", "Function", "Tensor", "batch_share", "current_walk", "enable_grad", "grad_enabled",
            "gradcheck", "no_grad", "part_of_batch", "recompute", "recomputing", "run_backward"]
+
+Tensor.backward = run_backward

@@ -94,7 +94,7 @@ class Backward:
         try:
             for root, grad in roots:
                 if root.edge is not None:
-                    _accumulate(*root.edge, grad)
+                    _accumulate(root.node, root.edge[1], grad)
                 else:
                     self.land(root, grad)
             with _Running(self):

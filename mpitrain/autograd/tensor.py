@@ -5,15 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import ContextDecorator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
 from mpitrain.backend import Array, array_module, asnumpy, is_array, is_float
 from mpitrain.errors import GraphError, ShapeError
 
-if TYPE_CHECKING:
-    from mpitrain.autograd.function import Context
+
+class Node(Protocol):
+    """What computed a tensor: a `Context`."""
+
+    function: type[Any]
 
 
 class Version:
@@ -46,6 +49,7 @@ class Tensor:
     is_parameter = False                          # a trained leaf: backward in two calls does these in the second
     operands = ""                                 # the format that matrix products with it round their operands to; "": none
     array: Array
+    backward: ClassVar[Callable[..., Any]]        # `engine.run_backward`, attached by the package: the engine imports this file
 
     def __init__(self, array: Any, requires_grad: bool = False):
         self.version: Version | None = None       # made when somebody first cares
@@ -59,7 +63,7 @@ class Tensor:
         self.grad: Array | None = None
         self.grad_buffer: Array | None = None     # where the first contribution is written, e.g. a view into a bucket
         self.grad_hooks: list[Callable[[Any], None]] = []   # called once per backward, when `grad` is final
-        self.edge: tuple[Context, int] | None = None    # what computed it, and which output of that; None for a leaf
+        self.edge: tuple[Node, int] | None = None    # what computed it, and which output of that; None for a leaf
         self.requires_grad = False
         if requires_grad:
             self.require_grad()
@@ -72,8 +76,8 @@ class Tensor:
         return self
 
     @property
-    def node(self) -> Context | None:
-        """What computed it; None for a leaf."""
+    def node(self) -> Any:
+        """The `Context` that computed it; None for a leaf."""
         return None if self.edge is None else self.edge[0]
 
     @property
@@ -143,11 +147,6 @@ class Tensor:
         out = Tensor(self.array)
         out.version = self.shared_version()
         return out
-
-    def backward(self, grad: Any = None) -> None:
-        """Adds d(self)/d(leaf) to the `grad` of every leaf that requires it; `grad` defaults to 1 for a scalar."""
-        from mpitrain.autograd.engine import run_backward
-        run_backward(self, grad)
 
     def zero_grad(self) -> None:
         self.grad = None

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-WAIT, LOOK = 120.0, 0.02       # seconds: for another process that compiles, at most; between two looks
+WAIT, LOOK = 120.0, 0.02       # Seconds to wait for another process that compiles, and between two looks.
 
 
 @cache

@@ -23,18 +23,18 @@ from mpitrain.backend.native import load
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3           # malloc.h
 LARGEST = 32 << 20                                    # glibc ignores a mmap threshold above this
-KEEP = (1 << 31) - 1                                  # bytes free at the top of the heap before it is trimmed
+KEEP = (1 << 31) - 1                                  # The heap is trimmed when so many bytes are free at its top.
 SET_HANDLER, DEFAULT_HANDLER = 304, 306               # places in NumPy's table of C functions: numpy/__multiarray_api.h
 
 
 class Usage(NamedTuple):
     """What the pool holds, in bytes; a block is the memory of an array, with what its size was rounded up by."""
 
-    used: int                                         # blocks of arrays
-    peak: int                                         # the most there were
-    cached: int                                       # free, and kept for the next arrays
-    system: int                                       # had from the system: used and cached
-    arenas: int                                       # how often it was asked
+    used: int                                         # bytes in blocks of arrays
+    peak: int                                         # the largest `used` so far
+    cached: int                                       # bytes that are free and kept for the next arrays
+    system: int                                       # bytes taken from the system: used and cached
+    arenas: int                                       # the number of requests to the system
 
 
 class Pool:
@@ -47,7 +47,7 @@ class Pool:
         functions = importlib.import_module("numpy._core._multiarray_umath")._ARRAY_API
         table = ctypes.cast(pointer(functions, None), ctypes.POINTER(ctypes.c_void_p))
         numpys = ctypes.cast(table[DEFAULT_HANDLER], ctypes.POINTER(ctypes.py_object))[0]
-        name = name_of(numpys)                        # "mem_handler", where it stays: a capsule keeps the pointer
+        name = name_of(numpys)                        # The capsule keeps a pointer to its name, so the name must stay in place.
         library.memory_handler.argtypes, library.memory_handler.restype = [ctypes.c_void_p], ctypes.c_void_p
         library.memory_set_cap.argtypes, library.memory_set_cap.restype = [ctypes.c_int64], None
         for function in (library.memory_trim, library.memory_recent_peak):
@@ -119,7 +119,7 @@ def pool() -> Pool | None:
     return None if library is None else Pool(library)
 
 
-_used: list[Pool] = []                                # by this process: one at most
+_used: list[Pool] = []                                # The process uses one pool at most.
 
 
 def pool_in_use() -> Pool | None:

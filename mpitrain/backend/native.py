@@ -28,8 +28,8 @@ from mpitrain.errors import text_of
 # Never -ffast-math when linking: its start-up code flushes denormal numbers for the whole process.
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno",
          "-fno-trapping-math")
-HASH = hashlib.sha256().digest_size               # bytes, at the end of each library
-ROOM = 512 << 10                                  # bytes: more than any library takes (275 KB the largest, 2026-11)
+HASH = hashlib.sha256().digest_size               # bytes of the hash at the end of each library
+ROOM = 512 << 10                                  # bytes; the largest library takes 275 KB (2026-11)
 
 
 def source_folder() -> Path:
@@ -114,7 +114,7 @@ class Method(ctypes.Structure):
     _fields_ = [("name", ctypes.c_char_p), ("function", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p)]
 
 
-NOARGS, FASTCALL = 0x04, 0x80                     # of PyMethodDef: (self, NULL); (self, arguments, their number)
+NOARGS, FASTCALL = 0x04, 0x80                     # PyMethodDef's flags: f(self, NULL); f(self, arguments, their number)
 _kept: list[Method] = []
 
 
@@ -147,7 +147,7 @@ def compile_library(source: Path, library: Path, cc: Sequence[str]) -> None:
             file.write(code + hashlib.sha256(code).digest())
             file.truncate()
             file.flush()
-            os.fsync(file.fileno())               # else the name may survive a power cut, and what it names not
+            os.fsync(file.fileno())               # A power cut may otherwise leave the name without its content.
         os.replace(partial, library)
     except BaseException:
         os.unlink(partial)
@@ -160,7 +160,7 @@ def _compiled(source: Path, cc: Sequence[str]) -> bytes:
             made = Path(folder) / f"{source.stem}.so"
             _run([*cc, *FLAGS, "-o", str(made), str(source), "-lm"], timeout=300)
             return made.read_bytes()
-    except OSError as error:                      # no room for temporary files; or it ended well and made nothing
+    except OSError as error:                      # The temporary folder is full, or the compiler succeeded and made nothing.
         raise CompilerError(text_of(error)) from error
 
 
@@ -205,7 +205,7 @@ def _version(cc: tuple[str, ...]) -> str:
     """What the compiler says it is; asked once, not for each of a dozen libraries."""
     try:
         return _run([*cc, "--version"], timeout=60)
-    except CompilerError:                         # it cannot say; whether it compiles will be seen
+    except CompilerError:                         # The compiler cannot say its version; it may compile all the same.
         return ""
 
 

@@ -27,7 +27,7 @@ from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.comm.shared.node import Node
 from mpitrain.registry import Registry
 
-AT_ONCE = 1 << 20                 # bytes that one turn sums, as far as MOST arrays allow
+AT_ONCE = 1 << 20                 # One turn sums so many bytes, as far as MOST arrays allow.
 MOST = 64
 LINE = 128                        # arrays of a turn start on multiples of it: two cache lines, which are fetched together
 
@@ -143,7 +143,7 @@ class Side:
         nbytes = inputs.length * inputs.dtype.itemsize
         count, step = arrays_a_turn(nbytes), stride(nbytes)
         key = nbytes, str(inputs.dtype)
-        if key not in self._arrays:                           # the same objects each turn, as a training loop's buckets are
+        if key not in self._arrays:                           # Each turn sums the same objects, as training does.
             self._arrays[key] = [self._memory[i * step:i * step + nbytes].view(inputs.dtype) for i in range(count)]
         arrays = self._arrays[key]
         for i, array in enumerate(arrays):

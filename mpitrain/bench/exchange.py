@@ -17,23 +17,28 @@ from typing import Protocol
 import numpy as np
 
 from mpitrain import nn, optim
-from mpitrain.backend import Array
+from mpitrain.backend import CPU, Array
 from mpitrain.bench.inputs import BLOCK, Inputs
 from mpitrain.bench.pairs import Clock, Unavailable, alternate
 from mpitrain.bench.report import Report, in_time, machine, ratio_of
 from mpitrain.comm.job.start import World
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
+from mpitrain.config import CommConfig, Config
 from mpitrain.errors import ConfigError, MpitrainError, StorageError
 from mpitrain.nn.init import zeros
-from mpitrain.parallel.gradients.statistics import PlainStatistics
-from mpitrain.parallel.policies.choose import Exchange
+from mpitrain.parallel.connect import connect
+from mpitrain.parallel.policies.choose import choose
+from mpitrain.parallel.policies.policy import Setup
+from mpitrain.parallel.policies.replicated import Replicated
 from mpitrain.placement.buckets import plan_buckets
+from mpitrain.placement.place import place
 from mpitrain.registry import Registry
+from mpitrain.schedules.grid import REPLICAS
 
-MATRIX = 1 << 20                  # elements of a parameter: some buckets hold one, the default ones too
+MATRIX = 1 << 20                  # Elements of a parameter; some buckets hold a single one, with the default size too.
 LR, BETAS, EPS, DECAY = 0.1, (0.9, 0.999), 1.0, 0.01
-TOLERANCE = 2e-6                  # of a parameter of size 1, for each step taken; float32 rounds by 6e-8 in each operation
+TOLERANCE = 2e-6                  # The error allowed per step for a parameter of size 1; an operation in float32 rounds by 6e-8.
 BUCKET_BYTES = 4 << 20
 
 
@@ -64,7 +69,7 @@ def adamw(storage: nn.FlatStorage) -> optim.AdamW:
     return optim.AdamW(storage, lr=LR, betas=BETAS, eps=EPS, weight_decay=DECAY)
 
 
-class OverExchange:
+class OverPolicy:
     """What training does, by one of its ways: messages, memory shared on a node, one copy of the parameters per node.
 
     Unavailable, on all ranks, where the nodes have no room for that.
@@ -73,42 +78,38 @@ class OverExchange:
     def __init__(self, world: World, count: int, bucket_bytes: int, *, messages: bool = False, node_shared: bool = False):
         self._mesh = Mesh(world.comm)
         try:
-            # On a device that is no host, training sends messages; those are what is wanted.
-            exchange = Exchange(self._mesh, node_shared=node_shared, on_host=not messages)
-            self._make(Weights(count), exchange, self._mesh.channel("dp", "control"), bucket_bytes)
+            config = Config(comm=CommConfig(node_shared=node_shared, bucket_mb=bucket_bytes / 2**20))
+            placement = place(Weights(count), self._mesh, config.mesh, config.train, config.comm)
+            setup = Setup(config, connect(placement, self._mesh, self._mesh.channel("dp", "control")), CPU, optimizer=adamw)
+            self._policy = Replicated(setup, self._mesh.channel(REPLICAS, "gradients")) if messages else choose(setup)
+            self._policy.initialise()
+            self._policy.open(adamw(self._policy.storage), lambda step: LR)
+            if self._policy.notes:
+                raise Unavailable(self._policy.notes[0])
+            self._policy.want_norm = False
         except (ConfigError, StorageError) as error:          # on all ranks alike
             self._mesh.close()
             raise Unavailable(error.message) from error
 
-    def _make(self, model: Weights, exchange: Exchange, control: Channel, bucket_bytes: int) -> None:
-        self._storage = model.initialize(seed=0, allocate=exchange.allocate)
-        optimizer = adamw(self._storage)
-        self._reducer = exchange.reducer(self._storage, optimizer, bucket_bytes=bucket_bytes, tree=None)
-        if exchange.notes:
-            raise Unavailable(exchange.notes[0])
-        self._update = exchange.update(model, optimizer, self._reducer, control, lambda step: LR, clip_norm=0.0,
-                                       statistics=PlainStatistics(model, control))
-        self._update.want_norm = False
-
     @property
     def values(self) -> Array:
-        return self._storage.values
+        return self._policy.values
 
     def gradients(self) -> Array:
-        self._update.begin()
-        self._reducer.begin_micro_batch(last=True)
-        for segment in self._storage.segments:
+        self._policy.begin()
+        self._policy.reducer.begin_micro_batch(last=True)
+        for segment in self._policy.layout.segments:
             segment.parameter.grad = segment.parameter.grad_buffer
-        return self._reducer.gradients
+        return self._policy.reducer.gradients
 
     def step(self) -> None:
-        for segment in reversed(self._storage.segments):      # as at the end of backward: last parameters first
+        for segment in reversed(self._policy.layout.segments):      # as at the end of backward: last parameters first
             for hook in segment.parameter.grad_hooks:
                 hook(segment.parameter)
-        self._update.finish()
+        self._policy.finish()
 
     def close(self) -> None:
-        self._reducer.close()
+        self._policy.reducer.close()
         self._mesh.close()
 
 
@@ -140,9 +141,9 @@ class WithNative:
 
 POLICIES: Registry[Callable[[World, int, int], Policy]] = Registry("exchange")
 """What is measured; called with all ranks, the number of parameters, and the bytes of a bucket."""
-POLICIES.register("messages")(partial(OverExchange, messages=True))
-POLICIES.register("replicated")(OverExchange)
-POLICIES.register("node_shared")(partial(OverExchange, node_shared=True))
+POLICIES.register("messages")(partial(OverPolicy, messages=True))
+POLICIES.register("replicated")(OverPolicy)
+POLICIES.register("node_shared")(partial(OverPolicy, node_shared=True))
 
 
 class Serial:

@@ -29,8 +29,8 @@ from mpitrain.train.build.validate import find_schedule
 from mpitrain.train.observers.memory import Memory
 
 STEPS = 2 * BATCHES
-MICRO = 4                         # micro-batches of a pipeline or an accumulation
-BAR = 0.15                        # how far predicted and measured may be apart, of what is measured
+MICRO = 4                         # the number of micro-batches of a pipeline or an accumulation
+BAR = 0.15                        # the largest allowed |predicted - measured| / measured
 SMALLEST = 1 << 18                # bytes that are compared: of less, what reads rows and messages is a large part;
 SMALLEST_POOL = 16 << 20          # and of a pool: of less, what is free between a few large arrays
 
@@ -76,7 +76,7 @@ def one_way(name: str, grid: Grid, recompute: bool, sections: dict[str, Any], wo
     """(stage, predicted, measured) of a few steps."""
     forget_peak()
     workload, pool = WORKLOADS[name], pool_in_use()
-    before = pool.usage().system if pool else 0               # what earlier ones have left, mostly in caches
+    before = pool.usage().system if pool else 0               # Earlier runs have left some bytes, mostly in caches.
     with guard.symmetric():
         training = Training(workload, world.comm, pp=grid.size("pp"), tp=grid.size("tp"), recompute=recompute, sections=sections)
     job = training.job

@@ -10,9 +10,9 @@ import numpy as np
 
 from mpitrain.backend import native
 
-AT_ONCE = 0.002                   # seconds of a try: short, so that some fall between two interruptions
+AT_ONCE = 0.002                   # Seconds of a try; some of the short tries fall between two interruptions.
 TRIES = 25
-SIDE = 768                        # of the matrices, where there is no compiler: larger ones were no faster with OpenBLAS
+SIDE = 768                        # The side of matrices without a compiler; larger ones were no faster with OpenBLAS.
 
 
 def peak_flops(dtype: str = "float32") -> float:

@@ -39,7 +39,7 @@ from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.machine.threads import Place
 
 LR, DECAY = 1e-3, 0.01
-PROBES = 20                       # messages of each size behind alpha and beta
+PROBES = 20                       # Messages of each size that alpha and beta are fitted to.
 COMPUTE, KINDS = "compute", {"forward": "F", "backward": "B", "weight": "W"}
 WAITS = {"wait": "messages", "exchange": "count"}
 
@@ -50,7 +50,7 @@ class Task(NamedTuple):
     make: Callable[[], nn.Sequential]
     x: NDArray[Any]
     y: NDArray[Any]               # values, or classes
-    stages: Any = "blocks"        # how it is cut
+    stages: Any = "blocks"        # how the model is cut into stages
 
 
 class Stack(NamedTuple):
@@ -58,7 +58,7 @@ class Stack(NamedTuple):
 
     blocks: int
     width: int
-    rows: int                     # of a micro-batch
+    rows: int                     # rows of a micro-batch
 
     def task(self, n_micro: int) -> Task:
         rng = np.random.default_rng(0)

@@ -30,7 +30,7 @@ class Report:
         if self._first and path is not None:
             if path.is_dir():
                 raise UsageError(f"--json takes a file to write, found the folder {path}")
-            self._write("w", "" if path.is_fifo() else "\n")  # a full disk takes an empty file, but not a byte
+            self._write("w", "" if path.is_fifo() else "\n")  # A full disk takes an empty file, but not a byte.
             if path.is_file():
                 os.truncate(path, 0)
 
@@ -49,7 +49,7 @@ class Report:
             with open(self._path, mode) as file:
                 file.write(text)
         except OSError as error:
-            error.filename = str(self._path)                  # which writing leaves out
+            error.filename = str(self._path)                  # The error of a write has no file name.
             raise
 
 

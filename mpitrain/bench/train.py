@@ -36,7 +36,7 @@ from mpitrain.train.build.from_config import keep_inputs_only
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.precision import refuse
 
-BATCHES = 2                       # different ones, used in turn
+BATCHES = 2                       # the number of different batches, used in turn
 WARM_UP = 2 * BATCHES             # steps that do not count: first touches, compilation, connections, caches of plans
 LR, DECAY = 3e-4, 0.01
 
@@ -89,7 +89,7 @@ class Training:
         self.job = assemble(made(workload, recompute), inputs, mesh, loss=nn.LOSSES["cross_entropy"](), optimizer=adam,
                             config=self.config, quiet=True)
         self.model = self.job.state.model
-        self.job.trainer.update.want_norm = False             # as between two lines of the log
+        self.job.trainer.update.want_norm = False             # Steps between two lines of the log compute no norm.
         loader: Any = self.job.trainer.loader
         self._micro_batches = [loader.load(step) for step in range(BATCHES)]
         self.batches = [(micro.x, micro.y) for batch in self._micro_batches for micro in batch]
@@ -133,7 +133,7 @@ class Training:
 def bench_train(channel: Channel, world: World, report: Report, *, models: Sequence[str], precisions: Sequence[str], steps: int,
                 threads: int) -> None:
     """One record for each model and precision; `threads` are those of BLAS in a rank. Collective; see `Training.check`."""
-    for precision in precisions:                              # before the head of a table that would stay empty
+    for precision in precisions:                              # A refusal comes before the head of a table that would stay empty.
         float_dtype(precision)
         refuse(precision)
     about = machine(channel)

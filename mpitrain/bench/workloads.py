@@ -37,7 +37,7 @@ class Workload:
 
     @property
     def flops(self) -> int:
-        """Of one step of one rank."""
+        """The floating-point operations of one step of one rank."""
         return self.batch * self.flops_a_sample
 
     def samples(self, count: int, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -1,9 +1,18 @@
-"""Everything a resumed run needs, as named arrays: what goes into a checkpoint and comes back out of one."""
+"""Everything a resumed run needs, as kinds of named arrays: what goes into a checkpoint and comes back out of one.
+
+    kind        in a checkpoint                     where it lies
+    Kept        parameters/<name>                   as the model's parameters do: cut, in slices, or whole
+                buffers/<name>                      as its buffers do
+                optimizer/<kind>/<name>             as what the optimizer updates
+    Values      optimizer/steps, data/<transform>   equal on all ranks
+
+Names depend on no rank, so a checkpoint of one layout is read by any other. A further kind is one more object in `State.kept`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,32 +29,134 @@ from mpitrain.nn.parameter import Described
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.gradients.norm import is_first
 from mpitrain.parallel.pipeline.nonfinite import is_finite
-from mpitrain.parallel.policies.sharded import Sharding
+from mpitrain.parallel.policies.policy import Policy
 from mpitrain.schedules.grid import COPIES
 
-STEPS = "optimizer/steps"
+Shapes = Mapping[str, tuple[int, ...]]                        # of the whole model's arrays, by their names in a checkpoint
+Expected = dict[str, tuple[tuple[int, ...], Any]]             # name in a checkpoint -> (shape, dtype)
+
+
+class Placed(NamedTuple):
+    """An array with the place of a leaf: the place of the leaf's part here or, flat, of that part's elements from `first` on."""
+
+    leaf: Described
+    array: Array
+    first: int | None = None
+
+    def boxes(self, array: Array) -> Iterable[tuple[Array, tuple[int, ...]]]:
+        """(view, where it begins in the whole) of each box that `array`, this one or a copy, consists of."""
+        if self.first is None:
+            return [(array[own], start) for own, start in self.leaf.boxes()]
+        return self.leaf.pieces(array, self.first)
+
+    def is_ours(self, mesh: Mesh | None) -> bool:
+        """Whether this rank, of all that have the same, is the one that writes it."""
+        without = ("pp",) if self.first is None else ("pp", *COPIES)
+        return mesh is None or is_first(self.leaf, mesh, without=without)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.first is None and self.leaf.shape == self.leaf.global_shape
+
+
+class Kept:
+    """A kind of state, ``<prefix>/<leaf>`` in a checkpoint: arrays that lie as the model's parameters do, or (`of`) its buffers.
+
+    `placed()` gives this rank's, and is asked anew each time. What is written into the arrays is what the next step uses.
+    """
+
+    exact = True                                              # a checkpoint with other names under the prefix is refused
+
+    def __init__(self, prefix: str, placed: Callable[[], Iterable[Placed]], dtype: Any, *, of: str = "parameters"):
+        self.prefix, self.placed, self.dtype, self.of = prefix, placed, np.dtype(str(dtype)), f"{of}/"
+
+    def expected(self, shapes: Shapes) -> Expected:
+        """What a checkpoint must have of it."""
+        return {f"{self.prefix}/{name.removeprefix(self.of)}": (shape, self.dtype) for name, shape in shapes.items()
+                if name.startswith(self.of)}
+
+    def name(self, leaf: Described) -> str:
+        return f"{self.prefix}/{leaf.key}"
+
+    def pieces(self, mesh: Mesh | None) -> Iterator[Piece]:
+        """What this rank writes."""
+        for one in self.placed():
+            if one.is_ours(mesh):
+                for view, start in one.boxes(asnumpy(one.array)):
+                    yield Piece(self.name(one.leaf), view, one.leaf.global_shape, start)
+
+    def read(self, checkpoint: Checkpoint) -> None:
+        for one in self.placed():
+            for part, start in one.boxes(one.array):
+                part[...] = array_module(one.array).asarray(checkpoint.read(self.name(one.leaf), start, part.shape))
+
+
+class Values:
+    """A kind of state that is equal on all ranks: `get()` gives small arrays by name, `put` takes what was stored.
+
+    Unless it is `exact`, a checkpoint may have other names than `get` gives.
+    """
+
+    def __init__(self, prefix: str, get: Callable[[], dict[str, Any]], put: Callable[[dict[str, Any]], None], *,
+                 exact: bool = True):
+        self.prefix, self.get, self.put, self.exact = prefix, get, put, exact
+
+    def expected(self, shapes: Shapes) -> Expected:
+        return {f"{self.prefix}/{name}": (np.shape(value), np.asarray(value).dtype) for name, value in self.get().items()}
+
+    def placed(self) -> Sequence[Placed]:
+        """None of it lies as a leaf does."""
+        return ()
+
+    def pieces(self, mesh: Mesh | None) -> Iterator[Piece]:
+        if mesh is None or mesh.rank == 0:
+            yield from (Piece.whole(f"{self.prefix}/{name}", np.asarray(value)) for name, value in self.get().items())
+
+    def read(self, checkpoint: Checkpoint) -> None:
+        start = f"{self.prefix}/"
+        names = self.expected({}) if self.exact else [name for name in checkpoint.names if name.startswith(start)]
+        self.put({name.removeprefix(start): checkpoint.read(name) for name in names})
 
 
 class State:
-    """Views of the model's parameters and buffers, the optimizer's state and the data's statistics, by name.
+    """The kinds of state of a run, in `kept`, and what is done with all of them.
 
-    Names are ``parameters/<name>``, ``buffers/<name>``, ``optimizer/<kind>/<name>`` and ``data/<transform>``: nothing in
-    them depends on ranks, so a checkpoint of one layout is read by any other. `model` is what this rank holds of `whole`
-    (default: all of it); `mesh` says what others hold, and `control` connects all ranks. With `sharding`, this rank has slices of
-    some arrays only.
+    `model` is what this rank holds of `whole` (default: all of it); `mesh` says what others hold, and `control` connects all
+    ranks. Of some arrays this rank may have the slices that `policy` gives it.
     """
 
     def __init__(self, model: Module, optimizer: Optimizer | None = None, transforms: Transforms | None = None, *,
                  whole: Module | None = None, mesh: Mesh | None = None, control: Channel | None = None,
-                 sharding: Sharding | None = None):
+                 policy: Policy | None = None):
         self.model, self.optimizer, self.transforms = model, optimizer, transforms
-        self.mesh, self.control, self.sharding = mesh, control, sharding
-        self._shapes = whole_shapes(whole or model)
+        self.mesh, self.control, self.policy = mesh, control, policy
+        self.shards = None if policy is None else policy.shards
+        self._shapes, storage = whole_shapes(whole or model), model.storage
+        assert storage is not None
+        self.parameters = Kept("parameters", self._parameters, storage.dtype)
+        self.buffers = Kept("buffers", lambda: [Placed(b, b.array) for _, b in model.named_buffers()], storage.dtype,
+                            of="buffers")
+        self.kept: list[Kept | Values] = [self.parameters, self.buffers]
+        if optimizer is not None:
+            sliced = self.shards is not None
+            self.kept += [in_flat(f"optimizer/{kind}", optimizer.storage, flat, sliced) for kind, flat in optimizer.state.items()]
+            self.kept.append(Values("optimizer", lambda: {"steps": np.array(optimizer.steps)}, self._put_steps))
+        if transforms is not None:
+            self.kept.append(Values("data", transforms.state_dict, transforms.load_state_dict, exact=False))
+
+    def _parameters(self) -> Iterable[Placed]:
+        if self.shards is None or not self._has_slices:
+            return (Placed(p, p.array) for p in self.model.parameters())
+        return in_flat("", self.shards, self.shards.values, True).placed()
+
+    def _put_steps(self, found: Mapping[str, Any]) -> None:
+        assert self.optimizer is not None
+        self.optimizer.steps = int(found["steps"])
 
     @property
     def _has_slices(self) -> bool:
         """Whether this rank has slices of the parameters alone."""
-        return self.sharding is not None and self.sharding.cuts_parameters
+        return self.policy is not None and self.policy.cuts_parameters
 
     @property
     def is_cut(self) -> bool:
@@ -55,99 +166,43 @@ class State:
     def own_sha256(self) -> str:
         """The hash of the parameters and buffers of this rank, equal on ranks that have the same part; "" of slices, which no
         other rank has."""
-        leaves = (*self.model.named_parameters(), *self.model.named_buffers())
-        return "" if self._has_slices else total_sha256(array_line(name, asnumpy(leaf.array)) for name, leaf in leaves)
+        ours = [one for kind in (self.parameters, self.buffers) for one in kind.placed()]
+        return "" if self._has_slices else total_sha256(array_line(one.leaf.name, asnumpy(one.array)) for one in ours)
 
     def arrays(self) -> dict[str, Array]:
-        """The training state proper, in place: what is written here is what the next step uses.
-
-        Without what ranks have slices of.
-        """
-        found: dict[str, Array] = {f"buffers/{name}": b.array for name, b in self.model.named_buffers()}
-        if not self._has_slices:
-            found |= {f"parameters/{name}": p.array for name, p in self.model.named_parameters()}
-        if self.optimizer is not None and self.sharding is None:
-            found |= {f"optimizer/{name}": array for name, array in self.optimizer.state_dict().items()}
-        return found
+        """What this rank has whole parts of, in place, by names that end with the leaf's own."""
+        return {f"{kind.prefix}/{one.leaf.name}": one.array for kind in self.kept for one in kind.placed() if one.first is None}
 
     def pieces(self) -> list[Piece]:
         """What this rank writes, on the host: of what several ranks have, the first one's."""
-        found = []
-        for stored, leaf, array, first in self._leaves():
-            without = ("pp",) if first is None else ("pp", *COPIES)
-            if self.mesh is None or is_first(leaf, self.mesh, without=without):
-                found += [Piece(stored, view, leaf.global_shape, start) for view, start in boxes(leaf, asnumpy(array), first)]
-        if self.mesh is None or self.mesh.rank == 0:
-            whole = {f"data/{name}": np.asarray(a) for name, a in self.transforms.state_dict().items()} if self.transforms else {}
-            if self.optimizer is not None:
-                whole[STEPS] = np.array(self.optimizer.steps)
-            found += [Piece.whole(name, array) for name, array in whole.items()]
-        return found
-
-    def _leaves(self, *, state: bool = True) -> Iterator[tuple[str, Described, Array, int | None]]:
-        """(name in a checkpoint, leaf whose place it has, array, None) of all that is cut as the model is; twins repeat a name.
-
-        Of what ranks have slices of, the array is flat, and begins with the leaf's element of that number.
-        """
-        for name, buffer in self.model.named_buffers():
-            yield f"buffers/{name}", buffer, buffer.array, None
-        yield from self._parameters()
-        if self.optimizer is not None and state:
-            storage: Any = self.optimizer.storage
-            for kind, flat in self.optimizer.state.items():
-                for segment, view in zip(storage.segments, storage.views(flat)):
-                    parameter = segment.parameter
-                    yield f"optimizer/{kind}/{parameter.key}", parameter, view, None if self.sharding is None else segment.first
-
-    def _parameters(self) -> Iterator[tuple[str, Described, Array, int | None]]:
-        if self.sharding is not None and self._has_slices:
-            shards = self.sharding.shards
-            for part, view in zip(shards.segments, shards.views(shards.values)):
-                yield f"parameters/{part.parameter.key}", part.parameter, view, part.first
-        else:
-            for parameter in self.model.parameters():
-                yield f"parameters/{parameter.key}", parameter, parameter.array, None
+        return [piece for kind in self.kept for piece in kind.pieces(self.mesh)]
 
     def refuse_nonfinite(self, step: int) -> None:
         """Raises NumericsError where a parameter is NaN or Inf: a run cannot go on from such a checkpoint."""
-        for _, leaf, array, _ in self._parameters():
-            if not is_finite(array):
-                raise NumericsError(f'the parameter "{leaf.name}" is not finite, so no checkpoint was written and the last one '
-                                    "stands; resume from it with a smaller optimizer.lr, or optimizer.clip_norm", step=step)
+        for one in self.parameters.placed():
+            if not is_finite(one.array):
+                raise NumericsError(f'the parameter "{one.leaf.name}" is not finite, so no checkpoint was written and the last '
+                                    "one stands; resume from it with a smaller optimizer.lr, or optimizer.clip_norm", step=step)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Copies a checkpoint's values in. Raises CheckpointError, before anything is touched, where names or shapes differ."""
-        self._check(checkpoint, ("parameters/", "buffers/") + (("optimizer/",) if self.optimizer is not None else ()))
-        if self.transforms is not None:
-            stored = [name for name in checkpoint.names if name.startswith("data/")]
-            self.transforms.load_state_dict({name.removeprefix("data/"): checkpoint.read(name) for name in stored})
-        if self.optimizer is not None:
-            self.optimizer.steps = int(checkpoint.read(STEPS))
-        self._read(checkpoint, state=True)
+        self._read(checkpoint, self.kept)
 
     def load_parameters(self, checkpoint: Checkpoint) -> None:
         """The values of the parameters and buffers alone, to start another run from."""
-        self._check(checkpoint, ("parameters/", "buffers/"))
-        self._read(checkpoint, state=False)
+        self._read(checkpoint, [self.parameters, self.buffers])
 
-    def _check(self, checkpoint: Checkpoint, prefixes: Sequence[str]) -> None:
-        """Names, shapes and dtypes of the whole model against the checkpoint's."""
-        storage: Any = self.model.storage
-        expected = {name: (shape, storage.dtype) for name, shape in self._shapes.items()}
-        if self.optimizer is not None:
-            expected |= {name.replace("parameters/", f"optimizer/{kind}/", 1): (shape, flat.dtype) for name, shape in
-                         self._shapes.items() if name.startswith("parameters/") for kind, flat in self.optimizer.state.items()}
-            expected[STEPS] = (), np.dtype(np.int64)
-        for prefix in prefixes:
-            checkpoint.check_names({name: (shape, np.dtype(str(dtype))) for name, (shape, dtype) in expected.items()
-                                    if name.startswith(prefix)}, prefix)
-
-    def _read(self, checkpoint: Checkpoint, *, state: bool) -> None:
-        for name, leaf, array, first in self._leaves(state=state):
-            for part, start in boxes(leaf, array, first):
-                part[...] = array_module(array).asarray(checkpoint.read(name, start, part.shape))
-        if self.sharding is not None:
-            self.sharding.forget()
+    def _read(self, checkpoint: Checkpoint, kept: Sequence[Kept | Values]) -> None:
+        expected: dict[str, Expected] = {}                    # by the first word: what else begins with it is another model's
+        for kind in kept:
+            if kind.exact:
+                expected.setdefault(f"{kind.prefix.partition('/')[0]}/", {}).update(kind.expected(self._shapes))
+        for prefix, names in expected.items():
+            checkpoint.check_names(names, prefix)
+        for kind in reversed(kept):
+            kind.read(checkpoint)
+        if self.policy is not None:
+            self.policy.values_written()
         for leaf in (*self.model.parameters(), *(b for _, b in self.model.named_buffers())):
             leaf.mark_changed()
 
@@ -155,42 +210,34 @@ class State:
         """``parameters_sha256`` and ``buffers_sha256``, as run.json has them: of this rank's copy, and only where no rank has a
         whole one it communicates. Arrays that are cut themselves are put together one at a time.
         """
-        buffers = ((f"buffers/{name}", buffer, buffer.array, None) for name, buffer in self.model.named_buffers())
-        return {"parameters_sha256": self._sha256(self._parameters(), "parameters/"),
-                "buffers_sha256": self._sha256(buffers, "buffers/")}
+        return {f"{kind.prefix}_sha256": self._sha256(kind) for kind in (self.parameters, self.buffers)}
 
-    def _sha256(self, leaves: Iterable[tuple[str, Described, Array, int | None]], prefix: str) -> str:
-        held = {name.removeprefix(prefix): (leaf, array, first) for name, leaf, array, first in leaves
-                if not getattr(leaf, "twin_of", "")}
+    def _sha256(self, kind: Kept) -> str:
+        held = {one.leaf.key: one for one in kind.placed() if not getattr(one.leaf, "twin_of", "")}
         mesh, control = self.mesh, self.control
         if mesh is None or control is None or not self.is_cut:
-            return total_sha256(array_line(name, asnumpy(array)) for name, (_, array, _) in held.items())
-        own = {name: found for name, found in held.items()
-               if is_first(found[0], mesh, without=("pp",) if found[2] is None else ("pp", *COPIES))}
-        is_whole = {name: first is None and leaf.shape == leaf.global_shape for name, (leaf, _, first) in own.items()}
-        lines = [array_line(name, asnumpy(own[name][1])) for name in own if is_whole[name]]
-        everyone = control.gather_objects([lines, sorted(name for name in own if not is_whole[name])])
+            return total_sha256(array_line(name, asnumpy(one.array)) for name, one in held.items())
+        own = {name: one for name, one in held.items() if one.is_ours(mesh)}
+        lines = [array_line(name, asnumpy(one.array)) for name, one in own.items() if one.is_whole]
+        everyone = control.gather_objects([lines, sorted(name for name, one in own.items() if not one.is_whole)])
         lines = [line for lines, _ in everyone for line in lines]
-        lines += [array_line(name, self._put_together(name, own.get(name), prefix, control))
+        lines += [array_line(name, self._put_together(kind, name, own.get(name), control))
                   for name in sorted({name for _, names in everyone for name in names})]
         return total_sha256(lines)
 
-    def _put_together(self, name: str, own: tuple[Described, Array, int | None] | None, prefix: str,
-                      control: Channel) -> np.ndarray[Any, Any]:
+    def _put_together(self, kind: Kept, name: str, own: Placed | None, control: Channel) -> np.ndarray[Any, Any]:
         """A cut array as a whole, on every rank: bytes are added where all others have zeros."""
-        storage: Any = self.model.storage
-        whole = np.zeros(self._shapes[prefix + name], storage.dtype)
-        if own is not None:
-            leaf, array, first = own
-            for part, start in boxes(leaf, asnumpy(array), first):
-                whole[tuple(slice(a, a + n) for a, n in zip(start, part.shape))] = part
+        whole = np.zeros(self._shapes[kind.of + name], kind.dtype)
+        for part, start in own.boxes(asnumpy(own.array)) if own is not None else ():
+            whole[tuple(slice(a, a + n) for a, n in zip(start, part.shape))] = part
         control.allreduce(whole.reshape(-1).view(np.int32), name=f"the bytes of {name}")
         return whole
 
 
-def boxes(leaf: Described, array: Array, first: int | None) -> Iterable[tuple[Array, tuple[int, ...]]]:
-    """(view, where it begins in the whole) of each box that a leaf's array, or a flat part of it from `first` on, consists of."""
-    return [(array[own], start) for own, start in leaf.boxes()] if first is None else leaf.pieces(array, first)
+def in_flat(prefix: str, storage: Any, flat: Array, sliced: bool) -> Kept:
+    """The kind of which `flat`, an array of the layout of `storage`, has each parameter's part; `sliced`: slices of parts."""
+    return Kept(prefix, lambda: (Placed(s.parameter, view, s.first if sliced else None)
+                                 for s, view in zip(storage.segments, storage.views(flat))), flat.dtype)
 
 
 def whole_shapes(model: Module) -> dict[str, tuple[int, ...]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-Sharded: TypeAlias = Literal["none", "optimizer", "gradients", "parameters"]
+SHARDED = ("none", "optimizer", "gradients", "parameters")        # what may be cut over data-parallel ranks, each with those before
 Offloaded: TypeAlias = Literal["none", "host", "file"]
 Progressing: TypeAlias = Literal["poll", "thread", "auto"]
 UNTIL_MEASURED = 1 << 20      # bytes: small enough to overlap, large enough that latency does not dominate
@@ -105,7 +105,7 @@ class CommConfig:
     progress: Progressing = "poll"
     wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"      # of messages
     node_shared: bool = False                # one copy of parameters and optimizer state per node
-    sharding: Sharded = "none"               # what is cut over data-parallel ranks, each word with those before it
+    sharding: str = "none"                   # one of SHARDED; or a policy of your own, "file.py:name"
 
     @property
     def bucket_bytes(self) -> int:

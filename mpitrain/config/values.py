@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from mpitrain.config.sections import SECTIONS, CommConfig, Config
+from mpitrain.config.sections import SECTIONS, SHARDED, CommConfig, Config
 from mpitrain.errors import ConfigError, nearest
 
 LARGEST_BUCKET_MB = 1 << 20              # a TiB: more than any model, and a number of bytes that is finite
@@ -20,6 +20,9 @@ LEAST = {"train.epochs": 0, "train.steps": 0, "train.batch_size": 1, "train.micr
 NOT_NEGATIVE = ("optimizer.lr", "optimizer.clip_norm", "optimizer.weight_decay", "optimizer.min_lr", "train.cached_mb")
 WORDS = {f"{name}.{key}": typing.get_args(hint) for name, section in SECTIONS.items()
          for key, hint in typing.get_type_hints(type(section)).items() if typing.get_origin(hint) is Literal}
+WORDS["comm.sharding"] = SHARDED
+OWN = ("comm.sharding",)                 # keys that may name a user's own thing, too
+
 Refusal = tuple[str, tuple[str, ...]]    # the message, and the keys it is about
 
 
@@ -70,8 +73,9 @@ def lists(config: Config) -> Iterator[Refusal]:
 
 def words(config: Config) -> Iterator[Refusal]:
     for key, known in WORDS.items():
-        if value_of(config, key) not in known:
-            yield f'{key} = "{value_of(config, key)}" is not there{nearest(value_of(config, key), known)}', (key,)
+        word = value_of(config, key)
+        if word not in known and not (key in OWN and ":" in word):
+            yield f'{key} = "{word}" is not there{nearest(word, known)}', (key,)
     stages = config.mesh.stages
     if isinstance(stages, str) and stages not in ("blocks", "time"):
         yield (f'mesh.stages = "{stages}" is not there{nearest(stages, ("blocks", "time"))}; or give the number of blocks of '

@@ -17,7 +17,7 @@ class Source(Protocol):
     """What gives samples: a `Dataset` or `TokenWindows`."""
 
     kind: str
-    names: tuple[str, str]          # of the datasets that inputs and targets come from
+    names: tuple[str, str]          # The datasets that inputs and targets come from.
 
     def __len__(self) -> int: ...
     def read(self, rows: Rows) -> tuple[NDArray[Any], NDArray[Any]]: ...

@@ -92,7 +92,7 @@ def match_manifest(description: dict[str, Any], manifest: dict[str, Any], path: 
         for label in ("x", "y"):
             found = shard[label]
             if found is None or description[label] != manifest[label]:
-                continue                              # a dataset that the manifest does not speak of
+                continue                              # The manifest does not mention this dataset.
             for field in ("dtype", "shape"):
                 if found[field] != promised[label].get(field):
                     raise DataError(f"{field} {found[field]}, but the manifest says {promised[label].get(field)}",

@@ -117,7 +117,7 @@ class ContiguousReader:
         self.file.check()
         if self.n_waiting:
             self._verify_rows(rows)
-        np.take(self.rows, rows, axis=0, out=out, mode="clip")        # in range already; "raise" would buffer `out`
+        np.take(self.rows, rows, axis=0, out=out, mode="clip")        # The rows are in range; "raise" would buffer `out`.
 
     def _verify_rows(self, rows: NDArray[np.int64]) -> None:
         first, last = rows * self.row_bytes // self.block, ((rows + 1) * self.row_bytes - 1) // self.block

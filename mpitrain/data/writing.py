@@ -24,7 +24,7 @@ from mpitrain.data.manifest import BLOCK, FORMAT, KINDS, MANIFEST, VERSION
 from mpitrain.errors import AccessError, DataError, OutputError, StorageError
 
 OURS = re.compile(r"manifest\.json|shard-\d{5,}\.h5")
-SHARD_BYTES = 256 << 20          # of x; small enough to copy around, large enough that a thousand hold 256 GiB
+SHARD_BYTES = 256 << 20          # A shard of x is small enough to copy, and a thousand shards hold 256 GiB.
 
 
 class Rows(Protocol):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 
 import numpy as np
 
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import bind
+from mpitrain.kernels.library import CFunction, host
 
 
 def _weights(scores: Array, scale: float, causal: bool, out: Array | None = None) -> Array:
@@ -34,28 +33,19 @@ def _weights_gradient(weights: Array, grad: Array, scale: float, causal: bool, o
     return result
 
 
-def _weights_host() -> Callable[..., Array] | None:
-    function = bind("attention", "weights", "ppdiiii")
-    if function is None:
-        return None
-
-    def run(scores: Array, scale: float, causal: bool, out: Array | None = None) -> Array:
-        result = np.empty(scores.shape, scores.dtype) if out is None else out
-        function(np.ascontiguousarray(scores), result, scale, prod(scores.shape[:-2]), *scores.shape[-2:], causal)
-        return result
-    return run
+@host("attention", "weights", "ppdiiii")
+def _weights_host(function: CFunction, scores: Array, scale: float, causal: bool, out: Array | None = None) -> Array:
+    result = np.empty(scores.shape, scores.dtype) if out is None else out
+    function(np.ascontiguousarray(scores), result, scale, prod(scores.shape[:-2]), *scores.shape[-2:], causal)
+    return result
 
 
-def _weights_gradient_host() -> Callable[..., Array] | None:
-    function = bind("attention", "weights_gradient", "pppdiiii")
-    if function is None:
-        return None
-
-    def run(weights: Array, grad: Array, scale: float, causal: bool, out: Array | None = None) -> Array:
-        result = np.empty(grad.shape, grad.dtype) if out is None else out
-        function(weights, np.ascontiguousarray(grad), result, scale, prod(grad.shape[:-2]), *grad.shape[-2:], causal)
-        return result
-    return run
+@host("attention", "weights_gradient", "pppdiiii")
+def _weights_gradient_host(function: CFunction, weights: Array, grad: Array, scale: float, causal: bool,
+                           out: Array | None = None) -> Array:
+    result = np.empty(grad.shape, grad.dtype) if out is None else out
+    function(weights, np.ascontiguousarray(grad), result, scale, prod(grad.shape[:-2]), *grad.shape[-2:], causal)
+    return result
 
 
 attention_weights = Kernel(

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import bind, packed
+from mpitrain.kernels.library import CFunction, host, packed
 
 
 def _moments(x: Array) -> tuple[Array, Array]:
@@ -77,83 +77,54 @@ def channel_shift(bias: Array | None, x: Array) -> Array:
     return array_module(x).zeros(x.shape[1], x.dtype) if bias is None else bias
 
 
-def _moments_host() -> Callable[..., Any] | None:
-    function = bind("batch_norm", "channel_moments", "pppiii")
-    if function is None:
-        return None
-
-    def moments(x: Array) -> tuple[Array, Array]:
-        mean, squares = np.empty(x.shape[1]), np.empty(x.shape[1])
-        function(packed(x), mean, squares, *x.shape)
-        return mean, squares
-    return moments
+@host("batch_norm", "channel_moments", "pppiii")
+def _moments_host(function: CFunction, x: Array) -> tuple[Array, Array]:
+    mean, squares = np.empty(x.shape[1]), np.empty(x.shape[1])
+    function(packed(x), mean, squares, *x.shape)
+    return mean, squares
 
 
-def _affine_host() -> Callable[..., Array] | None:
-    function = bind("batch_norm", "channel_affine", "pppppiii")
-    if function is None:
-        return None
-
-    def affine(x: Array, centre: Array, scale: Array, shift: Array) -> Array:
-        y = np.empty(x.shape, x.dtype)
-        function(packed(x), centre, scale, packed(shift), y, *x.shape)
-        return y
-    return affine
+@host("batch_norm", "channel_affine", "pppppiii")
+def _affine_host(function: CFunction, x: Array, centre: Array, scale: Array, shift: Array) -> Array:
+    y = np.empty(x.shape, x.dtype)
+    function(packed(x), centre, scale, packed(shift), y, *x.shape)
+    return y
 
 
-def _sums_host() -> Callable[..., Any] | None:
-    function = bind("batch_norm", "channel_sums", "pppppiii")
-    if function is None:
-        return None
-
-    def sums(grad: Array, x: Array, centre: Array) -> tuple[Array, Array]:
-        plain, product = np.empty(x.shape[1]), np.empty(x.shape[1])
-        function(packed(grad), packed(x), centre, plain, product, *x.shape)
-        return plain, product
-    return sums
+@host("batch_norm", "channel_sums", "pppppiii")
+def _sums_host(function: CFunction, grad: Array, x: Array, centre: Array) -> tuple[Array, Array]:
+    plain, product = np.empty(x.shape[1]), np.empty(x.shape[1])
+    function(packed(grad), packed(x), centre, plain, product, *x.shape)
+    return plain, product
 
 
-def _combine_host() -> Callable[..., Array] | None:
-    function = bind("batch_norm", "channel_combine", "pppppppiii")
-    if function is None:
-        return None
-
-    def combine(grad: Array, x: Array, centre: Array, a: Array, b: Array, d: Array) -> Array:
-        result = np.empty(x.shape, x.dtype)
-        function(packed(grad), packed(x), centre, a, b, d, result, *x.shape)
-        return result
-    return combine
+@host("batch_norm", "channel_combine", "pppppppiii")
+def _combine_host(function: CFunction, grad: Array, x: Array, centre: Array, a: Array, b: Array, d: Array) -> Array:
+    result = np.empty(x.shape, x.dtype)
+    function(packed(grad), packed(x), centre, a, b, d, result, *x.shape)
+    return result
 
 
-def _batch_norm_host() -> Callable[..., Any] | None:
-    function = bind("batch_norm", "batch_norm", "ppppppppdiiii")
-    if function is None:
-        return None
-
-    def norm(x: Array, weight: Array | None, bias: Array | None, residual: Array | None, eps: float,
-             relu: bool) -> tuple[Array, Array, Array, Array]:
-        y, (mean, variance, inverse) = np.empty(x.shape, x.dtype), np.empty((3, x.shape[1]))
-        function(packed(x), packed(weight), packed(bias), packed(residual), y, mean, variance, inverse, eps, *x.shape, relu)
-        return y, mean, variance, inverse
-    return norm
+@host("batch_norm", "batch_norm", "ppppppppdiiii")
+def _batch_norm_host(function: CFunction, x: Array, weight: Array | None, bias: Array | None, residual: Array | None,
+                     eps: float, relu: bool) -> tuple[Array, Array, Array, Array]:
+    y, (mean, variance, inverse) = np.empty(x.shape, x.dtype), np.empty((3, x.shape[1]))
+    function(packed(x), packed(weight), packed(bias), packed(residual), y, mean, variance, inverse, eps, *x.shape, relu)
+    return y, mean, variance, inverse
 
 
-def _batch_norm_gradients_host() -> Callable[..., Any] | None:
-    function = bind("batch_norm", "batch_norm_gradients", "pppppppppppiiii")
-    if function is None:
-        return None
-
-    def gradients(grad: Array, x: Array, y: Array | None, centre: Array, weight: Array | None, bias: Array | None,
-                  inverse: Array, relu: bool, wanted: bool) -> tuple[Array | None, Array, Array, Array]:
-        grad = np.ascontiguousarray(grad)
-        plain, product = np.empty((2, x.shape[1]))
-        dx = np.empty(x.shape, x.dtype) if wanted else None
-        masked = (2 if y is None else 1) if relu else 0
-        before = np.empty(x.shape, x.dtype) if masked == 1 else grad
-        function(grad, packed(x), packed(y) if masked == 1 else None, centre, packed(weight), packed(bias), inverse, dx,
-                 before if masked == 1 else None, plain, product, *x.shape, masked)
-        return dx, before, plain, product
-    return gradients
+@host("batch_norm", "batch_norm_gradients", "pppppppppppiiii")
+def _batch_norm_gradients_host(function: CFunction, grad: Array, x: Array, y: Array | None, centre: Array, weight: Array | None,
+                               bias: Array | None, inverse: Array, relu: bool, wanted: bool) -> tuple[Array | None, Array,
+                               Array, Array]:
+    grad = np.ascontiguousarray(grad)
+    plain, product = np.empty((2, x.shape[1]))
+    dx = np.empty(x.shape, x.dtype) if wanted else None
+    masked = (2 if y is None else 1) if relu else 0
+    before = np.empty(x.shape, x.dtype) if masked == 1 else grad
+    function(grad, packed(x), packed(y) if masked == 1 else None, centre, packed(weight), packed(bias), inverse, dx,
+             before if masked == 1 else None, plain, product, *x.shape, masked)
+    return dx, before, plain, product
 
 
 def _example(*shapes: tuple[int, ...]) -> Callable[[Any, Any], tuple[Array, ...]]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import Scratch, bind, packed
+from mpitrain.kernels.library import CFunction, Scratch, host, packed
 
 Pair = tuple[int, int]
 
@@ -154,52 +154,38 @@ def _call(function: Callable[..., None], arrays: tuple[Any, ...], geometry: Arra
     function(*arrays, geometry, memory, len(memory), wanted)
 
 
-def _convolve_host() -> Callable[..., Array] | None:
-    function = bind("convolution", "forward", "ppppp" + MEMORY, allocates=True)
-    if function is None:
-        return None
-
-    def convolve(x: Array, weight: Array, bias: Array | None, window: Window, groups: int) -> Array:
-        y = np.empty((len(x), len(weight), *window.outputs(*x.shape[2:])), x.dtype)
-        if 0 in weight.shape or 0 in x.shape:
-            return _convolve(x, weight, bias, window, groups)
-        _call(function, (packed(x), packed(weight), packed(bias), y),
-              *_geometry("forward", x.shape, window, len(weight), groups, x.dtype))
-        return y
-    return convolve
+@host("convolution", "forward", "ppppp" + MEMORY, allocates=True)
+def _convolve_host(function: CFunction, x: Array, weight: Array, bias: Array | None, window: Window, groups: int) -> Array:
+    y = np.empty((len(x), len(weight), *window.outputs(*x.shape[2:])), x.dtype)
+    if 0 in weight.shape or 0 in x.shape:
+        return _convolve(x, weight, bias, window, groups)
+    _call(function, (packed(x), packed(weight), packed(bias), y),
+          *_geometry("forward", x.shape, window, len(weight), groups, x.dtype))
+    return y
 
 
-def _adjoint_host() -> Callable[..., Array] | None:
-    function = bind("convolution", "adjoint", "ppppp" + MEMORY, allocates=True)
-    if function is None:
-        return None
-
-    def adjoint(y: Array, weight: Array, bias: Array | None, window: Window, groups: int, size: Pair) -> Array:
-        if 0 in weight.shape or 0 in y.shape:
-            return _adjoint(y, weight, bias, window, groups, size)
-        x = np.empty((len(y), weight.shape[1] * groups, *size), y.dtype)
-        _call(function, (packed(y), packed(weight), packed(bias), x),
-              *_geometry("adjoint", x.shape, window, len(weight), groups, x.dtype))
-        return x
-    return adjoint
+@host("convolution", "adjoint", "ppppp" + MEMORY, allocates=True)
+def _adjoint_host(function: CFunction, y: Array, weight: Array, bias: Array | None, window: Window, groups: int,
+                  size: Pair) -> Array:
+    if 0 in weight.shape or 0 in y.shape:
+        return _adjoint(y, weight, bias, window, groups, size)
+    x = np.empty((len(y), weight.shape[1] * groups, *size), y.dtype)
+    _call(function, (packed(y), packed(weight), packed(bias), x),
+          *_geometry("adjoint", x.shape, window, len(weight), groups, x.dtype))
+    return x
 
 
-def _kernel_gradient_host() -> Callable[..., tuple[Array, Array | None]] | None:
-    function = bind("convolution", "kernel_gradient", "ppppip" + MEMORY, allocates=True)
-    if function is None:
-        return None
-
-    def kernel_gradient(x: Array, y: Array, window: Window, groups: int, out: Array | None = None,
-                        bias_of: str = "") -> tuple[Array, Array | None]:
-        outputs = y.shape[1]
-        if 0 in x.shape or 0 in y.shape or (out is not None and not out.flags.c_contiguous):
-            return _kernel_gradient(x, y, window, groups, out, bias_of)
-        weight = np.empty((outputs, x.shape[1] // groups, *window.kernel), x.dtype) if out is None else out
-        bias = np.empty(x.shape[1] if bias_of == "x" else outputs, x.dtype) if bias_of else None
-        _call(function, (packed(x), packed(y), weight, bias, bias_of == "x"),
-              *_geometry("gradient", x.shape, window, outputs, groups, x.dtype))
-        return weight, bias
-    return kernel_gradient
+@host("convolution", "kernel_gradient", "ppppip" + MEMORY, allocates=True)
+def _kernel_gradient_host(function: CFunction, x: Array, y: Array, window: Window, groups: int, out: Array | None = None,
+                          bias_of: str = "") -> tuple[Array, Array | None]:
+    outputs = y.shape[1]
+    if 0 in x.shape or 0 in y.shape or (out is not None and not out.flags.c_contiguous):
+        return _kernel_gradient(x, y, window, groups, out, bias_of)
+    weight = np.empty((outputs, x.shape[1] // groups, *window.kernel), x.dtype) if out is None else out
+    bias = np.empty(x.shape[1] if bias_of == "x" else outputs, x.dtype) if bias_of else None
+    _call(function, (packed(x), packed(y), weight, bias, bias_of == "x"),
+          *_geometry("gradient", x.shape, window, outputs, groups, x.dtype))
+    return weight, bias
 
 
 _EXAMPLE = Window((3, 2), (2, 1), (1, 2), (1, 2))         # images of 7x6 become 4x8

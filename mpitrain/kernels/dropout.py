@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.backend.random import words_at
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import bind
+from mpitrain.kernels.library import CFunction, host
 from mpitrain.kernels.random import random_words
 
 WORDS = 1 << 32                                   # how many values a word has
@@ -38,7 +37,7 @@ class Dropping:
         return xp.where(keep, x.dtype.type(self.scale), x.dtype.type(0))
 
     def words(self, x: Array) -> Array:
-        """Of the stream, one for each number of x."""
+        """The stream's words, one for each number of x."""
         return _words(self.rows, self.key, x[0].size, self.first(x[0].size)).reshape(x.shape)
 
     def first(self, size: int) -> Any:
@@ -54,13 +53,15 @@ class Dropping:
         return _rows_and_first(self.rows, self.first(size)), _signed(self.key), round(self.p * WORDS)
 
     def steps(self, queries: int, keys: int) -> tuple[int, int]:
-        """Of weights (B, H, queries, keys): how many words lie between heads, and between queries."""
+        """The words of weights (B, H, queries, keys) that lie between two heads, and between two queries."""
         return queries * keys, keys
 
 
 @dataclass(frozen=True)
 class DroppingWindow(Dropping):
-    """Of weights (B, H, L, S) that are a part of larger ones of `whole` queries and keys: from (head, query, key) `corner` on."""
+    """The same for weights (B, H, L, S) that are cut out of larger ones of `whole` queries and keys,
+    from (head, query, key) `corner` on.
+    """
 
     whole: tuple[int, int] = (0, 0)
     corner: tuple[int, int, int] = (0, 0, 0)
@@ -127,31 +128,22 @@ def _packed(keep: Array) -> Array:
     return (whole << xp.arange(8, dtype=xp.uint8)).sum(axis=2, dtype=xp.uint8)
 
 
-def _dropout_host() -> Callable[..., tuple[Array, Array]] | None:
-    call = bind("random", "dropout", "pppppiidii")
-    if call is None:
-        return None
-
-    def run(x: Array, rows: Array, key: int, p: float, added: Array | None, first: Any = 0) -> tuple[Array, Array]:
-        x = np.ascontiguousarray(x)
-        y, bits = np.empty_like(x), np.empty((x.shape[0], (x.shape[1] + 7) // 8), np.uint8)
-        call(x, _rows_and_first(rows, first), None if added is None else np.ascontiguousarray(added), y, bits,
-             _signed(key), round(p * WORDS), 1 / (1 - p), *x.shape)
-        return y, bits
-    return run
+@host("random", "dropout", "pppppiidii")
+def _dropout_host(call: CFunction, x: Array, rows: Array, key: int, p: float, added: Array | None,
+                  first: Any = 0) -> tuple[Array, Array]:
+    x = np.ascontiguousarray(x)
+    y, bits = np.empty_like(x), np.empty((x.shape[0], (x.shape[1] + 7) // 8), np.uint8)
+    call(x, _rows_and_first(rows, first), None if added is None else np.ascontiguousarray(added), y, bits,
+         _signed(key), round(p * WORDS), 1 / (1 - p), *x.shape)
+    return y, bits
 
 
-def _dropout_grad_host() -> Callable[..., Array] | None:
-    call = bind("random", "dropout_grad", "pppdii")
-    if call is None:
-        return None
-
-    def run(grad: Array, bits: Array, p: float) -> Array:
-        grad = np.ascontiguousarray(grad)
-        result = np.empty_like(grad)
-        call(grad, bits, result, 1 / (1 - p), *grad.shape)
-        return result
-    return run
+@host("random", "dropout_grad", "pppdii")
+def _dropout_grad_host(call: CFunction, grad: Array, bits: Array, p: float) -> Array:
+    grad = np.ascontiguousarray(grad)
+    result = np.empty_like(grad)
+    call(grad, bits, result, 1 / (1 - p), *grad.shape)
+    return result
 
 
 def _rows(rng: Any) -> Array:

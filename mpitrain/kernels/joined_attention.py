@@ -6,14 +6,13 @@ calculation for softmax", 2018). Letters as in `flash_attention`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import bind
+from mpitrain.kernels.library import CFunction, host
 
 
 def _join(out: Array, tops: Array, inverses: Array, other: Array, other_tops: Array, other_inverses: Array) -> None:
@@ -36,17 +35,13 @@ def _share(inverses: Array, tops: Array, top: Array) -> Array:
     return xp.where(none, inverses, xp.exp(xp.where(none, top, tops) - top) / xp.where(none, top.dtype.type(1), inverses))
 
 
-def _join_host() -> Callable[..., None] | None:
-    call = bind("joined_attention", "join", "ppppppp")
-    if call is None:
-        return None
-
-    def run(out: Array, tops: Array, inverses: Array, other: Array, other_tops: Array, other_inverses: Array) -> None:
-        if out.size:
-            steps = [x.strides[dim] // x.itemsize for x in (out, other) for dim in range(3)]
-            shape = np.array([*out.shape, *steps], np.int64)
-            call(tops, inverses, out[0, 0, 0], other_tops, other_inverses, other[0, 0, 0], shape)
-    return run
+@host("joined_attention", "join", "ppppppp")
+def _join_host(call: CFunction, out: Array, tops: Array, inverses: Array, other: Array, other_tops: Array,
+               other_inverses: Array) -> None:
+    if out.size:
+        steps = [x.strides[dim] // x.itemsize for x in (out, other) for dim in range(3)]
+        shape = np.array([*out.shape, *steps], np.int64)
+        call(tops, inverses, out[0, 0, 0], other_tops, other_inverses, other[0, 0, 0], shape)
 
 
 def _arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:

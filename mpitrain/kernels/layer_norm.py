@@ -10,7 +10,7 @@ import numpy as np
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.dropout import Dropping, dropout, dropout_grad
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import Scratch, bind, packed
+from mpitrain.kernels.library import CFunction, Scratch, bind, host, packed
 
 Normed = tuple[Array, Array, Array, Array, Array | None]
 Gradients = tuple[Array | None, Array | None, Array | None, Array | None]
@@ -58,25 +58,20 @@ def _row_norm_gradients(grad: Array, x: Array, weight: Array, around: Array | No
     return dx, product, plain, dropped
 
 
-def _row_norm_host() -> Callable[..., Normed] | None:
-    function = bind("layer_norm", "row_norm", "ppppppppdiiippiiid")
-    if function is None:
-        return None
-
-    def norm(x: Array, added: Array | None, weight: Array, bias: Array | None, eps: float, centred: bool,
-             dropping: Dropping | None = None) -> Normed:
-        x, y, (means, inverses) = np.ascontiguousarray(x), np.empty(x.shape, x.dtype), np.empty((2, len(x)), x.dtype)
-        total = x if added is None else np.empty(x.shape, x.dtype)
-        drops: tuple[Any, ...] = (None, None, 0, 0, 1, 0.0)
-        if dropping is not None:
-            samples = max(len(dropping.rows), 1)
-            rows, key, least = dropping.for_c(x.size // samples)
-            bits = np.empty((len(dropping.rows), x.size // (8 * samples)), np.uint8)
-            drops = rows, bits, key, least, len(x) // samples, dropping.scale
-        function(x, packed(added), None if added is None else total, packed(weight), packed(bias), y, means, inverses, eps,
-                 *x.shape, centred, *drops)
-        return y, total, means, inverses, drops[1]
-    return norm
+@host("layer_norm", "row_norm", "ppppppppdiiippiiid")
+def _row_norm_host(function: CFunction, x: Array, added: Array | None, weight: Array, bias: Array | None, eps: float,
+                   centred: bool, dropping: Dropping | None = None) -> Normed:
+    x, y, (means, inverses) = np.ascontiguousarray(x), np.empty(x.shape, x.dtype), np.empty((2, len(x)), x.dtype)
+    total = x if added is None else np.empty(x.shape, x.dtype)
+    drops: tuple[Any, ...] = (None, None, 0, 0, 1, 0.0)
+    if dropping is not None:
+        samples = max(len(dropping.rows), 1)
+        rows, key, least = dropping.for_c(x.size // samples)
+        bits = np.empty((len(dropping.rows), x.size // (8 * samples)), np.uint8)
+        drops = rows, bits, key, least, len(x) // samples, dropping.scale
+    function(x, packed(added), None if added is None else total, packed(weight), packed(bias), y, means, inverses, eps,
+             *x.shape, centred, *drops)
+    return y, total, means, inverses, drops[1]
 
 
 def _row_norm_gradients_host() -> Callable[..., Gradients] | None:

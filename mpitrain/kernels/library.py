@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -15,8 +15,9 @@ from mpitrain.backend import Array, native
 LINE = 64
 TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes.c_double}
 
-
-MOST_INTEGERS, MOST_DOUBLES = 16, 4                # of call.c; arrays count as integers
+CFunction: TypeAlias = Callable[..., None]
+Result = TypeVar("Result")
+MOST_INTEGERS, MOST_DOUBLES = 16, 4                # call.c's limits; arrays count as integers
 
 
 class Entry(ctypes.Structure):
@@ -45,6 +46,17 @@ def bind(library: str, function: str, signature: str, allocates: bool = False) -
         _entries.append(entry)
         return make(ctypes.addressof(entry))
     return _by_ctypes(loaded, function, signature, allocates)
+
+
+def host(library: str, function: str, signature: str, allocates: bool = False) -> Callable[
+        [Callable[..., Result]], Callable[[], Callable[..., Result] | None]]:
+    """Makes of ``body(c_function, *arguments)`` what `Kernel` takes as `host`: a factory, None where `bind` finds nothing."""
+    def decorate(body: Callable[..., Result]) -> Callable[[], Callable[..., Result] | None]:
+        def factory() -> Callable[..., Result] | None:
+            found = bind(library, function, signature, allocates)
+            return None if found is None else partial(body, found)
+        return factory
+    return decorate
 
 
 _entries: list[Entry] = []                        # the builtins point to them

@@ -15,7 +15,7 @@ from mpitrain.kernels.library import bind
 
 SQRT_HALF = math.sqrt(0.5)
 INVERSE_SQRT_2PI = 1 / math.sqrt(2 * math.pi)
-TANH_SCALE, TANH_CUBIC = math.sqrt(2 / math.pi), 0.044715        # of the GELU by tanh (Hendrycks and Gimpel, 2016)
+TANH_SCALE, TANH_CUBIC = math.sqrt(2 / math.pi), 0.044715        # GELU by tanh (Hendrycks and Gimpel, 2016)
 
 
 def erf(x: Array) -> Array:

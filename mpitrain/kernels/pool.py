@@ -6,7 +6,7 @@ plane, all inside the plane.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import bind, packed
+from mpitrain.kernels.library import CFunction, host, packed
 
 NOWHERE = -1                                      # the place of a largest value that ReLU made 0: no gradient goes there
 
@@ -110,57 +110,37 @@ def _sizes(planes: int, rows: Side, columns: Side) -> tuple[int, ...]:
     return planes, rows.size, columns.size, len(rows.starts), len(columns.starts)
 
 
-def _maximum_host() -> Callable[..., Any] | None:
-    function = bind("pool", "maximum", "pppppppiiiiii")
-    if function is None:
-        return None
-
-    def maximum(x: Array, rows: Side, columns: Side, relu: bool = False) -> tuple[Array, Array]:
-        n, c = x.shape[:2]
-        y = np.empty((n, c, len(rows.starts), len(columns.starts)), x.dtype)
-        where = np.empty(y.shape, np.int32)
-        function(packed(x), y, where, *rows.bounds, *columns.bounds, *_sizes(n * c, rows, columns), relu)
-        return y, where
-    return maximum
+@host("pool", "maximum", "pppppppiiiiii")
+def _maximum_host(function: CFunction, x: Array, rows: Side, columns: Side, relu: bool = False) -> tuple[Array, Array]:
+    n, c = x.shape[:2]
+    y = np.empty((n, c, len(rows.starts), len(columns.starts)), x.dtype)
+    where = np.empty(y.shape, np.int32)
+    function(packed(x), y, where, *rows.bounds, *columns.bounds, *_sizes(n * c, rows, columns), relu)
+    return y, where
 
 
-def _maximum_gradient_host() -> Callable[..., Array] | None:
-    function = bind("pool", "maximum_gradient", "pppiiiiii")
-    if function is None:
-        return None
-
-    def gradient(grad: Array, where: Array, rows: Side, columns: Side) -> Array:
-        n, c = grad.shape[:2]
-        result = np.empty((n, c, rows.size, columns.size), grad.dtype)
-        function(packed(grad), where, result, *_sizes(n * c, rows, columns), rows.pairs and columns.pairs)
-        return result
-    return gradient
+@host("pool", "maximum_gradient", "pppiiiiii")
+def _maximum_gradient_host(function: CFunction, grad: Array, where: Array, rows: Side, columns: Side) -> Array:
+    n, c = grad.shape[:2]
+    result = np.empty((n, c, rows.size, columns.size), grad.dtype)
+    function(packed(grad), where, result, *_sizes(n * c, rows, columns), rows.pairs and columns.pairs)
+    return result
 
 
-def _total_host() -> Callable[..., Array] | None:
-    function = bind("window_sum", "total", "ppppppiiiii")
-    if function is None:
-        return None
-
-    def total(x: Array, rows: Side, columns: Side) -> Array:
-        n, c = x.shape[:2]
-        y = np.empty((n, c, len(rows.starts), len(columns.starts)), x.dtype)
-        function(packed(x), y, *rows.bounds, *columns.bounds, *_sizes(n * c, rows, columns))
-        return y
-    return total
+@host("window_sum", "total", "ppppppiiiii")
+def _total_host(function: CFunction, x: Array, rows: Side, columns: Side) -> Array:
+    n, c = x.shape[:2]
+    y = np.empty((n, c, len(rows.starts), len(columns.starts)), x.dtype)
+    function(packed(x), y, *rows.bounds, *columns.bounds, *_sizes(n * c, rows, columns))
+    return y
 
 
-def _total_gradient_host() -> Callable[..., Array] | None:
-    function = bind("window_sum", "total_gradient", "ppppppiiiii")
-    if function is None:
-        return None
-
-    def gradient(grad: Array, rows: Side, columns: Side) -> Array:
-        n, c = grad.shape[:2]
-        result = np.empty((n, c, rows.size, columns.size), grad.dtype)
-        function(packed(grad), result, *rows.bounds, *columns.bounds, *_sizes(n * c, rows, columns))
-        return result
-    return gradient
+@host("window_sum", "total_gradient", "ppppppiiiii")
+def _total_gradient_host(function: CFunction, grad: Array, rows: Side, columns: Side) -> Array:
+    n, c = grad.shape[:2]
+    result = np.empty((n, c, rows.size, columns.size), grad.dtype)
+    function(packed(grad), result, *rows.bounds, *columns.bounds, *_sizes(n * c, rows, columns))
+    return result
 
 
 _ROWS, _COLUMNS = Side((0, 1, 3, 3), (2, 4, 5, 6), 6), Side((0, 2, 3), (3, 4, 5), 5)

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import bind
+from mpitrain.kernels.library import CFunction, bind, host
 
 
 def _softmax(x: Array) -> Array:
@@ -79,31 +79,22 @@ def _same_shape(name: str, inputs: int) -> Callable[..., Array] | None:
     return run
 
 
-def _cross_entropy_host() -> Callable[..., tuple[Array, Array, Array]] | None:
-    call = bind("rows", "cross_entropy", "pppppdiiii")
-    if call is None:
-        return None
-
-    def run(logits: Array, labels: Array, smoothing: float, ignore: int | None,
-            training: bool) -> tuple[Array, Array, Array]:
-        logits = np.ascontiguousarray(logits)
-        losses = np.empty(len(logits), logits.dtype)
-        kept = len(logits) if training else 0
-        exps, totals = np.empty((kept, logits.shape[1]), logits.dtype), np.empty(kept, logits.dtype)
-        call(logits, labels, losses, exps if training else None, totals, smoothing, *_ignored(ignore), *logits.shape)
-        return losses, exps, totals
-    return run
+@host("rows", "cross_entropy", "pppppdiiii")
+def _cross_entropy_host(call: CFunction, logits: Array, labels: Array, smoothing: float, ignore: int | None,
+                        training: bool) -> tuple[Array, Array, Array]:
+    logits = np.ascontiguousarray(logits)
+    losses = np.empty(len(logits), logits.dtype)
+    kept = len(logits) if training else 0
+    exps, totals = np.empty((kept, logits.shape[1]), logits.dtype), np.empty(kept, logits.dtype)
+    call(logits, labels, losses, exps if training else None, totals, smoothing, *_ignored(ignore), *logits.shape)
+    return losses, exps, totals
 
 
-def _cross_entropy_grad_host() -> Callable[..., Array] | None:
-    call = bind("rows", "cross_entropy_grad", "pppddiiii")
-    if call is None:
-        return None
-
-    def run(exps: Array, labels: Array, totals: Array, smoothing: float, ignore: int | None, grad: Array) -> Array:
-        call(exps, labels, totals, smoothing, float(grad), *_ignored(ignore), *exps.shape)
-        return exps
-    return run
+@host("rows", "cross_entropy_grad", "pppddiiii")
+def _cross_entropy_grad_host(call: CFunction, exps: Array, labels: Array, totals: Array, smoothing: float, ignore: int | None,
+                             grad: Array) -> Array:
+    call(exps, labels, totals, smoothing, float(grad), *_ignored(ignore), *exps.shape)
+    return exps
 
 
 def _ignored(ignore: int | None) -> tuple[int, int]:

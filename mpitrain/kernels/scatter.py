@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import bind
+from mpitrain.kernels.library import CFunction, host
 
 
 def _reference(out: Array, indices: Array, values: Array) -> Array:
@@ -17,16 +16,11 @@ def _reference(out: Array, indices: Array, values: Array) -> Array:
     return out
 
 
-def _host() -> Callable[..., Array] | None:
-    call = bind("rows", "scatter_add_rows", "pppii")
-    if call is None:
-        return None
-
-    def run(out: Array, indices: Array, values: Array) -> Array:
-        assert values.shape == (indices.size, out.shape[1]) and values.dtype == out.dtype
-        call(out, np.ascontiguousarray(indices, dtype=np.int64), np.ascontiguousarray(values), *values.shape)
-        return out
-    return run
+@host("rows", "scatter_add_rows", "pppii")
+def _host(call: CFunction, out: Array, indices: Array, values: Array) -> Array:
+    assert values.shape == (indices.size, out.shape[1]) and values.dtype == out.dtype
+    call(out, np.ascontiguousarray(indices, dtype=np.int64), np.ascontiguousarray(values), *values.shape)
+    return out
 
 
 def _arguments(rng: Any, dtype: Any) -> tuple[Array, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import bind, packed
+from mpitrain.kernels.library import CFunction, host, packed
 
 
 def _subsample(x: Array, stride: int, before: int, after: int) -> Array:
@@ -22,29 +22,19 @@ def _gradient(grad: Array, shape: tuple[int, ...], stride: int, before: int) -> 
     return result
 
 
-def _subsample_host() -> Callable[..., Array] | None:
-    function = bind("subsample", "subsample", "ppiiiiiiiii")
-    if function is None:
-        return None
-
-    def subsample(x: Array, stride: int, before: int, after: int) -> Array:
-        n, c, h, w = x.shape
-        y = np.empty((n, before + c + after, -(-h // stride), -(-w // stride)), x.dtype)
-        function(packed(x), y, *x.shape, *y.shape[2:], stride, before, after)
-        return y
-    return subsample
+@host("subsample", "subsample", "ppiiiiiiiii")
+def _subsample_host(function: CFunction, x: Array, stride: int, before: int, after: int) -> Array:
+    n, c, h, w = x.shape
+    y = np.empty((n, before + c + after, -(-h // stride), -(-w // stride)), x.dtype)
+    function(packed(x), y, *x.shape, *y.shape[2:], stride, before, after)
+    return y
 
 
-def _gradient_host() -> Callable[..., Array] | None:
-    function = bind("subsample", "subsample_gradient", "ppiiiiiiiii")
-    if function is None:
-        return None
-
-    def gradient(grad: Array, shape: tuple[int, ...], stride: int, before: int) -> Array:
-        result = np.empty(shape, grad.dtype)
-        function(packed(grad), result, *shape, *grad.shape[2:], stride, before, grad.shape[1] - before - shape[1])
-        return result
-    return gradient
+@host("subsample", "subsample_gradient", "ppiiiiiiiii")
+def _gradient_host(function: CFunction, grad: Array, shape: tuple[int, ...], stride: int, before: int) -> Array:
+    result = np.empty(shape, grad.dtype)
+    function(packed(grad), result, *shape, *grad.shape[2:], stride, before, grad.shape[1] - before - shape[1])
+    return result
 
 
 def _images(*shape: int) -> Callable[[Any, Any], Array]:

@@ -18,7 +18,7 @@ def mlp(inputs: int, hidden: Sequence[int], outputs: int, activation: str = "rel
     """
     require_sizes(inputs=inputs, outputs=outputs)
     require_list_of_sizes("hidden", hidden)
-    ACTIVATIONS.resolve(activation)               # also where no layer asks for it
+    ACTIVATIONS.resolve(activation)               # A misspelt name is refused also where no layer asks for it.
     rectifying = activation in ("relu", "leaky_relu", "gelu", "silu")
     sizes = [inputs, *hidden]
     blocks: list[tuple[str, Module]] = [("flatten", Flatten(inputs))]

@@ -27,13 +27,13 @@ from mpitrain.nn import (
 )
 from mpitrain.nn.init import Initialiser
 
-STD = 0.02                                        # of all weights; GPT-2's
+STD = 0.02                                        # The standard deviation of initial weights, as GPT-2 has it.
 PLAN = {"embed.token": "vocabulary", "embed.position": "sequence", "embed.dropout": "sequence",
         "block*.norm1": "sequence", "block*.attention.qkv": "column", "block*.attention.out": "row",
         "block*.dropout1": "sequence", "block*.norm2": "sequence", "block*.wide": "column", "block*.narrow": "row",
         "block*.dropout2": "sequence",
         "norm": "sequence", "head": "vocabulary"}
-MLP = ("block*.wide", "block*.narrow")            # of the plan: not there where each block has experts
+MLP = ("block*.wide", "block*.narrow")            # Blocks with experts have no such layers, and the plan leaves them out.
 
 
 class Embed(Module):

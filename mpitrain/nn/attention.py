@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,12 +20,10 @@ class MultiHeadAttention(Module):
     """(B, L, D) to (B, L, D). One weight makes queries, keys and values: rows [q; k; v], as PyTorch's in_proj_weight.
 
     `causal`: a position sees itself and what came before. `dropout` acts on the attention weights. Where `qkv` and `out` are cut
-    over ranks, each rank has some of the heads, and the same of them in the queries, the keys and the values. `attend` is what
-    happens between positions, where there is no mask.
+    over ranks, each rank has some of the heads, and the same of them in the queries, the keys and the values.
     """
 
-    by_position = True                                # as the rest of a model sees it: where positions are cut, `attend` knows
-    attend: Callable[..., Tensor] = staticmethod(ops.self_attention)
+    by_position = True                                # as the rest of a model sees it: where positions are cut, `across` knows
 
     def __init__(self, width: int, heads: int, *, causal: bool = False, dropout: float = 0.0, bias: bool = True,
                  qkv_init: Initialiser | None = None, out_init: Initialiser = init.default_weight):
@@ -45,8 +42,9 @@ class MultiHeadAttention(Module):
         heads = width // self.head_width                                        # here
         self.dropout.part = self.qkv.weight.offset[0] // width
         if mask is None:
-            y = self.attend(qkv, heads, causal=self.causal, dropout=self.dropout.p if dropping else 0.0,
-                            layer=self.dropout.path, part=self.dropout.part)
+            attend = ops.self_attention if self.across is None else self.across.attend
+            y = attend(qkv, heads, causal=self.causal, dropout=self.dropout.p if dropping else 0.0, layer=self.dropout.path,
+                       part=self.dropout.part)
         else:
             if heads < self.heads == (mask.shape[-3] if len(mask.shape) > 2 else 1):
                 mask = mask[..., self.dropout.part * heads:(self.dropout.part + 1) * heads, :, :]

@@ -7,14 +7,11 @@ in its backward, and the pass has left the module when every node recorded since
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mpitrain.autograd import Context, Function, Tensor, current_walk, grad_enabled
-
-if TYPE_CHECKING:
-    from mpitrain.nn.module import Module
 
 Hook = Callable[..., None]
 
@@ -28,19 +25,20 @@ class Hooks:
         self.before_backward: list[Hook] = []
         self.after_backward: list[Hook] = []
 
-    def call(self, module: Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def call(self, module: object, forward: Callable[..., Any], inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """``forward(*inputs, **named)``, which is what `module` computes, between its hooks."""
         for hook in self.before_forward:
             hook(module, inputs)
         watched = grad_enabled() and (self.before_backward or self.after_backward)
         entry = _now() if watched else 0
-        output = module.forward(*inputs, **named)
+        output = forward(*inputs, **named)
         if watched:
             output = self._mark(module, output, entry)
         for hook in self.after_forward:
             hook(module, inputs, output)
         return output
 
-    def _mark(self, module: Module, output: Any, entry: int) -> Any:
+    def _mark(self, module: object, output: Any, entry: int) -> Any:
         """`output` (a tensor, or tuples of tensors) with a marker node on top of those that carry a gradient."""
         tensors = [t for t in _flatten(output) if isinstance(t, Tensor) and t.requires_grad]
         if not tensors:

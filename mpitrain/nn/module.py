@@ -17,6 +17,7 @@ Names are paths in the order of assignment: "first.weight". A parameter that is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -25,9 +26,9 @@ import numpy as np
 from mpitrain.autograd import Tensor
 from mpitrain.backend import CPU, Array, Device, float_dtype
 from mpitrain.errors import GraphError
+from mpitrain.nn.across import Across
 from mpitrain.nn.hooks import Hook, Hooks
 from mpitrain.nn.parameter import Buffer, Described, Parameter
-from mpitrain.nn.statistics import apply_statistics, collect_statistics
 from mpitrain.nn.storage import Allocate, FlatLayout, FlatStorage, check_state
 
 Self = TypeVar("Self", bound="Module")
@@ -42,6 +43,7 @@ class Module:
     plan: Mapping[str, str] = MappingProxyType({})    # how layers of the model are cut over tensor-parallel ranks: docs/tensor.md
     by_position = False                           # whether each position (dim 1) is treated by itself: docs/context.md
     spread: Callable[[int], Places] | None = None     # where positions lie in their sample, where a rank has some of them
+    across: Across | None = None                  # what it asks of other ranks, where it is not computed by one alone
     storage: FlatLayout | None = None             # of the model that `initialize` was called on
     _hooks: Hooks | None = None
 
@@ -49,9 +51,10 @@ class Module:
         raise GraphError(f"{type(self).__name__} defines no forward")
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        if self._hooks is None:
+        if self._hooks is None and self.across is None:
             return self.forward(*inputs, **named)
-        return self._hooks.call(self, inputs, named)
+        forward = self.forward if self.across is None else partial(self.across.forward, self.forward)
+        return forward(*inputs, **named) if self._hooks is None else self._hooks.call(self, forward, inputs, named)
 
     def positions(self, length: int) -> Places:
         """The places in the sample of `length` positions that are here: 0, 1, ... unless a rank has some of each sample's."""
@@ -167,14 +170,6 @@ class Module:
 
     def eval(self: Self) -> Self:
         return self.train(False)
-
-    def update_buffers(self, combine: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]] | None = None) -> None:
-        """Folds the statistics of a step's micro-batches into the running buffers; to be called once a step.
-
-        `combine` adds the flat float64 sums over ranks; see `nn.statistics`.
-        """
-        flat = collect_statistics(self)
-        apply_statistics(self, combine(flat) if combine else flat)
 
     # -- hooks: each answers a function that removes it ----------------------------------------------------------------
 

@@ -6,7 +6,6 @@ transformers", 2021. Letters: `T` rows (tokens), `D` width, `H` hidden, `E` expe
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,8 +24,6 @@ from mpitrain.ops.linalg import FUSED_ACTIVATIONS
 
 TALLY_UNIT = 1 << 16
 
-Experts = Callable[[Any], Tensor]
-Exchange = Callable[[Tensor, Experts], Tensor]
 
 
 class MixtureOfExperts(Module):
@@ -42,11 +39,7 @@ class MixtureOfExperts(Module):
 
     With `balance`, the loss has that much times the mean over micro-batches (by their rows) of E * sum of f_i P_i, the share of
     choices times the mean score of expert i: 1 where experts are used evenly. It is added in backward: see `ops.expert_balance`.
-
-    `exchange`, where set, takes what is at the places (E, C, D) to the experts, wherever they are, and back.
     """
-
-    exchange: Exchange | None = None
 
     def __init__(self, width: int, hidden: int, experts: int, top_k: int = 2, capacity: float = 1.25, *, balance: float = 0.01,
                  normalised: bool | None = None, activation: str = "gelu", bias: bool = True,
@@ -76,7 +69,7 @@ class MixtureOfExperts(Module):
             if self.balance and grad_enabled():
                 scores = ops.expert_balance(scores, to, self.balance)
         there = ops.dispatch(rows, to)
-        back = self.apply(there) if self.exchange is None else self.exchange(there, self.apply)
+        back = self.apply(there) if self.across is None else self.across.exchange(there, self.apply)
         out: Tensor = ops.reshape(ops.combine(back, ops.expert_gates(scores, to, normalised=self.normalised), to), *shape)
         return out
 

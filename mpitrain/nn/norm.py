@@ -11,7 +11,6 @@ from typing import Any
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor
-from mpitrain.backend import Array
 from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.nn import init
 from mpitrain.nn.basic import Dropout
@@ -29,7 +28,6 @@ class _BatchNorm(Module):
     """
 
     ndims: tuple[int, ...] = ()                   # what the input may have
-    reduce: Callable[[Array], Any] | None = None  # adds an array over ranks in place
 
     def __init__(self, features: int, eps: float = 1e-5, momentum: float = 0.1, *, activation: str | None = None):
         if activation not in (None, "relu"):
@@ -52,8 +50,8 @@ class _BatchNorm(Module):
             return ops.batch_norm_inference(x, self.running_mean, self.running_var, self.weight, self.bias, residual=residual,
                                             relu=self.relu, eps=self.eps)
         y, mean, var, count = ops.batch_norm(x, self.weight, self.bias, residual=residual, relu=self.relu, eps=self.eps,
-                                             reduce=self.reduce)
-        count = float(count)                      # where `reduce` is given: of all ranks
+                                             reduce=None if self.across is None else self.across.reduce)
+        count = float(count)                      # of all ranks that are asked
         if count < 2:
             raise ShapeError(f"{type(self).__name__}: training needs more than one value for each channel over all ranks, "
                              f"the input here is {shape}; use larger micro-batches")
@@ -76,8 +74,8 @@ class BatchNorm2d(_BatchNorm):
 class SyncBatchNorm(_BatchNorm):
     """Over the micro-batches of all ranks that run at the same time.
 
-    `reduce` is given by whoever knows the ranks: it adds an array over them in place. Every rank must then run the layer
-    equally often. Without it the layer is an ordinary batch norm.
+    Whoever knows the ranks sets `across`. Every rank must then run the layer equally often. Without it the layer is an ordinary
+    batch norm.
     """
 
     ndims = (2, 3, 4)

@@ -12,9 +12,9 @@ A trainer that wants another order of addition collects after each micro-batch a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,8 +23,11 @@ from mpitrain.backend import Array, array_module, asnumpy
 from mpitrain.errors import ShapeError
 from mpitrain.nn.parameter import Buffer
 
-if TYPE_CHECKING:
-    from mpitrain.nn.module import Module
+
+class Modules(Protocol):
+    """A model, as far as its layers are looked for."""
+
+    def named_modules(self) -> Iterable[tuple[str, Any]]: ...
 
 
 class Running:
@@ -72,12 +75,12 @@ class Running:
             buffer.mark_changed()
 
 
-def running_layers(model: Module) -> list[Running]:
+def running_layers(model: Modules) -> list[Running]:
     """The layers that keep statistics, in order. Looking for them takes as long as a small model's step: once a run is enough."""
     return [value for _, module in model.named_modules() for value in vars(module).values() if isinstance(value, Running)]
 
 
-def collect_statistics(model: Module | Sequence[Running]) -> np.ndarray[Any, Any]:
+def collect_statistics(model: Modules | Sequence[Running]) -> np.ndarray[Any, Any]:
     """float64, on the host: what the layers recorded since the last call; sums over ranks and micro-batches are meaningful.
 
     `model` may be its `running_layers`.
@@ -87,7 +90,7 @@ def collect_statistics(model: Module | Sequence[Running]) -> np.ndarray[Any, Any
     return asnumpy(array_module(parts[0]).concatenate(parts)) if parts else np.zeros(0)
 
 
-def apply_statistics(model: Module | Sequence[Running], flat: np.ndarray[Any, Any]) -> None:
+def apply_statistics(model: Modules | Sequence[Running], flat: np.ndarray[Any, Any]) -> None:
     """Folds summed statistics into the running buffers, once a step; `model` may be its `running_layers`."""
     layers = model if isinstance(model, Sequence) else running_layers(model)
     expected = sum(layer.size for layer in layers)

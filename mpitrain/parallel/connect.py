@@ -16,11 +16,10 @@ from mpitrain.nn import Sequential
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.gradients.norm import Parts
 from mpitrain.parallel.gradients.replicas import broadcast_state
-from mpitrain.parallel.layers.alone import LoneAcross, LoneGroup, LoneRing
 from mpitrain.parallel.layers.context_parallel import join_attention
-from mpitrain.parallel.layers.expert_parallel import Across
-from mpitrain.parallel.layers.ring_attention import Ring
-from mpitrain.parallel.layers.tensor_functions import Group
+from mpitrain.parallel.layers.expert_parallel import Dispatcher, LoneDispatcher
+from mpitrain.parallel.layers.ring_attention import LoneRing, Ring
+from mpitrain.parallel.layers.tensor_functions import Group, LoneGroup
 from mpitrain.parallel.layers.tensor_parallel import TensorParallel
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.parallel.pipeline.neighbours import Neighbours
@@ -136,15 +135,15 @@ class Held:
 def connect(placement: Placement, mesh: Mesh, control: Channel, *, shared: bool = True) -> Held:
     """Joins what was placed for this rank with the other ranks of `mesh`; `shared`: sums of layers may go through memory that
     ranks share. It communicates."""
-    stage, group, ring, across = placement.stage, None, None, None
+    stage, group, ring, experts = placement.stage, None, None, None
     if mesh.size("tp") > 1:
         channel = mesh.channel("tp", "layers")
         group = Group(mesh.share_memory(channel) if shared else channel)
     if mesh.size("cp") > 1:
         ring = Ring(mesh.link("cp", "ring"))
     if mesh.size(AXIS) > 1:
-        across = partial(Across, mesh.channel(AXIS, "experts"))
-    tensor = join_layers(placement, group, ring, across)
+        experts = partial(Dispatcher, mesh.channel(AXIS, "experts"))
+    tensor = join_layers(placement, group, ring, experts)
     if not mesh.cuts_model:
         return Held(placement, mesh, control, control, control)
     replicas, parts = mesh.channel(REPLICAS, "replicas"), mesh.channel(("pp", "ep", "tp"), "parts")
@@ -163,17 +162,17 @@ def alone(placement: Placement) -> TensorParallel | None:
     """Joins a placement with stand-ins for the other ranks: this rank's part of the model runs by itself."""
     at, size = placement.grid.coordinate, placement.grid.size
     return join_layers(placement, LoneGroup(at("tp"), size("tp")), LoneRing(at("cp"), size("cp")) if size("cp") > 1 else None,
-                       lambda path: LoneAcross(size(AXIS)))
+                       lambda path: LoneDispatcher(at(AXIS), size(AXIS)))
 
 
 def join_layers(placement: Placement, group: Group | None, ring: Ring | None,
-                across: Callable[[str], Across] | None) -> TensorParallel | None:
+                experts: Callable[[str], Dispatcher] | None) -> TensorParallel | None:
     """Gives every layer that several ranks have together its way to the others; what does so for layers cut along tp."""
     tensor = TensorParallel(placement.layers, group, sequence=placement.mesh.sequence, head=placement.head) \
         if group is not None and placement.layers else None
     if ring is not None:
         join_attention(placement.stage.whole, ring)
     for path, mixture in placement.experts:
-        assert across is not None
-        mixture.exchange = across(path)
+        assert experts is not None
+        mixture.across = experts(path)
     return tensor

@@ -17,18 +17,18 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import Any, get_args
+from typing import Any
 
-from mpitrain.backend import Array, overwrite
-from mpitrain.config.sections import Sharded
+from mpitrain.backend import Array
+from mpitrain.config.sections import SHARDED
 from mpitrain.errors import GraphError
 from mpitrain.nn import FlatLayout, Segment
-from mpitrain.nn.storage import check_state
+from mpitrain.nn.storage import NamedViews
 from mpitrain.placement.buckets import Bucket, plan_buckets
 from mpitrain.placement.slices import Part, Slice, cut_slices, parts_of
 from mpitrain.schedules.uneven import OwnersToAll, SumToOwners
 
-KINDS = get_args(Sharded)
+KINDS = SHARDED
 
 
 class Strips:
@@ -61,7 +61,7 @@ class Unit:
         self.parts = [replace(p, start=p.start + by, stop=p.stop + by) for p in parts_of(segments, self.own)]
 
 
-class Shards:
+class Shards(NamedViews):
     """Which elements each of `n` ranks keeps, and those of rank `rank` as the storage of an optimizer.
 
     `cuts` are numbers of parameters, in the layout's order, that no bucket has a part of together with others. `whole`: slices
@@ -115,17 +115,6 @@ class Shards:
     def views(self, flat: Array) -> list[Array]:
         """Each part of a parameter, flat."""
         return [flat[part.start:part.stop] for part in self.segments]
-
-    def named_views(self, flats: dict[str, Array]) -> dict[str, Array]:
-        """The parts of several arrays, flat, as "array/parameter"."""
-        return {f"{key}/{part.name}": view for key, flat in flats.items() for part, view in zip(self.segments, self.views(flat))}
-
-    def load_views(self, flats: dict[str, Array], state: dict[str, Any], what: str) -> None:
-        """Copies what `named_views` gave back in; ShapeError, and nothing changed, unless everything fits."""
-        views = self.named_views(flats)
-        check_state({name: view.shape for name, view in views.items()}, state, what)
-        for name, view in views.items():
-            overwrite(view, state[name])
 
 
 def level(held: Sequence[int], more: int) -> list[float]:

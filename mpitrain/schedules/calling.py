@@ -9,9 +9,9 @@ from typing import Any
 from mpitrain.schedules.steps import Copy, Receive, Reduce, Round, ScheduleError, Send, Slice, slices_of
 
 STEPS = (Send, Receive, Reduce, Copy)
-MOST_ROUNDS = 1 << 20          # of one rank: more are no program but a loop without an end
+MOST_ROUNDS = 1 << 20          # A rank's program has fewer rounds; one with more is a loop without an end.
 COLLECTIVE = "rank, n, length"
-SHOWN = 60                     # characters of a value in a message
+SHOWN = 60                     # An error message shows so many characters of a value.
 
 
 def called(algorithm: Callable[[int, int, int], Any], rank: int, n: int, length: int) -> Iterator[Round]:

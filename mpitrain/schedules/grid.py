@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from mpitrain.errors import MeshError
 
 AXES = ("pp", "dp", "ep", "cp", "tp")
-ALWAYS_NAMED = ("pp", "dp", "tp")          # also where they have one place
+ALWAYS_NAMED = ("pp", "dp", "tp")          # A mesh names these axes also where they have one place.
 DATA = ("dp", "ep")                        # ranks along these have different samples
 REPLICAS = ("dp", "ep", "cp")              # ranks along these have copies of one part of the model (but for experts, along ep)
 COPIES = ("dp", "cp")                      # ranks along these have copies of all of it, experts too

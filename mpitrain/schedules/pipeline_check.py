@@ -17,12 +17,12 @@ from mpitrain.schedules.calling import answer, is_whole, shown
 from mpitrain.schedules.pipeline import SCHEDULES, Action, Schedule
 from mpitrain.schedules.steps import ScheduleError
 
-Need: TypeAlias = tuple[int, Action]                         # a stage and its action, whose message another one needs
+Need: TypeAlias = tuple[int, Action]                         # The stage and its action whose message another action needs.
 
 WORD = {"F": "forward", "B": "backward", "W": "weight gradient"}
 KINDS = tuple(WORD)
-LISTED = 12                    # actions of a program in a message
-LINKS = 8                      # of a circle in a message
+LISTED = 12                    # An error message lists so many actions of a program
+LINKS = 8                      # and so many links of a circle.
 
 
 def find_schedule(name: str, folder: Path | None = None, *, n_stages: int, n_micro: int, chunks: int = 1) -> Schedule:
@@ -147,7 +147,7 @@ def flow(programs: Sequence[Sequence[Action]], chunks: int = 1) -> Iterator[tupl
     circle where there is none, after all that can run."""
     n_stages = len(programs)
     done: list[set[Action]] = [set() for _ in programs]
-    waiting: list[dict[Action, int]] = [{} for _ in programs]          # for which of a stage's actions, and who
+    waiting: list[dict[Action, int]] = [{} for _ in programs]          # The stages that wait, by the action they wait for.
     at, ready = [0] * n_stages, deque(range(n_stages))
     while ready:
         stage = ready.popleft()

@@ -9,7 +9,7 @@ from mpitrain.schedules.pipeline import SCHEDULES, Schedule
 from mpitrain.schedules.pipeline_check import find_schedule, peak_of
 from mpitrain.schedules.pipeline_simulate import Cost, Timeline, bubble, simulate_pipeline
 
-MOST_LINES = 48                # of a drawing in `describe`; that of 4 stages and 100 micro-batches fits
+MOST_LINES = 48                # A drawing of 4 stages and 100 micro-batches has fewer lines.
 
 
 def describe(name: str, n_stages: int, n_micro: int, chunks: int = 1, *, folder: Path | None = None,

@@ -50,7 +50,7 @@ class Timeline(NamedTuple):
     total: float
 
     def idle(self) -> list[float]:
-        """Of each stage the share of the total in which it does nothing."""
+        """The share of the total in which each stage does nothing."""
         return [1 - sum(span.stop - span.start for span in stage) / self.total if self.total else 0.0 for stage in self.spans]
 
     def idle_fraction(self) -> float:
@@ -82,7 +82,7 @@ def simulate_pipeline(schedule: Schedule, n_stages: int, n_micro: int, cost: Cos
 
 
 def tables(cost: Cost, n_stages: int, chunks: int, *, split: bool) -> tuple[dict[str, list[float]], list[float]]:
-    """Of each virtual stage the seconds of F, B and W, and of the message between it and the next one. ConfigError."""
+    """The seconds of F, B and W of each virtual stage, and of its message to the next one. ConfigError for impossible costs."""
     forward = per_stage(cost.forward, "forward", n_stages, chunks)
     backward = per_stage(cost.backward, "backward", n_stages, chunks)
     weight = per_stage(cost.weight, "weight", n_stages, chunks)

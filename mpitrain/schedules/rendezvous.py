@@ -23,7 +23,7 @@ from mpitrain.schedules.steps import (
 )
 from mpitrain.schedules.values import EMPTY, Memory, Run, Symbols, added, shifted
 
-Messages: TypeAlias = dict[int, deque[Slice]]                 # by peer, in the order in which they are matched
+Messages: TypeAlias = dict[int, deque[Slice]]                 # Messages by peer, in the order in which they are matched.
 
 
 class Rank:

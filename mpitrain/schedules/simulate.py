@@ -72,11 +72,11 @@ class Lane:
 
     def __init__(self, rank: int, number: int, rounds: Iterator[Round]):
         self.rank, self.number, self.rounds = rank, number, rounds
-        self.pending, self.added, self.index = 0, 0, -1       # messages of this round that have not ended; bytes to add then
+        self.pending, self.added, self.index = 0, 0, -1       # Messages of this round that have not ended; the bytes to add then.
         self.latest = START
 
 
-Posted: TypeAlias = tuple[Lane, int, int]                     # whose, place among the rank's messages, bytes
+Posted: TypeAlias = tuple[Lane, int, int]                     # The lane, the message's place among the rank's, its bytes.
 
 
 class Simulation:

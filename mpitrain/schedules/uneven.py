@@ -16,7 +16,7 @@ from mpitrain.schedules.steps import Receive, Reduce, Round, Send, Slice, data, 
 
 @dataclass(frozen=True)
 class _Owned:
-    bounds: tuple[int, ...]                  # of n parts: n + 1 places, from 0 to the length
+    bounds: tuple[int, ...]                  # Part i is [bounds[i], bounds[i + 1]).
 
     def own(self, rank: int) -> Slice:
         """The elements of a rank."""

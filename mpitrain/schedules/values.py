@@ -16,9 +16,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-EMPTY = -1                                                    # what is in memory that nobody filled; reading it is an error
+EMPTY = -1                                                    # The content of memory that nobody filled; to read it is an error.
 LEAF, SUM, ROUNDED = range(3)
-MANY = 1 << 60                                                # leaves; what adds up more is not counted on
+MANY = 1 << 60                                                # A symbol that adds up more leaves is not counted any further.
 
 
 class Leaf(NamedTuple):

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain import nn
 from mpitrain.backend import keep_freed_memory, select_device
 from mpitrain.checkpoint import store
 from mpitrain.checkpoint.run_folder import RunFolder
@@ -29,6 +28,8 @@ from mpitrain.config import Config, to_toml
 from mpitrain.errors import MpitrainError, OutputError, UsageError
 from mpitrain.parallel.connect import connect
 from mpitrain.parallel.pipeline.inference import Inference
+from mpitrain.parallel.policies.choose import choose_to_evaluate
+from mpitrain.parallel.policies.policy import Setup
 from mpitrain.placement.bytes import Forecast, Use
 from mpitrain.placement.place import place
 from mpitrain.plan.memory import forecast_of
@@ -38,7 +39,6 @@ from mpitrain.train.build import measured_cut
 from mpitrain.train.build.assembly import Job, local_rank
 from mpitrain.train.build.from_config import build, checkpoint_folder, make_loss, make_model
 from mpitrain.train.build.inputs import Inputs, describe_files, open_inputs
-from mpitrain.train.build.sharding import open_sharding
 from mpitrain.train.build.trial import try_one_sample
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.machine import environment, threads
@@ -254,19 +254,17 @@ def evaluate(config: Config, source: Path, *, quiet: bool = False) -> int:
             placement = place(model, session.mesh, config.mesh, config.train, config.comm, stages=stages)
             held = connect(placement, session.mesh, session.control, shared=device.name == "cpu")
             loss = held.loss(make_loss(config, session.inputs.tokens))
-            sharding = open_sharding(config.comm, session.mesh) if config.comm.sharding == "parameters" else None
-            seed, precision = config.run.seed, config.train.precision
-            storage: nn.FlatLayout = held.stage.model.initialize(seed, precision, device) if sharding is None else \
-                sharding.initialise(held.stage, seed, precision, device, whole=False,
-                                    bucket_bytes=config.comm.bucket_bytes)
-            State(held.stage.model, None, session.inputs.transforms, whole=model, sharding=sharding).restore(found)
-            inference = Inference(held.stage, held.feed(device, storage.dtype, tokens=session.inputs.tokens), held.neighbours)
+            policy = choose_to_evaluate(Setup(config, held, device))
+            policy.initialise()
+            State(held.stage.model, None, session.inputs.transforms, whole=model, policy=policy).restore(found)
+            feed = held.feed(device, policy.layout.dtype, tokens=session.inputs.tokens)
+            inference = Inference(held.stage, feed, held.neighbours)
             read, n_chunks = session.inputs.chunks(try_one_sample(inference, loss, session.inputs, held))
             if not n_chunks:
                 raise UsageError("this run has no validation data; give some: data.validation=PATH")
         metrics = Evaluator(inference, loss, read, n_chunks, session.control, place=session.mesh.place,
                             n_places=session.mesh.n_places, counts=held.counts, classes=held.classes,
-                            in_step=sharding is not None or placement.in_step).run()
+                            in_step=policy.cuts_parameters or placement.in_step).run()
         if session.world.rank == 0:
             print(json.dumps({"step": found.step, "split": "validation", **plain_values(metrics)}), flush=True)
     return 0

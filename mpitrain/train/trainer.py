@@ -16,7 +16,7 @@ from mpitrain.data import Loader, MicroBatch
 from mpitrain.errors import Stopped
 from mpitrain.parallel.gradients.timeline import SpanMaker, no_span
 from mpitrain.parallel.pipeline.runner import Pipeline
-from mpitrain.parallel.policies.replicated import Outcome
+from mpitrain.parallel.policies.policy import Outcome
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.intervals import NO_TALLY, Plan, Step
 from mpitrain.train.observers import Observer, Watched

@@ -133,7 +133,7 @@ from mpitrain.bench import exchange
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.job.start import start
 policy = exchange.POLICIES["messages"](start(), 1000, 4096)
-assert type(policy._reducer.channel) is Channel and policy._reducer.channel.algorithm == "auto"
+assert type(policy._policy.channel) is Channel and policy._policy.channel.algorithm == "auto"
 policy.close()
 """)
     assert mpirun(2, program, cwd=tmp_path).rc == 0

@@ -16,6 +16,7 @@ from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.comm.shared.node import Node
 from mpitrain.comm.shared.queue import SharedWork
 from mpitrain.errors import ConfigError
+from mpitrain.parallel.gradients.bucket_sum import AllReduce
 from mpitrain.parallel.gradients.reducer import GradientReducer
 
 
@@ -107,7 +108,7 @@ def test_gradients_have_the_bits_of_polling(comm: Any) -> None:
         channel = Channel(comm.Dup(), "test")
         model = nn.Sequential(*(nn.Linear(40, 40) for _ in range(6)))
         storage = model.initialize(seed=3, dtype="float32")
-        reducer = GradientReducer(storage, channel, bucket_bytes=2000, progress=channel.progress.progress)
+        reducer = GradientReducer(storage, AllReduce(channel), bucket_bytes=2000, progress=channel.progress.progress)
         channel.progress.landed = reducer.timeline.look
         reducer.mover = channel.progress.thread() if threaded else None
         rng = np.random.default_rng(comm.rank)

@@ -29,7 +29,7 @@ def train(model, storage, x, labels, optimizer):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        model.update_buffers()
+        nn.apply_statistics(model, nn.collect_statistics(model))
     return {**model.state_dict(), **optimizer.state_dict(), "norm": np.array(squared_norm(storage, storage.values))}
 
 

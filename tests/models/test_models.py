@@ -91,7 +91,7 @@ def test_a_model_trains_on_images(name):
         assert all(p.grad is not None for p in model.parameters())
         optimizer.step()
         optimizer.zero_grad()
-        model.update_buffers()
+        nn.apply_statistics(model, nn.collect_statistics(model))
         losses.append(loss.item())
     assert losses[-1] < losses[0] and math.isfinite(squared_norm(storage, storage.values))
     with no_grad():

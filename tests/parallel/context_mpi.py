@@ -132,7 +132,7 @@ def test_where_values_stop_being_finite_is_found_by_one_rank_alone(comm: Any) ->
             comm.barrier()
             if rank == comm.rank:
                 assert ("block0.norm1" if rank == 0 else "another rank's positions") in found, found
-        assert "attend" in vars(model["block0"].attention)
+        assert model["block0"].attention.across.ring.size == comm.size
 
 
 def test_samples_without_positions_are_refused(comm: Any) -> None:

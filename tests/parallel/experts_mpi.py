@@ -16,7 +16,7 @@ from mpitrain.checkpoint import store
 from mpitrain.comm.mesh import Mesh
 from mpitrain.nn import Sequential
 from mpitrain.parallel.gradients.replicas import checksum
-from mpitrain.parallel.layers.expert_parallel import Across
+from mpitrain.parallel.layers.expert_parallel import Dispatcher
 
 STEPS = {2: 20, 3: 6, 4: 20}
 
@@ -132,7 +132,7 @@ def test_rows_go_to_the_ranks_of_their_experts_and_come_back_with_their_gradient
     """Against what each rank knows the others to have; ranks have different numbers of places."""
     n, here, width = comm.size, 2, 3
     mesh = Mesh(comm, dp=1, ep=n)
-    across = Across(mesh.channel("ep", "test"), "layer")
+    ranks = Dispatcher(mesh.channel("ep", "test"), "layer")
     everyone = [np.random.default_rng(r).standard_normal((n * here, 2 + r, width)) for r in range(n)]
     grads = [np.random.default_rng(9 + r).standard_normal(x.shape) for r, x in enumerate(everyone)]
     factors = 1.0 + np.arange(n * here)
@@ -145,7 +145,7 @@ def test_rows_go_to_the_ranks_of_their_experts_and_come_back_with_their_gradient
         return ops.multiply(x, factors[mine, None, None])
 
     x = Tensor(everyone[comm.rank], requires_grad=True)
-    out = across(x, experts)
+    out = ranks.exchange(x, experts)
     out.backward(grads[comm.rank])
     arrived = seen[0].reshape(here, n, n + 1, width)
     for r, sent in enumerate(everyone):

@@ -11,14 +11,16 @@ import pytest
 
 from mpitrain import nn, ops, optim
 from mpitrain.autograd import Tensor, recompute, run_backward
-from mpitrain.comm.messages.channel import Channel
-from mpitrain.comm.messages.progress import Progress
-from mpitrain.comm.shared.channel import SharedChannel
+from mpitrain.backend import CPU
+from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.shared.node import Node
+from mpitrain.config import CommConfig, Config, OptimizerConfig, RunConfig
 from mpitrain.errors import GraphError, NumericsError, StorageError
-from mpitrain.parallel.gradients.reducer import GradientReducer
-from mpitrain.parallel.policies.node_shared import NodeExchange, NodeShared
-from mpitrain.parallel.policies.replicated import Replicated
+from mpitrain.parallel.connect import connect
+from mpitrain.parallel.policies.choose import choose
+from mpitrain.parallel.policies.node_shared import NodeShared
+from mpitrain.parallel.policies.policy import Setup
+from mpitrain.placement.place import place
 
 OPTIMIZERS = {"sgd": {"momentum": 0.9, "nesterov": True}, "adam": {"weight_decay": 0.1}, "adamw": {}, "rmsprop": {}, "lars": {},
               "lamb": {}}
@@ -29,32 +31,25 @@ class Job:
 
     def __init__(self, comm: Any, *, shared: bool, optimizer: str, clip_norm: float, colors: int, bucket_bytes: int = 30_000,
                  model: nn.Module | None = None):
-        self.progress = Progress()
         self.free = 1 << 40                                  # bytes of shared memory to be had
-        self.node = Node(comm, self.progress, color=comm.rank * colors // comm.size if colors else None, free=lambda: self.free)
-        self.channel = SharedChannel(Channel(comm.Dup(), "gradients", progress=self.progress), self.node)
-        self.control = Channel(comm.Dup(), "control", progress=self.progress)
+        defaults: Any = Node.__init__.__kwdefaults__
+        before = dict(defaults)
+        defaults.update(color=comm.rank * colors // comm.size if colors else None, free=lambda: self.free)
+        self.mesh = Mesh(comm)
+        self.control = self.mesh.channel("dp", "control")
         self.model = model or nn.Sequential(nn.Linear(96, 96), nn.Tanh(), nn.Linear(96, 112), nn.Tanh(), nn.Linear(112, 3))
-        def place(nbytes: int) -> Any:
-            return self.node.block(nbytes, "parameters")
-        self.shared = shared and self.channel.shared
-        allocate = place if self.shared else None
-        storage = self.model.initialize(seed=1, allocate=allocate)
-        self.optimizer = optim.OPTIMIZERS.resolve(optimizer)(storage, 0.01, allocate=allocate, **OPTIMIZERS[optimizer])
+        config = Config(run=RunConfig(seed=1), optimizer=OptimizerConfig(clip_norm=clip_norm),
+                        comm=CommConfig(node_shared=shared, bucket_mb=bucket_bytes / 2**20))
+        placement = place(self.model, self.mesh, config.mesh, config.train, config.comm)
+        self.update = choose(Setup(config, connect(placement, self.mesh, self.control), CPU))
+        defaults.update(before)
+        self.channel: Any = self.update.channel
+        self.shared = isinstance(self.update, NodeShared)
+        self.update.initialise()
+        self.optimizer = optim.OPTIMIZERS.resolve(optimizer)(self.update.storage, 0.01, **OPTIMIZERS[optimizer])
         self.control.barrier()                               # nobody writes initial values any more
-        rate = lambda step: 0.01 / (step + 1)                # noqa: E731
-        if self.shared:
-            exchange = NodeExchange(self.channel, self.optimizer)
-            self.reducer = GradientReducer(storage, exchange, bucket_bytes=bucket_bytes, allocate=exchange.allocate,
-                                           progress=self.progress.progress)
-            self.update: Replicated = NodeShared(self.model, self.optimizer, self.reducer, self.control, rate, exchange,
-                                                 clip_norm=clip_norm)
-        else:
-            def arena() -> Any:
-                return storage.new_flat(self.channel.allocate)
-            self.reducer = GradientReducer(storage, self.channel, bucket_bytes=bucket_bytes, allocate=arena,
-                                           progress=self.progress.progress)
-            self.update = Replicated(self.model, self.optimizer, self.reducer, self.control, rate, clip_norm=clip_norm)
+        self.update.open(self.optimizer, lambda step: 0.01 / (step + 1))
+        self.reducer = self.update.reducer
 
     def step(self, number: int, *, want_norm: bool, scale: float = 1.0) -> float | None:
         self.update.want_norm = want_norm
@@ -72,9 +67,7 @@ class Job:
 
     def close(self) -> None:
         self.reducer.close()
-        self.channel.close()
-        self.control.close()
-        self.node.close()
+        self.mesh.close()
 
 
 @pytest.fixture
@@ -107,7 +100,7 @@ def test_rules_that_treat_each_element_alone_run_inside_the_sum(job: Any, comm: 
         pytest.skip("one rank, or no compiler")
     def fail(parts: Any) -> None:
         raise AssertionError("updated after the sum, by another pass over memory")
-    one.reducer.channel.summed = fail
+    one.update._update_slice = fail
     before = one.state()
     one.step(0, want_norm=False)
     after = one.state()
@@ -168,7 +161,7 @@ def test_nodes_sum_their_slices_by_messages(job: Any, comm: Any, optimizer: str)
     if comm.size not in (4, 8):
         pytest.skip("nodes of two ranks and more, equally many each")
     plain, shared = (job(shared=s, optimizer=optimizer, clip_norm=0.5, colors=2) for s in (False, True))
-    assert shared.shared and shared.node.size == comm.size // 2
+    assert shared.shared and shared.channel.node.size == comm.size // 2
     for number in range(3):
         norms = [one.step(number, want_norm=True) for one in (plain, shared)]
         assert norms[0] == pytest.approx(norms[1], rel=1e-5)
@@ -208,9 +201,8 @@ def test_memory_that_runs_out_is_an_error_with_a_remedy_and_not_memory_of_this_r
     if not one.shared:
         pytest.skip("one rank shares with nobody")
     one.free = 1 << 20
-    for name, make in (("gradients", lambda: NodeExchange(one.channel, one.optimizer).allocate()),
-                       ("the gradient norm", lambda: NodeShared(one.model, one.optimizer, one.reducer, one.control, abs,
-                                                                one.reducer.channel))):
+    for name, make in (("gradients", lambda: one.update.make_reducer().reserve()),
+                       ("the gradient norm", lambda: one.update.norm_of(one.update.own()))):
         with pytest.raises(StorageError, match=f"comm.node_shared = true: no shared memory for {name}: /dev/shm has 1 MiB free "
                                               "where .* are needed; .* enlarge it: .*; or set comm.node_shared = false"):
             make()

@@ -9,6 +9,7 @@ from mpitrain import nn
 from mpitrain.autograd import Tensor, no_grad, run_backward
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import DesyncError
+from mpitrain.parallel.gradients.bucket_sum import AllReduce
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.replicas import broadcast_state, checksum
 
@@ -16,7 +17,7 @@ from mpitrain.parallel.gradients.replicas import broadcast_state, checksum
 def build(channel, bucket_bytes=64):
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6)))
     storage = model.initialize(seed=3, dtype="float64")
-    return model, GradientReducer(storage, channel, bucket_bytes=bucket_bytes, progress=channel.progress.progress)
+    return model, GradientReducer(storage, AllReduce(channel), bucket_bytes=bucket_bytes, progress=channel.progress.progress)
 
 
 def run(model, reducer, rows, skip=None):

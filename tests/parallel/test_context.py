@@ -15,7 +15,8 @@ from mpitrain.config import MeshConfig, load_config
 from mpitrain.errors import ConfigError, MeshError
 from mpitrain.kernels.flash_attention import flash_attention
 from mpitrain.kernels.joined_attention import join_attention
-from mpitrain.parallel.layers.context_parallel import without_mask
+from mpitrain.parallel.layers.context_parallel import AcrossPositions
+from mpitrain.parallel.layers.ring_attention import LoneRing
 from mpitrain.placement import zigzag
 from mpitrain.placement.zigzag import refuse_model
 from mpitrain.plan.inspect import inspect_config
@@ -118,10 +119,10 @@ def test_models_that_mix_positions_are_refused_by_the_name_of_a_layer() -> None:
 
 
 def test_a_mask_is_refused() -> None:
-    forward = without_mask(lambda x: x, "block0.attention", 2)
-    assert forward(3) == 3
+    across = AcrossPositions(LoneRing(0, 2), "block0.attention")
+    assert across.forward(lambda x: x, 3) == 3
     with pytest.raises(ConfigError, match=r'mesh.cp = 2 cuts .* "block0.attention" is given a mask of whole samples'):
-        forward(3, np.ones((4, 4), bool))
+        across.forward(lambda x: x, 3, np.ones((4, 4), bool))
 
 
 @pytest.mark.parametrize(("block", "rows"), [(8, 256), (64, 256), (4096, 4), (40000, 1)])

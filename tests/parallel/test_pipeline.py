@@ -10,7 +10,9 @@ import pytest
 from mpitrain import nn
 from mpitrain.backend import CPU
 from mpitrain.errors import NumericsError
+from mpitrain.parallel.gradients.bucket_sum import AllReduce
 from mpitrain.parallel.gradients.reducer import GradientReducer
+from mpitrain.parallel.gradients.sync_batch_norm import SumOverRanks
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.parallel.pipeline.runner import Pipeline
 from mpitrain.placement import stages
@@ -33,7 +35,7 @@ def run(cuts, *, ignore=None, step=0, x=X, model=None):
     """(loss, gradients by name) of the batch cut at the given rows."""
     model = model or nn.Sequential(("a", nn.Linear(6, 8)), ("drop", nn.Dropout(0.4)), ("act", nn.Tanh()), ("b", nn.Linear(8, 3)))
     storage = model.initialize(seed=2, dtype="float64")
-    reducer = GradientReducer(storage, Alone())
+    reducer = GradientReducer(storage, AllReduce(Alone()))
     loss = nn.LOSSES["cross_entropy"](ignore_index=ignore)
     pipeline = Pipeline(stages.whole(model), loss, Alone(), reducer, Feed(CPU, "float64"), n_micro=len(cuts) + 1, seed=5)
     bounds = [0, *cuts, len(x)]
@@ -73,10 +75,10 @@ def test_the_first_bad_layer_is_named_also_below_a_recorded_sum_over_ranks():
 
     model = nn.Sequential(("norm", nn.SyncBatchNorm(6)), ("blow", Blow()), ("out", nn.Linear(6, 3)))
     calls = []
-    model["norm"].reduce = calls.append
+    model["norm"].across = SumOverRanks(SimpleNamespace(rank=0, size=2, allreduce=lambda array, name: calls.append(name)))
     with np.errstate(all="ignore"), pytest.raises(NumericsError, match=r'the layer "blow" \(Blow\)'):
         run([], model=model)
-    assert len(calls) == 1 and model["norm"].reduce == calls.append        # not while looking for the layer
+    assert calls == ["batch norm"] and model["norm"].across.channel.allreduce        # not while looking for the layer
 
 
 @pytest.mark.parametrize("cuts", [[], [3], [1, 4, 6]])
@@ -115,7 +117,8 @@ def test_a_lost_micro_batch_sends_rows_back_to_experts_that_others_wait_with(sha
     """Where a stage before made the loss NaN, backward is only run for the ranks that have experts in common."""
     layer, passed = nn.MixtureOfExperts(6, 8, 2), []
     layer.after_backward(passed.append)
-    layer.exchange = (lambda there, experts: experts(there)) if shared else None
+    layer.across = SimpleNamespace(exchange=lambda there, experts: experts(there), forward=lambda inner, x: inner(x)) if (
+        shared) else None
     monkeypatch.setattr(Pipeline, "_is_lost", lambda *_: True)
     run([5], model=nn.Sequential(("a", nn.Linear(6, 6)), ("experts", layer), ("b", nn.Linear(6, 3))))
     assert len(passed) == (2 if shared else 0)

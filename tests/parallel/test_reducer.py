@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mpitrain.autograd import Function, Tensor, run_backward
 from mpitrain.nn import FlatStorage, Parameter
 from mpitrain.nn.init import zeros
+from mpitrain.parallel.gradients.bucket_sum import AllReduce
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.placement.buckets import plan_buckets
 
@@ -108,7 +109,7 @@ def test_micro_batches_are_added_as_a_tree_in_few_arenas(n_micro):
     storage = storage_of(7, 3)
     rng = np.random.default_rng(n_micro)
     grads = [[rng.standard_normal(7) * 10.0**rng.integers(-8, 8), rng.standard_normal(3)] for _ in range(n_micro)]
-    reducer = GradientReducer(storage, Channel(), bucket_bytes=8)
+    reducer = GradientReducer(storage, AllReduce(Channel()), bucket_bytes=8)
     for _ in range(2):                                     # a second step must not see the first
         reducer.begin()
         for i, (a, b) in enumerate(grads):
@@ -122,7 +123,7 @@ def test_micro_batches_are_added_as_a_tree_in_few_arenas(n_micro):
 
 def test_an_absent_parameter_is_skipped_not_added_as_zeros():
     storage = storage_of(2, 2)
-    reducer = GradientReducer(storage, Channel(), bucket_bytes=1 << 20)
+    reducer = GradientReducer(storage, AllReduce(Channel()), bucket_bytes=1 << 20)
     reducer.begin()
     reducer.begin_micro_batch(last=False)
     give(storage, {0: np.array([-0.0, 1.0]), 1: np.ones(2)})
@@ -135,7 +136,7 @@ def test_an_absent_parameter_is_skipped_not_added_as_zeros():
 
 def test_a_parameter_that_took_no_part_gets_zero_even_where_the_arena_is_dirty():
     storage = storage_of(2, 2)
-    reducer = GradientReducer(storage, Channel(), bucket_bytes=1)
+    reducer = GradientReducer(storage, AllReduce(Channel()), bucket_bytes=1)
     for given_to in ({0: np.ones(2), 1: np.ones(2)}, {1: np.ones(2)}):
         reducer.begin()
         reducer.begin_micro_batch(last=True)
@@ -146,7 +147,7 @@ def test_a_parameter_that_took_no_part_gets_zero_even_where_the_arena_is_dirty()
 
 def test_a_rank_without_micro_batches_contributes_zeros():
     storage = storage_of(2)
-    reducer = GradientReducer(storage, Channel(), bucket_bytes=1)
+    reducer = GradientReducer(storage, AllReduce(Channel()), bucket_bytes=1)
     reducer.begin()
     reducer.begin_micro_batch(last=True)
     give(storage, {0: np.ones(2)})
@@ -158,7 +159,7 @@ def test_a_rank_without_micro_batches_contributes_zeros():
 def test_buckets_leave_during_backward_in_index_order():
     storage = storage_of(4, 4, 4)
     channel = Channel()
-    reducer = GradientReducer(storage, channel, bucket_bytes=1)
+    reducer = GradientReducer(storage, AllReduce(channel), bucket_bytes=1)
     seen: list[int] = []
     reducer.begin()
     reducer.begin_micro_batch(last=True)
@@ -176,7 +177,7 @@ def test_buckets_leave_during_backward_in_index_order():
 def test_a_bucket_whose_turn_has_not_come_waits():
     storage = storage_of(4, 4)
     channel = Channel()
-    reducer = GradientReducer(storage, channel, bucket_bytes=1)
+    reducer = GradientReducer(storage, AllReduce(channel), bucket_bytes=1)
     reducer.begin()
     reducer.begin_micro_batch(last=True)
     give(storage, {0: np.ones(4)})                         # the first parameter's bucket is the second to go
@@ -188,7 +189,7 @@ def test_a_bucket_whose_turn_has_not_come_waits():
 def test_only_the_last_micro_batch_sends():
     storage = storage_of(4)
     channel = Channel()
-    reducer = GradientReducer(storage, channel, bucket_bytes=1)
+    reducer = GradientReducer(storage, AllReduce(channel), bucket_bytes=1)
     reducer.begin()
     reducer.begin_micro_batch(last=False)
     give(storage, {0: np.ones(4)})
@@ -200,7 +201,7 @@ def test_only_the_last_micro_batch_sends():
 
 def test_gradients_are_written_where_they_are_sent_from():
     storage = storage_of(4, 4)
-    reducer = GradientReducer(storage, Channel(), bucket_bytes=1)
+    reducer = GradientReducer(storage, AllReduce(Channel()), bucket_bytes=1)
     reducer.begin()
     reducer.begin_micro_batch(last=True)
     give(storage, {0: np.full(4, 3.0), 1: np.ones(4)})
@@ -215,14 +216,14 @@ def test_arenas_live_in_the_memory_that_is_given():
     storage = storage_of(4, 4)
     given_out = []
 
-    def allocate():
-        given_out.append(np.full(storage.size, np.nan))
-        return given_out[-1]
+    def allocate(nbytes):
+        given_out.append(np.full(nbytes + 64, 255, np.uint8))                # of float64: NaN
+        return given_out[-1][-given_out[-1].ctypes.data % 64:][:nbytes]
 
-    reducer = GradientReducer(storage, Channel(), bucket_bytes=1, allocate=allocate)
+    reducer = GradientReducer(storage, AllReduce(Channel()), bucket_bytes=1, allocate=allocate)
     reducer.begin()
     reducer.begin_micro_batch(last=True)
     give(storage, {0: np.ones(4), 1: np.ones(4)})
     reducer.finish()
-    assert len(given_out) == 1 and reducer.gradients is given_out[0]
+    assert len(given_out) == 1 and np.shares_memory(reducer.gradients, given_out[0])
     assert np.isfinite(reducer.gradients).all()            # the padding too, which is sent along

@@ -13,6 +13,7 @@ from mpitrain import nn
 from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.nn.init import constant
 from mpitrain.nn.storage import FlatLayout
+from mpitrain.parallel.gradients.bucket_sum import AllReduce
 from mpitrain.parallel.policies.sharded_reducer import ShardedReducer
 from mpitrain.parallel.policies.shared_buckets import ring
 from mpitrain.placement.shards import Shards
@@ -65,7 +66,9 @@ def test_sums_are_those_of_all_gradients_in_whatever_order_they_come(sizes: list
     for i, parameter in enumerate(parameters):
         parameter.name = f"p{i}"
     shards = Shards(FlatLayout(parameters), 0, 1, bucket_bytes=800, cuts=[len(sizes)], whole=False)
-    reducer = ShardedReducer(shards, Two(), bucket_bytes=800, progress=None, rounds=3, chunks=[len(sizes)])
+    two = Two()
+    reducer = ShardedReducer(shards, AllReduce(two), bucket_bytes=800, progress=None, rounds=3, chunks=[len(sizes)],
+                             allocate=two.allocate)
     reducer.begin()
     total = np.zeros(sum(sizes))
     rng = np.random.default_rng(0)

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from policy_setup import initialised
 
 from mpitrain import models, nn, optim
 from mpitrain.autograd import Function, Tensor, run_backward
-from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.parallel.pipeline.runner import Pipeline
 from mpitrain.parallel.policies.replicated import Replicated
@@ -32,7 +32,7 @@ class Done:
 class Alone:
     """A channel of one rank."""
 
-    size, rank = 1, 0
+    size, rank, shared, notes = 1, 0, False, ()
 
     def start_allreduce(self, array: Any, name: str) -> Done:
         return Done()
@@ -53,12 +53,10 @@ def stepper(name: str) -> Callable[[], Any]:
     """A function that trains one step of a small model, as a run of one rank does."""
     make, shape, classes = MODELS[name]
     model, channel = make(), Alone()
-    storage = model.initialize(seed=0)
-    optimizer, loss = optim.AdamW(storage, lr=1e-3), nn.LOSSES["cross_entropy"]()
-    reducer = GradientReducer(storage, channel, bucket_bytes=4096)
-    feed = Feed(storage.device, storage.dtype, tokens=name == "gpt")
-    pipeline = Pipeline(stages.whole(model), loss, channel, reducer, feed, n_micro=1)
-    update = Replicated(model, optimizer, reducer, channel, lambda step: 1e-3, clip_norm=1.0)
+    update, loss = initialised(Replicated, model, channel, clip_norm=1.0, seed=0), nn.LOSSES["cross_entropy"]()
+    update.open(optim.AdamW(update.storage, lr=1e-3), lambda step: 1e-3)
+    feed = Feed(update.layout.device, update.layout.dtype, tokens=name == "gpt")
+    pipeline = Pipeline(stages.whole(model), loss, channel, update.reducer, feed, n_micro=1)
     rng = np.random.default_rng(0)
     x = rng.integers(0, classes, (4, *shape)) if name == "gpt" else rng.standard_normal((4, *shape), np.float32)
     micro = SimpleNamespace(x=x, y=rng.integers(0, classes, x.shape if name == "gpt" else 4), index=0, first=0, step=0)

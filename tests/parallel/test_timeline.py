@@ -7,6 +7,7 @@ import pytest
 from test_reducer import give, storage_of
 
 from mpitrain.parallel.gradients import timeline as module
+from mpitrain.parallel.gradients.bucket_sum import AllReduce
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.timeline import KEPT, StepTimes, Timeline
 
@@ -107,7 +108,7 @@ class Channel:
 
 def test_the_reducer_writes_down_every_bucket_of_every_step(clock):
     storage = storage_of(4, 4, 4)
-    reducer = GradientReducer(storage, Channel(clock, seconds=2.0), bucket_bytes=1)
+    reducer = GradientReducer(storage, AllReduce(Channel(clock, seconds=2.0)), bucket_bytes=1)
     for _ in range(2):
         reducer.begin()
         reducer.begin_micro_batch(last=True)
@@ -126,7 +127,7 @@ def test_a_rank_alone_exposes_nothing(clock):
     storage = storage_of(4)
     channel = Channel(clock, seconds=2.0)
     channel.size = 1
-    reducer = GradientReducer(storage, channel, bucket_bytes=1)
+    reducer = GradientReducer(storage, AllReduce(channel), bucket_bytes=1)
     reducer.begin()
     reducer.begin_micro_batch(last=True)
     give(storage, {0: np.ones(4)})
@@ -136,7 +137,7 @@ def test_a_rank_alone_exposes_nothing(clock):
 
 def test_other_bounds_make_other_buckets_and_the_same_sums(clock):
     storage = storage_of(4, 3, 2, 5)
-    reducer = GradientReducer(storage, Channel(clock, seconds=0.0), bucket_bytes=1 << 20)
+    reducer = GradientReducer(storage, AllReduce(Channel(clock, seconds=0.0)), bucket_bytes=1 << 20)
     sums = []
     for bounds in (None, [1, 4], [1, 2, 3, 4]):
         if bounds:

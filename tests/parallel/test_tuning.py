@@ -13,6 +13,7 @@ from test_reducer import give, storage_of
 from test_timeline import Channel, Clock
 
 from mpitrain.errors import CheckpointError
+from mpitrain.parallel.gradients.bucket_sum import AllReduce, TreeSum
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.tuning import PAIRS, PROBES, READY_STEPS, WARM_STEPS, Tuning, choose_bounds, fit_line
 from mpitrain.placement.tree import RankTree
@@ -88,7 +89,7 @@ def run(tuning, reducer, seconds, steps):
 
 
 def tuned(progress="poll", buckets=False):
-    reducer = GradientReducer(storage_of(4, 4, 4), Channel(Clock(), 0.0), bucket_bytes=1 << 20)
+    reducer = GradientReducer(storage_of(4, 4, 4), AllReduce(Channel(Clock(), 0.0)), bucket_bytes=1 << 20)
     thread = object()
     return reducer, thread, Tuning(reducer, control(), progress=progress, thread=thread, buckets=buckets)
 
@@ -178,7 +179,7 @@ class StepsAlone:
 def test_the_probe_times_the_tree_where_steps_go_by_the_tree():
     tree, channel = RankTree(11, 1, 3), StepsAlone()
     assert len(tree.nodes) > 1 and tree.width > 1
-    reducer = GradientReducer(storage_of(4, 4, 4), channel, tree=tree)
+    reducer = GradientReducer(storage_of(4, 4, 4), TreeSum(channel, tree))
     tuning = Tuning(reducer, control(), buckets=True)
     tuning._probe()
     assert channel.sizes == [tree.width * reducer.storage.size] * PROBES

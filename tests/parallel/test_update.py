@@ -1,21 +1,21 @@
-"""The update owns reduction, norm, clipping and the optimizer's step: their order, and what happens when one fails."""
+"""A policy owns reduction, norm, clipping and the optimizer's step: their order, and what happens when one fails."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from policy_setup import initialised
 
 from mpitrain import nn, optim
 from mpitrain.autograd import Tensor, run_backward
 from mpitrain.errors import NumericsError
-from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.policies.replicated import Replicated
 
 
 class Two:
     """A channel of two ranks whose other rank contributes the same values; it notes what passes."""
 
-    size = 2
+    size, shared, notes, algorithm = 2, False, (), "auto"
 
     def __init__(self):
         self.summed = []
@@ -41,11 +41,10 @@ class Doubling:
 
 def build(clip_norm=0.0, lr=0.1, model=None, **options):
     model = model or nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    storage = model.initialize(seed=1, dtype="float64")
     channel = Two()
-    reducer = GradientReducer(storage, channel, bucket_bytes=8)
-    optimizer = optim.SGD(storage, lr=lr, momentum=0.0, **options)
-    return model, Replicated(model, optimizer, reducer, channel, lambda step: lr / (step + 1), clip_norm=clip_norm), channel
+    policy = initialised(Replicated, model, channel, clip_norm=clip_norm, precision="float64", bucket_bytes=8)
+    policy.open(optim.SGD(policy.storage, lr=lr, momentum=0.0, **options), lambda step: lr / (step + 1))
+    return model, policy, channel
 
 
 def backward(model, update, x):

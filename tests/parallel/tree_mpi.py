@@ -9,6 +9,7 @@ from mpitrain.autograd import Function, Tensor, run_backward
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.nn import FlatStorage, Parameter
 from mpitrain.nn.init import zeros
+from mpitrain.parallel.gradients.bucket_sum import AllReduce, TreeSum
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.statistics import TreeStatistics
 from mpitrain.placement.tree import RankTree
@@ -79,7 +80,7 @@ def test_the_bits_are_those_of_the_tree_written_down(comm, bucket_bytes, pattern
             p.name = f"p{i}"
         storage = FlatStorage(parameters, "float32")
         tree = RankTree(n_micro, channel.rank, channel.size)
-        reducer = GradientReducer(storage, channel, bucket_bytes=bucket_bytes, progress=channel.progress.progress, tree=tree)
+        reducer = GradientReducer(storage, TreeSum(channel, tree), bucket_bytes=bucket_bytes, progress=channel.progress.progress)
         mine = [m for m in range(tree.first, tree.stop) if m not in absent]
         for _ in range(2):
             found = storage.views(step(reducer, storage, mine, pattern))
@@ -98,7 +99,7 @@ def test_the_plain_sum_has_other_bits_somewhere(comm):
         p.name = f"p{i}"
     storage = FlatStorage(parameters, "float32")
     tree = RankTree(11, channel.rank, channel.size)
-    reducer = GradientReducer(storage, channel, progress=channel.progress.progress)
+    reducer = GradientReducer(storage, AllReduce(channel), progress=channel.progress.progress)
     found = storage.views(step(reducer, storage, list(range(tree.first, tree.stop)), "all"))
     same = all(values.tobytes() == written_down(11, i, "all", ()).tobytes() for i, values in enumerate(found))
     assert same == (channel.size == 1)

@@ -54,7 +54,7 @@ class InTurn:
     """A channel of n ranks that are played one after the other: twice, since what the first hears is not complete."""
 
     def __init__(self, n: int):
-        self.size, self.rank = n, 0
+        self.size, self.rank, self.messages = n, 0, self
         self._said: list[Any] = [[] for _ in range(n)]
         self._added: list[Any] = [0.0] * n
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -11,9 +9,9 @@ from mpitrain import models, nn
 from mpitrain.config import CommConfig, MeshConfig, TrainConfig
 from mpitrain.errors import ConfigError, MeshError
 from mpitrain.parallel.layers.tensor_loss import CutLoss
-from mpitrain.parallel.layers.tensor_parallel import _of_channels
+from mpitrain.parallel.layers.tensor_parallel import Channels
 from mpitrain.placement.place import place
-from mpitrain.placement.tensor_plan import narrow, read_plan
+from mpitrain.placement.tensor_plan import Layer, narrow, read_plan
 from mpitrain.schedules.grid import Grid
 
 
@@ -127,7 +125,7 @@ def test_what_does_not_go_with_layers_on_several_ranks_is_said_in_one_line():
             (lambda: CutLoss(nn.LOSSES["mse"](), None, 0, 4, "head"),
              'mesh.plan leaves the outputs of "head" cut ("vocabulary"), which is for train.loss = '
              '"cross_entropy"; make "head" "gathered" for MSE'),
-            (lambda: _of_channels(nn.Dropout(), "drop", SimpleNamespace(rank=1))(np.zeros((2, 3, 4))),
+            (lambda: Channels(Layer("drop", nn.Dropout(), "channels"), None, False).forward(None, np.zeros((2, 3, 4))),
              'mesh.plan: "drop" is "channels", which for a Dropout is about (B, features) or (B, channels, H, W), found (2, 3, '
              "4)"),
             (lambda: placed("tp", plan={"a": "column", "b": "row"}, sequence=True),

@@ -15,6 +15,7 @@ from mpitrain import models, nn, optim
 from mpitrain.backend import memory as pools
 from mpitrain.backend import native
 from mpitrain.config import CommConfig, MeshConfig, TrainConfig, load_config
+from mpitrain.parallel.gradients.bucket_sum import AllReduce, TreeSum
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.placement.bytes import Forecast, Use, sums_at_once
 from mpitrain.placement.place import place
@@ -53,8 +54,8 @@ def test_a_reducer_keeps_as_many_sums_as_predicted(n_micro: int, n: int, tree: b
     found = 0
     for rank in range(n):
         model = nn.Sequential(nn.Linear(3, 2))
-        storage = model.initialize(0)
-        reducer = GradientReducer(storage, SimpleNamespace(size=1), tree=RankTree(n_micro, rank, n) if tree else None)
+        storage, alone = model.initialize(0), SimpleNamespace(size=1)
+        reducer = GradientReducer(storage, TreeSum(alone, RankTree(n_micro, rank, n)) if tree else AllReduce(alone))
         first, last = share(rank, n, n_micro)
         reducer.begin()
         for micro in range(first, last):
@@ -132,6 +133,27 @@ def test_what_cannot_be_predicted_is_said_and_the_rest_is(monkeypatch: pytest.Mo
     lines = list(forecast_lines(found))
     assert lines[0].startswith("memory of a rank in MiB, predicted (activations are not: ")
     assert lines[-1].split()[-2:] == ["-", "-"]
+
+
+@needs_pool
+@pytest.mark.parametrize(("cut", "keys"), [({"tp": 2}, {}), ({"tp": 2}, {"sequence": True}), ({"ep": 2}, {}),
+                                           ({"pp": 2, "ep": 2}, {})])
+def test_a_model_that_ranks_have_together_runs_on_one_of_them(monkeypatch: pytest.MonkeyPatch, cut: dict[str, int],
+                                                              keys: dict[str, Any]) -> None:
+    """The others' answers are made up: activations are fewer than those of one rank, and more than its share of them."""
+    def found(lengths: dict[str, int], **keys: Any) -> int:
+        model = models.gpt(2, 2, 64, 32, 50, **({"experts": 4} if "ep" in cut else {}))
+        placement = place(model, Grid(lengths), MeshConfig(**keys), TrainConfig(batch_size=8, micro_batches=2), CommConfig())
+        x = np.arange(32)[None]
+        told = forecast(placement, (x, x), loss=LOSS, optimizer=lambda storage: optim.AdamW(storage), tokens=True,
+                        schedule=SCHEDULES["1f1b"])
+        assert not told.why, told.why
+        return max(use.activations or 0 for use in told.stages)
+
+    alone = in_pool(monkeypatch, lambda pool: found(dict.fromkeys(cut, 1)))
+    here = in_pool(monkeypatch, lambda pool: found(cut, **keys))
+    n = int(np.prod([size for axis, size in cut.items() if axis != "ep"]))     # experts have other ranks' rows in place of some
+    assert alone / n * 0.9 < here < alone * 1.1, (alone, here)
 
 
 def test_each_part_has_its_formula() -> None:

@@ -217,7 +217,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(comm: Any, kind: str) -> 
 def test_a_parameter_is_not_there_outside_its_block(comm: Any) -> None:
     mesh = Mesh(comm)
     job = job_of(mesh, "parameters", mlp(), numbers(), steps=1)
-    job.state.sharding.forget()                                             # type: ignore[union-attr]
+    job.trainer.update.values_written()
     with pytest.raises(GraphError, match='parameter "linear0.weight" is not in memory here: .* inside that block'):
         _ = job.state.model.parameters()[0].array
     mesh.close()
@@ -231,7 +231,7 @@ def test_memory_for_blocks_and_buckets_does_not_grow(comm: Any) -> None:
 
     def one_step(number: int, micro: Any) -> None:
         step(number, micro)
-        sizes.append((job.state.sharding.gathered.scratch.nbytes, job.trainer.update.reducer.scratch.nbytes))    # type: ignore
+        sizes.append((job.trainer.update.gathered.scratch.nbytes, job.trainer.update.reducer.scratch.nbytes))    # type: ignore
     job.trainer.one_step = one_step                                         # type: ignore[method-assign]
     job.fit()
     assert sizes[-1][0] == sizes[2][0]                                # buckets on their way: a matter of time

@@ -28,12 +28,14 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 from mpitrain.backend import Array
-from mpitrain.comm.face import Sums
+from mpitrain.comm.face import Work
+from mpitrain.comm.messages.channel import Channel
 from mpitrain.nn import FlatLayout, Parameter
+from mpitrain.parallel.gradients.bucket_sum import BucketSum
 from mpitrain.parallel.gradients.timeline import Timeline
 from mpitrain.placement.buckets import Bucket, Turn, cut_buckets, plan_buckets, runs
 from mpitrain.placement.shards import finer
-from mpitrain.placement.tree import RankTree, Work
+from mpitrain.placement.tree import RankTree
 from mpitrain.schedules.microtree import Counter
 
 
@@ -47,21 +49,22 @@ class Mover(Protocol):
 
 
 class GradientReducer:
-    """Owns the gradient arenas of one rank; `gradients` is the flat sum once `finish` has returned (over a channel that leaves
-    each rank its slices, of these alone).
+    """Owns the gradient arenas of one rank; `gradients` is the flat sum once `finish` has returned (where `bucket_sum` leaves
+    each rank its slices, the sum of these alone).
 
     A parameter that took no part in a micro-batch is skipped in the sums, never added as zeros; one that took part nowhere
-    gets the gradient zero (with a `tree` -0.0, which ranks add without changing a bit). `allocate` makes the memory of an
-    arena (the storage's own by default). `chunks` holds how many parameters, in the storage's order, each chunk of the model has
-    (default: one chunk that has all), and `cuts` the same for parameters that no bucket may join (default: those of chunks).
-    `apart` is the channel of each parameter that is summed over other ranks than the rest, None for the rest.
+    gets the gradient zero (with a tree -0.0, which ranks add without changing a bit). `allocate` makes the memory of the arena
+    that is summed over ranks (the storage's own by default). `chunks` holds how many parameters, in the storage's order, each
+    chunk of the model has (default: one chunk that has all), and `cuts` the same for parameters that no bucket may join
+    (default: those of chunks). `apart` is the channel of each parameter that is summed over other ranks than the rest, None for
+    the rest.
     """
 
-    def __init__(self, storage: FlatLayout, channel: Sums, *, bucket_bytes: int = 4 << 20,
-                 allocate: Callable[[], Array] | None = None, progress: Callable[[], None] | None = None,
-                 tree: RankTree | None = None, chunks: Sequence[int] | None = None, cuts: Sequence[int] | None = None,
-                 apart: Sequence[Sums | None] | None = None):
-        self.storage, self.channel, self.tree = storage, channel, tree
+    def __init__(self, storage: FlatLayout, bucket_sum: BucketSum, *, bucket_bytes: int = 4 << 20,
+                 allocate: Callable[[int], Any] | None = None, progress: Callable[[], None] | None = None,
+                 chunks: Sequence[int] | None = None, cuts: Sequence[int] | None = None,
+                 apart: Sequence[Channel | None] | None = None):
+        self.storage, self.bucket_sum, self.tree = storage, bucket_sum, bucket_sum.tree
         self.mover: Mover | None = None                     # where set, it moves the buckets rather than `progress`
         self.timeline = Timeline()
         self._progress = progress
@@ -69,7 +72,7 @@ class GradientReducer:
         self._apart = list(apart or [None] * len(storage.segments))
         self.buckets = plan_buckets(storage.segments, storage.size, max(1, bucket_bytes // storage.dtype.itemsize),
                                     finer(cuts or self._chunks, list(accumulate(runs(self._apart)))))
-        self._allocate = allocate or storage.new_flat
+        self._allocate = allocate
         self._arenas: list[Array] = []
         self._views: list[list[Array]] = []                 # per arena, each parameter's part of it
         self._filled: list[list[bool]] = []                 # per arena, which parameters it holds a sum of
@@ -117,6 +120,11 @@ class GradientReducer:
     def arenas(self) -> list[Array]:
         """What gradients are kept in: the sum, and those of micro-batches that are not added yet."""
         return list(self._arenas)
+
+    @property
+    def passing(self) -> list[Array]:
+        """Memory that ranks share for buckets on their way."""
+        return []
 
     def reserve(self) -> None:
         """Makes the memory that is summed over ranks now, rather than in the first step: it communicates where that is shared."""
@@ -194,25 +202,19 @@ class GradientReducer:
             if bucket.turn.last:
                 self._push(bucket)
             arrays = self._own_sum(bucket) if self.tree is None else self._own_nodes(bucket, self.tree)
-            if (bucket.apart or self.channel).size > 1 or self.tree is not None:
+            if (bucket.apart or self.bucket_sum).size > 1 or self.tree is not None:
                 self._launch(bucket, arrays)
 
     def _launch(self, bucket: Bucket, arrays: list[Array]) -> None:
         began = time.perf_counter()
         with self.mover.lock if self.mover is not None else nullcontext():    # a work that ends uses the channel's buffers too
-            work = self.start(arrays, bucket.name, bucket.apart)
+            work = self.bucket_sum.start(bucket, arrays)
             if work is None:                                # one rank that holds the whole tree
                 return
             self.timeline.started(bucket.index, work, began)
         self._works.append(work)
         if self.mover is not None:
             self.mover.hand_over(work)
-
-    def start(self, arrays: Sequence[Array], name: str, apart: Sums | None = None) -> Work | None:
-        """Begins to add up what the ranks hold, their sums or (with a `tree`) nodes; None where nobody else holds any."""
-        if self.tree is not None:
-            return self.tree.start(apart or self.channel, arrays, name)
-        return (apart or self.channel).start_allreduce(arrays[0], name)
 
     def _own_sum(self, bucket: Bucket) -> list[Array]:
         """Folds what is left on the stack into arena 0: what is sent."""
@@ -276,8 +278,7 @@ class GradientReducer:
 
     def _arena_at(self, index: int) -> Array:
         while len(self._arenas) <= index:
-            arena = self._allocate()
-            arena[...] = 0                                  # the padding between parameters is summed too
+            arena = self.storage.new_flat(None if self._arenas else self._allocate)      # the padding is summed too: zero
             self._arenas.append(arena)
             self._views.append(self.storage.views(arena))
             self._filled.append([False] * len(self.storage.segments))

@@ -5,18 +5,30 @@ from __future__ import annotations
 from mpitrain.backend import Array
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.nn import Module, SyncBatchNorm
+from mpitrain.nn.across import Across
+
+
+class SumOverRanks(Across):
+    """What a SyncBatchNorm asks of the ranks of a channel; with no channel, the sum over this rank."""
+
+    def __init__(self, channel: Channel | None):
+        self.channel = channel
+
+    def reduce(self, array: Array) -> None:
+        if self.channel is not None:
+            self.channel.allreduce(array, name="batch norm")
+
+    def alone(self) -> Across:
+        return SumOverRanks(None)
 
 
 def synchronise_batch_norm(model: Module, channel: Channel) -> int:
-    """Injects the sum over `channel` into every SyncBatchNorm of `model`; returns how many there are.
+    """Every SyncBatchNorm of `model` sums over `channel` from now on; returns how many there are.
 
     Each use is a collective, so every rank must run the same number of micro-batches in every step.
     """
     layers = [module for _, module in model.named_modules() if isinstance(module, SyncBatchNorm)]
 
-    def add_over_ranks(array: Array) -> None:
-        channel.allreduce(array, name="batch norm")
-
     for layer in layers:
-        layer.reduce = add_over_ranks
+        layer.across = SumOverRanks(channel)
     return len(layers)

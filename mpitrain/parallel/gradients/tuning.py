@@ -22,6 +22,7 @@ from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.progress import ProgressThread
 from mpitrain.errors import CheckpointError
 from mpitrain.parallel.gradients.reducer import GradientReducer
+from mpitrain.placement.buckets import Bucket
 from mpitrain.schedules.fit import non_negative
 
 WARM_STEPS = 3
@@ -84,7 +85,7 @@ class Tuning:
                  thread: ProgressThread | None = None, buckets: bool = False):
         self.reducer, self.channel, self.thread = reducer, channel, thread
         self.choices: dict[str, Any] = {}
-        several = reducer.channel.size > 1
+        several = reducer.bucket_sum.size > 1
         self._cut, self._race = buckets and several, progress == "auto" and thread is not None and several
         self._step = 0                                          # since the start, or since buckets were cut
         self._ready: list[dict[str, float]] = []
@@ -95,12 +96,12 @@ class Tuning:
     def restore(self, choices: dict[str, Any]) -> None:
         """Takes over what a checkpoint's run had chosen, as far as this run leaves it open and has as many ranks."""
         cut, race = choices.get("buckets"), choices.get("progress")
-        if self._cut and cut and cut["ranks"] == self.reducer.channel.size:
+        if self._cut and cut and cut["ranks"] == self.reducer.bucket_sum.size:
             if not cut["bounds"] or cut["bounds"][-1] != len(self.reducer.storage.segments):
                 raise CheckpointError(f"the checkpoint cuts {cut['bounds'][-1:]} parameters into buckets, the model has "
                                       f"{len(self.reducer.storage.segments)}; start a new run")
             self._take_bounds(cut)
-        if self._race and race and race["ranks"] == self.reducer.channel.size:
+        if self._race and race and race["ranks"] == self.reducer.bucket_sum.size:
             self._take_policy(race)
         self._watch()                                       # with nothing left open, no step asks for it again
 
@@ -125,7 +126,7 @@ class Tuning:
             alpha, beta = self._probe()
             mine = self._bounds(alpha, beta) if self.channel.rank == 0 else None
             self._take_bounds(self.channel.broadcast_object(
-                {"bounds": mine, "ranks": self.reducer.channel.size, "alpha_s": alpha, "beta_s_per_byte": beta}))
+                {"bounds": mine, "ranks": self.reducer.bucket_sum.size, "alpha_s": alpha, "beta_s_per_byte": beta}))
 
     def _bounds(self, alpha: float, beta: float) -> list[int]:
         storage = self.reducer.storage
@@ -144,10 +145,11 @@ class Tuning:
         gradients[...] = 0
         sizes, times = [], []
         for size in sorted({min(size // gradients.itemsize, gradients.size) for size in PROBE_BYTES}):
-            found = []
+            found, probe = [], Bucket(-1, 0, size, self.reducer.storage.segments)
+            probe.name = f"probe of {size}"
             for _ in range(PROBES):
                 began = time.perf_counter()
-                work = self.reducer.start([gradients[:size]] * addends, f"probe of {size}")
+                work = self.reducer.bucket_sum.start(probe, [gradients[:size]] * addends)
                 if work is not None:
                     work.wait()
                 found.append(time.perf_counter() - began)
@@ -168,7 +170,7 @@ class Tuning:
         if n == 2 * PAIRS:
             poll, thread = map(statistics.median, self._seconds)
             self._take_policy(self.channel.broadcast_object({
-                "choice": "thread" if thread < GAIN * poll else "poll", "ranks": self.reducer.channel.size,
+                "choice": "thread" if thread < GAIN * poll else "poll", "ranks": self.reducer.bucket_sum.size,
                 "poll_step_s": poll, "thread_step_s": thread}))
             return
         self._use(self.thread if n >= 0 and n % 2 else None)

@@ -1,1 +1,1 @@
-"""Layers that several ranks compute together: tensor, context and expert parallelism."""
+"""Layers that several ranks have together: tensor parallelism, context parallelism, expert parallelism."""

@@ -21,26 +21,31 @@ from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array, array_module
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.nn import MixtureOfExperts
-from mpitrain.nn.moe import Experts
+from mpitrain.nn.across import Across, Experts
 from mpitrain.schedules.collectives import ALL_TO_ALL
 
 
-class Across:
+class Dispatcher(Across):
     """The ranks that have one mixture together. Collective: all of them call it alike, in the same order."""
 
-    def __init__(self, channel: Channel, path: str):
-        self.channel, self.path, self.size = channel, path, channel.size
+    absent = "an expert of another rank (mesh.ep)"
 
-    def __call__(self, there: Tensor, experts: Experts) -> Tensor:
+    def __init__(self, channel: Channel, path: str):
+        self.channel, self.path, self.rank, self.size = channel, path, channel.rank, channel.size
+
+    def alone(self) -> Across:
+        return LoneDispatcher(self.rank, self.size)
+
+    def exchange(self, there: Tensor, experts: Experts) -> Tensor:
         """What the experts of all ranks make of the rows at their places (E, C, D), as an array of the same kind."""
         own = there.shape[1]
         most = self.most(own)
-        return Return.apply(experts(Send.apply(there, across=self, most=most)), across=self, own=own)
+        return Return.apply(experts(Send.apply(there, ranks=self, most=most)), ranks=self, own=own)
 
     def most(self, places: int) -> int:
         """The largest of the ranks' numbers of places."""
         table = np.zeros(self.size, np.int64)
-        table[self.channel.rank] = places
+        table[self.rank] = places
         self.channel.allreduce(table, name=f"places of {self.path}")
         return int(table.max())
 
@@ -64,30 +69,47 @@ class Across:
         self.channel.all_to_all(parts.reshape(-1), ALL_TO_ALL["direct"], name=f"{what} {self.path}")
 
 
+class LoneDispatcher(Dispatcher):
+    """One whose other ranks send zeros."""
+
+    def __init__(self, rank: int, size: int):
+        self.rank, self.size = rank, size
+
+    def alone(self) -> Across:
+        return self
+
+    def most(self, places: int) -> int:
+        return places
+
+    def _exchange(self, parts: Array, what: str) -> None:
+        parts[:self.rank] = 0
+        parts[self.rank + 1:] = 0
+
+
 class Send(Function):
     """Rows to the ranks that have their experts; the gradients come back the same way."""
 
     @staticmethod
-    def forward(ctx: Context, x: Array, *, across: Across, most: int) -> Array:
-        ctx.across, ctx.own = across, x.shape[1]
-        return across.send(x, most, "rows to")
+    def forward(ctx: Context, x: Array, *, ranks: Dispatcher, most: int) -> Array:
+        ctx.ranks, ctx.own = ranks, x.shape[1]
+        return ranks.send(x, most, "rows to")
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
-        return ctx.across.bring_back(grad, ctx.own, "gradients of rows to")
+        return ctx.ranks.bring_back(grad, ctx.own, "gradients of rows to")
 
 
 class Return(Function):
     """Rows back to the ranks that they belong to; their gradients go to the experts."""
 
     @staticmethod
-    def forward(ctx: Context, x: Array, *, across: Across, own: int) -> Array:
-        ctx.across, ctx.most = across, x.shape[1] // across.size
-        return across.bring_back(x, own, "rows from")
+    def forward(ctx: Context, x: Array, *, ranks: Dispatcher, own: int) -> Array:
+        ctx.ranks, ctx.most = ranks, x.shape[1] // ranks.size
+        return ranks.bring_back(x, own, "rows from")
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
-        return ctx.across.send(grad, ctx.most, "gradients of rows from")
+        return ctx.ranks.send(grad, ctx.most, "gradients of rows from")
 
 
 def only_here(layer: MixtureOfExperts) -> Any:

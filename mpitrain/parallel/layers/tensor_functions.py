@@ -99,6 +99,25 @@ class Group:
         return length
 
 
+class LoneGroup(Group):
+    """One whose other ranks are elsewhere: sums are those of zeros and what is here, which also stands for their parts."""
+
+    def __init__(self, rank: int, size: int):
+        self.rank, self.size = rank, size
+
+    def sum(self, array: Array, name: str) -> Array:
+        copy: Array = array.copy()
+        return copy
+
+    def gather(self, array: Array, dim: int, name: str) -> Array:
+        joined: Array = array_module(array).concatenate([array] * self.size, axis=dim)
+        return joined
+
+    def scatter(self, array: Array, dim: int, name: str) -> Array:
+        copy: Array = self.part(array, dim).copy()
+        return copy
+
+
 class Tables:
     """Memory in which each rank shows the others an array. Two rooms in turn: who writes to one has passed the meeting that
     all ranks went to when they had read it the last time."""

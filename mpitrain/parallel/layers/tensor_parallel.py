@@ -17,10 +17,11 @@ from mpitrain.autograd import Tensor
 from mpitrain.backend import array_module
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import ConfigError
-from mpitrain.nn import ACTIVATIONS, Conv2d, Dropout, DropoutAdd, Embedding, Linear, Module
+from mpitrain.nn import ACTIVATIONS, Conv2d, Dropout, DropoutAdd, Embedding, Linear
+from mpitrain.nn.across import Across
 from mpitrain.nn.parameter import Parameter
 from mpitrain.ops.index import check_indices
-from mpitrain.parallel.layers.tensor_functions import Group, collect, enter, gather, leave, scatter
+from mpitrain.parallel.layers.tensor_functions import Group, LoneGroup, collect, enter, gather, leave, scatter
 from mpitrain.parallel.layers.tensor_loss import CutLoss, largest
 from mpitrain.placement.tensor_plan import Layer
 
@@ -34,7 +35,7 @@ class TensorParallel:
     def __init__(self, layers: Sequence[Layer], group: Group, *, sequence: bool, head: Layer | None):
         self.group, self._head = group, head
         for layer in layers:
-            vars(layer.module)["forward"] = connected(layer, group, sequence)
+            connect(layer, group, sequence)
 
     @property
     def messages(self) -> Channel:
@@ -59,94 +60,110 @@ class TensorParallel:
         return largest(output, self.group, vars(self._head.module)["weight"].offset[0])
 
 
-def connected(layer: Layer, group: Group, sequence: bool) -> Callable[..., Any]:
-    """What a layer that is cut computes, in the place of its `forward`."""
-    module, path = layer.module, layer.path
-    inner: Callable[..., Any] = module.forward
-
-    def into(x: Any) -> Tensor:
-        return gather(x, group, LENGTH, path) if sequence else enter(x, group, path)
-
-    def out(y: Tensor) -> Tensor:
-        return scatter(y, group, LENGTH, path) if sequence else leave(y, group, path)
-
-    if layer.style == "sequence":
-        return _along_the_sequence(module, path, group) if sequence else inner
-    if layer.style == "channels":
-        return _of_channels(module, path, group) if isinstance(module, Dropout) else inner
-    if layer.style == "row":
-        return _row(module, path, group, out, sequence)
-    if isinstance(module, Embedding):
-        return _rows_of_a_table(layer, out)
-    if layer.style == "gathered":
-        return lambda x: collect(inner(into(x)), group, 1 if isinstance(module, Conv2d) else -1, path)
-    return lambda x: inner(into(x))
+def connect(layer: Layer, group: Group, sequence: bool) -> None:
+    """Gives a layer that is cut what it asks of the group."""
+    module, style = layer.module, layer.style
+    if isinstance(module, (Dropout, DropoutAdd)) and (sequence or style == "channels"):
+        module.part = group.rank
+    kind: type[Column] | None
+    if style == "sequence":
+        kind = AlongTheSequence if sequence and not isinstance(module, (Dropout, DropoutAdd)) else None
+    elif style == "channels":
+        kind = Channels if isinstance(module, Dropout) else None
+    elif isinstance(module, Embedding):
+        kind = RowsOfATable
+    else:
+        kind = {"row": Row, "gathered": Gathered}.get(style, Column)
+    if kind is not None:
+        module.across = kind(layer, group, sequence)
 
 
-def _row(module: Module, path: str, group: Group, out: Callable[[Tensor], Tensor], sequence: bool) -> Callable[..., Tensor]:
-    """Sums of products first, then bias and activation, once."""
-    weight: Parameter = vars(module)["weight"]
-    bias: Parameter | None = vars(module)["bias"]
-    after: Callable[[Any], Any] | None = None
-    if isinstance(module, Linear):
-        after = ACTIVATIONS.resolve(module.fused)() if module.fused else module.after
+class Column(Across):
+    """A layer that has some of the outputs, and all of the inputs; the others here differ from it in what is said of them."""
 
-    def forward(x: Any) -> Tensor:
-        if isinstance(module, Conv2d):
-            y = out(ops.conv2d(x, weight, None, stride=module.stride, padding=module.padding, dilation=module.dilation))
+    lockstep, absent = True, "another rank's part of a layer (mesh.tp)"
+
+    def __init__(self, layer: Layer, group: Group, sequence: bool):
+        self.layer, self.module, self.path, self.group, self.sequence = layer, layer.module, layer.path, group, sequence
+
+    def alone(self) -> Across:
+        return type(self)(self.layer, LoneGroup(self.group.rank, self.group.size), self.sequence)
+
+    def forward(self, inner: Callable[..., Any], x: Any) -> Any:
+        return inner(self.into(x))
+
+    def into(self, x: Any) -> Tensor:
+        return gather(x, self.group, LENGTH, self.path) if self.sequence else enter(x, self.group, self.path)
+
+    def out(self, y: Tensor) -> Tensor:
+        return scatter(y, self.group, LENGTH, self.path) if self.sequence else leave(y, self.group, self.path)
+
+
+class Gathered(Column):
+    """The outputs are put together on all ranks."""
+
+    def forward(self, inner: Callable[..., Any], x: Any) -> Tensor:
+        dim = 1 if isinstance(self.module, Conv2d) else -1
+        return collect(super().forward(inner, x), self.group, dim, self.path)
+
+
+class Row(Column):
+    """A layer that has some of the inputs: sums of products first, then bias and activation, once."""
+
+    def __init__(self, layer: Layer, group: Group, sequence: bool):
+        super().__init__(layer, group, sequence)
+        self.weight: Parameter = vars(self.module)["weight"]
+        self.bias: Parameter | None = vars(self.module)["bias"]
+        self.after: Callable[[Any], Any] | None = None
+        if isinstance(self.module, Linear):
+            self.after = ACTIVATIONS.resolve(self.module.fused)() if self.module.fused else self.module.after
+
+    def forward(self, inner: Callable[..., Any], x: Any) -> Tensor:
+        m = self.module
+        if isinstance(m, Conv2d):
+            y = self.out(ops.conv2d(x, self.weight, None, stride=m.stride, padding=m.padding, dilation=m.dilation))
         else:
-            y = out(ops.linear(x, weight))
-        if bias is not None:
-            added: Any = enter(bias, group, f"{path}.bias") if sequence else bias      # each rank has some of the positions
-            y = y + (ops.reshape(added, 1, -1, 1, 1) if isinstance(module, Conv2d) else added)
-        return y if after is None else after(y)
-    return forward
+            y = self.out(ops.linear(x, self.weight))
+        if self.bias is not None:                             # with `sequence` each rank adds it to some of the positions
+            added: Any = enter(self.bias, self.group, f"{self.path}.bias") if self.sequence else self.bias
+            y = y + (ops.reshape(added, 1, -1, 1, 1) if isinstance(m, Conv2d) else added)
+        return y if self.after is None else self.after(y)
 
 
-def _rows_of_a_table(layer: Layer, out: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+class RowsOfATable(Column):
     """Each rank looks up the tokens whose rows it has, and has zeros for the others: their sum is exact."""
-    weight: Parameter = vars(layer.module)["weight"]
-    first, count, whole = weight.offset[0], weight.shape[0], layer.outputs
 
-    def forward(indices: Any) -> Tensor:
+    def forward(self, inner: Callable[..., Any], indices: Any) -> Tensor:
+        weight: Parameter = vars(self.module)["weight"]
+        first, count = weight.offset[0], weight.shape[0]
         given = indices.array if isinstance(indices, Tensor) else indices
-        check_indices("embedding", given, whole)
+        check_indices("embedding", given, self.layer.outputs)
         here = (given >= first) & (given < first + count)
         xp = array_module(given)
-        return out(ops.embedding(xp.where(here, given - first, 0), weight) * here[..., None].astype(weight.dtype))
-    return forward
+        return self.out(ops.embedding(xp.where(here, given - first, 0), weight) * here[..., None].astype(weight.dtype))
 
 
-def _of_channels(module: Dropout, path: str, group: Group) -> Callable[..., Any]:
+class Channels(Column):
     """Dropout of this rank's channels: they lie together in a sample where they are its first dim."""
-    inner: Callable[..., Any] = module.forward
-    module.part = group.rank
 
-    def forward(x: Any) -> Any:
+    def forward(self, inner: Callable[..., Any], x: Any) -> Any:
         if len(x.shape) == 3:
-            raise ConfigError(f'mesh.plan: "{path}" is "channels", which for a Dropout is about (B, features) or (B, channels, '
-                             f"H, W), found {tuple(x.shape)}; let the dropout follow a \"row\" layer")
+            raise ConfigError(f'mesh.plan: "{self.path}" is "channels", which for a Dropout is about (B, features) or (B, '
+                             f"channels, H, W), found {tuple(x.shape)}; let the dropout follow a \"row\" layer")
         return inner(x)
-    return forward
 
 
-def _along_the_sequence(module: Module, path: str, group: Group) -> Callable[..., Any]:
+class AlongTheSequence(Column):
     """What each rank does for its own positions: parameters are whole, their gradients are what the ranks' positions give."""
-    inner: Callable[..., Any] = module.forward
-    if isinstance(module, (Dropout, DropoutAdd)):
-        module.part = group.rank
-        return inner
-    own = [name for name, value in vars(module).items() if isinstance(value, Parameter)]
 
-    def forward(*inputs: Any, **named: Any) -> Any:
-        if isinstance(module, Embedding):
+    def forward(self, inner: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+        if isinstance(self.module, Embedding):
             places = inputs[0].array if isinstance(inputs[0], Tensor) else inputs[0]
-            inputs = (group.part(places, -1),)
-        attributes = vars(module)
-        kept = {name: attributes[name] for name in own}
+            inputs = (self.group.part(places, -1),)
+        attributes = vars(self.module)
+        kept = {name: value for name, value in attributes.items() if isinstance(value, Parameter)}
         try:
-            attributes.update({name: enter(leaf, group, f"{path}.{name}") for name, leaf in kept.items()})
+            attributes.update({name: enter(leaf, self.group, f"{self.path}.{name}") for name, leaf in kept.items()})
             return inner(*inputs, **named)
         finally:
             attributes.update(kept)
-    return forward

@@ -11,8 +11,7 @@ import numpy as np
 from mpitrain.autograd import Tensor, no_grad
 from mpitrain.backend import Array, asnumpy, is_float
 from mpitrain.errors import NumericsError
-from mpitrain.nn import Module, mixtures
-from mpitrain.parallel.layers.expert_parallel import only_here
+from mpitrain.nn import Module
 
 
 def is_finite(array: Array) -> bool:
@@ -52,34 +51,21 @@ def first_bad_layer(model: Module, x: Any) -> str:
     finally:
         for undo in remove:
             undo()
-    return found[0] if found else f"{''.join(missed)}the loss function; every layer's output{' here' * bool(missed)} is finite"
+    return found[0] if found else ", or ".join((*missed, "the loss function; every layer's output")) + " here" * bool(
+        missed) + " is finite"
 
 
 @contextmanager
 def nobody_else(model: Module) -> Iterator[list[str]]:
-    """Layers that several ranks have together do without the others meanwhile, which are elsewhere; gives what is missed then."""
-    changed: list[tuple[dict[str, Any], str, Any]] = []
-
-    def without(module: Module, name: str, instead: Any = None) -> None:
-        attributes = vars(module)
-        changed.append((attributes, name, attributes.pop(name)))
-        if instead is not None:
-            attributes[name] = instead
-
-    for _, module in model.named_modules():
-        if vars(module).get("reduce") is not None:            # statistics over ranks
-            without(module, "reduce")
-        if "attend" in vars(module):
-            without(module, "attend")
-    rings = any(name == "attend" for _, name, _ in changed)
-    experts = [layer for _, layer in mixtures(model) if layer.exchange is not None]
-    for layer in experts:
-        without(layer, "exchange", only_here(layer))
+    """Layers do without ranks that are elsewhere meanwhile; gives what is not seen then, in words."""
+    asking = [(module, across) for _, module in model.named_modules() if (across := module.across) and not across.lockstep]
+    for module, across in asking:
+        module.across = across.alone()
     try:
-        yield ["another rank's positions (mesh.cp), or "] * rings + ["an expert of another rank (mesh.ep), or "] * bool(experts)
+        yield list({across.absent: None for _, across in asking if across.absent})
     finally:
-        for attributes, name, value in changed:
-            attributes[name] = value
+        for module, across in asking:
+            module.across = across
 
 
 def refuse_nonfinite_loss(model: Module, x: Any, value: float, *, step: int, micro_batch: int) -> None:

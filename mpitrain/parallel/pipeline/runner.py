@@ -54,7 +54,7 @@ class Pipeline:
         self._split = False                                 # whether backward runs as two calls in this step
         self._local = np.zeros(3)
         self._counting: Any = None
-        self._travels = any(layer.exchange is not None for _, layer in mixtures(stage.model))     # others wait for our rows
+        self._travels = any(layer.across is not None for _, layer in mixtures(stage.model))     # others wait for our rows
         self._has_mixtures, self._mixtures = bool(mixtures(stage.whole)), [layer for _, layer in mixtures(stage.model)]
 
     def run(self, micro_batches: Sequence[MicroBatch], *, flag: float = 0.0) -> np.ndarray[Any, Any]:

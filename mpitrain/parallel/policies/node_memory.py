@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import Array
-from mpitrain.comm.face import AnyChannel
+from mpitrain.comm.face import AnyChannel, Work
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.messages.channel import AnyWork
 from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.errors import ConfigError, StorageError
+from mpitrain.parallel.gradients.norm import GradientNorm, Parts
 from mpitrain.placement.shards import Unit
 from mpitrain.schedules.uneven import OwnersToAll
 
 
-def shared_by_all(shared: AnyChannel, nbytes: int, name: str) -> Any:
+def shared_by_all(shared: SharedChannel, nbytes: int, name: str) -> Any:
     """`nbytes` bytes of each rank, where sums can be made. Collective; StorageError, on all ranks, where there is no room."""
     memory = shared.allocate(nbytes)
     if shared.notes:
@@ -33,6 +33,11 @@ def block_of_the_node(shared: SharedChannel, nbytes: int, name: str) -> Any:
     if any(shared.messages.gather_objects(block is None)):
         raise no_room(shared, name)
     return block
+
+
+def norm_of_node(shared: SharedChannel, own: Parts) -> GradientNorm:
+    """The norm of a gradient that the ranks of `shared` have all parts of, without a message on a node. Collective."""
+    return GradientNorm(own, channel=shared, allocate=lambda nbytes: shared_by_all(shared, nbytes, "the gradient norm"))
 
 
 def refuse_copies(shared: SharedChannel) -> None:
@@ -49,7 +54,7 @@ def refuse_copies(shared: SharedChannel) -> None:
 
 
 def nodes_of(shared: AnyChannel) -> list[int]:
-    """The first rank on the node of each rank of a channel whose ranks share memory. Collective."""
+    """The first rank on the node of each rank. Collective."""
     assert shared.node is not None
     return shared.messages.gather_objects(shared.node.ranks[0])
 
@@ -81,9 +86,8 @@ def nodes_text(nodes: Sequence[int]) -> str:
                       for mine in ranges.values())
 
 
-def no_room(shared: AnyChannel, name: str) -> StorageError:
+def no_room(shared: SharedChannel, name: str) -> StorageError:
     """The error of memory that a node refused, the same on all ranks: with the reason of the first node that did. Collective."""
-    assert shared.node is not None
     found = shared.messages.gather_objects([shared.node.obstacle, socket.gethostname()])
     obstacle, host = next(((text, host) for text, host in found if text), ("there is none", "a node"))
     where = f" on {host}" if shared.node.size < shared.size else ""
@@ -121,12 +125,15 @@ class NodeCopy:
     def allocate(self, nbytes: int) -> Any:
         return block_of_the_node(self.shared, nbytes, "parameters")
 
+    def allocate_sums(self, nbytes: int) -> Any:
+        return shared_by_all(self.shared, nbytes, "gradients")
+
     def piece(self, unit: Unit) -> tuple[int, int]:
         """Where this rank's piece of a bucket begins and ends in it."""
         bounds = self._bounds(unit)
         return bounds[0], bounds[-1]
 
-    def spread(self, values: Array, unit: Unit) -> AnyWork | None:
+    def spread(self, values: Array, unit: Unit) -> Work | None:
         """Begins to bring the new values of the piece from the other nodes, if there are any, into the copy `values`."""
         if self.shared.cross is None:
             return None

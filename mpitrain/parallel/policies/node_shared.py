@@ -5,11 +5,11 @@
                               \\_ sum __/  ->  rank 0 sums slice 0 of each bucket and updates it, block by block in the cache
 
 No sum is written back to the others, no parameter is gathered, and a rank does 1/n of the optimizer's work. A bucket's slice is
-summed when every rank of the node has the bucket's gradients; by then no backward needs the bucket's weights for a gradient of
-theirs any more, so the update may follow at once. Who reads them without one (`detach`) is told: they count as changed from the
-moment a bucket starts, on the rank that starts it, and no rank changes them before all ranks have. Where the norm is wanted first
-(clipping, logging), or there are twins to add up, the updates wait. Between nodes, the same-numbered ranks sum their slices by
-messages.
+summed when every rank of the node has the bucket's gradients; by then no backward needs the bucket's weights for a gradient any
+more, so the update may follow at once. A forward that has read a weight without a gradient (`detach`), and reads it again in
+backward, is told: weights count as changed from the moment their bucket starts, on the rank that starts it, and no rank
+changes them before all ranks have. Where the norm is wanted first (clipping, logging), or there are tied parameters to add up,
+the updates wait. Between nodes, the same-numbered ranks sum their slices by messages.
 
 On a mesh, the data-parallel ranks of each stage, and of each place along tp, have a copy of what is theirs on each node. A
 chunk's backwards run in the order of the micro-batches, and where they run in two halves, gradients of parameters come with the
@@ -18,181 +18,147 @@ second: after a parameter's last gradient no backward of its rank needs it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpitrain.backend import Array
-from mpitrain.comm.messages.channel import AnyWork, Channel
+from mpitrain.comm.face import Work
 from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.comm.shared.engine import Pass
-from mpitrain.comm.shared.queue import SharedWork
 from mpitrain.kernels.optimizer import part_function
-from mpitrain.nn import Module, Parameter
 from mpitrain.optim import Optimizer
-from mpitrain.parallel.gradients.norm import GradientNorm
+from mpitrain.parallel.gradients.bucket_sum import TreeSum
+from mpitrain.parallel.gradients.norm import GradientNorm, Parts
 from mpitrain.parallel.gradients.reducer import GradientReducer
-from mpitrain.parallel.gradients.statistics import Statistics
-from mpitrain.parallel.pipeline.tied import Twins
-from mpitrain.parallel.policies.node_memory import Meeting, shared_by_all
-from mpitrain.parallel.policies.replicated import Outcome, Replicated
+from mpitrain.parallel.policies.node_memory import Meeting, block_of_the_node, norm_of_node, shared_by_all
+from mpitrain.parallel.policies.policy import Policy, Setup
+from mpitrain.placement.buckets import Bucket
 from mpitrain.placement.bytes import Bytes
+from mpitrain.placement.shard_cuts import where_to_cut
 from mpitrain.placement.slices import Part, cut_slices, parts_of
-from mpitrain.schedules.steps import Algorithm
 
 ADVICE = ("comm.node_shared = true updates a parameter as soon as its gradient is complete, while backward still runs: where it "
           "is read without a gradient (detach), read a copy, Tensor(weight.numpy().copy()), or set comm.node_shared = false")
 
 
 class Own(NamedTuple):
-    """What a rank updates."""
+    """The parts of parameters that a rank updates."""
 
     segments: list[Part]
 
-    def once(self, shared: SharedChannel) -> Own:
-        """These on the first of the ranks that update the same, each on its own node; nothing on the others."""
-        return self if shared.cross is None or shared.cross.rank == 0 else Own([])
+
+class OwnSlice:
+    """This rank's slice of one bucket: elements `within` it, the parts of parameters there, and what C does with these."""
+
+    def __init__(self, bucket: Bucket, rank: int, n: int, *, whole: bool):
+        own = cut_slices(bucket.segments, bucket.start, bucket.stop, n, whole=whole)[rank]
+        self.within = own.start - bucket.start, own.stop - bucket.start
+        self.parts = parts_of(bucket.segments, own)
+        self.passes: Any = None
+        self.trained: list[bool] = []                         # of the parts, when `passes` were made
 
 
-class NodeExchange:
-    """What a `GradientReducer` takes for its channel: a sum of which each rank of the node keeps its slice alone."""
+class NodeShared(Policy):
+    """Equal to `Replicated` to the bit where that sums in the same order. `BucketSum` of its own reducer."""
 
-    def __init__(self, shared: SharedChannel, optimizer: Optimizer):
-        self.shared, self.optimizer = shared, optimizer
-        self.size, self.rank = shared.size, shared.rank
-        self.arena: Array | None = None
-        self.summed: Callable[[Sequence[Part]], None] = lambda parts: None     # called once for each bucket, when it is
-        self.passes: Callable[[tuple[Part, ...], int], Any] = lambda parts, start: None     # or what C does with it instead
-        self.starts: Callable[[Sequence[Parameter]], None] = lambda parameters: None        # called before a bucket's sum begins
-        self._own: dict[tuple[int, int], tuple[tuple[int, int], tuple[Part, ...]]] = {}
-        self._held: dict[tuple[int, int], list[Parameter]] = {}
-        self._starts: dict[int, tuple[Array, int]] = {}       # where in the arena an array begins, which is slow to find out
+    per_node = True
+    channel: SharedChannel
 
-    def allocate(self) -> Array:
-        """Memory for one of the reducer's arenas. The first, where the sums are made, is in shared memory; else StorageError."""
-        storage = self.optimizer.storage
-        if self.arena is not None:
-            return storage.new_flat()
-        self.arena = storage.new_flat(lambda nbytes: shared_by_all(self.shared, nbytes, "gradients"))
-        return self.arena
-
-    def start_steps(self, array: Array, name: str, steps: Algorithm) -> AnyWork:
-        """By messages: sums of the caller's own steps are whole on every rank."""
-        return self.shared.start_steps(array, name, steps)
-
-    def start_allreduce(self, array: Array, name: str) -> SharedWork:
-        if id(array) not in self._starts:                     # the array is held on to, so that no other gets its id
-            assert self.arena is not None
-            self._starts[id(array)] = array, (array.ctypes.data - self.arena.ctypes.data) // self.arena.itemsize
-        _, start = self._starts[id(array)]
-        own, parts = self._slice(start, start + array.size)
-        self.starts(self._held[start, start + array.size])
-        passes = self.passes(parts, start)
-        then = partial(self.summed, parts) if passes is None else None
-        return self.shared.start_reduce_scatter(array, name, own, then, passes)
-
-    def own(self, buckets: Sequence[Any]) -> Own:
-        """This rank's parts of all buckets."""
-        return Own([part for bucket in buckets for part in self._slice(bucket.start, bucket.stop)[1]])
-
-    def _slice(self, start: int, stop: int) -> tuple[tuple[int, int], tuple[Part, ...]]:
-        if (start, stop) not in self._own:
-            segments, node = self.optimizer.storage.segments, self.shared.node
-            slices = cut_slices(segments, start, stop, node.size, whole=self.optimizer.whole_parameters)
-            own = slices[node.rank]
-            self._held[start, stop] = [s.parameter for s in segments if start <= s.start and s.stop <= stop]
-            self._own[start, stop] = (own.start - start, own.stop - start), tuple(parts_of(segments, own))
-        return self._own[start, stop]
-
-
-def norm_of_all(shared: SharedChannel, own: Any) -> GradientNorm:
-    """The norm of a gradient that the ranks of `shared` have all parts of, without a message on a node. Collective."""
-    return GradientNorm(own, channel=shared, allocate=lambda nbytes: shared_by_all(shared, nbytes, "the gradient norm"))
-
-
-class NodeShared(Replicated):
-    """The update of one copy per node; parameters and state lie in memory that the ranks of the node share.
-
-    Equal to `Replicated` to the bit where that sums in the same order. `twins` are of `exchange.own`, and `norm` is of
-    that once (default: over the ranks of the exchange).
-    """
-
-    def __init__(self, model: Module, optimizer: Optimizer, reducer: GradientReducer, channel: Channel,
-                 rate: Callable[[int], float], exchange: NodeExchange, *, clip_norm: float = 0.0,
-                 statistics: Statistics | None = None, norm: GradientNorm | None = None, twins: Twins | None = None):
-        norm = norm or norm_of_all(exchange.shared, exchange.own(reducer.buckets).once(exchange.shared))
-        super().__init__(model, optimizer, reducer, channel, rate, clip_norm=clip_norm, statistics=statistics, norm=norm,
-                         twins=twins)
-        self.exchange, self._meet = exchange, Meeting(exchange.shared)
-        exchange.summed, exchange.passes, exchange.starts = self._summed, self._passes, self._starts
-        plain = (type(optimizer).change, type(optimizer).update) == (Optimizer.change, Optimizer.update)     # not a user's own
-        kernel = optimizer.kernel if exchange.shared.fuses and plain else None
-        self._part = part_function(kernel, optimizer.storage.values.dtype) if kernel is not None else 0
+    def __init__(self, setup: Setup, channel: SharedChannel):
+        super().__init__(setup, channel)
+        self.size = channel.size
+        self._slices: dict[int, OwnSlice] = {}                # by bucket; buckets stay as they are
         self._scalars: dict[float, Array] = {}                # by weight decay; C reads them
         self._scalars_step = -1
-        self._known: dict[int, tuple[tuple[Part, ...], Any, list[bool]]] = {}
 
-    def finish(self) -> Outcome:
-        """The rest of the exchange, then the update of this rank's parts. NumericsError before any parameter changes."""
-        gradients = self.reducer.finish()
-        lr, norm = self.rate(self.step), None
-        if self._waits:
-            if self.twins is not None:
-                self.twins.add(gradients)
-            norm, scale = self._norm_and_scale(gradients)
-            own = self.exchange.own(self.reducer.buckets)
-            self.optimizer.update(gradients, lr=lr, step=self.step + 1, scale=scale, segments=own.segments)
-            for segment in self.optimizer.storage.segments:   # the other ranks' parts change too
-                segment.parameter.mark_changed()
-        self.optimizer.steps = self.step + 1
-        self._meet("parameters")
-        self._update_buffers()
-        self.step += 1
-        return {"lr": lr, "grad_norm": norm, "comm_exposed_s": self.reducer.exposed_s}
+    def initialise(self) -> None:
+        self.whole_of(lambda nbytes: block_of_the_node(self.channel, nbytes, "parameters and optimizer state"))
 
-    def measured(self) -> Bytes:
-        """Of what the ranks of a node have together, this one's share."""
-        found, n = super().measured(), self.exchange.shared.node.size
-        return found._replace(parameters=-(-found.parameters // n), optimizer=-(-found.optimizer // n))
+    def open(self, optimizer: Optimizer, rate: Any) -> None:
+        plain = (type(optimizer).change, type(optimizer).update) == (Optimizer.change, Optimizer.update)     # not a user's own
+        kernel = optimizer.kernel if self.channel.fuses and plain else None
+        self._part = part_function(kernel, self.storage.values.dtype) if kernel is not None else 0
+        super().open(optimizer, rate)
+        self._meet = Meeting(self.channel)
+
+    def make_reducer(self) -> GradientReducer:
+        cuts = where_to_cut(self.stage, self.layout, blocks=False)
+        if self.tree:                                         # its sums go by messages, and need no memory that ranks share
+            return self.reducer_over(TreeSum(self.channel, self.tree), cuts=cuts)
+        return self.reducer_over(self, cuts=cuts, allocate=lambda nbytes: shared_by_all(self.channel, nbytes, "gradients"))
+
+    def own(self) -> Own:
+        return Own([part for bucket in self.reducer.buckets for part in self._slice(bucket).parts])
+
+    def norm_of(self, own: Parts) -> GradientNorm:
+        """Ranks of several nodes update the same parts: the first of them counts these."""
+        once = own if self.channel.cross is None or self.channel.cross.rank == 0 else Own([])
+        return norm_of_node(self.channel, once) if self.held.parts is None else GradientNorm(once, self.mesh, self.held.control)
+
+    def update(self, gradients: Any, lr: float, scale: float) -> None:
+        self.optimizer.update(gradients, lr=lr, step=self.step + 1, scale=scale, segments=self.own().segments)
+        for segment in self.storage.segments:                 # the other ranks' parts change too
+            segment.parameter.mark_changed()
 
     @property
-    def _waits(self) -> bool:
-        """Whether the update needs the whole gradient first: for its norm, for twins, or because it was not summed in slices.
+    def is_updated(self) -> bool:
+        """Where nothing needs the whole gradient, and this is summed in slices. The same on all ranks of a node: none reads what
+        another has changed without knowing."""
+        return not (self.needs_all_gradients or self.tree)
 
-        The same on all ranks of a node: none reads what another has changed without knowing.
-        """
-        return bool(self.clip_norm) or self.want_norm or self.reducer.tree is not None or self.twins is not None
+    def settle(self) -> None:
+        self._meet("parameters")
 
-    def _starts(self, parameters: Sequence[Parameter]) -> None:
-        if not self._waits:
-            for parameter in parameters:
-                parameter.mark_changed(ADVICE)
+    def measured(self) -> Bytes:
+        found, n = super().measured(), self.channel.node.size
+        return found._replace(parameters=-(-found.parameters // n), optimizer=-(-found.optimizer // n))
 
-    def _summed(self, parts: Sequence[Part]) -> None:
-        if not self._waits:
-            self.optimizer.update(self.reducer.gradients, lr=self.rate(self.step), step=self.step + 1, segments=parts)
+    def way(self) -> str:
+        """Slices are cut otherwise where there are several nodes."""
+        return super().way() + (", one copy per node" if self.channel.cross is not None and not self.tree else "")
 
-    def _passes(self, parts: tuple[Part, ...], start: int) -> Any:
-        """The update of these parts, which lie in a bucket that begins at element `start`, for C; None where C cannot do it."""
-        if self._waits or not self._part:
+    # -- the sum of a bucket, and the update inside it -----------------------------------------------------------------
+
+    def start(self, bucket: Bucket, arrays: Sequence[Array]) -> Work:
+        """Begins to sum this rank's slice of a bucket alone, and to update it where the update need not wait."""
+        own, passes, then = self._slice(bucket), None, None
+        if self.is_updated:
+            for segment in bucket.segments:
+                segment.parameter.mark_changed(ADVICE)
+            passes = self._passes(own, bucket.start)
+            then = partial(self._update_slice, own.parts) if passes is None else None
+        return self.channel.start_reduce_scatter(arrays[0], bucket.name, own.within, then, passes)
+
+    def _slice(self, bucket: Bucket) -> OwnSlice:
+        if bucket.index not in self._slices:
+            node = self.channel.node
+            self._slices[bucket.index] = OwnSlice(bucket, node.rank, node.size, whole=self.optimizer.whole_parameters)
+        return self._slices[bucket.index]
+
+    def _update_slice(self, parts: Sequence[Part]) -> None:
+        self.optimizer.update(self.reducer.gradients, lr=self.rate(self.step), step=self.step + 1, segments=parts)
+
+    def _passes(self, own: OwnSlice, start: int) -> Any:
+        """The update of a slice, whose bucket begins at element `start`, for C; None where C cannot do it."""
+        if not self._part:
             return None
-        trained = [part.parameter.requires_grad for part in parts]
-        known = self._known.get(id(parts))
-        if known is None or known[2] != trained:              # parameters may be frozen from one step to the next
-            runs = self.optimizer.runs(parts)
-            passes = (Pass * len(runs))(*(Pass(self._part, self.optimizer.parts(run), self._scalars_for(run.decay),
-                                               run.start - start, run.stop - start) for run in runs))
-            known = self._known[id(parts)] = parts, passes, trained
+        trained = [part.parameter.requires_grad for part in own.parts]
+        if own.passes is None or own.trained != trained:      # parameters may be frozen from one step to the next
+            runs = self.optimizer.runs(own.parts)
+            own.trained, own.passes = trained, (Pass * len(runs))(*(
+                Pass(self._part, self.optimizer.parts(run), self._scalars_for(run.decay), run.start - start, run.stop - start)
+                for run in runs))
         if self._scalars_step != self.step:
             self._scalars_step = self.step
             for decay, scalars in self._scalars.items():
                 scalars[...] = self.optimizer.scalars(decay, self.rate(self.step), self.step + 1, 1.0)
-        return known[1]
+        return own.passes
 
     def _scalars_for(self, decay: float) -> Array:
         if decay not in self._scalars:
             values = self.optimizer.scalars(decay, self.rate(self.step), self.step + 1, 1.0)
-            self._scalars[decay] = np.array(values, self.optimizer.storage.values.dtype)
+            self._scalars[decay] = np.array(values, self.storage.values.dtype)
         return self._scalars[decay]

@@ -1,156 +1,160 @@
-"""The update of a rank's shard, and what a run does otherwise where states are cut over data-parallel ranks (`shards`)."""
+"""Optimizer state, gradients and parameters cut over data-parallel ranks (`shards`): every rank updates its slices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
-from mpitrain.backend import Array, Device
+from mpitrain.backend import Array
 from mpitrain.comm.face import AnyChannel, Work
-from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.messages.channel import Channel
-from mpitrain.nn import FlatLayout, FlatStorage, Module
-from mpitrain.optim import Optimizer
-from mpitrain.parallel.gradients.norm import GradientNorm
+from mpitrain.nn import FlatLayout
+from mpitrain.parallel.gradients.bucket_sum import AllReduce, BucketSum, TreeSum
+from mpitrain.parallel.gradients.norm import GradientNorm, Parts
 from mpitrain.parallel.gradients.reducer import GradientReducer
-from mpitrain.parallel.gradients.statistics import Statistics
-from mpitrain.parallel.pipeline.tied import Twins
 from mpitrain.parallel.policies.gathered import Gathered
-from mpitrain.parallel.policies.node_memory import NodeCopy
-from mpitrain.parallel.policies.replicated import Outcome, Replicated
-from mpitrain.placement.shard_cuts import shared_keys, where_to_cut
+from mpitrain.parallel.policies.node_memory import NodeCopy, norm_of_node
+from mpitrain.parallel.policies.policy import Policy, Setup, way_of
+from mpitrain.parallel.policies.sharded_reducer import ShardedReducer
+from mpitrain.placement.buckets import Bucket
+from mpitrain.placement.bytes import Bytes
+from mpitrain.placement.shard_cuts import needs_whole_parameters, shared_keys, where_to_cut
 from mpitrain.placement.shards import Shards, Unit
-from mpitrain.placement.stages import Stage
 from mpitrain.schedules.grid import REPLICAS
-from mpitrain.schedules.steps import Algorithm
 
 
-class Sharding:
-    """What is cut over dp: `kind` is one of `KINDS` but "none". Made, and used, by all ranks alike.
+class Sharded(Policy):
+    """Every rank updates its slices, and gives them to the others where those keep whole parameters.
 
-    Ask it in this order: initialise (the model's memory), then an optimizer is made of `shards`, then reducer and update.
-    `copy`, where it is set first, holds the whole parameters, once on each node, for its ranks.
+    `copy` holds the whole parameters once on each node, for its ranks. A reducer's buckets are the units of `shards`.
     """
 
-    def __init__(self, kind: str, mesh: Mesh):
-        self.kind, self.mesh = kind, mesh
-        self.channel = mesh.channel(REPLICAS, "parameters")
-        self.copy: NodeCopy | None = None
-        self.gathered: Gathered | None = None
-        self.shards: Shards
-        self._values: Array | None = None                     # the whole layout's, where they are not cut
+    shards: Shards
 
-    @property
-    def cuts_gradients(self) -> bool:
-        return self.kind != "optimizer"
+    def __init__(self, setup: Setup, channel: AnyChannel, copy: NodeCopy | None = None):
+        super().__init__(setup, channel)
+        self.copy, self.per_node = copy, copy is not None
+        self.ranks = self.mesh.channel(REPLICAS, "parameters")
 
-    @property
-    def cuts_parameters(self) -> bool:
-        return self.kind == "parameters" and self.copy is None       # a copy on the only node there is: all of it is in slices
+    def initialise(self) -> None:
+        self.whole_of(None if self.copy is None else self.copy.allocate)
+        self.storage = self.shards = self.cut(self.layout)
+        self.shards.values = self.shards.strips(self.values)
 
-    def initialise(self, stage: Stage, seed: int, precision: str, device: Device, *, bucket_bytes: int,
-                   whole: bool) -> FlatLayout:
-        """Gives the stage's model its initial values, of which this rank keeps its slices where parameters are cut."""
-        model, copy, ranks = stage.model, self.copy, self.channel
-        layout = model.describe(seed, precision, device) if self.cuts_parameters else \
-            model.initialize(seed, precision, device, None if copy is None else copy.allocate)
-        shards = self.shards = Shards(layout, ranks.rank if copy is None else copy.number, ranks.size, bucket_bytes=bucket_bytes,
-                                      cuts=where_to_cut(stage, layout, blocks=self.cuts_parameters), whole=whole,
-                                      alike=shared_keys(stage))
-        if isinstance(layout, FlatStorage):
-            self._values = layout.values
-            shards.values = shards.strips(layout.values)
-        else:
-            shards.values = shards.initialise(seed)
-            self.gathered = Gathered(stage.chunks, shards, self.channel, self.mesh.progress.progress)
-        return layout
+    def cut(self, layout: FlatLayout) -> Shards:
+        """What this rank keeps of the layout."""
+        stage, make, ranks = self.stage, self.setup.optimizer, self.ranks
+        return Shards(layout, ranks.rank if self.copy is None else self.copy.number, ranks.size,
+                      bucket_bytes=self.bucket_bytes, cuts=where_to_cut(stage, layout, blocks=self.cuts_parameters),
+                      whole=make is not None and needs_whole_parameters(make), alike=shared_keys(stage))
 
-    def parts_of(self, gradients: Array) -> Any:
-        """This rank's slices of what a reducer has."""
-        return gradients if self.cuts_gradients else self.shards.strips(gradients)
+    def norm_of(self, own: Parts) -> GradientNorm:
+        if self.copy is not None and self.held.parts is None:
+            return norm_of_node(self.copy.shared, own)
+        return GradientNorm(own, self.mesh, self.held.control)
 
-    def spread(self, unit: Unit) -> Work | None:
-        """Begins to give all ranks the owners' new values of a bucket; None where each rank keeps its own alone."""
-        if self._values is None or self.channel.size == 1:
-            return None
-        if self.copy is not None:
-            return self.copy.spread(self._values, unit)
-        return self.channel.start_all_gather(self._values[unit.start:unit.stop], unit.owners_to_all, unit.name)
-
-    def settle(self) -> None:
-        """The end of an update: from here on no rank of a node writes what another one reads."""
-        if self.copy is not None:
-            self.copy.meet("parameters")
-
-    @property
-    def values_nbytes(self) -> int:
-        """The bytes of this rank's parameters: of a copy that a node's ranks have together, its share."""
-        if self._values is None:
-            return int(self.shards.values.nbytes)
-        return -(-int(self._values.nbytes) // (1 if self.copy is None else self.copy.shared.node.size))
-
-    def forget(self) -> None:
-        """Values have been written: what was put together of them before is not used any more."""
-        if self.gathered is not None:
-            self.gathered.forget()
-
-
-class SliceSums:
-    """What a `GradientReducer` takes for its channel: a sum of which each rank keeps its slice alone.
-
-    In memory that all ranks share where there is some (`shared`), so in the order of the plain sum there; else by messages. With
-    a `copy` on each node, a node's sum is made in its memory, and only that travels.
-    """
-
-    def __init__(self, channel: AnyChannel, shards: Shards, copy: NodeCopy | None = None):
-        self.size, self.rank, self.copy = channel.size, channel.rank, copy
-        self.channel = channel
-        self._units = {unit.name: unit for unit in shards.units}
-
-    def start_steps(self, array: Array, name: str, steps: Algorithm) -> Work:
-        """Sums of the caller's own steps are whole on every rank."""
-        return self.channel.start_steps(array, name, steps)
-
-    def start_allreduce(self, array: Array, name: str) -> Work:
-        unit = self._units[name]
-        if self.copy is not None:
-            return self.copy.shared.start_reduce_scatter(array, name, self.copy.piece(unit))
-        own = unit.within.start, unit.within.stop
-        return self.channel.start_slice(array, name, own, unit.sum_to_owners)
-
-
-class ShardedUpdate(Replicated):
-    """Every rank updates its slices, and gives them to the others where those keep whole parameters."""
-
-    def __init__(self, model: Module, optimizer: Optimizer, reducer: GradientReducer, channel: Channel,
-                 rate: Callable[[int], float], sharding: Sharding, *, clip_norm: float, statistics: Statistics,
-                 norm: GradientNorm, twins: Twins | None):
-        super().__init__(model, optimizer, reducer, channel, rate, clip_norm=clip_norm, statistics=statistics, norm=norm,
-                         twins=twins)
-        self.sharding = sharding
-
-    @property
-    def _values_nbytes(self) -> int:
-        return self.sharding.values_nbytes
-
-    def finish(self) -> Outcome:
-        """The rest of the exchange, then the update of this rank's slices. NumericsError before any parameter changes."""
-        gradients = self.sharding.parts_of(self.reducer.finish())
-        if self.twins is not None:
-            self.twins.add(gradients)
-        lr, (norm, scale) = self.rate(self.step), self._norm_and_scale(gradients)
-        self.sharding.forget()
+    def update(self, gradients: Any, lr: float, scale: float) -> None:
+        self.values_written()
         works = []
-        for unit in self.sharding.shards.units:
+        for unit in self.shards.units:
             self.optimizer.update(gradients, lr=lr, step=self.step + 1, scale=scale, segments=unit.parts)
-            works.append(self.sharding.spread(unit))
-        for segment in self.reducer.storage.segments:         # the other ranks' slices change too
+            works.append(self.spread(unit))
+        for segment in self.layout.segments:                  # the other ranks' slices change too
             segment.parameter.mark_changed()
         for work in works:
             if work is not None:
                 work.wait()
-        self.sharding.settle()
-        self.optimizer.steps = self.step + 1
-        self._update_buffers()
-        self.step += 1
-        return {"lr": lr, "grad_norm": norm, "comm_exposed_s": self.reducer.exposed_s}
+
+    def spread(self, unit: Unit) -> Work | None:
+        """Begins to give all ranks the owners' new values of a bucket; None where each rank keeps its own alone."""
+        if self.ranks.size == 1:
+            return None
+        if self.copy is not None:
+            return self.copy.spread(self.values, unit)
+        return self.ranks.start_all_gather(self.values[unit.start:unit.stop], unit.owners_to_all, unit.name)
+
+    def settle(self) -> None:
+        """From here on no rank of a node writes what another one reads."""
+        if self.copy is not None:
+            self.copy.meet("parameters")
+
+    def measured(self) -> Bytes:
+        found = super().measured()
+        return found._replace(parameters=-(-found.parameters // (1 if self.copy is None else self.copy.shared.node.size)))
+
+    def way(self) -> str:
+        found = way_of(self.channel, self.tree)
+        if self.copy is None and not self.tree and (self.cuts_gradients or not self.channel.shares_all):
+            found = "messages to the owners of slices"
+        elif self.copy is not None and self.channel.cross is not None and not self.tree:
+            found += ", one copy per node"                    # whose slices are cut otherwise
+        return found + (", each micro-batch" if self.cuts_gradients else "")
+
+
+class ShardedOptimizer(Sharded):
+    """Whole parameters and gradients on every rank, and slices of the optimizer's state."""
+
+    def make_reducer(self) -> GradientReducer:
+        bucket_sum: BucketSum = TreeSum(self.channel, self.tree) if self.tree else SliceSum(self.channel, self.shards, self.copy)
+        allocate = None if self.tree or not self.channel.shared else \
+            self.channel.allocate if self.copy is None else self.copy.allocate_sums
+        return self.reducer_over(bucket_sum, cuts=self.shards.cuts, allocate=allocate)
+
+    def own_gradients(self, gradients: Array) -> Any:
+        return self.shards.strips(gradients)
+
+
+class ShardedGradients(Sharded):
+    """Slices of the gradients too: buckets leave after each micro-batch."""
+
+    cuts_gradients = True
+
+    def make_reducer(self) -> GradientReducer:
+        copy, placement = self.copy, self.held.placement
+        # Where ranks sum in one memory, another may still read a bucket when this rank's slice is there: all get the whole sum.
+        bucket_sum = SliceSum(self.channel, self.shards) if copy is None else AllReduce(self.channel)
+        return ShardedReducer(self.shards, bucket_sum, bucket_bytes=self.bucket_bytes, progress=self.mesh.progress.progress,
+                              chunks=self.stage.sizes, rounds=-(-placement.n_micro // placement.grid.n_places),
+                              allocate=None if copy is None else copy.allocate_sums)
+
+
+class ShardedParameters(ShardedGradients):
+    """Slices of everything: a rank puts the parameters of a block together for as long as it computes."""
+
+    cuts_parameters = True
+
+    def initialise(self) -> None:
+        run, train = self.setup.config.run, self.setup.config.train
+        self.layout = self.stage.model.describe(run.seed, train.precision, self.setup.device)
+        self.storage = self.shards = self.cut(self.layout)
+        self.values = self.shards.values = self.shards.initialise(run.seed)
+        self.gathered = Gathered(self.stage.chunks, self.shards, self.ranks, self.mesh.progress.progress)
+
+    def spread(self, unit: Unit) -> Work | None:
+        return None
+
+    def values_written(self) -> None:
+        self.gathered.forget()
+
+
+class SliceSum:
+    """A `BucketSum` of which each rank keeps its slice alone.
+
+    In memory that all ranks share where there is some, so in the order of the plain sum there; else by messages. With a `copy` on
+    each node, a node's sum is made in its memory, and only that travels.
+    """
+
+    tree = None
+
+    def __init__(self, channel: AnyChannel, shards: Shards, copy: NodeCopy | None = None):
+        self.channel, self.size, self.shards, self.copy = channel, channel.size, shards, copy
+
+    def start(self, bucket: Bucket, arrays: Sequence[Array]) -> Work:
+        array, unit = arrays[0], self.shards.units[bucket.index]
+        if self.copy is not None:
+            return self.copy.shared.start_reduce_scatter(array, bucket.name, self.copy.piece(unit))
+        own = unit.within.start, unit.within.stop
+        if self.channel.shares_all:
+            shared: Any = self.channel
+            work: Work = shared.start_reduce_scatter(array, bucket.name, own)
+            return work
+        return self.channel.messages.start_reduce_scatter(array, unit.sum_to_owners, bucket.name, own=own)

@@ -14,12 +14,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from mpitrain.backend import Array
-from mpitrain.comm.face import AnyChannel, Work
+from mpitrain.comm.face import Work
 from mpitrain.nn import Parameter
+from mpitrain.parallel.gradients.bucket_sum import BucketSum
 from mpitrain.parallel.gradients.reducer import GradientReducer
-from mpitrain.parallel.policies.node_memory import shared_by_all
 from mpitrain.parallel.policies.scratch import Scratch
 from mpitrain.parallel.policies.shared_buckets import SharedBuckets
 from mpitrain.placement.buckets import Bucket, Turn
@@ -41,19 +42,18 @@ class Seen:
 class ShardedReducer(GradientReducer):
     """A reducer whose `gradients` are this rank's shard. `rounds`: so many micro-batches has the rank that has most.
 
-    A rank with fewer takes part in the exchange of the others' with zeros: every rank starts the same sums. StorageError where
-    the nodes of a shared channel have no room for a few buckets of each rank.
+    A rank with fewer takes part in the exchange of the others' with zeros: every rank starts the same sums. `allocate` gives
+    memory that ranks share, where they sum a few buckets at a time in it.
     """
 
-    def __init__(self, shards: Shards, channel: AnyChannel, *, bucket_bytes: int,
-                 progress: Callable[[], None] | None, rounds: int, chunks: Sequence[int]):
-        super().__init__(shards.layout, channel, bucket_bytes=bucket_bytes, progress=progress, chunks=chunks, cuts=shards.cuts)
+    def __init__(self, shards: Shards, bucket_sum: BucketSum, *, bucket_bytes: int, progress: Callable[[], None] | None,
+                 rounds: int, chunks: Sequence[int], allocate: Callable[[int], Any] | None = None):
+        super().__init__(shards.layout, bucket_sum, bucket_bytes=bucket_bytes, progress=progress, chunks=chunks, cuts=shards.cuts)
         assert [(b.start, b.stop) for b in self.buckets] == [(u.start, u.stop) for u in shards.units]
-        self.shards, self.rounds, self.over = shards, rounds, channel
+        self.shards, self.rounds = shards, rounds
         self.shard = shards.new_flat()
         self.scratch = Scratch(shards.layout)
-        self.memory = SharedBuckets(self.buckets, shards.layout, SHARED_AT_ONCE, lambda nbytes: shared_by_all(
-            channel, nbytes, "gradients")) if channel.shared else None
+        self.memory = SharedBuckets(self.buckets, shards.layout, SHARED_AT_ONCE, allocate) if allocate else None
         self._open: dict[int, Array] = {}                     # by bucket: the memory that this backward fills
         self._sent: deque[tuple[Bucket, Array, Work | None, Seen]] = deque()
         self._added = [0] * len(self.buckets)                 # sums that the shard has of each bucket in this step
@@ -67,6 +67,10 @@ class ShardedReducer(GradientReducer):
     @property
     def arenas(self) -> list[Array]:
         return [self.shard]
+
+    @property
+    def passing(self) -> list[Array]:
+        return [] if self.memory is None else [self.memory.flat]
 
     def reserve(self) -> None:
         """The shard is there; buckets come with the first step."""
@@ -145,19 +149,12 @@ class ShardedReducer(GradientReducer):
         self._started += 1
         flat = self._filled_bucket(bucket)
         work, seen = None, Seen()
-        if self.channel.size > 1:
-            work = self._sum(bucket, flat)
+        if self.bucket_sum.size > 1:
+            work = self.bucket_sum.start(bucket, [flat])
             if bucket.turn.last:
                 self.timeline.started(bucket.index, seen, began)
         self._sent.append((bucket, flat, work, seen))
         self._land(IN_FLIGHT)
-
-    def _sum(self, bucket: Bucket, flat: Array) -> Work:
-        if self.over.shared:                                  # in slices, others might read it still when ours is there
-            return self.channel.start_allreduce(flat, bucket.name)
-        unit = self.shards.units[bucket.index]
-        return self.over.messages.start_reduce_scatter(flat, unit.sum_to_owners, bucket.name,
-                                                  own=(unit.within.start, unit.within.stop))
 
     def _take(self, bucket: Bucket) -> Array:
         """Memory for a bucket's gradients: where ranks share it, in its place there, once that is free.

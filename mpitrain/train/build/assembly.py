@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpitrain import nn, optim
-from mpitrain.backend import Device, select_device
+from mpitrain.backend import select_device
 from mpitrain.checkpoint import store
 from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.checkpoint.run_folder import RunFolder
@@ -23,28 +23,25 @@ from mpitrain.comm.job.together import everywhere, on_first
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.progress import threads_may_call_mpi
+from mpitrain.config import CommConfig, Config
 from mpitrain.config.rules import name_of
-from mpitrain.config.sections import CommConfig, Config
 from mpitrain.data import Dataset, Loader, Sampler, scan_labels
 from mpitrain.errors import ConfigError
 from mpitrain.parallel.connect import Held, connect
 from mpitrain.parallel.gradients.reducer import GradientReducer
-from mpitrain.parallel.gradients.statistics import PlainStatistics, TreeStatistics
 from mpitrain.parallel.gradients.sync_batch_norm import synchronise_batch_norm
 from mpitrain.parallel.gradients.timeline import Timeline
 from mpitrain.parallel.gradients.tuning import Tuning
 from mpitrain.parallel.pipeline.inference import Inference
 from mpitrain.parallel.pipeline.runner import Pipeline
-from mpitrain.parallel.policies.choose import Exchange, change
-from mpitrain.parallel.policies.sharded import Sharding
+from mpitrain.parallel.policies.choose import change, choose
+from mpitrain.parallel.policies.policy import Policy, Setup
 from mpitrain.placement.place import place
-from mpitrain.placement.shard_cuts import needs_whole_parameters, where_to_cut
-from mpitrain.placement.stages import Stage
 from mpitrain.train.build import precision, reproducible
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.measured_cut import MeasuredCut
 from mpitrain.train.build.offload import files_folder, offloaded
-from mpitrain.train.build.sharding import memory_text, open_sharding
+from mpitrain.train.build.sharding import memory_text
 from mpitrain.train.build.trial import try_one_sample
 from mpitrain.train.build.validate import validate
 from mpitrain.train.evaluate import Evaluator
@@ -72,6 +69,7 @@ class Job:
     config: Config
     channel: Channel
     held: Held                               # what this rank has of the model
+    policy: Policy                           # how ranks keep its parameters
     tuning: Tuning                           # what is chosen, and what was: its `choices`
     timeline: Timeline                       # of this rank's steps
     numerics: dict[str, str] | None = None   # what the bits depend on; with reproducible = "layout"
@@ -154,70 +152,48 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         held.choices |= stages.choices
     stage, loss = held.stage, held.loss(loss)
     held.agree_on_schedule(valid.schedule, name_of(m.schedule), n_micro)
-    sharding = open_sharding(comm, mesh)
-    exchange = Exchange(mesh, algorithm=valid.algorithm, wire=comm.wire_dtype, node_shared=comm.node_shared,
-                        on_host=device.name == "cpu", sharding=sharding)
-    sharding = exchange.sharding
-    whole_parameters = sharding is not None and needs_whole_parameters(optimizer)
-    storage, kept = allocate(stage, device, config, exchange, sharding, whole=whole_parameters)
-    feed = held.feed(storage.device, storage.dtype, tokens=inputs.tokens)
+    policy = choose(Setup(config, held, device, algorithm=valid.algorithm, optimizer=optimizer))
+    policy.initialise()
+    feed = held.feed(policy.layout.device, policy.layout.dtype, tokens=inputs.tokens)
     inference = Inference(stage, feed, held.neighbours)
     n_classes = try_one_sample(inference, loss, inputs, held)
     if isinstance(inputs.training, Dataset) and n_classes is not None:
         labelled = inputs.training
         on_first(control, lambda: scan_labels(labelled, n_classes))
 
-    stepper = offloaded(optimizer, config.optimizer.offload, files_folder(config), kept, device, control)
+    stepper = offloaded(optimizer, config.optimizer.offload, files_folder(config), policy.storage, device, control)
     held.refuse_optimizer(stepper)
-    state = State(stage.model, stepper, inputs.transforms, whole=model, mesh=mesh, control=control, sharding=sharding)
+    state = State(stage.model, stepper, inputs.transforms, whole=model, mesh=mesh, control=control, policy=policy)
     synchronise_batch_norm(stage.model, held.replicas)
     held.start_alike(state.arrays())
 
-    n_places, tree, (first, last) = mesh.n_places, placement.tree, placement.own_micro_batches
-    statistics = TreeStatistics(stage.chunks, exchange.channel, tree) if tree else PlainStatistics(stage.model, held.replicas)
-    reducer = exchange.reducer(storage, stepper, bucket_bytes=comm.bucket_bytes, tree=tree, chunks=stage.sizes,
-                               cuts=where_to_cut(stage, storage, blocks=False), rounds=-(-n_micro // n_places))
-    timeline = reducer.timeline
+    n_places, (first, last) = mesh.n_places, placement.own_micro_batches
+    policy.open(stepper, rate(plan.steps) if rate else lambda step: stepper.lr)
+    reducer, timeline = policy.reducer, policy.reducer.timeline
     loader = Loader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
                     n_classes=n_classes, workers=config.data.workers, span=timeline.span)
-    own = exchange.own(reducer, kept)
     mesh.progress.landed = timeline.look
     pipeline = Pipeline(stage, loss, control, reducer, feed, n_micro=n_micro, seed=config.run.seed, schedule=valid.schedule,
-                        after_forward=statistics.after_forward, neighbours=held.neighbours, counts=held.counts,
+                        after_forward=policy.statistics.after_forward, neighbours=held.neighbours, counts=held.counts,
                         span=timeline.span)
-    rate_at = rate(plan.steps) if rate else lambda step: stepper.lr
-    update = exchange.update(stage.model, stepper, reducer, control, rate_at, clip_norm=config.optimizer.clip_norm,
-                             statistics=statistics, norm=exchange.norm(own, control, held.parts), twins=held.twins(own))
     read, n_chunks = inputs.chunks(n_classes)
     evaluator = Evaluator(inference, loss, read, n_chunks, control, place=mesh.place, n_places=n_places,
                           counts=held.counts, classes=held.classes,
-                          in_step=placement.in_step or (sharding is not None and sharding.cuts_parameters)) if n_chunks else None
+                          in_step=placement.in_step or policy.cuts_parameters) if n_chunks else None
     tuning = make_tuning(comm, reducer, control, mesh)
-    trainer = Trainer(pipeline=pipeline, update=update, loader=loader, evaluator=evaluator, channel=control, plan=plan,
+    trainer = Trainer(pipeline=pipeline, update=policy, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       span=timeline.span)
     trainer.observers += [Tune(tuning), *([] if quiet or control.rank else [Console()])]
-    trainer.notes += exchange.notes + held.notes
+    trainer.notes += policy.notes + held.notes
     if comm.sharding != "none" and n_places > 1:
-        trainer.notes.append(memory_text(control.gather_objects(update.measured()), comm.sharding,
-                                         per_node=exchange.copies is not None))
-    tuning.choices |= exchange.choices | held.choices
-    return Job(trainer, state, plan, config, control, held, tuning, timeline, numerics)
-
-
-def allocate(stage: Stage, device: Device, config: Config, exchange: Exchange, sharding: Sharding | None, *,
-             whole: bool) -> tuple[nn.FlatLayout, Any]:
-    """Memory and initial values: where each parameter of the stage lives, and what the optimizer updates of it here."""
-    seed, precision = config.run.seed, config.train.precision
-    if sharding is None:
-        storage = stage.model.initialize(seed, precision, device, exchange.allocate)
-        return storage, storage
-    layout_of_all = sharding.initialise(stage, seed, precision, device, bucket_bytes=config.comm.bucket_bytes, whole=whole)
-    return layout_of_all, sharding.shards
+        trainer.notes.append(memory_text(control.gather_objects(policy.measured()), comm.sharding, per_node=policy.per_node))
+    tuning.choices |= policy.choices | held.choices
+    return Job(trainer, state, plan, config, control, held, policy, tuning, timeline, numerics)
 
 
 def make_tuning(comm: CommConfig, reducer: GradientReducer, control: Channel, mesh: Mesh) -> Tuning:
     """What the first steps choose. Raises ConfigError where a progress thread is asked for and cannot be had."""
-    useful = reducer.channel.size > 1 and reducer.storage.device.name != "gpu"
+    useful = reducer.bucket_sum.size > 1 and reducer.storage.device.name != "gpu"
     allowed = comm.progress == "thread" or (comm.progress == "auto" and threads_may_call_mpi())
     return Tuning(reducer, control, progress=comm.progress, buckets=comm.bucket_mb == "auto",
                   thread=mesh.progress.thread() if useful and allowed else None)

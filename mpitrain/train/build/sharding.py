@@ -1,18 +1,8 @@
-"""`comm.sharding`: whether states are cut, and what that takes."""
+"""What `comm.sharding` says that it takes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from mpitrain.comm.mesh import Mesh
-from mpitrain.config.sections import CommConfig
-from mpitrain.parallel.policies.sharded import Sharding
-from mpitrain.schedules.grid import REPLICAS
-
-
-def open_sharding(comm: CommConfig, mesh: Mesh) -> Sharding | None:
-    """How `comm.sharding` cuts states; None where nothing is cut, or there is one rank to cut for."""
-    return Sharding(comm.sharding, mesh) if comm.sharding != "none" and mesh.count(REPLICAS) > 1 else None
 
 
 def memory_text(everyone: Sequence[Sequence[int]], kind: str, *, per_node: bool = False) -> str:

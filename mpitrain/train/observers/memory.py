@@ -9,8 +9,6 @@ import numpy as np
 
 from mpitrain.backend.memory import Swing, pool_in_use, resident
 from mpitrain.comm.messages.channel import Channel
-from mpitrain.parallel.gradients.reducer import GradientReducer
-from mpitrain.parallel.policies.sharded_reducer import ShardedReducer
 from mpitrain.placement.bytes import Use
 from mpitrain.train.build.assembly import Job
 from mpitrain.train.intervals import Step
@@ -47,24 +45,16 @@ class Memory(Observer):
 
     def measured(self) -> Use:
         """What this rank has, after the last step."""
-        reducer: GradientReducer = self.job.trainer.pipeline.reducer
-        state = self.job.state
-        optimizer, sharding, storage = state.optimizer, state.sharding, state.model.storage
-        assert optimizer is not None and storage is not None
-        if sharding is not None and sharding.gathered is not None:
-            parameters = sharding.shards.values
-        else:
-            parameters = storage.values                                     # type: ignore[attr-defined]
+        policy = self.job.policy
+        reducer, optimizer, parameters = policy.reducer, policy.optimizer, policy.values
         away = self.job.config.optimizer.offload != "none"
         gradients = sum(arena.nbytes for arena in reducer.arenas)
         of_optimizer = optimizer.nbytes
         use = Use(parameters.nbytes, gradients, 0 if away else of_optimizer, of_optimizer if away else 0, None, None)
         pool = pool_in_use()
-        if pool is None or storage.device.name != "cpu":
+        if pool is None or policy.layout.device.name != "cpu":
             return use
-        elsewhere = [parameters, *reducer.arenas, *(() if away else optimizer.state.values())]
-        if isinstance(reducer, ShardedReducer) and reducer.memory is not None:
-            elsewhere.append(reducer.memory.flat)
+        elsewhere = [parameters, *reducer.arenas, *reducer.passing, *(() if away else optimizer.state.values())]
         shared = sum(array.nbytes for array in elsewhere if not is_own(array))
         taken = pool.usage().system if self.swing.system is None else self.swing.system
         return use._replace(activations=self.swing.most, pool=taken + shared)

@@ -1,0 +1,234 @@
+"""A policy: how the ranks of a run keep parameters, gradients and optimizer state, and how they exchange gradients.
+
+    setup -> policy -> initialise() -> storage -> an optimizer of it -> open(optimizer) -> each step: begin(), backward, finish()
+
+The registry is in `choose`; a user's own is `comm.sharding = "file.py:name"`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypedDict
+
+from mpitrain.backend import Array, Device
+from mpitrain.comm.face import AnyChannel
+from mpitrain.comm.messages.algorithms import hosts_of, name_of
+from mpitrain.config import Config
+from mpitrain.errors import NumericsError
+from mpitrain.nn import FlatLayout, apply_statistics, running_layers
+from mpitrain.optim import Optimizer, clip_factor
+from mpitrain.parallel.connect import Held
+from mpitrain.parallel.gradients.bucket_sum import BucketSum
+from mpitrain.parallel.gradients.norm import GradientNorm, Parts
+from mpitrain.parallel.gradients.reducer import GradientReducer
+from mpitrain.parallel.gradients.statistics import PlainStatistics, Statistics, TreeStatistics
+from mpitrain.parallel.policies.node_memory import nodes_of, nodes_text
+from mpitrain.placement.bytes import Bytes
+from mpitrain.placement.shards import Shards
+from mpitrain.placement.tree import RankTree
+from mpitrain.schedules.collectives import ON_NODES
+
+
+class Outcome(TypedDict):
+    """What a step did: the learning rate, the global norm before clipping (None where nobody asked), waiting time."""
+
+    lr: float
+    grad_norm: float | None
+    comm_exposed_s: float
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a policy is built from: the same on all ranks, but for their places on the mesh."""
+
+    config: Config
+    held: Held                               # this rank's part of the model, and the channels to those that hold others
+    device: Device
+    algorithm: Any = "auto"                  # the gradients' all-reduce: a name, or a user's function
+    optimizer: Callable[[Any], Optimizer] | None = None      # makes the run's optimizer of a storage; None: there is none
+
+
+class Policy(ABC):
+    """Made, and used, by all ranks alike, in the order above.
+
+    An author says in `initialise` where values lie and what part of them this rank's optimizer updates (`storage`), in
+    `make_reducer` how gradients are added up, and in `update` what happens to the parameters then. What follows from one step to
+    the next by itself is here: the norm, clipping, running statistics. `channel` connects the ranks that hold the same part of
+    the model; `notes` says what could not be had, `choices` what bits depend on. What cannot be had raises ConfigError or
+    StorageError in `__init__`, `initialise` or `open`, on all ranks.
+    """
+
+    shards: Shards | None = None             # of the arrays that this rank has slices of; None: it has whole ones
+    cuts_gradients: ClassVar[bool] = False   # whether a bucket's memory is used again before the step is over
+    cuts_parameters: ClassVar[bool] = False  # whether a rank puts blocks together for as long as they compute
+    per_node = False                         # whether the ranks of a node share one copy of the parameters
+    layout: FlatLayout
+    storage: Any                             # `optimizer.Storage`, with the parts of parameters for its segments
+    values: Array                            # what this rank keeps parameters in
+    reducer: GradientReducer
+    norm: GradientNorm
+    statistics: Statistics
+
+    def __init__(self, setup: Setup, channel: AnyChannel):
+        self.setup, self.channel, self.held = setup, channel, setup.held
+        self.mesh, self.stage, self.tree = setup.held.mesh, setup.held.stage, setup.held.placement.tree
+        self.bucket_bytes = setup.config.comm.bucket_bytes
+        self.clip_norm = setup.config.optimizer.clip_norm
+        self.step = 0                        # updates done
+        self.want_norm = True                # a norm costs a pass over the gradients: it is computed where asked for, or to clip
+        self.choices: dict[str, Any] = {}
+        self._said: list[str] = []
+
+    @property
+    def notes(self) -> list[str]:
+        """What could not be had, a line each; complete once the policy is open."""
+        return [*self.channel.notes, *self._said]
+
+    def say(self, note: str) -> None:
+        self._said.append(note)
+
+    # -- what a policy of its own kind defines -------------------------------------------------------------------------
+
+    def initialise(self) -> None:
+        """Gives the stage's model its memory and initial values. Sets `layout`, where all of its parameters lie in flat arrays,
+        and `storage`, what this rank updates of them: an optimizer is made of it."""
+        self.whole_of(None)
+
+    @abstractmethod
+    def make_reducer(self) -> GradientReducer:
+        """What adds up the gradients of micro-batches and ranks, for `layout`."""
+
+    @abstractmethod
+    def update(self, gradients: Any, lr: float, scale: float) -> None:
+        """Changes the parameters; `gradients` times `scale` are the summed and clipped ones of `storage`."""
+
+    def own(self) -> Parts:
+        """The parts of parameters whose gradients this rank has, and updates."""
+        found: Parts = self.storage
+        return found
+
+    def own_gradients(self, gradients: Array) -> Any:
+        """The flat gradients of `storage`, of what the reducer has."""
+        return gradients
+
+    def norm_of(self, own: Parts) -> GradientNorm:
+        """The norm of the gradient of the whole model, of which this rank has `own`. It communicates."""
+        return GradientNorm(own, self.mesh, self.held.parts)
+
+    def settle(self) -> None:                                # noqa: B027  (most have nothing to do)
+        """The end of an update. By default every rank has written memory of its own."""
+
+    def values_written(self) -> None:                        # noqa: B027
+        """Parameters have been written from outside (a checkpoint): nothing that was made of the old ones is used any more."""
+
+    def way(self) -> str:
+        """How gradients are added up, as far as bits depend on it. It communicates."""
+        return way_of(self.channel, self.tree)
+
+    # -- what is common ------------------------------------------------------------------------------------------------
+
+    def whole_of(self, allocate: Callable[[int], Any] | None) -> None:
+        """`initialise` where each rank sees all parameters, in memory of `allocate` (default: the device's own)."""
+        config, device = self.setup.config, self.setup.device
+        self.layout = self.storage = self.stage.model.initialize(config.run.seed, config.train.precision, device, allocate)
+        self.values = self.layout.values
+
+    def open(self, optimizer: Optimizer, rate: Callable[[int], float]) -> None:
+        """Ready for steps, with the learning rate as a function of the step. It communicates."""
+        self.optimizer, self.rate = optimizer, rate
+        self.reducer = self.make_reducer()
+        self.reducer.reserve()                                # now, so that `notes` says it where that memory is too small
+        own = self.own()
+        self.norm, self.tied = self.norm_of(own), self.held.twins(own)
+        self.statistics = TreeStatistics(self.stage.chunks, self.channel, self.tree) if self.tree else \
+            PlainStatistics(self.stage.model, self.held.replicas)
+        self._layers = running_layers(self.stage.model)
+        self._say_choice(self.layout.dtype.name)
+
+    def reducer_over(self, bucket_sum: BucketSum, **options: Any) -> GradientReducer:
+        """The reducer of whole gradients whose buckets `bucket_sum` adds up; `options` as `GradientReducer` has them."""
+        return GradientReducer(self.layout, bucket_sum, bucket_bytes=self.bucket_bytes, chunks=self.stage.sizes,
+                               progress=self.mesh.progress.progress, **options)
+
+    def begin(self) -> None:
+        """To be called before the first forward of a step."""
+        self.reducer.begin()
+
+    def finish(self) -> Outcome:
+        """The rest of the exchange, then the update. NumericsError before any parameter changes."""
+        gradients = self.own_gradients(self.reducer.finish())
+        lr, norm = self.rate(self.step), None
+        if not self.is_updated:
+            if self.tied is not None:
+                self.tied.add(gradients)
+            norm, scale = self._norm_and_scale(gradients)
+            self.update(gradients, lr, scale)
+        self.optimizer.steps = self.step + 1
+        self.settle()
+        self._update_buffers()
+        self.step += 1
+        return {"lr": lr, "grad_norm": norm, "comm_exposed_s": self.reducer.exposed_s}
+
+    @property
+    def is_updated(self) -> bool:
+        """Whether parameters have been updated bucket by bucket when the last sum is there."""
+        return False
+
+    @property
+    def needs_all_gradients(self) -> bool:
+        """Whether something is asked of the whole gradient before the first parameter may change; the same on all ranks."""
+        return bool(self.clip_norm) or self.want_norm or self.tied is not None
+
+    def measured(self) -> Bytes:
+        """The bytes of this rank's parameters, gradients and optimizer state, by asking their arrays; of what the ranks of a
+        node have together, this one's share."""
+        return Bytes(self.values.nbytes, self.reducer.gradients.nbytes, self.optimizer.nbytes)
+
+    def _norm_and_scale(self, gradients: Any) -> tuple[float | None, float]:
+        """The norm, where it is wanted, and the factor of clipping. NumericsError where the norm is not finite.
+
+        Clipping (Pascanu, Mikolov, Bengio, 2013) scales the gradient so that its global norm is at most `clip_norm`.
+        """
+        if not (self.clip_norm or self.want_norm):
+            return None, 1.0
+        norm = self.norm(gradients)
+        if not math.isfinite(norm):
+            raise NumericsError(f"the gradient of {self.norm.worst(gradients)} is not finite; no parameter was changed; "
+                                "try a smaller optimizer.lr, or optimizer.clip_norm", step=self.step)
+        return norm, clip_factor(norm, self.clip_norm) if self.clip_norm else 1.0
+
+    def _update_buffers(self) -> None:
+        """Running statistics: the mean over all micro-batches of all ranks, once a step."""
+        statistics = self.statistics.total()
+        if statistics.size:
+            apply_statistics(self._layers, statistics)
+
+    def _say_choice(self, dtype: str) -> None:
+        """Two runs with equal choices add the ranks' gradients in the same order, and round them alike."""
+        channel, wire = self.channel, self.setup.config.comm.wire_dtype
+        if channel.size == 1:
+            return
+        by_messages = not channel.shared or channel.cross is not None or bool(channel.notes)
+        travels = wire if dtype == "float32" and by_messages else dtype
+        self.choices["exchange"] = {"ranks": channel.size, "way": self.way(), "wire": travels}
+        if wire not in ("float32", travels):
+            self.say(f'comm.wire_dtype = "{wire}" has no effect: ' + (
+                "it is for gradients of float32" if dtype != "float32" else
+                "gradients go through shared memory, not by messages"))
+
+
+def way_of(channel: AnyChannel, tree: RankTree | None) -> str:
+    """How ranks add up buckets that all of them have whole then, as far as bits depend on it. It communicates."""
+    if tree:
+        return "messages, one tree over all micro-batches"
+    if channel.shared and not channel.notes:
+        return f"shared memory of ranks {nodes_text(nodes_of(channel))}"
+    way = f"messages, {name_of(channel.algorithm) if isinstance(channel.algorithm, str) else 'an algorithm of your own'}"
+    if isinstance(channel.algorithm, str) and channel.algorithm in ON_NODES:
+        way += f" of ranks {nodes_text(hosts_of(channel.messages.comm))}"
+    if channel.shared and channel.cross is None:              # what is copied needs little room
+        way += f", small buckets through shared memory of ranks {nodes_text(nodes_of(channel))}"
+    return way
