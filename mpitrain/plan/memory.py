@@ -18,8 +18,8 @@ from mpitrain.config import Config
 from mpitrain.errors import MpitrainError, name_and_text, place
 from mpitrain.nn import FlatLayout
 from mpitrain.parallel.connect import alone
+from mpitrain.parallel.policies.bucket_ring import ring_size
 from mpitrain.parallel.policies.sharded_reducer import IN_FLIGHT, SHARED_AT_ONCE
-from mpitrain.parallel.policies.shared_buckets import ring_size
 from mpitrain.placement.bytes import Forecast, Use, sums_at_once
 from mpitrain.placement.place import Placement
 from mpitrain.placement.shard_cuts import largest_neighbours, probe
@@ -27,8 +27,9 @@ from mpitrain.plan.activations import most, trace
 from mpitrain.schedules.grid import REPLICAS
 from mpitrain.schedules.pipeline import Schedule
 from mpitrain.schedules.pipeline_check import actions_of, splits_backward
-from mpitrain.train.build.from_config import find_schedule, make_loss, make_optimizer
+from mpitrain.train.build.from_config import make_loss, make_optimizer
 from mpitrain.train.build.inputs import Inputs
+from mpitrain.train.build.validate import find_schedule
 
 AHEAD = 3                                    # batches of a rank: one at work, two read ahead
 NOBODY = "their bytes are counted by the pool of arrays, which needs a C compiler"

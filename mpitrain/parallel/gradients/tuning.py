@@ -25,7 +25,6 @@ from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.placement.buckets import Bucket
 from mpitrain.schedules.fit import non_negative
 
-POLICIES = ("poll", "thread", "auto")
 WARM_STEPS = 3
 READY_STEPS = 5
 PAIRS = 6                    # steps of each policy
@@ -148,11 +147,11 @@ class Tuning:
         for size in sorted({min(size // gradients.itemsize, gradients.size) for size in PROBE_BYTES}):
             found, probe = [], Bucket(-1, 0, size, self.reducer.storage.segments)
             probe.name = f"probe of {size}"
+            collective = self.reducer.bucket_sum.prepare(probe, [gradients[:size]] * addends)
             for _ in range(PROBES):
                 began = time.perf_counter()
-                work = self.reducer.bucket_sum.start(probe, [gradients[:size]] * addends)
-                if work is not None:
-                    work.wait()
+                if collective is not None:
+                    collective.start().wait()
                 found.append(time.perf_counter() - began)
             sizes.append(size * gradients.itemsize)
             times.append(min(found))
