@@ -180,6 +180,8 @@ def test_disagreement_names_the_ranks_and_both_values(channel: Channel, comm: An
     ("ERR_RANK", False), ("ERR_COMM", False)])
 def test_the_class_of_an_error_says_whether_a_rank_was_lost(name: str, lost: bool) -> None:
     from mpi4py import MPI
+    if getattr(MPI, name) == MPI.ERR_UNKNOWN:
+        pytest.skip(f"this MPI has no {name}")
     found: Any = PeerError if lost else MPI.Exception
     error = MPI.Exception(getattr(MPI, name))
     with pytest.raises(found) as caught, lost_peer("the sum"):
