@@ -34,7 +34,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 RANK, SIZE = launched_rank()
 if SIZE > 1:                              # ranks that share one folder of pytest's remove each other's in it
-    os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.mkdtemp(prefix="mpitrain-rank-", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT"))
+    shared = os.environ.get("PYTEST_DEBUG_TEMPROOT") or None
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.mkdtemp(prefix="mpitrain-rank-", dir=shared)
     atexit.register(shutil.rmtree, os.environ["PYTEST_DEBUG_TEMPROOT"], ignore_errors=True)
 LIMIT = float(os.environ.get("MPITRAIN_TEST_LIMIT", "60"))    # seconds one test may take on a rank under mpirun
 STACKS = signal.SIGUSR2
