@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -67,38 +66,36 @@ def stepper(mesh: Any, name: str, micro_batches: int, mode: str) -> Callable[[],
     return turn
 
 
-def compare(one: Callable[[], float], other: Callable[[], float], pairs: int) -> tuple[float, float, list[float]]:
-    """(median seconds of each, the ratios other / one of all pairs); the first turns of each are thrown away."""
-    for _ in range(2):
-        one(), other()
-    first, second = [], []
-    for _ in range(pairs):
-        first.append(one())
-        second.append(other())
-    return statistics.median(first), statistics.median(second), [b / a for a, b in zip(first, second)]
+def compare(one: Callable[[], float], other: Callable[[], float], pairs: int) -> dict[str, float]:
+    """Median seconds of both, and the ratios other / one of the pairs; the first turns of each are thrown away."""
+    from mpitrain.bench.pairs import alternate
+    return alternate(lambda _: one(), lambda _: other(), pairs).summary("other")
 
 
-def line(what: str, result: tuple[float, float, list[float]]) -> str:
-    one, other, ratios = result
-    low, middle, high = (f"{100 * (ratio - 1):+.1f} %" for ratio in statistics.quantiles(ratios, n=4))
-    return f"{what}: {one * 1e3:.2f} ms -> {other * 1e3:.2f} ms a step, {middle} (quartiles {low} to {high})"
+def line(what: str, result: dict[str, float]) -> str:
+    middle, low, high = (f"{100 * (result[key] - 1):+.1f} %" for key in ("ratio", "ratio_low", "ratio_high"))
+    return (f"{what}: {result['seconds'] * 1e3:.2f} ms -> {result['other_seconds'] * 1e3:.2f} ms a step, {middle} "
+            f"(quartiles {low} to {high})")
 
 
 def measure(arguments: argparse.Namespace) -> int:
     import mpitrain
+    from mpitrain.bench.report import Report
     from mpitrain.train.machine import threads
     world = mpitrain.start()
+    report = Report(world.rank, arguments.json)
     threads.pin(1)
     mesh = mpitrain.Mesh(world.comm)
     n, micro = world.comm.size, arguments.micro
     for name in arguments.model or MODELS:
         plain, layout, few = (stepper(mesh, name, m, mode) for m, mode in ((micro, "run"), (micro, "layout"), (n, "run")))
-        lines = [line(f'{name}, {n} ranks, {micro} micro-batches, "run" -> "layout"', compare(plain, layout, arguments.pairs)),
-                 line(f'{name}, {n} ranks, "run", {n} -> {micro} micro-batches', compare(few, plain, arguments.pairs))]
+        for change, one, other in ((f'{micro} micro-batches, "run" -> "layout"', plain, layout),
+                                   (f'"run", {n} -> {micro} micro-batches', few, plain)):
+            result = compare(one, other, arguments.pairs)
+            report.line(line(f"{name}, {n} ranks, {change}", result))
+            report.record({"bench": "layout_cost", "model": name, "what": change, "ranks": n, **result})
         for turn in (plain, layout, few):
             turn.close()  # type: ignore[attr-defined]
-        if world.rank == 0:
-            print("\n".join(lines), flush=True)
     mesh.close()
     return 0
 
@@ -109,6 +106,7 @@ def main() -> int:
     parser.add_argument("--micro", type=int, default=8)
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--model", action="append", choices=MODELS)
+    parser.add_argument("--json", type=Path)
     parser.add_argument("--rank", action="store_true", help="a rank of the job that this script starts")
     arguments = parser.parse_args()
     if arguments.rank:

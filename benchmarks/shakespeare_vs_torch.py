@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 
 import pinned  # noqa: F401  (first: it sets what NumPy and PyTorch read)
 
@@ -23,7 +24,7 @@ from mpitrain import data, models, nn, optim
 from mpitrain.autograd import Tensor, no_grad, run_backward
 from mpitrain.backend import keep_freed_memory
 from mpitrain.bench.pairs import Pairs
-from mpitrain.bench.report import in_time, ratio_of
+from mpitrain.bench.report import Report, in_time, ratio_of
 
 LAYERS, HEADS, WIDTH, BLOCK, VOCABULARY, BATCH = 4, 4, 128, 64, 65, 12
 LR, MIN_LR, WARMUP, BETAS, DECAY, CLIP = 1e-3, 1e-4, 100, (0.9, 0.99), 0.1, 1.0
@@ -67,7 +68,9 @@ def main() -> None:
     parser.add_argument("folder", help="shards made by `mpitrain data import text`")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    report = Report(0, options.json)
     keep_freed_memory()
     dataset = data.open_dataset(data.describe(options.folder))
     training, held_out = data.token_split(dataset, BLOCK, "tail:0.1")
@@ -101,6 +104,9 @@ def main() -> None:
             count += int((y >= 0).sum())
     pairs = Pairs(*map(list, zip(*times)))
     result = pairs.summary("torch")
+    report.record({"bench": "shakespeare_vs_torch", **result, "steps": options.steps, "seed": options.seed,
+                   "loss": mine / count, "torch_loss": other / count, "loss_difference": first,
+                   "wall_seconds": sum(pairs.ours), "torch_wall_seconds": sum(pairs.theirs)})
     print(f"largest relative difference of the loss over the first 50 steps: {first:.1e}\n"
           f"validation loss over {count:,} tokens: ours {mine / count:.4f}, PyTorch {other / count:.4f}\n"
           f"median step: ours {in_time(result['seconds'])}, PyTorch {in_time(result['torch_seconds'])}, times faster "

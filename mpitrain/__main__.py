@@ -8,15 +8,18 @@ if sys.path and sys.path[0] in ("", ".") or not sys.flags.safe_path and sys.argv
     sys.path[:] = [p for p in sys.path if p not in ("", ".", os.getcwd())]
 
 
+from mpitrain.comm.job.signals import StopRequest
+
+stop = StopRequest()
 if sys.argv[1:2] == ["train"]:
-    from mpitrain.comm.job.signals import listen
-    listen()
+    stop.listen()                                 # before the heavy imports
 
 
 def main() -> None:
     from mpitrain.cli import main as command_line
-    from mpitrain.comm.job.guard import run_guarded
-    run_guarded(command_line, traceback="--traceback" in sys.argv)
+    from mpitrain.comm.job.guard import Process
+    process = Process(traceback="--traceback" in sys.argv, stop=stop)
+    process.run(lambda: command_line(process=process))
 
 
 if __name__ == "__main__":

@@ -257,6 +257,16 @@ def test_links_and_pictures_lead_somewhere(document: Path) -> None:
         assert not anchor or anchor in anchors(found), f"{document.name} links to {path}#{anchor}"
 
 
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if d.name != "data.md"], ids=lambda path: path.name)
+def test_files_and_folders_that_a_document_names_are_there(document: Path) -> None:
+    """Paths of the repository in code marks: mpitrain/'s own without its name, files by their ending, folders by a slash."""
+    text = FENCE.sub("", document.read_text())
+    own = {path.name for path in (ROOT / "mpitrain").iterdir()} | {path.name for path in ROOT.iterdir()}
+    for name in re.findall(r"`((?:\w+/)+(?:\w+\.\w+)?)`", text):
+        if name.split("/")[0] in own or document.name == "architecture.md":
+            assert (ROOT / "mpitrain" / name).exists() or (ROOT / name).exists(), f"{document.name} names {name}"
+
+
 def test_the_readme_is_short_and_the_licence_is_there() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 220
     assert "the mpitrain developers" in (ROOT / "LICENSE").read_text()

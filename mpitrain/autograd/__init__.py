@@ -4,10 +4,12 @@ from mpitrain.autograd.engine import Backward, Deferred, current_walk, run_backw
 from mpitrain.autograd.function import Context, Function
 from mpitrain.autograd.gradcheck import gradcheck
 from mpitrain.autograd.recompute import recompute
+from mpitrain.autograd.record import Operation, Value, record
 from mpitrain.autograd.share import batch_share, part_of_batch
 from mpitrain.autograd.tensor import Tensor, enable_grad, grad_enabled, no_grad, recomputing
 
-__all__ = ["Backward", "Context", "Deferred", "Function", "Tensor", "batch_share", "current_walk", "enable_grad", "grad_enabled",
-           "gradcheck", "no_grad", "part_of_batch", "recompute", "recomputing", "run_backward"]
+__all__ = ["Backward", "Context", "Deferred", "Function", "Operation", "Tensor", "Value", "batch_share", "current_walk",
+           "enable_grad", "grad_enabled", "gradcheck", "no_grad", "part_of_batch", "recompute", "recomputing", "record",
+           "run_backward"]
 
 Tensor.backward = run_backward

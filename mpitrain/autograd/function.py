@@ -122,12 +122,14 @@ class Function:
     `broadcasts`: the gradients are summed back to the shapes of the inputs. `views`: the output shows the input's memory.
     `result_dtype`: set where the result is meant to have another dtype than the floating-point inputs. `floats`: how many of the
     first inputs must be float32 or float64, since compiled code reads them; the others may be labels, indices or masks.
+    `recorded`: False for what is no operation of a program but only stands around some (see `autograd.record`).
     """
 
     broadcasts = False
     views = False
     result_dtype: Any = None
     floats = 0
+    recorded = True
 
     @staticmethod
     def forward(ctx: Context, *arrays: Any, **params: Any) -> Any:
@@ -179,8 +181,6 @@ class Function:
             edges.append(edge)
             leaf_meta.append(meta)
             needs.append(edge is not None)
-        if mode.seen_leaves is not None:
-            _note_leaves(mode.seen_leaves, inputs)
         recording = True in needs and mode.recording
         ctx = Context(cls, xp if xp is not None else array_module(), tuple(needs) if recording else (False,) * len(needs))
         result = cls.forward(ctx, *arrays, **params)
@@ -199,6 +199,8 @@ class Function:
                 for tensor in outputs:
                     arrays.append(tensor.array)  # noqa: PERF401  (of one, nearly always: a comprehension takes longer)
                 ctx.watch(arrays, inputs + outputs)
+        if mode.recorder is not None:
+            mode.recorder(cls, inputs, params, outputs)
         return outputs if several else outputs[0]
 
 
@@ -254,11 +256,3 @@ def _record(ctx: Context, outputs: tuple[Tensor, ...]) -> None:
             tensor.requires_grad = True
             tensor.edge = (ctx, len(output_meta))
         output_meta.append((array.shape, dtype))
-
-
-def _note_leaves(seen: dict[int, Tensor], inputs: tuple[Any, ...]) -> None:
-    """Also what shows a parameter's memory without a gradient."""
-    for tensor in inputs:
-        if isinstance(tensor, Tensor) and tensor.node is None and (
-                tensor.requires_grad or (tensor.version is not None and tensor.version.is_parameter)):
-            seen.setdefault(id(tensor), tensor)

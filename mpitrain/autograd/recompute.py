@@ -32,17 +32,28 @@ def recompute(block: Callable[..., Any], *inputs: Any) -> Any:
         return block(*(x if fixed else next(rest) for x, fixed in zip(inputs, is_given)))
 
     scope = random.snapshot()
-    outer, mode.seen_leaves = mode.seen_leaves, {}
+    leaves: dict[int, Tensor] = {}
+    outer = mode.recorder
+
+    def note(function: type[Any], arguments: tuple[Any, ...], params: dict[str, Any], results: tuple[Tensor, ...]) -> None:
+        """Keeps the leaves among the arguments, also what shows a parameter's memory without a gradient."""
+        for x in arguments:
+            if isinstance(x, Tensor) and x.node is None and (
+                    x.requires_grad or (x.version is not None and x.version.is_parameter)):
+                leaves.setdefault(id(x), x)
+        if outer is not None:
+            outer(function, arguments, params, results)
+
+    mode.recorder = note
     try:
         with no_grad():
             result = run(*given)
-        leaves = list(mode.seen_leaves.values())
     finally:
-        mode.seen_leaves = outer
+        mode.recorder = outer
     outputs = result if isinstance(result, tuple) else (result,)
     own = {id(x) for x in given if isinstance(x, Tensor)}
-    used = [leaf for leaf in leaves if leaf.requires_grad and id(leaf) not in own]
-    versions = {version: version.count for leaf in leaves if (version := leaf.shared_version()).is_parameter}
+    used = [leaf for leaf in leaves.values() if leaf.requires_grad and id(leaf) not in own]
+    versions = {version: version.count for leaf in leaves.values() if (version := leaf.shared_version()).is_parameter}
     recorded = Recompute.apply(*given, *used, repeat=_Repeat(run, len(given), [t.array for t in outputs], scope, versions))
     return recorded if isinstance(result, tuple) else recorded[0]
 
@@ -72,6 +83,8 @@ class Recompute(Function):
 
     The inner pass lands the leaves' contributions one by one, so backward here returns none for them.
     """
+
+    recorded = False                              # the block's own operations are
 
     @staticmethod
     def forward(ctx: Context, *arrays: Any, repeat: _Repeat) -> tuple[Any, ...]:

@@ -223,14 +223,16 @@ def _raw(value: Any) -> Any:
 
 
 class _Mode(threading.local):
-    """What this thread is doing: recording a graph or not, and who wants to know which leaves are used."""
+    """What this thread is doing: recording a graph or not, who is told of each operation, and in which module that runs."""
 
     recording = True
     recomputing = False
-    seen_leaves: dict[int, Tensor] | None = None
+    recorder: Callable[[type[Any], tuple[Any, ...], dict[str, Any], tuple[Tensor, ...]], None] | None = None
+    path = ""
 
 
 mode = _Mode()
+recorders: list[Any] = []     # of all threads: where there is none, modules need not ask `mode`, which takes longer
 
 
 def grad_enabled() -> bool:

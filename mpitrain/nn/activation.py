@@ -10,6 +10,8 @@ from mpitrain.autograd import Tensor
 from mpitrain.nn.module import Module
 from mpitrain.registry import Registry
 
+__all__ = ["ACTIVATIONS", "GELU", "LeakyReLU", "ReLU", "SiLU", "Sigmoid", "Softmax", "Softplus", "Tanh"]
+
 ACTIVATIONS: Registry[Callable[[], Module]] = Registry("activation")
 
 

@@ -15,6 +15,8 @@ from mpitrain.nn.basic import Dropout, Linear
 from mpitrain.nn.init import Initialiser
 from mpitrain.nn.module import Module
 
+__all__ = ["MultiHeadAttention"]
+
 
 class MultiHeadAttention(Module):
     """(B, L, D) to (B, L, D). One weight makes queries, keys and values: rows [q; k; v], as PyTorch's in_proj_weight.

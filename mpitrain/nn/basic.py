@@ -16,6 +16,8 @@ from mpitrain.nn.module import Module, Places
 from mpitrain.nn.parameter import Parameter
 from mpitrain.ops.linalg import FUSED_ACTIVATIONS
 
+__all__ = ["Dropout", "DropoutAdd", "Embedding", "Flatten", "Linear"]
+
 
 class Linear(Module):
     """(..., I) to (..., O): x @ weight.T + bias, with weight (O, I). Initial values are PyTorch's.

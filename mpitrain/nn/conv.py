@@ -12,6 +12,8 @@ from mpitrain.nn.init import Initialiser
 from mpitrain.nn.module import Module
 from mpitrain.nn.parameter import Parameter
 
+__all__ = ["Conv2d", "ConvTranspose2d"]
+
 Size: TypeAlias = int | tuple[int, int]
 
 

@@ -62,6 +62,8 @@ class Hooks:
 class Marker(Function):
     """The identity, which says when backward comes by."""
 
+    recorded = False
+
     @staticmethod
     def forward(ctx: Context, *arrays: Any, entered: Callable[[], None]) -> tuple[Any, ...]:
         ctx.entered = entered

@@ -14,6 +14,8 @@ from mpitrain.backend import Array
 from mpitrain.errors import ConfigError, GraphError, ShapeError
 from mpitrain.registry import Registry
 
+__all__ = ["LOSSES", "Loss"]
+
 
 class Loss:
     """``loss(output, target)`` is the sum, ``loss.count(target)`` the number of terms in it.

@@ -24,12 +24,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mpitrain.autograd import Tensor
+from mpitrain.autograd.record import within
+from mpitrain.autograd.tensor import recorders
 from mpitrain.backend import CPU, Array, Device, float_dtype
 from mpitrain.errors import GraphError
 from mpitrain.nn.across import Across
 from mpitrain.nn.hooks import Hook, Hooks
 from mpitrain.nn.parameter import Buffer, Described, Parameter
 from mpitrain.nn.storage import Allocate, FlatLayout, FlatStorage, check_state
+
+__all__ = ["Module"]
 
 Self = TypeVar("Self", bound="Module")
 Places = np.ndarray[Any, Any]                    # whole numbers (L,)
@@ -51,9 +55,11 @@ class Module:
         raise GraphError(f"{type(self).__name__} defines no forward")
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        if self._hooks is None and self.across is None:
+        if self._hooks is None and self.across is None and not recorders:
             return self.forward(*inputs, **named)
         forward = self.forward if self.across is None else partial(self.across.forward, self.forward)
+        if recorders:
+            forward = within(self.path, forward)
         return forward(*inputs, **named) if self._hooks is None else self._hooks.call(self, forward, inputs, named)
 
     def positions(self, length: int) -> Places:

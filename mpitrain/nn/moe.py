@@ -22,6 +22,8 @@ from mpitrain.nn.parameter import Parameter
 from mpitrain.ops.experts import Route, balance_value, capacity_of, route
 from mpitrain.ops.linalg import FUSED_ACTIVATIONS
 
+__all__ = ["MixtureOfExperts", "mixtures"]
+
 TALLY_UNIT = 1 << 16
 
 

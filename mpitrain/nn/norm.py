@@ -19,6 +19,8 @@ from mpitrain.nn.parameter import Buffer, Parameter
 from mpitrain.nn.statistics import Running
 from mpitrain.registry import Registry
 
+__all__ = ["BatchNorm1d", "BatchNorm2d", "GroupNorm", "LayerNorm", "RMSNorm", "SyncBatchNorm"]
+
 
 class _BatchNorm(Module):
     """Normalises each channel (dim 1) by its mean and variance over the micro-batch, in eval by the running ones.

@@ -17,6 +17,8 @@ from mpitrain.backend import Array, stream_key
 from mpitrain.errors import GraphError, ShapeError
 from mpitrain.nn.init import Initialiser, Shape
 
+__all__ = ["Buffer", "Parameter"]
+
 CHUNK = 1 << 16            # elements made at a time: the random words of a large parameter would not fit beside it
 
 

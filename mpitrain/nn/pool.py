@@ -10,6 +10,8 @@ from mpitrain.errors import ConfigError
 from mpitrain.nn.conv import Size
 from mpitrain.nn.module import Module
 
+__all__ = ["AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "AvgPool2d", "MaxPool2d"]
+
 
 class MaxPool2d(Module):
     """The largest value of each window. ReLU before or after it can be computed in the same pass (`activation`)."""

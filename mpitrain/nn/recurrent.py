@@ -18,6 +18,8 @@ from mpitrain.nn.basic import Dropout
 from mpitrain.nn.module import Module
 from mpitrain.nn.parameter import Parameter
 
+__all__ = ["GRU", "LSTM"]
+
 State: TypeAlias = tuple[Tensor, ...]             # each (B, H): (h, c) for LSTM, (h,) for GRU
 
 

@@ -11,6 +11,8 @@ from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.nn.module import Module
 from mpitrain.nn.parameter import Described
 
+__all__ = ["Sequential"]
+
 
 class Sequential(Module):
     """``Sequential(("first", Linear(4, 8)), ("act", ReLU()))``; blocks given without a name are called "0", "1", ...

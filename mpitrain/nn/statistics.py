@@ -23,6 +23,8 @@ from mpitrain.backend import Array, array_module, asnumpy
 from mpitrain.errors import ShapeError
 from mpitrain.nn.parameter import Buffer
 
+__all__ = ["apply_statistics", "collect_statistics", "running_layers"]
+
 
 class Modules(Protocol):
     """A model, as far as its layers are looked for."""

@@ -21,6 +21,8 @@ from mpitrain.backend import CPU, Array, Device, float_dtype, is_array, overwrit
 from mpitrain.errors import ShapeError
 from mpitrain.nn.parameter import Parameter
 
+__all__ = ["FlatLayout", "FlatStorage", "Segment", "plan_segments"]
+
 ALIGN = 16                 # elements
 LINE = 64                  # bytes: a cache line, and the widest vector load
 

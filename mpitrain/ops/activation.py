@@ -12,6 +12,8 @@ from mpitrain.errors import ShapeError
 from mpitrain.kernels import pointwise
 from mpitrain.kernels.pointwise import ACTIVATIONS
 
+__all__ = ["gelu", "leaky_relu", "relu", "sigmoid", "silu", "softplus", "tanh"]
+
 
 class Pointwise(Function):
     """An activation with a kernel for its values and one for its gradient."""
@@ -19,10 +21,10 @@ class Pointwise(Function):
     floats = 4
 
     @staticmethod
-    def forward(ctx: Context, x: Array, *, activation: pointwise.Activation) -> Array:
-        result, kept = activation.forward(x, ours=False, training=ctx.needs[0])
+    def forward(ctx: Context, x: Array, *, activation: str) -> Array:
+        ctx.activation = ACTIVATIONS[activation]
+        result, kept = ctx.activation.forward(x, ours=False, training=ctx.needs[0])
         ctx.save(kept)
-        ctx.activation = activation
         return result
 
     @staticmethod
@@ -68,16 +70,16 @@ class Softplus(Function):
 
 
 def tanh(x: Any) -> Tensor:
-    return Pointwise.apply(x, activation=ACTIVATIONS["tanh"])
+    return Pointwise.apply(x, activation="tanh")
 
 
 def sigmoid(x: Any) -> Tensor:
-    return Pointwise.apply(x, activation=ACTIVATIONS["sigmoid"])
+    return Pointwise.apply(x, activation="sigmoid")
 
 
 def relu(x: Any) -> Tensor:
     """max(x, 0); the gradient is 0 where x <= 0, and passes NaN as it passes what is above 0, like PyTorch's."""
-    return Pointwise.apply(x, activation=ACTIVATIONS["relu"])
+    return Pointwise.apply(x, activation="relu")
 
 
 def leaky_relu(x: Any, slope: float = 0.01) -> Tensor:
@@ -88,12 +90,12 @@ def gelu(x: Any, approximate: str = "none") -> Tensor:
     """x times the normal distribution function, exact ("none") or by a tanh ("tanh"); Hendrycks and Gimpel, 2016."""
     if approximate not in ("none", "tanh"):
         raise ShapeError(f'gelu: approximate is "none" or "tanh", not "{approximate}"')
-    return Pointwise.apply(x, activation=ACTIVATIONS["gelu" if approximate == "none" else "gelu_tanh"])
+    return Pointwise.apply(x, activation="gelu" if approximate == "none" else "gelu_tanh")
 
 
 def silu(x: Any) -> Tensor:
     """x sigmoid(x)."""
-    return Pointwise.apply(x, activation=ACTIVATIONS["silu"])
+    return Pointwise.apply(x, activation="silu")
 
 
 def softplus(x: Any) -> Tensor:

@@ -17,6 +17,8 @@ from mpitrain.kernels.dropout import Dropping
 from mpitrain.kernels.flash_attention import flash_attention, flash_attention_grad
 from mpitrain.ops.shape import reshape
 
+__all__ = ["scaled_dot_product_attention", "self_attention"]
+
 
 def scaled_dot_product_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None,
                                  mask: Any = None) -> Tensor:

@@ -9,6 +9,8 @@ from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels.convolution import Pair, Window, channel_sums, convolve, convolve_adjoint, kernel_gradient
 
+__all__ = ["conv2d", "conv_transpose2d"]
+
 
 def conv2d(x: Any, weight: Any, bias: Any = None, *, stride: int | Pair = 1, padding: int | Pair = 0,
            dilation: int | Pair = 1, groups: int = 1) -> Tensor:

@@ -11,6 +11,8 @@ from mpitrain.backend.random import current
 from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.kernels import dropout as kernels
 
+__all__ = ["dropout"]
+
 
 def dropout(x: Any, p: float, layer: str, residual: Any = None, *, part: int = 0,
             positions: Array | None = None) -> Tensor:

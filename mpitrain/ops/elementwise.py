@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
+
+__all__ = ["absolute", "add", "clip", "divide", "equal", "exp", "greater", "greater_equal", "less", "less_equal", "log",
+           "maximum", "minimum", "multiply", "negative", "not_equal", "power", "sqrt", "subtract", "where"]
 
 
 class Add(Function):
@@ -232,8 +234,8 @@ class Compare(Function):
     """A boolean array: no gradient flows through it."""
 
     @staticmethod
-    def forward(ctx: Context, x: Any, y: Any, *, test: Callable[[Any, Any], Any]) -> Array:
-        return test(x, y)
+    def forward(ctx: Context, x: Any, y: Any, *, test: str) -> Array:
+        return getattr(operator, test)(x, y)
 
 
 def add(x: Any, y: Any) -> Tensor:
@@ -295,28 +297,28 @@ def where(condition: Any, x: Any, y: Any) -> Tensor:
 
 
 def greater(x: Any, y: Any) -> Tensor:
-    return _compare(operator.gt, x, y)
+    return _compare("gt", x, y)
 
 
 def greater_equal(x: Any, y: Any) -> Tensor:
-    return _compare(operator.ge, x, y)
+    return _compare("ge", x, y)
 
 
 def less(x: Any, y: Any) -> Tensor:
-    return _compare(operator.lt, x, y)
+    return _compare("lt", x, y)
 
 
 def less_equal(x: Any, y: Any) -> Tensor:
-    return _compare(operator.le, x, y)
+    return _compare("le", x, y)
 
 
 def equal(x: Any, y: Any) -> Tensor:
-    return _compare(operator.eq, x, y)
+    return _compare("eq", x, y)
 
 
 def not_equal(x: Any, y: Any) -> Tensor:
-    return _compare(operator.ne, x, y)
+    return _compare("ne", x, y)
 
 
-def _compare(test: Callable[[Any, Any], Any], x: Any, y: Any) -> Tensor:
+def _compare(test: str, x: Any, y: Any) -> Tensor:
     return Compare.apply(x.array if isinstance(x, Tensor) else x, y.array if isinstance(y, Tensor) else y, test=test)

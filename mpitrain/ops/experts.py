@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor, batch_share
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import experts as kernels
-from mpitrain.kernels.pointwise import ACTIVATIONS, Activation
+from mpitrain.kernels.pointwise import ACTIVATIONS
 from mpitrain.kernels.product import product
+
+__all__ = ["combine", "dispatch", "expert_balance", "expert_gates", "expert_linear"]
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,8 @@ class Route:
     counts: Array                            # (E,): how often each expert was chosen, whether there was a place or not
     slots: Array
     sources: Array
+    tokens: Array                            # (E C,): the row that is at each place, -1 where nobody is
     capacity: int
-
-    @cached_property
-    def tokens(self) -> Array:
-        """(E C,): the row that is at each place, -1 where nobody is."""
-        rows = self.slots.shape[1]
-        return self.sources % rows - (self.sources < 0) * rows          # -1 % rows is rows - 1
 
     @property
     def assigned(self) -> int:
@@ -53,16 +49,25 @@ def route(scores: Any, top_k: int, capacity: int) -> Route:
     if array.ndim != 2 or not 1 <= top_k <= array.shape[1] or capacity < 1 or not len(array):
         raise ShapeError(f"route: scores of shape {tuple(array.shape)}, {top_k} choices and {capacity} places; wants (rows, "
                          "experts), a row at least, 1 to experts choices, and a place at least")
-    chosen = kernels.largest(array, top_k)
-    slots, sources, counts = kernels.places(chosen, array.shape[1], capacity)
-    return Route(chosen, counts, slots, sources, capacity)
+    chosen, counts, slots, sources, tokens = (found.array for found in Choose.apply(array, top_k=top_k, capacity=capacity))
+    return Route(chosen, counts, slots, sources, tokens, capacity)
+
+
+class Choose(Function):
+    """The arrays of a `Route`, from scores."""
+
+    @staticmethod
+    def forward(ctx: Context, scores: Array, *, top_k: int, capacity: int) -> tuple[Array, ...]:
+        chosen = kernels.largest(scores, top_k)
+        slots, sources, counts = kernels.places(chosen, scores.shape[1], capacity)
+        return chosen, counts, slots, sources, sources % len(scores) - (sources < 0) * len(scores)     # -1 % rows is rows - 1
 
 
 class Gates(Function):
     """The scores of the chosen experts, (K, T); normalised: those of a row add up to 1."""
 
     @staticmethod
-    def forward(ctx: Context, scores: Array, *, chosen: Array, normalised: bool) -> Array:
+    def forward(ctx: Context, scores: Array, chosen: Array, *, normalised: bool) -> Array:
         rows = ctx.xp.arange(len(chosen))
         gates = ctx.xp.stack([scores[rows, column] for column in chosen.T])
         total = gates.sum(axis=0) if normalised else None
@@ -73,14 +78,14 @@ class Gates(Function):
         return gates
 
     @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
+    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
         gates, = ctx.saved
         if ctx.total is not None:
             grad = (grad - (grad * gates).sum(axis=0)) / ctx.total
         by_scores, rows = ctx.xp.zeros(ctx.shape, grad.dtype), ctx.xp.arange(len(ctx.chosen))
         for k, column in enumerate(ctx.chosen.T):             # a row's choices differ: nothing is written twice
             by_scores[rows, column] = grad[k]
-        return by_scores
+        return by_scores, None
 
 
 class Balance(Function):
@@ -89,56 +94,57 @@ class Balance(Function):
     views = True
 
     @staticmethod
-    def forward(ctx: Context, scores: Array, *, counts: Array, weight: float) -> Array:
+    def forward(ctx: Context, scores: Array, counts: Array, *, weight: float) -> Array:
         ctx.counts, ctx.weight = counts, weight
         return scores
 
     @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
+    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
         rows, experts = grad.shape
         assigned = ctx.counts.sum()
-        return grad + (ctx.counts * (ctx.weight * batch_share() * experts / rows) / assigned).astype(grad.dtype)
+        return grad + (ctx.counts * (ctx.weight * batch_share() * experts / rows) / assigned).astype(grad.dtype), None
 
 
 class Dispatch(Function):
     """Rows (T, D) at their experts' places (E, C, D), zeros at those that nobody has."""
 
     @staticmethod
-    def forward(ctx: Context, x: Array, *, to: Route) -> Array:
-        if x.ndim != 2 or len(x) != to.slots.shape[1]:
-            raise ShapeError(f"dispatch: rows of shape {x.shape} for a route of {to.slots.shape[1]} rows")
-        ctx.to = to
-        return kernels.rows_at(x, to.tokens).reshape(-1, to.capacity, x.shape[1])
+    def forward(ctx: Context, x: Array, slots: Array, tokens: Array, *, capacity: int) -> Array:
+        if x.ndim != 2 or len(x) != slots.shape[1]:
+            raise ShapeError(f"dispatch: rows of shape {x.shape} for a route of {slots.shape[1]} rows")
+        ctx.slots = slots
+        return kernels.rows_at(x, tokens).reshape(-1, capacity, x.shape[1])
 
     @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
-        return kernels.add_rows(grad.reshape(-1, grad.shape[2]), ctx.to.slots)
+    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
+        return kernels.add_rows(grad.reshape(-1, grad.shape[2]), ctx.slots), None, None
 
 
 class Combine(Function):
     """The rows at places (E, C, D) back where they came from, (T, D): a row's choices, times their gates (K, T), added up."""
 
     @staticmethod
-    def forward(ctx: Context, x: Array, gates: Array, *, to: Route) -> Array:
-        if x.ndim != 3 or x.shape[:2] != (len(to.counts), to.capacity) or gates.shape != to.slots.shape:
-            raise ShapeError(f"combine: places of shape {x.shape} and gates of shape {gates.shape} for a route to "
-                             f"({len(to.counts)}, {to.capacity}) places, with gates {to.slots.shape}")
+    def forward(ctx: Context, x: Array, gates: Array, slots: Array, sources: Array, tokens: Array, *, capacity: int) -> Array:
+        places = len(sources) // capacity, capacity
+        if x.ndim != 3 or x.shape[:2] != places or gates.shape != slots.shape:
+            raise ShapeError(f"combine: places of shape {x.shape} and gates of shape {gates.shape} for a route to {places} "
+                             f"places, with gates {slots.shape}")
         ctx.save(x, gates)
-        ctx.to = to
-        return kernels.add_rows(x.reshape(-1, x.shape[2]), to.slots, gates)
+        ctx.slots, ctx.sources, ctx.tokens = slots, sources, tokens
+        return kernels.add_rows(x.reshape(-1, x.shape[2]), slots, gates)
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
         x, gates = ctx.saved
-        to, by_x, by_gates = ctx.to, None, None
+        by_x = by_gates = None
         if ctx.needs[0]:
-            factors = gates.reshape(-1)[ctx.xp.maximum(to.sources, 0)]
-            by_x = kernels.rows_at(grad, to.tokens)
+            factors = gates.reshape(-1)[ctx.xp.maximum(ctx.sources, 0)]
+            by_x = kernels.rows_at(grad, ctx.tokens)
             by_x *= factors[:, None]
             by_x = by_x.reshape(x.shape)
         if ctx.needs[1]:
-            by_gates = kernels.dot_rows(x.reshape(-1, x.shape[2]), to.slots, grad)
-        return by_x, by_gates
+            by_gates = kernels.dot_rows(x.reshape(-1, x.shape[2]), ctx.slots, grad)
+        return by_x, by_gates, None, None, None
 
 
 class ExpertLinear(Function):
@@ -150,7 +156,7 @@ class ExpertLinear(Function):
     floats = 4
 
     @staticmethod
-    def forward(ctx: Context, x: Array, weight: Array, bias: Array | None, *, activation: Activation | None,
+    def forward(ctx: Context, x: Array, weight: Array, bias: Array | None, *, activation: str | None,
                 operands: str) -> Array:
         if x.ndim != 3 or weight.ndim != 3 or len(x) != len(weight) or x.shape[2] != weight.shape[2]:
             raise ShapeError(f"expert_linear: an input of shape {x.shape} does not fit a weight of shape {weight.shape} "
@@ -160,9 +166,10 @@ class ExpertLinear(Function):
         result = ctx.xp.empty((*x.shape[:2], weight.shape[1]), x.dtype)
         for e in range(len(x)):
             product(x[e], weight[e].T, None if bias is None else bias[e], out=result[e], operands=operands)
-        ctx.activation, ctx.operands, ctx.before, kept = activation, operands, None, None
-        if activation is not None:
-            result, kept = activation.forward(result, ours=True, training=True in ctx.needs)
+        fused = None if activation is None else ACTIVATIONS[activation]
+        ctx.activation, ctx.operands, ctx.before, kept = fused, operands, None, None
+        if fused is not None:
+            result, kept = fused.forward(result, ours=True, training=True in ctx.needs)
         ctx.save(x, weight, *(() if kept is None else (kept,)))
         return result
 
@@ -191,7 +198,7 @@ def _room(ctx: Context, place: int, like: Array) -> Array:
 
 def expert_gates(scores: Any, to: Route, *, normalised: bool) -> Tensor:
     """The scores (T, E) of each row's choices, (K, T), divided by their sum where `normalised`."""
-    return Gates.apply(scores, chosen=to.chosen, normalised=normalised)
+    return Gates.apply(scores, to.chosen, normalised=normalised)
 
 
 def expert_balance(scores: Any, to: Route, weight: float) -> Tensor:
@@ -200,7 +207,7 @@ def expert_balance(scores: Any, to: Route, weight: float) -> Tensor:
     It is that of `weight` * E * sum over i of f_i P_i, where f_i is the share of choices that expert i has and P_i its mean score
     (Fedus et al. 2021, equation 4), times `autograd.batch_share()`: so the loss has the mean over the global batch of this term.
     """
-    return Balance.apply(scores, counts=to.counts, weight=weight)
+    return Balance.apply(scores, to.counts, weight=weight)
 
 
 def balance_value(scores: Any, to: Route) -> Array:
@@ -212,12 +219,12 @@ def balance_value(scores: Any, to: Route) -> Array:
 
 def dispatch(x: Any, to: Route) -> Tensor:
     """Rows (T, D) at their experts' places: (E, C, D), zeros at those that nobody has."""
-    return Dispatch.apply(x, to=to)
+    return Dispatch.apply(x, to.slots, to.tokens, capacity=to.capacity)
 
 
 def combine(x: Any, gates: Any, to: Route) -> Tensor:
     """What is at places (E, C, D) back in the order of rows, (T, D), weighted by gates (K, T); zeros for rows without a place."""
-    return Combine.apply(x, gates, to=to)
+    return Combine.apply(x, gates, to.slots, to.sources, to.tokens, capacity=to.capacity)
 
 
 def expert_linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None) -> Tensor:
@@ -227,5 +234,5 @@ def expert_linear(x: Any, weight: Any, bias: Any = None, activation: str | None 
     """
     if activation is not None and activation not in ACTIVATIONS:
         raise ShapeError(f'expert_linear: activation is None or one of {", ".join(sorted(ACTIVATIONS))}, not "{activation}"')
-    return ExpertLinear.apply(x, weight, bias, activation=None if activation is None else ACTIVATIONS[activation],
-                              operands=weight.operands if isinstance(weight, Tensor) else "")
+    operands = weight.operands if isinstance(weight, Tensor) else ""
+    return ExpertLinear.apply(x, weight, bias, activation=activation, operands=operands)

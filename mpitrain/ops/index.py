@@ -7,9 +7,11 @@ from __future__ import annotations
 from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
-from mpitrain.backend import Array, is_array
+from mpitrain.backend import Array, array_module, is_array
 from mpitrain.errors import DataError, ShapeError
 from mpitrain.kernels.scatter import scatter_add_rows
+
+__all__ = ["embedding", "getitem", "take"]
 
 
 class Slice(Function):
@@ -30,18 +32,19 @@ class Slice(Function):
 
 
 class Gather(Function):
-    """x[index] with arrays of integers or booleans in the index."""
+    """x[index] with arrays of integers or booleans, `chosen`, at those places of the index that are "array"."""
 
     @staticmethod
-    def forward(ctx: Context, x: Array, *, index: Any) -> Array:
-        ctx.shape, ctx.index = x.shape, index
-        return x[index]
+    def forward(ctx: Context, x: Array, *chosen: Array, index: tuple[Any, ...]) -> Array:
+        rest = iter(chosen)
+        ctx.shape, ctx.index = x.shape, tuple([next(rest) if isinstance(entry, str) else entry for entry in index])
+        return x[ctx.index]
 
     @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
+    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
         whole = ctx.xp.zeros(ctx.shape, dtype=grad.dtype)
         ctx.xp.add.at(whole, ctx.index, grad)
-        return whole
+        return whole, *(None for _ in ctx.needs[1:])
 
 
 class Take(Function):
@@ -115,8 +118,12 @@ def check_indices(name: str, indices: Array, n: int) -> None:
 def getitem(x: Any, index: Any) -> Tensor:
     """``x[index]``: numbers, slices, None, Ellipsis (a view), or also integer and boolean arrays (a copy)."""
     entries = tuple(e.array if isinstance(e, Tensor) else e for e in (index if isinstance(index, tuple) else (index,)))
-    chosen = Gather if any(is_array(e) or isinstance(e, list) for e in entries) else Slice
-    return chosen.apply(x, index=entries)
+    chosen = [e for e in entries if is_array(e) or isinstance(e, list)]
+    if not chosen:
+        return Slice.apply(x, index=entries)
+    xp = x.xp if isinstance(x, Tensor) else array_module(x)
+    places = tuple("array" if is_array(e) or isinstance(e, list) else e for e in entries)
+    return Gather.apply(x, *map(xp.asarray, chosen), index=places)
 
 
 def take(x: Any, indices: Any, dim: int = 0) -> Tensor:

@@ -14,6 +14,8 @@ from mpitrain.kernels.layer_norm import row_norm, row_norm_gradients
 from mpitrain.ops.dropout import dropout as drop
 from mpitrain.ops.dropout import pieces
 
+__all__ = ["add_layer_norm", "layer_norm", "rms_norm"]
+
 
 def layer_norm(x: Any, weight: Any, bias: Any = None, *, eps: float = 1e-5) -> Tensor:
     """Normalises x over its last dims, those of weight (and bias)."""

@@ -10,8 +10,10 @@ from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import linear as layers
-from mpitrain.kernels.pointwise import ACTIVATIONS, Activation
+from mpitrain.kernels.pointwise import ACTIVATIONS
 from mpitrain.kernels.product import product
+
+__all__ = ["linear", "matmul"]
 
 FUSED_ACTIVATIONS = frozenset(ACTIVATIONS)
 """What `linear` takes as its activation."""
@@ -66,7 +68,7 @@ class Linear(Function):
     floats = 4
 
     @staticmethod
-    def forward(ctx: Context, x: Array, weight: Array, bias: Array | None, *, activation: Activation | None,
+    def forward(ctx: Context, x: Array, weight: Array, bias: Array | None, *, activation: str | None,
                 operands: str = "") -> Array:
         if x.ndim == 0 or weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
             raise ShapeError(f"linear: an input of shape {x.shape} does not fit a weight of shape {weight.shape} "
@@ -74,16 +76,17 @@ class Linear(Function):
         if bias is not None and bias.shape != weight.shape[:1]:
             raise ShapeError(f"linear: a bias of shape {bias.shape} does not fit a weight of shape {weight.shape}")
         rows = _rows(x)
-        ctx.activation, ctx.operands, ctx.before = activation, operands, None
-        ctx.together = layers.suits(rows, weight, activation, operands)
+        fused = None if activation is None else ACTIVATIONS[activation]
+        ctx.activation, ctx.operands, ctx.before = fused, operands, None
+        ctx.together = layers.suits(rows, weight, fused, operands)
         if ctx.together:
-            made, kept = layers.linear(rows, weight, bias, activation, True in ctx.needs)
+            made, kept = layers.linear(rows, weight, bias, fused, True in ctx.needs)
         else:
             made, kept = product(rows, weight.T, bias, operands=operands), None
-            if activation is not None:
-                made, kept = activation.forward(made, ours=True, training=True in ctx.needs)
+            if fused is not None:
+                made, kept = fused.forward(made, ours=True, training=True in ctx.needs)
         result = made.reshape(*x.shape[:-1], weight.shape[0])
-        if activation is None:
+        if fused is None:
             ctx.save(x, weight)
             return result
         ctx.save(x, weight, result if kept is made else kept)   # the very array that is handed out, so that it is watched
@@ -179,5 +182,4 @@ def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None,
     """
     if activation is not None and activation not in ACTIVATIONS:
         raise ShapeError(f'linear: activation is None or one of {", ".join(sorted(ACTIVATIONS))}, not "{activation}"')
-    return Linear.apply(x, weight, bias, activation=None if activation is None else ACTIVATIONS[activation],
-                        operands=_operands(weight) if operands is None else operands)
+    return Linear.apply(x, weight, bias, activation=activation, operands=_operands(weight) if operands is None else operands)

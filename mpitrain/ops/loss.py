@@ -13,6 +13,9 @@ from mpitrain.backend import Array
 from mpitrain.errors import DataError, ShapeError
 from mpitrain.kernels import pointwise, rows
 
+__all__ = ["binary_cross_entropy_with_logits", "cross_entropy", "cross_entropy_count", "element_count", "huber",
+           "kl_divergence", "l1", "mse"]
+
 
 class CrossEntropy(Function):
     floats = 1

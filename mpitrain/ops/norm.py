@@ -22,6 +22,8 @@ from mpitrain.kernels.batch_norm import (
 )
 from mpitrain.ops import activation, elementwise
 
+__all__ = ["batch_norm", "batch_norm_inference", "group_norm"]
+
 Reduce = Callable[[Array], None]
 
 
@@ -53,8 +55,7 @@ def batch_norm_inference(x: Any, mean: Any, variance: Any, weight: Any = None, b
                          relu: bool = False, eps: float = 1e-5) -> Tensor:
     """Normalises each channel of x (N, C, ...) with given statistics (C,), which get no gradient; the rest as `batch_norm`."""
     _check_channels("batch_norm_inference", x, weight, bias, residual)
-    mean, variance = (v.array if isinstance(v, Tensor) else v for v in (mean, variance))
-    result: Tensor = FixedNorm.apply(x, weight, bias, mean=mean, variance=variance, eps=eps)
+    result: Tensor = FixedNorm.apply(x, weight, bias, mean, variance, eps=eps)
     if residual is not None:
         result = elementwise.add(result, residual)
     return activation.relu(result) if relu else result
@@ -76,7 +77,7 @@ class BatchNorm(Function):
 
     @staticmethod
     def forward(ctx: Context, x: Array, weight: Array | None, bias: Array | None, residual: Array | None, *, relu: bool,
-                eps: float, reduce: Reduce | None, record: Callable[[tuple[Any, ...]], None]) -> Array:
+                eps: float, reduce: Reduce | None, record: Callable[[tuple[Any, ...]], None] | None = None) -> Array:
         channels = _channels(x)
         if reduce is None and channels.shape[2] > 1:
             y, mean, variance, inverse = by_channel.batch_norm(channels, weight, bias, _channels_or_none(residual), eps, relu)
@@ -94,7 +95,8 @@ class BatchNorm(Function):
         again = reduce is None and residual is None and channels.shape[2] > 1      # y's sign, from x
         ctx.save(x, weight, bias, centre, inverse, y if relu and not again else None)
         ctx.count, ctx.reduce, ctx.relu, ctx.sums = count, reduce, relu, None
-        record((centre, variance.astype(x.dtype), count))
+        if record is not None:
+            record((centre, variance.astype(x.dtype), count))
         return y
 
     @staticmethod
@@ -154,7 +156,7 @@ class FixedNorm(Function):
     floats = 4
 
     @staticmethod
-    def forward(ctx: Context, x: Array, weight: Array | None, bias: Array | None, *, mean: Array, variance: Array,
+    def forward(ctx: Context, x: Array, weight: Array | None, bias: Array | None, mean: Array, variance: Array, *,
                 eps: float) -> Array:
         xp = ctx.xp
         inverse = 1 / xp.sqrt(variance.astype("float64") + eps)
@@ -170,11 +172,11 @@ class FixedNorm(Function):
         scale = channel_scale(inverse, weight, x.dtype).reshape(1, -1, *(1,) * (x.ndim - 2))
         dx = grad * scale if ctx.needs[0] else None
         if not any(ctx.needs[1:]):
-            return dx, None, None
+            return dx, None, None, None, None
         plain, product = channel_sums(_channels(grad), _channels(x), centre)
         return (dx,
                 (product * inverse).astype(x.dtype) if ctx.needs[1] else None,
-                plain.astype(x.dtype) if ctx.needs[2] else None)
+                plain.astype(x.dtype) if ctx.needs[2] else None, None, None)
 
 
 class GroupNorm(Function):

@@ -11,6 +11,8 @@ from mpitrain.errors import ShapeError
 from mpitrain.kernels.pool import Side, window_maximum, window_maximum_gradient, window_total, window_total_gradient
 from mpitrain.kernels.subsample import subsample, subsample_gradient
 
+__all__ = ["adaptive_avg_pool2d", "adaptive_max_pool2d", "avg_pool2d", "max_pool2d", "subsample2d"]
+
 Pair = tuple[int, int]
 
 

@@ -10,6 +10,8 @@ from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 
+__all__ = ["logsumexp", "max", "mean", "min", "sum", "var"]
+
 Dims = int | tuple[int, ...] | None
 
 

@@ -11,6 +11,8 @@ from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 
+__all__ = ["broadcast_to", "concatenate", "expand_dims", "pad", "reshape", "split", "squeeze", "stack", "swapaxes", "transpose"]
+
 
 class Reshape(Function):
     views = True

@@ -11,6 +11,8 @@ from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import rows
 
+__all__ = ["log_softmax", "softmax"]
+
 
 class Softmax(Function):
     floats = 4

@@ -53,6 +53,7 @@ class Bucket:
     turn: Turn = field(default_factory=Turn)           # of the chunk of the model that its parameters are in
     apart: Any = None                                  # the channel of the ranks its sums are over, where not the reducer's
     parts: list[Array] = field(default_factory=list)   # this part of each arena: the same objects in every step
+    room: Any = None                                   # memory for the sums of a tree: see `gradients.bucket_sum`
     name: str = field(init=False)
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ from mpitrain.placement.bytes import Bytes, predicted
 from mpitrain.placement.experts import AXIS, cut_experts
 from mpitrain.placement.micro_batches import count_micro_batches
 from mpitrain.placement.shard_cuts import shared_keys, where_to_cut
-from mpitrain.placement.shards import Shards, finer
+from mpitrain.placement.shards import KINDS, Shards, finer
 from mpitrain.placement.stages import Stage, can_be_cut, cut
 from mpitrain.placement.tensor_plan import Layer, narrow, read_plan
 from mpitrain.placement.tree import RankTree
@@ -69,6 +69,11 @@ class Placement:
         return share(self.grid.place, self.grid.n_places, self.n_micro)
 
     @property
+    def rounds(self) -> int:
+        """The micro-batches of the rank that has most."""
+        return -(-self.n_micro // self.grid.n_places)
+
+    @property
     def tree(self) -> RankTree | None:
         """What this rank holds of the one tree over all micro-batches; None where each rank has a tree of its own."""
         return RankTree(self.n_micro, self.grid.place, self.grid.n_places) if self.train.reproducible == "layout" else None
@@ -98,8 +103,8 @@ class Placement:
 
     @property
     def kind(self) -> str:
-        """What is cut over ranks that have copies: one of `shards.KINDS`."""
-        return "none" if self.grid.count(REPLICAS) == 1 else self.comm.sharding
+        """What is cut over ranks that have copies: one of `shards.KINDS`, "none" where a user's own policy says it."""
+        return "none" if self.grid.count(REPLICAS) == 1 or self.comm.sharding not in KINDS else self.comm.sharding
 
     def layout(self) -> FlatLayout:
         """Where each parameter of this rank lies in flat arrays."""
@@ -109,11 +114,14 @@ class Placement:
         """The axes along which ranks have copies of a leaf, whose gradients they add up."""
         return COPIES if AXIS in leaf.placement else REPLICAS
 
-    def cuts(self, layout: FlatLayout) -> list[int]:
-        """Numbers of parameters that no bucket may join; with one copy per node as if there were one node."""
+    def cuts(self, layout: FlatLayout, *, blocks: bool | None = None) -> list[int]:
+        """Numbers of parameters that no bucket may join, nor those of two blocks where ranks put `blocks` together.
+
+        By default as it is where one copy per node, if asked for, is on one node.
+        """
         one_copy = self.comm.node_shared and self.grid.count(REPLICAS) > 1
-        found = where_to_cut(self.stage, layout, blocks=self.kind == "parameters" and not one_copy) \
-            if one_copy or self.kind != "none" else self.stage.sizes
+        blocks = self.kind == "parameters" and not one_copy if blocks is None else blocks
+        found = where_to_cut(self.stage, layout, blocks=blocks) if one_copy or self.kind != "none" else self.stage.sizes
         return finer(found, [*accumulate(runs([self.sums_over(s.parameter) for s in layout.segments]))])
 
     def buckets(self, layout: FlatLayout) -> list[Bucket]:
@@ -121,10 +129,14 @@ class Placement:
         elements = max(1, bucket_bytes(self.comm.bucket_mb) // layout.dtype.itemsize)
         return plan_buckets(layout.segments, layout.size, elements, self.cuts(layout))
 
-    def shards(self, layout: FlatLayout, *, whole: bool) -> Shards:
-        """The elements that each of the ranks with copies keeps of what is cut over them; `whole`: whole parameters."""
-        return Shards(layout, self.grid.number(REPLICAS), self.grid.count(REPLICAS), whole=whole, cuts=self.cuts(layout),
-                      bucket_bytes=bucket_bytes(self.comm.bucket_mb), alike=shared_keys(self.stage))
+    def shards(self, layout: FlatLayout, *, whole: bool, blocks: bool | None = None, number: int | None = None) -> Shards:
+        """The elements that each of the ranks with copies keeps of what is cut over them; `whole`: whole parameters.
+
+        `number` is this rank's among them, where that is not the one of the grid.
+        """
+        return Shards(layout, self.grid.number(REPLICAS) if number is None else number, self.grid.count(REPLICAS), whole=whole,
+                      cuts=self.cuts(layout, blocks=blocks), bucket_bytes=bucket_bytes(self.comm.bucket_mb),
+                      alike=shared_keys(self.stage))
 
     def bytes(self, layout: FlatLayout, kind: str, *, states: int, per_node: int = 1) -> Bytes:
         """What this rank keeps by the formula, with `states` numbers of optimizer state for each parameter's."""

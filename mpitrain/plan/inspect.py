@@ -92,7 +92,7 @@ def bytes_line(stages: Sequence[Placement], states: int) -> str:
     """What a rank keeps of parameters, gradients and optimizer state, by the formula; of the stage that has most, and with one
     copy per node as if there were one node."""
     comm, replicas = stages[0].comm, stages[0].grid.count(REPLICAS)
-    found = [p.bytes(p.layout(), comm.sharding, states=states, per_node=replicas if comm.node_shared else 1) for p in stages]
+    found = [p.bytes(p.layout(), p.kind, states=states, per_node=replicas if comm.node_shared else 1) for p in stages]
     return memory_text(found, comm.sharding, per_node=comm.node_shared and replicas > 1)
 
 

@@ -58,7 +58,7 @@ def forecast(p: Placement, sample: tuple[Any, Any] | None, *, loss: Any, optimiz
         why = error.message if isinstance(error, MpitrainError) else name_and_text(error, place(error))
     if needed is None:
         return Forecast(kept, why or NOBODY)
-    rows = sum(array.nbytes for array in sample or ()) * -(-p.n_micro // p.grid.n_places) * _rows(p)
+    rows = sum(array.nbytes for array in sample or ()) * p.rounds * _rows(p)
     return Forecast([_whole(use, activations, other + AHEAD * rows) for use, activations, other in zip(kept, needed, others)])
 
 
@@ -117,8 +117,7 @@ def _activations(stages: Sequence[Placement], schedule: Schedule, sample: tuple[
     if pool is None:
         return None
     first, n_stages, chunks = stages[0], len(stages), len(stages[0].stage.chunks)
-    programs = [list(actions_of(schedule, index, n_stages, -(-first.n_micro // first.grid.n_places), chunks))
-                for index in range(n_stages)]
+    programs = [list(actions_of(schedule, index, n_stages, first.rounds, chunks)) for index in range(n_stages)]
     parts = [stages[v % n_stages].stage.chunks[v // n_stages] for v in range(n_stages * chunks)]
     courses = trace(parts, loss, *sample, _rows(first), pool=pool, seed=0, precision=first.train.precision, tokens=tokens,
                     split=any(map(splits_backward, programs)))

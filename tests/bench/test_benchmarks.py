@@ -62,14 +62,12 @@ def test_ranks_that_share_a_sample_have_less_of_it(tmp_path: Path) -> None:
 
 
 def test_the_price_of_layout_is_printed_for_each_model(tmp_path: Path) -> None:
-    job = Job([sys.executable, str(ROOT / "benchmarks/layout_cost.py"), "--micro", "4", "--pairs", "2", "--model", "mlp"],
-              clean_environment(), tmp_path)
-    result = job.finish(120)
-    assert result.rc == 0, result.out + result.err
+    records, out = run(tmp_path, 0, "layout_cost.py", "--micro", "4", "--pairs", "2", "--model", "mlp")
+    assert [(record["model"], record["ranks"], record["pairs"]) for record in records] == [("mlp", 2, 2)] * 2
     number = r"[+-]?[\d.]+"
     for what in ('mlp, 2 ranks, 4 micro-batches, "run" -> "layout"', 'mlp, 2 ranks, "run", 2 -> 4 micro-batches'):
         assert re.search(rf"^{what}: {number} ms -> {number} ms a step, {number} % \(quartiles {number} % to {number} %\)$",
-                         result.out, re.M), result.out
+                         out, re.M), out
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each rank needs a core of its own")

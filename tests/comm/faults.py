@@ -21,6 +21,7 @@ from mpitrain.errors import ConfigError, DataError, Stopped
 
 NAME, CULPRIT = sys.argv[1], int(sys.argv[2])
 KEPT: list[object] = []
+PROCESS = guard.Process(traceback="--traceback" in sys.argv)
 CHOSEN = CULPRIT in (-1, launched_rank()[0])
 
 
@@ -122,14 +123,14 @@ def in_barrier() -> int:
 
 
 def with_run_folder() -> int:
-    guard.set_run_folder(os.environ["RUN_FOLDER"])
-    return in_barrier()
+    with PROCESS.recording(Path(os.environ["RUN_FOLDER"])):
+        return in_barrier()
 
 
 def disk_full() -> int:
     """The disk is full for the run and for its record too: RUN_FOLDER is no folder."""
-    guard.set_run_folder(os.environ["RUN_FOLDER"])
-    return fail_in_a_loop(lambda channel: throw(OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")))
+    with PROCESS.recording(Path(os.environ["RUN_FOLDER"])):
+        return fail_in_a_loop(lambda channel: throw(OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")))
 
 
 def stuck_abort() -> int:
@@ -265,7 +266,7 @@ def timed_fail(error: BaseException) -> None:
     fail(error)
 
 
-fail, guard.fail = guard.fail, timed_fail                     # type: ignore[assignment]
+fail, PROCESS.fail = PROCESS.fail, timed_fail                 # type: ignore[method-assign]
 
 if __name__ == "__main__":
-    guard.run_guarded(FAULTS[NAME], traceback="--traceback" in sys.argv)
+    PROCESS.run(FAULTS[NAME])

@@ -109,7 +109,7 @@ def interrupted() -> int:
     channel, array = open_channel()
     exchange(channel, array, 2)
     if CHOSEN:
-        signal.signal(signal.SIGALRM, lambda *_: guard.fail(KeyboardInterrupt()))
+        signal.signal(signal.SIGALRM, lambda *_: PROCESS.fail(KeyboardInterrupt()))
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         exchange(channel, array)
     while True:
@@ -136,9 +136,10 @@ def timed_fail(error: BaseException) -> None:
     fail(error)
 
 
-fail, guard.fail = guard.fail, timed_fail                     # type: ignore[assignment]
+PROCESS = guard.Process()
+fail, PROCESS.fail = PROCESS.fail, timed_fail                 # type: ignore[method-assign]
 
 if __name__ == "__main__":
     if "--polling" in sys.argv:
         shared_module.kernels = lambda: None                  # type: ignore[assignment]
-    guard.run_guarded(PROGRAMS[NAME])
+    PROCESS.run(PROGRAMS[NAME])

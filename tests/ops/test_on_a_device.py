@@ -105,7 +105,7 @@ def _run(function: Any, arrays: tuple[np.ndarray, ...], move: Any) -> tuple[list
 
 
 def test_every_op_has_a_case() -> None:
-    assert set(CASES) == set(ops.__all__)
+    assert set(CASES) == {name for name, op in vars(ops).items() if callable(op) and op.__module__.startswith("mpitrain.ops.")}
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -184,4 +184,3 @@ def test_the_probe_times_the_tree_where_steps_go_by_the_tree():
     tuning._probe()
     assert channel.sizes == [tree.width * reducer.storage.size] * PROBES
     reducer.cut([3])
-    assert not tree._joined                                   # nor does its memory stay

@@ -119,7 +119,8 @@ def test_a_sum_that_a_thread_moves_is_moved_by_nobody_else(comm, take_back):
     if comm.rank:
         comm.recv(source=0)
     with thread.lock:
-        work = tree.start(channel, sums, "bucket")
+        whole = TreeSum(channel, tree)
+        work = whole.add_up(sums, "bucket", whole.room_for(sums[0]))
     thread.hand_over(work)
     if comm.rank == 0:
         assert len(channel.progress) == 0

@@ -136,8 +136,8 @@ def test_what_cannot_be_predicted_is_said_and_the_rest_is(monkeypatch: pytest.Mo
 
 
 @needs_pool
-@pytest.mark.parametrize(("cut", "keys"), [({"tp": 2}, {}), ({"tp": 2}, {"sequence": True}), ({"ep": 2}, {}),
-                                           ({"pp": 2, "ep": 2}, {})])
+@pytest.mark.parametrize(("cut", "keys"), [({"tp": 2}, {}), ({"tp": 2}, {"sequence": True}), ({"cp": 2}, {}),
+                                           ({"cp": 2, "tp": 2}, {"sequence": True}), ({"ep": 2}, {}), ({"pp": 2, "ep": 2}, {})])
 def test_a_model_that_ranks_have_together_runs_on_one_of_them(monkeypatch: pytest.MonkeyPatch, cut: dict[str, int],
                                                               keys: dict[str, Any]) -> None:
     """The others' answers are made up: activations are fewer than those of one rank, and more than its share of them."""

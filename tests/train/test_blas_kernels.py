@@ -9,8 +9,8 @@ import pytest
 from runs import record, train, write
 
 from mpitrain.backend.cpu import cpu_flags
+from mpitrain.run.session import told_once
 from mpitrain.train.machine.blas_kernels import NEEDS, wrong_kernels
-from mpitrain.train.run import told_once
 
 AVX2 = frozenset({"sse2", "avx", "avx2", "fma"})
 AVX512 = AVX2 | {"avx512f", "avx512dq", "avx512bw", "avx512vl"}

@@ -1,7 +1,7 @@
 """Ends the whole job when one rank fails: one line on stderr, one exit code, within seconds, and never a hang.
 
-Without it a Python exception on one rank leaves the other ranks waiting in their next collective for ever. `run_guarded` wraps
-the program; every exception in any thread comes to `fail`:
+Without it a Python exception on one rank leaves the other ranks waiting in their next collective for ever. `Process.run` wraps
+the program; every exception in any thread comes to `Process.fail`:
 
     traceback -> errors/rank-R.json (or the terminal)  ->  may this rank print?  ->  the line  ->  MPI_Abort(exit code)
 
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from mpitrain.comm.job.failure import Failure, describe, lost_peer, printable, write_record
+from mpitrain.comm.job.signals import StopRequest
 from mpitrain.comm.job.start import abort, is_last_one, launched_by_mpirun, launched_rank, local_rank, started
 from mpitrain.errors import DesyncError, PeerError, Stopped
 
@@ -37,18 +38,6 @@ WAIT_FOR_FIRST_NODE = 1.0     # an error that ranks of several nodes see togethe
 HOLD = 0.3                    # between the claim and the line; a rank was ended 0.01 to 0.1 s after another one's Abort
 LIMIT = 4.0                   # then the process ends whatever MPI does
 RESERVE = 2 << 20             # bytes kept for a failure, which may be that memory has run out
-
-_run_folder: Path | None = None
-_traceback = False
-_failing = threading.Lock()
-_claim: socket.socket | None = None
-_reserve: bytearray | None = None
-
-
-def set_run_folder(path: str | os.PathLike[str]) -> None:
-    """From now on tracebacks go to ``errors/rank-R.json`` in this folder."""
-    global _run_folder
-    _run_folder = Path(path)
 
 
 @contextlib.contextmanager
@@ -64,53 +53,94 @@ def symmetric() -> Iterator[None]:
         raise
 
 
-def run_guarded(main: Callable[[], int], *, traceback: bool = False) -> NoReturn:
-    """Run the program and exit with what it returns; a failure of any thread on any rank ends the job with its code.
+def is_symmetric(error: BaseException) -> bool:
+    """Whether an error happens on every rank alike; a stopped run ends so."""
+    return bool(getattr(error, "mpitrain_symmetric", isinstance(error, Stopped)))
 
-    `traceback` prints tracebacks on the terminal rather than into the run folder.
+
+class Process:
+    """What there is one of in this process: its end, the signal to stop, the folders that tracebacks go to.
+
+    A program makes one and runs its main function with it; whatever runs in there gets it as an argument. `traceback` prints
+    tracebacks on the terminal rather than into a run folder.
     """
-    global _traceback, _reserve
-    _traceback, _reserve = traceback, bytearray(RESERVE)
-    threading.excepthook = _thread_failed
-    try:
-        code = main()
-    except BaseException as error:
-        if isinstance(error, SystemExit) and (_is_alone() or (not error.code and started() is None)):
-            raise                                             # --help and the like: nobody waits for this rank
-        fail(error)
-    if code != 0 and not _is_alone():
-        fail(SystemExit(code))
-    sys.exit(code)
+
+    def __init__(self, *, traceback: bool = False, stop: StopRequest | None = None):
+        self.traceback, self.stop = traceback, stop or StopRequest()
+        self.guards = False                                   # whether failures come to `fail`
+        self._folders: list[Path] = []
+        self._failing = threading.Lock()
+        self._reserve: bytearray | None = None
+
+    def run(self, main: Callable[[], int]) -> NoReturn:
+        """Runs the program and exits with what it returns; a failure of any thread on any rank ends the job with its code."""
+        self.guards, self._reserve = True, bytearray(RESERVE)
+        threading.excepthook = self._thread_failed
+        try:
+            code = main()
+        except BaseException as error:
+            if isinstance(error, SystemExit) and (_is_alone() or (not error.code and started() is None)):
+                raise                                         # --help and the like: nobody waits for this rank
+            self.fail(error)
+        if code != 0 and not _is_alone():
+            self.fail(SystemExit(code))
+        sys.exit(code)
+
+    @contextlib.contextmanager
+    def recording(self, folder: Path) -> Iterator[None]:
+        """What fails inside, in any thread, leaves its traceback in ``errors/rank-R.json`` of this folder."""
+        self._folders.append(folder)
+        try:
+            yield
+        except BaseException as error:
+            error.mpitrain_folder = folder                    # type: ignore[attr-defined]
+            raise
+        finally:
+            self._folders.remove(folder)
+
+    def fail(self, error: BaseException) -> NoReturn:
+        """Ends this process, and with it the job. Called once per process; a second failing thread waits for the first."""
+        if not self._failing.acquire(blocking=False):
+            time.sleep(LIMIT + 1)                             # the first failing thread ends the process before
+            os._exit(70)
+        self._reserve = None
+        signal.setitimer(signal.ITIMER_REAL, LIMIT + 1)       # needs no thread, file or memory; the signal ends the process
+        exit_code, (rank, size) = 70, _place()
+        newline = "\n" if size > 1 else ""                    # the launcher's own text may have left a line open
+        folder = getattr(error, "mpitrain_folder", self._folders[-1] if self._folders else None)
+        try:
+            error = lost_peer(error) or error
+            failure = describe(error)
+            exit_code = failure.exit_code
+            _bound(exit_code)
+            self._record(failure, folder, rank, size)
+            if size > 1:
+                _wait_for_turn(error, rank, exit_code)
+            _print(newline + failure.line(rank, size))
+        except BaseException as another:                      # not even that could be done; the others must not wait for it
+            _print(f"{newline}mpitrain: E_BUG rank={rank}/{size}: {type(error).__name__}, and then {type(another).__name__} "
+                   "while saying so")
+        _end(exit_code, size, lost=isinstance(error, PeerError))
+
+    def _thread_failed(self, arguments: threading.ExceptHookArgs) -> None:
+        if arguments.exc_type is not SystemExit:              # sys.exit in a thread ends that thread, by Python's rule
+            self.fail(arguments.exc_value or arguments.exc_type())
+
+    def _record(self, failure: Failure, folder: Path | None, rank: int, size: int) -> None:
+        to_terminal = self.traceback
+        if folder is not None and not self.traceback:
+            try:
+                write_record(folder, failure, rank, size)
+            except OSError:                                   # a full disk is often why we are here, and the line says so;
+                to_terminal = failure.code == "E_BUG"         # nobody finds a bug of ours without its traceback
+        if to_terminal:
+            for line in failure.traceback.splitlines():
+                _print("| " + printable(line))                # no line of it may start like the one line
 
 
-def fail(error: BaseException) -> NoReturn:
-    """End this process, and with it the job. Called once per process; a second failing thread waits for the first."""
-    global _reserve
-    if not _failing.acquire(blocking=False):
-        time.sleep(LIMIT + 1)                                 # the first failing thread ends the process before
-        os._exit(70)
-    _reserve = None
-    signal.setitimer(signal.ITIMER_REAL, LIMIT + 1)           # needs no thread, file or memory; the signal ends the process
-    exit_code, (rank, size) = 70, _place()
-    newline = "\n" if size > 1 else ""                        # the launcher's own text may have left a line open
-    try:
-        error = lost_peer(error) or error
-        failure = describe(error)
-        exit_code = failure.exit_code
-        _bound(exit_code)
-        _record(failure, rank, size)
-        if size > 1:
-            _wait_for_turn(error, rank, exit_code)
-        _print(newline + failure.line(rank, size))
-    except BaseException as another:                          # not even that could be done; the others must not wait for it
-        _print(f"{newline}mpitrain: E_BUG rank={rank}/{size}: {type(error).__name__}, and then {type(another).__name__} while "
-               "saying so")
-    _end(exit_code, size, lost=isinstance(error, PeerError))
-
-
-def _thread_failed(arguments: threading.ExceptHookArgs) -> None:
-    if arguments.exc_type is not SystemExit:                  # sys.exit in a thread ends that thread, by Python's rule
-        fail(arguments.exc_value or arguments.exc_type())
+def run_guarded(main: Callable[[], int], *, traceback: bool = False) -> NoReturn:
+    """`Process.run` for a program that needs no more of its process."""
+    Process(traceback=traceback).run(main)
 
 
 def _place() -> tuple[int, int]:
@@ -133,21 +163,9 @@ def _bound(exit_code: int) -> None:
         faulthandler.dump_traceback_later(LIMIT + 0.5, exit=True, file=os.dup(nowhere.fileno()))
 
 
-def _record(failure: Failure, rank: int, size: int) -> None:
-    to_terminal = _traceback
-    if _run_folder is not None and not _traceback:
-        try:
-            write_record(_run_folder, failure, rank, size)
-        except OSError:                                       # a full disk is often why we are here, and the line says so;
-            to_terminal = failure.code == "E_BUG"             # nobody finds a bug of ours without its traceback
-    if to_terminal:
-        for line in failure.traceback.splitlines():
-            _print("| " + printable(line))                    # no line of it may start like the one line
-
-
 def _wait_for_turn(error: BaseException, rank: int, exit_code: int) -> None:
     """Return on the rank that prints. The others are ended by its abort while they wait here, or end themselves."""
-    if getattr(error, "mpitrain_symmetric", isinstance(error, Stopped)):
+    if is_symmetric(error):
         if rank:
             time.sleep(WAIT_FOR_RANK_0)
     elif isinstance(error, (DesyncError, PeerError)) and rank != local_rank():
@@ -160,7 +178,6 @@ def _wait_for_turn(error: BaseException, rank: int, exit_code: int) -> None:
 
 def _claim_the_line() -> bool:
     """Whether this process is the first of the job on this node."""
-    global _claim
     job = os.environ.get("PMIX_NAMESPACE") or "{}.{}".format(os.environ.get("SLURM_JOB_ID", f"p{os.getppid()}"),
                                                             os.environ.get("SLURM_STEP_ID", ""))
     folder = os.environ.get("PMIX_SERVER_TMPDIR")             # the launcher removes it with the job
@@ -174,11 +191,12 @@ def _claim_the_line() -> bool:
     if not sys.platform.startswith("linux"):
         return True                                           # no abstract socket names: the line may come twice
     try:
-        _claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     except OSError:
         return True                                           # no more files: better twice than never
     try:
-        _claim.bind(f"\0mpitrain-{os.getuid()}-{job}")
+        claim.bind(f"\0mpitrain-{os.getuid()}-{job}")
+        claim.detach()                                        # open, and the name taken, until the process ends
     except OSError:
         return False
     return True

@@ -10,14 +10,19 @@ class StopRequest:
     """`asked` becomes True when SIGUSR1 has arrived on this rank; nothing else happens.
 
     Signals reach ranks at different times, perhaps only one of them: the ranks decide together, by adding up `asked` with
-    something they all-reduce at each step anyway. Used as a context manager on the main thread; the former handler comes back.
+    something they all-reduce at each step anyway. `listen` is for the main thread; as a context manager, the former handler comes
+    back.
     """
 
     def __init__(self) -> None:
         self.asked = False
 
-    def __enter__(self) -> StopRequest:
+    def listen(self) -> None:
+        """From now on; a program does so before its heavy imports, or a signal that comes while it starts would end it."""
         self._former = signal.signal(signal.SIGUSR1, self._remember)
+
+    def __enter__(self) -> StopRequest:
+        self.listen()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -30,15 +35,3 @@ class StopRequest:
 def ignore() -> None:
     """For what has nothing to save: the signal would end it, and only says that time is running out."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-
-
-_listening: StopRequest | None = None
-
-
-def listen() -> StopRequest:
-    """The request of this process, installed at the first call and until its end: before the heavy imports, or a signal
-    that comes while the program starts would end it."""
-    global _listening
-    if _listening is None:
-        _listening = StopRequest().__enter__()
-    return _listening

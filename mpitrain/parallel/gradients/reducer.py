@@ -101,8 +101,6 @@ class GradientReducer:
         """
         self._unhook()
         self.buckets = cut_buckets(self.storage.segments, self.storage.size, bounds)
-        if self.tree is not None:
-            self.tree.forget()
         self._hook()
 
     def progress(self) -> None:

@@ -7,10 +7,11 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from mpitrain.comm.face import AnyChannel
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.nn import Module, collect_statistics, running_layers
 from mpitrain.nn.statistics import Running
-from mpitrain.placement.tree import Channel as TreeChannel
+from mpitrain.parallel.gradients.bucket_sum import TreeSum
 from mpitrain.placement.tree import RankTree
 from mpitrain.schedules.microtree import Counter
 
@@ -47,8 +48,8 @@ class TreeStatistics:
     Where a stage runs several `chunks` of the model, each takes the micro-batches in order, and the chunks take turns.
     """
 
-    def __init__(self, chunks: Module | Sequence[Module], channel: TreeChannel, tree: RankTree):
-        self.channel, self.tree = channel, tree
+    def __init__(self, chunks: Module | Sequence[Module], channel: AnyChannel, tree: RankTree):
+        self._over, self._room = TreeSum(channel, tree), None
         self._chunks = [_Sums(running_layers(chunk), tree) for chunk in ([chunks] if isinstance(chunks, Module) else chunks)]
 
     def after_forward(self, index: int, chunk: int = 0) -> None:
@@ -60,7 +61,8 @@ class TreeStatistics:
         if not everything:
             return np.zeros(0)
         sums = [np.concatenate(node) for node in zip(*everything, strict=True)]
-        work = self.tree.start(self.channel, sums, "batch statistics")
+        self._room = self._over.room_for(sums[0]) if self._room is None else self._room
+        work = self._over.add_up(sums, "batch statistics", self._room)
         if work is not None:
             work.wait()
         return sums[0]

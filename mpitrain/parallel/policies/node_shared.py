@@ -38,7 +38,6 @@ from mpitrain.parallel.policies.node_memory import block_of_the_node, norm_of_no
 from mpitrain.parallel.policies.policy import Policy, Setup
 from mpitrain.placement.buckets import Bucket
 from mpitrain.placement.bytes import Bytes
-from mpitrain.placement.shard_cuts import where_to_cut
 from mpitrain.placement.slices import Part, cut_slices, parts_of
 
 ADVICE = ("comm.node_shared = true updates a parameter as soon as its gradient is complete, while backward still runs: where it "
@@ -86,7 +85,7 @@ class NodeShared(Policy):
         self._barrier = Barrier(self.channel)
 
     def make_reducer(self) -> GradientReducer:
-        cuts = where_to_cut(self.stage, self.layout, blocks=False)
+        cuts = self.held.placement.cuts(self.layout)
         if self.tree:                                         # its sums go by messages, and need no memory that ranks share
             return self.reducer_over(TreeSum(self.channel, self.tree), cuts=cuts)
         return self.reducer_over(self, cuts=cuts, allocate=lambda nbytes: shared_by_all(self.channel, nbytes, "gradients"))

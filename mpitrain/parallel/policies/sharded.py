@@ -18,7 +18,7 @@ from mpitrain.parallel.policies.sharded_reducer import ShardedReducer
 from mpitrain.parallel.policies.unshard import Unsharding
 from mpitrain.placement.buckets import Bucket
 from mpitrain.placement.bytes import Bytes
-from mpitrain.placement.shard_cuts import needs_whole_parameters, shared_keys, where_to_cut
+from mpitrain.placement.shard_cuts import needs_whole_parameters
 from mpitrain.placement.shards import Shards, Unit
 from mpitrain.schedules.grid import REPLICAS
 
@@ -43,10 +43,9 @@ class Sharded(Policy):
 
     def cut(self, layout: FlatLayout) -> Shards:
         """What this rank keeps of the layout."""
-        stage, make, ranks = self.stage, self.setup.optimizer, self.ranks
-        return Shards(layout, ranks.rank if self.copy is None else self.copy.number, ranks.size,
-                      bucket_bytes=self.bucket_bytes, cuts=where_to_cut(stage, layout, blocks=self.cuts_parameters),
-                      whole=make is not None and needs_whole_parameters(make), alike=shared_keys(stage))
+        make, copy = self.setup.optimizer, self.copy
+        return self.held.placement.shards(layout, whole=make is not None and needs_whole_parameters(make),
+                                          blocks=self.cuts_parameters, number=None if copy is None else copy.number)
 
     def norm_of(self, own: Parts) -> GradientNorm:
         if self.copy is not None and self.held.parts is None:
@@ -110,11 +109,11 @@ class ShardedGradients(Sharded):
     cuts_gradients = True
 
     def make_reducer(self) -> GradientReducer:
-        copy, placement = self.copy, self.held.placement
+        copy = self.copy
         # Where ranks sum in one memory, another may still read a bucket when this rank's slice is there: all get the whole sum.
         bucket_sum = SliceSum(self.channel, self.shards) if copy is None else AllReduce(self.channel)
         return ShardedReducer(self.shards, bucket_sum, bucket_bytes=self.bucket_bytes, progress=self.mesh.progress.progress,
-                              chunks=self.stage.sizes, rounds=-(-placement.n_micro // placement.grid.n_places),
+                              chunks=self.stage.sizes, rounds=self.held.placement.rounds,
                               allocate=None if copy is None else copy.allocate_sums)
 
 

@@ -1,0 +1,248 @@
+"""A run: from a configuration and a communicator to what it has found, on every rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from mpitrain.backend import keep_freed_memory, select_device
+from mpitrain.checkpoint import store
+from mpitrain.checkpoint.run_folder import RunFolder
+from mpitrain.checkpoint.state import State
+from mpitrain.comm.job import guard
+from mpitrain.comm.job.guard import Process
+from mpitrain.comm.job.start import start
+from mpitrain.comm.job.together import on_first
+from mpitrain.config import Config, to_toml
+from mpitrain.errors import OutputError, UsageError
+from mpitrain.parallel.connect import connect
+from mpitrain.parallel.pipeline.inference import Inference
+from mpitrain.parallel.policies.choose import choose_to_evaluate
+from mpitrain.parallel.policies.policy import Setup
+from mpitrain.placement.bytes import Forecast, Use
+from mpitrain.placement.place import place
+from mpitrain.plan.memory import forecast_of
+from mpitrain.plan.memory_lines import as_json, report_lines
+from mpitrain.run.session import Session, before_mpi, look_at_files
+from mpitrain.schedules.grid import Grid
+from mpitrain.train.build import measured_cut
+from mpitrain.train.build.assembly import Job, local_rank
+from mpitrain.train.build.from_config import build, checkpoint_folder, make_loss, make_model
+from mpitrain.train.build.trial import try_one_sample
+from mpitrain.train.evaluate import Evaluator
+from mpitrain.train.machine import environment
+from mpitrain.train.observers.log import plain_values
+from mpitrain.train.observers.memory import Memory
+from mpitrain.train.observers.observer import Observer, own_observers
+from mpitrain.train.observers.profile import Profile
+from mpitrain.train.observers.record import MetricsFile
+from mpitrain.train.observers.tensorboard import TensorBoard
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run has come to, equal on all its ranks: the last evaluation, and the hashes of run.json."""
+
+    steps: int
+    metrics: dict[str, float]
+    hashes: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The validation metrics of the checkpoint of a step, equal on all ranks."""
+
+    step: int
+    metrics: dict[str, float]
+
+
+class Run:
+    """A run of `config` on the ranks of `comm`, any communicator: all of them make it, call its methods and close it alike.
+
+    Several may follow each other in one process, or go on side by side on communicators that have been split. An error that all
+    ranks of a run meet alike (a wrong configuration) is raised, and leaves other runs alone; one that a rank meets by itself ends
+    the whole job where `process` runs the program, since the others would wait for that rank. `process` also has the request to
+    stop. `files` gives what `session.look_at_files` found where a program has looked before it started MPI.
+    """
+
+    def __init__(self, config: Config, comm: Any, *, process: Process | None = None, quiet: bool = False,
+                 files: Callable[[], Any] | None = None):
+        self.config, self.comm, self.process, self.quiet = config, comm, process or Process(), quiet
+        self._files = files or (lambda: look_at_files(config))
+        self._session: Session | None = None
+
+    @classmethod
+    def of_job(cls, config: Config, process: Process | None = None, *, quiet: bool = False) -> Run:
+        """The run of all ranks of the job; it starts MPI."""
+        keep_freed_memory()                                  # which may ask the compiler: nothing forks once MPI has started
+        files = before_mpi(lambda: look_at_files(config))
+        return cls(config, start().comm, process=process, quiet=quiet, files=files)
+
+    def _open(self) -> Session:
+        """What the run begins with, made at the first call."""
+        if self._session is None:
+            self._session = Session(self.config, self.comm)
+            self._session.open(self.config, self._files)
+        return self._session
+
+    def close(self) -> None:
+        """Frees channels and communicators; it communicates. After an error that all ranks had alike a program may do so too."""
+        if self._session is not None:
+            self._session.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:                                     # collective: not where a rank has failed
+            self.close()
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """NaN and Inf are looked for, and named, where they matter; an error of this rank alone ends the job."""
+        try:
+            with np.errstate(all="ignore"):
+                yield
+        except BaseException as error:
+            if self.process.guards and self.comm.size > 1 and not guard.is_symmetric(error):
+                self.process.fail(error)
+            raise
+
+    def train(self, *, resume: str | None = None, overwrite: bool = False, profile: bool = False,
+              observers: Sequence[Observer] = ()) -> Trained:
+        """Trains in the run folder; `observers` are told beside those of the configuration.
+
+        `resume` is "latest" (there must be a checkpoint) or "auto", `overwrite` deletes the run that is there. Raises Stopped,
+        with a checkpoint saved, where the process was asked to stop.
+        """
+        folder = RunFolder(self.config.run.out)
+        with self._at_work(), ExitStack() as cleanup:
+            session = self._open()
+            job = self._build(session, folder, resume)
+            forecast = self._predict_memory(session, job)
+            job.trainer.notes += session.notes + session.told_once([environment.slow_kernels()])
+            with guard.symmetric():
+                asked = [*observers_of(self.config), *observers]
+            continued = on_first(session.control, lambda: open_folder(folder, resume, overwrite))
+            if self.comm.rank == 0:
+                cleanup.callback(folder.close)
+            cleanup.enter_context(self.process.recording(folder.path))
+            if continued:
+                found = store.latest(folder.checkpoints, session.control, store.RESUME)
+                with guard.symmetric():
+                    job.resume(found)
+            if profile:
+                asked.append(Profile(job.timeline, session.mesh.channel(session.mesh.axes, "clocks"), folder))
+            return self._fit(session, job, folder, forecast, asked)
+
+    def _build(self, session: Session, folder: RunFolder, resume: str | None) -> Job:
+        """The job, with the parameters that model.init_from names, perhaps of the very run that --overwrite deletes then."""
+        config, control = self.config, session.control
+        wanted = on_first(control, lambda: continues(folder, resume))
+        stages = config.mesh.stages if not wanted else \
+            on_first(control, lambda: measured_cut.kept_in(folder.checkpoints, config.mesh.stages, n_virtual(config)))
+        with guard.symmetric():
+            job = build(config, session.inputs, session.mesh, stages=stages, quiet=self.quiet)
+        job.trainer.stop = self.process.stop
+        if config.model.init_from and not wanted:
+            found = store.latest(checkpoint_folder(config.folder / config.model.init_from), control, store.START)
+            with guard.symmetric():
+                job.load(found)
+        return job
+
+    def _fit(self, session: Session, job: Job, folder: RunFolder, forecast: Forecast, asked: Sequence[Observer]) -> Trained:
+        config, control, trainer = self.config, session.control, job.trainer
+        memory = Memory(job, lambda uses: report_lines(forecast, uses))
+        trainer.observers += [memory, *([MetricsFile(folder.metrics)] if self.comm.rank == 0 else []), *asked]
+        job.keep_in(folder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments}})
+        about = session.describe(config) | ({"numerics": job.numerics} if job.numerics else {})
+
+        def begin() -> None:
+            folder.write_text(folder.config, to_toml(config))
+            folder.truncate_metrics(trainer.update.step)
+            folder.write_json(folder.run_json, about | {"status": "running", "memory": as_json(forecast, [])})
+        on_first(control, begin)
+        began = time.time()
+        metrics = trainer.fit()
+        if job.state.is_cut:
+            job.held.copies.agree(job.state.own_sha256(), "the final parameters of their part")
+        hashes = job.state.hashes()
+        control.agree(hashes, "the final parameters")
+        record = about | hashes | trainer.found | {
+            "status": "done", "steps": job.plan.steps, "seconds": round(time.time() - began, 3), "metrics": plain_values(metrics),
+            "memory": as_json(forecast, memory.uses)}
+        on_first(control, lambda: folder.write_json(folder.run_json, record))
+        return Trained(job.plan.steps, metrics, hashes)
+
+    def _predict_memory(self, session: Session, job: Job) -> Forecast:
+        """What the ranks will need, of rank 0, which runs a few rows through a model whose parameters take no memory."""
+        config, bounds = self.config, job.held.stage.bounds
+
+        def predict() -> Any:
+            placement = place(make_model(config), Grid(session.mesh.lengths), config.mesh, config.train, config.comm,
+                              stages=[b - a for a, b in pairwise(bounds)])
+            found = forecast_of(config, placement, session.inputs)
+            return [list(map(list, found.stages)), found.why]
+
+        stages, why = on_first(session.control, predict)
+        return Forecast([Use(*use) for use in stages], why)
+
+    def evaluate(self, source: Path) -> Evaluated:
+        """The metrics of the newest checkpoint of the run in the folder `source`, on the validation data."""
+        config = self.config
+        with self._at_work():
+            session = self._open()
+            found = store.latest(source / "checkpoints", session.control, store.EVALUATE)
+            number = local_rank(session.control)
+            with guard.symmetric():
+                device = select_device(config.train.device, number)
+                model = make_model(config)
+                stages = measured_cut.kept(config.mesh.stages, n_virtual(config), found.meta.get("choices"))
+                placement = place(model, session.mesh, config.mesh, config.train, config.comm, stages=stages)
+                held = connect(placement, session.mesh, session.control, shared=device.name == "cpu")
+                loss = held.loss(make_loss(config, session.inputs.tokens))
+                policy = choose_to_evaluate(Setup(config, held, device))
+                policy.initialise()
+                State(held.stage.model, None, session.inputs.transforms, whole=model, policy=policy).restore(found)
+                feed = held.feed(device, policy.layout.dtype, tokens=session.inputs.tokens)
+                inference = Inference(held.stage, feed, held.neighbours)
+                read, n_chunks = session.inputs.chunks(try_one_sample(inference, loss, session.inputs, held))
+                if not n_chunks:
+                    raise UsageError("this run has no validation data; give some: data.validation=PATH")
+            metrics = Evaluator(inference, loss, read, n_chunks, session.control, place=session.mesh.place,
+                                n_places=session.mesh.n_places, counts=held.counts, classes=held.classes,
+                                in_step=policy.cuts_parameters or placement.in_step).run()
+        return Evaluated(found.step, metrics)
+
+
+def n_virtual(config: Config) -> int:
+    """Into how many parts the model is cut."""
+    return config.mesh.pp * config.mesh.chunks
+
+
+def open_folder(folder: RunFolder, resume: str | None, overwrite: bool) -> bool:
+    """Takes the run folder; whether there is a run in it to continue."""
+    continued = continues(folder, resume)
+    if resume == "latest" and not folder.path.exists():
+        raise OutputError("there is no run to resume in this folder; start it without --resume", file=folder.path)
+    folder.open(resume=resume is not None, overwrite=overwrite)
+    return continued
+
+
+def continues(folder: RunFolder, resume: str | None) -> bool:
+    """Whether there is a run to continue, and that is wanted."""
+    return resume is not None and (resume != "auto" or bool(store.candidates(folder.checkpoints)))
+
+
+def observers_of(config: Config) -> list[Observer]:
+    """Those that [log] asks for. Raises ConfigError, alike on all ranks, where one cannot be had."""
+    board: list[Observer] = [TensorBoard()] if config.log.tensorboard else []
+    return board + own_observers(config.log.observers, config.folder)

@@ -1,0 +1,97 @@
+"""What every run begins with on its ranks: the mesh, the files looked at, threads pinned, and what the machine has to say."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpitrain.backend import keep_freed_memory
+from mpitrain.comm.job import guard
+from mpitrain.comm.job.start import launched_rank
+from mpitrain.comm.job.together import on_first
+from mpitrain.comm.mesh import Mesh
+from mpitrain.config import Config, to_toml
+from mpitrain.errors import MpitrainError
+from mpitrain.train.build.inputs import describe_files, open_inputs
+from mpitrain.train.machine import environment, threads
+from mpitrain.train.machine.threads import Place
+
+
+class Session:
+    """All ranks of `comm` make one, open it and close it alike."""
+
+    def __init__(self, config: Config, comm: Any):
+        m = config.mesh
+        with guard.symmetric():
+            self.mesh = Mesh(comm, pp=m.pp, dp=m.dp, ep=m.ep, cp=m.cp, tp=m.tp)
+
+    def open(self, config: Config, files: Callable[[], Any]) -> None:
+        """`files()` gives, or raises, on rank 0 what `look_at_files` does."""
+        d = config.data
+        keep_freed_memory(config.train.cached_mb * 2**20 or None)
+        self.control = control = self.mesh.channel(self.mesh.axes, "start-up")
+        self.places = [Place(*found) for found in control.gather_objects(threads.place())]
+        node = threads.on_node(self.places, control.rank)
+        one = config.train.reproducible == "layout" or config.train.precision == "bfloat16"
+        self.threads = threads.pin(1 if one else config.train.threads, node)
+        self.notes = self.told_once([threads.crowded(self.threads, node), environment.slow_blas()])   # what slows a run down here
+        control.agree(to_toml(config), "the configuration")
+        installed = environment.versions()
+        control.agree({name: installed.get(name) for name in ("mpitrain", "numpy", "numba", "h5py")}, "package versions")
+        description = on_first(control, files)
+        with guard.symmetric():
+            self.inputs = open_inputs(description, validation=d.validation, seed=config.run.seed, stride=d.stride,
+                                      block=config.model.arguments.get("block"), transform=d.transform, augment=d.augment,
+                                      folder=config.folder)
+
+    def told_once(self, said: Sequence[str]) -> list[str]:
+        """What ranks have to say, each text once. It communicates."""
+        return told_once(self.control.gather_objects([self.places[self.control.rank].host, list(said)]))
+
+    def describe(self, config: Config) -> dict[str, Any]:
+        """What the run is and runs on, for run.json."""
+        from mpi4py import MPI
+        mesh = {axis: self.mesh.size(axis) for axis in self.mesh.axes}
+        return {"name": config.run.name, "seed": config.run.seed} | environment.describe(
+            mpi_library=MPI.Get_library_version(), hosts=[place.host for place in self.places], mesh=mesh,
+            threads=self.threads, cores=[len(place.cores) for place in self.places], device=config.train.device)
+
+    def close(self) -> None:
+        """It communicates."""
+        self.mesh.close()
+
+
+def look_at_files(config: Config) -> dict[str, Any]:
+    """What the data files hold. On rank 0, which will write files with h5py."""
+    platform.processor()                     # h5py asks for it, and Python asks a child process: once, and now
+    d = config.data
+    return describe_files(d.path, d.validation, config.folder, d.x, d.y)
+
+
+def before_mpi(action: Callable[[], Any]) -> Callable[[], Any]:
+    """Runs `action` now, on the rank that will be 0; the answer gives its value, or raises its error, when called later.
+
+    Files are examined so: their parser is a child process, and nothing forks once MPI has started.
+    """
+    if launched_rank()[0] != 0:
+        return lambda: None
+    try:
+        value = action()
+    except MpitrainError as error:
+        kept = error
+
+        def fail() -> Any:
+            raise kept
+        return fail
+    return lambda: value
+
+
+def told_once(everyone: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """Each text of (host, texts) of all ranks once; with the first one's host where they are on several."""
+    several = len({host for host, _ in everyone}) > 1
+    texts: dict[str, str] = {}
+    for host, said in everyone:
+        for text in filter(None, said):
+            texts.setdefault(text, f"{text} ({host})" if several and host not in text else text)
+    return list(texts.values())

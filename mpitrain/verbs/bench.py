@@ -1,0 +1,50 @@
+"""`mpitrain bench`: measurements of this machine."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from mpitrain.comm.job import signals
+from mpitrain.comm.job.guard import Process
+
+HELP = "measure this machine: training steps, the exchange between ranks"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="bench_verb", required=True, metavar="VERB")
+    allreduce = verbs.add_parser("allreduce", help="our all-reduce algorithms beside MPI_Allreduce")
+    allreduce.add_argument("--sizes", default="8,4K,64K,1M,16M", help="bytes, with commas (default: %(default)s)")
+    allreduce.add_argument("--algorithms", help="names with commas, or your own package.module:name (default: all there are)")
+    allreduce.add_argument("--dtypes", default="float32", help="float32, float64 (default: %(default)s)")
+    allreduce.add_argument("--wire", metavar="TYPE",
+                           help="bfloat16 or float16: messages of such numbers, beside the same algorithm with float32")
+    fit = verbs.add_parser("fit", help="alpha, beta and gamma of this machine, and predicted beside measured times")
+    fit.add_argument("--sizes", help="bytes, with commas (default: 1 KiB to 8 MiB, doubling)")
+    exchange = verbs.add_parser("exchange", help="gradient sum, AdamW, parameters visible to all; beside MPI_Allreduce + AdamW")
+    exchange.add_argument("--parameters", type=int, default=10_000_000, help="how many (default: %(default)s)")
+    exchange.add_argument("--bucket-bytes", default="4M", help="how much travels together (default: %(default)s)")
+    for verb in (allreduce, fit, exchange):
+        verb.add_argument("--pairs", type=int, default=25, help="how often each is timed, in turns (default: %(default)s)")
+    train = verbs.add_parser("train", help="steps of well-known models, made-up data: seconds, share of the core's peak, memory")
+    train.add_argument("--models", help="names with commas (default: all: mlp, lenet, resnet20, gpt-nano, gpt-baby, gpt2)")
+    train.add_argument("--precision", default="float32", help="as train.precision; several with commas (default: %(default)s)")
+    train.add_argument("--steps", type=int, default=20, help="how many are timed (default: %(default)s)")
+    memory = verbs.add_parser("memory", help="memory of a rank, predicted and measured, for well-known models")
+    memory.add_argument("--models", default="mlp,lenet,resnet20,gpt-nano", help="with commas (default: %(default)s)")
+    pipeline = verbs.add_parser("pipeline", help="idle time of a pipeline's stages, one a rank: measured, simulated, by formula")
+    pipeline.add_argument("--schedules", default="gpipe,1f1b,interleaved,zb_h1", help="with commas (default: %(default)s)")
+    for flag, number, words in (("--micro-batches", 4, "of a step"), ("--chunks", 2, "of a stage, where interleaved"),
+                                ("--blocks", 8, "of the model, all equal"), ("--width", 256, "of a block; 4 times that inside"),
+                                ("--rows", 256, "of a micro-batch"), ("--steps", 20, "how many are timed, in turns")):
+        pipeline.add_argument(flag, type=int, default=number, help=f"{words} (default: %(default)s)")
+    for verb in (allreduce, fit, exchange, train, memory, pipeline):
+        verb.add_argument("--json", type=Path, metavar="FILE", help="write one JSON object a line, too")
+        verb.add_argument("--traceback", action="store_true", help="print Python tracebacks too")
+
+
+def run(options: Namespace, process: Process) -> int:
+    signals.ignore()                              # before what takes a while to import
+    from mpitrain.bench import command
+    flags = {name: value for name, value in vars(options).items() if name not in ("verb", "bench_verb", "traceback")}
+    return command.VERBS[options.bench_verb](**flags)

@@ -1,0 +1,34 @@
+"""`mpitrain evaluate`: the metrics of a run's newest checkpoint, printed as one JSON line by rank 0."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from mpitrain.comm.job import guard
+from mpitrain.comm.job.guard import Process
+from mpitrain.config import load_config
+from mpitrain.errors import MissingError
+
+HELP = "the metrics of a run's newest checkpoint"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("arguments", nargs="*", metavar="section.key=value")
+    parser.add_argument("--traceback", action="store_true", help="print Python tracebacks too")
+
+
+def run(options: Namespace, process: Process) -> int:
+    from mpitrain.run import Run
+    from mpitrain.train.observers.log import plain_values
+    with guard.symmetric():
+        if not (options.folder / "config.toml").is_file():
+            raise MissingError("expected a run folder with a config.toml", file=options.folder)
+        config = load_config(options.folder / "config.toml", options.arguments)
+    with Run.of_job(config, process) as started:
+        found = started.evaluate(options.folder)
+        if started.comm.rank == 0:
+            print(json.dumps({"step": found.step, "split": "validation", **plain_values(found.metrics)}), flush=True)
+    return 0

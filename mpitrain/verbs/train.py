@@ -1,0 +1,50 @@
+"""`mpitrain train`: a run on all ranks of the job."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from mpitrain.comm.job import guard
+from mpitrain.comm.job.guard import Process
+from mpitrain.config import Config, load_config
+from mpitrain.errors import UsageError
+
+HELP = "train as a TOML file says (without one: the built-in digits run)"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("arguments", nargs="*", metavar="run.toml section.key=value", help="the run and what overrides it")
+    parser.add_argument("--resume", nargs="?", const="latest", metavar="auto|FOLDER",
+                        help="continue the run in run.out; auto: or start it where there is none; FOLDER: the run in there")
+    parser.add_argument("--overwrite", action="store_true", help="delete the run that is in run.out (only what runs write)")
+    parser.add_argument("--profile", action="store_true", help="write trace.json: the last steps of all ranks")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    parser.add_argument("--traceback", action="store_true", help="print Python tracebacks too")
+
+
+def run(options: Namespace, process: Process) -> int:
+    process.stop.listen()                         # before what takes a while to import
+    from mpitrain.run import Run
+    with guard.symmetric():
+        config, resume = asked(options.arguments, options.resume)
+        if resume and options.overwrite:
+            raise UsageError("--resume continues a run and --overwrite deletes it; give one of them")
+    with Run.of_job(config, process, quiet=options.quiet) as started:
+        started.train(resume=resume, overwrite=options.overwrite, profile=options.profile)
+    return 0
+
+
+def asked(arguments: list[str], resume: str | None) -> tuple[Config, str | None]:
+    """The configuration that the command line names, and "latest" or "auto" where a run is to go on."""
+    if resume and ("=" in resume or resume.endswith(".toml")):          # what followed --resume was not meant for it
+        arguments, resume = [*arguments, resume], "latest"
+    files = [a for a in arguments if "=" not in a]
+    overrides = [a for a in arguments if "=" in a]
+    if len(files) > 1:
+        raise UsageError(f"one configuration file, found {len(files)}: {' '.join(files)}")
+    if resume not in (None, "latest", "auto"):
+        files = files or [str(Path(resume) / "config.toml")]
+        overrides = [*overrides, f"run.out={resume}"]
+        resume = "latest"
+    return load_config(Path(files[0]) if files else None, overrides), resume
