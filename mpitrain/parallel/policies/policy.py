@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypedDict
 
@@ -17,6 +17,7 @@ from mpitrain.backend import Array, Device
 from mpitrain.comm.face import AnyChannel
 from mpitrain.comm.messages.algorithms import hosts_of, name_of
 from mpitrain.config import Config
+from mpitrain.config.rules import Rule
 from mpitrain.errors import NumericsError
 from mpitrain.nn import FlatLayout, apply_statistics, running_layers
 from mpitrain.optim import Optimizer, clip_factor
@@ -26,7 +27,6 @@ from mpitrain.parallel.gradients.norm import GradientNorm, Parts
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.statistics import PlainStatistics, Statistics, TreeStatistics
 from mpitrain.parallel.policies.node_memory import nodes_of, nodes_text
-from mpitrain.placement.buckets import bucket_bytes
 from mpitrain.placement.bytes import Bytes
 from mpitrain.placement.shards import Shards
 from mpitrain.placement.tree import RankTree
@@ -62,6 +62,7 @@ class Policy(ABC):
     StorageError in `__init__`, `initialise` or `open`, on all ranks.
     """
 
+    rules: ClassVar[Sequence[Rule]] = ()     # what may not go together with it, beside `config.rules`
     shards: Shards | None = None             # of the arrays that this rank has slices of; None: it has whole ones
     cuts_gradients: ClassVar[bool] = False   # whether a bucket's memory is used again before the step is over
     cuts_parameters: ClassVar[bool] = False  # whether a rank puts blocks together for as long as they compute
@@ -76,7 +77,7 @@ class Policy(ABC):
     def __init__(self, setup: Setup, channel: AnyChannel):
         self.setup, self.channel, self.held = setup, channel, setup.held
         self.mesh, self.stage, self.tree = setup.held.mesh, setup.held.stage, setup.held.placement.tree
-        self.bucket_bytes = bucket_bytes(setup.config.comm.bucket_mb)
+        self.bucket_bytes = setup.config.comm.bucket_bytes
         self.clip_norm = setup.config.optimizer.clip_norm
         self.step = 0                        # updates done
         self.want_norm = True                # a norm costs a pass over the gradients: it is computed where asked for, or to clip
