@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-SHARDED = ("none", "optimizer", "gradients", "parameters")      # what is cut over data-parallel ranks, each with those before
+SHARDED = ("none", "optimizer", "gradients", "parameters")        # what data-parallel ranks may cut, each with those before
 Offloaded: TypeAlias = Literal["none", "host", "file"]
 Progressing: TypeAlias = Literal["poll", "thread", "auto"]
 UNTIL_MEASURED = 1 << 20      # bytes: small enough to overlap, large enough that latency does not dominate
