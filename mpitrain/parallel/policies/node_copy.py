@@ -8,22 +8,21 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import Array
-from mpitrain.comm.face import Work
 from mpitrain.comm.shared.channel import SharedChannel
+from mpitrain.comm.work import Work
 from mpitrain.parallel.policies.node_memory import block_of_the_node, shared_by_all
 from mpitrain.placement.shards import Unit
 from mpitrain.schedules.uneven import OwnersToAll
 
 
 class Barrier:
-    """Called by every rank of every node, with the same name: returns when all have come, and sees what they have written."""
+    """Called by every rank of every node: returns when all have come, and sees what they have written."""
 
     def __init__(self, shared: SharedChannel):
-        self.shared = shared
-        self._token = shared.allocate(8).view(np.float64)
+        self._add = shared.prepare(shared.allocate(8).view(np.float64), "parameters")
 
-    def __call__(self, name: str) -> None:
-        self.shared.allreduce(self._token, name=name)
+    def __call__(self) -> None:
+        self._add.run()
 
 
 class NodeCopy:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpitrain.backend import Array
-from mpitrain.comm.face import AnyChannel, Work
+from mpitrain.comm.face import AnyChannel
+from mpitrain.comm.work import Collective, Work
 from mpitrain.nn import FlatLayout
 from mpitrain.parallel.gradients.bucket_sum import AllReduce, BucketSum, TreeSum
 from mpitrain.parallel.gradients.norm import GradientNorm, Parts
@@ -75,7 +76,7 @@ class Sharded(Policy):
     def settle(self) -> None:
         """From here on no rank of a node writes what another one reads."""
         if self.copy is not None:
-            self.copy.barrier("parameters")
+            self.copy.barrier()
 
     def measured(self) -> Bytes:
         found = super().measured()
@@ -148,8 +149,8 @@ class SliceSum:
     def __init__(self, channel: AnyChannel, shards: Shards, copy: NodeCopy | None = None):
         self.channel, self.size, self.shards, self.copy = channel, channel.size, shards, copy
 
-    def start(self, bucket: Bucket, arrays: Sequence[Array]) -> Work:
+    def prepare(self, bucket: Bucket, arrays: Sequence[Array]) -> Collective:
         unit = self.shards.units[bucket.index]
         if self.copy is not None:
-            return self.copy.shared.start_reduce_scatter(arrays[0], bucket.name, self.copy.piece(unit))
-        return self.channel.start_slice(arrays[0], bucket.name, (unit.within.start, unit.within.stop), unit.sum_to_owners)
+            return self.copy.shared.prepare_sum_of_slice(arrays[0], bucket.name, self.copy.piece(unit))
+        return self.channel.prepare_slice(arrays[0], bucket.name, (unit.within.start, unit.within.stop), unit.sum_to_owners)

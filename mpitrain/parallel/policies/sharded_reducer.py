@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpitrain.backend import Array
-from mpitrain.comm.face import Work
+from mpitrain.comm.work import Work
 from mpitrain.nn import Parameter
 from mpitrain.parallel.gradients.bucket_sum import BucketSum
 from mpitrain.parallel.gradients.reducer import GradientReducer
@@ -150,7 +150,9 @@ class ShardedReducer(GradientReducer):
         flat = self._filled_bucket(bucket)
         work, seen = None, Seen()
         if self.bucket_sum.size > 1:
-            work = self.bucket_sum.start(bucket, [flat])
+            if self.ring is None or bucket.collective is None:         # else `flat` is the bucket's place each time
+                bucket.collective = self.bucket_sum.prepare(bucket, [flat])
+            work = bucket.collective.start()
             if bucket.turn.last:
                 self.timeline.started(bucket.index, seen, began)
         self._sent.append((bucket, flat, work, seen))

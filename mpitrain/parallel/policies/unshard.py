@@ -14,8 +14,8 @@ from typing import Any
 
 from mpitrain.autograd import recomputing
 from mpitrain.backend import Array
-from mpitrain.comm.face import Work
 from mpitrain.comm.messages.channel import Channel
+from mpitrain.comm.work import Work
 from mpitrain.nn import Module, Segment, Sequential
 from mpitrain.parallel.policies.buffer_pool import BufferPool
 from mpitrain.placement.shard_cuts import blocks_of
