@@ -31,7 +31,8 @@ from mpitrain.comm.job.guard import run_guarded
 from mpitrain.comm.job.start import start
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
-from mpitrain.train.build.assembly import Options, assemble
+from mpitrain.config.sections import CommConfig, Config, TrainConfig
+from mpitrain.train.build.assembly import assemble
 from mpitrain.train.build.inputs import Inputs
 
 BLOCK, VOCABULARY, STEPS, BAR = 32, 256, 3, 3.5
@@ -57,8 +58,9 @@ def inside(way: str, width: int, layers: int) -> int:
     model.recompute = way == SHARDED
     mesh = Mesh(world.comm)
     job = assemble(model, inputs, mesh, loss=nn.LOSSES["cross_entropy"](), optimizer=lambda s: optim.AdamW(s, lr=1e-4),
-                   options=Options(steps=STEPS, batch_size=world.size, bucket_bytes=2 << 20, quiet=True,
-                                   sharding="parameters" if way == SHARDED else "none"))
+                   quiet=True, config=Config(
+                       train=TrainConfig(steps=STEPS, batch_size=world.size),
+                       comm=CommConfig(bucket_mb=2, sharding="parameters" if way == SHARDED else "none")))
     job.fit()
     grown = channel.gather_objects(held() - before)
     if world.rank == 0:

@@ -32,23 +32,27 @@ def describe(name: str) -> Any:
     rng = np.random.default_rng(0)
     if name == "gpt":
         tokens = rng.integers(0, 65, (240, 65))
-        source, options = Memory(tokens[:, :-1], tokens[:, 1:], "tokens"), {"batch_size": 24, "clip_norm": 1.0}
+        source = Memory(tokens[:, :-1], tokens[:, 1:], "tokens")
+        sections = {"train": {"batch_size": 24}, "optimizer": {"clip_norm": 1.0}}
         model = models.gpt(layers=4, heads=4, width=128, block=64, vocabulary=65)
     else:
         source = Memory(rng.standard_normal((2048, 784)).astype(np.float32), rng.integers(0, 10, 2048))
-        model, options = models.mlp(784, [1024, 1024], 10), {"batch_size": 256}
+        model, sections = models.mlp(784, [1024, 1024], 10), {"train": {"batch_size": 256}}
     inputs = Inputs(source, range(len(source)), None, range(0), data.Transforms())
-    return Described(model, inputs, lambda s: optim.AdamW(s, lr=1e-3), options)
+    return Described(model, inputs, lambda s: optim.AdamW(s, lr=1e-3), sections)
 
 
 def stepper(mesh: Any, name: str, micro_batches: int, mode: str) -> Callable[[], float]:
     """A function that takes a few steps and gives the seconds of one, the slowest rank's."""
     import numpy as np
 
-    from mpitrain.train import Options, assemble
+    from mpitrain.config import Config, changed
+    from mpitrain.train import assemble
     described = describe(name)
-    options = Options(steps=1, micro_batches=micro_batches, reproducible=mode, quiet=True, **described.options)
-    job = assemble(described.model, described.inputs, mesh, loss=described.loss, optimizer=described.optimizer, options=options)
+    config = changed(changed(Config(), **described.sections),
+                     train={"steps": 1, "micro_batches": micro_batches, "reproducible": mode})
+    job = assemble(described.model, described.inputs, mesh, loss=described.loss, optimizer=described.optimizer, config=config,
+                   quiet=True)
     job.trainer.update.want_norm = False
     steps = job.trainer.loader.iterate()
 

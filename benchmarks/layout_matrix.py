@@ -95,14 +95,17 @@ def train(comm: Any, one: Case, steps: int) -> str:
     from layout_models import MODELS_BY_NAME, Losses
 
     import mpitrain
+    from mpitrain.config import Config, changed
     from mpitrain.errors import OutputError
-    from mpitrain.train import Options, assemble
+    from mpitrain.train import assemble
     described = MODELS_BY_NAME[one["model"]]()
     mesh = mpitrain.Mesh(comm)
-    job = assemble(described.model, described.inputs, mesh, loss=described.loss, optimizer=described.optimizer,
-                   options=Options(steps=steps, seed=7, bucket_bytes=one["bucket_bytes"], reproducible=one["mode"], quiet=True,
-                                   eval_every=8, log_every=1, node_shared=one["copies"] == "node",
-                                   progress="thread" if one["overlap"] == "thread" else "poll", **described.options))
+    config = changed(changed(Config(), **described.sections), run={"seed": 7}, log={"every": 1},
+                     train={"steps": steps, "reproducible": one["mode"], "eval_every": 8},
+                     comm={"bucket_mb": one["bucket_bytes"] / 2**20, "node_shared": one["copies"] == "node",
+                           "progress": "thread" if one["overlap"] == "thread" else "poll"})
+    job = assemble(described.model, described.inputs, mesh, loss=described.loss, optimizer=described.optimizer, config=config,
+                   quiet=True)
     if one["copies"] == "node" and job.trainer.notes:
         raise OutputError(f"what was to be compared cannot be had: {job.trainer.notes[0]}")
     if one["overlap"] == "left alone":

@@ -22,7 +22,7 @@ class Described:
     model: nn.Module
     inputs: Inputs
     optimizer: Callable[[nn.FlatStorage], optim.Optimizer]
-    options: dict[str, Any]
+    sections: dict[str, dict[str, Any]]               # keys of the configuration
     loss: Any = field(default_factory=nn.LOSSES["cross_entropy"])
 
 
@@ -52,18 +52,19 @@ def mlp() -> Described:
     """With a last batch of 11 rows for 16 micro-batches: some have none."""
     return Described(models.mlp(64, [256, 256], 10), images(1, 8),
                      lambda s: optim.SGD(s, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-4),
-                     {"batch_size": 48, "micro_batches": 16, "drop_last": False})
+                     {"train": {"batch_size": 48, "micro_batches": 16}, "data": {"drop_last": False}})
 
 
 def lenet() -> Described:
     return Described(models.lenet(size=16), images(1, 16), lambda s: optim.LAMB(s, lr=0.01, weight_decay=0.01),
-                     {"batch_size": 30, "micro_batches": 12})
+                     {"train": {"batch_size": 30, "micro_batches": 12}})
 
 
 def resnet20() -> Described:
     """Batch norm and augmentation."""
     return Described(models.resnet20(), images(3, 8, augment=["flip", "crop"]),
-                     lambda s: optim.SGD(s, lr=0.1, momentum=0.9, weight_decay=5e-4), {"batch_size": 24, "micro_batches": 8})
+                     lambda s: optim.SGD(s, lr=0.1, momentum=0.9, weight_decay=5e-4),
+                     {"train": {"batch_size": 24, "micro_batches": 8}})
 
 
 def gpt() -> Described:
@@ -74,7 +75,7 @@ def gpt() -> Described:
     inputs = Inputs(source, range(ROWS), source, range(ROWS, ROWS + HELD_OUT), data.Transforms())
     return Described(models.gpt(layers=2, heads=2, width=32, block=16, vocabulary=30, dropout=0.1), inputs,
                      lambda s: optim.AdamW(s, lr=3e-3, weight_decay=0.1),
-                     {"batch_size": 22, "micro_batches": 11, "clip_norm": 0.5})
+                     {"train": {"batch_size": 22, "micro_batches": 11}, "optimizer": {"clip_norm": 0.5}})
 
 
 MODELS_BY_NAME = {make.__name__: make for make in (mlp, lenet, resnet20, gpt)}

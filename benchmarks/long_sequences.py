@@ -30,7 +30,8 @@ from mpitrain.comm.job.guard import run_guarded
 from mpitrain.comm.job.start import start
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
-from mpitrain.train.build.assembly import Options, assemble
+from mpitrain.config.sections import CommConfig, Config, TrainConfig
+from mpitrain.train.build.assembly import assemble
 from mpitrain.train.build.inputs import Inputs
 
 VOCABULARY, HEADS, STEPS = 256, 4, 3
@@ -47,7 +48,7 @@ def inside(length: int, width: int, layers: int) -> int:
     model = models.gpt(layers=layers, heads=HEADS, width=width, block=length, vocabulary=VOCABULARY)
     mesh = Mesh(world.comm, cp=world.size)
     job = assemble(model, inputs, mesh, loss=nn.LOSSES["cross_entropy"](), optimizer=lambda s: optim.AdamW(s, lr=1e-4),
-                   options=Options(steps=STEPS, batch_size=1, bucket_bytes=2 << 20, quiet=True))
+                   config=Config(train=TrainConfig(steps=STEPS, batch_size=1), comm=CommConfig(bucket_mb=2)), quiet=True)
     pool = pool_in_use()
     if pool is None:
         raise SystemExit("arrays are counted by the pool of native/memory.c, which needs a C compiler; install one")

@@ -35,9 +35,10 @@ from mpitrain.comm.job.guard import run_guarded
 from mpitrain.comm.job.start import start
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
+from mpitrain.config.sections import CommConfig, Config, TrainConfig
 from mpitrain.placement.bytes import predicted
 from mpitrain.placement.shards import KINDS
-from mpitrain.train.build.assembly import Options, assemble
+from mpitrain.train.build.assembly import assemble
 from mpitrain.train.build.inputs import Inputs
 
 BLOCK, VOCABULARY, MOST = 16, 1000, 0.02     # of what the formula says, a rank may take more
@@ -54,8 +55,9 @@ def train(world, kind: str, node_shared: bool, width: int, layers: int) -> tuple
     model = models.gpt(layers=layers, heads=4, width=width, block=BLOCK, vocabulary=VOCABULARY)
     model.recompute = True
     job = assemble(model, inputs, mesh, loss=nn.LOSSES["cross_entropy"](), optimizer=lambda s: optim.AdamW(s, lr=1e-3),
-                   options=Options(steps=2, batch_size=world.size, sharding=kind, node_shared=node_shared,
-                                   algorithm="auto" if node_shared else "direct", quiet=True))
+                   quiet=True, config=Config(
+                       train=TrainConfig(steps=2, batch_size=world.size),
+                       comm=CommConfig(sharding=kind, node_shared=node_shared, algorithm="auto" if node_shared else "direct")))
     job.fit()
     measured = list(job.trainer.update.measured())
     used = (pool.usage().used if pool else 0) - before

@@ -134,7 +134,8 @@ def turn(side: Side, clock: Clock, steps: int, _: int) -> float:
 def compare(model: str, channel: Channel, world: World, options: argparse.Namespace, report: Report) -> None:
     """One record for each peer."""
     with symmetric():
-        ours = Training(WORKLOADS[model], world.comm, precision=options.precision, node_shared=options.node_shared)
+        ours = Training(WORKLOADS[model], world.comm, sections={
+            "train": {"precision": options.precision}, "comm": {"node_shared": options.node_shared}})
     values = [parameter.array.astype("float32") for _, parameter in ours.model.named_parameters()]
     makers = peers_of(model, options.precision, world.size)
     sides = {"ours": ours} | {name: make(ours.batches, values) for name, make in makers.items() if name in options.peers}

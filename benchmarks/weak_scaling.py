@@ -39,7 +39,7 @@ MODELS = {"mlp": "mlp", "gpt": "gpt-nano"}                     # our names of wo
 
 def training(name, comm, node_shared=False):
     """One model on the ranks of a communicator, as `mpitrain train` puts it together."""
-    return Training(WORKLOADS[MODELS[name]], comm, node_shared=node_shared)
+    return Training(WORKLOADS[MODELS[name]], comm, sections={"comm": {"node_shared": node_shared}})
 
 
 class Together:

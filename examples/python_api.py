@@ -2,7 +2,8 @@
 
 import mpitrain
 from mpitrain import nn, optim
-from mpitrain.train import Options, assemble, open_data
+from mpitrain.config import Config, RunConfig, TrainConfig
+from mpitrain.train import assemble, open_data
 
 
 def main() -> int:
@@ -11,7 +12,8 @@ def main() -> int:
     mesh = mpitrain.Mesh(world.comm)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     job = assemble(model, inputs, mesh, loss=nn.LOSSES["cross_entropy"](),
-                   optimizer=lambda storage: optim.AdamW(storage, lr=3e-3), options=Options(epochs=10, batch_size=64, seed=1))
+                   optimizer=lambda storage: optim.AdamW(storage, lr=3e-3),
+                   config=Config(run=RunConfig(seed=1), train=TrainConfig(epochs=10, batch_size=64)))
     metrics, hashes = job.fit(), job.state.hashes()            # on all ranks: with a model that is cut, hashes communicate
     if world.rank == 0:
         print(f"validation accuracy {metrics['accuracy']:.3f}", hashes["parameters_sha256"][:12])

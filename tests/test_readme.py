@@ -29,10 +29,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from configs import flat
 from launch import ROOT, Job, clean_environment, find_mpirun
 
 from mpitrain import errors
 from mpitrain.config import SECTIONS
+from mpitrain.config.load import kinds_of
+from mpitrain.config.rules import check
+from mpitrain.schedules.grid import Grid
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -141,11 +145,11 @@ def test_the_page_on_running_names_every_flag_of_train() -> None:
     assert set(re.findall(r"`(--\w+)", line)) == flags - {"--help"}
 
 
-@pytest.mark.parametrize("options", [(0, "auto"), (4, "ring"), (4, "auto", "bfloat16")])
-def test_the_page_on_reproducibility_names_every_key_that_layout_mode_refuses(options: tuple[Any, ...]) -> None:
-    from mpitrain.train.build.reproducible import refuse_options
+@pytest.mark.parametrize("options", [{}, {"micro_batches": 4, "algorithm": "ring"},
+                                     {"micro_batches": 4, "wire_dtype": "bfloat16"}])
+def test_the_page_on_reproducibility_names_every_key_that_layout_mode_refuses(options: dict[str, Any]) -> None:
     with pytest.raises(errors.ConfigError) as refused:
-        refuse_options(*options)
+        check(flat(reproducible="layout", **options), Grid({}), on_gpu=False)
     key = next(key for key in re.findall(r"[a-z]+\.[a-z_]+", str(refused.value)) if key != "train.reproducible")
     section = (ROOT / "docs/reproducibility.md").read_text().partition("## The same bits on any number of ranks")[2]
     refusal = rf"`{key}` must be given|^\| `{key}` other than .* \| refused: "
@@ -302,7 +306,7 @@ def type_words(hint: Any) -> str:
         return f"list of {WORDS[typing.get_args(hint)[0]]}s"
     if typing.get_origin(hint) is dict:
         return "table"
-    return " or ".join(type_words(h) if typing.get_origin(h) is tuple else WORDS[h] for h in typing.get_args(hint) or (hint,))
+    return " or ".join(type_words(h) if typing.get_origin(h) is tuple else WORDS[h] for h in kinds_of(hint))
 
 
 def sections() -> dict[str, str]:

@@ -23,9 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from mpitrain.autograd.accumulate import ONE, accumulate, add_to_leaf, fit, is_private
 from mpitrain.autograd.function import Context
 from mpitrain.autograd.tensor import Tensor, mode
-from mpitrain.backend import Array, array_module, is_array
+from mpitrain.backend import Array, is_array
 from mpitrain.errors import GraphError, ShapeError
 
 
@@ -94,7 +95,7 @@ class Backward:
         try:
             for root, grad in roots:
                 if root.edge is not None:
-                    _accumulate(root.node, root.edge[1], grad)
+                    accumulate(root.node, root.edge[1], grad)
                 else:
                     self.land(root, grad)
             with _Running(self):
@@ -190,16 +191,16 @@ class Backward:
             if contribution is not None:
                 shape, dtype = edge[0].output_meta[edge[1]] if type(edge) is tuple else node.leaf_meta[i]
                 if type(contribution) is not np.ndarray or contribution.shape != shape or contribution.dtype is not dtype:
-                    contribution = _fit(node, i, contribution, shape, dtype)
+                    contribution = fit(node, i, contribution, shape, dtype)
             if type(edge) is not tuple:
                 ours = edge.grad is None and edge.grad_buffer is None and (
-                    getrefcount(contribution) == ONE and _private(contribution))
+                    getrefcount(contribution) == ONE and is_private(contribution))
                 self.land(edge, contribution, ours)
             elif contribution is not None:
                 if edge[0].grads[edge[1]] is None:
                     edge[0].grads[edge[1]] = contribution
                 else:
-                    _accumulate(edge[0], edge[1], contribution)
+                    accumulate(edge[0], edge[1], contribution)
 
     def land(self, leaf: Tensor, contribution: Array | None, ours: bool = False) -> None:
         """Adds one contribution to a leaf's gradient; the last one makes it final. `ours`: nobody else has it."""
@@ -208,7 +209,7 @@ class Backward:
                 leaf.grad = contribution              # the op wrote it there
             else:
                 handed_out = self.handed_out and self.handed_out.pop(id(contribution), None) is not None
-                _add_to_leaf(leaf, contribution, ours or bool(handed_out))
+                add_to_leaf(leaf, contribution, ours or bool(handed_out))
             self.touched[id(leaf)] = leaf
         self.arrive(leaf)
 
@@ -275,62 +276,3 @@ _sequence = operator.attrgetter("sequence")
 def current_walk() -> Backward:
     """The pass whose node is running now; for ops that need the engine itself (recomputation, module hooks)."""
     return _passes.walks[-1]
-
-
-def _accumulate(node: Context, output: int, grad: Array) -> None:
-    before, node.grads[output] = node.grads[output], None
-    if before is None:
-        node.grads[output] = grad
-    elif getrefcount(before) == ONE and _private(before):
-        before += grad
-        node.grads[output] = before
-    else:
-        node.grads[output] = before + grad            # an op may pass one array twice
-
-
-def _count_of_one() -> int:
-    alone = object()
-    return getrefcount(alone)
-
-
-ONE = _count_of_one()                                 # what getrefcount says of an object that one local variable holds
-
-
-def _private(array: Array) -> bool:
-    """True where memory that is shown by `array`, and by no other variable, is whole, writable, and nobody else's."""
-    if type(array) is not np.ndarray:
-        return False
-    flags = array.flags
-    return flags.c_contiguous and flags.writeable and (
-        flags.owndata or (type(array.base) is np.ndarray and array.base.flags.owndata and getrefcount(array.base) == ONE))
-
-
-def _add_to_leaf(leaf: Tensor, contribution: Array, ours: bool) -> None:
-    if leaf.grad is not None:
-        leaf.grad += contribution
-    elif ours:
-        leaf.grad = contribution
-    elif leaf.grad_buffer is not None:
-        array_module(contribution).copyto(leaf.grad_buffer, contribution)
-        leaf.grad = leaf.grad_buffer
-    else:
-        leaf.grad = contribution.copy()           # the op may have handed the same array to someone else
-
-
-def _fit(node: Context, i: int, grad: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-    """The gradient of input i, summed back over broadcast dims where the op broadcasts, and checked."""
-    if not is_array(grad):
-        grad = node.xp.asarray(grad)              # NumPy's arithmetic on 0-d arrays gives scalars
-    if node.function.broadcasts and grad.shape != shape:
-        grad = sum_to_shape(grad, shape)
-    if grad.shape != shape or (grad.dtype is not dtype and grad.dtype != dtype):
-        raise GraphError(f"{node.function.__name__}: the gradient of input {i} is {grad.shape} {grad.dtype}, "
-                         f"the input is {shape} {dtype}")
-    return grad
-
-
-def sum_to_shape(grad: Array, shape: tuple[int, ...]) -> Array:
-    """Sums `grad` over the dims along which an array of `shape` was repeated."""
-    extra = grad.ndim - len(shape)
-    dims = tuple(range(extra)) + tuple(extra + i for i, n in enumerate(shape) if n == 1 and grad.shape[extra + i] != 1)
-    return grad.sum(axis=dims, keepdims=True).reshape(shape) if dims else grad.reshape(shape)

@@ -25,7 +25,7 @@ from mpitrain.placement.place import place
 from mpitrain.placement.shards import KINDS
 from mpitrain.plan.memory import forecast
 from mpitrain.schedules.grid import Grid
-from mpitrain.schedules.pipeline import SCHEDULES
+from mpitrain.train.build.validate import find_schedule
 from mpitrain.train.observers.memory import Memory
 
 STEPS = 2 * BATCHES
@@ -36,19 +36,19 @@ SMALLEST_POOL = 16 << 20          # and of a pool: of less, what is free between
 
 
 def ways(ranks: int, planned: bool) -> Iterator[tuple[str, Grid, dict[str, Any]]]:
-    """(name, mesh, options) of what so many ranks can do with one model, of which layers can be cut where that is `planned`."""
+    """(name, mesh, sections) of what so many ranks can do with one model, of which layers can be cut where that is `planned`."""
     if ranks == 1:
         yield "one rank", Grid({}), {}
-        yield f"{MICRO} micro-batches", Grid({}), {"micro_batches": MICRO}
+        yield f"{MICRO} micro-batches", Grid({}), {"train": {"micro_batches": MICRO}}
         return
     if ranks % 2 == 0:
         for schedule in ("gpipe", "1f1b", "zb_h1"):
             yield f"pp=2 {schedule}", Grid({"pp": 2, "dp": ranks // 2}), {
-                "micro_batches": MICRO * ranks // 2, "schedule": schedule}
+                "train": {"micro_batches": MICRO * ranks // 2}, "mesh": {"schedule": schedule}}
         if planned:
             yield "tp=2", Grid({"dp": ranks // 2, "tp": 2}), {}
     for kind in KINDS:
-        yield f"dp={ranks} sharding {kind}", Grid({"dp": ranks}), {"sharding": kind}
+        yield f"dp={ranks} sharding {kind}", Grid({"dp": ranks}), {"comm": {"sharding": kind}}
 
 
 def bench_memory(channel: Channel, world: World, report: Report, *, models: Sequence[str]) -> None:
@@ -58,8 +58,8 @@ def bench_memory(channel: Channel, world: World, report: Report, *, models: Sequ
     for name in models:
         model = WORKLOADS[name].make()
         for recompute in (False, True)[:1 + isinstance(model, nn.Sequential)]:
-            for way, grid, options in ways(world.size, bool(model.plan)):
-                for stage, found, use in one_way(name, grid, recompute, options, world):
+            for way, grid, sections in ways(world.size, bool(model.plan)):
+                for stage, found, use in one_way(name, grid, recompute, sections, world):
                     ratios = {key: ratio(key, getattr(found, key), getattr(use, key)) for key in Use._fields}
                     worst = max([worst, *(abs(r - 1) for r in ratios.values() if r is not None)])
                     report.record({"bench": "memory", "model": name, "recompute": recompute, "way": way, "stage": stage,
@@ -72,20 +72,21 @@ def bench_memory(channel: Channel, world: World, report: Report, *, models: Sequ
                 f"{SMALLEST_POOL >> 20} MiB or more")
 
 
-def one_way(name: str, grid: Grid, recompute: bool, options: dict[str, Any], world: World) -> Iterator[tuple[int, Use, Use]]:
+def one_way(name: str, grid: Grid, recompute: bool, sections: dict[str, Any], world: World) -> Iterator[tuple[int, Use, Use]]:
     """(stage, predicted, measured) of a few steps."""
     forget_peak()
     workload, pool = WORKLOADS[name], pool_in_use()
     before = pool.usage().system if pool else 0               # Earlier runs have left some bytes, mostly in caches.
     with guard.symmetric():
-        training = Training(workload, world.comm, pp=grid.size("pp"), tp=grid.size("tp"), recompute=recompute, **options)
+        training = Training(workload, world.comm, pp=grid.size("pp"), tp=grid.size("tp"), recompute=recompute, sections=sections)
     job = training.job
     measured = Memory(job)
 
     def predict() -> Any:
-        placement = place(made(workload, recompute), grid, *training.options.sections)
+        config = training.config
+        placement = place(made(workload, recompute), grid, config.mesh, config.train, config.comm)
         found = forecast(placement, training.sample, tokens=workload.tokens, loss=nn.LOSSES["cross_entropy"](), optimizer=adam,
-                         schedule=SCHEDULES.resolve(training.options.schedule))
+                         schedule=find_schedule(config))
         if found.why:
             raise MpitrainError(f"bench memory {name}: activations cannot be predicted: {found.why}")
         return list(map(list, found.stages))

@@ -30,10 +30,11 @@ from mpitrain.comm.job import guard
 from mpitrain.comm.job.start import World
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
+from mpitrain.config.sections import Config, MeshConfig, TrainConfig
 from mpitrain.errors import DesyncError
 from mpitrain.schedules.pipeline import SCHEDULES
 from mpitrain.schedules.pipeline_simulate import Cost, bubble, simulate_pipeline
-from mpitrain.train.build.assembly import Options, assemble
+from mpitrain.train.build.assembly import assemble
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.machine.threads import Place
 
@@ -114,10 +115,10 @@ class Contender:
         self._mesh = Mesh(world.comm, pp=world.size)
         rows, kind = len(task.x), "values" if task.y.dtype.kind == "f" else "classes"
         inputs = Inputs(Memory(task.x, task.y, kind), range(rows), None, range(0), data.Transforms())
-        options = Options(steps=1, batch_size=rows, micro_batches=n_micro, schedule=name, chunks=self.chunks, quiet=True,
-                          stages=task.stages)
+        config = Config(train=TrainConfig(steps=1, batch_size=rows, micro_batches=n_micro),
+                        mesh=MeshConfig(schedule=name, chunks=self.chunks, stages=task.stages))
         loss = nn.LOSSES["mse" if kind == "values" else "cross_entropy"]()
-        self.job = assemble(task.make(), inputs, self._mesh, loss=loss, options=options,
+        self.job = assemble(task.make(), inputs, self._mesh, loss=loss, config=config, quiet=True,
                             optimizer=lambda storage: optim.AdamW(storage, lr=LR, weight_decay=DECAY))
         trainer: Any = self.job.trainer
         self.trainer = trainer

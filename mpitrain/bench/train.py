@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mpitrain import data, nn, optim
-from mpitrain.backend import CPU, float_dtype
+from mpitrain.backend import float_dtype
 from mpitrain.backend.memory import page_faults, resident
 from mpitrain.bench.memory import forget_peak
 from mpitrain.bench.pairs import Clock, quartiles
@@ -28,9 +28,10 @@ from mpitrain.comm.job import guard
 from mpitrain.comm.job.start import World
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
+from mpitrain.config.sections import Config, TrainConfig, changed
 from mpitrain.errors import MpitrainError, NumericsError
 from mpitrain.parallel.gradients.replicas import checksum
-from mpitrain.train.build.assembly import Options, assemble
+from mpitrain.train.build.assembly import assemble
 from mpitrain.train.build.from_config import keep_inputs_only
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.precision import refuse
@@ -72,20 +73,21 @@ def adam(storage: Any) -> optim.Optimizer:
 
 class Training:
     """One workload on the ranks of `comm`, put together by `assemble`; all of them make it, step and close it alike. A
-    data-parallel rank has the workload's batch; `options` are further ones of `assemble`.
+    data-parallel rank has the workload's batch; `sections` are keys of the configuration: ``{"train": {"micro_batches": 4}}``.
 
     `batches` are this rank's, as (x, y); `losses` are those of all steps so far, each the mean over all ranks' rows.
     """
 
-    def __init__(self, workload: Workload, comm: Any, *, pp: int = 1, tp: int = 1, recompute: bool = False, **options: Any):
+    def __init__(self, workload: Workload, comm: Any, *, pp: int = 1, tp: int = 1, recompute: bool = False,
+                 sections: Mapping[str, Mapping[str, Any]] | None = None):
         self._mesh = mesh = Mesh(comm, pp=pp, tp=tp)
         ranks = mesh.size("dp")
         source = Memory(*workload.samples(workload.batch * ranks * BATCHES, seed=0), "tokens" if workload.tokens else "classes")
         inputs = Inputs(source, range(len(source)), None, range(0), data.Transforms())
-        self.options = Options(**{"steps": 1, "batch_size": workload.batch * ranks, "quiet": True, **options})
+        self.config = changed(Config(train=TrainConfig(steps=1, batch_size=workload.batch * ranks)), **sections or {})
         self.sample = inputs.sample()
         self.job = assemble(made(workload, recompute), inputs, mesh, loss=nn.LOSSES["cross_entropy"](), optimizer=adam,
-                            options=self.options)
+                            config=self.config, quiet=True)
         self.model = self.job.state.model
         self.job.trainer.update.want_norm = False             # Steps between two lines of the log compute no norm.
         loader: Any = self.job.trainer.loader
@@ -133,7 +135,7 @@ def bench_train(channel: Channel, world: World, report: Report, *, models: Seque
     """One record for each model and precision; `threads` are those of BLAS in a rank. Collective; see `Training.check`."""
     for precision in precisions:                              # A refusal comes before the head of a table that would stay empty.
         float_dtype(precision)
-        refuse(precision, CPU)
+        refuse(precision)
     about = machine(channel)
     report.line(f"training steps on {world.size} rank{'s' * (world.size > 1)}, {threads} thread{'s' * (threads > 1)} each; "
                 f"medians of {steps} steps, AdamW; flops of a rank\n"
@@ -159,7 +161,7 @@ def measure(name: str, workload: Workload, precision: str, world: World, steps: 
     forget_peak()
     before = peak_flops(wide)
     with guard.symmetric():
-        training = Training(workload, world.comm, precision=precision)
+        training = Training(workload, world.comm, sections={"train": {"precision": precision}})
     clock = Clock(world)
     training.run(WARM_UP)
     faults = page_faults()

@@ -1,17 +1,16 @@
 # mypy: disable-error-code="no-any-return"
 # (Function.apply gives one tensor, or a tuple of them.)
-"""Arithmetic with broadcasting, comparisons and choices, element by element."""
+"""Arithmetic with broadcasting, and choices, element by element."""
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 
-__all__ = ["absolute", "add", "clip", "divide", "equal", "exp", "greater", "greater_equal", "less", "less_equal", "log",
-           "maximum", "minimum", "multiply", "negative", "not_equal", "power", "sqrt", "subtract", "where"]
+__all__ = ["absolute", "add", "clip", "divide", "exp", "log", "maximum", "minimum", "multiply", "negative", "power", "sqrt",
+           "subtract", "where"]
 
 
 class Add(Function):
@@ -230,14 +229,6 @@ class Where(Function):
                 ctx.xp.where(condition, zero, grad) if ctx.needs[2] else None)
 
 
-class Compare(Function):
-    """A boolean array: no gradient flows through it."""
-
-    @staticmethod
-    def forward(ctx: Context, x: Any, y: Any, *, test: str) -> Array:
-        return getattr(operator, test)(x, y)
-
-
 def add(x: Any, y: Any) -> Tensor:
     return Add.apply(x, y)
 
@@ -294,31 +285,3 @@ def clip(x: Any, low: float | None = None, high: float | None = None) -> Tensor:
 
 def where(condition: Any, x: Any, y: Any) -> Tensor:
     return Where.apply(condition, x, y)
-
-
-def greater(x: Any, y: Any) -> Tensor:
-    return _compare("gt", x, y)
-
-
-def greater_equal(x: Any, y: Any) -> Tensor:
-    return _compare("ge", x, y)
-
-
-def less(x: Any, y: Any) -> Tensor:
-    return _compare("lt", x, y)
-
-
-def less_equal(x: Any, y: Any) -> Tensor:
-    return _compare("le", x, y)
-
-
-def equal(x: Any, y: Any) -> Tensor:
-    return _compare("eq", x, y)
-
-
-def not_equal(x: Any, y: Any) -> Tensor:
-    return _compare("ne", x, y)
-
-
-def _compare(test: str, x: Any, y: Any) -> Tensor:
-    return Compare.apply(x.array if isinstance(x, Tensor) else x, y.array if isinstance(y, Tensor) else y, test=test)

@@ -29,8 +29,8 @@ from mpitrain.placement.place import Placement
 from mpitrain.placement.stages import Stage
 from mpitrain.schedules.grid import COPIES, REPLICAS
 from mpitrain.schedules.microtree import share
-from mpitrain.schedules.pipeline import SCHEDULES, Schedule
-from mpitrain.schedules.pipeline_check import actions_of, prove
+from mpitrain.schedules.pipeline import Schedule
+from mpitrain.schedules.pipeline_check import actions_of
 
 
 @dataclass
@@ -69,22 +69,15 @@ class Held:
         """What gives this rank its part of samples."""
         return Feed(device, dtype, tokens=tokens, part=self.placement.part)
 
-    def schedule(self, asked: Any, n_micro: int) -> Schedule:
-        """The pipeline schedule that is asked for, by name or as a function, proved for what ranks have of micro-batches.
-
-        DesyncError where ranks have another one by the same name. It communicates.
-        """
-        found: Schedule = SCHEDULES.resolve(asked) if isinstance(asked, str) else asked
-        name, n = asked if isinstance(asked, str) else str(getattr(asked, "__name__", asked)), self.mesh.n_places
+    def agree_on_schedule(self, schedule: Schedule, name: str, n_micro: int) -> None:
+        """DesyncError where ranks have another user's schedule by the same name. It communicates."""
+        if schedule.__module__.startswith("mpitrain."):
+            return
+        n, n_stages, chunks = self.mesh.n_places, self.stage.n_stages, len(self.stage.chunks)
         counts = sorted({stop - first for first, stop in (share(rank, n, n_micro) for rank in range(n))})
-        n_stages, chunks = self.stage.n_stages, len(self.stage.chunks)
-        for count in counts:
-            prove(found, name, n_stages=n_stages, n_micro=count, chunks=chunks)
-        if not found.__module__.startswith("mpitrain."):      # a user's own, proved as it is here: it must be the same elsewhere
-            actions = [[str(action) for action in actions_of(found, stage, n_stages, count, chunks)]
-                       for count in counts for stage in range(n_stages)]
-            self.control.agree(sha256(repr(actions).encode()).hexdigest(), f"the actions of the schedule {name} (SHA-256)")
-        return found
+        actions = [[str(action) for action in actions_of(schedule, stage, n_stages, count, chunks)]
+                   for count in counts for stage in range(n_stages)]
+        self.control.agree(sha256(repr(actions).encode()).hexdigest(), f"the actions of the schedule {name} (SHA-256)")
 
     def twins(self, storage: Parts) -> Twins | None:
         """What adds up the gradients of twins; None where there are none. It communicates."""

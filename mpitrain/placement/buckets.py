@@ -19,8 +19,6 @@ from mpitrain.backend import Array
 from mpitrain.nn import Segment
 from mpitrain.schedules.microtree import Counter
 
-UNTIL_MEASURED = 1 << 20      # bytes: small enough to overlap, large enough that latency does not dominate
-
 
 @dataclass
 class Turn:
@@ -82,11 +80,6 @@ def plan_buckets(segments: Sequence[Segment], total: int, bucket_elements: int,
             bounds.append(count)
             stop = segment.start
     return cut_buckets(segments, total, bounds)
-
-
-def bucket_bytes(mb: float | str) -> int:
-    """The size of buckets of `comm.bucket_mb`; where they are cut by measurement ("auto"), the size until then."""
-    return UNTIL_MEASURED if isinstance(mb, str) else max(1, int(mb * 2**20))
 
 
 def runs(kinds: Sequence[object]) -> list[int]:

@@ -15,12 +15,12 @@ from itertools import accumulate
 from typing import Any
 
 from mpitrain.backend import Array
-from mpitrain.config import CommConfig, MeshConfig, TrainConfig
+from mpitrain.config.sections import CommConfig, MeshConfig, TrainConfig
 from mpitrain.errors import ConfigError
-from mpitrain.nn import FlatLayout, Linear, MixtureOfExperts, Module, Sequential, mixtures
+from mpitrain.nn import FlatLayout, Linear, MixtureOfExperts, Module, Sequential
 from mpitrain.nn.parameter import Described
 from mpitrain.placement import zigzag
-from mpitrain.placement.buckets import Bucket, bucket_bytes, plan_buckets, runs
+from mpitrain.placement.buckets import Bucket, plan_buckets, runs
 from mpitrain.placement.bytes import Bytes, predicted
 from mpitrain.placement.experts import AXIS, cut_experts
 from mpitrain.placement.micro_batches import count_micro_batches
@@ -126,7 +126,7 @@ class Placement:
 
     def buckets(self, layout: FlatLayout) -> list[Bucket]:
         """What of the flat gradient travels together, in the order in which the buckets start."""
-        elements = max(1, bucket_bytes(self.comm.bucket_mb) // layout.dtype.itemsize)
+        elements = max(1, self.comm.bucket_bytes // layout.dtype.itemsize)
         return plan_buckets(layout.segments, layout.size, elements, self.cuts(layout))
 
     def shards(self, layout: FlatLayout, *, whole: bool, blocks: bool | None = None, number: int | None = None) -> Shards:
@@ -135,7 +135,7 @@ class Placement:
         `number` is this rank's among them, where that is not the one of the grid.
         """
         return Shards(layout, self.grid.number(REPLICAS) if number is None else number, self.grid.count(REPLICAS), whole=whole,
-                      cuts=self.cuts(layout, blocks=blocks), bucket_bytes=bucket_bytes(self.comm.bucket_mb),
+                      cuts=self.cuts(layout, blocks=blocks), bucket_bytes=self.comm.bucket_bytes,
                       alike=shared_keys(self.stage))
 
     def bytes(self, layout: FlatLayout, kind: str, *, states: int, per_node: int = 1) -> Bytes:
@@ -151,7 +151,8 @@ def place(model: Module, grid: Grid, mesh: MeshConfig, train: TrainConfig, comm:
     MeshError and ConfigError, alike on all ranks, where the model cannot be cut so.
     """
     stages = mesh.stages if stages is None else stages
-    refuse(model, grid, mesh, stages)
+    if mesh.plan and grid.size("tp") == 1:
+        read_plan(model, mesh.plan)                            # a plan that would be refused is so before there are ranks for it
     n_stages = grid.size("pp")
     if isinstance(model, Sequential):
         model.separate()
@@ -166,23 +167,6 @@ def place(model: Module, grid: Grid, mesh: MeshConfig, train: TrainConfig, comm:
     counts = stages if isinstance(stages, (list, tuple)) else ()
     return Placement(grid, cut(model, grid.coordinate("pp"), n_stages, mesh.chunks, counts=counts), layers, experts, mesh, train,
                      comm)
-
-
-def refuse(model: Module, grid: Grid, mesh: MeshConfig, stages: Any) -> None:
-    """ConfigError for keys of [mesh] that do not go together with its lengths, or with the model."""
-    if mesh.chunks > 1 and grid.size("pp") == 1:
-        raise ConfigError(f"mesh.chunks = {mesh.chunks} cuts the model for the stages of a pipeline, and mesh.pp is 1; set "
-                          "mesh.chunks = 1, or mesh.pp to 2 or more")
-    if isinstance(stages, str) and stages not in ("blocks", "time"):
-        raise ConfigError(f'mesh.stages = "{stages}" is not there: "blocks", "time", or each stage\'s number of blocks')
-    if mesh.plan and grid.size("tp") == 1:
-        read_plan(model, mesh.plan)                            # a plan that would be refused is so before there are ranks for it
-    if mesh.sequence and grid.size("tp") == 1:
-        raise ConfigError("mesh.sequence = true cuts activations over the ranks that share layers, and mesh.tp is 1; set "
-                          "mesh.sequence = false, or mesh.tp to 2 or more")
-    if mesh.sequence and mixtures(model):
-        raise ConfigError(f'mesh.sequence = true cuts what "{mixtures(model)[0][0]}" gets along the sequence, and experts choose '
-                          "among whole samples; set mesh.sequence = false")
 
 
 def cut_layers(model: Module, grid: Grid, mesh: MeshConfig) -> list[Layer]:

@@ -20,6 +20,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from mpitrain.backend import Array
+from mpitrain.config.sections import SHARDED
 from mpitrain.errors import GraphError
 from mpitrain.nn import FlatLayout, Segment
 from mpitrain.nn.storage import NamedViews
@@ -27,7 +28,7 @@ from mpitrain.placement.buckets import Bucket, plan_buckets
 from mpitrain.placement.slices import Part, Slice, cut_slices, parts_of
 from mpitrain.schedules.uneven import OwnersToAll, SumToOwners
 
-KINDS = ("none", "optimizer", "gradients", "parameters")
+KINDS = SHARDED
 
 
 class Strips:

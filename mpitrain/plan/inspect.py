@@ -15,8 +15,8 @@ from mpitrain.checkpoint.hashes import array_sha256
 from mpitrain.checkpoint.manifest import MANIFEST, Checkpoint, load
 from mpitrain.config import Config, load_config
 from mpitrain.data import report
-from mpitrain.errors import MissingError, MpitrainError
-from mpitrain.placement.place import Placement, micro_batches, place
+from mpitrain.errors import ConfigError, MissingError, MpitrainError
+from mpitrain.placement.place import Placement, place
 from mpitrain.placement.shard_cuts import probe
 from mpitrain.placement.stages import Stage
 from mpitrain.placement.zigzag import refuse_length
@@ -27,9 +27,11 @@ from mpitrain.schedules.grid import REPLICAS, Grid, fit
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline_check import actions_of, find_schedule
 from mpitrain.schedules.pipeline_draw import describe
-from mpitrain.train.build.from_config import checkpoint_folder, make_model, make_optimizer
+from mpitrain.train.build.from_config import checkpoint_folder
+from mpitrain.train.build.from_config import describe as describe_run
 from mpitrain.train.build.inputs import Inputs, describe_files, open_inputs
 from mpitrain.train.build.sharding import memory_text
+from mpitrain.train.build.validate import validate
 
 
 def inspect(path: Path, overrides: list[str], *, ranks: int) -> Iterator[str]:
@@ -50,9 +52,13 @@ def inspect(path: Path, overrides: list[str], *, ranks: int) -> Iterator[str]:
 def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     """The model's parameters (of layers that are cut, the first rank's), how the batch is cut, which buckets travel, and the
     schedule; nothing is allocated."""
-    model, m = make_model(config), config.mesh
+    m = config.mesh
     grid = Grid(fit(ranks, pp=m.pp, dp=m.dp, ep=m.ep, cp=m.cp, tp=m.tp))
-    n_micro, pp, cp = micro_batches(grid, m, config.train), grid.size("pp"), grid.size("cp")
+    inputs, why = open_data(config)
+    made = describe_run(config, inputs is not None and inputs.tokens)
+    model = made.model
+    n_micro = validate(config, grid, model, made.optimizer, made.rate, None if inputs is None else inputs.train_rows).n_micro
+    pp, cp = grid.size("pp"), grid.size("cp")
     yield f"{config.run.name}: model {config.model.name}, {model.count_parameters():,} parameters"
     yield f"mesh {grid}, {ranks} rank{'s' if ranks > 1 else ''}"
     placed = place(model, grid, m, config.train, config.comm)
@@ -69,20 +75,22 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     stages = [placed.at_stage(index) for index in range(pp)]
     if pp > 1:
         yield from stage_lines([p.stage for p in stages])
-    yield from schedule_lines(pp, grid.n_places, n_micro, name=m.schedule, chunks=m.chunks, folder=config.folder)
+    yield from schedule_lines(pp, grid.n_places, n_micro, name=str(m.schedule), chunks=m.chunks, folder=config.folder)
     yield from bucket_lines(stages)
-    yield bytes_line(stages, len(make_optimizer(config, probe()).state))
-    yield from forecast_lines(forecast_of(config, placed, *open_data(config)))
+    yield bytes_line(stages, len(made.optimizer(probe()).state))
+    yield from forecast_lines(forecast_of(config, placed, inputs, why))
 
 
 def open_data(config: Config) -> tuple[Inputs | None, str]:
-    """The data of a configuration, with transforms that have seen one row; or None, and why."""
+    """The data of a configuration, with transforms that have seen one row; or None, and why. ConfigError for keys of [data]."""
     try:
         d = config.data
         inputs = open_inputs(describe_files(d.path, d.validation, config.folder, d.x, d.y), validation=d.validation,
                              seed=config.run.seed, block=config.model.arguments.get("block"), stride=d.stride,
                              transform=d.transform, augment=d.augment, folder=config.folder)
         inputs.transforms.fit(inputs.training, inputs.train_rows[:1])
+    except ConfigError:
+        raise
     except MpitrainError as error:
         return None, error.message
     return inputs, ""

@@ -27,8 +27,9 @@ from mpitrain.plan.activations import most, trace
 from mpitrain.schedules.grid import REPLICAS
 from mpitrain.schedules.pipeline import Schedule
 from mpitrain.schedules.pipeline_check import actions_of, splits_backward
-from mpitrain.train.build.from_config import find_schedule, make_loss, make_optimizer
+from mpitrain.train.build.from_config import make_loss, make_optimizer
 from mpitrain.train.build.inputs import Inputs
+from mpitrain.train.build.validate import find_schedule
 
 AHEAD = 3                                    # batches of a rank: one at work, two read ahead
 NOBODY = "their bytes are counted by the pool of arrays, which needs a C compiler"

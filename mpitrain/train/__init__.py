@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_WHERE = {"Options": "train.build.assembly", "Job": "train.build.assembly", "assemble": "train.build.assembly",
+_WHERE = {"Job": "train.build.assembly", "assemble": "train.build.assembly",
           "open_data": "train.build.inputs", "Inputs": "train.build.inputs", "Trainer": "train.trainer",
           "RunFolder": "checkpoint.run_folder", "Observer": "train.observers"}
 
-__all__ = ["Inputs", "Job", "Observer", "Options", "RunFolder", "Trainer", "assemble", "open_data"]
+__all__ = ["Inputs", "Job", "Observer", "RunFolder", "Trainer", "assemble", "open_data"]
 
 
 def __getattr__(name: str) -> Any:

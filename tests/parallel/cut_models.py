@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from configs import flat
 
 from mpitrain import data, models, nn, optim
 from mpitrain.bench.train import Memory
 from mpitrain.comm.mesh import Mesh
-from mpitrain.train.build.assembly import Options, assemble
+from mpitrain.train.build.assembly import assemble
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.machine import threads
 
@@ -68,8 +69,8 @@ def train(comm: Any, kind: str, model: nn.Module, *, pp: int = 1, steps: int = 2
     inputs = Inputs(source, range(rows), source if validate else None, range(rows, rows + 10), data.Transforms())
     asked = {"micro_batches": 4, "drop_last": False, "clip_norm": 0.5, **options}
     job = assemble(model, inputs, mesh, loss=nn.LOSSES["cross_entropy"](),
-                   optimizer=lambda storage: optim.AdamW(storage, lr=0.01), options=Options(
-                       steps=steps, batch_size=batch_size, quiet=True, **asked))
+                   optimizer=lambda storage: optim.AdamW(storage, lr=0.01), quiet=True,
+                   config=flat(steps=steps, batch_size=batch_size, **asked))
     trainer: Any = job.trainer
     done = [trainer.train_step(batch) for _, batch in trainer.loader.iterate(0, steps)]
     metrics = trainer.evaluator.run() if validate else {}

@@ -8,11 +8,12 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from configs import flat
 
 from mpitrain import data, models, nn, optim
 from mpitrain.bench.train import Memory
 from mpitrain.comm.mesh import Mesh
-from mpitrain.train.build.assembly import Job, Options, assemble
+from mpitrain.train.build.assembly import Job, assemble
 from mpitrain.train.build.inputs import Inputs
 
 BATCH = 16
@@ -53,9 +54,9 @@ def job(comm: Any, make: Callable[[], nn.Sequential], mesh: Mapping[str, int], *
     """A run on a mesh of the ranks of `comm`."""
     model = make()
     made = Mesh(comm, **mesh)
-    told = {"steps": 20, "batch_size": BATCH, "micro_batches": 4, "clip_norm": 0.5, "quiet": True, "eval_every": 1000, **options}
+    told = {"steps": 20, "batch_size": BATCH, "micro_batches": 4, "clip_norm": 0.5, "eval_every": 1000, **options}
     run = assemble(model, inputs or samples(model), made, loss=loss or nn.LOSSES["cross_entropy"](),
-                   optimizer=lambda storage: optim.AdamW(storage, lr=rate, weight_decay=0.01), options=Options(**told))
+                   optimizer=lambda storage: optim.AdamW(storage, lr=rate, weight_decay=0.01), config=flat(**told), quiet=True)
     try:
         yield run
     finally:

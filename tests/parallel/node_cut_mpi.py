@@ -276,7 +276,7 @@ def test_buckets_are_cut_where_times_say_where_layers_are_cut(comm: Any) -> None
     pairs(comm)
     found = []
     for tuned in (True, False):
-        with meshes.job(comm, gpt, {"tp": 2}, steps=10, tune_buckets=tuned) as job:
+        with meshes.job(comm, gpt, {"tp": 2}, steps=10, bucket_mb="auto" if tuned else 4.0) as job:
             job.fit()
             assert (job.tuning.choices.get("buckets") or {}).get("ranks") == (comm.size // 2 if tuned else None)
             found.append(job.state.hashes())

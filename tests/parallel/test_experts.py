@@ -25,7 +25,6 @@ from mpitrain.placement.experts import cut_experts
 from mpitrain.placement.place import Placement, place
 from mpitrain.plan.inspect import inspect_config
 from mpitrain.schedules.grid import Grid
-from mpitrain.train.build import refusals, reproducible
 
 CONFIG = """
 model = {name = "gpt", layers = 2, heads = 2, width = 16, block = 8, vocabulary = 64, experts = 4}
@@ -76,11 +75,6 @@ def placed(model: nn.Module, grid: Grid, **keys: Any) -> Placement:
     return place(model, grid, MeshConfig(**keys), TrainConfig(), CommConfig())
 
 
-def asked(**more: Any) -> SimpleNamespace:
-    """Options, as far as refusals look at them."""
-    return SimpleNamespace(**{"sharding": "none", "tune_buckets": False, "node_shared": False, **more})
-
-
 def gpt(**more: Any) -> nn.Sequential:
     return models.gpt(2, 2, 8, 8, 11, **more)
 
@@ -90,32 +84,12 @@ def gpt(**more: Any) -> nn.Sequential:
     (lambda: cut_experts(gpt(experts=6), 0, 4), MeshError,
      'mesh.ep = 4 does not divide the 6 experts of "block0.mixture"; the nearest that fits the whole model: mesh.ep = 3 or 6'),
     (lambda: cut_experts(gpt(experts=3), 0, 5), MeshError, "the nearest that fits the whole model: mesh.ep = 3"),
-    (lambda: refusals.refuse_uneven_experts(mesh(dp=2, ep=2), 6, 64), MeshError,
-     "found 6 micro-batches for 4 data-parallel ranks; set train.micro_batches to 4 or 8"),
-    (lambda: refusals.refuse_uneven_experts(mesh(dp=2, ep=2), 8, 5), ConfigError,
-     "ends with a batch of 5 rows for 8 micro-batches; set data.drop_last = true"),
-    (lambda: refusals.refuse_with_experts(asked(sharding="gradients"), mesh(ep=2)), ConfigError,
-     'comm.sharding = "gradients" cuts states over all data-parallel ranks, and mesh.ep = 2 gives them different experts; set'),
-    (lambda: refusals.refuse_with_experts(asked(tune_buckets=True), mesh(ep=2)), ConfigError,
-     'comm.bucket_mb = "auto" cuts all gradients anew, and those of experts are apart from the rest'),
-    (lambda: refusals.refuse_with_experts(asked(node_shared=True), mesh(ep=2)), ConfigError,
-     "set comm.node_shared = false, or mesh.ep = 1"),
     (lambda: placed(gpt(experts=2), mesh(cp=2)), ConfigError,
      'mesh.cp = 2 cuts samples, and experts ('),
-    (lambda: reproducible.refuse_mesh(mesh(ep=2).size), ConfigError,
-     "cannot have mesh.ep = 2: a gradient of an expert adds up rows of several"),
-    (lambda: placed(gpt(experts=2), mesh(tp=2), sequence=True), ConfigError,
-     'mesh.sequence = true cuts what "block0.mixture" gets along the sequence'),
 ])
 def test_what_cannot_be_shared_out_is_refused_by_name(call: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message.replace("(", r"\(")):
         call()
-
-
-def test_even_micro_batches_and_whole_models_are_not_refused() -> None:
-    refusals.refuse_uneven_experts(mesh(dp=2, ep=2), 8, 8)
-    refusals.refuse_uneven_experts(mesh(dp=3), 8, 5)
-    refusals.refuse_with_experts(asked(), mesh(ep=2))
 
 
 def test_each_rank_keeps_its_share_of_the_experts_and_all_of_the_router() -> None:

@@ -6,21 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpitrain import nn
 from mpitrain.comm.shared.channel import SharedChannel
-from mpitrain.errors import ConfigError
 from mpitrain.nn.init import constant
 from mpitrain.nn.storage import FlatLayout
 from mpitrain.parallel.gradients.bucket_sum import AllReduce
 from mpitrain.parallel.policies.sharded_reducer import ShardedReducer
 from mpitrain.parallel.policies.shared_buckets import ring
 from mpitrain.placement.shards import Shards
-from mpitrain.train.build.assembly import Options
-from mpitrain.train.build.refusals import refuse_cut
 
 
 class Late:
@@ -95,16 +91,3 @@ def test_each_place_of_a_ring_lies_inside_and_behind_the_one_before(lengths: lis
     starts = ring(lengths, size)
     assert all(start >= 0 and start + length <= size for start, length in zip(starts, lengths))
     assert all(b in (0, a + length) for a, b, length in zip(starts, starts[1:], lengths))
-
-
-def test_buckets_of_stages_are_not_cut_by_one_list() -> None:
-    class Mesh:
-        def size(self, axis: str) -> int:
-            return 2 if axis == "pp" else 1
-
-        def __str__(self) -> str:
-            return "pp=2 x dp=1 x tp=1"
-    mesh: Any = Mesh()
-    with pytest.raises(ConfigError, match='"auto" finds one list .* found the mesh pp=2 x dp=1 x tp=1; set comm.bucket_mb to'):
-        refuse_cut(Options(tune_buckets=True), mesh)
-    refuse_cut(Options(tune_buckets=False), mesh)

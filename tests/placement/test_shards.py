@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpitrain import nn, optim
-from mpitrain.errors import ConfigError, GraphError, MeshError, ShapeError
+from mpitrain.errors import GraphError, ShapeError
 from mpitrain.models import gpt
 from mpitrain.nn.init import constant, normal
 from mpitrain.nn.parameter import rectangles
@@ -23,10 +22,8 @@ from mpitrain.placement.shard_cuts import block_ends, needs_whole_parameters, wh
 from mpitrain.placement.shards import Shards, Strips, finer, level
 from mpitrain.placement.stages import cut
 from mpitrain.schedules.check import check_sums, contributions, run
-from mpitrain.schedules.pipeline import SCHEDULES
 from mpitrain.schedules.uneven import OwnersToAll, SumToOwners
 from mpitrain.schedules.values import Symbols
-from mpitrain.train.build.sharding import refuse_sharding
 
 SHAPES = st.lists(st.integers(1, 5), max_size=4).map(tuple)
 
@@ -195,34 +192,3 @@ def test_the_formula_is_that_of_the_paper() -> None:
     assert found == [16_000, 8_000 + 2_000, 4_000 + 3_000, 4_000]
     found = [sum(predicted(1000, kind, 8, per_node=4)) for kind in ("none", "optimizer", "gradients", "parameters")]
     assert found == [1_000 + 4_000 + 2_000, 1_000 + 4_000 + 1_000, 1_000 + 500 + 1_000, 2_000]
-
-
-REFUSED = [
-    ({"tune_buckets": True}, ConfigError, 'found comm.bucket_mb = "auto", which cuts them anew; set comm.bucket_mb to a number'),
-    ({"progress": "thread"}, ConfigError, 'found comm.progress = "thread"; set comm.progress = "poll"'),
-    ({"reproducible": "layout"}, ConfigError, 'in one tree; set comm.sharding = "optimizer", or train.reproducible = "run"'),
-    ({"n_micro": 5}, MeshError, "found 5 micro-batches for 2 data-parallel ranks; set train.micro_batches to 4 or 6"),
-    ({"fewest": 3}, ConfigError, "batch of 3 rows for 4 micro-batches; set data.drop_last = true, or fewer"),
-    ({"schedule": "zb_h1"}, ConfigError, 'backward in two halves; set mesh.schedule = "1f1b", or comm.sharding = "gradients"'),
-    ({"sharding": "gradients", "chunks": 2, "n_micro": 5}, MeshError, '"gradients" sums .* found 5 micro-batches')]
-
-
-class TwoRanks:
-    """A mesh of two data-parallel ranks, as far as refusals look at it."""
-
-    n_places = 2
-
-    def __getitem__(self, axes: Any) -> Any:
-        return SimpleNamespace(size=2)
-
-
-@pytest.mark.parametrize(("change", "error", "message"), REFUSED, ids=[str(list(change)) for change, _, _ in REFUSED])
-def test_what_does_not_go_together_is_refused_by_name(change: dict[str, Any], error: type[Exception], message: str) -> None:
-    given_ = {"sharding": "parameters", "node_shared": False, "tune_buckets": False, "progress": "poll", "reproducible": "run",
-              "n_micro": 4, "fewest": 24, "schedule": "1f1b", "chunks": 1} | change
-    mesh: Any = TwoRanks()
-    model = gpt(layers=4, heads=1, width=8, block=4, vocabulary=5)
-    stage = cut(model, 0, 2, given_["chunks"])
-    with pytest.raises(error, match=message):
-        refuse_sharding(SimpleNamespace(**given_), mesh, stage, SCHEDULES[given_["schedule"]], given_["n_micro"],
-                        given_["fewest"])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from configs import flat
 
 from mpitrain import data, models, nn, ops, optim
 from mpitrain.bench.train import Memory
@@ -18,7 +19,7 @@ from mpitrain.errors import GraphError, NumericsError
 from mpitrain.parallel.policies.sharded_reducer import IN_FLIGHT
 from mpitrain.placement.bytes import predicted
 from mpitrain.placement.shards import KINDS
-from mpitrain.train.build.assembly import Job, Options, assemble
+from mpitrain.train.build.assembly import Job, assemble
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.intervals import Step
 from mpitrain.train.observers import Observer
@@ -96,10 +97,10 @@ def adam(storage: Any) -> optim.Optimizer:
 
 
 def job_of(mesh: Mesh, kind: str, model: nn.Module, inputs: Inputs, optimizer: Make = adam, **options: Any) -> Job:
-    given = {"steps": STEPS, "batch_size": 24, "seed": 7, "eval_every": 10, "log_every": 1, "quiet": True, "bucket_bytes": 30_000,
+    given = {"steps": STEPS, "batch_size": 24, "seed": 7, "eval_every": 10, "log_every": 1, "bucket_bytes": 30_000,
              "clip_norm": 0.5, **options}
     job = assemble(model, inputs, mesh, loss=nn.LOSSES["cross_entropy"](), optimizer=optimizer,
-                   options=Options(sharding=kind, **given))
+                   config=flat(sharding=kind, **given), quiet=True)
     job.trainer.observers.append(Losses())
     return job
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from types import SimpleNamespace
 
 import pytest
 from runs import SMALL, record, train, write
 
 from mpitrain.checkpoint import store
-from mpitrain.errors import ConfigError
-from mpitrain.train.build.assembly import Options, make_tuning
 
 AUTO = ("comm.progress=auto", "comm.bucket_mb=auto", "train.steps=40", "checkpoint.every=30", "checkpoint.keep=9")
 
@@ -49,14 +46,3 @@ def test_a_thread_that_moves_messages_changes_no_bit(tmp_path):
 def test_one_rank_has_nothing_to_choose(tmp_path, progress):
     ok(train(1, write(tmp_path), "run.out=a", "train.steps=30", f"comm.progress={progress}", "comm.bucket_mb=auto"))
     assert record(tmp_path / "a")["choices"] == {}
-
-
-def test_a_progress_thread_beside_a_gpu_is_refused():
-    reducer = SimpleNamespace(storage=SimpleNamespace(device=SimpleNamespace(name="gpu")))
-    with pytest.raises(ConfigError, match='comm.progress = "thread" is for train.device = "cpu": .*; set comm.progress = "poll"'):
-        make_tuning(Options(progress="thread"), reducer, None, None)
-
-
-def test_a_policy_that_does_not_exist_is_refused_from_python_too():
-    with pytest.raises(ConfigError, match=r'progress = "threads" is not there \(did you mean "thread"\?\)'):
-        make_tuning(Options(progress="threads"), None, None, None)

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from launch import Result
 from runs import SMALL, mpirun, record, steps, train, write
 
 from mpitrain.checkpoint import store
-from mpitrain.config import CommConfig, Config
-from mpitrain.errors import ConfigError
-from mpitrain.parallel.policies.choose import change, gradient_channel
+from mpitrain.parallel.policies.choose import change
 from mpitrain.parallel.policies.node_memory import nodes_text
-from mpitrain.parallel.policies.policy import Setup
-from mpitrain.train.build import reproducible
-from mpitrain.train.build.assembly import Options, assemble
 
 NOTE = "comm.node_shared: every rank keeps a copy of its own"
 
@@ -217,28 +209,3 @@ def test_a_wire_of_16_bits_that_nothing_travels_on_is_said_in_one_line_and_not_r
         assert record(tmp_path / name)["choices"]["exchange"]["wire"] == wire
         found = [line for line in result.out.splitlines() if "comm.wire_dtype" in line]
         assert len(found) == bool(said) and all(f'comm.wire_dtype = "bfloat16" has no effect: {said}' in line for line in found)
-
-
-@pytest.mark.parametrize(("options", "found"), [
-    (Options(node_shared=True, tune_buckets=True), 'comm.bucket_mb = "auto"'),
-    (Options(node_shared=True, progress="thread"), 'comm.progress = "thread"'),
-    (Options(node_shared=True, progress="auto"), 'comm.progress = "auto"')])
-def test_python_is_refused_the_same_before_anything_starts(options: Options, found: str) -> None:
-    nothing: Any = None
-    with pytest.raises(ConfigError, match=f"updates parameters while gradients are summed, found {found}; set "):
-        assemble(nothing, nothing, nothing, loss=None, optimizer=nothing, options=options)
-
-
-@pytest.mark.parametrize(("options", "found"), [
-    ({"algorithm": os.getcwd}, 'comm.algorithm = "getcwd"; set comm.algorithm = "auto",'),
-    ({"device": "gpu"}, 'gradients on a GPU; set train.device = "cpu",')])
-def test_of_an_own_algorithm_and_a_gpu_the_one_that_is_there_is_named(options: dict[str, Any], found: str) -> None:
-    mesh: Any = SimpleNamespace(channel=lambda *a, **k: SimpleNamespace(size=2))
-    held, device = SimpleNamespace(mesh=mesh), SimpleNamespace(name=options.pop("device", "cpu"))
-    with pytest.raises(ConfigError, match=f"memory that ranks share, found {found} or comm.node_shared = false"):
-        gradient_channel(Setup(Config(comm=CommConfig(node_shared=True)), held, device, **options), by_messages=False)
-
-
-def test_layout_mode_refuses_a_wire_that_rounds() -> None:
-    with pytest.raises(ConfigError, match='found comm.wire_dtype = "bfloat16"; leave it "float32"'):
-        reproducible.refuse_options(4, "auto", "bfloat16")

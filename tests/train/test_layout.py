@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from runs import lines, mpirun, record, train, without_times, write
 
-from mpitrain import nn
-from mpitrain.backend import CPU
 from mpitrain.errors import ConfigError, DesyncError
-from mpitrain.schedules.collectives import ring
 from mpitrain.train.build import reproducible
 from mpitrain.train.machine import fingerprint
 
@@ -104,22 +100,6 @@ def test_what_cannot_be_had_is_refused_in_one_line(tmp_path: Path, arguments: li
     result = train(2, write(tmp_path), *LAYOUT, *arguments)
     assert result.rc == 78 and len(result.error_lines) == 1 and message in result.error_lines[0]
     assert not (tmp_path / "runs").exists()
-
-
-def test_synchronised_batch_norm_a_gpu_an_own_algorithm_and_other_modes_are_refused_by_name() -> None:
-    model = nn.Sequential(("conv", nn.Conv2d(1, 2, 3)), ("norm", nn.SyncBatchNorm(2)))
-    with pytest.raises(ConfigError, match=r'cannot have the layer "norm" \(SyncBatchNorm\).*use batch norm'):
-        reproducible.refuse_model(model, CPU)
-    plain = nn.Sequential(("conv", nn.Conv2d(1, 2, 3)), ("norm", nn.BatchNorm2d(2)))
-    reproducible.refuse_model(plain, CPU)
-    gpu = SimpleNamespace(xp=SimpleNamespace(), name="gpu")
-    with pytest.raises(ConfigError, match='is for train.device = "cpu", found "gpu": .* atomic additions'):
-        reproducible.refuse_model(plain, gpu)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match='found comm.algorithm = "ring"'):
-        reproducible.refuse_options(4, ring)
-    with pytest.raises(ConfigError, match='"layuot" is not there .did you mean "layout"'):
-        reproducible.is_asked_for("layuot")
-    assert reproducible.is_asked_for("layout") and not reproducible.is_asked_for("run")
 
 
 def test_more_blas_threads_than_one_are_refused() -> None:

@@ -18,11 +18,10 @@ from mpitrain import models, nn, optim
 from mpitrain.backend import CPU, Device
 from mpitrain.checkpoint import disk as disk
 from mpitrain.config import load_config
-from mpitrain.errors import AccessError, ConfigError, MissingError, StorageError
+from mpitrain.errors import AccessError, MissingError, StorageError
 from mpitrain.placement.shards import Shards
 from mpitrain.train.build import offload
-from mpitrain.train.build.from_config import options_of
-from mpitrain.train.build.offload import Files, existing, offloaded, refuse_offload
+from mpitrain.train.build.offload import Files, existing, files_folder, offloaded
 
 FAKE = Device("gpu", xp)
 ALONE = SimpleNamespace(rank=0, size=1, broadcast_object=lambda value: value, gather_objects=lambda value: [value])
@@ -31,14 +30,10 @@ MAKERS = {"sgd": lambda s: optim.SGD(s, lr=0.1, momentum=0.9), "adamw": lambda s
           "rmsprop": lambda s: optim.RMSprop(s, lr=0.01, momentum=0.5)}
 
 
-def options(way: str, folder: object = ".", node_shared: bool = False) -> Any:
-    return SimpleNamespace(offload=way, offload_folder=str(folder), node_shared=node_shared)
-
-
 def trained(make: Any, way: str, folder: Path, device: Device, steps: int = 3) -> tuple[nn.FlatStorage, optim.Optimizer]:
     """A small model after some updates with made-up gradients, with clipping and single segments."""
     storage = models.mlp(20, [30], 5).initialize(3, device=device)
-    optimizer = offloaded(make, options(way, folder), storage, device, ALONE)
+    optimizer = offloaded(make, way, folder, storage, device, ALONE)
     rng = np.random.default_rng(1)
     for step in range(1, steps + 1):
         gradients = device.put(some_gradients(storage, rng))
@@ -106,7 +101,7 @@ def test_a_rank_has_state_for_its_slices_alone(tmp_path: Path) -> None:
         layout = models.mlp(20, [300], 5).describe(3, device=device)
         shards = Shards(layout, 1, 2, bucket_bytes=8_000, cuts=[len(layout.segments)], whole=False)
         shards.values = shards.initialise(3)
-        optimizer = offloaded(MAKERS["adamw"], options(way, tmp_path), shards, device, ALONE)
+        optimizer = offloaded(MAKERS["adamw"], way, tmp_path, shards, device, ALONE)
         gradients = device.put(some_gradients(shards, np.random.default_rng(1)))
         for unit in shards.units:
             optimizer.update(gradients, lr=0.01, step=1, segments=unit.parts)
@@ -115,15 +110,6 @@ def test_a_rank_has_state_for_its_slices_alone(tmp_path: Path) -> None:
 
     plain = run("none", CPU).tobytes()
     assert run("file", CPU).tobytes() == plain == run("host", FAKE).get().tobytes() == run("file", FAKE).get().tobytes()
-
-
-@pytest.mark.parametrize(("way", "device", "node_shared", "message"), [
-    ("host", CPU, False, 'where it is already with train.device = "cpu"; set optimizer.offload = "file"'),
-    ("file", CPU, True, "comm.node_shared = true has one copy .*; set comm.node_shared = false, or optimizer.offload"),
-    ("disk", CPU, False, 'optimizer.offload = "disk" is not there .known: file, host, none')])
-def test_what_cannot_be_had_is_one_line(way: str, device: Device, node_shared: bool, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        refuse_offload(options(way, node_shared=node_shared), device)
 
 
 def test_a_disk_without_room_is_found_before_the_first_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,9 +130,9 @@ def test_a_folder_that_is_not_there_is_named_and_no_other_taken_for_it(tmp_path:
         with pytest.raises(MissingError, match=r"optimizer state cannot be made: .*; set optimizer.offload_folder to a folder"):
             Files(folder).allocate(100)
     config = load_config(write(tmp_path, SMALL), ["optimizer.offload=file", f"run.out={tmp_path}/not/yet"])
-    assert options_of(config).offload_folder == str(tmp_path)
+    assert files_folder(config) == tmp_path
     config = load_config(write(tmp_path, SMALL), ["optimizer.offload=file", f"optimizer.offload_folder={tmp_path}/not"])
-    assert options_of(config).offload_folder == f"{tmp_path}/not"
+    assert files_folder(config) == tmp_path / "not"
 
 
 def test_where_a_file_system_promises_nothing_zeros_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +176,7 @@ def test_the_processs_own_memory_is_less_by_the_state(tmp_path: Path) -> None:
     gradients, grown = np.ones(storage.size, np.float32), {}
     for way in ("file", "none"):                              # the file first: nothing that was freed is there to be used again
         before = anonymous()
-        optimizer = offloaded(MAKERS["adamw"], options(way, tmp_path), storage, CPU, ALONE)
+        optimizer = offloaded(MAKERS["adamw"], way, tmp_path, storage, CPU, ALONE)
         optimizer.update(gradients, lr=0.01, step=1)
         grown[way] = anonymous() - before
         assert optimizer.nbytes == 2 * storage.values.nbytes

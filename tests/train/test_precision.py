@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from launch import Result, mpirun
 from runs import SMALL, lines, record, steps, train, without_times, write
 
-from mpitrain.backend import CPU
 from mpitrain.checkpoint import store
 from mpitrain.config import load_config
 from mpitrain.errors import ConfigError
@@ -26,7 +24,7 @@ import sys
 from mpitrain.cli import main
 from mpitrain.comm.job.guard import run_guarded
 from mpitrain.train.build import precision
-precision.refuse = lambda name, device: None
+precision.refuse = lambda name: None
 run_guarded(lambda: main(sys.argv[1:]))
 """
 
@@ -47,32 +45,29 @@ def with_cpu(monkeypatch: pytest.MonkeyPatch, flags: set[str], instruction: bool
 
 def test_it_is_taken_where_the_cpu_and_the_compiler_have_the_instruction(monkeypatch: pytest.MonkeyPatch) -> None:
     with_cpu(monkeypatch, {"avx512f", "avx512_bf16"})
-    precision.refuse("bfloat16", CPU)
+    precision.refuse("bfloat16")
 
 
 def test_a_cpu_without_the_instruction_is_named_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with_cpu(monkeypatch, {"avx512f", "avx512_vnni"})
-    precision.refuse("float32", CPU)
+    precision.refuse("float32")
     with pytest.raises(ConfigError, match=r"would only be slower here: Some CPU has no instruction .*no avx512_bf16 in /proc/c"):
-        precision.refuse("bfloat16", CPU)
+        precision.refuse("bfloat16")
 
 
 def test_a_compiler_without_the_instruction_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     with_cpu(monkeypatch, {"avx512_bf16"}, instruction=False)
     with pytest.raises(ConfigError, match="GCC 10 or newer: the compiler does not know them; install one, or set"):
-        precision.refuse("bfloat16", CPU)
+        precision.refuse("bfloat16")
     monkeypatch.setattr(precision.native, "missing", lambda: {"product_bfloat16": "no C compiler (cc, gcc or clang)"})
     with pytest.raises(ConfigError, match="no C compiler"):
-        precision.refuse("bfloat16", CPU)
+        precision.refuse("bfloat16")
 
 
-def test_several_threads_and_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_threads_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with_cpu(monkeypatch, {"avx512_bf16"}, one=False)
     with pytest.raises(ConfigError, match="computes on one thread a rank, where float32 has several here; set OMP_NUM_THREADS=1"):
-        precision.refuse("bfloat16", CPU)
-    gpu: Any = SimpleNamespace(name="gpu", xp=None)
-    with pytest.raises(ConfigError, match='is for train.device = "cpu", found "gpu"'):
-        precision.refuse("bfloat16", gpu)
+        precision.refuse("bfloat16")
 
 
 def test_more_threads_a_rank_are_refused_in_the_configuration(tmp_path) -> None:

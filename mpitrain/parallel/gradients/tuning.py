@@ -25,7 +25,6 @@ from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.placement.buckets import Bucket
 from mpitrain.schedules.fit import non_negative
 
-POLICIES = ("poll", "thread", "auto")
 WARM_STEPS = 3
 READY_STEPS = 5
 PAIRS = 6                    # steps of each policy

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mpitrain.comm.face import AnyChannel
-from mpitrain.comm.messages.algorithms import name_of
-from mpitrain.errors import ConfigError
 from mpitrain.parallel.policies.node_memory import NodeCopy, refuse_copies, refuse_unlike_nodes
 from mpitrain.parallel.policies.node_shared import NodeShared
 from mpitrain.parallel.policies.policy import Policy, Setup
@@ -52,11 +50,6 @@ def gradient_channel(setup: Setup, *, by_messages: bool) -> AnyChannel:
     channel = mesh.channel(REPLICAS, "gradients", algorithm=algorithm, wire=wire)
     if algorithm == AUTO and setup.device.name == "cpu" and channel.size > 1 and not by_messages:
         return mesh.share_memory(channel)
-    if comm.node_shared and channel.size > 1:
-        found, instead = ("gradients on a GPU", 'train.device = "cpu"') if algorithm == AUTO else \
-            (f'comm.algorithm = "{name_of(algorithm)}"', 'comm.algorithm = "auto"')
-        raise ConfigError(f"comm.node_shared = true needs gradients in memory that ranks share, found {found}; set {instead}"
-                          ", or comm.node_shared = false")
     return channel
 
 

@@ -26,7 +26,6 @@ from mpitrain.parallel.gradients.norm import GradientNorm, Parts
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.statistics import PlainStatistics, Statistics, TreeStatistics
 from mpitrain.parallel.policies.node_memory import nodes_of, nodes_text
-from mpitrain.placement.buckets import bucket_bytes
 from mpitrain.placement.bytes import Bytes
 from mpitrain.placement.shards import Shards
 from mpitrain.placement.tree import RankTree
@@ -76,7 +75,7 @@ class Policy(ABC):
     def __init__(self, setup: Setup, channel: AnyChannel):
         self.setup, self.channel, self.held = setup, channel, setup.held
         self.mesh, self.stage, self.tree = setup.held.mesh, setup.held.stage, setup.held.placement.tree
-        self.bucket_bytes = bucket_bytes(setup.config.comm.bucket_mb)
+        self.bucket_bytes = setup.config.comm.bucket_bytes
         self.clip_norm = setup.config.optimizer.clip_norm
         self.step = 0                        # updates done
         self.want_norm = True                # a norm costs a pass over the gradients: it is computed where asked for, or to clip

@@ -5,19 +5,16 @@ from __future__ import annotations
 import fnmatch
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpitrain import models, nn, optim
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.messages.algorithms import find_own, is_own
-from mpitrain.config import Config
+from mpitrain.config import Config, changed
 from mpitrain.errors import ConfigError, name_and_text, nearest, place, text_of
-from mpitrain.placement.buckets import bucket_bytes
-from mpitrain.schedules.pipeline import SCHEDULES, Schedule
-from mpitrain.train.build.assembly import Job, Options, assemble
+from mpitrain.train.build.assembly import Job, assemble
 from mpitrain.train.build.inputs import Inputs
-from mpitrain.train.build.offload import existing
 
 
 def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None, quiet: bool = False) -> Job:
@@ -25,36 +22,23 @@ def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None, qui
 
     `stages` replaces mesh.stages where a run that goes on has chosen its cut already.
     """
-    return assemble(make_model(config), inputs, mesh, loss=make_loss(config, inputs.tokens),
-                    optimizer=lambda s: make_optimizer(config, s), rate=lambda steps: make_rate(config, steps),
-                    options=options_of(config, stages, quiet))
+    described = describe(config, inputs.tokens)
+    return assemble(described.model, inputs, mesh, loss=described.loss, optimizer=described.optimizer, rate=described.rate,
+                    config=changed(config, mesh={"stages": stages}) if stages else config, quiet=quiet)
 
 
-def options_of(config: Config, stages: Any = None, quiet: bool = False) -> Options:
-    """What `assemble` is told; `stages` replaces mesh.stages."""
-    t, o = config.train, config.optimizer
-    return Options(
-        steps=t.steps, epochs=t.epochs, batch_size=t.batch_size, micro_batches=t.micro_batches, seed=config.run.seed,
-        reproducible=t.reproducible, precision=t.precision, device=t.device, clip_norm=o.clip_norm, eval_every=t.eval_every,
-        log_every=config.log.every, checkpoint_every=config.checkpoint.every, keep=config.checkpoint.keep,
-        keep_best=config.checkpoint.best, drop_last=config.data.drop_last, workers=config.data.workers,
-        algorithm=find_algorithm(config), bucket_bytes=bucket_bytes(config.comm.bucket_mb),
-        tune_buckets=config.comm.bucket_mb == "auto",
-        progress=config.comm.progress, wire=config.comm.wire_dtype, node_shared=config.comm.node_shared,
-        schedule=find_schedule(config), chunks=config.mesh.chunks, stages=stages or config.mesh.stages,
-        plan=config.mesh.plan or None, sequence=config.mesh.sequence, sharding=config.comm.sharding, offload=o.offload,
-        offload_folder=o.offload_folder or str(existing(Path(config.run.out))), quiet=quiet)
+class Described(NamedTuple):
+    """What a configuration names, found and made; the model has no memory yet."""
+
+    model: nn.Module
+    loss: Any
+    optimizer: Callable[[Any], optim.Optimizer]
+    rate: Callable[[int], Callable[[int], float]]
 
 
-def find_algorithm(config: Config) -> Any:
-    """The name of an all-reduce, or the user's own function, found from the configuration's folder."""
-    name = config.comm.algorithm
-    return find_own(name, config.folder) if is_own(name) else name
-
-
-def find_schedule(config: Config) -> Schedule:
-    """The pipeline schedule by name, or the user's own function, found from the configuration's folder."""
-    return SCHEDULES.resolve(config.mesh.schedule, config.folder)
+def describe(config: Config, tokens: bool) -> Described:
+    """Model, loss, optimizer and learning rate of a configuration whose data are tokens, or not."""
+    return Described(make_model(config), make_loss(config, tokens), partial(make_optimizer, config), partial(make_rate, config))
 
 
 def make_model(config: Config) -> nn.Module:

@@ -13,20 +13,20 @@ from mpitrain.backend import Device
 from mpitrain.checkpoint.disk import free, reserve, said
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job.together import everywhere
-from mpitrain.errors import AccessError, ConfigError, MissingError, MpitrainError, StorageError, nearest
+from mpitrain.config.sections import Config
+from mpitrain.errors import AccessError, MissingError, MpitrainError, StorageError
 from mpitrain.optim import OnHost, Optimizer
 
-WAYS = ("none", "host", "file")
 
+def offloaded(make: Callable[[Any], Optimizer], way: str, folder: Path, storage: Any, device: Device,
+              control: Objects) -> Optimizer:
+    """The optimizer of `storage`, whose state lies where `way` says: "none", "host", or "file" in `folder`.
 
-def offloaded(make: Callable[[Any], Optimizer], o: Any, storage: Any, device: Device, control: Objects) -> Optimizer:
-    """The optimizer of `storage`, whose state lies where `o.offload` (of `assembly.Options`) says.
-
-    With files it communicates: a rank whose disk has no room fails on all. `refuse_offload` has refused what cannot be had.
+    With files it communicates: a rank whose disk has no room fails on all. `config.rules` has refused what cannot be had.
     """
-    if o.offload == "none":
+    if way == "none":
         return make(storage)
-    files = Files(Path(o.offload_folder)) if o.offload == "file" else None
+    files = Files(folder) if way == "file" else None
     made: list[Optimizer] = []
 
     def open_them() -> None:
@@ -41,19 +41,6 @@ def offloaded(make: Callable[[Any], Optimizer], o: Any, storage: Any, device: De
             storage.allocate = before
     everywhere(control, open_them)
     return made[0]
-
-
-def refuse_offload(o: Any, device: Device) -> None:
-    """Raises ConfigError for a way that is not there, or does nothing, or does not go together with another option."""
-    if o.offload not in WAYS:
-        raise ConfigError(f'optimizer.offload = "{o.offload}" is not there{nearest(o.offload, WAYS)}')
-    if o.offload == "host" and device.name == "cpu":
-        raise ConfigError('optimizer.offload = "host" keeps optimizer state in host memory, where it is already with '
-                          'train.device = "cpu"; set optimizer.offload = "file" to keep it in a file, or "none"')
-    if o.offload != "none" and o.node_shared:
-        raise ConfigError(f'optimizer.offload = "{o.offload}" gives each rank memory of its own for optimizer state, and '
-                          "comm.node_shared = true has one copy that the ranks of a node share; set comm.node_shared = false, or "
-                          'optimizer.offload = "none"')
 
 
 class Files:
@@ -76,6 +63,11 @@ class Files:
         if hasattr(mmap, "MADV_SEQUENTIAL"):
             memory.madvise(mmap.MADV_SEQUENTIAL)          # an update goes through all of it from front to back
         return memory
+
+
+def files_folder(config: Config) -> Path:
+    """Where files of optimizer state lie."""
+    return Path(config.optimizer.offload_folder or existing(Path(config.run.out)))
 
 
 def existing(folder: Path) -> Path:

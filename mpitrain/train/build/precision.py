@@ -7,9 +7,7 @@ Attention's two products and convolutions stay float32.
 
 from __future__ import annotations
 
-import numpy as np
-
-from mpitrain.backend import Device, native
+from mpitrain.backend import native
 from mpitrain.backend.cpu import cpu_flags, cpu_info
 from mpitrain.errors import ConfigError
 from mpitrain.kernels.product import has_bfloat16_instruction, one_thread
@@ -18,12 +16,10 @@ MODE = 'train.precision = "bfloat16"'
 FLAG = "avx512_bf16"
 
 
-def refuse(precision: str, device: Device) -> None:
-    """ConfigError where `precision` is "bfloat16" and would make the run slower, or not be what it says."""
+def refuse(precision: str) -> None:
+    """ConfigError where `precision` is "bfloat16" and this CPU would only be slower with it, or cannot do it."""
     if precision != "bfloat16":
         return
-    if device.xp is not np:
-        raise ConfigError(f'{MODE} is for train.device = "cpu", found "{device.name}"; set train.precision = "float32"')
     if FLAG not in cpu_flags():
         name = cpu_info().get("model name", "this CPU")
         raise ConfigError(f"{MODE} would only be slower here: {name} has no instruction that multiplies such numbers (no "

@@ -47,7 +47,7 @@ class Memory(Observer):
         """What this rank has, after the last step."""
         policy = self.job.policy
         reducer, optimizer, parameters = policy.reducer, policy.optimizer, policy.values
-        away = self.job.options.offload != "none"
+        away = self.job.config.optimizer.offload != "none"
         gradients = sum(arena.nbytes for arena in reducer.arenas)
         of_optimizer = optimizer.nbytes
         use = Use(parameters.nbytes, gradients, 0 if away else of_optimizer, of_optimizer if away else 0, None, None)

@@ -1,0 +1,159 @@
+"""A run is one TOML file; ``section.key=value`` on the command line overrides it; both are checked before anything starts."""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import datetime
+import json
+import tomllib
+import types
+import typing
+from pathlib import Path
+from typing import Any, Literal
+
+from mpitrain.config.sections import SECTIONS, Config, ModelConfig
+from mpitrain.config.values import check_values, toml
+from mpitrain.errors import AccessError, ConfigError, MissingError, nearest
+
+BUILT_IN = Path(__file__).parents[1] / "digits.toml"
+
+
+def load_config(path: Path | None, overrides: list[str]) -> Config:
+    """The configuration in `path` (the built-in digits run for None) with ``section.key=value`` overrides on top.
+
+    Raises ConfigError naming the file and the key, MissingError where there is no such file.
+    """
+    source = path if path is not None else BUILT_IN
+    tables = _read(source)
+    for name, table in tables.items():
+        _section(name, table, source)        # the file by itself first: a message names the file or the command line, not both
+    overridden = {override.partition("=")[0] for override in overrides}
+    for override in overrides:
+        _apply(tables, override, overridden)
+    config = Config(**{name: _section(name, table, None) for name, table in tables.items()})
+    name = config.run.name or source.stem
+    folder = config.run.folder or str(source.resolve().parent if path is not None else Path.cwd())
+    run = dataclasses.replace(config.run, name=name, folder=folder, out=config.run.out or f"runs/{name}")
+    config = dataclasses.replace(config, run=run)
+
+    def refused(message: str, keys: tuple[str, ...]) -> ConfigError:
+        return _wrong(None if overridden.intersection(keys) else source, message)    # the file is not to blame for an override
+
+    if not config.model.name:
+        raise refused('model.name is missing: for instance "mlp", "lenet", "gpt", or your own "file.py:function"',
+                      ("model.name",))
+    if not config.data.path:
+        raise refused("data.path is missing: an HDF5 file, a folder of shards, or a built-in name (digits)", ("data.path",))
+    check_values(config, refused)
+    return config
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        raise MissingError("no such configuration file", file=path) from None
+    except PermissionError:
+        raise AccessError("the configuration file cannot be read: permission denied", file=path) from None
+    except IsADirectoryError:
+        raise ConfigError("expected a TOML file, found a folder", file=path) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"not valid TOML: {error}", file=path) from None
+
+
+def _apply(tables: dict[str, Any], override: str, all_keys: set[str]) -> None:
+    key, equals, text = override.partition("=")
+    section, dot, name = key.partition(".")
+    if not (equals and dot and section and name):
+        raise ConfigError(f'an override is section.key=value, for instance train.steps=100; found "{override}"')
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text                         # a bare word is a string
+    _section(section, {name: value}, None)
+    tables.setdefault(section, {})[name] = value
+    for one, other in (("steps", "epochs"), ("epochs", "steps")):      # the length of the run, said anew
+        if key == f"train.{one}" and f"train.{other}" not in all_keys:
+            tables["train"].pop(other, None)
+
+
+def _wrong(source: Path | None, message: str) -> ConfigError:
+    """A mistake in the file `source`, or (None) on the command line."""
+    return ConfigError(message, file=source) if source else ConfigError(f"on the command line: {message}")
+
+
+def _section(name: str, table: Any, source: Path | None) -> Any:
+    if name not in SECTIONS:
+        raise _wrong(source, f'unknown section [{name}]{nearest(name, SECTIONS)}')
+    kind = type(SECTIONS[name])
+    if not isinstance(table, dict):
+        raise _wrong(source, f"[{name}] must be a table of keys, found {_show(table)}")
+    hints = typing.get_type_hints(kind)
+    if kind is ModelConfig:
+        known = {key: table[key] for key in ("name", "init_from") if key in table}
+        known["arguments"] = {key: value for key, value in table.items() if key not in known}
+        if "arguments" in table:
+            raise _wrong(source, 'unknown key model.arguments: a model\'s arguments are keys of [model] themselves')
+        table = known
+    values = {}
+    for key, value in table.items():
+        if key not in hints:
+            raise _wrong(source, f"unknown key {name}.{key}{nearest(key, hints)}")
+        values[key] = _convert(f"{name}.{key}", value, hints[key], source)
+    return kind(**values)
+
+
+def _convert(key: str, value: Any, hint: Any, source: Path | None) -> Any:
+    """`value` as the type the key wants: an int serves as a float, a single string as a list of one."""
+    options = kinds_of(hint)
+    for option in options:
+        base = typing.get_origin(option) or option
+        if base is tuple:
+            item = typing.get_args(option)[0]
+            items = value if isinstance(value, list) else [value]
+            if all(_is(x, item) for x in items):
+                return tuple(item(x) for x in items)
+        elif _is(value, base):
+            return base(value)
+    raise _wrong(source, f"{key} must be {' or '.join(_name(o) for o in options)}, found {_show(value)}")
+
+
+def kinds_of(hint: Any) -> list[Any]:
+    """The types that a value in a file may have: words are strings, and functions are named."""
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return [str if typing.get_origin(option) is Literal else option for option in (typing.get_args(hint) if union else (hint,))
+            if typing.get_origin(option) is not collections.abc.Callable]
+
+
+def _is(value: Any, kind: type) -> bool:
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _name(hint: Any) -> str:
+    if typing.get_origin(hint) is tuple:
+        return f"a list of {_name(typing.get_args(hint)[0]).removeprefix('a ').removeprefix('an ')}s"
+    names = {int: "an integer", float: "a number", str: "a string", bool: "true or false", dict: "a table", list: "a list",
+             datetime.datetime: "a date and time", datetime.date: "a date", datetime.time: "a time"}         # all that TOML has
+    return names[typing.get_origin(hint) or hint]
+
+
+def _show(value: Any) -> str:
+    return f"{json.dumps(value, default=str)} ({_name(type(value))})"
+
+
+def to_toml(config: Config) -> str:
+    """The whole configuration as TOML that `load_config` reads back to the same values."""
+    lines = []
+    for section in SECTIONS:
+        values = dataclasses.asdict(getattr(config, section))
+        values |= values.pop("arguments", {})
+        lines.append(f"[{section}]")
+        lines += [f"{key} = {toml(value)}" for key, value in values.items()]
+        lines.append("")
+    return "\n".join(lines)

@@ -1,0 +1,154 @@
+"""The sections of a configuration as frozen dataclasses: the fields are the keys there are, their types what may stand there.
+
+A `Literal` lists the only words that a key may be. [model], [optimizer] and [train] also collect `arguments`: keys that the named
+model, optimizer, schedule or loss may take, which is checked against its signature.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+SHARDED = ("none", "optimizer", "gradients", "parameters")        # what data-parallel ranks may cut, each with those before
+Offloaded: TypeAlias = Literal["none", "host", "file"]
+Progressing: TypeAlias = Literal["poll", "thread", "auto"]
+UNTIL_MEASURED = 1 << 20      # bytes: small enough to overlap, large enough that latency does not dominate
+Own: TypeAlias = Callable[..., Any]          # a function of the user's, which only Python can give; a file gives its name
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    name: str = ""                           # default: the name of the file
+    out: str = ""                            # default: runs/<name>
+    seed: int = 0
+    folder: str = ""                         # where data and user code are found; default: the folder of the file
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    name: str = ""
+    init_from: str = ""                      # a run folder or checkpoint whose parameters to start from
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    path: str = ""                           # an HDF5 file, a folder of shards, or a built-in name ("digits")
+    x: str = ""                              # dataset inside a plain HDF5 file; default: the manifest's
+    y: str = ""
+    validation: float | str = 0.2            # a share, "tail:0.2", or a path; 0 for none
+    transform: tuple[str, ...] = ()
+    augment: tuple[str, ...] = ()
+    stride: int = 1
+    drop_last: bool = True
+    workers: int = 1
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    name: str = "adamw"
+    lr: float = 1e-3
+    min_lr: float = 0.0
+    momentum: float = 0.9
+    nesterov: bool = False
+    betas: tuple[float, ...] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decay: Literal["all", "matrices"] = "all"
+    clip_norm: float = 0.0                   # 0: no clipping
+    schedule: str = "constant"
+    warmup_steps: int = 0
+    milestones: tuple[int, ...] = ()         # schedule "step": at these steps ...
+    gamma: float = 0.1                       # ... the rate is multiplied by this
+    offload: Offloaded = "none"              # where its state lies: "host" of a GPU, or "file"
+    offload_folder: str = ""                 # for those files; default: run.out
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    epochs: int = 0                          # epochs or steps, not both
+    steps: int = 0
+    batch_size: int = 64                     # global: over all ranks
+    micro_batches: int = 0                   # of the global batch; 0: one per data-parallel rank
+    loss: str = "cross_entropy"
+    label_smoothing: float = 0.0
+    device: Literal["cpu", "gpu", "auto"] = "cpu"
+    precision: Literal["float32", "float64", "bfloat16"] = "float32"       # the last: of the operands of matrix products
+    reproducible: Literal["run", "layout"] = "run"      # "layout": the same bits on any number of ranks
+    threads: int = 0                         # per rank; 0: the cores bound to it, shared out
+    eval_every: int = 0                      # steps; 0: after each epoch
+    recompute: bool | int | tuple[str, ...] = False     # keep block inputs, not activations: of all, the first ones, these
+    cached_mb: float = 0.0                   # freed memory kept for the next arrays; 0: all of it
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    pp: int = 1
+    dp: int = 0                              # 0: whatever is left
+    ep: int = 1                              # ranks that share out the experts of the model
+    cp: int = 1                              # ranks that share each sample: positions are cut
+    tp: int = 1
+    schedule: str | Own = "1f1b"             # of the stages of a pipeline; or "file.py:function"
+    chunks: int = 1                          # of the model on each stage (schedule "interleaved")
+    stages: str | tuple[int, ...] = "blocks"     # as many on each stage, "time": as long; or how many
+    plan: dict[str, str] = field(default_factory=dict)       # how layers are cut along tp; default: the model's own
+    sequence: bool = False                   # activations between those layers are cut along the sequence
+
+
+@dataclass(frozen=True)
+class CommConfig:
+    algorithm: str | Own = "auto"            # shared memory on a node; a name: by messages
+    bucket_mb: float | str = 4.0             # or "auto": cut where measured ready times say
+    progress: Progressing = "poll"
+    wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"      # of messages
+    node_shared: bool = False                # one copy of parameters and optimizer state per node
+    sharding: str = "none"                   # one of SHARDED; or a policy of your own, "file.py:name"
+
+    @property
+    def bucket_bytes(self) -> int:
+        """The size of buckets; where they are cut by measurement, the size until then."""
+        return UNTIL_MEASURED if isinstance(self.bucket_mb, str) else max(1, int(self.bucket_mb * 2**20))
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    every: int = 0                           # steps; 0: at the end only
+    keep: int = 2
+    best: bool = True                        # also keep the one with the lowest validation loss
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    every: int = 10                          # steps
+    tensorboard: bool = False
+    observers: tuple[str, ...] = ()          # of your own: "file.py:name"
+
+
+@dataclass(frozen=True)
+class Config:
+    run: RunConfig = RunConfig()
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    train: TrainConfig = TrainConfig()
+    mesh: MeshConfig = MeshConfig()
+    comm: CommConfig = CommConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    log: LogConfig = LogConfig()
+
+    @property
+    def folder(self) -> Path:
+        """Data paths and user code are found from here."""
+        return Path(self.run.folder)
+
+
+SECTIONS: dict[str, Any] = {f.name: f.default for f in fields(Config)}
+
+
+def changed(config: Config, **sections: Mapping[str, Any]) -> Config:
+    """`config` with some keys of sections changed: ``changed(config, train={"steps": 3}, comm={"sharding": "optimizer"})``."""
+    return dataclasses.replace(config, **{name: dataclasses.replace(getattr(config, name), **keys)
+                                          for name, keys in sections.items()})

@@ -1,0 +1,129 @@
+"""What a key by itself, or two together on any mesh, may not say; and values as TOML, as messages show them."""
+
+from __future__ import annotations
+
+import json
+import math
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+from mpitrain.config.sections import SECTIONS, SHARDED, CommConfig, Config
+from mpitrain.errors import ConfigError, nearest
+
+LARGEST_BUCKET_MB = 1 << 20              # a TiB: more than any model, and a number of bytes that is finite
+LAYOUT = 'train.reproducible = "layout"'
+LEAST = {"train.epochs": 0, "train.steps": 0, "train.batch_size": 1, "train.micro_batches": 0, "train.threads": 0,
+         "train.eval_every": 0, "data.stride": 1, "data.workers": 0, "mesh.pp": 1, "mesh.dp": 0, "mesh.ep": 1, "mesh.cp": 1,
+         "mesh.tp": 1, "mesh.chunks": 1, "log.every": 1, "checkpoint.every": 0, "checkpoint.keep": 1,
+         "optimizer.warmup_steps": 0, "run.seed": 0}
+NOT_NEGATIVE = ("optimizer.lr", "optimizer.clip_norm", "optimizer.weight_decay", "optimizer.min_lr", "train.cached_mb")
+WORDS = {f"{name}.{key}": typing.get_args(hint) for name, section in SECTIONS.items()
+         for key, hint in typing.get_type_hints(type(section)).items() if typing.get_origin(hint) is Literal}
+WORDS["comm.sharding"] = SHARDED
+OWN = ("comm.sharding",)                 # keys that may name a user's own thing, too
+
+Refusal = tuple[str, tuple[str, ...]]    # the message, and the keys it is about
+
+
+def check_values(config: Config,
+                 fail: Callable[[str, tuple[str, ...]], ConfigError] = lambda text, keys: ConfigError(text)) -> None:
+    """Raises for the first value or pair of values that may never stand there: what `fail` makes of the message and its keys."""
+    for message, keys in (refusal for rule in VALUES for refusal in rule(config)):
+        raise fail(message, keys)
+
+
+def value_of(config: Config, key: str) -> Any:
+    section, _, name = key.partition(".")
+    return getattr(getattr(config, section), name)
+
+
+def length_of_the_run(config: Config) -> Iterator[Refusal]:
+    t = config.train
+    if bool(t.epochs) == bool(t.steps):
+        yield (f"give train.epochs or train.steps, {'not both' if t.epochs else 'one of them'}", ("train.epochs", "train.steps"))
+
+
+def numbers(config: Config) -> Iterator[Refusal]:
+    for key, least in LEAST.items():
+        if value_of(config, key) < least:
+            yield f"{key} must be at least {least}, found {value_of(config, key)}", (key,)
+    for key in NOT_NEGATIVE:
+        if not 0 <= value_of(config, key) < math.inf:
+            yield f"{key} must be a finite number, 0 or more, found {_written(value_of(config, key))}", (key,)
+    size = config.comm.bucket_mb
+    if not (size == "auto" if isinstance(size, str) else 0 < size <= LARGEST_BUCKET_MB):
+        yield (f'comm.bucket_mb must be more than 0, at most {LARGEST_BUCKET_MB}, or "auto", found {_written(size)}; '
+               f"set it to {CommConfig.bucket_mb} if in doubt", ("comm.bucket_mb",))
+
+
+def lists(config: Config) -> Iterator[Refusal]:
+    t, o = config.train, config.optimizer
+    if any(step < 0 for step in o.milestones):
+        yield f"optimizer.milestones must be steps, at least 0 each, found {list(o.milestones)}", ("optimizer.milestones",)
+    if len(o.betas) != 2 or not all(0 <= b < 1 for b in o.betas):
+        yield f"optimizer.betas must be two numbers in [0, 1), found {list(o.betas)}", ("optimizer.betas",)
+    if isinstance(t.recompute, int) and t.recompute < 0:
+        yield (f"train.recompute must be true, false, a number of blocks, 0 or more, or names of blocks, found {t.recompute}",
+               ("train.recompute",))
+    if t.micro_batches > t.batch_size:
+        yield (f"train.micro_batches = {t.micro_batches} is more than the {t.batch_size} samples of train.batch_size",
+               ("train.micro_batches", "train.batch_size"))
+
+
+def words(config: Config) -> Iterator[Refusal]:
+    for key, known in WORDS.items():
+        word = value_of(config, key)
+        if word not in known and not (key in OWN and ":" in word):
+            yield f'{key} = "{word}" is not there{nearest(word, known)}', (key,)
+    stages = config.mesh.stages
+    if isinstance(stages, str) and stages not in ("blocks", "time"):
+        yield (f'mesh.stages = "{stages}" is not there{nearest(stages, ("blocks", "time"))}; or give the number of blocks of '
+               "each stage", ("mesh.stages",))
+
+
+def one_thread(config: Config) -> Iterator[Refusal]:
+    t = config.train
+    if t.reproducible == "layout" and t.threads > 1:
+        yield (f"{LAYOUT} needs one BLAS thread a rank, found train.threads = {t.threads}; set it to 0 or 1",
+               ("train.reproducible", "train.threads"))
+    if t.precision == "bfloat16" and t.threads > 1:
+        yield (f'train.precision = "bfloat16" computes on one thread a rank, found train.threads = {t.threads}; set it to 0 or 1 '
+               "and start a rank per core", ("train.precision", "train.threads"))
+
+
+def finite(config: Config) -> Iterator[Refusal]:
+    """Checkpoints could not hold other numbers."""
+    for section in SECTIONS:
+        values = dict(vars(getattr(config, section)))
+        for key, value in (values | values.pop("arguments", {})).items():
+            if not _is_finite(value):
+                yield f"{section}.{key} must be finite, found {toml(value)}", (f"{section}.{key}",)
+
+
+VALUES = (length_of_the_run, numbers, lists, words, one_thread, finite)
+
+
+def _written(value: float | str) -> str:
+    """A value as somebody wrote it: 0 for the 0.0 that it became."""
+    return toml(value).removesuffix(".0")
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether no number in a value, or in the lists and tables of it, is NaN or infinite."""
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def toml(value: Any) -> str:
+    """A value as TOML."""
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(toml(v) for v in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(k)} = {toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, str):               # a TOML basic string is a JSON string but for two escapes JSON lacks
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -1,0 +1,77 @@
+"""What `assemble` and `inspect` find out before anything is allocated or sent: refusals, counts, and what names stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mpitrain import nn, optim
+from mpitrain.backend import select_device
+from mpitrain.comm.messages.algorithms import find_own, is_own
+from mpitrain.config import rules
+from mpitrain.config.sections import Config
+from mpitrain.config.values import check_values
+from mpitrain.data import Index, Sampler
+from mpitrain.placement.place import micro_batches
+from mpitrain.placement.shard_cuts import probe
+from mpitrain.schedules.grid import Grid
+from mpitrain.schedules.microtree import share
+from mpitrain.schedules.pipeline import SCHEDULES, Schedule
+from mpitrain.schedules.pipeline_check import actions_of, prove, splits_backward
+
+
+@dataclass(frozen=True)
+class Validated:
+    """A run that nothing is wrong with, as far as can be told without MPI."""
+
+    n_micro: int                             # micro-batches of a global batch
+    sampler: Sampler | None                  # None where there are no data
+    algorithm: Any                           # of the gradients' all-reduce: a name, or the user's function
+    schedule: Schedule                       # of the pipeline's stages
+
+
+def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[Any], optim.Optimizer],
+             rate: Callable[[int], Callable[[int], float]] | None, rows: Index | None) -> Validated:
+    """Raises for the first thing that is wrong with a run on such a grid of ranks; needs no MPI and changes nothing.
+
+    `model` has no memory and is not cut yet, `optimizer` makes an optimizer of a storage, `rate(steps)` the learning rate as a
+    function of the step (None: the optimizer's own), and `rows` are those to train on, None where there are no data.
+    """
+    t = config.train
+    check_values(config)
+    rules.check(config, grid, on_gpu=select_device("auto").name == "gpu" if t.device == "auto" else t.device == "gpu")
+    n_micro = micro_batches(grid, config.mesh, t)
+    sampler = None if rows is None else Sampler(rows, t.batch_size, seed=config.run.seed, drop_last=config.data.drop_last)
+    algorithm, schedule = find_algorithm(config), find_schedule(config)
+    halves = check_schedule(config, grid, schedule, n_micro)
+    optimizer(probe())
+    if rate is not None:
+        rate(t.steps or t.epochs * (sampler.steps_per_epoch if sampler else 1))
+    mixed, modules = nn.mixtures(model), model.named_modules()
+    rules.check_model(config, grid, rules.Facts(
+        n_micro, None if sampler is None else sampler.size(sampler.steps_per_epoch - 1), mixture=mixed[0][0] if mixed else "",
+        synchronised=next((name for name, layer in modules if isinstance(layer, nn.SyncBatchNorm)), ""),
+        splits_backward=halves))
+    return Validated(n_micro, sampler, algorithm, schedule)
+
+
+def find_algorithm(config: Config) -> Any:
+    """The name of an all-reduce, or the user's own function, found from the configuration's folder."""
+    name = config.comm.algorithm
+    return find_own(name, config.folder) if isinstance(name, str) and is_own(name) else name
+
+
+def find_schedule(config: Config) -> Schedule:
+    """The pipeline schedule by name, or the user's own function, found from the configuration's folder."""
+    name = config.mesh.schedule
+    return SCHEDULES.resolve(name, config.folder) if isinstance(name, str) else name
+
+
+def check_schedule(config: Config, grid: Grid, schedule: Schedule, n_micro: int) -> bool:
+    """Proves the schedule for all numbers of micro-batches that ranks have; whether it runs backward in two halves."""
+    n, n_stages, chunks = grid.n_places, grid.size("pp"), config.mesh.chunks
+    counts = sorted({stop - first for first, stop in (share(rank, n, n_micro) for rank in range(n))})
+    for count in counts:
+        prove(schedule, rules.name_of(config.mesh.schedule), n_stages=n_stages, n_micro=count, chunks=chunks)
+    return splits_backward(list(actions_of(schedule, 0, n_stages, counts[-1], chunks)))
