@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mpitrain.comm.face import AnyChannel
-from mpitrain.parallel.policies.node_memory import NodeCopy, refuse_copies, refuse_unlike_nodes
+from mpitrain.parallel.policies.node_copy import NodeCopy
+from mpitrain.parallel.policies.node_memory import refuse_copies, refuse_unlike_nodes
 from mpitrain.parallel.policies.node_shared import NodeShared
 from mpitrain.parallel.policies.policy import Policy, Setup
 from mpitrain.parallel.policies.replicated import Replicated
