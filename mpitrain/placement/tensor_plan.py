@@ -2,8 +2,7 @@
 
     {"block*.attention.qkv": "column", "block*.attention.out": "row", "embed.token": "vocabulary", "head": "vocabulary"}
 
-A star stands for any part of a name between two dots. Nothing is allocated or sent here: a plan can be read, and placed, by
-one process.
+A star stands for any part of a name between two dots. Nothing is allocated or sent here.
 """
 
 from __future__ import annotations
@@ -54,10 +53,16 @@ class Layer:
         weight: Parameter = vars(self.module)["weight"]
         return weight.global_shape[0]
 
+    @property
+    def first(self) -> int:
+        """The first of the outputs that this rank has."""
+        weight: Parameter = vars(self.module)["weight"]
+        return weight.offset[0]
+
 
 @dataclass(frozen=True)
 class Slit:
-    """`leaf` is cut along `dim`, of which each of `groups` has `count` units that stay whole; `what` they are, in words."""
+    """A cut of `leaf` along `dim`: each of `groups` has `count` units that stay whole, called `what` in messages."""
 
     layer: Layer
     leaf: Described
@@ -74,12 +79,12 @@ class Slit:
 
 
 def read_plan(model: Module, plan: Mapping[str, str]) -> list[Layer]:
-    """The layers that a plan names. ConfigError for a pattern that matches nothing, and for what cannot be cut so."""
+    """The layers that a plan names. ConfigError for a pattern that matches nothing, and for a layer that cannot be cut so."""
     if not plan:
         raise ConfigError("mesh.tp cuts layers by a plan, and this model has none; give it one in mesh.plan, for instance "
                           '{"block*.wide" = "column", "block*.narrow" = "row"}, or set mesh.tp = 1')
     modules = {path: module for path, module in model.named_modules() if path}
-    found: dict[str, tuple[str, str]] = {}                    # by path: pattern, style
+    found: dict[str, tuple[str, str]] = {}                    # (pattern, style) by path
     for pattern, style in plan.items():
         if not isinstance(style, str) or style not in STYLES:
             raise ConfigError(f'mesh.plan: the style "{style}" of "{pattern}" is not there{nearest(str(style), STYLES)}')
@@ -105,7 +110,7 @@ def narrow(layers: Sequence[Layer], rank: int, n: int) -> None:
     """Keeps rank `rank`'s part of `n` of every parameter and buffer of the plan. MeshError where n parts do not fit."""
     slits = [slit for layer in layers for slit in _slits(layer)]
     refuse_sizes(slits, n)
-    done: set[int] = set()                                    # a tied parameter is cut once
+    done: set[int] = set()                                    # A tied parameter is cut once.
     for slit in slits:
         if id(slit.leaf) not in done:
             done.add(id(slit.leaf))
@@ -122,14 +127,19 @@ def refuse_sizes(slits: Sequence[Slit], n: int) -> None:
     good = [m for m in range(1, most + 1) if fitting % m == 0]
     for slit in slits:
         if n not in good and (slit.count % n if slit.even else slit.count < n):
-            near = [*[m for m in good if m < n][-1:], *[m for m in good if m > n][:1]]
             verb = "does not divide" if slit.even else "is more than"
-            raise MeshError(f'mesh.tp = {n} {verb} the {slit.count} {slit.what} of "{slit.layer.path}"; the nearest that fits '
-                            f"the whole model: mesh.tp = {' or '.join(map(str, near))}")
+            raise MeshError(f'mesh.tp = {n} {verb} the {slit.count} {slit.what} of "{slit.layer.path}"; '
+                            f"{nearest_text('tp', n, good)}")
+
+
+def nearest_text(axis: str, n: int, good: Sequence[int]) -> str:
+    """The numbers of ranks below and above `n` that are `good`, in words."""
+    near = [*[m for m in good if m < n][-1:], *[m for m in good if m > n][:1]]
+    return f"the nearest that fits the whole model: mesh.{axis} = {' or '.join(map(str, near))}"
 
 
 def _slits(layer: Layer) -> Iterator[Slit]:
-    """What of a layer is cut."""
+    """The cuts of a layer."""
     module, style = layer.module, layer.style
     own = vars(module)
     weight: Parameter | None = own.get("weight")
@@ -181,8 +191,8 @@ def _refuse_style(layer: Layer, paths: Sequence[str]) -> None:
 
 
 def _refuse_dropout(model: Sequential, path: str, styles: Mapping[str, str]) -> None:
-    """Ranks that have some channels each must not drop the same places of theirs."""
-    column = ""                                               # whose outputs are cut here
+    """ConfigError for a dropout of cut channels that would drop the same places on all ranks."""
+    column = ""                                               # The layer whose outputs are cut here.
     for name, block in model.blocks.items():
         here = f"{path}.{name}" if path else name
         style = styles.get(here)
@@ -193,7 +203,7 @@ def _refuse_dropout(model: Sequential, path: str, styles: Mapping[str, str]) -> 
 
 
 def _refuse_two_ways(model: Module, layers: Sequence[Layer]) -> None:
-    """A parameter with several uses must be cut alike in all of them."""
+    """ConfigError for a tied parameter that is not cut alike in all its uses."""
     names = {id(p): p.twin_of or name for name, p in model.named_parameters()}
     cuts = {(slit.layer.path, names[id(slit.leaf)]): slit.dim for layer in layers for slit in _slits(layer)
             if isinstance(slit.leaf, Parameter)}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from mpitrain.errors import ShapeError
-from mpitrain.parallel.connect import Held
+from mpitrain.parallel.connect import ParallelContext
 from mpitrain.parallel.pipeline.inference import Inference
 from mpitrain.train.build.inputs import Inputs
 
 
-def try_one_sample(inference: Inference, loss: Any, inputs: Inputs, held: Held) -> int | None:
+def try_one_sample(inference: Inference, loss: Any, inputs: Inputs, held: ParallelContext) -> int | None:
     """Runs one sample through the model, so that shapes that do not fit are found before training starts.
 
     Returns the number of classes (the size of the output's last dim) where the targets are labels. It communicates where the
