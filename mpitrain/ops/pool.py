@@ -8,9 +8,10 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
+from mpitrain.kernels.convolution import Pair
 from mpitrain.kernels.pool import Side, window_maximum, window_maximum_gradient, window_total, window_total_gradient
 from mpitrain.kernels.subsample import subsample, subsample_gradient
-from mpitrain.ops.conv import Pair, check_images, pair
+from mpitrain.ops.conv import check_images, pair
 
 __all__ = ["adaptive_avg_pool2d", "adaptive_max_pool2d", "avg_pool2d", "max_pool2d", "subsample2d"]
 
