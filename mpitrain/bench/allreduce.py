@@ -20,6 +20,7 @@ import numpy as np
 from mpitrain.bench.inputs import Inputs
 from mpitrain.bench.pairs import Clock, Unavailable, alternate
 from mpitrain.bench.report import Report, in_bytes, in_time, machine, ratio_of
+from mpitrain.comm.face import AnyChannel
 from mpitrain.comm.job.start import World
 from mpitrain.comm.messages.algorithms import LIBRARY, names
 from mpitrain.comm.messages.channel import Channel
@@ -37,14 +38,8 @@ class Contender(Protocol):
     all methods are called by all ranks alike."""
 
     def allocate(self, nbytes: int) -> np.ndarray[Any, Any]: ...
-    def allreduce(self, array: np.ndarray[Any, Any]) -> None: ...
-    def close(self) -> None: ...
-
-
-class AnyChannel(Protocol):
-    """What is asked of a channel."""
-
-    def allreduce(self, array: np.ndarray[Any, Any], *, name: str) -> None: ...
+    def prepare(self, array: np.ndarray[Any, Any]) -> Callable[[], None]:
+        """What sums this array, in place, each time it is called."""
     def close(self) -> None: ...
 
 
@@ -54,8 +49,8 @@ class OverChannel:
     def __init__(self, channel: AnyChannel, allocate: Callable[[int], np.ndarray[Any, Any]] | None = None):
         self.channel, self.allocate = channel, allocate or aligned
 
-    def allreduce(self, array: np.ndarray[Any, Any]) -> None:
-        self.channel.allreduce(array, name="bench")
+    def prepare(self, array: np.ndarray[Any, Any]) -> Callable[[], None]:
+        return self.channel.prepare(array, "bench").run
 
     def close(self) -> None:
         self.channel.close()
@@ -70,8 +65,8 @@ class Native:
     def allocate(self, nbytes: int) -> np.ndarray[Any, Any]:
         return aligned(nbytes)
 
-    def allreduce(self, array: np.ndarray[Any, Any]) -> None:
-        self._comm.Allreduce(None, array)                     # mpi4py's None here is MPI_IN_PLACE
+    def prepare(self, array: np.ndarray[Any, Any]) -> Callable[[], None]:
+        return partial(self._comm.Allreduce, None, array)     # mpi4py's None here is MPI_IN_PLACE
 
     def close(self) -> None:
         self._comm.Free()
@@ -135,7 +130,7 @@ class Side:
     def __init__(self, name: str, contender: Contender, world: World, sizes: Sequence[int], wire: str | None = None):
         self.name, self.contender, self._wire = name, contender, wire
         self._rank, self._clock = world.rank, Clock(world)
-        self._arrays: dict[tuple[int, str], list[np.ndarray[Any, Any]]] = {}
+        self._arrays: dict[tuple[int, str], list[tuple[np.ndarray[Any, Any], Callable[[], None]]]] = {}
         self._memory = contender.allocate(max(arrays_a_turn(size) * stride(size) for size in sizes))
 
     def turn(self, inputs: Inputs, number: int) -> float:
@@ -144,22 +139,23 @@ class Side:
         count, step = arrays_a_turn(nbytes), stride(nbytes)
         key = nbytes, str(inputs.dtype)
         if key not in self._arrays:                           # Each turn sums the same objects, as training does.
-            self._arrays[key] = [self._memory[i * step:i * step + nbytes].view(inputs.dtype) for i in range(count)]
-        arrays = self._arrays[key]
+            views = [self._memory[i * step:i * step + nbytes].view(inputs.dtype) for i in range(count)]
+            self._arrays[key] = [(view, self.contender.prepare(view)) for view in views]
+        arrays = [array for array, _ in self._arrays[key]]
         for i, array in enumerate(arrays):
             inputs.fill(array, self._rank, number * count + i)
-        seconds = self._clock.time(partial(self._reduce, arrays)) / count
+        seconds = self._clock.time(partial(_call, [add for _, add in self._arrays[key]])) / count
         for i, array in enumerate(arrays):
             inputs.check(array, number * count + i, f"all-reduce {self.name} of {nbytes} bytes of {inputs.dtype}", self._wire)
         return seconds
 
-    def _reduce(self, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
-        allreduce = self.contender.allreduce
-        for array in arrays:
-            allreduce(array)
-
     def close(self) -> None:
         self.contender.close()
+
+
+def _call(actions: Sequence[Callable[[], None]]) -> None:
+    for action in actions:
+        action()
 
 
 def arrays_a_turn(nbytes: int) -> int:

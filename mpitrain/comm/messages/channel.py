@@ -19,7 +19,18 @@ from mpitrain.comm.messages.interpreter import Work as StepsWork
 from mpitrain.comm.messages.mpi_library import LibraryWork
 from mpitrain.comm.messages.pair import KINDS, Entry, PairWork, fast_pair
 from mpitrain.comm.messages.polled import PolledWork
-from mpitrain.comm.messages.prepare import ALONE, SEGMENT_BYTES, Cut, Plan, Prepared, Recipe, dtype_name, formats, make_plan
+from mpitrain.comm.messages.prepare import (
+    ALONE,
+    SEGMENT_BYTES,
+    Cut,
+    Plan,
+    Prepared,
+    Recipe,
+    dtype_name,
+    formats,
+    make_plan,
+    memory_of,
+)
 from mpitrain.comm.messages.program import MESSAGE_BYTES
 from mpitrain.comm.messages.progress import Progress
 from mpitrain.comm.messages.signature import Signature, data_tag
@@ -33,7 +44,6 @@ if TYPE_CHECKING:
 
     from mpitrain.comm.work import Work
 
-PACKED = np.dtype(np.uint16)
 THE_CHANNELS = "the channel's"                                # algorithm, among those that callers bring
 PIECE_BYTES = 4 << 20          # of the library's own all-reduce; Open MPI 5.0.11's falls off above 8 MB
 
@@ -223,7 +233,7 @@ class Channel:
     def _start(self, recipe: Recipe, array: Array) -> Work:
         plan, signature, packing, widened = recipe
         staged = Staged(array, self.pools) if widened is None else Widened(array, self.pools, widened)
-        memory, lent = self._memory(plan, staged.host)
+        memory, lent = memory_of(plan, staged.host, self.pools.host)
 
         def finish() -> None:
             staged.close()
@@ -287,15 +297,6 @@ class Channel:
                 algorithms.prove(algorithm, self._own, self.size, length, None if packing is None else packing.name)
             self._plans[key] = make_plan(algorithm, self.rank, self.size, length, itemsize, self._cut, results, on_all_ranks)
         return self._plans[key]
-
-    def _memory(self, plan: Plan, host: Host) -> tuple[dict[str, Host], list[Host]]:
-        """The arrays that a plan names, and what of it is lent by the pool."""
-        memory, lent = {"data": host}, []
-        for buffer, elements in plan.elements.items():
-            dtype = PACKED if buffer.endswith("16") else host.dtype
-            lent.append(self.pools.host.take(elements * dtype.itemsize))
-            memory[buffer] = lent[-1][:elements * dtype.itemsize].view(dtype)
-        return memory, lent
 
     def _header(self, signature: Signature) -> Any:
         self._sequence += 1
