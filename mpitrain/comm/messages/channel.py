@@ -14,11 +14,9 @@ from mpitrain.comm.job.start import tag_upper_bound
 from mpitrain.comm.messages import algorithms
 from mpitrain.comm.messages.algorithms import LIBRARY
 from mpitrain.comm.messages.buffers import Host, Pools, Staged, Widened, assert_usable, own_memory
-from mpitrain.comm.messages.interpreter import PAIR_BYTES, Header
-from mpitrain.comm.messages.interpreter import Work as StepsWork
+from mpitrain.comm.messages.interpreter import PAIR_BYTES, Header, StepsWork
 from mpitrain.comm.messages.mpi_library import LibraryWork
 from mpitrain.comm.messages.pair import KINDS, Entry, PairWork, fast_pair
-from mpitrain.comm.messages.polled import PolledWork
 from mpitrain.comm.messages.prepare import (
     ALONE,
     SEGMENT_BYTES,
@@ -75,6 +73,7 @@ class Channel:
         self._packing, self._cut, self._piece_bytes = wire_format(wire), Cut(segment_bytes, message_bytes), piece_bytes
         self.wire = wire
         self.notes: list[str] = []
+        self._formats = partial(formats, wire=self._packing, keeps_wide=wire == "float32")
         self._tag_bound = tag_upper_bound()
         self._sequence = 0
         self._plans: dict[tuple[Any, ...], Plan] = {}
@@ -109,7 +108,7 @@ class Channel:
 
         `dtype="bfloat16"` says that a uint16 array holds such numbers.
         """
-        if self._pairs and array.nbytes <= PAIR_BYTES and self._is_plain(array, dtype):
+        if self._pairs and array.nbytes <= PAIR_BYTES and self._formats(array, dtype, name)[:2] == (None, None):
             return self._prepare_pair(array, name)
         if self.algorithm == LIBRARY:
             return Prepared(partial(self._start_library, array, *self._formats(array, dtype, name)[::2], name))
@@ -241,7 +240,7 @@ class Channel:
                 self.pools.host.give(buffer)
 
         header = self._header(signature)
-        return self._begun(StepsWork(
+        return self.progress.added(StepsWork(
             self.comm, plan.programs, memory, what=signature.text, channel=self.name, header=header, progress=self.progress,
             tags=[data_tag(self._sequence, signature, self._tag_bound, lane) for lane in range(len(plan.programs))],
             finish=finish, packing=packing))
@@ -249,8 +248,9 @@ class Channel:
     def _start_library(self, array: Array, widened: Format | None, kind: str, name: str) -> Work:
         staged = Staged(array, self.pools) if widened is None else Widened(array, self.pools, widened)
         signature = Signature.of("allreduce by MPI", name, kind, array.size)
-        return self._begun(LibraryWork(self.comm, staged.host, what=signature.text, channel=self.name, progress=self.progress,
-                                       header=self._header(signature), finish=staged.close, piece_bytes=self._piece_bytes))
+        return self.progress.added(LibraryWork(
+            self.comm, staged.host, what=signature.text, channel=self.name, progress=self.progress, finish=staged.close,
+            header=self._header(signature), piece_bytes=self._piece_bytes))
 
     def _prepare_pair(self, array: Array, name: str) -> Prepared:
         fast, known = self._fast_pair, (name, array.dtype, array.size)
@@ -273,20 +273,8 @@ class Channel:
     def _start_pair(self, signature: Signature, array: Array) -> Work:
         staged = Staged(array, self.pools)
         self._sequence += 1
-        return self._begun(PairWork(self.comm, staged.host, self._sequence, signature, channel=self.name,
-                                    progress=self.progress, finish=staged.close))
-
-    def _begun(self, work: PolledWork) -> Work:
-        self.progress.add(work)
-        return work
-
-    def _is_plain(self, array: Array, dtype: str | None) -> bool:
-        """Whether the array travels and is added as it is."""
-        kind = dtype_name(array.dtype)
-        return dtype is None and kind != "float16" and (kind != "float32" or self._packing is None)
-
-    def _formats(self, array: Array, dtype: str | None, name: str) -> tuple[Format | None, Format | None, str]:
-        return formats(array, dtype, name, self._packing, keeps_wide=self.wire == "float32")
+        return self.progress.added(PairWork(self.comm, staged.host, self._sequence, signature, channel=self.name,
+                                            progress=self.progress, finish=staged.close))
 
     def _plan(self, key: tuple[Any, ...], algorithm: Algorithm, results: tuple[tuple[int, int], ...] | None,
               on_all_ranks: bool) -> Plan:
