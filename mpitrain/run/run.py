@@ -42,9 +42,7 @@ from mpitrain.train.machine import environment
 from mpitrain.train.observers.log import plain_values
 from mpitrain.train.observers.memory import Memory
 from mpitrain.train.observers.observer import Observer, own_observers
-from mpitrain.train.observers.profile import Profile
 from mpitrain.train.observers.record import MetricsFile
-from mpitrain.train.observers.tensorboard import TensorBoard
 
 
 @dataclass(frozen=True)
@@ -140,6 +138,7 @@ class Run:
                 with guard.symmetric():
                     job.resume(found)
             if profile:
+                from mpitrain.train.observers.profile import Profile
                 asked.append(Profile(job.timeline, session.mesh.channel(session.mesh.axes, "clocks"), folder))
             return self._fit(session, job, folder, forecast, asked)
 
@@ -244,5 +243,8 @@ def continues(folder: RunFolder, resume: str | None) -> bool:
 
 def observers_of(config: Config) -> list[Observer]:
     """Those that [log] asks for. Raises ConfigError, alike on all ranks, where one cannot be had."""
-    board: list[Observer] = [TensorBoard()] if config.log.tensorboard else []
-    return board + own_observers(config.log.observers, config.folder)
+    found = own_observers(config.log.observers, config.folder)
+    if config.log.tensorboard:
+        from mpitrain.train.observers.tensorboard import TensorBoard
+        found.append(TensorBoard())
+    return found

@@ -77,9 +77,6 @@ class LoneDispatcher(Dispatcher):
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size
 
-    def alone(self) -> Across:
-        return self
-
     def most(self, places: int) -> int:
         return places
 

@@ -13,6 +13,7 @@ from mpitrain.config import rules
 from mpitrain.config.sections import Config
 from mpitrain.config.values import check_values
 from mpitrain.data import Index, Sampler
+from mpitrain.parallel.policies.choose import find_policy
 from mpitrain.placement.place import micro_batches
 from mpitrain.placement.shard_cuts import probe
 from mpitrain.schedules.grid import Grid
@@ -40,7 +41,8 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
     """
     t = config.train
     check_values(config)
-    rules.check(config, grid, on_gpu=select_device("auto").name == "gpu" if t.device == "auto" else t.device == "gpu")
+    on_gpu = select_device("auto").name == "gpu" if t.device == "auto" else t.device == "gpu"
+    rules.check(config, grid, on_gpu=on_gpu, more=find_policy(config).rules)
     n_micro = micro_batches(grid, config.mesh, t)
     sampler = None if rows is None else Sampler(rows, t.batch_size, seed=config.run.seed, drop_last=config.data.drop_last)
     algorithm, schedule = find_algorithm(config), find_schedule(config)
