@@ -21,7 +21,7 @@ from mpitrain.comm.messages.prepare import SEGMENT_BYTES, Cut, Plan, make_plan
 from mpitrain.comm.messages.program import MESSAGE_BYTES
 from mpitrain.comm.messages.progress import Progress
 from mpitrain.comm.messages.signature import Signature, data_tag
-from mpitrain.errors import ConfigError, DesyncError, ShapeError
+from mpitrain.errors import DesyncError, ShapeError
 from mpitrain.kernels.wire import Format, format_of, wire_format
 from mpitrain.schedules.collectives import binomial_broadcast, choose, part
 from mpitrain.schedules.steps import Algorithm
@@ -81,13 +81,9 @@ class Channel:
         self._pairs = self.size == 2 and algorithm in ("auto", "recursive_doubling")
         self._fast_pair = fast_pair(comm, name) if self._pairs else None
         self._known = {} if self._fast_pair is None else self._fast_pair.known
+        algorithms.refuse(algorithm, None if self._packing is None else self._packing.name, self.size)
         self._steps = algorithms.on_these_ranks(algorithm, comm, nodes)
         self._own = algorithms.name_of(algorithm) if algorithms.is_own(algorithm) else None
-        if algorithm == LIBRARY and self._packing is not None:
-            raise ConfigError(f'comm.algorithm = "{LIBRARY}" sends numbers as they are; for comm.wire_dtype = '
-                              f'"{self._packing.name}" set another one, for instance comm.algorithm = "ring"')
-        if self._own is not None and not isinstance(self._steps, str):
-            algorithms.check(self._steps, self._own, self.size, None if self._packing is None else self._packing.name)
 
     @property
     def messages(self) -> Channel:

@@ -15,6 +15,8 @@ from mpitrain.config import Config, changed
 from mpitrain.errors import ConfigError, name_and_text, nearest, place, text_of
 from mpitrain.train.build.assembly import Job, assemble
 from mpitrain.train.build.inputs import Inputs
+from mpitrain.train.observers.observer import Observer, own_observers
+from mpitrain.train.observers.tensorboard import TensorBoard
 
 
 def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None, quiet: bool = False) -> Job:
@@ -83,6 +85,12 @@ def keep_inputs_only(model: nn.Module, which: bool | int | Sequence[str]) -> Non
         if not fnmatch.filter(model.blocks, pattern):
             raise ConfigError(f'train.recompute names "{pattern}", and no block is called so{nearest(pattern, model.blocks)}')
     model.recompute = frozenset(name for pattern in which for name in fnmatch.filter(model.blocks, pattern))
+
+
+def observers_of(config: Config) -> list[Observer]:
+    """Those that [log] asks for. Raises ConfigError, alike on all ranks, where one cannot be had."""
+    board: list[Observer] = [TensorBoard()] if config.log.tensorboard else []
+    return board + own_observers(config.log.observers, config.folder)
 
 
 def make_loss(config: Config, tokens: bool) -> Any:
