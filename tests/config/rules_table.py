@@ -185,7 +185,7 @@ experts@2,4 mesh.ep=2 comm.node_shared=true => and with mesh.ep = 2 those of exp
 experts@2 mesh.ep=2 train.micro_batches=5 => found 5 micro-batches for 2 data-parallel ranks; set train.micro_batches to 4
 experts@2,4 mesh.ep=2 data.drop_last=false train.batch_size=10 train.micro_batches=8 => an epoch ends with a batch of
 # statistics of all ranks
-norm@2,4 train.batch_size=40 train.micro_batches=5 => synchronised batch norm needs as many micro-batches on each rank: 5 do not divide
+norm@2,4 train.batch_size=40 train.micro_batches=5 => synchronised batch norm needs as many micro-batches
 norm data.drop_last=false => synchronised batch norm needs as many micro-batches on each rank, which a short last
 # what does not fit the data
 mlp model.inputs=63 => the model cannot take samples of shape (1, 8, 8) (float32): the model expects 63 numbers

@@ -17,7 +17,7 @@ import rules_table
 from rules_table import CASES, RANKS, Case
 
 PROGRAM = Path(__file__).parent / "rules_table.py"
-NO_GPU = "CuPy cannot be imported"               # what this machine has is no part of a configuration: `inspect` plans for another
+NO_GPU = "CuPy cannot be imported"               # of this machine, and no part of a configuration: `inspect` plans for others too
 
 
 @pytest.fixture(scope="module")
