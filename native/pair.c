@@ -5,6 +5,7 @@
 
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 
 typedef struct object PyObject;
 /* Py_buffer, of which Python's stable interface fixes the first three members; the rest is room. */
@@ -26,6 +27,7 @@ typedef struct {
     const char *header;
     char *sending, *arriving;
     int64_t peer, tag, nbytes, room, kind;
+    int64_t began;                  /* ns, CLOCK_MONOTONIC: when the call that runs now did; another thread may look */
 } Entry;
 
 #define ADD(T, NAN_OF_T) \
@@ -63,10 +65,14 @@ PyObject *exchange(PyObject *self, PyObject *const *arguments, intptr_t count)
     memcpy(e->sending, &sequence, sizeof sequence);
     memcpy(e->sending + HEADER, buffer.memory, e->nbytes);
     char status[128];
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    e->began = t.tv_sec * 1000000000LL + t.tv_nsec;
     void *state = PyEval_SaveThread();
     int code = e->sendrecv(e->sending, (int)(HEADER + e->nbytes), e->byte, (int)e->peer, (int)e->tag,
                            e->arriving, (int)e->room, e->byte, (int)e->peer, (int)e->tag, e->comm, status);
     PyEval_RestoreThread(state);
+    e->began = 0;
     if (!code) {
         if (memcmp(e->sending, e->arriving, COMPARED)) code = DIFFERENT;
         else {

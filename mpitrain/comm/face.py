@@ -9,16 +9,8 @@ if TYPE_CHECKING:
     from mpitrain.comm.messages.buffers import Host
     from mpitrain.comm.messages.channel import Channel
     from mpitrain.comm.shared.node import Node
+    from mpitrain.comm.work import Collective, Work
     from mpitrain.schedules.steps import Algorithm
-
-
-class Work(Protocol):
-    """A collective on its way: `test` moves it on and says whether its result is there, `wait` returns when it is."""
-
-    @property
-    def done(self) -> bool: ...
-    def test(self) -> bool: ...
-    def wait(self) -> None: ...
 
 
 class Objects(Protocol):
@@ -34,20 +26,12 @@ class Objects(Protocol):
         """Rank 0's `value`, on every rank."""
 
 
-class Sums(Protocol):
-    """What a reducer of gradients needs to know of how they are summed."""
-
-    size: int
-
-    def start_allreduce(self, array: Array, name: str) -> Work: ...
-    def start_steps(self, array: Array, name: str, steps: Algorithm, /) -> Work: ...
-
-
-class AnyChannel(Sums, Protocol):
+class AnyChannel(Protocol):
     """A `Channel` or a `SharedChannel`. All methods are collective in the same order on all ranks."""
 
     name: str
     rank: int
+    size: int
 
     @property
     def algorithm(self) -> str | Algorithm: ...
@@ -73,7 +57,15 @@ class AnyChannel(Sums, Protocol):
         """`nbytes` bytes, zero at first, on a cache line: memory that ranks share, as far as they do."""
     def everywhere(self, own: Host) -> list[Host]:
         """Memory that `allocate` gave, of every rank in rank order; nothing where a rank's cannot be reached from here."""
-    def allreduce(self, array: Array, *, name: str) -> None: ...
-    def start_slice(self, array: Array, name: str, own: tuple[int, int], steps: Algorithm) -> Work:
-        """Begin a sum of which this rank keeps elements `own`: in memory where `shares_all`, else by messages, by `steps`."""
-    def close(self) -> None: ...
+    def allreduce(self, array: Array, *, name: str) -> None:
+        """`prepare` and `run`."""
+    def prepare(self, array: Array, name: str) -> Collective:
+        """The all-reduce of this very array, in place; the same bits on every rank."""
+    def prepare_steps(self, array: Array, name: str, steps: Algorithm, /) -> Collective:
+        """An all-reduce of the caller's own steps, by messages."""
+    def prepare_slice(self, array: Array, name: str, own: tuple[int, int], steps: Algorithm) -> Collective:
+        """A sum of which this rank keeps elements `own`: in memory where `shares_all`, else by messages, by `steps`."""
+    def start_allreduce(self, array: Array, name: str) -> Work:
+        """`prepare` and `start`."""
+    def close(self) -> None:
+        """Free what this owns; collective, like its making. Nothing may be in flight."""

@@ -7,13 +7,15 @@ and its data (`Facts`); values by themselves are refused before (`config.values`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
-from mpitrain.config.sections import Config
+from mpitrain.config.sections import SHARDED, Config
 from mpitrain.config.values import LAYOUT
 from mpitrain.errors import ConfigError, MeshError
 from mpitrain.schedules.grid import REPLICAS, Grid
+
+Rule: TypeAlias = Callable[[Config, Grid, bool], Iterator[Exception]]
 
 WHY_NOT = {
     "tp": "ranks that share a layer add up parts of its products, which one rank adds in another order",
@@ -22,9 +24,10 @@ WHY_NOT = {
           "other"}
 
 
-def check(config: Config, grid: Grid, *, on_gpu: bool) -> None:
-    """Raises ConfigError for keys that do not go together on this mesh; `on_gpu` says where arrays will be."""
-    for error in (error for rule in RULES for error in rule(config, grid, on_gpu)):
+def check(config: Config, grid: Grid, *, on_gpu: bool, more: Sequence[Rule] = ()) -> None:
+    """Raises ConfigError for keys that do not go together on this mesh; `on_gpu` says where arrays will be, and `more` are the
+    rules that the run's own policy brings."""
+    for error in (error for rule in (*RULES, *more) for error in rule(config, grid, on_gpu)):
         raise error
 
 
@@ -32,6 +35,9 @@ def one_copy(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
     """Parameters are updated inside the sum of their gradients: a probe of the exchange would train, and a thread of its own
     would write parameters while the program reads them."""
     c = config.comm
+    if c.node_shared and c.sharding not in SHARDED:
+        yield ConfigError(f'comm.node_shared = true keeps parameters in a way of its own, and comm.sharding = "{c.sharding}" in '
+                          "another; set comm.node_shared = false")
     for wrong, found, instead in ((c.progress != "poll", f'comm.progress = "{c.progress}"', 'comm.progress = "poll"'),
                                   (c.bucket_mb == "auto", 'comm.bucket_mb = "auto"', "a number for comm.bucket_mb")):
         if c.node_shared and wrong:
@@ -47,7 +53,7 @@ def tuned_buckets(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigEr
 
 def experts(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
     n, c = grid.size("ep"), config.comm
-    if n > 1 and c.sharding != "none":
+    if n > 1 and c.sharding in SHARDED[1:]:
         yield ConfigError(f'comm.sharding = "{c.sharding}" cuts states over all data-parallel ranks, and mesh.ep = {n} gives '
                           'them different experts; set comm.sharding = "none", or mesh.ep = 1')
     if n > 1 and c.bucket_mb == "auto":
@@ -114,7 +120,7 @@ def cuts(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
 def sharding(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
     kind, c = config.comm.sharding, config.comm
     what = f'comm.sharding = "{kind}"'
-    if kind != "none" and c.bucket_mb == "auto":
+    if kind in SHARDED[1:] and c.bucket_mb == "auto":
         yield ConfigError(f'{what} cuts states where buckets are cut, found comm.bucket_mb = "auto", which cuts them anew; set '
                           "comm.bucket_mb to a number")
     if kind in ("gradients", "parameters") and c.progress != "poll":

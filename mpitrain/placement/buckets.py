@@ -50,8 +50,8 @@ class Bucket:
     sums: Counter = field(default_factory=Counter)     # which micro-batches the sums held are of
     turn: Turn = field(default_factory=Turn)           # of the chunk of the model that its parameters are in
     apart: Any = None                                  # the channel of the ranks its sums are over, where not the reducer's
+    collective: Any = None                             # its sum over ranks, prepared at the first start
     parts: list[Array] = field(default_factory=list)   # this part of each arena: the same objects in every step
-    room: Any = None                                   # memory for the sums of a tree: see `gradients.bucket_sum`
     name: str = field(init=False)
 
     def __post_init__(self) -> None:

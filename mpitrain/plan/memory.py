@@ -18,8 +18,8 @@ from mpitrain.config import Config
 from mpitrain.errors import MpitrainError, name_and_text, place
 from mpitrain.nn import FlatLayout
 from mpitrain.parallel.connect import alone
+from mpitrain.parallel.policies.bucket_ring import ring_size
 from mpitrain.parallel.policies.sharded_reducer import IN_FLIGHT, SHARED_AT_ONCE
-from mpitrain.parallel.policies.shared_buckets import ring_size
 from mpitrain.placement.bytes import Forecast, Use, sums_at_once
 from mpitrain.placement.place import Placement
 from mpitrain.placement.shard_cuts import largest_neighbours, probe

@@ -12,6 +12,8 @@ import numpy as np
 
 from mpitrain.comm.job.signals import StopRequest
 from mpitrain.comm.messages.channel import Channel
+from mpitrain.comm.messages.prepare import ALONE
+from mpitrain.comm.work import Collective
 from mpitrain.data import Loader, MicroBatch
 from mpitrain.errors import Stopped
 from mpitrain.parallel.gradients.timeline import SpanMaker, no_span
@@ -52,6 +54,8 @@ class Trainer:
         self.evaluated = True                                    # whether an evaluation that was due has been done
         self.best: tuple[float, int] | None = None               # (lowest validation loss, its step)
         self.metrics: dict[str, float] = {}                      # of the last evaluation
+        self._message = np.zeros(0)                              # of `share`, and its sum over ranks
+        self._add: Collective = ALONE
         self.notes: list[str] = []                               # told when the run starts
         self.found: dict[str, Any] = {}                          # what observers have for run.json, once the run is over
 
@@ -73,9 +77,14 @@ class Trainer:
         """
         if self.channel.size == 1:
             return math.fsum(parts), exposed_s                   # a message to nobody costs a small model 1 % of its step
-        message, end = np.zeros(len(parts) + self.channel.size + len(tally)), len(parts) + self.channel.size
-        message[:len(parts)], message[len(parts) + self.channel.rank], message[end:] = parts, exposed_s, tally
-        self.channel.allreduce(message, name="loss")
+        end = len(parts) + self.channel.size
+        if self._message.size != end + len(tally):
+            self._message = np.zeros(end + len(tally))
+            self._add = self.channel.prepare(self._message, "loss")
+        message = self._message
+        message[:len(parts)], message[len(parts):end], message[end:] = parts, 0, tally
+        message[len(parts) + self.channel.rank] = exposed_s
+        self._add.run()
         tally[...] = message[end:]
         return math.fsum(message[:len(parts)]), float(message[len(parts):end].min())
 

@@ -15,6 +15,7 @@ import pytest
 from mpitrain.comm.messages import algorithms
 from mpitrain.comm.messages.algorithms import hosts_of
 from mpitrain.comm.messages.channel import Channel
+from mpitrain.comm.messages.lost_peer import lost_peer
 from mpitrain.errors import ConfigError, DesyncError, PeerError
 from mpitrain.schedules.collectives import ALL_REDUCE, ON_NODES
 from mpitrain.schedules.steps import ScheduleError
@@ -174,13 +175,27 @@ def test_disagreement_names_the_ranks_and_both_values(channel: Channel, comm: An
         channel.agree(8 if comm.rank == 1 else 7, "the seed")
 
 
-def test_an_error_of_mpi_is_a_lost_peer_with_the_collective_named(comm: Any) -> None:
+@pytest.mark.parametrize(("name", "lost"), [
+    ("ERR_PROC_FAILED", True), ("ERR_REVOKED", True), ("ERR_IN_STATUS", True), ("ERR_OTHER", True), ("ERR_TRUNCATE", False),
+    ("ERR_RANK", False), ("ERR_COMM", False)])
+def test_the_class_of_an_error_says_whether_a_rank_was_lost(name: str, lost: bool) -> None:
+    from mpi4py import MPI
+    found: Any = PeerError if lost else MPI.Exception
+    with pytest.raises(found, match=r"^the sum: MPI reports .*; another rank was probably lost$" if lost else name), \
+            lost_peer("the sum"):
+        raise MPI.Exception(getattr(MPI, name))
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "mpi"])
+def test_a_wrong_call_of_mpi_is_not_called_a_lost_rank(comm: Any, algorithm: str) -> None:
     if comm.size == 1:
         pytest.skip("one rank sends no messages")
-    channel = Channel(comm.Dup(), "test")
+    from mpi4py import MPI
+    channel = Channel(comm.Dup(), "test", algorithm=algorithm)
+    collective = channel.prepare(np.zeros(3), "x")
     channel.comm.Free()
-    with pytest.raises(PeerError, match=r'^allreduce float64\[3\] x on channel "test": MPI reports MPI_ERR_COMM.*; another rank'):
-        channel.allreduce(np.zeros(3), name="x")
+    with pytest.raises(MPI.Exception, match="MPI_ERR_COMM"):
+        collective.run()
 
 
 def test_a_users_own_algorithm_is_checked_before_its_first_message(comm: Any, mpi_tmp_path: Path,

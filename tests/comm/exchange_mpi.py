@@ -11,9 +11,9 @@ import pytest
 from algorithms import all_to_all, direct, own_first, ring_all_gather, ring_reduce_scatter, star
 
 from mpitrain.backend import native
+from mpitrain.comm.messages import channel as channel_module
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.interpreter import PAIR_BYTES
-from mpitrain.comm.messages.pair import UNSUITED
 from mpitrain.errors import ConfigError, DesyncError, ShapeError
 from mpitrain.kernels.wire import FORMATS
 from mpitrain.schedules.collectives import ALL_REDUCE, part
@@ -219,17 +219,15 @@ def test_small_sums_are_the_same_blocking_or_not_again_and_again(comm: Any, dtyp
     channel.close()
 
 
-def test_a_small_sum_that_is_known_takes_the_short_way(channel: Channel, comm: Any) -> None:
+def test_a_small_sum_that_is_prepared_takes_the_short_way(channel: Channel, comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if comm.size != 2 or native.load("pair") is None:
         pytest.skip("the short way is for two ranks, and needs a C compiler")
-    answers: list[int] = []
-    channel.allreduce(np.ones(4), name="x")
-    known = channel._known["x"]
-    channel._known["x"] = known._replace(call=lambda *arguments: answers.append(known.call(*arguments)) or answers[-1])
-    for array in (np.ones(4), np.ones(5), np.ones((2, 2))):
-        channel.allreduce(array, name="x")
-        assert (array == 2).all()
-    assert answers == [0, UNSUITED]                                       # then another size is what is known
+    sums = [(array, channel.prepare(array, "x")) for array in (np.ones(4), np.ones(5), np.ones((2, 2)))]
+    monkeypatch.setattr(channel_module, "PairWork", None)                 # nothing is ever in flight
+    for turn in range(1, 4):
+        for array, collective in sums:
+            collective.run()
+            assert (array == 2**turn).all()
 
 
 def test_small_sums_may_wait_behind_others_in_flight(channel: Channel, comm: Any) -> None:
@@ -276,12 +274,13 @@ def test_nans_end_with_the_same_bits_whoever_blocks(channel: Channel, comm: Any,
 
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("turn", [0, 1, 3])
-def test_a_different_small_sum_is_found_out_whoever_blocks(comm: Any, compiled: bool, turn: int) -> None:
+def test_a_different_small_sum_is_found_out_whoever_blocks(comm: Any, compiled: bool, turn: int,
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     if comm.size != 2:
         pytest.skip("made for two ranks")
-    channel = Channel(comm.Dup(), "test")
     if not compiled:
-        channel._known = {}
+        monkeypatch.setattr(channel_module, "fast_pair", lambda comm, name: None)
+    channel = Channel(comm.Dup(), "test")
     for _ in range(turn):
         channel.allreduce(np.ones(3), name="x")
         channel.allreduce(np.ones(3), name="y")

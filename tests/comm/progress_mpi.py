@@ -10,8 +10,10 @@ import pytest
 
 from mpitrain import nn
 from mpitrain.autograd import Tensor, run_backward
+from mpitrain.backend import native
 from mpitrain.comm.messages.channel import Channel
-from mpitrain.comm.messages.progress import Progress
+from mpitrain.comm.messages.link import Link
+from mpitrain.comm.messages.progress import Progress, threads_may_call_mpi
 from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.comm.shared.node import Node
 from mpitrain.comm.shared.queue import SharedWork
@@ -159,4 +161,58 @@ def test_an_mpi_for_one_thread_only_is_refused(comm: Any, monkeypatch: pytest.Mo
     channel = Channel(comm.Dup(), "test")
     with pytest.raises(ConfigError, match='comm.progress = "thread" needs an MPI that several threads may call'):
         channel.progress.thread()
+    channel.close()
+
+
+def test_what_is_in_flight_is_told_with_its_age_and_whom_it_waits_for(comm: Any) -> None:
+    if comm.size == 1:
+        pytest.skip("one rank waits for nobody")
+    progress = Progress()
+    node = Node(comm, progress)
+    shared = SharedChannel(Channel(comm.Dup(), "sums", progress=progress), node)
+    link = Link(comm.Dup(), "messages", progress)
+    memory = shared.allocate(1 << 16)
+    assert progress.in_flight() == []
+    if comm.rank == 0:                                        # the others are not there yet
+        works = [shared.start_allreduce(memory.view(np.float32), "bucket"), shared.messages.start_allreduce(np.ones(9), "loss"),
+                 link.receive((3,), np.float32, 1, 0, "activations")]
+        first, second, third = progress.in_flight()
+        assert (first.what, first.channel, first.peers) == (
+            "allreduce float32[16384] bucket at byte 0 of arena 0", "sums", tuple(range(1, comm.size)))
+        assert (second.what, second.channel, second.peers) == ("allreduce float64[9] loss", "sums", (comm.size - 1,))
+        assert (third.what, third.channel, third.peers) == ("receiving activations from rank 1", "messages", (1,))
+        assert 60 > first.seconds >= second.seconds >= third.seconds >= 0
+    comm.Barrier()
+    if comm.rank:
+        works = [shared.start_allreduce(memory.view(np.float32), "bucket"), shared.messages.start_allreduce(np.ones(9), "loss")]
+        if comm.rank == 1:
+            works.append(link.send(np.ones(3, np.float32), 0, 0, "activations"))
+    for work in works:
+        work.wait()
+    assert progress.in_flight() == []
+    link.close()
+    shared.close()
+    node.close()
+
+
+def test_a_small_sum_that_blocks_in_c_is_in_flight_too(comm: Any) -> None:
+    """As another thread sees it."""
+    if comm.size != 2 or native.load("pair") is None or not threads_may_call_mpi():
+        pytest.skip("made for two ranks, with a C compiler and threads")
+    channel = Channel(comm.Dup(), "control")
+    loss = channel.prepare(np.ones(3), "loss")
+    loss.run()
+    assert channel.progress.in_flight() == []
+    if comm.rank == 0:
+        thread = threading.Thread(target=loss.run)
+        thread.start()
+        while not (found := channel.progress.in_flight()):
+            pass
+        assert [(one.what, one.channel, one.peers) for one in found] == [("allreduce float64[3] loss", "control", (1,))]
+        comm.send(None, dest=1)
+        thread.join()
+    else:
+        comm.recv(source=0)
+        loss.run()
+    assert channel.progress.in_flight() == []
     channel.close()

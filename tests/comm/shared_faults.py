@@ -16,6 +16,7 @@ from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.progress import Progress
 from mpitrain.comm.shared import channel as shared_module
 from mpitrain.comm.shared.channel import SharedChannel
+from mpitrain.comm.shared.engine import ARRIVED, QUEUED
 from mpitrain.comm.shared.node import Node
 
 NAME, CULPRIT = sys.argv[1], int(sys.argv[2])
@@ -55,9 +56,8 @@ def killed_inside() -> int:
     channel, array = open_channel()
     exchange(channel, array, 20)
     if CHOSEN:
-        work = shared_module.SharedWork(channel, next(iter(channel._plans.values())), array, array.ctypes.data,
-                                        channel._turn.sequence, None)
-        assert channel._engine.advance(work.plan, work.array, work.address, work.sequence, work.state, 0, -1) == 1
+        plan = channel.prepare(array, "gradient")._plan       # type: ignore[attr-defined]
+        assert channel._engine.advance(plan, array, channel._turn.sequence, QUEUED, 0, -1) == ARRIVED
         die()
     exchange(channel, array)
     return 0

@@ -82,6 +82,14 @@ def test_the_last_rank_alive_under_ulfm_ends_with_its_own_code() -> None:
                                                       result.error_lines[0])
 
 
+@pytest.mark.parametrize("n", [2, 3])                        # in C; by the interpreter of steps
+def test_who_waits_for_a_rank_killed_under_ulfm_names_the_collective(n: int) -> None:
+    result = launch(n, FAULTS, "kill", str(n - 1), mpi_args=("--with-ft", "ulfm")).finish(timeout=40)
+    assert result.rc == 75, result.err
+    assert re.search(r'E_PEER rank=\d/\d .*: allreduce float64\[1000\] (endless|gradient) on channel "test": MPI reports '
+                     r"MPI_ERR_(PROC_FAILED|IN_STATUS|REVOKED).*; another rank was probably lost", result.error_lines[0])
+
+
 @pytest.mark.parametrize("name", ["wrong_config", "wrong_config_after_start"])
 def test_what_is_wrong_on_every_rank_is_said_once_by_rank_0(name: str) -> None:
     one_line(run(name, -1, n=4), 78, r"mpitrain: E_CONFIG rank=0/4 host=\S+: optimizer.lr=-1 must be positive")

@@ -29,7 +29,8 @@ def steps_of(*, lr, min_lr, warmup_steps, total_steps, width):
     return lambda step: lr * 0.5 ** (step // width)
 class Power(nn.Loss):
     def __init__(self, exponent): self.exponent = exponent
-    def total(self, output, target): return (((output - target) ** 2) ** (self.exponent / 2)).sum()
+    def total(self, output, target):
+        return (((output - target) ** 2) ** (self.exponent / 2)).sum()
 """
 
 

@@ -13,6 +13,7 @@ from launch import mpirun
 from runs import lines, record, train, write
 
 from mpitrain import models, nn
+from mpitrain.comm.messages.prepare import Prepared
 from mpitrain.config import CommConfig, MeshConfig, TrainConfig, load_config
 from mpitrain.data.importers import import_text
 from mpitrain.errors import ConfigError, MeshError
@@ -111,6 +112,9 @@ class Sums:
     def __init__(self, size: int):
         self.size, self.names = size, list[str]()
 
+    def prepare(self, array: Any, name: str) -> Prepared:
+        return Prepared(lambda: self.start_allreduce(array, name))
+
     def start_allreduce(self, array: Any, name: str) -> Any:
         self.names.append(name)
         return SimpleNamespace(wait=lambda: None, done=True)
@@ -138,7 +142,7 @@ def test_where_values_are_not_finite_is_said_without_other_ranks() -> None:
     """A rank that has some of the experts looks alone: those elsewhere are not asked."""
     tokens = np.random.default_rng(0).integers(0, 11, (2, 8))
     model = gpt(experts=4)
-    elsewhere: Any = SimpleNamespace(rank=1, size=2)            # no message is sent: it has no method for that
+    elsewhere: Any = SimpleNamespace(rank=1, size=2, prepare=lambda array, name: None)      # what it prepares cannot be run
     for path, layer in cut_experts(model, 1, 2):
         layer.across = across = Dispatcher(elsewhere, path)
     model.initialize(0)

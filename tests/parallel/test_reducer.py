@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpitrain.autograd import Function, Tensor, run_backward
+from mpitrain.comm.messages.prepare import Prepared
 from mpitrain.nn import FlatStorage, Parameter
 from mpitrain.nn.init import zeros
 from mpitrain.parallel.gradients.bucket_sum import AllReduce
@@ -35,6 +36,9 @@ class Channel:
 
     def __init__(self):
         self.started: list[str] = []
+
+    def prepare(self, array, name):
+        return Prepared(lambda: self.start_allreduce(array, name))
 
     def start_allreduce(self, array, name):
         self.started.append(name)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from test_reducer import give, storage_of
 
+from mpitrain.comm.messages.prepare import Prepared
 from mpitrain.parallel.gradients import timeline as module
 from mpitrain.parallel.gradients.bucket_sum import AllReduce
 from mpitrain.parallel.gradients.reducer import GradientReducer
@@ -100,6 +101,9 @@ class Channel:
 
     def __init__(self, clock, seconds):
         self.clock, self.seconds = clock, seconds
+
+    def prepare(self, array, name):
+        return Prepared(lambda: self.start_allreduce(array, name))
 
     def start_allreduce(self, array, name):
         self.clock.now += 0.25                            # posting takes time

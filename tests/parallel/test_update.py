@@ -8,6 +8,7 @@ from policy_setup import initialised
 
 from mpitrain import nn, optim
 from mpitrain.autograd import Tensor, run_backward
+from mpitrain.comm.messages.prepare import Prepared
 from mpitrain.errors import NumericsError
 from mpitrain.parallel.policies.replicated import Replicated
 
@@ -19,6 +20,9 @@ class Two:
 
     def __init__(self):
         self.summed = []
+
+    def prepare(self, array, name):
+        return Prepared(lambda: self.start_allreduce(array, name))
 
     def start_allreduce(self, array, name):
         self.summed.append(name)

@@ -9,7 +9,7 @@ from mpitrain.autograd import Function, Tensor, run_backward
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.nn import FlatStorage, Parameter
 from mpitrain.nn.init import zeros
-from mpitrain.parallel.gradients.bucket_sum import AllReduce, TreeSum
+from mpitrain.parallel.gradients.bucket_sum import AllReduce, TreeSum, prepare_tree
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.statistics import TreeStatistics
 from mpitrain.placement.tree import RankTree
@@ -119,8 +119,9 @@ def test_a_sum_that_a_thread_moves_is_moved_by_nobody_else(comm, take_back):
     if comm.rank:
         comm.recv(source=0)
     with thread.lock:
-        whole = TreeSum(channel, tree)
-        work = whole.add_up(sums, "bucket", whole.room_for(sums[0]))
+        whole = prepare_tree(channel, tree, sums, "bucket")
+        assert whole is not None
+        work = whole.start()
     thread.hand_over(work)
     if comm.rank == 0:
         assert len(channel.progress) == 0

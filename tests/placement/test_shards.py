@@ -16,7 +16,7 @@ from mpitrain.models import gpt
 from mpitrain.nn.init import constant, normal
 from mpitrain.nn.parameter import rectangles
 from mpitrain.nn.storage import FlatLayout, FlatStorage
-from mpitrain.parallel.policies.scratch import Scratch
+from mpitrain.parallel.policies.buffer_pool import BufferPool
 from mpitrain.placement.bytes import predicted
 from mpitrain.placement.shard_cuts import block_ends, needs_whole_parameters, where_to_cut
 from mpitrain.placement.shards import Shards, Strips, finer, level
@@ -149,18 +149,18 @@ def test_uneven_parts_are_summed_once_and_reach_everyone(bounds: tuple[int, ...]
 
 
 def test_memory_is_lent_again_once_nobody_shows_it() -> None:
-    scratch = Scratch(layout_of((10,)))
-    first = scratch.take(100)
+    pool = BufferPool(layout_of((10,)))
+    first = pool.take(100)
     kept, address = first[10:20].reshape(2, 5), first.ctypes.data
     del first
     gc.collect()
-    assert scratch.take(50).ctypes.data != address             # somebody still has a view
+    assert pool.take(50).ctypes.data != address             # somebody still has a view
     del kept
-    assert scratch.take(100).ctypes.data == address
-    before = scratch.nbytes
+    assert pool.take(100).ctypes.data == address
+    before = pool.nbytes
     for _ in range(5):
-        scratch.take(100)
-    assert scratch.nbytes == before
+        pool.take(100)
+    assert pool.nbytes == before
 
 
 def test_a_shard_is_the_storage_of_an_optimizer_and_of_its_state() -> None:

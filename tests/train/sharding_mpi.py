@@ -231,7 +231,7 @@ def test_memory_for_blocks_and_buckets_does_not_grow(comm: Any) -> None:
 
     def one_step(number: int, micro: Any) -> None:
         step(number, micro)
-        sizes.append((job.trainer.update.gathered.scratch.nbytes, job.trainer.update.reducer.scratch.nbytes))    # type: ignore
+        sizes.append((job.trainer.update.unsharding.pool.nbytes, job.trainer.update.reducer.pool.nbytes))    # type: ignore
     job.trainer.one_step = one_step                                         # type: ignore[method-assign]
     job.fit()
     assert sizes[-1][0] == sizes[2][0]                                # buckets on their way: a matter of time

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpitrain.comm.messages.channel import Channel
-from mpitrain.errors import PeerError
+from mpitrain.comm.messages.lost_peer import lost_peer
 
 ROUNDS = 16                               # the shortest round trip counts; the first ones open connections
 TAG = 1
@@ -27,15 +27,11 @@ class Offset(NamedTuple):
 
 def clock_offsets(channel: Channel) -> list[Offset]:
     """The offset of every rank, on rank 0; an empty list on the others. Collective, with nothing in flight on the channel."""
-    from mpi4py import MPI
-    try:
+    with lost_peer(f'comparing clocks on channel "{channel.name}"'):
         if channel.rank:
             _answer(channel)
             return []
         return [Offset(0.0, 0.0), *(_ask(channel, rank) for rank in range(1, channel.size))]
-    except MPI.Exception as error:
-        raise PeerError(f'comparing clocks on channel "{channel.name}": MPI reports {error}; '
-                        "another rank was probably lost") from error
 
 
 def _answer(channel: Channel) -> None:

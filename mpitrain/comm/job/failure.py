@@ -6,12 +6,12 @@ import errno
 import json
 import os
 import socket
-import sys
 import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpitrain.comm.messages.lost_peer import says_lost
 from mpitrain.errors import MpitrainError, PeerError, name_and_text, place, said
 
 LINE_LIMIT = 500
@@ -60,14 +60,9 @@ def describe(error: BaseException) -> Failure:
     return Failure("E_BUG", 70, "", name_and_text(error, place(error)), trace)
 
 
-def lost_peer(error: BaseException) -> PeerError | None:
+def as_peer_error(error: BaseException) -> PeerError | None:
     """An error of MPI itself that says another rank has died, as PeerError."""
-    mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is None or not isinstance(error, mpi.Exception):
-        return None
-    # A death first seen inside a call on several requests or parts is reported by the class IN_STATUS.
-    known = [getattr(mpi, name, None) for name in ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED", "ERR_IN_STATUS")]
-    if error.Get_error_class() not in known:
+    if not says_lost(error):
         return None
     lost = PeerError(f"MPI reports {error} {place(error)}; another rank was probably lost")
     lost.__traceback__ = error.__traceback__

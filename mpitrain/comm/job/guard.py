@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from mpitrain.comm.job.failure import Failure, describe, lost_peer, printable, write_record
+from mpitrain.comm.job.failure import Failure, as_peer_error, describe, printable, write_record
 from mpitrain.comm.job.signals import StopRequest
 from mpitrain.comm.job.start import abort, is_last_one, launched_by_mpirun, launched_rank, local_rank, started
 from mpitrain.errors import DesyncError, PeerError, Stopped
@@ -109,7 +109,7 @@ class Process:
         newline = "\n" if size > 1 else ""                    # the launcher's own text may have left a line open
         folder = getattr(error, "mpitrain_folder", self._folders[-1] if self._folders else None)
         try:
-            error = lost_peer(error) or error
+            error = as_peer_error(error) or error
             failure = describe(error)
             exit_code = failure.exit_code
             _bound(exit_code)

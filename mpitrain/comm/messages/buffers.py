@@ -71,6 +71,13 @@ class Pools:
         return self._pinned.setdefault(xp.__name__, PinnedPool(xp))
 
 
+def assert_usable(array: Array) -> None:
+    """AssertionError for an array with gaps, and for one on the host that is read-only."""
+    assert array.flags.c_contiguous, f"a collective needs a contiguous array, not strides {array.strides} of {array.shape}"
+    assert array_module(array) is not np or array.flags.writeable, \
+        "a collective writes its result into the array, which is read-only"
+
+
 class Staged:
     """`array` as a flat host array `host`, for as long as messages read and write it; `close` brings the values back.
 
@@ -78,11 +85,10 @@ class Staged:
     """
 
     def __init__(self, array: Array, pools: Pools):
-        assert array.flags.c_contiguous, f"a collective needs a contiguous array, not strides {array.strides} of {array.shape}"
+        assert_usable(array)
         self._array, self._pool = array, None
         xp = array_module(array)
         if xp is np:
-            assert array.flags.writeable, "a collective writes its result into the array, which is read-only"
             self.host: Host = array.reshape(-1)
             return
         self._pool = pools.staging(xp)

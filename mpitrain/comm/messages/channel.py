@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterable, Sequence
-from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,33 +13,26 @@ from mpitrain.backend import Array
 from mpitrain.comm.job.start import tag_upper_bound
 from mpitrain.comm.messages import algorithms
 from mpitrain.comm.messages.algorithms import LIBRARY
-from mpitrain.comm.messages.buffers import Host, Pools, Staged, Widened, own_memory
-from mpitrain.comm.messages.interpreter import PAIR_BYTES, Header, Work
+from mpitrain.comm.messages.buffers import Host, Pools, Staged, Widened, assert_usable, own_memory
+from mpitrain.comm.messages.interpreter import PAIR_BYTES, Header
+from mpitrain.comm.messages.interpreter import Work as StepsWork
 from mpitrain.comm.messages.mpi_library import LibraryWork
-from mpitrain.comm.messages.pair import KINDS, PairWork, fast_pair
-from mpitrain.comm.messages.prepare import SEGMENT_BYTES, Cut, Plan, make_plan
+from mpitrain.comm.messages.pair import KINDS, Entry, PairWork, fast_pair
+from mpitrain.comm.messages.polled import PolledWork
+from mpitrain.comm.messages.prepare import ALONE, SEGMENT_BYTES, Cut, Plan, Prepared, Recipe, dtype_name, formats, make_plan
 from mpitrain.comm.messages.program import MESSAGE_BYTES
 from mpitrain.comm.messages.progress import Progress
 from mpitrain.comm.messages.signature import Signature, data_tag
 from mpitrain.errors import DesyncError, ShapeError
-from mpitrain.kernels.wire import Format, format_of, wire_format
+from mpitrain.kernels.wire import Format, wire_format
 from mpitrain.schedules.collectives import binomial_broadcast, choose, part
 from mpitrain.schedules.steps import Algorithm
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-class Prepared(NamedTuple):
-    """All about a collective that is the same each time: its steps, what it is called, how its numbers travel."""
+    from mpitrain.comm.work import Work
 
-    plan: Plan
-    signature: Signature
-    label: str
-    packing: Format | None                                    # of the messages
-    widened: Format | None                                    # of the array, where it is summed as float32
-
-
-AnyWork: TypeAlias = Work | LibraryWork | PairWork
 PACKED = np.dtype(np.uint16)
 THE_CHANNELS = "the channel's"                                # algorithm, among those that callers bring
 PIECE_BYTES = 4 << 20          # of the library's own all-reduce; Open MPI 5.0.11's falls off above 8 MB
@@ -72,15 +65,15 @@ class Channel:
         self._packing, self._cut, self._piece_bytes = wire_format(wire), Cut(segment_bytes, message_bytes), piece_bytes
         self.wire = wire
         self.notes: list[str] = []
-        self._keeps_wide = wire == "float32"                  # 16-bit arrays travel as float32
         self._tag_bound = tag_upper_bound()
         self._sequence = 0
-        self._signatures: dict[tuple[str, str, str, int], Signature] = {}
         self._plans: dict[tuple[Any, ...], Plan] = {}
-        self._prepared: dict[tuple[Any, ...], Prepared] = {}
+        self._recipes: dict[tuple[Any, ...], Recipe] = {}     # by what arrays of one kind have in common
         self._pairs = self.size == 2 and algorithm in ("auto", "recursive_doubling")
         self._fast_pair = fast_pair(comm, name) if self._pairs else None
-        self._known = {} if self._fast_pair is None else self._fast_pair.known
+        self._pair_sums: dict[tuple[str, Any, int], tuple[Signature, Entry | None]] = {}
+        if self._fast_pair is not None:
+            self.progress.watch(self._fast_pair.in_flight)
         algorithms.refuse(algorithm, None if self._packing is None else self._packing.name, self.size)
         self._steps = algorithms.on_these_ranks(algorithm, comm, nodes)
         self._own = algorithms.name_of(algorithm) if algorithms.is_own(algorithm) else None
@@ -97,28 +90,25 @@ class Channel:
         """Nothing: no other rank's memory can be reached from here."""
         return []
 
-    def allreduce(self, array: Array, *, name: str, dtype: str | None = None) -> None:
-        """Replace `array` by its sum over the ranks, in place; the same bits on every rank.
+    def prepare(self, array: Array, name: str, *, dtype: str | None = None) -> Prepared:
+        """The all-reduce of this very array, in place, with the same bits on every rank: start or run it as often as wanted.
 
         `dtype="bfloat16"` says that a uint16 array holds such numbers.
         """
-        known = self._known.get(name)                         # everything before the call costs as much as the message
-        if known is not None and known.dtype is array.dtype and dtype is None and not self.progress:
-            code = known.call(known.entry, array, self._sequence + 1)
-            if code == 0 or self._fast_pair is not None and self._fast_pair.summed(code, known, self._sequence + 1):
-                self._sequence += 1
-                return
-        self.start_allreduce(array, name, dtype=dtype).wait()
-
-    def start_allreduce(self, array: Array, name: str, *, dtype: str | None = None) -> AnyWork:
-        """Begin `allreduce` and return; `array` belongs to the Work until that is done. Any number may be in flight."""
-        if self.algorithm == LIBRARY:
-            return self._start_library(array, name, dtype)
         if self._pairs and array.nbytes <= PAIR_BYTES and self._is_plain(array, dtype):
-            return self._start_pair(array, name)
-        everything = ((0, array.size),)
-        return self._start("allreduce", name, array, self._steps, key=THE_CHANNELS, dtype=dtype, sums=True, results=everything,
-                           on_all_ranks=True)
+            return self._prepare_pair(array, name)
+        if self.algorithm == LIBRARY:
+            return Prepared(partial(self._start_library, array, *self._formats(array, dtype, name)[::2], name))
+        return self._prepare("allreduce", name, array, self._steps, key=THE_CHANNELS, dtype=dtype, sums=True,
+                             results=((0, array.size),), on_all_ranks=True)
+
+    def allreduce(self, array: Array, *, name: str, dtype: str | None = None) -> None:
+        """Replace `array` by its sum over the ranks, in place. Whoever does so often with one array should `prepare` it."""
+        self.prepare(array, name, dtype=dtype).run()
+
+    def start_allreduce(self, array: Array, name: str, *, dtype: str | None = None) -> Work:
+        """Begin `allreduce` and return; `array` belongs to the Work until that is done. Any number may be in flight."""
+        return self.prepare(array, name, dtype=dtype).start()
 
     def reduce_scatter(self, array: Array, algorithm: Algorithm, *, name: str, dtype: str | None = None) -> Array:
         """The sum over the ranks of part `rank` of `array` (flattened; `schedules.collectives.part`), in place and returned.
@@ -129,16 +119,15 @@ class Channel:
         mine = part(self.rank, self.size, array.size)
         return array.reshape(-1)[mine.start:mine.stop]
 
-    def start_reduce_scatter(self, array: Array, algorithm: Algorithm, name: str, *, dtype: str | None = None,
-                             own: tuple[int, int] | None = None) -> Work:
-        """Begin `reduce_scatter` and return. An algorithm for parts of other lengths leaves this rank elements `own`."""
+    def start_reduce_scatter(self, array: Array, algorithm: Algorithm, name: str, *, dtype: str | None = None) -> Work:
+        """Begin `reduce_scatter` and return."""
         mine = part(self.rank, self.size, array.size)
-        return self._start("reduce_scatter", name, array, algorithm, dtype=dtype, sums=True,
-                           results=(own or (mine.start, mine.stop),))
+        return self.prepare_slice(array, name, (mine.start, mine.stop), algorithm, dtype=dtype).start()
 
-    def start_slice(self, array: Array, name: str, own: tuple[int, int], steps: Algorithm) -> Work:
-        """Begin a sum of which this rank keeps elements `own`, by `steps`."""
-        return self.start_reduce_scatter(array, steps, name, own=own)
+    def prepare_slice(self, array: Array, name: str, own: tuple[int, int], steps: Algorithm, *,
+                      dtype: str | None = None) -> Prepared:
+        """A sum of which this rank keeps elements `own`, by `steps`, which may be for parts of any lengths."""
+        return self._prepare("reduce_scatter", name, array, steps, dtype=dtype, sums=True, results=(own,))
 
     def all_gather(self, array: Array, algorithm: Algorithm, *, name: str) -> None:
         """Replace each part i of `array` by that of rank i, in place: bits travel as they are."""
@@ -146,7 +135,7 @@ class Channel:
 
     def start_all_gather(self, array: Array, algorithm: Algorithm, name: str) -> Work:
         """Begin `all_gather` and return."""
-        return self._start("all_gather", name, array, algorithm)
+        return self._prepare("all_gather", name, array, algorithm).start()
 
     def all_to_all(self, array: Array, algorithm: Algorithm, *, name: str) -> None:
         """Replace each part i of `array` by the part `rank` of rank i's, in place. ShapeError unless parts are of one length."""
@@ -157,11 +146,11 @@ class Channel:
         if array.size % self.size:
             raise ShapeError(f'all_to_all "{name}" needs a multiple of {self.size} elements, one part for each rank, and its '
                              f"array has {array.size}; pad it to {array.size + -array.size % self.size}")
-        return self._start("all_to_all", name, array, algorithm)
+        return self._prepare("all_to_all", name, array, algorithm).start()
 
-    def start_steps(self, array: Array, name: str, steps: Algorithm) -> Work:
-        """Begin an all-reduce of the caller's own, for arrays that hold more than one addend; pass the same object each time."""
-        return self._start("allreduce", name, array, steps)
+    def prepare_steps(self, array: Array, name: str, steps: Algorithm) -> Prepared:
+        """An all-reduce of the caller's own, for arrays that hold more than one addend; pass the same object each time."""
+        return self._prepare("allreduce", name, array, steps)
 
     def broadcast(self, array: Array, root: int = 0, *, name: str = "array") -> None:
         """Replace `array` by that of rank `root`, in place: bits travel as they are."""
@@ -170,7 +159,7 @@ class Channel:
     def start_broadcast(self, array: Array, root: int = 0, *, name: str = "array", algorithm: Algorithm | None = None) -> Work:
         """Begin `broadcast` and return; `algorithm` must be one for this root."""
         steps = partial(binomial_broadcast, root=root) if algorithm is None else algorithm
-        return self._start(f"broadcast from {root}", name, array, steps, key=root if algorithm is None else algorithm)
+        return self._prepare(f"broadcast from {root}", name, array, steps, key=root if algorithm is None else algorithm).start()
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """What rank `root` passed, on every rank, by way of JSON (so tuples arrive as lists). For start-up, not for the loop."""
@@ -210,15 +199,25 @@ class Channel:
         """Free the communicator; collective, like its creation. Nothing may be in flight."""
         self.comm.Free()
 
-    def _start(self, operation: str, name: str, array: Array, algorithm: str | Algorithm, *, key: Any = None,
-               dtype: str | None = None, sums: bool = False, results: tuple[tuple[int, int], ...] = (),
-               on_all_ranks: bool = False) -> Work:
+    def _prepare(self, operation: str, name: str, array: Array, algorithm: str | Algorithm, *, key: Any = None,
+                 dtype: str | None = None, sums: bool = False, results: tuple[tuple[int, int], ...] = (),
+                 on_all_ranks: bool = False) -> Prepared:
         known = (operation, name, array.dtype, array.size, dtype, algorithm if key is None else key)
-        found = self._prepared.get(known)
-        if found is None:
-            found = self._prepared[known] = self._prepare(operation, name, array, algorithm, known[-1], dtype, sums, results,
-                                                          on_all_ranks)
-        plan, signature, label, packing, widened = found
+        recipe = self._recipes.get(known)
+        if recipe is None:
+            widened, packing, kind = self._formats(array, dtype, name) if sums else (None, None, dtype_name(array.dtype))
+            steps, itemsize = choose(algorithm, self.size, array.nbytes), array.itemsize if widened is None else 4
+            plan = self._plan((operation, known[-1], array.size, itemsize, packing), steps, results if packing else None,
+                              on_all_ranks)
+            signature = Signature.of(operation, name, kind, array.size)
+            recipe = self._recipes[known] = Recipe(plan, signature, packing, widened)
+        if self.size == 1:
+            assert_usable(array)
+            return ALONE
+        return Prepared(partial(self._start, recipe, array))
+
+    def _start(self, recipe: Recipe, array: Array) -> Work:
+        plan, signature, packing, widened = recipe
         staged = Staged(array, self.pools) if widened is None else Widened(array, self.pools, widened)
         memory, lent = self._memory(plan, staged.host)
 
@@ -228,57 +227,52 @@ class Channel:
                 self.pools.host.give(buffer)
 
         header = self._header(signature)
-        work = Work(self.comm, plan.programs, memory, label=label, header=header, progress=self.progress,
-                    tags=[data_tag(self._sequence, signature, self._tag_bound, lane) for lane in range(len(plan.programs))],
-                    finish=finish, packing=packing)
-        self.progress.add(work)
-        return work
+        return self._begun(StepsWork(
+            self.comm, plan.programs, memory, what=signature.text, channel=self.name, header=header, progress=self.progress,
+            tags=[data_tag(self._sequence, signature, self._tag_bound, lane) for lane in range(len(plan.programs))],
+            finish=finish, packing=packing))
 
-    def _prepare(self, operation: str, name: str, array: Array, algorithm: str | Algorithm, key: Any, dtype: str | None,
-                 sums: bool, results: tuple[tuple[int, int], ...], on_all_ranks: bool) -> Prepared:
-        widened, packing, kind = self._formats(array, dtype, name) if sums else (None, None, _name(array.dtype))
-        steps, itemsize = choose(algorithm, self.size, array.nbytes), array.itemsize if widened is None else 4
-        plan = self._plan((operation, key, array.size, itemsize, packing), steps, results if packing else None, on_all_ranks)
-        signature = self._signature(operation, name, kind, array.size)
-        return Prepared(plan, signature, self._label(signature), packing, widened)
-
-    def _start_library(self, array: Array, name: str, dtype: str | None) -> LibraryWork:
-        widened, _, kind = self._formats(array, dtype, name)
+    def _start_library(self, array: Array, widened: Format | None, kind: str, name: str) -> Work:
         staged = Staged(array, self.pools) if widened is None else Widened(array, self.pools, widened)
-        signature = self._signature("allreduce by MPI", name, kind, array.size)
-        work = LibraryWork(self.comm, staged.host, label=self._label(signature), header=self._header(signature),
-                           progress=self.progress, finish=staged.close, piece_bytes=self._piece_bytes)
-        self.progress.add(work)
-        return work
+        signature = Signature.of("allreduce by MPI", name, kind, array.size)
+        return self._begun(LibraryWork(self.comm, staged.host, what=signature.text, channel=self.name, progress=self.progress,
+                                       header=self._header(signature), finish=staged.close, piece_bytes=self._piece_bytes))
 
-    def _start_pair(self, array: Array, name: str) -> PairWork:
+    def _prepare_pair(self, array: Array, name: str) -> Prepared:
+        fast, known = self._fast_pair, (name, array.dtype, array.size)
+        if known not in self._pair_sums:
+            signature = Signature.of("allreduce", name, dtype_name(array.dtype), array.size)
+            in_c = fast is not None and array.dtype.name in KINDS and array.dtype.isnative
+            self._pair_sums[known] = signature, fast.entry(array, signature) if fast is not None and in_c else None
+        signature, entry = self._pair_sums[known]
+        start = partial(self._start_pair, signature, array)
+        if fast is None or entry is None:
+            return Prepared(start)
+
+        def run() -> None:
+            if self.progress or not fast.run(entry, array, self._sequence + 1):
+                start().wait()
+            else:
+                self._sequence += 1
+        return Prepared(start, run)
+
+    def _start_pair(self, signature: Signature, array: Array) -> Work:
         staged = Staged(array, self.pools)
-        signature = self._signature("allreduce", name, _name(array.dtype), array.size)
-        if self._fast_pair is not None and type(array) is np.ndarray and array.dtype.name in KINDS and array.dtype.isnative:
-            self._fast_pair.learn(array, name, signature)
         self._sequence += 1
-        work = PairWork(self.comm, staged.host, self._sequence, signature, channel=self.name, label=self._label(signature),
-                        progress=self.progress, finish=staged.close)
+        return self._begun(PairWork(self.comm, staged.host, self._sequence, signature, channel=self.name,
+                                    progress=self.progress, finish=staged.close))
+
+    def _begun(self, work: PolledWork) -> Work:
         self.progress.add(work)
         return work
 
     def _is_plain(self, array: Array, dtype: str | None) -> bool:
         """Whether the array travels and is added as it is."""
-        kind = _name(array.dtype)
+        kind = dtype_name(array.dtype)
         return dtype is None and kind != "float16" and (kind != "float32" or self._packing is None)
 
     def _formats(self, array: Array, dtype: str | None, name: str) -> tuple[Format | None, Format | None, str]:
-        """The format of the values to sum where that is 16 bits wide, the format of the messages, and both in words."""
-        if dtype is not None and (dtype != "bfloat16" or _name(array.dtype) != "uint16"):
-            raise ShapeError(f'"{name}": dtype="{dtype}" of an array of {array.dtype}; say dtype="bfloat16" of a uint16 array, '
-                             f"and nothing of others")
-        kind = dtype or _name(array.dtype)
-        if kind in ("bfloat16", "float16"):
-            own = format_of(kind)
-            packing = self._packing or (None if self._keeps_wide else own)
-            return own, packing, kind if packing is own else f"{kind} as {_sent(packing)}"
-        packing = self._packing if kind == "float32" else None
-        return None, packing, kind if packing is None else f"{kind} as {_sent(packing)}"
+        return formats(array, dtype, name, self._packing, keeps_wide=self.wire == "float32")
 
     def _plan(self, key: tuple[Any, ...], algorithm: Algorithm, results: tuple[tuple[int, int], ...] | None,
               on_all_ranks: bool) -> Plan:
@@ -302,25 +296,6 @@ class Channel:
     def _header(self, signature: Signature) -> Any:
         self._sequence += 1
         return partial(Header, self.comm, self.name, self._sequence, signature) if self.size > 1 else None
-
-    def _label(self, signature: Signature) -> str:
-        return f'{signature.text} on channel "{self.name}"'
-
-    def _signature(self, operation: str, name: str, dtype: str, count: int) -> Signature:
-        key = (operation, name, dtype, count)
-        if key not in self._signatures:
-            self._signatures[key] = Signature.of(operation, name, dtype, count)
-        return self._signatures[key]
-
-
-@cache
-def _name(dtype: Any) -> str:
-    """The name of a dtype; NumPy makes it anew each time, in several microseconds."""
-    return str(dtype)
-
-
-def _sent(packing: Format | None) -> str:
-    return "float32" if packing is None else packing.name
 
 
 def _ranks(ranks: Iterable[int]) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpitrain.comm.messages.buffers import Host
+from mpitrain.comm.messages.polled import PolledWork
 from mpitrain.comm.messages.program import Messages, Operation
 from mpitrain.comm.messages.signature import HEADER_BYTES, Signature, unpack
-from mpitrain.errors import DesyncError, PeerError
+from mpitrain.errors import DesyncError
 from mpitrain.kernels.wire import Format
 
 if TYPE_CHECKING:
@@ -37,16 +38,16 @@ class Header:
         self._leaving = leaving                               # MPI reads it until the send has ended
         self._receive = comm.Irecv(self._arriving, (comm.rank - 1) % comm.size, HEADER_TAG)
         self._send = comm.Isend(leaving, (comm.rank + 1) % comm.size, HEADER_TAG)
-        self._checked = False
+        self.checked = False
 
     def test(self) -> bool:
         """Whether the neighbour is known to run the same collective. DesyncError if it runs another one."""
-        if not self._checked and self._receive.Test():
+        if not self.checked and self._receive.Test():
             self._check()
-        return self._checked
+        return self.checked
 
     def wait(self) -> None:
-        if not self._checked:
+        if not self.checked:
             self._receive.Wait()
             self._check()
 
@@ -58,7 +59,7 @@ class Header:
 
     def _check(self) -> None:
         check_header(self._arriving, self._comm, self._channel, self._sequence, self._signature)
-        self._checked = True
+        self.checked = True
 
 
 def check_header(arrived: Host, comm: MPI.Comm, channel: str, sequence: int, signature: Signature) -> None:
@@ -78,7 +79,7 @@ class Lane:
         self.requests: list[MPI.Request] = []
 
 
-class Work:
+class Work(PolledWork):
     """A collective on its way. `test` moves it on without blocking; `wait` returns when its result is in the array.
 
     In each lane rounds are posted one after the other: what a round packs, its messages, then its arithmetic, then the next
@@ -86,23 +87,16 @@ class Work:
     the arrays that the messages and operations name; `tag` and those after it, one for each lane, are this Work's own.
     """
 
-    def __init__(self, comm: MPI.Comm, programs: Sequence[Sequence[Messages]], memory: dict[str, Host], *, label: str,
-                 tags: Iterable[int], header: Callable[[], Header] | None, progress: Progress, finish: Callable[[], None],
-                 packing: Format | None = None):
-        from mpi4py import MPI
-        self._mpi: Any = MPI
-        self._comm, self._label, self._packing = comm, label, packing
+    def __init__(self, comm: MPI.Comm, programs: Sequence[Sequence[Messages]], memory: dict[str, Host], *, what: str,
+                 channel: str, tags: Iterable[int], header: Callable[[], Header] | None, progress: Progress,
+                 finish: Callable[[], None], packing: Format | None = None):
+        super().__init__(what, channel, progress, finish)
+        self._comm, self._packing = comm, packing
         self._memory = memory
         self._bytes = {name: array.view(np.uint8) for name, array in memory.items()}
         self._lanes = [Lane(rounds, tag) for rounds, tag in zip(programs, tags)]
-        self._finish, self._progress = finish, progress
-        self.done = False
         self._header: Header | None = self._guarded(header) if header is not None else None
         self._guarded(self._begin)
-
-    def test(self) -> bool:
-        """Move on as far as messages have landed; whether the result is there. Never blocks."""
-        return self.done or bool(self._guarded(self._advance))
 
     def wait(self) -> None:
         """Return when the result is there.
@@ -114,14 +108,13 @@ class Work:
                 self._guarded(self._block)
             elif not self.test():
                 self._progress.progress()
-                os.sched_yield()                              # ranks may outnumber cores; polling must not starve the peer
+                os.sched_yield()
         self._progress.discard(self)
 
-    def _guarded(self, action: Callable[[], Any]) -> Any:
-        try:
-            return action()
-        except self._mpi.Exception as error:
-            raise PeerError(f"{self._label}: MPI reports {error}; another rank was probably lost") from error
+    def _peers(self) -> tuple[int, ...]:
+        if self._header is not None and not self._header.checked:
+            return ((self._comm.rank - 1) % self._comm.size,)
+        return tuple(sorted({peer for lane in self._lanes for *_, peer in lane.rounds[lane.index].receives}))
 
     def _begin(self) -> None:
         self._lanes = [lane for lane in self._lanes if self._next_round(lane)]
@@ -133,7 +126,7 @@ class Work:
             while self._mpi.Request.Testall(lane.requests):
                 if not self._finish_round(lane):
                     break
-        return not self._lanes and self._end()
+        return not self._lanes and self._land()
 
     def _block(self) -> None:
         if self._header is not None:
@@ -142,14 +135,12 @@ class Work:
             self._mpi.Request.Waitall(self._lanes[0].requests)
             self._finish_round(self._lanes[0])
         if not self._lanes:
-            self._end()
+            self._land()
 
-    def _end(self) -> bool:
+    def _land(self) -> bool:
         if self._header is not None:
             self._header.wait_sent()                          # the next rank has posted its receive, or MPI has buffered it
-        self.done = True
-        self._finish()
-        return True
+        return super()._land()
 
     def _finish_round(self, lane: Lane) -> bool:
         """The arithmetic of the round whose messages have landed, then the next one; False after the lane's last."""

@@ -31,9 +31,12 @@ KINDS = ("float32", "float64", "float16", "int64", "int32", "uint8", "bool")
 class Message(PolledWork):
     """One send or receive on its way; `array` is what is sent, or where it arrives."""
 
-    def __init__(self, request: Any, array: Host, label: str, progress: Progress):
-        super().__init__(label, progress, _nothing)
-        self.array, self._request = array, request
+    def __init__(self, request: Any, array: Host, what: str, peer: int, channel: str, progress: Progress):
+        super().__init__(what, channel, progress, _nothing)
+        self.array, self._request, self._peer = array, request, peer
+
+    def _peers(self) -> tuple[int, ...]:
+        return (self._peer,)
 
     def _advance(self) -> bool:
         return self._land() if self._request.Test() else False
@@ -52,7 +55,7 @@ class Link:
         """Begin to send; nothing may write to `array` until the message is done."""
         host = np.ascontiguousarray(asnumpy(array))
         request = self.comm.Isend(_bytes(host), peer, self._tag(tag))
-        message = Message(request, host, f'sending {what} to rank {peer} of "{self.name}"', self.progress)
+        message = Message(request, host, f"sending {what} to rank {peer}", peer, self.name, self.progress)
         self._keep(message)
         return message
 
@@ -61,7 +64,7 @@ class Link:
         host = np.empty(shape, dtype) if into is None else into
         assert host.flags.c_contiguous, f"{what}: bytes arrive one after the other"
         message = Message(self.comm.Irecv(_bytes(host), peer, self._tag(tag)), host,
-                          f'receiving {what} from rank {peer} of "{self.name}"', self.progress)
+                          f"receiving {what} from rank {peer}", peer, self.name, self.progress)
         self.progress.add(message)
         return message
 

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class LibraryWork(PolledWork):
-    """An `MPI_Iallreduce` on its way, in pieces of at most `piece_bytes`, with the face of `interpreter.Work`.
+    """An `MPI_Iallreduce` on its way, in pieces of at most `piece_bytes`.
 
     Posted at once, because all ranks must post theirs in one order; a rank that runs something else is found out by the
     header, whose check comes before anything here is waited for. The sum is in the order the library likes.
     """
 
-    def __init__(self, comm: MPI.Comm, array: Host, *, label: str, header: Callable[[], Header] | None, progress: Progress,
-                 finish: Callable[[], None], piece_bytes: int):
-        super().__init__(label, progress, finish)
+    def __init__(self, comm: MPI.Comm, array: Host, *, what: str, channel: str, header: Callable[[], Header] | None,
+                 progress: Progress, finish: Callable[[], None], piece_bytes: int):
+        super().__init__(what, channel, progress, finish)
         self._comm, self._array = comm, array
         self._piece = max(piece_bytes // array.itemsize, 1)
         self._header: Header | None = self._guarded(header) if header is not None else None

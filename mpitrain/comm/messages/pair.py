@@ -10,18 +10,20 @@ may differ in that.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpitrain.backend import native
 from mpitrain.comm.messages.buffers import Host
 from mpitrain.comm.messages.interpreter import HEADER_TAG, PAIR_BYTES, check_header
+from mpitrain.comm.messages.lost_peer import lost_peer
 from mpitrain.comm.messages.polled import PolledWork
+from mpitrain.comm.messages.progress import InFlight
 from mpitrain.comm.messages.signature import HEADER_BYTES, Signature
-from mpitrain.errors import PeerError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -33,18 +35,20 @@ DIFFERENT, UNSUITED = -1, -2                                  # what the C funct
 
 
 class PairWork(PolledWork):
-    """The exchange on its way, with the face of `interpreter.Work`."""
+    """The exchange on its way."""
 
-    def __init__(self, comm: MPI.Comm, array: Host, sequence: int, signature: Signature, *, channel: str, label: str,
-                 progress: Progress, finish: Callable[[], None]):
-        super().__init__(label, progress, finish)
+    def __init__(self, comm: MPI.Comm, array: Host, sequence: int, signature: Signature, *, channel: str, progress: Progress,
+                 finish: Callable[[], None]):
+        super().__init__(signature.text, channel, progress, finish)
         self._comm, self._array, self._sequence, self._signature = comm, array, sequence, signature
-        self._channel = channel
         header = bytearray(HEADER_BYTES)
         signature.pack_into(header, sequence)
         self._sending = np.concatenate([np.frombuffer(header, np.uint8), array.view(np.uint8)])
         self._arriving = np.empty(HEADER_BYTES + PAIR_BYTES, np.uint8)
         self._requests: list[MPI.Request] = self._guarded(self._post)
+
+    def _peers(self) -> tuple[int, ...]:
+        return (1 - self._comm.rank,)
 
     def _post(self) -> list[MPI.Request]:
         peer = 1 - self._comm.rank
@@ -72,24 +76,23 @@ def add(arrived: Host, array: Host) -> None:
 
 
 class Entry(ctypes.Structure):
-    """What the C function knows of one collective."""
+    """What the C function knows of one collective; `began` is when the call that runs now did (CLOCK_MONOTONIC), 0 without."""
 
     _fields_ = [(name, ctypes.c_void_p) for name in ("sendrecv", "byte", "comm", "header", "sending", "arriving")]
-    _fields_ += [(name, ctypes.c_int64) for name in ("peer", "tag", "nbytes", "room", "kind")]
+    _fields_ += [(name, ctypes.c_int64) for name in ("peer", "tag", "nbytes", "room", "kind", "began")]
+    began: int
 
-
-class Known(NamedTuple):
-    """``call(entry, array, sequence number)`` sums arrays of `dtype`; `memory` is what the entry points to."""
-
-    dtype: Any
-    call: Callable[[int, Host, int], int]
-    entry: int
-    signature: Signature
-    memory: Any
+    def __init__(self, signature: Signature, array: Host, **common: Any):
+        self.signature = signature
+        packed = bytearray(HEADER_BYTES)
+        signature.pack_into(packed, 0)
+        self._header = ctypes.create_string_buffer(bytes(packed), HEADER_BYTES)
+        super().__init__(header=ctypes.addressof(self._header), nbytes=array.nbytes, kind=KINDS[array.dtype.name], **common)
+        self.pointer = ctypes.addressof(self)
 
 
 class FastPair:
-    """The blocking exchange in C, for arrays that it has met before under the same name."""
+    """The blocking exchange in C."""
 
     def __init__(self, comm: MPI.Comm, channel: str, call: Callable[[int, Host, int], int], sendrecv: int):
         from mpi4py import MPI
@@ -98,29 +101,30 @@ class FastPair:
         sending, arriving = (ctypes.addressof(buffer) for buffer in self._buffers)
         self._common = {"sendrecv": sendrecv, "byte": MPI._handleof(MPI.BYTE), "comm": MPI._handleof(comm), "sending": sending,
                         "arriving": arriving, "peer": 1 - comm.rank, "tag": HEADER_TAG, "room": HEADER_BYTES + PAIR_BYTES}
-        self.known: dict[str, Known] = {}
+        self._last: Entry | None = None
 
-    def learn(self, array: Host, name: str, signature: Signature) -> None:
-        """From now on `known[name]` takes arrays of this dtype and size."""
-        packed = bytearray(HEADER_BYTES)
-        signature.pack_into(packed, 0)
-        header = ctypes.create_string_buffer(bytes(packed), HEADER_BYTES)
-        entry = Entry(header=ctypes.addressof(header), nbytes=array.nbytes, kind=KINDS[array.dtype.name], **self._common)
-        self.known[name] = Known(array.dtype, self._call, ctypes.addressof(entry), signature, (entry, header))
+    def entry(self, array: Host, signature: Signature) -> Entry:
+        """For arrays of this dtype and size."""
+        return Entry(signature, array, **self._common)
 
-    def summed(self, code: int, known: Known, sequence: int) -> bool:
-        """What the C function's answer means: True; False when it did nothing; DesyncError, PeerError as all collectives."""
+    def run(self, entry: Entry, array: Host, sequence: int) -> bool:
+        """Whether the sum is made; False where nothing was sent, for an array that C cannot take. DesyncError, PeerError."""
+        self._last = entry
+        code = self._call(entry.pointer, array, sequence)
         if code in (0, UNSUITED):
             return code == 0
-        self._fail(code, known.signature, sequence)
-        return False
-
-    def _fail(self, code: int, signature: Signature, sequence: int) -> None:
         if code == DIFFERENT:
-            check_header(np.frombuffer(self._buffers[1].raw, np.uint8), self._comm, self._channel, sequence, signature)
-        error = self._error(code)
-        raise PeerError(f'{signature.text} on channel "{self._channel}": MPI reports {error}; another rank was probably '
-                        f"lost") from error
+            check_header(np.frombuffer(self._buffers[1].raw, np.uint8), self._comm, self._channel, sequence, entry.signature)
+        with lost_peer(f'{entry.signature.text} on channel "{self._channel}"'):
+            raise self._error(code)
+
+    def in_flight(self) -> list[InFlight]:
+        """The call that blocks now, as another thread sees it."""
+        entry = self._last
+        began = 0 if entry is None else entry.began
+        if entry is None or not began:
+            return []
+        return [InFlight(entry.signature.text, self._channel, time.monotonic() - began / 1e9, (1 - self._comm.rank,))]
 
 
 def fast_pair(comm: MPI.Comm, channel: str) -> FastPair | None:

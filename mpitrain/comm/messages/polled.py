@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mpitrain.errors import PeerError
+from mpitrain.comm.messages.lost_peer import lost_peer
+from mpitrain.comm.messages.progress import InFlight
 
 if TYPE_CHECKING:
     from mpitrain.comm.messages.progress import Progress
 
 
 class PolledWork(ABC):
-    """A collective that `_advance` moves on; it says whether the result is there, and calls `_land` once it is."""
+    """A collective, or a message, that `_advance` moves on; it says whether the result is there, and calls `_land` once it is.
 
-    def __init__(self, label: str, progress: Progress, finish: Callable[[], None]):
+    `what` it is and the name of its `channel` are for errors and `Progress.in_flight`.
+    """
+
+    def __init__(self, what: str, channel: str, progress: Progress, finish: Callable[[], None]):
         from mpi4py import MPI
         self._mpi: Any = MPI
-        self._label, self._progress, self._finish = label, progress, finish
+        self._what, self._channel, self._progress, self._finish = what, channel, progress, finish
+        self._began = time.monotonic()
         self.done = False
+
+    def __str__(self) -> str:
+        return f'{self._what} on channel "{self._channel}"'
 
     def test(self) -> bool:
         """Whether the result is there. Never blocks."""
@@ -30,8 +39,15 @@ class PolledWork(ABC):
         """Return when the result is there; others in flight are moved meanwhile."""
         while not self.test():
             self._progress.progress()
-            os.sched_yield()
+            os.sched_yield()                                  # ranks may outnumber cores; polling must not starve the peer
         self._progress.discard(self)
+
+    def in_flight(self) -> list[InFlight]:
+        return [InFlight(self._what, self._channel, time.monotonic() - self._began, self._peers())]
+
+    def _peers(self) -> tuple[int, ...]:
+        """The ranks of the channel whose messages this waits for, as far as it knows."""
+        return ()
 
     @abstractmethod
     def _advance(self) -> bool: ...
@@ -42,7 +58,5 @@ class PolledWork(ABC):
         return True
 
     def _guarded(self, action: Callable[[], Any]) -> Any:
-        try:
+        with lost_peer(self):
             return action()
-        except self._mpi.Exception as error:
-            raise PeerError(f"{self._label}: MPI reports {error}; another rank was probably lost") from error

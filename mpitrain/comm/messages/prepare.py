@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpitrain.comm.messages.packing import compacted, packed
 from mpitrain.comm.messages.program import MESSAGE_BYTES, Messages, Part, lanes, needed, plain, segment_count, translate
+from mpitrain.comm.messages.signature import Signature
+from mpitrain.errors import ShapeError
+from mpitrain.kernels.wire import Format, format_of
 from mpitrain.schedules.steps import Algorithm, Round
+
+if TYPE_CHECKING:
+    from mpitrain.backend import Array
+    from mpitrain.comm.work import Work
 
 # A part longer than this is cut. Over shared memory, where the processor itself moves the bytes, cutting only costs: the ring,
 # 16 MiB of float32, 2 ranks, MPI_Allreduce's time over ours in one alternating run (Open MPI 5.0.11, 2 cores, 2026-11): parts of
@@ -50,3 +58,61 @@ def programs_of(algorithm: Algorithm, rank: int, n: int, length: int) -> list[It
     """An algorithm's own lanes (its method `lanes`, with the arguments of a call) where it has some, else the one it is."""
     own = getattr(algorithm, "lanes", None)
     return [algorithm(rank, n, length)] if own is None else list(own(rank, n, length))
+
+
+class Recipe(NamedTuple):
+    """All about a collective that is the same for each array of a kind: its steps, what it is called, how its numbers travel."""
+
+    plan: Plan
+    signature: Signature
+    packing: Format | None                                    # of the messages
+    widened: Format | None                                    # of the array, where it is summed as float32
+
+
+class Prepared:
+    """A collective over one array: `comm.work.Collective`."""
+
+    __slots__ = ("run", "start")
+
+    def __init__(self, start: Callable[[], Work], run: Callable[[], None] | None = None):
+        self.start = start
+        self.run = run if run is not None else lambda: start().wait()
+
+
+class Landed:
+    """A collective of one rank, who has nobody to send to."""
+
+    done = True
+
+    def test(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        """The array is its own sum."""
+
+
+ALONE = Prepared(Landed, lambda: None)
+
+
+def formats(array: Array, dtype: str | None, name: str, wire: Format | None,
+            keeps_wide: bool) -> tuple[Format | None, Format | None, str]:
+    """The format of the values to sum where that is 16 bits wide, the format of the messages, and both in words.
+
+    `wire` is the format for messages of float32. 16-bit numbers travel as they are, unless that says otherwise or `keeps_wide`.
+    """
+    if dtype is not None and (dtype != "bfloat16" or dtype_name(array.dtype) != "uint16"):
+        raise ShapeError(f'"{name}": dtype="{dtype}" of an array of {array.dtype}; say dtype="bfloat16" of a uint16 array, '
+                         f"and nothing of others")
+    kind = dtype or dtype_name(array.dtype)
+    if kind in ("bfloat16", "float16"):
+        own = format_of(kind)
+        packing = wire or (None if keeps_wide else own)
+        return own, packing, kind if packing is own else f"{kind} as {'float32' if packing is None else packing.name}"
+    packing = wire if kind == "float32" else None
+    return None, packing, kind if packing is None else f"{kind} as {packing.name}"
+
+
+@cache
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype; NumPy makes it anew each time, in several microseconds."""
+    return str(dtype)

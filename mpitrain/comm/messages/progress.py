@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mpitrain.backend import use_pool
 from mpitrain.errors import ConfigError
@@ -19,8 +19,20 @@ from mpitrain.errors import ConfigError
 PERIOD_S = 100e-6     # between two looks of the thread: a round of a ring waits half of it on average
 
 
+class InFlight(NamedTuple):
+    """One collective, or message, that has begun and not ended; it began so many `seconds` ago.
+
+    `peers` are the ranks of its channel that it waits for, as far as it knows which.
+    """
+
+    what: str
+    channel: str
+    seconds: float
+    peers: tuple[int, ...]
+
+
 class Movable(Protocol):
-    """What can be in flight: `interpreter.Work`, or anything that sums up to the same."""
+    """What can be in flight: a `PolledWork`, or a queue of works."""
 
     @property
     def done(self) -> bool: ...
@@ -37,6 +49,18 @@ class Progress:
         self._works: list[Movable] = []
         self.landed: Callable[[], None] | None = None
         self._thread: ProgressThread | None = None
+        self._blocking: list[Callable[[], list[InFlight]]] = []
+
+    def in_flight(self) -> list[InFlight]:
+        """All that has begun and not ended, oldest first, for whoever watches from another thread; free until asked."""
+        works = [*self._works, *(map(_moved, self._thread.owned) if self._thread is not None else ())]
+        asks: list[Any] = [getattr(work, "in_flight", list) for work in works]
+        found = [one for ask in (*asks, *self._blocking) for one in ask()]
+        return sorted(found, key=lambda one: -one.seconds)
+
+    def watch(self, ask: Callable[[], list[InFlight]]) -> None:
+        """`ask` tells of calls that block without being added here."""
+        self._blocking.append(ask)
 
     def __len__(self) -> int:
         return len(self._works)
@@ -108,7 +132,7 @@ class ProgressThread:
                               '(MPI_THREAD_MULTIPLE), which this one does not allow; set comm.progress = "poll"')
         self._progress = progress
         self.lock = threading.Lock()
-        self._works: list[Movable] = []
+        self.owned: list[Movable] = []
         self._wake, self._end = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="mpitrain-progress", daemon=True)
@@ -119,14 +143,14 @@ class ProgressThread:
             return
         self._progress.discard(_moved(work))
         with self.lock:
-            self._works.append(work)
+            self.owned.append(work)
         self._wake.set()
 
     def take_back(self) -> None:
         """Return when the thread is idle and owns nothing. Raises what ended it."""
         self._wake.clear()
         with self.lock:                                       # it is in no work now, and finds none afterwards
-            works, self._works = self._works, []
+            works, self.owned = self.owned, []
         if self._error is not None:
             raise self._error
         for work in works:
@@ -155,9 +179,9 @@ class ProgressThread:
                     raise                                     # to threading.excepthook, which ends the job
 
     def _move(self) -> None:
-        left = [work for work in self._works if not work.test()]
-        if len(left) < len(self._works) and self._progress.landed is not None:
+        left = [work for work in self.owned if not work.test()]
+        if len(left) < len(self.owned) and self._progress.landed is not None:
             self._progress.landed()
-        self._works = left
+        self.owned = left
         if not left:
             self._wake.clear()

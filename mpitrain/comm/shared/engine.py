@@ -121,14 +121,14 @@ class Plan(ctypes.Structure):
 class Engine(Protocol):
     """Moves a collective on from `state` for at most `limit` ns of waiting, the first `spin` of them awake.
 
-    `array` is this rank's, flat, and `address` where it begins. `limit` below 0 stops at ARRIVED. Returns the new state, or
+    `array` is this rank's, flat, which begins at `plan.own`. `limit` below 0 stops at ARRIVED. Returns the new state, or
     -1 - rank of a rank whose record differs. `spread` follows PARTLY. `whole` makes a call that begins the next collective and
-    moves it on while awake, for an array that stays where `plan.own` says; `plan.taken` is its number.
+    moves it on while awake; `plan.taken` is its number.
     """
 
-    def advance(self, plan: Plan, array: Host, address: int, sequence: int, state: int, spin: int, limit: int) -> int: ...
+    def advance(self, plan: Plan, array: Host, sequence: int, state: int, spin: int, limit: int) -> int: ...
 
-    def spread(self, plan: Plan, array: Host, address: int, sequence: int) -> int: ...
+    def spread(self, plan: Plan, array: Host, sequence: int) -> int: ...
 
     def whole(self, plan: Plan, array: Host, turn: Turn) -> Callable[[], int]: ...
 
@@ -140,11 +140,11 @@ class Native:
         self._advance, self._spread = library.shared_advance, library.shared_spread
         self._run = native.builtin(library.shared_run, native.NOARGS)
 
-    def advance(self, plan: Plan, array: Host, address: int, sequence: int, state: int, spin: int, limit: int) -> int:
-        return int(self._advance(plan.pointer, address, sequence, state, spin, limit))
+    def advance(self, plan: Plan, array: Host, sequence: int, state: int, spin: int, limit: int) -> int:
+        return int(self._advance(plan.pointer, plan.own, sequence, state, spin, limit))
 
-    def spread(self, plan: Plan, array: Host, address: int, sequence: int) -> int:
-        return int(self._spread(plan.pointer, address, sequence))
+    def spread(self, plan: Plan, array: Host, sequence: int) -> int:
+        return int(self._spread(plan.pointer, plan.own, sequence))
 
     def whole(self, plan: Plan, array: Host, turn: Turn) -> Callable[[], int]:
         return self._run(plan.pointer)
@@ -156,7 +156,7 @@ class Polling:
     def __init__(self, control: Control):
         self._control, self._rank = control, control.rank
 
-    def advance(self, plan: Plan, array: Host, address: int, sequence: int, state: int, spin: int, limit: int) -> int:
+    def advance(self, plan: Plan, array: Host, sequence: int, state: int, spin: int, limit: int) -> int:
         control, slot = self._control, sequence % SLOTS
         arrived, finished = control.words[slot]
         if state == QUEUED:
@@ -185,7 +185,7 @@ class Polling:
             state = SUMMED
         return DONE if state == SUMMED and _wait_for(finished, sequence + 1, limit) else state
 
-    def spread(self, plan: Plan, array: Host, address: int, sequence: int) -> int:
+    def spread(self, plan: Plan, array: Host, sequence: int) -> int:
         start, stop = plan.own_slice
         for rank, other in enumerate(plan.flat):
             if rank != self._rank and plan.mode == PARTIAL:
@@ -196,7 +196,7 @@ class Polling:
     def whole(self, plan: Plan, array: Host, turn: Turn) -> Callable[[], int]:
         def run() -> int:
             plan.taken, turn.sequence = turn.sequence, turn.sequence + 1
-            return self.advance(plan, array, 0, plan.taken, QUEUED, turn.spin, turn.spin)
+            return self.advance(plan, array, plan.taken, QUEUED, turn.spin, turn.spin)
         return run
 
     def _sum(self, plan: Plan, array: Host, slot: int) -> None:

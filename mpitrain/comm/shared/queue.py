@@ -1,77 +1,225 @@
-"""What is in flight on a shared channel: each all-reduce, and one thing that stands for all of them in `Progress`."""
+"""What is in flight on a shared channel: each collective of it, and their queue, which stands for all of them in `Progress`."""
 
 from __future__ import annotations
 
+import os
+import threading
+import time
+from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from mpitrain.comm.messages.buffers import Host
-from mpitrain.comm.shared.engine import DONE, QUEUED, Plan
+from mpitrain.comm.messages.progress import InFlight
+from mpitrain.comm.shared.engine import ARRIVED, DONE, PARTLY, QUEUED, SUMMED, Control, Engine, Plan, Turn
+from mpitrain.errors import DesyncError
 
 if TYPE_CHECKING:
-    from mpitrain.comm.messages.channel import AnyWork
-    from mpitrain.comm.shared.channel import SharedChannel
+    from mpitrain.comm.messages.channel import Channel
+    from mpitrain.comm.shared.node import Node
+    from mpitrain.comm.work import Work
 
-
-class Known(NamedTuple):
-    """An array that has been summed before: what does it again."""
-
-    run: Callable[[], int]
-    plan: Plan
-    array: Host
-    flat: Host
+LIMIT = 100_000_000                   # ns in C at a time; then signals, other messages, and a look at the time
+LIMIT_CROSSING = 1_000_000            # the same where messages to other nodes must move meanwhile
+LOOK = 0.25                           # s of waiting before a look at whether the others live, and between looks
 
 
 class SharedWork:
-    """An all-reduce on its way; like `interpreter.Work`."""
+    """A collective in shared memory on its way; `comm.work.Work`. `messages` is what of it goes by messages."""
 
-    __slots__ = ("address", "array", "channel", "crossing", "messages", "plan", "sequence", "state", "then")
+    __slots__ = ("array", "began", "crossing", "messages", "plan", "queue", "sequence", "state", "then")
 
-    def __init__(self, channel: SharedChannel, plan: Plan, array: Host, address: int, sequence: int, messages: AnyWork | None,
+    def __init__(self, queue: Queue, plan: Plan, array: Host, sequence: int, messages: Work | None = None,
                  then: Callable[[], None] | None = None):
-        self.channel, self.plan, self.array, self.address, self.sequence = channel, plan, array, address, sequence
+        self.queue, self.plan, self.array, self.sequence = queue, plan, array, sequence
         self.state, self.messages, self.then = QUEUED, messages, then
-        self.crossing: AnyWork | None = None
+        self.crossing: Any = None
+        self.began = time.monotonic()
 
     @property
     def done(self) -> bool:
         return self.state == DONE and (self.messages is None or self.messages.done)
 
     @property
-    def inner(self) -> AnyWork | None:
+    def inner(self) -> Work | None:
         """What is moved as a work of its own as well."""
         return self.messages
 
     def test(self) -> bool:
         """Move on as far as the others have come; whether the result is there. Never blocks."""
         if self.state != DONE:
-            self.channel.move()
+            self.queue.test()
         return self.state == DONE and (self.messages is None or self.messages.test())
 
     def wait(self) -> None:
         """Return when the result is there; moves everything else in flight meanwhile."""
         if self.state != DONE:
-            self.channel.wait(self)
+            self.queue.wait(self)
         if self.messages is not None:
             self.messages.wait()
-        self.channel.node.progress.discard(self)              # a thread gave it back: see `ProgressThread.take_back`
+        self.queue.node.progress.discard(self)                # a thread gave it back: see `ProgressThread.take_back`
 
 
-class Mover:
-    """What stands for all shared works of a channel among what is in flight."""
+class Queue:
+    """The collectives of one channel in the order of their start, which is the same on all ranks. In `Progress` it is one thing.
 
-    def __init__(self, channel: SharedChannel):
-        self._channel, self.done = channel, True
+    `cross` connects the ranks of the same number on all nodes, where there are several.
+    """
 
-    def enlist(self) -> None:
-        if self.done:
-            self.done = False
-            self._channel.node.progress.add(self)
+    def __init__(self, channel: str, node: Node, control: Control, engine: Engine, turn: Turn, cross: Channel | None):
+        self.channel, self.node, self.cross, self.done = channel, node, cross, True
+        self._control, self._engine, self._turn = control, engine, turn
+        self._limit = LIMIT if cross is None else LIMIT_CROSSING
+        self._works: deque[SharedWork] = deque()
+        self._lock = threading.Lock()
 
-    def dismiss(self) -> None:
-        self.done = True
-        self._channel.node.progress.discard(self)
+    def __len__(self) -> int:
+        return len(self._works)
+
+    def begin(self, plan: Plan, array: Host, messages: Work | None = None, then: Callable[[], None] | None = None) -> SharedWork:
+        """The next collective. `then` is called once, when this rank's slice is summed."""
+        with self._lock:
+            work = SharedWork(self, plan, array, self._turn.sequence, messages, then)
+            self._turn.sequence += 1
+            waiting = self._works and self._works[-1].state in (QUEUED, ARRIVED)
+            self._advance(work, -1 if waiting and self.cross is not None else 0)    # other nodes need the order of starts
+            if work.state != DONE:
+                self._append(work)
+        return work
+
+    def take_up(self, plan: Plan, array: Host, state: int) -> SharedWork:
+        """What one call could not end, for the others were not there in time, as work in flight."""
+        with self._lock:
+            work = SharedWork(self, plan, array, plan.taken)
+            work.state = self._checked(work, state)
+            self._append(work)
+        return work
 
     def test(self) -> bool:
-        self.done = self._channel.move()
-        return self.done
+        """Move everything in flight as far as the others have come; whether nothing is in flight any more. Never blocks."""
+        if not self._lock.acquire(blocking=False):
+            return False                                      # another thread does it
+        try:
+            for work in self._works:
+                self._advance(work, 0)
+                if work.state in (QUEUED, ARRIVED):           # nobody is further with what began later
+                    break
+            before = len(self._works)
+            while self._works and self._works[0].state == DONE:
+                self._works.popleft()
+            if len(self._works) < before and self.node.progress.landed is not None:
+                self.node.progress.landed()
+            self.done = not self._works
+            return self.done
+        finally:
+            self._lock.release()
+
+    def wait(self, work: SharedWork) -> None:
+        """Return when the shared part of `work` is done. What began before it is summed first: others may wait for that."""
+        progress, looked = self.node.progress, time.monotonic()
+        while work.state != DONE:
+            if self.cross is not None:
+                self.test()                                   # a slice that has crossed goes to the node, whoever waits for what
+            with self._lock:
+                alone = progress.only(self) and not any(w.state == PARTLY for w in self._works)
+                first = next((w for w in self._works if w.state in (QUEUED, ARRIVED)), work)
+                first = work if first.sequence > work.sequence else first
+                before = first.state
+                self._advance(first, self._limit if alone and first.state != PARTLY else 0)
+            if first.state != before:
+                continue
+            if self.cross is not None:
+                self.cross.comm.Iprobe()                      # a message that MPI holds back leaves only while MPI is called
+            if not alone:
+                progress.progress()
+                os.sched_yield()                              # ranks may outnumber cores; polling must not starve the peer
+            if time.monotonic() - looked > LOOK:
+                self.node.check_alive(f"{work.plan.signature.text} on channel \"{self.channel}\"")
+                looked = time.monotonic()
+        if self.test():
+            progress.discard(self)
+
+    def in_flight(self) -> list[InFlight]:
+        """Each collective, with the ranks of the node that have not published that they take part."""
+        return [InFlight(work.plan.signature.text, self.channel, time.monotonic() - work.began, tuple(
+                    rank for i, rank in enumerate(self.node.ranks) if not self._has_begun(work.sequence, i)))
+                for work in list(self._works)]
+
+    def _has_begun(self, sequence: int, rank: int) -> bool:
+        number, text = self._control.record(sequence, rank)
+        return number == sequence and bool(text)              # memory is zero at first, as the first number is
+
+    def _append(self, work: SharedWork) -> None:
+        self._works.append(work)
+        if self.done:
+            self.done = False
+            self.node.progress.add(self)
+
+    def _advance(self, work: SharedWork, limit: int) -> None:
+        if work.state in (DONE, PARTLY):
+            self._cross(work)
+            if work.state != SUMMED:
+                return
+        work.state = self._checked(work, self._engine.advance(work.plan, work.array, work.sequence, work.state, self._turn.spin,
+                                                              limit))
+        if work.state == PARTLY:
+            self._cross(work)
+
+    def _cross(self, work: SharedWork) -> None:
+        """Between nodes: this rank's slice of the node's sum is summed with the other nodes', then given to the node."""
+        if work.state != PARTLY:
+            return
+        if self.cross is not None:
+            if work.crossing is None:
+                start, stop = work.plan.own_slice
+                work.crossing = self.cross.start_allreduce(work.array[start:stop], work.plan.signature.text)
+                self.cross.progress.discard(work.crossing)    # moved here alone, under the lock: whoever calls may be a thread
+            if not work.crossing.test():
+                return
+        work.state = self._engine.spread(work.plan, work.array, work.sequence)
+        if work.then is not None:
+            work.then()
+
+    def _checked(self, work: SharedWork, state: int) -> int:
+        """The state, or DesyncError where it says that another rank is in another collective."""
+        if state >= 0:
+            return state
+        node = self.node
+        other, (number, text) = node.ranks[-1 - state], self._control.record(work.sequence, -1 - state)
+        raise DesyncError(f'channel "{self.channel}": rank {node.base.rank} is at shared collective {work.sequence}, '
+                          f"{work.plan.signature.text}; rank {other} is at shared collective {number}, {text}; "
+                          f"every rank must start the same collectives in the same order")
+
+
+class SharedSum:
+    """A sum over one array in shared memory, prepared: `comm.work.Collective`."""
+
+    __slots__ = ("_array", "_messages", "_plan", "_queue", "_then", "_whole")
+
+    def __init__(self, queue: Queue, engine: Engine, turn: Turn, plan: Plan, array: Host,
+                 messages: Callable[[], Work] | None = None, then: Callable[[], None] | None = None):
+        self._queue, self._plan, self._array, self._messages, self._then = queue, plan, array, messages, then
+        self._whole = None if messages is not None or then is not None else engine.whole(plan, array, turn)
+
+    def start(self) -> SharedWork:
+        return self._queue.begin(self._plan, self._array, None if self._messages is None else self._messages(), self._then)
+
+    def run(self) -> None:
+        """`start` and `wait`, in one call where the others are there in time."""
+        if self._whole is None or self._queue:
+            self.start().wait()
+            return
+        state = self._whole()                                 # without a lock: nothing of this channel is in flight
+        if state != DONE:
+            self._queue.take_up(self._plan, self._array, state).wait()
+
+
+class SliceSum(SharedSum):
+    """A sum of which each rank keeps its slice."""
+
+    __slots__ = ()
+
+    def start(self, passes: Any = None) -> SharedWork:
+        """Begin. `passes` (a ctypes array of `engine.Pass`) say what C does with the slice, block by block."""
+        self._plan.follow(passes)
+        return super().start()

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from mpitrain.backend import Array, array_module
-from mpitrain.comm.face import AnyChannel, Sums, Work
+from mpitrain.comm.face import AnyChannel
+from mpitrain.comm.messages.prepare import Prepared
+from mpitrain.comm.work import Collective, Work
 from mpitrain.placement.buckets import Bucket
 from mpitrain.placement.tree import RankTree
 
@@ -20,9 +22,9 @@ class BucketSum(Protocol):
     @property
     def tree(self) -> RankTree | None:
         """The tree over the micro-batches of all ranks of which the ranks hold nodes; None: each rank has one sum of its own."""
-    def start(self, bucket: Bucket, arrays: Sequence[Array]) -> Work | None:
-        """Begins to add up what the ranks have in `arrays`: the bucket's part of one arena, or with a `tree` an array for each
-        node; the result lands in the first of them. None where no other rank has a part in it."""
+    def prepare(self, bucket: Bucket, arrays: Sequence[Array]) -> Collective | None:
+        """Adds up what the ranks have in `arrays`: the bucket's part of one arena, or with a `tree` an array for each node; the
+        result lands in the first of them. None where no other rank has a part in it."""
 
 
 class AllReduce:
@@ -33,9 +35,9 @@ class AllReduce:
     def __init__(self, channel: AnyChannel):
         self.channel, self.size = channel, channel.size
 
-    def start(self, bucket: Bucket, arrays: Sequence[Array]) -> Work:
+    def prepare(self, bucket: Bucket, arrays: Sequence[Array]) -> Collective:
         channel: AnyChannel = bucket.apart or self.channel
-        return channel.start_allreduce(arrays[0], bucket.name)
+        return channel.prepare(arrays[0], bucket.name)
 
 
 class TreeSum:
@@ -45,33 +47,32 @@ class TreeSum:
     nothing says who left out what: -0.0 is sent, which is exactly neutral (x + -0.0 is x for every x, while -0.0 + 0.0 is 0.0).
     """
 
-    def __init__(self, channel: Sums, tree: RankTree):
+    def __init__(self, channel: AnyChannel, tree: RankTree):
         self.channel, self.size, self.tree = channel, channel.size, tree
 
-    def start(self, bucket: Bucket, arrays: Sequence[Array]) -> Work | None:
-        bucket.room = self.room_for(arrays[0]) if bucket.room is None else bucket.room
-        return self.add_up(arrays, bucket.name, bucket.room)
+    def prepare(self, bucket: Bucket, arrays: Sequence[Array]) -> Collective | None:
+        return prepare_tree(self.channel, self.tree, arrays, bucket.name)
 
-    def room_for(self, like: Array) -> Array:
-        """Memory in which the sums that a rank sends lie one after another: none where each rank has one sum."""
-        length = 0 if self.tree.width == 1 or self.tree.n == 1 else self.tree.width * like.size
-        room: Array = array_module(like).zeros(length, like.dtype)
-        return room
 
-    def add_up(self, sums: Sequence[Array], name: str, room: Array) -> Work | None:
-        """Begins to add up all ranks' sums, one flat array for each of the tree's nodes; the result lands in the first of them.
+def prepare_tree(channel: AnyChannel, tree: RankTree, sums: Sequence[Array], name: str) -> Collective | None:
+    """Adds up all ranks' sums, one flat array for each of the tree's `nodes`; the result lands in the first of them.
 
-        None on one rank, whose only sum is the result. The channel must have the ranks of the tree.
-        """
-        tree, length = self.tree, sums[0].size
-        assert len(sums) == len(tree.nodes) and self.size == tree.n
-        if tree.n == 1:
-            return None
-        if tree.width == 1:
-            return self.channel.start_steps(sums[0], name, tree.steps)
+    None on one rank, whose only sum is the result. `channel` must have the ranks of the tree.
+    """
+    assert len(sums) == len(tree.nodes) and channel.size == tree.n
+    if tree.n == 1:
+        return None
+    if tree.width == 1:
+        return channel.prepare_steps(sums[0], name, tree.steps)
+    length = sums[0].size
+    joined = array_module(sums[0]).zeros(tree.width * length, sums[0].dtype)
+    collective = channel.prepare_steps(joined, name, tree.steps)
+
+    def start() -> Work:
         for slot, addend in enumerate(sums):
-            room[slot * length:(slot + 1) * length] = addend
-        return Landing(self.channel.start_steps(room, name, tree.steps), room[:length], sums[0])
+            joined[slot * length:(slot + 1) * length] = addend
+        return Landing(collective.start(), joined[:length], sums[0])
+    return Prepared(start)
 
 
 class Landing:

@@ -51,6 +51,7 @@ class GradientNorm:
             nbytes = max(1, len(self._names)) * 8
             memory = np.zeros(nbytes, np.uint8) if allocate is None else allocate(nbytes)
             self._sums: np.ndarray[Any, Any] = memory.view(np.float64)[:len(self._names)]
+            self._add = self.channel.prepare(self._sums, "gradient norm")
 
     def _agree(self, own: Sequence[PartOf]) -> None:
         assert self.channel is not None
@@ -81,12 +82,11 @@ class GradientNorm:
         return next((f'"{name}"' for name, value in zip(self._names, sums) if not np.isfinite(value)), "some parameter")
 
     def _table(self, flat: Any) -> np.ndarray[Any, Any]:
-        assert self.channel is not None
         sums = self._sums
         sums.fill(0)
         for segment, place, blocks in self._places:
             sums[place:place + blocks] = asnumpy(square_sums(flat[segment.start:segment.stop]))
-        self.channel.allreduce(sums, name="gradient norm")    # zero where others have theirs: exact
+        self._add.run()                                       # zero where others have theirs: exact
         return sums
 
 

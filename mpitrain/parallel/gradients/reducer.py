@@ -28,8 +28,8 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 from mpitrain.backend import Array
-from mpitrain.comm.face import Work
 from mpitrain.comm.messages.channel import Channel
+from mpitrain.comm.work import Work
 from mpitrain.nn import FlatLayout, Parameter
 from mpitrain.parallel.gradients.bucket_sum import BucketSum
 from mpitrain.parallel.gradients.timeline import Timeline
@@ -206,9 +206,11 @@ class GradientReducer:
     def _launch(self, bucket: Bucket, arrays: list[Array]) -> None:
         began = time.perf_counter()
         with self.mover.lock if self.mover is not None else nullcontext():    # a work that ends uses the channel's buffers too
-            work = self.bucket_sum.start(bucket, arrays)
-            if work is None:                                # one rank that holds the whole tree
+            if bucket.collective is None:
+                bucket.collective = self.bucket_sum.prepare(bucket, arrays)
+            if bucket.collective is None:                   # one rank that holds the whole tree
                 return
+            work = bucket.collective.start()
             self.timeline.started(bucket.index, work, began)
         self._works.append(work)
         if self.mover is not None:

@@ -7,11 +7,11 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from mpitrain.comm.face import Sums
+from mpitrain.comm.face import AnyChannel
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.nn import Module, collect_statistics, running_layers
 from mpitrain.nn.statistics import Running
-from mpitrain.parallel.gradients.bucket_sum import TreeSum
+from mpitrain.parallel.gradients.bucket_sum import prepare_tree
 from mpitrain.placement.tree import RankTree
 from mpitrain.schedules.microtree import Counter
 
@@ -37,7 +37,7 @@ class PlainStatistics:
     def total(self) -> Host:
         """float64, as `collect_statistics` has it, over all ranks; empty where no layer keeps any."""
         statistics = collect_statistics(self.layers)
-        if statistics.size and self.channel.size > 1:
+        if statistics.size:
             self.channel.allreduce(statistics, name="batch statistics")
         return statistics
 
@@ -48,8 +48,8 @@ class TreeStatistics:
     Where a stage runs several `chunks` of the model, each takes the micro-batches in order, and the chunks take turns.
     """
 
-    def __init__(self, chunks: Module | Sequence[Module], channel: Sums, tree: RankTree):
-        self._over, self._room = TreeSum(channel, tree), None
+    def __init__(self, chunks: Module | Sequence[Module], channel: AnyChannel, tree: RankTree):
+        self.channel, self.tree = channel, tree
         self._chunks = [_Sums(running_layers(chunk), tree) for chunk in ([chunks] if isinstance(chunks, Module) else chunks)]
 
     def after_forward(self, index: int, chunk: int = 0) -> None:
@@ -61,10 +61,9 @@ class TreeStatistics:
         if not everything:
             return np.zeros(0)
         sums = [np.concatenate(node) for node in zip(*everything, strict=True)]
-        self._room = self._over.room_for(sums[0]) if self._room is None else self._room
-        work = self._over.add_up(sums, "batch statistics", self._room)
-        if work is not None:
-            work.wait()
+        collective = prepare_tree(self.channel, self.tree, sums, "batch statistics")
+        if collective is not None:
+            collective.run()
         return sums[0]
 
 

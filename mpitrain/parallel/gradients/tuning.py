@@ -147,11 +147,11 @@ class Tuning:
         for size in sorted({min(size // gradients.itemsize, gradients.size) for size in PROBE_BYTES}):
             found, probe = [], Bucket(-1, 0, size, self.reducer.storage.segments)
             probe.name = f"probe of {size}"
+            collective = self.reducer.bucket_sum.prepare(probe, [gradients[:size]] * addends)
             for _ in range(PROBES):
                 began = time.perf_counter()
-                work = self.reducer.bucket_sum.start(probe, [gradients[:size]] * addends)
-                if work is not None:
-                    work.wait()
+                if collective is not None:
+                    collective.start().wait()
                 found.append(time.perf_counter() - began)
             sizes.append(size * gradients.itemsize)
             times.append(min(found))

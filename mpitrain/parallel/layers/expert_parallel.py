@@ -32,6 +32,8 @@ class Dispatcher(Across):
 
     def __init__(self, channel: Channel, path: str):
         self.channel, self.path, self.rank, self.size = channel, path, channel.rank, channel.size
+        self._places = np.zeros(self.size, np.int64)
+        self._add = channel.prepare(self._places, f"places of {path}")
 
     def alone(self) -> Across:
         return LoneDispatcher(self.rank, self.size)
@@ -44,10 +46,10 @@ class Dispatcher(Across):
 
     def most(self, places: int) -> int:
         """The largest of the ranks' numbers of places."""
-        table = np.zeros(self.size, np.int64)
-        table[self.rank] = places
-        self.channel.allreduce(table, name=f"places of {self.path}")
-        return int(table.max())
+        self._places[:] = 0
+        self._places[self.rank] = places
+        self._add.run()
+        return int(self._places.max())
 
     def send(self, array: Array, most: int, what: str) -> Array:
         """(E, C, D) of this rank's rows to (experts here, ranks * most, D) of all ranks'."""
@@ -74,9 +76,6 @@ class LoneDispatcher(Dispatcher):
 
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size
-
-    def alone(self) -> Across:
-        return self
 
     def most(self, places: int) -> int:
         return places

@@ -23,6 +23,7 @@ from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array, array_module
 from mpitrain.comm.face import AnyChannel
 from mpitrain.comm.messages.channel import Channel
+from mpitrain.comm.work import Collective
 from mpitrain.errors import ShapeError
 from mpitrain.schedules.collectives import ALL_GATHER, REDUCE_SCATTER
 
@@ -125,7 +126,7 @@ class Tables:
     def __init__(self, channel: AnyChannel):
         self.channel = channel
         self._rooms: list[list[Array]] = [[], []]             # every rank's part of each
-        self._shown: dict[tuple[Any, ...], tuple[list[Array], str]] = {}     # views and a label, by what is shown and where
+        self._shown: dict[tuple[Any, ...], tuple[list[Array], Collective]] = {}     # by what is shown and where
         self._turn, self._usable = 0, True
         self._meeting = channel.allocate(MEETING).view(np.float32)     # zeros, and so is their sum
 
@@ -143,11 +144,11 @@ class Tables:
         key = self._turn, name, array.shape, array.dtype
         if key not in self._shown:
             views = [part[:nbytes].view(array.dtype).reshape(array.shape) for part in room]
-            self._shown[key] = views, f"{name}, {nbytes} bytes"
+            self._shown[key] = views, self.channel.prepare(self._meeting, f"{name}, {nbytes} bytes")
         self._turn = 1 - self._turn
-        shown, label = self._shown[key]
+        shown, meeting = self._shown[key]
         np.copyto(shown[own], array)
-        self.channel.allreduce(self._meeting, name=label)
+        meeting.run()
         return shown
 
 

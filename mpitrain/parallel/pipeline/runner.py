@@ -53,6 +53,7 @@ class Pipeline:
         self._losses = np.zeros(0)
         self._split = False                                 # whether backward runs as two calls in this step
         self._local = np.zeros(3)
+        self._add = channel.prepare(self._local, "loss count")
         self._counting: Any = None
         self._travels = any(layer.across is not None for _, layer in mixtures(stage.model))     # others wait for our rows
         self._has_mixtures, self._mixtures = bool(mixtures(stage.whole)), [layer for _, layer in mixtures(stage.model)]
@@ -65,8 +66,8 @@ class Pipeline:
         """
         counted = micro_batches if self.counts else ()
         terms, rows = sum(self.loss.count(self.feed.part(m.y)) for m in counted), sum(len(m.x) for m in counted)
-        self._local = np.array([terms, flag, rows], dtype=np.float64)
-        self._counting = self.channel.start_allreduce(self._local, "loss count") if self.channel.size > 1 else None
+        self._local[:] = terms, flag, rows
+        self._counting = self._add.start() if self.channel.size > 1 else None
         self._micro, self._losses, self.waited_s = micro_batches, np.zeros(self.n_micro), 0.0
         if self.neighbours is not None:
             self.neighbours.finish()                          # of the last step, whose end need not wait for that

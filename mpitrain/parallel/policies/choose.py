@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from mpitrain.comm.face import AnyChannel
-from mpitrain.parallel.policies.node_memory import NodeCopy, refuse_copies, refuse_unlike_nodes
+from mpitrain.config.sections import Config
+from mpitrain.errors import ConfigError
+from mpitrain.parallel.policies.node_copy import NodeCopy
+from mpitrain.parallel.policies.node_memory import refuse_copies, refuse_unlike_nodes
 from mpitrain.parallel.policies.node_shared import NodeShared
 from mpitrain.parallel.policies.policy import Policy, Setup
 from mpitrain.parallel.policies.replicated import Replicated
-from mpitrain.parallel.policies.sharded import Sharded, ShardedGradients, ShardedOptimizer, ShardedParameters
+from mpitrain.parallel.policies.sharded import ShardedGradients, ShardedOptimizer, ShardedParameters
 from mpitrain.registry import Registry
 from mpitrain.schedules.grid import REPLICAS
 
 AUTO = "auto"
-POLICIES: Registry[Callable[[Setup, Any], Policy]] = Registry("policy")
-"""Policies by what `comm.sharding` calls them. A user's own is called with a `Setup` and the channel of the gradients."""
-for name, policy in (("none", Replicated), ("optimizer", ShardedOptimizer), ("gradients", ShardedGradients),
-                     ("parameters", ShardedParameters)):
-    POLICIES.register(name)(policy)
+POLICIES: Registry[type[Policy]] = Registry("policy")
+"""Policies by what `comm.sharding` calls them; `comm.node_shared` puts the copies of one on each node together."""
+POLICIES.register("none")(Replicated)
+POLICIES.register("optimizer")(ShardedOptimizer)
+POLICIES.register("gradients")(ShardedGradients)
+POLICIES.register("parameters")(ShardedParameters)
+
+
+def find_policy(config: Config) -> type[Policy]:
+    """What `comm.sharding` names, ours or a user's own. ConfigError for what is none."""
+    found: Any = POLICIES.resolve(config.comm.sharding, config.folder)
+    if not (isinstance(found, type) and issubclass(found, Policy)):
+        raise ConfigError(f'comm.sharding = "{config.comm.sharding}" must be a subclass of '
+                          f"mpitrain.parallel.policies.policy.Policy, found {found!r}")
+    return found
 
 
 def choose(setup: Setup) -> Policy:
@@ -28,7 +41,7 @@ def choose(setup: Setup) -> Policy:
     ConfigError and StorageError, on all ranks, for what cannot be had. It communicates.
     """
     comm = setup.config.comm
-    asked: Any = POLICIES.resolve(comm.sharding, setup.config.folder)
+    asked = find_policy(setup.config)
     if comm.sharding in POLICIES and setup.held.mesh[REPLICAS].size == 1:
         asked = Replicated                                    # there is nobody to cut for
     channel = gradient_channel(setup, by_messages=asked.cuts_gradients and not comm.node_shared)
@@ -53,7 +66,7 @@ def gradient_channel(setup: Setup, *, by_messages: bool) -> AnyChannel:
     return channel
 
 
-def one_per_node(asked: Any, setup: Setup, shared: Any) -> Policy:
+def one_per_node(asked: type[Policy], setup: Setup, shared: Any) -> Policy:
     """The policy with one copy on each node, as far as there is anything to have one of."""
     mesh, kind = setup.held.mesh, setup.config.comm.sharding
     if shared.size < mesh[mesh.axes].size:
@@ -71,8 +84,8 @@ def one_per_node(asked: Any, setup: Setup, shared: Any) -> Policy:
         return policy
     if asked is Replicated or (asked is ShardedOptimizer and not several):
         return NodeShared(setup, shared)                      # the ranks of the node are all that share its one copy
-    whole: type[Sharded] = ShardedGradients if asked is ShardedParameters else asked      # its parameters lie in the one copy
-    return whole(setup, shared, NodeCopy(shared))
+    of_copy = ShardedOptimizer if asked is ShardedOptimizer else ShardedGradients       # whose parameters lie in the one copy
+    return of_copy(setup, shared, NodeCopy(shared))
 
 
 def change(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:

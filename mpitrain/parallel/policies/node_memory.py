@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
-from mpitrain.backend import Array
-from mpitrain.comm.face import AnyChannel, Work
+from mpitrain.comm.face import AnyChannel
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.errors import ConfigError, StorageError
 from mpitrain.parallel.gradients.norm import GradientNorm, Parts
-from mpitrain.placement.shards import Unit
-from mpitrain.schedules.uneven import OwnersToAll
 
 
 def shared_by_all(shared: SharedChannel, nbytes: int, name: str) -> Any:
@@ -93,55 +87,3 @@ def no_room(shared: SharedChannel, name: str) -> StorageError:
     where = f" on {host}" if shared.node.size < shared.size else ""
     return StorageError(f"comm.node_shared = true: no shared memory for {name}{where}: {obstacle}; or set "
                         "comm.node_shared = false")
-
-
-class Meeting:
-    """Called by every rank of every node, with the same name: returns when all have come, and sees what they have written."""
-
-    def __init__(self, shared: SharedChannel):
-        self.shared = shared
-        self._token = shared.allocate(8).view(np.float64)
-
-    def __call__(self, name: str) -> None:
-        self.shared.allreduce(self._token, name=name)
-
-
-class NodeCopy:
-    """Whole parameters once on each node; all ranks of all nodes update their slices of them.
-
-        bucket    [ 0 on A | 0 on B | 1 on A | 1 on B ]          the slices of ranks 0 and 1 of nodes A and B
-                  [     piece 0     |     piece 1     ]
-
-    The ranks of a node sum its gradients by pieces, which same-numbered ranks of the nodes add up; and these give each other
-    their new values, each for its own node's copy.
-    """
-
-    def __init__(self, shared: SharedChannel):
-        self.shared, self.meet = shared, Meeting(shared)
-        self.n_nodes = shared.size // shared.node.size
-        self._first = shared.node.rank * self.n_nodes         # of the slices of this rank's piece
-        self.number = self._first + (shared.cross.rank if shared.cross is not None else 0)      # of its own slice
-
-    def allocate(self, nbytes: int) -> Any:
-        return block_of_the_node(self.shared, nbytes, "parameters")
-
-    def allocate_sums(self, nbytes: int) -> Any:
-        return shared_by_all(self.shared, nbytes, "gradients")
-
-    def piece(self, unit: Unit) -> tuple[int, int]:
-        """Where this rank's piece of a bucket begins and ends in it."""
-        bounds = self._bounds(unit)
-        return bounds[0], bounds[-1]
-
-    def spread(self, values: Array, unit: Unit) -> Work | None:
-        """Begins to bring the new values of the piece from the other nodes, if there are any, into the copy `values`."""
-        if self.shared.cross is None:
-            return None
-        bounds = self._bounds(unit)
-        piece = values[unit.start + bounds[0]:unit.start + bounds[-1]]
-        slices = OwnersToAll((0, *(stop - bounds[0] for _, stop in pairwise(bounds))))
-        return self.shared.cross.start_all_gather(piece, slices, unit.name)
-
-    def _bounds(self, unit: Unit) -> tuple[int, ...]:
-        """Where the slices of the piece begin, and the last one ends, in the bucket."""
-        return unit.owners_to_all.bounds[self._first:self._first + self.n_nodes + 1]

@@ -25,15 +25,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpitrain.backend import Array
-from mpitrain.comm.face import Work
+from mpitrain.comm.messages.prepare import Prepared
 from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.comm.shared.engine import Pass
+from mpitrain.comm.work import Collective, Work
 from mpitrain.kernels.optimizer import part_function
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.gradients.bucket_sum import TreeSum
 from mpitrain.parallel.gradients.norm import GradientNorm, Parts
 from mpitrain.parallel.gradients.reducer import GradientReducer
-from mpitrain.parallel.policies.node_memory import Meeting, block_of_the_node, norm_of_node, shared_by_all
+from mpitrain.parallel.policies.node_copy import Barrier
+from mpitrain.parallel.policies.node_memory import block_of_the_node, norm_of_node, shared_by_all
 from mpitrain.parallel.policies.policy import Policy, Setup
 from mpitrain.placement.buckets import Bucket
 from mpitrain.placement.bytes import Bytes
@@ -81,7 +83,7 @@ class NodeShared(Policy):
         kernel = optimizer.kernel if self.channel.fuses and plain else None
         self._part = part_function(kernel, self.storage.values.dtype) if kernel is not None else 0
         super().open(optimizer, rate)
-        self._meet = Meeting(self.channel)
+        self._barrier = Barrier(self.channel)
 
     def make_reducer(self) -> GradientReducer:
         cuts = self.held.placement.cuts(self.layout)
@@ -109,7 +111,7 @@ class NodeShared(Policy):
         return not (self.needs_all_gradients or self.tree)
 
     def settle(self) -> None:
-        self._meet("parameters")
+        self._barrier()
 
     def measured(self) -> Bytes:
         found, n = super().measured(), self.channel.node.size
@@ -121,15 +123,19 @@ class NodeShared(Policy):
 
     # -- the sum of a bucket, and the update inside it -----------------------------------------------------------------
 
-    def start(self, bucket: Bucket, arrays: Sequence[Array]) -> Work:
-        """Begins to sum this rank's slice of a bucket alone, and to update it where the update need not wait."""
-        own, passes, then = self._slice(bucket), None, None
-        if self.is_updated:
-            for segment in bucket.segments:
-                segment.parameter.mark_changed(ADVICE)
-            passes = self._passes(own, bucket.start)
-            then = partial(self._update_slice, own.parts) if passes is None else None
-        return self.channel.start_reduce_scatter(arrays[0], bucket.name, own.within, then, passes)
+    def prepare(self, bucket: Bucket, arrays: Sequence[Array]) -> Collective:
+        """The sum of this rank's slice of a bucket alone, which updates it where the update need not wait."""
+        own = self._slice(bucket)
+        collective = self.channel.prepare_sum_of_slice(arrays[0], bucket.name, own.within, partial(self._update_slice, own.parts))
+
+        def start() -> Work:
+            passes = None
+            if self.is_updated:
+                for segment in bucket.segments:
+                    segment.parameter.mark_changed(ADVICE)
+                passes = self._passes(own, bucket.start)
+            return collective.start(passes)
+        return Prepared(start)
 
     def _slice(self, bucket: Bucket) -> OwnSlice:
         if bucket.index not in self._slices:
@@ -138,7 +144,9 @@ class NodeShared(Policy):
         return self._slices[bucket.index]
 
     def _update_slice(self, parts: Sequence[Part]) -> None:
-        self.optimizer.update(self.reducer.gradients, lr=self.rate(self.step), step=self.step + 1, segments=parts)
+        """What follows a sum for which C had no passes."""
+        if self.is_updated:
+            self.optimizer.update(self.reducer.gradients, lr=self.rate(self.step), step=self.step + 1, segments=parts)
 
     def _passes(self, own: OwnSlice, start: int) -> Any:
         """The update of a slice, whose bucket begins at element `start`, for C; None where C cannot do it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypedDict
 
@@ -17,6 +17,7 @@ from mpitrain.backend import Array, Device
 from mpitrain.comm.face import AnyChannel
 from mpitrain.comm.messages.algorithms import hosts_of, name_of
 from mpitrain.config import Config
+from mpitrain.config.rules import Rule
 from mpitrain.errors import NumericsError
 from mpitrain.nn import FlatLayout, apply_statistics, running_layers
 from mpitrain.optim import Optimizer, clip_factor
@@ -61,6 +62,7 @@ class Policy(ABC):
     StorageError in `__init__`, `initialise` or `open`, on all ranks.
     """
 
+    rules: ClassVar[Sequence[Rule]] = ()     # what may not go together with it, beside `config.rules`
     shards: Shards | None = None             # of the arrays that this rank has slices of; None: it has whole ones
     cuts_gradients: ClassVar[bool] = False   # whether a bucket's memory is used again before the step is over
     cuts_parameters: ClassVar[bool] = False  # whether a rank puts blocks together for as long as they compute

@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpitrain.backend import Array
-from mpitrain.comm.face import AnyChannel, Work
+from mpitrain.comm.face import AnyChannel
+from mpitrain.comm.work import Collective, Work
 from mpitrain.nn import FlatLayout
 from mpitrain.parallel.gradients.bucket_sum import AllReduce, BucketSum, TreeSum
 from mpitrain.parallel.gradients.norm import GradientNorm, Parts
 from mpitrain.parallel.gradients.reducer import GradientReducer
-from mpitrain.parallel.policies.gathered import Gathered
-from mpitrain.parallel.policies.node_memory import NodeCopy, norm_of_node
+from mpitrain.parallel.policies.node_copy import NodeCopy
+from mpitrain.parallel.policies.node_memory import norm_of_node
 from mpitrain.parallel.policies.policy import Policy, Setup, way_of
 from mpitrain.parallel.policies.sharded_reducer import ShardedReducer
+from mpitrain.parallel.policies.unshard import Unsharding
 from mpitrain.placement.buckets import Bucket
 from mpitrain.placement.bytes import Bytes
 from mpitrain.placement.shard_cuts import needs_whole_parameters
@@ -56,25 +58,25 @@ class Sharded(Policy):
         works = []
         for unit in self.shards.units:
             self.optimizer.update(gradients, lr=lr, step=self.step + 1, scale=scale, segments=unit.parts)
-            works.append(self.spread(unit))
+            works.append(self.start_gather(unit))
         for segment in self.layout.segments:                  # the other ranks' slices change too
             segment.parameter.mark_changed()
         for work in works:
             if work is not None:
                 work.wait()
 
-    def spread(self, unit: Unit) -> Work | None:
+    def start_gather(self, unit: Unit) -> Work | None:
         """Begins to give all ranks the owners' new values of a bucket; None where each rank keeps its own alone."""
         if self.ranks.size == 1:
             return None
         if self.copy is not None:
-            return self.copy.spread(self.values, unit)
+            return self.copy.start_gather(self.values, unit)
         return self.ranks.start_all_gather(self.values[unit.start:unit.stop], unit.owners_to_all, unit.name)
 
     def settle(self) -> None:
         """From here on no rank of a node writes what another one reads."""
         if self.copy is not None:
-            self.copy.meet("parameters")
+            self.copy.barrier()
 
     def measured(self) -> Bytes:
         found = super().measured()
@@ -126,13 +128,13 @@ class ShardedParameters(ShardedGradients):
         self.layout = self.stage.model.describe(run.seed, train.precision, self.setup.device)
         self.storage = self.shards = self.cut(self.layout)
         self.values = self.shards.values = self.shards.initialise(run.seed)
-        self.gathered = Gathered(self.stage.chunks, self.shards, self.ranks, self.mesh.progress.progress)
+        self.unsharding = Unsharding(self.stage.chunks, self.shards, self.ranks, self.mesh.progress.progress)
 
-    def spread(self, unit: Unit) -> Work | None:
+    def start_gather(self, unit: Unit) -> Work | None:
         return None
 
     def values_written(self) -> None:
-        self.gathered.forget()
+        self.unsharding.reshard()
 
 
 class SliceSum:
@@ -147,13 +149,8 @@ class SliceSum:
     def __init__(self, channel: AnyChannel, shards: Shards, copy: NodeCopy | None = None):
         self.channel, self.size, self.shards, self.copy = channel, channel.size, shards, copy
 
-    def start(self, bucket: Bucket, arrays: Sequence[Array]) -> Work:
-        array, unit = arrays[0], self.shards.units[bucket.index]
+    def prepare(self, bucket: Bucket, arrays: Sequence[Array]) -> Collective:
+        unit = self.shards.units[bucket.index]
         if self.copy is not None:
-            return self.copy.shared.start_reduce_scatter(array, bucket.name, self.copy.piece(unit))
-        own = unit.within.start, unit.within.stop
-        if self.channel.shares_all:
-            shared: Any = self.channel
-            work: Work = shared.start_reduce_scatter(array, bucket.name, own)
-            return work
-        return self.channel.messages.start_reduce_scatter(array, unit.sum_to_owners, bucket.name, own=own)
+            return self.copy.shared.prepare_sum_of_slice(arrays[0], bucket.name, self.copy.piece(unit))
+        return self.channel.prepare_slice(arrays[0], bucket.name, (unit.within.start, unit.within.stop), unit.sum_to_owners)

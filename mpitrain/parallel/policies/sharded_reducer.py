@@ -6,7 +6,7 @@
 
 So a rank has its shard of the sum and a few buckets, whatever the size of the model. Each micro-batch's gradients are summed over
 ranks by themselves, and those sums are added up in the order of the micro-batches. Ranks of a node that share one copy of the
-parameters sum buckets in memory that they share (`shared_buckets`).
+parameters sum buckets in memory that they share (`bucket_ring`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpitrain.backend import Array
-from mpitrain.comm.face import Work
+from mpitrain.comm.work import Work
 from mpitrain.nn import Parameter
 from mpitrain.parallel.gradients.bucket_sum import BucketSum
 from mpitrain.parallel.gradients.reducer import GradientReducer
-from mpitrain.parallel.policies.scratch import Scratch
-from mpitrain.parallel.policies.shared_buckets import SharedBuckets
+from mpitrain.parallel.policies.bucket_ring import BucketRing
+from mpitrain.parallel.policies.buffer_pool import BufferPool
 from mpitrain.placement.buckets import Bucket, Turn
 from mpitrain.placement.shards import Shards
 
@@ -52,8 +52,8 @@ class ShardedReducer(GradientReducer):
         assert [(b.start, b.stop) for b in self.buckets] == [(u.start, u.stop) for u in shards.units]
         self.shards, self.rounds = shards, rounds
         self.shard = shards.new_flat()
-        self.scratch = Scratch(shards.layout)
-        self.memory = SharedBuckets(self.buckets, shards.layout, SHARED_AT_ONCE, allocate) if allocate else None
+        self.pool = BufferPool(shards.layout)
+        self.ring = BucketRing(self.buckets, shards.layout, SHARED_AT_ONCE, allocate) if allocate else None
         self._open: dict[int, Array] = {}                     # by bucket: the memory that this backward fills
         self._sent: deque[tuple[Bucket, Array, Work | None, Seen]] = deque()
         self._added = [0] * len(self.buckets)                 # sums that the shard has of each bucket in this step
@@ -70,7 +70,7 @@ class ShardedReducer(GradientReducer):
 
     @property
     def passing(self) -> list[Array]:
-        return [] if self.memory is None else [self.memory.flat]
+        return [] if self.ring is None else [self.ring.flat]
 
     def reserve(self) -> None:
         """The shard is there; buckets come with the first step."""
@@ -150,7 +150,9 @@ class ShardedReducer(GradientReducer):
         flat = self._filled_bucket(bucket)
         work, seen = None, Seen()
         if self.bucket_sum.size > 1:
-            work = self.bucket_sum.start(bucket, [flat])
+            if self.ring is None or bucket.collective is None:         # else `flat` is the bucket's place each time
+                bucket.collective = self.bucket_sum.prepare(bucket, [flat])
+            work = bucket.collective.start()
             if bucket.turn.last:
                 self.timeline.started(bucket.index, seen, began)
         self._sent.append((bucket, flat, work, seen))
@@ -161,19 +163,19 @@ class ShardedReducer(GradientReducer):
 
         Where a bucket that leaves before this one has yet to come to that place, other memory for now.
         """
-        if self.memory is None:
-            return self.scratch.take(bucket.stop - bucket.start)
+        if self.ring is None:
+            return self.pool.take(bucket.stop - bucket.start)
         first = bucket.turn.buckets[0].index + self._started
-        if self.memory.overlapping[bucket.index].isdisjoint(range(first, bucket.index)):
-            return self._place_of(bucket, self.memory)
-        return self.scratch.take(bucket.stop - bucket.start)
+        if self.ring.overlapping[bucket.index].isdisjoint(range(first, bucket.index)):
+            return self._place_of(bucket, self.ring)
+        return self.pool.take(bucket.stop - bucket.start)
 
-    def _place_of(self, bucket: Bucket, memory: SharedBuckets) -> Array:
+    def _place_of(self, bucket: Bucket, ring: BucketRing) -> Array:
         """The bucket's place in shared memory; what is summed there is waited for."""
-        common = memory.overlapping[bucket.index]
+        common = ring.overlapping[bucket.index]
         last = max((i for i, (sent, *_) in enumerate(self._sent) if sent.index in common), default=-1)
         self._land(len(self._sent) - last - 1)
-        return memory.views[bucket.index]
+        return ring.views[bucket.index]
 
     def _filled_bucket(self, bucket: Bucket) -> Array:
         """The bucket's gradients, zero where there is none, and between parameters; they let go of the memory."""
@@ -189,8 +191,8 @@ class ShardedReducer(GradientReducer):
             self._await(segment.parameter)
             end = segment.stop
         flat[end - bucket.start:] = 0
-        if self.memory is not None and flat is not self.memory.views[bucket.index]:
-            aside, flat = flat, self._place_of(bucket, self.memory)
+        if self.ring is not None and flat is not self.ring.views[bucket.index]:
+            aside, flat = flat, self._place_of(bucket, self.ring)
             flat[...] = aside
         return flat
 

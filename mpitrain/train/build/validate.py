@@ -14,7 +14,7 @@ from mpitrain.config.sections import Config
 from mpitrain.config.values import check_values
 from mpitrain.data import Index, Sampler
 from mpitrain.errors import ConfigError
-from mpitrain.parallel.policies.choose import POLICIES
+from mpitrain.parallel.policies.choose import find_policy
 from mpitrain.placement.place import Placement, micro_batches
 from mpitrain.placement.shard_cuts import probe
 from mpitrain.schedules.grid import COPIES, REPLICAS, Grid
@@ -43,10 +43,11 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
     """
     t = config.train
     check_values(config)
-    rules.check(config, grid, on_gpu=select_device("auto").name == "gpu" if t.device == "auto" else t.device == "gpu")
+    on_gpu = select_device("auto").name == "gpu" if t.device == "auto" else t.device == "gpu"
+    rules.check(config, grid, on_gpu=on_gpu, more=find_policy(config).rules)
     n_micro = micro_batches(grid, config.mesh, t)
     sampler = None if rows is None else Sampler(rows, t.batch_size, seed=config.run.seed, drop_last=config.data.drop_last)
-    check_names(config, grid, find_algorithm(config))
+    check_algorithm(config, grid, find_algorithm(config))
     schedule = find_schedule(config)
     halves = check_schedule(config, grid, schedule, n_micro)
     tried = optimizer(probe())
@@ -60,10 +61,9 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
     return Validated(n_micro, sampler, find_algorithm(config), schedule, type(tried).__name__ if tried.whole_parameters else "")
 
 
-def check_names(config: Config, grid: Grid, algorithm: Any) -> None:
-    """Refuses a policy and an all-reduce that are not there, or that are wrong on so many ranks."""
+def check_algorithm(config: Config, grid: Grid, algorithm: Any) -> None:
+    """Refuses an all-reduce that is not there, or that is wrong on so many ranks."""
     comm = config.comm
-    POLICIES.resolve(comm.sharding, config.folder)
     for axes in (REPLICAS, COPIES)[:1 + (grid.size("ep") > 1)]:
         refuse(algorithm, None if comm.wire_dtype == "float32" else comm.wire_dtype, grid.count(axes))
 

@@ -12,7 +12,7 @@ from mpitrain.nn import FlatLayout
 ALONE = 2                                    # what getrefcount says of memory that one view is held of
 
 
-class Scratch:
+class BufferPool:
     """Lends arrays of a layout's dtype and device. There is no giving back: who drops the array, and all views of it, has.
 
     So a view that somebody keeps keeps its values too. On a GPU, arrays come from CuPy's own pool.

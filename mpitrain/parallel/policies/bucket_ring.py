@@ -18,7 +18,7 @@ from mpitrain.nn import FlatLayout
 from mpitrain.placement.buckets import Bucket
 
 
-class SharedBuckets:
+class BucketRing:
     """`views[i]` is the memory of bucket i; `overlapping[i]` are the buckets that it has some of in common with, itself too.
 
     The ring holds any `most` buckets that follow each other. `allocate` gives memory that ranks share.

@@ -14,9 +14,10 @@ from typing import Any
 
 from mpitrain.autograd import recomputing
 from mpitrain.backend import Array
-from mpitrain.comm.messages.channel import AnyWork, Channel
+from mpitrain.comm.messages.channel import Channel
+from mpitrain.comm.work import Work
 from mpitrain.nn import Module, Segment, Sequential
-from mpitrain.parallel.policies.scratch import Scratch
+from mpitrain.parallel.policies.buffer_pool import BufferPool
 from mpitrain.placement.shard_cuts import blocks_of
 from mpitrain.placement.shards import Shards, Unit
 
@@ -32,10 +33,15 @@ class Group:
         self.start, self.stop, self.number = self.units[0].start, self.units[-1].stop, number
         self.segments: list[Segment] = [s for unit in self.units for s in unit.segments]
         self.flat: Array | None = None                        # None: not here
-        self.works: list[AnyWork] = []
+        self.works: list[Work] = []
+
+    def wait(self) -> None:
+        """Returns when the slices that travel are there."""
+        while self.works:
+            self.works.pop(0).wait()
 
 
-class Gathered:
+class Unsharding:
     """Puts the parameters of a rank's `chunks` together from `shards.values`, and lets them go again, by hooks on the blocks.
 
     All ranks of `channel` run the same blocks in the same order. `progress` is called by the modules inside a block.
@@ -43,7 +49,7 @@ class Gathered:
 
     def __init__(self, chunks: Sequence[Module], shards: Shards, channel: Channel, progress: Callable[[], None]):
         self.shards, self.channel, self.progress = shards, channel, progress
-        self.scratch = Scratch(shards.layout)
+        self.pool = BufferPool(shards.layout)
         self.groups: list[Group] = []
         self._needs: list[list[Group]] = []                   # of each block
         self._before: list[int | None] = []                   # each block's neighbours in its chunk
@@ -66,21 +72,21 @@ class Gathered:
             if isinstance(chunk, Sequential):
                 chunk.between = progress
         for group in self.groups:
-            self._leave(group)
+            self._detach(group)
 
-    def forget(self) -> None:
+    def reshard(self) -> None:
         """The slices have changed, or are about to: nothing that was put together of them is used any more."""
         for group in self.groups:
-            self._drop(group)
+            self._reshard(group)
 
     # -- moments -------------------------------------------------------------------------------------------------------
 
     def _watch(self, block: Module, number: int) -> None:
         def forward(module: Module, inputs: Any) -> None:
-            self._need(number, self._before if recomputing() else self._after)
+            self._unshard(number, self._before if recomputing() else self._after)
 
         def backward(module: Module) -> None:
-            self._need(number, self._before)
+            self._unshard(number, self._before)
 
         def inside(module: Module, inputs: Any) -> None:
             self.progress()
@@ -90,49 +96,44 @@ class Gathered:
             if module is not block:
                 module.before_forward(inside)
 
-    def _need(self, number: int, neighbour: Sequence[int | None]) -> None:
+    def _unshard(self, number: int, neighbour: Sequence[int | None]) -> None:
         """The parameters of a block are there when this returns, and those of the next block on their way."""
         needed, following = self._needs[number], neighbour[number]
         ahead = self._needs[following] if following is not None else []
         for group in self.groups:
             if group.flat is not None and group not in needed and group not in ahead:
-                self._drop(group)
+                self._reshard(group)
         for group in (*needed, *ahead):
-            self._start(group)
+            self._start_gather(group)
         for group in needed:
-            self._arrive(group)
+            self._attach(group)
 
     # -- one group -----------------------------------------------------------------------------------------------------
 
-    def _start(self, group: Group) -> None:
+    def _start_gather(self, group: Group) -> None:
         if group.flat is not None:
             return
-        flat = group.flat = self.scratch.take(group.stop - group.start)
+        flat = group.flat = self.pool.take(group.stop - group.start)
         for unit in group.units:
             part = flat[unit.start - group.start:unit.stop - group.start]
             part[unit.within] = self.shards.values[unit.shard]
             if self.channel.size > 1:
                 group.works.append(self.channel.start_all_gather(part, unit.owners_to_all, unit.name))
 
-    def _arrive(self, group: Group) -> None:
-        works, group.works = group.works, []
-        for work in works:
-            work.wait()
+    def _attach(self, group: Group) -> None:
+        group.wait()
         assert group.flat is not None
         for s in group.segments:
             if not s.parameter.allocated:
                 s.parameter.array = group.flat[s.start - group.start:s.stop - group.start].reshape(s.shape)
 
-    def _drop(self, group: Group) -> None:
-        if group.flat is None:
-            return
-        works, group.works = group.works, []
-        for work in works:
-            work.wait()
-        group.flat = None
-        self._leave(group)
+    def _reshard(self, group: Group) -> None:
+        if group.flat is not None:
+            group.wait()
+            group.flat = None
+            self._detach(group)
 
-    def _leave(self, group: Group) -> None:
+    def _detach(self, group: Group) -> None:
         for s in group.segments:
             s.parameter.away = AWAY
             if s.parameter.allocated:

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpitrain import nn
+from mpitrain.comm.messages.prepare import Prepared
 from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.nn.init import constant
 from mpitrain.nn.storage import FlatLayout
 from mpitrain.parallel.gradients.bucket_sum import AllReduce
+from mpitrain.parallel.policies.bucket_ring import ring
 from mpitrain.parallel.policies.sharded_reducer import ShardedReducer
-from mpitrain.parallel.policies.shared_buckets import ring
 from mpitrain.placement.shards import Shards
 
 
@@ -44,6 +45,9 @@ class Two(SharedChannel):
     def allocate(self, nbytes: int) -> Any:
         block = np.zeros(nbytes + 64, np.uint8)
         return block[-block.ctypes.data % 64:][:nbytes]
+
+    def prepare(self, array: Any, name: str, *, dtype: str | None = None) -> Any:
+        return Prepared(lambda: self.start_allreduce(array, name))
 
     def start_allreduce(self, array: Any, name: str, dtype: str | None = None) -> Any:
         return Late(array)

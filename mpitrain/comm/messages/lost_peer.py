@@ -1,0 +1,39 @@
+"""Which errors of MPI say that another rank was lost: asked here alone."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+from mpitrain.errors import PeerError
+
+# IN_STATUS: a death first seen inside a call on several requests. OTHER: a connection that broke, for which MPI has no class.
+CLASSES = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED", "ERR_IN_STATUS", "ERR_OTHER")
+
+
+def says_lost(error: BaseException | None) -> bool:
+    """Whether this is an error of MPI itself whose class says so. Never starts MPI."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not isinstance(error, mpi.Exception):
+        return False
+    known = {getattr(mpi, name, mpi.ERR_UNKNOWN) for name in CLASSES} - {mpi.ERR_UNKNOWN}      # as MPICH calls what it has not
+    return error.Get_error_class() in known
+
+
+class lost_peer:
+    """``with lost_peer(what):`` raises PeerError instead of such an error; all others, a wrong call among them, stay as they are.
+
+    `what` is made text only then.
+    """
+
+    __slots__ = ("_what",)
+
+    def __init__(self, what: object):
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if says_lost(error):
+            raise PeerError(f"{self._what}: MPI reports {error}; another rank was probably lost") from error
