@@ -13,7 +13,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,51 +32,6 @@ MOST = 64
 LINE = 128                        # arrays of a turn start on multiples of it: two cache lines, which are fetched together
 
 
-class Contender(Protocol):
-    """A way to sum arrays over ranks. `allocate(nbytes)` gives the uint8 memory that the arrays lie in, aligned to 64 bytes;
-    all methods are called by all ranks alike."""
-
-    def allocate(self, nbytes: int) -> np.ndarray[Any, Any]: ...
-    def allreduce(self, array: np.ndarray[Any, Any]) -> None: ...
-    def close(self) -> None: ...
-
-
-class AnyChannel(Protocol):
-    """What is asked of a channel."""
-
-    def allreduce(self, array: np.ndarray[Any, Any], *, name: str) -> None: ...
-    def close(self) -> None: ...
-
-
-class OverChannel:
-    """A channel of ours, which this object owns; `allocate` supplies the memory that it likes best."""
-
-    def __init__(self, channel: AnyChannel, allocate: Callable[[int], np.ndarray[Any, Any]] | None = None):
-        self.channel, self.allocate = channel, allocate or aligned
-
-    def allreduce(self, array: np.ndarray[Any, Any]) -> None:
-        self.channel.allreduce(array, name="bench")
-
-    def close(self) -> None:
-        self.channel.close()
-
-
-class Native:
-    """MPI_Allreduce itself, in place: what the others are measured against."""
-
-    def __init__(self, world: World):
-        self._comm = world.comm.Dup()
-
-    def allocate(self, nbytes: int) -> np.ndarray[Any, Any]:
-        return aligned(nbytes)
-
-    def allreduce(self, array: np.ndarray[Any, Any]) -> None:
-        self._comm.Allreduce(None, array)                     # mpi4py's None here is MPI_IN_PLACE
-
-    def close(self) -> None:
-        self._comm.Free()
-
-
 def aligned(nbytes: int) -> np.ndarray[Any, Any]:
     """Ordinary memory that begins on a multiple of LINE."""
     raw = np.empty(nbytes + LINE, np.uint8)
@@ -84,35 +39,48 @@ def aligned(nbytes: int) -> np.ndarray[Any, Any]:
     return raw[shift:shift + nbytes]
 
 
-Make = Callable[[World], Contender]
-CONTENDERS: Registry[Make] = Registry("all-reduce")
+class Contender(NamedTuple):
+    """A way to sum arrays over ranks; all ranks call its functions alike.
+
+    `allocate(nbytes)` gives the uint8 memory that the arrays lie in, aligned to 64 bytes.
+    """
+
+    allreduce: Callable[[np.ndarray[Any, Any]], None]
+    close: Callable[[], None]
+    allocate: Callable[[int], np.ndarray[Any, Any]] = aligned
+
+
+def native(world: World) -> Contender:
+    """MPI_Allreduce itself, in place: what the others are measured against."""
+    comm = world.comm.Dup()
+    return Contender(partial(comm.Allreduce, None), comm.Free)         # mpi4py's None here is MPI_IN_PLACE.
+
+
+CONTENDERS: Registry[Callable[[World], Contender]] = Registry("all-reduce")
 """What is measured besides the ways of a channel. Called by all ranks; a contender makes communicators of its own."""
 MESSAGES = "messages"
 """A channel's "auto": an algorithm for each size, as training has it where memory cannot be shared."""
 
 
 @CONTENDERS.register("shared")
-class Shared(OverChannel):
+def shared(world: World) -> Contender:
     """Memory that the ranks of a node share, as training has it unless told otherwise; Unavailable where that cannot be had."""
+    messages = Channel(world.comm.Dup(), "bench:shared")
+    comm: Any = messages.comm
+    node = Node(comm, messages.progress)
+    channel = SharedChannel(messages, node)
 
-    def __init__(self, world: World):
-        channel = Channel(world.comm.Dup(), "bench:shared")
-        comm: Any = channel.comm
-        self._node = Node(comm, channel.progress)
-        shared = SharedChannel(channel, self._node)
-        super().__init__(shared, self._allocate)
-        self._shared = shared
+    def close() -> None:
+        channel.close()
+        node.close()
 
-    def _allocate(self, nbytes: int) -> np.ndarray[Any, Any]:
-        memory = self._shared.allocate(nbytes)
-        if notes := self._shared.notes:
-            self.close()
-            raise Unavailable(f"shared was asked for, but {notes[0]}; or leave it out of --algorithms")
+    def allocate(nbytes: int) -> np.ndarray[Any, Any]:
+        memory = channel.allocate(nbytes)
+        if channel.notes:
+            close()
+            raise Unavailable(f"shared was asked for, but {channel.notes[0]}; or leave it out of --algorithms")
         return memory
-
-    def close(self) -> None:
-        super().close()
-        self._node.close()
+    return Contender(partial(channel.allreduce, name="bench"), close, allocate)
 
 
 def known(wire: str | None = None) -> list[str]:
@@ -126,14 +94,15 @@ def contender(name: str, world: World, wire: str | None = None) -> Contender:
     if name in CONTENDERS:
         assert wire is None, f"{name} sends no messages of ours"
         return CONTENDERS[name](world)
-    return OverChannel(Channel(world.comm.Dup(), f"bench:{name}", algorithm="auto" if name == MESSAGES else name, wire=wire))
+    channel = Channel(world.comm.Dup(), f"bench:{name}", algorithm="auto" if name == MESSAGES else name, wire=wire)
+    return Contender(partial(channel.allreduce, name="bench"), channel.close)
 
 
 class Side:
     """One contender with memory for the largest of `sizes`, ready to be timed; `wire` is what its messages hold of float32."""
 
     def __init__(self, name: str, contender: Contender, world: World, sizes: Sequence[int], wire: str | None = None):
-        self.name, self.contender, self._wire = name, contender, wire
+        self.name, self.close, self._allreduce, self._wire = name, contender.close, contender.allreduce, wire
         self._rank, self._clock = world.rank, Clock(world)
         self._arrays: dict[tuple[int, str], list[np.ndarray[Any, Any]]] = {}
         self._memory = contender.allocate(max(arrays_a_turn(size) * stride(size) for size in sizes))
@@ -154,12 +123,8 @@ class Side:
         return seconds
 
     def _reduce(self, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
-        allreduce = self.contender.allreduce
         for array in arrays:
-            allreduce(array)
-
-    def close(self) -> None:
-        self.contender.close()
+            self._allreduce(array)
 
 
 def arrays_a_turn(nbytes: int) -> int:
@@ -190,7 +155,7 @@ def bench_allreduce(channel: Channel, world: World, report: Report, *, sizes: Se
                 raise
             report.line(f"{name:<24}left out: {error}")
             continue
-        other = Side("of MPI", Native(world), world, sizes) if wire is None else \
+        other = Side("of MPI", native(world), world, sizes) if wire is None else \
             Side(f"{name} in float32", contender(name, world), world, sizes)
         for dtype in dtypes:
             for size in sizes:

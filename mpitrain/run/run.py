@@ -42,7 +42,6 @@ from mpitrain.train.machine import environment
 from mpitrain.train.observers.log import plain_values
 from mpitrain.train.observers.memory import Memory
 from mpitrain.train.observers.observer import Observer
-from mpitrain.train.observers.profile import Profile
 from mpitrain.train.observers.record import MetricsFile
 
 
@@ -139,6 +138,7 @@ class Run:
                 with guard.symmetric():
                     job.resume(found)
             if profile:
+                from mpitrain.train.observers.profile import Profile
                 asked.append(Profile(job.timeline, session.mesh.channel(session.mesh.axes, "clocks"), folder))
             return self._fit(session, job, folder, forecast, asked)
 

@@ -17,7 +17,6 @@ from mpitrain.registry import accepted, call, call_with, parameters_of
 from mpitrain.train.build.assembly import Job, assemble
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.observers.observer import Observer, own_observers
-from mpitrain.train.observers.tensorboard import TensorBoard
 
 GIVEN = {"self", "model", "storage", "allocate", "lr", "min_lr", "warmup_steps", "total_steps"}       # no key of a user's
 
@@ -72,8 +71,11 @@ def keep_inputs_only(model: nn.Module, which: bool | int | Sequence[str]) -> Non
 
 def observers_of(config: Config) -> list[Observer]:
     """Those that [log] asks for. Raises ConfigError, alike on all ranks, where one cannot be had."""
-    board: list[Observer] = [TensorBoard()] if config.log.tensorboard else []
-    return board + own_observers(config.log.observers, config.folder)
+    found = own_observers(config.log.observers, config.folder)
+    if config.log.tensorboard:
+        from mpitrain.train.observers.tensorboard import TensorBoard
+        found.append(TensorBoard())
+    return found
 
 
 def make_loss(config: Config, tokens: bool) -> Any:
