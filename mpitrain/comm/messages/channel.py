@@ -32,7 +32,7 @@ from mpitrain.comm.messages.prepare import (
 from mpitrain.comm.messages.program import MESSAGE_BYTES
 from mpitrain.comm.messages.progress import Progress
 from mpitrain.comm.messages.signature import Signature, data_tag
-from mpitrain.errors import ConfigError, DesyncError, ShapeError
+from mpitrain.errors import DesyncError, ShapeError
 from mpitrain.kernels.wire import Format, wire_format
 from mpitrain.schedules.collectives import binomial_broadcast, choose, part
 from mpitrain.schedules.steps import Algorithm
@@ -83,13 +83,9 @@ class Channel:
         self._pair_sums: dict[tuple[str, Any, int], tuple[Signature, Entry | None]] = {}
         if self._fast_pair is not None:
             self.progress.watch(self._fast_pair.in_flight)
+        algorithms.refuse(algorithm, None if self._packing is None else self._packing.name, self.size)
         self._steps = algorithms.on_these_ranks(algorithm, comm, nodes)
         self._own = algorithms.name_of(algorithm) if algorithms.is_own(algorithm) else None
-        if algorithm == LIBRARY and self._packing is not None:
-            raise ConfigError(f'comm.algorithm = "{LIBRARY}" sends numbers as they are; for comm.wire_dtype = '
-                              f'"{self._packing.name}" set another one, for instance comm.algorithm = "ring"')
-        if self._own is not None and not isinstance(self._steps, str):
-            algorithms.check(self._steps, self._own, self.size, None if self._packing is None else self._packing.name)
 
     @property
     def messages(self) -> Channel:
