@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import pkgutil
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from mpitrain import verbs
@@ -31,8 +31,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def found_verbs() -> dict[str, Any]:
-    """The module of each verb, by its name."""
-    return {name: importlib.import_module(f"{verbs.__name__}.{name}") for _, name, _ in pkgutil.iter_modules(verbs.__path__)}
+    """The module of each verb, by its name: the files of the folder."""
+    names = sorted(path.stem for path in Path(verbs.__path__[0]).glob("[a-z]*.py"))
+    return {name: importlib.import_module(f"{verbs.__name__}.{name}") for name in names}
 
 
 def parser() -> argparse.ArgumentParser:

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import socket
-import sys
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -61,7 +60,7 @@ class RunFolder:
             raise OutputError("the run folder is a file; remove it or set run.out to another name", file=self.path)
         if not (resume or overwrite or self._lock_path.exists()):
             self._refuse_contents()                       # before a lock file would litter a folder that is not a run's
-        self._take_lock(warn or _print_warning)
+        self._take_lock(warn or store.print_warning)
         try:
             if not (resume or overwrite):
                 self._refuse_contents()
@@ -175,7 +174,3 @@ def _logged_by(line: bytes, step: int) -> bool:
 
 def _listed(names: list[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-
-
-def _print_warning(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)

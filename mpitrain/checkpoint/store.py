@@ -190,7 +190,7 @@ def latest(folder: Path, channel: Objects | None = None, purpose: Purpose = READ
     listing what was tried if none is whole: a run never starts again from step 0 by itself.
     """
     channel = Alone() if channel is None else channel
-    name = on_first(channel, lambda: _newest_whole(folder, purpose, warn or _print_warning))
+    name = on_first(channel, lambda: _newest_whole(folder, purpose, warn or print_warning))
     return load(folder / name)
 
 
@@ -210,7 +210,7 @@ def _newest_whole(folder: Path, purpose: Purpose, warn: Callable[[str], None]) -
     raise MissingError(purpose.missing, file=folder)
 
 
-def _print_warning(text: str) -> None:
+def print_warning(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr, flush=True)
 
 

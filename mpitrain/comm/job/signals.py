@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import signal
-from types import FrameType, TracebackType
+from types import FrameType
 
 
 class StopRequest:
     """`asked` becomes True when SIGUSR1 has arrived on this rank; nothing else happens.
 
     Signals reach ranks at different times, perhaps only one of them: the ranks decide together, by adding up `asked` with
-    something they all-reduce at each step anyway. `listen` is for the main thread; as a context manager, the former handler comes
-    back.
+    something they all-reduce at each step anyway. The main thread calls `listen`.
     """
 
     def __init__(self) -> None:
@@ -19,14 +18,7 @@ class StopRequest:
 
     def listen(self) -> None:
         """From now on; a program does so before its heavy imports, or a signal that comes while it starts would end it."""
-        self._former = signal.signal(signal.SIGUSR1, self._remember)
-
-    def __enter__(self) -> StopRequest:
-        self.listen()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        signal.signal(signal.SIGUSR1, self._former)
+        signal.signal(signal.SIGUSR1, self._remember)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
