@@ -23,7 +23,7 @@ import torch
 from torch import distributed
 
 from mpitrain.bench import arguments
-from mpitrain.bench.allreduce import Side, aligned, arrays_a_turn, contender, known
+from mpitrain.bench.allreduce import Contender, Side, arrays_a_turn, contender, known
 from mpitrain.bench.inputs import Inputs
 from mpitrain.bench.pairs import alternate
 from mpitrain.bench.report import Report, in_bytes, in_time, machine, ratio_of
@@ -32,17 +32,9 @@ from mpitrain.comm.job.start import start
 from mpitrain.comm.messages.channel import Channel
 
 
-class Gloo:
-    """torch.distributed.all_reduce on a tensor that shares the array's memory."""
-
-    def allocate(self, nbytes):
-        return aligned(nbytes)
-
-    def allreduce(self, array):
-        distributed.all_reduce(torch.from_numpy(array))
-
-    def close(self):
-        """Nothing: the process group ends with the program."""
+def gloo_allreduce(array):
+    """What calls torch.distributed.all_reduce on a tensor that shares the array's memory."""
+    return lambda: distributed.all_reduce(torch.from_numpy(array))
 
 
 def connect(channel) -> Path:
@@ -79,7 +71,8 @@ def main() -> int:
     channel, report = Channel(world.comm.Dup(), "bench"), Report(world.rank, options.json)
     about = machine(channel)
     folder = connect(channel)
-    ours, gloo = (Side(name, way, world, sizes) for name, way in ((algorithm, contender(algorithm, world)), ("of gloo", Gloo())))
+    ours = Side(algorithm, contender(algorithm, world), world, sizes)
+    gloo = Side("of gloo", Contender(gloo_allreduce, close=lambda: None), world, sizes)
     report.line(f"all-reduce on {world.size} ranks beside gloo (PyTorch {torch.__version__}); medians of {options.pairs} pairs\n"
                 f"{'algorithm':<24}{'bytes':>10}{'ours':>11}{'gloo':>11}   times faster")
     for size in sizes:

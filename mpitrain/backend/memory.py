@@ -13,10 +13,12 @@ with malloc, which is told to keep what is freed.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import resource
 import sys
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpitrain.backend.native import load
@@ -170,3 +172,18 @@ def resident(peak: bool = False) -> int:
     except (OSError, StopIteration):
         largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return largest if sys.platform == "darwin" else largest << 10
+
+
+def forget_peak() -> bool:
+    """Hands freed memory back to the system, then counts `resident(peak=True)` anew; False where the system does not let us."""
+    gc.collect()
+    for found in _used:
+        found.trim()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    try:
+        Path("/proc/self/clear_refs").write_text("5")     # proc(5): resets the peak, since Linux 4.0
+    except OSError:
+        return False
+    return True

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpitrain.backend.cache import cache_folder, one_at_a_time
+from mpitrain.backend.cpu import cpu_flags
 from mpitrain.errors import text_of
 
 # -ffp-contract=off: a fused multiply-add rounds once instead of twice, so bits would depend on what the compiler fused.
@@ -216,17 +217,8 @@ def _key(source: Path, cc: tuple[str, ...]) -> str:
     digest.update(source.read_bytes())
     digest.update(" ".join([*cc[1:], *FLAGS]).encode())
     digest.update(_version(cc).encode())
-    digest.update(_cpu_features())
+    digest.update(" ".join([os.uname().machine, *sorted(cpu_flags())]).encode())     # -march=native: not for every node
     return digest.hexdigest()[:20]
-
-
-def _cpu_features() -> bytes:
-    """The CPU's instruction sets: -march=native code for one node may not run on another."""
-    try:
-        with open("/proc/cpuinfo", "rb") as file:
-            return next((line for line in file if line.startswith((b"flags", b"Features"))), b"")
-    except OSError:
-        return os.uname().machine.encode()
 
 
 if __name__ == "__main__":                    # make native

@@ -13,7 +13,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,51 +32,6 @@ MOST = 64
 LINE = 128                        # arrays of a turn start on multiples of it: two cache lines, which are fetched together
 
 
-class Contender(Protocol):
-    """A way to sum arrays over ranks. `allocate(nbytes)` gives the uint8 memory that the arrays lie in, aligned to 64 bytes;
-    all methods are called by all ranks alike."""
-
-    def allocate(self, nbytes: int) -> np.ndarray[Any, Any]: ...
-    def allreduce(self, array: np.ndarray[Any, Any]) -> None: ...
-    def close(self) -> None: ...
-
-
-class AnyChannel(Protocol):
-    """What is asked of a channel."""
-
-    def allreduce(self, array: np.ndarray[Any, Any], *, name: str) -> None: ...
-    def close(self) -> None: ...
-
-
-class OverChannel:
-    """A channel of ours, which this object owns; `allocate` supplies the memory that it likes best."""
-
-    def __init__(self, channel: AnyChannel, allocate: Callable[[int], np.ndarray[Any, Any]] | None = None):
-        self.channel, self.allocate = channel, allocate or aligned
-
-    def allreduce(self, array: np.ndarray[Any, Any]) -> None:
-        self.channel.allreduce(array, name="bench")
-
-    def close(self) -> None:
-        self.channel.close()
-
-
-class Native:
-    """MPI_Allreduce itself, in place: what the others are measured against."""
-
-    def __init__(self, world: World):
-        self._comm = world.comm.Dup()
-
-    def allocate(self, nbytes: int) -> np.ndarray[Any, Any]:
-        return aligned(nbytes)
-
-    def allreduce(self, array: np.ndarray[Any, Any]) -> None:
-        self._comm.Allreduce(None, array)                     # mpi4py's None here is MPI_IN_PLACE
-
-    def close(self) -> None:
-        self._comm.Free()
-
-
 def aligned(nbytes: int) -> np.ndarray[Any, Any]:
     """Ordinary memory that begins on a multiple of LINE."""
     raw = np.empty(nbytes + LINE, np.uint8)
@@ -84,35 +39,49 @@ def aligned(nbytes: int) -> np.ndarray[Any, Any]:
     return raw[shift:shift + nbytes]
 
 
-Make = Callable[[World], Contender]
-CONTENDERS: Registry[Make] = Registry("all-reduce")
+class Contender(NamedTuple):
+    """A way to sum arrays over ranks; all ranks call its functions alike.
+
+    `prepare(array)` gives what sums that array in place, each time it is called; `allocate(nbytes)` the uint8 memory that the
+    arrays lie in, aligned to 64 bytes.
+    """
+
+    prepare: Callable[[np.ndarray[Any, Any]], Callable[[], object]]
+    close: Callable[[], None]
+    allocate: Callable[[int], np.ndarray[Any, Any]] = aligned
+
+
+def native(world: World) -> Contender:
+    """MPI_Allreduce itself, in place: what the others are measured against."""
+    comm = world.comm.Dup()
+    return Contender(lambda array: partial(comm.Allreduce, None, array), comm.Free)         # mpi4py's None here is MPI_IN_PLACE.
+
+
+CONTENDERS: Registry[Callable[[World], Contender]] = Registry("all-reduce")
 """What is measured besides the ways of a channel. Called by all ranks; a contender makes communicators of its own."""
 MESSAGES = "messages"
 """A channel's "auto": an algorithm for each size, as training has it where memory cannot be shared."""
 
 
 @CONTENDERS.register("shared")
-class Shared(OverChannel):
+def shared(world: World) -> Contender:
     """Memory that the ranks of a node share, as training has it unless told otherwise; Unavailable where that cannot be had."""
+    messages = Channel(world.comm.Dup(), "bench:shared")
+    comm: Any = messages.comm
+    node = Node(comm, messages.progress)
+    channel = SharedChannel(messages, node)
 
-    def __init__(self, world: World):
-        channel = Channel(world.comm.Dup(), "bench:shared")
-        comm: Any = channel.comm
-        self._node = Node(comm, channel.progress)
-        shared = SharedChannel(channel, self._node)
-        super().__init__(shared, self._allocate)
-        self._shared = shared
+    def close() -> None:
+        channel.close()
+        node.close()
 
-    def _allocate(self, nbytes: int) -> np.ndarray[Any, Any]:
-        memory = self._shared.allocate(nbytes)
-        if notes := self._shared.notes:
-            self.close()
-            raise Unavailable(f"shared was asked for, but {notes[0]}; or leave it out of --algorithms")
+    def allocate(nbytes: int) -> np.ndarray[Any, Any]:
+        memory = channel.allocate(nbytes)
+        if channel.notes:
+            close()
+            raise Unavailable(f"shared was asked for, but {channel.notes[0]}; or leave it out of --algorithms")
         return memory
-
-    def close(self) -> None:
-        super().close()
-        self._node.close()
+    return Contender(lambda array: channel.prepare(array, "bench").run, close, allocate)
 
 
 def known(wire: str | None = None) -> list[str]:
@@ -126,16 +95,17 @@ def contender(name: str, world: World, wire: str | None = None) -> Contender:
     if name in CONTENDERS:
         assert wire is None, f"{name} sends no messages of ours"
         return CONTENDERS[name](world)
-    return OverChannel(Channel(world.comm.Dup(), f"bench:{name}", algorithm="auto" if name == MESSAGES else name, wire=wire))
+    channel = Channel(world.comm.Dup(), f"bench:{name}", algorithm="auto" if name == MESSAGES else name, wire=wire)
+    return Contender(lambda array: channel.prepare(array, "bench").run, channel.close)
 
 
 class Side:
     """One contender with memory for the largest of `sizes`, ready to be timed; `wire` is what its messages hold of float32."""
 
     def __init__(self, name: str, contender: Contender, world: World, sizes: Sequence[int], wire: str | None = None):
-        self.name, self.contender, self._wire = name, contender, wire
+        self.name, self.close, self._prepare, self._wire = name, contender.close, contender.prepare, wire
         self._rank, self._clock = world.rank, Clock(world)
-        self._arrays: dict[tuple[int, str], list[np.ndarray[Any, Any]]] = {}
+        self._arrays: dict[tuple[int, str], list[tuple[np.ndarray[Any, Any], Callable[[], object]]]] = {}
         self._memory = contender.allocate(max(arrays_a_turn(size) * stride(size) for size in sizes))
 
     def turn(self, inputs: Inputs, number: int) -> float:
@@ -144,22 +114,20 @@ class Side:
         count, step = arrays_a_turn(nbytes), stride(nbytes)
         key = nbytes, str(inputs.dtype)
         if key not in self._arrays:                           # Each turn sums the same objects, as training does.
-            self._arrays[key] = [self._memory[i * step:i * step + nbytes].view(inputs.dtype) for i in range(count)]
-        arrays = self._arrays[key]
+            views = [self._memory[i * step:i * step + nbytes].view(inputs.dtype) for i in range(count)]
+            self._arrays[key] = [(view, self._prepare(view)) for view in views]
+        arrays, sums = zip(*self._arrays[key])
         for i, array in enumerate(arrays):
             inputs.fill(array, self._rank, number * count + i)
-        seconds = self._clock.time(partial(self._reduce, arrays)) / count
+        seconds = self._clock.time(partial(_call, sums)) / count
         for i, array in enumerate(arrays):
             inputs.check(array, number * count + i, f"all-reduce {self.name} of {nbytes} bytes of {inputs.dtype}", self._wire)
         return seconds
 
-    def _reduce(self, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
-        allreduce = self.contender.allreduce
-        for array in arrays:
-            allreduce(array)
 
-    def close(self) -> None:
-        self.contender.close()
+def _call(actions: Sequence[Callable[[], object]]) -> None:
+    for action in actions:
+        action()
 
 
 def arrays_a_turn(nbytes: int) -> int:
@@ -190,7 +158,7 @@ def bench_allreduce(channel: Channel, world: World, report: Report, *, sizes: Se
                 raise
             report.line(f"{name:<24}left out: {error}")
             continue
-        other = Side("of MPI", Native(world), world, sizes) if wire is None else \
+        other = Side("of MPI", native(world), world, sizes) if wire is None else \
             Side(f"{name} in float32", contender(name, world), world, sizes)
         for dtype in dtypes:
             for size in sizes:

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mpitrain import nn
-from mpitrain.backend.memory import pool_in_use
-from mpitrain.bench.memory import forget_peak
+from mpitrain.backend.memory import forget_peak, pool_in_use
 from mpitrain.bench.report import Report, machine
 from mpitrain.bench.train import BATCHES, Training, adam, made
 from mpitrain.bench.workloads import WORKLOADS

@@ -174,7 +174,7 @@ class Contender:
                 "message_bytes": message_bytes, "steps": steps}
 
 
-def bench_pipeline(world: World, channel: Channel, report: Report, *, schedules: Sequence[str], stack: Stack, n_micro: int,
+def bench_pipeline(channel: Channel, world: World, report: Report, *, schedules: Sequence[str], stack: Stack, n_micro: int,
                    chunks: int, steps: int) -> None:
     """One record for each schedule. Collective. DesyncError where the losses of two schedules differ in a bit."""
     about, message_bytes = machine(channel), 4 * stack.rows * stack.width

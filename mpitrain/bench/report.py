@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mpitrain.backend.cpu import cpu_info
 from mpitrain.comm.job.start import library_version
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import UsageError
@@ -62,12 +63,7 @@ def machine(channel: Channel) -> dict[str, Any]:
 
 def cpu_name() -> str:
     """The processor as Linux calls it, elsewhere the architecture."""
-    information = Path("/proc/cpuinfo")
-    if information.is_file():
-        for line in information.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
+    return cpu_info().get("model name") or platform.machine()
 
 
 def in_bytes(count: int) -> str:

@@ -18,8 +18,7 @@ import numpy as np
 
 from mpitrain import data, nn, optim
 from mpitrain.backend import float_dtype
-from mpitrain.backend.memory import page_faults, resident
-from mpitrain.bench.memory import forget_peak
+from mpitrain.backend.memory import forget_peak, page_faults, resident
 from mpitrain.bench.pairs import Clock, quartiles
 from mpitrain.bench.peak import peak_flops
 from mpitrain.bench.report import Report, in_time, machine

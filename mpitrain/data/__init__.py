@@ -7,7 +7,7 @@
 """
 
 from mpitrain.data.checks import check_finite, check_labels, scan_labels
-from mpitrain.data.loader import EvaluationLoader, Loader, MicroBatch, chunks
+from mpitrain.data.loader import Loader, MicroBatch
 from mpitrain.data.probe import BUILT_IN, Limits, describe
 from mpitrain.data.sampler import Index, Sampler
 from mpitrain.data.shards import Dataset, open_dataset
@@ -16,6 +16,6 @@ from mpitrain.data.tokens import TokenWindows, token_split
 from mpitrain.data.transforms import AUGMENTATIONS, TRANSFORMS, Transform, Transforms, augmentations
 from mpitrain.data.writing import write_shards
 
-__all__ = ["AUGMENTATIONS", "BUILT_IN", "TRANSFORMS", "Dataset", "EvaluationLoader", "Index", "Limits", "Loader", "MicroBatch",
-           "Sampler", "TokenWindows", "Transform", "Transforms", "augmentations", "check_finite", "check_labels", "chunks",
-           "describe", "open_dataset", "scan_labels", "share_of", "split", "token_split", "write_shards"]
+__all__ = ["AUGMENTATIONS", "BUILT_IN", "TRANSFORMS", "Dataset", "Index", "Limits", "Loader", "MicroBatch", "Sampler",
+           "TokenWindows", "Transform", "Transforms", "augmentations", "check_finite", "check_labels", "describe", "open_dataset",
+           "scan_labels", "share_of", "split", "token_split", "write_shards"]

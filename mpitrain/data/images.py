@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpitrain.data.keyed import key, permute
-from mpitrain.data.sources import Values, refuse_existing, smallest_unsigned
-from mpitrain.data.writing import write_shards
+from mpitrain.data.writing import refuse_existing, write_shards
 from mpitrain.errors import ConfigError, DataError, MissingError, text_of
 
+Values = NDArray[Any]
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 
 
@@ -66,5 +68,5 @@ def import_images(source: Path | str, out: Path | str, *, overwrite: bool = Fals
     order = permute(np.arange(len(found), dtype=np.int64), len(found), key("images"))
     files, labels = [found[i][0] for i in order], np.array([found[i][1] for i in order])
     pixels, mode = decode_image(files[0], None)
-    return write_shards(out, ImageRows(files, pixels.shape, mode), labels.astype(smallest_unsigned(len(folders))),
+    return write_shards(out, ImageRows(files, pixels.shape, mode), labels.astype(np.min_scalar_type(len(folders))),
                         kind="classification", classes=[f.name for f in folders], overwrite=overwrite)

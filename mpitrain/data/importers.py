@@ -1,7 +1,9 @@
-"""Other formats -> a folder of shards: text, IDX (MNIST), NPZ and NPY here; CSV in `tables`, images in `images`."""
+"""Other formats -> a folder of shards: text, IDX (MNIST), NPZ and NPY, CSV; images in `images`."""
 
 from __future__ import annotations
 
+import csv
+import gzip
 import math
 import zipfile
 import zlib
@@ -9,16 +11,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpitrain.data.images import import_images
-from mpitrain.data.sources import Values, read_bytes, refuse_existing, smallest_unsigned, write_classification
-from mpitrain.data.tables import import_csv
-from mpitrain.data.writing import write_shards
-from mpitrain.errors import AccessError, DataError, MissingError, UsageError, text_of
+from mpitrain.data.writing import refuse_existing, write_classification, write_shards
+from mpitrain.errors import AccessError, ConfigError, DataError, MissingError, StorageError, UsageError, text_of
 
 __all__ = ["import_csv", "import_idx", "import_images", "import_npz", "import_text"]
 
+Values = NDArray[Any]
 IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file, unpacked where its name ends in .gz."""
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if path.suffix == ".gz" else data
+    except FileNotFoundError:
+        raise MissingError("the file to import is not there", file=path) from None
+    except PermissionError:
+        raise AccessError("no permission to read the file to import", file=path) from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"is not a complete gzip file: {text_of(error)}", file=path) from None
+    except OSError as error:
+        raise StorageError(f"reading the file to import failed: {error.strerror}", file=path) from error
 
 
 def import_text(source: Path | str, out: Path | str, *, level: str = "char", overwrite: bool = False) -> Path:
@@ -40,7 +57,7 @@ def import_text(source: Path | str, out: Path | str, *, level: str = "char", ove
                         file=source, offset=error.start) from None
     codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
     known, tokens = np.unique(codes, return_inverse=True)
-    numbers = tokens.astype(smallest_unsigned(len(known) - 1))
+    numbers = tokens.astype(np.min_scalar_type(len(known) - 1))
     return write_shards(out, numbers, kind="tokens", vocabulary=[chr(c) for c in known], overwrite=overwrite)
 
 
@@ -142,3 +159,76 @@ def _load_numpy(path: Path) -> Any:
         raise AccessError("no permission to read the file to import", file=path) from None
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, OSError) as error:
         raise DataError(f"cannot be read as NPZ or NPY: {' '.join(text_of(error).split())}", file=path) from None
+
+
+def import_csv(source: Path | str, out: Path | str, *, label: str | int = -1, kind: str | None = None,
+               overwrite: bool = False) -> Path:
+    """A table of numbers, with a header line or without; `label` is the target's column, by name or index (default: last).
+
+    `kind` is "classification" or "regression"; unless given, targets that are all whole numbers written without a point,
+    or words, are classes (words are numbered in sorted order, integers are taken as they are). Inputs become float32.
+    """
+    source, out = Path(source), Path(out)
+    refuse_existing(out, overwrite)
+    try:
+        text = read_bytes(source).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"byte {error.object[error.start]:#04x} is not UTF-8", file=source, offset=error.start) from None
+    lines = [line for line in csv.reader(text.splitlines()) if line]
+    if not lines:
+        raise DataError("the table is empty", file=source)
+    column = _label_column(lines[0], label, source)
+    header = any(not _is_number(cell) for i, cell in enumerate(lines[0]) if i != column)
+    names = lines[0] if header else [str(i) for i in range(len(lines[0]))]
+    body = lines[1:] if header or isinstance(label, str) and label in lines[0] else lines
+    x = np.empty((len(body), len(names) - 1), np.float32)
+    for row, cells in enumerate(body):
+        if len(cells) != len(names):
+            raise DataError(f"{len(cells)} columns, but the first line has {len(names)}", file=source, row=row)
+        for place, cell in enumerate(cells[:column] + cells[column + 1:]):
+            if not _is_number(cell):
+                name = (names[:column] + names[column + 1:])[place]
+                raise DataError(f'"{cell}" in column "{name}" is not a finite number', file=source, row=row)
+            x[row, place] = float(cell)
+    return _write_table(out, x, [cells[column].strip() for cells in body], kind, source, overwrite)
+
+
+def _label_column(first: list[str], label: str | int, source: Path) -> int:
+    if isinstance(label, str) and label in first:
+        return first.index(label)
+    try:
+        column = int(label)
+    except ValueError:
+        raise ConfigError(f'no column "{label}" (there: {", ".join(first[:20])})', file=source) from None
+    if not -len(first) <= column < len(first):
+        raise ConfigError(f"no column {column}: the first line has {len(first)}", file=source)
+    return column % len(first)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return math.isfinite(float(cell))
+    except ValueError:
+        return False
+
+
+def _is_integer(cell: str) -> bool:
+    return cell.removeprefix("-").removeprefix("+").isdecimal()
+
+
+def _write_table(out: Path, x: Values, targets: list[str], kind: str | None, source: Path, overwrite: bool) -> Path:
+    numbers = all(map(_is_number, targets))
+    whole = all(map(_is_integer, targets))
+    kind = kind or ("classification" if whole or not numbers else "regression")
+    if kind == "regression":
+        if not numbers:
+            row = next(i for i, cell in enumerate(targets) if not _is_number(cell))
+            raise DataError(f'the target "{targets[row]}" is not a finite number', file=source, row=row)
+        return write_shards(out, x, np.array(targets, np.float32), kind="regression", overwrite=overwrite)
+    if kind != "classification":
+        raise UsageError(f'kind "{kind}" is not one of classification, regression')
+    if whole:
+        return write_classification(out, x, np.array(targets, np.int64), source, overwrite)
+    classes = sorted(set(targets))
+    number = {name: i for i, name in enumerate(classes)}
+    return write_classification(out, x, np.array([number[t] for t in targets]), source, overwrite, classes)

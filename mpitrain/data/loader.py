@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from mpitrain.backend import use_pool
 from mpitrain.data.checks import Source, check_finite, check_labels
 from mpitrain.data.keyed import key, sample_keys
-from mpitrain.data.sampler import Index, Sampler
+from mpitrain.data.sampler import Sampler
 from mpitrain.data.tokens import IGNORE
 from mpitrain.data.transforms import Augmentation, Transforms
 from mpitrain.errors import MpitrainError
@@ -30,13 +31,13 @@ Values = NDArray[Any]
 
 @dataclass
 class MicroBatch:
-    """The unit of arithmetic: some consecutive rows of one global batch (or one chunk of an evaluation)."""
+    """The unit of arithmetic: some consecutive rows of one global batch."""
 
     x: Values
     y: Values
-    samples: Rows          # dataset rows, the key of everything random about a sample
-    index: int             # number of this micro-batch in the global batch (of this chunk, in an evaluation)
-    first: int             # place of its first row in the global batch (in the evaluated rows)
+    samples: Rows          # Dataset rows are the key of everything random about a sample.
+    index: int             # The micro-batch's number in the global batch.
+    first: int             # The place of its first row in the global batch.
     step: int
 
     def __len__(self) -> int:
@@ -111,22 +112,18 @@ class Loader:
     def iterate(self, start_step: int = 0, stop_step: int | None = None) -> Iterator[tuple[int, list[MicroBatch]]]:
         """(step, micro-batches) from `start_step` on, without end unless `stop_step` is given."""
         self.close()
-        ahead = start_step
-        step = start_step
-        while stop_step is None or step < stop_step:
-            if self.workers == 0:
+        steps = count(start_step) if stop_step is None else range(start_step, stop_step)
+        if self.workers == 0:
+            for step in steps:
                 yield step, self.load(step)
-                step += 1
-                continue
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self.workers, "mpitrain-loader", initializer=use_pool)
-            while len(self._waiting) < self.depth and (stop_step is None or ahead < stop_step):
-                self._waiting.append((ahead, self._pool.submit(self.load, ahead)))
-                ahead += 1
-            ready, future = self._waiting.popleft()
-            assert ready == step
+            return
+        self._pool = pool = ThreadPoolExecutor(self.workers, "mpitrain-loader", initializer=use_pool)
+        asked = ((step, pool.submit(self.load, step)) for step in steps)
+        self._waiting.extend(islice(asked, self.depth))
+        while self._waiting:
+            step, future = self._waiting.popleft()
             yield step, future.result()
-            step += 1
+            self._waiting.extend(islice(asked, 1))
 
     def close(self) -> None:
         """End the threads; what they were reading is dropped."""
@@ -140,25 +137,3 @@ class Loader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def chunks(rows: Index, chunk: int, rank: int = 0, n_ranks: int = 1) -> Iterator[tuple[int, Rows]]:
-    """(c, rows of chunk c) for the chunks c = rank, rank + n_ranks, ...: each row in exactly one chunk, on one rank."""
-    for c in range(rank, -(-len(rows) // chunk), n_ranks):
-        part = rows[c * chunk:(c + 1) * chunk]
-        yield c, np.asarray(part, np.int64)
-
-
-class EvaluationLoader:
-    """Every row once, in chunks whose bounds do not depend on the number of ranks; no augmentation."""
-
-    def __init__(self, source: Source, rows: Index | None = None, chunk: int = 256, *, rank: int = 0, n_ranks: int = 1,
-                 transforms: Transforms | None = None, n_classes: int | None = None):
-        self.reader = SampleReader(source, transforms, n_classes=n_classes)
-        self.rows: Index = range(len(source)) if rows is None else rows
-        self.chunk, self.rank, self.n_ranks = chunk, rank, n_ranks
-
-    def __iter__(self) -> Iterator[MicroBatch]:
-        for c, rows in chunks(self.rows, self.chunk, self.rank, self.n_ranks):
-            x, y = self.reader.read(rows)
-            yield MicroBatch(x, y, rows, index=c, first=c * self.chunk, step=-1)

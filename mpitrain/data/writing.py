@@ -63,6 +63,19 @@ def write_shards(folder: Path | str, x: Rows, y: Rows | None = None, *, kind: st
     return folder
 
 
+def write_classification(out: Path, x: NDArray[Any], y: NDArray[Any], source: Path, overwrite: bool,
+                         classes: list[str] | None = None) -> Path:
+    """Rows with class labels from 0 up, in the smallest unsigned type; unnamed classes are called by their numbers."""
+    if len(x) != len(y):
+        raise DataError(f"{len(x)} inputs but {len(y)} labels", file=source)
+    if len(y) and y.min() < 0:
+        row = int(np.flatnonzero(y < 0)[0])
+        raise DataError(f"label {y[row]} is negative; classes are numbered from 0", file=source, row=row)
+    classes = classes or [str(i) for i in range(int(y.max()) + 1 if len(y) else 0)]
+    return write_shards(out, x, y.astype(np.min_scalar_type(len(classes))), kind="classification", classes=classes,
+                        overwrite=overwrite)
+
+
 def _check_values(x: Rows, y: Rows | None, kind: str, folder: Path) -> None:
     assert kind in KINDS, kind
     if x.shape[0] == 0:
@@ -78,7 +91,7 @@ def _check_values(x: Rows, y: Rows | None, kind: str, folder: Path) -> None:
 @contextlib.contextmanager
 def new_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
     """A temporary folder that becomes `folder` when the block ends well, and vanishes when it does not."""
-    _refuse_existing(folder, overwrite)
+    refuse_existing(folder, overwrite)
     building = folder.with_name(f".{folder.name}.tmp-{secrets.token_hex(4)}")
     with storage_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +115,8 @@ def new_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
         raise
 
 
-def _refuse_existing(folder: Path, overwrite: bool) -> None:
+def refuse_existing(folder: Path, overwrite: bool) -> None:
+    """OutputError unless `folder` may be written; an importer asks before a long read too."""
     if not os.path.lexists(folder):
         return
     if folder.is_symlink() or not folder.is_dir():

@@ -34,6 +34,8 @@ class HostStorage:
         self.device_storage, self.allocate, self.segments = storage, allocate, storage.segments
         self.dtype = np.dtype(str(storage.values.dtype))
         self.values: Array = np.zeros(storage.values.shape, self.dtype)
+        self.views, self.named_views, self.load_views = storage.views, storage.named_views, storage.load_views
+        self.attach_gradients = storage.attach_gradients      # An optimizer's `step` is not for state on the host, `update` is.
 
     def new_flat(self, allocate: Allocate | None = None) -> Array:
         """A host array of the storage's layout, zero."""
@@ -42,23 +44,6 @@ class HostStorage:
         flat: Array = np.frombuffer(allocate(self.values.nbytes), np.uint8)[:self.values.nbytes].view(self.dtype)
         flat.fill(0)
         return flat
-
-    def attach_gradients(self) -> Array:
-        """Of the device: the optimizer's `step` is not for state on the host, a trainer's `update` is."""
-        found: Array = self.device_storage.attach_gradients()
-        return found
-
-    def views(self, flat: Array) -> list[Array]:
-        """The parameters' parts of a host array of this layout."""
-        found: list[Array] = self.device_storage.views(flat)
-        return found
-
-    def named_views(self, flats: dict[str, Array]) -> dict[str, Array]:
-        found: dict[str, Array] = self.device_storage.named_views(flats)
-        return found
-
-    def load_views(self, flats: dict[str, Array], state: dict[str, Any], what: str) -> None:
-        self.device_storage.load_views(flats, state, what)
 
 
 class OnHost(Optimizer):

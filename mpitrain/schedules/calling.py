@@ -10,13 +10,16 @@ from mpitrain.schedules.steps import Copy, Receive, Reduce, Round, ScheduleError
 
 STEPS = (Send, Receive, Reduce, Copy)
 MOST_ROUNDS = 1 << 20          # A rank's program has fewer rounds; one with more is a loop without an end.
-COLLECTIVE = "rank, n, length"
 SHOWN = 60                     # An error message shows so many characters of a value.
 
 
 def called(algorithm: Callable[[int, int, int], Any], rank: int, n: int, length: int) -> Iterator[Round]:
     """The rounds of one rank. ScheduleError for what cannot be called so, and, on the way, for what are no rounds."""
-    return rounds_of(answer(algorithm, COLLECTIVE, rank, n, length), rank)
+    found = answer(algorithm, "rank, n, length", rank, n, length)
+    if not hasattr(found, "__iter__") or isinstance(found, (str, bytes)):
+        raise ScheduleError(f"it must be a generator of rounds, lists of Send, Receive, Reduce and Copy, found {shown(found)} "
+                            f"instead; write yield [...]")
+    return _looked_at(found, rank)
 
 
 def answer(function: Callable[..., Any], names: str, *arguments: int, **keywords: int) -> Any:
@@ -29,15 +32,8 @@ def answer(function: Callable[..., Any], names: str, *arguments: int, **keywords
         raise
 
 
-def rounds_of(found: Any, rank: int) -> Iterator[Round]:
-    """The rounds of `rank`, one at a time, each of them looked at. ScheduleError."""
-    if not hasattr(found, "__iter__") or isinstance(found, (str, bytes)):
-        raise ScheduleError(f"it must be a generator of rounds, lists of Send, Receive, Reduce and Copy, found {shown(found)} "
-                            f"instead; write yield [...]")
-    return _looked_at(found, rank)
-
-
 def _looked_at(found: Any, rank: int) -> Iterator[Round]:
+    """The rounds of `rank`, one at a time, each of them looked at. ScheduleError."""
     for index, round_ in enumerate(found):
         if index == MOST_ROUNDS:
             raise ScheduleError(f"rank {rank} yields more than {MOST_ROUNDS} rounds; it must come to an end")

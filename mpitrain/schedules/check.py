@@ -1,17 +1,16 @@
 """Proves a collective for all ranks at once, without MPI: what is sent is received, nothing deadlocks, the result is right.
 
 Each check raises ScheduleError, naming rank and round, for messages without a match or of two lengths, ranks that wait for
-each other in a circle, messages and lanes that race for memory, and a result that is not the operation's.
+each other in a circle, messages that race for memory, and a result that is not the operation's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
-from mpitrain.schedules.calling import COLLECTIVE, answer, called, rounds_of, shown
-from mpitrain.schedules.rendezvous import check_lanes, execute
-from mpitrain.schedules.steps import Algorithm, Laned, Rooted, Round, ScheduleError, Slice, part, tree_split
+from mpitrain.schedules.calling import called
+from mpitrain.schedules.rendezvous import execute
+from mpitrain.schedules.steps import Algorithm, Rooted, ScheduleError, Slice, part, tree_split
 from mpitrain.schedules.values import EMPTY, Memory, Run, Symbols, paired
 
 __all__ = ["ScheduleError", "check_all_gather", "check_all_reduce", "check_all_to_all", "check_broadcast", "check_reduce_scatter",
@@ -128,31 +127,7 @@ def check_sums(symbols: Symbols, results: list[Run], rank: int, n: int) -> None:
 
 
 def run(algorithm: Algorithm, memories: list[Memory], length: int, symbols: Symbols, rounded: bool = False) -> list[Memory]:
-    """What the ranks' data hold at the end, its rounds one after the other; lanes are also run each by itself."""
+    """What the ranks' data hold at the end."""
     n = len(memories)
-    apart = [memory.copy() for memory in memories]
-    if isinstance(algorithm, Laned):
-        run_lanes(algorithm, apart, length, symbols, rounded)
     execute([called(algorithm, rank, n, length) for rank in range(n)], memories, length, symbols, rounded)
-    if isinstance(algorithm, Laned) and apart != memories:
-        raise ScheduleError(f"lanes on {n} ranks compute something else than their rounds in turn")
     return memories
-
-
-def run_lanes(algorithm: Laned, memories: list[Memory], length: int, symbols: Symbols, rounded: bool) -> None:
-    n = len(memories)
-    programs = [[list(lane) for lane in called_lanes(algorithm, rank, n, length)] for rank in range(n)]
-    for rank, lanes in enumerate(programs):
-        check_lanes(lanes, rank)
-        if len(lanes) != len(programs[0]):
-            raise ScheduleError(f"rank 0 of {n} has {len(programs[0])} lanes, rank {rank} has {len(lanes)}")
-    for lane in zip(*programs):
-        execute(lane, memories, length, symbols, rounded)
-
-
-def called_lanes(algorithm: Laned, rank: int, n: int, length: int) -> Iterator[Iterator[Round]]:
-    """The lanes of one rank, as `called` gives the rounds of a program."""
-    found = answer(algorithm.lanes, COLLECTIVE, rank, n, length)
-    if not isinstance(found, (list, tuple)):
-        raise ScheduleError(f"its lanes must be a list of generators of rounds, found {shown(found)}")
-    return (rounds_of(lane, rank) for lane in found)

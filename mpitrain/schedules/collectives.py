@@ -18,18 +18,8 @@ from collections.abc import Callable, Hashable, Sequence
 
 from mpitrain.registry import Registry
 from mpitrain.schedules.direct import direct, direct_all_gather, direct_reduce_scatter, tree
-from mpitrain.schedules.exchange import (
-    binomial_broadcast,
-    direct_all_to_all,
-    pairwise_all_to_all,
-    scatter_broadcast,
-)
-from mpitrain.schedules.halving import (
-    doubling_all_gather,
-    halving_doubling,
-    halving_reduce_scatter,
-    recursive_doubling,
-)
+from mpitrain.schedules.exchange import binomial_broadcast, direct_all_to_all, pairwise_all_to_all, scatter_broadcast
+from mpitrain.schedules.halving import doubling_all_gather, halving_doubling, halving_reduce_scatter, recursive_doubling
 from mpitrain.schedules.hierarchical import hierarchical
 from mpitrain.schedules.ring import ring, ring_all_gather, ring_reduce_scatter, segmented_ring
 from mpitrain.schedules.steps import Algorithm, Rooted, part

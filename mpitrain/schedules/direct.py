@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from mpitrain.schedules.halving import halving_doubling
 from mpitrain.schedules.ring import ring_all_gather
-from mpitrain.schedules.steps import Receive, Reduce, Round, Send, Slice, inbox, part, rotating, tree_split, without_empty
+from mpitrain.schedules.steps import Receive, Reduce, Round, Send, Slice, cut, inbox, rotating, tree_split, without_empty
 
 
 def tree_fold(operands: Sequence[Slice], into: Slice) -> list[Reduce]:
@@ -21,45 +21,46 @@ def tree_fold(operands: Sequence[Slice], into: Slice) -> list[Reduce]:
     return [*tree_fold(left, left[0]), *tree_fold(right, right[0]), Reduce(left[0], right[0], into)]
 
 
-def to_owners(rank: int, n: int, length: int, owners: int) -> Iterator[Round]:
-    """Everyone sends part i of the data to rank i of the first `owners` ranks, which adds them up in tree order."""
-    others = [(rank + hop) % n for hop in range(1, n)]        # no two ranks begin with the same peer
-    sends = [Send(peer, part(peer, owners, length)) for peer in others if peer < owners]
-    if rank >= owners:
+def to_owners(rank: int, n: int, owned: Sequence[Slice]) -> Iterator[Round]:
+    """Everyone sends each part of the data to its owner, rank i for owned[i], which adds the parts up in tree order."""
+    others = [(rank + hop) % n for hop in range(1, n)]        # No two ranks begin with the same peer.
+    sends = [Send(peer, owned[peer]) for peer in others if peer < len(owned)]
+    if rank >= len(owned):
         yield without_empty([*sends])
         return
-    own = part(rank, owners, length)
+    own = owned[rank]
     size = own.length
     places = {peer: inbox(size * i, size * (i + 1)) for i, peer in enumerate(sorted(others))}
     operands = [places.get(peer, own) for peer in range(n)]
     yield without_empty([*(Receive(peer, places[peer]) for peer in reversed(others)), *sends, *tree_fold(operands, own)])
 
 
-def from_owners(rank: int, n: int, length: int, owners: int) -> Iterator[Round]:
-    """Each of the first `owners` ranks sends its part of the data to everyone."""
+def from_owners(rank: int, n: int, owned: Sequence[Slice]) -> Iterator[Round]:
+    """Each owner of a part of the data, rank i for owned[i], sends it to everyone."""
     others = [(rank + hop) % n for hop in range(1, n)]
-    receives = [Receive(peer, part(peer, owners, length)) for peer in reversed(others) if peer < owners]
-    sends = [Send(peer, part(rank, owners, length)) for peer in others] if rank < owners else []
+    receives = [Receive(peer, owned[peer]) for peer in reversed(others) if peer < len(owned)]
+    sends = [Send(peer, owned[rank]) for peer in others] if rank < len(owned) else []
     yield without_empty([*receives, *sends])
 
 
 @rotating
 def direct_reduce_scatter(rank: int, n: int, length: int) -> Iterator[Round]:
     """Everyone sends each part to its owner, who adds them up in tree order: one round, n - 1 messages each."""
-    return to_owners(rank, n, length, n)
+    return to_owners(rank, n, cut(n, length))
 
 
 @rotating
 def direct_all_gather(rank: int, n: int, length: int) -> Iterator[Round]:
     """Everyone sends its part to everyone: one round, n - 1 messages each."""
-    return from_owners(rank, n, length, n)
+    return from_owners(rank, n, cut(n, length))
 
 
 @rotating
 def direct(rank: int, n: int, length: int) -> Iterator[Round]:
     """Parts to their owners, sums to everyone: two rounds, as few bytes as the ring, the bits of the fixed binary tree."""
-    yield from to_owners(rank, n, length, n)
-    yield from from_owners(rank, n, length, n)
+    owned = cut(n, length)
+    yield from to_owners(rank, n, owned)
+    yield from from_owners(rank, n, owned)
 
 
 def tree(rank: int, n: int, length: int) -> Iterator[Round]:

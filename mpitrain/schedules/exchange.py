@@ -5,20 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpitrain.schedules.ring import ring_all_gather
-from mpitrain.schedules.steps import (
-    Copy,
-    Receive,
-    Round,
-    ScheduleError,
-    Send,
-    data,
-    inbox,
-    moved,
-    part,
-    parts,
-    rotating,
-    without_empty,
-)
+from mpitrain.schedules.steps import Copy, Receive, Round, ScheduleError, Send, inbox, moved, part, parts, rotating, without_empty
 
 
 def binomial_broadcast(rank: int, n: int, length: int, root: int = 0) -> Iterator[Round]:
@@ -26,7 +13,7 @@ def binomial_broadcast(rank: int, n: int, length: int, root: int = 0) -> Iterato
 
         n = 8, root 0:   0 -> 4   |   0 -> 2, 4 -> 6   |   0 -> 1, 2 -> 3, 4 -> 5, 6 -> 7
     """
-    place, everything = (rank - root) % n, data(0, length)
+    place, everything = (rank - root) % n, part(0, 1, length)
     distance = 1 << (n - 1).bit_length() >> 1
     while distance:
         if place % (2 * distance) == 0 and place + distance < n:

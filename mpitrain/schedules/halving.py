@@ -5,19 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from mpitrain.schedules.steps import (
-    Receive,
-    Reduce,
-    Round,
-    Send,
-    Slice,
-    data,
-    inbox,
-    moved,
-    ordered,
-    parts,
-    without_empty,
-)
+from mpitrain.schedules.steps import Receive, Reduce, Round, Send, Slice, data, inbox, moved, ordered, parts, without_empty
 
 
 def folded(rank: int, n: int, length: int, core: Callable[[int, int, int], Iterator[Round]]) -> Iterator[Round]:

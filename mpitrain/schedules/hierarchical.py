@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from mpitrain.schedules.direct import from_owners, to_owners
 from mpitrain.schedules.ring import ring
-from mpitrain.schedules.steps import Algorithm, Round, ScheduleError, moved, part
+from mpitrain.schedules.steps import Algorithm, Round, ScheduleError, cut, moved
 
 
 def hierarchical(nodes: Sequence[Hashable]) -> Algorithm:
@@ -30,10 +30,11 @@ def hierarchical(nodes: Sequence[Hashable]) -> Algorithm:
                                 f"give it the node of each of the {n} ranks")
         group = groups[nodes[rank]]
         index = group.index(rank)
-        yield from moved(to_owners(index, len(group), length, owners), ranks=group)
+        owned = cut(owners, length)
+        yield from moved(to_owners(index, len(group), owned), ranks=group)
         if index < owners:
-            mine, peers = part(index, owners, length), across[index]
+            mine, peers = owned[index], across[index]
             yield from moved(ring(peers.index(rank), len(peers), mine.length), ranks=peers, data_by=mine.start)
-        yield from moved(from_owners(index, len(group), length, owners), ranks=group)
+        yield from moved(from_owners(index, len(group), owned), ranks=group)
 
     return on_nodes

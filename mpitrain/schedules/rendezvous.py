@@ -11,16 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from mpitrain.schedules.steps import (
-    Copy,
-    Receive,
-    Reduce,
-    Round,
-    ScheduleError,
-    Send,
-    Slice,
-    slices_of,
-)
+from mpitrain.schedules.steps import Copy, Receive, Reduce, Round, ScheduleError, Send, Slice, slices_of
 from mpitrain.schedules.values import EMPTY, Memory, Run, Symbols, added, shifted
 
 Messages: TypeAlias = dict[int, deque[Slice]]                 # Messages by peer, in the order in which they are matched.
@@ -172,15 +163,3 @@ def check_memory(rank: int, index: int, round_: Round, length: int) -> None:
                 raise ScheduleError(f"rank {rank}, round {index}: a message arrives in {into} while another one uses {using}")
         if (buffer, arrives) not in furthest or stop > furthest[buffer, arrives].stop:
             furthest[buffer, arrives] = part
-
-
-def check_lanes(lanes: Sequence[Iterable[Round]], rank: int) -> None:
-    """ScheduleError for lanes of one rank that touch the same element: run at the same time, they would race."""
-    touched = sorted({(part.buffer, part.start, part.stop, lane) for lane, rounds in enumerate(lanes) for round_ in rounds
-                      for step in round_ for part in slices_of(step) if part.length})
-    furthest: dict[tuple[str, int], int] = {}
-    for buffer, start, stop, lane in touched:
-        for (where, other), reach in furthest.items():
-            if where == buffer and other != lane and start < reach:
-                raise ScheduleError(f"rank {rank}: lanes {other} and {lane} both use {buffer}[{start}:{min(stop, reach)}]")
-        furthest[buffer, lane] = max(stop, furthest.get((buffer, lane), 0))

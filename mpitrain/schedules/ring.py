@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain, zip_longest
 
 from mpitrain.schedules.steps import Receive, Reduce, Round, Send, inbox, moved, part, rotating, without_empty
 
@@ -39,36 +38,15 @@ def ring(rank: int, n: int, length: int) -> Iterator[Round]:
     yield from ring_all_gather(rank, n, length)
 
 
-class SegmentedRing:
-    """The ring over pieces whose messages are `segment` elements long, `in_flight` pieces at a time.
-
-    What was received is added while it is still in the cache; with several in flight, one piece's messages travel while
-    another is added up. Lane i takes pieces i, i + in_flight, ... one after the other. In order of their rounds, for two:
-
-        lane 0   piece 0, hop 0  |                  |  piece 0, hop 1  |                  | ...
-        lane 1                   |  piece 1, hop 0  |                  |  piece 1, hop 1  | ...
-    """
-
-    def __init__(self, segment: int, in_flight: int):
-        self.segment, self.in_flight = segment, in_flight
-
-    def lanes(self, rank: int, n: int, length: int) -> list[Iterator[Round]]:
-        """At most `in_flight` programs; fewer where the array has fewer pieces."""
-        piece = n * self.segment
-        starts = range(0, length, piece)
-
-        def lane(index: int) -> Iterator[Round]:
-            return chain.from_iterable(moved(ring(rank, n, min(piece, length - start)), data_by=start,
-                                             inbox_by=index * self.segment) for start in starts[index::self.in_flight])
-
-        return [lane(index) for index in range(min(self.in_flight, len(starts)))]
-
-    def __call__(self, rank: int, n: int, length: int) -> Iterator[Round]:
-        for rounds in zip_longest(*self.lanes(rank, n, length)):
-            yield from (round_ for round_ in rounds if round_ is not None)
-
-
 # 524,288 elements are 2 MiB of float32: what arrives is added while the cache still holds it, and the next piece reuses its
-# place. One in flight: on one machine the processor itself moves the bytes, and another piece would only crowd the cache. 16 MiB,
-# 2 ranks, in one alternating run (Open MPI 5.0.11, 2 cores, 2026-11): whole 6.6 ms, 2 MiB 6.2, 1 MiB 6.6, two of 1 MiB 6.9.
-segmented_ring = rotating(SegmentedRing(segment=1 << 19, in_flight=1))
+# place. 16 MiB, 2 ranks, in one alternating run (Open MPI 5.0.11, 2 cores, 2026-11): whole 6.6 ms, 2 MiB 6.2, 1 MiB 6.6. Two
+# pieces at once (1 MiB: 6.9 ms) would only crowd the cache: on one machine the processor itself moves the bytes.
+SEGMENT = 1 << 19
+
+
+@rotating
+def segmented_ring(rank: int, n: int, length: int, segment: int = SEGMENT) -> Iterator[Round]:
+    """The ring over pieces whose messages are `segment` elements long, one piece after the other."""
+    piece = n * segment
+    for start in range(0, length, piece):
+        yield from moved(ring(rank, n, min(piece, length - start)), data_by=start)

@@ -7,7 +7,7 @@ The model (latency alpha, beta seconds a byte, gamma seconds for each byte that 
 - It is ready when its send and its receive are posted (rendezvous). Of its ready messages a rank starts the one written
   first; where the receiver is busy it waits for it. Receivers serve in the order of asking.
 - A round's arithmetic begins when all the round's messages have ended, the next round when its arithmetic has. A rank
-  computes one thing at a time, and its links work meanwhile, as they do where messages need no processor: lanes overlap.
+  computes when its messages have ended, and its links work meanwhile, as they do where messages need no processor.
 
 There are no headers, no buffers, no contention beyond the links, and ranks start together: a lower bound to compare with.
 """
@@ -22,18 +22,7 @@ from math import inf
 from typing import NamedTuple, TypeAlias
 
 from mpitrain.errors import ConfigError
-from mpitrain.schedules.steps import (
-    ROTATING,
-    Algorithm,
-    Copy,
-    Receive,
-    Reduce,
-    Round,
-    ScheduleError,
-    Send,
-    lanes_of,
-    slices_of,
-)
+from mpitrain.schedules.steps import ROTATING, Algorithm, Copy, Receive, Reduce, Round, ScheduleError, Send, slices_of
 
 EXACT_RANKS = 64
 
@@ -62,21 +51,21 @@ class Clock(NamedTuple):
 
 
 START = Clock(0.0)
-POST, ADD, LINK = range(3)                                    # events: a lane's next round, its arithmetic; a free link
+POST, ADD, LINK = range(3)                                    # Events: a rank's next round, its arithmetic; a free link.
 
 
-class Lane:
-    """One program of a rank, in its current round."""
+class Program:
+    """The rounds of a rank, and where it is in the current one."""
 
-    __slots__ = ("rank", "number", "rounds", "pending", "latest", "added", "index")
+    __slots__ = ("rank", "rounds", "pending", "latest", "added", "index")
 
-    def __init__(self, rank: int, number: int, rounds: Iterator[Round]):
-        self.rank, self.number, self.rounds = rank, number, rounds
+    def __init__(self, rank: int, rounds: Iterator[Round]):
+        self.rank, self.rounds = rank, rounds
         self.pending, self.added, self.index = 0, 0, -1       # Messages of this round that have not ended; the bytes to add then.
         self.latest = START
 
 
-Posted: TypeAlias = tuple[Lane, int, int]                     # The lane, the message's place among the rank's, its bytes.
+Posted: TypeAlias = tuple[Program, int, int]                  # A program, the message's place among its rank's, its bytes.
 
 
 class Simulation:
@@ -85,64 +74,63 @@ class Simulation:
     def __init__(self, machine: Machine, n: int, itemsize: int, *, rotating: bool):
         self.machine, self.n, self.itemsize, self.rotating = machine, n, itemsize, rotating
         ranks = 1 if rotating else n
-        self.outgoing, self.incoming, self.core = [START] * ranks, [START] * ranks, [START] * ranks
-        self.finish = [START] * ranks
-        self.ready: list[list[tuple[int, Lane, Lane, int]]] = [[] for _ in range(ranks)]
+        self.outgoing, self.incoming, self.finish = [START] * ranks, [START] * ranks, [START] * ranks
+        self.ready: list[list[tuple[int, Program, Program, int]]] = [[] for _ in range(ranks)]
         self.asked = [False] * ranks                          # whether a link event of this rank is among the events
-        self.sends: dict[tuple[int, int], deque[Posted]] = {}
-        self.receives: dict[tuple[int, int], deque[Posted]] = {}
-        self.events: list[tuple[float, int, int, Clock, Lane | int]] = []
+        self.sends: dict[int, deque[Posted]] = {}
+        self.receives: dict[int, deque[Posted]] = {}
+        self.events: list[tuple[float, int, int, Clock, Program | int]] = []
         self.tick, self.written = count(), count()
 
     def run(self, algorithm: Algorithm, length: int) -> list[Clock]:
         """When each rank has its result. ScheduleError for messages that do not match, or never meet."""
-        lanes = [Lane(rank, number, rounds) for rank in range(len(self.finish))
-                 for number, rounds in enumerate(lanes_of(algorithm, rank, self.n, length))]
-        for lane in lanes:
-            self.at(START, POST, lane)
+        programs = [Program(rank, algorithm(rank, self.n, length)) for rank in range(len(self.finish))]
+        for program in programs:
+            self.at(START, POST, program)
         while self.events:
             _, kind, _, now, what = heappop(self.events)
-            if not isinstance(what, Lane):
+            if not isinstance(what, Program):
                 self.start_message(what, now)
             elif kind == ADD:
-                self.add(what, now)
+                self.at(Clock(now.seconds + self.machine.gamma * what.added, now.messages, now.sent, now.added + what.added),
+                        POST, what)
             else:
                 self.next_round(what, now)
-        waiting = next((lane for lane in lanes if lane.pending), None)
+        waiting = next((program for program in programs if program.pending), None)
         if waiting is not None:
             raise ScheduleError(f"rank {waiting.rank} of {self.n} waits for ever in round {waiting.index}; the checks of "
                                 f"mpitrain.schedules.check say for whom")
         return self.finish * (self.n if self.rotating else 1)
 
-    def at(self, when: Clock, kind: int, what: Lane | int) -> None:
+    def at(self, when: Clock, kind: int, what: Program | int) -> None:
         heappush(self.events, (when.seconds, kind, next(self.tick), when, what))
 
-    def next_round(self, lane: Lane, now: Clock) -> None:
-        round_ = next(lane.rounds, None)
+    def next_round(self, program: Program, now: Clock) -> None:
+        round_ = next(program.rounds, None)
         if round_ is None:
-            self.finish[lane.rank] = max(self.finish[lane.rank], now)
+            self.finish[program.rank] = now
             return
-        lane.index += 1
-        lane.latest, lane.added = now, 0
+        program.index += 1
+        program.latest, program.added = now, 0
         for step in round_:
             if isinstance(step, (Reduce, Copy)):
-                lane.added += step.into.length * self.itemsize
+                program.added += step.into.length * self.itemsize
             else:
-                lane.pending += 1
+                program.pending += 1
         for step in round_:
             if isinstance(step, (Send, Receive)):
-                self.post(step, lane, now)
-        if not lane.pending:
-            self.at(now, ADD if lane.added else POST, lane)
+                self.post(step, program, now)
+        if not program.pending:
+            self.at(now, ADD if program.added else POST, program)
 
-    def post(self, step: Send | Receive, lane: Lane, now: Clock) -> None:
-        source, target = (lane.rank, step.peer) if isinstance(step, Send) else (step.peer, lane.rank)
+    def post(self, step: Send | Receive, program: Program, now: Clock) -> None:
+        source, target = (program.rank, step.peer) if isinstance(step, Send) else (step.peer, program.rank)
         pair = (target - source) % self.n if self.rotating else source * self.n + target
         own, other = (self.sends, self.receives) if isinstance(step, Send) else (self.receives, self.sends)
-        key, posted = (pair, lane.number), (lane, next(self.written), slices_of(step)[0].length * self.itemsize)
-        waiting = other.get(key)
+        posted = (program, next(self.written), slices_of(step)[0].length * self.itemsize)
+        waiting = other.get(pair)
         if not waiting:
-            own.setdefault(key, deque()).append(posted)
+            own.setdefault(pair, deque()).append(posted)
             return
         met = waiting.popleft()
         (sender, place, size), (receiver, _, room) = (posted, met) if isinstance(step, Send) else (met, posted)
@@ -163,20 +151,14 @@ class Simulation:
             alpha, beta = machine.alpha_between, machine.beta_between
         end = Clock(begin.seconds + alpha + beta * size, begin.messages + 1, begin.sent + size, begin.added)
         self.outgoing[rank] = self.incoming[receiver.rank] = end
-        for lane in (sender, receiver):
-            lane.pending -= 1
-            lane.latest = max(lane.latest, end)
-            if not lane.pending:
-                self.at(lane.latest, ADD if lane.added else POST, lane)
+        for program in (sender, receiver):
+            program.pending -= 1
+            program.latest = max(program.latest, end)
+            if not program.pending:
+                self.at(program.latest, ADD if program.added else POST, program)
         self.asked[rank] = bool(self.ready[rank])
         if self.asked[rank]:
             self.at(end, LINK, rank)
-
-    def add(self, lane: Lane, now: Clock) -> None:
-        begin = max(now, self.core[lane.rank])
-        end = Clock(begin.seconds + self.machine.gamma * lane.added, begin.messages, begin.sent, begin.added + lane.added)
-        self.core[lane.rank] = end
-        self.at(end, POST, lane)
 
 
 def finish_times(algorithm: Algorithm, n: int, length: int, itemsize: int, machine: Machine) -> list[Clock]:

@@ -8,15 +8,12 @@ the round's `Reduce` and `Copy` steps run in their order, and the next round beg
 
 Two ranks match the messages between them in the order in which they are written. Messages must not touch memory that another
 message of the same round writes. `check.py` proves these things for all ranks of an algorithm at once.
-
-An algorithm may be made of lanes: programs that touch different memory, so that they may run at the same time (one lane's
-arithmetic while another one's messages travel) or one after the other, as whoever runs them likes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from mpitrain.errors import ConfigError
 
@@ -76,24 +73,6 @@ class Rooted(Protocol):
     def __call__(self, rank: int, n: int, length: int, root: int = 0) -> Iterator[Round]: ...
 
 
-@runtime_checkable
-class Laned(Protocol):
-    """An algorithm whose rounds, when called, are those of its lanes in turn.
-
-    The lanes of a rank touch different elements of both buffers. Lane i of one rank talks to lane i of the others only, each
-    in its own line of messages (a tag of its own, when the lanes run at the same time).
-    """
-
-    def __call__(self, rank: int, n: int, length: int) -> Iterator[Round]: ...
-
-    def lanes(self, rank: int, n: int, length: int) -> list[Iterator[Round]]: ...
-
-
-def lanes_of(algorithm: Algorithm, rank: int, n: int, length: int) -> list[Iterator[Round]]:
-    """The programs of a rank that may run at the same time: one, unless the algorithm has lanes."""
-    return algorithm.lanes(rank, n, length) if isinstance(algorithm, Laned) else [algorithm(rank, n, length)]
-
-
 # The algorithms in which each rank does what its neighbour does, one rank further on, with parts of equal length where n
 # divides the length: then all ranks' clocks agree, and one of them tells the time of all.
 ROTATING: set[Algorithm] = set()
@@ -136,6 +115,11 @@ def part(index: int, n: int, length: int) -> Slice:
     """Part `index` (modulo n) of `length` elements cut into n almost equal ones, some empty when length < n."""
     index %= n
     return data(index * length // n, (index + 1) * length // n)
+
+
+def cut(n: int, length: int) -> list[Slice]:
+    """All n parts of `length` elements."""
+    return [part(index, n, length) for index in range(n)]
 
 
 def parts(first: int, stop: int, n: int, length: int) -> Slice:

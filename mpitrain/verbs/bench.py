@@ -47,4 +47,4 @@ def run(options: Namespace, process: Process) -> int:
     signals.ignore()                              # before what takes a while to import
     from mpitrain.bench import command
     flags = {name: value for name, value in vars(options).items() if name not in ("verb", "bench_verb", "traceback")}
-    return command.VERBS[options.bench_verb](**flags)
+    return command.run(options.bench_verb, **flags)

@@ -66,8 +66,7 @@ def test_spans_of_actions_are_busy_and_spans_of_waits_are_not() -> None:
     ({"chunks": 1}, "--chunks must be at least 2"),
     ({"micro_batches": 0}, "--micro-batches must be at least 1"), ({"width": 0}, "--width must be at least 1")])
 def test_what_cannot_be_measured_is_refused(changes: dict[str, Any], words: str) -> None:
-    flags: dict[str, Any] = {"schedules": "1f1b", "micro_batches": 4, "chunks": 2, "blocks": 8, "width": 8, "rows": 8, "steps": 1,
-                             "json": None}
+    flags: dict[str, Any] = {"schedules": "1f1b", "micro_batches": 4, "chunks": 2, "blocks": 8, "width": 8, "rows": 8, "steps": 1}
     with pytest.raises(UsageError, match=words):
         command.pipeline(**{**flags, **changes})
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from launch import Result, mpirun
 
-from mpitrain.backend import native
+from mpitrain.backend import memory, native
 from mpitrain.backend.memory import page_faults, resident
-from mpitrain.bench import memory, peak
+from mpitrain.bench import peak
 from mpitrain.bench.pairs import WARM_UP, in_turn
 from mpitrain.bench.workloads import WORKLOADS, Workload
 

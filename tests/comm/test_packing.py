@@ -25,7 +25,7 @@ from mpitrain.comm.messages.program import (
 )
 from mpitrain.kernels.wire import FORMATS
 from mpitrain.schedules.collectives import ALL_REDUCE, part
-from mpitrain.schedules.ring import SegmentedRing
+from mpitrain.schedules.ring import segmented_ring
 from mpitrain.schedules.steps import Copy, Receive, Reduce, Round, Send, data, inbox
 
 ALGORITHMS = {**{name: ALL_REDUCE.resolve(name) for name in ALL_REDUCE}, "direct": direct, "star": star}
@@ -129,9 +129,8 @@ def test_packed_values_in_the_least_memory_make_the_same_bits(name: str, n: int)
 
 
 def test_a_ring_of_pieces_keeps_the_packed_values_of_one_piece() -> None:
-    algorithm = SegmentedRing(segment=128, in_flight=1)
     length, n = 16 * 2 * 128, 2
-    programs = [packed(plain(lane), [Part("data", 0, length)], True) for lane in algorithm.lanes(0, n, length)]
+    programs = [packed(plain(segmented_ring(0, n, length, segment=128)), [Part("data", 0, length)], True)]
     assert needed(programs, "data16") == length and needed(compacted(programs), "data16") == 2 * 128
 
 

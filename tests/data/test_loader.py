@@ -15,20 +15,20 @@ from hypothesis import strategies as st
 
 from mpitrain.data import (
     Dataset,
-    EvaluationLoader,
     Loader,
     MicroBatch,
     Sampler,
     Transforms,
     augmentations,
-    chunks,
     describe,
     open_dataset,
     scan_labels,
     token_split,
     write_shards,
 )
+from mpitrain.data.loader import SampleReader
 from mpitrain.errors import DataError
+from mpitrain.train.build import inputs
 
 Write = Callable[..., Path]
 
@@ -92,6 +92,19 @@ def test_threads_change_nothing_and_resuming_continues_the_stream(dataset: Datas
     want = [dataset.read(Sampler(203, 32, seed=9).rows(s))[0] for s in range(20)]
     assert all(np.array_equal(a, b) for a, b in zip(whole, want))
     assert all(np.array_equal(a, b) for a, b in zip(stream(13, 20), whole[13:]))
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_so_many_steps_are_ready_or_being_read_and_no_more(dataset: Dataset, depth: int) -> None:
+    with Loader(dataset, Sampler(203, 32), 1, workers=1, depth=depth) as loader:
+        asked: list[int] = []
+        load = loader.load
+        loader.load = lambda step: asked.append(step) or load(step)     # type: ignore[func-returns-value,method-assign]
+        assert [step for step, _ in loader.iterate(0, depth)] == asked == [*range(depth)]
+        asked.clear()
+        next(loader.iterate())
+        loader._pool.shutdown(wait=True)                                # type: ignore[union-attr]
+        assert asked == [*range(depth)]
 
 
 def test_steps_are_read_ahead_while_the_consumer_works(dataset: Dataset) -> None:
@@ -170,7 +183,7 @@ def test_tokens_outside_the_vocabulary_are_found_but_padding_is_not_taken_for_th
     with pytest.raises(DataError, match=r"token 30 is outside 0..9"):
         list(Loader(training, Sampler(len(training), 4, shuffle=False), 1, n_classes=10).iterate(0, 18))
     assert validation is not None
-    assert (np.concatenate([m.y for m in EvaluationLoader(validation, n_classes=10)]) == -1).sum() == 24 - 19
+    assert (SampleReader(validation, n_classes=10).read(np.arange(len(validation)))[1] == -1).sum() == 24 - 19
 
 
 def test_nan_in_a_regression_target_is_found(plain_file: Write) -> None:
@@ -178,28 +191,21 @@ def test_nan_in_a_regression_target_is_found(plain_file: Write) -> None:
     y[4] = np.nan
     dataset = open_dataset(describe(plain_file(x=features(9, 2), y=y)))
     with pytest.raises(DataError, match="value 0 of this row is nan") as caught:
-        list(EvaluationLoader(dataset))
+        SampleReader(dataset).read(np.arange(9))
     assert (caught.value.row, caught.value.dataset) == (4, "/y")
 
 
 def test_large_finite_values_are_not_taken_for_infinite(plain_file: Write) -> None:
     x = np.full((9, 2), 1.7e308)                      # their sum overflows
-    assert len(list(EvaluationLoader(open_dataset(describe(plain_file(x=x, y=np.arange(9.0))))))) == 1
+    read, _ = SampleReader(open_dataset(describe(plain_file(x=x, y=np.arange(9.0))))).read(np.arange(9))
+    assert np.array_equal(read, x)
 
 
-@settings(max_examples=40, deadline=None)
-@given(n=st.integers(0, 300), chunk=st.integers(1, 64), n_ranks=st.integers(1, 5))
-def test_evaluation_chunks_hold_every_row_once_at_fixed_places(n: int, chunk: int, n_ranks: int) -> None:
-    rows = np.random.default_rng(0).permutation(n)
-    together = sorted((c, part.tolist()) for r in range(n_ranks) for c, part in chunks(rows, chunk, r, n_ranks))
-    assert together == [(c, rows[c * chunk:(c + 1) * chunk].tolist()) for c in range(-(-n // chunk))]
-    assert all(c % n_ranks == r for r in range(n_ranks) for c, _ in chunks(range(n), chunk, r, n_ranks))
-
-
-def test_evaluation_on_three_ranks_reads_what_one_reads(dataset: Dataset) -> None:
-    def read(r: int, n: int) -> list[MicroBatch]:
-        return list(EvaluationLoader(dataset, range(100, 203), 16, rank=r, n_ranks=n))
-    together = sorted((m for r in range(3) for m in read(r, 3)), key=lambda m: m.index)
-    for one, other in zip(read(0, 1), together, strict=True):
-        assert np.array_equal(one.x, other.x) and one.first == other.first == one.index * 16
-        assert np.array_equal(one.samples, other.samples)
+def test_evaluation_reads_every_row_once_in_chunks_of_one_size(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "EVALUATION_CHUNK", 16)
+    rows = np.random.default_rng(0).permutation(203)
+    read, n = inputs.evaluation_chunks(dataset, rows, Transforms(), None)
+    found = [read(chunk) for chunk in range(n)]
+    assert [len(x) for x, _ in found] == [16] * 12 + [11]
+    for part in range(2):
+        assert np.array_equal(np.concatenate([pair[part] for pair in found]), dataset.read(rows)[part])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -27,7 +28,7 @@ from mpitrain.schedules.check import (
 )
 from mpitrain.schedules.collectives import ALL_REDUCE, ring
 from mpitrain.schedules.rendezvous import execute
-from mpitrain.schedules.ring import SegmentedRing, ring_all_gather, ring_reduce_scatter
+from mpitrain.schedules.ring import ring_all_gather, ring_reduce_scatter, segmented_ring
 from mpitrain.schedules.steps import Algorithm, Copy, Receive, Reduce, Round, Send, Slice, data, inbox, moved
 from mpitrain.schedules.values import EMPTY, LEAF, Memory, Run, Symbols
 
@@ -207,44 +208,10 @@ def test_swapped_operands_are_told_from_the_tree() -> None:
         check_tree(swapped, 2, 1)
 
 
-class Lanes:
-    """Two rings over halves, with lanes that go wrong as asked."""
-
-    def __init__(self, fault: str):
-        self.fault = fault
-
-    def lanes(self, rank: int, n: int, length: int) -> list[Iterator[Round]]:
-        half = length // 2
-        lanes = [moved(ring(rank, n, half)), moved(ring(rank, n, half), data_by=half, inbox_by=length)]
-        if self.fault == "race":
-            lanes[1] = moved(ring(rank, n, half), data_by=half)
-        if self.fault == "missing" and rank == 1:
-            lanes.pop()
-        if self.fault == "crossed" and rank == 1:
-            lanes.reverse()
-        return lanes
-
-    def __call__(self, rank: int, n: int, length: int) -> Iterator[Round]:
-        for lane in Lanes("").lanes(rank, n, length if self.fault != "other" else length - 2):
-            yield from lane
-
-
-@pytest.mark.parametrize(("fault", "message"), [
-    ("race", r"^rank 0: lanes 0 and 1 both use inbox\[0:2\]$"),
-    ("missing", "^rank 0 of 2 has 2 lanes, rank 1 has 1$"),
-    ("crossed", r"^rank 0 of 2 ends with |^lanes on 2 ranks compute something else than their rounds in turn$"),
-    ("other", "^lanes on 2 ranks compute something else than their rounds in turn$"),
-])
-def test_lanes_that_cannot_run_at_the_same_time_are_found(fault: str, message: str) -> None:
-    check_all_reduce(Lanes(""), 2, 8)
-    with pytest.raises(ScheduleError, match=message):
-        check_all_reduce(Lanes(fault), 2, 8)
-
-
 @pytest.mark.parametrize("name", [*ALL_REDUCE, "segments"])
 def test_sixty_four_ranks_are_proved(name: str) -> None:
     """As a user's own algorithm is, at the start of a job."""
-    algorithm = SegmentedRing(segment=1, in_flight=2) if name == "segments" else ALL_REDUCE[name]
+    algorithm = partial(segmented_ring, segment=1) if name == "segments" else ALL_REDUCE[name]
     for length in (0, 1, 63):
         check_all_reduce(algorithm, 64, length)
 
@@ -342,7 +309,7 @@ def test_a_proof_costs_the_same_at_any_length(name: str, monkeypatch: pytest.Mon
     counts = []
     for length in (1 << 10, 1 << 32):
         written.clear()
-        algorithm = SegmentedRing(segment=length // 16, in_flight=2) if name == "segmented_ring" else ALL_REDUCE[name]
+        algorithm = partial(segmented_ring, segment=length // 16) if name == "segmented_ring" else ALL_REDUCE[name]
         check_all_reduce(algorithm, 4, length)
         counts.append(sum(written))
     assert counts[0] == counts[1] > 0
@@ -433,14 +400,6 @@ def raises_inside(rank: int, n: int, length: int) -> Any:
     return len(length)                                                         # type: ignore[arg-type]
 
 
-class WrongLanes:
-    def lanes(self, rank: int, n: int, length: int) -> Any:
-        return 7
-
-    def __call__(self, rank: int, n: int, length: int) -> Any:
-        return iter(())
-
-
 @pytest.mark.parametrize(("algorithm", "message"), [
     (os.getcwd, r"it is called with \(rank, n, length\), and it does not take them: .*takes no arguments \(3 given\)"),
     (lambda rank, n: iter(()), r"it is called with \(rank, n, length\), and it does not take them: .* 2 positional arguments .*"),
@@ -457,7 +416,6 @@ class WrongLanes:
     (yields([Copy(Slice("outbox", 0, 1), data(0, 1))]), r"rank 0, round 0: a Copy is of .*, found Slice\(buffer='outbox'.*"),
     (yields([Copy(inbox(-1, 1), data(0, 2))]), r"rank 0, round 0: inbox\[-1:1\] is no slice of the inbox"),
     (no_end, "rank 0 yields more than 300 rounds; it must come to an end"),
-    (WrongLanes(), r"its lanes must be a list of generators of rounds, found 7 \(int\)"),
 ])
 def test_what_is_no_algorithm_is_refused_in_words(algorithm: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calling, "MOST_ROUNDS", 300)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -31,7 +32,7 @@ from mpitrain.schedules.collectives import (
 )
 from mpitrain.schedules.direct import tree_fold
 from mpitrain.schedules.hierarchical import hierarchical
-from mpitrain.schedules.ring import SegmentedRing, segmented_ring
+from mpitrain.schedules.ring import segmented_ring
 from mpitrain.schedules.steps import (
     ROTATING,
     Algorithm,
@@ -44,7 +45,6 @@ from mpitrain.schedules.steps import (
     Slice,
     data,
     inbox,
-    lanes_of,
     moved,
     part,
     slices_of,
@@ -58,7 +58,7 @@ EVERY = [*((name, ALL_REDUCE[name]) for name in ALL_REDUCE),
          *((f"{name} all-gather", ALL_GATHER[name]) for name in ALL_GATHER),
          *((f"{name} broadcast", BROADCAST[name]) for name in BROADCAST),
          *((f"{name} all-to-all", ALL_TO_ALL[name]) for name in ALL_TO_ALL),
-         ("segmented ring of three lanes", SegmentedRing(segment=2, in_flight=3))]
+         ("segmented ring of short pieces", partial(segmented_ring, segment=2))]
 every_algorithm = pytest.mark.parametrize("algorithm", [algorithm for _, algorithm in EVERY], ids=[name for name, _ in EVERY])
 
 
@@ -105,20 +105,11 @@ def test_an_all_to_all_of_unequal_parts_is_refused(name: str) -> None:
 
 
 @settings(deadline=None, max_examples=40)
-@given(n=st.integers(1, 9), length=st.integers(0, 60), segment=st.integers(1, 5), in_flight=st.integers(1, 4))
-def test_a_segmented_ring_of_any_segments_sums_right(n: int, length: int, segment: int, in_flight: int) -> None:
-    algorithm = SegmentedRing(segment, in_flight)
+@given(n=st.integers(1, 9), length=st.integers(0, 60), segment=st.integers(1, 5))
+def test_a_segmented_ring_of_any_segments_sums_right(n: int, length: int, segment: int) -> None:
+    algorithm = partial(segmented_ring, segment=segment)
     check_all_reduce(algorithm, n, length)
-    assert len(algorithm.lanes(0, n, length)) <= in_flight
     assert all(step.what.length <= segment for round_ in algorithm(0, n, length) for step in round_ if isinstance(step, Send))
-
-
-def test_neighbouring_rounds_of_a_segmented_ring_touch_different_memory() -> None:
-    """So that one's messages may travel while the other one adds."""
-    rounds = list(SegmentedRing(segment=2, in_flight=2)(1, 3, 24))
-    touched = [{(piece.buffer, i) for step in round_ for piece in slices_of(step) for i in range(piece.start, piece.stop)}
-               for round_ in rounds]
-    assert len(rounds) == 4 * 4 and all(not first & second for first, second in pairwise(touched))
 
 
 @settings(deadline=None, max_examples=60)
@@ -216,8 +207,8 @@ def test_halving_and_doubling_take_the_logarithm_of_rounds_at_any_number_of_rank
 def test_more_elements_than_32_bits_count_are_plain_integers(algorithm: Algorithm) -> None:
     """The rounds of 5 ranks touch nothing outside the array, and between two ranks the same lengths are sent and received."""
     n, length = 5, 5 * 2**31 + 5 * 13
-    if isinstance(algorithm, SegmentedRing):
-        algorithm = SegmentedRing(segment=1 << 28, in_flight=2)
+    if isinstance(algorithm, partial) or algorithm is segmented_ring:
+        algorithm = partial(segmented_ring, segment=1 << 28)
     messages: dict[tuple[str, int, int], list[int]] = {}
     for rank in range(n):
         for step in (step for round_ in algorithm(rank, n, length) for step in round_):
@@ -234,7 +225,7 @@ def test_more_elements_than_32_bits_count_are_plain_integers(algorithm: Algorith
 def test_those_marked_as_rotating_do_the_same_on_every_rank(algorithm: Algorithm, n: int) -> None:
     def relative(rank: int) -> list[list[object]]:
         """A rank's rounds, peers counted from it, memory by length alone; the arithmetic of a round as a whole."""
-        rounds = [round_ for lane in lanes_of(algorithm, rank, n, 6 * n) for round_ in lane]
+        rounds = list(algorithm(rank, n, 6 * n))
         return [[*((type(step), (step.peer - rank) % n, slices_of(step)[0].length) for step in round_
                    if isinstance(step, (Send, Receive))),
                  sum(slices_of(step)[-1].length for step in round_ if isinstance(step, (Reduce, Copy)))] for round_ in rounds]

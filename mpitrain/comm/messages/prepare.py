@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from mpitrain.comm.messages.packing import compacted, packed
 from mpitrain.comm.messages.program import MESSAGE_BYTES, Messages, Part, lanes, needed, plain, segment_count, translate
 from mpitrain.comm.messages.signature import Signature
 from mpitrain.errors import ShapeError
 from mpitrain.kernels.wire import Format, format_of
-from mpitrain.schedules.steps import Algorithm, Round
+from mpitrain.schedules.steps import Algorithm
 
 if TYPE_CHECKING:
     from mpitrain.backend import Array
+    from mpitrain.comm.messages.buffers import Host, Pool
     from mpitrain.comm.work import Work
 
 # A part longer than this is cut. Over shared memory, where the processor itself moves the bytes, cutting only costs: the ring,
 # 16 MiB of float32, 2 ranks, MPI_Allreduce's time over ours in one alternating run (Open MPI 5.0.11, 2 cores, 2026-11): parts of
 # 256 KiB 0.64, 512 KiB 0.74, 1 MiB 0.79, 2 MiB 0.81, not cut 0.96.
 SEGMENT_BYTES = 64 << 20
+PACKED = np.dtype(np.uint16)
 
 
 class Plan(NamedTuple):
@@ -41,12 +45,10 @@ def make_plan(algorithm: Algorithm, rank: int, n: int, length: int, itemsize: in
               results: Sequence[tuple[int, int]] | None = None, on_all_ranks: bool = False) -> Plan:
     """The plan of one rank. With `results` (the elements [start, stop) that count at the end) messages are packed to 16 bits;
     what is the result `on_all_ranks` is rounded on all of them, so that it has the same bits."""
-    stages = [plain(rounds) for rounds in programs_of(algorithm, rank, n, length)]
+    program = plain(algorithm(rank, n, length))
     if results is not None:
-        parts = [Part("data", start, stop) for start, stop in results]
-        stages = [packed(program, parts, on_all_ranks) for program in stages]
-    if len(stages) == 1:
-        stages = lanes(stages[0], segment_count(algorithm, n, length, itemsize, cut.segment_bytes))
+        program = packed(program, [Part("data", start, stop) for start, stop in results], on_all_ranks)
+    stages = lanes(program, segment_count(algorithm, n, length, itemsize, cut.segment_bytes))
     if results is not None:
         stages = compacted(stages)
     sizes = {"data": itemsize, "inbox": itemsize, "data16": 2, "inbox16": 2}
@@ -54,10 +56,14 @@ def make_plan(algorithm: Algorithm, rank: int, n: int, length: int, itemsize: in
                 {buffer: needed(stages, buffer) for buffer in ("inbox", *(("data16", "inbox16") if results is not None else ()))})
 
 
-def programs_of(algorithm: Algorithm, rank: int, n: int, length: int) -> list[Iterator[Round]]:
-    """An algorithm's own lanes (its method `lanes`, with the arguments of a call) where it has some, else the one it is."""
-    own = getattr(algorithm, "lanes", None)
-    return [algorithm(rank, n, length)] if own is None else list(own(rank, n, length))
+def memory_of(plan: Plan, host: Host, pool: Pool) -> tuple[dict[str, Host], list[Host]]:
+    """The arrays that a plan names, where `host` is the data, and what of it is lent by the pool."""
+    memory, lent = {"data": host}, []
+    for buffer, elements in plan.elements.items():
+        dtype = PACKED if buffer.endswith("16") else host.dtype
+        lent.append(pool.take(elements * dtype.itemsize))
+        memory[buffer] = lent[-1][:elements * dtype.itemsize].view(dtype)
+    return memory, lent
 
 
 class Recipe(NamedTuple):
