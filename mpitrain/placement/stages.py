@@ -90,7 +90,7 @@ def can_be_cut(model: Module, parts: int) -> bool:
 
 
 def find_bounds(n_blocks: int, n_stages: int, chunks: int, counts: Sequence[int]) -> list[int]:
-    """Where the virtual stages begin and end, in blocks."""
+    """The ends of the virtual stages, in blocks."""
     parts = n_stages * chunks
     words = f"mesh.pp={n_stages}" + (f" x mesh.chunks={chunks}" if chunks > 1 else "")
     if parts > n_blocks:

@@ -34,7 +34,7 @@ PROBES = 5                   # Each size is probed so often; the fastest counts.
 
 
 def choose_bounds(ready_s: Sequence[float], nbytes: Sequence[int], alpha: float, beta: float) -> list[int]:
-    """Where to cut gradients into buckets so that the last one lands as early as possible; with no more buckets than that takes.
+    """The bounds of as few buckets as possible that let the last bucket land as early as possible.
 
     Gradient i (in the order of backward) is final at `ready_s[i]` and `nbytes[i]` long. Buckets go one after the other, a bucket
     of B bytes for alpha + beta B seconds, from the moment its last gradient is final. Bounds as in `buckets.cut_buckets`. With
@@ -90,7 +90,7 @@ class Tuning:
         self._step = 0                                          # Steps since the start, or since buckets were cut.
         self._ready: list[dict[str, float]] = []
         self._seconds: tuple[list[float], list[float]] = ([], [])      # Steps polled, and steps moved by the thread.
-        self._use(thread if progress == "thread" else None)
+        reducer.mover = thread if progress == "thread" else None
         self._watch()
 
     def restore(self, choices: dict[str, Any]) -> None:
@@ -173,12 +173,9 @@ class Tuning:
                 "choice": "thread" if thread < GAIN * poll else "poll", "ranks": self.reducer.bucket_sum.size,
                 "poll_step_s": poll, "thread_step_s": thread}))
             return
-        self._use(self.thread if n >= 0 and n % 2 else None)
+        self.reducer.mover = self.thread if n >= 0 and n % 2 else None
 
     def _take_policy(self, race: dict[str, Any]) -> None:
         self.choices["progress"] = race
         self._race = False
-        self._use(self.thread if race["choice"] == "thread" else None)
-
-    def _use(self, thread: ProgressThread | None) -> None:
-        self.reducer.mover = thread
+        self.reducer.mover = self.thread if race["choice"] == "thread" else None

@@ -35,7 +35,7 @@ class Dispatcher(Across):
         return LoneDispatcher(self.rank, self.size)
 
     def exchange(self, there: Tensor, experts: Experts) -> Tensor:
-        """What the experts of all ranks make of the rows at their places (E, C, D), as an array of the same kind."""
+        """The outputs of all ranks' experts for the rows at their places, both (E, C, D)."""
         own = there.shape[1]
         most = self.most(own)
         return Return.apply(experts(Send.apply(there, ranks=self, most=most)), ranks=self, own=own)

@@ -17,7 +17,7 @@ from mpitrain.placement.tensor_plan import Layer
 
 
 class CutCrossEntropy(Function):
-    """What `ops.cross_entropy` gives for the logits of all ranks together: the sum over rows, on every rank.
+    """`ops.cross_entropy` of the logits of all ranks together: the sum over rows, on every rank.
 
     One message is enough. For each row a rank sends its largest logit m, the sum t of exp(logit - m), the label's logit (0 where
     another rank has the label) and, with smoothing, the sum of the logits; a rank's part of the total is t exp(m - largest m).

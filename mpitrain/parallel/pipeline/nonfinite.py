@@ -1,4 +1,4 @@
-"""Where a NaN or an infinity first appeared: run the forward pass once more and look at every layer's output."""
+"""The search for the first NaN or infinity: another forward pass that looks at every layer's output."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class NodeCopy:
         return shared_by_all(self.shared, nbytes, "gradients")
 
     def piece(self, unit: Unit) -> tuple[int, int]:
-        """Where this rank's piece of a bucket begins and ends in it."""
+        """The ends of this rank's piece, in elements of the bucket."""
         bounds = self._bounds(unit)
         return bounds[0], bounds[-1]
 
@@ -62,5 +62,5 @@ class NodeCopy:
         return self.shared.cross.start_all_gather(piece, slices, unit.name)
 
     def _bounds(self, unit: Unit) -> tuple[int, ...]:
-        """Where the slices of the piece begin, and the last one ends, in the bucket."""
+        """The ends of the slices of the piece, in elements of the bucket."""
         return unit.owners_to_all.bounds[self._first:self._first + self.n_nodes + 1]
