@@ -87,11 +87,11 @@ class ParallelContext:
 
     def output_shape(self, found: Any) -> tuple[int, ...]:
         """The shape of the model's output, on all ranks, where ranks of the last stage have `found`. It communicates."""
-        n_stages, head = self.stage.n_stages, self.placement.head
+        n_stages = self.stage.n_stages
         if n_stages > 1:
             last = self.control.size // n_stages * (n_stages - 1)      # a rank of the last stage: pp is the outermost axis
             found = self.control.broadcast_object(None if found is None else list(found), last)
-        return tuple(found) if head is None else (*found[:-1], head.outputs)
+        return self.placement.output_shape(found)
 
     def loss(self, loss: Any) -> Any:
         """`loss` for the outputs as this rank has them."""

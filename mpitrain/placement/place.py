@@ -93,6 +93,10 @@ class Placement:
         """The last layer, where its outputs stay cut for the loss."""
         return next((layer for layer in self.layers if layer.style == "vocabulary" and isinstance(layer.module, Linear)), None)
 
+    def output_shape(self, own: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the model's output, of which a rank has `own`."""
+        return tuple(own) if self.head is None else (*own[:-1], self.head.outputs)
+
     @property
     def in_step(self) -> bool:
         """Whether ranks that have samples of their own must run the model equally often: they have experts for each other."""
