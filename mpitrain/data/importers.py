@@ -150,7 +150,7 @@ def import_npz(source: Path | str, out: Path | str, *, targets: Path | str | Non
 def _load_numpy(path: Path) -> Any:
     """An array, or a dict of arrays; pickles are never loaded."""
     try:
-        with open(path, "rb") as file:                 # np.load leaves it open when the archive is broken
+        with open(path, "rb") as file:                 # np.load leaves the file open when the archive is broken.
             loaded = np.load(file, allow_pickle=False)
             return loaded if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
     except FileNotFoundError:

@@ -29,7 +29,7 @@ from mpitrain.errors import AccessError, DataError, MissingError, StorageError
 BUILT_IN = {"digits": Path(__file__).parent / "digits"}
 SUFFIXES = (".h5", ".hdf5", ".he5", ".nc", ".mat")
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
-MAX_ANSWER = 1 << 28            # bytes of one description, about four million chunks
+MAX_ANSWER = 1 << 28            # A description has at most so many bytes: about four million chunks.
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,13 @@ def find_files(root: Path) -> tuple[list[Path], dict[str, Any] | None]:
 def check_file(path: Path) -> tuple[int, int]:
     """(bytes, mtime in ns) of a file that is a regular one and starts like HDF5; nothing else is ever opened for parsing."""
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:   # a FIFO must not hang us
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:   # A FIFO must not hang us.
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise DataError("is not a regular file", file=path)
             place = 0
             while place < status.st_size and os.pread(file.fileno(), 8, place) != SIGNATURE:
-                place = max(512, 2 * place)                     # the signature may follow a user block of 512 * 2**k bytes
+                place = max(512, 2 * place)                     # The signature may follow a user block of 512 * 2**k bytes.
     except FileNotFoundError:
         raise MissingError("the data file is not there", file=path) from None
     except PermissionError:
@@ -186,8 +186,8 @@ class Parser:
 
     def _start(self, file: Path) -> None:
         here = os.getcwd()
-        paths = [p for p in sys.path if os.path.isabs(p) and p != here]      # a data folder's h5py.py is not imported
-        variables = {k: v for k, v in os.environ.items()                     # and an h5py built with MPI must not join the job
+        paths = [p for p in sys.path if os.path.isabs(p) and p != here]      # A data folder's h5py.py is not imported.
+        variables = {k: v for k, v in os.environ.items()                     # An h5py built with MPI must not join the job.
                      if not k.startswith(("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "PYTHON", "HDF5_"))}
         variables |= {"HDF5_PLUGIN_PRELOAD": "::", "HDF5_USE_FILE_LOCKING": "FALSE", "MPI4PY_RC_INITIALIZE": "0",
                       "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
