@@ -14,6 +14,8 @@ import socket
 import threading
 import zlib
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +33,19 @@ class Reader(Protocol):
     def verify(self) -> int: ...
 
 
+@contextmanager
+def reading(file: Path, missing: str, denied: str, failed: str) -> Iterator[None]:
+    """What the operating system refuses, as our errors with these messages."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise MissingError(missing, file=file) from None
+    except PermissionError:
+        raise AccessError(denied, file=file) from None
+    except OSError as error:
+        raise StorageError(f"{failed}: {error.strerror}", file=file) from error
+
+
 class File:
     """One open data file that notices when it is changed under us.
 
@@ -41,15 +56,9 @@ class File:
 
     def __init__(self, shard: dict[str, Any], host: str):
         self.path = Path(shard["file"])
-        try:
+        with reading(self.path, "the data file is gone; this host may not see the folder that others see",
+                     "no permission to read the data", "opening the data failed"):
             self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except FileNotFoundError:
-            raise MissingError("the data file is gone; this host may not see the folder that others see",
-                               file=self.path) from None
-        except PermissionError:
-            raise AccessError("no permission to read the data", file=self.path) from None
-        except OSError as error:
-            raise StorageError(f"opening the data failed: {error.strerror}", file=self.path) from error
         self.size: int = shard["size"]
         status = os.fstat(self.fd)
         self.changed_ns = status.st_mtime_ns
