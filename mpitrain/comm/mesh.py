@@ -39,7 +39,8 @@ class Mesh(Grid):
         long = [axis for axis in AXES if self.lengths[axis] > 1]      # the others add no rank to a subset
         for count in range(len(long) + 1):
             for names in combinations(long, count):
-                self._subsets[names] = self._grid.Sub([axis in names for axis in AXES])
+                self._subsets[names] = (self._grid.Sub([axis in names for axis in AXES]) if names else
+                                        MPI.COMM_SELF.Create_cart([1]))      # MPICH's Sub of no axis is null on all ranks but one
                 self._subsets[names].Set_errhandler(MPI.ERRORS_RETURN)
 
     def __getitem__(self, axes: str | Sequence[str]) -> MPI.Cartcomm:

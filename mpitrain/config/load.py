@@ -12,7 +12,7 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
-from mpitrain.config.sections import SECTIONS, Config, ModelConfig
+from mpitrain.config.sections import OPEN, SECTIONS, Config, Origin, keys_of
 from mpitrain.config.values import check_values, toml
 from mpitrain.errors import AccessError, ConfigError, MissingError, nearest
 
@@ -35,17 +35,13 @@ def load_config(path: Path | None, overrides: list[str]) -> Config:
     name = config.run.name or source.stem
     folder = config.run.folder or str(source.resolve().parent if path is not None else Path.cwd())
     run = dataclasses.replace(config.run, name=name, folder=folder, out=config.run.out or f"runs/{name}")
-    config = dataclasses.replace(config, run=run)
-
-    def refused(message: str, keys: tuple[str, ...]) -> ConfigError:
-        return _wrong(None if overridden.intersection(keys) else source, message)    # the file is not to blame for an override
-
+    config = dataclasses.replace(config, run=run, origin=Origin(source, frozenset(overridden)))
     if not config.model.name:
-        raise refused('model.name is missing: for instance "mlp", "lenet", "gpt", or your own "file.py:function"',
-                      ("model.name",))
+        raise config.wrong('model.name is missing: for instance "mlp", "lenet", "gpt", or your own "file.py:function"',
+                           ("model.name",))
     if not config.data.path:
-        raise refused("data.path is missing: an HDF5 file, a folder of shards, or a built-in name (digits)", ("data.path",))
-    check_values(config, refused)
+        raise config.wrong("data.path is missing: an HDF5 file, a folder of shards, or a built-in name (digits)", ("data.path",))
+    check_values(config)
     return config
 
 
@@ -90,16 +86,14 @@ def _section(name: str, table: Any, source: Path | None) -> Any:
     kind = type(SECTIONS[name])
     if not isinstance(table, dict):
         raise _wrong(source, f"[{name}] must be a table of keys, found {_show(table)}")
-    hints = typing.get_type_hints(kind)
-    if kind is ModelConfig:
-        known = {key: table[key] for key in ("name", "init_from") if key in table}
-        known["arguments"] = {key: value for key, value in table.items() if key not in known}
-        if "arguments" in table:
-            raise _wrong(source, 'unknown key model.arguments: a model\'s arguments are keys of [model] themselves')
-        table = known
-    values = {}
+    hints, known = typing.get_type_hints(kind), keys_of(name)
+    if name in OPEN and "arguments" in table:
+        raise _wrong(source, f"unknown key {name}.arguments: arguments of what [{name}] names are keys of [{name}] themselves")
+    values = {"arguments": {key: table[key] for key in table if key not in known}} if name in OPEN else {}
     for key, value in table.items():
-        if key not in hints:
+        if key in values.get("arguments", ()):
+            continue
+        if key not in known:
             raise _wrong(source, f"unknown key {name}.{key}{nearest(key, hints)}")
         values[key] = _convert(f"{name}.{key}", value, hints[key], source)
     return kind(**values)

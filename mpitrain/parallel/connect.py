@@ -11,9 +11,7 @@ from typing import Any
 from mpitrain.backend import Array, Device, array_module
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
-from mpitrain.errors import ConfigError
 from mpitrain.nn import Sequential
-from mpitrain.optim import Optimizer
 from mpitrain.parallel.gradients.norm import Parts
 from mpitrain.parallel.gradients.replicas import broadcast_state
 from mpitrain.parallel.layers.context_parallel import join_attention
@@ -105,14 +103,6 @@ class Held:
         """The class of the largest output of each row; called alike by the ranks that hold the model's last block."""
         found: Array = array_module(output).argmax(output, axis=-1) if self.tensor is None else self.tensor.classes(output)
         return found
-
-    def refuse_optimizer(self, optimizer: Optimizer) -> None:
-        """ConfigError where it needs norms of whole parameters, and ranks have parts of them."""
-        for s in optimizer.storage.segments if optimizer.whole_parameters else ():
-            for axis in s.parameter.placement:
-                raise ConfigError(f"{type(optimizer).__name__} needs norms of whole parameters, and mesh.{axis} = "
-                                  f'{self.mesh.size(axis)} cuts "{s.name}"; set optimizer.name = "adamw" or "sgd", or '
-                                  f"mesh.{axis} = 1")
 
     def start_alike(self, arrays: dict[str, Array]) -> None:
         """Ranks that hold the same start from the same bits; DesyncError where they cannot. It communicates.

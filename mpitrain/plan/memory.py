@@ -52,9 +52,10 @@ def forecast(p: Placement, sample: tuple[Any, Any] | None, *, loss: Any, optimiz
     if p.part is not None and sample is not None:
         sample = p.part(sample[0]), p.part(sample[1])
     needed: list[int] | None = None
+    loss = tensor.loss(loss) if tensor else loss
     try:
         if sample is not None:
-            needed = _activations(stages, schedule, sample, loss=tensor.loss(loss) if tensor else loss, tokens=tokens)
+            needed = _activations(stages, schedule, sample, loss=loss, tokens=tokens)
     except Exception as error:                # of a model that a few rows do not suit, too: the report goes without
         why = error.message if isinstance(error, MpitrainError) else name_and_text(error, place(error))
     if needed is None:

@@ -39,6 +39,20 @@ def test_a_folder_that_others_can_write_is_not_used(own_cache: Path, monkeypatch
     assert cache_folder() == tmp_path / "xdg" / "mpitrain"
 
 
+@pytest.mark.parametrize("others", [0o000, 0o011, 0o055])
+def test_a_folder_that_others_can_only_read_or_pass_through_is_used(own_cache: Path, others: int) -> None:
+    own_cache.mkdir()
+    own_cache.chmod(0o700 | others)
+    assert cache_folder() == own_cache
+
+
+@pytest.mark.parametrize("others", [0o020, 0o002])
+def test_a_folder_that_the_group_or_all_can_write_is_not_used(own_cache: Path, others: int) -> None:
+    own_cache.mkdir()
+    own_cache.chmod(0o700 | others)
+    assert cache_folder() != own_cache
+
+
 def test_where_no_home_can_be_written_a_temporary_folder_stands_in(own_cache: Path, monkeypatch: pytest.MonkeyPatch,
                                                                   tmp_path: Path) -> None:
     (tmp_path / "file").touch()

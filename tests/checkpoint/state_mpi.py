@@ -39,7 +39,7 @@ class Scales(Values):
 def add_kinds(job: Job, scales: dict[str, Any]) -> tuple[Kept, Scales]:
     """Averages of what the optimizer updates here, zero; and some numbers."""
     storage: Any = job.state.optimizer.storage                              # type: ignore[union-attr]
-    averages = in_flat("averages", storage, storage.new_flat(), job.state.sharding is not None)
+    averages = in_flat("averages", storage, storage.new_flat(), job.state.shards is not None)
     kinds = averages, Scales(scales)
     job.state.kept += kinds
     return kinds

@@ -180,10 +180,13 @@ def test_disagreement_names_the_ranks_and_both_values(channel: Channel, comm: An
     ("ERR_RANK", False), ("ERR_COMM", False)])
 def test_the_class_of_an_error_says_whether_a_rank_was_lost(name: str, lost: bool) -> None:
     from mpi4py import MPI
+    if getattr(MPI, name) == MPI.ERR_UNKNOWN:
+        pytest.skip(f"this MPI has no {name}")
     found: Any = PeerError if lost else MPI.Exception
-    with pytest.raises(found, match=r"^the sum: MPI reports .*; another rank was probably lost$" if lost else name), \
-            lost_peer("the sum"):
-        raise MPI.Exception(getattr(MPI, name))
+    error = MPI.Exception(getattr(MPI, name))
+    with pytest.raises(found) as caught, lost_peer("the sum"):
+        raise error
+    assert str(caught.value) == (f"the sum: MPI reports {error}; another rank was probably lost" if lost else str(error))
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "mpi"])
@@ -194,8 +197,9 @@ def test_a_wrong_call_of_mpi_is_not_called_a_lost_rank(comm: Any, algorithm: str
     channel = Channel(comm.Dup(), "test", algorithm=algorithm)
     collective = channel.prepare(np.zeros(3), "x")
     channel.comm.Free()
-    with pytest.raises(MPI.Exception, match="MPI_ERR_COMM"):
+    with pytest.raises(MPI.Exception) as caught:
         collective.run()
+    assert caught.value.Get_error_class() == MPI.ERR_COMM
 
 
 def test_a_users_own_algorithm_is_checked_before_its_first_message(comm: Any, mpi_tmp_path: Path,

@@ -55,6 +55,12 @@ def test_every_size_is_an_integer_of_at_least_one(name, key, is_list, value):
     MODELS[name](**settings)
 
 
+def test_each_expert_of_gpt_has_the_sizes_of_the_mlp_it_stands_for():
+    plain, mixed = (dict(gpt(**TINY, bias=True, experts=n).named_parameters()) for n in (0, 3))
+    for layer in ("wide", "narrow"):
+        assert mixed[f"block1.mixture.{layer}"].shape == (3, *plain[f"block1.{layer}.weight"].shape)
+
+
 def test_a_model_may_have_no_hidden_layer():
     assert mlp(4, [], 2).count_parameters() == 10
 

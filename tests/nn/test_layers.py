@@ -194,6 +194,7 @@ def test_recurrent_layers_name_wrong_input():
 
 
 def test_initial_values_have_pytorch_s_bounds():
+    torch.manual_seed(0)
     for ours, theirs in ((nn.Linear(50, 400), torch.nn.Linear(50, 400)), (nn.Conv2d(8, 90, 3), torch.nn.Conv2d(8, 90, 3)),
                          (nn.LSTM(20, 50), torch.nn.LSTM(20, 50)),
                          (nn.ConvTranspose2d(8, 90, 3), torch.nn.ConvTranspose2d(8, 90, 3))):

@@ -13,7 +13,7 @@ from mpitrain.train.trainer import Trainer
 
 def test_the_rank_that_waited_least_gives_the_time(comm: Any) -> None:
     channel = Channel(comm.Dup(), "test")
-    trainer: Any = SimpleNamespace(channel=channel)
+    trainer: Any = SimpleNamespace(channel=channel, _message=np.empty(0))
     for least in range(comm.size):
         waited = 0.25 if comm.rank == least else 1.0 + comm.rank
         parts = np.zeros(comm.size)
