@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from mpitrain.data.checks import Source, check_finite
 from mpitrain.data.keyed import draw
 from mpitrain.data.sampler import Index
+from mpitrain.data.shards import Values
 from mpitrain.errors import CheckpointError, ConfigError
 from mpitrain.registry import Registry, bound, call_with
 
-Values = NDArray[Any]
 Keys = NDArray[np.uint64]
 Augmentation = Callable[[Values, Keys], Values]
 Asked = str | Sequence[str | dict[str, Any]] | None              # names, or tables of a name and its arguments
 
-FIT_ROWS = 4096          # rows per block of the statistics; fixed, so that the result depends on the split alone
+FIT_ROWS = 4096          # Statistics take rows in blocks of one size, so that they depend on the split alone.
 
 
 class Transform:
@@ -103,13 +103,13 @@ class Standardise(Transform):
             mean = mean + gap * (count / total)
             n = total
         deviation = np.sqrt(squares / n)
-        # a constant feature leaves rounding errors of about 1e-16 of its size, not exactly zero
+        # A constant feature leaves rounding errors of about 1e-16 of its size, not exactly zero.
         constant = deviation <= 1e-12 * np.maximum(np.abs(mean), np.finfo(np.float64).tiny)
         self.mean, self.deviation = np.asarray(mean), np.where(constant, 1.0, deviation)
 
     def __call__(self, x: Values) -> Values:
         assert self.mean is not None and self.deviation is not None, "standardise is used before fit or load_state_dict"
-        if x.dtype.kind != "f":                      # large integers would lose their differences as float32
+        if x.dtype.kind != "f":                      # Large integers would lose their differences as float32.
             return ((x - self.mean) / self.deviation).astype(np.float32)
         out: Values = (x - self.mean.astype(x.dtype)) / self.deviation.astype(x.dtype)
         return out

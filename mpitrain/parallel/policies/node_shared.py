@@ -126,7 +126,8 @@ class NodeShared(Policy):
     def prepare(self, bucket: Bucket, arrays: Sequence[Array]) -> Collective:
         """The sum of this rank's slice of a bucket alone, which updates it where the update need not wait."""
         own = self._slice(bucket)
-        collective = self.channel.prepare_sum_of_slice(arrays[0], bucket.name, own.within, partial(self._update_slice, own.parts))
+        then = partial(self._update_slice, own.parts) if own.parts else None
+        collective = self.channel.prepare_sum_of_slice(arrays[0], bucket.name, own.within, then)
 
         def start() -> Work:
             passes = None

@@ -150,9 +150,10 @@ class ShardedReducer(GradientReducer):
         flat = self._filled_bucket(bucket)
         work, seen = None, Seen()
         if self.bucket_sum.size > 1:
-            if self.ring is None or bucket.collective is None:         # else `flat` is the bucket's place each time
-                bucket.collective = self.bucket_sum.prepare(bucket, [flat])
-            work = bucket.collective.start()
+            collective: Any = bucket.collective or self.bucket_sum.prepare(bucket, [flat])
+            if self.ring is not None:                         # `flat` is the bucket's place each time; other memory is let go of
+                bucket.collective = collective
+            work = collective.start()
             if bucket.turn.last:
                 self.timeline.started(bucket.index, seen, began)
         self._sent.append((bucket, flat, work, seen))
