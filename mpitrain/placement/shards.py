@@ -26,7 +26,7 @@ from mpitrain.nn import FlatLayout, Segment
 from mpitrain.nn.storage import NamedViews
 from mpitrain.placement.buckets import Bucket, plan_buckets
 from mpitrain.placement.slices import Part, Slice, cut_slices, parts_of
-from mpitrain.schedules.uneven import OwnersToAll, SumToOwners
+from mpitrain.schedules.direct import OwnersToAll, SumToOwners
 
 KINDS = SHARDED
 

@@ -12,7 +12,7 @@ from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.comm.work import Work
 from mpitrain.parallel.policies.node_memory import block_of_the_node, shared_by_all
 from mpitrain.placement.shards import Unit
-from mpitrain.schedules.uneven import OwnersToAll
+from mpitrain.schedules.direct import OwnersToAll
 
 
 class Barrier:
