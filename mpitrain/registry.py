@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
+import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from mpitrain.errors import ConfigError, name_and_text, nearest
+from mpitrain.errors import ConfigError, name_and_text, nearest, place, text_of
 
 T = TypeVar("T")
 
@@ -108,3 +110,52 @@ def _load_module(source: str, folder: Path) -> Any:
         if error.name and (source == error.name or source.startswith(error.name + ".")):
             raise MissingSource(f"no module {source} (looked on sys.path and in {folder})") from None
         raise
+
+
+def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """What `function`, or a class, takes by name."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {name: p for name, p in inspect.signature(function).parameters.items() if p.kind in kinds}
+
+
+def takes_any(function: Callable[..., Any]) -> bool:
+    """Whether it takes arguments of every name."""
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+
+
+def accepted(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the offered arguments that `function` names: not every optimizer has a momentum."""
+    named = parameters_of(function)
+    return {name: value for name, value in offered.items() if name in named}
+
+
+def call_with(function: Callable[..., Any], arguments: Mapping[str, Any], what: str, section: str) -> Any:
+    """``function(**arguments)``, with a ConfigError that names the key it does not take, or the line where it fails."""
+    named = parameters_of(function)
+    for key in arguments:
+        if key not in named and not takes_any(function):
+            raise ConfigError(f"{what} has no {section}.{key}{nearest(key, named)}")
+    missing = [n for n, p in named.items() if p.default is p.empty and n not in arguments]
+    if missing:
+        raise ConfigError(f"{what} needs {', '.join(f'{section}.{n}' for n in missing)}")
+    return call(function, what, arguments)
+
+
+def bound(function: Callable[..., Any], arguments: Mapping[str, Any], what: str, section: str) -> Callable[..., Any]:
+    """`function` with those arguments given. ConfigError for one that it does not take."""
+    named = parameters_of(function) if arguments else {}
+    for key in arguments:
+        if key not in named:
+            raise ConfigError(f"{what} has no {section}.{key}{nearest(key, named)}")
+    return functools.partial(function, **arguments) if arguments else function
+
+
+def call(function: Callable[..., Any], what: str, arguments: Mapping[str, Any], *given: Any) -> Any:
+    """``function(*given, **arguments)``, with a ConfigError that says where `what` refuses the arguments or fails with them."""
+    try:
+        return function(*given, **arguments)
+    except (TypeError, ValueError) as error:
+        refused = error.__traceback__ is None or error.__traceback__.tb_next is None       # by the call itself: nothing ran
+        how = f"does not accept {dict(arguments)}: {text_of(error)}" if refused else \
+            f"failed with {dict(arguments)}: {name_and_text(error, place(error))}"
+        raise ConfigError(f"{what} {how}") from error

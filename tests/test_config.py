@@ -72,7 +72,8 @@ def test_what_is_written_back_reads_as_the_same(tmp_path, text):
 
 
 @pytest.mark.parametrize("key, message", [
-    ("train.stepz=3", 'unknown key train.stepz (did you mean "steps"?)'),
+    ("mesh.chunk=3", 'unknown key mesh.chunk (did you mean "chunks"?)'),
+    ("optimizer.arguments={}", "unknown key optimizer.arguments: arguments of what [optimizer] names are keys of [optimizer]"),
     ("trian.steps=3", 'unknown section [trian] (did you mean "train"?)'),
     ("train.steps=abc", "train.steps must be an integer"),
     ("train.steps=1.5", "train.steps must be an integer, found 1.5 (a number)"),
@@ -137,12 +138,12 @@ def test_every_integer_of_the_schema_is_known_to_that_test():
 
 
 def test_a_mistake_in_the_file_names_the_file_and_one_on_the_command_line_does_not(tmp_path):
-    path = write(tmp_path, GOOD + "momentun = 3\n")
+    path = write(tmp_path, GOOD + "[data.more]\n")
     with pytest.raises(ConfigError) as caught:
         load_config(path, [])
     assert caught.value.file == str(path)
     with pytest.raises(ConfigError) as caught:
-        load_config(write(tmp_path), ["train.stepz=1"])
+        load_config(write(tmp_path), ["log.evry=1"])
     assert caught.value.file is None and caught.value.message.startswith("on the command line: unknown key")
 
 

@@ -52,7 +52,8 @@ class Context:
     passed: bool                                  # a backward has come here, and what it needed is, or will be, released
 
     def __init__(self, function: type[Function], xp: Any, needs: tuple[bool, ...]):
-        self.function, self.xp, self.needs = function, xp, needs
+        self.function: Any = function                      # an op may have attributes of its own
+        self.xp, self.needs = xp, needs
         self._saved: Sequence[Any] | None = ()
         self._watched: Sequence[tuple[int, Version, int, bool]] = ()    # see `watch`
 

@@ -91,13 +91,11 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        shape: tuple[int, ...] = self.array.shape
-        return shape
+        return self.array.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        dtype: np.dtype[Any] = np.dtype(self.array.dtype)
-        return dtype
+        return np.dtype(self.array.dtype)
 
     @property
     def ndim(self) -> int:
@@ -139,8 +137,7 @@ class Tensor:
         """The one value of a tensor of size 1, as a Python number."""
         if self.size != 1:
             raise ShapeError(f"item() wants one value, this tensor has shape {self.shape}")
-        value: float = asnumpy(self.array).item()
-        return value
+        return asnumpy(self.array).item()
 
     def detach(self) -> Tensor:
         """The same memory, outside the graph."""

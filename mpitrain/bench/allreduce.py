@@ -29,7 +29,7 @@ from mpitrain.registry import Registry
 
 AT_ONCE = 1 << 20                 # One turn sums so many bytes, as far as MOST arrays allow.
 MOST = 64
-LINE = 128                        # arrays of a turn start on multiples of it: two cache lines, which are fetched together
+LINE = 128                        # A turn's arrays start on multiples of two cache lines, which are fetched together.
 
 
 def aligned(nbytes: int) -> np.ndarray[Any, Any]:
@@ -42,10 +42,11 @@ def aligned(nbytes: int) -> np.ndarray[Any, Any]:
 class Contender(NamedTuple):
     """A way to sum arrays over ranks; all ranks call its functions alike.
 
-    `allocate(nbytes)` gives the uint8 memory that the arrays lie in, aligned to 64 bytes.
+    `prepare(array)` gives what sums that array in place, each time it is called; `allocate(nbytes)` the uint8 memory that the
+    arrays lie in, aligned to 64 bytes.
     """
 
-    allreduce: Callable[[np.ndarray[Any, Any]], None]
+    prepare: Callable[[np.ndarray[Any, Any]], Callable[[], object]]
     close: Callable[[], None]
     allocate: Callable[[int], np.ndarray[Any, Any]] = aligned
 
@@ -53,7 +54,7 @@ class Contender(NamedTuple):
 def native(world: World) -> Contender:
     """MPI_Allreduce itself, in place: what the others are measured against."""
     comm = world.comm.Dup()
-    return Contender(partial(comm.Allreduce, None), comm.Free)         # mpi4py's None here is MPI_IN_PLACE.
+    return Contender(lambda array: partial(comm.Allreduce, None, array), comm.Free)         # mpi4py's None here is MPI_IN_PLACE.
 
 
 CONTENDERS: Registry[Callable[[World], Contender]] = Registry("all-reduce")
@@ -80,7 +81,7 @@ def shared(world: World) -> Contender:
             close()
             raise Unavailable(f"shared was asked for, but {channel.notes[0]}; or leave it out of --algorithms")
         return memory
-    return Contender(partial(channel.allreduce, name="bench"), close, allocate)
+    return Contender(lambda array: channel.prepare(array, "bench").run, close, allocate)
 
 
 def known(wire: str | None = None) -> list[str]:
@@ -95,16 +96,16 @@ def contender(name: str, world: World, wire: str | None = None) -> Contender:
         assert wire is None, f"{name} sends no messages of ours"
         return CONTENDERS[name](world)
     channel = Channel(world.comm.Dup(), f"bench:{name}", algorithm="auto" if name == MESSAGES else name, wire=wire)
-    return Contender(partial(channel.allreduce, name="bench"), channel.close)
+    return Contender(lambda array: channel.prepare(array, "bench").run, channel.close)
 
 
 class Side:
     """One contender with memory for the largest of `sizes`, ready to be timed; `wire` is what its messages hold of float32."""
 
     def __init__(self, name: str, contender: Contender, world: World, sizes: Sequence[int], wire: str | None = None):
-        self.name, self.close, self._allreduce, self._wire = name, contender.close, contender.allreduce, wire
+        self.name, self.close, self._prepare, self._wire = name, contender.close, contender.prepare, wire
         self._rank, self._clock = world.rank, Clock(world)
-        self._arrays: dict[tuple[int, str], list[np.ndarray[Any, Any]]] = {}
+        self._arrays: dict[tuple[int, str], list[tuple[np.ndarray[Any, Any], Callable[[], object]]]] = {}
         self._memory = contender.allocate(max(arrays_a_turn(size) * stride(size) for size in sizes))
 
     def turn(self, inputs: Inputs, number: int) -> float:
@@ -113,18 +114,20 @@ class Side:
         count, step = arrays_a_turn(nbytes), stride(nbytes)
         key = nbytes, str(inputs.dtype)
         if key not in self._arrays:                           # Each turn sums the same objects, as training does.
-            self._arrays[key] = [self._memory[i * step:i * step + nbytes].view(inputs.dtype) for i in range(count)]
-        arrays = self._arrays[key]
+            views = [self._memory[i * step:i * step + nbytes].view(inputs.dtype) for i in range(count)]
+            self._arrays[key] = [(view, self._prepare(view)) for view in views]
+        arrays, sums = zip(*self._arrays[key])
         for i, array in enumerate(arrays):
             inputs.fill(array, self._rank, number * count + i)
-        seconds = self._clock.time(partial(self._reduce, arrays)) / count
+        seconds = self._clock.time(partial(_call, sums)) / count
         for i, array in enumerate(arrays):
             inputs.check(array, number * count + i, f"all-reduce {self.name} of {nbytes} bytes of {inputs.dtype}", self._wire)
         return seconds
 
-    def _reduce(self, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
-        for array in arrays:
-            self._allreduce(array)
+
+def _call(actions: Sequence[Callable[[], object]]) -> None:
+    for action in actions:
+        action()
 
 
 def arrays_a_turn(nbytes: int) -> int:

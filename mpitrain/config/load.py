@@ -12,7 +12,7 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
-from mpitrain.config.sections import SECTIONS, Config, ModelConfig
+from mpitrain.config.sections import OPEN, SECTIONS, Config, Origin, keys_of
 from mpitrain.config.values import check_values, toml
 from mpitrain.errors import AccessError, ConfigError, MissingError, nearest
 
@@ -35,17 +35,13 @@ def load_config(path: Path | None, overrides: list[str]) -> Config:
     name = config.run.name or source.stem
     folder = config.run.folder or str(source.resolve().parent if path is not None else Path.cwd())
     run = dataclasses.replace(config.run, name=name, folder=folder, out=config.run.out or f"runs/{name}")
-    config = dataclasses.replace(config, run=run)
-
-    def refused(message: str, keys: tuple[str, ...]) -> ConfigError:
-        return _wrong(None if overridden.intersection(keys) else source, message)    # the file is not to blame for an override
-
+    config = dataclasses.replace(config, run=run, origin=Origin(source, frozenset(overridden)))
     if not config.model.name:
-        raise refused('model.name is missing: for instance "mlp", "lenet", "gpt", or your own "file.py:function"',
-                      ("model.name",))
+        raise config.wrong('model.name is missing: for instance "mlp", "lenet", "gpt", or your own "file.py:function"',
+                           ("model.name",))
     if not config.data.path:
-        raise refused("data.path is missing: an HDF5 file, a folder of shards, or a built-in name (digits)", ("data.path",))
-    check_values(config, refused)
+        raise config.wrong("data.path is missing: an HDF5 file, a folder of shards, or a built-in name (digits)", ("data.path",))
+    check_values(config)
     return config
 
 
@@ -90,16 +86,14 @@ def _section(name: str, table: Any, source: Path | None) -> Any:
     kind = type(SECTIONS[name])
     if not isinstance(table, dict):
         raise _wrong(source, f"[{name}] must be a table of keys, found {_show(table)}")
-    hints = typing.get_type_hints(kind)
-    if kind is ModelConfig:
-        known = {key: table[key] for key in ("name", "init_from") if key in table}
-        known["arguments"] = {key: value for key, value in table.items() if key not in known}
-        if "arguments" in table:
-            raise _wrong(source, 'unknown key model.arguments: a model\'s arguments are keys of [model] themselves')
-        table = known
-    values = {}
+    hints, known = typing.get_type_hints(kind), keys_of(name)
+    if name in OPEN and "arguments" in table:
+        raise _wrong(source, f"unknown key {name}.arguments: arguments of what [{name}] names are keys of [{name}] themselves")
+    values = {"arguments": {key: table[key] for key in table if key not in known}} if name in OPEN else {}
     for key, value in table.items():
-        if key not in hints:
+        if key in values.get("arguments", ()):
+            continue
+        if key not in known:
             raise _wrong(source, f"unknown key {name}.{key}{nearest(key, hints)}")
         values[key] = _convert(f"{name}.{key}", value, hints[key], source)
     return kind(**values)
@@ -111,10 +105,10 @@ def _convert(key: str, value: Any, hint: Any, source: Path | None) -> Any:
     for option in options:
         base = typing.get_origin(option) or option
         if base is tuple:
-            item = typing.get_args(option)[0]
-            items = value if isinstance(value, list) else [value]
-            if all(_is(x, item) for x in items):
-                return tuple(item(x) for x in items)
+            kinds = [typing.get_origin(kind) or kind for kind in kinds_of(typing.get_args(option)[0])]
+            found = [[kind(x) for kind in kinds if _is(x, kind)] for x in (value if isinstance(value, list) else [value])]
+            if all(found):
+                return tuple(x for x, *_ in found)
         elif _is(value, base):
             return base(value)
     raise _wrong(source, f"{key} must be {' or '.join(_name(o) for o in options)}, found {_show(value)}")
@@ -137,7 +131,8 @@ def _is(value: Any, kind: type) -> bool:
 
 def _name(hint: Any) -> str:
     if typing.get_origin(hint) is tuple:
-        return f"a list of {_name(typing.get_args(hint)[0]).removeprefix('a ').removeprefix('an ')}s"
+        kinds = [_name(kind).partition(" ")[2] + "s" for kind in kinds_of(typing.get_args(hint)[0])]
+        return f"a list of {' or '.join(kinds)}"
     names = {int: "an integer", float: "a number", str: "a string", bool: "true or false", dict: "a table", list: "a list",
              datetime.datetime: "a date and time", datetime.date: "a date", datetime.time: "a time"}         # all that TOML has
     return names[typing.get_origin(hint) or hint]

@@ -1,7 +1,7 @@
 """The sections of a configuration as frozen dataclasses: the fields are the keys there are, their types what may stand there.
 
-A `Literal` lists the only words that a key may be. [model], [optimizer] and [train] also collect `arguments`: keys that the named
-model, optimizer, schedule or loss may take, which is checked against its signature.
+A `Literal` lists the only words that a key may be. The sections of `OPEN` also collect `arguments`: keys that the model, the
+optimizer, the schedule or the loss may take, whose signature says so.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
+
+from mpitrain.errors import ConfigError
 
 SHARDED = ("none", "optimizer", "gradients", "parameters")        # what data-parallel ranks may cut, each with those before
 Offloaded: TypeAlias = Literal["none", "host", "file"]
@@ -31,7 +33,7 @@ class RunConfig:
 class ModelConfig:
     name: str = ""
     init_from: str = ""                      # a run folder or checkpoint whose parameters to start from
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)       # further keys, which the model takes
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,8 @@ class DataConfig:
     x: str = ""                              # dataset inside a plain HDF5 file; default: the manifest's
     y: str = ""
     validation: float | str = 0.2            # a share, "tail:0.2", or a path; 0 for none
-    transform: tuple[str, ...] = ()
-    augment: tuple[str, ...] = ()
+    transform: tuple[str | dict[str, Any], ...] = ()           # names, or tables of a name and its arguments
+    augment: tuple[str | dict[str, Any], ...] = ()
     stride: int = 1
     drop_last: bool = True
     workers: int = 1
@@ -65,6 +67,7 @@ class OptimizerConfig:
     gamma: float = 0.1                       # ... the rate is multiplied by this
     offload: Offloaded = "none"              # where its state lies: "host" of a GPU, or "file"
     offload_folder: str = ""                 # for those files; default: run.out
+    arguments: dict[str, Any] = field(default_factory=dict)       # further keys, which the optimizer or the schedule takes
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class TrainConfig:
     eval_every: int = 0                      # steps; 0: after each epoch
     recompute: bool | int | tuple[str, ...] = False     # keep block inputs, not activations: of all, the first ones, these
     cached_mb: float = 0.0                   # freed memory kept for the next arrays; 0: all of it
+    arguments: dict[str, Any] = field(default_factory=dict)       # further keys, which the loss takes
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,14 @@ class LogConfig:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where the keys of a configuration stand: in a file, or (`overridden`) on the command line."""
+
+    file: Path
+    overridden: frozenset[str]
+
+
+@dataclass(frozen=True)
 class Config:
     run: RunConfig = RunConfig()
     model: ModelConfig = ModelConfig()
@@ -138,14 +150,29 @@ class Config:
     comm: CommConfig = CommConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
+    origin: Origin | None = field(default=None, compare=False, repr=False)      # None: made in Python
 
     @property
     def folder(self) -> Path:
         """Data paths and user code are found from here."""
         return Path(self.run.folder)
 
+    def wrong(self, message: str, keys: tuple[str, ...]) -> ConfigError:
+        """A mistake about some keys; the file is not to blame for those that were overridden."""
+        if self.origin is None:
+            return ConfigError(message)
+        if self.origin.overridden.intersection(keys):
+            return ConfigError(f"on the command line: {message}")
+        return ConfigError(message, file=self.origin.file)
 
-SECTIONS: dict[str, Any] = {f.name: f.default for f in fields(Config)}
+
+SECTIONS: dict[str, Any] = {f.name: f.default for f in fields(Config) if f.name != "origin"}
+OPEN = ("model", "optimizer", "train")                        # sections of which what they name takes further keys
+
+
+def keys_of(section: str) -> set[str]:
+    """The keys that a section itself knows."""
+    return {f.name for f in fields(SECTIONS[section])} - {"arguments"}
 
 
 def changed(config: Config, **sections: Mapping[str, Any]) -> Config:

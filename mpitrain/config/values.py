@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from mpitrain.config.sections import SECTIONS, SHARDED, CommConfig, Config
-from mpitrain.errors import ConfigError, nearest
+from mpitrain.errors import nearest
 
 LARGEST_BUCKET_MB = 1 << 20              # a TiB: more than any model, and a number of bytes that is finite
 LAYOUT = 'train.reproducible = "layout"'
@@ -26,11 +26,10 @@ OWN = ("comm.sharding",)                 # keys that may name a user's own thing
 Refusal = tuple[str, tuple[str, ...]]    # the message, and the keys it is about
 
 
-def check_values(config: Config,
-                 fail: Callable[[str, tuple[str, ...]], ConfigError] = lambda text, keys: ConfigError(text)) -> None:
-    """Raises for the first value or pair of values that may never stand there: what `fail` makes of the message and its keys."""
+def check_values(config: Config) -> None:
+    """Raises ConfigError for the first value, or pair of values, that may never stand there."""
     for message, keys in (refusal for rule in VALUES for refusal in rule(config)):
-        raise fail(message, keys)
+        raise config.wrong(message, keys)
 
 
 def value_of(config: Config, key: str) -> Any:

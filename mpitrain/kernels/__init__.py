@@ -1,4 +1,4 @@
-"""Compiled loops (Numba, native C, CUDA), each beside the plain-array expression it must equal."""
+"""Compiled loops (native C, Numba), each beside the plain-array expression it must equal."""
 
 from mpitrain.kernels.kernel import KERNELS, Kernel, compiled
 

@@ -5,7 +5,6 @@ What belongs to a channel is a 1-D array. Sums over a channel are float64 whatev
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -127,35 +126,23 @@ def _batch_norm_gradients_host(function: CFunction, grad: Array, x: Array, y: Ar
     return dx, before, plain, product
 
 
-def _example(*shapes: tuple[int, ...]) -> Callable[[Any, Any], tuple[Array, ...]]:
-    return lambda rng, dtype: tuple(rng.standard_normal(shape).astype(dtype) for shape in shapes)
-
-
-channel_moments = Kernel("channel_moments", _moments, host=_moments_host, tolerance=1e-5,
-                         arguments=_example((3, 4, 37)))
+channel_moments = Kernel("channel_moments", _moments, host=_moments_host)
 """(mean, sum of squared distances from it), float64 (C,), from x."""
 
-channel_affine = Kernel("channel_affine", _affine, host=_affine_host, tolerance=1e-5,
-                        arguments=_example((3, 4, 37), (4,), (4,), (4,)))
+channel_affine = Kernel("channel_affine", _affine, host=_affine_host)
 """(x - centre) * scale + shift from (x, centre, scale, shift)."""
 
-channel_sums = Kernel("channel_sums", _sums, host=_sums_host, tolerance=1e-5,
-                      arguments=_example((3, 4, 37), (3, 4, 37), (4,)))
+channel_sums = Kernel("channel_sums", _sums, host=_sums_host)
 """Sums of grad and of grad * (x - centre), float64 (C,), from (grad, x, centre)."""
 
-channel_combine = Kernel("channel_combine", _combine, host=_combine_host, tolerance=1e-5,
-                         arguments=_example((3, 4, 37), (3, 4, 37), (4,), (4,), (4,), (4,)))
+channel_combine = Kernel("channel_combine", _combine, host=_combine_host)
 """a * grad + b * (x - centre) + d from (grad, x, centre, a, b, d)."""
 
-batch_norm = Kernel("batch_norm", _batch_norm, host=_batch_norm_host, tolerance=1e-5,
-                    arguments=lambda rng, dtype: (*_example((3, 4, 37), (4,), (4,), (3, 4, 37))(rng, dtype), 1e-5, True))
+batch_norm = Kernel("batch_norm", _batch_norm, host=_batch_norm_host)
 """(y, mean, variance, inverse deviation; the latter float64 (C,)) from (x, weight, bias, residual or None, eps, relu): x
 normalised over N and L, plus the residual, and ReLU of that where `relu`."""
 
-batch_norm_gradients = Kernel(
-    "batch_norm_gradients", _batch_norm_gradients, host=_batch_norm_gradients_host, tolerance=1e-5,
-    arguments=lambda rng, dtype: (*_example((3, 4, 37), (3, 4, 37), (3, 4, 37), (4,), (4,), (4,))(rng, dtype),
-                                  abs(rng.standard_normal(4)) + 0.1, True, True))
+batch_norm_gradients = Kernel("batch_norm_gradients", _batch_norm_gradients, host=_batch_norm_gradients_host)
 """(gradient of x or None, gradient before ReLU, sums of that, and of its product with x - centre, float64 (C,)) from (grad, x,
 y, centre, weight, bias, inverse deviation, relu, whether the first is wanted). y is not wanted without relu, and may be None
 where there was no residual: then the second result is undefined."""

@@ -146,18 +146,10 @@ def _dropout_grad_host(call: CFunction, grad: Array, bits: Array, p: float) -> A
     return result
 
 
-def _rows(rng: Any) -> Array:
-    return rng.integers(0, 1 << 40, 5).astype(np.uint64)
-
-
-dropout = Kernel("dropout", _dropout, host=_dropout_host,
-                 arguments=lambda rng, dtype: (rng.standard_normal((5, 1037)).astype(dtype), _rows(rng), 0xF234567890ABCDEF, 0.3,
-                                               rng.standard_normal((5, 1037)).astype(dtype), 3 * 1037))
+dropout = Kernel("dropout", _dropout, host=_dropout_host)
 """(y, bits) from (x (R, D), rows (R,) uint64, key, p, what is added to y or None, first = 0): word first + j of row r of the
 stream `key` keeps or drops element j, where `first` is one number, or one for each row (uint64); what
 is kept is divided by 1 - p. The bits (R, ceil(D / 8)) uint8 are for the gradient."""
 
-dropout_grad = Kernel("dropout_grad", _dropout_grad, host=_dropout_grad_host,
-                      arguments=lambda rng, dtype: (rng.standard_normal((5, 37)).astype(dtype),
-                                                    rng.integers(0, 256, (5, 5)).astype(np.uint8), 0.3))
+dropout_grad = Kernel("dropout_grad", _dropout_grad, host=_dropout_grad_host)
 """The gradient of x from (grad (R, D), bits, p)."""

@@ -7,7 +7,7 @@ After Dao et al., "FlashAttention: fast and memory-efficient exact attention wit
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from mpitrain.backend.namespace import Array, array_module
 from mpitrain.backend.native import load
 from mpitrain.kernels.dropout import Dropping
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import Scratch, bind
+from mpitrain.kernels.library import CFunction, Scratch, host
 
 
 def _for_c(dropping: Dropping | None, q: Array, k: Array) -> tuple[Any, ...]:
@@ -30,8 +30,7 @@ def _dropped(weights: Array, dropping: Dropping | None) -> Array:
     if dropping is None:
         return weights
     factors = dropping.factors(weights)
-    dropped: Array = array_module(weights).where(factors == 0, factors, weights * factors)
-    return dropped
+    return array_module(weights).where(factors == 0, factors, weights * factors)
 
 
 def _weights(q: Array, k: Array, scale: float, causal: bool) -> Array:
@@ -80,43 +79,41 @@ def _backward(q: Array, k: Array, v: Array, out: Array, grad: Array, tops: Array
         dk[...] = xp.matmul(slopes.swapaxes(-1, -2), q)
 
 
-def _forward_host() -> Callable[..., tuple[Array, Array]] | None:
-    call, scratch = bind("flash_attention", "forward", "pppppppdppiid"), _scratch()
-    if call is None or scratch is None:
-        return None
-
-    def run(q: Array, k: Array, v: Array, out: Array, scale: float, causal: bool,
-            dropping: Dropping | None = None) -> tuple[Array, Array]:
-        q, k, v = _along_rows(q), _along_rows(k), _along_rows(v)
-        tops, inverses = np.empty((2, *q.shape[:-1]), q.dtype)
-        arrays = (q, k, v, out)
-        call(tops, inverses, *map(_begin, arrays), _shape(q, k, v, causal, arrays, dropping), scale, scratch(q, v),
-             *_for_c(dropping, q, k))
-        return tops, inverses
-    return run
+@host("flash_attention", "forward", "pppppppdppiid")
+def _forward_host(call: CFunction, q: Array, k: Array, v: Array, out: Array, scale: float, causal: bool,
+                  dropping: Dropping | None = None) -> tuple[Array, Array]:
+    q, k, v = _along_rows(q), _along_rows(k), _along_rows(v)
+    tops, inverses = np.empty((2, *q.shape[:-1]), q.dtype)
+    _call(call, tops, inverses, (q, k, v, out), scale, causal, dropping)
+    return tops, inverses
 
 
-def _backward_host() -> Callable[..., None] | None:
-    call, scratch = bind("flash_attention", "backward", "ppppppppppp" + "dppiid"), _scratch()
-    if call is None or scratch is None:
-        return None
-
-    def run(q: Array, k: Array, v: Array, out: Array, grad: Array, tops: Array, inverses: Array, scale: float, causal: bool,
-            dq: Array | None, dk: Array | None, dv: Array | None, dropping: Dropping | None = None) -> None:
-        q, k, v, grad = _along_rows(q), _along_rows(k), _along_rows(v), _along_rows(grad)
-        arrays = (q, k, v, out, grad, dq, dk, dv)
-        call(tops, inverses, *map(_begin, arrays), _shape(q, k, v, causal, arrays, dropping), scale, scratch(q, v),
-             *_for_c(dropping, q, k))
-    return run
+@host("flash_attention", "backward", "ppppppppppp" + "dppiid")
+def _backward_host(call: CFunction, q: Array, k: Array, v: Array, out: Array, grad: Array, tops: Array, inverses: Array,
+                   scale: float, causal: bool, dq: Array | None, dk: Array | None, dv: Array | None,
+                   dropping: Dropping | None = None) -> None:
+    arrays = (_along_rows(q), _along_rows(k), _along_rows(v), out, _along_rows(grad), dq, dk, dv)
+    _call(call, tops, inverses, arrays, scale, causal, dropping)
 
 
-def _scratch() -> Callable[[Array, Array], Array] | None:
+def _call(call: CFunction, tops: Array, inverses: Array, arrays: tuple[Any, ...], scale: float, causal: bool,
+          dropping: Dropping | None) -> None:
+    q, k, v = arrays[:3]
+    memory = _scratch.room(_work_bytes(q.shape[3], v.shape[3], v.shape[2], v.itemsize))
+    call(tops, inverses, *map(_begin, arrays), _shape(q, k, v, causal, arrays, dropping), scale, memory,
+         *_for_c(dropping, q, k))
+
+
+_scratch = Scratch()
+
+
+@lru_cache(1024)
+def _work_bytes(width: int, values: int, keys: int, itemsize: int) -> int:
     library = load("flash_attention")
-    if library is None:
-        return None
-    scratch, bytes_for = Scratch(), library.flash_attention_work_bytes
+    assert library is not None, "its functions are called"
+    bytes_for = library.flash_attention_work_bytes
     bytes_for.argtypes, bytes_for.restype = [ctypes.c_int64] * 4, ctypes.c_int64
-    return lambda q, v: scratch.room(bytes_for(q.shape[-1], v.shape[-1], v.shape[-2], v.itemsize))
+    return int(bytes_for(width, values, keys, itemsize))
 
 
 def _along_rows(x: Array) -> Array:
@@ -140,20 +137,7 @@ def _shape(q: Array, k: Array, v: Array, causal: bool, arrays: tuple[Array | Non
     return np.array(numbers, np.int64)
 
 
-def _arguments(rng: Any, dtype: Any, backward: bool) -> tuple[Any, ...]:
-    qkv = rng.standard_normal((2, 70, 3, 3, 19)).astype(dtype)         # heads as a layer cuts them out of one product
-    q, k, v = qkv.transpose(2, 0, 3, 1, 4)
-    out = np.empty((2, 70, 3, 19), dtype).swapaxes(1, 2)
-    dropping = Dropping(np.array([5, 1 << 40], np.uint64), 0xF234567890ABCDEF, 0.25, 2)
-    if not backward:
-        return q, k, v, out, 0.3, True, dropping
-    known = _forward(q, k, v, out, 0.3, True, dropping)
-    grads = np.empty_like(qkv).transpose(2, 0, 3, 1, 4)
-    return q, k, v, out, rng.standard_normal(out.shape).astype(dtype), *known, 0.3, True, *grads, dropping
-
-
-flash_attention = Kernel("flash_attention", _forward, host=_forward_host, tolerance=1e-6,
-                         arguments=lambda rng, dtype: _arguments(rng, dtype, False))
+flash_attention = Kernel("flash_attention", _forward, host=_forward_host)
 """Writes softmax(scale * q k') v into `out` and returns (tops, inverses), both (B, H, L): what the gradient wants to know.
 
 They are each query's largest scaled score, and the inverse of its sum of exps above that, before any weight is dropped.
@@ -161,8 +145,7 @@ Arguments: q (B, H, L, D), k (B, H, S, D), v (B, H, S, E), out (B, H, L, E), sca
 `Dropping` or None. Arrays may have any strides, `out` any but in its last dim. At least one key.
 """
 
-flash_attention_grad = Kernel("flash_attention_grad", _backward, host=_backward_host, tolerance=2e-6,
-                              arguments=lambda rng, dtype: _arguments(rng, dtype, True))
+flash_attention_grad = Kernel("flash_attention_grad", _backward, host=_backward_host)
 """Writes the gradients into dq, dk and dv, each where it is not None.
 
 Arguments: q, k, v, out, grad (of out), tops, inverses, scale, causal, dq, dk, dv, the `Dropping` or None; strides as above.

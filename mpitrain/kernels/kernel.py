@@ -16,32 +16,21 @@ KERNELS: dict[str, Kernel] = {}              # tests run each compiled version a
 
 
 class Kernel:
-    """`reference` works on any arrays and defines the result; `host` (Numba or C) and `device` (CUDA) are faster.
+    """`reference` works on any arrays and defines the result; `host`, in C or by Numba, is faster on arrays of NumPy.
 
-    `host` and `device` are factories, called at the first use, so that importing compiles nothing; a factory answers
-    None where its version cannot be had (no compiler, no GPU), and then the reference serves. The first argument
-    decides where the kernel runs. `arguments(rng, dtype)` makes arguments for the tests, of each of `dtypes`.
+    `host` is a factory, called at the first use, so that importing compiles nothing. It answers None where its version
+    cannot be had (no compiler), and then the reference serves. The first argument decides where the kernel runs.
     """
 
-    def __init__(self, name: str, reference: Function, *, arguments: Callable[[Any, Any], tuple[Any, ...]],
-                 host: Callable[[], Function | None] | None = None,
-                 device: Callable[[], Function | None] | None = None, tolerance: float = 0.0,
-                 dtypes: tuple[str, ...] = ("float32", "float64")):
-        self.name, self.reference, self.arguments, self.tolerance = name, reference, arguments, tolerance
-        self.dtypes = dtypes
-        self.host = cache(host) if host else _nothing
-        self.device = cache(device) if device else _nothing
+    def __init__(self, name: str, reference: Function, host: Callable[[], Function | None] = lambda: None):
+        self.name, self.reference, self.host = name, reference, cache(host)
         assert name not in KERNELS, f"kernel {name!r} defined twice"
         KERNELS[name] = self
 
     def __call__(self, *arguments: Any) -> Any:
         first = arguments[0]
-        version = self.host() if type(first) is np.ndarray or array_module(first) is np else self.device()
+        version = self.host() if type(first) is np.ndarray or array_module(first) is np else None
         return (version or self.reference)(*arguments)
-
-
-def _nothing() -> None:
-    return None
 
 
 def compiled(signature: Any, **options: Any) -> Callable[[Function], Function]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.dropout import Dropping, dropout, dropout_grad
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import CFunction, Scratch, bind, host, packed
+from mpitrain.kernels.library import CFunction, Scratch, host, packed
 
 Normed = tuple[Array, Array, Array, Array, Array | None]
 Gradients = tuple[Array | None, Array | None, Array | None, Array | None]
@@ -74,36 +73,24 @@ def _row_norm_host(function: CFunction, x: Array, added: Array | None, weight: A
     return y, total, means, inverses, drops[1]
 
 
-def _row_norm_gradients_host() -> Callable[..., Gradients] | None:
-    function = bind("layer_norm", "row_norm_gradients", "pppppppppppiiippd")
-    if function is None:
-        return None
-    scratch = Scratch()
-
-    def gradients(grad: Array, x: Array, weight: Array, around: Array | None, means: Array, inverses: Array, centred: bool,
-                  wanted: tuple[bool, bool], bits: Array | None = None, p: float = 0.0) -> Gradients:
-        dtype, d = x.dtype, x.shape[1]
-        dx = np.empty(x.shape, dtype) if wanted[0] else None
-        product, plain = (np.empty(d, dtype), np.empty(d, dtype)) if wanted[1] else (None, None)
-        dropped = np.empty(x.shape, dtype) if bits is not None and wanted[0] else None
-        room = scratch.room(32 * d)
-        function(np.ascontiguousarray(grad), np.ascontiguousarray(x), packed(weight), packed(around), means, inverses, dx,
-                 product, plain, room, room[16 * d:], *x.shape, centred, None if dropped is None else bits, dropped, 1 / (1 - p))
-        return dx, product, plain, dropped
-    return gradients
+_scratch = Scratch()
 
 
-def _normal(rng: Any, dtype: Any, *shapes: tuple[int, ...]) -> tuple[Array, ...]:
-    return tuple(rng.standard_normal(shape).astype(dtype) for shape in shapes)
+@host("layer_norm", "row_norm_gradients", "pppppppppppiiippd")
+def _row_norm_gradients_host(function: CFunction, grad: Array, x: Array, weight: Array, around: Array | None, means: Array,
+                             inverses: Array, centred: bool, wanted: tuple[bool, bool], bits: Array | None = None,
+                             p: float = 0.0) -> Gradients:
+    dtype, d = x.dtype, x.shape[1]
+    dx = np.empty(x.shape, dtype) if wanted[0] else None
+    product, plain = (np.empty(d, dtype), np.empty(d, dtype)) if wanted[1] else (None, None)
+    dropped = np.empty(x.shape, dtype) if bits is not None and wanted[0] else None
+    room = _scratch.room(32 * d)
+    function(np.ascontiguousarray(grad), np.ascontiguousarray(x), packed(weight), packed(around), means, inverses, dx,
+             product, plain, room, room[16 * d:], *x.shape, centred, None if dropped is None else bits, dropped, 1 / (1 - p))
+    return dx, product, plain, dropped
 
 
-def _dropping() -> Dropping:
-    return Dropping(np.array([3, 1 << 40, 7], np.uint64), 0xF234567890ABCDEF, 0.3, 5)
-
-
-row_norm = Kernel("row_norm", _row_norm, host=_row_norm_host, tolerance=1e-5,
-                  arguments=lambda rng, dtype: (*_normal(rng, dtype, (9, 568), (9, 568), (568,), (568,)), 1e-5, True,
-                                                _dropping()))
+row_norm = Kernel("row_norm", _row_norm, host=_row_norm_host)
 """(y, x + added, means, inverse deviations, bits) from (x, added or None, weight, bias or None, eps, centred, a `Dropping` of
 parts of `added`, or None): y is the second, normalised; it is x where nothing is added. RMS norm is not centred.
 
@@ -111,10 +98,7 @@ Where something is dropped, D is a multiple of 8, and R one of the rows of the d
 (B, R D / B / 8) uint8 say what was kept, else they are None.
 """
 
-row_norm_gradients = Kernel(
-    "row_norm_gradients", _row_norm_gradients, host=_row_norm_gradients_host, tolerance=1e-5,
-    arguments=lambda rng, dtype: (*_normal(rng, dtype, (24, 104), (24, 104), (104,), (24, 104), (24,), (24,)), True, (True, True),
-                                  rng.integers(0, 256, (3, 104), dtype=np.uint8), 0.3))
+row_norm_gradients = Kernel("row_norm_gradients", _row_norm_gradients, host=_row_norm_gradients_host)
 """(gradient of x, sums over rows of grad * normalised x, and of grad, (D,), made in float64, gradient of what was added) from
 (grad, x, weight, what is added to the first or None, means, inverse deviations, centred, (whether the first is wanted, whether
 the sums are), bits of dropout or None, its p); None for what is not wanted, the last also where nothing was dropped: it is the

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from mpitrain.backend.namespace import Array, array_module
-from mpitrain.backend.native import load
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import Scratch, bind
-from mpitrain.kernels.pointwise import ACTIVATIONS, Activation
-from mpitrain.kernels.product import KINDS, LEAST_COLUMNS, LEAST_ROWS, LEAST_WORK, is_fast, one_thread
+from mpitrain.kernels.library import CFunction, Scratch, host
+from mpitrain.kernels.pointwise import Activation
+from mpitrain.kernels.product import KINDS, LEAST_COLUMNS, LEAST_ROWS, LEAST_WORK, is_fast, one_thread, work_bytes
 
 LEAST = max(LEAST_ROWS, LEAST_COLUMNS)
 
@@ -35,21 +33,16 @@ def _linear(x: Array, weight: Array, bias: Array | None, activation: Activation 
     return (made, None) if activation is None else activation.forward(made, ours=True, training=training)
 
 
-def _linear_host() -> Callable[..., tuple[Array, Array | None]] | None:
-    call, memory = bind("product", "linear", "ppppppiiii"), _memory()
-    if call is None or memory is None:
-        return None
-
-    def run(x: Array, weight: Array, bias: Array | None, activation: Activation | None, training: bool
-            ) -> tuple[Array, Array | None]:
-        (m, k), n = x.shape, len(weight)
-        y, kept = np.empty((m, n), x.dtype), None
-        if activation is not None:
-            kept = np.empty((m, n), x.dtype) if training and activation.and_slope is not None else y
-        call(x, weight, None if bias is None else np.ascontiguousarray(bias, x.dtype), y, None if kept is y else kept, memory(),
-             m, n, k, _number(activation))
-        return y, kept
-    return run
+@host("product", "linear", "ppppppiiii")
+def _linear_host(call: CFunction, x: Array, weight: Array, bias: Array | None, activation: Activation | None, training: bool
+                 ) -> tuple[Array, Array | None]:
+    (m, k), n = x.shape, len(weight)
+    y, kept = np.empty((m, n), x.dtype), None
+    if activation is not None:
+        kept = np.empty((m, n), x.dtype) if training and activation.and_slope is not None else y
+    call(x, weight, None if bias is None else np.ascontiguousarray(bias, x.dtype), y, None if kept is y else kept,
+         _scratch.room(work_bytes()), m, n, k, 0 if activation is None else activation.number)
+    return y, kept
 
 
 def _gradients(grad: Array, kept: Array | None, x: Array, weight: Array, activation: Activation | None, sums: Array | None,
@@ -64,26 +57,21 @@ def _gradients(grad: Array, kept: Array | None, x: Array, weight: Array, activat
     return grad, xp.matmul(grad, weight) if wanted else None
 
 
-def _gradients_host() -> Callable[..., tuple[Array, Array | None]] | None:
-    call, memory = bind("product", "linear_gradients", "pppppppppiiii"), _memory()
-    if call is None or memory is None:
-        return None
-
-    def run(grad: Array, kept: Array | None, x: Array, weight: Array, activation: Activation | None, sums: Array | None,
-            by_weight: Array | None, wanted: bool) -> tuple[Array, Array | None]:
-        made = grad = np.asarray(grad, order="C")
-        if activation is not None:
-            kept = np.asarray(kept, order="C")
-            made = kept if activation.and_slope is not None else np.empty_like(kept)
-        by_x = np.empty_like(x) if wanted else None
-        to_bias, to_weight = _memory_for(sums, x.dtype), _memory_for(by_weight, x.dtype)
-        call(grad, kept, x, weight, made, to_bias, by_x, to_weight, memory(), len(x), len(weight), x.shape[1],
-             _number(activation))
-        for out, made_there in ((sums, to_bias), (by_weight, to_weight)):
-            if out is not None and out is not made_there:
-                out[...] = made_there
-        return made, by_x
-    return run
+@host("product", "linear_gradients", "pppppppppiiii")
+def _gradients_host(call: CFunction, grad: Array, kept: Array | None, x: Array, weight: Array, activation: Activation | None,
+                    sums: Array | None, by_weight: Array | None, wanted: bool) -> tuple[Array, Array | None]:
+    made = grad = np.asarray(grad, order="C")
+    if activation is not None:
+        kept = np.asarray(kept, order="C")
+        made = kept if activation.and_slope is not None else np.empty_like(kept)
+    by_x = np.empty_like(x) if wanted else None
+    to_bias, to_weight = _memory_for(sums, x.dtype), _memory_for(by_weight, x.dtype)
+    call(grad, kept, x, weight, made, to_bias, by_x, to_weight, _scratch.room(work_bytes()), len(x), len(weight), x.shape[1],
+         0 if activation is None else activation.number)
+    for out, made_there in ((sums, to_bias), (by_weight, to_weight)):
+        if out is not None and out is not made_there:
+            out[...] = made_there
+    return made, by_x
 
 
 def _memory_for(out: Array | None, dtype: Any) -> Array | None:
@@ -91,31 +79,13 @@ def _memory_for(out: Array | None, dtype: Any) -> Array | None:
     return out if out is None or (out.dtype == dtype and out.flags.carray) else np.empty(out.shape, dtype)
 
 
-def _number(activation: Activation | None) -> int:
-    return 0 if activation is None else activation.number
+_scratch = Scratch()                            # where C packs the blocks of a product
 
-
-def _memory() -> Callable[[], Array] | None:
-    """Where C packs the blocks of a product, of the thread that asks."""
-    library = load("product")
-    if library is None:
-        return None
-    scratch, nbytes = Scratch(), int(library.product_work_bytes())
-    return lambda: scratch.room(nbytes)
-
-
-def _normal(rng: Any, dtype: Any, *shapes: tuple[int, ...]) -> list[Array]:
-    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
-
-
-linear = Kernel("linear", _linear, host=_linear_host, tolerance=3e-6, arguments=lambda rng, dtype: (
-    *_normal(rng, dtype, (75, 45), (60, 45), (60,)), ACTIVATIONS["gelu"], True))
+linear = Kernel("linear", _linear, host=_linear_host)
 """(y, what the gradient needs of the activation or None) from (x, weight, bias or None, activation or None, whether the gradient
 will be wanted)."""
 
-linear_gradients = Kernel("linear_gradients", _gradients, host=_gradients_host, tolerance=3e-6, arguments=lambda rng, dtype: (
-    *_normal(rng, dtype, (75, 60), (75, 60), (75, 45), (60, 45)), ACTIVATIONS["gelu"], np.empty(60, dtype),
-    np.empty((60, 45), dtype), True))
+linear_gradients = Kernel("linear_gradients", _gradients, host=_gradients_host)
 """(gradient of the product, of x or None) from (grad of y, what was kept, x, weight, activation or None, memory for the gradients
 of bias and weight, None where not wanted, whether that of x is). The first is in the memory of what was kept where that is a
 derivative, and grad itself without an activation."""

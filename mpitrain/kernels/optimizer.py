@@ -16,25 +16,17 @@ import numpy as np
 from mpitrain.backend import native
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.kernels.kernel import Function, Kernel, compiled
-from mpitrain.kernels.library import bind
+from mpitrain.kernels.library import CFunction, bind, host
 
 BLOCK = 4096               # elements of a parameter whose squares are added before anything else: part of the result's bits
 
 
-def _kernel(name: str, reference: Function, arrays: int, scalars: tuple[float, ...]) -> Kernel:
-    """The scalars go to C as one array of the arrays' dtype; those here are values for the tests."""
-    def host() -> Callable[..., None] | None:
-        run = bind("optimizer", name, "p" * (arrays + 1) + "i")
-        if run is None:
-            return None
-
-        def update(*arguments: Any) -> None:
-            run(*arguments[:arrays], np.array(arguments[arrays:], arguments[0].dtype), arguments[0].size)
-        return update
-
-    def arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
-        return (*(abs(rng.standard_normal(1000)).astype(dtype) for _ in range(arrays)), *scalars)
-    return Kernel(name, reference, host=host, arguments=arguments)
+def _kernel(name: str, reference: Function, arrays: int) -> Kernel:
+    """A kernel of so many arrays and then scalars, which go to C as one array of the arrays' dtype."""
+    @host("optimizer", name, "p" * (arrays + 1) + "i")
+    def update(run: CFunction, *arguments: Any) -> None:
+        run(*arguments[:arrays], np.array(arguments[arrays:], arguments[0].dtype), arguments[0].size)
+    return Kernel(name, reference, host=update)
 
 
 def part_function(kernel: Kernel, dtype: Any) -> int:
@@ -49,13 +41,11 @@ def part_function(kernel: Kernel, dtype: Any) -> int:
     return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-# -- stochastic gradient descent -------------------------------------------------------------------------------------------
-
 def _sgd_reference(values: Array, gradients: Array, lr: float, decay: float, scale: float) -> None:
     values -= lr * (gradients * scale + decay * values)
 
 
-sgd = _kernel("sgd", _sgd_reference, 2, (0.1, 0.01, 0.5))
+sgd = _kernel("sgd", _sgd_reference, 2)
 """(values, gradients, lr, decay, scale)."""
 
 
@@ -67,11 +57,9 @@ def _sgd_momentum_reference(values: Array, gradients: Array, buffer: Array, lr: 
     values -= lr * (own * g + ahead * buffer)
 
 
-sgd_momentum = _kernel("sgd_momentum", _sgd_momentum_reference, 3, (0.1, 0.9, 1.0, 0.9, 0.01, 0.5))
+sgd_momentum = _kernel("sgd_momentum", _sgd_momentum_reference, 3)
 """(values, gradients, buffer, lr, momentum, own, ahead, decay, scale): the step is own * gradient + ahead * buffer."""
 
-
-# -- Adam and its kin ------------------------------------------------------------------------------------------------------
 
 def _adam_reference(values: Array, gradients: Array, m: Array, v: Array, step_size: float, keep: float, penalty: float,
                     new1: float, old2: float, new2: float, root: float, eps: float, scale: float) -> None:
@@ -83,7 +71,7 @@ def _adam_reference(values: Array, gradients: Array, m: Array, v: Array, step_si
     values -= step_size * m / (array_module(v).sqrt(v) * root + eps)
 
 
-adam = _kernel("adam", _adam_reference, 4, (0.01, 0.99, 0.1, 0.1, 0.99, 0.01, 1.5, 1e-8, 0.5))
+adam = _kernel("adam", _adam_reference, 4)
 """(values, gradients, m, v, step_size, keep, penalty, new1, old2, new2, root, eps, scale).
 
 new1 = 1 - beta1, old2 = beta2, new2 = 1 - beta2, root = 1 / sqrt(1 - beta2^step), step_size = lr / (1 - beta1^step);
@@ -100,14 +88,12 @@ def _lamb_reference(values: Array, gradients: Array, direction: Array, m: Array,
     direction[...] = correct1 * m / (array_module(v).sqrt(v) * root + eps) + decay * values
 
 
-lamb = _kernel("lamb", _lamb_reference, 5, (0.1, 0.99, 0.01, 1.5, 1.5, 1e-6, 0.01, 0.5))
+lamb = _kernel("lamb", _lamb_reference, 5)
 """(values, gradients, direction, m, v, new1, old2, new2, correct1, root, eps, decay, scale): writes LAMB's direction.
 
 correct1 = 1 / (1 - beta1^step), the others as in `adam`; `values` is only read.
 """
 
-
-# -- RMSprop ---------------------------------------------------------------------------------------------------------------
 
 def _rmsprop_reference(values: Array, gradients: Array, square: Array, buffer: Array, lr: float, momentum: float, old: float,
                        new: float, eps: float, decay: float, scale: float) -> None:
@@ -119,11 +105,9 @@ def _rmsprop_reference(values: Array, gradients: Array, square: Array, buffer: A
     values -= lr * buffer
 
 
-rmsprop = _kernel("rmsprop", _rmsprop_reference, 4, (0.01, 0.9, 0.99, 0.01, 1e-8, 0.01, 0.5))
+rmsprop = _kernel("rmsprop", _rmsprop_reference, 4)
 """(values, gradients, square, buffer, lr, momentum, old, new, eps, decay, scale); old = alpha, new = 1 - alpha."""
 
-
-# -- sums of squares -------------------------------------------------------------------------------------------------------
 
 def _square_sums_reference(x: Array) -> Array:
     xp = array_module(x)
@@ -173,8 +157,7 @@ def _square_sums_by_numba() -> Callable[..., None]:
     return lambda x, n, out: loop(x, np.empty(BLOCK // 2, np.float64), out)
 
 
-square_sums = Kernel("square_sums", _square_sums_reference, host=_square_sums_host,
-                     arguments=lambda rng, dtype: (rng.standard_normal(2 * BLOCK + 13).astype(dtype),))
+square_sums = Kernel("square_sums", _square_sums_reference, host=_square_sums_host)
 """float64 (blocks,): the sum of the squares of each 4,096 elements of x (n,), the last block filled up with zeros.
 
 A block is folded in halves, square i plus square i + 2048 first: a fixed order, so the bits depend on nothing else, which

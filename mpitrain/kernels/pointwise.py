@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import bind
+from mpitrain.kernels.library import CFunction, host
 
 SQRT_HALF = math.sqrt(0.5)
 INVERSE_SQRT_2PI = 1 / math.sqrt(2 * math.pi)
@@ -116,70 +116,42 @@ def _summed(result: Array, sums: Array | None) -> Array:
     return result
 
 
-def _values_host(name: str) -> Callable[..., Array] | None:
-    call = bind("pointwise", name, "ppi")
-    if call is None:
-        return None
-
-    def run(x: Array, out: Array | None = None) -> Array:
-        x = np.asarray(x, order="C")
-        result = np.empty_like(x) if out is None else out
-        call(x, result, x.size)
-        return result
-    return run
+def _run(call: CFunction, x: Array, out: Array | None = None) -> Array:
+    x = np.asarray(x, order="C")
+    result = np.empty_like(x) if out is None else out
+    call(x, result, x.size)
+    return result
 
 
-def _and_slope_host(name: str) -> Callable[..., Array] | None:
-    call = bind("pointwise", name, "pppi")
-    if call is None:
-        return None
-
-    def run(x: Array, slope: Array) -> Array:
-        x = np.asarray(x, order="C")
-        result = np.empty_like(x)
-        call(x, slope, result, x.size)
-        return result
-    return run
+def _run_and_slope(call: CFunction, x: Array, slope: Array) -> Array:
+    x = np.asarray(x, order="C")
+    result = np.empty_like(x)
+    call(x, slope, result, x.size)
+    return result
 
 
-def _gradient_host(name: str) -> Callable[..., Array] | None:
-    call = bind("pointwise", name, "ppppii")
-    if call is None:
-        return None
-    in_place = name == "slope_grad"
-
-    def run(kept: Array, grad: Array, sums: Array | None) -> Array:
-        kept, grad = np.asarray(kept, order="C"), np.asarray(grad, order="C")
-        result = kept if in_place else np.empty_like(kept)
-        call(kept, grad, result, sums, *((1, kept.size) if sums is None else kept.shape))
-        return result
-    return run
+def _run_gradient(call: CFunction, kept: Array, grad: Array, sums: Array | None, in_place: bool = False) -> Array:
+    kept, grad = np.asarray(kept, order="C"), np.asarray(grad, order="C")
+    result = kept if in_place else np.empty_like(kept)
+    call(kept, grad, result, sums, *((1, kept.size) if sums is None else kept.shape))
+    return result
 
 
-def _points(rng: Any, dtype: Any) -> Array:
-    x = (3 * rng.standard_normal((5, 33))).astype(dtype)
-    x[0, :8] = [0, -0.0, 1e-8, -20, 20, -100, 100, 5.9]
-    return x
-
-
-def _values(name: str, reference: Callable[..., Array], compiled: bool = True) -> Kernel:
-    return Kernel(name, reference, host=(lambda: _values_host(name)) if compiled else None,
-                  arguments=lambda rng, dtype: (_points(rng, dtype),), tolerance=2e-6)
+def _kernel(name: str, reference: Callable[..., Array], run: Callable[..., Array], signature: str) -> Kernel:
+    return Kernel(name, reference, host=host("pointwise", name, signature)(run))
 
 
 def _and_slope(name: str, reference: Callable[..., Array]) -> Kernel:
-    return Kernel(name, reference, host=lambda: _and_slope_host(name), tolerance=2e-6,
-                  arguments=lambda rng, dtype: ((x := _points(rng, dtype)), x))
+    return _kernel(name, reference, _run_and_slope, "pppi")
 
 
 def _gradient(name: str, reference: Callable[..., Array]) -> Kernel:
-    return Kernel(name, reference, host=lambda: _gradient_host(name), tolerance=2e-6,
-                  arguments=lambda rng, dtype: (_points(rng, dtype), _points(rng, dtype), np.empty(33, dtype)))
+    return _kernel(name, reference, _run_gradient, "ppppii")
 
 
-relu = _values("relu", _relu)
-sigmoid = _values("sigmoid", _sigmoid)
-slope_grad = _gradient("slope_grad", _slope_grad)
+relu = _kernel("relu", _relu, _run, "ppi")
+sigmoid = _kernel("sigmoid", _sigmoid, _run, "ppi")
+slope_grad = _kernel("slope_grad", _slope_grad, partial(_run_gradient, in_place=True), "ppppii")
 
 
 @dataclass(frozen=True)
@@ -209,11 +181,11 @@ class Activation:
 
 ACTIVATIONS = {
     "relu": Activation(relu, _gradient("relu_grad", _relu_grad), number=1),
-    "tanh": Activation(_values("tanh", _tanh, compiled=False), _gradient("tanh_grad", _tanh_grad)),
+    "tanh": Activation(Kernel("tanh", _tanh), _gradient("tanh_grad", _tanh_grad)),
     "sigmoid": Activation(sigmoid, _gradient("sigmoid_grad", _sigmoid_grad), number=2),
-    "gelu": Activation(_values("gelu", _gelu), slope_grad, _and_slope("gelu_and_slope", _gelu_and_slope), 3),
-    "gelu_tanh": Activation(_values("gelu_tanh", _gelu_tanh), slope_grad,
+    "gelu": Activation(_kernel("gelu", _gelu, _run, "ppi"), slope_grad, _and_slope("gelu_and_slope", _gelu_and_slope), 3),
+    "gelu_tanh": Activation(_kernel("gelu_tanh", _gelu_tanh, _run, "ppi"), slope_grad,
                             _and_slope("gelu_tanh_and_slope", _gelu_tanh_and_slope), 4),
-    "silu": Activation(_values("silu", _silu), slope_grad, _and_slope("silu_and_slope", _silu_and_slope), 5),
+    "silu": Activation(_kernel("silu", _silu, _run, "ppi"), slope_grad, _and_slope("silu_and_slope", _silu_and_slope), 5),
 }
 """By name; those that can be computed where their input is made."""

@@ -143,24 +143,15 @@ def _total_gradient_host(function: CFunction, grad: Array, rows: Side, columns: 
     return result
 
 
-_ROWS, _COLUMNS = Side((0, 1, 3, 3), (2, 4, 5, 6), 6), Side((0, 2, 3), (3, 4, 5), 5)
-
-window_maximum = Kernel("window_maximum", _maximum, host=_maximum_host,
-                        arguments=lambda rng, dtype: (rng.standard_normal((2, 3, 6, 5)).astype(dtype), _ROWS, _COLUMNS))
+window_maximum = Kernel("window_maximum", _maximum, host=_maximum_host)
 """(largest, where in the plane as int32), both (N, C, OH, OW), from (x (N, C, H, W), rows, columns, relu or nothing). With relu
 what is 0 or less becomes 0, and is NOWHERE."""
 
-window_maximum_gradient = Kernel(
-    "window_maximum_gradient", _maximum_gradient, host=_maximum_gradient_host, tolerance=1e-6,
-    arguments=lambda rng, dtype: (rng.standard_normal((2, 3, 4, 3)).astype(dtype),
-                                  _maximum(rng.standard_normal((2, 3, 6, 5)), _ROWS, _COLUMNS)[1], _ROWS, _COLUMNS))
+window_maximum_gradient = Kernel("window_maximum_gradient", _maximum_gradient, host=_maximum_gradient_host)
 """(N, C, H, W) from (gradient (N, C, OH, OW), where, rows, columns)."""
 
-window_total = Kernel("window_total", _total, host=_total_host, tolerance=1e-6,
-                      arguments=lambda rng, dtype: (rng.standard_normal((2, 3, 6, 5)).astype(dtype), _ROWS, _COLUMNS))
+window_total = Kernel("window_total", _total, host=_total_host)
 """The sum over each window: (N, C, OH, OW) from (x (N, C, H, W), rows, columns)."""
 
-window_total_gradient = Kernel(
-    "window_total_gradient", _total_gradient, host=_total_gradient_host, tolerance=1e-6,
-    arguments=lambda rng, dtype: (rng.standard_normal((2, 3, 4, 3)).astype(dtype), _ROWS, _COLUMNS))
+window_total_gradient = Kernel("window_total_gradient", _total_gradient, host=_total_gradient_host)
 """Its adjoint: (N, C, H, W) from (gradient (N, C, OH, OW), rows, columns)."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import CFunction, bind, host
+from mpitrain.kernels.library import CFunction, host
 
 
 def _softmax(x: Array) -> Array:
@@ -65,18 +62,12 @@ def _counted(labels: Array, ignore: int | None) -> Array:
     return array_module(labels).ones(labels.shape, dtype=bool) if ignore is None else labels != ignore
 
 
-def _same_shape(name: str, inputs: int) -> Callable[..., Array] | None:
-    """The C function `name` from `inputs` matrices to one of the same shape."""
-    call = bind("rows", name, "p" * (inputs + 1) + "ii")
-    if call is None:
-        return None
-
-    def run(*matrices: Array) -> Array:
-        matrices = tuple(np.ascontiguousarray(m) for m in matrices)
-        result = np.empty_like(matrices[0])
-        call(*matrices, result, *result.shape)
-        return result
-    return run
+def _same_shape(call: CFunction, *matrices: Array) -> Array:
+    """`call`, from matrices to one of the same shape."""
+    matrices = tuple([np.ascontiguousarray(m) for m in matrices])
+    result = np.empty_like(matrices[0])
+    call(*matrices, result, *result.shape)
+    return result
 
 
 @host("rows", "cross_entropy", "pppppdiiii")
@@ -101,35 +92,17 @@ def _ignored(ignore: int | None) -> tuple[int, int]:
     return (0, 0) if ignore is None else (1, ignore)
 
 
-def _matrix(rng: Any, dtype: Any) -> Array:
-    return (4 * rng.standard_normal((6, 37))).astype(dtype)
+softmax = Kernel("softmax", _softmax, host=host("rows", "softmax", "ppii")(_same_shape))
+softmax_grad = Kernel("softmax_grad", _softmax_grad, host=host("rows", "softmax_grad", "pppii")(_same_shape))
+log_softmax = Kernel("log_softmax", _log_softmax, host=host("rows", "log_softmax", "ppii")(_same_shape))
+log_softmax_grad = Kernel("log_softmax_grad", _log_softmax_grad, host=host("rows", "log_softmax_grad", "pppii")(_same_shape))
 
-
-def _labels(rng: Any, third: int = 0) -> Array:
-    labels = rng.integers(0, 37, 6)
-    labels[2] = third
-    return labels
-
-
-softmax = Kernel("softmax", _softmax, host=lambda: _same_shape("softmax", 1), tolerance=4e-7,
-                 arguments=lambda rng, dtype: (_matrix(rng, dtype),))
-softmax_grad = Kernel("softmax_grad", _softmax_grad, host=lambda: _same_shape("softmax_grad", 2), tolerance=2e-6,
-                      arguments=lambda rng, dtype: (_softmax(_matrix(rng, dtype)), _matrix(rng, dtype)))
-log_softmax = Kernel("log_softmax", _log_softmax, host=lambda: _same_shape("log_softmax", 1), tolerance=4e-7,
-                     arguments=lambda rng, dtype: (_matrix(rng, dtype),))
-log_softmax_grad = Kernel("log_softmax_grad", _log_softmax_grad, host=lambda: _same_shape("log_softmax_grad", 2),
-                          tolerance=2e-6,
-                          arguments=lambda rng, dtype: (_log_softmax(_matrix(rng, dtype)), _matrix(rng, dtype)))
-
-cross_entropy = Kernel("cross_entropy", _cross_entropy, host=_cross_entropy_host, tolerance=2e-6,
-                       arguments=lambda rng, dtype: (_matrix(rng, dtype), _labels(rng), 0.1, None, True))
+cross_entropy = Kernel("cross_entropy", _cross_entropy, host=_cross_entropy_host)
 """(losses (R,), exponentials (R, C), totals (R,)) of (logits, labels (R,) int64, smoothing, label to ignore or None, training).
 
 The exponentials, of logits less the largest of their row, and their sums are for the gradient: undefined in rows that are
 ignored, and empty where not `training`.
 """
 
-cross_entropy_grad = Kernel("cross_entropy_grad", _cross_entropy_grad, host=_cross_entropy_grad_host, tolerance=2e-6,
-                            arguments=lambda rng, dtype: (e := np.exp(-abs(_matrix(rng, dtype))), _labels(rng, -1), e.sum(1),
-                                                          0.1, -1, np.asarray(0.5, dtype)))
+cross_entropy_grad = Kernel("cross_entropy_grad", _cross_entropy_grad, host=_cross_entropy_grad_host)
 """The gradient times `grad` (a 0-d array), in the memory of exps, of (exps, labels, totals, smoothing, ignore, grad)."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from mpitrain.backend.namespace import Array, array_module
@@ -23,9 +21,5 @@ def _host(call: CFunction, out: Array, indices: Array, values: Array) -> Array:
     return out
 
 
-def _arguments(rng: Any, dtype: Any) -> tuple[Array, ...]:
-    return rng.standard_normal((7, 5)).astype(dtype), rng.integers(0, 7, 20), rng.standard_normal((20, 5)).astype(dtype)
-
-
-scatter_add_rows = Kernel("scatter_add_rows", _reference, host=_host, arguments=_arguments)
+scatter_add_rows = Kernel("scatter_add_rows", _reference, host=_host)
 """Adds row i of `values` (N, D) to row indices[i] of `out` (V, D), in place and in order of i; returns `out`."""

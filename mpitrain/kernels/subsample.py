@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
 from mpitrain.backend import Array, array_module
@@ -37,14 +34,8 @@ def _gradient_host(function: CFunction, grad: Array, shape: tuple[int, ...], str
     return result
 
 
-def _images(*shape: int) -> Callable[[Any, Any], Array]:
-    return lambda rng, dtype: rng.standard_normal(shape).astype(dtype)
-
-
-subsample = Kernel("subsample", _subsample, host=_subsample_host,
-                   arguments=lambda rng, dtype: (_images(2, 3, 5, 37)(rng, dtype), 2, 1, 2))
+subsample = Kernel("subsample", _subsample, host=_subsample_host)
 """(N, before + C + after, OH, OW) from (x (N, C, H, W), stride, before, after)."""
 
-subsample_gradient = Kernel("subsample_gradient", _gradient, host=_gradient_host,
-                            arguments=lambda rng, dtype: (_images(2, 6, 3, 19)(rng, dtype), (2, 3, 5, 37), 2, 1))
+subsample_gradient = Kernel("subsample_gradient", _gradient, host=_gradient_host)
 """(N, C, H, W) from (gradient of that, shape of x, stride, before)."""

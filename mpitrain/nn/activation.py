@@ -15,21 +15,26 @@ __all__ = ["ACTIVATIONS", "GELU", "LeakyReLU", "ReLU", "SiLU", "Sigmoid", "Softm
 ACTIVATIONS: Registry[Callable[[], Module]] = Registry("activation")
 
 
-@ACTIVATIONS.register("relu")
-class ReLU(Module):
-    """max(x, 0)."""
+class OfEach(Module):
+    """A function of each element."""
 
     by_position = True
+    op: staticmethod[[Any], Tensor]
 
     def forward(self, x: Any) -> Tensor:
-        return ops.relu(x)
+        return self.op(x)
+
+
+@ACTIVATIONS.register("relu")
+class ReLU(OfEach):
+    """max(x, 0)."""
+
+    op = staticmethod(ops.relu)
 
 
 @ACTIVATIONS.register("leaky_relu")
-class LeakyReLU(Module):
+class LeakyReLU(OfEach):
     """x, or slope x where x < 0."""
-
-    by_position = True
 
     def __init__(self, slope: float = 0.01):
         self.slope = slope
@@ -39,10 +44,8 @@ class LeakyReLU(Module):
 
 
 @ACTIVATIONS.register("gelu")
-class GELU(Module):
+class GELU(OfEach):
     """x times the normal distribution function of x; `approximate` is "none" (erf) or "tanh"."""
-
-    by_position = True
 
     def __init__(self, approximate: str = "none"):
         self.approximate = approximate
@@ -58,43 +61,31 @@ def gelu_tanh() -> Module:
 
 
 @ACTIVATIONS.register("silu")
-class SiLU(Module):
+class SiLU(OfEach):
     """x sigmoid(x)."""
 
-    by_position = True
-
-    def forward(self, x: Any) -> Tensor:
-        return ops.silu(x)
+    op = staticmethod(ops.silu)
 
 
 @ACTIVATIONS.register("tanh")
-class Tanh(Module):
+class Tanh(OfEach):
     """tanh(x)."""
 
-    by_position = True
-
-    def forward(self, x: Any) -> Tensor:
-        return ops.tanh(x)
+    op = staticmethod(ops.tanh)
 
 
 @ACTIVATIONS.register("sigmoid")
-class Sigmoid(Module):
+class Sigmoid(OfEach):
     """1 / (1 + exp(-x))."""
 
-    by_position = True
-
-    def forward(self, x: Any) -> Tensor:
-        return ops.sigmoid(x)
+    op = staticmethod(ops.sigmoid)
 
 
 @ACTIVATIONS.register("softplus")
-class Softplus(Module):
+class Softplus(OfEach):
     """log(1 + exp(x))."""
 
-    by_position = True
-
-    def forward(self, x: Any) -> Tensor:
-        return ops.softplus(x)
+    op = staticmethod(ops.softplus)
 
 
 class Softmax(Module):

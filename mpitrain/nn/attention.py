@@ -55,8 +55,7 @@ class MultiHeadAttention(Module):
             y = (self._with_dropout(q, k, v, mask) if dropping
                  else ops.scaled_dot_product_attention(q, k, v, causal=self.causal, mask=mask))
             y = ops.reshape(ops.swapaxes(y, 1, 2), batch, length, width)
-        out: Tensor = self.out(y)
-        return out
+        return self.out(y)
 
     def _with_dropout(self, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
         """The same with a mask, with the weights at hand, which the fused op does not show."""

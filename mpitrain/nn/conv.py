@@ -11,6 +11,7 @@ from mpitrain.nn import init
 from mpitrain.nn.init import Initialiser
 from mpitrain.nn.module import Module
 from mpitrain.nn.parameter import Parameter
+from mpitrain.ops.conv import pair
 
 __all__ = ["Conv2d", "ConvTranspose2d"]
 
@@ -31,7 +32,7 @@ class Conv2d(_Conv):
                  groups: int = 1, bias: bool = True, weight_init: Initialiser = init.default_weight,
                  bias_init: Initialiser | None = None):
         _check_groups(inputs, outputs, groups)
-        super().__init__((outputs, inputs // groups, *_pair(kernel)), outputs, bias, weight_init, bias_init)
+        super().__init__((outputs, inputs // groups, *pair(kernel)), outputs, bias, weight_init, bias_init)
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
 
     def forward(self, x: Any) -> Tensor:
@@ -46,17 +47,13 @@ class ConvTranspose2d(_Conv):
                  output_padding: Size = 0, dilation: Size = 1, groups: int = 1, bias: bool = True,
                  weight_init: Initialiser = init.default_weight, bias_init: Initialiser | None = None):
         _check_groups(inputs, outputs, groups)
-        super().__init__((inputs, outputs // groups, *_pair(kernel)), outputs, bias, weight_init, bias_init)
+        super().__init__((inputs, outputs // groups, *pair(kernel)), outputs, bias, weight_init, bias_init)
         self.stride, self.padding, self.output_padding = stride, padding, output_padding
         self.dilation, self.groups = dilation, groups
 
     def forward(self, x: Any) -> Tensor:
         return ops.conv_transpose2d(x, self.weight, self.bias, stride=self.stride, padding=self.padding,
                                     output_padding=self.output_padding, dilation=self.dilation, groups=self.groups)
-
-
-def _pair(size: Size) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else size
 
 
 def _check_groups(inputs: int, outputs: int, groups: int) -> None:

@@ -72,8 +72,7 @@ class MixtureOfExperts(Module):
                 scores = ops.expert_balance(scores, to, self.balance)
         there = ops.dispatch(rows, to)
         back = self.apply(there) if self.across is None else self.across.exchange(there, self.apply)
-        out: Tensor = ops.reshape(ops.combine(back, ops.expert_gates(scores, to, normalised=self.normalised), to), *shape)
-        return out
+        return ops.reshape(ops.combine(back, ops.expert_gates(scores, to, normalised=self.normalised), to), *shape)
 
     def apply(self, x: Any) -> Tensor:
         """What the experts that are here make of the rows at their places, (experts here, any, D)."""

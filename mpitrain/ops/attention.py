@@ -42,14 +42,12 @@ def scaled_dot_product_attention(q: Any, k: Any, v: Any, *, causal: bool = False
                          "or floating-point numbers to add")
     factor = _default_scale(shapes[0][-1]) if scale is None else scale
     if mask is not None:
-        masked: Tensor = MaskedAttention.apply(q, k, v, mask, causal=causal, scale=factor)
-        return masked
+        return MaskedAttention.apply(q, k, v, mask, causal=causal, scale=factor)
     if len(shapes[0]) != 4:
         leading = shapes[0][:-2]
         q, k, v = (reshape(t, math.prod(leading), 1, *t.shape[-2:]) for t in (q, k, v))
         return reshape(Attention.apply(q, k, v, causal=causal, scale=factor), *shapes[0][:-1], shapes[2][-1])
-    result: Tensor = Attention.apply(q, k, v, causal=causal, scale=factor)
-    return result
+    return Attention.apply(q, k, v, causal=causal, scale=factor)
 
 
 def self_attention(qkv: Any, heads: int, *, causal: bool = False, scale: float | None = None, dropout: float = 0.0,
@@ -66,8 +64,7 @@ def self_attention(qkv: Any, heads: int, *, causal: bool = False, scale: float |
     if not 0 <= dropout < 1:
         raise ConfigError(f"self_attention: dropout is {dropout}, expected at least 0 and less than 1")
     key = current().key(layer) if dropout else 0
-    result: Tensor = SelfAttention.apply(qkv, heads=heads, causal=causal, scale=factor, dropout=dropout, key=key, part=part)
-    return result
+    return SelfAttention.apply(qkv, heads=heads, causal=causal, scale=factor, dropout=dropout, key=key, part=part)
 
 
 class Attention(Function):
@@ -161,8 +158,7 @@ def _forward(ctx: Context, q: Array, k: Array, v: Array, out: Array, dropping: D
     if 0 in (*q.shape[:-1], k.shape[-2]):
         out[...] = 0
         return ()
-    known: tuple[Array, ...] = flash_attention(q, k, v, out, ctx.scale, ctx.causal, dropping)
-    return known
+    return flash_attention(q, k, v, out, ctx.scale, ctx.causal, dropping)
 
 
 def _backward(ctx: Context, arrays: tuple[Array, ...], known: list[Array], grads: tuple[Array | None, ...],

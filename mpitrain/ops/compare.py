@@ -1,10 +1,9 @@
-# mypy: disable-error-code="no-any-return"
-# (Function.apply gives one tensor, or a tuple of them.)
 """Comparisons of each element, which give arrays of booleans."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
@@ -21,29 +20,13 @@ class Compare(Function):
         return getattr(operator, test)(x, y)
 
 
-def greater(x: Any, y: Any) -> Tensor:
-    return _compare("gt", x, y)
+def _comparison(name: str, test: str) -> Callable[[Any, Any], Tensor]:
+    def op(x: Any, y: Any) -> Tensor:
+        return Compare.apply(x.array if isinstance(x, Tensor) else x, y.array if isinstance(y, Tensor) else y, test=test)
+    op.__name__ = op.__qualname__ = name
+    return op
 
 
-def greater_equal(x: Any, y: Any) -> Tensor:
-    return _compare("ge", x, y)
-
-
-def less(x: Any, y: Any) -> Tensor:
-    return _compare("lt", x, y)
-
-
-def less_equal(x: Any, y: Any) -> Tensor:
-    return _compare("le", x, y)
-
-
-def equal(x: Any, y: Any) -> Tensor:
-    return _compare("eq", x, y)
-
-
-def not_equal(x: Any, y: Any) -> Tensor:
-    return _compare("ne", x, y)
-
-
-def _compare(test: str, x: Any, y: Any) -> Tensor:
-    return Compare.apply(x.array if isinstance(x, Tensor) else x, y.array if isinstance(y, Tensor) else y, test=test)
+greater, greater_equal = _comparison("greater", "gt"), _comparison("greater_equal", "ge")
+less, less_equal = _comparison("less", "lt"), _comparison("less_equal", "le")
+equal, not_equal = _comparison("equal", "eq"), _comparison("not_equal", "ne")

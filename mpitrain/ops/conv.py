@@ -23,8 +23,7 @@ def conv2d(x: Any, weight: Any, bias: Any = None, *, stride: int | Pair = 1, pad
     if min(window.outputs(*x.shape[2:])) < 1:
         raise ShapeError(f"conv2d: the window {window.kernel} with dilation {window.dilation} does not fit into images of "
                          f"{x.shape[2]}x{x.shape[3]} with padding {window.padding}; make it smaller or pad more")
-    result: Tensor = Conv2d.apply(x, weight, bias, window=window, groups=groups)
-    return result
+    return Conv2d.apply(x, weight, bias, window=window, groups=groups)
 
 
 def conv_transpose2d(x: Any, weight: Any, bias: Any = None, *, stride: int | Pair = 1, padding: int | Pair = 0,
@@ -36,15 +35,14 @@ def conv_transpose2d(x: Any, weight: Any, bias: Any = None, *, stride: int | Pai
     """
     window = _window("conv_transpose2d", weight, stride, padding, dilation)
     _check("conv_transpose2d", x, weight, bias, groups, channels=weight.shape[0], outputs=weight.shape[1] * groups)
-    extra = _pair(output_padding)
+    extra = pair(output_padding)
     if not all(0 <= e < s for e, s in zip(extra, window.stride)):
         raise ShapeError(f"conv_transpose2d: output_padding is {extra}; it must be smaller than the stride {window.stride}")
     size = tuple((n - 1) * s - 2 * p + d * (k - 1) + 1 + e for n, k, s, p, d, e in zip(x.shape[2:], *window, extra))
     if min(size) < 1:
         raise ShapeError(f"conv_transpose2d: images of {x.shape[2]}x{x.shape[3]} with padding {window.padding} "
                          f"would give {size[0]}x{size[1]}; pad less")
-    result: Tensor = ConvTranspose2d.apply(x, weight, bias, window=window, groups=groups, size=size)
-    return result
+    return ConvTranspose2d.apply(x, weight, bias, window=window, groups=groups, size=size)
 
 
 class Conv2d(Function):
@@ -56,8 +54,7 @@ class Conv2d(Function):
     def forward(ctx: Context, x: Array, weight: Array, bias: Array | None, *, window: Window, groups: int) -> Array:
         ctx.save(x, weight)
         ctx.window, ctx.groups = window, groups
-        result: Array = convolve(x, weight, bias, window, groups)
-        return result
+        return convolve(x, weight, bias, window, groups)
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
@@ -76,8 +73,7 @@ class ConvTranspose2d(Function):
                 size: Pair) -> Array:
         ctx.save(x, weight)
         ctx.window, ctx.groups = window, groups
-        result: Array = convolve_adjoint(x, weight, bias, window, groups, size)
-        return result
+        return convolve_adjoint(x, weight, bias, window, groups, size)
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
@@ -94,14 +90,19 @@ def _parameter_gradients(ctx: Context, x: Array, y: Array, bias_of: str) -> tupl
     return None, channel_sums(x if bias_of == "x" else y) if ctx.needs[2] else None
 
 
-def _pair(value: int | Pair) -> Pair:
+def pair(value: int | Pair) -> Pair:
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+def check_images(name: str, x: Any) -> None:
+    if len(x.shape) != 4:
+        raise ShapeError(f"{name}: the input has shape {x.shape}, expected (N, C, H, W)")
 
 
 def _window(name: str, weight: Any, stride: int | Pair, padding: int | Pair, dilation: int | Pair) -> Window:
     if len(weight.shape) != 4:
         raise ShapeError(f"{name}: the weight has shape {weight.shape}, expected 4 dims")
-    window = Window((weight.shape[2], weight.shape[3]), _pair(stride), _pair(padding), _pair(dilation))
+    window = Window((weight.shape[2], weight.shape[3]), pair(stride), pair(padding), pair(dilation))
     if min(window.kernel) < 1 or min(window.stride) < 1 or min(window.dilation) < 1 or min(window.padding) < 0:
         raise ShapeError(f"{name}: kernel {window.kernel}, stride {window.stride} and dilation {window.dilation} must be at "
                          f"least 1, padding {window.padding} at least 0")
@@ -109,8 +110,7 @@ def _window(name: str, weight: Any, stride: int | Pair, padding: int | Pair, dil
 
 
 def _check(name: str, x: Any, weight: Any, bias: Any, groups: int, *, channels: int, outputs: int) -> None:
-    if len(x.shape) != 4:
-        raise ShapeError(f"{name}: the input has shape {x.shape}, expected (N, C, H, W)")
+    check_images(name, x)
     if groups < 1 or channels % groups or outputs % groups:
         raise ShapeError(f"{name}: {channels} input and {outputs} output channels cannot be split into {groups} groups")
     if x.shape[1] != channels:

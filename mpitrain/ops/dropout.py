@@ -31,8 +31,7 @@ def dropout(x: Any, p: float, layer: str, residual: Any = None, *, part: int = 0
         raise ShapeError(f"dropout: the residual has shape {tuple(residual.shape)}, the input {tuple(x.shape)}: not equal")
     if positions is not None and (len(x.shape) < 2 or x.shape[1] != len(positions)):
         raise ShapeError(f"dropout: {len(positions)} positions, the input has shape {tuple(x.shape)}: dim 1 is not as long")
-    result: Tensor = Dropout.apply(x, residual, p=p, key=current().key(layer), part=part, positions=positions)
-    return result
+    return Dropout.apply(x, residual, p=p, key=current().key(layer), part=part, positions=positions)
 
 
 def pieces(x: Array, positions: Array, xp: Any) -> tuple[Array, Array]:

@@ -1,9 +1,8 @@
-# mypy: disable-error-code="no-any-return"
-# (Function.apply gives one tensor, or a tuple of them.)
 """Arithmetic with broadcasting, and choices, element by element."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
@@ -229,53 +228,28 @@ class Where(Function):
                 ctx.xp.where(condition, zero, grad) if ctx.needs[2] else None)
 
 
-def add(x: Any, y: Any) -> Tensor:
-    return Add.apply(x, y)
+def _of_one(function: type[Function]) -> Callable[[Any], Tensor]:
+    def op(x: Any) -> Tensor:
+        return function.apply(x)
+    op.__name__ = op.__qualname__ = function.__name__.lower()
+    return op
 
 
-def subtract(x: Any, y: Any) -> Tensor:
-    return Subtract.apply(x, y)
+def _of_two(function: type[Function]) -> Callable[[Any, Any], Tensor]:
+    def op(x: Any, y: Any) -> Tensor:
+        return function.apply(x, y)
+    op.__name__ = op.__qualname__ = function.__name__.lower()
+    op.__doc__ = function.__doc__
+    return op
 
 
-def multiply(x: Any, y: Any) -> Tensor:
-    return Multiply.apply(x, y)
-
-
-def divide(x: Any, y: Any) -> Tensor:
-    return Divide.apply(x, y)
+add, subtract, multiply, divide, maximum, minimum = map(_of_two, (Add, Subtract, Multiply, Divide, Maximum, Minimum))
+negative, absolute, exp, log, sqrt = map(_of_one, (Negative, Absolute, Exp, Log, Sqrt))
 
 
 def power(x: Any, y: Any) -> Tensor:
     """``x ** y``; the gradient of the exponent wants x >= 0, and is 0 where x = 0."""
     return Power.apply(x, y)
-
-
-def negative(x: Any) -> Tensor:
-    return Negative.apply(x)
-
-
-def absolute(x: Any) -> Tensor:
-    return Absolute.apply(x)
-
-
-def exp(x: Any) -> Tensor:
-    return Exp.apply(x)
-
-
-def log(x: Any) -> Tensor:
-    return Log.apply(x)
-
-
-def sqrt(x: Any) -> Tensor:
-    return Sqrt.apply(x)
-
-
-def maximum(x: Any, y: Any) -> Tensor:
-    return Maximum.apply(x, y)
-
-
-def minimum(x: Any, y: Any) -> Tensor:
-    return Minimum.apply(x, y)
 
 
 def clip(x: Any, low: float | None = None, high: float | None = None) -> Tensor:

@@ -1,5 +1,3 @@
-# mypy: disable-error-code="no-any-return"
-# (Function.apply gives one tensor, or a tuple of them.)
 """What a mixture of experts consists of: a choice for each row, rows to their experts' places and back, products by expert.
 
 Letters: `T` rows, `D` width, `E` experts, `K` choices of each row, `C` places of each expert, `I` inputs, `O` outputs.
@@ -17,6 +15,7 @@ from mpitrain.errors import ShapeError
 from mpitrain.kernels import experts as kernels
 from mpitrain.kernels.pointwise import ACTIVATIONS
 from mpitrain.kernels.product import product
+from mpitrain.ops.linalg import room_for
 
 __all__ = ["combine", "dispatch", "expert_balance", "expert_gates", "expert_linear"]
 
@@ -180,7 +179,7 @@ class ExpertLinear(Function):
             ctx.before = ctx.activation.gradient(kept[0], grad, None) if kept else ctx.xp.ascontiguousarray(grad)
         grad = ctx.before
         by_x = ctx.xp.empty_like(x) if ctx.needs[0] else None
-        by_weight = _room(ctx, 1, weight) if ctx.needs[1] else None
+        by_weight = room_for(ctx, 1, weight.shape, weight.dtype) if ctx.needs[1] else None
         for e in range(len(x)):
             if by_x is not None:
                 product(grad[e], weight[e], out=by_x[e], operands=ctx.operands)
@@ -188,12 +187,6 @@ class ExpertLinear(Function):
                 product(grad[e].T, x[e], out=by_weight[e], operands=ctx.operands)
         by_bias = ctx.xp.sum(grad, axis=1, out=ctx.out(2)) if ctx.needs[2] else None
         return by_x, by_weight, by_bias
-
-
-def _room(ctx: Context, place: int, like: Array) -> Array:
-    """Memory for the gradient of an input: where it will be sent from, if that is free."""
-    given = ctx.out(place)
-    return ctx.xp.empty(like.shape, like.dtype) if given is None else given
 
 
 def expert_gates(scores: Any, to: Route, *, normalised: bool) -> Tensor:

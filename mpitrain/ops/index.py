@@ -1,9 +1,8 @@
-# mypy: disable-error-code="no-any-return"
-# (Function.apply gives one tensor, or a tuple of them.)
 """Choosing parts of an array: slices are views, arrays of indices copy, and their gradients are added up."""
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
@@ -96,9 +95,7 @@ def _add_rows(xp: Any, n: int, indices: Array, values: Array, out: Array | None 
         out = xp.zeros((n, *rest), dtype=values.dtype)
     else:
         out[...] = 0
-    width = 1
-    for size in rest:
-        width *= size
+    width = prod(rest)
     scatter_add_rows(out.reshape(n, width), indices.reshape(-1), values.reshape(indices.size, width))
     return out
 

@@ -20,8 +20,7 @@ __all__ = ["add_layer_norm", "layer_norm", "rms_norm"]
 def layer_norm(x: Any, weight: Any, bias: Any = None, *, eps: float = 1e-5) -> Tensor:
     """Normalises x over its last dims, those of weight (and bias)."""
     _check("layer_norm", x, weight, bias)
-    result: Tensor = RowNorm.apply(x, weight, bias, eps=eps, centred=True)
-    return result
+    return RowNorm.apply(x, weight, bias, eps=eps, centred=True)
 
 
 def rms_norm(x: Any, weight: Any, *, eps: float = 1e-5) -> Tensor:
@@ -30,8 +29,7 @@ def rms_norm(x: Any, weight: Any, *, eps: float = 1e-5) -> Tensor:
     Zhang, Sennrich: "Root mean square layer normalization", 2019.
     """
     _check("rms_norm", x, weight, None)
-    result: Tensor = RowNorm.apply(x, weight, None, eps=eps, centred=False)
-    return result
+    return RowNorm.apply(x, weight, None, eps=eps, centred=False)
 
 
 def add_layer_norm(x: Any, residual: Any, weight: Any, bias: Any = None, *, eps: float = 1e-5, dropout: float = 0.0,

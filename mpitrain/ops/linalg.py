@@ -1,9 +1,8 @@
-# mypy: disable-error-code="no-any-return"
-# (Function.apply gives one tensor, or a tuple of them.)
 """Matrix products. Letters: `I` inputs, `O` outputs of a linear layer."""
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
@@ -116,8 +115,8 @@ class Linear(Function):
         if ctx.before is not None:
             (grad, by_bias), activation, before = ctx.before, None, None
         else:
-            by_bias = sums = _room(ctx, 2, weight.shape[:1], grad.dtype) if ctx.wanted[2] else None
-        by_weight = _room(ctx, 1, weight.shape, grad.dtype) if ctx.needs[1] else None
+            by_bias = sums = room_for(ctx, 2, weight.shape[:1], grad.dtype) if ctx.wanted[2] else None
+        by_weight = room_for(ctx, 1, weight.shape, grad.dtype) if ctx.needs[1] else None
         made, by_x = layers.linear_gradients(grad, before, _rows(x), weight, activation, sums, by_weight, ctx.needs[0])
         ctx.before = made, by_bias
         return None if by_x is None else by_x.reshape(x.shape), by_weight, by_bias
@@ -130,20 +129,18 @@ class Linear(Function):
             if sums is None and ctx.wanted[2]:
                 sums = ctx.xp.empty(flat.shape[1], flat.dtype)
             ctx.before = ctx.activation.gradient(kept, flat, sums), sums
-        before: tuple[Array, Array | None] = ctx.before
-        return before
+        return ctx.before
 
 
-def _room(ctx: Context, place: int, shape: tuple[int, ...], dtype: Any) -> Array:
+def room_for(ctx: Context, place: int, shape: tuple[int, ...], dtype: Any) -> Array:
     """Memory for the gradient of an input: where it will be sent from, if that is free."""
     given = ctx.out(place)
-    room: Array = ctx.xp.empty(shape, dtype) if given is None else given
-    return room
+    return ctx.xp.empty(shape, dtype) if given is None else given
 
 
 def _rows(x: Array) -> Array:
     """A matrix whose rows are the last dim of x, in memory that BLAS takes: other strides fall to a plain loop."""
-    rows = x.reshape(-1, x.shape[-1]) if x.size else x.reshape(_product(x.shape[:-1]), x.shape[-1])
+    rows = x.reshape(-1, x.shape[-1]) if x.size else x.reshape(prod(x.shape[:-1]), x.shape[-1])
     step = x.dtype.itemsize
     if rows.strides[1] == step and rows.strides[0] >= step * rows.shape[1]:
         return rows
@@ -155,13 +152,6 @@ def _rows(x: Array) -> Array:
 def _dense(xp: Any, x: Array) -> Array:
     """A copy where dims repeat (a broadcast gradient): BLAS would not take it."""
     return xp.ascontiguousarray(x) if 0 in x.strides else x
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    size = 1
-    for n in shape:
-        size *= n
-    return size
 
 
 def _operands(x: Any) -> str:

@@ -66,8 +66,7 @@ def group_norm(x: Any, groups: int, weight: Any = None, bias: Any = None, *, eps
     _check_channels("group_norm", x, weight, bias)
     if groups < 1 or x.shape[1] % groups:
         raise ShapeError(f"group_norm: {x.shape[1]} channels cannot be split into {groups} groups")
-    result: Tensor = GroupNorm.apply(x, weight, bias, groups=groups, eps=eps)
-    return result
+    return GroupNorm.apply(x, weight, bias, groups=groups, eps=eps)
 
 
 class BatchNorm(Function):

@@ -8,12 +8,12 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
+from mpitrain.kernels.convolution import Pair
 from mpitrain.kernels.pool import Side, window_maximum, window_maximum_gradient, window_total, window_total_gradient
 from mpitrain.kernels.subsample import subsample, subsample_gradient
+from mpitrain.ops.conv import check_images, pair
 
 __all__ = ["adaptive_avg_pool2d", "adaptive_max_pool2d", "avg_pool2d", "max_pool2d", "subsample2d"]
-
-Pair = tuple[int, int]
 
 
 def max_pool2d(x: Any, kernel: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0, *,
@@ -25,8 +25,7 @@ def max_pool2d(x: Any, kernel: int | Pair, stride: int | Pair | None = None, pad
     Raises ShapeError where no window fits, or padding is more than half of the kernel.
     """
     rows, columns = _fixed("max_pool2d", x, kernel, stride, padding)[:2]
-    result: Tensor = MaxPool.apply(x, rows=rows, columns=columns, relu=relu)
-    return result
+    return MaxPool.apply(x, rows=rows, columns=columns, relu=relu)
 
 
 def avg_pool2d(x: Any, kernel: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0, *,
@@ -36,22 +35,19 @@ def avg_pool2d(x: Any, kernel: int | Pair, stride: int | Pair | None = None, pad
     Raises ShapeError as `max_pool2d` does.
     """
     rows, columns, area = _fixed("avg_pool2d", x, kernel, stride, padding)
-    result: Tensor = MeanPool.apply(x, rows=rows, columns=columns, area=area if count_include_pad else None)
-    return result
+    return MeanPool.apply(x, rows=rows, columns=columns, area=area if count_include_pad else None)
 
 
 def adaptive_max_pool2d(x: Any, size: int | Pair) -> Tensor:
     """The largest value of windows that cut an image into `size` parts, as equal as can be."""
     rows, columns = _adaptive("adaptive_max_pool2d", x, size)
-    result: Tensor = MaxPool.apply(x, rows=rows, columns=columns)
-    return result
+    return MaxPool.apply(x, rows=rows, columns=columns)
 
 
 def adaptive_avg_pool2d(x: Any, size: int | Pair) -> Tensor:
     """The mean of windows that cut an image into `size` parts, as equal as can be; size 1 is the mean of the image."""
     rows, columns = _adaptive("adaptive_avg_pool2d", x, size)
-    result: Tensor = MeanPool.apply(x, rows=rows, columns=columns, area=None)
-    return result
+    return MeanPool.apply(x, rows=rows, columns=columns, area=None)
 
 
 def subsample2d(x: Any, stride: int, channels: tuple[int, int] = (0, 0)) -> Tensor:
@@ -59,12 +55,11 @@ def subsample2d(x: Any, stride: int, channels: tuple[int, int] = (0, 0)) -> Tens
 
     A residual block's way around where its shape changes, without parameters: He et al. 2016a, option A.
     """
-    _check("subsample2d", x)
+    check_images("subsample2d", x)
     if stride < 1 or min(channels) < 0:
         raise ShapeError(f"subsample2d: the stride is {stride}, expected at least 1; the channels to add are {channels}, "
                          "expected two numbers of at least 0")
-    result: Tensor = Subsample.apply(x, stride=stride, before=channels[0], after=channels[1])
-    return result
+    return Subsample.apply(x, stride=stride, before=channels[0], after=channels[1])
 
 
 class MaxPool(Function):
@@ -127,9 +122,9 @@ def _areas(rows: Side, columns: Side, x: Array, xp: Any) -> Any:
 
 def _fixed(name: str, x: Any, kernel: int | Pair, stride: int | Pair | None, padding: int | Pair) -> tuple[Side, Side, int]:
     """The windows in y and x, and the area of a window that is not cut off."""
-    _check(name, x)
-    sizes = _pair(kernel)
-    strides, paddings = sizes if stride is None else _pair(stride), _pair(padding)
+    check_images(name, x)
+    sizes = pair(kernel)
+    strides, paddings = sizes if stride is None else pair(stride), pair(padding)
     sides = []
     for size, k, s, p in zip(x.shape[2:], sizes, strides, paddings):
         if k < 1 or s < 1 or not 0 <= p <= k // 2:
@@ -149,8 +144,8 @@ def _windows(size: int, kernel: int, stride: int, padding: int) -> Side:
 
 
 def _adaptive(name: str, x: Any, size: int | Pair) -> tuple[Side, Side]:
-    _check(name, x)
-    counts = _pair(size)
+    check_images(name, x)
+    counts = pair(size)
     if min(counts) < 1 or min(x.shape[2:]) < 1:
         raise ShapeError(f"{name}: images of {x.shape[2]}x{x.shape[3]} cannot be cut into {counts} parts; both must be at "
                          "least 1x1")
@@ -160,12 +155,3 @@ def _adaptive(name: str, x: Any, size: int | Pair) -> tuple[Side, Side]:
 @cache
 def _parts(size: int, count: int) -> Side:
     return Side(tuple(i * size // count for i in range(count)), tuple(-(-(i + 1) * size // count) for i in range(count)), size)
-
-
-def _pair(value: int | Pair) -> Pair:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
-
-
-def _check(name: str, x: Any) -> None:
-    if len(x.shape) != 4:
-        raise ShapeError(f"{name}: the input has shape {x.shape}, expected (N, C, H, W)")

@@ -1,9 +1,8 @@
-# mypy: disable-error-code="no-any-return"
-# (Function.apply gives one tensor, or a tuple of them.)
 """Sums, means, extrema and the like, over all dims, one, or several."""
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
@@ -122,10 +121,8 @@ def _dropped(x: Array, dim: Dims) -> tuple[int, ...]:
 
 
 def _count(x: Array, dim: Dims) -> int:
-    count = 1
-    for d in _dims(x, dim):
-        count *= x.shape[d]
-    return count
+    return prod(x.shape[d] for d in _dims(x, dim))
+
 
 
 def sum(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:

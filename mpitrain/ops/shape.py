@@ -1,5 +1,3 @@
-# mypy: disable-error-code="no-any-return"
-# (Function.apply gives one tensor, or a tuple of them.)
 """Other shapes of the same values; most results show the input's memory."""
 
 from __future__ import annotations
@@ -180,8 +178,7 @@ def split(x: Any, sizes: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...
         sizes = [min(sizes, n - start) for start in range(0, n, sizes)] or [0]
     if sum(sizes) != n or any(size < 0 for size in sizes):
         raise ShapeError(f"split: sizes {tuple(sizes)} do not add up to dim {dim} of shape {shape}")
-    parts: tuple[Tensor, ...] = Split.apply(x, sizes=tuple(sizes), dim=dim % len(shape))
-    return parts
+    return Split.apply(x, sizes=tuple(sizes), dim=dim % len(shape))
 
 
 def pad(x: Any, widths: Sequence[tuple[int, int]], value: float = 0.0) -> Tensor:

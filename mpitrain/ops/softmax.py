@@ -1,5 +1,3 @@
-# mypy: disable-error-code="no-any-return"
-# (Function.apply gives one tensor, or a tuple of them.)
 """Softmax and its logarithm."""
 
 from __future__ import annotations
@@ -16,34 +14,23 @@ __all__ = ["log_softmax", "softmax"]
 
 class Softmax(Function):
     floats = 4
+    kernel, gradient = rows.softmax, rows.softmax_grad
 
     @staticmethod
     def forward(ctx: Context, x: Array, *, dim: int) -> Array:
-        result = _along_last(x, dim, rows.softmax)
         ctx.dim = dim
+        result = _along_last(x, dim, ctx.function.kernel)
         ctx.save(result)
         return result
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
         result, = ctx.saved
-        return _along_last(result, ctx.dim, rows.softmax_grad, grad)
+        return _along_last(result, ctx.dim, ctx.function.gradient, grad)
 
 
-class LogSoftmax(Function):
-    floats = 4
-
-    @staticmethod
-    def forward(ctx: Context, x: Array, *, dim: int) -> Array:
-        result = _along_last(x, dim, rows.log_softmax)
-        ctx.dim = dim
-        ctx.save(result)
-        return result
-
-    @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
-        result, = ctx.saved
-        return _along_last(result, ctx.dim, rows.log_softmax_grad, grad)
+class LogSoftmax(Softmax):
+    kernel, gradient = rows.log_softmax, rows.log_softmax_grad
 
 
 def _along_last(x: Array, dim: int, kernel: Any, *more: Array) -> Array:

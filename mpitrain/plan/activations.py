@@ -73,10 +73,9 @@ def trace(chunks: Sequence[Module], loss: Any, x: Any, y: Any, rows: int, *, poo
     `x` and `y` are one host row each, `loss` is that of the last one's output; `split`: backward runs as two calls. What arrives
     from other stages counts as well, host rows do not.
     """
-    lend_memory(chunks, precision)
     counts = [rows] if rows <= 2 * FEW else [FEW, 2 * FEW]
     found = []
-    with nothing_else_is_freed():
+    with lent_memory(chunks, precision), nothing_else_is_freed():
         for n in counts:
             given, target = np.repeat(x, n, axis=0), np.repeat(y, n, axis=0)
             for _ in range(SETTLES):
@@ -86,9 +85,6 @@ def trace(chunks: Sequence[Module], loss: Any, x: Any, y: Any, rows: int, *, poo
                 if pool.usage().used == before:
                     break
             found.append(courses)
-    for parameter in (p for chunk in chunks for p in chunk.parameters()):
-        del parameter.array
-        parameter.grad_buffer = None
     pool.trim()                              # what a run takes later is not to depend on this
     courses = found[0] if len(counts) == 1 else [{kind: _at(rows, few[kind], twice[kind]) for kind in few}
                                                  for few, twice in zip(*found)]
@@ -109,7 +105,8 @@ def nothing_else_is_freed() -> Iterator[None]:
             gc.enable()
 
 
-def lend_memory(chunks: Sequence[Module], precision: str) -> None:
+@contextmanager
+def lent_memory(chunks: Sequence[Module], precision: str) -> Iterator[None]:
     """All parameters get the same memory, and all gradients some more; `storage` says what a real one would be."""
     size, dtype = 1, None
     for chunk in chunks:
@@ -120,6 +117,10 @@ def lend_memory(chunks: Sequence[Module], precision: str) -> None:
         for parameter in chunk.parameters():
             parameter.array = values[:parameter.size].reshape(parameter.shape)
             parameter.grad_buffer = gradients[:parameter.size].reshape(parameter.shape)
+    yield
+    for parameter in (p for chunk in chunks for p in chunk.parameters()):
+        del parameter.array
+        parameter.grad_buffer = None
 
 
 def _once(chunks: Sequence[Module], loss: Any, x: Any, y: Any, *, pool: Pool, tokens: bool,

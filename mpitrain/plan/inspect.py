@@ -9,17 +9,22 @@ from shutil import get_terminal_size
 from typing import Any
 
 from mpitrain import nn
-from mpitrain.backend import keep_freed_memory
+from mpitrain.backend import CPU, float_dtype, keep_freed_memory
 from mpitrain.checkpoint import store
 from mpitrain.checkpoint.hashes import array_sha256
 from mpitrain.checkpoint.manifest import MANIFEST, Checkpoint, load
 from mpitrain.config import Config, load_config
 from mpitrain.data import report
 from mpitrain.errors import ConfigError, MissingError, MpitrainError
+from mpitrain.parallel.connect import alone
+from mpitrain.parallel.layers.tensor_loss import cut_loss
+from mpitrain.parallel.pipeline.feed import Feed
+from mpitrain.parallel.pipeline.inference import Inference
 from mpitrain.placement.place import Placement, place
 from mpitrain.placement.shard_cuts import probe
-from mpitrain.placement.stages import Stage
+from mpitrain.placement.stages import Stage, whole
 from mpitrain.placement.zigzag import refuse_length
+from mpitrain.plan.activations import lent_memory
 from mpitrain.plan.memory import forecast_of
 from mpitrain.plan.memory_lines import forecast_lines
 from mpitrain.plan.table import table
@@ -27,11 +32,12 @@ from mpitrain.schedules.grid import REPLICAS, Grid, fit
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline_check import actions_of, find_schedule
 from mpitrain.schedules.pipeline_draw import describe
-from mpitrain.train.build.from_config import checkpoint_folder
+from mpitrain.train.build.from_config import checkpoint_folder, observers_of
 from mpitrain.train.build.from_config import describe as describe_run
 from mpitrain.train.build.inputs import Inputs, describe_files, open_inputs
 from mpitrain.train.build.sharding import memory_text
-from mpitrain.train.build.validate import validate
+from mpitrain.train.build.trial import try_one_sample
+from mpitrain.train.build.validate import refuse_parts, validate
 
 
 def inspect(path: Path, overrides: list[str], *, ranks: int) -> Iterator[str]:
@@ -51,20 +57,25 @@ def inspect(path: Path, overrides: list[str], *, ranks: int) -> Iterator[str]:
 
 def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     """The model's parameters (of layers that are cut, the first rank's), how the batch is cut, which buckets travel, and the
-    schedule; nothing is allocated."""
+    schedule; nothing is allocated. What `train` refuses is refused with the same error before the first line."""
     m = config.mesh
     grid = Grid(fit(ranks, pp=m.pp, dp=m.dp, ep=m.ep, cp=m.cp, tp=m.tp))
     inputs, why = open_data(config)
     made = describe_run(config, inputs is not None and inputs.tokens)
     model = made.model
-    n_micro = validate(config, grid, model, made.optimizer, made.rate, None if inputs is None else inputs.train_rows).n_micro
-    pp, cp = grid.size("pp"), grid.size("cp")
-    yield f"{config.run.name}: model {config.model.name}, {model.count_parameters():,} parameters"
-    yield f"mesh {grid}, {ranks} rank{'s' if ranks > 1 else ''}"
-    placed = place(model, grid, m, config.train, config.comm)
-    block = config.model.arguments.get("block")
+    valid = validate(config, grid, model, made.optimizer, made.rate, None if inputs is None else inputs.train_rows)
+    observers_of(config)
+    n_parameters, placed = model.count_parameters(), place(model, grid, m, config.train, config.comm)
+    refuse_parts(valid.whole_parameters, placed)
+    if inputs is not None:
+        try_by_itself(placed, made.loss, inputs)
+    block, cp = config.model.arguments.get("block"), grid.size("cp")
     if cp > 1 and block is not None:
         refuse_length(block, cp)
+    n_micro, pp = valid.n_micro, grid.size("pp")
+    yield f"{config.run.name}: model {config.model.name}, {n_parameters:,} parameters"
+    yield f"mesh {grid}, {ranks} rank{'s' if ranks > 1 else ''}"
+    if cp > 1 and block is not None:
         yield f"samples of {block} positions, {block // cp} on each rank"
     yield from table(("parameter", "shape", "placement"),
                      [(name, shape_text(p.shape), placement_text(p)) for name, p in model.named_parameters() if not p.twin_of])
@@ -79,6 +90,14 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     yield from bucket_lines(stages)
     yield bytes_line(stages, len(made.optimizer(probe()).state))
     yield from forecast_lines(forecast_of(config, placed, inputs, why))
+
+
+def try_by_itself(p: Placement, loss: Any, inputs: Inputs) -> None:
+    """One sample through what the first rank has of each layer, of all stages: refused as `train` refuses it."""
+    group, model = alone(p), p.stage.whole
+    with lent_memory([model], p.train.precision):
+        feed = Feed(CPU, float_dtype(p.train.precision), tokens=inputs.tokens, part=p.part)
+        try_one_sample(Inference(whole(model), feed), cut_loss(loss, p.head, group), inputs, p, p.output_shape)
 
 
 def open_data(config: Config) -> tuple[Inputs | None, str]:

@@ -35,13 +35,13 @@ from mpitrain.run.session import Session, before_mpi, look_at_files
 from mpitrain.schedules.grid import Grid
 from mpitrain.train.build import measured_cut
 from mpitrain.train.build.assembly import Job, local_rank
-from mpitrain.train.build.from_config import build, checkpoint_folder, make_loss, make_model
+from mpitrain.train.build.from_config import build, checkpoint_folder, make_loss, make_model, observers_of
 from mpitrain.train.build.trial import try_one_sample
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.machine import environment
 from mpitrain.train.observers.log import plain_values
 from mpitrain.train.observers.memory import Memory
-from mpitrain.train.observers.observer import Observer, own_observers
+from mpitrain.train.observers.observer import Observer
 from mpitrain.train.observers.record import MetricsFile
 
 
@@ -213,7 +213,8 @@ class Run:
                 State(held.stage.model, None, session.inputs.transforms, whole=model, policy=policy).restore(found)
                 feed = held.feed(device, policy.layout.dtype, tokens=session.inputs.tokens)
                 inference = Inference(held.stage, feed, held.neighbours)
-                read, n_chunks = session.inputs.chunks(try_one_sample(inference, loss, session.inputs, held))
+                read, n_chunks = session.inputs.chunks(try_one_sample(inference, loss, session.inputs, placement,
+                                                                       held.output_shape))
                 if not n_chunks:
                     raise UsageError("this run has no validation data; give some: data.validation=PATH")
             metrics = Evaluator(inference, loss, read, n_chunks, session.control, place=session.mesh.place,
@@ -239,12 +240,3 @@ def open_folder(folder: RunFolder, resume: str | None, overwrite: bool) -> bool:
 def continues(folder: RunFolder, resume: str | None) -> bool:
     """Whether there is a run to continue, and that is wanted."""
     return resume is not None and (resume != "auto" or bool(store.candidates(folder.checkpoints)))
-
-
-def observers_of(config: Config) -> list[Observer]:
-    """Those that [log] asks for. Raises ConfigError, alike on all ranks, where one cannot be had."""
-    found = own_observers(config.log.observers, config.folder)
-    if config.log.tensorboard:
-        from mpitrain.train.observers.tensorboard import TensorBoard
-        found.append(TensorBoard())
-    return found

@@ -30,15 +30,23 @@ def is_own(algorithm: str | Algorithm) -> bool:
 
 def on_these_ranks(algorithm: str | Algorithm, comm: MPI.Comm, nodes: Sequence[Hashable] | None = None) -> str | Algorithm:
     """`algorithm`, a user's imported; one that is made for certain nodes is made for those of the ranks (`nodes`, else their
-    hosts). Collective. ConfigError for a name that is none."""
+    hosts). Collective. `refuse` has refused what is none."""
     if isinstance(algorithm, str) and algorithm in ON_NODES:
         return ON_NODES[algorithm](hosts_of(comm) if nodes is None else nodes)
-    if isinstance(algorithm, str) and not is_own(algorithm):
-        if algorithm not in names():
-            raise ConfigError(f'unknown all-reduce algorithm "{algorithm}"{nearest(algorithm, names())}; comm.algorithm is one '
-                              f'of {", ".join(names())}, or your own as "package.module:name" or "file.py:name"')
-        return algorithm
-    return find_own(algorithm) if isinstance(algorithm, str) else algorithm
+    return find_own(algorithm) if isinstance(algorithm, str) and is_own(algorithm) else algorithm
+
+
+def refuse(algorithm: str | Algorithm, packing: str | None, n: int) -> None:
+    """ConfigError for a name that is none, or does not go with messages of `packing` numbers, ScheduleError for a user's
+    all-reduce that is wrong on n ranks. Needs no MPI."""
+    if isinstance(algorithm, str) and not is_own(algorithm) and algorithm not in names():
+        raise ConfigError(f'unknown all-reduce algorithm "{algorithm}"{nearest(algorithm, names())}; comm.algorithm is one '
+                          f'of {", ".join(names())}, or your own as "package.module:name" or "file.py:name"')
+    if algorithm == LIBRARY and packing is not None:
+        raise ConfigError(f'comm.algorithm = "{LIBRARY}" sends numbers as they are; for comm.wire_dtype = '
+                          f'"{packing}" set another one, for instance comm.algorithm = "ring"')
+    if is_own(algorithm):
+        check(find_own(algorithm) if isinstance(algorithm, str) else algorithm, name_of(algorithm), n, packing)
 
 
 def find_own(name: str, folder: Path | None = None) -> Algorithm:

@@ -14,16 +14,25 @@ from mpitrain.comm.job.start import tag_upper_bound
 from mpitrain.comm.messages import algorithms
 from mpitrain.comm.messages.algorithms import LIBRARY
 from mpitrain.comm.messages.buffers import Host, Pools, Staged, Widened, assert_usable, own_memory
-from mpitrain.comm.messages.interpreter import PAIR_BYTES, Header
-from mpitrain.comm.messages.interpreter import Work as StepsWork
+from mpitrain.comm.messages.interpreter import PAIR_BYTES, Header, StepsWork
 from mpitrain.comm.messages.mpi_library import LibraryWork
 from mpitrain.comm.messages.pair import KINDS, Entry, PairWork, fast_pair
-from mpitrain.comm.messages.polled import PolledWork
-from mpitrain.comm.messages.prepare import ALONE, SEGMENT_BYTES, Cut, Plan, Prepared, Recipe, dtype_name, formats, make_plan
+from mpitrain.comm.messages.prepare import (
+    ALONE,
+    SEGMENT_BYTES,
+    Cut,
+    Plan,
+    Prepared,
+    Recipe,
+    dtype_name,
+    formats,
+    make_plan,
+    memory_of,
+)
 from mpitrain.comm.messages.program import MESSAGE_BYTES
 from mpitrain.comm.messages.progress import Progress
 from mpitrain.comm.messages.signature import Signature, data_tag
-from mpitrain.errors import ConfigError, DesyncError, ShapeError
+from mpitrain.errors import DesyncError, ShapeError
 from mpitrain.kernels.wire import Format, wire_format
 from mpitrain.schedules.collectives import binomial_broadcast, choose, part
 from mpitrain.schedules.steps import Algorithm
@@ -33,7 +42,6 @@ if TYPE_CHECKING:
 
     from mpitrain.comm.work import Work
 
-PACKED = np.dtype(np.uint16)
 THE_CHANNELS = "the channel's"                                # algorithm, among those that callers bring
 PIECE_BYTES = 4 << 20          # of the library's own all-reduce; Open MPI 5.0.11's falls off above 8 MB
 
@@ -65,6 +73,7 @@ class Channel:
         self._packing, self._cut, self._piece_bytes = wire_format(wire), Cut(segment_bytes, message_bytes), piece_bytes
         self.wire = wire
         self.notes: list[str] = []
+        self._formats = partial(formats, wire=self._packing, keeps_wide=wire == "float32")
         self._tag_bound = tag_upper_bound()
         self._sequence = 0
         self._plans: dict[tuple[Any, ...], Plan] = {}
@@ -74,13 +83,9 @@ class Channel:
         self._pair_sums: dict[tuple[str, Any, int], tuple[Signature, Entry | None]] = {}
         if self._fast_pair is not None:
             self.progress.watch(self._fast_pair.in_flight)
+        algorithms.refuse(algorithm, None if self._packing is None else self._packing.name, self.size)
         self._steps = algorithms.on_these_ranks(algorithm, comm, nodes)
         self._own = algorithms.name_of(algorithm) if algorithms.is_own(algorithm) else None
-        if algorithm == LIBRARY and self._packing is not None:
-            raise ConfigError(f'comm.algorithm = "{LIBRARY}" sends numbers as they are; for comm.wire_dtype = '
-                              f'"{self._packing.name}" set another one, for instance comm.algorithm = "ring"')
-        if self._own is not None and not isinstance(self._steps, str):
-            algorithms.check(self._steps, self._own, self.size, None if self._packing is None else self._packing.name)
 
     @property
     def messages(self) -> Channel:
@@ -99,7 +104,7 @@ class Channel:
 
         `dtype="bfloat16"` says that a uint16 array holds such numbers.
         """
-        if self._pairs and array.nbytes <= PAIR_BYTES and self._is_plain(array, dtype):
+        if self._pairs and array.nbytes <= PAIR_BYTES and self._formats(array, dtype, name)[:2] == (None, None):
             return self._prepare_pair(array, name)
         if self.algorithm == LIBRARY:
             return Prepared(partial(self._start_library, array, *self._formats(array, dtype, name)[::2], name))
@@ -223,7 +228,7 @@ class Channel:
     def _start(self, recipe: Recipe, array: Array) -> Work:
         plan, signature, packing, widened = recipe
         staged = Staged(array, self.pools) if widened is None else Widened(array, self.pools, widened)
-        memory, lent = self._memory(plan, staged.host)
+        memory, lent = memory_of(plan, staged.host, self.pools.host)
 
         def finish() -> None:
             staged.close()
@@ -231,7 +236,7 @@ class Channel:
                 self.pools.host.give(buffer)
 
         header = self._header(signature)
-        return self._begun(StepsWork(
+        return self.progress.added(StepsWork(
             self.comm, plan.programs, memory, what=signature.text, channel=self.name, header=header, progress=self.progress,
             tags=[data_tag(self._sequence, signature, self._tag_bound, lane) for lane in range(len(plan.programs))],
             finish=finish, packing=packing))
@@ -239,8 +244,9 @@ class Channel:
     def _start_library(self, array: Array, widened: Format | None, kind: str, name: str) -> Work:
         staged = Staged(array, self.pools) if widened is None else Widened(array, self.pools, widened)
         signature = Signature.of("allreduce by MPI", name, kind, array.size)
-        return self._begun(LibraryWork(self.comm, staged.host, what=signature.text, channel=self.name, progress=self.progress,
-                                       header=self._header(signature), finish=staged.close, piece_bytes=self._piece_bytes))
+        return self.progress.added(LibraryWork(
+            self.comm, staged.host, what=signature.text, channel=self.name, progress=self.progress, finish=staged.close,
+            header=self._header(signature), piece_bytes=self._piece_bytes))
 
     def _prepare_pair(self, array: Array, name: str) -> Prepared:
         fast, known = self._fast_pair, (name, array.dtype, array.size)
@@ -263,20 +269,8 @@ class Channel:
     def _start_pair(self, signature: Signature, array: Array) -> Work:
         staged = Staged(array, self.pools)
         self._sequence += 1
-        return self._begun(PairWork(self.comm, staged.host, self._sequence, signature, channel=self.name,
-                                    progress=self.progress, finish=staged.close))
-
-    def _begun(self, work: PolledWork) -> Work:
-        self.progress.add(work)
-        return work
-
-    def _is_plain(self, array: Array, dtype: str | None) -> bool:
-        """Whether the array travels and is added as it is."""
-        kind = dtype_name(array.dtype)
-        return dtype is None and kind != "float16" and (kind != "float32" or self._packing is None)
-
-    def _formats(self, array: Array, dtype: str | None, name: str) -> tuple[Format | None, Format | None, str]:
-        return formats(array, dtype, name, self._packing, keeps_wide=self.wire == "float32")
+        return self.progress.added(PairWork(self.comm, staged.host, self._sequence, signature, channel=self.name,
+                                            progress=self.progress, finish=staged.close))
 
     def _plan(self, key: tuple[Any, ...], algorithm: Algorithm, results: tuple[tuple[int, int], ...] | None,
               on_all_ranks: bool) -> Plan:
@@ -287,15 +281,6 @@ class Channel:
                 algorithms.prove(algorithm, self._own, self.size, length, None if packing is None else packing.name)
             self._plans[key] = make_plan(algorithm, self.rank, self.size, length, itemsize, self._cut, results, on_all_ranks)
         return self._plans[key]
-
-    def _memory(self, plan: Plan, host: Host) -> tuple[dict[str, Host], list[Host]]:
-        """The arrays that a plan names, and what of it is lent by the pool."""
-        memory, lent = {"data": host}, []
-        for buffer, elements in plan.elements.items():
-            dtype = PACKED if buffer.endswith("16") else host.dtype
-            lent.append(self.pools.host.take(elements * dtype.itemsize))
-            memory[buffer] = lent[-1][:elements * dtype.itemsize].view(dtype)
-        return memory, lent
 
     def _header(self, signature: Signature) -> Any:
         self._sequence += 1

@@ -72,19 +72,19 @@ def check_header(arrived: Host, comm: MPI.Comm, channel: str, sequence: int, sig
 
 
 class Lane:
-    """One program of a Work, with the requests of its current round."""
+    """One program of a `StepsWork`, with the requests of its current round."""
 
     def __init__(self, rounds: Sequence[Messages], tag: int):
         self.rounds, self.tag, self.index = rounds, tag, -1
         self.requests: list[MPI.Request] = []
 
 
-class Work(PolledWork):
+class StepsWork(PolledWork):
     """A collective on its way. `test` moves it on without blocking; `wait` returns when its result is in the array.
 
     In each lane rounds are posted one after the other: what a round packs, its messages, then its arithmetic, then the next
-    round. Nothing moves unless somebody calls `test` or `wait` (of this or any other Work of the same Progress). `memory` are
-    the arrays that the messages and operations name; `tag` and those after it, one for each lane, are this Work's own.
+    round. Nothing moves unless somebody calls `test` or `wait` (of this or any other work of the same Progress). `memory` are
+    the arrays that the messages and operations name; `tag` and those after it, one for each lane, are this work's own.
     """
 
     def __init__(self, comm: MPI.Comm, programs: Sequence[Sequence[Messages]], memory: dict[str, Host], *, what: str,

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from mpitrain.comm.messages.packing import compacted, packed
 from mpitrain.comm.messages.program import MESSAGE_BYTES, Messages, Part, lanes, needed, plain, segment_count, translate
 from mpitrain.comm.messages.signature import Signature
@@ -15,12 +17,14 @@ from mpitrain.schedules.steps import Algorithm
 
 if TYPE_CHECKING:
     from mpitrain.backend import Array
+    from mpitrain.comm.messages.buffers import Host, Pool
     from mpitrain.comm.work import Work
 
 # A part longer than this is cut. Over shared memory, where the processor itself moves the bytes, cutting only costs: the ring,
 # 16 MiB of float32, 2 ranks, MPI_Allreduce's time over ours in one alternating run (Open MPI 5.0.11, 2 cores, 2026-11): parts of
 # 256 KiB 0.64, 512 KiB 0.74, 1 MiB 0.79, 2 MiB 0.81, not cut 0.96.
 SEGMENT_BYTES = 64 << 20
+PACKED = np.dtype(np.uint16)
 
 
 class Plan(NamedTuple):
@@ -50,6 +54,16 @@ def make_plan(algorithm: Algorithm, rank: int, n: int, length: int, itemsize: in
     sizes = {"data": itemsize, "inbox": itemsize, "data16": 2, "inbox16": 2}
     return Plan([translate(program, sizes, cut.message_bytes) for program in stages],
                 {buffer: needed(stages, buffer) for buffer in ("inbox", *(("data16", "inbox16") if results is not None else ()))})
+
+
+def memory_of(plan: Plan, host: Host, pool: Pool) -> tuple[dict[str, Host], list[Host]]:
+    """The arrays that a plan names, where `host` is the data, and what of it is lent by the pool."""
+    memory, lent = {"data": host}, []
+    for buffer, elements in plan.elements.items():
+        dtype = PACKED if buffer.endswith("16") else host.dtype
+        lent.append(pool.take(elements * dtype.itemsize))
+        memory[buffer] = lent[-1][:elements * dtype.itemsize].view(dtype)
+    return memory, lent
 
 
 class Recipe(NamedTuple):

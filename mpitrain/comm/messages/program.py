@@ -28,7 +28,7 @@ class Part(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """An array operation over parts: what `Work._compute` does under `name`."""
+    """An array operation over parts: what `StepsWork._compute` does under `name`."""
 
     name: str
     parts: tuple[Part, ...]

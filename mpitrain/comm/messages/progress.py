@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from mpitrain.backend import use_pool
 from mpitrain.errors import ConfigError
@@ -37,6 +37,9 @@ class Movable(Protocol):
     @property
     def done(self) -> bool: ...
     def test(self) -> bool: ...
+
+
+M = TypeVar("M", bound=Movable)
 
 
 class Progress:
@@ -68,6 +71,11 @@ class Progress:
     def add(self, work: Movable) -> None:
         if not work.done:
             self._works.append(work)
+
+    def added(self, work: M) -> M:
+        """The work itself, which is in flight from now on."""
+        self.add(work)
+        return work
 
     def discard(self, work: Movable) -> None:
         if work in self._works:

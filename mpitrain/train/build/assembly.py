@@ -27,7 +27,7 @@ from mpitrain.config import CommConfig, Config
 from mpitrain.config.rules import name_of
 from mpitrain.data import Dataset, Loader, Sampler, scan_labels
 from mpitrain.errors import ConfigError
-from mpitrain.parallel.connect import Held, connect
+from mpitrain.parallel.connect import ParallelContext, connect
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.sync_batch_norm import synchronise_batch_norm
 from mpitrain.parallel.gradients.timeline import Timeline
@@ -43,7 +43,7 @@ from mpitrain.train.build.measured_cut import MeasuredCut
 from mpitrain.train.build.offload import files_folder, offloaded
 from mpitrain.train.build.sharding import memory_text
 from mpitrain.train.build.trial import try_one_sample
-from mpitrain.train.build.validate import validate
+from mpitrain.train.build.validate import refuse_parts, validate
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.intervals import Plan
 from mpitrain.train.machine import fingerprint
@@ -68,7 +68,7 @@ class Job:
     plan: Plan
     config: Config
     channel: Channel
-    held: Held                               # what this rank has of the model
+    held: ParallelContext                               # what this rank has of the model
     policy: Policy                           # how ranks keep its parameters
     tuning: Tuning                           # what is chosen, and what was: its `choices`
     timeline: Timeline                       # of this rank's steps
@@ -147,6 +147,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         inputs, control, device, rows=-(-t.batch_size // n_micro), parts=mesh.size("pp") * m.chunks, seed=config.run.seed,
         precision=t.precision)
     placement = place(model, mesh, m, t, comm, stages=stages)
+    refuse_parts(valid.whole_parameters, placement)
     held = connect(placement, mesh, control, shared=comm.algorithm == "auto" and device.name == "cpu")
     if isinstance(stages, MeasuredCut):
         held.choices |= stages.choices
@@ -156,13 +157,12 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     policy.initialise()
     feed = held.feed(policy.layout.device, policy.layout.dtype, tokens=inputs.tokens)
     inference = Inference(stage, feed, held.neighbours)
-    n_classes = try_one_sample(inference, loss, inputs, held)
+    n_classes = try_one_sample(inference, loss, inputs, placement, held.output_shape)
     if isinstance(inputs.training, Dataset) and n_classes is not None:
         labelled = inputs.training
         on_first(control, lambda: scan_labels(labelled, n_classes))
 
     stepper = offloaded(optimizer, config.optimizer.offload, files_folder(config), policy.storage, device, control)
-    held.refuse_optimizer(stepper)
     state = State(stage.model, stepper, inputs.transforms, whole=model, mesh=mesh, control=control, policy=policy)
     synchronise_batch_norm(stage.model, held.replicas)
     held.start_alike(state.arrays())

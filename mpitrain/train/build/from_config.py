@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,9 +11,14 @@ from typing import Any, NamedTuple
 from mpitrain import models, nn, optim
 from mpitrain.comm.mesh import Mesh
 from mpitrain.config import Config, changed
-from mpitrain.errors import ConfigError, name_and_text, nearest, place, text_of
+from mpitrain.config.sections import keys_of
+from mpitrain.errors import ConfigError, nearest
+from mpitrain.registry import accepted, call, call_with, parameters_of
 from mpitrain.train.build.assembly import Job, assemble
 from mpitrain.train.build.inputs import Inputs
+from mpitrain.train.observers.observer import Observer, own_observers
+
+GIVEN = {"self", "model", "storage", "allocate", "lr", "min_lr", "warmup_steps", "total_steps"}       # no key of a user's
 
 
 def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None, quiet: bool = False) -> Job:
@@ -52,26 +56,6 @@ def make_model(config: Config) -> nn.Module:
     return model
 
 
-def call_with(function: Callable[..., Any], arguments: dict[str, Any], what: str, section: str) -> Any:
-    """``function(**arguments)``, with a ConfigError that names the key it does not take, or the line where it fails."""
-    parameters = inspect.signature(function).parameters
-    named = {n: p for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    for key in arguments:
-        if key not in named and not takes_any:
-            raise ConfigError(f"{what} has no {section}.{key}{nearest(key, named)}")
-    missing = [n for n, p in named.items() if p.default is p.empty and n not in arguments]
-    if missing:
-        raise ConfigError(f"{what} needs {', '.join(f'{section}.{n}' for n in missing)}")
-    try:
-        return function(**arguments)
-    except (TypeError, ValueError) as error:
-        refused = error.__traceback__ is None or error.__traceback__.tb_next is None       # by the call itself: nothing ran
-        how = f"does not accept {arguments}: {text_of(error)}" if refused else \
-            f"failed with {arguments}: {name_and_text(error, place(error))}"
-        raise ConfigError(f"{what} {how}") from error
-
-
 def keep_inputs_only(model: nn.Module, which: bool | int | Sequence[str]) -> None:
     """Recompute blocks during backward instead of keeping their activations: all, the first ones, or those that patterns name."""
     if not isinstance(model, nn.Sequential):
@@ -85,39 +69,53 @@ def keep_inputs_only(model: nn.Module, which: bool | int | Sequence[str]) -> Non
     model.recompute = frozenset(name for pattern in which for name in fnmatch.filter(model.blocks, pattern))
 
 
+def observers_of(config: Config) -> list[Observer]:
+    """Those that [log] asks for. Raises ConfigError, alike on all ranks, where one cannot be had."""
+    found = own_observers(config.log.observers, config.folder)
+    if config.log.tensorboard:
+        from mpitrain.train.observers.tensorboard import TensorBoard
+        found.append(TensorBoard())
+    return found
+
+
 def make_loss(config: Config, tokens: bool) -> Any:
-    """The loss by name; language models skip the padding of the last validation window."""
-    arguments: dict[str, Any] = {}
-    if config.train.loss == "cross_entropy":
-        arguments = {"label_smoothing": config.train.label_smoothing} | ({"ignore_index": -1} if tokens else {})
-    elif config.train.label_smoothing:
-        raise ConfigError(f'train.label_smoothing is for train.loss = "cross_entropy", not "{config.train.loss}"')
-    loss: Any = nn.LOSSES.resolve(config.train.loss, config.folder)
-    return loss(**arguments)
+    """The loss by name, with those keys of [train] that it takes; language models skip the padding of the last window."""
+    t = config.train
+    loss: Any = nn.LOSSES.resolve(t.loss, config.folder)
+    if t.label_smoothing and "label_smoothing" not in parameters_of(loss):
+        raise ConfigError(f'train.label_smoothing is for train.loss = "cross_entropy", not "{t.loss}"')
+    refuse_keys(config, "train", loss)
+    offered = {"label_smoothing": t.label_smoothing, **t.arguments, **({"ignore_index": -1} if tokens else {})}
+    return call(loss, f'loss "{t.loss}"', accepted(loss, offered))
 
 
 def make_optimizer(config: Config, storage: nn.FlatStorage) -> optim.Optimizer:
     """The optimizer by name, with those keys of [optimizer] that it takes."""
-    kind: Any = optim.OPTIMIZERS.resolve(config.optimizer.name, config.folder)
     o = config.optimizer
-    made: optim.Optimizer = kind(storage, **accepted(kind, {
-        "lr": o.lr, "momentum": o.momentum, "nesterov": o.nesterov, "betas": tuple(o.betas), "eps": o.eps,
-        "weight_decay": o.weight_decay, "decay": o.decay}))
+    kind: Any = optim.OPTIMIZERS.resolve(o.name, config.folder)
+    offered = {"lr": o.lr, "momentum": o.momentum, "nesterov": o.nesterov, "betas": o.betas, "eps": o.eps,
+               "weight_decay": o.weight_decay, "decay": o.decay, **o.arguments}
+    made: optim.Optimizer = call(kind, f'optimizer "{o.name}"', accepted(kind, offered), storage)
     return made
 
 
 def make_rate(config: Config, steps: int) -> Callable[[int], float]:
-    """The learning rate as a function of the step."""
+    """The learning rate as a function of the step, from a schedule with those keys of [optimizer] that it takes."""
     o = config.optimizer
     shape = optim.SCHEDULES.resolve(o.schedule, config.folder)
-    options = accepted(shape, {"milestones": list(o.milestones) or None, "gamma": o.gamma})
-    return optim.schedule(shape, lr=o.lr, min_lr=o.min_lr, warmup_steps=o.warmup_steps, total_steps=steps, **options)
+    refuse_keys(config, "optimizer", optim.OPTIMIZERS.resolve(o.name, config.folder), shape)
+    options = accepted(shape, {"milestones": list(o.milestones) or None, "gamma": o.gamma, **o.arguments})
+    rate: Callable[[int], float] = call(optim.schedule, f'schedule "{o.schedule}"', {
+        "lr": o.lr, "min_lr": o.min_lr, "warmup_steps": o.warmup_steps, "total_steps": steps, **options}, shape)
+    return rate
 
 
-def accepted(function: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
-    """Those of the offered arguments that `function` takes: not every optimizer has a momentum."""
-    taken = inspect.signature(function).parameters
-    return {name: value for name, value in offered.items() if name in taken}
+def refuse_keys(config: Config, section: str, *things: Callable[..., Any]) -> None:
+    """ConfigError for a key of a section that neither the section knows nor one of the things that its keys name takes."""
+    taken = {name for thing in things for name in parameters_of(thing)} - GIVEN
+    for key in getattr(config, section).arguments:
+        if key not in taken:
+            raise config.wrong(f"unknown key {section}.{key}{nearest(key, taken | keys_of(section))}", (f"{section}.{key}",))
 
 
 def checkpoint_folder(path: Path) -> Path:

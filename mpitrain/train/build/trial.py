@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mpitrain.errors import ShapeError
-from mpitrain.parallel.connect import Held
 from mpitrain.parallel.pipeline.inference import Inference
+from mpitrain.placement.place import Placement
 from mpitrain.train.build.inputs import Inputs
 
 
-def try_one_sample(inference: Inference, loss: Any, inputs: Inputs, held: Held) -> int | None:
+def try_one_sample(inference: Inference, loss: Any, inputs: Inputs, placement: Placement,
+                   output_shape: Callable[[Any], tuple[int, ...]]) -> int | None:
     """Runs one sample through the model, so that shapes that do not fit are found before training starts.
 
-    Returns the number of classes (the size of the output's last dim) where the targets are labels. It communicates where the
-    model is cut.
+    `output_shape` makes the shape of the model's output of what this rank has of it. Returns the number of classes (the size of
+    the output's last dim) where the targets are labels. It communicates where the model is cut.
     """
     x, y = inputs.sample()
     file = inputs.training.where(0)[0]
-    held.placement.refuse_samples(x, y)
+    placement.refuse_samples(x, y)
     found = None
     try:
         for output, _ in inference.run([(x, y)]):
             found = output.shape
     except ShapeError as error:
-        what = f"samples of shape {x.shape[1:]} ({x.dtype})" if held.stage.index == 0 else "what the stage before gives"
+        what = f"samples of shape {x.shape[1:]} ({x.dtype})" if inference.stage.index == 0 else "what the stage before gives"
         raise ShapeError(f"the model cannot take {what}: {error.message}; change the model's sizes or the data",
                          file=file) from error
-    shape, y = held.output_shape(found), inference.feed.part(y)
+    shape, y = output_shape(found), inference.feed.part(y)
     classes = loss.kind == "classes"
     fits = shape[:-1] == y.shape if classes else without_ones(shape[1:]) == without_ones(y.shape[1:])
     if not fits:

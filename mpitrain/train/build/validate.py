@@ -8,15 +8,16 @@ from typing import Any
 
 from mpitrain import nn, optim
 from mpitrain.backend import select_device
-from mpitrain.comm.messages.algorithms import find_own, is_own
+from mpitrain.comm.messages.algorithms import find_own, is_own, refuse
 from mpitrain.config import rules
 from mpitrain.config.sections import Config
 from mpitrain.config.values import check_values
 from mpitrain.data import Index, Sampler
+from mpitrain.errors import ConfigError
 from mpitrain.parallel.policies.choose import find_policy
-from mpitrain.placement.place import micro_batches
+from mpitrain.placement.place import Placement, micro_batches
 from mpitrain.placement.shard_cuts import probe
-from mpitrain.schedules.grid import Grid
+from mpitrain.schedules.grid import COPIES, REPLICAS, Grid
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline import SCHEDULES, Schedule
 from mpitrain.schedules.pipeline_check import actions_of, prove, splits_backward
@@ -30,6 +31,7 @@ class Validated:
     sampler: Sampler | None                  # None where there are no data
     algorithm: Any                           # of the gradients' all-reduce: a name, or the user's function
     schedule: Schedule                       # of the pipeline's stages
+    whole_parameters: str                    # the optimizer's name, where it needs norms of whole parameters
 
 
 def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[Any], optim.Optimizer],
@@ -45,9 +47,10 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
     rules.check(config, grid, on_gpu=on_gpu, more=find_policy(config).rules)
     n_micro = micro_batches(grid, config.mesh, t)
     sampler = None if rows is None else Sampler(rows, t.batch_size, seed=config.run.seed, drop_last=config.data.drop_last)
-    algorithm, schedule = find_algorithm(config), find_schedule(config)
+    check_algorithm(config, grid, find_algorithm(config))
+    schedule = find_schedule(config)
     halves = check_schedule(config, grid, schedule, n_micro)
-    optimizer(probe())
+    tried = optimizer(probe())
     if rate is not None:
         rate(t.steps or t.epochs * (sampler.steps_per_epoch if sampler else 1))
     mixed, modules = nn.mixtures(model), model.named_modules()
@@ -55,7 +58,23 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
         n_micro, None if sampler is None else sampler.size(sampler.steps_per_epoch - 1), mixture=mixed[0][0] if mixed else "",
         synchronised=next((name for name, layer in modules if isinstance(layer, nn.SyncBatchNorm)), ""),
         splits_backward=halves))
-    return Validated(n_micro, sampler, algorithm, schedule)
+    return Validated(n_micro, sampler, find_algorithm(config), schedule, type(tried).__name__ if tried.whole_parameters else "")
+
+
+def check_algorithm(config: Config, grid: Grid, algorithm: Any) -> None:
+    """Refuses an all-reduce that is not there, or that is wrong on so many ranks."""
+    comm = config.comm
+    for axes in (REPLICAS, COPIES)[:1 + (grid.size("ep") > 1)]:
+        refuse(algorithm, None if comm.wire_dtype == "float32" else comm.wire_dtype, grid.count(axes))
+
+
+def refuse_parts(whole_parameters: str, placement: Placement) -> None:
+    """ConfigError where an optimizer of that name needs norms of whole parameters, and ranks have parts of them."""
+    for name, parameter in placement.stage.whole.named_parameters() if whole_parameters else ():
+        for axis in parameter.placement:
+            raise ConfigError(f"{whole_parameters} needs norms of whole parameters, and mesh.{axis} = "
+                              f'{placement.grid.size(axis)} cuts "{name}"; set optimizer.name = "adamw" or "sgd", or '
+                              f"mesh.{axis} = 1")
 
 
 def find_algorithm(config: Config) -> Any:

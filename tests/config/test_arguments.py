@@ -1,0 +1,174 @@
+"""Optimizers, schedules, losses, transforms and augmentations take keys of their own, ours and a user's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from runs import SMALL, write
+
+from mpitrain.autograd import Tensor
+from mpitrain.config import Config, load_config, to_toml
+from mpitrain.data.transforms import Transforms, augmentations
+from mpitrain.errors import ConfigError
+from mpitrain.nn import FlatStorage, Parameter, init
+from mpitrain.train.build.from_config import describe, make_loss, make_optimizer, make_rate
+
+OWN = """
+import numpy as np
+from mpitrain import nn, optim
+from mpitrain.data.transforms import Transform
+class Damped(optim.SGD):
+    def __init__(self, model, lr=0.1, *, damping=1.0):
+        super().__init__(model, lr, momentum=0.0)
+        self.damping = damping
+    def change(self, run, gradients, lr, step, scale):
+        values, = self.parts(run)[:1]
+        values -= lr * self.damping * gradients
+def steps_of(*, lr, min_lr, warmup_steps, total_steps, width):
+    return lambda step: lr * 0.5 ** (step // width)
+class Power(nn.Loss):
+    def __init__(self, exponent): self.exponent = exponent
+    def total(self, output, target):
+        return (((output - target) ** 2) ** (self.exponent / 2)).sum()
+class Shift(Transform):
+    def __init__(self, by, times=1): self.by, self.times = by, times
+    def __call__(self, x): return x + self.by * self.times
+def power(x, exponent=2): return x ** exponent
+def noise(x, keys, size=1.0): return x + size * (keys % np.uint64(7)).astype(x.dtype)[:, None]
+"""
+
+
+def loaded(folder: Path, *overrides: str) -> Config:
+    (folder / "own.py").write_text(OWN)
+    return load_config(write(folder, SMALL), list(overrides))
+
+
+def stepped(config: Config, weights: Any, gradients: Any, steps: int = 2) -> Any:
+    """Weights after some steps with the optimizer of a configuration."""
+    parameter = Parameter(weights.shape, init.zeros)
+    parameter.name = "w"
+    storage = FlatStorage([parameter])
+    parameter.array[...] = weights
+    optimizer = make_optimizer(config, storage)
+    flat = np.zeros_like(storage.values)
+    flat[:gradients.size] = gradients.reshape(-1)
+    for step in range(1, steps + 1):
+        optimizer.update(flat, lr=config.optimizer.lr, step=step)
+    return parameter.array
+
+
+@pytest.fixture
+def numbers() -> tuple[Any, Any]:
+    rng = np.random.default_rng(3)
+    return rng.standard_normal((3, 4)).astype(np.float32), rng.standard_normal((3, 4)).astype(np.float32)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.9])
+def test_rmsprop_takes_the_alpha_of_the_file(tmp_path: Path, numbers: tuple[Any, Any], alpha: float) -> None:
+    config = loaded(tmp_path, "optimizer.name=rmsprop", "optimizer.momentum=0.0", f"optimizer.alpha={alpha}")
+    weights = torch.nn.Parameter(torch.tensor(numbers[0]))
+    theirs = torch.optim.RMSprop([weights], lr=config.optimizer.lr, alpha=alpha, eps=1e-8)
+    for _ in range(2):
+        weights.grad = torch.tensor(numbers[1])
+        theirs.step()
+    np.testing.assert_allclose(stepped(config, *numbers), weights.detach().numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("trust", [0.001, 0.5])
+def test_lars_takes_the_trust_of_the_file(tmp_path: Path, numbers: tuple[Any, Any], trust: float) -> None:
+    config = loaded(tmp_path, "optimizer.name=lars", f"optimizer.trust={trust}", "optimizer.lr=0.1")
+    weights, gradients = (x.astype(np.float64) for x in numbers)
+    rate = 0.1 * trust * np.linalg.norm(weights) / np.linalg.norm(gradients)
+    np.testing.assert_allclose(stepped(config, *numbers, steps=1), weights - rate * gradients, rtol=1e-5)
+
+
+@pytest.mark.parametrize("delta", [0.3, 2.0])
+def test_huber_takes_the_delta_of_the_file(tmp_path: Path, numbers: tuple[Any, Any], delta: float) -> None:
+    loss = make_loss(loaded(tmp_path, "train.loss=huber", f"train.delta={delta}"), tokens=False)
+    theirs = torch.nn.HuberLoss(reduction="sum", delta=delta)(torch.tensor(numbers[0]), torch.tensor(numbers[1]))
+    np.testing.assert_allclose(loss(Tensor(numbers[0]), numbers[1]).array, theirs.numpy(), rtol=1e-5)
+
+
+def test_cross_entropy_leaves_out_the_label_that_the_file_says(tmp_path: Path, numbers: tuple[Any, Any]) -> None:
+    loss = make_loss(loaded(tmp_path, "train.ignore_index=2", "train.label_smoothing=0.1"), tokens=False)
+    labels = np.array([0, 2, 3])
+    theirs = torch.nn.CrossEntropyLoss(reduction="sum", ignore_index=2, label_smoothing=0.1)(
+        torch.tensor(numbers[0]), torch.tensor(labels))
+    np.testing.assert_allclose(loss(Tensor(numbers[0]), labels).array, theirs.numpy(), rtol=1e-5)
+    assert loss.count(labels) == 2
+
+
+def test_a_users_optimizer_schedule_and_loss_take_their_keys(tmp_path: Path, numbers: tuple[Any, Any]) -> None:
+    config = loaded(tmp_path, "optimizer.name=own.py:Damped", "optimizer.damping=0.25", "optimizer.schedule=own.py:steps_of",
+                    "optimizer.width=3", "optimizer.warmup_steps=0", "train.loss=own.py:Power", "train.exponent=3")
+    wanted = numbers[0] - config.optimizer.lr * 0.25 * numbers[1]
+    np.testing.assert_allclose(stepped(config, *numbers, steps=1), wanted, rtol=1e-6)
+    rate = make_rate(config, 10)
+    assert [rate(step) / config.optimizer.lr for step in (0, 2, 3, 7)] == [1.0, 1.0, 0.5, 0.25]
+    found = make_loss(config, tokens=False)(Tensor(numbers[0]), numbers[1]).array
+    np.testing.assert_allclose(found, (np.abs(numbers[0] - numbers[1]) ** 3).sum(), rtol=1e-5)
+
+
+def test_the_configuration_that_a_run_writes_holds_them(tmp_path: Path) -> None:
+    config = loaded(tmp_path, "optimizer.name=lars", "optimizer.trust=0.5", "train.loss=huber", "train.delta=2.0")
+    again = load_config(write(tmp_path, to_toml(config)), [])
+    assert again == config and again.optimizer.arguments == {"trust": 0.5} and again.train.arguments == {"delta": 2.0}
+
+
+@pytest.mark.parametrize(("overrides", "message"), [
+    (["optimizer.name=lars", "optimizer.trsut=0.5"], 'unknown key optimizer.trsut (did you mean "trust"?)'),
+    (["optimizer.trust=0.5"], "unknown key optimizer.trust (known: "),
+    (["optimizer.momentun=0.5"], 'unknown key optimizer.momentun (did you mean "momentum"?)'),
+    (["optimizer.schedule=own.py:steps_of", "optimizer.widht=2", "optimizer.width=2"],
+     'unknown key optimizer.widht (did you mean "width"?)'),
+    (["optimizer.total_steps=3"], "unknown key optimizer.total_steps"),
+    (["train.loss=huber", "train.detla=0.5"], 'unknown key train.detla (did you mean "delta"?)'),
+    (["train.stepz=3"], 'unknown key train.stepz (did you mean "steps"?)'),
+    (["train.delta=0.5"], "unknown key train.delta"),
+    (["optimizer.schedule=own.py:steps_of"], "steps_of() missing 1 required keyword-only argument: 'width'"),
+    (["train.loss=own.py:Power"], "missing 1 required positional argument: 'exponent'"),
+    (["optimizer.name=lars", "optimizer.trust=-1.0"], "optimizer.trust is more than 0, not -1.0"),
+    (["optimizer.name=lars", 'optimizer.trust="much"'], 'optimizer "lars" failed with '),
+])
+def test_a_key_that_nothing_takes_is_refused_with_the_nearest(tmp_path: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        made = describe(loaded(tmp_path, *overrides), tokens=False)
+        made.rate(10)
+        stepped(loaded(tmp_path, *overrides), np.ones((2, 2), np.float32), np.ones((2, 2), np.float32))
+    assert message in caught.value.message and "\n" not in caught.value.message
+    assert not message.startswith("unknown") or caught.value.message.startswith("on the command line: ")
+
+
+def test_a_mistake_in_the_file_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(SMALL.replace("clip_norm", "clip_nrom"))
+    config = load_config(tmp_path / "run.toml", [])
+    with pytest.raises(ConfigError, match=r'unknown key optimizer.clip_nrom \(did you mean "clip_norm"') as caught:
+        make_rate(config, 10)
+    assert caught.value.file == str(tmp_path / "run.toml")
+
+
+def test_transforms_and_augmentations_take_their_arguments(tmp_path: Path) -> None:
+    config = loaded(tmp_path, 'data.transform=[{name="own.py:Shift", by=2.0, times=3}, {name="own.py:power", exponent=3}]',
+                    'data.augment=[{name="own.py:noise", size=0.5}]')
+    assert load_config(write(tmp_path, to_toml(config)), []) == config
+    x, keys = np.ones((2, 3)), np.array([3, 12], np.uint64)
+    np.testing.assert_array_equal(Transforms(config.data.transform, tmp_path)(x), np.full((2, 3), 7.0 ** 3))
+    augment, = augmentations(config.data.augment, tmp_path)
+    np.testing.assert_array_equal(augment(x, keys), x + 0.5 * np.array([[3], [5]]))
+
+
+@pytest.mark.parametrize(("entry", "message"), [
+    ({"name": "own.py:Shift", "bye": 1}, 'transform "own.py:Shift" has no data.transform.bye (did you mean "by"?)'),
+    ({"name": "own.py:Shift"}, 'transform "own.py:Shift" needs data.transform.by'),
+    ({"name": "own.py:power", "exponnt": 1}, 'transform "own.py:power" has no data.transform.exponnt (did you mean "exponent"?)'),
+    ({"name": "scale", "by": 1}, 'transform "scale" has no data.transform.by'),
+    ({"by": 1}, "a table is a name and its arguments")])
+def test_an_argument_that_a_transform_does_not_take_is_refused(tmp_path: Path, entry: dict[str, Any], message: str) -> None:
+    loaded(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        Transforms([entry], tmp_path)
+    assert message in caught.value.message

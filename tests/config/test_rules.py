@@ -1,0 +1,69 @@
+"""`inspect` refuses exactly what `train` refuses, with the same line: a table of configurations on one, two and four ranks."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launch import ROOT, mpirun
+
+sys.path.insert(0, str(Path(__file__).parent))
+import rules_table
+from rules_table import CASES, RANKS, Case
+
+PROGRAM = Path(__file__).parent / "rules_table.py"
+NO_GPU = "CuPy cannot be imported"               # of this machine, and no part of a configuration: `inspect` plans for others too
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("rules")
+    rules_table.write(where)
+    return where
+
+
+@pytest.fixture(scope="module")
+def inspected(folder: Path) -> dict[str, list[Any]]:
+    """What `inspect` says where there is no mpi4py."""
+    done = subprocess.run([sys.executable, PROGRAM, folder, *map(str, RANKS)], capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, list[Any]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("n", RANKS)
+def test_inspect_and_train_say_the_same(folder: Path, inspected: dict[str, list[Any]], n: int) -> None:
+    result = mpirun(n, PROGRAM, folder, cwd=folder, timeout=280)
+    assert result.rc == 0, result.err[-3000:]
+    trained = json.loads(result.out.splitlines()[-1])
+    wrong = []
+    for case, planned, ran in zip(CASES, inspected[str(n)], trained, strict=True):
+        if planned != ran and NO_GPU not in ran[1]:
+            wrong.append(f"{case}: inspect says {planned}, train {ran}")
+        if n in case.on and (case.said not in ran[1] or bool(case.said) != bool(ran[0])):
+            wrong.append(f"{case}: train says {ran}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_table_is_large_and_has_runs_that_start() -> None:
+    assert sum(bool(case.said) for case in CASES) >= 60 and sum(not case.said for case in CASES) >= 10
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.overrides in (
+    "comm.algorithm=rign", "mesh.sequence=true", "model.inputs=63", "mesh.pp=2 mesh.schedule=own.py:backwards",
+    "train.loss=mse train.label_smoothing=0.1")], ids=lambda case: case.overrides)
+def test_both_commands_end_alike(folder: Path, case: Case) -> None:
+    """The whole way: exit status, and the one line but for `rank=r/n host=`."""
+    keys = case.overrides.split()
+    planned = subprocess.run([sys.executable, "-m", "mpitrain", "inspect", f"{case.file}.toml", *keys, "--ranks", "2"],
+                             capture_output=True, text=True, cwd=folder, env={"PATH": "", "PYTHONPATH": str(ROOT)})
+    ran = mpirun(2, "-m", "mpitrain", "train", f"{case.file}.toml", *keys, "run.out=whole", cwd=folder)
+    lines = [re.sub(r"rank=\d/\d host=\S+?:? ", "", line) for line in (planned.stderr.strip(), *ran.error_lines)]
+    assert planned.returncode == ran.rc != 0 and len(lines) == 2 and lines[0] == lines[1] and case.said in lines[0]
+    assert planned.stdout == "" and not (folder / "whole").exists()

@@ -1,0 +1,159 @@
+"""For each kernel of the package: arguments to compare its compiled versions with its reference on, and how close they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpitrain.kernels import attention, flash_attention, optimizer, rows
+from mpitrain.kernels.convolution import Window
+from mpitrain.kernels.dropout import Dropping
+from mpitrain.kernels.pointwise import ACTIVATIONS
+from mpitrain.kernels.pool import Side, window_maximum
+
+KEY = 0xF234567890ABCDEF
+
+
+class Example(NamedTuple):
+    """The tolerance is for float32, relative to the largest value of a result; a millionth of it is float64's."""
+
+    arguments: Callable[[Any, Any], tuple[Any, ...]]          # from (rng, dtype)
+    tolerance: float = 0.0
+    dtypes: tuple[str, ...] = ("float32", "float64")
+
+
+def normal(rng: Any, dtype: Any, *shapes: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    return tuple(rng.standard_normal(shape).astype(dtype) for shape in shapes)
+
+
+def of_shapes(*shapes: tuple[int, ...], then: tuple[Any, ...] = (), tolerance: float = 0.0) -> Example:
+    """Normal numbers in arrays of these shapes, followed by what stands in `then`."""
+    return Example(lambda rng, dtype: (*normal(rng, dtype, *shapes), *then), tolerance)
+
+
+def flash_arguments(rng: Any, dtype: Any, backward: bool) -> tuple[Any, ...]:
+    qkv = rng.standard_normal((2, 70, 3, 3, 19)).astype(dtype)         # heads as a layer cuts them out of one product
+    q, k, v = qkv.transpose(2, 0, 3, 1, 4)
+    out = np.empty((2, 70, 3, 19), dtype).swapaxes(1, 2)
+    dropping = Dropping(np.array([5, 1 << 40], np.uint64), KEY, 0.25, 2)
+    if not backward:
+        return q, k, v, out, 0.3, True, dropping
+    known = flash_attention.flash_attention.reference(q, k, v, out, 0.3, True, dropping)
+    grads = np.empty_like(qkv).transpose(2, 0, 3, 1, 4)
+    return q, k, v, out, rng.standard_normal(out.shape).astype(dtype), *known, 0.3, True, *grads, dropping
+
+
+def joined_arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
+    outs = rng.standard_normal((2, 2, 3, 50, 19)).astype(dtype)
+    tops = (30 * rng.standard_normal((2, 2, 3, 50))).astype(dtype)
+    inverses = rng.uniform(0.01, 1, (2, 2, 3, 50)).astype(dtype)
+    outs[:, 0, 0, :4], tops[:, 0, 0, :4], inverses[:, 0, 0, :4] = 0, 0, 0                      # without keys
+    outs[1, 1, 1, :4], tops[1, 1, 1, :4], inverses[1, 1, 1, :4] = 0, 0, 0
+    return outs[0].transpose(0, 2, 1, 3).copy().swapaxes(1, 2), tops[0], inverses[0], outs[1].copy(), tops[1], inverses[1]
+
+
+def update(arrays: int, *scalars: float) -> Example:
+    """An optimizer's update of so many arrays; its scalars."""
+    return Example(lambda rng, dtype: (*(abs(rng.standard_normal(1000)).astype(dtype) for _ in range(arrays)), *scalars))
+
+
+def points(rng: Any, dtype: Any) -> np.ndarray:
+    x: np.ndarray = (3 * rng.standard_normal((5, 33))).astype(dtype)
+    x[0, :8] = [0, -0.0, 1e-8, -20, 20, -100, 100, 5.9]
+    return x
+
+
+def product_arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
+    return (rng.standard_normal((300, 45)).astype(dtype).T, rng.standard_normal((75, 300)).astype(dtype).T,
+            rng.standard_normal(75).astype(dtype), None)
+
+
+def matrix(rng: Any, dtype: Any) -> np.ndarray:
+    x: np.ndarray = (4 * rng.standard_normal((6, 37))).astype(dtype)
+    return x
+
+
+def labels(rng: Any, third: int = 0) -> np.ndarray:
+    found: np.ndarray = rng.integers(0, 37, 6)
+    found[2] = third
+    return found
+
+
+def random_rows(rng: Any) -> np.ndarray:
+    found: np.ndarray = rng.integers(0, 1 << 40, 5).astype(np.uint64)
+    return found
+
+
+WINDOW = Window((3, 2), (2, 1), (1, 2), (1, 2))           # images of 7x6 become 4x8
+ROWS, COLUMNS = Side((0, 1, 3, 3), (2, 4, 5, 6), 6), Side((0, 2, 3), (3, 4, 5), 5)
+VALUES = Example(lambda rng, dtype: (points(rng, dtype),), 2e-6)
+AND_SLOPE = Example(lambda rng, dtype: ((x := points(rng, dtype)), x), 2e-6)
+GRADIENT = Example(lambda rng, dtype: (points(rng, dtype), points(rng, dtype), np.empty(33, dtype)), 2e-6)
+STREAM = Example(lambda rng, dtype: (np.empty(1037, dtype), KEY, (1 << 40) - 5), dtypes=("float64",))
+
+EXAMPLES: dict[str, Example] = {
+    "attention_weights": of_shapes((2, 3, 21, 19), then=(0.5, True), tolerance=1e-6),
+    "attention_weights_gradient": Example(lambda rng, dtype: (
+        attention.attention_weights.reference(*normal(rng, dtype, (2, 21, 19)), 0.5, True), *normal(rng, dtype, (2, 21, 19)),
+        0.5, True), 1e-6),
+    "batch_norm": of_shapes((3, 4, 37), (4,), (4,), (3, 4, 37), then=(1e-5, True), tolerance=1e-5),
+    "batch_norm_gradients": Example(lambda rng, dtype: (
+        *normal(rng, dtype, (3, 4, 37), (3, 4, 37), (3, 4, 37), (4,), (4,), (4,)), abs(rng.standard_normal(4)) + 0.1, True,
+        True), 1e-5),
+    "channel_affine": of_shapes((3, 4, 37), (4,), (4,), (4,), tolerance=1e-5),
+    "channel_combine": of_shapes((3, 4, 37), (3, 4, 37), (4,), (4,), (4,), (4,), tolerance=1e-5),
+    "channel_moments": of_shapes((3, 4, 37), tolerance=1e-5),
+    "channel_sums": of_shapes((3, 4, 37), (3, 4, 37), (4,), tolerance=1e-5),
+    "convolve": of_shapes((3, 4, 7, 6), (6, 2, 3, 2), (6,), then=(WINDOW, 2), tolerance=1e-5),
+    "convolve_adjoint": of_shapes((3, 6, 4, 8), (6, 2, 3, 2), (4,), then=(WINDOW, 2, (7, 6)), tolerance=1e-5),
+    "kernel_gradient": of_shapes((3, 4, 7, 6), (3, 6, 4, 8), then=(WINDOW, 2, None, "y"), tolerance=1e-5),
+    "cross_entropy": Example(lambda rng, dtype: (matrix(rng, dtype), labels(rng), 0.1, None, True), 2e-6),
+    "cross_entropy_grad": Example(lambda rng, dtype: (
+        e := np.exp(-abs(matrix(rng, dtype))), labels(rng, -1), e.sum(1), 0.1, -1, np.asarray(0.5, dtype)), 2e-6),
+    "softmax": Example(lambda rng, dtype: (matrix(rng, dtype),), 4e-7),
+    "softmax_grad": Example(lambda rng, dtype: (rows.softmax.reference(matrix(rng, dtype)), matrix(rng, dtype)), 2e-6),
+    "log_softmax": Example(lambda rng, dtype: (matrix(rng, dtype),), 4e-7),
+    "log_softmax_grad": Example(lambda rng, dtype: (rows.log_softmax.reference(matrix(rng, dtype)), matrix(rng, dtype)), 2e-6),
+    "dropout": Example(lambda rng, dtype: (
+        *normal(rng, dtype, (5, 1037)), random_rows(rng), KEY, 0.3, *normal(rng, dtype, (5, 1037)), 3 * 1037)),
+    "dropout_grad": Example(lambda rng, dtype: (
+        *normal(rng, dtype, (5, 37)), rng.integers(0, 256, (5, 5)).astype(np.uint8), 0.3)),
+    "flash_attention": Example(lambda rng, dtype: flash_arguments(rng, dtype, False), 1e-6),
+    "flash_attention_grad": Example(lambda rng, dtype: flash_arguments(rng, dtype, True), 2e-6),
+    "join_attention": Example(joined_arguments, 1e-6),
+    "row_norm": of_shapes((9, 568), (9, 568), (568,), (568,), then=(
+        1e-5, True, Dropping(np.array([3, 1 << 40, 7], np.uint64), KEY, 0.3, 5)), tolerance=1e-5),
+    "row_norm_gradients": Example(lambda rng, dtype: (
+        *normal(rng, dtype, (24, 104), (24, 104), (104,), (24, 104), (24,), (24,)), True, (True, True),
+        rng.integers(0, 256, (3, 104), dtype=np.uint8), 0.3), 1e-5),
+    "linear": of_shapes((75, 45), (60, 45), (60,), then=(ACTIVATIONS["gelu"], True), tolerance=3e-6),
+    "linear_gradients": Example(lambda rng, dtype: (
+        *normal(rng, dtype, (75, 60), (75, 60), (75, 45), (60, 45)), ACTIVATIONS["gelu"], np.empty(60, dtype),
+        np.empty((60, 45), dtype), True), 3e-6),
+    "sgd": update(2, 0.1, 0.01, 0.5),
+    "sgd_momentum": update(3, 0.1, 0.9, 1.0, 0.9, 0.01, 0.5),
+    "adam": update(4, 0.01, 0.99, 0.1, 0.1, 0.99, 0.01, 1.5, 1e-8, 0.5),
+    "lamb": update(5, 0.1, 0.99, 0.01, 1.5, 1.5, 1e-6, 0.01, 0.5),
+    "rmsprop": update(4, 0.01, 0.9, 0.99, 0.01, 1e-8, 0.01, 0.5),
+    "square_sums": of_shapes((2 * optimizer.BLOCK + 13,)),
+    **dict.fromkeys(("relu", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu"), VALUES),
+    **dict.fromkeys(("gelu_and_slope", "gelu_tanh_and_slope", "silu_and_slope"), AND_SLOPE),
+    **dict.fromkeys(("slope_grad", "relu_grad", "tanh_grad", "sigmoid_grad"), GRADIENT),
+    "product": Example(product_arguments, 3e-6),
+    "product_bfloat16": Example(product_arguments, 3e-6, ("float32",)),
+    "random_words": Example(lambda rng, dtype: (random_rows(rng), 0x1234567890ABCDEF, 13)),
+    "random_uniform": STREAM,
+    "random_normal": STREAM._replace(tolerance=1e-9),
+    "scatter_add_rows": Example(lambda rng, dtype: (
+        *normal(rng, dtype, (7, 5)), rng.integers(0, 7, 20), *normal(rng, dtype, (20, 5)))),
+    "subsample": of_shapes((2, 3, 5, 37), then=(2, 1, 2)),
+    "subsample_gradient": of_shapes((2, 6, 3, 19), then=((2, 3, 5, 37), 2, 1)),
+    "window_maximum": of_shapes((2, 3, 6, 5), then=(ROWS, COLUMNS)),
+    "window_maximum_gradient": Example(lambda rng, dtype: (
+        *normal(rng, dtype, (2, 3, 4, 3)), window_maximum.reference(rng.standard_normal((2, 3, 6, 5)), ROWS, COLUMNS)[1], ROWS,
+        COLUMNS), 1e-6),
+    "window_total": of_shapes((2, 3, 6, 5), then=(ROWS, COLUMNS), tolerance=1e-6),
+    "window_total_gradient": of_shapes((2, 3, 4, 3), then=(ROWS, COLUMNS), tolerance=1e-6),
+}
