@@ -163,7 +163,7 @@ class Policy(ABC):
         """The rest of the exchange, then the update. NumericsError before any parameter changes."""
         gradients = self.own_gradients(self.reducer.finish())
         lr, norm = self.rate(self.step), None
-        if not self.is_updated:
+        if not self.is_updated:                               # A step added here belongs into `needs_all_gradients`, too.
             if self.tied is not None:
                 self.tied.add(gradients)
             norm, scale = self._norm_and_scale(gradients)
@@ -181,7 +181,8 @@ class Policy(ABC):
 
     @property
     def needs_all_gradients(self) -> bool:
-        """Whether the whole gradient is needed before the first parameter may change; the same on all ranks."""
+        """Whether `finish` does more than update: anything that must see, or change, gradients before the first parameter
+        changes. One copy per node updates bucket by bucket wherever this is False, and skips the rest. The same on all ranks."""
         return bool(self.clip_norm) or self.want_norm or self.tied is not None
 
     def measured(self) -> Bytes:

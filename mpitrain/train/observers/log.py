@@ -1,4 +1,4 @@
-"""What a run tells while it goes: metrics.jsonl for programs, a progress line for people; on rank 0 alone."""
+"""The file metrics.jsonl and the progress line, as they are written; `record` says what stands in them."""
 
 from __future__ import annotations
 

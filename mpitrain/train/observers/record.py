@@ -1,4 +1,4 @@
-"""What a run writes down while it goes: lines of metrics.jsonl, and of whatever else takes lines; the progress line."""
+"""The fields of the lines of metrics.jsonl and of the progress line; `log` writes them."""
 
 from __future__ import annotations
 
