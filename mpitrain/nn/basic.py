@@ -60,6 +60,7 @@ class _Dropping(Module):
     sample, of parts of one size, `part` is the number of that part, and the mask that part of the whole's.
     """
 
+    by_position = True
     part = 0
 
     def __init__(self, p: float = 0.5):
@@ -69,18 +70,16 @@ class _Dropping(Module):
 
     @property
     def drops(self) -> bool:
-        """Whether it drops anything now."""
+        """True where the layer drops elements: in training, with p above 0."""
         return self.training and self.p > 0.0
 
     def places(self, x: Any) -> Places | None:
-        """Where the positions of x (B, L, ...) lie, where those are some of each sample's."""
+        """The positions (L,) of x (B, L, ...) in its samples, where this rank has some of them; else None."""
         return None if self.spread is None else self.spread(x.shape[1])
 
 
 class Dropout(_Dropping):
-    """Of its input alone."""
-
-    by_position = True
+    """Dropout of the input."""
 
     def forward(self, x: Any) -> Any:
         return ops.dropout(x, self.p, self.path, part=self.part, positions=self.places(x)) if self.drops else x
@@ -88,8 +87,6 @@ class Dropout(_Dropping):
 
 class DropoutAdd(_Dropping):
     """residual + dropout(x), in one pass over memory."""
-
-    by_position = True
 
     def forward(self, x: Any, residual: Any) -> Any:
         if not self.drops:
