@@ -31,7 +31,7 @@ def recompute(block: Callable[..., Any], *inputs: Any) -> Any:
         rest = iter(values)
         return block(*(x if fixed else next(rest) for x, fixed in zip(inputs, is_given)))
 
-    scope = random.snapshot()
+    scope = random.current().copy()
     leaves: dict[int, Tensor] = {}
     outer = mode.recorder
 

@@ -31,7 +31,7 @@ def cache_folder() -> Path:
         folder = Path(path)
         if _usable(folder):
             return folder
-    return Path(tempfile.mkdtemp(prefix="mpitrain-"))      # nothing shared can be trusted: compile anew, this once
+    return Path(tempfile.mkdtemp(prefix="mpitrain-"))      # No shared folder can be trusted: this run compiles anew.
 
 
 def _usable(folder: Path) -> bool:
@@ -54,7 +54,7 @@ def one_at_a_time(name: str) -> Iterator[None]:
     """
     try:
         handle = os.open(cache_folder() / f"{name}.lock", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    except OSError:                               # the folder is full; what is to be written there fails by itself
+    except OSError:                               # The folder is full; the library's own writing will fail and say so.
         yield
         return
     with open(handle, "wb") as file:
@@ -65,7 +65,7 @@ def one_at_a_time(name: str) -> Iterator[None]:
                 break
             except BlockingIOError:
                 time.sleep(LOOK)
-            except OSError:                       # no locks here
+            except OSError:                       # This file system has no locks.
                 break
         yield
 

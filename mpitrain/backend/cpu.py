@@ -69,4 +69,4 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
-        return ""                            # not Linux, or a container without /sys: one thing less is known
+        return ""                            # This is not Linux, or a container without /sys.

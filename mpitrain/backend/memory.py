@@ -26,14 +26,14 @@ from mpitrain.backend.native import load
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3           # malloc.h
 LARGEST = 32 << 20                                    # glibc ignores a mmap threshold above this
 KEEP = (1 << 31) - 1                                  # The heap is trimmed when so many bytes are free at its top.
-SET_HANDLER, DEFAULT_HANDLER = 304, 306               # places in NumPy's table of C functions: numpy/__multiarray_api.h
+SET_HANDLER, DEFAULT_HANDLER = 304, 306               # NumPy's table of C functions has these places: numpy/__multiarray_api.h.
 
 
 class Usage(NamedTuple):
     """What the pool holds, in bytes; a block is the memory of an array, with what its size was rounded up by."""
 
     used: int                                         # bytes in blocks of arrays
-    peak: int                                         # the largest `used` so far
+    peak: int                                         # The largest `used` so far.
     cached: int                                       # bytes that are free and kept for the next arrays
     system: int                                       # bytes taken from the system: used and cached
     arenas: int                                       # the number of requests to the system

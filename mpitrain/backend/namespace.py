@@ -101,10 +101,10 @@ def _cupy() -> tuple[Any | None, str]:
     import warnings
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")          # CuPy warns at import about optional libraries it lacks
+            warnings.simplefilter("ignore")          # CuPy warns at import about optional libraries it lacks.
             import cupy
     except ImportError as error:
         return None, f"CuPy cannot be imported ({text_of(error)})"
-    if not cupy.cuda.is_available():                 # getDeviceCount would raise without a driver
+    if not cupy.cuda.is_available():                 # getDeviceCount would raise without a driver.
         return None, "CuPy finds no GPU"
     return cupy, ""

@@ -29,8 +29,8 @@ from mpitrain.errors import text_of
 # Never -ffast-math when linking: its start-up code flushes denormal numbers for the whole process.
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno",
          "-fno-trapping-math")
-HASH = hashlib.sha256().digest_size               # bytes of the hash at the end of each library
-ROOM = 512 << 10                                  # bytes; the largest library takes 275 KB (2026-11)
+HASH = hashlib.sha256().digest_size               # Each library ends with a hash of so many bytes.
+ROOM = 512 << 10                                  # The largest library takes 275 KB (2026-11).
 
 
 def source_folder() -> Path:
@@ -81,7 +81,7 @@ def load(name: str) -> ctypes.CDLL | None:
         folder = cache_folder()
         library = folder / f"{name}-{_key(source, cc)}.so"
         if not whole(library):
-            with one_at_a_time(name):             # the ranks of a node start together and share its cores
+            with one_at_a_time(name):             # The ranks of a node start together and share its cores.
                 if not whole(library):
                     compile_library(source, library, cc)
         return ctypes.CDLL(str(library))
@@ -126,7 +126,7 @@ def builtin(function: Any, flags: int) -> Callable[[Any], Callable[..., Any]]:
     and returns Python objects as any builtin does.
     """
     method = Method(function.__name__.encode(), ctypes.cast(function, ctypes.c_void_p).value, flags, None)
-    _kept.append(method)                          # the builtins point to it
+    _kept.append(method)                          # The builtins point to the method.
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
     return lambda bound: make(ctypes.addressof(method), bound, None)
@@ -217,7 +217,7 @@ def _key(source: Path, cc: tuple[str, ...]) -> str:
     digest.update(source.read_bytes())
     digest.update(" ".join([*cc[1:], *FLAGS]).encode())
     digest.update(_version(cc).encode())
-    digest.update(" ".join([os.uname().machine, *sorted(cpu_flags())]).encode())     # -march=native: not for every node
+    digest.update(" ".join([os.uname().machine, *sorted(cpu_flags())]).encode())     # -march=native code is not for every node.
     return digest.hexdigest()[:20]
 
 

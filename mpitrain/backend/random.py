@@ -76,6 +76,7 @@ class Scope:
         self._rows: dict[tuple[int, Any], Array] = {}
 
     def copy(self) -> Scope:
+        """A scope that draws the same numbers again later."""
         return Scope(self.seed, self.step, self.samples, dict(self.uses))
 
     def key(self, layer: str) -> int:
@@ -113,11 +114,6 @@ _current = _Current()
 def current() -> Scope:
     """The scope of this thread: the trainer's while it runs a micro-batch, else one that counts uses from zero."""
     return _current.scope
-
-
-def snapshot() -> Scope:
-    """A copy of the current scope, to draw the same numbers again later."""
-    return _current.scope.copy()
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from mpitrain.registry import Registry
 
 AT_ONCE = 1 << 20                 # One turn sums so many bytes, as far as MOST arrays allow.
 MOST = 64
-LINE = 128                        # arrays of a turn start on multiples of it: two cache lines, which are fetched together
+LINE = 128                        # A turn's arrays start on multiples of two cache lines, which are fetched together.
 
 
 def aligned(nbytes: int) -> np.ndarray[Any, Any]:

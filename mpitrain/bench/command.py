@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mpitrain.comm.messages.channel import Channel
     from mpitrain.train.machine.threads import Place
 
-Measurement: TypeAlias = "Callable[[Channel, World, Report], object]"       # The channel is for agreements of the ranks.
+Measurement: TypeAlias = "Callable[[Channel, World, Report], object]"       # Ranks agree over the channel.
 
 
 def run(verb: str, *, json: Path | None, **flags: Any) -> int:

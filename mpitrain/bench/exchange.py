@@ -87,7 +87,7 @@ class OverPolicy:
             if self._policy.notes:
                 raise Unavailable(self._policy.notes[0])
             self._policy.want_norm = False
-        except (ConfigError, StorageError) as error:          # on all ranks alike
+        except (ConfigError, StorageError) as error:          # All ranks raise it alike.
             self._mesh.close()
             raise Unavailable(error.message) from error
 
@@ -103,7 +103,7 @@ class OverPolicy:
         return self._policy.reducer.gradients
 
     def step(self) -> None:
-        for segment in reversed(self._policy.layout.segments):      # as at the end of backward: last parameters first
+        for segment in reversed(self._policy.layout.segments):      # Backward ends in this order: last parameters first.
             for hook in segment.parameter.grad_hooks:
                 hook(segment.parameter)
         self._policy.finish()
@@ -132,7 +132,7 @@ class WithNative:
 
     def step(self) -> None:
         for bucket in self._buckets:
-            self._comm.Allreduce(None, self._gradients[bucket.start:bucket.stop])      # mpi4py's None here is MPI_IN_PLACE
+            self._comm.Allreduce(None, self._gradients[bucket.start:bucket.stop])      # mpi4py's None here is MPI_IN_PLACE.
         self._optimizer.update(self._gradients, lr=LR, step=self._optimizer.steps + 1)
 
     def close(self) -> None:
@@ -215,7 +215,7 @@ def bench_exchange(channel: Channel, world: World, report: Report, *, parameters
             continue
         for policy in policies:
             policy.values[...] = 0
-        channel.barrier()                                     # the memory of `values` may be shared between ranks
+        channel.barrier()                                     # The memory of `values` may be shared between ranks.
         ours, native = (Steps(policy, f"exchange {label}", world, inputs, serial)
                         for policy, label in zip(policies, (name, "with MPI_Allreduce")))
         result = alternate(ours.take, native.take, pairs).summary()

@@ -26,7 +26,7 @@ from mpitrain.schedules.simulate import Machine, simulate
 
 ALGORITHMS = ("ring", "recursive_doubling", "halving_doubling", "direct")
 SIZES = [1 << k for k in range(10, 24)]                           # 1 KiB to 8 MiB
-MESSAGES = [8, 1 << 10, 16 << 10, 128 << 10, 1 << 20, 4 << 20]    # sizes in bytes, sent to and fro between two ranks
+MESSAGES = [8, 1 << 10, 16 << 10, 128 << 10, 1 << 20, 4 << 20]    # Messages of so many bytes go to and fro between two ranks.
 SUMS = [64 << 10, 256 << 10, 1 << 20, 4 << 20]
 ITEM = 4                                                          # bytes: float32
 

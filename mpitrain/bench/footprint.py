@@ -28,10 +28,10 @@ from mpitrain.train.build.validate import find_schedule
 from mpitrain.train.observers.memory import Memory
 
 STEPS = 2 * BATCHES
-MICRO = 4                         # the number of micro-batches of a pipeline or an accumulation
-BAR = 0.15                        # the largest allowed |predicted - measured| / measured
-SMALLEST = 1 << 18                # bytes that are compared: of less, what reads rows and messages is a large part;
-SMALLEST_POOL = 16 << 20          # and of a pool: of less, what is free between a few large arrays
+MICRO = 4                         # A pipeline or an accumulation has so many micro-batches.
+BAR = 0.15                        # |predicted - measured| / measured may be so large.
+SMALLEST = 1 << 18                # Fewer bytes are not compared: rows that are read and messages are a large part of them.
+SMALLEST_POOL = 16 << 20          # Smaller pools are not compared: free memory between a few large arrays is a large part.
 
 
 def ways(ranks: int, planned: bool) -> Iterator[tuple[str, Grid, dict[str, Any]]]:

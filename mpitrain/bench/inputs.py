@@ -13,15 +13,9 @@ import numpy as np
 
 from mpitrain.errors import MpitrainError
 
-BLOCK = 1 << 15                    # elements checked at a time: float64 copies of them stay in a core's cache
-WIRES = {None: (0.0, 0.0), "bfloat16": (2.0**-7, 0.0), "float16": (2.0**-10, 2.0**-24)}     # eps, step between the smallest
-GOLDEN = 0.6180339887498949        # its multiples, modulo 1, are spread evenly
-
-
-def numbers(rank: int, turn: int) -> tuple[float, float]:
-    """(scale, shift) of one rank at one turn, in [0.5, 1.5) and [-0.5, 0.5)."""
-    place = turn * 4099 + rank + 1
-    return 0.5 + place * GOLDEN % 1.0, place * (1.0 - GOLDEN) * 7.0 % 1.0 - 0.5
+BLOCK = 1 << 15                    # Float64 copies of so many elements stay in a core's cache.
+WIRES = {None: (0.0, 0.0), "bfloat16": (2.0**-7, 0.0), "float16": (2.0**-10, 2.0**-24)}     # eps; least step
+GOLDEN = 0.6180339887498949        # The golden ratio's multiples, modulo 1, are spread evenly.
 
 
 class Inputs:
@@ -38,9 +32,9 @@ class Inputs:
         out += shift
 
     def _numbers(self, rank: int, turn: int) -> tuple[Any, Any]:
-        """`numbers` as the arrays' type has them."""
-        scale, shift = numbers(rank, turn)
-        return self.dtype.type(scale), self.dtype.type(shift)
+        """(scale, shift) of one rank at one turn, in [0.5, 1.5) and [-0.5, 0.5), as the arrays' type has them."""
+        place = turn * 4099 + rank + 1
+        return self.dtype.type(0.5 + place * GOLDEN % 1.0), self.dtype.type(place * (1.0 - GOLDEN) * 7.0 % 1.0 - 0.5)
 
     def expected(self, turn: int, start: int, stop: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """(sum over ranks, sum of the magnitudes) of elements start:stop, in float64."""
@@ -61,7 +55,7 @@ class Inputs:
         for start in range(0, self.length, BLOCK):
             stop = min(start + BLOCK, self.length)
             total, magnitude = self.expected(turn, start, stop)
-            wrong = ~(np.abs(found[start:stop] - total) <= step * magnitude + self.ranks * smallest)     # true for NaN as well
+            wrong = ~(np.abs(found[start:stop] - total) <= step * magnitude + self.ranks * smallest)     # NaN is wrong as well.
             if wrong.any():
                 i = int(wrong.argmax())
                 raise MpitrainError(f"{label} gave a wrong sum: element {start + i} of {self.length} is "

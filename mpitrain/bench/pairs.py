@@ -14,7 +14,7 @@ import numpy as np
 from mpitrain.comm.job.start import World
 from mpitrain.errors import ConfigError
 
-WARM_UP = 2                       # pairs that are run and checked but not counted: first touches, compilation, connections
+WARM_UP = 2                       # The first pairs are checked but not counted: first touches, compilation, connections.
 
 
 class Unavailable(ConfigError):
@@ -79,7 +79,7 @@ def in_turn(members: Sequence[Callable[[int], float]], rounds: int) -> list[list
     """Runs A B C A B C ..., as `alternate` does two; the seconds of each member."""
     times: list[list[float]] = [[] for _ in members]
     collecting = gc.isenabled()
-    gc.disable()                                     # a collection inside one member would be charged to it alone
+    gc.disable()                                     # A collection inside one member would be charged to it alone.
     try:
         for turn in range(len(members) * (WARM_UP + rounds)):
             which = turn % len(members)

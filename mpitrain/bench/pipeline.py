@@ -39,7 +39,7 @@ from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.machine.threads import Place
 
 LR, DECAY = 1e-3, 0.01
-PROBES = 20                       # Messages of each size that alpha and beta are fitted to.
+PROBES = 20                       # alpha and beta are fitted to so many messages of each size.
 COMPUTE, KINDS = "compute", {"forward": "F", "backward": "B", "weight": "W"}
 WAITS = {"wait": "messages", "exchange": "count"}
 
@@ -194,7 +194,7 @@ def bench_pipeline(channel: Channel, world: World, report: Report, *, schedules:
                               "times must not be used")
     for contender in contenders.values():
         record = contender.summary(steps, alpha, beta, message_bytes)
-        if "1f1b" in contenders:                              # pair by pair: the machine's speed changes in between
+        if "1f1b" in contenders:                              # The machine's speed changes between two pairs.
             pairs = zip(contenders["1f1b"].found[-steps:], contender.found[-steps:], strict=True)
             record["speed_over_1f1b"] = statistics.median(base["step"] / turn["step"] for base, turn in pairs)
         report.record({**record, "alpha": alpha, "beta": beta, "machine": about})

@@ -35,8 +35,8 @@ from mpitrain.train.build.from_config import keep_inputs_only
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.precision import refuse
 
-BATCHES = 2                       # the number of different batches, used in turn
-WARM_UP = 2 * BATCHES             # steps that do not count: first touches, compilation, connections, caches of plans
+BATCHES = 2                       # So many different batches are used in turn.
+WARM_UP = 2 * BATCHES             # The first steps do not count: first touches, compilation, connections, caches of plans.
 LR, DECAY = 3e-4, 0.01
 
 

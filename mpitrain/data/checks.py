@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mpitrain.data.shards import Dataset
+from mpitrain.data.shards import Dataset, Rows, Values
 from mpitrain.errors import DataError
-
-Rows = NDArray[np.int64]
 
 
 class Source(Protocol):
@@ -20,11 +17,11 @@ class Source(Protocol):
     names: tuple[str, str]          # The datasets that inputs and targets come from.
 
     def __len__(self) -> int: ...
-    def read(self, rows: Rows) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    def read(self, rows: Rows) -> tuple[Values, Values]: ...
     def where(self, row: int) -> tuple[str, int]: ...
 
 
-def check_finite(values: NDArray[Any], rows: Rows, source: Source, name: str) -> None:
+def check_finite(values: Values, rows: Rows, source: Source, name: str) -> None:
     """Raise DataError at the first row that holds NaN or Inf. A finite sum proves all finite, which costs one pass."""
     if values.dtype.kind != "f":
         return
@@ -40,7 +37,7 @@ def check_finite(values: NDArray[Any], rows: Rows, source: Source, name: str) ->
                         file=file, dataset=name, row=row)
 
 
-def check_labels(labels: NDArray[Any], rows: Rows, n_classes: int, source: Source, name: str, ignore: int | None = None) -> None:
+def check_labels(labels: Values, rows: Rows, n_classes: int, source: Source, name: str, ignore: int | None = None) -> None:
     """Raise DataError at the first label outside 0..n_classes-1 (and not `ignore`)."""
     if not len(labels) or ignore is None and labels.min() >= 0 and labels.max() < n_classes:
         return

@@ -41,7 +41,7 @@ def decode_image(file: Path, mode: str | None) -> tuple[Values, str]:
         with Image.open(file) as image:
             mode = mode or ("L" if image.mode in ("1", "L", "I;16") else "RGB")
             pixels = np.asarray(image.convert(mode))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:      # Pillow raises each of these
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:      # Pillow raises each of these.
         raise DataError(f"cannot be decoded as an image: {' '.join(text_of(error).split())}", file=file) from None
     return (pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, 2, 0)), mode
 

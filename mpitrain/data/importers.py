@@ -14,28 +14,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpitrain.data.images import import_images
+from mpitrain.data.storage import reading
 from mpitrain.data.writing import refuse_existing, write_classification, write_shards
-from mpitrain.errors import AccessError, ConfigError, DataError, MissingError, StorageError, UsageError, text_of
+from mpitrain.errors import AccessError, ConfigError, DataError, MissingError, UsageError, text_of
 
 __all__ = ["import_csv", "import_idx", "import_images", "import_npz", "import_text"]
 
 Values = NDArray[Any]
+GONE, DENIED = "the file to import is not there", "no permission to read the file to import"
 IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
 def read_bytes(path: Path) -> bytes:
     """The content of a file, unpacked where its name ends in .gz."""
-    try:
+    with reading(path, GONE, DENIED, "reading the file to import failed"):
         data = path.read_bytes()
+    try:
         return gzip.decompress(data) if path.suffix == ".gz" else data
-    except FileNotFoundError:
-        raise MissingError("the file to import is not there", file=path) from None
-    except PermissionError:
-        raise AccessError("no permission to read the file to import", file=path) from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"is not a complete gzip file: {text_of(error)}", file=path) from None
-    except OSError as error:
-        raise StorageError(f"reading the file to import failed: {error.strerror}", file=path) from error
 
 
 def import_text(source: Path | str, out: Path | str, *, level: str = "char", overwrite: bool = False) -> Path:
@@ -150,13 +147,13 @@ def import_npz(source: Path | str, out: Path | str, *, targets: Path | str | Non
 def _load_numpy(path: Path) -> Any:
     """An array, or a dict of arrays; pickles are never loaded."""
     try:
-        with open(path, "rb") as file:                 # np.load leaves it open when the archive is broken
+        with open(path, "rb") as file:                 # np.load leaves the file open when the archive is broken.
             loaded = np.load(file, allow_pickle=False)
             return loaded if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
     except FileNotFoundError:
-        raise MissingError("the file to import is not there", file=path) from None
+        raise MissingError(GONE, file=path) from None
     except PermissionError:
-        raise AccessError("no permission to read the file to import", file=path) from None
+        raise AccessError(DENIED, file=path) from None
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, OSError) as error:
         raise DataError(f"cannot be read as NPZ or NPY: {' '.join(text_of(error).split())}", file=path) from None
 

@@ -64,7 +64,7 @@ def permute(positions: NDArray[np.int64], n: int, base: int) -> NDArray[np.int64
     low_shift, high_shift = np.uint64(64 - low_bits), np.uint64(64 - high_bits)
 
     def scramble(half: NDArray[np.uint64], round_key: np.uint64, shift: np.uint64) -> NDArray[np.uint64]:
-        v = half ^ round_key                     # shorter than `mix`, which eight rounds do not need: twice as fast
+        v = half ^ round_key                     # This is twice as fast as `mix`, whose mixing eight rounds do not need.
         v *= np.uint64(0xBF58476D1CE4E5B9)
         v ^= v >> np.uint64(32)
         v *= np.uint64(0x94D049BB133111EB)

@@ -12,21 +12,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from mpitrain.backend import use_pool
 from mpitrain.data.checks import Source, check_finite, check_labels
 from mpitrain.data.keyed import key, sample_keys
 from mpitrain.data.sampler import Sampler
+from mpitrain.data.shards import Rows, Values
 from mpitrain.data.tokens import IGNORE
 from mpitrain.data.transforms import Augmentation, Transforms
 from mpitrain.errors import MpitrainError
-
-Rows = NDArray[np.int64]
-Values = NDArray[Any]
 
 
 @dataclass
@@ -69,7 +63,7 @@ class Loader:
 
     `workers` threads (0: read when asked) keep `depth` steps ready. Nothing forks. What goes wrong in a thread is raised
     where the step would have been handed out. `span(row, name)` is entered around each read, on a row for each thread.
-    Close it, or use it in a `with` block.
+    `close` ends the threads.
     """
 
     def __init__(self, source: Source, sampler: Sampler, n_micro: int, micro_start: int = 0, micro_stop: int | None = None, *,
@@ -131,9 +125,3 @@ class Loader:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
         self._waiting.clear()
-
-    def __enter__(self) -> Loader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

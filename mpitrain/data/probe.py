@@ -24,12 +24,14 @@ from typing import Any
 import numpy as np
 
 from mpitrain.data.manifest import MANIFEST, match_manifest, read_manifest
-from mpitrain.errors import AccessError, DataError, MissingError, StorageError
+from mpitrain.data.storage import reading
+from mpitrain.errors import DataError, MissingError, StorageError
 
 BUILT_IN = {"digits": Path(__file__).parent / "digits"}
 SUFFIXES = (".h5", ".hdf5", ".he5", ".nc", ".mat")
+DENIED = "no permission to read the data; check the file's mode and owner"
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
-MAX_ANSWER = 1 << 28            # bytes of one description, about four million chunks
+MAX_ANSWER = 1 << 28            # A description has at most so many bytes: about four million chunks.
 
 
 @dataclass(frozen=True)
@@ -74,22 +76,15 @@ def describe(path: Path | str, *, x: str | None = None, y: str | None = None, li
 
 def find_files(root: Path) -> tuple[list[Path], dict[str, Any] | None]:
     """The files behind a path in a fixed order, and the manifest of the folder where it has one."""
-    try:
-        folder = stat.S_ISDIR(root.stat().st_mode)
-        if not folder:
+    known = ", ".join(sorted(BUILT_IN))
+    missing = f"no such file or folder, and no built-in data set of that name (built in: {known}); set data.path"
+    with reading(root, missing, DENIED, "cannot look at the data"):
+        if not stat.S_ISDIR(root.stat().st_mode):
             return [root], None
         if (root / MANIFEST).exists():
             manifest = read_manifest(root / MANIFEST)
             return [root / shard["file"] for shard in manifest["shards"]], manifest
         files = sorted(f for f in root.iterdir() if f.suffix.lower() in SUFFIXES)
-    except FileNotFoundError:
-        known = ", ".join(sorted(BUILT_IN))
-        raise MissingError(f"no such file or folder, and no built-in data set of that name (built in: {known}); "
-                           f"set data.path", file=root) from None
-    except PermissionError:
-        raise AccessError("no permission to read the data; check the file's mode and owner", file=root) from None
-    except OSError as error:
-        raise StorageError(f"cannot look at the data: {error.strerror}", file=root) from error
     if not files:
         raise MissingError(f"the folder has neither {MANIFEST} nor files ending in {', '.join(SUFFIXES)}", file=root)
     return files, None
@@ -97,20 +92,14 @@ def find_files(root: Path) -> tuple[list[Path], dict[str, Any] | None]:
 
 def check_file(path: Path) -> tuple[int, int]:
     """(bytes, mtime in ns) of a file that is a regular one and starts like HDF5; nothing else is ever opened for parsing."""
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:   # a FIFO must not hang us
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise DataError("is not a regular file", file=path)
-            place = 0
-            while place < status.st_size and os.pread(file.fileno(), 8, place) != SIGNATURE:
-                place = max(512, 2 * place)                     # the signature may follow a user block of 512 * 2**k bytes
-    except FileNotFoundError:
-        raise MissingError("the data file is not there", file=path) from None
-    except PermissionError:
-        raise AccessError("no permission to read the data; check the file's mode and owner", file=path) from None
-    except OSError as error:
-        raise StorageError(f"reading the data failed: {error.strerror}", file=path) from error
+    with (reading(path, "the data file is not there", DENIED, "reading the data failed"),
+          open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file):       # A FIFO must not hang us.
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise DataError("is not a regular file", file=path)
+        place = 0
+        while place < status.st_size and os.pread(file.fileno(), 8, place) != SIGNATURE:
+            place = max(512, 2 * place)                       # The signature may follow a user block of 512 * 2**k bytes.
     if place >= status.st_size:
         hint = "the file is empty" if status.st_size == 0 else "no HDF5 signature found"
         raise DataError(f"is not an HDF5 file ({hint}); `mpitrain data import` converts IDX, NPZ, CSV, images and text",
@@ -186,8 +175,8 @@ class Parser:
 
     def _start(self, file: Path) -> None:
         here = os.getcwd()
-        paths = [p for p in sys.path if os.path.isabs(p) and p != here]      # a data folder's h5py.py is not imported
-        variables = {k: v for k, v in os.environ.items()                     # and an h5py built with MPI must not join the job
+        paths = [p for p in sys.path if os.path.isabs(p) and p != here]      # A data folder's h5py.py is not imported.
+        variables = {k: v for k, v in os.environ.items()                     # An h5py built with MPI must not join the job.
                      if not k.startswith(("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "PYTHON", "HDF5_"))}
         variables |= {"HDF5_PLUGIN_PRELOAD": "::", "HDF5_USE_FILE_LOCKING": "FALSE", "MPI4PY_RC_INITIALIZE": "0",
                       "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}

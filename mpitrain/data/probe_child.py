@@ -15,11 +15,11 @@ import resource
 import sys
 from typing import Any
 
-MAX_LINKS = 32                # soft links followed for one name
-MAX_OBJECTS = 10_000          # objects looked at when the user names no dataset
-MAX_CHUNK = 1 << 30           # bytes of one decompressed chunk
-MAX_ATTRIBUTE = 1 << 20       # bytes; larger attributes are left unread
-SPARE_MEMORY = 1 << 30        # bytes the parser may use on top of the interpreter
+MAX_LINKS = 32                # One name leads over at most so many soft links.
+MAX_OBJECTS = 10_000          # The child looks at so many objects when the user names no dataset.
+MAX_CHUNK = 1 << 30           # A decompressed chunk has at most so many bytes.
+MAX_ATTRIBUTE = 1 << 20       # Attributes of more bytes are left unread.
+SPARE_MEMORY = 1 << 30        # The parser may use so many bytes on top of the interpreter.
 FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32"}
 OTHER_FILTERS = {4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf", 32001: "blosc", 32004: "lz4", 32015: "zstd"}
 
@@ -49,7 +49,7 @@ def read_attributes(obj: Any, path: str) -> None:
         try:
             manager[attribute.name]
         except TypeError:
-            continue          # a type that NumPy has no word for; the file is sound
+            continue          # NumPy has no word for this type; the file is sound.
         except (OSError, RuntimeError, KeyError, ValueError) as error:
             raise Refused(f'attribute "{printable(attribute.name)}" of "{path}" is damaged: {one_line(error)}') from error
 
@@ -245,7 +245,7 @@ def describe_chunks(dataset: Any, plist: Any, name: str, size: int, declared: in
 
     if hasattr(dataset, "chunk_iter"):
         dataset.chunk_iter(note)
-    else:                                          # h5py built against an HDF5 older than 1.12.3
+    else:                                          # This h5py was built against an HDF5 older than 1.12.3.
         for i in range(stored):
             note(dataset.get_chunk_info(i))
     if -1 in offsets:
@@ -290,7 +290,7 @@ def reply_to(request: dict[str, Any]) -> dict[str, Any]:
         return {"refused": str(error), "dataset": error.dataset and printable(error.dataset)}
     except MemoryError:
         return {"refused": f"parsing it needs more than {SPARE_MEMORY >> 20} MiB of memory", "dataset": None}
-    except Exception as error:          # whatever libhdf5 says about a broken file is its own refusal
+    except Exception as error:          # Whatever libhdf5 says about a broken file is its refusal.
         return {"refused": f"cannot be read as HDF5: {one_line(error)}", "dataset": None}
 
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from mpitrain.data.keyed import key, permute
 from mpitrain.errors import ConfigError, DataError
 
-Index = range | NDArray[np.int64]      # the rows of a split: a range costs nothing, an array can pick any
+Index = range | NDArray[np.int64]      # A split's rows: a range costs nothing, an array can pick any.
 
-BLOCK = 4096      # positions permuted at a time: 0.2-0.6 us a row; 2.5 us when done per batch of 128 (on a busy 2-core machine)
+BLOCK = 4096      # Positions are permuted in blocks: 0.2-0.6 us a row; batches of 128 took 2.5 us (on a busy 2-core machine).
 
 
 class Sampler:
@@ -61,12 +61,12 @@ class Sampler:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _block(self, epoch: int, block: int) -> NDArray[np.int64]:
-        with self._lock:                                     # prefetching threads share one sampler
+        with self._lock:                                     # Prefetching threads share one sampler.
             found = self._blocks.get((epoch, block))
             if found is None:
                 positions = np.arange(block * BLOCK, min((block + 1) * BLOCK, self.n), dtype=np.int64)
                 found = permute(positions, self.n, key(self.seed, "order", epoch))
                 while len(self._blocks) >= 4 + self.batch // BLOCK:
-                    del self._blocks[next(iter(self._blocks))]          # the oldest
+                    del self._blocks[next(iter(self._blocks))]          # The first block is the oldest.
                 self._blocks[epoch, block] = found
             return found

@@ -63,7 +63,7 @@ class Dataset:
         self.names = (self.x.name, self.y.name if self.y else self.x.name)
         self._files: list[File] = []
         self._readers: dict[str, list[Reader]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return self.n
@@ -81,7 +81,7 @@ class Dataset:
                                          for shard, file in zip(self.shards, self._files)]
                                  for label in (("x", "y") if self.y else ("x",))}
             except BaseException:
-                self._close_files()
+                self.close()
                 raise
 
     def read(self, rows: Rows) -> tuple[Values, Values]:
@@ -110,13 +110,10 @@ class Dataset:
 
     def close(self) -> None:
         with self._lock:
-            self._close_files()
-
-    def _close_files(self) -> None:
-        self._readers = {}
-        for file in self._files:
-            file.close()
-        self._files = []
+            self._readers = {}
+            for file in self._files:
+                file.close()
+            self._files = []
 
 
 def open_dataset(description: dict[str, Any]) -> Dataset:

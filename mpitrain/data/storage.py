@@ -14,6 +14,8 @@ import socket
 import threading
 import zlib
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,12 +25,25 @@ from numpy.typing import NDArray
 from mpitrain.errors import AccessError, DataError, MissingError, StorageError, text_of
 
 Bytes = NDArray[np.uint8]
-CACHE_BYTES = 256 << 20          # decompressed chunks kept per dataset of a shard
+CACHE_BYTES = 256 << 20          # Each dataset of a shard keeps so many bytes of decompressed chunks.
 
 
 class Reader(Protocol):
     def gather(self, rows: NDArray[np.int64], out: Bytes) -> None: ...
     def verify(self) -> int: ...
+
+
+@contextmanager
+def reading(file: Path, missing: str, denied: str, failed: str) -> Iterator[None]:
+    """What the operating system refuses, as our errors with these messages."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise MissingError(missing, file=file) from None
+    except PermissionError:
+        raise AccessError(denied, file=file) from None
+    except OSError as error:
+        raise StorageError(f"{failed}: {error.strerror}", file=file) from error
 
 
 class File:
@@ -41,21 +56,15 @@ class File:
 
     def __init__(self, shard: dict[str, Any], host: str):
         self.path = Path(shard["file"])
-        try:
+        with reading(self.path, "the data file is gone; this host may not see the folder that others see",
+                     "no permission to read the data", "opening the data failed"):
             self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except FileNotFoundError:
-            raise MissingError("the data file is gone; this host may not see the folder that others see",
-                               file=self.path) from None
-        except PermissionError:
-            raise AccessError("no permission to read the data", file=self.path) from None
-        except OSError as error:
-            raise StorageError(f"opening the data failed: {error.strerror}", file=self.path) from error
         self.size: int = shard["size"]
         status = os.fstat(self.fd)
         self.changed_ns = status.st_mtime_ns
         self.links = status.st_nlink
         if status.st_size != self.size or host == socket.gethostname() and status.st_mtime_ns != shard["mtime_ns"]:
-            self.close()       # (other hosts may hold copies with time stamps of their own)
+            self.close()       # Other hosts may hold copies with time stamps of their own.
             raise DataError(f"changed since it was examined: {shard['size']:,} bytes then, {status.st_size:,} now; start again",
                             code="E_DATA_CHANGED", file=self.path)
 
@@ -110,7 +119,7 @@ class ContiguousReader:
         self.rows = self.bytes.reshape(shape[0], self.row_bytes)
         self.sums: list[str] = description.get("sha256", [])
         self.block: int = description.get("block", 1)
-        self.waiting = np.ones(len(self.sums), bool)        # blocks that nobody has verified yet
+        self.waiting = np.ones(len(self.sums), bool)        # A block waits until somebody has verified it.
         self.n_waiting = len(self.sums)
 
     def gather(self, rows: NDArray[np.int64], out: Bytes) -> None:
@@ -131,7 +140,7 @@ class ContiguousReader:
         start = block * self.block
         check_sum(self.bytes[start:min(start + self.block, self.n_bytes)], self.sums[block], f'chunk {block} of "{self.name}"',
                   self.file, self.name, self.offset + start)
-        self.waiting[block] = False                # two threads may verify the same block; both come to this line
+        self.waiting[block] = False                # Two threads may verify the same block; both come to this line.
         self.n_waiting = int(np.count_nonzero(self.waiting))
 
     def verify(self) -> int:
@@ -261,7 +270,7 @@ def fletcher32(data: bytes) -> int:
     """Fletcher's checksum as HDF5 computes it (sums modulo 65535 where a nonzero multiple of 65535 stays 65535)."""
     words = np.frombuffer(data + b"\0" * (len(data) % 2), ">u2")
     first = second = 0
-    for start in range(0, len(words), 1 << 20):          # 2**20 * 2**20 * 2**16 stays below 2**63
+    for start in range(0, len(words), 1 << 20):          # The sums stay below 2**20 * 2**20 * 2**16 < 2**63.
         part = words[start:start + (1 << 20)].astype(np.int64)
         second += first * len(part) + int(part @ np.arange(len(part), 0, -1))
         first += int(part.sum())

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from mpitrain.data.shards import Dataset
+from mpitrain.data.shards import Dataset, Rows, Values
 from mpitrain.data.split import share_of
 from mpitrain.errors import ConfigError, DataError
 
-IGNORE = -1        # target of a padded place; losses skip it
+IGNORE = -1        # A padded place has this target; losses skip it.
 
 
 class TokenWindows:
@@ -44,7 +41,7 @@ class TokenWindows:
     def __len__(self) -> int:
         return self.n
 
-    def read(self, rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def read(self, rows: Rows) -> tuple[Values, Values]:
         places = (self.start + rows * self.stride)[:, None] + np.arange(self.block + 1)
         beyond = places >= self.stop
         if beyond.any():
@@ -53,7 +50,7 @@ class TokenWindows:
         window = flat.reshape(places.shape).astype(np.int64)
         if beyond.any():
             x, y = window[:, :-1].copy(), window[:, 1:].copy()
-            x[beyond[:, 1:]], y[beyond[:, 1:]] = 0, IGNORE           # a place without a target is not an input either
+            x[beyond[:, 1:]], y[beyond[:, 1:]] = 0, IGNORE           # A place without a target is not an input either.
             return x, y
         return window[:, :-1], window[:, 1:]
 

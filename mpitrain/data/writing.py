@@ -110,7 +110,7 @@ def new_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
     except BaseException:
         for file in building.glob("*"):
             file.unlink()
-        with contextlib.suppress(FileNotFoundError):       # the rename itself went through
+        with contextlib.suppress(FileNotFoundError):       # The folder is gone where the rename went through.
             building.rmdir()
         raise
 
@@ -176,7 +176,7 @@ def write_shard(path: Path, values: dict[str, NDArray[Any]], kind: str, compress
                 blocks = [os.pread(image, length, offset) for offset, length in places[name]]
             entry[name]["sha256"] = [hashlib.sha256(block).hexdigest() for block in blocks]
         place = 0
-        for offset, raw in [*sorted(pieces, key=lambda p: p[0]), (size, b"")]:      # what lies around the values
+        for offset, raw in [*sorted(pieces, key=lambda p: p[0]), (size, b"")]:      # HDF5's own bytes lie around the values.
             if offset > place:
                 pieces.append((place, os.pread(image, offset - place, place)))
             place = offset + len(raw)

@@ -27,6 +27,6 @@ def mlp(inputs: int, hidden: Sequence[int], outputs: int, activation: str = "rel
         blocks.append((f"linear{i}", Linear(width, next_width, activation=activation, weight_init=weights, bias_init=init.zeros)))
     head = Linear(sizes[-1], outputs, weight_init=init.xavier_uniform(), bias_init=init.zeros)
     model = Sequential(*blocks, ("head", head))
-    pairs = [f"linear{i}" for i in range(len(hidden))] + ["head"]          # a column is followed by a row; a last one stays whole
+    pairs = [f"linear{i}" for i in range(len(hidden))] + ["head"]  # A column is followed by a row; a last one stays whole.
     model.plan = {name: ("column", "row")[i % 2] for i, name in enumerate(pairs[:len(pairs) // 2 * 2])}
     return model

@@ -39,4 +39,4 @@ def _fold(blocks: list[Any]) -> float:
     if not blocks:
         return 0.0
     sums = asnumpy(array_module(blocks[0]).concatenate(blocks))
-    return float(np.add.accumulate(sums)[-1]) if len(sums) else 0.0       # one after the other; np.sum adds in pairs
+    return float(np.add.accumulate(sums)[-1]) if len(sums) else 0.0  # accumulate adds one after the other; np.sum adds in pairs.

@@ -58,7 +58,7 @@ class OnHost(Optimizer):
         vars(self).update({name: value for name, value in vars(self.inner).items() if name not in vars(self)})
         self.whole_parameters = self.inner.whole_parameters
         self._gradients = np.zeros_like(host.values)
-        self._seen: list[int] | None = None               # how often each parameter had been changed when the copy was made
+        self._seen: list[int] | None = None               # The copy was made when parameters had been changed so often.
 
     @property
     def nbytes(self) -> int:

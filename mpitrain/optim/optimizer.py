@@ -68,8 +68,8 @@ class Optimizer:
     their state, and define `kernel` and `scalars` where the rule treats each element by itself, else `change`.
     """
 
-    whole_parameters = False                      # True: needs norms of whole parameters, so it cannot update parts
-    kernel: Kernel | None = None                  # called with values, gradients, all of the state, and `scalars`
+    whole_parameters = False                      # True: the rule needs norms of whole parameters, so it cannot update parts.
+    kernel: Kernel | None = None                  # The kernel takes values, gradients, all of the state, and `scalars`.
 
     def __init__(self, model: Any, lr: float, *, state: Sequence[str] = (), weight_decay: float = 0.0, decay: str = "all",
                  allocate: Callable[[int], Any] | None = None):
@@ -131,7 +131,7 @@ class Optimizer:
             grad = segment.parameter.grad
             if grad is None:
                 continue
-            if grad is not view:                  # computed before the arena existed
+            if grad is not view:                  # The gradient was computed before the arena existed.
                 array_module(view).copyto(view, grad)
             present.append(segment)
         self.update(arena, lr=self.lr, step=self.steps + 1, segments=present)

@@ -28,7 +28,7 @@ class SGD(Optimizer):
         super().__init__(model, lr, state=("momentum",) if momentum else (), weight_decay=weight_decay, decay=decay,
                          allocate=allocate)
         self.momentum = momentum
-        self.weights = (1.0, momentum) if nesterov else (0.0, 1.0)      # of g and of b in the step
+        self.weights = (1.0, momentum) if nesterov else (0.0, 1.0)      # The weights of g and of b in the step.
         self.kernel = kernels.sgd_momentum if momentum else kernels.sgd
 
     def scalars(self, decay: float, lr: float, step: int, scale: float) -> tuple[float, ...]:
@@ -44,7 +44,9 @@ class Adam(Optimizer):
 
     def __init__(self, model: Any, lr: float = 1e-3, *, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 0.0, decay: str = "all", allocate: Allocate = None):
-        _check_adam(betas, eps)
+        fine = len(betas) == 2 and all(0.0 <= beta < 1.0 for beta in betas)
+        require(fine, "betas", list(betas), "two numbers in [0, 1)")
+        require(eps > 0.0, "eps", eps, "more than 0")
         super().__init__(model, lr, state=("m", "v"), weight_decay=weight_decay, decay=decay, allocate=allocate)
         self.betas, self.eps = (betas[0], betas[1]), eps
 
@@ -112,7 +114,7 @@ class LARS(Optimizer):
 
 
 @OPTIMIZERS.register("lamb")
-class LAMB(Optimizer):
+class LAMB(Adam):
     """You et al. 2020, for transformers with large batches: Adam's direction, scaled to the size of the weights.
 
     r = m^ / (sqrt(v^) + eps) + decay w;  w -= lr |w|/|r| r for each matrix. Biases and gains, and parameters whose norm is
@@ -123,9 +125,7 @@ class LAMB(Optimizer):
 
     def __init__(self, model: Any, lr: float = 1e-3, *, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-6,
                  weight_decay: float = 0.0, decay: str = "matrices", allocate: Allocate = None):
-        _check_adam(betas, eps)
-        super().__init__(model, lr, state=("m", "v"), weight_decay=weight_decay, decay=decay, allocate=allocate)
-        self.betas, self.eps = (betas[0], betas[1]), eps
+        super().__init__(model, lr, betas=betas, eps=eps, weight_decay=weight_decay, decay=decay, allocate=allocate)
         longest = max((s.stop - s.start for s in self.storage.segments), default=0)
         moments = self.state["m"]
         self._direction = array_module(moments).empty(longest, moments.dtype)
@@ -143,9 +143,3 @@ class LAMB(Optimizer):
                 rate = lr * weight / length
         direction *= rate
         w -= direction
-
-
-def _check_adam(betas: Sequence[float], eps: float) -> None:
-    fine = len(betas) == 2 and all(0.0 <= beta < 1.0 for beta in betas)
-    require(fine, "betas", list(betas), "two numbers in [0, 1)")
-    require(eps > 0.0, "eps", eps, "more than 0")

@@ -30,7 +30,7 @@ def schedule(name: str | Callable[..., Rate], *, lr: float, min_lr: float = 0.0,
         raise ConfigError(f"optimizer.warmup_steps must be 0 or more, not {warmup_steps}")
     make = SCHEDULES.resolve(name) if isinstance(name, str) else name
     after = make(lr=lr, min_lr=min_lr, warmup_steps=warmup_steps, total_steps=total_steps, **options)
-    if make is one_cycle:                         # it has a rise of its own
+    if make is one_cycle:                         # One-cycle has a rise of its own.
         return after
 
     def rate(step: int) -> float:

@@ -27,7 +27,7 @@ def answer(function: Callable[..., Any], names: str, *arguments: int, **keywords
     try:
         return function(*arguments, **keywords)
     except TypeError as error:
-        if error.__traceback__ is None or error.__traceback__.tb_next is None:        # raised by the call and not inside it
+        if error.__traceback__ is None or error.__traceback__.tb_next is None:  # The call raised it, not the function's body.
             raise ScheduleError(f"it is called with ({names}), and it does not take them: {error}") from error
         raise
 
@@ -60,7 +60,7 @@ def check_step(step: Any, rank: int, index: int) -> None:
 
 
 def is_whole(value: Any) -> bool:
-    return type(value) is int or isinstance(value, Integral)              # the first is the rule, and ten times as fast
+    return type(value) is int or isinstance(value, Integral)  # Integers are the rule, and this test is ten times as fast.
 
 
 def shown(value: Any) -> str:

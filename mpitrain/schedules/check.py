@@ -13,9 +13,6 @@ from mpitrain.schedules.rendezvous import execute
 from mpitrain.schedules.steps import Algorithm, Rooted, ScheduleError, Slice, part, tree_split
 from mpitrain.schedules.values import EMPTY, Memory, Run, Symbols, paired
 
-__all__ = ["ScheduleError", "check_all_gather", "check_all_reduce", "check_all_to_all", "check_broadcast", "check_reduce_scatter",
-           "check_rounded", "check_tree"]
-
 
 def check_all_reduce(algorithm: Algorithm, n: int, length: int) -> None:
     """ScheduleError unless every rank ends with each rank's contribution exactly once, added in the same order everywhere."""

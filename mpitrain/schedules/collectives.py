@@ -58,7 +58,7 @@ ALL_TO_ALL.register("pairwise")(pairwise_all_to_all)
 ALL_TO_ALL.register("direct")(direct_all_to_all)
 
 
-# Where the ring begins to win. Open MPI 5.0.11, shared memory, float32, medians in us, recursive doubling against ring:
+# The ring begins to win here. Open MPI 5.0.11, shared memory, float32, medians in us, recursive doubling against ring:
 # 2 ranks 64 KiB 130:158, 256 KiB 220:226, 512 KiB 325:297; 4 ranks on 2 cores 256 KiB 1505:2637, 16 MiB 47408:34935.
 SMALL_BYTES = 256 << 10
 

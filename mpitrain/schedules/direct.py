@@ -1,15 +1,17 @@
 """Algorithms in which every rank talks to every other at once: two messages' latency, the sum in one fixed order.
 
-The sums are folded over the fixed binary tree over ranks, so that they have the same bits whoever owns a part, at any n.
+The sums are folded over the fixed binary tree over ranks, so that they have the same bits whoever owns a part, at any n and
+with any bounds of the parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from mpitrain.schedules.halving import halving_doubling
 from mpitrain.schedules.ring import ring_all_gather
-from mpitrain.schedules.steps import Receive, Reduce, Round, Send, Slice, cut, inbox, rotating, tree_split, without_empty
+from mpitrain.schedules.steps import Receive, Reduce, Round, Send, Slice, cut, data, inbox, rotating, tree_split, without_empty
 
 
 def tree_fold(operands: Sequence[Slice], into: Slice) -> list[Reduce]:
@@ -74,3 +76,34 @@ def tree(rank: int, n: int, length: int) -> Iterator[Round]:
     else:
         yield from direct_reduce_scatter(rank, n, length)
         yield from ring_all_gather(rank, n, length)
+
+
+@dataclass(frozen=True)
+class _Owned:
+    """Parts whose bounds the caller has chosen, as in MPI's "v" collectives.
+
+        bounds (0, 5, 5, 12) for 3 ranks:  rank 0 owns elements 0 to 4, rank 1 none, rank 2 elements 5 to 11
+    """
+
+    bounds: tuple[int, ...]                  # Part i is [bounds[i], bounds[i + 1]).
+
+    def parts(self, n: int, length: int) -> list[Slice]:
+        """The elements of each rank."""
+        assert len(self.bounds) == n + 1 and self.bounds[-1] == length
+        return [data(start, stop) for start, stop in zip(self.bounds, self.bounds[1:])]
+
+
+@dataclass(frozen=True)
+class SumToOwners(_Owned):
+    """Everyone sends each part to its owner, who adds them up; the rest of the data is left as it was."""
+
+    def __call__(self, rank: int, n: int, length: int) -> Iterator[Round]:
+        return to_owners(rank, n, self.parts(n, length))
+
+
+@dataclass(frozen=True)
+class OwnersToAll(_Owned):
+    """Everyone sends its part to everyone."""
+
+    def __call__(self, rank: int, n: int, length: int) -> Iterator[Round]:
+        return from_owners(rank, n, self.parts(n, length))

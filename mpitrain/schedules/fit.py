@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpitrain.errors import ConfigError
-from mpitrain.schedules.simulate import Clock, Machine, finish_times
+from mpitrain.schedules.simulate import Machine, finish_times
 from mpitrain.schedules.steps import Algorithm
 
 ITERATIONS = 20
-# Sums that cost less than messages, and sums that cost more: where one hides behind the other, which way is the longest depends
-# on it. From the first start alone 4 of 60 random machines were missed (all with gamma > 2 beta), from these none.
+# Starts with sums that cost less than messages, and with sums that cost more: the longest way depends on which hides behind the
+# other. From the first start alone 4 of 60 random machines were missed (all with gamma > 2 beta), from these none.
 STARTS = [Machine(alpha=1e-6, beta=2e-10, gamma=2e-10 * ratio) for ratio in (0.25, 1.0, 4.0, 16.0)]
 
 
@@ -35,7 +35,7 @@ def fit(samples: Sequence[Sample], itemsize: int = 4) -> Machine:
     repeated until they stay, from several starts, and the best machine met is returned. ConfigError for samples that leave a
     constant undetermined.
     """
-    samples = [Sample(*sample) for sample in samples]         # plain tuples will do
+    samples = [Sample(*sample) for sample in samples]         # A caller may give plain tuples.
     for sample in samples:
         if not sample.seconds > 0:
             raise ConfigError(f"a sample of {sample.n} ranks and {sample.nbytes} bytes took {sample.seconds} seconds; "
@@ -48,7 +48,7 @@ def improve(machine: Machine, samples: Sequence[Sample], itemsize: int) -> Itera
     seconds = np.array([sample.seconds for sample in samples])
     seen: list[list[tuple[int, int, int]]] = []
     for _ in range(ITERATIONS):
-        ways = longest_ways(samples, itemsize, machine)
+        ways = [max(finish_times(s.algorithm, s.n, -(-s.nbytes // itemsize), itemsize, machine)) for s in samples]
         yield float(((np.array([way.seconds for way in ways]) / seconds - 1) ** 2).sum()), machine
         counts = [(way.messages, way.sent, way.added) for way in ways]
         if counts in seen:
@@ -56,10 +56,6 @@ def improve(machine: Machine, samples: Sequence[Sample], itemsize: int) -> Itera
         seen.append(counts)
         alpha, beta, gamma = least_squares(np.array(counts, np.float64), seconds)
         machine = Machine(alpha, beta, gamma)
-
-
-def longest_ways(samples: Sequence[Sample], itemsize: int, machine: Machine) -> list[Clock]:
-    return [max(finish_times(sample.algorithm, sample.n, -(-sample.nbytes // itemsize), itemsize, machine)) for sample in samples]
 
 
 def least_squares(counts: Any, seconds: Any) -> list[float]:

@@ -9,9 +9,9 @@ from mpitrain.errors import MeshError
 
 AXES = ("pp", "dp", "ep", "cp", "tp")
 ALWAYS_NAMED = ("pp", "dp", "tp")          # A mesh names these axes also where they have one place.
-DATA = ("dp", "ep")                        # ranks along these have different samples
-REPLICAS = ("dp", "ep", "cp")              # ranks along these have copies of one part of the model (but for experts, along ep)
-COPIES = ("dp", "cp")                      # ranks along these have copies of all of it, experts too
+DATA = ("dp", "ep")                        # Ranks along these axes have different samples.
+REPLICAS = ("dp", "ep", "cp")              # Ranks along these axes replicate a part of the model (but for experts, along ep).
+COPIES = ("dp", "cp")                      # Ranks along these axes replicate experts too.
 
 
 class Grid:

@@ -25,7 +25,8 @@ from mpitrain.schedules.steps import Copy, Receive, Reduce, Round, Send, Slice, 
 
 Node: TypeAlias = tuple[int, int]               # micro-batches [start, stop)
 
-# Both ways of exchanging have the same bits. Up to here messages are few and whole, above they are halved: the bytes of a ring.
+# Both ways of exchanging give the same bits. Sums of at most so many elements travel whole, in few messages; longer ones are
+# halved: the bytes of a ring.
 WHOLE_ELEMENTS = 64 << 10
 
 
@@ -123,7 +124,7 @@ def _owners_fold(rank: int, n: int, length: int, n_micro: int) -> Iterator[Round
     where: dict[Node, Slice] = {node: _moved(mine, slot * length) for slot, node in enumerate(holders[rank])}
     messages: Round = []
     arrived = 0
-    for distance in range(1, n):                              # not all ranks send to the same one first
+    for distance in range(1, n):                              # No two ranks send to the same one first.
         peer = (rank + distance) % n
         for node in holders[peer]:
             where[node] = inbox(arrived, arrived + mine.length)

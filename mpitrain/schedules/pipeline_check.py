@@ -21,8 +21,8 @@ Need: TypeAlias = tuple[int, Action]                         # The stage and its
 
 WORD = {"F": "forward", "B": "backward", "W": "weight gradient"}
 KINDS = tuple(WORD)
-LISTED = 12                    # An error message lists so many actions of a program
-LINKS = 8                      # and so many links of a circle.
+LISTED = 12                    # An error message lists so many actions of a program,
+LINKS = 8                      # or so many links of a circle.
 
 
 def find_schedule(name: str, folder: Path | None = None, *, n_stages: int, n_micro: int, chunks: int = 1) -> Schedule:
@@ -97,7 +97,7 @@ def takes_chunks(schedule: Schedule) -> bool:
     """Whether a schedule has a parameter `chunks`."""
     try:
         return "chunks" in inspect.signature(schedule).parameters
-    except ValueError:                                        # a callable of C has no signature to look at
+    except ValueError:                                        # A callable of C has no signature to look at.
         return False
 
 

@@ -154,7 +154,7 @@ def check_memory(rank: int, index: int, round_: Round, length: int) -> None:
     used = sorted((part.buffer, part.start, part.stop, arrives, part) for arrives, part in
                   [(True, step.into) for step in round_ if isinstance(step, Receive) and step.into.length]
                   + [(False, step.what) for step in round_ if isinstance(step, Send) and step.what.length])
-    furthest: dict[tuple[str, bool], Slice] = {}              # the message that reaches furthest up, of each kind in each buffer
+    furthest: dict[tuple[str, bool], Slice] = {}              # The message of each kind that reaches furthest up in each buffer.
     for buffer, start, stop, arrives, part in used:
         for other_arrives in (True, False) if arrives else (True,):
             other = furthest.get((buffer, other_arrives))

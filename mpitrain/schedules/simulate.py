@@ -61,7 +61,7 @@ class Program:
 
     def __init__(self, rank: int, rounds: Iterator[Round]):
         self.rank, self.rounds = rank, rounds
-        self.pending, self.added, self.index = 0, 0, -1       # Messages of this round that have not ended; the bytes to add then.
+        self.pending, self.added, self.index = 0, 0, -1       # Messages that have not ended; bytes to add then.
         self.latest = START
 
 
@@ -76,7 +76,7 @@ class Simulation:
         ranks = 1 if rotating else n
         self.outgoing, self.incoming, self.finish = [START] * ranks, [START] * ranks, [START] * ranks
         self.ready: list[list[tuple[int, Program, Program, int]]] = [[] for _ in range(ranks)]
-        self.asked = [False] * ranks                          # whether a link event of this rank is among the events
+        self.asked = [False] * ranks                          # A rank is asked while its link has an event.
         self.sends: dict[int, deque[Posted]] = {}
         self.receives: dict[int, deque[Posted]] = {}
         self.events: list[tuple[float, int, int, Clock, Program | int]] = []

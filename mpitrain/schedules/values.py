@@ -112,7 +112,7 @@ class Memory:
         """`runs`, which make up [start, stop), instead of what is there."""
         if start >= stop:
             return
-        first = max(0, bisect_left(self._runs, start, key=_start) - 1)       # that run may reach into the place, or go on in it
+        first = max(0, bisect_left(self._runs, start, key=_start) - 1)       # That run may reach into the place, or go on in it.
         last = bisect_right(self._runs, stop, key=_start)
         old = self._runs[first:last]
         below = [run._replace(stop=min(run.stop, start)) for run in old if run.start < start]

@@ -68,7 +68,7 @@ def test_rows_follow_the_samples_and_not_their_place_in_the_batch() -> None:
 def test_a_scope_ends_with_its_block_and_a_snapshot_does_not_move_it() -> None:
     outside = random.current()
     with random.use(random.Scope(seed=9)) as _:
-        copy = random.snapshot()
+        copy = random.current().copy()
         copy.key("layer")
         assert random.current().seed == 9 and random.current().uses == {}
     assert random.current() is outside

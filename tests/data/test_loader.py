@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,8 @@ def ranks(dataset: Dataset, n: int, n_micro: int, batch: int, steps: range, **op
     """What n ranks together load, by (step, micro-batch)."""
     found = {}
     for r in range(n):
-        with Loader(dataset, Sampler(203, batch, seed=3, drop_last=False), n_micro, r * n_micro // n, (r + 1) * n_micro // n,
-                    augment=augmentations(["flip", "crop"]), **options) as loader:
+        with closing(Loader(dataset, Sampler(203, batch, seed=3, drop_last=False), n_micro, r * n_micro // n,
+                            (r + 1) * n_micro // n, augment=augmentations(["flip", "crop"]), **options)) as loader:
             for step, micro_batches in loader.iterate(steps.start, steps.stop):
                 for m in micro_batches:
                     assert (step, m.index) not in found and m.step == step
@@ -86,7 +87,7 @@ def test_a_rank_whose_micro_batches_are_empty_gets_an_empty_step(dataset: Datase
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_threads_change_nothing_and_resuming_continues_the_stream(dataset: Dataset, workers: int) -> None:
     def stream(start: int, stop: int) -> list[np.ndarray]:
-        with Loader(dataset, Sampler(203, 32, seed=9), 2, workers=workers, depth=4) as loader:
+        with closing(Loader(dataset, Sampler(203, 32, seed=9), 2, workers=workers, depth=4)) as loader:
             return [np.concatenate([m.x for m in micro]) for _, micro in loader.iterate(start, stop)]
     whole = stream(0, 20)
     want = [dataset.read(Sampler(203, 32, seed=9).rows(s))[0] for s in range(20)]
@@ -126,7 +127,7 @@ def test_an_error_in_a_thread_reaches_the_consumer_with_its_step(plain_file: Wri
     x = features(40, 3)
     x[33, 1] = np.inf
     dataset = open_dataset(describe(plain_file(x=x, y=np.arange(40) % 3)))
-    with Loader(dataset, Sampler(40, 8, shuffle=False), 1, workers=2) as loader:
+    with closing(Loader(dataset, Sampler(40, 8, shuffle=False), 1, workers=2)) as loader:
         steps = loader.iterate()
         assert [next(steps)[0] for _ in range(4)] == [0, 1, 2, 3]
         with pytest.raises(DataError, match="value 1 of this row is inf; remove") as caught:
@@ -161,7 +162,7 @@ def test_a_label_out_of_range_is_found_with_file_and_row(tmp_path: Path, label: 
     want = rf"label {label} is outside 0..6 \(7 classes\); correct the data"
     with pytest.raises(DataError, match=want) as scanned:
         scan_labels(dataset, 7)
-    with Loader(dataset, Sampler(40, 40), 1, n_classes=7) as loader, pytest.raises(DataError, match=want) as caught:
+    with closing(Loader(dataset, Sampler(40, 40), 1, n_classes=7)) as loader, pytest.raises(DataError, match=want) as caught:
         next(loader.iterate())
     for error in (scanned.value, caught.value):
         assert error.row == row % 15 and error.dataset == "/y"

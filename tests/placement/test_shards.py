@@ -22,7 +22,7 @@ from mpitrain.placement.shard_cuts import block_ends, needs_whole_parameters, wh
 from mpitrain.placement.shards import Shards, Strips, finer, level
 from mpitrain.placement.stages import cut
 from mpitrain.schedules.check import check_sums, contributions, run
-from mpitrain.schedules.uneven import OwnersToAll, SumToOwners
+from mpitrain.schedules.direct import OwnersToAll, SumToOwners
 from mpitrain.schedules.values import Symbols
 
 SHAPES = st.lists(st.integers(1, 5), max_size=4).map(tuple)
