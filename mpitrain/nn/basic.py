@@ -60,7 +60,6 @@ class _Dropping(Module):
     sample, of parts of one size, `part` is the number of that part, and the mask that part of the whole's.
     """
 
-    by_position = True
     part = 0
 
     def __init__(self, p: float = 0.5):
@@ -81,12 +80,16 @@ class _Dropping(Module):
 class Dropout(_Dropping):
     """Dropout of the input."""
 
+    by_position = True
+
     def forward(self, x: Any) -> Any:
         return ops.dropout(x, self.p, self.path, part=self.part, positions=self.places(x)) if self.drops else x
 
 
 class DropoutAdd(_Dropping):
     """residual + dropout(x), in one pass over memory."""
+
+    by_position = True
 
     def forward(self, x: Any, residual: Any) -> Any:
         if not self.drops:
