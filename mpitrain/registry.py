@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -138,6 +139,15 @@ def call_with(function: Callable[..., Any], arguments: Mapping[str, Any], what: 
     if missing:
         raise ConfigError(f"{what} needs {', '.join(f'{section}.{n}' for n in missing)}")
     return call(function, what, arguments)
+
+
+def bound(function: Callable[..., Any], arguments: Mapping[str, Any], what: str, section: str) -> Callable[..., Any]:
+    """`function` with those arguments given. ConfigError for one that it does not take."""
+    named = parameters_of(function) if arguments else {}
+    for key in arguments:
+        if key not in named:
+            raise ConfigError(f"{what} has no {section}.{key}{nearest(key, named)}")
+    return functools.partial(function, **arguments) if arguments else function
 
 
 def call(function: Callable[..., Any], what: str, arguments: Mapping[str, Any], *given: Any) -> Any:

@@ -303,10 +303,10 @@ WORDS: dict[Any, str] = {int: "integer", float: "number", str: "string", bool: "
 
 def type_words(hint: Any) -> str:
     if typing.get_origin(hint) is tuple:
-        return f"list of {WORDS[typing.get_args(hint)[0]]}s"
+        return f"list of {' or '.join(type_words(kind) + 's' for kind in kinds_of(typing.get_args(hint)[0]))}"
     if typing.get_origin(hint) is dict:
         return "table"
-    return " or ".join(type_words(h) if typing.get_origin(h) is tuple else WORDS[h] for h in kinds_of(hint))
+    return " or ".join(type_words(h) if typing.get_origin(h) else WORDS[h] for h in kinds_of(hint))
 
 
 def sections() -> dict[str, str]:

@@ -105,10 +105,10 @@ def _convert(key: str, value: Any, hint: Any, source: Path | None) -> Any:
     for option in options:
         base = typing.get_origin(option) or option
         if base is tuple:
-            item = typing.get_args(option)[0]
-            items = value if isinstance(value, list) else [value]
-            if all(_is(x, item) for x in items):
-                return tuple(item(x) for x in items)
+            kinds = [typing.get_origin(kind) or kind for kind in kinds_of(typing.get_args(option)[0])]
+            found = [[kind(x) for kind in kinds if _is(x, kind)] for x in (value if isinstance(value, list) else [value])]
+            if all(found):
+                return tuple(x for x, *_ in found)
         elif _is(value, base):
             return base(value)
     raise _wrong(source, f"{key} must be {' or '.join(_name(o) for o in options)}, found {_show(value)}")
@@ -131,7 +131,8 @@ def _is(value: Any, kind: type) -> bool:
 
 def _name(hint: Any) -> str:
     if typing.get_origin(hint) is tuple:
-        return f"a list of {_name(typing.get_args(hint)[0]).removeprefix('a ').removeprefix('an ')}s"
+        kinds = [_name(kind).partition(" ")[2] + "s" for kind in kinds_of(typing.get_args(hint)[0])]
+        return f"a list of {' or '.join(kinds)}"
     names = {int: "an integer", float: "a number", str: "a string", bool: "true or false", dict: "a table", list: "a list",
              datetime.datetime: "a date and time", datetime.date: "a date", datetime.time: "a time"}         # all that TOML has
     return names[typing.get_origin(hint) or hint]

@@ -42,8 +42,8 @@ class DataConfig:
     x: str = ""                              # dataset inside a plain HDF5 file; default: the manifest's
     y: str = ""
     validation: float | str = 0.2            # a share, "tail:0.2", or a path; 0 for none
-    transform: tuple[str, ...] = ()
-    augment: tuple[str, ...] = ()
+    transform: tuple[str | dict[str, Any], ...] = ()           # names, or tables of a name and its arguments
+    augment: tuple[str | dict[str, Any], ...] = ()
     stride: int = 1
     drop_last: bool = True
     workers: int = 1

@@ -20,10 +20,11 @@ from mpitrain.data.keyed import draw
 from mpitrain.data.sampler import Index
 from mpitrain.data.shards import Values
 from mpitrain.errors import CheckpointError, ConfigError
-from mpitrain.registry import Registry
+from mpitrain.registry import Registry, bound, call_with
 
 Keys = NDArray[np.uint64]
 Augmentation = Callable[[Values, Keys], Values]
+Asked = str | Sequence[str | dict[str, Any]] | None              # names, or tables of a name and its arguments
 
 FIT_ROWS = 4096          # Statistics take rows in blocks of one size, so that they depend on the split alone.
 
@@ -146,9 +147,10 @@ class PlainFunction(Transform):
 class Transforms:
     """The transforms of `data.transform`, applied in the order of their names. Empty: x goes through as it is."""
 
-    def __init__(self, names: str | Sequence[str] | None = None, folder: Path | None = None):
-        self.names = _names(names)
-        self.parts = [_transform(name, folder) for name in self.names]
+    def __init__(self, asked: Asked = None, folder: Path | None = None):
+        entries = _entries(asked, "data.transform")
+        self.names = [name for name, _ in entries]
+        self.parts = [_transform(name, arguments, folder) for name, arguments in entries]
 
     def fit(self, source: Source, rows: Index) -> None:
         """Learn the statistics from `rows` (the training split), each transform from the output of those before it."""
@@ -186,27 +188,37 @@ class Transforms:
                                   f"({', '.join(self.names) or 'none'}); keep data.transform as it was")
 
 
-def _names(names: str | Sequence[str] | None) -> list[str]:
-    return [names] if isinstance(names, str) and names else list(names or [])
+def _entries(asked: Asked, key: str) -> list[tuple[str, dict[str, Any]]]:
+    """(name, arguments) of each entry: a name, or a table of a name and arguments."""
+    found = []
+    for entry in ([asked] if isinstance(asked, str) and asked else list(asked or [])):
+        arguments = dict(entry) if isinstance(entry, dict) else {"name": entry}
+        name = arguments.pop("name", None)
+        if not isinstance(name, str):
+            raise ConfigError(f'{key}: a table is a name and its arguments, such as {{name = "scale"}}, found {entry}')
+        found.append((name, arguments))
+    return found
 
 
-def _transform(name: str, folder: Path | None) -> Transform:
+def _transform(name: str, arguments: dict[str, Any], folder: Path | None) -> Transform:
     found: Any = TRANSFORMS.resolve(name, folder)
     if isinstance(found, type):
-        found = found()
+        found, arguments = call_with(found, arguments, f'transform "{name}"', "data.transform"), {}
     if isinstance(found, Transform):
         return found
     if not callable(found):
         raise ConfigError(f'data.transform "{name}" is a {type(found).__name__}; expected a function f(x) or a Transform')
-    return PlainFunction(found)
+    return PlainFunction(bound(found, arguments, f'transform "{name}"', "data.transform"))
 
 
-def augmentations(names: str | Sequence[str] | None, folder: Path | None = None) -> list[Augmentation]:
+def augmentations(asked: Asked, folder: Path | None = None) -> list[Augmentation]:
     """The functions of `data.augment`, in order."""
-    found = [AUGMENTATIONS.resolve(name, folder) for name in _names(names)]
-    for name, function in zip(_names(names), found):
+    found = []
+    for name, arguments in _entries(asked, "data.augment"):
+        function = AUGMENTATIONS.resolve(name, folder)
         if not callable(function):
             raise ConfigError(f'data.augment "{name}" is a {type(function).__name__}; expected a function f(x, keys)')
+        found.append(bound(function, arguments, f'augmentation "{name}"', "data.augment"))
     return found
 
 

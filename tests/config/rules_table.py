@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -264,10 +265,11 @@ def trained(folder: Path) -> list[Any]:
 def inspected(folder: Path, ranks: list[int]) -> dict[str, list[Any]]:
     """What `inspect` says of each, for each number of ranks: before its first line, or not at all."""
     sys.modules["mpi4py"] = None                             # type: ignore[assignment]
-    from mpitrain.plan.inspect import inspect
+    from mpitrain.plan import inspect as verb
+    verb.describe_files = functools.cache(verb.describe_files)      # a child process each, as `trained` looks once at each
 
     def one(case: Case, n: int) -> list[Any]:
-        return verdict(lambda: next(inspect(folder / f"{case.file}.toml", overrides(case), ranks=n)))
+        return verdict(lambda: next(verb.inspect(folder / f"{case.file}.toml", overrides(case), ranks=n)))
     return {str(n): [one(case, n) for case in CASES] for n in ranks}
 
 

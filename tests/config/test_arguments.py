@@ -12,12 +12,15 @@ from runs import SMALL, write
 
 from mpitrain.autograd import Tensor
 from mpitrain.config import Config, load_config, to_toml
+from mpitrain.data.transforms import Transforms, augmentations
 from mpitrain.errors import ConfigError
 from mpitrain.nn import FlatStorage, Parameter, init
 from mpitrain.train.build.from_config import describe, make_loss, make_optimizer, make_rate
 
 OWN = """
-from mpitrain import nn, ops, optim
+import numpy as np
+from mpitrain import nn, optim
+from mpitrain.data.transforms import Transform
 class Damped(optim.SGD):
     def __init__(self, model, lr=0.1, *, damping=1.0):
         super().__init__(model, lr, momentum=0.0)
@@ -31,6 +34,11 @@ class Power(nn.Loss):
     def __init__(self, exponent): self.exponent = exponent
     def total(self, output, target):
         return (((output - target) ** 2) ** (self.exponent / 2)).sum()
+class Shift(Transform):
+    def __init__(self, by, times=1): self.by, self.times = by, times
+    def __call__(self, x): return x + self.by * self.times
+def power(x, exponent=2): return x ** exponent
+def noise(x, keys, size=1.0): return x + size * (keys % np.uint64(7)).astype(x.dtype)[:, None]
 """
 
 
@@ -141,3 +149,26 @@ def test_a_mistake_in_the_file_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'unknown key optimizer.clip_nrom \(did you mean "clip_norm"') as caught:
         make_rate(config, 10)
     assert caught.value.file == str(tmp_path / "run.toml")
+
+
+def test_transforms_and_augmentations_take_their_arguments(tmp_path: Path) -> None:
+    config = loaded(tmp_path, 'data.transform=[{name="own.py:Shift", by=2.0, times=3}, {name="own.py:power", exponent=3}]',
+                    'data.augment=[{name="own.py:noise", size=0.5}]')
+    assert load_config(write(tmp_path, to_toml(config)), []) == config
+    x, keys = np.ones((2, 3)), np.array([3, 12], np.uint64)
+    np.testing.assert_array_equal(Transforms(config.data.transform, tmp_path)(x), np.full((2, 3), 7.0 ** 3))
+    augment, = augmentations(config.data.augment, tmp_path)
+    np.testing.assert_array_equal(augment(x, keys), x + 0.5 * np.array([[3], [5]]))
+
+
+@pytest.mark.parametrize(("entry", "message"), [
+    ({"name": "own.py:Shift", "bye": 1}, 'transform "own.py:Shift" has no data.transform.bye (did you mean "by"?)'),
+    ({"name": "own.py:Shift"}, 'transform "own.py:Shift" needs data.transform.by'),
+    ({"name": "own.py:power", "exponnt": 1}, 'transform "own.py:power" has no data.transform.exponnt (did you mean "exponent"?)'),
+    ({"name": "scale", "by": 1}, 'transform "scale" has no data.transform.by'),
+    ({"by": 1}, "a table is a name and its arguments")])
+def test_an_argument_that_a_transform_does_not_take_is_refused(tmp_path: Path, entry: dict[str, Any], message: str) -> None:
+    loaded(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        Transforms([entry], tmp_path)
+    assert message in caught.value.message

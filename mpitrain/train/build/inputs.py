@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from mpitrain.comm.job.together import on_first
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.data.checks import Source
 from mpitrain.data.loader import SampleReader
+from mpitrain.data.transforms import Asked
 from mpitrain.errors import ConfigError
 from mpitrain.models.sizes import require_sizes
 
@@ -86,7 +87,7 @@ def locate(path: str, folder: Path) -> Path | str:
 
 
 def open_inputs(description: dict[str, Any], *, validation: float | str, seed: int, block: int | None = None, stride: int = 1,
-                transform: Sequence[str] = (), augment: Sequence[str] = (), folder: Path | None = None) -> Inputs:
+                transform: Asked = (), augment: Asked = (), folder: Path | None = None) -> Inputs:
     """Opens what `describe_files` described and splits it; `block` is the window of a language model."""
     dataset = data.open_dataset(description["training"])
     other = data.open_dataset(description["validation"]) if "validation" in description else None
@@ -112,7 +113,7 @@ def open_inputs(description: dict[str, Any], *, validation: float | str, seed: i
 
 
 def open_data(path: str | Path, *, validation: float | str = 0.2, x: str = "", y: str = "", seed: int = 0,
-              block: int | None = None, stride: int = 1, transform: Sequence[str] = (), augment: Sequence[str] = ()) -> Inputs:
+              block: int | None = None, stride: int = 1, transform: Asked = (), augment: Asked = ()) -> Inputs:
     """`describe_files` and `open_inputs` in one, for programs: called before MPI starts, with the same arguments on all ranks."""
     folder = Path.cwd()
     description = describe_files(str(path), validation, folder, x, y)
