@@ -1,4 +1,4 @@
-"""A placement joined with a mesh: the channels to the ranks that have the same part of a model, or the other parts."""
+"""A placement connected with a mesh: channels to the ranks that have the same part of a model, and to those with other parts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from mpitrain.parallel.layers.context_parallel import join_attention
 from mpitrain.parallel.layers.expert_parallel import Dispatcher, LoneDispatcher
 from mpitrain.parallel.layers.ring_attention import LoneRing, Ring
 from mpitrain.parallel.layers.tensor_functions import Group, LoneGroup
-from mpitrain.parallel.layers.tensor_parallel import TensorParallel
+from mpitrain.parallel.layers.tensor_loss import cut_loss, largest
+from mpitrain.parallel.layers.tensor_parallel import join_layer
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.parallel.pipeline.neighbours import Neighbours
-from mpitrain.parallel.pipeline.tied import Twins
+from mpitrain.parallel.pipeline.tied import TiedParameters
 from mpitrain.placement.experts import AXIS
 from mpitrain.placement.place import Placement
 from mpitrain.placement.stages import Stage
@@ -32,11 +33,12 @@ from mpitrain.schedules.pipeline_check import actions_of
 
 
 @dataclass
-class Held:
-    """A placement joined with the other ranks.
+class ParallelContext:
+    """The placement of a rank, and the channels that connect it with the other ranks of the mesh.
 
-    The channel `replicas` connects ranks with copies of one part of the model, which may have different experts, `copies` ranks
-    that have the same experts too, and `parts` the ranks that hold one model together (None where each holds all of it).
+    The channel `replicas` connects the ranks with the same dense parameters, and `copies` those with the same experts as well.
+    The channel `parts` connects the ranks that hold one model together (None where each rank holds all of it), and `group` those
+    that share layers along tp.
     """
 
     placement: Placement
@@ -46,7 +48,7 @@ class Held:
     copies: Channel
     parts: Channel | None = None
     neighbours: Neighbours | None = None
-    tensor: TensorParallel | None = None                     # of layers that several ranks hold together
+    group: Group | None = None
     choices: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -55,16 +57,16 @@ class Held:
 
     @property
     def notes(self) -> list[str]:
-        """What could not be had, for the run to say."""
-        return [] if self.tensor is None else self.tensor.group.notes
+        """Why ranks that share layers do not share memory, for the run to say."""
+        return [] if self.group is None else list(self.group.channel.notes)
 
     @property
     def counts(self) -> bool:
-        """Whether this is the one rank that counts what its pipeline puts out."""
+        """Whether this rank is the one that counts the outputs of its pipeline."""
         return self.stage.is_last and self.mesh.coordinate("tp") == 0
 
     def feed(self, device: Device, dtype: Any, *, tokens: bool) -> Feed:
-        """What gives this rank its part of samples."""
+        """The feed that gives this rank its part of samples."""
         return Feed(device, dtype, tokens=tokens, part=self.placement.part)
 
     def agree_on_schedule(self, schedule: Schedule, name: str, n_micro: int) -> None:
@@ -77,35 +79,33 @@ class Held:
                    for count in counts for stage in range(n_stages)]
         self.control.agree(sha256(repr(actions).encode()).hexdigest(), f"the actions of the schedule {name} (SHA-256)")
 
-    def twins(self, storage: Parts) -> Twins | None:
-        """What adds up the gradients of twins; None where there are none. It communicates."""
+    def tied_parameters(self, storage: Parts) -> TiedParameters | None:
+        """The sum of tied parameters' gradients; None where no parameters are tied. It communicates."""
         if not any(parameter.twin_of for parameter in self.stage.whole.parameters()):
             return None
-        return Twins(storage, self.mesh.link("pp", "twins"), self.mesh.channel("pp", "twins"), self.stage.place)
-
-    def of_the_last(self, value: Any) -> tuple[Any, ...]:
-        """What the ranks that hold the model's last block have, as a tuple, on all."""
-        if self.stage.n_stages == 1:
-            return tuple(value)
-        last = self.control.size // self.stage.n_stages * (self.stage.n_stages - 1)           # its rank: pp is the outermost axis
-        return tuple(self.control.broadcast_object(list(value) if value is not None else None, last))
+        return TiedParameters(storage, self.mesh.link("pp", "twins"), self.mesh.channel("pp", "twins"), self.stage.place)
 
     def output_shape(self, found: Any) -> tuple[int, ...]:
-        """The shape of the model's output, on all ranks, where ranks that hold its last block have `found`. It communicates."""
-        shape = self.of_the_last(found)
-        return shape if self.tensor is None else self.tensor.shape(shape)
+        """The shape of the model's output, on all ranks, where ranks of the last stage have `found`. It communicates."""
+        n_stages = self.stage.n_stages
+        if n_stages > 1:
+            last = self.control.size // n_stages * (n_stages - 1)      # a rank of the last stage: pp is the outermost axis
+            found = self.control.broadcast_object(None if found is None else list(found), last)
+        return self.placement.output_shape(found)
 
     def loss(self, loss: Any) -> Any:
         """`loss` for the outputs as this rank has them."""
-        return loss if self.tensor is None else self.tensor.loss(loss)
+        return cut_loss(loss, self.placement.head, self.group)
 
     def classes(self, output: Array) -> Array:
         """The class of the largest output of each row; called alike by the ranks that hold the model's last block."""
-        found: Array = array_module(output).argmax(output, axis=-1) if self.tensor is None else self.tensor.classes(output)
+        if self.placement.head is not None and self.group is not None:
+            return largest(output, self.group, self.placement.head.first)
+        found: Array = array_module(output).argmax(output, axis=-1)
         return found
 
     def start_alike(self, arrays: dict[str, Array]) -> None:
-        """Ranks that hold the same start from the same bits; DesyncError where they cannot. It communicates.
+        """Makes copies of a parameter start from the same bits; DesyncError where they cannot. It communicates.
 
         `arrays` has this rank's part of the training state, by names that end with the parameter's.
         """
@@ -118,13 +118,12 @@ class Held:
         broadcast_state(arrays, self.copies)
         if self.copies is not self.replicas:
             broadcast_state(whole("ep"), self.replicas)
-        if self.tensor is not None:
-            broadcast_state(whole("tp"), self.tensor.messages)
+        if self.group is not None:
+            broadcast_state(whole("tp"), self.group.channel.messages)
 
 
-def connect(placement: Placement, mesh: Mesh, control: Channel, *, shared: bool = True) -> Held:
-    """Joins what was placed for this rank with the other ranks of `mesh`; `shared`: sums of layers may go through memory that
-    ranks share. It communicates."""
+def connect(placement: Placement, mesh: Mesh, control: Channel, *, shared: bool = True) -> ParallelContext:
+    """Connects a placement with the ranks of `mesh`. `shared`: layers may sum in memory that ranks share. It communicates."""
     stage, group, ring, experts = placement.stage, None, None, None
     if mesh.size("tp") > 1:
         channel = mesh.channel("tp", "layers")
@@ -133,36 +132,38 @@ def connect(placement: Placement, mesh: Mesh, control: Channel, *, shared: bool 
         ring = Ring(mesh.link("cp", "ring"))
     if mesh.size(AXIS) > 1:
         experts = partial(Dispatcher, mesh.channel(AXIS, "experts"))
-    tensor = join_layers(placement, group, ring, experts)
+    join_layers(placement, group, ring, experts)
     if not mesh.cuts_model:
-        return Held(placement, mesh, control, control, control)
+        return ParallelContext(placement, mesh, control, control, control)
     replicas, parts = mesh.channel(REPLICAS, "replicas"), mesh.channel(("pp", "ep", "tp"), "parts")
     copies = mesh.channel(COPIES, "copies") if mesh.size(AXIS) > 1 else replicas
-    held = Held(placement, mesh, control, replicas, copies, parts, tensor=tensor)
+    context = ParallelContext(placement, mesh, control, replicas, copies, parts, group=group)
     if stage.n_stages > 1:
-        held.neighbours = Neighbours(mesh.link("pp", "stages"), stage)
+        context.neighbours = Neighbours(mesh.link("pp", "stages"), stage)
         for chunk in stage.chunks:
             if isinstance(chunk, Sequential):
                 chunk.between = mesh.progress.progress
-        held.choices["stages"] = stage.bounds
-    return held
+        context.choices["stages"] = stage.bounds
+    return context
 
 
-def alone(placement: Placement) -> TensorParallel | None:
-    """Joins a placement with stand-ins for the other ranks: this rank's part of the model runs by itself."""
+def alone(placement: Placement) -> Group:
+    """Joins a placement with stand-ins for the other ranks, so that this rank's part of the model runs by itself."""
     at, size = placement.grid.coordinate, placement.grid.size
-    return join_layers(placement, LoneGroup(at("tp"), size("tp")), LoneRing(at("cp"), size("cp")) if size("cp") > 1 else None,
-                       lambda path: LoneDispatcher(at(AXIS), size(AXIS)))
+    group = LoneGroup(at("tp"), size("tp"))
+    join_layers(placement, group, LoneRing(at("cp"), size("cp")) if size("cp") > 1 else None,
+                lambda path: LoneDispatcher(at(AXIS), size(AXIS)))
+    return group
 
 
 def join_layers(placement: Placement, group: Group | None, ring: Ring | None,
-                experts: Callable[[str], Dispatcher] | None) -> TensorParallel | None:
-    """Gives every layer that several ranks have together its way to the others; what does so for layers cut along tp."""
-    tensor = TensorParallel(placement.layers, group, sequence=placement.mesh.sequence, head=placement.head) \
-        if group is not None and placement.layers else None
+                experts: Callable[[str], Dispatcher] | None) -> None:
+    """Connects every layer that several ranks share with those ranks."""
+    for layer in placement.layers:
+        assert group is not None
+        join_layer(layer, group, placement.mesh.sequence)
     if ring is not None:
         join_attention(placement.stage.whole, ring)
     for path, mixture in placement.experts:
         assert experts is not None
         mixture.across = experts(path)
-    return tensor

@@ -1,1 +1,1 @@
-"""Where everything of a model lies on a mesh, worked out without MPI."""
+"""The placement of a model on a mesh, worked out without MPI."""

@@ -1,4 +1,4 @@
-"""Buckets: which part of the flat gradient travels together.
+"""Buckets: the parts of the flat gradient that travel together.
 
     flat storage (registration order)   | embed | block 0 | block 1 | ... | head |
     backward finishes them in reverse                          <----------------
@@ -24,12 +24,12 @@ from mpitrain.schedules.microtree import Counter
 class Turn:
     """How far the micro-batches of one chunk of the model have come in this step."""
 
-    first: int = 0                                     # the first micro-batch of this rank
+    first: int = 0                                     # The first micro-batch of this rank.
     buckets: list[Bucket] = field(default_factory=list)
-    leaf: int = -1                                     # the one whose backward runs now (-1: none)
-    next: int = 0                                      # the first that has not begun
-    last: bool = False                                 # whether `leaf` is the last one of this step
-    arena: int = 0                                     # where its gradients are written
+    leaf: int = -1                                     # The micro-batch whose backward runs now (-1: none).
+    next: int = 0                                      # The first micro-batch that has not begun.
+    last: bool = False                                 # Whether `leaf` is the last one of this step.
+    arena: int = 0                                     # The arena of its gradients.
 
     def begin_step(self) -> None:
         self.leaf, self.next, self.last = -1, self.first, False
@@ -47,11 +47,11 @@ class Bucket:
     stop: int
     segments: list[Segment]
     waiting: int = 0
-    sums: Counter = field(default_factory=Counter)     # which micro-batches the sums held are of
-    turn: Turn = field(default_factory=Turn)           # of the chunk of the model that its parameters are in
-    apart: Any = None                                  # the channel of the ranks its sums are over, where not the reducer's
-    collective: Any = None                             # its sum over ranks, prepared at the first start
-    parts: list[Array] = field(default_factory=list)   # this part of each arena: the same objects in every step
+    sums: Counter = field(default_factory=Counter)     # The sums of micro-batches, as counted.
+    turn: Turn = field(default_factory=Turn)           # The turn of the chunk that has its parameters.
+    apart: Any = None                                  # The channel of its sums, where not the reducer's.
+    collective: Any = None                             # Its sum over ranks, prepared at the first start.
+    parts: list[Array] = field(default_factory=list)   # This part of each arena: the same objects in every step.
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class Bucket:
         self.name = f"gradient bucket {self.index} ({first}" + (f" .. {last})" if first != last else ")")
 
     def part(self, arenas: Sequence[Array], index: int) -> Array:
-        """Of arena `index`."""
+        """The bucket's part of arena `index`."""
         while len(self.parts) <= index:
             self.parts.append(arenas[len(self.parts)][self.start:self.stop])
         return self.parts[index]
@@ -70,7 +70,7 @@ def plan_buckets(segments: Sequence[Segment], total: int, bucket_elements: int,
     """Cuts 0:total into buckets of about `bucket_elements`, at parameter bounds, last parameters first.
 
     A parameter larger than a bucket gets a bucket of its own. Every element, padding included, is in exactly one bucket.
-    `chunks` holds numbers of parameters, in order, that no bucket has a part of together with others.
+    `chunks` are numbers of parameters, in order: no bucket crosses the end of a chunk.
     """
     ends = set(accumulate(reversed(chunks or [len(segments)])))
     bounds: list[int] = []
@@ -83,7 +83,7 @@ def plan_buckets(segments: Sequence[Segment], total: int, bucket_elements: int,
 
 
 def runs(kinds: Sequence[object]) -> list[int]:
-    """How many neighbours are of one kind, for each run of them."""
+    """The lengths of runs of neighbours of one kind."""
     return [len(list(same)) for _, same in groupby(kinds, key=id)]
 
 
@@ -94,7 +94,7 @@ def cut_buckets(segments: Sequence[Segment], total: int, bounds: Sequence[int]) 
     buckets: list[Bucket] = []
     stop, first = total, 0
     for k, last in enumerate(bounds):
-        start = 0 if last == len(segments) else backwards[last - 1].start      # 0: padding before the first parameter, if any
+        start = 0 if last == len(segments) else backwards[last - 1].start      # 0 includes padding before the first parameter.
         buckets.append(Bucket(k, start, stop, list(backwards[first:last][::-1])))
         stop, first = start, last
     return buckets

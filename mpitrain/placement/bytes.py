@@ -1,4 +1,4 @@
-"""Bytes of a rank: what its arrays take, and how many sums of gradients it keeps at once."""
+"""Bytes of a rank's arrays, by formula."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpitrain.schedules.microtree import Counter, joins, nodes_of, share, width
 
 
 class Bytes(NamedTuple):
-    """What the arrays of one rank take."""
+    """Bytes of the arrays of one rank."""
 
     parameters: int
     gradients: int
@@ -19,7 +19,7 @@ class Bytes(NamedTuple):
 
 
 class Use(NamedTuple):
-    """Bytes of one rank; None where nobody can tell."""
+    """Bytes of one rank by use; None where unknown."""
 
     parameters: int
     gradients: int
@@ -31,7 +31,7 @@ class Use(NamedTuple):
 
 @dataclass(frozen=True)
 class Forecast:
-    """The use of a rank of each stage, and `why` something of it cannot be told."""
+    """The bytes of a rank of each stage, and `why` some are unknown."""
 
     stages: list[Use]
     why: str = ""
@@ -48,7 +48,8 @@ def sums_at_once(n_micro: int, n_places: int, *, tree: bool) -> int:
             sums.push(leaf, lambda lower: None)
         if tree:
             found = max(found, len(nodes_of(n_micro, n_places)[place_of_dp]))
-    return found + (width(n_micro, n_places) if tree and n_places > 1 and width(n_micro, n_places) > 1 else 0)
+    joined = width(n_micro, n_places) if tree and n_places > 1 else 1
+    return found + (joined if joined > 1 else 0)
 
 
 def predicted(size: int, kind: str, n: int, *, itemsize: int = 4, states: int = 2, per_node: int = 1) -> Bytes:

@@ -1,4 +1,4 @@
-"""Which experts a rank along axis ep has: a share of those of every mixture."""
+"""The experts of a rank along axis ep: a share of those of every mixture."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import math
 
 from mpitrain.errors import MeshError
 from mpitrain.nn import MixtureOfExperts, Module, Parameter, mixtures
+from mpitrain.placement.tensor_plan import nearest_text
 
 AXIS = "ep"
 
 
 def cut_experts(model: Module, rank: int, n: int) -> list[tuple[str, MixtureOfExperts]]:
-    """Leaves each mixture of the model its share of the experts; they are given back with their names.
+    """Cuts the experts of each mixture to this rank's share; returns the mixtures with their names.
 
-    MeshError where there is none, or n does not divide their number.
+    MeshError where there is no mixture, or n does not divide the number of experts.
     """
     found = mixtures(model)
     if not found:
@@ -23,11 +24,10 @@ def cut_experts(model: Module, rank: int, n: int) -> list[tuple[str, MixtureOfEx
     good = [m for m in range(1, fitting + 1) if fitting % m == 0]
     for path, layer in found:
         if layer.experts % n:
-            near = [*[m for m in good if m < n][-1:], *[m for m in good if m > n][:1]]
-            raise MeshError(f'mesh.ep = {n} does not divide the {layer.experts} experts of "{path}"; the nearest that fits '
-                            f"the whole model: mesh.ep = {' or '.join(map(str, near))}")
+            raise MeshError(f'mesh.ep = {n} does not divide the {layer.experts} experts of "{path}"; '
+                            f"{nearest_text(AXIS, n, good)}")
         share = layer.experts // n
         for leaf in vars(layer).values():
-            if isinstance(leaf, Parameter):                   # the router's is its own layer's
+            if isinstance(leaf, Parameter):                   # The router is a layer of its own.
                 leaf.narrow(AXIS, 0, rank * share, (rank + 1) * share)
     return found

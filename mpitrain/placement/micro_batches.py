@@ -1,4 +1,4 @@
-"""How many micro-batches a global batch has."""
+"""The number of micro-batches of a global batch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from mpitrain.errors import MeshError
 
 
 def count_micro_batches(asked: int, batch_size: int, n_stages: int, n_ranks: int, chunks: int = 1, *, each: int = 1) -> int:
-    """M: what was asked for, or one per data-parallel rank, times what keeps a pipeline's stages busy most of the time.
+    """M: the number asked for, or one per data-parallel rank, times a number that keeps a pipeline's stages busy.
 
     `each` ranks have a copy of the model together. Raises MeshError where one of the `n_ranks` copies, or a micro-batch, would
     have none.

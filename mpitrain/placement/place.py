@@ -1,6 +1,6 @@
-"""Where everything of a run lies on a rank, worked out without MPI: the one order of construction.
+"""The placement of a run on a rank, worked out without MPI: the one order of construction.
 
-    a model in shapes -> twins of what blocks share -> cut layers (tp) -> positions (cp) -> experts (ep) -> stages (pp)
+    a model in shapes -> tied parameters apart -> cut layers (tp) -> positions (cp) -> experts (ep) -> stages (pp)
         -> buckets, shards, micro-batches, bytes
 
 `parallel.connect` joins a placement with the ranks of a mesh; `inspect` and the memory report only read it.
@@ -35,10 +35,9 @@ from mpitrain.schedules.microtree import Node, share
 
 @dataclass(frozen=True)
 class Placement:
-    """What the rank `grid` has of a model whose memory is to come, and of each batch.
+    """The part of the rank `grid` in a model without memory yet, and in each batch.
 
-    `layers` are cut along tp, `experts` are the mixtures that are shared out along ep, by name. The sections of the
-    configuration say the rest.
+    `layers` are cut along tp, and `experts` are the mixtures cut along ep, by name.
     """
 
     grid: Grid
@@ -60,7 +59,7 @@ class Placement:
 
     @cached_property
     def n_micro(self) -> int:
-        """How many micro-batches a global batch has. MeshError where some rank, or micro-batch, would have nothing."""
+        """The number of micro-batches of a global batch. MeshError where a rank, or a micro-batch, would be empty."""
         return micro_batches(self.grid, self.mesh, self.train)
 
     @property
@@ -70,17 +69,17 @@ class Placement:
 
     @property
     def rounds(self) -> int:
-        """The micro-batches of the rank that has most."""
+        """The largest number of micro-batches that a rank has."""
         return -(-self.n_micro // self.grid.n_places)
 
     @property
     def tree(self) -> RankTree | None:
-        """What this rank holds of the one tree over all micro-batches; None where each rank has a tree of its own."""
+        """This rank's nodes of the one tree over all micro-batches; None where each rank has a tree of its own."""
         return RankTree(self.n_micro, self.grid.place, self.grid.n_places) if self.train.reproducible == "layout" else None
 
     @property
     def part(self) -> Callable[[Array], Array] | None:
-        """What cuts this rank's positions out of whole samples (B, L, ...); None where it has all of them."""
+        """The function that cuts this rank's positions out of samples (B, L, ...); None where it has all of them."""
         rank, n = self.grid.coordinate("cp"), self.grid.size("cp")
         return None if n == 1 else lambda x: zigzag.part(x, rank, n)
 
@@ -91,8 +90,12 @@ class Placement:
 
     @property
     def head(self) -> Layer | None:
-        """The layer whose outputs, those of the model, stay cut for the loss."""
+        """The last layer, where its outputs stay cut for the loss."""
         return next((layer for layer in self.layers if layer.style == "vocabulary" and isinstance(layer.module, Linear)), None)
+
+    def output_shape(self, own: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the model's output, of which a rank has `own`."""
+        return tuple(own) if self.head is None else (*own[:-1], self.head.outputs)
 
     @property
     def in_step(self) -> bool:
@@ -103,11 +106,11 @@ class Placement:
 
     @property
     def kind(self) -> str:
-        """What is cut over ranks that have copies: one of `shards.KINDS`, "none" where a user's own policy says it."""
+        """The states that are cut over ranks with copies: one of `shards.KINDS`, "none" for a user's own policy."""
         return "none" if self.grid.count(REPLICAS) == 1 or self.comm.sharding not in KINDS else self.comm.sharding
 
     def layout(self) -> FlatLayout:
-        """Where each parameter of this rank lies in flat arrays."""
+        """The layout of this rank's parameters in flat arrays."""
         return self.stage.model.describe(dtype=self.train.precision)
 
     def sums_over(self, leaf: Described) -> tuple[str, ...]:
@@ -125,21 +128,19 @@ class Placement:
         return finer(found, [*accumulate(runs([self.sums_over(s.parameter) for s in layout.segments]))])
 
     def buckets(self, layout: FlatLayout) -> list[Bucket]:
-        """What of the flat gradient travels together, in the order in which the buckets start."""
+        """The buckets of the flat gradient, in the order in which they start."""
         elements = max(1, self.comm.bucket_bytes // layout.dtype.itemsize)
         return plan_buckets(layout.segments, layout.size, elements, self.cuts(layout))
 
     def shards(self, layout: FlatLayout, *, whole: bool, blocks: bool | None = None, number: int | None = None) -> Shards:
-        """The elements that each of the ranks with copies keeps of what is cut over them; `whole`: whole parameters.
-
-        `number` is this rank's among them, where that is not the one of the grid.
-        """
+        """The slices of the ranks with copies; `whole`: of whole parameters. `number` is this rank's among them (default: by
+        the grid)."""
         return Shards(layout, self.grid.number(REPLICAS) if number is None else number, self.grid.count(REPLICAS), whole=whole,
                       cuts=self.cuts(layout, blocks=blocks), bucket_bytes=self.comm.bucket_bytes,
                       alike=shared_keys(self.stage))
 
     def bytes(self, layout: FlatLayout, kind: str, *, states: int, per_node: int = 1) -> Bytes:
-        """What this rank keeps by the formula, with `states` numbers of optimizer state for each parameter's."""
+        """Bytes of this rank by the formula, with `states` numbers of optimizer state for each parameter's."""
         return predicted(layout.size, kind, self.grid.count(REPLICAS), itemsize=layout.dtype.itemsize, states=states,
                          per_node=per_node)
 
@@ -152,7 +153,7 @@ def place(model: Module, grid: Grid, mesh: MeshConfig, train: TrainConfig, comm:
     """
     stages = mesh.stages if stages is None else stages
     if mesh.plan and grid.size("tp") == 1:
-        read_plan(model, mesh.plan)                            # a plan that would be refused is so before there are ranks for it
+        read_plan(model, mesh.plan)                            # A wrong plan is refused before there are ranks for it.
     n_stages = grid.size("pp")
     if isinstance(model, Sequential):
         model.separate()
@@ -182,6 +183,6 @@ def cut_layers(model: Module, grid: Grid, mesh: MeshConfig) -> list[Layer]:
 
 
 def micro_batches(grid: Grid, mesh: MeshConfig, train: TrainConfig) -> int:
-    """How many micro-batches a global batch has on such a grid."""
+    """The number of micro-batches of a global batch on a grid."""
     return count_micro_batches(train.micro_batches, train.batch_size, grid.size("pp"), grid.n_places, mesh.chunks,
                                each=grid.count(grid.axes) // grid.n_places)

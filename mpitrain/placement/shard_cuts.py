@@ -1,4 +1,4 @@
-"""Where buckets must end so that states can be cut over ranks."""
+"""The ends of buckets that allow states to be cut over ranks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from mpitrain.placement.stages import Stage
 
 
 def where_to_cut(stage: Stage, layout: FlatLayout, *, blocks: bool) -> list[int]:
-    """Numbers of parameters that buckets may not join: those of chunks, of `blocks`, and of each that has a twin anywhere.
+    """Numbers of parameters that buckets may not join: those of chunks, of `blocks`, and each tied parameter.
 
-    Twins lie in buckets of their own, so that they are cut at the same elements on every stage.
+    Tied parameters lie in buckets of their own, so that they are cut at the same elements on every stage.
     """
     shared = shared_keys(stage)
     ends = block_ends(stage.chunks) if blocks else []
@@ -26,32 +26,29 @@ def where_to_cut(stage: Stage, layout: FlatLayout, *, blocks: bool) -> list[int]
 
 
 def shared_keys(stage: Stage) -> set[str]:
-    """Parameters that have twins, on whatever stage."""
+    """The keys of tied parameters, on whatever stage."""
     return {p.twin_of for p in stage.whole.parameters() if p.twin_of}
 
 
 def needs_whole_parameters(optimizer: Callable[[Any], Optimizer]) -> bool:
-    """Whether that optimizer cannot update parts of a parameter."""
+    """Whether the optimizer cannot update parts of a parameter."""
     return optimizer(probe()).whole_parameters
 
 
 def probe() -> FlatStorage:
-    """A parameter of one number: an optimizer that is made for it tells about those of its kind."""
+    """A storage of one number, for which an optimizer can be made to ask about its kind."""
     parameter = Parameter((1,), init.zeros)
     parameter.name = "probe"
     return FlatStorage([parameter])
 
 
 def blocks_of(chunk: Module) -> Iterator[Module]:
-    """What computes one after the other: the blocks of a Sequential, else the module itself."""
-    if isinstance(chunk, Sequential):
-        yield from chunk
-    else:
-        yield chunk
+    """The blocks of a Sequential, else the module itself."""
+    return iter(chunk) if isinstance(chunk, Sequential) else iter([chunk])
 
 
 def block_ends(chunks: Sequence[Module]) -> list[int]:
-    """After how many parameters of the model, in order, the parameters that a block brings end: where buckets must end."""
+    """The number of parameters, in the model's order, up to the end of each block: buckets must end there."""
     seen: set[int] = set()
     ends = []
     for chunk in chunks:
@@ -62,7 +59,7 @@ def block_ends(chunks: Sequence[Module]) -> list[int]:
 
 
 def largest_neighbours(stage: Stage) -> int:
-    """Parameters of the largest two neighbouring blocks of a stage."""
+    """The elements of the largest two neighbouring blocks of a stage."""
     largest = 0
     for chunk in stage.chunks:
         blocks = [plan_segments(block.parameters())[1] for block in blocks_of(chunk)]

@@ -32,7 +32,7 @@ KINDS = SHARDED
 
 
 class Strips:
-    """A flat array whose parts lie apart in memory: `strips[a:b]`, which must lie in one of them, shows its elements."""
+    """A segmented view of flat memory: `strips[a:b]`, which must lie in one segment, shows its elements."""
 
     def __init__(self, arrays: Sequence[Array], dtype: Any):
         self._arrays, self.dtype = [array for array in arrays if array.size], dtype
@@ -48,30 +48,30 @@ class Strips:
 
 
 class Unit:
-    """One bucket of the layout: its slices, and this rank's place in them. `at` is where its slice lies in the shard."""
+    """The slices of one bucket, and this rank's among them, which lies at element `at` of the shard."""
 
     def __init__(self, bucket: Bucket, slices: Sequence[Slice], rank: int, segments: Sequence[Segment], at: int):
         self.start, self.stop, self.segments = bucket.start, bucket.stop, bucket.segments
         self.own, self.at, self.name = slices[rank], at, bucket.name
         bounds = tuple(s.start - bucket.start for s in slices) + (bucket.stop - bucket.start,)
         self.sum_to_owners, self.owners_to_all = SumToOwners(bounds), OwnersToAll(bounds)
-        self.within = slice(self.own.start - bucket.start, self.own.stop - bucket.start)    # of the bucket: this rank's
-        self.shard = slice(at, at + self.own.stop - self.own.start)                       # of the shard: the same elements
+        self.within = slice(self.own.start - bucket.start, self.own.stop - bucket.start)    # This rank's elements of the bucket.
+        self.shard = slice(at, at + self.own.stop - self.own.start)                       # The same elements in the shard.
         by = at - self.own.start
         self.parts = [replace(p, start=p.start + by, stop=p.stop + by) for p in parts_of(segments, self.own)]
 
 
 class Shards(NamedViews):
-    """Which elements each of `n` ranks keeps, and those of rank `rank` as the storage of an optimizer.
+    """The elements that each of `n` ranks keeps; those of rank `rank` are the storage of an optimizer.
 
-    `cuts` are numbers of parameters, in the layout's order, that no bucket has a part of together with others. `whole`: slices
-    of whole parameters, for an optimizer that needs their norms. A bucket that begins with one of `alike` (keys of parameters) is
-    cut equally; of the others, ranks that have less so far get more. `values` is to be set before an optimizer is made.
+    `cuts` are numbers of parameters, in the layout's order, that no bucket joins. `whole`: slices of whole parameters, for an
+    optimizer that needs their norms. A bucket that begins with one of `alike` (keys of parameters) is cut equally; of the others,
+    ranks that have less so far get more. `values` is to be set before an optimizer is made.
     """
 
     allocate = None
     gradients: Array | None = None
-    gradient_views: list[Array] = []                          # noqa: RUF012  (none ever: plain loops have those)
+    gradient_views: list[Array] = []                          # noqa: RUF012  (always empty: plain loops have those)
 
     def __init__(self, layout: FlatLayout, rank: int, n: int, *, bucket_bytes: int, cuts: Sequence[int], whole: bool,
                  alike: Collection[str] = ()):
@@ -101,7 +101,7 @@ class Shards(NamedViews):
             part.parameter.fill(seed, flat[part.start:part.stop], part.first, self.device.xp)
         return flat
 
-    # -- what an optimizer asks of a storage ---------------------------------------------------------------------------
+    # -- the storage of an optimizer -----------------------------------------------------------------------------------
 
     def new_flat(self, allocate: Callable[[int], Any] | None = None) -> Array:
         """An array of the shard's elements, zero."""
@@ -118,9 +118,9 @@ class Shards(NamedViews):
 
 
 def level(held: Sequence[int], more: int) -> list[float]:
-    """What each gets of `more` so that those who hold least come up, and all hold the same where that is possible."""
+    """Each rank's share of `more` elements, so that all hold equally many where that is possible (water filling)."""
     low, high = float(min(held)), float(max(held) + more)
-    for _ in range(64):                                       # the level of the water, by halving
+    for _ in range(64):                                       # The level of the water, by bisection.
         middle = (low + high) / 2
         low, high = (middle, high) if sum(max(0.0, middle - had) for had in held) < more else (low, middle)
     return [max(0.0, high - had) for had in held]

@@ -1,4 +1,4 @@
-"""Which rank of a node updates which part of a bucket: slices of about equal size, cut where every layout may cut.
+"""Slices of a bucket, of about equal size, one for each rank, cut where every layout may cut.
 
 Norms add up squares in blocks of 4,096 elements counted from the start of each parameter (`optim.norm`). A slice that begins
 and ends at such a block, or at a parameter's bounds, sums whole blocks, so any number of ranks finds the same bits. An
@@ -18,8 +18,8 @@ from mpitrain.optim import NORM_BLOCK, Segment
 
 @dataclass(frozen=True)
 class Part:
-    """Elements [start, stop) of one parameter, as `optim.Segment` wants them; both may lie inside the parameter, of which the
-    first of them is element number `first`."""
+    """A part of a parameter, elements [start, stop) of a flat array, as `optim.Segment` wants it; it begins at the parameter's
+    element number `first`."""
 
     parameter: Any
     name: str
@@ -38,9 +38,9 @@ class Slice(NamedTuple):
 
 def cut_slices(segments: Sequence[Segment], start: int, stop: int, n: int, *, whole: bool,
                lengths: Sequence[float] | None = None) -> list[Slice]:
-    """[start, stop), which begins and ends at bounds of parameters, as n slices in order, some empty; see above for the cuts.
+    """Cuts [start, stop), whose ends are bounds of parameters, into n slices in order, some empty; see above for the cuts.
 
-    `lengths` are those that are wanted (default: equal ones); their sum is that of all.
+    `lengths` are the wanted lengths (default: equal ones), which add up to that of all.
     """
     inside = [s for s in segments if start <= s.start and s.stop <= stop]
     within = [cut for s in inside for cut in range(s.start, s.start + 1 if whole else s.stop, NORM_BLOCK)]

@@ -1,4 +1,4 @@
-"""Which blocks of a model a rank holds: a Sequential cut along pp into stages, each of one chunk or several.
+"""Stages: a Sequential cut along pp into groups of blocks, each stage of one chunk or several.
 
     blocks    embed  block0 | block1  block2 | block3  block4 | norm  head         4 chunks on 2 stages
     stage           0       |        1       |        0       |     1              chunk c of stage s: virtual stage c * 2 + s
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from mpitrain.errors import ConfigError, MeshError
 from mpitrain.nn import Module, Sequential
@@ -15,14 +16,14 @@ from mpitrain.nn import Module, Sequential
 
 @dataclass
 class Stage:
-    """What one rank holds of `whole`: `chunks` to run, and `model`, which has the parameters of all of them."""
+    """The part of the model `whole` on one rank: `chunks` to run, and `model`, which has the parameters of all of them."""
 
     whole: Module
     model: Module
     chunks: list[Module]
     index: int
     n_stages: int
-    bounds: list[int]                        # virtual stage v is blocks bounds[v]:bounds[v + 1]
+    bounds: list[int]                        # Virtual stage v is blocks bounds[v]:bounds[v + 1].
 
     @property
     def is_last(self) -> bool:
@@ -76,13 +77,11 @@ def cut(model: Module, index: int, n_stages: int, chunks: int = 1, *, counts: Se
         raise MeshError(f"mesh.pp={n_stages} cuts a model between its blocks, and this one is a {type(model).__name__}; "
                         "return an nn.Sequential of blocks, or set mesh.pp=1")
     bounds = find_bounds(len(model), n_stages, chunks, counts)
-    virtual = [chunk * n_stages + index for chunk in range(chunks)]
-    ranges = [(bounds[v], bounds[v + 1]) for v in virtual]
-    parts = [model.slice(*r) for r in ranges]
+    parts = [model.slice(bounds[v], bounds[v + 1]) for v in range(index, n_stages * chunks, n_stages)]
     if chunks == 1:
         return Stage(model, parts[0], list(parts), index, n_stages, bounds)
-    held = Sequential(*(item for part in parts for item in part.blocks.items()))
-    return Stage(model, held, list(parts), index, n_stages, bounds)
+    all_chunks = Sequential(*(item for part in parts for item in part.blocks.items()))
+    return Stage(model, all_chunks, list(parts), index, n_stages, bounds)
 
 
 def can_be_cut(model: Module, parts: int) -> bool:
@@ -91,7 +90,7 @@ def can_be_cut(model: Module, parts: int) -> bool:
 
 
 def find_bounds(n_blocks: int, n_stages: int, chunks: int, counts: Sequence[int]) -> list[int]:
-    """Where the virtual stages begin and end, in blocks."""
+    """The ends of the virtual stages, in blocks."""
     parts = n_stages * chunks
     words = f"mesh.pp={n_stages}" + (f" x mesh.chunks={chunks}" if chunks > 1 else "")
     if parts > n_blocks:
@@ -102,21 +101,16 @@ def find_bounds(n_blocks: int, n_stages: int, chunks: int, counts: Sequence[int]
     if len(counts) != parts or sum(counts) != n_blocks or min(counts) < 1:
         raise ConfigError(f"mesh.stages = {list(counts)} must be {parts} numbers of blocks, 1 or more each, that add up to the "
                           f"{n_blocks} blocks of the model, for {words}")
-    bounds = [0]
-    for count in counts:
-        bounds.append(bounds[-1] + count)
-    return bounds
+    return [0, *accumulate(counts)]
 
 
 def balanced(costs: Sequence[float], parts: int) -> list[int]:
-    """How many neighbouring blocks each of `parts` gets so that the dearest part costs least, each at least one.
+    """The numbers of neighbouring blocks of `parts` parts, one or more each, so that the dearest part costs least.
 
     Linear partition by dynamic programming; of equal answers the one with the longest parts first.
     """
     n = len(costs)
-    sums = [0.0]
-    for cost in costs:
-        sums.append(sums[-1] + cost)
+    sums = list(accumulate(costs, initial=0.0))
     best = [[float("inf")] * (n + 1) for _ in range(parts + 1)]
     came = [[0] * (n + 1) for _ in range(parts + 1)]
     best[0][0] = 0.0

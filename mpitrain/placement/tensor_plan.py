@@ -2,8 +2,7 @@
 
     {"block*.attention.qkv": "column", "block*.attention.out": "row", "embed.token": "vocabulary", "head": "vocabulary"}
 
-A star stands for any part of a name between two dots. Nothing is allocated or sent here: a plan can be read, and placed, by
-one process.
+A star stands for any part of a name between two dots. Nothing is allocated or sent here.
 """
 
 from __future__ import annotations
@@ -13,30 +12,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from mpitrain import nn
 from mpitrain.errors import ConfigError, MeshError, nearest
-from mpitrain.nn import (
-    BatchNorm1d,
-    BatchNorm2d,
-    Conv2d,
-    Dropout,
-    DropoutAdd,
-    Embedding,
-    LayerNorm,
-    Linear,
-    Module,
-    RMSNorm,
-    Sequential,
-    SyncBatchNorm,
-)
 from mpitrain.nn.parameter import Described, Parameter
 
-STYLES: dict[str, tuple[tuple[type[Module], ...], str]] = {
-    "column": ((Linear, Conv2d), "outputs are cut: each rank has some of them"),
-    "row": ((Linear, Conv2d), "inputs are cut: ranks' products are added"),
-    "gathered": ((Linear, Conv2d), "outputs are cut, and put together on all ranks"),
-    "vocabulary": ((Embedding, Linear), "rows of a table of tokens are cut, or the logits that the loss takes"),
-    "channels": ((BatchNorm1d, BatchNorm2d, SyncBatchNorm, Dropout), "channels are cut, like those of the layer before"),
-    "sequence": ((LayerNorm, RMSNorm, Dropout, DropoutAdd, Embedding), "with mesh.sequence = true, positions are cut"),
+STYLES: dict[str, tuple[tuple[type[nn.Module], ...], str]] = {
+    "column": ((nn.Linear, nn.Conv2d), "outputs are cut: each rank has some of them"),
+    "row": ((nn.Linear, nn.Conv2d), "inputs are cut: ranks' products are added"),
+    "gathered": ((nn.Linear, nn.Conv2d), "outputs are cut, and put together on all ranks"),
+    "vocabulary": ((nn.Embedding, nn.Linear), "rows of a table of tokens are cut, or the logits that the loss takes"),
+    "channels": ((nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm, nn.Dropout),
+                 "channels are cut, like those of the layer before"),
+    "sequence": ((nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.DropoutAdd, nn.Embedding),
+                 "with mesh.sequence = true, positions are cut"),
 }
 
 
@@ -45,7 +33,7 @@ class Layer:
     """A layer of the plan."""
 
     path: str
-    module: Module
+    module: nn.Module
     style: str
 
     @property
@@ -54,10 +42,16 @@ class Layer:
         weight: Parameter = vars(self.module)["weight"]
         return weight.global_shape[0]
 
+    @property
+    def first(self) -> int:
+        """The first of the outputs that this rank has."""
+        weight: Parameter = vars(self.module)["weight"]
+        return weight.offset[0]
+
 
 @dataclass(frozen=True)
 class Slit:
-    """`leaf` is cut along `dim`, of which each of `groups` has `count` units that stay whole; `what` they are, in words."""
+    """A cut of `leaf` along `dim`: each of `groups` has `count` units that stay whole, called `what` in messages."""
 
     layer: Layer
     leaf: Described
@@ -73,13 +67,13 @@ class Slit:
         self.leaf.narrow("tp", self.dim, start, stop, groups=self.groups)
 
 
-def read_plan(model: Module, plan: Mapping[str, str]) -> list[Layer]:
-    """The layers that a plan names. ConfigError for a pattern that matches nothing, and for what cannot be cut so."""
+def read_plan(model: nn.Module, plan: Mapping[str, str]) -> list[Layer]:
+    """The layers that a plan names. ConfigError for a pattern that matches nothing, and for a layer that cannot be cut so."""
     if not plan:
         raise ConfigError("mesh.tp cuts layers by a plan, and this model has none; give it one in mesh.plan, for instance "
                           '{"block*.wide" = "column", "block*.narrow" = "row"}, or set mesh.tp = 1')
     modules = {path: module for path, module in model.named_modules() if path}
-    found: dict[str, tuple[str, str]] = {}                    # by path: pattern, style
+    found: dict[str, tuple[str, str]] = {}                    # (pattern, style) by path
     for pattern, style in plan.items():
         if not isinstance(style, str) or style not in STYLES:
             raise ConfigError(f'mesh.plan: the style "{style}" of "{pattern}" is not there{nearest(str(style), STYLES)}')
@@ -96,7 +90,7 @@ def read_plan(model: Module, plan: Mapping[str, str]) -> list[Layer]:
         _refuse_style(layer, list(modules))
     _refuse_two_ways(model, layers)
     for path, module in model.named_modules():
-        if isinstance(module, Sequential):
+        if isinstance(module, nn.Sequential):
             _refuse_dropout(module, path, {layer.path: layer.style for layer in layers})
     return layers
 
@@ -105,13 +99,13 @@ def narrow(layers: Sequence[Layer], rank: int, n: int) -> None:
     """Keeps rank `rank`'s part of `n` of every parameter and buffer of the plan. MeshError where n parts do not fit."""
     slits = [slit for layer in layers for slit in _slits(layer)]
     refuse_sizes(slits, n)
-    done: set[int] = set()                                    # a tied parameter is cut once
+    done: set[int] = set()                                    # A tied parameter is cut once.
     for slit in slits:
         if id(slit.leaf) not in done:
             done.add(id(slit.leaf))
             slit.narrow(rank, n)
     for layer in layers:
-        if layer.style == "channels" and not isinstance(layer.module, Dropout):
+        if layer.style == "channels" and not isinstance(layer.module, nn.Dropout):
             vars(layer.module)["features"] = vars(layer.module)["weight"].shape[0]
 
 
@@ -122,14 +116,19 @@ def refuse_sizes(slits: Sequence[Slit], n: int) -> None:
     good = [m for m in range(1, most + 1) if fitting % m == 0]
     for slit in slits:
         if n not in good and (slit.count % n if slit.even else slit.count < n):
-            near = [*[m for m in good if m < n][-1:], *[m for m in good if m > n][:1]]
             verb = "does not divide" if slit.even else "is more than"
-            raise MeshError(f'mesh.tp = {n} {verb} the {slit.count} {slit.what} of "{slit.layer.path}"; the nearest that fits '
-                            f"the whole model: mesh.tp = {' or '.join(map(str, near))}")
+            raise MeshError(f'mesh.tp = {n} {verb} the {slit.count} {slit.what} of "{slit.layer.path}"; '
+                            f"{nearest_text('tp', n, good)}")
+
+
+def nearest_text(axis: str, n: int, good: Sequence[int]) -> str:
+    """The numbers of ranks below and above `n` that are `good`, in words."""
+    near = [*[m for m in good if m < n][-1:], *[m for m in good if m > n][:1]]
+    return f"the nearest that fits the whole model: mesh.{axis} = {' or '.join(map(str, near))}"
 
 
 def _slits(layer: Layer) -> Iterator[Slit]:
-    """What of a layer is cut."""
+    """The cuts of a layer."""
     module, style = layer.module, layer.style
     own = vars(module)
     weight: Parameter | None = own.get("weight")
@@ -140,8 +139,8 @@ def _slits(layer: Layer) -> Iterator[Slit]:
             yield Slit(layer, own[name], 0, weight.shape[0], what="channels")
         return
     dim = 1 if style == "row" else 0
-    unit = (module.in_unit if dim else module.out_unit) if isinstance(module, Linear) else 1
-    groups = module.out_groups if isinstance(module, Linear) and not dim else 1
+    unit = (module.in_unit if dim else module.out_unit) if isinstance(module, nn.Linear) else 1
+    groups = module.out_groups if isinstance(module, nn.Linear) and not dim else 1
     count = weight.global_shape[dim] // (unit * groups)
     what = _word(module, style, dim, unit)
     even = style != "vocabulary"
@@ -150,12 +149,12 @@ def _slits(layer: Layer) -> Iterator[Slit]:
         yield Slit(layer, own["bias"], 0, count, unit, groups, what, even)
 
 
-def _word(module: Module, style: str, dim: int, unit: int) -> str:
+def _word(module: nn.Module, style: str, dim: int, unit: int) -> str:
     if unit > 1:
         return "heads"
-    if isinstance(module, Conv2d):
+    if isinstance(module, nn.Conv2d):
         return "input channels" if dim else "output channels"
-    if isinstance(module, Embedding):
+    if isinstance(module, nn.Embedding):
         return "rows"
     return "inputs" if dim else "outputs"
 
@@ -173,27 +172,27 @@ def _refuse_style(layer: Layer, paths: Sequence[str]) -> None:
         instead = f"; such a layer may be {' or '.join(fits)}" if fits else "; name the layers in it"
         raise ConfigError(f'mesh.plan: "{path}" is a {type(module).__name__}, and "{style}" ({means}) is for '
                           f"{', '.join(kind.__name__ for kind in kinds)}{instead}")
-    if isinstance(module, Conv2d) and module.groups > 1:
+    if isinstance(module, nn.Conv2d) and module.groups > 1:
         raise ConfigError(f'mesh.plan: "{path}" is a convolution of {module.groups} groups, which cannot be cut; leave it whole')
-    if style == "vocabulary" and isinstance(module, Linear) and path != paths[-1]:
+    if style == "vocabulary" and isinstance(module, nn.Linear) and path != paths[-1]:
         raise ConfigError(f'mesh.plan: the outputs of "{path}" go on to "{paths[-1]}", and "vocabulary" leaves them cut for the '
                           'loss; make it "gathered"')
 
 
-def _refuse_dropout(model: Sequential, path: str, styles: Mapping[str, str]) -> None:
-    """Ranks that have some channels each must not drop the same places of theirs."""
-    column = ""                                               # whose outputs are cut here
+def _refuse_dropout(model: nn.Sequential, path: str, styles: Mapping[str, str]) -> None:
+    """ConfigError for a dropout of cut channels that would drop the same places on all ranks."""
+    column = ""                                               # The layer whose outputs are cut here.
     for name, block in model.blocks.items():
         here = f"{path}.{name}" if path else name
         style = styles.get(here)
         column = here if style == "column" else "" if style in ("row", "gathered", "vocabulary") else column
-        if column and isinstance(block, Dropout) and block.p and style != "channels":
+        if column and isinstance(block, nn.Dropout) and block.p and style != "channels":
             raise ConfigError(f'mesh.plan: "{here}" takes the outputs of "{column}", of which each rank has some; give it the '
                               f'style "channels", so that it drops what one rank would')
 
 
-def _refuse_two_ways(model: Module, layers: Sequence[Layer]) -> None:
-    """A parameter with several uses must be cut alike in all of them."""
+def _refuse_two_ways(model: nn.Module, layers: Sequence[Layer]) -> None:
+    """ConfigError for a tied parameter that is not cut alike in all its uses."""
     names = {id(p): p.twin_of or name for name, p in model.named_parameters()}
     cuts = {(slit.layer.path, names[id(slit.leaf)]): slit.dim for layer in layers for slit in _slits(layer)
             if isinstance(slit.leaf, Parameter)}

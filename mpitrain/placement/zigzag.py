@@ -1,4 +1,4 @@
-"""Which positions of a sequence each of n ranks has, so that causal attention is as much work for all of them.
+"""The positions of a sequence on each of n ranks, chosen so that causal attention is equal work for all of them.
 
     2n chunks; rank r has chunks r and 2n - 1 - r:      n = 3      chunk  0  1  2  3  4  5
                                                                    rank   0  1  2  2  1  0
@@ -19,7 +19,7 @@ from mpitrain.errors import ConfigError, MeshError
 from mpitrain.nn import Module, mixtures
 from mpitrain.schedules.grid import Grid
 
-LENGTH = 1                                                    # the dim of samples (B, L, ...) that is cut
+LENGTH = 1                                                    # Samples (B, L, ...) are cut along this dim.
 
 
 def chunks(rank: int, n: int) -> tuple[int, int]:
@@ -41,8 +41,8 @@ def part(x: Array, rank: int, n: int) -> Array:
 
 
 def tiles(rank: int, source: int, n: int, causal: bool) -> Iterator[tuple[int, int, bool]]:
-    """(chunk of `rank`'s queries, chunk of `source`'s keys, whether they are the same one and attention is causal), each chunk as
-    0 or 1, for every two of which some query sees some key."""
+    """(chunk of `rank`'s queries, chunk of `source`'s keys, whether both are one chunk of causal attention) wherever some query
+    sees some key; chunks are numbered 0 and 1 on their rank."""
     for i, query in enumerate(chunks(rank, n)):
         for j, key in enumerate(chunks(source, n)):
             if not causal or key <= query:
@@ -50,7 +50,7 @@ def tiles(rank: int, source: int, n: int, causal: bool) -> Iterator[tuple[int, i
 
 
 def refuse_length(length: int, n: int) -> None:
-    """MeshError where samples of `length` positions cannot be cut so, with the lengths and the n next to these that can."""
+    """MeshError where samples of `length` positions cannot be cut so; it names the nearest lengths and n that can."""
     if length % (2 * n) == 0 and length:
         return
     below, above = length // (2 * n) * 2 * n, -(-max(length, 1) // (2 * n)) * 2 * n
@@ -61,7 +61,7 @@ def refuse_length(length: int, n: int) -> None:
 
 
 def cut_positions(model: Module, grid: Grid, further: Collection[Module] = ()) -> None:
-    """Tells every module which positions of a sample it has; those of `further` have one part along tp of them.
+    """Sets the positions of every module; modules of `further` have only a part along tp of this rank's positions.
 
     ConfigError where a layer may look at several positions at once in another way than attention.
     """
@@ -100,7 +100,7 @@ def refuse_model(model: Module, n: int) -> None:
 
 
 def treats_positions_apart(module: Module) -> bool:
-    """Whether it, or its class, says so; a class with a `forward` of its own must say so anew."""
+    """Whether a module, or its class, says `by_position`; a class with a `forward` of its own must say so anew."""
     if "by_position" in vars(module):
         return bool(vars(module)["by_position"])
     return next((bool(vars(kind).get("by_position")) for kind in type(module).__mro__

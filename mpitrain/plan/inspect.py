@@ -17,6 +17,7 @@ from mpitrain.config import Config, load_config
 from mpitrain.data import report
 from mpitrain.errors import ConfigError, MissingError, MpitrainError
 from mpitrain.parallel.connect import alone
+from mpitrain.parallel.layers.tensor_loss import cut_loss
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.parallel.pipeline.inference import Inference
 from mpitrain.placement.place import Placement, place
@@ -93,11 +94,10 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
 
 def try_by_itself(p: Placement, loss: Any, inputs: Inputs) -> None:
     """One sample through what the first rank has of each layer, of all stages: refused as `train` refuses it."""
-    tensor, model = alone(p), p.stage.whole
+    group, model = alone(p), p.stage.whole
     with lent_memory([model], p.train.precision):
         feed = Feed(CPU, float_dtype(p.train.precision), tokens=inputs.tokens, part=p.part)
-        try_one_sample(Inference(whole(model), feed), tensor.loss(loss) if tensor else loss, inputs, p,
-                       tensor.shape if tensor else tuple)
+        try_one_sample(Inference(whole(model), feed), cut_loss(loss, p.head, group), inputs, p, p.output_shape)
 
 
 def open_data(config: Config) -> tuple[Inputs | None, str]:

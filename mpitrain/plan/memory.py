@@ -18,6 +18,7 @@ from mpitrain.config import Config
 from mpitrain.errors import MpitrainError, name_and_text, place
 from mpitrain.nn import FlatLayout
 from mpitrain.parallel.connect import alone
+from mpitrain.parallel.layers.tensor_loss import cut_loss
 from mpitrain.parallel.policies.bucket_ring import ring_size
 from mpitrain.parallel.policies.sharded_reducer import IN_FLIGHT, SHARED_AT_ONCE
 from mpitrain.placement.bytes import Forecast, Use, sums_at_once
@@ -43,7 +44,7 @@ def forecast(p: Placement, sample: tuple[Any, Any] | None, *, loss: Any, optimiz
     `sample` is a host row (x, y), None where there are no data, as `why` says; `optimizer(storage)` makes one, whose state
     `offload` may keep elsewhere.
     """
-    tensor = alone(p)
+    group = alone(p)
     stages = [p.at_stage(index) for index in range(p.stage.n_stages)]
     layouts = [stage.layout() for stage in stages]
     states = len(optimizer(probe()).state)
@@ -52,7 +53,7 @@ def forecast(p: Placement, sample: tuple[Any, Any] | None, *, loss: Any, optimiz
     if p.part is not None and sample is not None:
         sample = p.part(sample[0]), p.part(sample[1])
     needed: list[int] | None = None
-    loss = tensor.loss(loss) if tensor else loss
+    loss = cut_loss(loss, p.head, group)
     try:
         if sample is not None:
             needed = _activations(stages, schedule, sample, loss=loss, tokens=tokens)

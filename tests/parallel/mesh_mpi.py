@@ -23,7 +23,7 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.errors import DataError, ShapeError
 from mpitrain.nn import Sequential
 from mpitrain.parallel.gradients.replicas import checksum
-from mpitrain.parallel.layers.tensor_functions import Group, collect, enter, gather, leave, scatter
+from mpitrain.parallel.layers.tensor_functions import Collect, Enter, Gather, Group, Leave, Scatter
 from mpitrain.parallel.layers.tensor_loss import CutLoss, largest
 
 EVERY = os.environ.get("MPITRAIN_EVERY_MESH") == "1"             # all schedules on all meshes, more steps: minutes
@@ -97,8 +97,8 @@ def test_smoothing_ignored_labels_norms_and_accuracy_are_those_of_one_rank(comm:
             steps = [run.trainer.train_step(run.trainer.loader.load(step)) for step in range(5)]
             metrics = run.trainer.evaluator.run()
             same = {name: p.array for name, p in run.state.model.named_parameters() if "tp" not in p.placement}
-            if run.held.tensor is not None:
-                run.held.tensor.messages.agree(checksum(same), "the parameters that are not cut")
+            if run.held.group is not None:
+                run.held.group.channel.messages.agree(checksum(same), "the parameters that are not cut")
             return [*(s.loss for s in steps), *(s.grad_norm for s in steps), metrics["loss"], metrics["accuracy"]]
 
     if comm.size == 1:
@@ -245,16 +245,16 @@ def test_each_function_and_its_conjugate_put_arrays_together_as_they_say(group: 
 
     def both(function: Any, x: Any, grad: Any, **more: Any) -> tuple[Any, Any]:
         given = Tensor(here(x), requires_grad=True)
-        out = function(given, ranks, *more.values(), "test")
+        out = function(given, group=ranks, name="test", **more)
         out.backward(here(grad))
         return back(out.array), back(given.grad)
 
     for _ in range(3):                                            # rooms are used again
         for function, x, forward, grad, backward, more in (
-                (enter, joined, joined, wholes[me], total, {}), (leave, wholes[me], total, joined, joined, {}),
-                (gather, parts[me], joined, wholes[me], total[mine], {"dim": 1}),
-                (scatter, wholes[me], total[mine], parts[me], joined, {"dim": -2}),
-                (collect, parts[me], joined, joined, joined[mine], {"dim": 1})):
+                (Enter.apply, joined, joined, wholes[me], total, {}), (Leave.apply, wholes[me], total, joined, joined, {}),
+                (Gather.apply, parts[me], joined, wholes[me], total[mine], {"dim": 1}),
+                (Scatter.apply, wholes[me], total[mine], parts[me], joined, {"dim": -2}),
+                (Collect.apply, parts[me], joined, joined, joined[mine], {"dim": 1})):
             found = both(function, x, grad, **more)
             np.testing.assert_allclose(found[0], forward, rtol=1e-12, atol=1e-14)
             np.testing.assert_allclose(found[1], backward, rtol=1e-12, atol=1e-14)

@@ -8,7 +8,7 @@ from typing import Any
 from mpitrain import nn
 from mpitrain.backend import CPU
 from mpitrain.config import CommConfig, Config, OptimizerConfig, RunConfig, TrainConfig
-from mpitrain.parallel.connect import Held
+from mpitrain.parallel.connect import ParallelContext
 from mpitrain.parallel.policies.policy import Policy, Setup
 from mpitrain.placement.place import place
 from mpitrain.schedules.grid import Grid
@@ -20,7 +20,7 @@ def initialised(kind: Any, model: nn.Module, channel: Any, *, clip_norm: float =
     mesh: Any = SimpleNamespace(size=lambda axis: 1, progress=SimpleNamespace(progress=None))
     config = Config(run=RunConfig(seed=seed), train=TrainConfig(precision=precision),
                     optimizer=OptimizerConfig(clip_norm=clip_norm), comm=CommConfig(bucket_mb=bucket_bytes / 2**20, **comm))
-    held = Held(place(model, Grid({}), config.mesh, config.train, config.comm), mesh, channel, channel, channel)
+    held = ParallelContext(place(model, Grid({}), config.mesh, config.train, config.comm), mesh, channel, channel, channel)
     policy: Policy = kind(Setup(config, held, CPU), channel)
     policy.initialise()
     return policy

@@ -1,4 +1,4 @@
-"""How a bucket of gradients is added up over the ranks: what each has of it by an all-reduce, or by the nodes of one tree."""
+"""How a bucket of gradients is added up over the ranks: by an all-reduce, or along one tree over all micro-batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpitrain.placement.tree import RankTree
 
 
 class BucketSum(Protocol):
-    """What a `GradientReducer` asks: an object of this file, or a policy that adds up buckets in a way of its own."""
+    """The sum that a `GradientReducer` uses: an object of this file, or a policy that adds up buckets in its own way."""
 
     @property
     def size(self) -> int:
@@ -23,8 +23,8 @@ class BucketSum(Protocol):
     def tree(self) -> RankTree | None:
         """The tree over the micro-batches of all ranks of which the ranks hold nodes; None: each rank has one sum of its own."""
     def prepare(self, bucket: Bucket, arrays: Sequence[Array]) -> Collective | None:
-        """Adds up what the ranks have in `arrays`: the bucket's part of one arena, or with a `tree` an array for each node; the
-        result lands in the first of them. None where no other rank has a part in it."""
+        """The sum of the ranks' `arrays`: the bucket's part of one arena, or with a `tree` an array for each node. The result
+        lands in the first array. None where no other rank has a part in the sum."""
 
 
 class AllReduce:

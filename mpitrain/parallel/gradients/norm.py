@@ -1,4 +1,4 @@
-"""The norm of a gradient of which each rank has the parts that belong to its slice of the model."""
+"""The norm of a gradient that is cut over ranks as the model is."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Parts(Protocol):
 
 
 class GradientNorm:
-    """The norm over the whole model: every parameter once, whatever ranks have copies or twins of it.
+    """The norm over the whole model, in which copies and twins of a parameter count once.
 
     The squares are summed in blocks of 4,096 elements of a parameter's part, and the blocks are added in the order of (name,
     place of the part, block), on all ranks alike: how the model is cut into stages does not change a bit. `channel` connects
-    the ranks that have parts of one model; it communicates. Called with the flat gradients. `storage` may have parts of
-    parameters for its segments, each beginning at such a block. Without a `mesh`, no two ranks have the same part. The table of
-    the blocks' sums lies in memory of `allocate` (default: the rank's own).
+    the ranks that have parts of one model; it communicates. Called with the flat gradients. Segments of `storage` may be parts of
+    parameters that begin at such a block. Without a `mesh`, no two ranks have the same part. The table of the blocks' sums lies
+    in memory of `allocate` (default: the rank's own).
     """
 
     def __init__(self, storage: Parts, mesh: Mesh | None = None, channel: AnyChannel | None = None, *,
@@ -44,7 +44,7 @@ class GradientNorm:
         self.storage: Any = storage
         self.segments = [s for s in storage.segments if not s.parameter.twin_of]
         self.channel = channel if channel is not None and channel.size > 1 else None
-        self._places: list[tuple[PartOf, int, int]] = []     # of this rank's segments: where its sums are in the table
+        self._places: list[tuple[PartOf, int, int]] = []     # Where the sums of this rank's segments are in the table.
         self._names: list[str] = []
         if self.channel is not None:
             self._agree([s for s in self.segments if mesh is None or is_first(s.parameter, mesh, without=("pp", *COPIES))])
@@ -86,12 +86,12 @@ class GradientNorm:
         sums.fill(0)
         for segment, place, blocks in self._places:
             sums[place:place + blocks] = asnumpy(square_sums(flat[segment.start:segment.stop]))
-        self._add.run()                                       # zero where others have theirs: exact
+        self._add.run()                                       # Exact: only one rank has a number in each place.
         return sums
 
 
 def is_first(leaf: Described, mesh: Mesh, *, without: Sequence[str] = ("pp",)) -> bool:
-    """Whether this rank is the first of those that have the same part of `leaf`, along all axes but `without`; no twin is."""
+    """Whether this rank is the first of those with the same part of `leaf`, along all axes but `without`; False for a twin."""
     if getattr(leaf, "twin_of", ""):
         return False
     return all(axis in leaf.placement or axis in without or mesh.coordinate(axis) == 0 for axis in mesh.axes)

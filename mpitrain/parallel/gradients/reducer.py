@@ -40,7 +40,7 @@ from mpitrain.schedules.microtree import Counter
 
 
 class Mover(Protocol):
-    """What the reducer asks of `comm.ProgressThread`."""
+    """The part of `comm.ProgressThread` that the reducer uses."""
 
     @property
     def lock(self) -> AbstractContextManager[Any]: ...
@@ -54,10 +54,9 @@ class GradientReducer:
 
     A parameter that took no part in a micro-batch is skipped in the sums, never added as zeros; one that took part nowhere
     gets the gradient zero (with a tree -0.0, which ranks add without changing a bit). `allocate` makes the memory of the arena
-    that is summed over ranks (the storage's own by default). `chunks` holds how many parameters, in the storage's order, each
-    chunk of the model has (default: one chunk that has all), and `cuts` the same for parameters that no bucket may join
-    (default: those of chunks). `apart` is the channel of each parameter that is summed over other ranks than the rest, None for
-    the rest.
+    that is summed over ranks (default: the storage's own). `chunks` and `cuts` are numbers of parameters, in the storage's order:
+    of each chunk of the model (default: one chunk), and of runs that no bucket may join (default: chunks). `apart` has the
+    channel of each parameter that is summed over other ranks than the rest, else None.
     """
 
     def __init__(self, storage: FlatLayout, bucket_sum: BucketSum, *, bucket_bytes: int = 4 << 20,
@@ -65,7 +64,7 @@ class GradientReducer:
                  chunks: Sequence[int] | None = None, cuts: Sequence[int] | None = None,
                  apart: Sequence[Channel | None] | None = None):
         self.storage, self.bucket_sum, self.tree = storage, bucket_sum, bucket_sum.tree
-        self.mover: Mover | None = None                     # where set, it moves the buckets rather than `progress`
+        self.mover: Mover | None = None                     # A mover moves the buckets in the place of `progress`.
         self.timeline = Timeline()
         self._progress = progress
         self._chunks = list(chunks or [len(storage.segments)])
@@ -74,13 +73,13 @@ class GradientReducer:
                                     finer(cuts or self._chunks, list(accumulate(runs(self._apart)))))
         self._allocate = allocate
         self._arenas: list[Array] = []
-        self._views: list[list[Array]] = []                 # per arena, each parameter's part of it
-        self._filled: list[list[bool]] = []                 # per arena, which parameters it holds a sum of
+        self._views: list[list[Array]] = []                 # The part of each parameter in each arena.
+        self._filled: list[list[bool]] = []                 # Whether each arena holds a sum of each parameter.
         self._place = {segment.name: i for i, segment in enumerate(storage.segments)}
         self._turns: list[Turn] = []
         self._works: list[Work] = []
-        self._started = 0                                   # buckets start in index order, the same on all ranks
-        self.exposed_s = 0.0                                # time spent waiting after the last local backward
+        self._started = 0                                   # Buckets start in index order, the same on all ranks.
+        self.exposed_s = 0.0                                # Seconds of waiting after the last local backward.
         self._hook()
 
     def _hook(self) -> None:
@@ -116,7 +115,7 @@ class GradientReducer:
 
     @property
     def arenas(self) -> list[Array]:
-        """What gradients are kept in: the sum, and those of micro-batches that are not added yet."""
+        """The arrays of gradients: the sum, and those of micro-batches that are not added yet."""
         return list(self._arenas)
 
     @property
@@ -141,7 +140,7 @@ class GradientReducer:
     def begin_micro_batch(self, index: int | None = None, *, last: bool, chunk: int = 0) -> None:
         """The next backward of `chunk` fills a fresh arena; after the `last` one of this step, buckets leave as they fill.
 
-        `index` counts over all ranks; only a `tree` needs it, and takes those that are left out for absent.
+        `index` counts over all ranks; only a `tree` needs it, and takes skipped micro-batches for absent.
         """
         turn = self._turns[chunk]
         self._settle(turn)
@@ -162,7 +161,7 @@ class GradientReducer:
         """Starts what no hook has started, waits for everything, and returns the flat sum."""
         began = time.perf_counter()
         for turn in self._turns:
-            if not turn.last:                               # no micro-batch here this step: our part of the sum is zero
+            if not turn.last:                               # No micro-batch ran here: our part of the sum is zero.
                 self._settle(turn)
         self._start_until(len(self.buckets))
         if self.mover is not None:
@@ -205,10 +204,10 @@ class GradientReducer:
 
     def _launch(self, bucket: Bucket, arrays: list[Array]) -> None:
         began = time.perf_counter()
-        with self.mover.lock if self.mover is not None else nullcontext():    # a work that ends uses the channel's buffers too
+        with self.mover.lock if self.mover is not None else nullcontext():    # A work that ends uses the channel's buffers.
             if bucket.collective is None:
                 bucket.collective = self.bucket_sum.prepare(bucket, arrays)
-            if bucket.collective is None:                   # one rank that holds the whole tree
+            if bucket.collective is None:                   # One rank holds the whole tree.
                 return
             work = bucket.collective.start()
             self.timeline.started(bucket.index, work, began)
@@ -217,7 +216,7 @@ class GradientReducer:
             self.mover.hand_over(work)
 
     def _own_sum(self, bucket: Bucket) -> list[Array]:
-        """Folds what is left on the stack into arena 0: what is sent."""
+        """Folds the sums left on the stack into arena 0, which is sent."""
         while len(bucket.sums.nodes) > 1:
             bucket.sums.fold(partial(self._fold, bucket))
         self._fill_absent(bucket, 0, 0.0)
@@ -243,7 +242,7 @@ class GradientReducer:
         bucket.sums.push(bucket.turn.leaf, partial(self._fold, bucket))
 
     def _push_absent(self, bucket: Bucket, until: int) -> None:
-        """Counts the micro-batches from the first not begun to `until`, which have no rows in this step and so no sums."""
+        """Counts the micro-batches from the next one to `until`, which have no rows in this step and so no sums."""
         for leaf in range(bucket.turn.next, until):
             arena = len(bucket.sums.nodes)
             self._arena_at(arena)
@@ -252,7 +251,7 @@ class GradientReducer:
             bucket.sums.push(leaf, partial(self._fold, bucket))
 
     def _fill_absent(self, bucket: Bucket, arena: int, value: float) -> None:
-        """Gives those parameters a value that no micro-batch has filled."""
+        """Gives `value` to the parameters that no micro-batch has filled."""
         views, filled = self._arena_views(arena), self._filled[arena]
         for segment in bucket.segments:
             i = self._place[segment.name]
@@ -278,7 +277,7 @@ class GradientReducer:
 
     def _arena_at(self, index: int) -> Array:
         while len(self._arenas) <= index:
-            arena = self.storage.new_flat(None if self._arenas else self._allocate)      # the padding is summed too: zero
+            arena = self.storage.new_flat(None if self._arenas else self._allocate)      # Zeros: padding is summed too.
             self._arenas.append(arena)
             self._views.append(self.storage.views(arena))
             self._filled.append([False] * len(self.storage.segments))

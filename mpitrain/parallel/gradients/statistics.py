@@ -26,7 +26,7 @@ class Statistics(Protocol):
 
 
 class PlainStatistics:
-    """Each rank adds up its own micro-batches as they come, then the ranks' sums are added."""
+    """Each rank adds up its own micro-batches as they come, then the sums of the ranks are added."""
 
     def __init__(self, model: Module, channel: Channel):
         self.layers, self.channel = running_layers(model), channel
@@ -68,7 +68,7 @@ class TreeStatistics:
 
 
 class _Sums:
-    """What the layers of one chunk have recorded, a sum for each node of the tree that is complete here."""
+    """The statistics of one chunk's layers: a sum for each node of the tree that is complete here."""
 
     def __init__(self, layers: Sequence[Running], tree: RankTree):
         self.layers, self.tree = layers, tree

@@ -9,7 +9,7 @@ from mpitrain.nn.across import Across
 
 
 class SumOverRanks(Across):
-    """What a SyncBatchNorm asks of the ranks of a channel; with no channel, the sum over this rank."""
+    """The all-reduce of a SyncBatchNorm over a channel; without one, over this rank alone."""
 
     def __init__(self, channel: Channel | None):
         self.channel = channel
@@ -22,13 +22,11 @@ class SumOverRanks(Across):
         return SumOverRanks(None)
 
 
-def synchronise_batch_norm(model: Module, channel: Channel) -> int:
-    """Every SyncBatchNorm of `model` sums over `channel` from now on; returns how many there are.
+def synchronise_batch_norm(model: Module, channel: Channel) -> None:
+    """Every SyncBatchNorm of `model` sums over `channel` from now on.
 
     Each use is a collective, so every rank must run the same number of micro-batches in every step.
     """
-    layers = [module for _, module in model.named_modules() if isinstance(module, SyncBatchNorm)]
-
-    for layer in layers:
-        layer.across = SumOverRanks(channel)
-    return len(layers)
+    for _, module in model.named_modules():
+        if isinstance(module, SyncBatchNorm):
+            module.across = SumOverRanks(channel)

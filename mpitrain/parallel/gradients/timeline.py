@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
-KEPT = 100                                # steps: 100 of them with 50 buckets take half a megabyte
+KEPT = 100                                # Steps; 100 steps with 50 buckets take half a megabyte.
 
 
 class Movable(Protocol):
@@ -49,25 +49,25 @@ class StepTimes:
 
 
 class Timeline:
-    """The last `KEPT` steps, oldest first, in `steps`, filled in by the reducer; and `span`, for whoever does what takes time."""
+    """The times of the last `KEPT` steps, oldest first, in `steps`; the reducer fills them in."""
 
     def __init__(self) -> None:
         self.steps: deque[StepTimes] = deque(maxlen=KEPT)
-        self.parameters: dict[str, float] | None = None       # set to a dict, it takes the time each gradient became final
+        self.parameters: dict[str, float] | None = None       # A dict takes the times at which gradients are final.
         self._listener: SpanMaker = no_span
         self._node = self._node_before = self._last_ready = 0.0
         self._ready: list[float] = []
         self._start: list[float] = []
         self._end: list[float] = []
         self._works: list[Movable] = []
-        self._landed = 0                                      # so many buckets have landed for certain, the first ones
+        self._landed = 0                                      # So many of the first buckets have landed for certain.
 
     def listen(self, listener: SpanMaker) -> None:
         """From now on spans go to `listener`; until then to nobody."""
         self._listener = listener
 
     def span(self, row: str, name: str) -> AbstractContextManager[None]:
-        """What takes time is done in a span: ``with timeline.span("compute", "forward 0"): ...``."""
+        """The context of something that takes time: ``with timeline.span("compute", "forward 0"): ...``."""
         return self._listener(row, name)
 
     def begin(self, n_buckets: int) -> None:
@@ -95,9 +95,9 @@ class Timeline:
             self.look()
 
     def look(self) -> None:
-        """Note the end of what has landed. Whoever moves messages calls this when a collective is complete.
+        """Notes the end of buckets that have landed; called by whoever moves messages when a collective is complete.
 
-        Two threads may be in here at once: an end is set once, and `_landed` never passes one that is not.
+        Two threads may be in here at once: an end is set once, and `_landed` never passes a bucket without one.
         """
         now, landed, works = perf_counter(), self._landed, self._works
         for index in range(landed, len(works)):
@@ -111,7 +111,7 @@ class Timeline:
         """All buckets have landed; `called` is when the reducer was told that backward is over."""
         self.look()
         ended = self._node or called
-        if self._last_ready > self._node_before:              # a gradient of the last node: what its hooks did is exchange
+        if self._last_ready > self._node_before:              # The last node gave a gradient: its hooks are exchange.
             ended = min(ended, self._last_ready)
         exchanged = bool(self._works)
         times = StepTimes(self._ready, self._start if exchanged else [], self._end if exchanged else [], ended)
@@ -134,12 +134,12 @@ _NOTHING = nullcontext()
 
 
 def no_span(row: str, name: str) -> AbstractContextManager[None]:
-    """What is called where nobody wants to know."""
+    """The span maker while nobody listens."""
     return _NOTHING
 
 
 class Spans:
-    """Takes down what happens, in groups of one step: ``with spans("compute", "forward 0"): ...``; any thread may.
+    """Records spans in groups of one step, from any thread: ``with spans("compute", "forward 0"): ...``.
 
     A span on the row `STEP` begins a group; the last `KEPT` groups are kept, in `groups`.
     """
@@ -149,11 +149,8 @@ class Spans:
     def __init__(self) -> None:
         self.groups: deque[list[Span]] = deque([[]], maxlen=KEPT)
 
-    def __call__(self, row: str, name: str) -> AbstractContextManager[None]:
-        return self._span(row, name)
-
     @contextmanager
-    def _span(self, row: str, name: str) -> Iterator[None]:
+    def __call__(self, row: str, name: str) -> Iterator[None]:
         if row == self.STEP:
             self.groups.append([])
         group, began = self.groups[-1], perf_counter()

@@ -1,4 +1,4 @@
-"""Choices that only a measurement can make, in the first steps of a run: where buckets are cut, and who moves messages.
+"""Choices made by measurement in the first steps of a run: where buckets are cut, and who moves messages.
 
     steps   0 1 2 | 3 .. 7                     | 8 9 10 | 11 12 13 ..  22
             warm  | ready times of parameters  | warm   | poll thread poll .. thread
@@ -27,14 +27,14 @@ from mpitrain.schedules.fit import non_negative
 
 WARM_STEPS = 3
 READY_STEPS = 5
-PAIRS = 6                    # steps of each policy
-GAIN = 0.98                  # a thread must be so much faster than polling: it takes time from other processes as well
+PAIRS = 6                    # Each policy gets so many steps.
+GAIN = 0.98                  # A thread must be so much faster than polling, since it takes time from other processes as well.
 PROBE_BYTES = (16 << 10, 256 << 10, 4 << 20)
-PROBES = 5                   # of each size; the fastest counts
+PROBES = 5                   # Each size is probed so often; the fastest counts.
 
 
 def choose_bounds(ready_s: Sequence[float], nbytes: Sequence[int], alpha: float, beta: float) -> list[int]:
-    """Where to cut gradients into buckets so that the last one lands as early as possible; with no more buckets than that takes.
+    """The bounds of as few buckets as possible that let the last bucket land as early as possible.
 
     Gradient i (in the order of backward) is final at `ready_s[i]` and `nbytes[i]` long. Buckets go one after the other, a bucket
     of B bytes for alpha + beta B seconds, from the moment its last gradient is final. Bounds as in `buckets.cut_buckets`. With
@@ -76,7 +76,7 @@ def fit_line(nbytes: Sequence[float], seconds: Sequence[float]) -> tuple[float, 
 
 
 class Tuning:
-    """Makes the choices that are left to measurement, on all ranks at the same step; call `after_step` after each step.
+    """Makes the measured choices on all ranks at the same step; call `after_step` after each step.
 
     `thread` is None where polling was asked for, `progress` is "poll", "thread" or "auto".
     """
@@ -87,10 +87,10 @@ class Tuning:
         self.choices: dict[str, Any] = {}
         several = reducer.bucket_sum.size > 1
         self._cut, self._race = buckets and several, progress == "auto" and thread is not None and several
-        self._step = 0                                          # since the start, or since buckets were cut
+        self._step = 0                                          # Steps since the start, or since buckets were cut.
         self._ready: list[dict[str, float]] = []
-        self._seconds: tuple[list[float], list[float]] = ([], [])      # polled, moved by the thread
-        self._use(thread if progress == "thread" else None)
+        self._seconds: tuple[list[float], list[float]] = ([], [])      # Steps polled, and steps moved by the thread.
+        reducer.mover = thread if progress == "thread" else None
         self._watch()
 
     def restore(self, choices: dict[str, Any]) -> None:
@@ -103,10 +103,10 @@ class Tuning:
             self._take_bounds(cut)
         if self._race and race and race["ranks"] == self.reducer.bucket_sum.size:
             self._take_policy(race)
-        self._watch()                                       # with nothing left open, no step asks for it again
+        self._watch()                                       # With nothing left open, no step looks again.
 
     def after_step(self, seconds: float) -> None:
-        """One more step is complete, and took so long. Now and then this communicates."""
+        """Takes the time of a complete step. Now and then this communicates."""
         if not (self._cut or self._race):
             return
         self._step += 1
@@ -132,7 +132,7 @@ class Tuning:
         storage = self.reducer.storage
         backwards = storage.segments[::-1]
         since = [{name: at - min(step.values()) for name, at in step.items()} for step in self._ready]
-        late = max((max(step.values()) for step in since), default=0.0)        # what took no part goes with the last
+        late = max((max(step.values()) for step in since), default=0.0)        # Unused parameters count as the last.
         ready = [statistics.median([step.get(s.name, late) for step in since] or [0.0]) for s in backwards]
         starts = [s.start for s in backwards[:-1]] + [0]
         sizes = -np.diff([storage.size, *starts]) * storage.dtype.itemsize
@@ -140,7 +140,7 @@ class Tuning:
 
     def _probe(self) -> tuple[float, float]:
         """Latency and seconds per byte of the exchange that a step does, in the memory that it is used on."""
-        gradients = self.reducer.gradients                  # of no use to anyone between two steps
+        gradients = self.reducer.gradients                  # Nobody uses them between two steps.
         addends = len(self.reducer.tree.nodes) if self.reducer.tree else 1
         gradients[...] = 0
         sizes, times = [], []
@@ -173,12 +173,9 @@ class Tuning:
                 "choice": "thread" if thread < GAIN * poll else "poll", "ranks": self.reducer.bucket_sum.size,
                 "poll_step_s": poll, "thread_step_s": thread}))
             return
-        self._use(self.thread if n >= 0 and n % 2 else None)
+        self.reducer.mover = self.thread if n >= 0 and n % 2 else None
 
     def _take_policy(self, race: dict[str, Any]) -> None:
         self.choices["progress"] = race
         self._race = False
-        self._use(self.thread if race["choice"] == "thread" else None)
-
-    def _use(self, thread: ProgressThread | None) -> None:
-        self.reducer.mover = thread
+        self.reducer.mover = self.thread if race["choice"] == "thread" else None

@@ -1,7 +1,7 @@
-"""Context parallelism: samples too long for a rank, of which each of several ranks has some positions (axis cp of the mesh).
+"""Context parallelism: long samples whose positions are cut over several ranks (axis cp of the mesh).
 
-All of a model but attention treats every position by itself, so each rank computes it for its own positions, with parameters that
-all of them have; their gradients are summed as those of data-parallel ranks are. Attention goes round the ring of these ranks.
+All layers but attention treat every position by itself, so each rank computes them for its own positions, with whole parameters,
+whose gradients are summed as those of data-parallel ranks are. Attention goes round the ring of these ranks.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from mpitrain.parallel.layers.ring_attention import LoneRing, Ring, ring_attenti
 
 
 def join_attention(model: Module, ring: Ring) -> None:
-    """Attention goes round the ring from now on. Called by all ranks of it, for a model whose positions are cut."""
+    """Lets attention of a model whose positions are cut go round the ring. Called by all ranks of the ring."""
     for path, module in model.named_modules():
         if isinstance(module, MultiHeadAttention):
             module.across = AcrossPositions(ring, path)
 
 
 class AcrossPositions(Across):
-    """What attention asks of the ranks that have the other positions of the samples."""
+    """The attention of one layer over all ranks of the ring."""
 
     absent = "another rank's positions (mesh.cp)"
 

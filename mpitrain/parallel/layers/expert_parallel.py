@@ -5,28 +5,24 @@
     rank 0   its rows, at places of experts 0 1 2 3   --\\    all-to-all    /--   experts 0 1: places of rank 0, places of rank 1
     rank 1   its rows, at places of experts 0 1 2 3   --/                  \\--   experts 2 3: places of rank 0, places of rank 1
 
-What a rank's rows choose, and which of them find a place, is settled before they travel: as if it had all experts. So nothing but
-rounding depends on the number of ranks. An expert has as many places for each rank as the one with most rows needs; the others
+A rank settles which experts its rows choose, and which rows find a place, before they travel, as if it had all experts. So only
+rounding depends on the number of ranks. An expert has as many places for each rank as the rank with most rows needs; the others
 send zeros. Lepikhin et al.: "GShard", 2020.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from mpitrain import ops
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array, array_module
 from mpitrain.comm.messages.channel import Channel
-from mpitrain.nn import MixtureOfExperts
 from mpitrain.nn.across import Across, Experts
 from mpitrain.schedules.collectives import ALL_TO_ALL
 
 
 class Dispatcher(Across):
-    """The ranks that have one mixture together. Collective: all of them call it alike, in the same order."""
+    """The all-to-all of the ranks that share one mixture's experts. Collective: all of them call it alike, in the same order."""
 
     absent = "an expert of another rank (mesh.ep)"
 
@@ -39,7 +35,7 @@ class Dispatcher(Across):
         return LoneDispatcher(self.rank, self.size)
 
     def exchange(self, there: Tensor, experts: Experts) -> Tensor:
-        """What the experts of all ranks make of the rows at their places (E, C, D), as an array of the same kind."""
+        """The outputs of all ranks' experts for the rows at their places, both (E, C, D)."""
         own = there.shape[1]
         most = self.most(own)
         return Return.apply(experts(Send.apply(there, ranks=self, most=most)), ranks=self, own=own)
@@ -72,7 +68,7 @@ class Dispatcher(Across):
 
 
 class LoneDispatcher(Dispatcher):
-    """One whose other ranks send zeros."""
+    """A dispatcher whose other ranks send zeros."""
 
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size
@@ -109,14 +105,3 @@ class Return(Function):
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
         return ctx.ranks.send(grad, ctx.most, "gradients of rows from")
-
-
-def only_here(layer: MixtureOfExperts) -> Any:
-    """An exchange for a rank that is by itself: rows of experts that others have come back as zeros."""
-    first, share = layer.wide.offset[0], layer.wide.shape[0]
-
-    def alone(there: Tensor, experts: Experts) -> Tensor:
-        out = there.xp.zeros(there.shape, there.dtype)
-        out[first:first + share] = experts(ops.getitem(there, slice(first, first + share))).array
-        return Tensor(out)
-    return alone

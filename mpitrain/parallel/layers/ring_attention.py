@@ -5,9 +5,9 @@
     rank 1      k1 v1       k0 v0       k2 v2
     rank 2      k2 v2       k1 v1       k0 v0
 
-After Liu, Zaharia, Abbeel: "Ring Attention with Blockwise Transformers for Near-Infinite Context", 2023. What the steps give is
-put together by softmaxes' largest scores and sums, so no rank has more than a few ranks' keys at a time. Backward goes round once
-more, and the gradients of keys and values travel behind them, from rank to rank, and home in the end.
+After Liu, Zaharia, Abbeel: "Ring Attention with Blockwise Transformers for Near-Infinite Context", 2023. The results of the steps
+are joined by the largest scores and sums of their softmaxes, so no rank has more than a few ranks' keys at a time. Backward goes
+round once more, and the gradients of keys and values travel behind them, from rank to rank, and home in the end.
 """
 
 from __future__ import annotations
@@ -28,24 +28,21 @@ from mpitrain.kernels.flash_attention import flash_attention, flash_attention_gr
 from mpitrain.kernels.joined_attention import join_attention
 from mpitrain.placement.zigzag import chunks, tiles
 
-KEYS, GRADIENTS = range(2)                                    # tags
+KEYS, GRADIENTS = range(2)                                    # Tags of messages.
 SUMS = "gradients of keys and values"
-AT_ONCE = 1 << 18                                             # scores between two looks at the messages: about a millisecond
-Known = tuple[Array, Array]                                   # tops and inverses of queries
+AT_ONCE = 1 << 18                                             # Messages are looked at after so many scores, about a millisecond.
+Known = tuple[Array, Array]                                   # The tops and inverses of queries.
 
 
 class Ring:
-    """The ranks that share samples, each with the positions that `zigzag` gives it. All of them call the same, in the same order.
-
-    Its memory is used again, by all layers in turn.
-    """
+    """The ranks that share samples, with positions by `zigzag`. Collective; all layers use the same memory in turn."""
 
     def __init__(self, link: Link):
         self.link, self.rank, self.size = link, link.rank, link.size
         self._rooms: dict[tuple[str, Any], Array] = {}
 
     def room(self, name: str, shape: tuple[int, ...], dtype: Any, xp: Any = np) -> Array:
-        """Memory of that name: the last one, where it has that shape."""
+        """Memory of that name, which is used again where the shape is the same."""
         found = self._rooms.get((name, xp))
         if found is None or found.shape != shape or found.dtype != dtype:
             found = self._rooms[name, xp] = xp.empty(shape, dtype)
@@ -62,15 +59,15 @@ class Ring:
             yield (self.rank - step) % self.size, held
             if not last:
                 arriving.wait()
-                leaving.wait()                                # before its memory is received into
+                leaving.wait()                                # Its memory is received into next.
                 held = xp.asarray(arriving.array)
 
     def receive(self, into: Array, tag: int, what: str) -> Message:
-        """Begin to receive from the rank before."""
+        """Begins to receive from the rank before."""
         return self.link.receive(into.shape, into.dtype, (self.rank - 1) % self.size, tag, what, into=into)
 
     def send(self, array: Array, tag: int, what: str) -> Message:
-        """Begin to send to the next rank."""
+        """Begins to send to the next rank."""
         return self.link.send(array, (self.rank + 1) % self.size, tag, what)
 
     def progress(self) -> None:
@@ -106,12 +103,12 @@ class Travelling:
         self._leaving: Message | None = None
 
     def begin(self) -> Array:
-        """Memory for this rank's part of the sums whose turn it is."""
-        name = f"{SUMS} 0" if self._arriving is None else "part of sums"      # the first is sent from where it is made
+        """Memory for this rank's part of the next sums."""
+        name = f"{SUMS} 0" if self._arriving is None else "part of sums"      # The first sum is sent from where it is made.
         return self.ring.room(name, self.shape, self.dtype, self.xp)
 
     def pass_on(self, mine: Array, touched: list[Any]) -> None:
-        """`mine` is what `begin` gave; only its parts `touched` hold anything, of the first one all."""
+        """Adds `mine`, from `begin`, to the sums and sends them on. Only its parts `touched` hold values; of the first, all."""
         total = mine
         if self._arriving is not None:
             total = self._arrived()
@@ -141,7 +138,7 @@ def ring_attention(qkv: Any, heads: int, *, ring: Ring, causal: bool = False, sc
                    layer: str = "", part: int = 0) -> Tensor:
     """`ops.self_attention` of whole samples, (B, L, H * D) for the positions that are here from their qkv (B, L, 3 * H * D).
 
-    What is dropped is what one rank with all positions would drop.
+    Dropout is that of one rank with all positions.
     """
     if not 0 <= dropout < 1:
         raise ConfigError(f"ring_attention: dropout is {dropout}, expected at least 0 and less than 1")
@@ -153,7 +150,7 @@ def ring_attention(qkv: Any, heads: int, *, ring: Ring, causal: bool = False, sc
 
 
 class RingAttention(Function):
-    """What is kept for backward is what attention of these positions alone keeps: nothing of other ranks."""
+    """Attention that keeps arrays of this rank's positions alone for backward, nothing of other ranks."""
 
     floats = 4
 
@@ -162,8 +159,8 @@ class RingAttention(Function):
                 part: int) -> Array:
         batch, length, width = qkv.shape
         xp, size = ctx.xp, length // 2
-        ctx.work = work = _Work(ring, heads, causal, scale, size, _windows(ring, heads, 2 * ring.size * size, part, (
-            current().rows(batch, xp), key, dropout)) if dropout else None)
+        ctx.work = work = _Work(ring, heads, causal, scale, size, part * heads,
+                                (current().rows(batch, xp), key, dropout) if dropout else None)
         out = xp.empty((batch, length, width // 3), qkv.dtype)
         outs, queries = _heads(out, heads, 1)[0], _heads(qkv, heads, 3)[0]
         known: list[Known | None] = [None, None]
@@ -216,8 +213,10 @@ class RingAttention(Function):
 class _Work:
     """One chunk of queries against one chunk of keys, some heads at a time, and between them the messages are looked after."""
 
-    def __init__(self, ring: Ring, heads: int, causal: bool, scale: float, size: int, windows: Any):
-        self.ring, self.heads, self.causal, self.scale, self.size, self.windows = ring, heads, causal, scale, size, windows
+    def __init__(self, ring: Ring, heads: int, causal: bool, scale: float, size: int, first_head: int,
+                 dropped: tuple[Array, int, float] | None):
+        self.ring, self.heads, self.causal, self.scale, self.size = ring, heads, causal, scale, size
+        self.first_head, self.dropped = first_head, dropped
 
     def forward(self, q: Array, k: Array, v: Array, out: Array, *tile: Any) -> Known:
         known: list[Known] = []
@@ -236,17 +235,12 @@ class _Work:
 
     def _pieces(self, q: Array, source: int, i: int, j: int, diagonal: bool) -> Iterator[tuple[slice, DroppingWindow | None]]:
         count = min(max(AT_ONCE // (len(q) * self.size ** 2), 1), self.heads)
+        n, size = self.ring.size, self.size
+        query, key = chunks(self.ring.rank, n)[i] * size, chunks(source, n)[j] * size
         for first in range(0, self.heads, count):
-            yield slice(first, first + count), None if self.windows is None else self.windows(
-                first, chunks(self.ring.rank, self.ring.size)[i] * self.size, chunks(source, self.ring.size)[j] * self.size)
+            yield slice(first, first + count), None if self.dropped is None else DroppingWindow(
+                *self.dropped, whole=(2 * n * size, 2 * n * size), corner=(self.first_head + first, query, key))
             self.ring.progress()
-
-
-def _windows(ring: Ring, heads: int, length: int, part: int, known: tuple[Array, int, float]) -> Any:
-    """Where the weights of some heads, and of queries and keys from some positions on, lie in those of all."""
-    def window(head: int, query: int, key: int) -> DroppingWindow:
-        return DroppingWindow(*known, whole=(length, length), corner=(part * heads + head, query, key))
-    return window
 
 
 def _keys(ring: Ring, qkv: Array) -> Array:
@@ -264,7 +258,7 @@ def _heads(x: Array, heads: int, parts: int) -> Array:
 
 
 def _half(number: int, size: int) -> Any:
-    """Of arrays (B, H, L, D)."""
+    """The index of one chunk of arrays (B, H, L, D)."""
     return np.s_[:, :, number * size:(number + 1) * size]
 
 

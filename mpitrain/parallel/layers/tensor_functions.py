@@ -1,5 +1,3 @@
-# mypy: disable-error-code="no-any-return"
-# (Function.apply gives one tensor, or a tuple of them.)
 """Functions that communicate between tensor-parallel ranks, in conjugate pairs: the backward of one is the forward of the other.
 
     function   forward          backward                      takes                     gives
@@ -15,20 +13,20 @@ large transformer models", 2022 (gather and scatter, which cut what lies between
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.autograd import Context, Function
 from mpitrain.backend import Array, array_module
 from mpitrain.comm.face import AnyChannel
-from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.work import Collective
 from mpitrain.errors import ShapeError
 from mpitrain.schedules.collectives import ALL_GATHER, REDUCE_SCATTER
 
-LEAST = 1 << 16                    # bytes of a room
-MEETING = 64                       # bytes that are summed where ranks meet
+LEAST = 1 << 16                    # A room has this many bytes or more.
+BARRIER = 64                       # The barrier is a sum of this many bytes.
 
 
 class Group:
@@ -42,23 +40,10 @@ class Group:
         self.channel, self.rank, self.size = channel, channel.rank, channel.size
         self._tables = Tables(channel) if channel.shared else None
 
-    @property
-    def messages(self) -> Channel:
-        """What takes arrays wherever they lie."""
-        return self.channel.messages
-
-    @property
-    def notes(self) -> list[str]:
-        """Why memory is not shared, where it should be."""
-        return list(self.channel.notes)
-
     def sum(self, array: Array, name: str) -> Array:
         """The sum over the ranks, in their order where memory is shared."""
-        if self._tables is not None and type(array) is np.ndarray and (parts := self._tables.show(array, name)):
-            total = np.add(parts[0], parts[1])
-            for part in parts[2:]:
-                np.add(total, part, out=total)
-            return total
+        if shown := self._show(array, name):
+            return _total(shown)
         copy: Array = array_module(array).empty(array.shape, array.dtype)
         copy[...] = array
         self.channel.allreduce(copy.reshape(-1), name=name)
@@ -67,41 +52,46 @@ class Group:
     def gather(self, array: Array, dim: int, name: str) -> Array:
         """The ranks' arrays, of one shape, behind each other along `dim`."""
         xp, dim = array_module(array), dim % array.ndim
-        if self._tables is not None and type(array) is np.ndarray and (shown := self._tables.show(array, name)):
+        if shown := self._show(array, name):
             return np.concatenate(shown, axis=dim)
         parts = xp.empty((self.size, *array.shape), array.dtype)
         parts[self.rank] = array
-        self.messages.all_gather(parts.reshape(-1), ALL_GATHER["ring"], name=name)
+        self.channel.messages.all_gather(parts.reshape(-1), ALL_GATHER["ring"], name=name)
         return xp.concatenate(list(parts), axis=dim)
 
     def scatter(self, array: Array, dim: int, name: str) -> Array:
         """This rank's part, along `dim`, of the sum over the ranks."""
         xp, dim, mine = array_module(array), dim % array.ndim, self.part(array, dim)
-        if self._tables is not None and type(array) is np.ndarray and (shown := self._tables.show(array, name)):
-            total = np.add(self.part(shown[0], dim), self.part(shown[1], dim))
-            for part in shown[2:]:
-                np.add(total, self.part(part, dim), out=total)
-            return total
+        if shown := self._show(array, name):
+            return _total([self.part(other, dim) for other in shown])
         parts = xp.stack(xp.split(array, self.size, axis=dim)).reshape(-1)
-        found: Array = self.messages.reduce_scatter(parts, REDUCE_SCATTER["ring"], name=name)
-        return found.reshape(mine.shape).copy()               # the other parts are not to be kept alive
+        found: Array = self.channel.messages.reduce_scatter(parts, REDUCE_SCATTER["ring"], name=name)
+        return found.reshape(mine.shape).copy()               # A view would keep the other parts alive.
 
     def part(self, array: Array, dim: int) -> Array:
         """This rank's part along `dim` of an array that all ranks have, as a view."""
-        dim, length = dim % array.ndim, self._length(array, dim)
-        return array[(slice(None),) * dim + (slice(self.rank * length, (self.rank + 1) * length),)]
-
-    def _length(self, array: Array, dim: int) -> int:
+        dim %= array.ndim
         length, rest = divmod(array.shape[dim], self.size)
         if rest:
             raise ShapeError(f"mesh.tp = {self.size} ranks cannot share dim {dim} of shape {tuple(array.shape)}: "
                              f"{array.shape[dim]} is no multiple of {self.size}; change the length of the samples (model.block), "
                              "or set mesh.sequence = false")
-        return length
+        return array[(slice(None),) * dim + (slice(self.rank * length, (self.rank + 1) * length),)]
+
+    def _show(self, array: Array, name: str) -> list[Array]:
+        """The arrays of all ranks, where they share memory; nothing where messages are to carry them."""
+        return self._tables.show(array, name) if self._tables is not None and type(array) is np.ndarray else []
+
+
+def _total(parts: Sequence[Array]) -> Array:
+    total: Array = np.add(parts[0], parts[1])
+    for part in parts[2:]:
+        np.add(total, part, out=total)
+    return total
 
 
 class LoneGroup(Group):
-    """One whose other ranks are elsewhere: sums are those of zeros and what is here, which also stands for their parts."""
+    """A group whose other ranks are elsewhere: sums take zeros for theirs, and gathers repeat what is here."""
 
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size
@@ -120,15 +110,15 @@ class LoneGroup(Group):
 
 
 class Tables:
-    """Memory in which each rank shows the others an array. Two rooms in turn: who writes to one has passed the meeting that
-    all ranks went to when they had read it the last time."""
+    """Memory in which each rank shows the others an array. Two rooms take turns: a rank that writes to one has passed the
+    barrier that all ranks came to after they had read it the last time."""
 
     def __init__(self, channel: AnyChannel):
         self.channel = channel
-        self._rooms: list[list[Array]] = [[], []]             # every rank's part of each
-        self._shown: dict[tuple[Any, ...], tuple[list[Array], Collective]] = {}     # by what is shown and where
+        self._rooms: list[list[Array]] = [[], []]             # A room holds every rank's part.
+        self._shown: dict[tuple[Any, ...], tuple[list[Array], Collective]] = {}     # The key says what is shown, and where.
         self._turn, self._usable = 0, True
-        self._meeting = channel.allocate(MEETING).view(np.float32)     # zeros, and so is their sum
+        self._barrier = channel.allocate(BARRIER).view(np.float32)     # Its values are zeros, and so is their sum.
 
     def show(self, array: Array, name: str) -> list[Array]:
         """Every rank's array, of this one's shape, until the next call but one; nothing where it cannot be had."""
@@ -144,15 +134,17 @@ class Tables:
         key = self._turn, name, array.shape, array.dtype
         if key not in self._shown:
             views = [part[:nbytes].view(array.dtype).reshape(array.shape) for part in room]
-            self._shown[key] = views, self.channel.prepare(self._meeting, f"{name}, {nbytes} bytes")
+            self._shown[key] = views, self.channel.prepare(self._barrier, f"{name}, {nbytes} bytes")
         self._turn = 1 - self._turn
-        shown, meeting = self._shown[key]
+        shown, barrier = self._shown[key]
         np.copyto(shown[own], array)
-        meeting.run()
+        barrier.run()
         return shown
 
 
 class Enter(Function):
+    """x, which all ranks have, for use by a part on each; its gradient is the sum of what the parts give. A view."""
+
     views = True
 
     @staticmethod
@@ -166,6 +158,8 @@ class Enter(Function):
 
 
 class Leave(Function):
+    """The sum of the ranks' x, on all of them."""
+
     @staticmethod
     def forward(ctx: Context, x: Array, *, group: Group, name: str) -> Array:
         return group.sum(x, f"output of {name}")
@@ -176,6 +170,8 @@ class Leave(Function):
 
 
 class Gather(Function):
+    """The ranks' x behind each other along `dim`, for use by a part on each."""
+
     @staticmethod
     def forward(ctx: Context, x: Array, *, group: Group, dim: int, name: str) -> Array:
         ctx.group, ctx.dim, ctx.name = group, dim, name
@@ -187,6 +183,8 @@ class Gather(Function):
 
 
 class Scatter(Function):
+    """This rank's part along `dim` of the sum of the ranks' x."""
+
     @staticmethod
     def forward(ctx: Context, x: Array, *, group: Group, dim: int, name: str) -> Array:
         ctx.group, ctx.dim, ctx.name = group, dim, name
@@ -198,6 +196,8 @@ class Scatter(Function):
 
 
 class Collect(Function):
+    """The ranks' x behind each other along `dim`, for use that is the same on all ranks."""
+
     @staticmethod
     def forward(ctx: Context, x: Array, *, group: Group, dim: int, name: str) -> Array:
         ctx.group, ctx.dim = group, dim
@@ -206,28 +206,3 @@ class Collect(Function):
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
         return ctx.group.part(grad, ctx.dim)
-
-
-def enter(x: Any, group: Group, name: str) -> Tensor:
-    """x, which all ranks have, for use by a part on each; its gradient is the sum of what the parts give. A view."""
-    return Enter.apply(x, group=group, name=name)
-
-
-def leave(x: Any, group: Group, name: str) -> Tensor:
-    """The sum of the ranks' x, on all of them."""
-    return Leave.apply(x, group=group, name=name)
-
-
-def gather(x: Any, group: Group, dim: int, name: str) -> Tensor:
-    """The ranks' x behind each other along `dim`, for use by a part on each."""
-    return Gather.apply(x, group=group, dim=dim, name=name)
-
-
-def scatter(x: Any, group: Group, dim: int, name: str) -> Tensor:
-    """This rank's part along `dim` of the sum of the ranks' x."""
-    return Scatter.apply(x, group=group, dim=dim, name=name)
-
-
-def collect(x: Any, group: Group, dim: int, name: str) -> Tensor:
-    """The ranks' x behind each other along `dim`, for use that is the same on all ranks."""
-    return Collect.apply(x, group=group, dim=dim, name=name)

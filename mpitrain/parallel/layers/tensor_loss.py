@@ -1,4 +1,4 @@
-"""Cross-entropy of logits whose classes lie on several ranks: none has all of them (Shoeybi et al.: "Megatron-LM", 2019)."""
+"""Cross-entropy of logits whose classes are cut over several ranks (Shoeybi et al.: "Megatron-LM", 2019)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from mpitrain.kernels import rows
 from mpitrain.nn.loss import CrossEntropy
 from mpitrain.ops.loss import check_labels
 from mpitrain.parallel.layers.tensor_functions import Group
+from mpitrain.placement.tensor_plan import Layer
 
 
 class CutCrossEntropy(Function):
-    """What `ops.cross_entropy` gives for the logits of all ranks together: the sum over rows, on every rank.
+    """`ops.cross_entropy` of the logits of all ranks together: the sum over rows, on every rank.
 
-    One message has it all. For each row a rank tells its largest logit m, the sum t of exp(logit - m), the label's logit (0 where
-    the label is another rank's) and, with smoothing, the sum of the logits; the ranks' totals are t exp(m - largest m).
+    One message is enough. For each row a rank sends its largest logit m, the sum t of exp(logit - m), the label's logit (0 where
+    another rank has the label) and, with smoothing, the sum of the logits; a rank's part of the total is t exp(m - largest m).
     """
 
     floats = 1
@@ -44,13 +45,13 @@ class CutCrossEntropy(Function):
         mine[2, here] = x[here, own]
         if smoothing:
             mine[3] = x.sum(axis=1, dtype=xp.float64)
-        table = group.sum(table, "cross entropy")                          # zeros where others have theirs: exact
+        table = group.sum(table, "cross entropy")     # Exact: only one rank has a number in each place.
         largest = table[:, 0].max(axis=0)
         total = (table[:, 1] * xp.exp(table[:, 0] - largest)).sum(axis=0)
         losses = xp.log(total) + largest - (1 - smoothing) * table[:, 2].sum(axis=0)
         if smoothing:
             losses -= smoothing / classes * table[:, 3].sum(axis=0)
-        ctx.save(exps, xp.exp(mine[0] - largest) / total)                  # the softmax is their product
+        ctx.save(exps, xp.exp(mine[0] - largest) / total)                  # The product of the two is the softmax.
         ctx.own, ctx.here, ctx.counted, ctx.shape = own, here, counted, logits.shape
         ctx.smoothing, ctx.uniform = smoothing, smoothing / classes
         return xp.where(counted, losses, 0.0).sum().astype(logits.dtype)
@@ -59,7 +60,7 @@ class CutCrossEntropy(Function):
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
         exps, factors = ctx.saved
         own, here, counted, shape, smoothing, uniform = ctx.own, ctx.here, ctx.counted, ctx.shape, ctx.smoothing, ctx.uniform
-        ctx.release()                             # the gradient is written over the exponentials
+        ctx.release()                             # The gradient is written over the exponentials.
         exps *= (factors * counted * grad).astype(exps.dtype)[:, None]
         if smoothing:
             exps -= (uniform * counted * grad).astype(exps.dtype)[:, None]
@@ -68,7 +69,7 @@ class CutCrossEntropy(Function):
 
 
 class CutLoss:
-    """Cross-entropy as a loss by name has it, of this rank's logits: classes [first, first + their number) of `classes`."""
+    """The loss `cross_entropy` of this rank's logits: classes [first, first + their number) of `classes`."""
 
     kind = "classes"
 
@@ -86,6 +87,11 @@ class CutLoss:
 
     def count(self, target: Any) -> int:
         return self.loss.count(target)
+
+
+def cut_loss(loss: Any, head: Layer | None, group: Group | None) -> Any:
+    """`loss` for the outputs as a rank of `group` has them: a `head` leaves them cut. ConfigError where `loss` wants all."""
+    return loss if head is None or group is None else CutLoss(loss, group, head.first, head.outputs, head.path)
 
 
 def largest(output: Array, group: Group, first: int) -> Array:

@@ -9,59 +9,25 @@ lies between such pairs is cut along the sequence, and the all-reduces become re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.backend import array_module
-from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import ConfigError
 from mpitrain.nn import ACTIVATIONS, Conv2d, Dropout, DropoutAdd, Embedding, Linear
 from mpitrain.nn.across import Across
 from mpitrain.nn.parameter import Parameter
 from mpitrain.ops.index import check_indices
-from mpitrain.parallel.layers.tensor_functions import Group, LoneGroup, collect, enter, gather, leave, scatter
-from mpitrain.parallel.layers.tensor_loss import CutLoss, largest
+from mpitrain.parallel.layers.tensor_functions import Collect, Enter, Gather, Group, Leave, LoneGroup, Scatter
 from mpitrain.placement.tensor_plan import Layer
 
 LENGTH = 1                                                    # the dim of activations (B, L, D) that is cut along the sequence
 
 
-class TensorParallel:
-    """Layers of which each rank of `group` has a part; the outputs of `head` stay cut. Made by all of them, before memory is
-    given."""
-
-    def __init__(self, layers: Sequence[Layer], group: Group, *, sequence: bool, head: Layer | None):
-        self.group, self._head = group, head
-        for layer in layers:
-            connect(layer, group, sequence)
-
-    @property
-    def messages(self) -> Channel:
-        """The channel of the ranks that share layers."""
-        return self.group.messages
-
-    def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the model's output, of which a rank has `shape`."""
-        return tuple(shape) if self._head is None else (*shape[:-1], self._head.outputs)
-
-    def loss(self, loss: Any) -> Any:
-        """The loss of outputs as they are here. ConfigError where it wants all of what is cut."""
-        if self._head is None:
-            return loss
-        weight: Parameter = vars(self._head.module)["weight"]
-        return CutLoss(loss, self.group, weight.offset[0], self._head.outputs, self._head.path)
-
-    def classes(self, output: Any) -> Any:
-        """The class of the largest output of each row; it communicates where they are cut."""
-        if self._head is None:
-            return array_module(output).argmax(output, axis=-1)
-        return largest(output, self.group, vars(self._head.module)["weight"].offset[0])
-
-
-def connect(layer: Layer, group: Group, sequence: bool) -> None:
-    """Gives a layer that is cut what it asks of the group."""
+def join_layer(layer: Layer, group: Group, sequence: bool) -> None:
+    """Connects one cut layer with the ranks of `group`. Called by all of them, before memory is given."""
     module, style = layer.module, layer.style
     if isinstance(module, (Dropout, DropoutAdd)) and (sequence or style == "channels"):
         module.part = group.rank
@@ -79,7 +45,7 @@ def connect(layer: Layer, group: Group, sequence: bool) -> None:
 
 
 class Column(Across):
-    """A layer that has some of the outputs, and all of the inputs; the others here differ from it in what is said of them."""
+    """A layer that has some of the outputs and all of the inputs. The other classes here are variants of it."""
 
     lockstep, absent = True, "another rank's part of a layer (mesh.tp)"
 
@@ -92,19 +58,23 @@ class Column(Across):
     def forward(self, inner: Callable[..., Any], x: Any) -> Any:
         return inner(self.into(x))
 
-    def into(self, x: Any) -> Tensor:
-        return gather(x, self.group, LENGTH, self.path) if self.sequence else enter(x, self.group, self.path)
+    def into(self, x: Any) -> Any:
+        if self.sequence:
+            return Gather.apply(x, group=self.group, dim=LENGTH, name=self.path)
+        return Enter.apply(x, group=self.group, name=self.path)
 
-    def out(self, y: Tensor) -> Tensor:
-        return scatter(y, self.group, LENGTH, self.path) if self.sequence else leave(y, self.group, self.path)
+    def out(self, y: Tensor) -> Any:
+        if self.sequence:
+            return Scatter.apply(y, group=self.group, dim=LENGTH, name=self.path)
+        return Leave.apply(y, group=self.group, name=self.path)
 
 
 class Gathered(Column):
     """The outputs are put together on all ranks."""
 
-    def forward(self, inner: Callable[..., Any], x: Any) -> Tensor:
+    def forward(self, inner: Callable[..., Any], x: Any) -> Any:
         dim = 1 if isinstance(self.module, Conv2d) else -1
-        return collect(super().forward(inner, x), self.group, dim, self.path)
+        return Collect.apply(super().forward(inner, x), group=self.group, dim=dim, name=self.path)
 
 
 class Row(Column):
@@ -118,14 +88,14 @@ class Row(Column):
         if isinstance(self.module, Linear):
             self.after = ACTIVATIONS.resolve(self.module.fused)() if self.module.fused else self.module.after
 
-    def forward(self, inner: Callable[..., Any], x: Any) -> Tensor:
+    def forward(self, inner: Callable[..., Any], x: Any) -> Any:
         m = self.module
         if isinstance(m, Conv2d):
             y = self.out(ops.conv2d(x, self.weight, None, stride=m.stride, padding=m.padding, dilation=m.dilation))
         else:
             y = self.out(ops.linear(x, self.weight))
-        if self.bias is not None:                             # with `sequence` each rank adds it to some of the positions
-            added: Any = enter(self.bias, self.group, f"{self.path}.bias") if self.sequence else self.bias
+        if self.bias is not None:                             # With `sequence`, each rank adds it to some positions.
+            added: Any = Enter.apply(self.bias, group=self.group, name=f"{self.path}.bias") if self.sequence else self.bias
             y = y + (ops.reshape(added, 1, -1, 1, 1) if isinstance(m, Conv2d) else added)
         return y if self.after is None else self.after(y)
 
@@ -133,7 +103,7 @@ class Row(Column):
 class RowsOfATable(Column):
     """Each rank looks up the tokens whose rows it has, and has zeros for the others: their sum is exact."""
 
-    def forward(self, inner: Callable[..., Any], indices: Any) -> Tensor:
+    def forward(self, inner: Callable[..., Any], indices: Any) -> Any:
         weight: Parameter = vars(self.module)["weight"]
         first, count = weight.offset[0], weight.shape[0]
         given = indices.array if isinstance(indices, Tensor) else indices
@@ -154,7 +124,7 @@ class Channels(Column):
 
 
 class AlongTheSequence(Column):
-    """What each rank does for its own positions: parameters are whole, their gradients are what the ranks' positions give."""
+    """A layer with whole parameters, which each rank runs for its own positions; the ranks add up the parameters' gradients."""
 
     def forward(self, inner: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
         if isinstance(self.module, Embedding):
@@ -163,7 +133,8 @@ class AlongTheSequence(Column):
         attributes = vars(self.module)
         kept = {name: value for name, value in attributes.items() if isinstance(value, Parameter)}
         try:
-            attributes.update({name: enter(leaf, self.group, f"{self.path}.{name}") for name, leaf in kept.items()})
+            attributes.update({name: Enter.apply(leaf, group=self.group, name=f"{self.path}.{name}")
+                               for name, leaf in kept.items()})
             return inner(*inputs, **named)
         finally:
             attributes.update(kept)

@@ -1,4 +1,4 @@
-"""What each block of a model costs in seconds, so that a model of unequal blocks is cut into stages that take equally long."""
+"""Block timing: the seconds of each block, so that unequal blocks are cut into stages that take equally long."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from mpitrain.errors import ShapeError
 from mpitrain.nn import Sequential, collect_statistics, mixtures
 from mpitrain.parallel.pipeline.feed import Feed
 
-TIMES = 4                                    # of each block; the first is not counted, and the fastest of the others is
+TIMES = 4                                    # Each block runs so often; the fastest run but the first counts.
 
 
 def block_seconds(model: Sequential, x: Any, *, seed: int, precision: str, device: Device, tokens: bool) -> list[float]:
-    """Forward and backward of one micro-batch `x` (host rows) through each block, which `model` has no memory for yet.
+    """Times forward and backward of one micro-batch `x` (host rows) through each block of a `model` without memory.
 
-    One block at a time has memory, and none has afterwards. ShapeError where a block cannot take what the one before gives, or
+    One block at a time has memory, and none has afterwards. ShapeError where a block cannot take the output of the one before, or
     gives no single tensor.
     """
     found: list[float] = []
@@ -43,7 +43,7 @@ def block_seconds(model: Sequential, x: Any, *, seed: int, precision: str, devic
 
 
 def forget(part: Sequential) -> None:
-    """Takes back the memory of a model, and what its forward passes have left."""
+    """Frees the memory of a model, and drops the statistics of its forward passes."""
     collect_statistics(part)
     for _, layer in mixtures(part):
         layer.take_tally()
@@ -54,7 +54,7 @@ def forget(part: Sequential) -> None:
 
 
 def _timed(part: Sequential, name: str, given: Array, device: Device, *, first: bool) -> tuple[float, Array]:
-    """(seconds, output) of one forward and backward; nobody wants the gradient of the model's input."""
+    """Returns (seconds, output) of one forward and backward, without the gradient of the model's input."""
     x = Tensor(given, requires_grad=not first and given.dtype.kind == "f")
     for parameter in part.parameters():
         parameter.grad = None

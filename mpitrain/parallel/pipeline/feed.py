@@ -1,4 +1,4 @@
-"""Host batches -> what a rank has of them, as arrays on the device, in the number format of the model."""
+"""Host batches -> a rank's part of them, as arrays on the device, in the number format of the model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Feed:
 
     def __init__(self, device: Device, dtype: Any, *, tokens: bool = False, part: Callable[[Any], Any] | None = None):
         self.device, self.dtype, self.tokens = device, np.dtype(dtype), tokens
-        self.part = part or _all
+        self.part = part or (lambda x: x)
 
     def inputs(self, x: Any) -> Array:
         x = self.part(x)
@@ -30,7 +30,3 @@ class Feed:
 
     def _cast(self, values: Any) -> Any:
         return values if values.dtype == self.dtype else values.astype(self.dtype)
-
-
-def _all(x: Any) -> Any:
-    return x

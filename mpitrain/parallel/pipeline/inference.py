@@ -10,7 +10,7 @@ from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.parallel.pipeline.neighbours import Neighbours
 from mpitrain.placement.stages import Stage
 
-AHEAD = 2                                    # outputs on their way at most: a fast stage must not run away from a slow one
+AHEAD = 2                                    # At most so many outputs are on their way: a fast stage must not run away.
 
 
 class Inference:
@@ -40,7 +40,7 @@ class Inference:
             self.neighbours.finish()
 
     def _one(self, x: Any, chunk: int, number: int) -> Tensor:
-        """What one chunk makes of batch `number`; sent on unless it is the last."""
+        """The output of one chunk for batch `number`, which is sent on unless the chunk is the last."""
         virtual, neighbours = self.stage.virtual(chunk), self.neighbours
         if virtual == 0:
             given = Tensor(self.feed.inputs(x))

@@ -1,7 +1,7 @@
-"""What travels between the stages of a pipeline: activations forward, their gradients back.
+"""Messages between the stages of a pipeline: activations forward, their gradients back.
 
 Virtual stage v lives on rank v modulo the number of stages. A message's tag says direction, virtual stage and micro-batch. The
-shape of activations is told once for each number of rows; a stage whose output changes its shape later is found out as it sends.
+shape of activations is sent once for each number of rows; a stage whose output changes its shape later is refused as it sends.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Neighbours:
     def __init__(self, link: Link, stage: Stage):
         self.link, self.stage = link, stage
         self._arriving: dict[tuple[str, int, int], Message] = {}
-        self._shapes: dict[tuple[int, int], tuple[tuple[int, ...], str]] = {}      # of what arrives, by (virtual stage, rows)
-        self._told: dict[tuple[int, int], tuple[tuple[int, ...], str]] = {}        # of what leaves
+        self._shapes: dict[tuple[int, int], tuple[tuple[int, ...], str]] = {}      # Shapes that arrive, by (virtual stage, rows).
+        self._told: dict[tuple[int, int], tuple[tuple[int, ...], str]] = {}        # Shapes that leave.
 
     def expect_forward(self, virtual: int, micro: int, rows: int, *, wait: bool) -> None:
         """Begins to receive a virtual stage's input. Unless it may `wait`, only where the shape is known."""

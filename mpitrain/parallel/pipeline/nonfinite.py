@@ -1,4 +1,4 @@
-"""Where a NaN or an infinity first appeared: run the forward pass once more and look at every layer's output."""
+"""The search for the first NaN or infinity: another forward pass that looks at every layer's output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mpitrain.nn import Module
 
 
 def is_finite(array: Array) -> bool:
-    """True where every value is a number; arrays of integers are."""
+    """True where every value is finite, as all integers are."""
     return not is_float(array.dtype) or bool(np.isfinite(asnumpy(abs(array).sum())))
 
 
@@ -24,7 +24,7 @@ class _Found(Exception):
 
 
 def first_bad_layer(model: Module, x: Any) -> str:
-    """In words, where the first value that is not finite comes from: a parameter, the input, a layer, or the loss itself."""
+    """The origin, in words, of the first value that is not finite: a parameter, the input, a layer, or the loss itself."""
     if not is_finite(x):
         return "the input of the model"
     if not all(parameter.allocated for parameter in model.parameters()):
@@ -57,7 +57,7 @@ def first_bad_layer(model: Module, x: Any) -> str:
 
 @contextmanager
 def nobody_else(model: Module) -> Iterator[list[str]]:
-    """Layers do without ranks that are elsewhere meanwhile; gives what is not seen then, in words."""
+    """Replaces the way to other ranks by stand-ins; yields in words the parts of the model that are not seen then."""
     asking = [(module, across) for _, module in model.named_modules() if (across := module.across) and not across.lockstep]
     for module, across in asking:
         module.across = across.alone()

@@ -29,9 +29,9 @@ class Pipeline:
     """The stage's forward and backward over the micro-batches of one step.
 
     Each micro-batch's loss is a sum; its gradient starts from 1 / (the count over all ranks), so the exchange only ever adds,
-    and batches of uneven size stay exact. What layers add to the loss themselves (`autograd.batch_share`) counts by the rows of a
-    micro-batch, over those of all ranks. The schedule names forwards (F) and backwards (B), or halves of them (B, W); receives
-    and sends are put in here, by `neighbours` (None where the stage is the whole model).
+    and batches of uneven size stay exact. Terms that layers add to the loss (`autograd.batch_share`) are weighted by the rows of
+    a micro-batch over those of all ranks. The schedule names forwards (F) and backwards (B), or halves of them (B, W);
+    `neighbours` (None where the stage is the whole model) adds receives and sends.
     """
 
     def __init__(self, stage: Stage, loss: Loss, channel: Channel, reducer: GradientReducer, feed: Feed, *, n_micro: int,
@@ -40,22 +40,22 @@ class Pipeline:
         self.stage, self.loss, self.channel, self.reducer, self.feed = stage, loss, channel, reducer, feed
         self.seed, self.schedule, self.n_micro, self.after_forward = seed, schedule, n_micro, after_forward
         self.neighbours = neighbours
-        self.counts = counts and stage.is_last              # whether this rank's terms of the loss are to be counted
+        self.counts = counts and stage.is_last              # Whether this rank's terms of the loss count.
         self.span = span
-        self.count = 0.0                                    # terms of the loss in the last step, over all ranks
-        self.flag = 0.0                                     # sum over ranks of what the caller passed to run
-        self.waited_s = 0.0                                 # in the last step, for other stages
+        self.count = 0.0                                    # Terms of the loss in the last step, over all ranks.
+        self.flag = 0.0                                     # The stop flag: the sum over ranks of what `run` got.
+        self.waited_s = 0.0                                 # Seconds of the last step spent waiting for other stages.
         self._programs: dict[int, list[Action]] = {}
         self._micro: Sequence[MicroBatch] = ()
-        self._inputs: dict[tuple[int, int], Tensor] = {}    # by (chunk, micro-batch): what has been received,
-        self._outputs: dict[tuple[int, int], Tensor] = {}   # what was made of it,
-        self._deferred: dict[tuple[int, int], Deferred] = {}     # and backwards that the parameters' half is left of
+        self._inputs: dict[tuple[int, int], Tensor] = {}    # Tensors received, by (chunk, micro-batch).
+        self._outputs: dict[tuple[int, int], Tensor] = {}   # Outputs made of them.
+        self._deferred: dict[tuple[int, int], Deferred] = {}     # Backwards whose parameters' half is to come.
         self._losses = np.zeros(0)
-        self._split = False                                 # whether backward runs as two calls in this step
+        self._split = False                                 # Whether backward runs as two calls in this step.
         self._local = np.zeros(3)
         self._add = channel.prepare(self._local, "loss count")
         self._counting: Any = None
-        self._travels = any(layer.across is not None for _, layer in mixtures(stage.model))     # others wait for our rows
+        self._travels = any(layer.across is not None for _, layer in mixtures(stage.model))     # Other ranks wait for our rows.
         self._has_mixtures, self._mixtures = bool(mixtures(stage.whole)), [layer for _, layer in mixtures(stage.model)]
 
     def run(self, micro_batches: Sequence[MicroBatch], *, flag: float = 0.0) -> np.ndarray[Any, Any]:
@@ -70,7 +70,7 @@ class Pipeline:
         self._counting = self._add.start() if self.channel.size > 1 else None
         self._micro, self._losses, self.waited_s = micro_batches, np.zeros(self.n_micro), 0.0
         if self.neighbours is not None:
-            self.neighbours.finish()                          # of the last step, whose end need not wait for that
+            self.neighbours.finish()                          # Sends of the last step, which did not wait for them.
         program = self._program(len(micro_batches))
         self._split = splits_backward(program)
         for i, action in enumerate(program):
@@ -88,17 +88,17 @@ class Pipeline:
 
     @property
     def sent_bytes(self) -> int:
-        """Of messages to other stages that have not been let go of yet."""
+        """Bytes of messages to other stages that are still in memory."""
         return 0 if self.neighbours is None else self.neighbours.link.sent_bytes
 
     def take_tally(self) -> np.ndarray[Any, Any]:
-        """What the mixtures of experts here have noted (`nn.MixtureOfExperts.take_tally`), added up; empty for models without."""
+        """The sum of the mixtures' tallies (`nn.MixtureOfExperts.take_tally`); empty for models without experts."""
         if not self._has_mixtures:
             return np.zeros(0)
         return sum((layer.take_tally() for layer in self._mixtures), np.zeros(4))
 
     def _program(self, n: int) -> list[Action]:
-        """What this stage does in a step of `n` micro-batches."""
+        """The actions of this stage in a step of `n` micro-batches."""
         if n not in self._programs:
             stage = self.stage
             self._programs[n] = list(actions_of(self.schedule, stage.index, stage.n_stages, n, len(stage.chunks)))
@@ -189,7 +189,7 @@ class Pipeline:
         return self.count
 
     def _share(self, action: Action) -> float:
-        """The micro-batch's part of the rows of all ranks: not of the terms of the loss, which are no affair of other layers."""
+        """The micro-batch's share of the rows of all ranks."""
         self._total()
         return len(self._micro[action.micro].x) / max(float(self._local[2]), 1.0)
 
@@ -208,9 +208,9 @@ class Pipeline:
         return self.loss(output, self.feed.targets(micro.y))
 
     def _value(self, loss: Tensor, micro: MicroBatch, x: Tensor, chunk: int) -> float:
-        """The summed loss as a number, looked at before its gradient is sent anywhere.
+        """The summed loss as a number. NumericsError where it is not finite because of this stage.
 
-        One that is not finite is refused by the stage where that began. This may be one before: then nothing but NaN goes back.
+        Where an earlier stage made it so, that stage raises: this one sends a gradient of NaN back to it.
         """
         value = float(asnumpy(loss.array))
         if not math.isfinite(value):
@@ -220,7 +220,7 @@ class Pipeline:
         return value
 
     def _is_lost(self, action: Action, grad: Array, x: Tensor, output: Tensor) -> bool:
-        """Whether a micro-batch's loss is not finite because of `x`, which came from a stage before. NumericsError where this
+        """Whether a micro-batch's loss is not finite because of `x`, the output of an earlier stage. NumericsError where this
         stage made it so."""
         micro, virtual = self._micro[action.micro], self.stage.virtual(action.chunk)
         if virtual == self.stage.n_virtual - 1:

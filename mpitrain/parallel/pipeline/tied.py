@@ -17,32 +17,27 @@ from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.link import Link
 from mpitrain.parallel.gradients.norm import PartOf, Parts
 
-TWINS_TAG = 0
 
-
-class Twins:
-    """Adds up the gradients of each parameter's uses, wherever they are along pp. Made, and used, by all ranks of `link`.
+class TiedParameters:
+    """The sum of each tied parameter's gradients over its uses, on whatever stages. Made, and used, by all ranks of `link`.
 
     `channel` has the same ranks, in the same order; `place(name)` is the number of the block that a parameter belongs to. The
-    storage may have the same parts of twins for its segments on all of them.
+    segments of the storage may be parts of parameters, cut alike on all ranks.
     """
 
     def __init__(self, storage: Parts, link: Link, channel: Channel, place: Callable[[str], int]):
         self.link = link
         everyone = channel.gather_objects([[s.parameter.key, place(s.name), bool(s.parameter.twin_of)] for s in storage.segments])
         shared = {key for rank in everyone for key, _, is_twin in rank if is_twin}
-        self._uses: list[tuple[list[int], list[PartOf]]] = []     # for each shared parameter here: the rank of each use, our own
+        self._uses: list[tuple[list[int], list[PartOf]]] = []     # For each shared parameter: the ranks of its uses, and our own.
         for key in sorted(shared & {s.parameter.key for s in storage.segments}):
             uses = sorted((at, rank) for rank, held in enumerate(everyone) for name, at, _ in held if name == key)
             own = sorted((s for s in storage.segments if s.parameter.key == key), key=lambda s: place(s.name))
             self._uses.append(([rank for _, rank in uses], own))
 
-    def __bool__(self) -> bool:
-        return bool(self._uses)
-
     def add(self, gradients: Any) -> None:
         """Replaces the gradient of each use by the sum of all uses, in the flat array `gradients`."""
-        for tag, (ranks, own) in enumerate(self._uses, TWINS_TAG):
+        for tag, (ranks, own) in enumerate(self._uses):
             self._add_one(ranks, own, gradients, tag)
 
     def _add_one(self, ranks: Sequence[int], own: Sequence[PartOf], gradients: Any, tag: int) -> None:
@@ -64,6 +59,6 @@ class Twins:
                 message.wait()
                 addend = xp.asarray(message.array)
             total = addend.copy() if total is None else xp.add(total, addend, out=total)
-        link.finish()                                         # what was sent is about to be written
+        link.finish()                                         # The memory of what was sent is written next.
         for part in parts:
             part[...] = total

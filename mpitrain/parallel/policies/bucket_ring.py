@@ -1,4 +1,4 @@
-"""Memory that ranks share for buckets on their way: each bucket has a place in a ring that a few of them fill.
+"""Shared memory for buckets on their way: each bucket has a place in a ring that a few of them fill.
 
     ring     [ bucket 0 | bucket 1 | bucket 2 | bucket 3 | bucket 4 | ]
              [  bucket 5    | bucket 6 | ...                                 sent when bucket 0 and 1 have been summed
@@ -19,7 +19,7 @@ from mpitrain.placement.buckets import Bucket
 
 
 class BucketRing:
-    """`views[i]` is the memory of bucket i; `overlapping[i]` are the buckets that it has some of in common with, itself too.
+    """`views[i]` is the memory of bucket i; `overlapping[i]` are the buckets whose memory overlaps it, itself included.
 
     The ring holds any `most` buckets that follow each other. `allocate` gives memory that ranks share.
     """
@@ -36,12 +36,12 @@ class BucketRing:
 
 
 def ring_size(lengths: Sequence[int], most: int) -> int:
-    """Of a ring that holds any `most` of these that follow each other."""
+    """The size of a ring that holds any `most` consecutive buckets of these lengths."""
     return max((sum(lengths[i:i + most]) for i in range(len(lengths))), default=0)
 
 
 def ring(lengths: Sequence[int], size: int) -> list[int]:
-    """Where each of these begins, one behind the other, and at 0 again where the rest of `size` is too short."""
+    """The start of each bucket: one behind the other, and at 0 again where the rest of `size` is too short."""
     starts, end = [], 0
     for length in lengths:
         start = end if end + length <= size else 0

@@ -1,4 +1,4 @@
-"""Flat arrays that serve for a while and are used again: a fresh page costs more than the arithmetic done on it."""
+"""Reuse of flat arrays, since a fresh page costs more than the arithmetic done on it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 from mpitrain.backend import Array
 from mpitrain.nn import FlatLayout
 
-ALONE = 2                                    # what getrefcount says of memory that one view is held of
+ALONE = 2                                    # getrefcount of memory with a single view
 
 
 class BufferPool:
-    """Lends arrays of a layout's dtype and device. There is no giving back: who drops the array, and all views of it, has.
+    """Lends arrays of a layout's dtype and device. An array comes back by itself when the last view of it is dropped.
 
-    So a view that somebody keeps keeps its values too. On a GPU, arrays come from CuPy's own pool.
+    On a GPU, arrays come from CuPy's own pool.
     """
 
     def __init__(self, layout: FlatLayout):
@@ -24,7 +24,7 @@ class BufferPool:
 
     @property
     def nbytes(self) -> int:
-        """Of all arrays that are kept."""
+        """Bytes of all arrays in the pool."""
         return sum(array.nbytes for array in self._kept)
 
     def take(self, size: int) -> Array:
@@ -35,7 +35,7 @@ class BufferPool:
         fitting = [i for i in free if self._kept[i].size >= size]
         if fitting:
             return self._kept[min(fitting, key=lambda i: self._kept[i].size)][:size]
-        if free:                                              # too small: a larger one takes its place
+        if free:                                              # All are too small: a larger one takes the place of one.
             del self._kept[max(free, key=lambda i: self._kept[i].size)]
         array: np.ndarray = self.layout.memory(size)
         self._kept.append(array)

@@ -27,7 +27,7 @@ POLICIES.register("parameters")(ShardedParameters)
 
 
 def find_policy(config: Config) -> type[Policy]:
-    """What `comm.sharding` names, ours or a user's own. ConfigError for what is none."""
+    """The policy that `comm.sharding` names, ours or a user's own. ConfigError for anything else."""
     found: Any = POLICIES.resolve(config.comm.sharding, config.folder)
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise ConfigError(f'comm.sharding = "{config.comm.sharding}" must be a subclass of '
@@ -43,20 +43,20 @@ def choose(setup: Setup) -> Policy:
     comm = setup.config.comm
     asked = find_policy(setup.config)
     if comm.sharding in POLICIES and setup.held.mesh[REPLICAS].size == 1:
-        asked = Replicated                                    # there is nobody to cut for
+        asked = Replicated                                    # A single rank has nothing to cut.
     channel = gradient_channel(setup, by_messages=asked.cuts_gradients and not comm.node_shared)
     return one_per_node(asked, setup, channel) if comm.node_shared and channel.size > 1 else asked(setup, channel)
 
 
 def choose_to_evaluate(setup: Setup) -> Policy:
-    """What holds the parameters where nothing is trained: in slices where the run has them so, for the model may be larger than a
-    rank. It communicates."""
+    """The policy of a run without training: parameters stay in slices, since the model may be larger than a rank's memory. It
+    communicates."""
     cut = setup.config.comm.sharding == "parameters" and setup.held.mesh[REPLICAS].size > 1
     return (ShardedParameters if cut else Replicated)(setup, setup.held.control)
 
 
 def gradient_channel(setup: Setup, *, by_messages: bool) -> AnyChannel:
-    """What connects the ranks that add up gradients. With `comm.algorithm` "auto", those on the CPU go through shared memory
+    """The channel of the ranks that add up gradients. With `comm.algorithm` "auto", those on the CPU go through shared memory
     where a node has room; a named algorithm goes by messages."""
     comm, mesh, algorithm = setup.config.comm, setup.held.mesh, setup.algorithm
     wire = None if comm.wire_dtype == "float32" else comm.wire_dtype
@@ -83,8 +83,8 @@ def one_per_node(asked: type[Policy], setup: Setup, shared: Any) -> Policy:
         policy.say(f"comm.node_shared: {why}")
         return policy
     if asked is Replicated or (asked is ShardedOptimizer and not several):
-        return NodeShared(setup, shared)                      # the ranks of the node are all that share its one copy
-    of_copy = ShardedOptimizer if asked is ShardedOptimizer else ShardedGradients       # whose parameters lie in the one copy
+        return NodeShared(setup, shared)                      # All ranks that share the copy are on one node.
+    of_copy = ShardedOptimizer if asked is ShardedOptimizer else ShardedGradients       # Its parameters lie in the one copy.
     return of_copy(setup, shared, NodeCopy(shared))
 
 
@@ -93,7 +93,7 @@ def change(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
     if not was or not now or was == now or was.get("ranks") != now["ranks"]:
         return ""
     if now["ranks"] == 2 and was.get("wire") == now["wire"]:
-        return ""                                             # the sum of two has no order
+        return ""                                             # The sum of two has no order.
     before, after = (f"{choice.get('way')} ({choice.get('wire')})" for choice in (was, now))
     return (f"gradients were summed by {before}, and are by {after}: from here on the bits are not those of the run that was "
             "interrupted")

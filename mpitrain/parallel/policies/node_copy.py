@@ -1,4 +1,4 @@
-"""Whole parameters once on each node, of which all ranks of all nodes update slices."""
+"""One copy of the parameters on each node, whose slices all ranks of all nodes update."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mpitrain.schedules.direct import OwnersToAll
 
 
 class Barrier:
-    """Called by every rank of every node: returns when all have come, and sees what they have written."""
+    """A barrier of all ranks of all nodes, after which each sees what the others have written."""
 
     def __init__(self, shared: SharedChannel):
         self._add = shared.prepare(shared.allocate(8).view(np.float64), "parameters")
@@ -26,20 +26,20 @@ class Barrier:
 
 
 class NodeCopy:
-    """The copies of the nodes.
+    """The nodes' copies of the parameters.
 
         bucket    [ 0 on A | 0 on B | 1 on A | 1 on B ]          the slices of ranks 0 and 1 of nodes A and B
                   [     piece 0     |     piece 1     ]
 
-    The ranks of a node sum its gradients by pieces, which same-numbered ranks of the nodes add up; and these give each other
-    their new values, each for its own node's copy.
+    The ranks of a node sum its gradients by pieces. Same-numbered ranks of the nodes add these up, and exchange the new values,
+    each for its own node's copy.
     """
 
     def __init__(self, shared: SharedChannel):
         self.shared, self.barrier = shared, Barrier(shared)
         self.n_nodes = shared.size // shared.node.size
-        self._first = shared.node.rank * self.n_nodes         # of the slices of this rank's piece
-        self.number = self._first + (shared.cross.rank if shared.cross is not None else 0)      # of its own slice
+        self._first = shared.node.rank * self.n_nodes         # The first slice of this rank's piece.
+        self.number = self._first + (shared.cross.rank if shared.cross is not None else 0)      # This rank's own slice.
 
     def allocate(self, nbytes: int) -> Any:
         return block_of_the_node(self.shared, nbytes, "parameters")
@@ -48,7 +48,7 @@ class NodeCopy:
         return shared_by_all(self.shared, nbytes, "gradients")
 
     def piece(self, unit: Unit) -> tuple[int, int]:
-        """Where this rank's piece of a bucket begins and ends in it."""
+        """The ends of this rank's piece, in elements of the bucket."""
         bounds = self._bounds(unit)
         return bounds[0], bounds[-1]
 
@@ -62,5 +62,5 @@ class NodeCopy:
         return self.shared.cross.start_all_gather(piece, slices, unit.name)
 
     def _bounds(self, unit: Unit) -> tuple[int, ...]:
-        """Where the slices of the piece begin, and the last one ends, in the bucket."""
+        """The ends of the slices of the piece, in elements of the bucket."""
         return unit.owners_to_all.bounds[self._first:self._first + self.n_nodes + 1]

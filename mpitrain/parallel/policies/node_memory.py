@@ -1,4 +1,4 @@
-"""Memory that the ranks of a node share, for one copy of what each would keep otherwise; refused where it cannot be had."""
+"""Memory that the ranks of a node share for one copy per node, and the errors where it cannot be had."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpitrain.parallel.gradients.norm import GradientNorm, Parts
 
 
 def shared_by_all(shared: SharedChannel, nbytes: int, name: str) -> Any:
-    """`nbytes` bytes of each rank, where sums can be made. Collective; StorageError, on all ranks, where there is no room."""
+    """`nbytes` bytes of each rank in which ranks can sum. Collective; StorageError, on all ranks, where there is no room."""
     memory = shared.allocate(nbytes)
     if shared.notes:
         raise no_room(shared, name)
@@ -30,7 +30,7 @@ def block_of_the_node(shared: SharedChannel, nbytes: int, name: str) -> Any:
 
 
 def norm_of_node(shared: SharedChannel, own: Parts) -> GradientNorm:
-    """The norm of a gradient that the ranks of `shared` have all parts of, without a message on a node. Collective."""
+    """The norm of a gradient whose parts all lie on the ranks of `shared`, without messages inside a node. Collective."""
     return GradientNorm(own, channel=shared, allocate=lambda nbytes: shared_by_all(shared, nbytes, "the gradient norm"))
 
 
@@ -54,9 +54,9 @@ def nodes_of(shared: AnyChannel) -> list[int]:
 
 
 def refuse_unlike_nodes(mesh: Mesh, shared: SharedChannel) -> None:
-    """ConfigError, on all ranks, where the data-parallel ranks of one stage lie on nodes otherwise than those of another.
+    """ConfigError, on all ranks, where the data-parallel ranks of two stages lie on nodes in different ways.
 
-    What one node's ranks share is cut by their numbers on it, and stages exchange parts of twins that must be cut alike.
+    Slices follow the numbers of ranks on their node, and stages exchange slices of tied parameters, which must be cut alike.
     """
     found = mesh.channel(mesh.axes, "nodes").gather_objects(nodes_of(shared))
     other = next((rank for rank, nodes in enumerate(found) if nodes != found[0]), None)

@@ -4,16 +4,15 @@
     rank 1's gradients   [ slice 0 | slice 1 ] ...                                        ^ 0       ^ 1
                               \\_ sum __/  ->  rank 0 sums slice 0 of each bucket and updates it, block by block in the cache
 
-No sum is written back to the others, no parameter is gathered, and a rank does 1/n of the optimizer's work. A bucket's slice is
-summed when every rank of the node has the bucket's gradients; by then no backward needs the bucket's weights for a gradient any
-more, so the update may follow at once. A forward that has read a weight without a gradient (`detach`), and reads it again in
-backward, is told: weights count as changed from the moment their bucket starts, on the rank that starts it, and no rank
-changes them before all ranks have. Where the norm is wanted first (clipping, logging), or there are tied parameters to add up,
-the updates wait. Between nodes, the same-numbered ranks sum their slices by messages.
+No sum is written back to the others, no parameter is gathered, and a rank does 1/n of the optimizer's work. Between nodes, the
+same-numbered ranks sum their slices by messages.
 
-On a mesh, the data-parallel ranks of each stage, and of each place along tp, have a copy of what is theirs on each node. A
-chunk's backwards run in the order of the micro-batches, and where they run in two halves, gradients of parameters come with the
-second: after a parameter's last gradient no backward of its rank needs it.
+The update of a slice follows its sum at once: when every rank of the node has a bucket's gradients, no backward reads its weights
+any more. (Backwards run in the order of the micro-batches, and the half that gives gradients of parameters runs last.) A backward
+that does read such a weight again, because forward read it by `detach`, raises an error: a bucket's weights count as changed from
+the start of its sum. Updates wait where the norm is wanted first (clipping, logging), or tied parameters are to be added up.
+
+On a mesh, the data-parallel ranks of each stage, and of each place along tp, have a copy of their part on each node.
 """
 
 from __future__ import annotations
@@ -52,14 +51,14 @@ class Own(NamedTuple):
 
 
 class OwnSlice:
-    """This rank's slice of one bucket: elements `within` it, the parts of parameters there, and what C does with these."""
+    """This rank's slice of one bucket: elements `within` it, the parts of parameters there, and their updates by C."""
 
     def __init__(self, bucket: Bucket, rank: int, n: int, *, whole: bool):
         own = cut_slices(bucket.segments, bucket.start, bucket.stop, n, whole=whole)[rank]
         self.within = own.start - bucket.start, own.stop - bucket.start
         self.parts = parts_of(bucket.segments, own)
         self.passes: Any = None
-        self.trained: list[bool] = []                         # of the parts, when `passes` were made
+        self.trained: list[bool] = []                         # Whether each part was trained when `passes` were made.
 
 
 class NodeShared(Policy):
@@ -71,15 +70,15 @@ class NodeShared(Policy):
     def __init__(self, setup: Setup, channel: SharedChannel):
         super().__init__(setup, channel)
         self.size = channel.size
-        self._slices: dict[int, OwnSlice] = {}                # by bucket; buckets stay as they are
-        self._scalars: dict[float, Array] = {}                # by weight decay; C reads them
+        self._slices: dict[int, OwnSlice] = {}                # By bucket; buckets stay.
+        self._scalars: dict[float, Array] = {}                # The key is the weight decay; C reads the numbers.
         self._scalars_step = -1
 
     def initialise(self) -> None:
         self.whole_of(lambda nbytes: block_of_the_node(self.channel, nbytes, "parameters and optimizer state"))
 
     def open(self, optimizer: Optimizer, rate: Any) -> None:
-        plain = (type(optimizer).change, type(optimizer).update) == (Optimizer.change, Optimizer.update)     # not a user's own
+        plain = (type(optimizer).change, type(optimizer).update) == (Optimizer.change, Optimizer.update)     # else the user's
         kernel = optimizer.kernel if self.channel.fuses and plain else None
         self._part = part_function(kernel, self.storage.values.dtype) if kernel is not None else 0
         super().open(optimizer, rate)
@@ -87,7 +86,7 @@ class NodeShared(Policy):
 
     def make_reducer(self) -> GradientReducer:
         cuts = self.held.placement.cuts(self.layout)
-        if self.tree:                                         # its sums go by messages, and need no memory that ranks share
+        if self.tree:                                         # The sums of a tree go by messages.
             return self.reducer_over(TreeSum(self.channel, self.tree), cuts=cuts)
         return self.reducer_over(self, cuts=cuts, allocate=lambda nbytes: shared_by_all(self.channel, nbytes, "gradients"))
 
@@ -101,13 +100,13 @@ class NodeShared(Policy):
 
     def update(self, gradients: Any, lr: float, scale: float) -> None:
         self.optimizer.update(gradients, lr=lr, step=self.step + 1, scale=scale, segments=self.own().segments)
-        for segment in self.storage.segments:                 # the other ranks' parts change too
+        for segment in self.storage.segments:                 # The parts of other ranks change too.
             segment.parameter.mark_changed()
 
     @property
     def is_updated(self) -> bool:
-        """Where nothing needs the whole gradient, and this is summed in slices. The same on all ranks of a node: none reads what
-        another has changed without knowing."""
+        """Whether gradients are summed in slices, and nothing needs all of them first. The same on all ranks of a node, so that
+        none reads weights that another has changed."""
         return not (self.needs_all_gradients or self.tree)
 
     def settle(self) -> None:
@@ -145,7 +144,7 @@ class NodeShared(Policy):
         return self._slices[bucket.index]
 
     def _update_slice(self, parts: Sequence[Part]) -> None:
-        """What follows a sum for which C had no passes."""
+        """The update after a sum for which C had no passes."""
         if self.is_updated:
             self.optimizer.update(self.reducer.gradients, lr=self.rate(self.step), step=self.step + 1, segments=parts)
 
@@ -154,7 +153,7 @@ class NodeShared(Policy):
         if not self._part:
             return None
         trained = [part.parameter.requires_grad for part in own.parts]
-        if own.passes is None or own.trained != trained:      # parameters may be frozen from one step to the next
+        if own.passes is None or own.trained != trained:      # Parameters may be frozen from one step to the next.
             runs = self.optimizer.runs(own.parts)
             own.trained, own.passes = trained, (Pass * len(runs))(*(
                 Pass(self._part, self.optimizer.parts(run), self._scalars_for(run.decay), run.start - start, run.stop - start)

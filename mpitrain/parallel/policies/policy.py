@@ -21,7 +21,7 @@ from mpitrain.config.rules import Rule
 from mpitrain.errors import NumericsError
 from mpitrain.nn import FlatLayout, apply_statistics, running_layers
 from mpitrain.optim import Optimizer, clip_factor
-from mpitrain.parallel.connect import Held
+from mpitrain.parallel.connect import ParallelContext
 from mpitrain.parallel.gradients.bucket_sum import BucketSum
 from mpitrain.parallel.gradients.norm import GradientNorm, Parts
 from mpitrain.parallel.gradients.reducer import GradientReducer
@@ -34,7 +34,7 @@ from mpitrain.schedules.collectives import ON_NODES
 
 
 class Outcome(TypedDict):
-    """What a step did: the learning rate, the global norm before clipping (None where nobody asked), waiting time."""
+    """The outcome of a step: learning rate, global norm before clipping (None where nobody asked), seconds of waiting."""
 
     lr: float
     grad_norm: float | None
@@ -43,10 +43,10 @@ class Outcome(TypedDict):
 
 @dataclass(frozen=True)
 class Setup:
-    """What a policy is built from: the same on all ranks, but for their places on the mesh."""
+    """The arguments of a policy: the same on all ranks, but for their places on the mesh."""
 
     config: Config
-    held: Held                               # this rank's part of the model, and the channels to those that hold others
+    held: ParallelContext                    # this rank's part of the model, and the channels to other ranks
     device: Device
     algorithm: Any = "auto"                  # the gradients' all-reduce: a name, or a user's function
     optimizer: Callable[[Any], Optimizer] | None = None      # makes the run's optimizer of a storage; None: there is none
@@ -58,18 +58,18 @@ class Policy(ABC):
     An author says in `initialise` where values lie and what part of them this rank's optimizer updates (`storage`), in
     `make_reducer` how gradients are added up, and in `update` what happens to the parameters then. What follows from one step to
     the next by itself is here: the norm, clipping, running statistics. `channel` connects the ranks that hold the same part of
-    the model; `notes` says what could not be had, `choices` what bits depend on. What cannot be had raises ConfigError or
-    StorageError in `__init__`, `initialise` or `open`, on all ranks.
+    the model; `notes` says what could not be had, `choices` what bits depend on. `__init__`, `initialise` and `open` raise
+    ConfigError or StorageError, on all ranks.
     """
 
-    rules: ClassVar[Sequence[Rule]] = ()     # what may not go together with it, beside `config.rules`
-    shards: Shards | None = None             # of the arrays that this rank has slices of; None: it has whole ones
-    cuts_gradients: ClassVar[bool] = False   # whether a bucket's memory is used again before the step is over
-    cuts_parameters: ClassVar[bool] = False  # whether a rank puts blocks together for as long as they compute
-    per_node = False                         # whether the ranks of a node share one copy of the parameters
+    rules: ClassVar[Sequence[Rule]] = ()     # Rules of compatibility, beside `config.rules`.
+    shards: Shards | None = None             # The slices of this rank; None where arrays are whole.
+    cuts_gradients: ClassVar[bool] = False   # Whether a bucket's memory is used again before the step is over.
+    cuts_parameters: ClassVar[bool] = False  # Whether a rank puts blocks together while they compute.
+    per_node = False                         # Whether the ranks of a node share one copy of the parameters.
     layout: FlatLayout
-    storage: Any                             # `optimizer.Storage`, with the parts of parameters for its segments
-    values: Array                            # what this rank keeps parameters in
+    storage: Any                             # An `optimizer.Storage`, whose segments are parts of parameters.
+    values: Array                            # The array of this rank's parameters.
     reducer: GradientReducer
     norm: GradientNorm
     statistics: Statistics
@@ -79,20 +79,20 @@ class Policy(ABC):
         self.mesh, self.stage, self.tree = setup.held.mesh, setup.held.stage, setup.held.placement.tree
         self.bucket_bytes = setup.config.comm.bucket_bytes
         self.clip_norm = setup.config.optimizer.clip_norm
-        self.step = 0                        # updates done
+        self.step = 0                        # Updates done.
         self.want_norm = True                # a norm costs a pass over the gradients: it is computed where asked for, or to clip
         self.choices: dict[str, Any] = {}
         self._said: list[str] = []
 
     @property
     def notes(self) -> list[str]:
-        """What could not be had, a line each; complete once the policy is open."""
+        """Options that could not be had, a line each; complete once the policy is open."""
         return [*self.channel.notes, *self._said]
 
     def say(self, note: str) -> None:
         self._said.append(note)
 
-    # -- what a policy of its own kind defines -------------------------------------------------------------------------
+    # -- methods for a subclass to define -----------------------------------------------------------------------------
 
     def initialise(self) -> None:
         """Gives the stage's model its memory and initial values. Sets `layout`, where all of its parameters lie in flat arrays,
@@ -101,7 +101,7 @@ class Policy(ABC):
 
     @abstractmethod
     def make_reducer(self) -> GradientReducer:
-        """What adds up the gradients of micro-batches and ranks, for `layout`."""
+        """The reducer that adds up the gradients of micro-batches and ranks, for `layout`."""
 
     @abstractmethod
     def update(self, gradients: Any, lr: float, scale: float) -> None:
@@ -113,7 +113,7 @@ class Policy(ABC):
         return found
 
     def own_gradients(self, gradients: Array) -> Any:
-        """The flat gradients of `storage`, of what the reducer has."""
+        """The flat gradients of `storage`, out of those of the reducer."""
         return gradients
 
     def norm_of(self, own: Parts) -> GradientNorm:
@@ -124,13 +124,13 @@ class Policy(ABC):
         """The end of an update. By default every rank has written memory of its own."""
 
     def values_written(self) -> None:                        # noqa: B027
-        """Parameters have been written from outside (a checkpoint): nothing that was made of the old ones is used any more."""
+        """Drops what was made of the old parameters, after a checkpoint has written new ones."""
 
     def way(self) -> str:
         """How gradients are added up, as far as bits depend on it. It communicates."""
         return way_of(self.channel, self.tree)
 
-    # -- what is common ------------------------------------------------------------------------------------------------
+    # -- common methods ------------------------------------------------------------------------------------------------
 
     def whole_of(self, allocate: Callable[[int], Any] | None) -> None:
         """`initialise` where each rank sees all parameters, in memory of `allocate` (default: the device's own)."""
@@ -142,9 +142,9 @@ class Policy(ABC):
         """Ready for steps, with the learning rate as a function of the step. It communicates."""
         self.optimizer, self.rate = optimizer, rate
         self.reducer = self.make_reducer()
-        self.reducer.reserve()                                # now, so that `notes` says it where that memory is too small
+        self.reducer.reserve()                                # Now, so that `notes` is complete.
         own = self.own()
-        self.norm, self.tied = self.norm_of(own), self.held.twins(own)
+        self.norm, self.tied = self.norm_of(own), self.held.tied_parameters(own)
         self.statistics = TreeStatistics(self.stage.chunks, self.channel, self.tree) if self.tree else \
             PlainStatistics(self.stage.model, self.held.replicas)
         self._layers = running_layers(self.stage.model)
@@ -181,12 +181,11 @@ class Policy(ABC):
 
     @property
     def needs_all_gradients(self) -> bool:
-        """Whether something is asked of the whole gradient before the first parameter may change; the same on all ranks."""
+        """Whether the whole gradient is needed before the first parameter may change; the same on all ranks."""
         return bool(self.clip_norm) or self.want_norm or self.tied is not None
 
     def measured(self) -> Bytes:
-        """The bytes of this rank's parameters, gradients and optimizer state, by asking their arrays; of what the ranks of a
-        node have together, this one's share."""
+        """Bytes of this rank's parameters, gradients and optimizer state, measured; of shared arrays, this rank's share."""
         return Bytes(self.values.nbytes, self.reducer.gradients.nbytes, self.optimizer.nbytes)
 
     def _norm_and_scale(self, gradients: Any) -> tuple[float | None, float]:
@@ -223,7 +222,7 @@ class Policy(ABC):
 
 
 def way_of(channel: AnyChannel, tree: RankTree | None) -> str:
-    """How ranks add up buckets that all of them have whole then, as far as bits depend on it. It communicates."""
+    """How ranks sum buckets of which all get the whole sum, as far as bits depend on it. It communicates."""
     if tree:
         return "messages, one tree over all micro-batches"
     if channel.shared and not channel.notes:
@@ -231,6 +230,6 @@ def way_of(channel: AnyChannel, tree: RankTree | None) -> str:
     way = f"messages, {name_of(channel.algorithm) if isinstance(channel.algorithm, str) else 'an algorithm of your own'}"
     if isinstance(channel.algorithm, str) and channel.algorithm in ON_NODES:
         way += f" of ranks {nodes_text(hosts_of(channel.messages.comm))}"
-    if channel.shared and channel.cross is None:              # what is copied needs little room
+    if channel.shared and channel.cross is None:              # Copied arrays need little room.
         way += f", small buckets through shared memory of ranks {nodes_text(nodes_of(channel))}"
     return way

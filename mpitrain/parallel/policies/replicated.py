@@ -13,7 +13,7 @@ from mpitrain.schedules.grid import COPIES
 
 
 class Replicated(Policy):
-    """`bucket_sum` is what a policy defines that keeps its parameters like this and adds up gradients in another way."""
+    """A policy that keeps whole parameters and adds up gradients in another way redefines `bucket_sum`."""
 
     def __init__(self, setup: Setup, channel: AnyChannel):
         super().__init__(setup, channel)
@@ -26,7 +26,7 @@ class Replicated(Policy):
 
     def make_reducer(self) -> GradientReducer:
         apart = [self.of_experts if "ep" in s.parameter.placement else None for s in self.layout.segments]
-        shared = self.channel.shared and not self.tree        # the sums of a tree go by messages
+        shared = self.channel.shared and not self.tree        # The sums of a tree go by messages.
         return self.reducer_over(self.bucket_sum(), apart=apart, allocate=self.channel.allocate if shared else None)
 
     def update(self, gradients: Any, lr: float, scale: float) -> None:

@@ -43,7 +43,7 @@ class Sharded(Policy):
         self.shards.values = self.shards.strips(self.values)
 
     def cut(self, layout: FlatLayout) -> Shards:
-        """What this rank keeps of the layout."""
+        """The slices of the layout that this rank keeps."""
         make, copy = self.setup.optimizer, self.copy
         return self.held.placement.shards(layout, whole=make is not None and needs_whole_parameters(make),
                                           blocks=self.cuts_parameters, number=None if copy is None else copy.number)
@@ -59,7 +59,7 @@ class Sharded(Policy):
         for unit in self.shards.units:
             self.optimizer.update(gradients, lr=lr, step=self.step + 1, scale=scale, segments=unit.parts)
             works.append(self.start_gather(unit))
-        for segment in self.layout.segments:                  # the other ranks' slices change too
+        for segment in self.layout.segments:                  # The slices of other ranks change too.
             segment.parameter.mark_changed()
         for work in works:
             if work is not None:
@@ -74,7 +74,7 @@ class Sharded(Policy):
         return self.ranks.start_all_gather(self.values[unit.start:unit.stop], unit.owners_to_all, unit.name)
 
     def settle(self) -> None:
-        """From here on no rank of a node writes what another one reads."""
+        """Waits until no rank of a node writes memory that another one reads."""
         if self.copy is not None:
             self.copy.barrier()
 
@@ -87,7 +87,7 @@ class Sharded(Policy):
         if self.copy is None and not self.tree and (self.cuts_gradients or not self.channel.shares_all):
             found = "messages to the owners of slices"
         elif self.copy is not None and self.channel.cross is not None and not self.tree:
-            found += ", one copy per node"                    # whose slices are cut otherwise
+            found += ", one copy per node"                    # Several nodes cut slices in another way.
         return found + (", each micro-batch" if self.cuts_gradients else "")
 
 
@@ -140,8 +140,8 @@ class ShardedParameters(ShardedGradients):
 class SliceSum:
     """A `BucketSum` of which each rank keeps its slice alone.
 
-    In memory that all ranks share where there is some, so in the order of the plain sum there; else by messages. With a `copy` on
-    each node, a node's sum is made in its memory, and only that travels.
+    Ranks that all share memory sum there, in the order of the plain sum; others by messages. With a `copy` on each node, a node's
+    sum is made in its memory, and only that travels.
     """
 
     tree = None

@@ -26,12 +26,12 @@ from mpitrain.parallel.policies.buffer_pool import BufferPool
 from mpitrain.placement.buckets import Bucket, Turn
 from mpitrain.placement.shards import Shards
 
-IN_FLIGHT = 3                # buckets; with one that is being filled, as much memory as hides the others' way
-SHARED_AT_ONCE = IN_FLIGHT + 2                                # that have a place in memory that ranks share
+IN_FLIGHT = 3                # Three buckets travel while one is filled: enough memory to hide their way.
+SHARED_AT_ONCE = IN_FLIGHT + 2                                # So many buckets have a place in memory that ranks share.
 
 
 class Seen:
-    """What the timeline keeps of a sum to the end of the step: not the sum itself, which holds the memory of its bucket."""
+    """The mark that the timeline keeps of a sum until the step ends; the sum itself would hold the memory of its bucket."""
 
     __slots__ = ("done",)
 
@@ -40,10 +40,10 @@ class Seen:
 
 
 class ShardedReducer(GradientReducer):
-    """A reducer whose `gradients` are this rank's shard. `rounds`: so many micro-batches has the rank that has most.
+    """A reducer whose `gradients` are this rank's shard. `rounds` is the largest number of micro-batches that a rank has.
 
-    A rank with fewer takes part in the exchange of the others' with zeros: every rank starts the same sums. `allocate` gives
-    memory that ranks share, where they sum a few buckets at a time in it.
+    A rank with fewer micro-batches adds zeros for the rest, so that every rank starts the same sums. `allocate` gives memory that
+    ranks share, where they sum a few buckets at a time in it.
     """
 
     def __init__(self, shards: Shards, bucket_sum: BucketSum, *, bucket_bytes: int, progress: Callable[[], None] | None,
@@ -54,10 +54,10 @@ class ShardedReducer(GradientReducer):
         self.shard = shards.new_flat()
         self.pool = BufferPool(shards.layout)
         self.ring = BucketRing(self.buckets, shards.layout, SHARED_AT_ONCE, allocate) if allocate else None
-        self._open: dict[int, Array] = {}                     # by bucket: the memory that this backward fills
+        self._open: dict[int, Array] = {}                     # The memory of each bucket that this backward fills.
         self._sent: deque[tuple[Bucket, Array, Work | None, Seen]] = deque()
-        self._added = [0] * len(self.buckets)                 # sums that the shard has of each bucket in this step
-        self._turn: Turn | None = None                        # whose backward runs
+        self._added = [0] * len(self.buckets)                 # How many sums of each bucket the shard has in this step.
+        self._turn: Turn | None = None                        # The chunk whose backward runs.
         self._bucket_of = {s.name: bucket for bucket in self.buckets for s in bucket.segments}
 
     @property
@@ -86,7 +86,7 @@ class ShardedReducer(GradientReducer):
         self._end_backward()
         self._turn = turn = self._turns[chunk]
         turn.leaf, turn.next, turn.last = turn.next, turn.next + 1, turn.next + 1 == self.rounds
-        self._started = 0                                     # of the turn's buckets
+        self._started = 0                                     # How many of the turn's buckets have started.
         for bucket in turn.buckets:
             bucket.waiting = len(bucket.segments)
             for segment in bucket.segments:
@@ -113,7 +113,7 @@ class ShardedReducer(GradientReducer):
             segment.parameter.lend = None
 
     def _await(self, parameter: Parameter) -> None:
-        """The next who asks for the memory of this parameter's gradient gets a part of a bucket's."""
+        """Lets the next request for the memory of this parameter's gradient take a part of a bucket."""
         parameter.grad = None
         parameter.lend = self._lend
         parameter.grad_buffer = None
@@ -139,7 +139,7 @@ class ShardedReducer(GradientReducer):
             self._send(turn.buckets[self._started])
 
     def _end_backward(self) -> None:
-        """Sends what no hook has sent: buckets with parameters that took no part."""
+        """Sends the buckets that no hook has sent, since some of their parameters took no part."""
         turn, self._turn = self._turn, None
         while turn is not None and self._started < len(turn.buckets):
             self._send(turn.buckets[self._started])
@@ -151,7 +151,7 @@ class ShardedReducer(GradientReducer):
         work, seen = None, Seen()
         if self.bucket_sum.size > 1:
             collective: Any = bucket.collective or self.bucket_sum.prepare(bucket, [flat])
-            if self.ring is not None:                         # `flat` is the bucket's place each time; other memory is let go of
+            if self.ring is not None:                         # With a ring, `flat` is the same each time.
                 bucket.collective = collective
             work = collective.start()
             if bucket.turn.last:
@@ -172,7 +172,7 @@ class ShardedReducer(GradientReducer):
         return self.pool.take(bucket.stop - bucket.start)
 
     def _place_of(self, bucket: Bucket, ring: BucketRing) -> Array:
-        """The bucket's place in shared memory; what is summed there is waited for."""
+        """The bucket's place in shared memory, after sums that use it have ended."""
         common = ring.overlapping[bucket.index]
         last = max((i for i, (sent, *_) in enumerate(self._sent) if sent.index in common), default=-1)
         self._land(len(self._sent) - last - 1)
@@ -198,7 +198,7 @@ class ShardedReducer(GradientReducer):
         return flat
 
     def _land(self, most: int) -> None:
-        """Adds what has arrived to the shard, oldest first, and waits until at most `most` buckets are on their way."""
+        """Adds buckets that have arrived to the shard, oldest first, and waits until at most `most` are on their way."""
         while self._sent:
             bucket, flat, work, seen = self._sent[0]
             if work is not None and not work.done and len(self._sent) <= most:

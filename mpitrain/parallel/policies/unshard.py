@@ -1,4 +1,4 @@
-"""Parameters of which each rank keeps its slices, put together block by block for as long as a block computes.
+"""Unsharding: each rank keeps slices of the parameters, and puts those of a block together while that block computes.
 
     forward     block 0 | block 1 | block 2          backward    block 2 | block 1 | block 0
     gathers   0   1         2                                                1         0
@@ -26,17 +26,17 @@ AWAY = ('with comm.sharding = "parameters" a block\'s parameters are put togethe
 
 
 class Group:
-    """The buckets of one block, which lie side by side: what is put together at once."""
+    """Neighbouring buckets of one block, which are put together at once."""
 
     def __init__(self, units: Sequence[Unit], number: int):
         self.units = sorted(units, key=lambda unit: unit.start)
         self.start, self.stop, self.number = self.units[0].start, self.units[-1].stop, number
         self.segments: list[Segment] = [s for unit in self.units for s in unit.segments]
-        self.flat: Array | None = None                        # None: not here
+        self.flat: Array | None = None                        # None while it is sharded.
         self.works: list[Work] = []
 
     def wait(self) -> None:
-        """Returns when the slices that travel are there."""
+        """Returns when all slices have arrived."""
         while self.works:
             self.works.pop(0).wait()
 
@@ -51,13 +51,13 @@ class Unsharding:
         self.shards, self.channel, self.progress = shards, channel, progress
         self.pool = BufferPool(shards.layout)
         self.groups: list[Group] = []
-        self._needs: list[list[Group]] = []                   # of each block
-        self._before: list[int | None] = []                   # each block's neighbours in its chunk
+        self._needs: list[list[Group]] = []                   # The groups of each block.
+        self._before: list[int | None] = []                   # The neighbours of each block in its chunk.
         self._after: list[int | None] = []
         owner = {s.name: unit for unit in shards.units for s in unit.segments}
-        group_of: dict[int, Group] = {}                       # by unit
+        group_of: dict[int, Group] = {}                       # The key is the unit.
         for chunk in chunks:
-            blocks = list({id(block): block for block in blocks_of(chunk)}.values())     # one used twice has its first place
+            blocks = list({id(block): block for block in blocks_of(chunk)}.values())     # A block used twice counts as the first.
             for i, block in enumerate(blocks):
                 units = {id(u): u for u in (owner[p.name] for p in block.parameters())}
                 new = [unit for key, unit in units.items() if key not in group_of]
@@ -75,11 +75,11 @@ class Unsharding:
             self._detach(group)
 
     def reshard(self) -> None:
-        """The slices have changed, or are about to: nothing that was put together of them is used any more."""
+        """Drops the parameters that were put together, since the slices have changed or are about to."""
         for group in self.groups:
             self._reshard(group)
 
-    # -- moments -------------------------------------------------------------------------------------------------------
+    # -- hooks ---------------------------------------------------------------------------------------------------------
 
     def _watch(self, block: Module, number: int) -> None:
         def forward(module: Module, inputs: Any) -> None:

@@ -27,7 +27,7 @@ from mpitrain.config import CommConfig, Config
 from mpitrain.config.rules import name_of
 from mpitrain.data import Dataset, Loader, Sampler, scan_labels
 from mpitrain.errors import ConfigError
-from mpitrain.parallel.connect import Held, connect
+from mpitrain.parallel.connect import ParallelContext, connect
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.sync_batch_norm import synchronise_batch_norm
 from mpitrain.parallel.gradients.timeline import Timeline
@@ -68,7 +68,7 @@ class Job:
     plan: Plan
     config: Config
     channel: Channel
-    held: Held                               # what this rank has of the model
+    held: ParallelContext                               # what this rank has of the model
     policy: Policy                           # how ranks keep its parameters
     tuning: Tuning                           # what is chosen, and what was: its `choices`
     timeline: Timeline                       # of this rank's steps
