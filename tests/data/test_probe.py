@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
+import resource
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -317,3 +321,15 @@ def test_an_unreadable_folder_or_a_failing_disk_is_named(plain_file: Write, monk
         patch.setattr(os, "pread", fail)
         with pytest.raises(StorageError, match="reading the data failed: Input/output error"):
             describe(path)
+
+
+def test_a_question_may_take_so_much_processor_time_beyond_what_is_spent(monkeypatch: pytest.MonkeyPatch,
+                                                                         capsys: pytest.CaptureFixture[str]) -> None:
+    limits: dict[int, tuple[int, int]] = {}
+    monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
+    monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_utime=3.25, ru_stime=4.5))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps({"paths": []}) + "\n" + json.dumps({"cpu_seconds": 2.0}) + "\n"))
+    monkeypatch.setattr(probe_child, "reply_to", lambda request: {})
+    probe_child.main()
+    assert limits[resource.RLIMIT_CPU][0] == 10                           # 3.25 + 4.5 + 2, in whole seconds
+    assert json.loads(capsys.readouterr().out.splitlines()[0]) == {"ready": True}

@@ -1,5 +1,7 @@
 """Layers against PyTorch's in float64: values, input gradients, and parameter gradients, with PyTorch's own weights."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -191,6 +193,33 @@ def test_recurrent_layers_name_wrong_input():
     bare.initialize()
     with pytest.raises((GraphError, ShapeError)):
         bare(np.zeros((2, 1, 3), np.float32))
+
+
+class Same(nn.Module):
+    def forward(self, x):
+        return x
+
+
+class SomeHeads(nn.Module):
+    """What is left of queries, keys and values of 4 heads of width 2 on the rank that has 2 of them."""
+
+    def __init__(self, whole, part):
+        self.whole, self.part, self.weight = whole, part, SimpleNamespace(offset=(4 * part,))
+
+    def forward(self, x):
+        q, k, v = ops.split(self.whole(x), 8, dim=-1)
+        return ops.concatenate([each[..., 4 * self.part:4 * self.part + 4] for each in (q, k, v)], dim=-1)
+
+
+@pytest.mark.parametrize("part", [0, 1])
+@pytest.mark.parametrize("shape", [(4, 5, 5), (2, 4, 5, 5), (1, 5, 5), (5, 5)], ids=str)
+def test_a_rank_with_some_of_the_heads_takes_their_masks(shape, part):
+    whole, cut = nn.MultiHeadAttention(8, 4), nn.MultiHeadAttention(8, 4)
+    whole.initialize(seed=1)
+    whole.out, cut.out, cut.qkv = Same(), Same(), SomeHeads(whole.qkv, part)
+    rng = np.random.default_rng(0)
+    x, mask = rng.standard_normal((2, 5, 8)).astype(np.float32), (rng.random(shape) < 0.5) | np.eye(5, dtype=bool)
+    np.testing.assert_allclose(cut(x, mask).array, whole(x, mask).array[..., 4 * part:4 * part + 4], rtol=1e-5, atol=1e-6)
 
 
 def test_initial_values_have_pytorch_s_bounds():
