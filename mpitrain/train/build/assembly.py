@@ -128,7 +128,8 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
 
     `rate(steps)` gives the learning rate as a function of the step (default: the optimizer's own, always). What `config` says of
     the model, the data, the loss, the optimizer and the rate is not looked at: they are given. What does not fit raises here,
-    before the first exchange of gradients and before anything is written.
+    before the first exchange of gradients and before anything is written. The function is longer than a screen because its order
+    is the composition rule, and a reader should see it in one piece.
     """
     m, t, comm = config.mesh, config.train, config.comm
     valid = validate(config, mesh, model, optimizer, rate, inputs.train_rows)
