@@ -9,7 +9,7 @@ from typing import NoReturn
 import pytest
 
 from mpitrain.backend import native
-from mpitrain.data import images, importers, sources
+from mpitrain.data import images, importers
 from mpitrain.errors import ConfigError, DataError, name_and_text, text_of
 from mpitrain.registry import import_object
 from mpitrain.train.build.from_config import call_with
@@ -70,7 +70,7 @@ def test_files_that_cannot_be_decoded_without_a_word(tmp_path: Path, monkeypatch
     for read, name, message in (
             (lambda path: images.decode_image(path, None), "a.png", "cannot be decoded as an image: ValueError"),
             (importers._load_numpy, "a.npz", "cannot be read as NPZ or NPY: EOFError"),
-            (sources.read_bytes, "a.gz", "is not a complete gzip file: EOFError")):
+            (importers.read_bytes, "a.gz", "is not a complete gzip file: EOFError")):
         with pytest.raises(DataError) as caught:
             read(tmp_path / name)
         assert caught.value.message == message
