@@ -6,10 +6,9 @@
     python benchmarks/mutants.py --journal mutants.jsonl --report
     python benchmarks/mutants.py --journal control.jsonl --control         # no change at all: every test must pass so
 
-A change is an operator, a comparison, a constant, a flag or a condition. The choice depends on the seed, and on the text of the
-line with the name of its function, so that work elsewhere leaves it as it is. A mutant meets the tests of its own module first,
-then those of its package, then those under mpirun; the first failure kills it, and so does a test that does not end. The journal
-has a line for each: {"mutant", "file", "line", "was", "is", "verdict", "by", "seconds"}. The last one counts.
+A change is an operator, a comparison, a constant, a flag or a condition. The choice depends on the seed and the text of the lines,
+so that work elsewhere leaves it. The first failure kills a mutant, and so does a test that does not end. The journal has {"mutant",
+"file", "line", "was", "is", "verdict", "by", "seconds"} of each on a line; the last one counts.
 """
 
 from __future__ import annotations
@@ -46,26 +45,23 @@ TIMEOUT = 900                             # seconds of one command of tests; one
 NOTHING_RAN = 5                           # pytest's exit code where no test is left of those that were asked for
 TAG = "MPITRAIN_MUTANT"                   # in the environment of all that a mutant's tests start
 
-# What a package's modules meet besides the folder of tests of their own name: first the tests that run by themselves, then the
-# bodies under mpirun, on so many ranks.
+# What a package's modules meet besides the tests of its own folder: those that run by themselves, and the bodies under mpirun.
 RUNS = ("tests/train/test_runs.py",)
 BODIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "autograd": (("tests/nn", "tests/ops"), ("parallel/pipeline_mpi", "parallel/reducer_mpi")),
     "backend": (("tests/kernels", "tests/ops/test_on_a_device.py", "tests/ops/test_dropout.py"), ("comm/exchange_mpi",)),
-    "bench": ((), ()),
+    "bench": ((), ()), "data": (RUNS, ()), "plan": (RUNS, ()), "run": (RUNS, ()),
     "checkpoint": (RUNS, ("checkpoint/checkpoint_mpi", "checkpoint/state_mpi")),
     "comm": (RUNS, ("comm/collectives_mpi", "comm/exchange_mpi", "comm/shared_mpi", "comm/progress_mpi", "comm/mesh_mpi",
                     "comm/clock_mpi", "parallel/reducer_mpi")),
     "config": (("tests/test_config.py", "tests/train/test_exchange.py", *RUNS), ()),
-    "data": (RUNS, ()), "plan": (RUNS, ()), "run": (RUNS, ()),
     "kernels": (("tests/ops", "tests/optim", "tests/nn"), ("comm/exchange_mpi",)),
     "models": ((), ("parallel/pipeline_mpi", "parallel/mesh_mpi")),
     "nn": (("tests/ops", "tests/models"), ("parallel/mesh_mpi", "parallel/experts_mpi")),
     "ops": (("tests/nn",), ("parallel/experts_mpi", "parallel/context_mpi")),
     "optim": (RUNS, ("parallel/node_shared_mpi", "train/offload_mpi")),
-    "parallel": (RUNS, ("parallel/reducer_mpi", "parallel/pipeline_mpi", "parallel/node_shared_mpi", "parallel/node_cut_mpi",
-                        "parallel/tree_mpi", "parallel/experts_mpi", "parallel/context_mpi", "parallel/mesh_mpi",
-                        "train/sharding_mpi", "train/exposed_mpi")),
+    "parallel": (RUNS, (*(f"parallel/{name}_mpi" for name in ("reducer", "pipeline", "node_shared", "node_cut", "tree", "experts",
+                                                              "context", "mesh")), "train/sharding_mpi", "train/exposed_mpi")),
     "placement": (("tests/plan", *RUNS), ("placement/placement_mpi", "parallel/mesh_mpi", "parallel/pipeline_mpi",
                                           "parallel/node_cut_mpi", "train/sharding_mpi")),
     "schedules": ((), ("comm/collectives_mpi", "comm/exchange_mpi", "parallel/pipeline_mpi")),
@@ -182,17 +178,15 @@ def candidates(tree: Path, seed: int) -> list[Mutant]:
     """Every possible change, in the random order that the seed gives."""
     found: list[Mutant] = []
     for path in sorted((tree / "mpitrain").rglob("*.py")):
-        text = path.read_text()
-        finder = Finder(str(path.relative_to(tree)), text)
-        finder.visit(ast.parse(text))
+        finder = Finder(str(path.relative_to(tree)), path.read_text())
+        finder.visit(ast.parse(finder.text))
         found += finder.found
     return sorted(found, key=lambda m: hashlib.sha256(f"{seed} {m.name}".encode()).digest())
 
 
 def package(file: str) -> str:
-    """The key of BODIES that a file belongs to; a module beside the packages has one of its own, or ""."""
-    parts = Path(file).parts
-    name = parts[1] if len(parts) > 2 else Path(file).stem
+    """The key of BODIES that a file belongs to; "" of a module beside the packages."""
+    name = Path(file).parts[1]
     return name if name in BODIES else ""
 
 
@@ -216,9 +210,8 @@ def try_out(mutant: Mutant, tree: Path, ranks: int) -> dict[str, Any]:
     began = time.monotonic()
     verdict, by = "survived", ""
     with tempfile.TemporaryDirectory(prefix="mutant-") as temporary:
-        copy = Path(temporary) / "tree"
         os.chmod(temporary, 0o755)                            # some tests go on as a user without rights
-        shutil.copytree(tree, copy)
+        copy = Path(shutil.copytree(tree, Path(temporary) / "tree"))
         text = (copy / mutant.file).read_bytes()
         (copy / mutant.file).write_bytes(text[:mutant.start] + mutant.new.encode() + text[mutant.stop:])
         for command in commands(mutant, tree, ranks):
