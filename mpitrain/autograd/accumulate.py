@@ -29,7 +29,7 @@ def _count_of_one() -> int:
     return getrefcount(alone)
 
 
-ONE = _count_of_one()                                 # what getrefcount says of an object that one local variable holds
+ONE = _count_of_one()                                 # The reference count of an object that one local variable holds.
 
 
 def is_private(array: Array) -> bool:

@@ -171,13 +171,15 @@ class Function:
                 module = _module_of(x)
             if module is not None:
                 if module is not xp:
-                    xp = module if xp is None else _refuse_devices(cls, xp, module)
+                    xp = module if xp is None else _refuse(cls, (
+                        f"one input is on {_place(xp)}, another on {_place(module)}; move them to one device first"))
                 kind = x.dtype            # below: a comparison takes None for float64, NumPy's default
                 if kind is not dtype and (dtype is None or kind != dtype):
                     if len(arrays) < cls.floats and (kind.char not in "fd" or not kind.isnative):
-                        _refuse_kind(cls, kind)
+                        _refuse(cls, f"an input is {kind}, expected float32 or float64; convert it first")
                     if kind.kind == "f":
-                        dtype = kind if dtype is None else _refuse_dtypes(cls, dtype, kind)
+                        dtype = kind if dtype is None else _refuse(
+                            cls, f"inputs of {dtype} and {kind}; convert one of them first")
             arrays.append(x)
             edges.append(edge)
             leaf_meta.append(meta)
@@ -209,24 +211,12 @@ _modules: dict[type, Any] = {}                    # array module of each type me
 
 
 def _module_of(value: Any) -> Any:
-    try:
-        return _modules[type(value)]
-    except KeyError:
-        found = _modules[type(value)] = array_module(value) if is_array(value) else None
-        return found
+    found = _modules[type(value)] = array_module(value) if is_array(value) else None
+    return found
 
 
-def _refuse_devices(cls: type[Function], first: Any, second: Any) -> Any:
-    raise ShapeError(f"{cls.__name__}: one input is on {_place(first)}, another on {_place(second)}; "
-                     "move them to one device first")
-
-
-def _refuse_dtypes(cls: type[Function], first: Any, second: Any) -> Any:
-    raise ShapeError(f"{cls.__name__}: inputs of {first} and {second}; convert one of them first")
-
-
-def _refuse_kind(cls: type[Function], kind: Any) -> None:
-    raise ShapeError(f"{cls.__name__}: an input is {kind}, expected float32 or float64; convert it first")
+def _refuse(cls: type[Function], what: str) -> NoReturn:
+    raise ShapeError(f"{cls.__name__}: {what}")
 
 
 def _place(module: Any) -> str:

@@ -59,8 +59,7 @@ def recompute(block: Callable[..., Any], *inputs: Any) -> Any:
 
 
 class _Repeat:
-    """What it takes to run a block again: the block, how many inputs it has, the first results, the random scope, and how
-    often the parameters had been changed."""
+    """A block that runs again: its number of inputs, its first results, its random scope, the versions of its parameters."""
 
     def __init__(self, block: Callable[..., Any], n_inputs: int, results: list[Any], scope: random.Scope,
                  versions: dict[Version, int]):

@@ -47,8 +47,8 @@ class Operation(NamedTuple):
     function: type[Any]
     inputs: tuple[Any, ...]               # a Value for each array; numbers and None as they are
     outputs: tuple[Value, ...]
-    attributes: dict[str, Any]            # what it was told by keyword: plain values, and tuples and dataclasses of those
-    links: dict[str, Any]                 # the rest of that: other ranks to ask, who wants the statistics of a batch
+    attributes: dict[str, Any]            # keyword arguments that are plain values, or tuples and dataclasses of them
+    links: dict[str, Any]                 # the other keyword arguments: reductions over ranks, callbacks
     path: str                             # the name of the module it ran in; "" outside of all of them
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from contextlib import ContextDecorator
@@ -14,7 +15,7 @@ from mpitrain.errors import GraphError, ShapeError
 
 
 class Node(Protocol):
-    """What computed a tensor: a `Context`."""
+    """The part of `Context`, the node that computed a tensor, that a tensor reads."""
 
     function: type[Any]
 
@@ -25,7 +26,7 @@ class Version:
     `advice` says what to do where the change of number `advised` is one too many, as its author knows best.
     """
 
-    count = advised = 0                           # of the class, since most objects are never changed and many are made
+    count = advised = 0                           # Class attributes: many objects are made, and few are changed.
     advice = ""
     is_parameter = False
 
@@ -63,7 +64,7 @@ class Tensor:
         self.grad: Array | None = None
         self.grad_buffer: Array | None = None     # where the first contribution is written, e.g. a view into a bucket
         self.grad_hooks: list[Callable[[Any], None]] = []   # called once per backward, when `grad` is final
-        self.edge: tuple[Node, int] | None = None    # what computed it, and which output of that; None for a leaf
+        self.edge: tuple[Node, int] | None = None    # the node, and the number of its output; None for a leaf
         self.requires_grad = False
         if requires_grad:
             self.require_grad()
@@ -99,11 +100,11 @@ class Tensor:
 
     @property
     def ndim(self) -> int:
-        return len(self.array.shape)
+        return len(self.shape)
 
     @property
     def size(self) -> int:
-        return int(self.array.size)
+        return math.prod(self.shape)
 
     @property
     def xp(self) -> Any:
@@ -220,16 +221,18 @@ def _raw(value: Any) -> Any:
 
 
 class _Mode(threading.local):
-    """What this thread is doing: recording a graph or not, who is told of each operation, and in which module that runs."""
+    """What this thread is doing: recording a graph or not, who is told of each operation, in which module that runs,
+    and which share of the global batch a backward is for."""
 
     recording = True
     recomputing = False
     recorder: Callable[[type[Any], tuple[Any, ...], dict[str, Any], tuple[Tensor, ...]], None] | None = None
     path = ""
+    share: Callable[[], float] | None = None
 
 
 mode = _Mode()
-recorders: list[Any] = []     # of all threads: where there is none, modules need not ask `mode`, which takes longer
+recorders: list[Any] = []     # The recorders of all threads: reading an empty list is faster than reading `mode`.
 
 
 def grad_enabled() -> bool:
@@ -256,7 +259,7 @@ class _Recording(ContextDecorator):
         mode.recording = self._before.pop()
 
     def _recreate_cm(self) -> _Recording:
-        return _Recording(self._wanted)           # of each call its own: threads may run a decorated function together
+        return _Recording(self._wanted)           # Each call has its own: threads may run a decorated function together.
 
 
 def no_grad() -> _Recording:

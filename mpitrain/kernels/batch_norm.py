@@ -11,7 +11,7 @@ import numpy as np
 
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import CFunction, host, packed
+from mpitrain.kernels.library import CFunction, host, packed, same_shape
 
 
 def _moments(x: Array) -> tuple[Array, Array]:
@@ -68,7 +68,7 @@ def _batch_norm_gradients(grad: Array, x: Array, y: Array | None, centre: Array,
 
 
 def channel_scale(inverse: Array, weight: Array | None, dtype: Any) -> Array:
-    """What x - centre is multiplied by, in the dtype of x."""
+    """The factor of x - centre, in the dtype of x."""
     return (inverse if weight is None else inverse * weight).astype(dtype)
 
 
@@ -76,32 +76,11 @@ def channel_shift(bias: Array | None, x: Array) -> Array:
     return array_module(x).zeros(x.shape[1], x.dtype) if bias is None else bias
 
 
-@host("batch_norm", "channel_moments", "pppiii")
-def _moments_host(function: CFunction, x: Array) -> tuple[Array, Array]:
-    mean, squares = np.empty(x.shape[1]), np.empty(x.shape[1])
-    function(packed(x), mean, squares, *x.shape)
-    return mean, squares
-
-
-@host("batch_norm", "channel_affine", "pppppiii")
-def _affine_host(function: CFunction, x: Array, centre: Array, scale: Array, shift: Array) -> Array:
-    y = np.empty(x.shape, x.dtype)
-    function(packed(x), centre, scale, packed(shift), y, *x.shape)
-    return y
-
-
-@host("batch_norm", "channel_sums", "pppppiii")
-def _sums_host(function: CFunction, grad: Array, x: Array, centre: Array) -> tuple[Array, Array]:
-    plain, product = np.empty(x.shape[1]), np.empty(x.shape[1])
-    function(packed(grad), packed(x), centre, plain, product, *x.shape)
-    return plain, product
-
-
-@host("batch_norm", "channel_combine", "pppppppiii")
-def _combine_host(function: CFunction, grad: Array, x: Array, centre: Array, a: Array, b: Array, d: Array) -> Array:
-    result = np.empty(x.shape, x.dtype)
-    function(packed(grad), packed(x), centre, a, b, d, result, *x.shape)
-    return result
+def _two_sums(function: CFunction, *arrays: Array) -> tuple[Array, Array]:
+    """Two numbers in float64 of each channel, which `function` computes."""
+    first, second = np.empty((2, arrays[0].shape[1]))
+    function(*[packed(array) for array in arrays], first, second, *arrays[0].shape)
+    return first, second
 
 
 @host("batch_norm", "batch_norm", "ppppppppdiiii")
@@ -126,16 +105,16 @@ def _batch_norm_gradients_host(function: CFunction, grad: Array, x: Array, y: Ar
     return dx, before, plain, product
 
 
-channel_moments = Kernel("channel_moments", _moments, host=_moments_host)
+channel_moments = Kernel("channel_moments", _moments, host("batch_norm", "channel_moments", "pppiii")(_two_sums))
 """(mean, sum of squared distances from it), float64 (C,), from x."""
 
-channel_affine = Kernel("channel_affine", _affine, host=_affine_host)
+channel_affine = Kernel("channel_affine", _affine, host("batch_norm", "channel_affine", "pppppiii")(same_shape))
 """(x - centre) * scale + shift from (x, centre, scale, shift)."""
 
-channel_sums = Kernel("channel_sums", _sums, host=_sums_host)
+channel_sums = Kernel("channel_sums", _sums, host("batch_norm", "channel_sums", "pppppiii")(_two_sums))
 """Sums of grad and of grad * (x - centre), float64 (C,), from (grad, x, centre)."""
 
-channel_combine = Kernel("channel_combine", _combine, host=_combine_host)
+channel_combine = Kernel("channel_combine", _combine, host("batch_norm", "channel_combine", "pppppppiii")(same_shape))
 """a * grad + b * (x - centre) + d from (grad, x, centre, a, b, d)."""
 
 batch_norm = Kernel("batch_norm", _batch_norm, host=_batch_norm_host)

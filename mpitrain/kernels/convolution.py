@@ -21,12 +21,12 @@ from mpitrain.kernels.library import CFunction, Scratch, host, packed
 
 Pair = tuple[int, int]
 
-MEMORY = "pip"                                    # its bytes, their number, and where it is said how many are wanted
+MEMORY = "pip"                                    # memory, its size, and a place for the size that C wants
 MOST_KEPT = 16 << 20                              # bytes of working memory kept between calls; the rest is had anew by each
 
 
 class Window(NamedTuple):
-    """Where a convolution looks: kernel size, stride, padding and dilation in y and x."""
+    """The geometry of a convolution: kernel size, stride, padding and dilation in y and x."""
 
     kernel: Pair
     stride: Pair = (1, 1)
@@ -34,7 +34,7 @@ class Window(NamedTuple):
     dilation: Pair = (1, 1)
 
     def outputs(self, height: int, width: int) -> Pair:
-        """How many windows fit into an image, in y and x; zero or less where the image is too small."""
+        """The number of windows in an image, in y and x; zero or less where the image is too small."""
         oh, ow = ((size + 2 * p - d * (k - 1) - 1) // s + 1
                   for size, k, s, p, d in zip((height, width), self.kernel, self.stride, self.padding, self.dilation))
         return oh, ow
@@ -63,7 +63,7 @@ def unfold(x: Array, window: Window) -> Array:
 
 
 def fold(columns: Array, window: Window, size: Pair) -> Array:
-    """Its adjoint, col2im: (N, C, *size), where overlapping windows are added."""
+    """The adjoint of `unfold`, col2im: (N, C, *size), where overlapping windows are added."""
     xp = array_module(columns)
     (ph, pw), area = window.padding, window.kernel[0] * window.kernel[1]
     outputs = window.outputs(*size)
@@ -75,14 +75,14 @@ def fold(columns: Array, window: Window, size: Pair) -> Array:
 
 
 def _chunks(n: int, bytes_each: int, xp: Any) -> Iterator[slice]:
-    """How many images to unfold at a time: so that their columns stay in a core's cache, or fill a GPU."""
+    """Images to unfold together: their columns stay in a core's cache, or fill a GPU."""
     step = max(1, (1 << 19 if xp is np else 1 << 28) // max(1, bytes_each))
     for start in range(0, n, step):
         yield slice(start, start + step)
 
 
 def _columns_bytes(x_shape: tuple[int, ...], window: Window, outputs: Pair, itemsize: int) -> int:
-    """For the windows of one image."""
+    """The memory of the columns of one image."""
     return x_shape[1] * window.kernel[0] * window.kernel[1] * outputs[0] * outputs[1] * itemsize
 
 

@@ -11,9 +11,9 @@ from mpitrain.backend.namespace import Array, array_module
 from mpitrain.backend.random import words_at
 from mpitrain.kernels.kernel import Kernel
 from mpitrain.kernels.library import CFunction, host
-from mpitrain.kernels.random import random_words
+from mpitrain.kernels.random import random_words, signed
 
-WORDS = 1 << 32                                   # how many values a word has
+WORDS = 1 << 32                                   # The number of values of a word.
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Dropping:
     firsts: Array | None = None                   # (B,) uint64
 
     def factors(self, x: Array) -> Array:
-        """What each number of x (B, ...) is multiplied by: 0, or 1 / (1 - p)."""
+        """The factor of each number of x (B, ...): 0, or 1 / (1 - p)."""
         xp = array_module(x)
         keep = self.words(x) >= round(self.p * WORDS)
         return xp.where(keep, x.dtype.type(self.scale), x.dtype.type(0))
@@ -50,7 +50,7 @@ class Dropping:
 
     def for_c(self, size: int) -> tuple[Array, int, int]:
         """(rows and then their first words, key, the least word that keeps), as C takes them; `size` numbers a sample."""
-        return _rows_and_first(self.rows, self.first(size)), _signed(self.key), round(self.p * WORDS)
+        return _rows_and_first(self.rows, self.first(size)), signed(self.key), round(self.p * WORDS)
 
     def steps(self, queries: int, keys: int) -> tuple[int, int]:
         """The words of weights (B, H, queries, keys) that lie between two heads, and between two queries."""
@@ -78,10 +78,6 @@ class DroppingWindow(Dropping):
 
     def steps(self, queries: int, keys: int) -> tuple[int, int]:
         return self.whole[0] * self.whole[1], self.whole[1]
-
-
-def _signed(key: int) -> int:
-    return key - (1 << 64) if key >> 63 else key
 
 
 def _rows_and_first(rows: Array, first: Any) -> Array:
@@ -134,7 +130,7 @@ def _dropout_host(call: CFunction, x: Array, rows: Array, key: int, p: float, ad
     x = np.ascontiguousarray(x)
     y, bits = np.empty_like(x), np.empty((x.shape[0], (x.shape[1] + 7) // 8), np.uint8)
     call(x, _rows_and_first(rows, first), None if added is None else np.ascontiguousarray(added), y, bits,
-         _signed(key), round(p * WORDS), 1 / (1 - p), *x.shape)
+         signed(key), round(p * WORDS), 1 / (1 - p), *x.shape)
     return y, bits
 
 

@@ -1,4 +1,4 @@
-"""Which rows go to which expert, and moving them there and back. Letters: `T` rows, `E` experts, `K` choices of each row, `C`
+"""Routing of rows to experts, their dispatch and their return. Letters: `T` rows, `E` experts, `K` choices of each row, `C`
 places of each expert.
 
 A row has a *slot*, expert * C + place, for each of its choices, or -1 where its expert had no place left; a slot has a *source*,

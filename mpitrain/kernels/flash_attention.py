@@ -100,7 +100,8 @@ def _call(call: CFunction, tops: Array, inverses: Array, arrays: tuple[Any, ...]
           dropping: Dropping | None) -> None:
     q, k, v = arrays[:3]
     memory = _scratch.room(_work_bytes(q.shape[3], v.shape[3], v.shape[2], v.itemsize))
-    call(tops, inverses, *map(_begin, arrays), _shape(q, k, v, causal, arrays, dropping), scale, memory,
+    begins = [None if x is None else x[0, 0, 0] for x in arrays]          # C gets their addresses, and the steps from there
+    call(tops, inverses, *begins, _shape(q, k, v, causal, arrays, dropping), scale, memory,
          *_for_c(dropping, q, k))
 
 
@@ -119,11 +120,6 @@ def _work_bytes(width: int, values: int, keys: int, itemsize: int) -> int:
 def _along_rows(x: Array) -> Array:
     """The numbers of a row one after the other; rows may lie anywhere."""
     return x if x.strides[-1] == x.itemsize or x.shape[-1] == 1 else np.ascontiguousarray(x)
-
-
-def _begin(x: Array | None) -> Array | None:
-    """The first row: the C code gets its address, and the steps from there."""
-    return None if x is None else x[0, 0, 0]
 
 
 def _shape(q: Array, k: Array, v: Array, causal: bool, arrays: tuple[Array | None, ...], dropping: Dropping | None) -> Array:

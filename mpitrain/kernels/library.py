@@ -104,6 +104,14 @@ def packed(array: Array | None) -> Array | None:
     return None if array is None else np.ascontiguousarray(array)
 
 
+def same_shape(function: CFunction, first: Array, *others: Array) -> Array:
+    """A result of the first array's shape and dtype, which `function` computes from (arrays, the result, the shape)."""
+    first = np.ascontiguousarray(first)
+    result = np.empty_like(first)
+    function(first, *[np.ascontiguousarray(array) for array in others], result, *first.shape)
+    return result
+
+
 class Scratch(threading.local):
     """Working memory for C functions, kept for each thread while it lives: fresh pages cost more than what is done in them."""
 
@@ -124,7 +132,7 @@ _memory_of: Callable[[Any], Any] = _Memory.from_buffer      # 1.6 us; `array.cty
 
 
 def _address(array: Any) -> Any:
-    """Where an array begins, for C; only arrays without gaps have one beginning."""
+    """The address of an array without gaps, for C."""
     if not isinstance(array, np.ndarray):         # ctypes takes any integer for an address
         raise ValueError("a C function was handed an array with gaps, or no array")
     if not array.flags.aligned:

@@ -75,11 +75,11 @@ def _gradients_host(call: CFunction, grad: Array, kept: Array | None, x: Array, 
 
 
 def _memory_for(out: Array | None, dtype: Any) -> Array | None:
-    """Where C writes what is wanted in `out`: there, unless that has another dtype or gaps."""
+    """The memory that C writes instead of `out`: `out` itself, unless it has another dtype or gaps."""
     return out if out is None or (out.dtype == dtype and out.flags.carray) else np.empty(out.shape, dtype)
 
 
-_scratch = Scratch()                            # where C packs the blocks of a product
+_scratch = Scratch()                            # C packs the blocks of a product here.
 
 linear = Kernel("linear", _linear, host=_linear_host)
 """(y, what the gradient needs of the activation or None) from (x, weight, bias or None, activation or None, whether the gradient

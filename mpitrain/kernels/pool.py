@@ -154,4 +154,4 @@ window_total = Kernel("window_total", _total, host=_total_host)
 """The sum over each window: (N, C, OH, OW) from (x (N, C, H, W), rows, columns)."""
 
 window_total_gradient = Kernel("window_total_gradient", _total_gradient, host=_total_gradient_host)
-"""Its adjoint: (N, C, H, W) from (gradient (N, C, OH, OW), rows, columns)."""
+"""The adjoint of `window_total`: (N, C, H, W) from (gradient (N, C, OH, OW), rows, columns)."""

@@ -17,7 +17,7 @@ from mpitrain.kernels.wire import format_of
 LEAST_ROWS, LEAST_COLUMNS, LEAST_WORK = 8, 8, 1 << 20         # M, N and M N K; NumPy is faster at smaller products
 SIGNATURE = "ppppp" + "i" * 7                                 # x, y, bias, out, memory, M, N, K, and four strides
 SINGLE = np.dtype(np.float32)
-KINDS = (np.dtype(np.float32), np.dtype(np.float64))          # in the machine's byte order
+KINDS = (np.dtype(np.float32), np.dtype(np.float64))          # Other byte orders are left to NumPy.
 
 
 def product(x: Array, y: Array, bias: Array | None = None, out: Array | None = None, operands: str = "") -> Array:

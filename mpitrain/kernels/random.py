@@ -101,6 +101,11 @@ def _fractions(key: int, start: int, count: int, words_each: int, xp: Any) -> Ar
     return bits.astype(xp.float64) * (1.0 / (1 << 53))
 
 
+def signed(key: int) -> int:
+    """A key as the integers of C take it."""
+    return key - (1 << 64) if key >> 63 else key
+
+
 def _elements_host(name: str) -> Callable[..., Array] | None:
     library = native.load("random")
     if library is None:
@@ -108,7 +113,7 @@ def _elements_host(name: str) -> Callable[..., Array] | None:
     run = of_arrays(getattr(library, name), "piii")
 
     def fill(out: Array, key: int, start: int) -> Array:
-        run(out, key - (1 << 64) if key >> 63 else key, start, len(out))
+        run(out, signed(key), start, len(out))
         return out
     return fill
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import CFunction, host
+from mpitrain.kernels.library import CFunction, host, same_shape
 
 
 def _softmax(x: Array) -> Array:
@@ -62,14 +62,6 @@ def _counted(labels: Array, ignore: int | None) -> Array:
     return array_module(labels).ones(labels.shape, dtype=bool) if ignore is None else labels != ignore
 
 
-def _same_shape(call: CFunction, *matrices: Array) -> Array:
-    """`call`, from matrices to one of the same shape."""
-    matrices = tuple([np.ascontiguousarray(m) for m in matrices])
-    result = np.empty_like(matrices[0])
-    call(*matrices, result, *result.shape)
-    return result
-
-
 @host("rows", "cross_entropy", "pppppdiiii")
 def _cross_entropy_host(call: CFunction, logits: Array, labels: Array, smoothing: float, ignore: int | None,
                         training: bool) -> tuple[Array, Array, Array]:
@@ -92,10 +84,10 @@ def _ignored(ignore: int | None) -> tuple[int, int]:
     return (0, 0) if ignore is None else (1, ignore)
 
 
-softmax = Kernel("softmax", _softmax, host=host("rows", "softmax", "ppii")(_same_shape))
-softmax_grad = Kernel("softmax_grad", _softmax_grad, host=host("rows", "softmax_grad", "pppii")(_same_shape))
-log_softmax = Kernel("log_softmax", _log_softmax, host=host("rows", "log_softmax", "ppii")(_same_shape))
-log_softmax_grad = Kernel("log_softmax_grad", _log_softmax_grad, host=host("rows", "log_softmax_grad", "pppii")(_same_shape))
+softmax = Kernel("softmax", _softmax, host=host("rows", "softmax", "ppii")(same_shape))
+softmax_grad = Kernel("softmax_grad", _softmax_grad, host=host("rows", "softmax_grad", "pppii")(same_shape))
+log_softmax = Kernel("log_softmax", _log_softmax, host=host("rows", "log_softmax", "ppii")(same_shape))
+log_softmax_grad = Kernel("log_softmax_grad", _log_softmax_grad, host=host("rows", "log_softmax_grad", "pppii")(same_shape))
 
 cross_entropy = Kernel("cross_entropy", _cross_entropy, host=_cross_entropy_host)
 """(losses (R,), exponentials (R, C), totals (R,)) of (logits, labels (R,) int64, smoothing, label to ignore or None, training).

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -18,45 +17,31 @@ from mpitrain.errors import ConfigError, nearest
 from mpitrain.kernels.library import of_arrays
 
 Host: TypeAlias = np.ndarray[Any, Any]
+Function: TypeAlias = Callable[..., None]
 NAN = {"bfloat16": 0x7FC0, "float16": 0x7E00}        # one for all, so that no bit depends on which operand of a sum was NaN
 
 
-@dataclass(frozen=True)
 class Format:
     """One 16-bit format. `x` are float32, `packed` and `to` uint16 arrays, contiguous, of one length, overlapping nowhere.
 
     Rounds to nearest, ties to even. The C code and NumPy give the same bits.
     """
 
-    name: str
+    pack: Function                                   # (x, to): to = x, rounded
+    unpack: Function                                 # (packed, x): x = packed
+    round: Function                                  # (x, to): to = x = x, rounded: the sender keeps what the receiver gets
+    add: Function                                    # (packed, x): x = packed + x, not rounded
+    add_pack: Function                               # (packed, x, to): to = packed + x, rounded; x stays
+    add_round: Function                              # (packed, x, to): to = x = packed + x, rounded
 
-    def pack(self, x: Host, to: Host) -> None:
-        """to = x, rounded."""
-        self._run("pack", x, to)
+    def __init__(self, name: str):
+        self.name = name
 
-    def unpack(self, packed: Host, x: Host) -> None:
-        """x = packed."""
-        self._run("unpack", packed, x)
-
-    def round(self, x: Host, to: Host) -> None:
-        """to = x = x, rounded: the sender keeps what the receiver gets."""
-        self._run("round", x, to)
-
-    def add(self, packed: Host, x: Host) -> None:
-        """x = packed + x, not rounded."""
-        self._run("add", packed, x)
-
-    def add_pack(self, packed: Host, x: Host, to: Host) -> None:
-        """to = packed + x, rounded; x stays."""
-        self._run("add_pack", packed, x, to)
-
-    def add_round(self, packed: Host, x: Host, to: Host) -> None:
-        """to = x = packed + x, rounded."""
-        self._run("add_round", packed, x, to)
-
-    def _run(self, what: str, *arrays: Host) -> None:
-        functions = compiled(self.name) or REFERENCE[self.name]
-        functions[what](*arrays)
+    def __getattr__(self, what: str) -> Function:    # reached once for each format, so that importing compiles nothing
+        if what not in Format.__annotations__:
+            raise AttributeError(f"a wire format has no {what}")
+        vars(self).update(compiled(self.name) or REFERENCE[self.name])
+        return vars(self)[what]
 
 
 def format_of(name: str) -> Format:
@@ -89,9 +74,6 @@ def pack_float16(x: Host, to: Host) -> None:
 
 def unpack_float16(packed: Host, x: Host) -> None:
     x[...] = packed.view(np.float16)
-
-
-Function: TypeAlias = Callable[..., None]
 
 
 def _reference(pack: Function, unpack: Function) -> dict[str, Function]:

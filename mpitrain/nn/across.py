@@ -1,6 +1,6 @@
-"""What a layer asks of other ranks, where one rank does not compute it alone: the base class of what `Module.across` holds.
+"""The communication of a layer that several ranks compute together: the base class of `Module.across`.
 
-Who connects the ranks gives each such layer an object of a class of its own, with the method that this kind of layer calls.
+Each kind of parallelism gives its layers an object of a subclass, with the method that this kind of layer calls.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Across:
     exchange: Callable[[Tensor, Experts], Tensor]     # `MixtureOfExperts`: rows to the experts, wherever they are, and back
     reduce: Callable[[Array], None]                   # `SyncBatchNorm`: adds an array over the ranks, in place
 
-    lockstep = False      # whether the other ranks run the layer for the same rows, so that one loss is not finite on all of them
-    absent = ""           # what a rank does not see that runs the layer alone, in words
+    lockstep = False      # True where the other ranks run the layer for the same rows: a loss is then not finite on all of them
+    absent = ""           # a description of what is missing where one rank runs the layer alone
 
     def forward(self, inner: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
-        """What the layer computes in the place of its own forward, `inner`."""
+        """The layer's output, in place of its own forward, `inner`."""
         return inner(*inputs, **named)
 
     def alone(self) -> Across:

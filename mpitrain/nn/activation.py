@@ -33,8 +33,10 @@ class ReLU(OfEach):
 
 
 @ACTIVATIONS.register("leaky_relu")
-class LeakyReLU(OfEach):
+class LeakyReLU(Module):
     """x, or slope x where x < 0."""
+
+    by_position = True
 
     def __init__(self, slope: float = 0.01):
         self.slope = slope
@@ -44,8 +46,10 @@ class LeakyReLU(OfEach):
 
 
 @ACTIVATIONS.register("gelu")
-class GELU(OfEach):
+class GELU(Module):
     """x times the normal distribution function of x; `approximate` is "none" (erf) or "tanh"."""
+
+    by_position = True
 
     def __init__(self, approximate: str = "none"):
         self.approximate = approximate

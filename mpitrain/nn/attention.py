@@ -62,9 +62,9 @@ class MultiHeadAttention(Module):
         xp = q.xp
         scores = (q * (1.0 / math.sqrt(q.shape[3]))) @ ops.swapaxes(k, 2, 3)
         allowed = xp.tri(q.shape[2], dtype=bool) if self.causal else None
-        if mask is not None and mask.dtype == bool:
+        if mask.dtype == bool:
             allowed = mask if allowed is None else allowed & mask
-        elif mask is not None:
+        else:
             scores = scores + mask
         if allowed is None:
             weights = ops.softmax(scores)

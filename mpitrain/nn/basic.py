@@ -69,16 +69,16 @@ class _Dropping(Module):
 
     @property
     def drops(self) -> bool:
-        """Whether it drops anything now."""
+        """True where the layer drops elements: in training, with p above 0."""
         return self.training and self.p > 0.0
 
     def places(self, x: Any) -> Places | None:
-        """Where the positions of x (B, L, ...) lie, where those are some of each sample's."""
+        """The positions (L,) of x (B, L, ...) in its samples, where this rank has some of them; else None."""
         return None if self.spread is None else self.spread(x.shape[1])
 
 
 class Dropout(_Dropping):
-    """Of its input alone."""
+    """Dropout of the input."""
 
     by_position = True
 

@@ -1,4 +1,4 @@
-"""What surrounds a module's forward and backward, for those who fetch and free parameters, measure or debug.
+"""Hooks before and after a module's forward and backward, for sharded parameters, measurements and debugging.
 
 Backward has no call per module, so its moments are found in the graph: a marker node on the module's outputs runs first
 in its backward, and the pass has left the module when every node recorded since its entry is done.

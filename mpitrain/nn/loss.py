@@ -27,7 +27,9 @@ class Loss:
     kind = "values"
 
     def __call__(self, output: Tensor, target: Array) -> Tensor:
-        return self.total(output, _like(output, target))
+        if tuple(n for n in target.shape if n != 1) != tuple(n for n in output.shape if n != 1):       # (B,) may be (B, 1)
+            raise ShapeError(f"the model's output has shape {output.shape}, the target {tuple(target.shape)}; they must be equal")
+        return self.total(output, target.reshape(output.shape).astype(output.dtype, copy=False))
 
     def total(self, output: Tensor, target: Array) -> Tensor:
         """The sum, for a target of the output's shape and dtype."""
@@ -42,7 +44,7 @@ LOSSES: Registry[Callable[..., Loss]] = Registry("loss")
 
 @LOSSES.register("cross_entropy")
 class CrossEntropy(Loss):
-    """Of logits (..., C) and integer labels (...); one term a label, less those equal to `ignore_index`."""
+    """Cross-entropy of logits (..., C) and integer labels (...); one term a label, less those equal to `ignore_index`."""
 
     kind = "classes"
 
@@ -89,7 +91,7 @@ class Huber(Loss):
 
 @LOSSES.register("binary_cross_entropy")
 class BinaryCrossEntropy(Loss):
-    """Of logits and targets in 0 ... 1; one term an element."""
+    """Cross-entropy of logits and targets in 0 ... 1; one term an element."""
 
     kind = "binary"
 
@@ -99,7 +101,7 @@ class BinaryCrossEntropy(Loss):
 
 @LOSSES.register("kl")
 class KLDivergence(Loss):
-    """Of target probabilities (..., C) from softmax(output); one term a distribution.
+    """The divergence of target probabilities (..., C) from softmax(output); one term a distribution.
 
     The output may be logits or log-probabilities: log-softmax leaves the latter as they are.
     """
@@ -111,10 +113,3 @@ class KLDivergence(Loss):
 
     def count(self, target: Array) -> int:
         return math.prod(target.shape[:-1])
-
-
-def _like(output: Tensor, target: Array) -> Array:
-    """The target in the output's dtype and shape: (B,) and (B, 1) are the same, anything else must be equal."""
-    if tuple(n for n in target.shape if n != 1) != tuple(n for n in output.shape if n != 1):
-        raise ShapeError(f"the model's output has shape {output.shape}, the target {tuple(target.shape)}; they must be equal")
-    return target.reshape(output.shape).astype(output.dtype, copy=False)

@@ -44,11 +44,11 @@ class Module:
 
     training = True
     path = ""                                     # the module's name in the model, known from `initialize` on
-    plan: Mapping[str, str] = MappingProxyType({})    # how layers of the model are cut over tensor-parallel ranks: docs/tensor.md
-    by_position = False                           # whether each position (dim 1) is treated by itself: docs/context.md
-    spread: Callable[[int], Places] | None = None     # where positions lie in their sample, where a rank has some of them
-    across: Across | None = None                  # what it asks of other ranks, where it is not computed by one alone
-    storage: FlatLayout | None = None             # of the model that `initialize` was called on
+    plan: Mapping[str, str] = MappingProxyType({})    # the tensor-parallel placement of its layers: docs/tensor.md
+    by_position = False                           # True where no position (dim 1) sees another: docs/context.md
+    spread: Callable[[int], Places] | None = None     # the positions that this rank has, where it has some of a sample's
+    across: Across | None = None                  # the communication of a layer that several ranks compute
+    storage: FlatLayout | None = None             # the memory of a model that is initialised
     _hooks: Hooks | None = None
 
     def forward(self, *inputs: Any) -> Any:
@@ -112,7 +112,7 @@ class Module:
         return [p for _, p in self.named_parameters()]
 
     def count_parameters(self) -> int:
-        """How many numbers are trained; those of twins count once."""
+        """The number of trained values; tied parameters count once."""
         return sum(p.size for p in self.parameters() if not p.twin_of)
 
     # -- memory and values ---------------------------------------------------------------------------------------------

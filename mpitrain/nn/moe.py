@@ -27,7 +27,6 @@ __all__ = ["MixtureOfExperts", "mixtures"]
 TALLY_UNIT = 1 << 16
 
 
-
 class MixtureOfExperts(Module):
     """(..., D) to (..., D): for each row the sum over its `top_k` experts of gate * narrow(activation(wide(row))).
 
@@ -75,7 +74,7 @@ class MixtureOfExperts(Module):
         return ops.reshape(ops.combine(back, ops.expert_gates(scores, to, normalised=self.normalised), to), *shape)
 
     def apply(self, x: Any) -> Tensor:
-        """What the experts that are here make of the rows at their places, (experts here, any, D)."""
+        """The outputs of this rank's experts for the rows at their places, (local experts, any, D)."""
         return ops.expert_linear(ops.expert_linear(x, self.wide, self.wide_bias, self.activation), self.narrow, self.narrow_bias)
 
     def _note(self, scores: Tensor, to: Route) -> None:

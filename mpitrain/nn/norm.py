@@ -29,7 +29,7 @@ class _BatchNorm(Module):
     same passes over memory (`activation`), and what comes around a residual block be added before it (`residual`).
     """
 
-    ndims: tuple[int, ...] = ()                   # what the input may have
+    ndims: tuple[int, ...] = ()                   # numbers of dims that an input may have
 
     def __init__(self, features: int, eps: float = 1e-5, momentum: float = 0.1, *, activation: str | None = None):
         if activation not in (None, "relu"):
@@ -53,7 +53,7 @@ class _BatchNorm(Module):
                                             relu=self.relu, eps=self.eps)
         y, mean, var, count = ops.batch_norm(x, self.weight, self.bias, residual=residual, relu=self.relu, eps=self.eps,
                                              reduce=None if self.across is None else self.across.reduce)
-        count = float(count)                      # of all ranks that are asked
+        count = float(count)                      # The count is the sum over the ranks.
         if count < 2:
             raise ShapeError(f"{type(self).__name__}: training needs more than one value for each channel over all ranks, "
                              f"the input here is {shape}; use larger micro-batches")

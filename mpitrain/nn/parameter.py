@@ -78,14 +78,6 @@ class Described(Tensor):
     def shape(self) -> Shape:
         return self._shape
 
-    @property
-    def ndim(self) -> int:
-        return len(self._shape)
-
-    @property
-    def size(self) -> int:
-        return math.prod(self._shape)
-
     def __len__(self) -> int:
         return self._shape[0]
 

@@ -22,14 +22,14 @@ class Sequential(Module):
     called after each block: messages in flight want to be looked after.
     """
 
-    by_position = True                        # where its blocks do
+    by_position = True                        # Its blocks say whether they do.
     recompute: bool | int | frozenset[str] = False
     between: Callable[[], None] | None = None
 
     def __init__(self, *blocks: Module | tuple[str, Module]):
         named = [(str(i), block) if isinstance(block, Module) else block for i, block in enumerate(blocks)]
         self.blocks: dict[str, Module] = dict(named)
-        self.full_names: dict[int, str] = {}      # of a slice: what the whole model calls a shared parameter
+        self.full_names: dict[int, str] = {}      # In a slice: the whole model's names of shared parameters.
         if len(self.blocks) < len(named):
             raise ShapeError(f"the blocks of a Sequential need different names, got {[name for name, _ in named]}")
 

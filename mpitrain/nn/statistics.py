@@ -12,24 +12,19 @@ A trainer that wants another order of addition collects after each micro-batch a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from mpitrain.autograd import recomputing
 from mpitrain.backend import Array, array_module, asnumpy
 from mpitrain.errors import ShapeError
+from mpitrain.nn.module import Module
 from mpitrain.nn.parameter import Buffer
 
 __all__ = ["apply_statistics", "collect_statistics", "running_layers"]
-
-
-class Modules(Protocol):
-    """A model, as far as its layers are looked for."""
-
-    def named_modules(self) -> Iterable[tuple[str, Any]]: ...
 
 
 class Running:
@@ -42,7 +37,7 @@ class Running:
 
     @cached_property
     def size(self) -> int:
-        """How many numbers this layer has in the flat array; to be asked once its buffers have memory."""
+        """The length of this layer's part of the flat array; its buffers must have memory."""
         return sum(b.size for b in self.buffers) + 1
 
     def record(self, *values: Array) -> None:
@@ -77,12 +72,12 @@ class Running:
             buffer.mark_changed()
 
 
-def running_layers(model: Modules) -> list[Running]:
+def running_layers(model: Module) -> list[Running]:
     """The layers that keep statistics, in order. Looking for them takes as long as a small model's step: once a run is enough."""
     return [value for _, module in model.named_modules() for value in vars(module).values() if isinstance(value, Running)]
 
 
-def collect_statistics(model: Modules | Sequence[Running]) -> np.ndarray[Any, Any]:
+def collect_statistics(model: Module | Sequence[Running]) -> np.ndarray[Any, Any]:
     """float64, on the host: what the layers recorded since the last call; sums over ranks and micro-batches are meaningful.
 
     `model` may be its `running_layers`.
@@ -92,7 +87,7 @@ def collect_statistics(model: Modules | Sequence[Running]) -> np.ndarray[Any, An
     return asnumpy(array_module(parts[0]).concatenate(parts)) if parts else np.zeros(0)
 
 
-def apply_statistics(model: Modules | Sequence[Running], flat: np.ndarray[Any, Any]) -> None:
+def apply_statistics(model: Module | Sequence[Running], flat: np.ndarray[Any, Any]) -> None:
     """Folds summed statistics into the running buffers, once a step; `model` may be its `running_layers`."""
     layers = model if isinstance(model, Sequence) else running_layers(model)
     expected = sum(layer.size for layer in layers)

@@ -31,7 +31,7 @@ Allocate = Callable[[int], Any]
 
 @dataclass(frozen=True)
 class Segment:
-    """Where one parameter lives: elements [start, stop) of every flat array; `decay` is False where it asks for none."""
+    """One parameter's elements [start, stop) of every flat array; `decay` is False where weight decay leaves it alone."""
 
     parameter: Parameter
     name: str
@@ -45,7 +45,7 @@ class Segment:
 
     @property
     def first(self) -> int:
-        """Which of the parameter's elements is the first one here."""
+        """The number of the parameter's element that this segment begins with."""
         return 0
 
 
@@ -54,7 +54,7 @@ def plan_segments(parameters: Sequence[Parameter]) -> tuple[list[Segment], int]:
     segments, end = [], 0
     for p in parameters:
         segments.append(Segment(p, p.name, end, end + p.size, p.decay))
-        end = _round_up(end + p.size, ALIGN)
+        end = -(-(end + p.size) // ALIGN) * ALIGN
     return segments, end
 
 
@@ -184,7 +184,3 @@ def check_state(own: dict[str, tuple[int, ...]], state: dict[str, Any], what: st
                 (("missing", missing), ("unexpected", unexpected), ("of another shape", reshaped)) if names]
     if problems:
         raise ShapeError(f"the state does not fit {what}; {'; '.join(problems)}")
-
-
-def _round_up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple

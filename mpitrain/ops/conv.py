@@ -83,7 +83,7 @@ class ConvTranspose2d(Function):
 
 
 def _parameter_gradients(ctx: Context, x: Array, y: Array, bias_of: str) -> tuple[Array | None, Array | None]:
-    """Of weight and bias, which is added to `bias_of`, in one pass where both are wanted."""
+    """The gradients of weight and bias, in one pass where both are wanted; the bias is added to `bias_of`."""
     if ctx.needs[1]:
         weight, bias = kernel_gradient(x, y, ctx.window, ctx.groups, ctx.out(1), bias_of if ctx.needs[2] else "")
         return weight, bias

@@ -35,8 +35,7 @@ def dropout(x: Any, p: float, layer: str, residual: Any = None, *, part: int = 0
 
 
 def pieces(x: Array, positions: Array, xp: Any) -> tuple[Array, Array]:
-    """Of each position of x (B, L, ...), which lies at `positions` in the whole sample: (its row in a stream of random words, the
-    place of its first word), both (B * L,)."""
+    """(rows in a stream of random words, places of their first words), both (B * L,), of x (B, L, ...) at `positions`."""
     places = xp.asarray(positions, dtype=xp.uint64) * xp.uint64(prod(x.shape[2:]))
     return xp.repeat(current().rows(len(x), xp), len(positions)), xp.tile(places, len(x))
 

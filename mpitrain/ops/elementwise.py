@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -157,6 +158,7 @@ class Maximum(Function):
     """Where both are equal, each gets half of the gradient."""
 
     broadcasts = True
+    is_chosen = operator.gt
 
     @staticmethod
     def forward(ctx: Context, x: Any, y: Any) -> Array:
@@ -165,29 +167,23 @@ class Maximum(Function):
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
-        x, y = ctx.saved
-        return (grad * _share(ctx.xp, x > y, x == y, grad) if ctx.needs[0] else None,
-                grad * _share(ctx.xp, y > x, x == y, grad) if ctx.needs[1] else None)
+        (x, y), is_chosen = ctx.saved, ctx.function.is_chosen
+        return (grad * _share(is_chosen(x, y), x == y, grad) if ctx.needs[0] else None,
+                grad * _share(is_chosen(y, x), x == y, grad) if ctx.needs[1] else None)
 
 
-class Minimum(Function):
+class Minimum(Maximum):
     """Where both are equal, each gets half of the gradient."""
 
-    broadcasts = True
+    is_chosen = operator.lt
 
     @staticmethod
     def forward(ctx: Context, x: Any, y: Any) -> Array:
         ctx.save(x, y)
         return ctx.xp.minimum(x, y)
 
-    @staticmethod
-    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
-        x, y = ctx.saved
-        return (grad * _share(ctx.xp, x < y, x == y, grad) if ctx.needs[0] else None,
-                grad * _share(ctx.xp, y < x, x == y, grad) if ctx.needs[1] else None)
 
-
-def _share(xp: Any, mine: Array, tie: Array, grad: Array) -> Array:
+def _share(mine: Array, tie: Array, grad: Array) -> Array:
     """1 where the value came from here, 1/2 at a tie, else 0."""
     share = mine.astype(grad.dtype)
     share += tie * grad.dtype.type(0.5)

@@ -1,4 +1,4 @@
-"""What a mixture of experts consists of: a choice for each row, rows to their experts' places and back, products by expert.
+"""The operations of a mixture of experts: routing, dispatch of rows to experts, combination, and products by expert.
 
 Letters: `T` rows, `D` width, `E` experts, `K` choices of each row, `C` places of each expert, `I` inputs, `O` outputs.
 """
@@ -22,7 +22,7 @@ __all__ = ["combine", "dispatch", "expert_balance", "expert_gates", "expert_line
 
 @dataclass(frozen=True)
 class Route:
-    """Where the rows of one batch go; see `kernels.experts` for slots (K, T) and sources (E C,). No gradient."""
+    """The routing of one batch; see `kernels.experts` for slots (K, T) and sources (E C,). No gradient."""
 
     chosen: Array                            # (T, K), first choices first
     counts: Array                            # (E,): how often each expert was chosen, whether there was a place or not
@@ -33,7 +33,7 @@ class Route:
 
     @property
     def assigned(self) -> int:
-        """How many choices there are, dropped ones among them."""
+        """The number of choices, with those that are dropped."""
         return int(self.slots.size)
 
 
@@ -216,7 +216,7 @@ def dispatch(x: Any, to: Route) -> Tensor:
 
 
 def combine(x: Any, gates: Any, to: Route) -> Tensor:
-    """What is at places (E, C, D) back in the order of rows, (T, D), weighted by gates (K, T); zeros for rows without a place."""
+    """The rows at places (E, C, D) in their first order, (T, D), weighted by gates (K, T); zeros for rows without a place."""
     return Combine.apply(x, gates, to.slots, to.sources, to.tokens, capacity=to.capacity)
 
 

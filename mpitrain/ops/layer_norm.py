@@ -100,7 +100,7 @@ class AddRowNorm(Function):
 
 def _gradients(ctx: Context, grad: Array, around: Array | None, needed: bool, centred: bool, bits: Array | None = None,
                p: float = 0.0) -> tuple[Array | None, ...]:
-    """Those of x, where `needed`, of what was dropped in part, of weight and of bias, the last two inputs."""
+    """The gradients of x, where `needed`, of the input of dropout, of weight and of bias, the last two inputs."""
     x, weight, means, inverses = ctx.saved[:4]
     needs_weight, needs_bias = ctx.needs[-2:]
     beside = None if around is None else _rows(around, weight)

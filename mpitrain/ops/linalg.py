@@ -15,7 +15,7 @@ from mpitrain.kernels.product import product
 __all__ = ["linear", "matmul"]
 
 FUSED_ACTIVATIONS = frozenset(ACTIVATIONS)
-"""What `linear` takes as its activation."""
+"""The names of activations that `linear` takes."""
 
 
 class MatMul(Function):
@@ -47,7 +47,9 @@ class MatMul(Function):
             return by_x, by_y
         left, right = x[None, :] if x.ndim == 1 else x, y[:, None] if y.ndim == 1 else y
         grad = grad[..., None] if y.ndim == 1 else grad
-        grad = _dense(xp, grad[..., None, :] if x.ndim == 1 else grad)
+        grad = grad[..., None, :] if x.ndim == 1 else grad
+        if 0 in grad.strides:                         # dims that repeat (a broadcast gradient), which BLAS would not take
+            grad = xp.ascontiguousarray(grad)
         if ctx.needs[0]:
             by_x = xp.matmul(grad, right.swapaxes(-1, -2))
         if ctx.needs[1]:
@@ -99,7 +101,10 @@ class Linear(Function):
         if ctx.together:
             return Linear._together(ctx, x, weight, kept, flat)
         if kept:
-            flat, by_bias = Linear._before_activation(ctx, _rows(kept[0]), flat)
+            if ctx.before is None:                    # the second half of a split backward finds them made
+                sums = room_for(ctx, 2, flat.shape[1:], flat.dtype) if ctx.wanted[2] else None
+                ctx.before = ctx.activation.gradient(_rows(kept[0]), flat, sums), sums
+            flat, by_bias = ctx.before
         elif ctx.needs[2]:
             by_bias = ctx.xp.sum(flat, axis=0, out=ctx.out(2))
         if ctx.needs[0]:
@@ -121,16 +126,6 @@ class Linear(Function):
         ctx.before = made, by_bias
         return None if by_x is None else by_x.reshape(x.shape), by_weight, by_bias
 
-    @staticmethod
-    def _before_activation(ctx: Context, kept: Array, flat: Array) -> tuple[Array, Array | None]:
-        """The gradient of the product and of the bias; the second half of a split backward finds them made."""
-        if ctx.before is None:
-            sums = ctx.out(2)
-            if sums is None and ctx.wanted[2]:
-                sums = ctx.xp.empty(flat.shape[1], flat.dtype)
-            ctx.before = ctx.activation.gradient(kept, flat, sums), sums
-        return ctx.before
-
 
 def room_for(ctx: Context, place: int, shape: tuple[int, ...], dtype: Any) -> Array:
     """Memory for the gradient of an input: where it will be sent from, if that is free."""
@@ -147,11 +142,6 @@ def _rows(x: Array) -> Array:
     if rows.strides[0] == step and rows.strides[1] >= step * rows.shape[0]:
         return rows
     return rows.copy()
-
-
-def _dense(xp: Any, x: Array) -> Array:
-    """A copy where dims repeat (a broadcast gradient): BLAS would not take it."""
-    return xp.ascontiguousarray(x) if 0 in x.strides else x
 
 
 def _operands(x: Any) -> str:

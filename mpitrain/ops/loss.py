@@ -149,13 +149,13 @@ def cross_entropy(logits: Any, labels: Any, *, label_smoothing: float = 0.0, ign
 
 
 def cross_entropy_count(labels: Any, *, ignore_index: int | None = None) -> int:
-    """How many terms `cross_entropy` sums: the labels, less the ignored ones."""
+    """The number of terms that `cross_entropy` sums: the labels, less the ignored ones."""
     labels = labels.array if isinstance(labels, Tensor) else labels
     return int(labels.size if ignore_index is None else (labels != ignore_index).sum())
 
 
 def element_count(prediction: Any) -> int:
-    """How many terms the other losses sum."""
+    """The number of terms that the other losses sum."""
     return int(prediction.size)
 
 

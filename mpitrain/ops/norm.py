@@ -127,7 +127,7 @@ class BatchNorm(Function):
 
     @staticmethod
     def _gradients(ctx: Context, grad: Array) -> tuple[Array | None, Array | None]:
-        """Those of x and of the residual; leaves the sums in ctx."""
+        """The gradients of x and of the residual; leaves the sums in ctx."""
         x, weight, bias, centre, inverse, y = ctx.saved
         flat, channels = _channels(grad), _channels(x)
         if ctx.reduce is None and channels.shape[2] > 1:

@@ -113,7 +113,7 @@ class Subsample(Function):
 
 
 def _areas(rows: Side, columns: Side, x: Array, xp: Any) -> Any:
-    """Of each window; one number where they are all alike."""
+    """The area of each window; one number where all are equal."""
     if rows.narrowest == rows.widest and columns.narrowest == columns.widest:
         return rows.widest * columns.widest
     heights, widths = ([b - a for a, b in zip(side.starts, side.stops)] for side in (rows, columns))
