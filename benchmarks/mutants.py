@@ -6,8 +6,8 @@
     python benchmarks/mutants.py --journal mutants.jsonl --report
     python benchmarks/mutants.py --journal control.jsonl --control         # no change at all: every test must pass so
 
-A change is an operator, a comparison, a constant, a flag or a condition. The choice depends on the seed and the text of the lines,
-so that work elsewhere leaves it. The first failure kills a mutant, and so does a test that does not end. The journal has {"mutant",
+A change is an operator, a comparison, a constant, a flag or a condition. The choice depends on the seed and the lines' text, so
+that work elsewhere leaves it. The first failure kills a mutant, and so does a test that does not end. The journal has {"mutant",
 "file", "line", "was", "is", "verdict", "by", "seconds"} of each on a line; the last one counts.
 """
 
