@@ -4,11 +4,11 @@
     python benchmarks/mutants.py --journal mutants.jsonl --packages ops,nn # those of the 150 that lie there
     python benchmarks/mutants.py --journal mutants.jsonl --again           # the survivors once more, with the tests of now
     python benchmarks/mutants.py --journal mutants.jsonl --report
+    python benchmarks/mutants.py --journal control.jsonl --control         # no change at all: every test must pass so
 
-A change is an operator, a comparison, a constant, a flag or a condition. The choice depends on the seed, and on the text of the
-line with the name of its function, so that work elsewhere leaves it as it is. A mutant meets the tests of its own module first,
-then those of its package, then those under mpirun; the first failure kills it, and so does a test that does not end. The journal
-has a line for each: {"mutant", "file", "line", "was", "is", "verdict", "by", "seconds"}. The last one counts.
+A change is an operator, a comparison, a constant, a flag or a condition. The choice depends on the seed and the lines' text, so
+that work elsewhere leaves it. The first failure kills a mutant, and so does a test that does not end. The journal has {"mutant",
+"file", "line", "was", "is", "verdict", "by", "seconds"} of each on a line; the last one counts.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import argparse
 import ast
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -27,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,30 +45,25 @@ TIMEOUT = 900                             # seconds of one command of tests; one
 NOTHING_RAN = 5                           # pytest's exit code where no test is left of those that were asked for
 TAG = "MPITRAIN_MUTANT"                   # in the environment of all that a mutant's tests start
 
-# What a package's modules meet besides the folder of tests of their own name: first the tests that run by themselves, then the
-# bodies under mpirun, on so many ranks.
+# What a package's modules meet besides the tests of its own folder: those that run by themselves, and the bodies under mpirun.
 RUNS = ("tests/train/test_runs.py",)
 BODIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "autograd": (("tests/nn", "tests/ops"), ("parallel/pipeline_mpi", "parallel/reducer_mpi")),
     "backend": (("tests/kernels", "tests/ops/test_on_a_device.py", "tests/ops/test_dropout.py"), ("comm/exchange_mpi",)),
-    "bench": ((), ()),
+    "bench": ((), ()), "data": (RUNS, ()), "plan": (RUNS, ()), "run": (RUNS, ()),
     "checkpoint": (RUNS, ("checkpoint/checkpoint_mpi", "checkpoint/state_mpi")),
     "comm": (RUNS, ("comm/collectives_mpi", "comm/exchange_mpi", "comm/shared_mpi", "comm/progress_mpi", "comm/mesh_mpi",
                     "comm/clock_mpi", "parallel/reducer_mpi")),
-    "config": (("tests/test_config.py", *RUNS), ()),
-    "data": (RUNS, ()),
+    "config": (("tests/test_config.py", "tests/train/test_exchange.py", *RUNS), ()),
     "kernels": (("tests/ops", "tests/optim", "tests/nn"), ("comm/exchange_mpi",)),
     "models": ((), ("parallel/pipeline_mpi", "parallel/mesh_mpi")),
     "nn": (("tests/ops", "tests/models"), ("parallel/mesh_mpi", "parallel/experts_mpi")),
     "ops": (("tests/nn",), ("parallel/experts_mpi", "parallel/context_mpi")),
     "optim": (RUNS, ("parallel/node_shared_mpi", "train/offload_mpi")),
-    "parallel": (RUNS, ("parallel/reducer_mpi", "parallel/pipeline_mpi", "parallel/node_shared_mpi", "parallel/node_cut_mpi",
-                        "parallel/tree_mpi", "parallel/experts_mpi", "parallel/context_mpi", "parallel/mesh_mpi",
-                        "train/sharding_mpi", "train/exposed_mpi")),
+    "parallel": (RUNS, (*(f"parallel/{name}_mpi" for name in ("reducer", "pipeline", "node_shared", "node_cut", "tree", "experts",
+                                                              "context", "mesh")), "train/sharding_mpi", "train/exposed_mpi")),
     "placement": (("tests/plan", *RUNS), ("placement/placement_mpi", "parallel/mesh_mpi", "parallel/pipeline_mpi",
                                           "parallel/node_cut_mpi", "train/sharding_mpi")),
-    "plan": (RUNS, ()),
-    "run": (RUNS, ()),
     "schedules": ((), ("comm/collectives_mpi", "comm/exchange_mpi", "parallel/pipeline_mpi")),
     "train": ((), ("train/exposed_mpi", "train/offload_mpi", "train/sharding_mpi", "checkpoint/checkpoint_mpi")),
     "verbs": (("tests/test_config.py", "tests/train", "tests/plan"), ()),
@@ -89,7 +85,7 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """What it is called in the journal: the same as long as its function's name and its line stay."""
+        """The same as long as its function's name and its line stay."""
         return hashlib.sha256("\0".join((self.file, self.where, self.was, self.new)).encode()).hexdigest()[:12]
 
 
@@ -98,15 +94,16 @@ class Finder(ast.NodeVisitor):
 
     def __init__(self, file: str, text: str):
         self.file, self.text = file, text.encode()
-        self.lines = text.encode().splitlines(keepends=True)
-        self.starts = [0]
-        for line in self.lines:
-            self.starts.append(self.starts[-1] + len(line))
+        self.lines = self.text.splitlines(keepends=True)
+        self.starts = [0, *itertools.accumulate(map(len, self.lines))]
         self.function: list[str] = []
         self.found: list[Mutant] = []
 
     def at(self, line: int, column: int) -> int:
         return self.starts[line - 1] + column
+
+    def end(self, node: ast.expr) -> int:
+        return self.at(node.end_lineno or 0, node.end_col_offset or 0)
 
     def add(self, line: int, start: int, stop: int, new: str) -> None:
         column = start - self.starts[line - 1]
@@ -115,7 +112,7 @@ class Finder(ast.NodeVisitor):
 
     def between(self, left: ast.expr, right: ast.expr, pair: tuple[str, str]) -> None:
         """The sign between two expressions, outside of comments and parentheses."""
-        start, stop = self.at(left.end_lineno or 0, left.end_col_offset or 0), self.at(right.lineno, right.col_offset)
+        start, stop = self.end(left), self.at(right.lineno, right.col_offset)
         gap = re.sub(rb"#[^\n]*", lambda m: b" " * len(m[0]), self.text[start:stop])
         found = re.search(rb"\s+".join(map(re.escape, pair[0].encode().split())), gap)
         if found:
@@ -123,7 +120,7 @@ class Finder(ast.NodeVisitor):
             self.add(line, start + found.start(), start + found.end(), pair[1])
 
     def whole(self, node: ast.expr, new: str) -> None:
-        self.add(node.lineno, self.at(node.lineno, node.col_offset), self.at(node.end_lineno or 0, node.end_col_offset or 0), new)
+        self.add(node.lineno, self.at(node.lineno, node.col_offset), self.end(node), new)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
         if type(node.op) in OPERATORS and not any(isinstance(side, (ast.JoinedStr, ast.Constant)) and isinstance(
@@ -181,31 +178,27 @@ def candidates(tree: Path, seed: int) -> list[Mutant]:
     """Every possible change, in the random order that the seed gives."""
     found: list[Mutant] = []
     for path in sorted((tree / "mpitrain").rglob("*.py")):
-        text = path.read_text()
-        finder = Finder(str(path.relative_to(tree)), text)
-        finder.visit(ast.parse(text))
+        finder = Finder(str(path.relative_to(tree)), path.read_text())
+        finder.visit(ast.parse(finder.text))
         found += finder.found
     return sorted(found, key=lambda m: hashlib.sha256(f"{seed} {m.name}".encode()).digest())
 
 
 def package(file: str) -> str:
-    """The key of BODIES that a file belongs to; a module beside the packages has one of its own, or ""."""
-    parts = Path(file).parts
-    name = parts[1] if len(parts) > 2 else Path(file).stem
+    """The key of BODIES that a file belongs to; "" of a module beside the packages."""
+    name = Path(file).parts[1]
     return name if name in BODIES else ""
 
 
 def commands(mutant: Mutant, tree: Path, ranks: int) -> Iterator[list[str]]:
     """The commands of tests, those first that are likely to fail."""
     pytest = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", "120"]
-    folder, stem = package(mutant.file), Path(mutant.file).stem
+    folder, stem = package(mutant.file), Path(mutant.file).stem.rstrip("s")
     serial, bodies = BODIES[folder]
-    own = f"tests/{folder}"
-    has_own = bool(folder) and (tree / own).is_dir()
-    nearest = sorted(str(p.relative_to(tree)) for p in (tree / "tests").glob(f"*/test_*{stem.rstrip('s')}*.py"))
-    groups = [nearest, [own] if has_own else [],
-              [name for name in serial if (tree / name).exists() and (ranks or name not in RUNS)]]
-    for group in filter(None, groups):
+    own = [f"tests/{folder}"] if folder and (tree / "tests" / folder).is_dir() else []
+    nearest = sorted(str(p.relative_to(tree)) for p in (tree / "tests").glob(f"*/test_*{stem}*.py"))
+    more = [name for name in serial if (tree / name).exists() and (ranks or name not in RUNS)]
+    for group in filter(None, (nearest, own, more)):
         yield [sys.executable, *pytest, "-m", "not slow and not gpu", *group]
     files = [f"tests/{name}.py" for name in bodies if (tree / f"tests/{name}.py").exists()]
     if files and ranks:
@@ -217,8 +210,8 @@ def try_out(mutant: Mutant, tree: Path, ranks: int) -> dict[str, Any]:
     began = time.monotonic()
     verdict, by = "survived", ""
     with tempfile.TemporaryDirectory(prefix="mutant-") as temporary:
-        copy = Path(temporary) / "tree"
-        shutil.copytree(tree, copy)
+        os.chmod(temporary, 0o755)                            # some tests go on as a user without rights
+        copy = Path(shutil.copytree(tree, Path(temporary) / "tree"))
         text = (copy / mutant.file).read_bytes()
         (copy / mutant.file).write_bytes(text[:mutant.start] + mutant.new.encode() + text[mutant.stop:])
         for command in commands(mutant, tree, ranks):
@@ -255,12 +248,11 @@ def run(command: list[str], tree: Path, temporary: str) -> tuple[int, str]:
         return code, said.read()
 
 
-def report(records: list[dict[str, Any]]) -> None:
-    survivors = [r for r in records if r["verdict"] == "survived"]
-    for r in sorted(survivors, key=lambda r: (r["file"], r["line"])):
-        print(f"{r['file']}:{r['line']}  {r['was']} -> {r['is']}    {r['where'].split('|')[1]}")
-    killed = len(records) - len(survivors)
-    print(f"{killed} of {len(records)} killed ({100 * killed / max(len(records), 1):.0f} %)")
+def report(records: list[dict[str, Any]]) -> int:
+    survivors = sorted((r for r in records if r["verdict"] == "survived"), key=lambda r: (r["file"], r["line"]))
+    print(*(f"{r['file']}:{r['line']}  {r['was']} -> {r['is']}    {r['where'].split('|')[1]}" for r in survivors), sep="\n")
+    print(f"{len(records) - len(survivors)} of {len(records)} killed")
+    return 0
 
 
 def main() -> int:
@@ -272,20 +264,23 @@ def main() -> int:
     parser.add_argument("--packages", help="only those of the choice that lie in these, separated by commas")
     parser.add_argument("--again", action="store_true", help="only the survivors of the journal")
     parser.add_argument("--list", action="store_true", help="print the choice and leave")
+    parser.add_argument("--control", action="store_true", help="one mutant of each package, but without its change")
     parser.add_argument("--report", action="store_true", help="print what the journal says and leave")
     a = parser.parse_args()
     lines = a.journal.read_text().splitlines() if a.journal.exists() else []
     known = {record["mutant"]: record for record in map(json.loads, lines)}
     if a.report:
-        report([*known.values()])
-        return 0
+        return report([*known.values()])
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
         tree = Path(temporary) / "tree"
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
         for name in filter(None, listed.split("\0")):
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, tree / name)
-        for mutant in candidates(tree, a.seed)[:a.number]:
+        chosen = candidates(tree, a.seed)[:a.number]
+        if a.control:
+            chosen = [replace(m, start=0, stop=0, new="", was="") for m in {package(m.file): m for m in chosen}.values()]
+        for mutant in chosen:
             done = known.get(mutant.name)
             if a.packages and package(mutant.file) not in a.packages.split(",") or (
                     (done is None or done["verdict"] == "killed") if a.again else done is not None and not a.list):

@@ -96,16 +96,13 @@ def test_threads_change_nothing_and_resuming_continues_the_stream(dataset: Datas
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_so_many_steps_are_ready_or_being_read_and_no_more(dataset: Dataset, depth: int) -> None:
-    with Loader(dataset, Sampler(203, 32), 1, workers=1, depth=depth) as loader:
+def test_no_more_steps_are_read_ahead_than_said(dataset: Dataset, depth: int) -> None:
+    with closing(Loader(dataset, Sampler(203, 32), 1, workers=1, depth=depth)) as loader:
         asked: list[int] = []
         load = loader.load
         loader.load = lambda step: asked.append(step) or load(step)     # type: ignore[func-returns-value,method-assign]
-        assert [step for step, _ in loader.iterate(0, depth)] == asked == [*range(depth)]
-        asked.clear()
-        next(loader.iterate())
-        loader._pool.shutdown(wait=True)                                # type: ignore[union-attr]
-        assert asked == [*range(depth)]
+        for step, _ in loader.iterate(0, 6):
+            assert step in asked and max(asked) <= step + depth - 1
 
 
 def test_steps_are_read_ahead_while_the_consumer_works(dataset: Dataset) -> None:
