@@ -152,7 +152,8 @@ def test_what_follows_backward_is_in_a_span_from_its_beginning_to_its_end(monkey
     outcome = {"lr": 0.1, "grad_norm": None, "comm_exposed_s": 0.0}
     trainer = Trainer(pipeline=SimpleNamespace(run=lambda batches, flag: np.ones(1), take_tally=lambda: np.zeros(0)),
                       update=SimpleNamespace(begin=lambda: None, finish=lambda: passes(3.0, outcome)),
-                      channel=SimpleNamespace(size=2, rank=0, allreduce=lambda message, name: passes(2.0)),
+                      channel=SimpleNamespace(size=2, rank=0,
+                                              prepare=lambda message, name: SimpleNamespace(run=lambda: passes(2.0))),
                       loader=None, evaluator=None, plan=None, span=(listen := Spans()))
     with listen(Spans.STEP, "step 1"):
         trainer.train_step([None])
