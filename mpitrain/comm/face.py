@@ -1,4 +1,4 @@
-"""What a channel is asked, whether its ranks send messages, share memory, or there is only one of them."""
+"""The face of every channel, whether its ranks send messages, share memory, or there is only one of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Objects(Protocol):
-    """What ranks need who tell each other plain JSON data; `Channel` is one."""
+    """A channel for plain JSON data between ranks; `Channel` is one."""
 
     @property
     def rank(self) -> int: ...
@@ -40,7 +40,7 @@ class AnyChannel(Protocol):
         """The channel of the same ranks that takes arrays wherever they lie."""
     @property
     def shared(self) -> bool:
-        """Whether ranks of a node sum in memory that they share, as far as arrays lie in it."""
+        """Whether ranks of a node sum in shared memory the arrays that lie in it."""
     @property
     def shares_all(self) -> bool:
         """Whether all ranks share memory and all of it could be had, so that no sum of arrays in it needs a message."""
@@ -52,11 +52,11 @@ class AnyChannel(Protocol):
         """The channel to the same-numbered ranks of other nodes, where nodes sum in shared memory first."""
     @property
     def notes(self) -> list[str]:
-        """Why memory is not shared that should be, a line each."""
+        """Reasons why memory that should be shared is not, a line each."""
     def allocate(self, nbytes: int) -> Host:
-        """`nbytes` bytes, zero at first, on a cache line: memory that ranks share, as far as they do."""
+        """`nbytes` bytes, zero at first, on a cache line; shared between ranks where they share memory."""
     def everywhere(self, own: Host) -> list[Host]:
-        """Memory that `allocate` gave, of every rank in rank order; nothing where a rank's cannot be reached from here."""
+        """Every rank's memory of one `allocate`, in rank order; an empty list where one cannot be reached from here."""
     def allreduce(self, array: Array, *, name: str) -> None:
         """`prepare` and `run`."""
     def prepare(self, array: Array, name: str) -> Collective:
@@ -64,7 +64,7 @@ class AnyChannel(Protocol):
     def prepare_steps(self, array: Array, name: str, steps: Algorithm, /) -> Collective:
         """An all-reduce of the caller's own steps, by messages."""
     def prepare_slice(self, array: Array, name: str, own: tuple[int, int], steps: Algorithm) -> Collective:
-        """A sum of which this rank keeps elements `own`: in memory where `shares_all`, else by messages, by `steps`."""
+        """A reduce-scatter; this rank keeps elements `own`. In shared memory where `shares_all`, else messages by `steps`."""
     def start_allreduce(self, array: Array, name: str) -> Work:
         """`prepare` and `start`."""
     def close(self) -> None:

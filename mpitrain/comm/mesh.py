@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
 
 class Mesh(Grid):
-    """A grid whose ranks are those of a communicator: `mesh["dp"]` is that of the ranks that differ from this one along dp.
+    """A grid whose ranks are those of a communicator: `mesh["dp"]` connects those that differ from this one along dp.
 
-    Takes any communicator, so a job that shrank can build it again. dp=0 stands for what the others leave. All communicators are
+    Takes any communicator, so a job that shrank can build it again. dp=0 takes the ranks that the other axes leave. All communicators are
     made here, and channels at start-up, in one order on every rank; `close` frees them. MeshError when the ranks do not fit.
     """
 
     def __init__(self, comm: MPI.Intracomm, **lengths: int):
         from mpi4py import MPI
         lengths = fit(comm.size, **lengths)
-        self.progress = Progress()                            # of all channels: whoever waits moves them all
+        self.progress = Progress()                            # all channels share it: whoever waits moves them all
         self._grid = comm.Create_cart([*lengths.values()], periods=[False] * len(AXES), reorder=False)
         self._grid.Set_errhandler(MPI.ERRORS_RETURN)
         super().__init__(lengths, dict(zip(AXES, self._grid.Get_coords(self._grid.rank))))
         self._channels: list[Channel | SharedChannel | Link] = []
         self._nodes: list[Node] = []
         self._subsets: dict[tuple[str, ...], MPI.Cartcomm] = {}
-        long = [axis for axis in AXES if self.lengths[axis] > 1]      # the others add no rank to a subset
+        long = [axis for axis in AXES if self.lengths[axis] > 1]      # axes of length 1 add no rank to a subset
         for count in range(len(long) + 1):
             for names in combinations(long, count):
                 self._subsets[names] = (self._grid.Sub([axis in names for axis in AXES]) if names else
@@ -57,7 +57,7 @@ class Mesh(Grid):
         return channel
 
     def link(self, axes: str | Sequence[str], purpose: str) -> Link:
-        """The same for messages between two ranks."""
+        """A link for messages between two ranks, made as `channel` is."""
         names = self._names(axes)
         link = Link(self._subsets[self._long(names)].Dup(), self._label(names, purpose), self.progress)
         self._channels.append(link)
@@ -66,9 +66,9 @@ class Mesh(Grid):
     def share_memory(self, channel: Channel, *, order: Order = left_fold) -> SharedChannel:
         """`channel`, one of this mesh's, with memory shared between its ranks on a node. Collective over the channel.
 
-        Its `notes` say where that could not be had. No array of its memory may be used after `close`.
+        Its `notes` say where memory could not be shared. No array of its memory may be used after `close`.
         """
-        comm: Any = channel.comm                              # a duplicate of a Cartesian one
+        comm: Any = channel.comm                              # the channel owns a duplicate of a Cartesian one
         node = Node(comm, self.progress)
         shared = SharedChannel(channel, node, order=order)
         self._channels[self._channels.index(channel)] = shared

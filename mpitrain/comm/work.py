@@ -1,4 +1,4 @@
-"""What is on its way, and what can be sent on its way again and again."""
+"""The two faces of a collective: `Work` in flight, and `Collective`, prepared once and started often."""
 
 from __future__ import annotations
 

@@ -40,13 +40,13 @@ class Alive:
                 reason = ""
             except OSError as error:
                 reason = f"lock file {path}: {error.strerror}"
-        reasons = comm.allgather(reason)                      # also: nobody asks before all hold their locks
+        reasons = comm.allgather(reason)                      # a barrier too: nobody asks before all hold their locks
         self.why_not = next(filter(None, reasons), "")
         if path and comm.rank == 0:
             os.unlink(path)
 
     def dead(self) -> list[int]:
-        """The ranks of `comm` that have ended, by whatever cause. About 2 us a rank."""
+        """The ranks of `comm` that have ended, by whatever cause. Asking takes about 2 us a rank."""
         return [rank for rank in range(self._size) if rank != self._rank and self._free(rank)]
 
     def _free(self, rank: int) -> bool:
@@ -54,7 +54,7 @@ class Alive:
         return bool(_LOCK.unpack(fcntl.fcntl(self._file, fcntl.F_GETLK, asked))[0] == fcntl.F_UNLCK)
 
     def close(self) -> None:
-        """Give up the lock; the caller sees to it that no rank asks any more."""
+        """Give up the lock; the caller makes sure that no rank asks any more."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -64,6 +64,6 @@ def _new_file() -> str | None:
     for place in (folder(), tempfile.gettempdir()):
         with contextlib.suppress(OSError):
             number, path = tempfile.mkstemp(prefix="mpitrain-alive-", dir=place)
-            os.close(number)                                  # before any lock is held
+            os.close(number)                                  # no lock is held yet, so closing frees none
             return path
     return None

@@ -4,9 +4,9 @@
     rank 1's array   [ slice 0 | slice 1 ]        in a fixed order and writes the sum into every array: two phases, 2 S bytes
                          ^ 0       ^ 1            moved a rank, whatever the number of ranks
 
-Small arrays are copied into a scratch buffer each instead, wherever they lie, and every rank sums all copies for itself: one
+Small arrays, wherever they lie, are copied into a scratch buffer each instead, and every rank sums all copies for itself: one
 phase. With several nodes the slice's sum goes to the ranks of the same number on the other nodes before it is written.
-What does not lie in shared memory goes by messages.
+Larger arrays outside shared memory go by messages.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from mpitrain.comm.work import Collective, Work
     from mpitrain.schedules.steps import Algorithm
 
-Order: TypeAlias = Callable[[int], Sequence[int]]             # n -> a program of `comm.shared.fold` that adds up n arrays
-SPIN = 30_000                         # ns awake before sleeping: a flag crosses cores in 0.1 us, a wake-up takes 5 to 50
+Order: TypeAlias = Callable[[int], Sequence[int]]             # it maps n to a program of `comm.shared.fold` for n arrays
+SPIN = 30_000                         # ns awake before sleeping: a flag crosses cores in 0.1 us, a wake-up takes 5 to 50 us
 
 
 class SharedChannel:
-    """`messages`, with memory shared on the node for what lies in it. Owns that channel, not `node`.
+    """The channel `messages`, with shared memory on the node for arrays in it. Owns that channel, not `node`.
 
     Made and closed by all ranks of the channel together; they must be the ranks that `node` was made from, in its order. All
     methods are collective in the same order (DesyncError). `order` gives the order in which the ranks of a node are added up, as
@@ -51,8 +51,8 @@ class SharedChannel:
         self.order = list(order(node.size))
         check_program(self.order, node.size)
         self.cross: Channel | None = None
-        self._windows: list[list[Host]] = []                  # of each `allocate`: every rank's part
-        self.obstacle = self._obstacle()                      # why these ranks cannot share memory, however much there is
+        self._windows: list[list[Host]] = []                  # every rank's part, for each `allocate`
+        self.obstacle = self._obstacle()                      # empty unless these ranks cannot share memory, however much is free
         self.notes = [f"{self.name}: {self.obstacle}, messages instead of shared memory"] if self.obstacle else []
         self.shared = not self.notes and self.size > 1
         if self.shared:
@@ -70,7 +70,7 @@ class SharedChannel:
     def allocate(self, nbytes: int) -> Host:
         """`nbytes` bytes, zero at first, on a cache line; every rank asks for the same sizes in the same order.
 
-        In shared memory where that can be had, else this rank's own; `notes` says which. Valid until the node is closed.
+        The memory is shared where possible, else this rank's own, with a line in `notes`. Valid until the node is closed.
         """
         parts = self.node.allocate(nbytes, self.name) if self.shared else None
         if self.shared and self.messages.gather_objects(parts is None).count(True):
@@ -83,7 +83,7 @@ class SharedChannel:
         return parts[self.node.rank]
 
     def everywhere(self, own: Host) -> list[Host]:
-        """Memory that `allocate` gave, of every rank in rank order; nothing where a rank's cannot be reached from here.
+        """Every rank's memory of one `allocate`, in rank order; an empty list where one cannot be reached from here.
 
         A rank may read another's once both have come out of a collective that began after it was written.
         """
@@ -93,7 +93,7 @@ class SharedChannel:
     def prepare(self, array: Any, name: str, *, dtype: str | None = None) -> Collective:
         """The all-reduce of this very array: see `Channel.prepare`.
 
-        `dtype` names a number type that NumPy has not: "bfloat16" for an array of uint16.
+        `dtype` names a number type that NumPy lacks: "bfloat16" for an array of uint16.
         """
         if not self.shared:
             return self._by_messages(array, name, dtype)
@@ -114,7 +114,7 @@ class SharedChannel:
         return self.messages.prepare_steps(array, name, steps)
 
     def prepare_slice(self, array: Any, name: str, own: tuple[int, int], steps: Algorithm) -> Collective:
-        """A sum of which this rank keeps elements `own`: in memory where `shares_all`, else by messages, by `steps`."""
+        """A reduce-scatter; this rank keeps elements `own`. In shared memory where `shares_all`, else messages by `steps`."""
         return self.prepare_sum_of_slice(array, name, own) if self.shares_all else \
             self.messages.prepare_slice(array, name, own, steps)
 
@@ -125,11 +125,11 @@ class SharedChannel:
 
     def prepare_sum_of_slice(self, array: Any, name: str, own: tuple[int, int],
                              then: Callable[[], None] | None = None) -> SliceSum:
-        """A sum over the ranks of which this one keeps elements `own` alone, in place; its others are left as they are.
+        """A reduce-scatter in place; this rank keeps elements `own` of the sum, and its others are left as they are.
 
-        `array` lies in memory of `allocate`, of float32 or float64. The slices of a node's ranks cover it without overlap, and
-        are those of the same-numbered ranks on all nodes. `then` is called once after each start that C does not end, when the
-        sum is there. Where `fuses`, `start` takes `passes`. The others may still read `array` when the work is done.
+        `array` is float32 or float64 in memory of `allocate`. The slices of a node's ranks cover it without overlap; ranks of
+        the same number on all nodes have the same slice. `then` is called once after each start that C does not end, when the
+        sum is there. Where `fuses`, `start` takes `passes`. Other ranks may still read `array` when the work is done.
         """
         return SliceSum(self.queue, self._engine, self._turn, self._plan_of_slice(array, name, own), array.reshape(-1), then=then)
 
@@ -140,7 +140,7 @@ class SharedChannel:
         self.messages.close()
 
     def _obstacle(self) -> str:
-        """Why this cannot be shared, or nothing; the same on all ranks."""
+        """The reason why memory cannot be shared, or empty text; the same on all ranks."""
         facts = self.messages.gather_objects([self.node.size, kernels() is not None, engine.can_poll()])
         self._native = all(native for _, native, _ in facts)
         sizes = {size for size, _, _ in facts}
@@ -176,15 +176,15 @@ class SharedChannel:
         return self.messages.prepare(array, name)
 
     def _plan(self, array: Any, name: str, dtype: str | None) -> Plan:
-        """How this array goes: in memory of `allocate`, through the scratch buffers if it is small, else by messages."""
+        """The plan of this array: in memory of `allocate`, through the scratch buffers if it is small, else by messages."""
         address, number_type = address_of(array), dtype or array.dtype.name
         if dtype is not None:
-            type_name(array, dtype)                           # ShapeError for what the kernels have not
+            type_name(array, dtype)                           # it raises ShapeError for types without a kernel
         place, parts = self._in_window(array, address)
         mode = MESSAGE
         if number_type in TYPES and type(array) is np.ndarray and array.size and array.dtype.isnative:
             if self.cross is None and array.nbytes <= SCRATCH_BYTES:
-                mode, place = ONE_SHOT, ""                    # wherever it lies on other ranks
+                mode, place = ONE_SHOT, ""                    # other ranks may have it elsewhere
             elif parts and not (self.cross is not None and number_type == "bfloat16"):
                 mode = TWO_SHOT if self.cross is None else PARTIAL
         if mode == MESSAGE:
@@ -206,7 +206,7 @@ class SharedChannel:
                     address)
 
     def _in_window(self, array: Any, address: int) -> tuple[str, list[Host]]:
-        """Where every rank's array of the same place is: how a signature calls the place, and the parts; or nothing."""
+        """The place of an array in a window, as signatures name it, and every rank's array at that place; else empty."""
         for i, window in enumerate(self._windows):
             if address and inside(window[self.node.rank], address, array.nbytes):
                 offset = address - window[self.node.rank].ctypes.data

@@ -1,12 +1,12 @@
-"""How ranks of a node know of each other that their arrays are ready, and move a collective on: in C, or by NumPy alone.
+"""The engines of collectives in shared memory: they publish when a rank's array is ready, wait, and sum; in C or by NumPy.
 
 A collective passes through states, each rank in its own time:
 
-    QUEUED    its slot of the control block is still in use by the collective that many before it
+    QUEUED    its slot of the control block is still in use by the collective SLOTS before it
     ARRIVED   this rank's array is ready and its record published; waits for the others' arrays
     SUMMED    this rank's slice is summed and written to all; waits for the others' slices
     PARTLY    this rank's slice is the node's sum: it goes to the other nodes, then to all ranks of this one unless it is to stay
-              (passed over by a slice that stays and whose `passes` C has done)
+              (a slice that stays goes from ARRIVED to DONE where C has done its `passes`)
     DONE      the result is in the array, and nobody writes it any more, nor reads it unless slices stay
 
 `Native` sleeps on a futex; see native/shared.c. `Polling` relies on this: an aligned 8-byte store by NumPy is one store, and x86
@@ -29,8 +29,8 @@ from mpitrain.comm.messages.buffers import Host
 from mpitrain.comm.messages.signature import HEADER_BYTES, Signature, unpack
 from mpitrain.comm.shared.fold import TYPES, addresses, fold_numpy, storage
 
-SLOTS = 16                                                    # collectives that may wait for a slow rank at once
-SCRATCH_BYTES = 8 << 10                                      # the largest array that is copied rather than summed in place
+SLOTS = 16                                                    # so many collectives may wait for a slow rank at once
+SCRATCH_BYTES = 8 << 10                                      # arrays up to this are copied rather than summed in place
 GATE_BYTES = 128
 MESSAGE, ONE_SHOT, TWO_SHOT, PARTIAL, SCATTER = range(5)
 QUEUED, ARRIVED, SUMMED, DONE, PARTLY = range(5)
@@ -38,7 +38,7 @@ X86 = ("x86_64", "AMD64", "i686")
 
 
 class Control:
-    """The memory that all ranks of a node coordinate by: gates and words, [slots][n] records, [n][slots] scratch buffers."""
+    """The memory by which all ranks of a node coordinate: gates and words, [slots][n] records, [n][slots] scratch buffers."""
 
     def __init__(self, block: Host, n: int, rank: int):
         gates, words, records, scratch = np.split(block, np.cumsum(self._sizes(n))[:3])
@@ -61,7 +61,7 @@ class Control:
 
 
 class Turn(ctypes.Structure):
-    """Of a channel: the number of the next collective, and for how many ns to wait awake."""
+    """The number of a channel's next collective, and the ns that it waits awake."""
 
     _fields_ = [("sequence", ctypes.c_int64), ("spin", ctypes.c_int64)]
     sequence: int
@@ -69,8 +69,8 @@ class Turn(ctypes.Structure):
 
 
 class Pass(ctypes.Structure):
-    """What C does with elements [start, stop) of a summed slice, a block at a time while that is in the cache; the layout of
-    Pass in native/shared.c. `part` is a C function as of `kernels.optimizer.part_function`."""
+    """A pass of C over elements [start, stop) of a summed slice, a block at a time while that is in the cache; the layout of
+    Pass in native/shared.c. `part` is the address of a C function: see `kernels.optimizer.part_function`."""
 
     _fields_ = [("part", ctypes.c_void_p), ("arrays", ctypes.c_void_p * 4), ("scalars", ctypes.c_void_p),
                 ("start", ctypes.c_int64), ("stop", ctypes.c_int64)]
@@ -82,7 +82,7 @@ class Pass(ctypes.Structure):
 
 
 class Plan(ctypes.Structure):
-    """What is the same in every call of one collective; the layout of Plan in native/shared.c."""
+    """The arguments that every call of one collective shares; the layout of Plan in native/shared.c."""
 
     _fields_ = [*((name, ctypes.c_int64) for name in ("n", "rank", "slots", "mode", "type", "itemsize", "count", "start", "stop",
                                                       "length", "scratch_bytes")),
@@ -112,7 +112,7 @@ class Plan(ctypes.Structure):
         self.pointer = ctypes.addressof(self)
 
     def follow(self, passes: Any) -> None:
-        """Have these done (a ctypes array of `Pass`, None: none) in the next collective, once the sum is there."""
+        """Have `passes` (a ctypes array of `Pass`, or None) done in the next collective, once the sum is there."""
         self._passes = passes
         self.n_passes = 0 if passes is None else len(passes)
         self.passes = 0 if passes is None else ctypes.addressof(passes)
@@ -134,7 +134,7 @@ class Engine(Protocol):
 
 
 class Native:
-    """native/shared.c."""
+    """The engine of native/shared.c."""
 
     def __init__(self, library: Any):
         self._advance, self._spread = library.shared_advance, library.shared_spread
@@ -151,7 +151,7 @@ class Native:
 
 
 class Polling:
-    """The same by NumPy: a word for each rank, slot and gate, that says which collective entered it last."""
+    """The engine by NumPy: a word for each rank, slot and gate holds the collective that entered it last."""
 
     def __init__(self, control: Control):
         self._control, self._rank = control, control.rank

@@ -1,4 +1,4 @@
-"""Sums of several arrays in a stated order: the C kernel, and NumPy with the same bits where no compiler is.
+"""Sums of several arrays in a stated order: the C kernel, and NumPy with the same bits where there is no compiler.
 
 An order is a postfix program over source numbers: i pushes source i, ADD replaces the two topmost by their sum, the lower on
 the left. Float rounding makes the order part of the result, so it is data that a caller chooses:
@@ -27,9 +27,9 @@ from mpitrain.kernels.wire import REFERENCE
 from mpitrain.schedules.steps import tree_split
 
 ADD = -1
-DEPTH = 32                                                    # of the stack in native/shared.c
-BLOCK = 1 << 14                                               # elements at a time in NumPy: 64 KiB of float32 stay in L2
-TYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}     # their numbers in native/shared.c
+DEPTH = 32                                                    # the stack in native/shared.c holds no more
+BLOCK = 1 << 14                                               # NumPy sums so many elements at a time: 64 KiB of float32 stay in L2
+TYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}     # native/shared.c numbers them so
 STORAGE = {"bfloat16": np.dtype(np.uint16)}
 
 
@@ -39,7 +39,7 @@ def left_fold(n: int) -> list[int]:
 
 
 def binary_tree(n: int, start: int = 0) -> list[int]:
-    """The fixed binary tree over ranks (`tree_split`), of [start, start + n)."""
+    """The fixed binary tree (`tree_split`) over ranks [start, start + n)."""
     if n == 1:
         return [start]
     left = tree_split(n)
@@ -47,7 +47,7 @@ def binary_tree(n: int, start: int = 0) -> list[int]:
 
 
 def check_program(program: Sequence[int], n: int) -> None:
-    """ConfigError unless the program adds each of `n` sources exactly once within the stack that the kernel has."""
+    """ConfigError unless the program adds each of `n` sources exactly once within the kernel's stack."""
     depth = deepest = 0
     for step in program:
         depth += 1 if step != ADD else -1
@@ -63,7 +63,7 @@ def check_program(program: Sequence[int], n: int) -> None:
 
 
 def type_name(array: Any, dtype: str | None) -> str:
-    """The name of an array's number type; ShapeError for what has no kernel, or storage that is not the type's."""
+    """The name of an array's number type; ShapeError for a type without a kernel, or storage that is not the type's."""
     name = dtype or array.dtype.name
     if name not in TYPES:
         raise ShapeError(f"sums in shared memory exist for {', '.join(TYPES)}, not for {name}")
@@ -79,7 +79,7 @@ def storage(name: str) -> np.dtype[Any]:
 
 def fold(sources: Sequence[Host], program: Sequence[int], destinations: Sequence[Host], start: int = 0, stop: int | None = None,
          *, dtype: str | None = None) -> None:
-    """Elements [start, stop) of every destination become what the program makes of the sources, which are flat and of one size.
+    """Elements [start, stop) of every destination become the program's sum of the sources, which are flat and of one size.
 
     A destination may be a source.
     """
@@ -96,7 +96,7 @@ def fold(sources: Sequence[Host], program: Sequence[int], destinations: Sequence
 
 def fold_numpy(sources: Sequence[Host], program: Sequence[int], destinations: Sequence[Host], start: int, stop: int,
                name: str) -> None:
-    """The same bits by NumPy, a block at a time."""
+    """`fold` by NumPy, with the same bits, a block at a time."""
     with np.errstate(over="ignore", invalid="ignore"):        # whoever uses the sum looks for Inf and NaN and says where
         for low in range(start, stop, BLOCK):
             block = slice(low, min(low + BLOCK, stop))
@@ -113,7 +113,7 @@ def fold_numpy(sources: Sequence[Host], program: Sequence[int], destinations: Se
 
 
 def widen(array: Host, name: str) -> Host:
-    """As the type that sums are made in: itself, or float32 for 16 bits."""
+    """The array in the type that sums are made in: its own, or float32 for 16 bits."""
     if name not in REFERENCE:
         return array
     wide = np.empty(array.shape, np.float32)
@@ -122,7 +122,7 @@ def widen(array: Host, name: str) -> Host:
 
 
 def narrow(array: Host, name: str) -> Host:
-    """As stored; the inverse of `widen`, rounding as messages of 16 bits do."""
+    """The array as stored; the inverse of `widen`, rounding as messages of 16 bits do."""
     if name not in REFERENCE:
         return array
     packed = np.empty(array.shape, np.uint16)
@@ -143,5 +143,5 @@ def kernels() -> ctypes.CDLL | None:
 
 
 def addresses(arrays: Sequence[Host]) -> Any:
-    """Where the arrays begin, as C wants them."""
+    """The arrays' addresses, as a C array of pointers."""
     return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))

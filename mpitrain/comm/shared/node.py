@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class Node:
     """The ranks of `comm` on this host; `rank` and `size` count among them. All methods are collective over them.
 
-    `color` puts the ranks that pass the same number on a node of their own, to act several nodes on one machine. `free` tells
-    how many bytes of shared memory there are to take. `notes` says, a line each, why memory could not be shared, and
-    `obstacle` the reason of the last one alone.
+    `color` puts the ranks that pass the same number on a node of their own, to act several nodes on one machine. `free` returns
+    the free bytes of shared memory. `notes` says, a line each, why memory could not be shared, and `obstacle` is the
+    last reason alone.
     """
 
     def __init__(self, comm: MPI.Intracomm, progress: Progress, *, color: int | None = None,
@@ -46,11 +46,11 @@ class Node:
 
     @property
     def crowded(self) -> bool:
-        """Whether the ranks outnumber the cores they may use together: then whoever spins keeps another from working."""
+        """Whether the ranks outnumber the cores they may use together: then a spinning rank keeps another from working."""
         return self.size > self.cores
 
     def allocate(self, nbytes: int, name: str) -> list[Host] | None:
-        """For each rank of the node a part of `nbytes` bytes that all see, zero at first; None, with a note, where it cannot be.
+        """A part of `nbytes` bytes for each rank of the node, which all see, zero at first; None, with a note, where refused.
 
         Parts begin on pages. They are freed by `close`.
         """
@@ -61,7 +61,7 @@ class Node:
         return [block[rank * part:rank * part + nbytes] for rank in range(self.size)]
 
     def block(self, nbytes: int, name: str) -> Host | None:
-        """`nbytes` bytes that all ranks of the node see, zero at first; None, with a note, where it cannot be."""
+        """`nbytes` bytes that all ranks of the node see, zero at first; None, with a note, where refused."""
         block = self._block(nbytes, 1, name)
         return None if block is None else block[:nbytes]
 
@@ -93,5 +93,5 @@ class Node:
 
 
 def _cores() -> set[int]:
-    """The cores this process may run on; bound ranks have different ones."""
+    """The cores this process may run on; ranks bound to cores have different ones."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))

@@ -1,4 +1,4 @@
-"""What is in flight on a shared channel: each collective of it, and their queue, which stands for all of them in `Progress`."""
+"""The collectives in flight on a shared channel, and their queue, which `Progress` sees as one work."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from mpitrain.comm.shared.node import Node
     from mpitrain.comm.work import Work
 
-LIMIT = 100_000_000                   # ns in C at a time; then signals, other messages, and a look at the time
-LIMIT_CROSSING = 1_000_000            # the same where messages to other nodes must move meanwhile
-LOOK = 0.25                           # s of waiting before a look at whether the others live, and between looks
+LIMIT = 100_000_000                   # ns that a call to C takes at most; then signals, other messages, and a look at the time
+LIMIT_CROSSING = 1_000_000            # ns, where messages to other nodes must move meanwhile
+LOOK = 0.25                           # s of waiting before a look whether the others live, and between looks
 
 
 class SharedWork:
-    """A collective in shared memory on its way; `comm.work.Work`. `messages` is what of it goes by messages."""
+    """A collective in shared memory on its way; `comm.work.Work`. `messages` is the work of an array that goes by messages."""
 
     __slots__ = ("array", "began", "crossing", "messages", "plan", "queue", "sequence", "state", "then")
 
@@ -42,11 +42,11 @@ class SharedWork:
 
     @property
     def inner(self) -> Work | None:
-        """What is moved as a work of its own as well."""
+        """The work by messages, which `Progress` moves as one of its own as well."""
         return self.messages
 
     def test(self) -> bool:
-        """Move on as far as the others have come; whether the result is there. Never blocks."""
+        """Whether the result is there, after moving on as far as the others have come. Never blocks."""
         if self.state != DONE:
             self.queue.test()
         return self.state == DONE and (self.messages is None or self.messages.test())
@@ -57,11 +57,11 @@ class SharedWork:
             self.queue.wait(self)
         if self.messages is not None:
             self.messages.wait()
-        self.queue.node.progress.discard(self)                # a thread gave it back: see `ProgressThread.take_back`
+        self.queue.node.progress.discard(self)                # `ProgressThread.take_back` may have added it
 
 
 class Queue:
-    """The collectives of one channel in the order of their start, which is the same on all ranks. In `Progress` it is one thing.
+    """The collectives of one channel in the order of their start, which is the same on all ranks. `Progress` sees one work.
 
     `cross` connects the ranks of the same number on all nodes, where there are several.
     """
@@ -77,7 +77,7 @@ class Queue:
         return len(self._works)
 
     def begin(self, plan: Plan, array: Host, messages: Work | None = None, then: Callable[[], None] | None = None) -> SharedWork:
-        """The next collective. `then` is called once, when this rank's slice is summed."""
+        """Start the next collective. `then` is called once, when this rank's slice is summed."""
         with self._lock:
             work = SharedWork(self, plan, array, self._turn.sequence, messages, then)
             self._turn.sequence += 1
@@ -88,7 +88,7 @@ class Queue:
         return work
 
     def take_up(self, plan: Plan, array: Host, state: int) -> SharedWork:
-        """What one call could not end, for the others were not there in time, as work in flight."""
+        """The work in flight of a collective that one call could not end, for the others were not there in time."""
         with self._lock:
             work = SharedWork(self, plan, array, plan.taken)
             work.state = self._checked(work, state)
@@ -96,13 +96,13 @@ class Queue:
         return work
 
     def test(self) -> bool:
-        """Move everything in flight as far as the others have come; whether nothing is in flight any more. Never blocks."""
+        """Whether nothing is in flight, after moving everything as far as the others have come. Never blocks."""
         if not self._lock.acquire(blocking=False):
-            return False                                      # another thread does it
+            return False                                      # another thread moves the queue
         try:
             for work in self._works:
                 self._advance(work, 0)
-                if work.state in (QUEUED, ARRIVED):           # nobody is further with what began later
+                if work.state in (QUEUED, ARRIVED):           # no later collective is further
                     break
             before = len(self._works)
             while self._works and self._works[0].state == DONE:
@@ -115,11 +115,11 @@ class Queue:
             self._lock.release()
 
     def wait(self, work: SharedWork) -> None:
-        """Return when the shared part of `work` is done. What began before it is summed first: others may wait for that."""
+        """Return when the shared part of `work` is done. Earlier collectives are summed first: others may wait for them."""
         progress, looked = self.node.progress, time.monotonic()
         while work.state != DONE:
             if self.cross is not None:
-                self.test()                                   # a slice that has crossed goes to the node, whoever waits for what
+                self.test()                                   # a slice that has crossed goes to the node, whichever work is waited for
             with self._lock:
                 alone = progress.only(self) and not any(w.state == PARTLY for w in self._works)
                 first = next((w for w in self._works if w.state in (QUEUED, ARRIVED)), work)
@@ -140,14 +140,14 @@ class Queue:
             progress.discard(self)
 
     def in_flight(self) -> list[InFlight]:
-        """Each collective, with the ranks of the node that have not published that they take part."""
+        """Each collective, with the ranks of the node that have not published its record."""
         return [InFlight(work.plan.signature.text, self.channel, time.monotonic() - work.began, tuple(
                     rank for i, rank in enumerate(self.node.ranks) if not self._has_begun(work.sequence, i)))
                 for work in list(self._works)]
 
     def _has_begun(self, sequence: int, rank: int) -> bool:
         number, text = self._control.record(sequence, rank)
-        return number == sequence and bool(text)              # memory is zero at first, as the first number is
+        return number == sequence and bool(text)              # an unused record holds number 0, as the first collective does
 
     def _append(self, work: SharedWork) -> None:
         self._works.append(work)
@@ -166,14 +166,14 @@ class Queue:
             self._cross(work)
 
     def _cross(self, work: SharedWork) -> None:
-        """Between nodes: this rank's slice of the node's sum is summed with the other nodes', then given to the node."""
+        """This rank's slice of the node's sum is summed with the other nodes', then given to all ranks of the node."""
         if work.state != PARTLY:
             return
         if self.cross is not None:
             if work.crossing is None:
                 start, stop = work.plan.own_slice
                 work.crossing = self.cross.start_allreduce(work.array[start:stop], work.plan.signature.text)
-                self.cross.progress.discard(work.crossing)    # moved here alone, under the lock: whoever calls may be a thread
+                self.cross.progress.discard(work.crossing)    # it is moved here alone, under the lock, perhaps by a thread
             if not work.crossing.test():
                 return
         work.state = self._engine.spread(work.plan, work.array, work.sequence)
@@ -181,7 +181,7 @@ class Queue:
             work.then()
 
     def _checked(self, work: SharedWork, state: int) -> int:
-        """The state, or DesyncError where it says that another rank is in another collective."""
+        """The state; DesyncError where it says that another rank is in another collective."""
         if state >= 0:
             return state
         node = self.node
@@ -205,21 +205,21 @@ class SharedSum:
         return self._queue.begin(self._plan, self._array, None if self._messages is None else self._messages(), self._then)
 
     def run(self) -> None:
-        """`start` and `wait`, in one call where the others are there in time."""
+        """`start` and `wait`, in one call where the other ranks are there in time."""
         if self._whole is None or self._queue:
             self.start().wait()
             return
-        state = self._whole()                                 # without a lock: nothing of this channel is in flight
+        state = self._whole()                                 # no lock is needed: nothing of this channel is in flight
         if state != DONE:
             self._queue.take_up(self._plan, self._array, state).wait()
 
 
 class SliceSum(SharedSum):
-    """A sum of which each rank keeps its slice."""
+    """A reduce-scatter in shared memory: each rank keeps its slice of the sum."""
 
     __slots__ = ()
 
     def start(self, passes: Any = None) -> SharedWork:
-        """Begin. `passes` (a ctypes array of `engine.Pass`) say what C does with the slice, block by block."""
+        """Begin. C applies `passes` (a ctypes array of `engine.Pass`) to the summed slice, block by block."""
         self._plan.follow(passes)
         return super().start()

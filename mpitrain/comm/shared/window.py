@@ -2,7 +2,7 @@
 
 Shared memory lives in a file system (/dev/shm) that is often small in containers: 64 MiB by Docker's default. A page beyond it is
 not refused when the memory is made but when it is first touched, by SIGBUS. So all ranks compare what is asked with what is free
-before anything is made, and then have the kernel fill in every page, which answers with an error number instead of the signal.
+before anything is made, and then have the kernel fill in every page: it answers with an error number instead of the signal.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 FOLDER_SETTING = "OMPI_MCA_osc_sm_backing_directory"
-POPULATE_WRITE = 23                                           # of madvise, since Linux 5.14
-MARGIN = 1 << 20                                              # for MPI's own part of the file, and rounding to pages
+POPULATE_WRITE = 23                                           # madvise's advice, since Linux 5.14
+MARGIN = 1 << 20                                              # MPI's own part of the file, and rounding to pages, fit in it
 
 
 def folder() -> str:
-    """Where Open MPI puts the file behind a shared window."""
+    """The folder that Open MPI puts the file behind a shared window in."""
     return os.environ.get(FOLDER_SETTING, "/dev/shm")
 
 
 def free_bytes() -> int:
-    """What is free there for this user."""
+    """The bytes of `folder` that are free for this user."""
     status = os.statvfs(folder())
     return status.f_bavail * status.f_frsize
 
@@ -48,15 +48,15 @@ class Window:
              free: Callable[[], int] = free_bytes) -> tuple[Window | None, str]:
         """(window, "") or (None, why not): the same on all ranks. Collective.
 
-        The block has `parts` parts of `nbytes`, each rounded up to pages; rank i is the first to touch part i % parts, since the
-        memory of a page comes from the node of the CPU that does.
+        The block has `parts` parts of `nbytes`, each rounded up to pages; rank i is the first to touch part i % parts, since a
+        page's memory comes from the NUMA node of the CPU that touches it first.
         """
         from mpi4py import MPI
         page = mmap.PAGESIZE
         part = -(-nbytes // page) * page
         asked = part * parts + MARGIN
-        # Before MPI is asked: where its file does not fit, Open MPI 5 fails on one rank and leaves the others waiting for it.
-        # The minimum, because ranks may see the file system differently. Who takes the room between here and there is not caught.
+        # This check comes before MPI is asked: where its file does not fit, Open MPI 5 fails on one rank and the others wait for it.
+        # Ranks may see the file system differently, hence the minimum. Room that another takes between here and there is not caught.
         least = comm.allreduce(_number(free), op=MPI.MIN)
         if least < 0:
             return None, _unusable(-least)
@@ -73,7 +73,7 @@ class Window:
                 reason = "MPI.Win.Allocate_shared failed on another rank"
             return None, reason
         block: Host = np.frombuffer(window.Shared_query(0)[0], np.uint8)
-        ahead = -block.ctypes.data % page                     # the same everywhere: mappings begin on pages
+        ahead = -block.ctypes.data % page                     # every rank finds the same: mappings begin on pages
         block = block[ahead:ahead + part * parts]
         mine = comm.rank % parts
         failed = _populate(block[mine * part:(mine + 1) * part])
@@ -96,14 +96,14 @@ def _remedy() -> str:
 
 
 def _unusable(number: int) -> str:
-    """Why nothing can be had in the folder, by the error number of asking what is free there."""
+    """The reason why the folder is unusable, from the error number of asking for its free bytes."""
     if number == errno.ENOENT:
         return f"there is no folder {folder()}; let {FOLDER_SETTING} name one that is there"
     return f"{folder()}: {os.strerror(number)}; let {FOLDER_SETTING} name another folder"
 
 
 def _number(free: Callable[[], int]) -> int:
-    """What is free, or the negative error number of asking: one number, which ranks can compare."""
+    """The free bytes, or the negative error number of asking: one number, which ranks can compare."""
     try:
         return free()
     except OSError as error:
@@ -111,7 +111,7 @@ def _number(free: Callable[[], int]) -> int:
 
 
 def _populate(block: Host) -> int:
-    """Have the kernel fill in every page; 0, or the error number. An older kernel cannot: the comparison has to do."""
+    """Have the kernel fill in every page; 0, or the error number. Linux before 5.14 cannot: the comparison has to do."""
     if not block.size:
         return 0
     libc = ctypes.CDLL(None, use_errno=True)
@@ -126,11 +126,11 @@ UNKNOWN_ADVICE: Any = frozenset({errno.EINVAL, errno.ENOSYS})
 
 _Memory = ctypes.c_char * 1
 _memory_at: Any
-_memory_at, _number_of = _Memory.from_buffer, ctypes.addressof       # 1 us; `array.ctypes.data` takes three times that
+_memory_at, _number_of = _Memory.from_buffer, ctypes.addressof       # they take 1 us; `array.ctypes.data` takes three times that
 
 
 def address_of(array: Any) -> int:
-    """Where a host array begins; 0 for an empty one or one of a GPU. AssertionError for gaps and for read-only memory."""
+    """The address of a host array; 0 for an empty one or one of a GPU. AssertionError for gaps and for read-only memory."""
     if type(array) is not np.ndarray or not array.size:
         return 0
     try:
