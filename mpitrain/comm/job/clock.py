@@ -1,4 +1,4 @@
-"""How far the clocks of ranks are apart, so that events of several ranks can be drawn on one axis.
+"""Offsets between the clocks of ranks, so that events of several ranks can be drawn on one axis.
 
     rank 0   sent ---->            <---- back         Cristian (1989): the other clock was read between `sent` and `back`, so
     rank r          ----> there --->                  offset = there - (sent + back) / 2, wrong by at most (back - sent) / 2
@@ -19,7 +19,7 @@ TAG = 1
 
 
 class Offset(NamedTuple):
-    """Rank r's `time.perf_counter` minus rank 0's, in seconds, and how wrong that may be (drift since then not included)."""
+    """Rank r's `time.perf_counter` minus rank 0's, and its largest error, in seconds (drift since then not included)."""
 
     seconds: float
     error: float

@@ -1,4 +1,4 @@
-"""From an exception to what is printed: a code, an exit status, one ASCII line, and the record with the traceback."""
+"""From an exception to its report: a code, an exit status, one ASCII line, and the record with the traceback."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OS_ERRORS = (((errno.ENOENT,), "E_MISSING", 66),
 
 @dataclass(frozen=True)
 class Failure:
-    """What ended a rank; `where` is the ``key=value`` part of the line, empty when nothing is known."""
+    """The end of a rank; `where` is the ``key=value`` part of the line, empty when nothing is known."""
 
     code: str
     exit_code: int
@@ -92,5 +92,5 @@ def write_record(folder: Path, failure: Failure, rank: int, size: int) -> None:
               "traceback": failure.traceback}
     descriptor = os.open(errors / f"rank-{rank}.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w") as file:
-        os.fchmod(descriptor, 0o600)                          # also where an older file had other permissions
+        os.fchmod(descriptor, 0o600)                          # an older file may have other permissions
         json.dump(record, file, indent=1)

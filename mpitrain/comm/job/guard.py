@@ -5,12 +5,12 @@ the program; every exception in any thread comes to `Process.fail`:
 
     traceback -> errors/rank-R.json (or the terminal)  ->  may this rank print?  ->  the line  ->  MPI_Abort(exit code)
 
-What ended a rank may be that memory, files or threads have run out; then each of these steps does without.
+Memory, files or threads may have run out, and ended the rank; then each of these steps does without.
 Several ranks often fail at once. An error that all ranks raise alike (a wrong configuration) is raised under `symmetric()`:
 rank 0 prints it, the others wait for the end that rank 0 brings. Ranks of one node that fail by accident together settle it by
 a file that one of them makes in the launcher's own folder of the job, or, where there is none, by a socket name that only one
-process can hold. That name is free again when the process has ended, so whoever holds it waits a moment before it prints: a rank
-that comes so late is ended by the first one's abort meanwhile.
+process can hold. That name is free again when the process has ended, so its holder waits a moment before it prints: a rank
+that comes later is ended by the first one's abort meanwhile.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from mpitrain.comm.job.start import abort, is_last_one, launched_by_mpirun, laun
 from mpitrain.errors import DesyncError, PeerError, Stopped
 
 # Seconds. A failed job ends within 5 in all cases, so the waits must fit below that one after the other.
-WAIT_FOR_RANK_0 = 1.5         # a symmetric error, on the other ranks; Abort took 0.2 s to end 3 ranks
-WAIT_FOR_FIRST_NODE = 1.0     # an error that ranks of several nodes see together
-HOLD = 0.3                    # between the claim and the line; a rank was ended 0.01 to 0.1 s after another one's Abort
-LIMIT = 4.0                   # then the process ends whatever MPI does
-RESERVE = 2 << 20             # bytes kept for a failure, which may be that memory has run out
+WAIT_FOR_RANK_0 = 1.5         # the other ranks wait so after a symmetric error; Abort took 0.2 s to end 3 ranks
+WAIT_FOR_FIRST_NODE = 1.0     # other nodes wait so after an error that several nodes see together
+HOLD = 0.3                    # the pause between the claim and the line; a rank was ended 0.01 to 0.1 s after another one's Abort
+LIMIT = 4.0                   # the process ends after this, whatever MPI does
+RESERVE = 2 << 20             # bytes kept for a failure, when memory may have run out
 
 
 @contextlib.contextmanager
@@ -59,21 +59,21 @@ def is_symmetric(error: BaseException) -> bool:
 
 
 class Process:
-    """What there is one of in this process: its end, the signal to stop, the folders that tracebacks go to.
+    """The single state of this process: its end, the signal to stop, the folders that tracebacks go to.
 
-    A program makes one and runs its main function with it; whatever runs in there gets it as an argument. `traceback` prints
+    A program makes one and runs its main function with it; code in there gets it as an argument. `traceback` prints
     tracebacks on the terminal rather than into a run folder.
     """
 
     def __init__(self, *, traceback: bool = False, stop: StopRequest | None = None):
         self.traceback, self.stop = traceback, stop or StopRequest()
-        self.guards = False                                   # whether failures come to `fail`
+        self.guards = False                                   # it says whether failures come to `fail`
         self._folders: list[Path] = []
         self._failing = threading.Lock()
         self._reserve: bytearray | None = None
 
     def run(self, main: Callable[[], int]) -> NoReturn:
-        """Runs the program and exits with what it returns; a failure of any thread on any rank ends the job with its code."""
+        """Runs the program and exits with the code it returns; a failure of any thread on any rank ends the job with its code."""
         self.guards, self._reserve = True, bytearray(RESERVE)
         threading.excepthook = self._thread_failed
         try:
@@ -88,7 +88,7 @@ class Process:
 
     @contextlib.contextmanager
     def recording(self, folder: Path) -> Iterator[None]:
-        """What fails inside, in any thread, leaves its traceback in ``errors/rank-R.json`` of this folder."""
+        """A failure inside, in any thread, leaves its traceback in ``errors/rank-R.json`` of this folder."""
         self._folders.append(folder)
         try:
             yield
@@ -117,7 +117,7 @@ class Process:
             if size > 1:
                 _wait_for_turn(error, rank, exit_code)
             _print(newline + failure.line(rank, size))
-        except BaseException as another:                      # not even that could be done; the others must not wait for it
+        except BaseException as another:                      # reporting itself failed; the other ranks must not wait for it
             _print(f"{newline}mpitrain: E_BUG rank={rank}/{size}: {type(error).__name__}, and then {type(another).__name__} "
                    "while saying so")
         _end(exit_code, size, lost=isinstance(error, PeerError))
@@ -135,7 +135,7 @@ class Process:
                 to_terminal = failure.code == "E_BUG"         # nobody finds a bug of ours without its traceback
         if to_terminal:
             for line in failure.traceback.splitlines():
-                _print("| " + printable(line))                # no line of it may start like the one line
+                _print("| " + printable(line))                # a traceback's line may not start like the one line
 
 
 def run_guarded(main: Callable[[], int], *, traceback: bool = False) -> NoReturn:
@@ -153,13 +153,13 @@ def _is_alone() -> bool:
 
 
 def _bound(exit_code: int) -> None:
-    """Two alarms for a hang in what follows: one keeps the exit code, the other works while the GIL is held (and exits 1)."""
+    """Set two alarms against a hang from now on: one keeps the exit code, the other works with the GIL held (and exits 1)."""
     def end() -> None:
         time.sleep(LIMIT)
         os._exit(exit_code)
-    with contextlib.suppress(RuntimeError, MemoryError):      # no more threads
+    with contextlib.suppress(RuntimeError, MemoryError):      # threads may have run out
         threading.Thread(target=end, daemon=True).start()
-    with contextlib.suppress(OSError, RuntimeError), open(os.devnull, "w") as nowhere:      # nor files
+    with contextlib.suppress(OSError, RuntimeError), open(os.devnull, "w") as nowhere:      # so may files
         faulthandler.dump_traceback_later(LIMIT + 0.5, exit=True, file=os.dup(nowhere.fileno()))
 
 
@@ -189,14 +189,14 @@ def _claim_the_line() -> bool:
             except FileExistsError:
                 return False
     if not sys.platform.startswith("linux"):
-        return True                                           # no abstract socket names: the line may come twice
+        return True                                           # abstract socket names are Linux's: the line may come twice
     try:
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     except OSError:
-        return True                                           # no more files: better twice than never
+        return True                                           # files have run out: better a line twice than never
     try:
         claim.bind(f"\0mpitrain-{os.getuid()}-{job}")
-        claim.detach()                                        # open, and the name taken, until the process ends
+        claim.detach()                                        # the socket stays open, and the name taken, until the end
     except OSError:
         return False
     return True
@@ -207,7 +207,7 @@ def _print(line: str) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     with contextlib.suppress(OSError):
-        os.write(2, line.encode() + b"\n")                    # one write: lines of ranks do not mix
+        os.write(2, line.encode() + b"\n")                    # one write a line: lines of ranks do not mix
 
 
 def _end(exit_code: int, size: int, lost: bool) -> NoReturn:

@@ -17,7 +17,7 @@ class StopRequest:
         self.asked = False
 
     def listen(self) -> None:
-        """From now on; a program does so before its heavy imports, or a signal that comes while it starts would end it."""
+        """Catch the signal from now on; call this before heavy imports, or a signal while they run ends the program."""
         signal.signal(signal.SIGUSR1, self._remember)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
@@ -25,5 +25,5 @@ class StopRequest:
 
 
 def ignore() -> None:
-    """For what has nothing to save: the signal would end it, and only says that time is running out."""
+    """Ignore the signal in a program with nothing to save: it would end it, and only says that time is running out."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)

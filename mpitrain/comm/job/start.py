@@ -62,8 +62,8 @@ def is_last_one() -> bool:
     if _world is None:
         return False
     from mpi4py import MPI
-    with contextlib.suppress(MPI.Exception):                  # one has died
-        _world.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)       # it learns of that while MPI is called
+    with contextlib.suppress(MPI.Exception):                  # it raises where a rank has died
+        _world.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)       # MPI learns of a death while it is called
     try:
         return bool(_world.comm.Get_failed().size == _world.size - 1)
     except (MPI.Exception, NotImplementedError, AttributeError):      # an MPI, or mpi4py, without fault tolerance
@@ -77,7 +77,7 @@ def tag_upper_bound() -> int:
 
 
 def library_version() -> str:
-    """What the MPI library calls itself, on one line."""
+    """The MPI library's own name and version, on one line."""
     from mpi4py import MPI
     return " ".join(MPI.Get_library_version().strip("\0 \n").split())
 
@@ -90,16 +90,16 @@ def _everyone() -> MPI.Intracomm:
 
 
 def set_fast_start(environment: MutableMapping[str, str]) -> None:
-    """Set what `ONE_NODE` says where all ranks share this node, except what the user set; must come before MPI_Init.
+    """Set `ONE_NODE` where all ranks share this node and the user set none of it; must come before MPI_Init.
 
-    The three belong together: half of them beside a user's own choice of transport may leave no usable one.
+    The three settings belong together: half of them beside a user's own choice of transport may leave no usable one.
     """
     if on_one_node(environment) and not any(name in environment for name in ONE_NODE):
         environment.update(ONE_NODE)
 
 
 def on_one_node(environment: Mapping[str, str]) -> bool:
-    """Whether the launcher says so; without a launcher there is one rank. Unknown launchers count as several nodes."""
+    """Whether the launcher says that all ranks share this node; one rank does. Unknown launchers count as several nodes."""
     size = environment.get("OMPI_COMM_WORLD_SIZE")
     if size is not None:
         return size == environment.get("OMPI_COMM_WORLD_LOCAL_SIZE")

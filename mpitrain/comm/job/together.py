@@ -1,4 +1,4 @@
-"""One rank acts, all ranks know: a value, or the error it met, raised on every rank alike."""
+"""Run on rank 0 and broadcast: its value, or the error it met, raised on every rank alike."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def attempt(action: Callable[[], Any]) -> dict[str, Any]:
 
 
 def value_of(outcome: dict[str, Any]) -> Any:
-    """What `attempt` got; its error is raised again, marked as one that all ranks raise, so that one of them prints it."""
+    """The value that `attempt` got; its error is raised again, marked as one that all ranks raise, so that one prints it."""
     if "error" not in outcome:
         return outcome["value"]
     error = getattr(errors, outcome["error"])(outcome["message"], code=outcome["code"], **outcome["where"])
@@ -29,7 +29,7 @@ def value_of(outcome: dict[str, Any]) -> Any:
 
 
 def on_first(channel: Objects, action: Callable[[], Any]) -> Any:
-    """What `action` returns on rank 0 (plain JSON data), on every rank; its error is raised on every rank too."""
+    """Rank 0's value of `action()` (plain JSON data), on every rank; its error is raised on every rank too."""
     return value_of(channel.broadcast_object(attempt(action) if channel.rank == 0 else None))
 
 

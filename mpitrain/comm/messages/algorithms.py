@@ -1,4 +1,4 @@
-"""The all-reduce algorithms that a channel knows by name, and what it asks of a user's own."""
+"""The all-reduce algorithms that a channel knows by name, and the checks of a user's own."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ LIBRARY = "mpi"                # MPI_Allreduce itself
 
 
 def names() -> list[str]:
-    """Every name there is."""
+    """Every name of an all-reduce."""
     return ["auto", *ALL_REDUCE, *ON_NODES, LIBRARY]
 
 
 def is_own(algorithm: str | Algorithm) -> bool:
-    """Whether an all-reduce is a user's: ours are proved by tests."""
+    """Whether an all-reduce is a user's; tests prove ours."""
     return not isinstance(algorithm, str) or ":" in algorithm
 
 
 def on_these_ranks(algorithm: str | Algorithm, comm: MPI.Comm, nodes: Sequence[Hashable] | None = None) -> str | Algorithm:
-    """`algorithm`, a user's imported; one that is made for certain nodes is made for those of the ranks (`nodes`, else their
-    hosts). Collective. `refuse` has refused what is none."""
+    """`algorithm`, imported if it is a user's, or made for the ranks' nodes (`nodes`, else their hosts) if it depends on them.
+    Collective. `refuse` has refused unknown names."""
     if isinstance(algorithm, str) and algorithm in ON_NODES:
         return ON_NODES[algorithm](hosts_of(comm) if nodes is None else nodes)
     return find_own(algorithm) if isinstance(algorithm, str) and is_own(algorithm) else algorithm
 
 
 def refuse(algorithm: str | Algorithm, packing: str | None, n: int) -> None:
-    """ConfigError for a name that is none, or does not go with messages of `packing` numbers, ScheduleError for a user's
+    """ConfigError for an unknown name, or one that does not go with messages of `packing` numbers; ScheduleError for a user's
     all-reduce that is wrong on n ranks. Needs no MPI."""
     if isinstance(algorithm, str) and not is_own(algorithm) and algorithm not in names():
         raise ConfigError(f'unknown all-reduce algorithm "{algorithm}"{nearest(algorithm, names())}; comm.algorithm is one '
@@ -50,7 +50,7 @@ def refuse(algorithm: str | Algorithm, packing: str | None, n: int) -> None:
 
 
 def find_own(name: str, folder: Path | None = None) -> Algorithm:
-    """The user's function of that name; `folder` is where a file is looked for first. ConfigError for what is none."""
+    """The user's function of that name; a file is looked for in `folder` first. ConfigError unless it is a function."""
     found: Algorithm = ALL_REDUCE.resolve(name, folder)
     if not callable(found):
         raise ConfigError(f'all-reduce "{name}" must be a function of (rank, n, length) that yields rounds, found {shown(found)}')
@@ -58,7 +58,7 @@ def find_own(name: str, folder: Path | None = None) -> Algorithm:
 
 
 def hosts_of(comm: Any) -> list[int]:
-    """For each rank of `comm` the lowest rank on its host. Collective."""
+    """The lowest rank on the host of each rank of `comm`. Collective."""
     from mpi4py import MPI
     host = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
     lowest = host.bcast(comm.rank)
@@ -75,7 +75,7 @@ def check(algorithm: Algorithm, name: str, n: int, packing: str | None) -> None:
 def prove(algorithm: Algorithm, name: str, n: int, length: int, packing: str | None = None) -> None:
     """ScheduleError unless a user's all-reduce, called `name`, is right on n ranks for arrays of `length`.
 
-    Also where its messages hold 16-bit numbers, if `packing` says which. Every rank finds the same by itself.
+    With `packing`, messages of such 16-bit numbers are checked too. Every rank finds the same by itself.
     """
     what = f'all-reduce "{name}" with n={n}, length={length}'
     try:
@@ -89,7 +89,7 @@ def prove(algorithm: Algorithm, name: str, n: int, length: int, packing: str | N
 
 
 def name_of(algorithm: str | Algorithm) -> str:
-    """What a user wrote to name it, as far as an object tells: "file.py:name"."""
+    """The name as the user wrote it; of an object, as far as it tells: "file.py:name"."""
     if isinstance(algorithm, str):
         return algorithm
     name = getattr(algorithm, "__qualname__", None) or type(algorithm).__qualname__

@@ -31,7 +31,7 @@ class Pool:
         self.allocated = 0                                    # bytes, for tests and reports
 
     def take(self, nbytes: int) -> Host:
-        """The smallest kept buffer of at least `nbytes`, else a new one; its contents are whatever was there."""
+        """The smallest kept buffer of at least `nbytes`, else a new one; its contents are arbitrary."""
         fitting = [(buffer.nbytes, i) for i, buffer in enumerate(self._free) if buffer.nbytes >= nbytes]
         if fitting:
             return self._free.pop(min(fitting)[1])
@@ -47,7 +47,7 @@ class Pool:
 
 
 class PinnedPool(Pool):
-    """The same in page-locked memory, which a GPU copies to and from several times faster."""
+    """A pool of page-locked memory, which a GPU copies to and from several times faster."""
 
     def __init__(self, xp: Any):
         super().__init__()
@@ -65,7 +65,7 @@ class Pools:
         self._pinned: dict[str, PinnedPool] = {}
 
     def staging(self, xp: Any) -> Pool:
-        """Where to stage arrays of `xp`: pinned for a real GPU; the tests' stand-in for one has no pinned memory."""
+        """The pool that stages arrays of `xp`: pinned for a real GPU; the tests' stand-in for one has no pinned memory."""
         if not hasattr(xp, "cuda"):
             return self.host
         return self._pinned.setdefault(xp.__name__, PinnedPool(xp))
@@ -100,7 +100,7 @@ class Staged:
             self.host[...] = asnumpy(array).reshape(-1)
 
     def close(self) -> None:
-        """Copy the values back to where they came from, and give the staging buffer back."""
+        """Copy the values back into the array, and give the staging buffer back."""
         if self._pool is None:
             return
         xp = array_module(self._array)

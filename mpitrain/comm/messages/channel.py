@@ -1,4 +1,4 @@
-"""A private line between some ranks: collectives on arrays and small objects, each checked to be the same on all ranks."""
+"""A private channel between some ranks: collectives on arrays and small objects, each checked to be the same on all ranks."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
     from mpitrain.comm.work import Work
 
-THE_CHANNELS = "the channel's"                                # algorithm, among those that callers bring
-PIECE_BYTES = 4 << 20          # of the library's own all-reduce; Open MPI 5.0.11's falls off above 8 MB
+THE_CHANNELS = "the channel's"                                # the key of its own algorithm, among those that callers bring
+PIECE_BYTES = 4 << 20          # the library's all-reduce gets pieces of this; Open MPI 5.0.11's falls off above 8 MB
 
 
 class Channel:
@@ -52,10 +52,10 @@ class Channel:
     `algorithm` is the name of an all-reduce (`algorithms.names`, or "package.module:name"), or a user's own function, which is
     proved right before its first message at each length, by each rank for itself (ScheduleError). Where it depends on nodes,
     `nodes` may name each rank's, instead of its host. With `wire` "bfloat16" or "float16", messages of `allreduce` and
-    `reduce_scatter` of float32 arrays hold 16-bit numbers; sums are float32 all the same, and what all ranks hold in the end is
+    `reduce_scatter` of float32 arrays hold 16-bit numbers; sums are float32 all the same, and a result that all ranks hold is
     rounded on all of them. Arrays of 16-bit numbers are summed in float32 too.
     All methods below must be called by all ranks of the channel in the same order; DesyncError if they are not. An error of MPI
-    itself is raised as PeerError. `comm.face.AnyChannel` says what else is asked of it and of a `SharedChannel`.
+    itself is raised as PeerError. `comm.face.AnyChannel` is the face that it has in common with a `SharedChannel`.
     """
 
     shared = shares_all = False
@@ -77,7 +77,7 @@ class Channel:
         self._tag_bound = tag_upper_bound()
         self._sequence = 0
         self._plans: dict[tuple[Any, ...], Plan] = {}
-        self._recipes: dict[tuple[Any, ...], Recipe] = {}     # by what arrays of one kind have in common
+        self._recipes: dict[tuple[Any, ...], Recipe] = {}     # the key is all that arrays of one kind have in common
         self._pairs = self.size == 2 and algorithm in ("auto", "recursive_doubling")
         self._fast_pair = fast_pair(comm, name) if self._pairs else None
         self._pair_sums: dict[tuple[str, Any, int], tuple[Signature, Entry | None]] = {}
@@ -96,13 +96,13 @@ class Channel:
         return own_memory(nbytes)
 
     def everywhere(self, own: Host) -> list[Host]:
-        """Nothing: no other rank's memory can be reached from here."""
+        """An empty list: no other rank's memory can be reached from here."""
         return []
 
     def prepare(self, array: Array, name: str, *, dtype: str | None = None) -> Prepared:
         """The all-reduce of this very array, in place, with the same bits on every rank: start or run it as often as wanted.
 
-        `dtype="bfloat16"` says that a uint16 array holds such numbers.
+        `dtype="bfloat16"` says that a uint16 array holds bfloat16 numbers.
         """
         if self._pairs and array.nbytes <= PAIR_BYTES and self._formats(array, dtype, name)[:2] == (None, None):
             return self._prepare_pair(array, name)
@@ -112,7 +112,7 @@ class Channel:
                              results=((0, array.size),), on_all_ranks=True)
 
     def allreduce(self, array: Array, *, name: str, dtype: str | None = None) -> None:
-        """Replace `array` by its sum over the ranks, in place. Whoever does so often with one array should `prepare` it."""
+        """Replace `array` by its sum over the ranks, in place. To do so often with one array, `prepare` it."""
         self.prepare(array, name, dtype=dtype).run()
 
     def start_allreduce(self, array: Array, name: str, *, dtype: str | None = None) -> Work:
@@ -122,7 +122,7 @@ class Channel:
     def reduce_scatter(self, array: Array, algorithm: Algorithm, *, name: str, dtype: str | None = None) -> Array:
         """The sum over the ranks of part `rank` of `array` (flattened; `schedules.collectives.part`), in place and returned.
 
-        The other parts of `array` hold anything afterwards.
+        The other parts of `array` are undefined afterwards.
         """
         self.start_reduce_scatter(array, algorithm, name, dtype=dtype).wait()
         mine = part(self.rank, self.size, array.size)
@@ -135,11 +135,11 @@ class Channel:
 
     def prepare_slice(self, array: Array, name: str, own: tuple[int, int], steps: Algorithm, *,
                       dtype: str | None = None) -> Prepared:
-        """A sum of which this rank keeps elements `own`, by `steps`, which may be for parts of any lengths."""
+        """A reduce-scatter by `steps`, whose parts may have any lengths; this rank keeps elements `own` of the sum."""
         return self._prepare("reduce_scatter", name, array, steps, dtype=dtype, sums=True, results=(own,))
 
     def all_gather(self, array: Array, algorithm: Algorithm, *, name: str) -> None:
-        """Replace each part i of `array` by that of rank i, in place: bits travel as they are."""
+        """Replace each part i of `array` by rank i's, in place: bits travel as they are."""
         self.start_all_gather(array, algorithm, name).wait()
 
     def start_all_gather(self, array: Array, algorithm: Algorithm, name: str) -> Work:
@@ -158,11 +158,11 @@ class Channel:
         return self._prepare("all_to_all", name, array, algorithm).start()
 
     def prepare_steps(self, array: Array, name: str, steps: Algorithm) -> Prepared:
-        """An all-reduce of the caller's own, for arrays that hold more than one addend; pass the same object each time."""
+        """An all-reduce by the caller's own `steps`, for arrays that hold several addends; pass the same object each time."""
         return self._prepare("allreduce", name, array, steps)
 
     def broadcast(self, array: Array, root: int = 0, *, name: str = "array") -> None:
-        """Replace `array` by that of rank `root`, in place: bits travel as they are."""
+        """Replace `array` by rank `root`'s, in place: bits travel as they are."""
         self.start_broadcast(array, root, name=name).wait()
 
     def start_broadcast(self, array: Array, root: int = 0, *, name: str = "array", algorithm: Algorithm | None = None) -> Work:
@@ -171,7 +171,7 @@ class Channel:
         return self._prepare(f"broadcast from {root}", name, array, steps, key=root if algorithm is None else algorithm).start()
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
-        """What rank `root` passed, on every rank, by way of JSON (so tuples arrive as lists). For start-up, not for the loop."""
+        """Rank `root`'s `value`, on every rank, by way of JSON (so tuples arrive as lists). For start-up, not for the loop."""
         text = np.frombuffer(json.dumps(value).encode() if self.rank == root else b"", np.uint8).copy()
         length = np.array([text.size])
         self.broadcast(length, root, name="length of object")
@@ -181,7 +181,7 @@ class Channel:
         return json.loads(text.tobytes())
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """What each rank passed, in rank order, on every rank, by way of JSON. For start-up, not for the loop."""
+        """Every rank's `value` in rank order, on every rank, by way of JSON. For start-up, not for the loop."""
         text = json.dumps(value).encode()
         lengths = np.zeros(self.size, np.int64)
         lengths[self.rank] = len(text)
@@ -193,7 +193,7 @@ class Channel:
         return [json.loads(joined[end - length:end].tobytes()) for end, length in zip(ends, lengths)]
 
     def agree(self, value: Any, what: str) -> None:
-        """DesyncError, naming the ranks and both values, unless all ranks pass equal values; `what` says of what."""
+        """DesyncError, naming the ranks and both values, unless all ranks pass equal values; `what` names the value."""
         values = self.gather_objects(value)
         different = [rank for rank, other in enumerate(values) if other != values[0]]
         if different:

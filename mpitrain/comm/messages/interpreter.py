@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from mpitrain.comm.messages.progress import Progress
 
 HEADER_TAG = 0
-# Data of at most so many bytes follows the header between two ranks (see pair.py). At 64 KiB that took 28 us, as long as
-# MPI_Allreduce; a header and rounds of their own took 170 (one run on a busy machine, Open MPI 5.0.11, 2026-11).
+# Data of at most PAIR_BYTES follows the header between two ranks (see pair.py). At 64 KiB that took 28 us, as long as
+# MPI_Allreduce; a header and separate rounds took 170 (one run on a busy machine, Open MPI 5.0.11, 2026-11).
 PAIR_BYTES = 64 << 10
 
 
@@ -82,7 +82,7 @@ class Lane:
 class StepsWork(PolledWork):
     """A collective on its way. `test` moves it on without blocking; `wait` returns when its result is in the array.
 
-    In each lane rounds are posted one after the other: what a round packs, its messages, then its arithmetic, then the next
+    In each lane rounds are posted one after the other: the packing of a round, its messages, its arithmetic, then the next
     round. Nothing moves unless somebody calls `test` or `wait` (of this or any other work of the same Progress). `memory` are
     the arrays that the messages and operations name; `tag` and those after it, one for each lane, are this work's own.
     """
@@ -101,7 +101,7 @@ class StepsWork(PolledWork):
     def wait(self) -> None:
         """Return when the result is there.
 
-        With others in flight all of them are moved, so ranks may wait in different orders without a deadlock.
+        All works in flight are moved meanwhile, so ranks may wait in different orders without a deadlock.
         """
         while not self.done:
             if self._progress.only(self) and len(self._lanes) <= 1:
@@ -165,7 +165,7 @@ class StepsWork(PolledWork):
     def _compute(self, operations: Sequence[Operation]) -> None:
         if not operations:
             return
-        with np.errstate(over="ignore", invalid="ignore"):    # whoever uses the sum looks for Inf and NaN and says where
+        with np.errstate(over="ignore", invalid="ignore"):    # users of the sum look for Inf and NaN and say where
             for name, parts in operations:
                 views = [self._memory[buffer][start:stop] for buffer, start, stop in parts]
                 if name == "sum":

@@ -1,7 +1,7 @@
 """Messages between two ranks of a channel's communicator: activations to the next stage, their gradients back.
 
-Both ends know what travels: who receives says shape and dtype. Sends do not wait for the receiver, and hold on to the memory that
-they send from until it has left; everything in flight moves with the rest (`Progress`).
+Both ends know what travels: the receiver says shape and dtype. Sends do not wait for the receiver, and hold on to their memory
+until it has left; everything in flight moves with the rest (`Progress`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from mpitrain.comm.messages.progress import Progress
 
-DIMS = 8                                                      # the most that an array may have here
+DIMS = 8                                                      # an array may have so many dimensions at most
 HEAD = DIMS + 2                                               # numbers in a message that says a shape: dims, dtype, how many dims
 KINDS = ("float32", "float64", "float16", "int64", "int32", "uint8", "bool")
 
 
 class Message(PolledWork):
-    """One send or receive on its way; `array` is what is sent, or where it arrives."""
+    """One send or receive on its way; `array` is sent, or filled when the message arrives."""
 
     def __init__(self, request: Any, array: Host, what: str, peer: int, channel: str, progress: Progress):
         super().__init__(what, channel, progress, _nothing)
@@ -78,7 +78,7 @@ class Link:
         self.send(head, peer, tag, f"the shape of {what}")
 
     def receive_shape(self, peer: int, tag: int, what: str) -> tuple[tuple[int, ...], str]:
-        """Wait for what `send_shape` tells."""
+        """The shape and dtype that the peer tells by `send_shape`; waits for them."""
         message = self.receive((HEAD,), np.int64, peer, tag, f"the shape of {what}")
         message.wait()
         head = message.array
@@ -91,7 +91,7 @@ class Link:
 
     @property
     def sent_bytes(self) -> int:
-        """Of arrays that sends have not been asked about since: they are held here."""
+        """The bytes of sent arrays still held here: their sends were not seen to be done."""
         return sum(message.array.nbytes for message in self._sending)
 
     def close(self) -> None:
@@ -114,4 +114,4 @@ def _bytes(host: Host) -> Host:
 
 
 def _nothing() -> None:
-    """Nothing is to be done with a message that has landed."""
+    """A message that has landed needs no more work."""

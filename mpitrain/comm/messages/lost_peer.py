@@ -1,4 +1,4 @@
-"""Which errors of MPI say that another rank was lost: asked here alone."""
+"""The MPI errors that say that another rank was lost; only this file knows them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ CLASSES = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED", "ERR_IN_
 
 
 def says_lost(error: BaseException | None) -> bool:
-    """Whether this is an error of MPI itself whose class says so. Never starts MPI."""
+    """Whether an error is MPI's own and its class says that a rank was lost. Never starts MPI."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not isinstance(error, mpi.Exception):
         return False
-    known = {getattr(mpi, name, mpi.ERR_UNKNOWN) for name in CLASSES} - {mpi.ERR_UNKNOWN}      # as MPICH calls what it has not
+    known = {getattr(mpi, name, mpi.ERR_UNKNOWN) for name in CLASSES} - {mpi.ERR_UNKNOWN}   # MPICH gives this to classes it lacks
     return error.Get_error_class() in known
 
 
 class lost_peer:
-    """``with lost_peer(what):`` raises PeerError instead of such an error; all others, a wrong call among them, stay as they are.
+    """``with lost_peer(what):`` raises PeerError where `says_lost`; all other errors, a wrong call among them, stay as they are.
 
-    `what` is made text only then.
+    `what` is made text only for a PeerError.
     """
 
     __slots__ = ("_what",)

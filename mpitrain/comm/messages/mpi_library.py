@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class LibraryWork(PolledWork):
     """An `MPI_Iallreduce` on its way, in pieces of at most `piece_bytes`.
 
-    Posted at once, because all ranks must post theirs in one order; a rank that runs something else is found out by the
-    header, whose check comes before anything here is waited for. The sum is in the order the library likes.
+    All pieces are posted at once, because all ranks must post theirs in one order; the header finds a rank that runs another
+    collective, and is checked before any piece is waited for. The library chooses the order of the sum.
     """
 
     def __init__(self, comm: MPI.Comm, array: Host, *, what: str, channel: str, header: Callable[[], Header] | None,

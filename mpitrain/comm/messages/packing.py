@@ -21,7 +21,7 @@ def packed(stages: Sequence[Stage], results: Sequence[Part], round_results: bool
     """Plain stages with 16-bit messages. `results` are the parts of the data that count at the end, and `round_results`
     says that other ranks hold them too, so that all must round them."""
     found: list[Stage] = []
-    clean: set[Part] = set()                                  # parts whose packed values are those of the array
+    clean: set[Part] = set()                                  # the packed values of these parts equal the array's
     for index, stage in enumerate(stages):
         before = []
         for part, _ in stage.sends:
@@ -44,7 +44,7 @@ def packed(stages: Sequence[Stage], results: Sequence[Part], round_results: bool
 
 def _after(stage: Stage, arrived: list[Part], stages: Sequence[Stage], index: int,
            results: Sequence[Part]) -> tuple[list[Operation], list[Part]]:
-    """What follows the messages, and the parts of the arrays that the arithmetic writes."""
+    """The operations that follow the messages, and the parts of the arrays that they write."""
     waiting, after, written = list(arrived), [], []
     for position, operation in enumerate(stage.after):
         *read, into = operation.parts
@@ -115,8 +115,8 @@ def _both(first: Operation, second: Operation) -> Operation:
 
 
 def compacted(programs: Sequence[Sequence[Stage]], buffer: str = "data16") -> list[list[Stage]]:
-    """The same with packed values in as little memory as they need while they are needed, rather than beside the whole array: it
-    stays in the cache. Each part that is named lives from the first stage that names it to the last."""
+    """The programs with packed values in as little memory as their lives need, rather than beside the whole array: it stays in
+    the cache. A part of `buffer` lives from the first stage that names it to the last."""
     found, begin = [], 0
     for stages in programs:
         lives: dict[Part, list[int]] = {}
@@ -131,9 +131,9 @@ def compacted(programs: Sequence[Sequence[Stage]], buffer: str = "data16") -> li
 
 
 def _places(lives: dict[Part, list[int]], begin: int) -> dict[Part, Part]:
-    """Where each part goes, from `begin` on: to the first gap that is wide enough between those that live at the same time."""
+    """The place of each part, from `begin` on: the first gap that is wide enough between parts alive at the same time."""
     places: dict[Part, Part] = {}
-    living: list[tuple[Part, int]] = []                       # places and the last stages of what lies there, in order
+    living: list[tuple[Part, int]] = []                       # places in order, each with the last stage of its part
     for part, (first, last) in lives.items():
         living = sorted((place, end) for place, end in living if end >= first)
         start = begin
@@ -156,7 +156,7 @@ def _renamed(stage: Stage, places: dict[Part, Part]) -> Stage:
 
 
 def beside(part: Part) -> Part:
-    """Where the packed values of a part are."""
+    """The part that holds the packed values of `part`."""
     return part._replace(buffer=part.buffer + "16")
 
 
@@ -169,7 +169,7 @@ def covers(a: Part, b: Part) -> bool:
 
 
 def outside(part: Part, others: set[Part], slices: set[Part]) -> list[Part]:
-    """What of `part` lies in some of the slices and none of the others, cut where slices begin and end: it can be cut as they."""
+    """The pieces of `part` in some of `slices` and none of `others`, cut where slices begin and end: lanes can cut them too."""
     bounds = {bound for other in (part, *others, *slices) for bound in (other.start, other.stop)}
     inside = sorted(bound for bound in bounds if part.start <= bound <= part.stop)
     pieces = [part._replace(start=start, stop=stop) for start, stop in zip(inside, inside[1:])]

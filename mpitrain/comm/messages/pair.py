@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from mpitrain.comm.messages.progress import Progress
 
 KINDS = {"float32": 0, "float64": 1, "int64": 2}
-DIFFERENT, UNSUITED = -1, -2                                  # what the C function answers to another signature or array
+DIFFERENT, UNSUITED = -1, -2                                  # the C function returns them for another signature or array
 
 
 class PairWork(PolledWork):
-    """The exchange on its way."""
+    """The exchange of a pair on its way."""
 
     def __init__(self, comm: MPI.Comm, array: Host, sequence: int, signature: Signature, *, channel: str, progress: Progress,
                  finish: Callable[[], None]):
@@ -66,8 +66,8 @@ class PairWork(PolledWork):
 
 def add(arrived: Host, array: Host) -> None:
     """`array` becomes the sum, to the bit as the C function makes it: of two NaNs a processor keeps the one that happens to be
-    on the left, so every NaN becomes the one that is positive and quiet."""
-    with np.errstate(over="ignore", invalid="ignore"):        # whoever uses the sum looks for Inf and NaN and says where
+    on the left, so every NaN becomes the positive quiet one."""
+    with np.errstate(over="ignore", invalid="ignore"):        # users of the sum look for Inf and NaN and say where
         np.add(arrived, array, out=array)
     if array.dtype.kind == "f":
         nan = np.isnan(array)
@@ -76,7 +76,7 @@ def add(arrived: Host, array: Host) -> None:
 
 
 class Entry(ctypes.Structure):
-    """What the C function knows of one collective; `began` is when the call that runs now did (CLOCK_MONOTONIC), 0 without."""
+    """The C function's arguments of one collective; `began` is the start of the running call (CLOCK_MONOTONIC ns), else 0."""
 
     _fields_ = [(name, ctypes.c_void_p) for name in ("sendrecv", "byte", "comm", "header", "sending", "arriving")]
     _fields_ += [(name, ctypes.c_int64) for name in ("peer", "tag", "nbytes", "room", "kind", "began")]
@@ -104,7 +104,7 @@ class FastPair:
         self._last: Entry | None = None
 
     def entry(self, array: Host, signature: Signature) -> Entry:
-        """For arrays of this dtype and size."""
+        """The entry for arrays of this dtype and size."""
         return Entry(signature, array, **self._common)
 
     def run(self, entry: Entry, array: Host, sequence: int) -> bool:
@@ -119,7 +119,7 @@ class FastPair:
             raise self._error(code)
 
     def in_flight(self) -> list[InFlight]:
-        """The call that blocks now, as another thread sees it."""
+        """The call that blocks at this moment, as another thread sees it."""
         entry = self._last
         began = 0 if entry is None else entry.began
         if entry is None or not began:

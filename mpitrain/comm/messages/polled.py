@@ -1,4 +1,4 @@
-"""What every work shares that is moved by asking it again, whatever it exchanges."""
+"""The base class of works that are moved by polling, whatever they exchange."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class PolledWork(ABC):
     """A collective, or a message, that `_advance` moves on; it says whether the result is there, and calls `_land` once it is.
 
-    `what` it is and the name of its `channel` are for errors and `Progress.in_flight`.
+    The text `what` and the name of the `channel` are for errors and `Progress.in_flight`.
     """
 
     def __init__(self, what: str, channel: str, progress: Progress, finish: Callable[[], None]):
@@ -36,7 +36,7 @@ class PolledWork(ABC):
         return self.done or bool(self._guarded(self._advance))
 
     def wait(self) -> None:
-        """Return when the result is there; others in flight are moved meanwhile."""
+        """Return when the result is there; other works in flight are moved meanwhile."""
         while not self.test():
             self._progress.progress()
             os.sched_yield()                                  # ranks may outnumber cores; polling must not starve the peer

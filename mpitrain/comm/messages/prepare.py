@@ -1,4 +1,4 @@
-"""What one rank does for one collective on arrays of one size: made once, kept, and run as often as wanted."""
+"""The plan of one rank for one collective on arrays of one size: made once, kept, and run as often as wanted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mpitrain.comm.messages.buffers import Host, Pool
     from mpitrain.comm.work import Work
 
-# A part longer than this is cut. Over shared memory, where the processor itself moves the bytes, cutting only costs: the ring,
+# Longer parts are cut. Over shared memory, where the processor itself moves the bytes, cutting only costs: the ring,
 # 16 MiB of float32, 2 ranks, MPI_Allreduce's time over ours in one alternating run (Open MPI 5.0.11, 2 cores, 2026-11): parts of
 # 256 KiB 0.64, 512 KiB 0.74, 1 MiB 0.79, 2 MiB 0.81, not cut 0.96.
 SEGMENT_BYTES = 64 << 20
@@ -44,7 +44,7 @@ class Cut(NamedTuple):
 def make_plan(algorithm: Algorithm, rank: int, n: int, length: int, itemsize: int, cut: Cut,
               results: Sequence[tuple[int, int]] | None = None, on_all_ranks: bool = False) -> Plan:
     """The plan of one rank. With `results` (the elements [start, stop) that count at the end) messages are packed to 16 bits;
-    what is the result `on_all_ranks` is rounded on all of them, so that it has the same bits."""
+    a result that is `on_all_ranks` is rounded on all of them, so that it has the same bits."""
     program = plain(algorithm(rank, n, length))
     if results is not None:
         program = packed(program, [Part("data", start, stop) for start, stop in results], on_all_ranks)
@@ -57,7 +57,7 @@ def make_plan(algorithm: Algorithm, rank: int, n: int, length: int, itemsize: in
 
 
 def memory_of(plan: Plan, host: Host, pool: Pool) -> tuple[dict[str, Host], list[Host]]:
-    """The arrays that a plan names, where `host` is the data, and what of it is lent by the pool."""
+    """The arrays that a plan names, `host` as the data, and the buffers lent by the pool."""
     memory, lent = {"data": host}, []
     for buffer, elements in plan.elements.items():
         dtype = PACKED if buffer.endswith("16") else host.dtype
@@ -67,12 +67,12 @@ def memory_of(plan: Plan, host: Host, pool: Pool) -> tuple[dict[str, Host], list
 
 
 class Recipe(NamedTuple):
-    """All about a collective that is the same for each array of a kind: its steps, what it is called, how its numbers travel."""
+    """The part of a collective that all arrays of a kind share: its steps, its signature, the format of its numbers."""
 
     plan: Plan
     signature: Signature
-    packing: Format | None                                    # of the messages
-    widened: Format | None                                    # of the array, where it is summed as float32
+    packing: Format | None                                    # the messages have this format
+    widened: Format | None                                    # the array has it, where it is summed as float32
 
 
 class Prepared:
@@ -86,7 +86,7 @@ class Prepared:
 
 
 class Landed:
-    """A collective of one rank, who has nobody to send to."""
+    """The work of a collective of one rank: nothing is sent."""
 
     done = True
 
@@ -104,7 +104,7 @@ def formats(array: Array, dtype: str | None, name: str, wire: Format | None,
             keeps_wide: bool) -> tuple[Format | None, Format | None, str]:
     """The format of the values to sum where that is 16 bits wide, the format of the messages, and both in words.
 
-    `wire` is the format for messages of float32. 16-bit numbers travel as they are, unless that says otherwise or `keeps_wide`.
+    `wire` is the format for messages of float32. 16-bit numbers travel as they are, unless `wire` says otherwise or `keeps_wide`.
     """
     if dtype is not None and (dtype != "bfloat16" or dtype_name(array.dtype) != "uint16"):
         raise ShapeError(f'"{name}": dtype="{dtype}" of an array of {array.dtype}; say dtype="bfloat16" of a uint16 array, '

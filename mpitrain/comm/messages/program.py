@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from mpitrain.schedules.steps import Algorithm, Copy, Receive, Reduce, Round, Send, Slice
 
-MESSAGE_BYTES = 1 << 30        # longer ones are split: MPI 3 counts in 32 bits
-LANES = 8                      # side by side; each has a tag of its own, and there are at least 128 of those
-MOST_RANKS_IN_LANES = 64       # beyond, parts are short; and whether there may be lanes is found out over all ranks' rounds
-ALIGNMENT = 64                 # elements; segments begin at multiples of it, seen from where their slice begins
+MESSAGE_BYTES = 1 << 30        # longer messages are split: MPI 3 counts in 32 bits
+LANES = 8                      # lanes side by side; each has a tag of its own, of at least 128
+MOST_RANKS_IN_LANES = 64       # with more, parts are short, and the check for lanes reads all ranks' rounds
+ALIGNMENT = 64                 # segments begin at multiples of so many elements from the start of their slice
 
 
 class Part(NamedTuple):
@@ -28,7 +28,7 @@ class Part(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """An array operation over parts: what `StepsWork._compute` does under `name`."""
+    """An array operation over parts; `StepsWork._compute` runs it by `name`."""
 
     name: str
     parts: tuple[Part, ...]
@@ -53,7 +53,7 @@ class Messages(NamedTuple):
 
 
 def plain(rounds: Iterable[Round]) -> list[Stage]:
-    """Stages that send what the arrays hold; rounds in which this rank does nothing are left out."""
+    """Stages that send the arrays' own numbers; rounds in which this rank does nothing are left out."""
     return [Stage((), tuple((part_of(step.into), step.peer) for step in round_ if isinstance(step, Receive)),
                   tuple((part_of(step.what), step.peer) for step in round_ if isinstance(step, Send)),
                   tuple(operation(step) for step in round_ if isinstance(step, (Reduce, Copy))))
@@ -71,7 +71,7 @@ def part_of(what: Slice) -> Part:
 
 
 def translate(stages: Iterable[Stage], sizes: dict[str, int], message_bytes: int = MESSAGE_BYTES) -> list[Messages]:
-    """Messages over bytes, long ones split; `sizes` are the bytes of an element of each buffer."""
+    """Messages over bytes, long ones split; `sizes` is the bytes of an element by buffer."""
     def split(messages: Iterable[tuple[Part, int]]) -> tuple[tuple[str, int, int, int], ...]:
         return tuple((part.buffer, start, min(start + message_bytes, part.stop * sizes[part.buffer]), peer)
                      for part, peer in messages
@@ -112,7 +112,7 @@ def lanes(stages: Sequence[Stage], count: int) -> list[list[Stage]]:
 
 
 def bound(length: int, index: int, count: int) -> int:
-    """Where segment `index` of `count` begins in a slice of `length` elements."""
+    """The first element of segment `index` of `count` in a slice of `length` elements."""
     return length if index == count else length * index // count // ALIGNMENT * ALIGNMENT
 
 
@@ -125,7 +125,7 @@ def may_be_cut(programs: Iterable[Sequence[Stage]]) -> bool:
 
 
 def segment_count(algorithm: Algorithm, n: int, length: int, itemsize: int, segment_bytes: int) -> int:
-    """How many segments of about `segment_bytes` a part of the array makes. Every rank finds the same number."""
+    """The number of segments of about `segment_bytes` in a part of the array. Every rank finds the same."""
     count = length * itemsize // n // segment_bytes
     if count < 2 or n > MOST_RANKS_IN_LANES:
         return 1
@@ -140,7 +140,7 @@ def parts_of(stages: Iterable[Stage]) -> list[Part]:
 
 
 def needed(programs: Iterable[Sequence[Stage]], buffer: str) -> int:
-    """How many elements of a buffer the stages touch, from its beginning on."""
+    """The number of elements of a buffer that the stages touch, from its beginning on."""
     return max((part.stop for stages in programs for part in parts_of(stages) if part.buffer == buffer), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Who moves the messages: Open MPI makes progress only inside MPI calls, so somebody must call it while others compute.
+"""Progress of messages: Open MPI makes progress only inside MPI calls, so somebody must call it while others compute.
 
 `Progress` is the `poll` policy: the engine calls `progress()` between backward nodes. On one node, 8 MB in flight during 20 ms
 of compute: left alone, 1.0 to 1.6 ms of the exchange remain exposed afterwards; polled about once a millisecond, none does.
@@ -16,13 +16,13 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from mpitrain.backend import use_pool
 from mpitrain.errors import ConfigError
 
-PERIOD_S = 100e-6     # between two looks of the thread: a round of a ring waits half of it on average
+PERIOD_S = 100e-6     # the thread's pause between looks: a round of a ring waits half of it on average
 
 
 class InFlight(NamedTuple):
     """One collective, or message, that has begun and not ended; it began so many `seconds` ago.
 
-    `peers` are the ranks of its channel that it waits for, as far as it knows which.
+    `peers` are the ranks of its channel that it waits for, as far as known.
     """
 
     what: str
@@ -32,7 +32,7 @@ class InFlight(NamedTuple):
 
 
 class Movable(Protocol):
-    """What can be in flight: a `PolledWork`, or a queue of works."""
+    """A `PolledWork`, or a queue of works, that can be in flight."""
 
     @property
     def done(self) -> bool: ...
@@ -55,14 +55,14 @@ class Progress:
         self._blocking: list[Callable[[], list[InFlight]]] = []
 
     def in_flight(self) -> list[InFlight]:
-        """All that has begun and not ended, oldest first, for whoever watches from another thread; free until asked."""
+        """All that has begun and not ended, oldest first, for a watcher in another thread; free until asked."""
         works = [*self._works, *(map(_moved, self._thread.owned) if self._thread is not None else ())]
         asks: list[Any] = [getattr(work, "in_flight", list) for work in works]
         found = [one for ask in (*asks, *self._blocking) for one in ask()]
         return sorted(found, key=lambda one: -one.seconds)
 
     def watch(self, ask: Callable[[], list[InFlight]]) -> None:
-        """`ask` tells of calls that block without being added here."""
+        """Let `in_flight` call `ask`, which tells of calls that block without being added here."""
         self._blocking.append(ask)
 
     def __len__(self) -> int:
@@ -84,11 +84,11 @@ class Progress:
                 self.landed()
 
     def only(self, work: Movable) -> bool:
-        """Whether nothing but `work` is in flight, so that blocking on it holds nobody up."""
+        """Whether nothing but `work` is in flight, so that blocking on it delays no other work."""
         return not self._works or (len(self._works) == 1 and self._works[0] is work)
 
     def thread(self) -> ProgressThread:
-        """The one thread that moves what is handed over to it; started at the first call."""
+        """The one thread that moves the works handed over to it; started at the first call."""
         if self._thread is None:
             self._thread = ProgressThread(self)
         return self._thread
@@ -108,7 +108,7 @@ class Progress:
 
 
 def _moved(work: Movable) -> Movable:
-    """What of `work` is in a `Progress`: its `inner` work where it has one, which must not be moved by two threads either."""
+    """The work that `Progress` holds for `work`: its `inner` one where there is one, which two threads must not move either."""
     inner: Movable | None = getattr(work, "inner", None)
     return work if inner is None else inner
 
@@ -155,9 +155,9 @@ class ProgressThread:
         self._wake.set()
 
     def take_back(self) -> None:
-        """Return when the thread is idle and owns nothing. Raises what ended it."""
+        """Return when the thread is idle and owns nothing. Raises the exception that ended it."""
         self._wake.clear()
-        with self.lock:                                       # it is in no work now, and finds none afterwards
+        with self.lock:                                       # the thread is in no work now, and finds none afterwards
             works, self.owned = self.owned, []
         if self._error is not None:
             raise self._error
@@ -184,7 +184,7 @@ class ProgressThread:
                     self._move()
                 except BaseException as error:
                     self._error = error
-                    raise                                     # to threading.excepthook, which ends the job
+                    raise                                     # threading.excepthook gets it and ends the job
 
     def _move(self) -> None:
         left = [work for work in self.owned if not work.test()]

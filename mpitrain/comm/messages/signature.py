@@ -1,4 +1,4 @@
-"""What makes ranks' collectives the same one: a sequence number and a signature, sent ahead to the next rank.
+"""The check that ranks run the same collective: a sequence number and a signature, sent ahead to the next rank.
 
 Open MPI adds up whatever arrives: two ranks that reduce two buckets in swapped order get wrong sums and exit code 0. So each
 collective sends one small header around the fixed ring rank -> rank + 1, whatever its algorithm, and each rank compares what

@@ -28,7 +28,7 @@ from mpitrain.schedules.steps import tree_split
 
 ADD = -1
 DEPTH = 32                                                    # the stack in native/shared.c holds no more
-BLOCK = 1 << 14                                               # NumPy sums so many elements at a time: 64 KiB of float32 stay in L2
+BLOCK = 1 << 14                                               # elements that NumPy sums at a time: 64 KiB of float32 stay in L2
 TYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}     # native/shared.c numbers them so
 STORAGE = {"bfloat16": np.dtype(np.uint16)}
 
@@ -97,7 +97,7 @@ def fold(sources: Sequence[Host], program: Sequence[int], destinations: Sequence
 def fold_numpy(sources: Sequence[Host], program: Sequence[int], destinations: Sequence[Host], start: int, stop: int,
                name: str) -> None:
     """`fold` by NumPy, with the same bits, a block at a time."""
-    with np.errstate(over="ignore", invalid="ignore"):        # whoever uses the sum looks for Inf and NaN and says where
+    with np.errstate(over="ignore", invalid="ignore"):        # users of the sum look for Inf and NaN and say where
         for low in range(start, stop, BLOCK):
             block = slice(low, min(low + BLOCK, stop))
             stack: list[Host] = []

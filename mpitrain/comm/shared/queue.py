@@ -119,7 +119,7 @@ class Queue:
         progress, looked = self.node.progress, time.monotonic()
         while work.state != DONE:
             if self.cross is not None:
-                self.test()                                   # a slice that has crossed goes to the node, whichever work is waited for
+                self.test()                                   # slices that have crossed go to the node, whatever is waited for
             with self._lock:
                 alone = progress.only(self) and not any(w.state == PARTLY for w in self._works)
                 first = next((w for w in self._works if w.state in (QUEUED, ARRIVED)), work)
