@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Mesh(Grid):
     """A grid whose ranks are those of a communicator: `mesh["dp"]` connects those that differ from this one along dp.
 
-    Takes any communicator, so a job that shrank can build it again. dp=0 takes what the other axes leave. All communicators are
+    Takes any communicator, so a job that shrank can build it again. dp=0 takes the ranks left over. All communicators are
     made here, and channels at start-up, in one order on every rank; `close` frees them. MeshError when the ranks do not fit.
     """
 

@@ -35,7 +35,7 @@ class Plan(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How long messages may be: `segment_bytes` for the sake of overlap, `message_bytes` because MPI counts in 32 bits."""
+    """The longest messages: `segment_bytes` for the sake of overlap, `message_bytes` because MPI counts in 32 bits."""
 
     segment_bytes: int = SEGMENT_BYTES
     message_bytes: int = MESSAGE_BYTES

@@ -55,7 +55,7 @@ class Window:
         page = mmap.PAGESIZE
         part = -(-nbytes // page) * page
         asked = part * parts + MARGIN
-        # This precedes MPI's call: where its file does not fit, Open MPI 5 fails on one rank and leaves the others waiting for it.
+        # This precedes the call: where its file does not fit, Open MPI 5 fails on one rank and leaves the others waiting for it.
         # Ranks may see the file system differently, hence the minimum. Room that others take before MPI's call is not caught.
         least = comm.allreduce(_number(free), op=MPI.MIN)
         if least < 0:
