@@ -155,7 +155,7 @@ def call(function: Callable[..., Any], what: str, arguments: Mapping[str, Any], 
     try:
         return function(*given, **arguments)
     except (TypeError, ValueError) as error:
-        refused = error.__traceback__ is None or error.__traceback__.tb_next is None       # the call itself refused: no line of the function ran
+        refused = error.__traceback__ is None or error.__traceback__.tb_next is None       # the call itself refused: nothing ran
         how = f"does not accept {dict(arguments)}: {text_of(error)}" if refused else \
             f"failed with {dict(arguments)}: {name_and_text(error, place(error))}"
         raise ConfigError(f"{what} {how}") from error

@@ -13,7 +13,7 @@ NO_TALLY = np.zeros(0)
 class Step(NamedTuple):
     """One completed update; `loss` is the mean over the global batch, before the update.
 
-    `comm_exposed_s` is the waiting time of the rank that waited least: the others waited for slower ranks too, not for messages alone.
+    `comm_exposed_s` is the wait of the rank that waited least: the others waited for slower ranks too, not for messages alone.
     `tally` sums all mixtures of experts, if there are any: see `nn.MixtureOfExperts.take_tally`.
     """
 

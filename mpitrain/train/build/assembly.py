@@ -126,7 +126,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
              rate: Callable[[int], Callable[[int], float]] | None = None, config: Config, quiet: bool = False) -> Job:
     """Puts a run together, the same on every rank: all ranks call it, with the same arguments; it communicates.
 
-    `rate(steps)` gives the learning rate as a function of the step (default: the optimizer's own, always). The keys of `config` for
+    `rate(steps)` gives the learning rate as a function of the step (default: the optimizer's own, always). `config`'s keys for
     the model, the data, the loss, the optimizer and the rate are not read: they are given. Misfits raise here,
     before the first exchange of gradients and before anything is written. The function is longer than a screen because its order
     is the composition rule, and a reader should see it in one piece.

@@ -18,7 +18,7 @@ from mpitrain.train.build.assembly import Job, assemble
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.observers.observer import Observer, own_observers
 
-GIVEN = {"self", "model", "storage", "allocate", "lr", "min_lr", "warmup_steps", "total_steps"}       # arguments that no user's key may set
+GIVEN = {"self", "model", "storage", "allocate", "lr", "min_lr", "warmup_steps", "total_steps"}       # a user cannot set these
 
 
 def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None, quiet: bool = False) -> Job:
@@ -57,7 +57,7 @@ def make_model(config: Config) -> nn.Module:
 
 
 def keep_inputs_only(model: nn.Module, which: bool | int | Sequence[str]) -> None:
-    """Recompute blocks in backward instead of keeping their activations: all, the first ones, or those whose names match patterns."""
+    """Recompute blocks in backward instead of keeping their activations: all, the first ones, or those that patterns name."""
     if not isinstance(model, nn.Sequential):
         raise ConfigError("train.recompute needs a model that is a Sequential of blocks")
     if isinstance(which, int):

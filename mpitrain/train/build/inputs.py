@@ -19,7 +19,7 @@ from mpitrain.errors import ConfigError
 from mpitrain.models.sizes import require_sizes
 
 EVALUATION_CHUNK = 256                   # rows; fixed, so that metrics do not depend on the number of ranks,
-EVALUATION_TOKENS = 256 * 64             # tokens; long windows come in smaller chunks: activations of 256 of 8192 tokens take gigabytes
+EVALUATION_TOKENS = 256 * 64             # tokens, so fewer rows of long windows: activations of 256 of 8192 tokens take gigabytes
 
 
 @dataclass

@@ -24,7 +24,7 @@ def refuse_threads() -> None:
 
 
 def agree_on_numerics(channel: Channel, n_micro: int) -> dict[str, str]:
-    """The fingerprint that this run's bits depend on beside its configuration and data. DesyncError if ranks differ; communicates."""
+    """The fingerprint that bits depend on beside configuration and data. DesyncError if ranks differ; it communicates."""
     mine = fingerprint.numerics()
     fingerprint.agree(mine, socket.gethostname(), channel)
     return {"micro_batches": str(n_micro), **mine}

@@ -15,7 +15,7 @@ def try_one_sample(inference: Inference, loss: Any, inputs: Inputs, placement: P
                    output_shape: Callable[[Any], tuple[int, ...]]) -> int | None:
     """Runs one sample through the model, so that shapes that do not fit are found before training starts.
 
-    `output_shape` turns the shape of this rank's part of the output into that of the whole. Returns the number of classes (the size of
+    `output_shape` makes the shape of the model's output from that of this rank's part. Returns the number of classes (size of
     the output's last dim) if the targets are labels. It communicates if the model is cut.
     """
     x, y = inputs.sample()

@@ -48,7 +48,7 @@ def pin(threads: int, node: Sequence[Place] = ()) -> int:
 
 
 def chosen(environment: Mapping[str, Any]) -> int:
-    """The thread number in the user's environment, 0 if there is no usable one. The first of a list ("4,2": nested loops) counts."""
+    """The thread number in the user's environment, 0 if none is usable. The first of a list ("4,2": nested loops) counts."""
     for name in CHOSEN_BY_USER:
         first = environment.get(name, "").partition(",")[0].strip()
         if first.isdigit() and int(first):
@@ -57,7 +57,7 @@ def chosen(environment: Mapping[str, Any]) -> int:
 
 
 def share(node: Sequence[Place]) -> int:
-    """The thread number of the first rank of `node`: its part of each core bound to it, less where a control group grants less time.
+    """The threads of the first rank of `node`: its part of each core bound to it, less where a control group grants less time.
 
     Ranks bound to separate cores get all of their own; unbound ranks share all cores of the node, or of their cpuset.
     """

@@ -57,7 +57,7 @@ class Profile(Observer):
         return finish_trace(events, offsets) if offsets else None
 
     def groups(self) -> Iterator[tuple[list[Span], StepTimes | None]]:
-        """The recorded groups, oldest first: the spans since a step began, and that step's buckets (None before the first one)."""
+        """The recorded groups, oldest first: spans since a step began, and that step's buckets (None before the first one)."""
         groups = [(group, any(span.row == Spans.STEP for span in group)) for group in self.spans.groups]
         steps = list(self.timeline.steps)
         times = iter(steps[len(steps) - sum(is_step for _, is_step in groups):])
