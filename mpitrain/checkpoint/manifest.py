@@ -189,7 +189,7 @@ def _parse(folder: Path, body: dict[str, Any]) -> Checkpoint:
         for piece in array.pieces:
             used[piece.part] += math.prod(piece.shape) * array.dtype.itemsize
     for part, held in zip(parts, used, strict=True):
-        _need(held <= part.size, f"{part.file} of {part.size} bytes cannot hold {held}")   # otherwise a small file could fill memory
+        _need(held <= part.size, f"{part.file} of {part.size} bytes cannot hold {held}")   # a small file must not fill memory
     return Checkpoint(folder, _natural(body["step"]), body["meta"], parts, arrays)
 
 

@@ -23,7 +23,7 @@ from mpitrain.errors import OutputError
 
 FILES = ("config.toml", "metrics.jsonl", "run.json", "trace.json")
 ERRORS = re.compile(r"rank-[0-9]{1,9}\.json")
-UNFINISHED = ".tmp"                                       # suffix of a file being written; one job holds the folder, so one name does
+UNFINISHED = ".tmp"                                       # the suffix while writing; one job holds the folder, so one name does
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 

@@ -193,7 +193,7 @@ class State:
         self._read(checkpoint, [self.parameters, self.buffers])
 
     def _read(self, checkpoint: Checkpoint, kept: Sequence[Kept | Values]) -> None:
-        expected: dict[str, Expected] = {}                    # keys are first words: other names that begin with one are another model's
+        expected: dict[str, Expected] = {}                    # keys are first words; any other name under one is another model's
         for kind in kept:
             if kind.exact:
                 expected.setdefault(f"{kind.prefix.partition('/')[0]}/", {}).update(kind.expected(self._shapes))
@@ -207,7 +207,7 @@ class State:
             leaf.mark_changed()
 
     def hashes(self) -> dict[str, str]:
-        """``parameters_sha256`` and ``buffers_sha256``, as in run.json: of this rank's copy; it communicates only if no rank has a
+        """``parameters_sha256`` and ``buffers_sha256``, as in run.json, for this rank's copy; communicates only if no rank has a
         whole one. Arrays that are cut themselves are put together one at a time.
         """
         return {f"{kind.prefix}_sha256": self._sha256(kind) for kind in (self.parameters, self.buffers)}

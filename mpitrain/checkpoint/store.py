@@ -164,7 +164,7 @@ def _publish(work: Path, final: Path, step: int, meta: Mapping[str, Any], outcom
     _sweep(final.parent)
 
 
-# ---- choosing and deleting ------------------------------------------------------------------------------------------
+# ---- choosing and deleting -------------------------------------------------------------------------------------------
 
 def candidates(folder: Path) -> list[Path]:
     """The finished checkpoints in `folder`, newest step first, told by their names alone (never by file times).

@@ -131,8 +131,8 @@ def stage_lines(stages: Sequence[Stage]) -> Iterator[str]:
 
 
 def schedule_lines(pp: int, dp: int, n_micro: int, *, name: str = "1f1b", chunks: int = 1,
-                   """The micro-batches of each place along dp, in their order; for pipelines a drawing for each number of them."""
-    """Which micro-batches each place along dp runs, and in which order: of pipelines a drawing for each number of them."""
+                   folder: Path | None = None) -> Iterator[str]:
+    """The micro-batches of each place along dp, in their order; for pipelines a drawing for each number of them."""
     shares = [share(place, dp, n_micro) for place in range(dp)]
     for number, (first, last) in enumerate(shares):
         if pp > 1:

@@ -35,7 +35,7 @@ class Session:
         node = threads.on_node(self.places, control.rank)
         one = config.train.reproducible == "layout" or config.train.precision == "bfloat16"
         self.threads = threads.pin(1 if one else config.train.threads, node)
-        self.notes = self.told_once([threads.crowded(self.threads, node), environment.slow_blas()])   # warnings about slow settings
+        self.notes = self.told_once([threads.crowded(self.threads, node), environment.slow_blas()])   # slow settings are told
         control.agree(to_toml(config), "the configuration")
         installed = environment.versions()
         control.agree({name: installed.get(name) for name in ("mpitrain", "numpy", "numba", "h5py")}, "package versions")
