@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from mpitrain.errors import ConfigError
 
-SHARDED = ("none", "optimizer", "gradients", "parameters")        # data-parallel ranks may cut these, each with those before
+SHARDED = ("none", "optimizer", "gradients", "parameters")        # data-parallel ranks may shard these, each with those before
 Offloaded: TypeAlias = Literal["none", "host", "file"]
 Progressing: TypeAlias = Literal["poll", "thread", "auto"]
 UNTIL_MEASURED = 1 << 20      # bytes: small enough to overlap, large enough that latency does not dominate
@@ -97,7 +97,7 @@ class MeshConfig:
     tp: int = 1
     schedule: str | Own = "1f1b"             # pipeline schedule; or "file.py:function"
     chunks: int = 1                          # parts of the model on each stage (schedule "interleaved")
-    stages: str | tuple[int, ...] = "blocks"     # equal numbers, "time": equal times; or the numbers
+    stages: str | tuple[int, ...] = "blocks"     # blocks per stage: equal numbers, "time": equal times; or these numbers
     plan: dict[str, str] = field(default_factory=dict)       # cut of layers along tp; default: the model's own
     sequence: bool = False                   # activations between those layers are cut along the sequence
 

@@ -18,7 +18,7 @@ from mpitrain.train.build.assembly import Job, assemble
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.observers.observer import Observer, own_observers
 
-GIVEN = {"self", "model", "storage", "allocate", "lr", "min_lr", "warmup_steps", "total_steps"}       # a user cannot set these
+GIVEN = {"self", "model", "storage", "allocate", "lr", "min_lr", "warmup_steps", "total_steps"}       # not among further keys
 
 
 def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None, quiet: bool = False) -> Job:
