@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def found_verbs() -> dict[str, Any]:
-    """The module of each verb, by its name: the files of the folder."""
+    """The verbs' modules by name, one for each file of the folder."""
     names = sorted(path.stem for path in Path(verbs.__path__[0]).glob("[a-z]*.py"))
     return {name: importlib.import_module(f"{verbs.__name__}.{name}") for name in names}
 
@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None, process: Process | None = None) -> int:
-    """Runs one command; what goes wrong is raised, and `process` turns it into a line and an exit status."""
+    """Runs one command; errors are raised, and `process` turns them into a line and an exit status."""
     with guard.symmetric():
         options, rest = parser().parse_known_args(arguments)
         unknown = [word for word in rest if word.startswith("-") or not hasattr(options, "arguments")]

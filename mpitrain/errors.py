@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
-LISTED = 12                    # names of what there is in a message
+LISTED = 12                    # a message lists at most so many known names
 FIELDS = ("step", "file", "dataset", "row", "offset")     # printed in this order
 
 
@@ -124,12 +124,12 @@ class Stopped(MpitrainError):
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception says, or where it says nothing (StopIteration, many a MemoryError) the name of its type."""
+    """The exception's own text, or its type's name where it has none (StopIteration, many a MemoryError)."""
     return said(error) or type(error).__name__
 
 
 def name_and_text(error: BaseException, place: str = "") -> str:
-    """``ValueError at file.py:12 in f: what it says``, without the last part where it says nothing."""
+    """``ValueError at file.py:12 in f: text``, without the text where the exception has none."""
     text, name = said(error), type(error).__name__ + (f" {place}" if place else "")
     return f"{name}: {text}" if text else name
 
@@ -141,16 +141,16 @@ def place(error: BaseException) -> str:
 
 
 def said(error: BaseException) -> str:
-    """What an exception says, which may be nothing."""
+    """The exception's own text, which may be empty."""
     try:
         text = str(error)
-    except Exception as another:                              # a user's own __str__; the first error is the one to tell of
+    except Exception as another:                              # a user's own __str__ failed; the first error is the one to report
         return f"(it cannot be printed: {type(another).__name__})"
     return text if text.strip() else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean "x"?)`` for the closest known name, or the list of what there is, cut off where it is long."""
+    """`` (did you mean "x"?)`` for the closest known name, or the list of known names, cut off where it is long."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if close:

@@ -51,7 +51,7 @@ class Registry(Generic[T]):
 
 
 def import_object(name: str, kind: str, folder: Path | None = None) -> Any:
-    """What ``package.module:name`` or ``path/file.py:name`` names; `folder` is searched first."""
+    """The object that ``package.module:name`` or ``path/file.py:name`` names; `folder` is searched first."""
     source, _, attribute = name.rpartition(":")
     folder = folder or Path.cwd()
     try:
@@ -67,7 +67,7 @@ def import_object(name: str, kind: str, folder: Path | None = None) -> Any:
 
 
 def offered(module: Any) -> list[str]:
-    """The names a user's module has to give: its `__all__`, or else what it made itself, not what it imported to do so."""
+    """The names a user's module offers: its `__all__`, or else the objects defined there, without its imports."""
     listed = getattr(module, "__all__", None)
     if isinstance(listed, list | tuple):
         return [name for name in listed if isinstance(name, str) and hasattr(module, name)]
@@ -75,12 +75,12 @@ def offered(module: Any) -> list[str]:
 
 
 def _is_made_in(module: Any, value: Any) -> bool:
-    """Whether `value` can be called and is no import. An object without a name (a `partial`, say) does not tell its origin."""
+    """Whether `value` is callable and no import. An object without a name (a `partial`, say) does not tell its origin."""
     return callable(value) and (not hasattr(value, "__name__") or getattr(value, "__module__", None) == module.__name__)
 
 
 class MissingSource(Exception):
-    """The file or module is not there; the text says where we looked."""
+    """The file or module is not there; the text says where it was looked for."""
 
 
 def _load_file(path: Path) -> Any:
@@ -113,24 +113,24 @@ def _load_module(source: str, folder: Path) -> Any:
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """What `function`, or a class, takes by name."""
+    """The parameters of `function`, or a class, by name."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {name: p for name, p in inspect.signature(function).parameters.items() if p.kind in kinds}
 
 
 def takes_any(function: Callable[..., Any]) -> bool:
-    """Whether it takes arguments of every name."""
+    """Whether `function` takes arguments of every name."""
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
 
 
 def accepted(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the offered arguments that `function` names: not every optimizer has a momentum."""
+    """The offered arguments that `function` names: not every optimizer has a momentum."""
     named = parameters_of(function)
     return {name: value for name, value in offered.items() if name in named}
 
 
 def call_with(function: Callable[..., Any], arguments: Mapping[str, Any], what: str, section: str) -> Any:
-    """``function(**arguments)``, with a ConfigError that names the key it does not take, or the line where it fails."""
+    """``function(**arguments)``, with a ConfigError that names an unknown key, or the line where the call fails."""
     named = parameters_of(function)
     for key in arguments:
         if key not in named and not takes_any(function):
@@ -142,7 +142,7 @@ def call_with(function: Callable[..., Any], arguments: Mapping[str, Any], what: 
 
 
 def bound(function: Callable[..., Any], arguments: Mapping[str, Any], what: str, section: str) -> Callable[..., Any]:
-    """`function` with those arguments given. ConfigError for one that it does not take."""
+    """`function` with those arguments bound. ConfigError for an argument that it does not take."""
     named = parameters_of(function) if arguments else {}
     for key in arguments:
         if key not in named:
@@ -155,7 +155,7 @@ def call(function: Callable[..., Any], what: str, arguments: Mapping[str, Any], 
     try:
         return function(*given, **arguments)
     except (TypeError, ValueError) as error:
-        refused = error.__traceback__ is None or error.__traceback__.tb_next is None       # by the call itself: nothing ran
+        refused = error.__traceback__ is None or error.__traceback__.tb_next is None       # the call itself refused: nothing ran
         how = f"does not accept {dict(arguments)}: {text_of(error)}" if refused else \
             f"failed with {dict(arguments)}: {name_and_text(error, place(error))}"
         raise ConfigError(f"{what} {how}") from error

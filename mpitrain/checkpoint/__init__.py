@@ -1,1 +1,1 @@
-"""Checkpoints and the run folder: what is written, how it is verified, and how a run goes on from it."""
+"""Checkpoints and the run folder: their content, its verification, and how a run continues from it."""

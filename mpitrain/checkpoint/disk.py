@@ -1,4 +1,4 @@
-"""Plain calls to the operating system, each error with its place: what a full disk or a lost mount looks like to a user."""
+"""Plain calls to the operating system, each error with its place, also for a full disk or a lost mount."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ADVICE = {errno.ENOSPC: "; free some space or set run.out to another file system
 
 
 def storage_error(error: OSError, doing: str, path: Path, *, offset: int | None = None, needed: int = 0) -> MpitrainError:
-    """What the operating system said, as the error class of its exit code; `needed` bytes are compared with the free ones."""
+    """The operating system's error as the error class of its exit code; `needed` bytes are compared with the free ones."""
     number, text = error.errno or errno.EIO, f"{doing} failed: {said(error)}"
     if needed:
         text += f"; it needs {needed} bytes{free(path.parent)}"
@@ -42,11 +42,11 @@ def said(error: OSError) -> str:
 
 
 def free(folder: Path) -> str:
-    """What is free there, to go on with a message."""
+    """The free space there, as the end of a message."""
     try:
         room = os.statvfs(folder)
     except OSError:
-        return ""                                       # only adds to a message that stands without it
+        return ""                                       # the text only adds to a message that stands without it
     inodes = ", no inode (file) is free" if room.f_files and not room.f_favail else ""
     return f", {room.f_bavail * room.f_frsize} are free{inodes}"
 
@@ -131,7 +131,7 @@ def sync_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[int]:
-    """A file descriptor on the regular file `path`; what goes wrong while reading it is an error with the file's name."""
+    """A file descriptor on the regular file `path`; errors while reading it carry the file's name."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)   # NONBLOCK: a FIFO would wait
         try:

@@ -87,7 +87,7 @@ class Checkpoint:
         if not _inside(start, shape, stored.shape):
             raise errors.ShapeError(f"the slice of shape {shape} from {start} is not inside the stored shape {stored.shape}",
                                     file=self.folder, dataset=name)
-        if len(stored.pieces) == 1:                       # the whole, since the pieces' sizes add up to it
+        if len(stored.pieces) == 1:                       # this piece is the whole, since the pieces' sizes add up to it
             values = self._read_piece(name, stored, stored.pieces[0])
             end = [a + n for a, n in zip(start, shape, strict=True)]
             return values if shape == stored.shape else values[_box(start, end, (0,) * len(start))].copy()
@@ -116,7 +116,7 @@ class Checkpoint:
         return raw.view(stored.dtype.newbyteorder("<")).reshape(piece.shape).astype(stored.dtype, copy=False)
 
     def check_names(self, expected: Mapping[str, tuple[Sequence[int], Any]], prefix: str = "") -> None:
-        """Compare the stored names under `prefix` with what the model has: name -> (shape, dtype).
+        """Compare the stored names under `prefix` with the model's: name -> (shape, dtype).
 
         CheckpointError counts the missing, unexpected and reshaped ones and names the first; call it before any weight is
         touched.
@@ -168,12 +168,12 @@ def load(folder: Path) -> Checkpoint:
         body = json.loads(raw.tobytes())
         return _parse(folder, body)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        # Whatever the untrusted text makes the parser stumble over is one thing to the user.
+        # Any error that the untrusted text causes in the parser is one error to the user.
         raise CheckpointError(f"the manifest is damaged: {errors.name_and_text(error)}", file=path) from None
 
 
 def _parse(folder: Path, body: dict[str, Any]) -> Checkpoint:
-    """Check every value of a manifest; ValueError (or what a wrong type raises) says what is wrong."""
+    """Check every value of a manifest; ValueError (or the error of a wrong type) names the mistake."""
     _need(isinstance(body, dict) and body.get("format") == FORMAT, f'"format" is not "{FORMAT}"')
     if body.get("version") != VERSION:
         raise CheckpointError(f'format version {body.get("version")!r}, this mpitrain reads {VERSION}: use the mpitrain that '
@@ -189,7 +189,7 @@ def _parse(folder: Path, body: dict[str, Any]) -> Checkpoint:
         for piece in array.pieces:
             used[piece.part] += math.prod(piece.shape) * array.dtype.itemsize
     for part, held in zip(parts, used, strict=True):
-        _need(held <= part.size, f"{part.file} of {part.size} bytes cannot hold {held}")   # else a small file fills memory
+        _need(held <= part.size, f"{part.file} of {part.size} bytes cannot hold {held}")   # a small file must not fill memory
     return Checkpoint(folder, _natural(body["step"]), body["meta"], parts, arrays)
 
 

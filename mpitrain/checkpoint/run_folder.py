@@ -23,7 +23,7 @@ from mpitrain.errors import OutputError
 
 FILES = ("config.toml", "metrics.jsonl", "run.json", "trace.json")
 ERRORS = re.compile(r"rank-[0-9]{1,9}\.json")
-UNFINISHED = ".tmp"                                       # what write_text is writing; one job holds the folder, so one name does
+UNFINISHED = ".tmp"                                       # the suffix while writing; one job holds the folder, so one name does
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -128,7 +128,7 @@ class RunFolder:
         for name in FILES:
             for path in (self.path / name, self.path / (name + UNFINISHED)):
                 if path.is_symlink() or path.is_file():
-                    path.unlink()                         # of a link, the link alone
+                    path.unlink()                         # a link alone goes, not its target
         if self.errors.is_dir():
             for path in sorted(self.errors.iterdir()):
                 if ERRORS.fullmatch(path.name):
@@ -138,7 +138,7 @@ class RunFolder:
         """Replace one of the run's files: a reader, or a crash, sees the old text or the new one."""
         work = path.with_name(path.name + UNFINISHED)
         try:
-            work.unlink(missing_ok=True)                  # of a killed run
+            work.unlink(missing_ok=True)                  # a killed run may have left one
             write_file(work, [text.encode()])
             os.replace(work, path)
         except OSError as error:
@@ -150,7 +150,7 @@ class RunFolder:
         self.write_text(path, json.dumps(values, indent=1, allow_nan=False) + "\n")
 
     def truncate_metrics(self, step: int) -> int:
-        """Forget what was logged after `step`, the checkpoint's, and a last line that a kill has torn; returns how many lines."""
+        """Remove the lines logged after `step`, the checkpoint's, and a last line torn by a kill; returns how many."""
         try:
             lines = self.metrics.read_bytes().splitlines(keepends=True)
         except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""Everything a resumed run needs, as kinds of named arrays: what goes into a checkpoint and comes back out of one.
+"""Everything a resumed run needs, as kinds of named arrays: the content of a checkpoint, written and read.
 
     kind        in a checkpoint                     where it lies
     Kept        parameters/<name>                   as the model's parameters do: cut, in slices, or whole
                 buffers/<name>                      as its buffers do
-                optimizer/<kind>/<name>             as what the optimizer updates
+                optimizer/<kind>/<name>             as the parameters that the optimizer updates
     Values      optimizer/steps, data/<transform>   equal on all ranks
 
 Names depend on no rank, so a checkpoint of one layout is read by any other. A further kind is one more object in `State.kept`.
@@ -32,25 +32,25 @@ from mpitrain.parallel.pipeline.nonfinite import is_finite
 from mpitrain.parallel.policies.policy import Policy
 from mpitrain.schedules.grid import COPIES
 
-Shapes = Mapping[str, tuple[int, ...]]                        # of the whole model's arrays, by their names in a checkpoint
+Shapes = Mapping[str, tuple[int, ...]]                        # the whole model's arrays, by their names in a checkpoint
 Expected = dict[str, tuple[tuple[int, ...], Any]]             # name in a checkpoint -> (shape, dtype)
 
 
 class Placed(NamedTuple):
-    """An array with the place of a leaf: the place of the leaf's part here or, flat, of that part's elements from `first` on."""
+    """An array placed as a leaf: as the leaf's local part or, flat, as that part's elements from `first` on."""
 
     leaf: Described
     array: Array
     first: int | None = None
 
     def boxes(self, array: Array) -> Iterable[tuple[Array, tuple[int, ...]]]:
-        """(view, where it begins in the whole) of each box that `array`, this one or a copy, consists of."""
+        """(view, its start in the whole) of each box that `array`, this one or a copy, consists of."""
         if self.first is None:
             return [(array[own], start) for own, start in self.leaf.boxes()]
         return self.leaf.pieces(array, self.first)
 
     def is_ours(self, mesh: Mesh | None) -> bool:
-        """Whether this rank, of all that have the same, is the one that writes it."""
+        """Whether this rank, of all that have the same data, is the one that writes it."""
         without = ("pp",) if self.first is None else ("pp", *COPIES)
         return mesh is None or is_first(self.leaf, mesh, without=without)
 
@@ -62,7 +62,7 @@ class Placed(NamedTuple):
 class Kept:
     """A kind of state, ``<prefix>/<leaf>`` in a checkpoint: arrays that lie as the model's parameters do, or (`of`) its buffers.
 
-    `placed()` gives this rank's, and is asked anew each time. What is written into the arrays is what the next step uses.
+    `placed()` gives this rank's arrays, and is asked anew each time. Values written into them are used by the next step.
     """
 
     exact = True                                              # a checkpoint with other names under the prefix is refused
@@ -71,7 +71,7 @@ class Kept:
         self.prefix, self.placed, self.dtype, self.of = prefix, placed, np.dtype(str(dtype)), f"{of}/"
 
     def expected(self, shapes: Shapes) -> Expected:
-        """What a checkpoint must have of it."""
+        """The names, shapes and dtypes that a checkpoint must have of this kind."""
         return {f"{self.prefix}/{name.removeprefix(self.of)}": (shape, self.dtype) for name, shape in shapes.items()
                 if name.startswith(self.of)}
 
@@ -79,7 +79,7 @@ class Kept:
         return f"{self.prefix}/{leaf.key}"
 
     def pieces(self, mesh: Mesh | None) -> Iterator[Piece]:
-        """What this rank writes."""
+        """The pieces that this rank writes."""
         for one in self.placed():
             if one.is_ours(mesh):
                 for view, start in one.boxes(asnumpy(one.array)):
@@ -92,7 +92,7 @@ class Kept:
 
 
 class Values:
-    """A kind of state that is equal on all ranks: `get()` gives small arrays by name, `put` takes what was stored.
+    """A kind of state that is equal on all ranks: `get()` gives small arrays by name, `put` takes the stored ones.
 
     Unless it is `exact`, a checkpoint may have other names than `get` gives.
     """
@@ -105,7 +105,7 @@ class Values:
         return {f"{self.prefix}/{name}": (np.shape(value), np.asarray(value).dtype) for name, value in self.get().items()}
 
     def placed(self) -> Sequence[Placed]:
-        """None of it lies as a leaf does."""
+        """No array of this kind is placed as a leaf."""
         return ()
 
     def pieces(self, mesh: Mesh | None) -> Iterator[Piece]:
@@ -119,10 +119,10 @@ class Values:
 
 
 class State:
-    """The kinds of state of a run, in `kept`, and what is done with all of them.
+    """The kinds of state of a run, in `kept`, and the operations on all of them.
 
-    `model` is what this rank holds of `whole` (default: all of it); `mesh` says what others hold, and `control` connects all
-    ranks. Of some arrays this rank may have the slices that `policy` gives it.
+    `model` is this rank's part of `whole` (default: all of it); `mesh` says what others hold, and `control` connects all
+    ranks. `policy` may give this rank only slices of some arrays.
     """
 
     def __init__(self, model: Module, optimizer: Optimizer | None = None, transforms: Transforms | None = None, *,
@@ -155,26 +155,26 @@ class State:
 
     @property
     def _has_slices(self) -> bool:
-        """Whether this rank has slices of the parameters alone."""
+        """Whether this rank has only slices of the parameters."""
         return self.policy is not None and self.policy.cuts_parameters
 
     @property
     def is_cut(self) -> bool:
-        """Whether this rank has a part of the model only."""
+        """Whether this rank has only a part of the model."""
         return self.mesh is not None and (self.mesh.cuts_model or self._has_slices)
 
     def own_sha256(self) -> str:
-        """The hash of the parameters and buffers of this rank, equal on ranks that have the same part; "" of slices, which no
+        """The hash of this rank's parameters and buffers, equal on ranks that have the same part; "" for slices, which no
         other rank has."""
         ours = [one for kind in (self.parameters, self.buffers) for one in kind.placed()]
         return "" if self._has_slices else total_sha256(array_line(one.leaf.name, asnumpy(one.array)) for one in ours)
 
     def arrays(self) -> dict[str, Array]:
-        """What this rank has whole parts of, in place, by names that end with the leaf's own."""
+        """The arrays of which this rank has whole parts, in place, by names that end with the leaf's own."""
         return {f"{kind.prefix}/{one.leaf.name}": one.array for kind in self.kept for one in kind.placed() if one.first is None}
 
     def pieces(self) -> list[Piece]:
-        """What this rank writes, on the host: of what several ranks have, the first one's."""
+        """The pieces that this rank writes, on the host: the first rank writes a piece that several have."""
         return [piece for kind in self.kept for piece in kind.pieces(self.mesh)]
 
     def refuse_nonfinite(self, step: int) -> None:
@@ -193,7 +193,7 @@ class State:
         self._read(checkpoint, [self.parameters, self.buffers])
 
     def _read(self, checkpoint: Checkpoint, kept: Sequence[Kept | Values]) -> None:
-        expected: dict[str, Expected] = {}                    # by the first word: what else begins with it is another model's
+        expected: dict[str, Expected] = {}                    # keys are first words; any other name under one is another model's
         for kind in kept:
             if kind.exact:
                 expected.setdefault(f"{kind.prefix.partition('/')[0]}/", {}).update(kind.expected(self._shapes))
@@ -207,8 +207,8 @@ class State:
             leaf.mark_changed()
 
     def hashes(self) -> dict[str, str]:
-        """``parameters_sha256`` and ``buffers_sha256``, as run.json has them: of this rank's copy, and only where no rank has a
-        whole one it communicates. Arrays that are cut themselves are put together one at a time.
+        """``parameters_sha256`` and ``buffers_sha256``, as in run.json, for this rank's copy; communicates only if no rank has a
+        whole one. Arrays that are cut themselves are put together one at a time.
         """
         return {f"{kind.prefix}_sha256": self._sha256(kind) for kind in (self.parameters, self.buffers)}
 
@@ -235,12 +235,12 @@ class State:
 
 
 def in_flat(prefix: str, storage: Any, flat: Array, sliced: bool) -> Kept:
-    """The kind of which `flat`, an array of the layout of `storage`, has each parameter's part; `sliced`: slices of parts."""
+    """The kind for `flat`, an array in the layout of `storage` with each parameter's part; `sliced`: slices of parts."""
     return Kept(prefix, lambda: (Placed(s.parameter, view, s.first if sliced else None)
                                  for s, view in zip(storage.segments, storage.views(flat))), flat.dtype)
 
 
 def whole_shapes(model: Module) -> dict[str, tuple[int, ...]]:
-    """The arrays that a model has in a checkpoint, with their shapes before they are cut."""
+    """The shapes of a model's arrays in a checkpoint, before they are cut."""
     shapes = {f"parameters/{leaf.twin_of or name}": leaf.global_shape for name, leaf in model.named_parameters()}
     return shapes | {f"buffers/{name}": leaf.global_shape for name, leaf in model.named_buffers()}

@@ -47,7 +47,7 @@ class Alone:
 
 @dataclass(frozen=True)
 class Purpose:
-    """What a checkpoint is wanted for, in the words of `latest`: on passing damaged ones over, and where there is none."""
+    """The purpose of a checkpoint, in the words of `latest`: on passing damaged ones over, and if there is none."""
     doing: str
     missing: str
 
@@ -72,7 +72,7 @@ class Piece:
 
     @property
     def dataset(self) -> str:
-        """Its path in the part file: the name, and the slice if it is one."""
+        """The piece's path in the part file: the name, and the slice if it is one."""
         if self.array.shape == self.global_shape:
             return self.name
         return f"{self.name}[{','.join(f'{a}:{a + n}' for a, n in zip(self.start, self.array.shape, strict=True))}]"
@@ -84,9 +84,9 @@ def save(folder: Path, step: int, pieces: Sequence[Piece], meta: Mapping[str, An
          part: int | None = None) -> Path:
     """Write `folder/step-N` and return it once it is on the disk, verified. Called by every rank; it communicates.
 
-    A rank with pieces writes part file number `part` (default: its rank); a rank with none writes nothing. `meta` (rank
-    0's) is any JSON with finite numbers. If one rank fails, every rank raises that error, and what was saved before stays
-    as it was.
+    A rank with pieces writes part file number `part` (default: its rank); a rank without writes nothing. `meta` (rank
+    0's) is any JSON with finite numbers. If one rank fails, every rank raises that error, and earlier checkpoints stay
+    as they were.
     """
     channel = Alone() if channel is None else channel
     final = folder / f"step-{step:08d}"
@@ -98,7 +98,7 @@ def save(folder: Path, step: int, pieces: Sequence[Piece], meta: Mapping[str, An
         on_first(channel, lambda: _publish(work, final, step, meta, everyone or []))
     except BaseException:
         if first:
-            with contextlib.suppress(MpitrainError):     # the first error is the one to tell; the next save cleans up
+            with contextlib.suppress(MpitrainError):     # the first error is the one to report; the next save cleans up
                 _remove_ours(work)
         raise
     return final
@@ -113,7 +113,7 @@ def _open_work(final: Path) -> str:
 
 
 def _sweep(folder: Path) -> None:
-    """Delete what was replaced, and what a killed run left unfinished; put back what it had moved aside for nothing."""
+    """Delete replaced checkpoints and a killed run's unfinished ones; put back those it had moved aside for nothing."""
     names = set(_entries(folder))
     for name in sorted(names):
         match = COMPLETE.fullmatch(name)
@@ -157,19 +157,19 @@ def _publish(work: Path, final: Path, step: int, meta: Mapping[str, Any], outcom
     disk.write_file(work / MANIFEST, [text.encode()])
     disk.sync_folder(work)
     load(work)                                            # a hole, an overlap, a wrong size: nothing like it is published
-    if final.is_dir():                                    # saved before, or damaged: it steps aside
+    if final.is_dir():                                    # a checkpoint of this step, perhaps damaged, steps aside
         _rename(final, final.with_name(f"{final.name}.old-{secrets.token_hex(4)}"))
     _rename(work, final)
     disk.sync_folder(final.parent)
     _sweep(final.parent)
 
 
-# ---- which one to use, which to delete -------------------------------------------------------------------------------
+# ---- choosing and deleting -------------------------------------------------------------------------------------------
 
 def candidates(folder: Path) -> list[Path]:
     """The finished checkpoints in `folder`, newest step first, told by their names alone (never by file times).
 
-    A symbolic link is not one: no run makes them, and what it points to may belong to another.
+    A symbolic link is not one: no run makes them, and its target may belong to another.
     """
     found = [folder / name for name in _entries(folder) if COMPLETE.fullmatch(name) and not (folder / name).is_symlink()]
     return sorted(found, key=lambda path: (step_of(path), ".old" not in path.name), reverse=True)
@@ -217,7 +217,7 @@ def print_warning(text: str) -> None:
 def prune(folder: Path, keep: int, *, best: int | None = None, verified: Path | None = None) -> list[Path]:
     """Delete all but the newest `keep` checkpoints and that of step `best`; returns the deleted ones. Rank 0 calls it.
 
-    Nothing is deleted unless one of those that stay is whole: `verified` (what `save` returned) is known to be, otherwise
+    Nothing is deleted unless one of the remaining ones is whole: `verified` (returned by `save`) is known to be, otherwise
     they are read. A folder that holds a file of someone else's is left alone.
     """
     assert keep >= 1, "the last checkpoint is never deleted"
@@ -262,7 +262,7 @@ def _remove_ours(path: Path) -> None:
     if path.is_symlink() or not path.is_dir():
         return
     try:
-        for name in sorted(_entries(path)):               # the manifest first: what is left is nothing that could be loaded
+        for name in sorted(_entries(path)):               # the manifest goes first: the rest alone cannot be loaded
             if name == MANIFEST or PART.fullmatch(name):
                 os.unlink(path / name)
         if not _entries(path):

@@ -70,7 +70,7 @@ def _apply(tables: dict[str, Any], override: str, all_keys: set[str]) -> None:
         value = text                         # a bare word is a string
     _section(section, {name: value}, None)
     tables.setdefault(section, {})[name] = value
-    for one, other in (("steps", "epochs"), ("epochs", "steps")):      # the length of the run, said anew
+    for one, other in (("steps", "epochs"), ("epochs", "steps")):      # the command line gives the run's length anew
         if key == f"train.{one}" and f"train.{other}" not in all_keys:
             tables["train"].pop(other, None)
 
@@ -134,7 +134,7 @@ def _name(hint: Any) -> str:
         kinds = [_name(kind).partition(" ")[2] + "s" for kind in kinds_of(typing.get_args(hint)[0])]
         return f"a list of {' or '.join(kinds)}"
     names = {int: "an integer", float: "a number", str: "a string", bool: "true or false", dict: "a table", list: "a list",
-             datetime.datetime: "a date and time", datetime.date: "a date", datetime.time: "a time"}         # all that TOML has
+             datetime.datetime: "a date and time", datetime.date: "a date", datetime.time: "a time"}         # all types of TOML
     return names[typing.get_origin(hint) or hint]
 
 

@@ -1,7 +1,7 @@
-"""What does not go together in a run: keys and the mesh, and what the model or the data forbid.
+"""Compatibility rules of a run: keys against the mesh, the model and the data.
 
 A rule yields the refusals it finds; the first one of the first rule is raised. No rule needs MPI, so `inspect` refuses what
-`train` refuses, with the same line. `check` asks about keys and the mesh, `check_model` about what was found out about the model
+`train` refuses, with the same line. `check` looks at keys and the mesh, `check_model` at the facts found about the model
 and its data (`Facts`); values by themselves are refused before (`config.values`).
 """
 
@@ -151,17 +151,17 @@ RULES = (one_copy, tuned_buckets, experts, same_bits, precision, offload, same_b
 
 
 class Facts(NamedTuple):
-    """What rules look at of a model and its data; names are of layers, "" where there is none."""
+    """The facts that rules use about a model and its data; names are of layers, "" if there is none."""
 
     n_micro: int                             # micro-batches of a global batch
-    fewest: int | None                       # rows of the smallest global batch; None where no data are there to tell
+    fewest: int | None                       # rows of the smallest global batch; None without data
     mixture: str = ""                        # the first mixture of experts
-    synchronised: str = ""                   # the first layer whose statistics are of all ranks' rows
+    synchronised: str = ""                   # the first layer with statistics over all ranks' rows
     splits_backward: bool = False            # whether the schedule has weight gradients as actions of their own
 
 
 def check_model(config: Config, grid: Grid, facts: Facts) -> None:
-    """Raises ConfigError or MeshError for what the model and its data do not allow on this mesh."""
+    """Raises ConfigError or MeshError for a model or data that do not allow this mesh."""
     for error in (error for rule in MODEL_RULES for error in rule(config, grid, facts)):
         raise error
 
@@ -231,5 +231,5 @@ def _few_rows(facts: Facts) -> str:
 
 
 def name_of(given: Any) -> str:
-    """What messages call an all-reduce or a schedule: its name, or that of a user's own function."""
+    """The name of an all-reduce or a schedule in messages, or that of a user's own function."""
     return str(getattr(given, "__name__", given))

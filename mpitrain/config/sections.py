@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from mpitrain.errors import ConfigError
 
-SHARDED = ("none", "optimizer", "gradients", "parameters")        # what data-parallel ranks may cut, each with those before
+SHARDED = ("none", "optimizer", "gradients", "parameters")        # data-parallel ranks may shard these, each with those before
 Offloaded: TypeAlias = Literal["none", "host", "file"]
 Progressing: TypeAlias = Literal["poll", "thread", "auto"]
 UNTIL_MEASURED = 1 << 20      # bytes: small enough to overlap, large enough that latency does not dominate
@@ -32,7 +32,7 @@ class RunConfig:
 @dataclass(frozen=True)
 class ModelConfig:
     name: str = ""
-    init_from: str = ""                      # a run folder or checkpoint whose parameters to start from
+    init_from: str = ""                      # a run folder or checkpoint that gives the first parameters
     arguments: dict[str, Any] = field(default_factory=dict)       # further keys, which the model takes
 
 
@@ -63,10 +63,10 @@ class OptimizerConfig:
     clip_norm: float = 0.0                   # 0: no clipping
     schedule: str = "constant"
     warmup_steps: int = 0
-    milestones: tuple[int, ...] = ()         # schedule "step": at these steps ...
+    milestones: tuple[int, ...] = ()         # schedule "step": steps at which ...
     gamma: float = 0.1                       # ... the rate is multiplied by this
-    offload: Offloaded = "none"              # where its state lies: "host" of a GPU, or "file"
-    offload_folder: str = ""                 # for those files; default: run.out
+    offload: Offloaded = "none"              # place of its state: "host" of a GPU, or "file"
+    offload_folder: str = ""                 # folder of those files; default: run.out
     arguments: dict[str, Any] = field(default_factory=dict)       # further keys, which the optimizer or the schedule takes
 
 
@@ -75,15 +75,15 @@ class TrainConfig:
     epochs: int = 0                          # epochs or steps, not both
     steps: int = 0
     batch_size: int = 64                     # global: over all ranks
-    micro_batches: int = 0                   # of the global batch; 0: one per data-parallel rank
+    micro_batches: int = 0                   # number in the global batch; 0: one per data-parallel rank
     loss: str = "cross_entropy"
     label_smoothing: float = 0.0
     device: Literal["cpu", "gpu", "auto"] = "cpu"
-    precision: Literal["float32", "float64", "bfloat16"] = "float32"       # the last: of the operands of matrix products
+    precision: Literal["float32", "float64", "bfloat16"] = "float32"       # the last: operands of matrix products alone
     reproducible: Literal["run", "layout"] = "run"      # "layout": the same bits on any number of ranks
     threads: int = 0                         # per rank; 0: the cores bound to it, shared out
     eval_every: int = 0                      # steps; 0: after each epoch
-    recompute: bool | int | tuple[str, ...] = False     # keep block inputs, not activations: of all, the first ones, these
+    recompute: bool | int | tuple[str, ...] = False     # keep block inputs, not activations: all blocks', the first ones', these
     cached_mb: float = 0.0                   # freed memory kept for the next arrays; 0: all of it
     arguments: dict[str, Any] = field(default_factory=dict)       # further keys, which the loss takes
 
@@ -91,14 +91,14 @@ class TrainConfig:
 @dataclass(frozen=True)
 class MeshConfig:
     pp: int = 1
-    dp: int = 0                              # 0: whatever is left
+    dp: int = 0                              # 0: all remaining ranks
     ep: int = 1                              # ranks that share out the experts of the model
     cp: int = 1                              # ranks that share each sample: positions are cut
     tp: int = 1
-    schedule: str | Own = "1f1b"             # of the stages of a pipeline; or "file.py:function"
-    chunks: int = 1                          # of the model on each stage (schedule "interleaved")
-    stages: str | tuple[int, ...] = "blocks"     # as many on each stage, "time": as long; or how many
-    plan: dict[str, str] = field(default_factory=dict)       # how layers are cut along tp; default: the model's own
+    schedule: str | Own = "1f1b"             # pipeline schedule; or "file.py:function"
+    chunks: int = 1                          # parts of the model on each stage (schedule "interleaved")
+    stages: str | tuple[int, ...] = "blocks"     # blocks per stage: equal numbers, "time": equal times; or these numbers
+    plan: dict[str, str] = field(default_factory=dict)       # cut of layers along tp; default: the model's own
     sequence: bool = False                   # activations between those layers are cut along the sequence
 
 
@@ -107,13 +107,13 @@ class CommConfig:
     algorithm: str | Own = "auto"            # shared memory on a node; a name: by messages
     bucket_mb: float | str = 4.0             # or "auto": cut where measured ready times say
     progress: Progressing = "poll"
-    wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"      # of messages
+    wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"      # element type of messages
     node_shared: bool = False                # one copy of parameters and optimizer state per node
-    sharding: str = "none"                   # one of SHARDED; or a policy of your own, "file.py:name"
+    sharding: str = "none"                   # one of SHARDED; or the user's own policy, "file.py:name"
 
     @property
     def bucket_bytes(self) -> int:
-        """The size of buckets; where they are cut by measurement, the size until then."""
+        """The size of buckets; if they are cut by measurement, the size until then."""
         return UNTIL_MEASURED if isinstance(self.bucket_mb, str) else max(1, int(self.bucket_mb * 2**20))
 
 
@@ -128,12 +128,12 @@ class CheckpointConfig:
 class LogConfig:
     every: int = 10                          # steps
     tensorboard: bool = False
-    observers: tuple[str, ...] = ()          # of your own: "file.py:name"
+    observers: tuple[str, ...] = ()          # the user's own: "file.py:name"
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the keys of a configuration stand: in a file, or (`overridden`) on the command line."""
+    """The place of a configuration's keys: in a file, or (`overridden`) on the command line."""
 
     file: Path
     overridden: frozenset[str]
@@ -158,7 +158,7 @@ class Config:
         return Path(self.run.folder)
 
     def wrong(self, message: str, keys: tuple[str, ...]) -> ConfigError:
-        """A mistake about some keys; the file is not to blame for those that were overridden."""
+        """A mistake about some keys; the file is not to blame for overridden ones."""
         if self.origin is None:
             return ConfigError(message)
         if self.origin.overridden.intersection(keys):
@@ -167,7 +167,7 @@ class Config:
 
 
 SECTIONS: dict[str, Any] = {f.name: f.default for f in fields(Config) if f.name != "origin"}
-OPEN = ("model", "optimizer", "train")                        # sections of which what they name takes further keys
+OPEN = ("model", "optimizer", "train")                        # objects named in these sections take further keys
 
 
 def keys_of(section: str) -> set[str]:

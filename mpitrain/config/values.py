@@ -1,4 +1,4 @@
-"""What a key by itself, or two together on any mesh, may not say; and values as TOML, as messages show them."""
+"""Validation of single keys, and of pairs of keys on any mesh; and values as TOML, as messages show them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def one_thread(config: Config) -> Iterator[Refusal]:
 
 
 def finite(config: Config) -> Iterator[Refusal]:
-    """Checkpoints could not hold other numbers."""
+    """Numbers must be finite: checkpoints could hold no others."""
     for section in SECTIONS:
         values = dict(vars(getattr(config, section)))
         for key, value in (values | values.pop("arguments", {})).items():

@@ -1,1 +1,1 @@
-"""What a run will take, told before it starts."""
+"""Forecasts of a run, made before it starts."""

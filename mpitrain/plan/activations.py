@@ -1,13 +1,13 @@
-r"""What forward and backward of a micro-batch keep and need in memory, found out with a few rows and next to no parameters.
+r"""Activation memory of a micro-batch in forward and backward, measured with a few rows and next to no parameters.
 
-    used            ___/\__           forward: each block's output and what it saves stay, the rest is let go of
-    bytes     __/\_/       \/\_       backward: what was kept goes, block by block, gradients come and go
+    used            ___/\__           forward: each block's output and its saved arrays stay, the rest is freed
+    bytes     __/\_/       \/\_       backward: saved arrays are freed, block by block, gradients come and go
             |- forward -|- backward -|
-    marks   |   |   |   |  | |  | |  |     the most since the last mark, for `FEW` rows and for twice as many
+    marks   |   |   |   |  | |  | |  |     the peak since the last mark, for `FEW` rows and for twice as many
 
-What grows with the rows grows on a straight line, so from two counts follow those of any number of rows, mark by mark; the
-largest then is the peak. All parameters are views of the same memory, and so are their gradients: their values do not matter, so
-a model that is larger than a rank can be looked at. Blocks run as they will, and keep what they really keep, whoever wrote them.
+Memory that grows with the rows grows on a straight line, so two counts give any number of rows, mark by mark; the
+largest is then the peak. All parameters are views of the same memory, and so are their gradients: their values do not matter, so
+a model that is larger than a rank can be looked at. Blocks run as usual, and keep their actual arrays, whoever wrote them.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from mpitrain.nn import Module, Sequential, collect_statistics
 from mpitrain.parallel.pipeline.feed import Feed
 
 FEW = 2                                      # rows; one alone has no variance for a batch norm
-SETTLES = 4                                  # passes at most: one that leaves something behind has filled a cache
-VALUE = 0.01                                 # of every parameter
+SETTLES = 4                                  # passes at most: one that leaves arrays behind has filled a cache
+VALUE = 0.01                                 # value of every parameter
 
 
 class Phase(NamedTuple):
-    """Bytes of one action: the most while it runs, and what is more afterwards, both against those before it."""
+    """Bytes of one action: the peak while it runs, and the increase that remains after it, both against those before it."""
 
     peak: int
     kept: int
 
 
 class Course(NamedTuple):
-    """Of one micro-batch on one virtual stage: `phases` by kind of action ("F", "B", "W"); bytes of what arrives from the stage
-    before, and of what goes to the next one."""
+    """One micro-batch on one virtual stage: `phases` by kind of action ("F", "B", "W"); bytes `taken` from the stage
+    before, and `given` to the next one."""
 
     phases: dict[str, Phase]
     taken: int
@@ -48,7 +48,7 @@ class Course(NamedTuple):
 
 
 class Marks:
-    """The most bytes of arrays between moments, counted from those at the beginning of a phase."""
+    """The peak bytes of arrays between marks, counted from those at the beginning of a phase."""
 
     def __init__(self, pool: Pool):
         self.pool, self.peaks, self.before = pool, list[int](), 0
@@ -61,7 +61,7 @@ class Marks:
         self.peaks.append(self.pool.recent_peak() - self.before)
 
     def end(self) -> list[int]:
-        """The peaks, then what is used now."""
+        """The peaks, then the bytes used now."""
         self.mark()
         return [*self.peaks, self.pool.usage().used - self.before]
 
@@ -70,8 +70,8 @@ def trace(chunks: Sequence[Module], loss: Any, x: Any, y: Any, rows: int, *, poo
           split: bool) -> list[Course]:
     """The course of a micro-batch of `rows` rows on each of a model's virtual stages, `chunks`, none of which has memory yet.
 
-    `x` and `y` are one host row each, `loss` is that of the last one's output; `split`: backward runs as two calls. What arrives
-    from other stages counts as well, host rows do not.
+    `x` and `y` are one host row each, `loss` takes the last stage's output; `split`: backward runs as two calls. Messages
+    from other stages count as well, host rows do not.
     """
     counts = [rows] if rows <= 2 * FEW else [FEW, 2 * FEW]
     found = []
@@ -85,7 +85,7 @@ def trace(chunks: Sequence[Module], loss: Any, x: Any, y: Any, rows: int, *, poo
                 if pool.usage().used == before:
                     break
             found.append(courses)
-    pool.trim()                              # what a run takes later is not to depend on this
+    pool.trim()                              # a run's later use must not depend on the pool's content
     courses = found[0] if len(counts) == 1 else [{kind: _at(rows, few[kind], twice[kind]) for kind in few}
                                                  for few, twice in zip(*found)]
     sizes = [0, *(course.pop("sizes")[0] for course in courses)]
@@ -95,7 +95,7 @@ def trace(chunks: Sequence[Module], loss: Any, x: Any, y: Any, rows: int, *, poo
 
 @contextmanager
 def nothing_else_is_freed() -> Iterator[None]:
-    """Objects in circles, of whatever ran before, stay: what they would free now is none of the model's."""
+    """Cyclic garbage of earlier code stays uncollected: its memory is none of the model's."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -107,7 +107,7 @@ def nothing_else_is_freed() -> Iterator[None]:
 
 @contextmanager
 def lent_memory(chunks: Sequence[Module], precision: str) -> Iterator[None]:
-    """All parameters get the same memory, and all gradients some more; `storage` says what a real one would be."""
+    """All parameters get the same memory, and all gradients some more; `storage` describes a real one."""
     size, dtype = 1, None
     for chunk in chunks:
         layout = chunk.describe(0, precision, CPU)
@@ -178,9 +178,9 @@ def _backward(held: list[Tensor], marks: Marks, split: bool) -> Deferred | None:
 
 
 def _at(rows: int, few: Sequence[int], twice: Sequence[int]) -> list[int]:
-    """Each mark's number for `rows` rows, on the line through those for FEW and 2 FEW."""
+    """The number of each mark for `rows` rows, on the line through those for FEW and 2 FEW."""
     if len(few) != len(twice):
-        few, twice = ([max(marks[:-1]), marks[-1]] for marks in (few, twice))     # a model that branches on its rows
+        few, twice = ([max(marks[:-1]), marks[-1]] for marks in (few, twice))     # the model branches on its rows
     return [round(a + (b - a) * (rows - FEW) / FEW) for a, b in zip(few, twice)]
 
 
@@ -189,9 +189,9 @@ def _phase(marks: Sequence[int]) -> Phase:
 
 
 def most(program: Sequence[Any], virtual: Callable[[int], int], courses: Sequence[Course]) -> int:
-    """The most bytes that a stage has at once, whose actions are `program` and whose chunk c is virtual stage `virtual(c)`.
+    """The peak bytes of a stage whose actions are `program` and whose chunk c is virtual stage `virtual(c)`.
 
-    While an action runs, the next one's message arrives, and what the last backward has sent is still there.
+    While an action runs, the next one's message arrives, and the message of the last backward is still there.
     """
     live = peak = sent = 0
     for action, following in zip(program, [*program[1:], None]):
@@ -202,6 +202,6 @@ def most(program: Sequence[Any], virtual: Callable[[int], int], courses: Sequenc
         phase = course.phases[action.kind]
         peak = max(peak, live + phase.peak + coming + sent)
         live += phase.kept
-        if action.kind == "B" and "W" not in course.phases:     # what is left of a split backward holds it anyway
+        if action.kind == "B" and "W" not in course.phases:     # the rest of a split backward holds it anyway
             sent = course.taken
     return peak

@@ -1,4 +1,4 @@
-"""What `mpitrain inspect` prints: names, shapes, placement, the schedule drawn, SHA-256 sums; without MPI."""
+"""The output of `mpitrain inspect`: names, shapes, placement, the schedule drawn, SHA-256 sums; without MPI."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def inspect(path: Path, overrides: list[str], *, ranks: int) -> Iterator[str]:
 
 
 def inspect_config(config: Config, ranks: int) -> Iterator[str]:
-    """The model's parameters (of layers that are cut, the first rank's), how the batch is cut, which buckets travel, and the
-    schedule; nothing is allocated. What `train` refuses is refused with the same error before the first line."""
+    """The model's parameters (for cut layers, the first rank's), the cut of the batch, the buckets that travel, and the
+    schedule; nothing is allocated. It refuses as `train` does, with the same error before the first line."""
     m = config.mesh
     grid = Grid(fit(ranks, pp=m.pp, dp=m.dp, ep=m.ep, cp=m.cp, tp=m.tp))
     inputs, why = open_data(config)
@@ -93,7 +93,7 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
 
 
 def try_by_itself(p: Placement, loss: Any, inputs: Inputs) -> None:
-    """One sample through what the first rank has of each layer, of all stages: refused as `train` refuses it."""
+    """One sample runs through the first rank's part of each layer, of all stages: refused as `train` refuses it."""
     group, model = alone(p), p.stage.whole
     with lent_memory([model], p.train.precision):
         feed = Feed(CPU, float_dtype(p.train.precision), tokens=inputs.tokens, part=p.part)
@@ -116,7 +116,7 @@ def open_data(config: Config) -> tuple[Inputs | None, str]:
 
 
 def bytes_line(stages: Sequence[Placement], states: int) -> str:
-    """What a rank keeps of parameters, gradients and optimizer state, by the formula; of the stage that has most, and with one
+    """Parameters, gradients and optimizer state of a rank, by formula, for the stage that has most; with one
     copy per node as if there were one node."""
     comm, replicas = stages[0].comm, stages[0].grid.count(REPLICAS)
     found = [p.bytes(p.layout(), p.kind, states=states, per_node=replicas if comm.node_shared else 1) for p in stages]
@@ -124,7 +124,7 @@ def bytes_line(stages: Sequence[Placement], states: int) -> str:
 
 
 def stage_lines(stages: Sequence[Stage]) -> Iterator[str]:
-    """Which blocks are on which stage of a pipeline."""
+    """The blocks of each stage of a pipeline."""
     for stage in stages:
         for chunk, part in enumerate(stage.chunks):
             yield f"  {stage.describe(stage.virtual(chunk))}: {sum(p.size for p in part.parameters()):,} parameters"
@@ -132,7 +132,7 @@ def stage_lines(stages: Sequence[Stage]) -> Iterator[str]:
 
 def schedule_lines(pp: int, dp: int, n_micro: int, *, name: str = "1f1b", chunks: int = 1,
                    folder: Path | None = None) -> Iterator[str]:
-    """Which micro-batches each place along dp runs, and in which order: of pipelines a drawing for each number of them."""
+    """The micro-batches of each place along dp, in their order; for pipelines a drawing for each number of them."""
     shares = [share(place, dp, n_micro) for place in range(dp)]
     for number, (first, last) in enumerate(shares):
         if pp > 1:
@@ -148,7 +148,7 @@ def schedule_lines(pp: int, dp: int, n_micro: int, *, name: str = "1f1b", chunks
 
 
 def bucket_lines(stages: Sequence[Placement]) -> Iterator[str]:
-    """Where each stage's flat gradient is cut, computed from shapes alone."""
+    """The cuts of each stage's flat gradient into buckets, computed from shapes alone."""
     comm = stages[0].comm
     until = ", until measured ready times say better" if comm.bucket_mb == "auto" else ""
     for p in stages:
@@ -161,7 +161,7 @@ def bucket_lines(stages: Sequence[Placement]) -> Iterator[str]:
 
 
 def inspect_checkpoint(folder: Path, run: Path) -> Iterator[str]:
-    """The newest whole checkpoint, after what run.json says."""
+    """The newest whole checkpoint, after the lines of run.json."""
     record = run / "run.json"
     if record.is_file():
         about: dict[str, Any] = json.loads(record.read_text())

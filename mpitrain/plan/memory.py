@@ -1,11 +1,11 @@
-"""What the memory of a rank is for, predicted before a run from shapes and a few rows.
+"""The memory of a rank by purpose, predicted before a run from shapes and a few rows.
 
     parameters    of this rank's stage, or its slices of them
-    gradients     their sums: as many as there are at once while micro-batches are added up, or slices
-    optimizer     its state; `offloaded` where that lies elsewhere
-    activations   the most that steps have of arrays beyond what stays: what backward needs, and what is used meanwhile
-    pool          all that arrays have taken from the system: all those, rows read ahead, buckets on their way, blocks that are
-                  put together, and what is free and kept for the next ones
+    gradients     their sums: as many as exist at once while micro-batches are added up, or slices
+    optimizer     its state; `offloaded` if that lies elsewhere
+    activations   the peak of a step's arrays on top of those that stay: saved for backward, and temporary
+    pool          all memory that arrays have taken from the system: all of those, rows read ahead, buckets in flight, unsharded
+                  blocks, and free blocks kept for the next arrays
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from mpitrain.train.build.validate import find_schedule
 
 AHEAD = 3                                    # batches of a rank: one at work, two read ahead
 NOBODY = "their bytes are counted by the pool of arrays, which needs a C compiler"
-BETWEEN = 8                                  # where nothing fits, free blocks take one part in so many of the activations more
+BETWEEN = 8                                  # free blocks that fit no array take 1/BETWEEN of the activations on top
 
 
 def forecast(p: Placement, sample: tuple[Any, Any] | None, *, loss: Any, optimizer: Any, tokens: bool, schedule: Schedule,
              offload: str = "none", why: str = "") -> Forecast:
-    """What a run of `p`, whose model is used up here, would take on the first rank of each stage. Needs no MPI.
+    """The forecast of a run of `p`, whose model is used up here, on the first rank of each stage. Needs no MPI.
 
-    `sample` is a host row (x, y), None where there are no data, as `why` says; `optimizer(storage)` makes one, whose state
+    `sample` is a host row (x, y), None if there are no data, as `why` says; `optimizer(storage)` makes one, whose state
     `offload` may keep elsewhere.
     """
     group = alone(p)
@@ -57,7 +57,7 @@ def forecast(p: Placement, sample: tuple[Any, Any] | None, *, loss: Any, optimiz
     try:
         if sample is not None:
             needed = _activations(stages, schedule, sample, loss=loss, tokens=tokens)
-    except Exception as error:                # of a model that a few rows do not suit, too: the report goes without
+    except Exception as error:                # a model that a few rows do not suit may raise, too: the report goes without
         why = error.message if isinstance(error, MpitrainError) else name_and_text(error, place(error))
     if needed is None:
         return Forecast(kept, why or NOBODY)
@@ -66,7 +66,7 @@ def forecast(p: Placement, sample: tuple[Any, Any] | None, *, loss: Any, optimiz
 
 
 def forecast_of(config: Config, placed: Placement, inputs: Inputs | None, why: str = "") -> Forecast:
-    """The memory of a run of `placed` by its configuration, of which the first training row is looked at."""
+    """The memory of a run of `placed` by its configuration; the first training row is the sample."""
     tokens = inputs is not None and inputs.tokens
     return forecast(placed, None if inputs is None else inputs.sample(), loss=make_loss(config, tokens), tokens=tokens,
                     optimizer=lambda storage: make_optimizer(config, storage), schedule=find_schedule(config),
@@ -79,12 +79,12 @@ def _whole(use: Use, activations: int, others: int) -> Use:
 
 
 def _rows(p: Placement) -> int:
-    """Of the largest micro-batch."""
+    """The rows of the largest micro-batch."""
     return -(-p.train.batch_size // p.n_micro)
 
 
 def _kept(p: Placement, layout: FlatLayout, states: int, offload: str) -> Use:
-    """What stays from step to step, by formula."""
+    """The memory that stays from step to step, by formula."""
     kind = _cut_states(p)
     parameters, gradients, state = p.bytes(layout, kind, states=states)
     if kind in ("none", "optimizer"):
@@ -96,12 +96,12 @@ def _kept(p: Placement, layout: FlatLayout, states: int, offload: str) -> Use:
 
 
 def _cut_states(p: Placement) -> str:
-    """What of `comm.sharding` is cut; with one copy per node as if there were one node, whose copy has slices of its own."""
+    """The kind of states that `comm.sharding` cuts; one copy per node counts as if one node, whose copy has slices, were all."""
     return {"optimizer": "none", "parameters": "gradients"}.get(p.kind, p.kind) if p.comm.node_shared else p.kind
 
 
 def _on_their_way(p: Placement, layout: FlatLayout) -> int:
-    """Bytes of buckets, of what others send for them, and of blocks that are put together, where states are cut."""
+    """Bytes of buckets in flight, of the others' messages for them, and of unsharded blocks, if states are cut."""
     kind, replicas = _cut_states(p), p.grid.count(REPLICAS)
     if kind not in ("gradients", "parameters"):
         return 0
@@ -115,7 +115,7 @@ def _on_their_way(p: Placement, layout: FlatLayout) -> int:
 
 def _activations(stages: Sequence[Placement], schedule: Schedule, sample: tuple[Any, Any], *, loss: Any,
                  tokens: bool) -> list[int] | None:
-    """Of each stage; None where nobody counts arrays."""
+    """The activations of each stage; None if no pool counts arrays."""
     pool = pool_in_use()
     if pool is None:
         return None

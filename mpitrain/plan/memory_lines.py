@@ -18,7 +18,7 @@ def forecast_lines(found: Forecast) -> Iterator[str]:
 
 
 def report_lines(found: Forecast, everyone: Sequence[tuple[int, Use]]) -> Iterator[str]:
-    """Predicted beside measured, for the rank of each stage that has most; `everyone` is (stage, use) of all ranks."""
+    """Predicted beside measured, for each stage's rank with the most memory; `everyone` is (stage, use) of all ranks."""
     names = _names([*found.stages, *(use for _, use in everyone)])
     rows = []
     for stage, predicted_use in enumerate(found.stages):

@@ -1,4 +1,4 @@
-"""A run: from a configuration and a communicator to what it has found, on every rank."""
+"""A run: from a configuration and a communicator to its results, on every rank."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from mpitrain.train.observers.record import MetricsFile
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run has come to, equal on all its ranks: the last evaluation, and the hashes of run.json."""
+    """The results of a run, equal on all its ranks: the last evaluation, and the hashes of run.json."""
 
     steps: int
     metrics: dict[str, float]
@@ -68,7 +68,7 @@ class Run:
     Several may follow each other in one process, or go on side by side on communicators that have been split. An error that all
     ranks of a run meet alike (a wrong configuration) is raised, and leaves other runs alone; one that a rank meets by itself ends
     the whole job where `process` runs the program, since the others would wait for that rank. `process` also has the request to
-    stop. `files` gives what `session.look_at_files` found where a program has looked before it started MPI.
+    stop. `files` gives the result of `session.look_at_files` if a program has looked before it started MPI.
     """
 
     def __init__(self, config: Config, comm: Any, *, process: Process | None = None, quiet: bool = False,
@@ -80,12 +80,12 @@ class Run:
     @classmethod
     def of_job(cls, config: Config, process: Process | None = None, *, quiet: bool = False) -> Run:
         """The run of all ranks of the job; it starts MPI."""
-        keep_freed_memory()                                  # which may ask the compiler: nothing forks once MPI has started
+        keep_freed_memory()                                  # this may ask the compiler: nothing forks once MPI has started
         files = before_mpi(lambda: look_at_files(config))
         return cls(config, start().comm, process=process, quiet=quiet, files=files)
 
     def _open(self) -> Session:
-        """What the run begins with, made at the first call."""
+        """The session of the run, made at the first call."""
         if self._session is None:
             self._session = Session(self.config, self.comm)
             self._session.open(self.config, self._files)
@@ -100,12 +100,12 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None:                                     # collective: not where a rank has failed
+        if kind is None:                                     # freeing is collective: not after a rank has failed
             self.close()
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
-        """NaN and Inf are looked for, and named, where they matter; an error of this rank alone ends the job."""
+        """NaN and Inf are detected, and named, where they matter; an error of this rank alone ends the job."""
         try:
             with np.errstate(all="ignore"):
                 yield
@@ -182,7 +182,7 @@ class Run:
         return Trained(job.plan.steps, metrics, hashes)
 
     def _predict_memory(self, session: Session, job: Job) -> Forecast:
-        """What the ranks will need, of rank 0, which runs a few rows through a model whose parameters take no memory."""
+        """The ranks' memory forecast, by rank 0, which runs a few rows through a model whose parameters take no memory."""
         config, bounds = self.config, job.held.stage.bounds
 
         def predict() -> Any:
@@ -224,12 +224,12 @@ class Run:
 
 
 def n_virtual(config: Config) -> int:
-    """Into how many parts the model is cut."""
+    """The number of parts into which the model is cut."""
     return config.mesh.pp * config.mesh.chunks
 
 
 def open_folder(folder: RunFolder, resume: str | None, overwrite: bool) -> bool:
-    """Takes the run folder; whether there is a run in it to continue."""
+    """Takes the run folder; returns whether it holds a run to continue."""
     continued = continues(folder, resume)
     if resume == "latest" and not folder.path.exists():
         raise OutputError("there is no run to resume in this folder; start it without --resume", file=folder.path)
@@ -238,5 +238,5 @@ def open_folder(folder: RunFolder, resume: str | None, overwrite: bool) -> bool:
 
 
 def continues(folder: RunFolder, resume: str | None) -> bool:
-    """Whether there is a run to continue, and that is wanted."""
+    """Whether there is a run to continue, and continuing is wanted."""
     return resume is not None and (resume != "auto" or bool(store.candidates(folder.checkpoints)))

@@ -1,4 +1,4 @@
-"""What every run begins with on its ranks: the mesh, the files looked at, threads pinned, and what the machine has to say."""
+"""The common start of every run on its ranks: the mesh, the files looked at, threads pinned, warnings about the machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Session:
         node = threads.on_node(self.places, control.rank)
         one = config.train.reproducible == "layout" or config.train.precision == "bfloat16"
         self.threads = threads.pin(1 if one else config.train.threads, node)
-        self.notes = self.told_once([threads.crowded(self.threads, node), environment.slow_blas()])   # what slows a run down here
+        self.notes = self.told_once([threads.crowded(self.threads, node), environment.slow_blas()])   # slow settings are told
         control.agree(to_toml(config), "the configuration")
         installed = environment.versions()
         control.agree({name: installed.get(name) for name in ("mpitrain", "numpy", "numba", "h5py")}, "package versions")
@@ -46,11 +46,11 @@ class Session:
                                       folder=config.folder)
 
     def told_once(self, said: Sequence[str]) -> list[str]:
-        """What ranks have to say, each text once. It communicates."""
+        """The ranks' texts, each once. It communicates."""
         return told_once(self.control.gather_objects([self.places[self.control.rank].host, list(said)]))
 
     def describe(self, config: Config) -> dict[str, Any]:
-        """What the run is and runs on, for run.json."""
+        """The run and its environment, for run.json."""
         from mpi4py import MPI
         mesh = {axis: self.mesh.size(axis) for axis in self.mesh.axes}
         return {"name": config.run.name, "seed": config.run.seed} | environment.describe(
@@ -63,7 +63,7 @@ class Session:
 
 
 def look_at_files(config: Config) -> dict[str, Any]:
-    """What the data files hold. On rank 0, which will write files with h5py."""
+    """The content of the data files. Runs on rank 0, which will write files with h5py."""
     platform.processor()                     # h5py asks for it, and Python asks a child process: once, and now
     d = config.data
     return describe_files(d.path, d.validation, config.folder, d.x, d.y)
@@ -88,7 +88,7 @@ def before_mpi(action: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def told_once(everyone: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
-    """Each text of (host, texts) of all ranks once; with the first one's host where they are on several."""
+    """Each text of (host, texts) of all ranks once; with the first one's host if they are on several."""
     several = len({host for host, _ in everyone}) > 1
     texts: dict[str, str] = {}
     for host, said in everyone:

@@ -1,4 +1,4 @@
-"""The loop, and all that a run needs around it: building, evaluation, checkpoints, the run folder, logging."""
+"""The training loop and its surroundings: building, evaluation, checkpoints, the run folder, logging."""
 
 from __future__ import annotations
 

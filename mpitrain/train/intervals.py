@@ -1,4 +1,4 @@
-"""When things happen in a run, and what one step of it gives."""
+"""The intervals of a run (logging, evaluation, checkpoints), and the results of one step."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ NO_TALLY = np.zeros(0)
 class Step(NamedTuple):
     """One completed update; `loss` is the mean over the global batch, before the update.
 
-    `comm_exposed_s` is that of the rank that waited least: the others waited for slower ranks too, not for messages alone.
-    `tally` is that of all mixtures of experts, if there are any: see `nn.MixtureOfExperts.take_tally`.
+    `comm_exposed_s` is the wait of the rank that waited least: the others waited for slower ranks too, not for messages alone.
+    `tally` sums all mixtures of experts, if there are any: see `nn.MixtureOfExperts.take_tally`.
     """
 
     loss: float
@@ -26,7 +26,7 @@ class Step(NamedTuple):
 
 @dataclass
 class Plan:
-    """Intervals in steps, 0 for never; steps count from 1 here, and something is done at the end of one."""
+    """Intervals in steps, 0 for never; steps count from 1, and every action comes at the end of its step."""
 
     steps: int
     steps_per_epoch: int
@@ -37,14 +37,14 @@ class Plan:
     log_every: int
 
     def logs(self, step: int) -> bool:
-        """Whether a line is written about this step, whose gradient's norm is known then."""
+        """Whether a line is written about this step; the norm of its gradient is computed then."""
         return self._is_due(self.log_every, step)
 
     def evaluates(self, step: int) -> bool:
         return self._is_due(self.eval_every, step)
 
     def saves(self, step: int) -> bool:
-        """Whether a checkpoint is due after this step whatever an evaluation says."""
+        """Whether a checkpoint is due after this step regardless of an evaluation."""
         return self._is_due(self.checkpoint_every, step)
 
     def epoch(self, step: int) -> int:

@@ -23,7 +23,7 @@ from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.intervals import NO_TALLY, Plan, Step
 from mpitrain.train.observers import Observer, Watched
 
-UPDATE = "gradients and update"                                  # a profile cuts it where the last bucket landed
+UPDATE = "gradients and update"                                  # a profile cuts this span where the last bucket landed
 
 
 class Update(Protocol):
@@ -37,7 +37,7 @@ class Update(Protocol):
 
 
 class Trainer:
-    """Runs the steps that are left, from `update.step` to `plan.steps`.
+    """Runs the remaining steps, from `update.step` to `plan.steps`.
 
     It knows no ranks, mesh, stage, device or precision: those are inside `pipeline`, `update` and `channel`. `save`, where
     set, writes a checkpoint of everything a resumed run needs and returns when it is on the disk.
@@ -48,16 +48,16 @@ class Trainer:
         self.pipeline, self.update, self.loader, self.evaluator = pipeline, update, loader, evaluator
         self.channel, self.plan, self.span = channel, plan, span
         self.observers: list[Observer] = []
-        self.folder: Path | None = None                          # of the run, for observers
+        self.folder: Path | None = None                          # the run folder, for observers
         self.save: Callable[[dict[str, Any]], None] | None = None
         self.stop = StopRequest()
-        self.evaluated = True                                    # whether an evaluation that was due has been done
+        self.evaluated = True                                    # False while an evaluation is due
         self.best: tuple[float, int] | None = None               # (lowest validation loss, its step)
-        self.metrics: dict[str, float] = {}                      # of the last evaluation
-        self._message = np.zeros(0)                              # of `share`, and its sum over ranks
+        self.metrics: dict[str, float] = {}                      # metrics of the last evaluation
+        self._message = np.zeros(0)                              # buffer of `share`: the message and its sum over ranks
         self._add: Collective = ALONE
-        self.notes: list[str] = []                               # told when the run starts
-        self.found: dict[str, Any] = {}                          # what observers have for run.json, once the run is over
+        self.notes: list[str] = []                               # lines told when the run starts
+        self.found: dict[str, Any] = {}                          # observers' data for run.json, once the run is over
 
     def train_step(self, micro_batches: Sequence[MicroBatch]) -> Step:
         self.update.begin()                                      # gradient arenas for this step
@@ -127,7 +127,7 @@ class Trainer:
 
     def one_step(self, step: int, micro_batches: Sequence[MicroBatch]) -> None:
         plan, done = self.plan, step + 1
-        self.update.want_norm = plan.logs(done) or plan.saves(done)    # what is saved had a finite gradient, then
+        self.update.want_norm = plan.logs(done) or plan.saves(done)    # a checkpoint's gradient was finite, then
         for observer in self.observers:
             observer.before_step(done)
         began = time.perf_counter()

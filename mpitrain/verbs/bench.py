@@ -44,7 +44,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, process: Process) -> int:
-    signals.ignore()                              # before what takes a while to import
+    signals.ignore()                              # slow imports follow
     from mpitrain.bench import command
     flags = {name: value for name, value in vars(options).items() if name not in ("verb", "bench_verb", "traceback")}
     return command.run(options.bench_verb, **flags)

@@ -1,4 +1,4 @@
-"""`mpitrain inspect`: what is in a run, a configuration, a data file."""
+"""`mpitrain inspect`: the content of a run, a configuration, a data file."""
 
 from __future__ import annotations
 

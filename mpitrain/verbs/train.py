@@ -24,7 +24,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, process: Process) -> int:
-    process.stop.listen()                         # before what takes a while to import
+    process.stop.listen()                         # slow imports follow
     from mpitrain.run import Run
     with guard.symmetric():
         config, resume = asked(options.arguments, options.resume)
@@ -36,8 +36,8 @@ def run(options: Namespace, process: Process) -> int:
 
 
 def asked(arguments: list[str], resume: str | None) -> tuple[Config, str | None]:
-    """The configuration that the command line names, and "latest" or "auto" where a run is to go on."""
-    if resume and ("=" in resume or resume.endswith(".toml")):          # what followed --resume was not meant for it
+    """The configuration that the command line names, and "latest" or "auto" if a run is to continue."""
+    if resume and ("=" in resume or resume.endswith(".toml")):          # the word after --resume was not meant for it
         arguments, resume = [*arguments, resume], "latest"
     files = [a for a in arguments if "=" not in a]
     overrides = [a for a in arguments if "=" in a]

@@ -54,12 +54,12 @@ from mpitrain.train.trainer import Trainer
 
 @dataclass
 class Job:
-    """A run that is ready to go. Nothing has been written anywhere yet.
+    """A run that is ready to go. No file has been written yet.
 
         job = assemble(...)
         job.keep_in(folder, about)           # checkpoints, where wanted
-        job.trainer.observers.append(...)    # metrics, and whatever else is to be known of steps
-        job.resume(found)                    # from a checkpoint, where there is one
+        job.trainer.observers.append(...)    # metrics, and further observers of steps
+        job.resume(found)                    # from a checkpoint, if there is one
         metrics = job.fit()
     """
 
@@ -68,11 +68,11 @@ class Job:
     plan: Plan
     config: Config
     channel: Channel
-    held: ParallelContext                               # what this rank has of the model
-    policy: Policy                           # how ranks keep its parameters
-    tuning: Tuning                           # what is chosen, and what was: its `choices`
-    timeline: Timeline                       # of this rank's steps
-    numerics: dict[str, str] | None = None   # what the bits depend on; with reproducible = "layout"
+    held: ParallelContext                               # this rank's part of the model
+    policy: Policy                           # storage of its parameters over ranks
+    tuning: Tuning                           # settings chosen by measurement: its `choices`
+    timeline: Timeline                       # times of this rank's steps
+    numerics: dict[str, str] | None = None   # fingerprint of the machine; with reproducible = "layout"
 
     def fit(self) -> dict[str, float]:
         """Trains to the end; the metrics of the last evaluation. It communicates."""
@@ -100,9 +100,9 @@ class Job:
         self.held.start_alike(self.state.arrays())
 
     def resume(self, found: Checkpoint) -> None:
-        """Goes on with the step after the checkpoint's; it communicates.
+        """Continues with the step after the checkpoint's; it communicates.
 
-        Raises CheckpointError where it is another model's, and ConfigError where the run would be over before it goes on.
+        Raises CheckpointError for another model's checkpoint, and ConfigError if the run would be over before it continues.
         """
         if found.step > self.plan.steps:
             raise ConfigError(f"the checkpoint is at step {found.step}, beyond the {self.plan.steps} steps of this run; "
@@ -126,8 +126,8 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
              rate: Callable[[int], Callable[[int], float]] | None = None, config: Config, quiet: bool = False) -> Job:
     """Puts a run together, the same on every rank: all ranks call it, with the same arguments; it communicates.
 
-    `rate(steps)` gives the learning rate as a function of the step (default: the optimizer's own, always). What `config` says of
-    the model, the data, the loss, the optimizer and the rate is not looked at: they are given. What does not fit raises here,
+    `rate(steps)` gives the learning rate as a function of the step (default: the optimizer's own, always). `config`'s keys for
+    the model, the data, the loss, the optimizer and the rate are not read: they are given. Misfits raise here,
     before the first exchange of gradients and before anything is written. The function is longer than a screen because its order
     is the composition rule, and a reader should see it in one piece.
     """
@@ -193,7 +193,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
 
 
 def make_tuning(comm: CommConfig, reducer: GradientReducer, control: Channel, mesh: Mesh) -> Tuning:
-    """What the first steps choose. Raises ConfigError where a progress thread is asked for and cannot be had."""
+    """The tuning of the first steps. Raises ConfigError if a progress thread is asked for and cannot be had."""
     useful = reducer.bucket_sum.size > 1 and reducer.storage.device.name != "gpu"
     allowed = comm.progress == "thread" or (comm.progress == "auto" and threads_may_call_mpi())
     return Tuning(reducer, control, progress=comm.progress, buckets=comm.bucket_mb == "auto",
@@ -207,7 +207,7 @@ def local_rank(channel: Channel) -> int:
 
 
 def make_plan(config: Config, sampler: Sampler) -> Plan:
-    """How long the run is, and what happens when in it, in steps."""
+    """The length of the run and its intervals, in steps."""
     t = config.train
     return Plan(steps=t.steps or t.epochs * sampler.steps_per_epoch, steps_per_epoch=sampler.steps_per_epoch,
                 batch_size=t.batch_size, eval_every=t.eval_every or sampler.steps_per_epoch,

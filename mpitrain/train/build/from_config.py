@@ -1,4 +1,4 @@
-"""From a configuration to a trainer: what each section says becomes an argument of `assemble`."""
+"""From a configuration to a trainer: each section becomes arguments of `assemble`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from mpitrain.train.build.assembly import Job, assemble
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.observers.observer import Observer, own_observers
 
-GIVEN = {"self", "model", "storage", "allocate", "lr", "min_lr", "warmup_steps", "total_steps"}       # no key of a user's
+GIVEN = {"self", "model", "storage", "allocate", "lr", "min_lr", "warmup_steps", "total_steps"}       # not among further keys
 
 
 def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None, quiet: bool = False) -> Job:
     """The job that `config` describes; all ranks call it, and it communicates. Nothing is written.
 
-    `stages` replaces mesh.stages where a run that goes on has chosen its cut already.
+    `stages` replaces mesh.stages if a resumed run has chosen its cut already.
     """
     described = describe(config, inputs.tokens)
     return assemble(described.model, inputs, mesh, loss=described.loss, optimizer=described.optimizer, rate=described.rate,
@@ -32,7 +32,7 @@ def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None, qui
 
 
 class Described(NamedTuple):
-    """What a configuration names, found and made; the model has no memory yet."""
+    """The objects that a configuration names, found and made; the model has no memory yet."""
 
     model: nn.Module
     loss: Any
@@ -41,12 +41,12 @@ class Described(NamedTuple):
 
 
 def describe(config: Config, tokens: bool) -> Described:
-    """Model, loss, optimizer and learning rate of a configuration whose data are tokens, or not."""
+    """Model, loss, optimizer and learning rate of a configuration; `tokens` says whether its data are tokens."""
     return Described(make_model(config), make_loss(config, tokens), partial(make_optimizer, config), partial(make_rate, config))
 
 
 def make_model(config: Config) -> nn.Module:
-    """The model that [model] describes; nothing is allocated."""
+    """The model that [model] describes; no memory is allocated."""
     found: Any = models.MODELS.resolve(config.model.name, config.folder)
     model = call_with(found, config.model.arguments, f'model "{config.model.name}"', "model")
     if not isinstance(model, nn.Module):
@@ -57,7 +57,7 @@ def make_model(config: Config) -> nn.Module:
 
 
 def keep_inputs_only(model: nn.Module, which: bool | int | Sequence[str]) -> None:
-    """Recompute blocks during backward instead of keeping their activations: all, the first ones, or those that patterns name."""
+    """Recompute blocks in backward instead of keeping their activations: all, the first ones, or those that patterns name."""
     if not isinstance(model, nn.Sequential):
         raise ConfigError("train.recompute needs a model that is a Sequential of blocks")
     if isinstance(which, int):
@@ -70,7 +70,7 @@ def keep_inputs_only(model: nn.Module, which: bool | int | Sequence[str]) -> Non
 
 
 def observers_of(config: Config) -> list[Observer]:
-    """Those that [log] asks for. Raises ConfigError, alike on all ranks, where one cannot be had."""
+    """The observers that [log] asks for. Raises ConfigError, alike on all ranks, if one cannot be had."""
     found = own_observers(config.log.observers, config.folder)
     if config.log.tensorboard:
         from mpitrain.train.observers.tensorboard import TensorBoard
@@ -79,7 +79,7 @@ def observers_of(config: Config) -> list[Observer]:
 
 
 def make_loss(config: Config, tokens: bool) -> Any:
-    """The loss by name, with those keys of [train] that it takes; language models skip the padding of the last window."""
+    """The loss by name, with the keys of [train] that it takes; language models skip the padding of the last window."""
     t = config.train
     loss: Any = nn.LOSSES.resolve(t.loss, config.folder)
     if t.label_smoothing and "label_smoothing" not in parameters_of(loss):
@@ -90,7 +90,7 @@ def make_loss(config: Config, tokens: bool) -> Any:
 
 
 def make_optimizer(config: Config, storage: nn.FlatStorage) -> optim.Optimizer:
-    """The optimizer by name, with those keys of [optimizer] that it takes."""
+    """The optimizer by name, with the keys of [optimizer] that it takes."""
     o = config.optimizer
     kind: Any = optim.OPTIMIZERS.resolve(o.name, config.folder)
     offered = {"lr": o.lr, "momentum": o.momentum, "nesterov": o.nesterov, "betas": o.betas, "eps": o.eps,
@@ -100,7 +100,7 @@ def make_optimizer(config: Config, storage: nn.FlatStorage) -> optim.Optimizer:
 
 
 def make_rate(config: Config, steps: int) -> Callable[[int], float]:
-    """The learning rate as a function of the step, from a schedule with those keys of [optimizer] that it takes."""
+    """The learning rate as a function of the step, from a schedule with the keys of [optimizer] that it takes."""
     o = config.optimizer
     shape = optim.SCHEDULES.resolve(o.schedule, config.folder)
     refuse_keys(config, "optimizer", optim.OPTIMIZERS.resolve(o.name, config.folder), shape)
@@ -111,7 +111,7 @@ def make_rate(config: Config, steps: int) -> Callable[[int], float]:
 
 
 def refuse_keys(config: Config, section: str, *things: Callable[..., Any]) -> None:
-    """ConfigError for a key of a section that neither the section knows nor one of the things that its keys name takes."""
+    """ConfigError for a key that neither the section knows nor any of `things`, which its keys name, takes."""
     taken = {name for thing in things for name in parameters_of(thing)} - GIVEN
     for key in getattr(config, section).arguments:
         if key not in taken:
@@ -119,5 +119,5 @@ def refuse_keys(config: Config, section: str, *things: Callable[..., Any]) -> No
 
 
 def checkpoint_folder(path: Path) -> Path:
-    """The folder that holds ``step-*``: of a run folder, its ``checkpoints``."""
+    """The folder that holds ``step-*``: the ``checkpoints`` of a run folder."""
     return path / "checkpoints" if (path / "checkpoints").is_dir() else path

@@ -1,4 +1,4 @@
-"""The data of a run: which rows train, which validate, and what happens to them on the way to the model."""
+"""The data of a run: training rows, validation rows, and their transforms on the way to the model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mpitrain.errors import ConfigError
 from mpitrain.models.sizes import require_sizes
 
 EVALUATION_CHUNK = 256                   # rows; fixed, so that metrics do not depend on the number of ranks,
-EVALUATION_TOKENS = 256 * 64             # and fewer of long windows: activations of 256 of 8192 tokens take gigabytes
+EVALUATION_TOKENS = 256 * 64             # tokens, so fewer rows of long windows: activations of 256 of 8192 tokens take gigabytes
 
 
 @dataclass
@@ -74,7 +74,7 @@ def _nothing(chunk: int) -> tuple[Any, Any]:
 
 
 def describe_files(path: str, validation: float | str, folder: Path, x: str, y: str) -> dict[str, Any]:
-    """What rank 0 finds out about the files before MPI starts: plain data, to be sent to the other ranks."""
+    """Rank 0's description of the files, made before MPI starts: plain data, to be sent to the other ranks."""
     found = {"training": data.describe(locate(path, folder), x=x or None, y=y or None)}
     if isinstance(validation, str) and data.share_of(validation) is None:
         found["validation"] = data.describe(locate(validation, folder), x=x or None, y=y or None)
@@ -82,7 +82,7 @@ def describe_files(path: str, validation: float | str, folder: Path, x: str, y: 
 
 
 def locate(path: str, folder: Path) -> Path | str:
-    """A built-in name as it is; anything else relative to the folder of the configuration."""
+    """A built-in name unchanged; any other path relative to the folder of the configuration."""
     return path if path in data.BUILT_IN else folder / path
 
 

@@ -1,4 +1,4 @@
-"""`mesh.stages = "time"`: where a model is cut because of what its blocks take, measured once and kept for the whole run."""
+"""`mesh.stages = "time"`: the cut of a model by the times of its blocks, measured once and kept for the whole run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from mpitrain.train.build.inputs import Inputs
 
 
 class MeasuredCut:
-    """Each virtual stage's number of blocks so that all take about equally long, by times that rank 0 measures.
+    """The number of blocks of each virtual stage so that all take about equally long, by times that rank 0 measures.
 
-    Called with the model by all ranks alike. `rows` are those of a micro-batch, `parts` the virtual stages.
+    All ranks call it alike with the model. `rows` is the size of a micro-batch, `parts` the number of virtual stages.
     """
 
     def __init__(self, inputs: Inputs, control: Channel, device: Device, *, rows: int, parts: int, seed: int, precision: str):
@@ -40,9 +40,9 @@ class MeasuredCut:
 
 
 def kept(stages: Any, parts: int, choices: dict[str, Any] | None) -> Any:
-    """`stages`, where it is no measured cut, else the numbers of blocks that a run has chosen for so many virtual stages.
+    """`stages` if it is no measured cut, else the numbers of blocks that a run has chosen for so many virtual stages.
 
-    Where it had others, "time" stays for a new run to measure.
+    If that run had another number of them, "time" stays for a new one to measure.
     """
     bounds = (choices or {}).get("stages") or []
     return [b - a for a, b in zip(bounds, bounds[1:])] if stages == "time" and len(bounds) == parts + 1 else stages

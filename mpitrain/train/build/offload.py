@@ -22,7 +22,7 @@ def offloaded(make: Callable[[Any], Optimizer], way: str, folder: Path, storage:
               control: Objects) -> Optimizer:
     """The optimizer of `storage`, whose state lies where `way` says: "none", "host", or "file" in `folder`.
 
-    With files it communicates: a rank whose disk has no room fails on all. `config.rules` has refused what cannot be had.
+    With files it communicates: a rank whose disk has no room fails on all. `config.rules` has refused the impossible.
     """
     if way == "none":
         return make(storage)
@@ -44,13 +44,13 @@ def offloaded(make: Callable[[Any], Optimizer], way: str, folder: Path, storage:
 
 
 class Files:
-    """Memory in files that have no name: they are gone when the process is, however it ends."""
+    """Memory in files without a name: they are gone when the process is, however it ends."""
 
     def __init__(self, folder: Path):
         self.folder = folder
 
     def allocate(self, nbytes: int) -> mmap.mmap:
-        """So many bytes of a new file. MissingError, StorageError or AccessError where it cannot be made.
+        """A new file of `nbytes` bytes, mapped. MissingError, StorageError or AccessError if it cannot be made.
 
         No later write finds a full disk.
         """
@@ -61,12 +61,12 @@ class Files:
         except OSError as error:
             raise no_file(error, self.folder, nbytes) from error
         if hasattr(mmap, "MADV_SEQUENTIAL"):
-            memory.madvise(mmap.MADV_SEQUENTIAL)          # an update goes through all of it from front to back
+            memory.madvise(mmap.MADV_SEQUENTIAL)          # an update reads and writes all of it from front to back
         return memory
 
 
 def files_folder(config: Config) -> Path:
-    """Where files of optimizer state lie."""
+    """The folder of the files of optimizer state."""
     return Path(config.optimizer.offload_folder or existing(Path(config.run.out)))
 
 

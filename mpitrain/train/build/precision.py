@@ -1,4 +1,4 @@
-"""`train.precision = "bfloat16"`: where it is faster, and refused where it would only be slower.
+"""`train.precision = "bfloat16"`: used if it is faster, refused if it would only be slower.
 
 Parameters, gradients, optimizer state, activations, messages and checkpoints are float32; the operands of the products of linear
 layers (forward and both gradients) are rounded to bfloat16 on their way into the CPU's instruction, and summed in float32.
@@ -17,7 +17,7 @@ FLAG = "avx512_bf16"
 
 
 def refuse(precision: str) -> None:
-    """ConfigError where `precision` is "bfloat16" and this CPU would only be slower with it, or cannot do it."""
+    """ConfigError if `precision` is "bfloat16" and this CPU would only be slower with it, or cannot do it."""
     if precision != "bfloat16":
         return
     if FLAG not in cpu_flags():

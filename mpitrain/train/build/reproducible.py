@@ -1,7 +1,7 @@
-"""`reproducible = "layout"`: the same bits on any number of ranks. What it asks of the machine.
+"""`reproducible = "layout"`: the same bits on any number of ranks; its demands on the machine.
 
 The micro-batch is the unit of arithmetic, and sums over micro-batches are made in one tree (`placement.tree`). Everything else in
-a step works on one micro-batch, or on sums that all ranks hold already; what does not is refused (`config.rules.same_bits`).
+step works on one micro-batch, or on sums that all ranks hold already; anything else is refused (`config.rules.same_bits`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mpitrain.train.machine.environment import blas
 
 
 def refuse_threads() -> None:
-    """ConfigError unless BLAS has one thread: how it shares a product among several is its own affair."""
+    """ConfigError unless BLAS has one thread: its split of a product among several is its own affair."""
     threads = {library["num_threads"] for library in blas() if library.get("internal_api") != "openmp"}
     if threads - {1}:
         raise ConfigError(f"{LAYOUT} needs one BLAS thread a rank, found {max(threads)}; call "
@@ -24,7 +24,7 @@ def refuse_threads() -> None:
 
 
 def agree_on_numerics(channel: Channel, n_micro: int) -> dict[str, str]:
-    """What the bits of this run depend on beside its configuration and data. DesyncError where ranks differ; it communicates."""
+    """The fingerprint that bits depend on beside configuration and data. DesyncError if ranks differ; it communicates."""
     mine = fingerprint.numerics()
     fingerprint.agree(mine, socket.gethostname(), channel)
     return {"micro_batches": str(n_micro), **mine}

@@ -1,4 +1,4 @@
-"""What `comm.sharding` says that it takes."""
+"""The memory that `comm.sharding` needs, in words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def memory_text(everyone: Sequence[Sequence[int]], kind: str, *, per_node: bool = False) -> str:
-    """One line: what the rank that keeps most keeps of parameters, gradients and optimizer state; with one copy `per_node`, its
+    """One line: parameters, gradients and optimizer state of the rank that keeps most; with one copy `per_node`, its
     share of that."""
     largest = max(everyone, key=sum)
     parts = ", ".join(f"{name} {n / 2**20:,.2f} MiB" for name, n in zip(("parameters", "gradients", "optimizer"), largest))

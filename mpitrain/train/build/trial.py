@@ -15,8 +15,8 @@ def try_one_sample(inference: Inference, loss: Any, inputs: Inputs, placement: P
                    output_shape: Callable[[Any], tuple[int, ...]]) -> int | None:
     """Runs one sample through the model, so that shapes that do not fit are found before training starts.
 
-    `output_shape` makes the shape of the model's output of what this rank has of it. Returns the number of classes (the size of
-    the output's last dim) where the targets are labels. It communicates where the model is cut.
+    `output_shape` makes the shape of the model's output from that of this rank's part. Returns the number of classes (size of
+    the output's last dim) if the targets are labels. It communicates if the model is cut.
     """
     x, y = inputs.sample()
     file = inputs.training.where(0)[0]

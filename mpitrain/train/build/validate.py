@@ -1,4 +1,4 @@
-"""What `assemble` and `inspect` find out before anything is allocated or sent: refusals, counts, and what names stand for."""
+"""The checks of `assemble` and `inspect` before any allocation or message: refusals, counts, resolved names."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from mpitrain.schedules.pipeline_check import actions_of, prove, splits_backward
 
 @dataclass(frozen=True)
 class Validated:
-    """A run that nothing is wrong with, as far as can be told without MPI."""
+    """A run found valid, as far as can be told without MPI."""
 
     n_micro: int                             # micro-batches of a global batch
-    sampler: Sampler | None                  # None where there are no data
-    algorithm: Any                           # of the gradients' all-reduce: a name, or the user's function
-    schedule: Schedule                       # of the pipeline's stages
-    whole_parameters: str                    # the optimizer's name, where it needs norms of whole parameters
+    sampler: Sampler | None                  # None if there are no data
+    algorithm: Any                           # all-reduce of gradients: a name, or the user's function
+    schedule: Schedule                       # pipeline schedule
+    whole_parameters: str                    # the optimizer's name, if it needs norms of whole parameters
 
 
 def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[Any], optim.Optimizer],
@@ -39,7 +39,7 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
     """Raises for the first thing that is wrong with a run on such a grid of ranks; needs no MPI and changes nothing.
 
     `model` has no memory and is not cut yet, `optimizer` makes an optimizer of a storage, `rate(steps)` the learning rate as a
-    function of the step (None: the optimizer's own), and `rows` are those to train on, None where there are no data.
+    function of the step (None: the optimizer's own), and `rows` are the training rows, None if there are no data.
     """
     t = config.train
     check_values(config)
@@ -62,14 +62,14 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
 
 
 def check_algorithm(config: Config, grid: Grid, algorithm: Any) -> None:
-    """Refuses an all-reduce that is not there, or that is wrong on so many ranks."""
+    """Refuses an all-reduce that does not exist, or gives wrong sums on so many ranks."""
     comm = config.comm
     for axes in (REPLICAS, COPIES)[:1 + (grid.size("ep") > 1)]:
         refuse(algorithm, None if comm.wire_dtype == "float32" else comm.wire_dtype, grid.count(axes))
 
 
 def refuse_parts(whole_parameters: str, placement: Placement) -> None:
-    """ConfigError where an optimizer of that name needs norms of whole parameters, and ranks have parts of them."""
+    """ConfigError if an optimizer of that name needs norms of whole parameters, and ranks have parts of them."""
     for name, parameter in placement.stage.whole.named_parameters() if whole_parameters else ():
         for axis in parameter.placement:
             raise ConfigError(f"{whole_parameters} needs norms of whole parameters, and mesh.{axis} = "
@@ -90,7 +90,7 @@ def find_schedule(config: Config) -> Schedule:
 
 
 def check_schedule(config: Config, grid: Grid, schedule: Schedule, n_micro: int) -> bool:
-    """Proves the schedule for all numbers of micro-batches that ranks have; whether it runs backward in two halves."""
+    """Proves the schedule for every number of micro-batches of a rank; returns whether it runs backward in two halves."""
     n, n_stages, chunks = grid.n_places, grid.size("pp"), config.mesh.chunks
     counts = sorted({stop - first for first, stop in (share(rank, n, n_micro) for rank in range(n))})
     for count in counts:

@@ -1,1 +1,1 @@
-"""The machine a run is on: versions, threads, the numerics that bits depend on."""
+"""The machine of a run: versions, threads, the numerics that bits depend on."""

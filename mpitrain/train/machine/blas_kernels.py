@@ -1,7 +1,7 @@
-"""Whether BLAS, and our own compiled code, run as fast as they could here. Nothing is changed: a user's setting is a user's.
+"""Checks that BLAS and our own compiled code run as fast as they could here. No setting is changed: it is the user's.
 
 NumPy's OpenBLAS does 240 GFLOP/s on a core with AVX-512 and half of that where OPENBLAS_CORETYPE=Haswell is exported
-(two-core Zen 5, 2026-11); nobody notices, since results are as right as before.
+(two-core Zen 5, 2026-11); the loss goes unnoticed, since results are as right as before.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mpitrain.backend.native import Obstacle
 SETS = ("SSE", "AVX", "AVX2", "AVX-512")
 NEEDS = ((3, {"avx512f", "avx512dq", "avx512bw", "avx512vl"}), (2, {"avx2", "fma"}), (1, {"avx"}), (0, {"sse2"}))
 
-# What threadpoolctl calls an architecture: OpenBLAS's core types and BLIS's sub-configurations -> a place in SETS.
+# The architectures as threadpoolctl names them: OpenBLAS's core types and BLIS's sub-configurations -> an index in SETS.
 ARCHITECTURES = {
     3: ("skylakex", "cooperlake", "sapphirerapids", "skx", "knl", "zen4", "zen5"),
     2: ("haswell", "zen", "excavator", "zen2", "zen3"),
@@ -30,10 +30,10 @@ MKL = {"SSE2": 0, "SSE3": 0, "SSSE3": 0, "SSE4_1": 0, "SSE4_2": 0, "COMPATIBLE":
 
 def wrong_kernels(libraries: Sequence[Mapping[str, Any]], flags: frozenset[str], environment: Mapping[str, str],
                   vendor: str = "") -> str:
-    """In one line, what is wrong with the first of threadpoolctl's `libraries` that is slower than it could be, and the cure.
+    """A one-line warning, with the cure, about the first of threadpoolctl's `libraries` that is slower than it could be.
 
-    "" where nothing is, or where it cannot be known: another CPU than x86, a core type without a name here. `flags` and
-    `vendor` are the CPU's.
+    The text is "" if none is, or if it cannot be known: another CPU than x86, a core type not named here. `flags` and
+    `vendor` describe the CPU.
     """
     best = next((level for level, needed in NEEDS if needed <= flags), -1)
     for library in libraries:
@@ -50,7 +50,7 @@ def wrong_kernels(libraries: Sequence[Mapping[str, Any]], flags: frozenset[str],
 
 
 def without_native(obstacle: Obstacle | None) -> str:
-    """In one line, that compiled code is missing, why, and the cure; "" where there is no obstacle."""
+    """A one-line warning that compiled code is missing, why, and the cure; "" if there is no obstacle."""
     if obstacle is None:
         return ""
     return f"kernels run as plain NumPy, much slower than compiled: {obstacle.reason}; {obstacle.cure}"

@@ -1,4 +1,4 @@
-"""What a run ran on, for run.json: enough to explain a difference between two runs, and no secrets."""
+"""The environment of a run, for run.json: enough to explain a difference between two runs, and no secrets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def describe(*, mpi_library: str = "", hosts: Sequence[str] = (), mesh: Mapping[
              threads: int | None = None, cores: Sequence[int] = (), device: str = "cpu") -> dict[str, Any]:
     """Versions, hardware and layout as plain JSON; `hosts`, and the number of `cores` bound, in rank order.
 
-    `mpi_library` is as the library names itself.
+    `mpi_library` is the library's own version text.
     """
     return {"python": platform.python_version(), "versions": versions(), "mpi_library": mpi_library.strip("\0 \n"),
             "platform": system(), "machine": platform.machine(), "byteorder": sys.byteorder,
@@ -35,12 +35,12 @@ def describe(*, mpi_library: str = "", hosts: Sequence[str] = (), mesh: Mapping[
 
 
 def system() -> str:
-    """Kernel, machine and C library. As platform.platform() has it, but that starts a process, and MPI runs by now."""
+    """Kernel, machine and C library, formatted as by platform.platform(); that one starts a process, and MPI runs by now."""
     return "-".join([platform.system(), platform.release(), platform.machine(), "with", "".join(platform.libc_ver())])
 
 
 def versions() -> dict[str, str]:
-    """The installed versions of what can change results; nothing is imported for it."""
+    """The installed versions of the packages that can change results; none is imported for it."""
     return dict(_versions())
 
 
@@ -51,12 +51,12 @@ def _versions() -> dict[str, str]:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            continue                                      # an optional one, or mpitrain run from its checkout
+            continue                                      # an optional package, or mpitrain run from its checkout
     return found
 
 
 def blas() -> list[dict[str, Any]]:
-    """The linear algebra and OpenMP libraries in this process: which, what version, for what kind of core, how many threads."""
+    """The linear algebra and OpenMP libraries in this process: name, version, core type, number of threads."""
     import numpy  # noqa: F401  (loads the library that is asked about)
     import threadpoolctl
 
@@ -65,15 +65,15 @@ def blas() -> list[dict[str, Any]]:
 
 
 def slow_blas() -> str:
-    """In one line, that BLAS runs on slower kernels than this CPU has, with the cure; "" where it does not."""
+    """A one-line warning, with the cure, if BLAS runs on slower kernels than this CPU has; else ""."""
     return wrong_kernels(blas(), cpu_flags(), os.environ, cpu_info().get("vendor_id", ""))
 
 
 def slow_kernels() -> str:
-    """In one line, that a library asked for so far is not there compiled, with the cure; "" where all are."""
+    """A one-line warning, with the cure, if a library requested so far is not there compiled; else ""."""
     return without_native(native.obstacle())
 
 
 def environment() -> dict[str, str]:
-    """The variables that matter to a run and are known to hold no secret."""
+    """The environment variables that matter to a run and are known to hold no secret."""
     return {name: os.environ[name] for name in VARIABLES if name in os.environ}

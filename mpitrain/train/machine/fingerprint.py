@@ -1,7 +1,7 @@
-"""What the bits of a step depend on beside the configuration: the CPU's kernels, libraries, compilers and their versions.
+"""The machine's fingerprint, on which bits depend beside the configuration: CPU kernels, libraries, compilers, versions.
 
-Where results are to be the same on any ranks, all ranks must compute with the same numerics; a run that goes on elsewhere
-is told what has changed.
+If results must be the same on any ranks, all ranks must compute with the same numerics; a run resumed on another machine
+is told the difference.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from mpitrain.comm.face import Objects
 from mpitrain.errors import DesyncError
 from mpitrain.train.machine.environment import blas, versions
 
-# Prefixes of those CPU flags that decide which code runs; others (virtualisation, security) change no bit.
+# These prefixes select the CPU flags that decide which code runs; others (virtualisation, security) change no bit.
 FEATURES = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "amx", "asimd", "sve", "fp16", "bf16")
 SETTINGS = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "NPY_DISABLE_CPU_FEATURES",
             "NPY_ENABLE_CPU_FEATURES", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_DISABLE_JIT")
 
 
 def numerics() -> dict[str, str]:
-    """One line of text for each thing; compiles the native kernels where that has not been done."""
+    """One line of text for each item; compiles the native kernels if they are not compiled yet."""
     import numpy
     found = versions()
     cpu = cpu_info()
@@ -52,7 +52,7 @@ def numerics() -> dict[str, str]:
 
 
 def agree(mine: Mapping[str, str], host: str, channel: Objects) -> None:
-    """DesyncError, naming two ranks and the first thing in which their numerics differ. It communicates."""
+    """DesyncError, naming two ranks and the first item in which their numerics differ. It communicates."""
     everyone = channel.gather_objects([host, dict(mine)])
     first_host, first = everyone[0]
     for rank, (other_host, other) in enumerate(everyone):
@@ -65,7 +65,7 @@ def agree(mine: Mapping[str, str], host: str, channel: Objects) -> None:
 
 
 def changes(before: Mapping[str, Any] | None, now: Mapping[str, str] | None) -> str:
-    """In one line, what has changed since a checkpoint was written; "" where nothing has. None: not in this mode."""
+    """A one-line list of changes since a checkpoint was written; "" if there are none. None: not in this mode."""
     if now is None:
         return "" if before is None else ('the checkpoint was written with train.reproducible = "layout", and the run goes on '
                                           'without it: from here on the bits depend on its ranks')
@@ -80,7 +80,7 @@ def changes(before: Mapping[str, Any] | None, now: Mapping[str, str] | None) -> 
 
 
 def _apart(one: str, two: str) -> tuple[str, str]:
-    """Two texts quoted; of long ones only the words that the other has not."""
+    """Two texts quoted; long ones are reduced to the words that the other lacks."""
     if max(len(one), len(two)) > 60:
         left, right = one.split(), two.split()
         one, two = (_words(w for w in left if w not in right) or "less", _words(w for w in right if w not in left) or "less")
@@ -95,4 +95,4 @@ def _read(path: str) -> str:
     try:
         return Path(path).read_text(errors="replace").strip()
     except OSError:
-        return ""                            # not Linux, or a container without /sys: one thing less is compared
+        return ""                            # not Linux, or a container without /sys: one item less is compared

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from mpitrain.backend.cpu import bound_cores, cpu_limit
 
-# A library's own variable before that of all: OpenBLAS and MKL read them in this order too.
+# A library's own variable comes before the general one: OpenBLAS and MKL read them in this order too.
 CHOSEN_BY_USER = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 
 class Place(NamedTuple):
-    """Where a rank may run: its host, the cores bound to it, and the CPU time of its control group in cores (0: no limit)."""
+    """A rank's CPU binding: its host, the cores bound to it, and the CPU time of its control group in cores (0: no limit)."""
 
     host: str
     cores: Sequence[int]
@@ -23,12 +23,12 @@ class Place(NamedTuple):
 
 
 def place() -> Place:
-    """This process's; a tuple that JSON carries."""
+    """The binding of this process; a tuple that JSON carries."""
     return Place(socket.gethostname(), bound_cores(), cpu_limit())
 
 
 def on_node(places: Sequence[Sequence[Any]], rank: int) -> list[Place]:
-    """Of the places of all ranks those on the host of `rank`, its own first."""
+    """The bindings of the ranks on the host of `rank`, its own first, out of those of all ranks."""
     mine = Place(*places[rank])
     return [mine, *(Place(*other) for i, other in enumerate(places) if other[0] == mine.host and i != rank)]
 
@@ -36,7 +36,7 @@ def on_node(places: Sequence[Sequence[Any]], rank: int) -> list[Place]:
 def pin(threads: int, node: Sequence[Place] = ()) -> int:
     """Limits BLAS and OpenMP to `threads`; 0 means the user's environment, else this rank's share of the cores.
 
-    `node` are the places of the ranks on this host, this one's first; without any, this rank is alone.
+    `node` lists the bindings of the ranks on this host, this one's first; if it is empty, this rank is alone.
     """
     from threadpoolctl import threadpool_limits
 
@@ -48,7 +48,7 @@ def pin(threads: int, node: Sequence[Place] = ()) -> int:
 
 
 def chosen(environment: Mapping[str, Any]) -> int:
-    """What the user's environment says, 0 where it says nothing usable. Of a list ("4,2": nested loops) the first counts."""
+    """The thread number in the user's environment, 0 if none is usable. The first of a list ("4,2": nested loops) counts."""
     for name in CHOSEN_BY_USER:
         first = environment.get(name, "").partition(",")[0].strip()
         if first.isdigit() and int(first):
@@ -57,9 +57,9 @@ def chosen(environment: Mapping[str, Any]) -> int:
 
 
 def share(node: Sequence[Place]) -> int:
-    """The threads of the first of `node`: its part of each core bound to it, less where a control group grants less time.
+    """The threads of the first rank of `node`: its part of each core bound to it, less where a control group grants less time.
 
-    Ranks bound to cores of their own have all of them; unbound ranks share all cores of the node, or of their cpuset.
+    Ranks bound to separate cores get all of their own; unbound ranks share all cores of the node, or of their cpuset.
     """
     mine = node[0]
     part = sum(Fraction(1, max(1, sum(core in other.cores for other in node))) for core in mine.cores)
@@ -69,7 +69,7 @@ def share(node: Sequence[Place]) -> int:
 
 
 def crowded(threads: int, node: Sequence[Place]) -> str:
-    """In one line, that the ranks of a node have more threads than cores; "" where they have not. Nothing is changed for it."""
+    """A one-line warning if the ranks of a node have more threads than cores, else "". No setting is changed."""
     cores, own = len({core for other in node for core in other.cores}), len(node[0].cores)
     limit = node[0].limit
     granted = min(cores, max(1, int(limit))) if limit else cores

@@ -1,4 +1,4 @@
-"""Observers of a run: what is told of each step, evaluation and checkpoint, and writes, shows, measures or chooses something."""
+"""Observers of a run: objects told of each step, evaluation and checkpoint, that write, show, measure or choose."""
 
 from mpitrain.train.observers.observer import Observer, Watched
 

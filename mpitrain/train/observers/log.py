@@ -1,4 +1,4 @@
-"""The file metrics.jsonl and the progress line, as they are written; `record` says what stands in them."""
+"""The writers of metrics.jsonl and of the progress line; `record` chooses their fields."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REFRESH_S = 0.1      # seconds between redraws of the bar at most: drawing one c
 
 
 class Metrics:
-    """metrics.jsonl: one JSON object a line, each line there whole or not at all. With no path it does nothing.
+    """metrics.jsonl: one JSON object a line, each line there whole or not at all. Without a path it does nothing.
 
     Floats are written so that they read back to the same bits. JSON has no NaN or infinity: they become null, which
     pandas reads as NaN.
@@ -63,15 +63,15 @@ class Metrics:
 
 
 def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What JSON can hold: NumPy scalars as Python's numbers; NaN and the infinities as None."""
+    """Values that JSON can hold: NumPy scalars as Python's numbers; NaN and the infinities as None."""
     numbers = {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
     return {name: None if isinstance(n, float) and not math.isfinite(n) else n for name, n in numbers.items()}
 
 
 class Progress:
-    """How far the run is: a bar on a terminal, otherwise a line for each `update` that is due (`log.every`).
+    """The progress of the run: a bar on a terminal, otherwise a line for each `update` that is due (`log.every`).
 
-    Under mpirun only stdout is a terminal, so that is where it goes. A
+    Under mpirun only stdout is a terminal, so progress goes there. A
     terminal that goes away (a closed pipe, a full disk under a redirected log) ends the display, not the run.
     """
 
@@ -88,7 +88,7 @@ class Progress:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        # No refresh thread: it would take the interpreter from the training step at moments of its own.
+        # A refresh thread would take the interpreter from the training step at any moment, so there is none.
         bar = Progress(TextColumn("step {task.completed}/{task.total}"), BarColumn(), TextColumn("{task.fields[about]}"),
                        console=Console(file=stream), auto_refresh=False)
         bar.add_task("train", total=self.total, about="")
@@ -131,7 +131,7 @@ class Progress:
             else:
                 self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
         except (OSError, UnicodeEncodeError):
-            self._stream = None                           # nobody is watching any more; hours of training are worth more
+            self._stream = None                           # nobody watches any more; hours of training are worth more
 
     def close(self) -> None:
         """Leave the terminal as it was, with the bar where it stopped."""

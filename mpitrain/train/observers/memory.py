@@ -1,4 +1,4 @@
-"""What memory a run has taken, by asking its arrays, their pool and the system; told at its end."""
+"""The memory a run has taken, asked of its arrays, their pool and the system; told at the end."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mpitrain.train.observers.observer import Observer, Watched
 
 
 class Memory(Observer):
-    """Counts bytes of arrays within steps. A run that comes to its end tells the most that ranks have had, and what `words` says
+    """Counts bytes of arrays within steps. A run that finishes tells the peak over ranks, and the text that `words` makes
     of all ranks' (stage, use)."""
 
     def __init__(self, job: Job, words: Callable[[Sequence[tuple[int, Use]]], Iterable[str]] = lambda uses: ()):
         self.job, self.words, self.swing = job, words, Swing(pool_in_use())
-        self.uses: list[tuple[int, Use]] = []                # of all ranks, once the run is over
+        self.uses: list[tuple[int, Use]] = []                # all ranks' pairs, once the run is over
 
     def begin(self, run: Watched) -> None:
         self.run = run
@@ -44,7 +44,7 @@ class Memory(Observer):
         return {"peak_mb": peak}
 
     def measured(self) -> Use:
-        """What this rank has, after the last step."""
+        """The memory use of this rank after the last step."""
         policy = self.job.policy
         reducer, optimizer, parameters = policy.reducer, policy.optimizer, policy.values
         away = self.job.config.optimizer.offload != "none"
@@ -68,7 +68,7 @@ def is_own(array: Any) -> bool:
 
 
 def peak_memory(channel: Channel) -> dict[str, float]:
-    """The most memory, in MiB, that any rank has had: resident, and in arrays where these come from pools. It communicates."""
+    """The peak memory of any rank, in MiB: resident, and in arrays if these come from pools. It communicates."""
     pool = pool_in_use()
     mine = {"resident": resident(peak=True)} | ({"arrays": pool.usage().peak} if pool else {})
     ranks = channel.gather_objects(mine)

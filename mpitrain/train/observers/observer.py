@@ -1,4 +1,4 @@
-"""The face of what watches a run, for our own observers and a user's: `log.observers = ["file.py:name"]`."""
+"""The interface of a run's observers, our own and a user's: `log.observers = ["file.py:name"]`."""
 
 from __future__ import annotations
 
@@ -12,58 +12,58 @@ from mpitrain.train.intervals import Plan, Step
 
 
 class Watched(NamedTuple):
-    """What an observer gets to know of its run; `tell(text)` shows a line to whoever follows the run."""
+    """The run as its observers see it; `tell(text)` shows a line to whoever follows the run."""
 
     rank: int
     size: int
-    step: int                        # so many were done before, by the run that this one continues
+    step: int                        # steps done before, by the run that this one continues
     plan: Plan
-    folder: Path | None              # the run's; None where nothing is written
+    folder: Path | None              # run folder; None if nothing is written
     tell: Callable[[str], None]
 
 
 class Observer:
-    """Told what a run does, in the order of the methods below; each does nothing until a subclass says what.
+    """An observer of a run: its methods are called in the order below, and each does nothing until a subclass overrides it.
 
-    Every rank has an observer of its own, and all are called alike: it may communicate in any method but `close`, on a channel
-    of its own and on all ranks. Steps count from 1. What it raises ends the job, as any error does, so it catches what it can do
-    without. What it changes (a parameter, the learning rate) is its own affair: the run does not look.
+    Every rank has an observer of its own, and all are called alike: any method but `close` may communicate, on a channel
+    of its own and on all ranks. Steps count from 1. Its errors end the job, as any error does, so it catches those it can do
+    without. Its changes (a parameter, the learning rate) are its own affair: the run does not look.
     """
 
     def begin(self, run: Watched) -> None:
         """The run is about to start; its folder is there."""
 
     def before_step(self, step: int) -> None:
-        """The batch is read, and nothing else of this step has been done."""
+        """The batch is read; the rest of the step is still to come."""
 
     def after_step(self, step: int, fields: Step, seconds: float) -> None:
-        """The parameters are updated. `fields` are equal on all ranks, `seconds` those of this rank's step alone."""
+        """The parameters are updated. `fields` are equal on all ranks, `seconds` times this rank's step alone."""
 
     def after_evaluation(self, step: int, metrics: Mapping[str, float], seconds: float) -> None:
-        """`metrics` (loss, and accuracy for classes) are those of the validation rows, equal on all ranks."""
+        """`metrics` (loss, and accuracy for classes) cover the validation rows, equal on all ranks."""
 
     def before_checkpoint(self, step: int) -> None:
-        """What belongs to the steps so far must be on the disk when this returns, or be lost with them."""
+        """Data of the steps so far must be on the disk when this returns, or be lost with them."""
 
     def after_checkpoint(self, step: int) -> None:
         """The checkpoint is on the disk."""
 
     def message(self, text: str) -> None:
-        """Somebody has told a line: another observer, or the run."""
+        """Another observer, or the run, has told a line."""
 
     def finish(self, step: int) -> Mapping[str, Any]:
-        """The run is over after `step`, which is less than the plan's where it was stopped; not called where it fails.
+        """The run is over after `step`, which is less than the plan's if it was stopped; not called if it fails.
 
-        What rank 0's observer returns, plain JSON data by names of its own, goes into run.json.
+        The return value of rank 0's observer, plain JSON data by names of its own, goes into run.json.
         """
         return {}
 
     def close(self) -> None:
-        """Frees what `begin` took, also where this rank fails and others do not: it must not communicate."""
+        """Frees the resources of `begin`, also if this rank fails and others do not: it must not communicate."""
 
 
 def own_observers(names: Sequence[str], folder: Path) -> list[Observer]:
-    """What `log.observers` names, made; each name is a class or function without arguments, found from `folder`."""
+    """The observers of `log.observers`, made; each name is a class or function without arguments, found from `folder`."""
     return [_make(name, folder) for name in names]
 
 

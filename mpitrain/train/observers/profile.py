@@ -23,7 +23,7 @@ from mpitrain.parallel.gradients.timeline import KEPT, Span, Spans, StepTimes, T
 from mpitrain.train.observers.observer import Observer, Watched
 from mpitrain.train.trainer import UPDATE
 
-ROWS = ("compute", "communication", "data", "optimizer", "evaluation", "checkpoint")    # then those of reading threads
+ROWS = ("compute", "communication", "data", "optimizer", "evaluation", "checkpoint")    # rows of reading threads follow
 Event = dict[str, Any]
 
 
@@ -50,14 +50,14 @@ class Profile(Observer):
                 "buckets": [bucket for _, times in groups if times is not None for bucket in bucket_times(times)]}
         offsets = clock_offsets(self.clocks)
         events: list[Event] = []
-        for rank in range(self.clocks.size):                  # one after the other: rank 0 holds one rank's at a time
+        for rank in range(self.clocks.size):                  # one rank after the other: rank 0 holds one rank's spans at a time
             found = self.clocks.broadcast_object(mine if rank == self.clocks.rank else None, rank)
             if offsets:
                 events += rank_events(rank, found, offsets[rank])
         return finish_trace(events, offsets) if offsets else None
 
     def groups(self) -> Iterator[tuple[list[Span], StepTimes | None]]:
-        """What is kept, oldest first: the spans since a step began, and that step's buckets (None before the first one)."""
+        """The recorded groups, oldest first: spans since a step began, and that step's buckets (None before the first one)."""
         groups = [(group, any(span.row == Spans.STEP for span in group)) for group in self.spans.groups]
         steps = list(self.timeline.steps)
         times = iter(steps[len(steps) - sum(is_step for _, is_step in groups):])
@@ -66,7 +66,7 @@ class Profile(Observer):
 
 
 def cut_update(group: list[Span], times: StepTimes | None) -> Iterator[Span]:
-    """The update is two things, cut where the last bucket landed: waiting for gradients, then the optimizer."""
+    """The update's span is cut in two where the last bucket landed: waiting for gradients, then the optimizer."""
     for span in group:
         if span.name == UPDATE and times is not None:
             landed = min(max([span.began, *times.end]), span.ended)
@@ -95,7 +95,7 @@ def rank_events(rank: int, found: dict[str, Any], offset: Offset) -> list[Event]
     for name, ready, start, end, exposed in found["buckets"]:
         for part, a, b in ((name, ready, end), ("its turn", ready, start), ("exchange", start, end)):
             common = {"cat": "communication", "name": part, "pid": rank, "tid": ROWS.index("communication"),
-                      "id2": {"local": name}}               # a track for each bucket: several are on their way at once
+                      "id2": {"local": name}}               # each bucket has a track: several are in flight at once
             events.append({"ph": "b", "ts": a - offset.seconds, **common,
                            **({"args": {"exposed_s": exposed}} if part == name else {})})
             events.append({"ph": "e", "ts": b - offset.seconds, **common})
@@ -103,7 +103,7 @@ def rank_events(rank: int, found: dict[str, Any], offset: Offset) -> list[Event]
 
 
 def finish_trace(events: list[Event], offsets: list[Offset]) -> dict[str, Any]:
-    """The file: microseconds from the first event on, and how well the clocks agree."""
+    """The file's content: microseconds from the first event on, and how well the clocks agree."""
     zero = min((event["ts"] for event in events if "ts" in event), default=0.0)
     for event in events:
         if "ts" in event:

@@ -41,7 +41,7 @@ class Lines(Rates):
                 **rates, "comm_exposed_s": self._exposed / self._steps,
                 "comm_exposed_share": self._exposed / max(self._seconds, 1e-9), "peak_rss_mb": resident(peak=True) / 2**20}
         tally = fields.tally
-        if len(tally) and tally[1]:                           # of mixtures of experts
+        if len(tally) and tally[1]:                           # counts of mixtures of experts
             line |= {"balance": tally[0] / tally[1], "dropped": tally[2] / tally[3]}
         self.write(step, "train", line)
 
@@ -54,7 +54,7 @@ class Lines(Rates):
 
 
 class MetricsFile(Lines):
-    """Appends to metrics.jsonl; of a run, rank 0 has one."""
+    """Appends to metrics.jsonl; only rank 0 of a run has one."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -75,7 +75,7 @@ class MetricsFile(Lines):
 
 
 class Console(Rates):
-    """Shows how far the run is, and what it is told; of a run that is not quiet, rank 0 has one."""
+    """Shows the run's progress and messages; only rank 0 of a run that is not quiet has one."""
 
     progress: Progress | None = None
 

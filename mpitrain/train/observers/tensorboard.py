@@ -11,7 +11,7 @@ from mpitrain.train.observers.record import Lines
 
 
 class TensorBoard(Lines):
-    """Raises ConfigError where the package that writes event files is missing; rank 0 writes."""
+    """Rank 0's writer. Raises ConfigError if the package that writes event files is missing."""
 
     _board: Any = None
 

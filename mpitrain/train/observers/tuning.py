@@ -11,7 +11,7 @@ from mpitrain.train.observers.observer import Observer
 
 
 class Tune(Observer):
-    """Gives `tuning` the times of steps; run.json says what was chosen."""
+    """Gives `tuning` the times of steps; its choices go into run.json."""
 
     def __init__(self, tuning: Tuning):
         self.tuning = tuning
