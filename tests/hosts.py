@@ -73,7 +73,8 @@ class Hosts:
             # Each daemon believes all cores are its own; ranks that wait must give theirs to those that work. The sum of
             # 4 MiB on 2 + 2 ranks over 1 Gbit/s took 0.27 s without and 0.11 s with it (2 cores, 2026-11).
             ours.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-        exported = {*(env or {}), "OMP_NUM_THREADS", "PYTHONFAULTHANDLER", "PYTHONPATH", "PYTHONUNBUFFERED"}
+        blas = [name for name in ours if name.startswith("OPENBLAS_")]         # both hosts must add up alike
+        exported = {*(env or {}), *blas, "OMP_NUM_THREADS", "PYTHONFAULTHANDLER", "PYTHONPATH", "PYTHONUNBUFFERED"}
         forward = [word for name in sorted(exported) for word in ("-x", name)]
         here = [f"--wd={os.path.abspath(cwd or os.getcwd())}", "/run/host", "left"]
         # Bound by default, the first rank of each host would get core 0, and both hosts' core 0 is the same one.
