@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -61,3 +62,11 @@ def predicted(size: int, kind: str, n: int, *, itemsize: int = 4, states: int = 
     gradients, optimizer, parameters = (n if cut >= least else 1 for least in (2, 1, 3))
     parts = (max(parameters, per_node), gradients, max(optimizer, per_node))
     return Bytes(*(-(-numbers * size * itemsize // part) for numbers, part in zip((1, 1, states), parts)))
+
+
+def memory_text(everyone: Sequence[Sequence[int]], kind: str, *, per_node: bool = False) -> str:
+    """One line: parameters, gradients and optimizer state of the rank that keeps most; with one copy `per_node`, its
+    share of that."""
+    largest = max(everyone, key=sum)
+    parts = ", ".join(f"{name} {n / 2**20:,.2f} MiB" for name, n in zip(("parameters", "gradients", "optimizer"), largest))
+    return f'comm.sharding = "{kind}"{", one copy per node" if per_node else ""}: a rank keeps {parts}'

@@ -20,6 +20,7 @@ from mpitrain.parallel.connect import alone
 from mpitrain.parallel.layers.tensor_loss import cut_loss
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.parallel.pipeline.inference import Inference
+from mpitrain.placement.bytes import memory_text
 from mpitrain.placement.place import Placement, place
 from mpitrain.placement.shard_cuts import probe
 from mpitrain.placement.stages import Stage, whole
@@ -35,7 +36,6 @@ from mpitrain.schedules.pipeline_draw import describe
 from mpitrain.train.build.from_config import checkpoint_folder, observers_of
 from mpitrain.train.build.from_config import describe as describe_run
 from mpitrain.train.build.inputs import Inputs, describe_files, open_inputs
-from mpitrain.train.build.sharding import memory_text
 from mpitrain.train.build.trial import try_one_sample
 from mpitrain.train.build.validate import refuse_parts, validate
 

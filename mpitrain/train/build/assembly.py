@@ -36,12 +36,12 @@ from mpitrain.parallel.pipeline.inference import Inference
 from mpitrain.parallel.pipeline.runner import Pipeline
 from mpitrain.parallel.policies.choose import change, choose
 from mpitrain.parallel.policies.policy import Policy, Setup
+from mpitrain.placement.bytes import memory_text
 from mpitrain.placement.place import place
 from mpitrain.train.build import precision, reproducible
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.measured_cut import MeasuredCut
 from mpitrain.train.build.offload import files_folder, offloaded
-from mpitrain.train.build.sharding import memory_text
 from mpitrain.train.build.trial import try_one_sample
 from mpitrain.train.build.validate import refuse_parts, validate
 from mpitrain.train.evaluate import Evaluator
