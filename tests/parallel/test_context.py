@@ -92,6 +92,15 @@ def test_a_length_that_does_not_fit_is_named_with_those_that_do(length: int, n: 
     zigzag.refuse_length(2 * n, n)
 
 
+def test_the_most_ranks_that_a_length_can_be_cut_over_are_named() -> None:
+    for length in range(1, 121):
+        fitting = [m for m in range(1, 13) if m == 1 or length % (2 * m) == 0]
+        for n in range(2, 13):
+            if length % (2 * n):
+                with pytest.raises(MeshError, match=f"or mesh.cp = {max(m for m in fitting if m < n)}$"):
+                    zigzag.refuse_length(length, n)
+
+
 class Mixing(nn.Sequential):
     """Says of itself what a Sequential says, but has a forward of its own."""
 
