@@ -136,13 +136,17 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     assert sampler is not None
     anywhere = t.reproducible == "layout"
     if anywhere:
-        from mpitrain.train.build import reproducible
-        reproducible.refuse_threads()
+        from mpitrain.train.machine import fingerprint
+        fingerprint.refuse_threads()
     control = mesh.channel(mesh.axes, "control")
     plan = make_plan(config, sampler)
     device = select_device(t.device, local_rank(control))
     precision.refuse(t.precision)
-    numerics = reproducible.agree_on_numerics(control, n_micro) if anywhere else None
+    numerics = None
+    if anywhere:
+        mine = fingerprint.numerics()
+        fingerprint.agree(mine, socket.gethostname(), control)
+        numerics = {"micro_batches": str(n_micro), **mine}
     inputs.fit(control)
     stages = m.stages if m.stages != "time" else MeasuredCut(
         inputs, control, device, rows=-(-t.batch_size // n_micro), parts=mesh.size("pp") * m.chunks, seed=config.run.seed,
@@ -172,7 +176,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     synchronise_batch_norm(stage.model, held.replicas)
     held.start_alike(state.arrays())
 
-    n_places, (first, last) = mesh.n_places, placement.own_micro_batches
+    first, last = placement.own_micro_batches
     policy.open(stepper, rate(plan.steps) if rate else lambda step: stepper.lr)
     reducer, timeline = policy.reducer, policy.reducer.timeline
     loader = Loader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
@@ -182,15 +186,13 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
                         after_forward=policy.statistics.after_forward, neighbours=held.neighbours, counts=held.counts,
                         span=timeline.span)
     read, n_chunks = inputs.chunks(n_classes)
-    evaluator = Evaluator(inference, loss, read, n_chunks, control, place=mesh.place, n_places=n_places,
-                          counts=held.counts, classes=held.classes,
-                          in_step=placement.in_step or policy.cuts_parameters) if n_chunks else None
+    evaluator = Evaluator(inference, loss, read, n_chunks, held, cuts_parameters=policy.cuts_parameters) if n_chunks else None
     tuning = make_tuning(comm, reducer, control, mesh)
     trainer = Trainer(pipeline=pipeline, update=policy, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       span=timeline.span)
     trainer.observers += [Tune(tuning), *([] if quiet or control.rank else [Console()])]
     trainer.notes += policy.notes + held.notes
-    if comm.sharding != "none" and n_places > 1:
+    if comm.sharding != "none" and mesh.n_places > 1:
         trainer.notes.append(memory_text(control.gather_objects(policy.measured()), comm.sharding, per_node=policy.per_node))
     tuning.choices |= policy.choices | held.choices
     return Job(trainer, state, plan, config, control, held, policy, tuning, timeline, numerics)
