@@ -9,7 +9,7 @@ The order is the composition rule, and nothing later undoes anything earlier:
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,9 +44,9 @@ from mpitrain.train.build.measured_cut import MeasuredCut
 from mpitrain.train.build.trial import try_one_sample
 from mpitrain.train.build.validate import refuse_parts, validate
 from mpitrain.train.evaluate import Evaluator
-from mpitrain.train.intervals import Plan
+from mpitrain.train.intervals import Plan, Step
+from mpitrain.train.observers.observer import Observer
 from mpitrain.train.observers.record import Console
-from mpitrain.train.observers.tuning import Tune
 from mpitrain.train.trainer import Trainer
 
 
@@ -196,6 +196,19 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         trainer.notes.append(memory_text(control.gather_objects(policy.measured()), comm.sharding, per_node=policy.per_node))
     tuning.choices |= policy.choices | held.choices
     return Job(trainer, state, plan, config, control, held, policy, tuning, timeline, numerics)
+
+
+class Tune(Observer):
+    """Gives `tuning` the times of steps; its choices go into run.json."""
+
+    def __init__(self, tuning: Tuning):
+        self.tuning = tuning
+
+    def after_step(self, step: int, fields: Step, seconds: float) -> None:
+        self.tuning.after_step(seconds)
+
+    def finish(self, step: int) -> Mapping[str, Any]:
+        return {"choices": self.tuning.choices}
 
 
 def make_tuning(comm: CommConfig, reducer: GradientReducer, control: Channel, mesh: Mesh) -> Tuning:
