@@ -7,11 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-
-def little_endian(array: np.ndarray) -> memoryview:
-    """The values as C-order little-endian bytes; a view where the array is so already."""
-    ordered = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-    return ordered.reshape(-1).view(np.uint8).data
+from mpitrain.files.hdf5_file import little_endian
 
 
 def array_sha256(array: np.ndarray) -> str:

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from mpitrain import errors
-from mpitrain.checkpoint import disk
-from mpitrain.checkpoint.disk import DTYPES
 from mpitrain.errors import CheckpointError, MissingError
+from mpitrain.files import disk
+from mpitrain.files.disk import DTYPES
 
 FORMAT, VERSION = "mpitrain checkpoint", 1
 MANIFEST = "manifest.json"

@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Any
 
 from mpitrain.checkpoint import store
-from mpitrain.checkpoint.disk import make_folder, storage_error, sync_folder, write_file
 from mpitrain.errors import OutputError
+from mpitrain.files.disk import make_folder, storage_error, sync_folder, write_file
 
 FILES = ("config.toml", "metrics.jsonl", "run.json", "trace.json")
 ERRORS = re.compile(r"rank-[0-9]{1,9}\.json")

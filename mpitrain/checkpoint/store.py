@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.checkpoint import disk, hdf5_file
-from mpitrain.checkpoint.disk import storage_error
 from mpitrain.checkpoint.manifest import FORMAT, MANIFEST, PART, VERSION, Checkpoint, body_sha256, load
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job.together import attempt, on_first, value_of
 from mpitrain.errors import CheckpointError, MissingError, MpitrainError, StorageError
+from mpitrain.files import disk, hdf5_file
+from mpitrain.files.disk import storage_error
 
 COMPLETE = re.compile(r"step-([0-9]{8,15})(\.old-[0-9a-f]{8})?")   # .old: stepped aside for a new save of the same step
 UNFINISHED = re.compile(r"step-[0-9]{8,15}\.tmp-[0-9a-f]{8}")
@@ -137,8 +137,8 @@ def _write_part(work: Path, part: int, pieces: Sequence[Piece]) -> dict[str, Any
     written = hdf5_file.write_hdf5(path, arrays)
     return {"file": path.name, "size": written.size, "sha256": written.sha256, "pieces": [
         {"name": piece.name, "dtype": piece.array.dtype.name, "global_shape": list(piece.global_shape),
-         "start": list(piece.start), "shape": list(piece.array.shape), "offset": written.arrays[piece.dataset].offset,
-         "sha256": written.arrays[piece.dataset].sha256} for piece in pieces]}
+         "start": list(piece.start), "shape": list(piece.array.shape), "offset": offset, "sha256": sha256}
+        for piece, (offset, sha256) in zip(pieces, written.arrays.values(), strict=True)]}
 
 
 def _publish(work: Path, final: Path, step: int, meta: Mapping[str, Any], outcomes: Sequence[dict[str, Any]]) -> None:

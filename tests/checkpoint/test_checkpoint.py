@@ -17,10 +17,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpitrain.checkpoint import hdf5_file, manifest, store
+from mpitrain.checkpoint import manifest, store
 from mpitrain.checkpoint.manifest import Checkpoint, load
 from mpitrain.checkpoint.store import EVALUATE, READ, RESUME, START, Piece, Purpose, candidates, latest, prune, save
 from mpitrain.errors import CheckpointError, MissingError, ShapeError, StorageError
+from mpitrain.files import hdf5_file
 
 
 def model(seed: int = 0) -> dict[str, np.ndarray]:

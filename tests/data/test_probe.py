@@ -18,7 +18,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from data_inputs import CORPUS, features
+from data_inputs import CORPUS, features, in_chunks
 
 from mpitrain.data import Limits, describe, open_dataset, probe, probe_child, write_shards
 from mpitrain.data.probe import Parser, check_reply
@@ -234,7 +234,7 @@ def test_a_folder_without_manifest_is_its_files_in_the_order_of_their_names(plai
 
 
 def test_a_description_survives_json(tmp_path: Path) -> None:
-    found = describe(write_shards(tmp_path / "o", features(9, 2), np.arange(9), kind="classification", compression="gzip"))
+    found = describe(in_chunks(write_shards(tmp_path / "o", features(9, 2), np.arange(9), kind="classification")))
     assert json.loads(json.dumps(found)) == found
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from data_inputs import features
+from data_inputs import features, in_chunks
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,8 +99,8 @@ def test_the_chunk_cache_gives_the_same_when_it_overflows(plain_file: Write, mon
 
 def test_rows_of_many_shards_come_in_the_order_given(tmp_path: Path) -> None:
     x, y = features(103, 4), features(103, 2, seed=1, dtype="f8")
-    for compression in (None, "gzip"):
-        folder = write_shards(tmp_path / str(compression), x, y, kind="regression", shard_rows=10, compression=compression)
+    for stored in (Path, in_chunks):
+        folder = stored(write_shards(tmp_path / stored.__name__, x, y, kind="regression", shard_rows=10))
         dataset = open_dataset(describe(folder))
         rows = np.random.default_rng(0).permutation(103)
         assert len(dataset) == 103 and len(dataset.shards) == 11
@@ -138,10 +138,10 @@ def test_a_flipped_bit_is_found_in_its_block_when_that_is_first_read(tmp_path: P
         verify(folder)
 
 
-@pytest.mark.parametrize("compression", [None, "gzip"])
-def test_no_flipped_bit_of_a_dataset_gets_through(tmp_path: Path, compression: str | None) -> None:
+@pytest.mark.parametrize("stored", [Path, in_chunks])
+def test_no_flipped_bit_of_a_dataset_gets_through(tmp_path: Path, stored: Callable[[Path], Path]) -> None:
     x, y = features(400, 5, dtype="i2"), np.arange(400)
-    folder = write_shards(tmp_path / "out", x, y, kind="classification", compression=compression)
+    folder = stored(write_shards(tmp_path / "out", x, y, kind="classification"))
     description = describe(folder)
     shard = description["shards"][0]
     for label in ("x", "y"):

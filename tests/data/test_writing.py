@@ -8,13 +8,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
-from data_inputs import features
+from data_inputs import features, in_chunks
 
 from mpitrain.data import describe, open_dataset, write_shards
 from mpitrain.data.report import info, verify
@@ -54,11 +55,11 @@ def test_large_datasets_have_a_checksum_for_each_mebibyte(tmp_path: Path) -> Non
     assert len(sums) == 3 and verify(folder) == (3000, 4)
 
 
-@pytest.mark.parametrize("compression", [None, "gzip"])
-def test_written_rows_come_back_and_verify(tmp_path: Path, compression: str | None) -> None:
+@pytest.mark.parametrize("stored", [Path, in_chunks])
+def test_written_rows_come_back_and_verify(tmp_path: Path, stored: Callable[[Path], Path]) -> None:
     for dtype in ("f8", ">i4", "?"):
         x = features(700, 4, 5, dtype=dtype)
-        folder = write_shards(tmp_path / dtype, x, np.arange(700), kind="classification", compression=compression)
+        folder = stored(write_shards(tmp_path / dtype, x, np.arange(700), kind="classification"))
         assert np.array_equal(open_dataset(describe(folder)).read(np.arange(700))[0], x)
         assert verify(folder)[0] == 700
 
@@ -184,7 +185,7 @@ def test_info_says_what_is_there(shards: Path, tmp_path: Path) -> None:
     assert lines[0] == f"{shards}: classification, 25 rows in 3 files"
     assert '  x: "/x" float32 rows of 3, contiguous' in lines and "  classes: 4 (a b c d)" in lines
     assert "  checksums: 6 blocks" in lines and any("shard-00002.h5: 5 rows" in line for line in lines)
-    packed = write_shards(tmp_path / "packed", np.zeros((100, 8), "f4"), np.zeros(100), kind="regression", compression="gzip")
+    packed = in_chunks(write_shards(tmp_path / "packed", np.zeros((100, 8), "f4"), np.zeros(100), kind="regression"))
     assert any("chunks of 100 rows, shuffle gzip" in line for line in info(packed))
 
 

@@ -16,9 +16,9 @@ from runs import SMALL, record, train, write
 
 from mpitrain import models, nn, optim
 from mpitrain.backend import CPU, Device
-from mpitrain.checkpoint import disk as disk
 from mpitrain.config import load_config
 from mpitrain.errors import AccessError, MissingError, StorageError
+from mpitrain.files import disk
 from mpitrain.placement.shards import Shards
 from mpitrain.train.build import offload
 from mpitrain.train.build.offload import Files, existing, files_folder, offloaded
