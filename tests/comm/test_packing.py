@@ -23,7 +23,7 @@ from mpitrain.comm.messages.program import (
     plain,
     segment_count,
 )
-from mpitrain.kernels.wire import FORMATS
+from mpitrain.kernels.wire import format_of
 from mpitrain.schedules.collectives import ALL_REDUCE, part
 from mpitrain.schedules.ring import segmented_ring
 from mpitrain.schedules.steps import Copy, Receive, Reduce, Round, Send, data, inbox
@@ -39,7 +39,7 @@ class Simulated:
         sizes = {buffer: needed(programs, buffer) for buffer in ("inbox", "data16", "inbox16")}
         self.memory = {"data": data, "inbox": np.full(sizes["inbox"], np.nan, np.float32),
                        **{name: np.full(sizes[name], 0xFFFF, np.uint16) for name in ("data16", "inbox16")}}
-        self.programs, self.format = [deque(program) for program in programs], FORMATS[packing]
+        self.programs, self.format = [deque(program) for program in programs], format_of(packing)
         self.posted = [False] * len(programs)
 
     def compute(self, operations: Sequence[Operation]) -> None:
@@ -87,7 +87,7 @@ def contributions(n: int, length: int) -> np.ndarray:
 
 def rounded(x: np.ndarray, packing: str) -> np.ndarray:
     kept, to = x.copy(), np.empty(x.size, np.uint16)
-    FORMATS[packing].round(kept.reshape(-1), to)
+    format_of(packing).round(kept.reshape(-1), to)
     return kept
 
 
