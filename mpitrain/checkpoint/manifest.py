@@ -65,10 +65,6 @@ class Checkpoint:
     parts: tuple[Part, ...]
     arrays: dict[str, StoredArray]
 
-    @property
-    def names(self) -> list[str]:
-        return list(self.arrays)
-
     def verify(self) -> None:
         """Read every byte and compare the SHA-256 of each part; CheckpointError names the file that differs."""
         for part in self.parts:

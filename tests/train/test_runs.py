@@ -62,7 +62,7 @@ def test_the_same_layout_twice_gives_the_same_bits(tmp_path):
 def test_the_hash_in_run_json_is_that_of_the_checkpoint(tmp_path):
     ok(train(2, write(tmp_path), "run.out=a", "train.steps=5"))
     found = store.latest(tmp_path / "a/checkpoints")
-    names = [name for name in found.names if name.startswith("parameters/")]
+    names = [name for name in found.arrays if name.startswith("parameters/")]
     assert record(tmp_path / "a")["parameters_sha256"] == parameters_sha256(
         {name.removeprefix("parameters/"): found.read(name) for name in names})
 
