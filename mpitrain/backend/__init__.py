@@ -10,10 +10,9 @@ from mpitrain.backend.namespace import (
     asnumpy,
     is_array,
     overwrite,
-    register_array_module,
     select_device,
 )
 from mpitrain.backend.random import stream_key
 
 __all__ = ["CPU", "Array", "Device", "array_module", "asnumpy", "float_dtype", "is_array", "is_float", "keep_freed_memory",
-           "overwrite", "register_array_module", "select_device", "stream_key", "use_pool"]
+           "overwrite", "select_device", "stream_key", "use_pool"]
