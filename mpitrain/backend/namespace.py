@@ -7,7 +7,6 @@ between them. A third array module (the tests' stand-in for a GPU) joins through
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -65,9 +64,6 @@ class Device:
         """Returns when everything queued on the device has finished (at once on the host)."""
         if self.name == "gpu":
             self.xp.cuda.get_current_stream().synchronize()
-
-    def empty(self, shape: Sequence[int] | int, dtype: Any) -> Array:
-        return self.xp.empty(shape, dtype)
 
 
 CPU = Device("cpu", np)

@@ -45,6 +45,8 @@ class Alone:
         return value
 
 
+ALONE = Alone()
+
 @dataclass(frozen=True)
 class Purpose:
     """The purpose of a checkpoint, in the words of `latest`: on passing damaged ones over, and if there is none."""
@@ -80,13 +82,12 @@ class Piece:
 
 # ---- saving ----------------------------------------------------------------------------------------------------------
 
-def save(folder: Path, step: int, pieces: Sequence[Piece], meta: Mapping[str, Any], channel: Objects | None = None) -> Path:
+def save(folder: Path, step: int, pieces: Sequence[Piece], meta: Mapping[str, Any], channel: Objects = ALONE) -> Path:
     """Write `folder/step-N` and return it once it is on the disk, verified. Called by every rank; it communicates.
 
     A rank with pieces writes the part file of its number; a rank without writes nothing. `meta` (rank 0's) is any JSON with
     finite numbers. If one rank fails, every rank raises that error, and earlier checkpoints stay as they were.
     """
-    channel = Alone() if channel is None else channel
     final = folder / f"step-{step:08d}"
     first = channel.rank == 0
     work = folder / on_first(channel, lambda: _open_work(final))
@@ -180,13 +181,12 @@ def step_of(path: Path) -> int:
     return int(match[1])
 
 
-def latest(folder: Path, channel: Objects | None = None, purpose: Purpose = READ) -> Checkpoint:
+def latest(folder: Path, channel: Objects = ALONE, purpose: Purpose = READ) -> Checkpoint:
     """The newest checkpoint that verifies. Called by every rank; it communicates: rank 0 reads and decides.
 
     Damaged ones are passed over with one warning that names them. MissingError if there is none at all, CheckpointError
     listing what was tried if none is whole: a run never starts again from step 0 by itself.
     """
-    channel = Alone() if channel is None else channel
     name = on_first(channel, lambda: _newest_whole(folder, purpose))
     return load(folder / name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,5 @@ def _dataset(dataset: dict[str, Any]) -> str:
 
 def verify(path: Path | str, *, x: str | None = None, y: str | None = None) -> tuple[int, int]:
     """Read everything and compare every checksum: (rows, checksums compared). Raises DataError at the first that differs."""
-    dataset = Dataset(describe(path, x=x, y=y))
-    try:
+    with closing(Dataset(describe(path, x=x, y=y))) as dataset:
         return len(dataset), dataset.verify()
-    finally:
-        dataset.close()

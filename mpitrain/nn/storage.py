@@ -88,7 +88,7 @@ class FlatLayout:
         """A flat array of `size` elements in memory from `allocate`; its content is undefined."""
         nbytes = size * self.dtype.itemsize
         if nbytes == 0:
-            return self.device.empty(0, self.dtype)
+            return self.device.xp.empty(0, self.dtype)
         raw = (allocate or self._device_memory)(nbytes)
         if not is_array(raw):
             raw = np.frombuffer(raw, dtype=np.uint8)
@@ -100,7 +100,7 @@ class FlatLayout:
 
     def _device_memory(self, nbytes: int) -> Array:
         if self.device.xp is not np:
-            return self.device.empty(nbytes, "uint8")          # a device's allocator aligns to 256 bytes or more
+            return self.device.xp.empty(nbytes, "uint8")          # a device's allocator aligns to 256 bytes or more
         raw = np.empty(nbytes + LINE, np.uint8)
         shift = -raw.ctypes.data % LINE
         return raw[shift:shift + nbytes]
