@@ -193,7 +193,7 @@ DAMAGE = {"truncate": "os.truncate(path, 3000)", "delete": "os.unlink(path)",
 CHANGE = """
 import os, shutil, sys
 import numpy as np
-from mpitrain.data import describe, open_dataset
+from mpitrain.data import Dataset, describe
 from mpitrain.errors import DataError
 path = sys.argv[1]
 dataset = Dataset(describe(path))
@@ -227,7 +227,7 @@ def test_rows_beyond_the_end_are_refused(plain_file: Write) -> None:
 
 def test_more_files_than_may_be_open_is_refused_with_the_limit(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "out", features(30, 2), np.arange(30), kind="classification", shard_rows=1)
-    script = ("import resource, sys\nfrom mpitrain.data import describe, open_dataset\n"
+    script = ("import resource, sys\nfrom mpitrain.data import Dataset, describe\n"
               "description = describe(sys.argv[1])\n"
               "resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[3])))\n"
               "Dataset(description).open()")
