@@ -133,11 +133,11 @@ def _write_part(work: Path, part: int, pieces: Sequence[Piece]) -> dict[str, Any
     arrays = {piece.dataset: piece.array for piece in pieces}
     assert len(arrays) == len(pieces), "two pieces of one part have the same name and place"
     path = work / f"part-{part:05d}.h5"
-    written = hdf5_file.write_hdf5(path, arrays)
-    return {"file": path.name, "size": written.size, "sha256": written.sha256, "pieces": [
+    size, sha256, places = hdf5_file.write_hdf5(path, arrays)
+    return {"file": path.name, "size": size, "sha256": sha256, "pieces": [
         {"name": piece.name, "dtype": piece.array.dtype.name, "global_shape": list(piece.global_shape),
-         "start": list(piece.start), "shape": list(piece.array.shape), "offset": offset, "sha256": sha256}
-        for piece, (offset, sha256) in zip(pieces, written.arrays.values(), strict=True)]}
+         "start": list(piece.start), "shape": list(piece.array.shape), "offset": offset, "sha256": digest}
+        for piece, (offset, digest) in zip(pieces, places.values(), strict=True)]}
 
 
 def _publish(work: Path, final: Path, step: int, meta: Mapping[str, Any], outcomes: Sequence[dict[str, Any]]) -> None:

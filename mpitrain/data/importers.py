@@ -207,13 +207,9 @@ def _is_number(cell: str) -> bool:
         return False
 
 
-def _is_integer(cell: str) -> bool:
-    return cell.removeprefix("-").removeprefix("+").isdecimal()
-
-
 def _write_table(out: Path, x: Values, targets: list[str], kind: str | None, source: Path, overwrite: bool) -> Path:
     numbers = all(map(_is_number, targets))
-    whole = all(map(_is_integer, targets))
+    whole = all(target.removeprefix("-").removeprefix("+").isdecimal() for target in targets)
     kind = kind or ("classification" if whole or not numbers else "regression")
     if kind == "regression":
         if not numbers:

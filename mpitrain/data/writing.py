@@ -105,7 +105,9 @@ def new_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
             building.rename(folder)
             sync_folder(folder.parent, write_error)
             if old is not None:
-                remove_shards(old)
+                for file in filter(lambda file: OURS.fullmatch(file.name), old.iterdir()):
+                    file.unlink()
+                old.rmdir()
     except BaseException:
         for file in building.glob("*"):
             file.unlink()
@@ -130,14 +132,6 @@ def refuse_existing(folder: Path, overwrite: bool) -> None:
     if foreign:
         raise OutputError(f"the output folder holds files that are not our shards ({', '.join(foreign[:3])}); "
                           f"they are not deleted: choose another --out", file=folder)
-
-
-def remove_shards(folder: Path) -> None:
-    """Delete a folder of shards, and nothing that we did not write."""
-    for file in folder.iterdir():
-        if OURS.fullmatch(file.name):
-            file.unlink()
-    folder.rmdir()
 
 
 def write_error(error: OSError, doing: str, path: Path, **_: Any) -> MpitrainError:

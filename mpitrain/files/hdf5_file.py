@@ -15,7 +15,6 @@ import hashlib
 import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,24 +25,17 @@ from mpitrain.errors import StorageError
 from mpitrain.files.disk import BLOCK, DTYPES, read_fully, reading, write_file
 
 
-@dataclass(frozen=True)
-class Written:
-    """A file that is on the disk and was read again: its size, SHA-256, and by name the place of each array and its SHA-256."""
-    size: int
-    sha256: str
-    arrays: dict[str, tuple[int, str]]
-
-
-def write_hdf5(path: Path, arrays: Mapping[str, np.ndarray]) -> Written:
+def write_hdf5(path: Path, arrays: Mapping[str, np.ndarray]) -> tuple[int, str, dict[str, tuple[int, str]]]:
     """Make the new file `path` with a contiguous dataset per array (names with "/" make groups), synced and verified.
 
-    The raw data is never copied as a whole. Raises StorageError, AccessError or OutputError with the file and offset.
+    The result is the file's size and SHA-256, and by name the offset of each array and its SHA-256. The raw data is never copied
+    as a whole. Raises StorageError, AccessError or OutputError with the file and offset.
     """
     chunks, offsets = lay_out(arrays)
     write_file(path, chunks)
     sha256 = _read_again(path, chunks)
     places = {name: (offsets[name], hashlib.sha256(little_endian(array)).hexdigest()) for name, array in arrays.items()}
-    return Written(sum(map(len, chunks)), sha256, places)
+    return sum(map(len, chunks)), sha256, places
 
 
 def little_endian(array: np.ndarray) -> memoryview:
