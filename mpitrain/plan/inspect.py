@@ -16,7 +16,7 @@ from mpitrain.checkpoint.manifest import MANIFEST, Checkpoint, load
 from mpitrain.config import Config, load_config
 from mpitrain.data import report
 from mpitrain.errors import ConfigError, MissingError, MpitrainError
-from mpitrain.parallel.connect import alone
+from mpitrain.parallel.layers.join import alone
 from mpitrain.parallel.layers.tensor_loss import cut_loss
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.parallel.pipeline.inference import Inference

@@ -38,15 +38,13 @@ from mpitrain.parallel.policies.choose import change, choose
 from mpitrain.parallel.policies.policy import Policy, Setup
 from mpitrain.placement.bytes import memory_text
 from mpitrain.placement.place import place
-from mpitrain.train.build import precision, reproducible
+from mpitrain.train.build import precision
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.measured_cut import MeasuredCut
-from mpitrain.train.build.offload import files_folder, offloaded
 from mpitrain.train.build.trial import try_one_sample
 from mpitrain.train.build.validate import refuse_parts, validate
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.intervals import Plan
-from mpitrain.train.machine import fingerprint
 from mpitrain.train.observers.record import Console
 from mpitrain.train.observers.tuning import Tune
 from mpitrain.train.trainer import Trainer
@@ -116,6 +114,7 @@ class Job:
         self.trainer.best = (float(best[0]), int(best[1])) if best else None
         self.trainer.metrics = dict(found.meta.get("metrics") or {})
         self.trainer.evaluated = self.trainer.evaluator is None or found.meta.get("evaluated") is not False
+        from mpitrain.train.machine import fingerprint
         said = fingerprint.changes(found.meta.get("numerics"), self.numerics)
         if not said and self.numerics is None:
             said = change(chosen.get("exchange"), self.tuning.choices.get("exchange"))
@@ -137,6 +136,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     assert sampler is not None
     anywhere = t.reproducible == "layout"
     if anywhere:
+        from mpitrain.train.build import reproducible
         reproducible.refuse_threads()
     control = mesh.channel(mesh.axes, "control")
     plan = make_plan(config, sampler)
@@ -163,7 +163,11 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         labelled = inputs.training
         on_first(control, lambda: scan_labels(labelled, n_classes))
 
-    stepper = offloaded(optimizer, config.optimizer.offload, files_folder(config), policy.storage, device, control)
+    if config.optimizer.offload == "none":
+        stepper = optimizer(policy.storage)
+    else:
+        from mpitrain.train.build.offload import files_folder, offloaded
+        stepper = offloaded(optimizer, config.optimizer.offload, files_folder(config), policy.storage, device, control)
     state = State(stage.model, stepper, inputs.transforms, whole=model, mesh=mesh, control=control, policy=policy)
     synchronise_batch_norm(stage.model, held.replicas)
     held.start_alike(state.arrays())

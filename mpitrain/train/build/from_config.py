@@ -115,7 +115,7 @@ def refuse_keys(config: Config, section: str, *things: Callable[..., Any]) -> No
     taken = {name for thing in things for name in parameters_of(thing)} - GIVEN
     for key in getattr(config, section).arguments:
         if key not in taken:
-            raise config.wrong(f"unknown key {section}.{key}{nearest(key, taken | keys_of(section))}", (f"{section}.{key}",))
+            raise config.wrong(f"unknown key {section}.{key}{nearest(key, [*taken, *keys_of(section)])}", (f"{section}.{key}",))
 
 
 def checkpoint_folder(path: Path) -> Path:
