@@ -42,7 +42,7 @@ def compiled(signature: Any) -> Callable[[Function], Function]:
     """
     prepare_numba()
     import numba
-    settings = {"nogil": True, "error_model": "numpy"}
+    settings: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 
     def decorate(function: Function) -> Function:
         made: Function
