@@ -177,7 +177,7 @@ def inspect_checkpoint(folder: Path, run: Path) -> Iterator[str]:
 def checkpoint_lines(found: Checkpoint) -> Iterator[str]:
     yield f"step {found.step}"
     rows = [(name, found.arrays[name].dtype.name, shape_text(found.arrays[name].shape), array_sha256(found.read(name))[:16])
-            for name in found.names]
+            for name in found.arrays]
     yield from table(("array", "dtype", "shape", "sha256"), rows)
 
 

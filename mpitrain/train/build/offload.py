@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from mpitrain.backend import Device
-from mpitrain.checkpoint.disk import free, reserve, said
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job.together import everywhere
 from mpitrain.config.sections import Config
 from mpitrain.errors import AccessError, MissingError, MpitrainError, StorageError
+from mpitrain.files.disk import free, reserve, said
 from mpitrain.optim import Optimizer
 from mpitrain.optim.on_host import OnHost
 
