@@ -23,7 +23,6 @@ from mpitrain.backend import Array
 from mpitrain.config.sections import SHARDED
 from mpitrain.errors import GraphError
 from mpitrain.nn import FlatLayout, Segment
-from mpitrain.nn.storage import NamedViews
 from mpitrain.placement.buckets import Bucket, plan_buckets
 from mpitrain.placement.slices import Part, Slice, cut_slices, parts_of
 from mpitrain.schedules.direct import OwnersToAll, SumToOwners
@@ -61,7 +60,7 @@ class Unit:
         self.parts = [replace(p, start=p.start + by, stop=p.stop + by) for p in parts_of(segments, self.own)]
 
 
-class Shards(NamedViews):
+class Shards:
     """The elements that each of `n` ranks keeps; those of rank `rank` are the storage of an optimizer.
 
     `cuts` are numbers of parameters, in the layout's order, that no bucket joins. `whole`: slices of whole parameters, for an

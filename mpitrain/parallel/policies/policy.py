@@ -26,7 +26,6 @@ from mpitrain.parallel.gradients.bucket_sum import BucketSum
 from mpitrain.parallel.gradients.norm import GradientNorm, Parts
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.statistics import PlainStatistics, Statistics, TreeStatistics
-from mpitrain.parallel.policies.node_memory import nodes_of, nodes_text
 from mpitrain.placement.bytes import Bytes
 from mpitrain.placement.shards import Shards
 from mpitrain.placement.tree import RankTree
@@ -224,6 +223,7 @@ class Policy(ABC):
 
 def way_of(channel: AnyChannel, tree: RankTree | None) -> str:
     """How ranks sum buckets of which all get the whole sum, as far as bits depend on it. It communicates."""
+    from mpitrain.parallel.policies.node_memory import nodes_of, nodes_text
     if tree:
         return "messages, one tree over all micro-batches"
     if channel.shared and not channel.notes:
