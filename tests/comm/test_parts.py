@@ -21,7 +21,7 @@ from mpitrain.backend.namespace import MODULES
 from mpitrain.comm.job.signals import StopRequest
 from mpitrain.comm.messages.buffers import Pool, Pools, Staged
 from mpitrain.comm.messages.prepare import make_plan
-from mpitrain.comm.messages.program import Messages, Operation, Part, plain, segment_count, translate
+from mpitrain.comm.messages.program import Messages, Operation, Part, plain, translate
 from mpitrain.comm.messages.progress import Progress
 from mpitrain.comm.messages.signature import HEADER_BYTES, Signature, data_tag, unpack
 from mpitrain.schedules.collectives import ring
@@ -64,10 +64,6 @@ def test_steps_become_byte_ranges_split_at_the_limit_and_empty_rounds_vanish() -
                   Operation("copy", (Part("data", 0, 1), Part("data", 1, 2))))
     assert translate(stages, {"data": 4, "inbox": 4}, message_bytes=8) == [
         Messages((), (("inbox", 0, 8, 1), ("inbox", 8, 12, 1)), (("data", 4, 8, 2),), operations)]
-
-
-def test_long_parts_are_cut_into_segments_on_up_to_64_ranks() -> None:
-    assert [segment_count(ring, n, 1000 * n, 4, 1000) for n in (3, 64, 65)] == [4, 4, 1]
 
 
 def test_the_pool_gives_the_smallest_kept_buffer_that_fits() -> None:
