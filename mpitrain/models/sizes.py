@@ -13,18 +13,11 @@ from typing import Any
 from mpitrain.errors import ConfigError
 
 
-def require_sizes(**sizes: Any) -> None:
-    """ConfigError unless each of these keys of [model] is an integer of at least 1."""
+def require_sizes(least: int = 1, /, **sizes: Any) -> None:
+    """ConfigError unless each of these keys of [model] is an integer of at least `least`."""
     for name, value in sizes.items():
-        if not _is_size(value):
-            raise _wrong(name, "an integer of at least 1", value)
-
-
-def require_counts(**counts: Any) -> None:
-    """ConfigError unless each of these keys of [model] is an integer of at least 0."""
-    for name, value in counts.items():
-        if not _is_size(value, least=0):
-            raise _wrong(name, "an integer of at least 0", value)
+        if not _is_size(value, least):
+            raise _wrong(name, f"an integer of at least {least}", value)
 
 
 def require_list_of_sizes(name: str, values: Any) -> None:
