@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -12,7 +12,7 @@ from mpitrain.backend import Array, Device, array_module
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.nn import Sequential
-from mpitrain.parallel.gradients.norm import Parts
+from mpitrain.parallel.gradients.norm import PartOf
 from mpitrain.parallel.gradients.replicas import broadcast_state
 from mpitrain.parallel.layers.context_parallel import join_attention
 from mpitrain.parallel.layers.expert_parallel import Dispatcher, LoneDispatcher
@@ -79,11 +79,11 @@ class ParallelContext:
                    for count in counts for stage in range(n_stages)]
         self.control.agree(sha256(repr(actions).encode()).hexdigest(), f"the actions of the schedule {name} (SHA-256)")
 
-    def tied_parameters(self, storage: Parts) -> TiedParameters | None:
-        """The sum of tied parameters' gradients; None where no parameters are tied. It communicates."""
+    def tied_parameters(self, segments: Sequence[PartOf]) -> TiedParameters | None:
+        """The sum of tied parameters' gradients in `segments`; None where no parameters are tied. It communicates."""
         if not any(parameter.twin_of for parameter in self.stage.whole.parameters()):
             return None
-        return TiedParameters(storage, self.mesh.link("pp", "twins"), self.mesh.channel("pp", "twins"), self.stage.place)
+        return TiedParameters(segments, self.mesh.link("pp", "twins"), self.mesh.channel("pp", "twins"), self.stage.places)
 
     def output_shape(self, found: Any) -> tuple[int, ...]:
         """The shape of the model's output, on all ranks, where ranks of the last stage have `found`. It communicates."""

@@ -42,7 +42,7 @@ def choose(setup: Setup) -> Policy:
     """
     comm = setup.config.comm
     asked = find_policy(setup.config)
-    if comm.sharding in POLICIES and setup.held.mesh[REPLICAS].size == 1:
+    if comm.sharding in POLICIES and setup.context.mesh[REPLICAS].size == 1:
         asked = Replicated                                    # A single rank has nothing to cut.
     channel = gradient_channel(setup, by_messages=asked.cuts_gradients and not comm.node_shared)
     return one_per_node(asked, setup, channel) if comm.node_shared and channel.size > 1 else asked(setup, channel)
@@ -51,14 +51,14 @@ def choose(setup: Setup) -> Policy:
 def choose_to_evaluate(setup: Setup) -> Policy:
     """The policy of a run without training: parameters stay in slices, since the model may be larger than a rank's memory. It
     communicates."""
-    cut = setup.config.comm.sharding == "parameters" and setup.held.mesh[REPLICAS].size > 1
-    return (ShardedParameters if cut else Replicated)(setup, setup.held.control)
+    cut = setup.config.comm.sharding == "parameters" and setup.context.mesh[REPLICAS].size > 1
+    return (ShardedParameters if cut else Replicated)(setup, setup.context.control)
 
 
 def gradient_channel(setup: Setup, *, by_messages: bool) -> AnyChannel:
     """The channel of the ranks that add up gradients. With `comm.algorithm` "auto", those on the CPU go through shared memory
     where a node has room; a named algorithm goes by messages."""
-    comm, mesh, algorithm = setup.config.comm, setup.held.mesh, setup.algorithm
+    comm, mesh, algorithm = setup.config.comm, setup.context.mesh, setup.algorithm
     wire = None if comm.wire_dtype == "float32" else comm.wire_dtype
     channel = mesh.channel(REPLICAS, "gradients", algorithm=algorithm, wire=wire)
     if algorithm == AUTO and setup.device.name == "cpu" and channel.size > 1 and not by_messages:
@@ -68,7 +68,7 @@ def gradient_channel(setup: Setup, *, by_messages: bool) -> AnyChannel:
 
 def one_per_node(asked: type[Policy], setup: Setup, shared: Any) -> Policy:
     """The policy with one copy on each node, as far as there is anything to have one of."""
-    mesh, kind = setup.held.mesh, setup.config.comm.sharding
+    mesh, kind = setup.context.mesh, setup.config.comm.sharding
     if shared.size < mesh[mesh.axes].size:
         refuse_unlike_nodes(mesh, shared)
     several, why = shared.size > shared.node.size, ""
