@@ -65,16 +65,9 @@ class Tensor:
         self.grad_buffer: Array | None = None     # where the first contribution is written, e.g. a view into a bucket
         self.grad_hooks: list[Callable[[Any], None]] = []   # called once per backward, when `grad` is final
         self.edge: tuple[Node, int] | None = None    # the node, and the number of its output; None for a leaf
-        self.requires_grad = False
-        if requires_grad:
-            self.require_grad()
-
-    def require_grad(self) -> Tensor:
-        """Asks backward for this leaf's gradient; only floating-point arrays have one."""
-        if not is_float(self.array.dtype):
-            raise ShapeError(f"only float32 and float64 arrays have gradients, not {self.array.dtype}")
-        self.requires_grad = True
-        return self
+        self.requires_grad = requires_grad
+        if requires_grad and not is_float(array.dtype):
+            raise ShapeError(f"only float32 and float64 arrays have gradients, not {array.dtype}")
 
     @property
     def node(self) -> Any:

@@ -12,8 +12,7 @@ from typing import Any
 from mpitrain import nn
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ConfigError, ShapeError
-from mpitrain.models.registry import MODELS
-from mpitrain.models.sizes import require_sizes
+from mpitrain.models.registry import MODELS, require_sizes
 from mpitrain.nn import init
 
 STD = 0.02                                        # The standard deviation of initial weights, as GPT-2 has it.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -30,8 +29,7 @@ class Use(NamedTuple):
     pool: int | None
 
 
-@dataclass(frozen=True)
-class Forecast:
+class Forecast(NamedTuple):
     """The bytes of a rank of each stage, and `why` some are unknown."""
 
     stages: list[Use]

@@ -97,16 +97,13 @@ class LoneGroup(Group):
         self.rank, self.size = rank, size
 
     def sum(self, array: Array, name: str) -> Array:
-        copy: Array = array.copy()
-        return copy
+        return array.copy()
 
     def gather(self, array: Array, dim: int, name: str) -> Array:
-        joined: Array = array_module(array).concatenate([array] * self.size, axis=dim)
-        return joined
+        return array_module(array).concatenate([array] * self.size, axis=dim)
 
     def scatter(self, array: Array, dim: int, name: str) -> Array:
-        copy: Array = self.part(array, dim).copy()
-        return copy
+        return self.part(array, dim).copy()
 
 
 class Tables:
@@ -154,13 +151,11 @@ class Between(Function):
     @staticmethod
     def forward(ctx: Context, x: Array, *, group: Group, name: str, dim: int = 0) -> Array:
         ctx.group, ctx.dim, ctx.name = group, dim, name
-        found: Array = ctx.function.there(group, x, dim, name)
-        return found
+        return ctx.function.there(group, x, dim, name)
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
-        found: Array = ctx.function.back(ctx.group, grad, ctx.dim, ctx.name)
-        return found
+        return ctx.function.back(ctx.group, grad, ctx.dim, ctx.name)
 
 
 class Enter(Between):

@@ -70,7 +70,7 @@ class Pipeline:
         self._counting = self._add.start() if self.channel.size > 1 else None
         self._micro, self._losses, self.waited_s = micro_batches, np.zeros(self.n_micro), 0.0
         if self.neighbours is not None:
-            self.neighbours.finish()                          # Sends of the last step, which did not wait for them.
+            self.neighbours.link.finish()                      # Sends of the last step, which did not wait for them.
         program = self._program(len(micro_batches))
         self._split = splits_backward(program)
         for i, action in enumerate(program):

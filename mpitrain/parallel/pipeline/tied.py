@@ -37,28 +37,24 @@ class TiedParameters:
 
     def add(self, gradients: Any) -> None:
         """Replaces the gradient of each use by the sum of all uses, in the flat array `gradients`."""
-        for tag, (ranks, own) in enumerate(self._uses):
-            self._add_one(ranks, own, gradients, tag)
-
-    def _add_one(self, ranks: Sequence[int], own: Sequence[PartOf], gradients: Any, tag: int) -> None:
         link = self.link
-        parts = [gradients[s.start:s.stop] for s in own]
-        xp = array_module(parts[0])
-        others = sorted(set(ranks) - {link.rank})
-        arriving = {peer: [link.receive(parts[0].shape, parts[0].dtype, peer, tag, own[0].name) for rank in ranks if rank == peer]
-                    for peer in others}
-        for peer in others:
+        for tag, (ranks, own) in enumerate(self._uses):
+            parts, name = [gradients[s.start:s.stop] for s in own], own[0].name
+            xp = array_module(parts[0])
+            others = [rank for rank in ranks if rank != link.rank]
+            arriving = [link.receive(parts[0].shape, parts[0].dtype, peer, tag, name) for peer in others]
+            for peer in sorted(set(others)):
+                for part in parts:
+                    link.send(part, peer, tag, name)
+            mine, theirs, total = iter(parts), iter(arriving), None
+            for rank in ranks:
+                if rank == link.rank:
+                    addend = next(mine)
+                else:
+                    message = next(theirs)
+                    message.wait()
+                    addend = xp.asarray(message.array)
+                total = addend.copy() if total is None else xp.add(total, addend, out=total)
+            link.finish()                                     # The memory of what was sent is written next.
             for part in parts:
-                link.send(part, peer, tag, own[0].name)
-        mine, total = iter(parts), None
-        for rank in ranks:
-            if rank == link.rank:
-                addend = next(mine)
-            else:
-                message = arriving[rank].pop(0)
-                message.wait()
-                addend = xp.asarray(message.array)
-            total = addend.copy() if total is None else xp.add(total, addend, out=total)
-        link.finish()                                         # The memory of what was sent is written next.
-        for part in parts:
-            part[...] = total
+                part[...] = total

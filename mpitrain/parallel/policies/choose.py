@@ -80,7 +80,7 @@ def one_per_node(asked: type[Policy], setup: Setup, shared: Any) -> Policy:
                "blocks together for itself")
     if why:
         policy: Policy = asked(setup, shared.messages if asked.cuts_gradients else shared)
-        policy.say(f"comm.node_shared: {why}")
+        policy.said.append(f"comm.node_shared: {why}")
         return policy
     if asked is Replicated or (asked is ShardedOptimizer and not several):
         return NodeShared(setup, shared)                      # All ranks that share the copy are on one node.

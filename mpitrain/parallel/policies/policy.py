@@ -82,15 +82,12 @@ class Policy(ABC):
         self.step = 0                        # Updates done.
         self.want_norm = True                # a norm costs a pass over the gradients: it is computed where asked for, or to clip
         self.choices: dict[str, Any] = {}
-        self._said: list[str] = []
+        self.said: list[str] = []            # Notes of the policy, beside those of its channel.
 
     @property
     def notes(self) -> list[str]:
         """Options that could not be had, a line each; complete once the policy is open."""
-        return [*self.channel.notes, *self._said]
-
-    def say(self, note: str) -> None:
-        self._said.append(note)
+        return [*self.channel.notes, *self.said]
 
     def initialise(self) -> None:
         """Gives the stage's model its memory and initial values. Sets `layout`, where all of its parameters lie in flat arrays,
@@ -205,7 +202,7 @@ class Policy(ABC):
         travels = wire if dtype == "float32" and by_messages else dtype
         self.choices["exchange"] = {"ranks": channel.size, "way": self.way(), "wire": travels}
         if wire not in ("float32", travels):
-            self.say(f'comm.wire_dtype = "{wire}" has no effect: ' + (
+            self.said.append(f'comm.wire_dtype = "{wire}" has no effect: ' + (
                 "it is for gradients of float32" if dtype != "float32" else
                 "gradients go through shared memory, not by messages"))
 

@@ -164,12 +164,10 @@ class ShardedReducer(GradientReducer):
 
         Where a bucket that leaves before this one has yet to come to that place, other memory for now.
         """
-        if self.ring is None:
-            return self.pool.take(bucket.stop - bucket.start)
         first = bucket.turn.buckets[0].index + self._started
-        if self.ring.overlapping[bucket.index].isdisjoint(range(first, bucket.index)):
-            return self._place_of(bucket, self.ring)
-        return self.pool.take(bucket.stop - bucket.start)
+        if self.ring is None or not self.ring.overlapping[bucket.index].isdisjoint(range(first, bucket.index)):
+            return self.pool.take(bucket.stop - bucket.start)
+        return self._place_of(bucket, self.ring)
 
     def _place_of(self, bucket: Bucket, ring: BucketRing) -> Array:
         """The bucket's place in shared memory, after sums that use it have ended."""
