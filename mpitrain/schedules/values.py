@@ -84,12 +84,6 @@ class Memory:
     def __init__(self, runs: Iterable[Run] = ()) -> None:
         self._runs = [run for run in runs if run.start < run.stop]
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Memory) and self._runs == other._runs
-
-    def copy(self) -> Memory:
-        return Memory(self._runs)
-
     def runs(self, start: int, stop: int) -> list[Run]:
         """What is in [start, stop), gaps as runs of EMPTY."""
         if start >= stop:

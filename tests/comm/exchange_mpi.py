@@ -1,4 +1,4 @@
-"""Scattering, gathering, 16-bit messages and arrays, lanes, and the library's own all-reduce, over real messages."""
+"""Scattering, gathering, 16-bit messages and arrays, and the library's own all-reduce, over real messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EPSILON = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 @pytest.fixture
 def channel(comm: Any) -> Iterator[Channel]:
-    channel = Channel(comm.Dup(), "test", segment_bytes=4000)             # so that 40,001 elements are cut at any number of ranks
+    channel = Channel(comm.Dup(), "test")
     yield channel
     channel.close()
 
@@ -102,7 +102,7 @@ def test_operations_of_all_kinds_are_in_flight_together(channel: Channel, comm: 
 @pytest.mark.parametrize("wire", ["bfloat16", "float16"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_on_a_16_bit_wire_all_ranks_hold_the_same_rounded_sum(comm: Any, algorithm: str, wire: str) -> None:
-    channel = Channel(comm.Dup(), "test", algorithm=ALGORITHMS[algorithm], wire=wire, segment_bytes=4000, message_bytes=1000)
+    channel = Channel(comm.Dup(), "test", algorithm=ALGORITHMS[algorithm], wire=wire, message_bytes=1000)
     for size in SIZES:
         array = values(comm.rank, size)
         channel.allreduce(array, name="x")

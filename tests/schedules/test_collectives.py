@@ -7,18 +7,12 @@ from functools import partial
 from itertools import pairwise
 
 import pytest
+from checks import check_all_gather, check_all_to_all, check_broadcast, check_reduce_scatter, check_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpitrain.errors import ConfigError
-from mpitrain.schedules.check import (
-    check_all_gather,
-    check_all_reduce,
-    check_all_to_all,
-    check_broadcast,
-    check_reduce_scatter,
-    check_tree,
-)
+from mpitrain.schedules.check import check_all_reduce
 from mpitrain.schedules.collectives import (
     ALL_GATHER,
     ALL_REDUCE,

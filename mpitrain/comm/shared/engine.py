@@ -102,13 +102,11 @@ class Plan(ctypes.Structure):
         self.flat = [array.view(storage(number_type)) for array in arrays]
         self._program = np.array(program, np.int32)
         self._addresses = addresses(arrays)
-        header = bytearray(HEADER_BYTES)
-        signature.pack_into(header, 0)
         super().__init__(control.n, control.rank, SLOTS, mode, TYPES.get(number_type, 0), storage(number_type).itemsize, count,
                          *own_slice, len(self.order), SCRATCH_BYTES, control.gates.ctypes.data,
                          control.records.ctypes.data, control.scratch.ctypes.data, self._program.ctypes.data,
                          ctypes.addressof(self._addresses), own, ctypes.addressof(turn), 0, 0, -1)
-        ctypes.memmove(ctypes.addressof(self) + Plan.record.offset, bytes(header), HEADER_BYTES)
+        ctypes.memmove(ctypes.addressof(self) + Plan.record.offset, signature.header(0), HEADER_BYTES)
         self.pointer = ctypes.addressof(self)
 
     def follow(self, passes: Any) -> None:
@@ -162,9 +160,7 @@ class Polling:
         if state == QUEUED:
             if not _wait_for(finished, sequence - SLOTS + 1, limit):
                 return QUEUED
-            record = bytearray(HEADER_BYTES)
-            plan.signature.pack_into(record, sequence)
-            control.records[slot, self._rank] = record
+            control.records[slot, self._rank] = np.frombuffer(plan.signature.header(sequence), np.uint8)
             if plan.mode == ONE_SHOT:
                 control.scratch[self._rank, slot, :array.nbytes].view(array.dtype)[...] = array
             arrived[self._rank] = sequence + 1
