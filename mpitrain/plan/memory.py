@@ -19,7 +19,7 @@ from mpitrain.errors import MpitrainError, name_and_text, place
 from mpitrain.nn import FlatLayout
 from mpitrain.parallel.connect import alone
 from mpitrain.parallel.layers.tensor_loss import cut_loss
-from mpitrain.parallel.policies.bucket_ring import ring_size
+from mpitrain.parallel.policies.bucket_memory import ring_size
 from mpitrain.parallel.policies.sharded_reducer import IN_FLIGHT, SHARED_AT_ONCE
 from mpitrain.placement.bytes import Forecast, Use, sums_at_once
 from mpitrain.placement.place import Placement

@@ -29,7 +29,6 @@ from mpitrain.parallel.gradients.statistics import Statistics
 from mpitrain.parallel.policies.node_memory import nodes_of, nodes_text
 from mpitrain.placement.bytes import Bytes
 from mpitrain.placement.shards import Shards
-from mpitrain.placement.tree import RankTree
 from mpitrain.schedules.collectives import ON_NODES
 
 
@@ -123,7 +122,17 @@ class Policy(ABC):
 
     def way(self) -> str:
         """How gradients are added up, as far as bits depend on it. It communicates."""
-        return way_of(self.channel, self.tree)
+        channel = self.channel
+        if self.tree:
+            return "messages, one tree over all micro-batches"
+        if channel.shared and not channel.notes:
+            return f"shared memory of ranks {nodes_text(nodes_of(channel))}"
+        way = f"messages, {name_of(channel.algorithm) if isinstance(channel.algorithm, str) else 'an algorithm of your own'}"
+        if isinstance(channel.algorithm, str) and channel.algorithm in ON_NODES:
+            way += f" of ranks {nodes_text(hosts_of(channel.messages.comm))}"
+        if channel.shared and channel.cross is None:              # Copied arrays need little room.
+            way += f", small buckets through shared memory of ranks {nodes_text(nodes_of(channel))}"
+        return way
 
     def whole_of(self, allocate: Callable[[int], Any] | None) -> None:
         """`initialise` where each rank sees all parameters, in memory of `allocate` (default: the device's own)."""
@@ -205,17 +214,3 @@ class Policy(ABC):
             self.said.append(f'comm.wire_dtype = "{wire}" has no effect: ' + (
                 "it is for gradients of float32" if dtype != "float32" else
                 "gradients go through shared memory, not by messages"))
-
-
-def way_of(channel: AnyChannel, tree: RankTree | None) -> str:
-    """How ranks sum buckets of which all get the whole sum, as far as bits depend on it. It communicates."""
-    if tree:
-        return "messages, one tree over all micro-batches"
-    if channel.shared and not channel.notes:
-        return f"shared memory of ranks {nodes_text(nodes_of(channel))}"
-    way = f"messages, {name_of(channel.algorithm) if isinstance(channel.algorithm, str) else 'an algorithm of your own'}"
-    if isinstance(channel.algorithm, str) and channel.algorithm in ON_NODES:
-        way += f" of ranks {nodes_text(hosts_of(channel.messages.comm))}"
-    if channel.shared and channel.cross is None:              # Copied arrays need little room.
-        way += f", small buckets through shared memory of ranks {nodes_text(nodes_of(channel))}"
-    return way

@@ -14,7 +14,7 @@ from mpitrain.parallel.gradients.norm import GradientNorm, PartOf
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.policies.node_copy import NodeCopy
 from mpitrain.parallel.policies.node_memory import norm_of_node
-from mpitrain.parallel.policies.policy import Policy, Setup, way_of
+from mpitrain.parallel.policies.policy import Policy, Setup
 from mpitrain.parallel.policies.sharded_reducer import ShardedReducer
 from mpitrain.parallel.policies.unshard import Unsharding
 from mpitrain.placement.buckets import Bucket
@@ -83,7 +83,7 @@ class Sharded(Policy):
         return found._replace(parameters=-(-found.parameters // (1 if self.copy is None else self.copy.shared.node.size)))
 
     def way(self) -> str:
-        found = way_of(self.channel, self.tree)
+        found = super().way()
         if self.copy is None and not self.tree and (self.cuts_gradients or not self.channel.shares_all):
             found = "messages to the owners of slices"
         elif self.copy is not None and self.channel.cross is not None and not self.tree:

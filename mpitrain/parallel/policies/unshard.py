@@ -17,7 +17,7 @@ from mpitrain.backend import Array
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.work import Work
 from mpitrain.nn import Module, Segment, Sequential
-from mpitrain.parallel.policies.buffer_pool import BufferPool
+from mpitrain.parallel.policies.bucket_memory import BufferPool
 from mpitrain.placement.shard_cuts import blocks_of
 from mpitrain.placement.shards import Shards, Unit
 
