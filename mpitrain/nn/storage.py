@@ -58,14 +58,19 @@ def plan_segments(parameters: Sequence[Parameter]) -> tuple[list[Segment], int]:
     return segments, end
 
 
-class NamedViews:
-    """The parts of flat arrays by name: of a class that says where each of `segments` lies in one."""
+class FlatArrays:
+    """Flat arrays of `size` elements, and their parts by name: of a class that says where each of `segments` lies in one."""
 
+    size: int
     segments: Any
+    views: Callable[[Array], list[Array]]                      # The segments' parts of a flat array.
+    memory: Callable[[int, Allocate | None], Array]            # So many elements in memory of `allocate`.
 
-    def views(self, flat: Array) -> list[Array]:
-        """The segments' parts of a flat array."""
-        raise NotImplementedError
+    def new_flat(self, allocate: Allocate | None = None) -> Array:
+        """Another flat array, zero: gradients, optimizer state."""
+        flat = self.memory(self.size, allocate)
+        flat.fill(0)
+        return flat
 
     def named_views(self, flats: dict[str, Array]) -> dict[str, Array]:
         """The parts of several flat arrays as "array/parameter", for instance "m/block0.weight"."""
@@ -79,7 +84,7 @@ class NamedViews:
             overwrite(view, state[name])
 
 
-class FlatLayout(NamedViews):
+class FlatLayout(FlatArrays):
     """Where each parameter (in this order) lives in flat arrays of one dtype, and the making of such arrays.
 
     `allocate(nbytes)` supplies memory, 64-byte aligned: anything with the buffer protocol, or a uint8 array of the device; by
@@ -98,12 +103,6 @@ class FlatLayout(NamedViews):
         if flat.shape != (self.size,):
             raise ShapeError(f"a flat array of this model has shape ({self.size},), this one {flat.shape}")
         return [flat[s.start:s.stop].reshape(s.shape) for s in self.segments]
-
-    def new_flat(self, allocate: Allocate | None = None) -> Array:
-        """Another flat array of this layout, zero: gradients, optimizer state."""
-        flat = self.memory(self.size, allocate)
-        flat.fill(0)
-        return flat
 
     def memory(self, size: int, allocate: Allocate | None = None) -> Array:
         """A flat array of `size` elements in memory from `allocate`; its content is undefined."""

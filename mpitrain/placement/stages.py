@@ -76,10 +76,8 @@ def cut(model: Module, index: int, n_stages: int, chunks: int = 1, *, counts: Se
                         "return an nn.Sequential of blocks, or set mesh.pp=1")
     bounds = find_bounds(len(model), n_stages, chunks, counts)
     parts = [model.slice(bounds[v], bounds[v + 1]) for v in range(index, n_stages * chunks, n_stages)]
-    if chunks == 1:
-        return Stage(model, parts[0], list(parts), index, n_stages, bounds)
-    all_chunks = Sequential(*(item for part in parts for item in part.blocks.items()))
-    return Stage(model, all_chunks, list(parts), index, n_stages, bounds)
+    joined = parts[0] if chunks == 1 else Sequential(*(item for part in parts for item in part.blocks.items()))
+    return Stage(model, joined, list(parts), index, n_stages, bounds)
 
 
 def find_bounds(n_blocks: int, n_stages: int, chunks: int, counts: Sequence[int]) -> list[int]:
