@@ -72,7 +72,7 @@ def main() -> None:
     options = parser.parse_args()
     report = Report(0, options.json)
     keep_freed_memory()
-    dataset = data.open_dataset(data.describe(options.folder))
+    dataset = data.Dataset(data.describe(options.folder))
     training, held_out = data.token_split(dataset, BLOCK, "tail:0.1")
     sampler = data.Sampler(len(training), BATCH, seed=options.seed)
     model = models.gpt(layers=LAYERS, heads=HEADS, width=WIDTH, block=BLOCK, vocabulary=VOCABULARY, dropout=0.0, bias=False)

@@ -22,6 +22,7 @@ class Registry(Generic[T]):
     def __init__(self, kind: str):
         self.kind = kind
         self._table: dict[str, T] = {}
+        self._places: dict[str, str] = {}         # of objects that are still to be imported
 
     def register(self, name: str) -> Callable[[T], T]:
         def add(value: T) -> T:
@@ -30,13 +31,20 @@ class Registry(Generic[T]):
             return value
         return add
 
+    def register_later(self, name: str, where: str) -> None:
+        """`where` is the object's place, "package.module:name", which is imported when somebody asks for it."""
+        self._places[name] = where
+
     def __iter__(self) -> Iterator[str]:
-        return iter(self._table)
+        return iter((*self._table, *self._places))
 
     def __contains__(self, name: str) -> bool:
-        return name in self._table
+        return name in self._table or name in self._places
 
     def __getitem__(self, name: str) -> T:
+        if name in self._places:
+            module, _, attribute = self._places.pop(name).partition(":")
+            self._table[name] = getattr(importlib.import_module(module), attribute)
         return self._table[name]
 
     def resolve(self, name: str, folder: Path | None = None) -> T:
@@ -44,10 +52,10 @@ class Registry(Generic[T]):
         if ":" in name:
             found: T = import_object(name, self.kind, folder)
             return found
-        if name not in self._table:
-            raise ConfigError(f'unknown {self.kind} "{name}"{nearest(name, self._table)}; '
+        if name not in self:
+            raise ConfigError(f'unknown {self.kind} "{name}"{nearest(name, self)}; '
                               f'your own is "package.module:name" or "file.py:name"')
-        return self._table[name]
+        return self[name]
 
 
 def import_object(name: str, kind: str, folder: Path | None = None) -> Any:

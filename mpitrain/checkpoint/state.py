@@ -114,7 +114,7 @@ class Values:
 
     def read(self, checkpoint: Checkpoint) -> None:
         start = f"{self.prefix}/"
-        names = self.expected({}) if self.exact else [name for name in checkpoint.names if name.startswith(start)]
+        names = self.expected({}) if self.exact else [name for name in checkpoint.arrays if name.startswith(start)]
         self.put({name.removeprefix(start): checkpoint.read(name) for name in names})
 
 
@@ -140,7 +140,8 @@ class State:
         if optimizer is not None:
             sliced = self.shards is not None
             self.kept += [in_flat(f"optimizer/{kind}", optimizer.storage, flat, sliced) for kind, flat in optimizer.state.items()]
-            self.kept.append(Values("optimizer", lambda: {"steps": np.array(optimizer.steps)}, self._put_steps))
+            self.kept.append(Values("optimizer", lambda: {"steps": np.array(optimizer.steps)},
+                                    lambda found: setattr(optimizer, "steps", int(found["steps"]))))
         if transforms is not None:
             self.kept.append(Values("data", transforms.state_dict, transforms.load_state_dict, exact=False))
 
@@ -148,10 +149,6 @@ class State:
         if self.shards is None or not self._has_slices:
             return (Placed(p, p.array) for p in self.model.parameters())
         return in_flat("", self.shards, self.shards.values, True).placed()
-
-    def _put_steps(self, found: Mapping[str, Any]) -> None:
-        assert self.optimizer is not None
-        self.optimizer.steps = int(found["steps"])
 
     @property
     def _has_slices(self) -> bool:

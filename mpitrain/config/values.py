@@ -8,7 +8,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from mpitrain.config.sections import SECTIONS, SHARDED, CommConfig, Config
+from mpitrain.config.sections import SECTIONS, SHARDED, CommConfig, Config, keys_of
 from mpitrain.errors import nearest
 
 LARGEST_BUCKET_MB = 1 << 20              # a TiB: more than any model, and a number of bytes that is finite
@@ -18,8 +18,8 @@ LEAST = {"train.epochs": 0, "train.steps": 0, "train.batch_size": 1, "train.micr
          "mesh.tp": 1, "mesh.chunks": 1, "log.every": 1, "checkpoint.every": 0, "checkpoint.keep": 1,
          "optimizer.warmup_steps": 0, "run.seed": 0}
 NOT_NEGATIVE = ("optimizer.lr", "optimizer.clip_norm", "optimizer.weight_decay", "optimizer.min_lr", "train.cached_mb")
-WORDS = {f"{name}.{key}": typing.get_args(hint) for name, section in SECTIONS.items()
-         for key, hint in typing.get_type_hints(type(section)).items() if typing.get_origin(hint) is Literal}
+WORDS = {f"{name}.{key}": typing.get_args(hint) for name in SECTIONS for key, hint in keys_of(name).items()
+         if typing.get_origin(hint) is Literal}
 WORDS["comm.sharding"] = SHARDED
 OWN = ("comm.sharding",)                 # keys that may name a user's own thing, too
 

@@ -30,7 +30,9 @@ FIT_ROWS = 4096          # Statistics take rows in blocks of one size, so that t
 
 
 class Transform:
-    """Changes inputs row by row. `fit` sees the training rows; what it learns is in `state_dict`."""
+    """Changes inputs row by row. `fit` sees the training rows; what it learns, arrays, is kept in the attributes `learned`."""
+
+    learned: tuple[str, ...] = ()
 
     def fit(self, blocks: Callable[[], Any]) -> None:
         """`blocks()` gives the training rows as arrays (rows, ...), in a fixed order; it may be called again."""
@@ -39,11 +41,23 @@ class Transform:
         raise TypeError(f"{type(self).__name__} does not say what it does to x")
 
     def state_dict(self) -> dict[str, Values]:
-        return {}
+        return {name: getattr(self, name) for name in self.learned}
 
     def load_state_dict(self, state: dict[str, Values]) -> None:
-        if state:
-            raise CheckpointError(f"transform {type(self).__name__} keeps no state, but the checkpoint holds {', '.join(state)}")
+        owner, shape = type(self).__name__, None
+        if state and not self.learned:
+            raise CheckpointError(f"transform {owner} keeps no state, but the checkpoint holds {', '.join(state)}")
+        for name in self.learned:
+            if name not in state:
+                raise CheckpointError(f'the checkpoint has no "{name}" for the transform {owner.lower()}; '
+                                      f"it was trained with another data.transform")
+            own = getattr(self, name)
+            shape = shape if own is None else own.shape               # All that one learns has one shape.
+            if shape not in (None, state[name].shape):
+                raise CheckpointError(f'"{name}" of the transform {owner.lower()} has shape {state[name].shape} in the '
+                                      f"checkpoint, but the data needs {shape}")
+            setattr(self, name, np.asarray(state[name], np.float64))
+            shape = state[name].shape
 
 
 TRANSFORMS: Registry[type[Transform]] = Registry("transform")
@@ -59,6 +73,8 @@ def as_float(x: Values) -> Values:
 class Scale(Transform):
     """Divides by the largest magnitude of the training split: bytes 0..255 become 0..1, the digits' 0..16 too."""
 
+    learned = ("largest",)
+
     def __init__(self) -> None:
         self.largest = np.ones(())
 
@@ -71,12 +87,6 @@ class Scale(Transform):
         out: Values = x / x.dtype.type(self.largest)
         return out
 
-    def state_dict(self) -> dict[str, Values]:
-        return {"largest": self.largest}
-
-    def load_state_dict(self, state: dict[str, Values]) -> None:
-        self.largest = _take(state, "largest", "scale", np.shape(self.largest))
-
 
 @TRANSFORMS.register("standardise")
 class Standardise(Transform):
@@ -85,6 +95,8 @@ class Standardise(Transform):
     A feature is a channel for rows of shape (channels, height, width), and each element of any other row. Float64 sums,
     merged block by block (Chan, Golub and LeVeque, 1979). A feature that never changes is divided by 1.
     """
+
+    learned = ("mean", "deviation")
 
     def __init__(self) -> None:
         self.mean: Values | None = None
@@ -113,25 +125,6 @@ class Standardise(Transform):
             return ((x - self.mean) / self.deviation).astype(np.float32)
         out: Values = (x - self.mean.astype(x.dtype)) / self.deviation.astype(x.dtype)
         return out
-
-    def state_dict(self) -> dict[str, Values]:
-        assert self.mean is not None and self.deviation is not None
-        return {"mean": self.mean, "deviation": self.deviation}
-
-    def load_state_dict(self, state: dict[str, Values]) -> None:
-        shape = None if self.mean is None else self.mean.shape
-        self.mean = _take(state, "mean", "standardise", shape)
-        self.deviation = _take(state, "deviation", "standardise", self.mean.shape)
-
-
-def _take(state: dict[str, Values], name: str, owner: str, shape: tuple[int, ...] | None) -> Values:
-    if name not in state:
-        raise CheckpointError(f'the checkpoint has no "{name}" for the transform {owner}; '
-                              f"it was trained with another data.transform")
-    if shape is not None and state[name].shape != shape:
-        raise CheckpointError(f'"{name}" of the transform {owner} has shape {state[name].shape} in the checkpoint, '
-                              f"but the data needs {shape}")
-    return np.asarray(state[name], np.float64)
 
 
 class PlainFunction(Transform):

@@ -131,7 +131,7 @@ class Module:
     def _fill_buffers(self, seed: int, storage: FlatLayout) -> None:
         device = storage.device
         for _, buffer in self.named_buffers():
-            values = device.empty(buffer.size, storage.dtype)
+            values = device.xp.empty(buffer.size, storage.dtype)
             buffer.fill(seed, values, 0, device.xp)
             buffer.array = values.reshape(buffer.shape)
             buffer.mark_changed()

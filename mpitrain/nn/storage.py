@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.backend import CPU, Array, Device, float_dtype, is_array, overwrite
+from mpitrain.backend import CPU, Array, Device, float_dtype, is_array
 from mpitrain.errors import ShapeError
 from mpitrain.nn.parameter import Parameter
 
@@ -58,33 +58,7 @@ def plan_segments(parameters: Sequence[Parameter]) -> tuple[list[Segment], int]:
     return segments, end
 
 
-class FlatArrays:
-    """Flat arrays of `size` elements, and their parts by name: of a class that says where each of `segments` lies in one."""
-
-    size: int
-    segments: Any
-    views: Callable[[Array], list[Array]]                      # The segments' parts of a flat array.
-    memory: Callable[[int, Allocate | None], Array]            # So many elements in memory of `allocate`.
-
-    def new_flat(self, allocate: Allocate | None = None) -> Array:
-        """Another flat array, zero: gradients, optimizer state."""
-        flat = self.memory(self.size, allocate)
-        flat.fill(0)
-        return flat
-
-    def named_views(self, flats: dict[str, Array]) -> dict[str, Array]:
-        """The parts of several flat arrays as "array/parameter", for instance "m/block0.weight"."""
-        return {f"{key}/{s.name}": view for key, flat in flats.items() for s, view in zip(self.segments, self.views(flat))}
-
-    def load_views(self, flats: dict[str, Array], state: dict[str, Any], what: str) -> None:
-        """Copies what `named_views` gave back in; ShapeError, and nothing changed, unless everything fits."""
-        views = self.named_views(flats)
-        check_state({name: view.shape for name, view in views.items()}, state, what)
-        for name, view in views.items():
-            overwrite(view, state[name])
-
-
-class FlatLayout(FlatArrays):
+class FlatLayout:
     """Where each parameter (in this order) lives in flat arrays of one dtype, and the making of such arrays.
 
     `allocate(nbytes)` supplies memory, 64-byte aligned: anything with the buffer protocol, or a uint8 array of the device; by
@@ -104,11 +78,17 @@ class FlatLayout(FlatArrays):
             raise ShapeError(f"a flat array of this model has shape ({self.size},), this one {flat.shape}")
         return [flat[s.start:s.stop].reshape(s.shape) for s in self.segments]
 
+    def new_flat(self, allocate: Allocate | None = None) -> Array:
+        """Another flat array of this layout, zero: gradients, optimizer state."""
+        flat = self.memory(self.size, allocate)
+        flat.fill(0)
+        return flat
+
     def memory(self, size: int, allocate: Allocate | None = None) -> Array:
         """A flat array of `size` elements in memory from `allocate`; its content is undefined."""
         nbytes = size * self.dtype.itemsize
         if nbytes == 0:
-            return self.device.empty(0, self.dtype)
+            return self.device.xp.empty(0, self.dtype)
         raw = (allocate or self._device_memory)(nbytes)
         if not is_array(raw):
             raw = np.frombuffer(raw, dtype=np.uint8)
@@ -120,7 +100,7 @@ class FlatLayout(FlatArrays):
 
     def _device_memory(self, nbytes: int) -> Array:
         if self.device.xp is not np:
-            return self.device.empty(nbytes, "uint8")          # a device's allocator aligns to 256 bytes or more
+            return self.device.xp.empty(nbytes, "uint8")          # a device's allocator aligns to 256 bytes or more
         raw = np.empty(nbytes + LINE, np.uint8)
         shift = -raw.ctypes.data % LINE
         return raw[shift:shift + nbytes]

@@ -8,11 +8,8 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import Array, array_module, asnumpy
-from mpitrain.kernels.optimizer import BLOCK, square_sums
+from mpitrain.kernels.optimizer import square_sums
 from mpitrain.optim.optimizer import Segment
-
-NORM_BLOCK = BLOCK
-"""Elements of a parameter whose squares are added before anything else."""
 
 
 def squared_norm(segments: Sequence[Segment], flat: Array) -> float:

@@ -31,7 +31,7 @@ class HostStorage:
         self.device_storage, self.allocate, self.segments = storage, allocate, storage.segments
         self.dtype = np.dtype(str(storage.values.dtype))
         self.values: Array = np.zeros(storage.values.shape, self.dtype)
-        self.views, self.named_views, self.load_views = storage.views, storage.named_views, storage.load_views
+        self.views = storage.views
         self.attach_gradients = storage.attach_gradients      # An optimizer's `step` is not for state on the host, `update` is.
 
     def new_flat(self, allocate: Allocate | None = None) -> Array:

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
 from mpitrain.backend import Array, array_module
 from mpitrain.errors import ConfigError, GraphError, ShapeError
 from mpitrain.kernels.kernel import Kernel
@@ -44,8 +42,6 @@ class Storage(Protocol):
     def segments(self) -> Sequence[Segment]: ...
     def new_flat(self, allocate: Callable[[int], Any] | None = None) -> Array: ...
     def attach_gradients(self) -> Array: ...
-    def named_views(self, flats: dict[str, Array]) -> dict[str, Array]: ...
-    def load_views(self, flats: dict[str, Array], state: dict[str, Any], what: str) -> None: ...
 
 
 class Run(NamedTuple):
@@ -138,18 +134,6 @@ class Optimizer:
         """Forgets the gradients, so that the next backward starts anew."""
         for segment in self.storage.segments:
             segment.parameter.zero_grad()
-
-    def state_dict(self) -> dict[str, Array]:
-        """The state by parameter ("m/block0.weight"; views, not copies) and "steps", the number of updates."""
-        return {**self.storage.named_views(self.state), "steps": np.array(self.steps)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Copies the state in. Raises ShapeError, and changes nothing, unless it is this optimizer's for this model."""
-        rest = {name: value for name, value in state.items() if name != "steps"}
-        if len(rest) == len(state):
-            raise ShapeError(f'the state does not fit {type(self).__name__}; missing: "steps"')
-        self.storage.load_views(self.state, rest, type(self).__name__)
-        self.steps = int(state["steps"])
 
     def _runs_of_all(self) -> list[Run]:
         frozen = [s.name for s in self.storage.segments if not s.parameter.requires_grad]

@@ -14,7 +14,7 @@ For each element of n ranks' model, a rank keeps 1/n of what is cut and all of w
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -22,7 +22,6 @@ from typing import Any
 from mpitrain.backend import Array
 from mpitrain.errors import GraphError
 from mpitrain.nn import FlatLayout, Segment
-from mpitrain.nn.storage import FlatArrays
 from mpitrain.placement.buckets import Bucket, plan_buckets
 from mpitrain.placement.slices import Part, cut_slices, parts_of
 from mpitrain.schedules.direct import OwnersToAll, SumToOwners
@@ -58,7 +57,7 @@ class Unit:
         self.parts = [replace(p, start=p.start + by, stop=p.stop + by) for p in parts_of(segments, self.own)]
 
 
-class Shards(FlatArrays):
+class Shards:
     """The elements that each of `n` ranks keeps; those of rank `rank` are the storage of an optimizer.
 
     `cuts` are numbers of parameters, in the layout's order, that no bucket joins. `whole`: slices of whole parameters, for an
@@ -71,7 +70,7 @@ class Shards(FlatArrays):
     def __init__(self, layout: FlatLayout, rank: int, n: int, *, bucket_bytes: int, cuts: Sequence[int], whole: bool,
                  alike: Collection[str] = ()):
         self.layout, self.rank, self.n, self.cuts = layout, rank, n, list(cuts)
-        self.dtype, self.device, self.memory = layout.dtype, layout.device, layout.memory
+        self.dtype, self.device = layout.dtype, layout.device
         self.units: list[Unit] = []
         self.size = 0
         held = [0] * n
@@ -94,6 +93,12 @@ class Shards(FlatArrays):
         flat = self.new_flat()
         for part in self.segments:
             part.parameter.fill(seed, flat[part.start:part.stop], part.first, self.device.xp)
+        return flat
+
+    def new_flat(self, allocate: Callable[[int], Any] | None = None) -> Array:
+        """An array of the shard's elements, zero."""
+        flat = self.layout.memory(self.size, allocate)
+        flat.fill(0)
         return flat
 
     def attach_gradients(self) -> Array:

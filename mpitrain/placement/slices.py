@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from mpitrain.optim import NORM_BLOCK, Segment
+from mpitrain.kernels.optimizer import NORM_BLOCK
+from mpitrain.optim import Segment
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from mpitrain.checkpoint.manifest import MANIFEST, Checkpoint, load
 from mpitrain.config import Config, load_config
 from mpitrain.data import report
 from mpitrain.errors import ConfigError, MissingError, MpitrainError
-from mpitrain.parallel.connect import alone
+from mpitrain.parallel.layers.join import alone
 from mpitrain.parallel.layers.tensor_loss import cut_loss
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.parallel.pipeline.inference import Inference
@@ -27,8 +27,7 @@ from mpitrain.placement.stages import Stage, whole
 from mpitrain.placement.zigzag import refuse_length
 from mpitrain.plan.activations import lent_memory
 from mpitrain.plan.memory import forecast_of
-from mpitrain.plan.memory_lines import forecast_lines
-from mpitrain.plan.table import table
+from mpitrain.plan.memory_lines import forecast_lines, table
 from mpitrain.schedules.grid import REPLICAS, Grid, fit
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline_check import actions_of, find_schedule
@@ -178,7 +177,7 @@ def inspect_checkpoint(folder: Path, run: Path) -> Iterator[str]:
 def checkpoint_lines(found: Checkpoint) -> Iterator[str]:
     yield f"step {found.step}"
     rows = [(name, found.arrays[name].dtype.name, shape_text(found.arrays[name].shape), array_sha256(found.read(name))[:16])
-            for name in found.names]
+            for name in found.arrays]
     yield from table(("array", "dtype", "shape", "sha256"), rows)
 
 

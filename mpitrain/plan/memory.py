@@ -17,10 +17,6 @@ from mpitrain.backend.memory import pool_in_use
 from mpitrain.config import Config
 from mpitrain.errors import MpitrainError, name_and_text, place
 from mpitrain.nn import FlatLayout
-from mpitrain.parallel.connect import alone
-from mpitrain.parallel.layers.tensor_loss import cut_loss
-from mpitrain.parallel.policies.bucket_memory import ring_size
-from mpitrain.parallel.policies.sharded_reducer import IN_FLIGHT, SHARED_AT_ONCE
 from mpitrain.placement.bytes import Forecast, Use, sums_at_once
 from mpitrain.placement.place import Placement
 from mpitrain.placement.shard_cuts import largest_neighbours, probe
@@ -44,7 +40,10 @@ def forecast(p: Placement, sample: tuple[Any, Any] | None, *, loss: Any, optimiz
     `sample` is a host row (x, y), None if there are no data, as `why` says; `optimizer(storage)` makes one, whose state
     `offload` may keep elsewhere.
     """
-    group = alone(p)
+    if p.grid.shares_layers:
+        from mpitrain.parallel.layers.join import alone
+        from mpitrain.parallel.layers.tensor_loss import cut_loss
+        loss = cut_loss(loss, p.head, alone(p))
     stages = [p.at_stage(index) for index in range(p.stage.n_stages)]
     layouts = [stage.layout() for stage in stages]
     states = len(optimizer(probe()).state)
@@ -53,7 +52,6 @@ def forecast(p: Placement, sample: tuple[Any, Any] | None, *, loss: Any, optimiz
     if p.part is not None and sample is not None:
         sample = p.part(sample[0]), p.part(sample[1])
     needed: list[int] | None = None
-    loss = cut_loss(loss, p.head, group)
     try:
         if sample is not None:
             needed = _activations(stages, schedule, sample, loss=loss, tokens=tokens)
@@ -105,6 +103,8 @@ def _on_their_way(p: Placement, layout: FlatLayout) -> int:
     kind, replicas = _cut_states(p), p.grid.count(REPLICAS)
     if kind not in ("gradients", "parameters"):
         return 0
+    from mpitrain.parallel.policies.bucket_memory import ring_size
+    from mpitrain.parallel.policies.sharded_reducer import IN_FLIGHT, SHARED_AT_ONCE
     sizes = [b.stop - b.start for b in p.buckets(layout)]
     if p.comm.node_shared:                                    # nothing is received
         return layout.dtype.itemsize * ring_size(sizes, SHARED_AT_ONCE)

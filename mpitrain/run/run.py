@@ -217,9 +217,7 @@ class Run:
                                                                        context.output_shape))
                 if not n_chunks:
                     raise UsageError("this run has no validation data; give some: data.validation=PATH")
-            metrics = Evaluator(inference, loss, read, n_chunks, session.control, place=session.mesh.place,
-                                n_places=session.mesh.n_places, counts=context.counts, classes=context.classes,
-                                in_step=policy.cuts_parameters or placement.in_step).run()
+            metrics = Evaluator(inference, loss, read, n_chunks, context, cuts_parameters=policy.cuts_parameters).run()
         return Evaluated(found.step, metrics)
 
 

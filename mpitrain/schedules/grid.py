@@ -66,6 +66,11 @@ class Grid:
         return self.count(("pp", "ep", "tp")) > 1
 
     @property
+    def shares_layers(self) -> bool:
+        """Whether a layer, its positions or its experts lie on several ranks."""
+        return self.count(("ep", "cp", "tp")) > 1
+
+    @property
     def n_places(self) -> int:
         """How many ranks, or groups of ranks that hold one model together, have samples of their own."""
         return self.count(DATA)

@@ -15,7 +15,7 @@ from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.interpreter import PAIR_BYTES
 from mpitrain.comm.messages.pair import fast_pair
 from mpitrain.errors import ConfigError, DesyncError, ShapeError
-from mpitrain.kernels.wire import FORMATS
+from mpitrain.kernels.wire import format_of
 from mpitrain.schedules.collectives import ALL_REDUCE, part
 from mpitrain.schedules.steps import Copy, Reduce, data, inbox
 
@@ -109,7 +109,7 @@ def test_on_a_16_bit_wire_all_ranks_hold_the_same_rounded_sum(comm: Any, algorit
         assert close(array, comm, size, EPSILON[wire]) and same_on_all_ranks(comm, array), size
         if comm.size > 1:
             kept, to = array.copy(), np.empty(size, np.uint16)
-            FORMATS[wire].round(kept, to)
+            format_of(wire).round(kept, to)
             assert kept.tobytes() == array.tobytes(), "not numbers of the wire's format"
     channel.close()
 
@@ -131,13 +131,13 @@ def test_16_bit_arrays_are_summed_in_float32_and_rounded(comm: Any, kind: str, w
     for size in SIZES:
         packed, wanted = np.empty(size, np.uint16), np.empty((comm.size, size), np.float32)
         for rank in range(comm.size):
-            FORMATS[kind].pack(values(rank, size), packed)
-            FORMATS[kind].unpack(packed, wanted[rank])
-        FORMATS[kind].pack(values(comm.rank, size), packed)
+            format_of(kind).pack(values(rank, size), packed)
+            format_of(kind).unpack(packed, wanted[rank])
+        format_of(kind).pack(values(comm.rank, size), packed)
         array = packed if kind == "bfloat16" else packed.view(np.float16)
         channel.allreduce(array, name="x", dtype="bfloat16" if kind == "bfloat16" else None)
         found = np.empty(size, np.float32)
-        FORMATS[kind].unpack(array.view(np.uint16), found)
+        format_of(kind).unpack(array.view(np.uint16), found)
         exact, scale = wanted.astype(np.float64).sum(0), np.abs(wanted).astype(np.float64).sum(0)
         bound = (1 if wire else comm.size) * EPSILON[kind]                # rounded once, or where it was sent
         assert (np.abs(found - exact) <= bound * 1.001 * scale).all() and same_on_all_ranks(comm, array), size

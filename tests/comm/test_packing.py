@@ -12,7 +12,7 @@ from algorithms import direct, ring_reduce_scatter, star
 
 from mpitrain.comm.messages.packing import compacted, packed
 from mpitrain.comm.messages.program import Operation, Part, Stage, needed, plain
-from mpitrain.kernels.wire import FORMATS
+from mpitrain.kernels.wire import format_of
 from mpitrain.schedules.collectives import ALL_REDUCE, part
 from mpitrain.schedules.ring import segmented_ring
 
@@ -27,7 +27,7 @@ class Simulated:
         sizes = {buffer: needed(program, buffer) for buffer in ("inbox", "data16", "inbox16")}
         self.memory = {"data": data, "inbox": np.full(sizes["inbox"], np.nan, np.float32),
                        **{name: np.full(sizes[name], 0xFFFF, np.uint16) for name in ("data16", "inbox16")}}
-        self.program, self.format = deque(program), FORMATS[packing]
+        self.program, self.format = deque(program), format_of(packing)
         self.posted = False
 
     def compute(self, operations: Sequence[Operation]) -> None:
@@ -74,7 +74,7 @@ def contributions(n: int, length: int) -> np.ndarray:
 
 def rounded(x: np.ndarray, packing: str) -> np.ndarray:
     kept, to = x.copy(), np.empty(x.size, np.uint16)
-    FORMATS[packing].round(kept.reshape(-1), to)
+    format_of(packing).round(kept.reshape(-1), to)
     return kept
 
 

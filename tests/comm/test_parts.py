@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launch import ROOT, clean_environment
 
-from mpitrain.backend import register_array_module
+from mpitrain.backend.namespace import MODULES
 from mpitrain.comm.job.signals import StopRequest
 from mpitrain.comm.messages.buffers import Pool, Pools, Staged
 from mpitrain.comm.messages.prepare import make_plan
@@ -113,7 +113,7 @@ def test_a_device_array_is_staged_and_comes_back_changed(pinned: bool) -> None:
     cuda = SimpleNamespace(alloc_pinned_memory=lambda n: memory.append(n) or bytearray(n), get_current_stream=lambda: stream)
     kind = DeviceArray if pinned else PlainDeviceArray
     module = SimpleNamespace(__name__="device", asarray=lambda host: kind(host), **({"cuda": cuda} if pinned else {}))
-    register_array_module(kind, module)
+    MODULES[kind] = module
     array, pools = kind(np.arange(6).reshape(2, 3)), Pools()
     for _ in range(2):
         staged = Staged(array, pools)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpitrain.data import describe, open_dataset
+from mpitrain.data import Dataset, describe
 from mpitrain.data.importers import import_csv, import_idx, import_images, import_npz, import_text
 from mpitrain.data.report import verify
 from mpitrain.errors import ConfigError, DataError, MissingError, MpitrainError, OutputError, UsageError
@@ -20,11 +20,11 @@ from mpitrain.errors import ConfigError, DataError, MissingError, MpitrainError,
 def everything(folder: Path) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     description = describe(folder)
     verify(folder)
-    return *open_dataset(description).read(np.arange(description["shards"][0]["x"]["shape"][0])), description
+    return *Dataset(description).read(np.arange(description["shards"][0]["x"]["shape"][0])), description
 
 
 def tokens(folder: Path) -> tuple[np.ndarray, list[str]]:
-    dataset = open_dataset(describe(folder))
+    dataset = Dataset(describe(folder))
     assert dataset.vocabulary is not None
     return dataset.read_field(dataset.x, np.arange(len(dataset))), dataset.vocabulary
 

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from mpitrain.kernels.optimizer import BLOCK, square_sums
+from mpitrain.kernels.optimizer import NORM_BLOCK, square_sums
 from mpitrain.nn import FlatStorage, Parameter, init
 from mpitrain.optim import clip_factor, squared_norm
 
-SIZES = {"w": 3 * BLOCK + 5, "a": 10, "b": BLOCK, "empty": 0, "one": 1}
+SIZES = {"w": 3 * NORM_BLOCK + 5, "a": 10, "b": NORM_BLOCK, "empty": 0, "one": 1}
 
 
 def storage(names, dtype="float32"):
@@ -49,12 +49,12 @@ def test_parameters_are_folded_by_name_and_block():
     assert squared_norm(s.segments[:1], s.values) == pytest.approx(float(blocks[2].sum()))
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 3, 100, 2047, 2048, 2049, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 77])
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 100, 2047, 2048, 2049, *(NORM_BLOCK + i for i in (-1, 0, 1, NORM_BLOCK + 77))])
 def test_the_compiled_block_sums_equal_their_definition_at_every_size(n):
     for dtype in (np.float32, np.float64):
         x = np.random.default_rng(n).standard_normal(n).astype(dtype)
         np.testing.assert_array_equal(square_sums(x), square_sums.reference(x))
-        assert len(square_sums(x)) == -(-n // BLOCK)
+        assert len(square_sums(x)) == -(-n // NORM_BLOCK)
 
 
 def test_not_a_number_comes_through_and_no_parameters_have_norm_zero():

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 from fakegpu import DeviceArray, put, xp
+from optimizer_state import set_state, state_of
 from runs import SMALL, record, train, write
 
 from mpitrain import models, nn, optim
 from mpitrain.backend import CPU, Device
-from mpitrain.checkpoint import disk as disk
 from mpitrain.config import load_config
 from mpitrain.errors import AccessError, MissingError, StorageError
+from mpitrain.files import disk
 from mpitrain.placement.shards import Shards
 from mpitrain.train.build import offload
 from mpitrain.train.build.offload import Files, existing, files_folder, offloaded
@@ -79,7 +80,7 @@ def test_parameters_on_a_device_are_updated_by_the_host(name: str, way: str, tmp
     assert type(storage.values) is DeviceArray and storage.values.get().tobytes() == plain[0].values.tobytes()
     assert all(type(flat) is np.ndarray for flat in optimizer.state.values()) and optimizer.steps == 3
     assert mapped_file(next(iter(optimizer.state.values()))).endswith("(deleted)") is (way == "file")
-    own, others = optimizer.state_dict(), plain[1].state_dict()
+    own, others = state_of(optimizer), state_of(plain[1])
     assert list(own) == list(others) and all(own[key].tobytes() == others[key].tobytes() for key in own)
 
 
@@ -91,7 +92,7 @@ def test_values_that_somebody_else_has_written_come_down_first(tmp_path: Path) -
     for (storage, optimizer), given in ((plain, gradients), (ours, put(gradients))):
         storage.segments[0].parameter.array[...] = 0.5
         storage.segments[0].parameter.mark_changed()
-        optimizer.load_state_dict(other[1].state_dict())
+        set_state(optimizer, state_of(other[1]))
         optimizer.update(given, lr=0.01, step=8)
     assert ours[0].values.get().tobytes() == plain[0].values.tobytes()
 

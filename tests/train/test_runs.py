@@ -9,7 +9,7 @@ import pytest
 from runs import SMALL, lines, record, start, steps, train, without_times, write
 
 from mpitrain.checkpoint import store
-from mpitrain.checkpoint.hashes import parameters_sha256
+from mpitrain.checkpoint.hashes import array_line, total_sha256
 
 DROPOUT = """
 from mpitrain import nn
@@ -62,9 +62,9 @@ def test_the_same_layout_twice_gives_the_same_bits(tmp_path):
 def test_the_hash_in_run_json_is_that_of_the_checkpoint(tmp_path):
     ok(train(2, write(tmp_path), "run.out=a", "train.steps=5"))
     found = store.latest(tmp_path / "a/checkpoints")
-    names = [name for name in found.names if name.startswith("parameters/")]
-    assert record(tmp_path / "a")["parameters_sha256"] == parameters_sha256(
-        {name.removeprefix("parameters/"): found.read(name) for name in names})
+    names = [name for name in found.arrays if name.startswith("parameters/")]
+    assert record(tmp_path / "a")["parameters_sha256"] == total_sha256(
+        array_line(name.removeprefix("parameters/"), found.read(name)) for name in names)
 
 
 def test_a_run_stopped_by_sigusr1_saves_exits_85_and_resumes_to_the_same_bits(tmp_path):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from mpitrain.errors import ConfigError, MpitrainError, name_and_text, nearest, place
 from mpitrain.schedules.calling import shown
-from mpitrain.schedules.check import check_all_reduce, check_rounded
 from mpitrain.schedules.collectives import ALL_REDUCE, ON_NODES
 from mpitrain.schedules.steps import Algorithm, ScheduleError
 
@@ -77,6 +76,7 @@ def prove(algorithm: Algorithm, name: str, n: int, length: int, packing: str | N
 
     With `packing`, messages of such 16-bit numbers are checked too. Every rank finds the same by itself.
     """
+    from mpitrain.schedules.check import check_all_reduce, check_rounded
     what = f'all-reduce "{name}" with n={n}, length={length}'
     try:
         check_all_reduce(algorithm, n, length)

@@ -11,9 +11,9 @@ import numpy as np
 from mpitrain.backend import asnumpy
 from mpitrain.comm.face import AnyChannel
 from mpitrain.comm.mesh import Mesh
-from mpitrain.kernels.optimizer import square_sums
+from mpitrain.kernels.optimizer import NORM_BLOCK, square_sums
 from mpitrain.nn.parameter import Described
-from mpitrain.optim import NORM_BLOCK, Segment, squared_norm
+from mpitrain.optim import Segment, squared_norm
 from mpitrain.schedules.grid import COPIES
 
 

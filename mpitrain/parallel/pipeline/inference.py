@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpitrain.autograd import Tensor, no_grad
 from mpitrain.parallel.pipeline.feed import Feed
-from mpitrain.parallel.pipeline.neighbours import Neighbours
 from mpitrain.placement.stages import Stage
+
+if TYPE_CHECKING:
+    from mpitrain.parallel.pipeline.neighbours import Neighbours
 
 AHEAD = 2                                    # At most so many outputs are on their way: a fast stage must not run away.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,11 +18,13 @@ from mpitrain.nn.loss import Loss
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.timeline import SpanMaker, no_span
 from mpitrain.parallel.pipeline.feed import Feed
-from mpitrain.parallel.pipeline.neighbours import Neighbours
 from mpitrain.parallel.pipeline.nonfinite import is_finite, refuse_nonfinite_loss
 from mpitrain.placement.stages import Stage
 from mpitrain.schedules.pipeline import Action, Schedule, one_f_one_b
 from mpitrain.schedules.pipeline_check import actions_of, splits_backward
+
+if TYPE_CHECKING:
+    from mpitrain.parallel.pipeline.neighbours import Neighbours
 
 
 class Pipeline:

@@ -33,9 +33,17 @@ from mpitrain.optim import Optimizer
 from mpitrain.parallel.gradients.bucket_sum import TreeSum
 from mpitrain.parallel.gradients.norm import GradientNorm, PartOf
 from mpitrain.parallel.gradients.reducer import GradientReducer
-from mpitrain.parallel.policies.node_copy import barrier
-from mpitrain.parallel.policies.node_memory import block_of_the_node, norm_of_node, shared_by_all
+from mpitrain.parallel.policies.node_copy import NodeCopy, barrier
+from mpitrain.parallel.policies.node_memory import (
+    block_of_the_node,
+    norm_of_node,
+    refuse_copies,
+    refuse_unlike_nodes,
+    shared_by_all,
+)
 from mpitrain.parallel.policies.policy import Policy, Setup
+from mpitrain.parallel.policies.replicated import Replicated
+from mpitrain.parallel.policies.sharded import ShardedGradients, ShardedOptimizer, ShardedParameters
 from mpitrain.placement.buckets import Bucket
 from mpitrain.placement.bytes import Bytes
 from mpitrain.placement.slices import Part, cut_slices, parts_of
@@ -163,3 +171,25 @@ class NodeShared(Policy):
             values = self.optimizer.scalars(decay, self.rate(self.step), self.step + 1, 1.0)
             self._scalars[decay] = np.array(values, self.storage.values.dtype)
         return self._scalars[decay]
+
+
+def one_per_node(asked: type[Policy], setup: Setup, shared: Any) -> Policy:
+    """The policy with one copy on each node, as far as there is anything to have one of."""
+    mesh, kind = setup.context.mesh, setup.config.comm.sharding
+    if shared.size < mesh[mesh.axes].size:
+        refuse_unlike_nodes(mesh, shared)
+    several, why = shared.size > shared.node.size, ""
+    if not shared.shared:
+        refuse_copies(shared)
+        why = "every rank keeps a copy of its own"
+    elif asked is ShardedParameters and several:
+        why = (f'with comm.sharding = "{kind}" on several nodes a rank keeps slices, of which there are no copies, and puts '
+               "blocks together for itself")
+    if why:
+        policy: Policy = asked(setup, shared.messages if asked.cuts_gradients else shared)
+        policy.said.append(f"comm.node_shared: {why}")
+        return policy
+    if asked is Replicated or (asked is ShardedOptimizer and not several):
+        return NodeShared(setup, shared)                      # All ranks that share the copy are on one node.
+    of_copy = ShardedOptimizer if asked is ShardedOptimizer else ShardedGradients       # Its parameters lie in the one copy.
+    return of_copy(setup, shared, NodeCopy(shared))

@@ -26,7 +26,6 @@ from mpitrain.parallel.gradients.bucket_sum import BucketSum
 from mpitrain.parallel.gradients.norm import GradientNorm, PartOf
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.statistics import Statistics
-from mpitrain.parallel.policies.node_memory import nodes_of, nodes_text
 from mpitrain.placement.bytes import Bytes
 from mpitrain.placement.shards import Shards
 from mpitrain.schedules.collectives import ON_NODES
@@ -122,6 +121,7 @@ class Policy(ABC):
 
     def way(self) -> str:
         """How gradients are added up, as far as bits depend on it. It communicates."""
+        from mpitrain.parallel.policies.node_memory import nodes_of, nodes_text
         channel = self.channel
         if self.tree:
             return "messages, one tree over all micro-batches"

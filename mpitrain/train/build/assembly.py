@@ -9,7 +9,7 @@ The order is the composition rule, and nothing later undoes anything earlier:
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,17 +38,15 @@ from mpitrain.parallel.policies.choose import change, choose
 from mpitrain.parallel.policies.policy import Policy, Setup
 from mpitrain.placement.bytes import memory_text
 from mpitrain.placement.place import place
-from mpitrain.train.build import precision, reproducible
+from mpitrain.train.build import precision
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.measured_cut import MeasuredCut
-from mpitrain.train.build.offload import files_folder, offloaded
 from mpitrain.train.build.trial import try_one_sample
 from mpitrain.train.build.validate import refuse_parts, validate
 from mpitrain.train.evaluate import Evaluator
-from mpitrain.train.intervals import Plan
-from mpitrain.train.machine import fingerprint
+from mpitrain.train.intervals import Plan, Step
+from mpitrain.train.observers.observer import Observer
 from mpitrain.train.observers.record import Console
-from mpitrain.train.observers.tuning import Tune
 from mpitrain.train.trainer import Trainer
 
 
@@ -116,6 +114,7 @@ class Job:
         self.trainer.best = (float(best[0]), int(best[1])) if best else None
         self.trainer.metrics = dict(found.meta.get("metrics") or {})
         self.trainer.evaluated = self.trainer.evaluator is None or found.meta.get("evaluated") is not False
+        from mpitrain.train.machine import fingerprint
         said = fingerprint.changes(found.meta.get("numerics"), self.numerics)
         if not said and self.numerics is None:
             said = change(chosen.get("exchange"), self.tuning.choices.get("exchange"))
@@ -137,12 +136,17 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     assert sampler is not None
     anywhere = t.reproducible == "layout"
     if anywhere:
-        reproducible.refuse_threads()
+        from mpitrain.train.machine import fingerprint
+        fingerprint.refuse_threads()
     control = mesh.channel(mesh.axes, "control")
     plan = make_plan(config, sampler)
     device = select_device(t.device, local_rank(control))
     precision.refuse(t.precision)
-    numerics = reproducible.agree_on_numerics(control, n_micro) if anywhere else None
+    numerics = None
+    if anywhere:
+        mine = fingerprint.numerics()
+        fingerprint.agree(mine, socket.gethostname(), control)
+        numerics = {"micro_batches": str(n_micro), **mine}
     inputs.fit(control)
     stages = m.stages if m.stages != "time" else MeasuredCut(
         inputs, control, device, rows=-(-t.batch_size // n_micro), parts=mesh.size("pp") * m.chunks, seed=config.run.seed,
@@ -163,12 +167,16 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         labelled = inputs.training
         on_first(control, lambda: scan_labels(labelled, n_classes))
 
-    stepper = offloaded(optimizer, config.optimizer.offload, files_folder(config), policy.storage, device, control)
+    if config.optimizer.offload == "none":
+        stepper = optimizer(policy.storage)
+    else:
+        from mpitrain.train.build.offload import files_folder, offloaded
+        stepper = offloaded(optimizer, config.optimizer.offload, files_folder(config), policy.storage, device, control)
     state = State(stage.model, stepper, inputs.transforms, whole=model, mesh=mesh, control=control, policy=policy)
     synchronise_batch_norm(stage.model, context.replicas)
     context.start_alike(state.arrays())
 
-    n_places, (first, last) = mesh.n_places, placement.own_micro_batches
+    first, last = placement.own_micro_batches
     policy.open(stepper, rate(plan.steps) if rate else lambda step: stepper.lr)
     reducer, timeline = policy.reducer, policy.reducer.timeline
     loader = Loader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
@@ -178,18 +186,29 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
                         after_forward=policy.statistics.after_forward, neighbours=context.neighbours, counts=context.counts,
                         span=timeline.span)
     read, n_chunks = inputs.chunks(n_classes)
-    evaluator = Evaluator(inference, loss, read, n_chunks, control, place=mesh.place, n_places=n_places,
-                          counts=context.counts, classes=context.classes,
-                          in_step=placement.in_step or policy.cuts_parameters) if n_chunks else None
+    evaluator = Evaluator(inference, loss, read, n_chunks, context, cuts_parameters=policy.cuts_parameters) if n_chunks else None
     tuning = make_tuning(comm, reducer, control, mesh)
     trainer = Trainer(pipeline=pipeline, update=policy, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       span=timeline.span)
     trainer.observers += [Tune(tuning), *([] if quiet or control.rank else [Console()])]
     trainer.notes += policy.notes + context.notes
-    if comm.sharding != "none" and n_places > 1:
+    if comm.sharding != "none" and mesh.n_places > 1:
         trainer.notes.append(memory_text(control.gather_objects(policy.measured()), comm.sharding, per_node=policy.per_node))
     tuning.choices |= policy.choices | context.choices
     return Job(trainer, state, plan, config, control, context, policy, tuning, timeline, numerics)
+
+
+class Tune(Observer):
+    """Gives `tuning` the times of steps; its choices go into run.json."""
+
+    def __init__(self, tuning: Tuning):
+        self.tuning = tuning
+
+    def after_step(self, step: int, fields: Step, seconds: float) -> None:
+        self.tuning.after_step(seconds)
+
+    def finish(self, step: int) -> Mapping[str, Any]:
+        return {"choices": self.tuning.choices}
 
 
 def make_tuning(comm: CommConfig, reducer: GradientReducer, control: Channel, mesh: Mesh) -> Tuning:

@@ -89,8 +89,8 @@ def locate(path: str, folder: Path) -> Path | str:
 def open_inputs(description: dict[str, Any], *, validation: float | str, seed: int, block: int | None = None, stride: int = 1,
                 transform: Asked = (), augment: Asked = (), folder: Path | None = None) -> Inputs:
     """Opens what `describe_files` described and splits it; `block` is the window of a language model."""
-    dataset = data.open_dataset(description["training"])
-    other = data.open_dataset(description["validation"]) if "validation" in description else None
+    dataset = data.Dataset(description["training"])
+    other = data.Dataset(description["validation"]) if "validation" in description else None
     transforms = data.Transforms(transform, folder)
     functions = data.augmentations(augment, folder)
     if dataset.kind == "tokens":

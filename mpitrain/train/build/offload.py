@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from mpitrain.backend import Device
-from mpitrain.checkpoint.disk import free, reserve, said
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job.together import everywhere
 from mpitrain.config.sections import Config
 from mpitrain.errors import AccessError, MissingError, MpitrainError, StorageError
-from mpitrain.optim import OnHost, Optimizer
+from mpitrain.files.disk import free, reserve, said
+from mpitrain.optim import Optimizer
+from mpitrain.optim.on_host import OnHost
 
 
 def offloaded(make: Callable[[Any], Optimizer], way: str, folder: Path, storage: Any, device: Device,
