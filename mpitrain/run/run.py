@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -62,7 +62,7 @@ class Evaluated:
     metrics: dict[str, float]
 
 
-class Run:
+class Run(AbstractContextManager["Run"]):
     """A run of `config` on the ranks of `comm`, any communicator: all of them make it, call its methods and close it alike.
 
     Several may follow each other in one process, or go on side by side on communicators that have been split. An error that all
@@ -95,9 +95,6 @@ class Run:
         """Frees channels and communicators; it communicates. After an error that all ranks had alike a program may do so too."""
         if self._session is not None:
             self._session.close()
-
-    def __enter__(self) -> Run:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None:                                     # freeing is collective: not after a rank has failed
