@@ -27,9 +27,6 @@ class HostStorage:
     `values` is a copy of the device's; places and names are the storage's own. `allocate` supplies memory for state.
     """
 
-    gradients: Array | None = None
-    gradient_views: list[Array] = []                      # noqa: RUF012  (none ever: plain loops have those)
-
     def __init__(self, storage: Any, allocate: Allocate | None = None):
         self.device_storage, self.allocate, self.segments = storage, allocate, storage.segments
         self.dtype = np.dtype(str(storage.values.dtype))

@@ -36,8 +36,6 @@ class Storage(Protocol):
     """What an optimizer needs of a model's memory: see `nn.storage.FlatStorage`."""
 
     values: Array
-    gradients: Array | None
-    gradient_views: list[Array]
     allocate: Callable[[int], Any] | None
 
     @property
@@ -123,8 +121,8 @@ class Optimizer:
         """One update with `self.lr` from the parameters' own gradients; a parameter without one is left alone."""
         arena = self.storage.attach_gradients()
         present = []
-        for segment, view in zip(self.storage.segments, self.storage.gradient_views):
-            grad = segment.parameter.grad
+        for segment in self.storage.segments:
+            grad, view = segment.parameter.grad, segment.parameter.grad_buffer
             if grad is None:
                 continue
             if grad is not view:                  # The gradient was computed before the arena existed.

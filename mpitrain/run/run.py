@@ -169,7 +169,7 @@ class Run(AbstractContextManager["Run"]):
         began = time.time()
         metrics = trainer.fit()
         if job.state.is_cut:
-            job.held.copies.agree(job.state.own_sha256(), "the final parameters of their part")
+            job.context.copies.agree(job.state.own_sha256(), "the final parameters of their part")
         hashes = job.state.hashes()
         control.agree(hashes, "the final parameters")
         record = about | hashes | trainer.found | {
@@ -180,7 +180,7 @@ class Run(AbstractContextManager["Run"]):
 
     def _predict_memory(self, session: Session, job: Job) -> Forecast:
         """The ranks' memory forecast, by rank 0, which runs a few rows through a model whose parameters take no memory."""
-        config, bounds = self.config, job.held.stage.bounds
+        config, bounds = self.config, job.context.stage.bounds
 
         def predict() -> Any:
             placement = place(make_model(config), Grid(session.mesh.lengths), config.mesh, config.train, config.comm,
@@ -203,18 +203,18 @@ class Run(AbstractContextManager["Run"]):
                 model = make_model(config)
                 stages = measured_cut.kept(config.mesh.stages, n_virtual(config), found.meta.get("choices"))
                 placement = place(model, session.mesh, config.mesh, config.train, config.comm, stages=stages)
-                held = connect(placement, session.mesh, session.control, shared=device.name == "cpu")
-                loss = held.loss(make_loss(config, session.inputs.tokens))
-                policy = choose_to_evaluate(Setup(config, held, device))
+                context = connect(placement, session.mesh, session.control, shared=device.name == "cpu")
+                loss = context.loss(make_loss(config, session.inputs.tokens))
+                policy = choose_to_evaluate(Setup(config, context, device))
                 policy.initialise()
-                State(held.stage.model, None, session.inputs.transforms, whole=model, policy=policy).restore(found)
-                feed = held.feed(device, policy.layout.dtype, tokens=session.inputs.tokens)
-                inference = Inference(held.stage, feed, held.neighbours)
+                State(context.stage.model, None, session.inputs.transforms, whole=model, policy=policy).restore(found)
+                feed = context.feed(device, policy.layout.dtype, tokens=session.inputs.tokens)
+                inference = Inference(context.stage, feed, context.neighbours)
                 read, n_chunks = session.inputs.chunks(try_one_sample(inference, loss, session.inputs, placement,
-                                                                       held.output_shape))
+                                                                       context.output_shape))
                 if not n_chunks:
                     raise UsageError("this run has no validation data; give some: data.validation=PATH")
-            metrics = Evaluator(inference, loss, read, n_chunks, held, cuts_parameters=policy.cuts_parameters).run()
+            metrics = Evaluator(inference, loss, read, n_chunks, context, cuts_parameters=policy.cuts_parameters).run()
         return Evaluated(found.step, metrics)
 
 

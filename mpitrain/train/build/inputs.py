@@ -16,7 +16,7 @@ from mpitrain.data.checks import Source
 from mpitrain.data.loader import SampleReader
 from mpitrain.data.transforms import Asked
 from mpitrain.errors import ConfigError
-from mpitrain.models.sizes import require_sizes
+from mpitrain.models.registry import require_sizes
 
 EVALUATION_CHUNK = 256                   # rows; fixed, so that metrics do not depend on the number of ranks,
 EVALUATION_TOKENS = 256 * 64             # tokens, so fewer rows of long windows: activations of 256 of 8192 tokens take gigabytes
