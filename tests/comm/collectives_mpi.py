@@ -133,7 +133,7 @@ def test_what_a_sum_has_sent_has_left_when_it_is_there(comm: Any) -> None:
     for _ in range(3):
         work = channel.start_allreduce(np.ones(1000), "x")
         work.wait()
-        assert not work._header._send, "MPI holds no more than the null request"
+        assert not work._send, "MPI holds no more than the null request"
     channel.close()
 
 
