@@ -11,7 +11,7 @@ from datetime import date
 import numpy as np
 import pytest
 
-from mpitrain.bench import allreduce, arguments
+from mpitrain.bench import arguments
 from mpitrain.bench.inputs import BLOCK, Inputs
 from mpitrain.bench.pairs import WARM_UP, Pairs, alternate, quartiles
 from mpitrain.bench.report import Report, in_bytes, in_time
@@ -89,19 +89,6 @@ def test_members_take_turns_and_the_first_pairs_do_not_count() -> None:
     assert [name for name, _ in order] == ["a", "b"] * (WARM_UP + 3)
     assert [turn for _, turn in order] == list(range(2 * (WARM_UP + 3)))
     assert pairs == Pairs([2.0] * 3, [6.0] * 3)
-
-
-def test_the_typical_time_of_one_side_leaves_out_the_first_turn_alone() -> None:
-    class Side(allreduce.Side):
-        def __init__(self) -> None:
-            self.turns: list[int] = []
-
-        def turn(self, inputs: Inputs, number: int) -> float:
-            self.turns.append(number)
-            return (0.1, 1.0, 5.0, 4.0)[number]
-
-    side = Side()
-    assert allreduce.typical(side, Inputs(3, "float32", 1), 3) == 4.0 and side.turns == [0, 1, 2, 3]
 
 
 def test_the_ratio_is_the_median_of_the_pairs_ratios() -> None:
