@@ -69,8 +69,6 @@ class Shards:
     """
 
     allocate = None
-    gradients: Array | None = None
-    gradient_views: list[Array] = []                          # noqa: RUF012  (always empty: plain loops have those)
 
     def __init__(self, layout: FlatLayout, rank: int, n: int, *, bucket_bytes: int, cuts: Sequence[int], whole: bool,
                  alike: Collection[str] = ()):
