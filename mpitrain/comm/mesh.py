@@ -101,4 +101,3 @@ class Mesh(Grid):
         asked = (axes,) if isinstance(axes, str) else tuple(axes)
         assert asked and set(asked) <= set(AXES), f"axes of the mesh are {AXES}, not {asked}"
         return tuple(axis for axis in AXES if axis in asked)
-

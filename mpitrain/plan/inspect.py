@@ -27,8 +27,7 @@ from mpitrain.placement.stages import Stage, whole
 from mpitrain.placement.zigzag import refuse_length
 from mpitrain.plan.activations import lent_memory
 from mpitrain.plan.memory import forecast_of
-from mpitrain.plan.memory_lines import forecast_lines
-from mpitrain.plan.table import table
+from mpitrain.plan.memory_lines import forecast_lines, table
 from mpitrain.schedules.grid import REPLICAS, Grid, fit
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline_check import actions_of, find_schedule

@@ -20,7 +20,7 @@ from mpitrain.parallel.layers.ring_attention import LoneRing
 from mpitrain.placement import zigzag
 from mpitrain.placement.zigzag import refuse_model
 from mpitrain.plan.inspect import inspect_config
-from mpitrain.train.build.inputs import evaluation_chunks
+from mpitrain.train.build.inputs import Inputs
 
 RANKS = range(1, 6)
 
@@ -136,7 +136,8 @@ def test_long_windows_are_evaluated_a_few_at_a_time(block: int, rows: int) -> No
         def read(self, rows: Any) -> Any:
             return np.zeros((2, len(rows), 1), np.int64)
 
-    read, n = evaluation_chunks(Windows(), range(300), data.Transforms(), None)
+    windows, every = Windows(), range(300)
+    read, n = Inputs(windows, every, windows, every, data.Transforms()).chunks(None)
     assert n == -(-300 // rows) and sum(len(read(chunk)[0]) for chunk in range(n)) == 300 and len(read(0)[0]) == rows
 
 

@@ -17,7 +17,7 @@ from mpitrain.models import gpt
 from mpitrain.nn.init import constant, normal
 from mpitrain.nn.parameter import rectangles
 from mpitrain.nn.storage import FlatLayout, FlatStorage
-from mpitrain.parallel.policies.buffer_pool import BufferPool
+from mpitrain.parallel.policies.bucket_memory import BufferPool
 from mpitrain.placement.bytes import predicted
 from mpitrain.placement.shard_cuts import block_ends, needs_whole_parameters, where_to_cut
 from mpitrain.placement.shards import Shards, Strips, finer, level

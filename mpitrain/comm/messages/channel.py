@@ -115,14 +115,9 @@ class Channel:
 
         The other parts of `array` are undefined afterwards.
         """
-        self.start_reduce_scatter(array, algorithm, name, dtype=dtype).wait()
         mine = part(self.rank, self.size, array.size)
+        self.prepare_slice(array, name, (mine.start, mine.stop), algorithm, dtype=dtype).run()
         return array.reshape(-1)[mine.start:mine.stop]
-
-    def start_reduce_scatter(self, array: Array, algorithm: Algorithm, name: str, *, dtype: str | None = None) -> Work:
-        """Begin `reduce_scatter` and return."""
-        mine = part(self.rank, self.size, array.size)
-        return self.prepare_slice(array, name, (mine.start, mine.stop), algorithm, dtype=dtype).start()
 
     def prepare_slice(self, array: Array, name: str, own: tuple[int, int], steps: Algorithm, *,
                       dtype: str | None = None) -> Prepared:
@@ -139,14 +134,10 @@ class Channel:
 
     def all_to_all(self, array: Array, algorithm: Algorithm, *, name: str) -> None:
         """Replace each part i of `array` by the part `rank` of rank i's, in place. ShapeError unless parts are of one length."""
-        self.start_all_to_all(array, algorithm, name).wait()
-
-    def start_all_to_all(self, array: Array, algorithm: Algorithm, name: str) -> Work:
-        """Begin `all_to_all` and return."""
         if array.size % self.size:
             raise ShapeError(f'all_to_all "{name}" needs a multiple of {self.size} elements, one part for each rank, and its '
                              f"array has {array.size}; pad it to {array.size + -array.size % self.size}")
-        return self._prepare("all_to_all", name, array, algorithm).start()
+        self._prepare("all_to_all", name, array, algorithm).run()
 
     def prepare_steps(self, array: Array, name: str, steps: Algorithm) -> Prepared:
         """An all-reduce by the caller's own `steps`, for arrays that hold several addends; pass the same object each time."""
@@ -154,12 +145,7 @@ class Channel:
 
     def broadcast(self, array: Array, root: int = 0, *, name: str = "array") -> None:
         """Replace `array` by rank `root`'s, in place: bits travel as they are."""
-        self.start_broadcast(array, root, name=name).wait()
-
-    def start_broadcast(self, array: Array, root: int = 0, *, name: str = "array", algorithm: Algorithm | None = None) -> Work:
-        """Begin `broadcast` and return; `algorithm` must be one for this root."""
-        steps = partial(binomial_broadcast, root=root) if algorithm is None else algorithm
-        return self._prepare(f"broadcast from {root}", name, array, steps, key=root if algorithm is None else algorithm).start()
+        self._prepare(f"broadcast from {root}", name, array, partial(binomial_broadcast, root=root), key=root).run()
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """Rank `root`'s `value`, on every rank, by way of JSON (so tuples arrive as lists). For start-up, not for the loop."""

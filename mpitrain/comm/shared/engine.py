@@ -20,7 +20,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -116,21 +116,6 @@ class Plan(ctypes.Structure):
         self.passes = 0 if passes is None else ctypes.addressof(passes)
 
 
-class Engine(Protocol):
-    """Moves a collective on from `state` for at most `limit` ns of waiting, the first `spin` of them awake.
-
-    `array` is this rank's, flat, which begins at `plan.own`. `limit` below 0 stops at ARRIVED. Returns the new state, or
-    -1 - rank of a rank whose record differs. `spread` follows PARTLY. `whole` makes a call that begins the next collective and
-    moves it on while awake; `plan.taken` is its number.
-    """
-
-    def advance(self, plan: Plan, array: Host, sequence: int, state: int, spin: int, limit: int) -> int: ...
-
-    def spread(self, plan: Plan, array: Host, sequence: int) -> int: ...
-
-    def whole(self, plan: Plan, array: Host, turn: Turn) -> Callable[[], int]: ...
-
-
 class Native:
     """The engine of native/shared.c."""
 
@@ -203,6 +188,15 @@ class Polling:
             fold_numpy(plan.flat, plan.order, plan.flat, *plan.own_slice, plan.number_type)
         elif plan.mode in (PARTIAL, SCATTER):
             fold_numpy(plan.flat, plan.order, [array], *plan.own_slice, plan.number_type)
+
+
+Engine: TypeAlias = Native | Polling
+"""Moves a collective on from `state` for at most `limit` ns of waiting, the first `spin` of them awake.
+
+`array` is this rank's, flat, which begins at `plan.own`. `limit` below 0 stops at ARRIVED. Returns the new state, or
+-1 - rank of a rank whose record differs. `spread` follows PARTLY. `whole` makes a call that begins the next collective and
+moves it on while awake; `plan.taken` is its number.
+"""
 
 
 def _wait_for(words: Any, number: int, limit: int) -> bool:

@@ -16,7 +16,7 @@ from mpitrain.errors import ConfigError, nearest
 from mpitrain.registry import accepted, call, call_with, parameters_of
 from mpitrain.train.build.assembly import Job, assemble
 from mpitrain.train.build.inputs import Inputs
-from mpitrain.train.observers.observer import Observer, own_observers
+from mpitrain.train.observers.observer import Observer, own_observer
 
 GIVEN = {"self", "model", "storage", "allocate", "lr", "min_lr", "warmup_steps", "total_steps"}       # not among further keys
 
@@ -71,7 +71,7 @@ def keep_inputs_only(model: nn.Module, which: bool | int | Sequence[str]) -> Non
 
 def observers_of(config: Config) -> list[Observer]:
     """The observers that [log] asks for. Raises ConfigError, alike on all ranks, if one cannot be had."""
-    found = own_observers(config.log.observers, config.folder)
+    found = [own_observer(name, config.folder) for name in config.log.observers]
     if config.log.tensorboard:
         from mpitrain.train.observers.tensorboard import TensorBoard
         found.append(TensorBoard())
