@@ -58,7 +58,7 @@ def our_step(model, optimizer, loss_of, x, y, lr, step):
     loss = loss_of(model(Tensor(x)), y)
     value = float(loss.array) / y.size
     run_backward(loss, np.asarray(1 / y.size, np.float32))
-    norm = float(np.sqrt(optim.squared_norm(model.storage, model.storage.gradients)))
+    norm = float(np.sqrt(optim.squared_norm(model.storage.segments, model.storage.gradients)))
     optimizer.update(model.storage.gradients, lr=lr, step=step, scale=optim.clip_factor(norm, CLIP))
     return value
 

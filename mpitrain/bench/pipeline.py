@@ -124,7 +124,7 @@ class Contender:
         self.trainer.update.want_norm = False
         self.micro_batches: Any = self.trainer.loader.load(0)
         self.spent = Spent()
-        self.job.timeline.listen(self.spent)
+        self.job.timeline.listener = self.spent
         self._clock = Clock(world)
         self.losses: list[str] = []
         self.found: list[dict[str, Any]] = []

@@ -172,13 +172,10 @@ def even_experts(config: Config, grid: Grid, facts: Facts) -> Iterator[ConfigErr
         yield ConfigError(f"{what}, so each needs a row, and {_few_rows(facts)}")
 
 
-def plain_statistics(config: Config, grid: Grid, facts: Facts) -> Iterator[ConfigError]:
+def layers(config: Config, grid: Grid, facts: Facts) -> Iterator[ConfigError]:
     if facts.synchronised and config.train.reproducible == "layout":
         yield ConfigError(f'{LAYOUT} cannot have the layer "{facts.synchronised}" (SyncBatchNorm): its statistics are of the '
                           'micro-batches that ranks run at the same time; use batch norm (norm = "batch")')
-
-
-def whole_samples(config: Config, grid: Grid, facts: Facts) -> Iterator[ConfigError]:
     if config.mesh.sequence and facts.mixture:
         yield ConfigError(f'mesh.sequence = true cuts what "{facts.mixture}" gets along the sequence, and experts choose '
                           "among whole samples; set mesh.sequence = false")
@@ -210,7 +207,7 @@ def even_statistics(config: Config, grid: Grid, facts: Facts) -> Iterator[Config
                           "have; set data.drop_last = true")
 
 
-MODEL_RULES = (even_experts, plain_statistics, whole_samples, even_slices, even_statistics)
+MODEL_RULES = (even_experts, layers, even_slices, even_statistics)
 
 
 def _uneven(grid: Grid, facts: Facts) -> str:

@@ -119,26 +119,23 @@ class FlatStorage(FlatLayout):
         for segment, view in zip(self.segments, self.views(self.values)):
             segment.parameter.array = view
         self.gradients: Array | None = None
-        self.gradient_views: list[Array] = []
+        self._gradient_views: list[Array] = []
 
     def attach_gradients(self) -> Array:
         """Makes the arena `gradients`, and backward write there; for plain loops (a trainer brings its own buckets)."""
         if self.gradients is None:
             self.gradients = self.new_flat()
-            self.gradient_views = self.views(self.gradients)
-        for segment, view in zip(self.segments, self.gradient_views):
+            self._gradient_views = self.views(self.gradients)
+        for segment, view in zip(self.segments, self._gradient_views):
             segment.parameter.grad_buffer = view
         return self.gradients
 
-    def initialise(self, seed: int, start: int = 0, stop: int | None = None) -> None:
-        """Writes the initial values of elements [start, stop) of `values`: a rank that shares memory makes its part."""
-        stop = self.size if stop is None else stop
+    def initialise(self, seed: int) -> None:
+        """Writes the initial values, and zeros between parameters."""
         ends = [s.start for s in self.segments[1:]] + [self.size]
         for segment, end in zip(self.segments, ends):
-            first, last = max(start, segment.start), min(stop, segment.stop)
-            if first < last:
-                segment.parameter.fill(seed, self.values[first:last], first - segment.start, self.device.xp)
-            self.values[max(start, segment.stop):max(start, segment.stop, min(stop, end))] = 0
+            segment.parameter.fill(seed, self.values[segment.start:segment.stop], 0, self.device.xp)
+            self.values[segment.stop:end] = 0
             segment.parameter.mark_changed()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FlatStorage:

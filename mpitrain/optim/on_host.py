@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import Array, asnumpy, overwrite
-from mpitrain.optim.optimizer import Optimizer, Segment
-
-Allocate = Callable[[int], Any]
+from mpitrain.optim.optimizer import Allocate, Optimizer, Segment
 
 
 class HostStorage:
@@ -26,9 +24,6 @@ class HostStorage:
 
     `values` is a copy of the device's; places and names are the storage's own. `allocate` supplies memory for state.
     """
-
-    gradients: Array | None = None
-    gradient_views: list[Array] = []                      # noqa: RUF012  (none ever: plain loops have those)
 
     def __init__(self, storage: Any, allocate: Allocate | None = None):
         self.device_storage, self.allocate, self.segments = storage, allocate, storage.segments

@@ -16,6 +16,8 @@ from mpitrain.errors import ConfigError, GraphError, ShapeError
 from mpitrain.kernels.kernel import Kernel
 from mpitrain.registry import Registry
 
+Allocate = Callable[[int], Any]
+
 
 class Segment(Protocol):
     """Where one parameter, or a part of it, lives in the flat arrays: elements [start, stop)."""
@@ -36,13 +38,11 @@ class Storage(Protocol):
     """What an optimizer needs of a model's memory: see `nn.storage.FlatStorage`."""
 
     values: Array
-    gradients: Array | None
-    gradient_views: list[Array]
-    allocate: Callable[[int], Any] | None
+    allocate: Allocate | None
 
     @property
     def segments(self) -> Sequence[Segment]: ...
-    def new_flat(self, allocate: Callable[[int], Any] | None = None) -> Array: ...
+    def new_flat(self, allocate: Allocate | None = None) -> Array: ...
     def attach_gradients(self) -> Array: ...
 
 
@@ -68,7 +68,7 @@ class Optimizer:
     kernel: Kernel | None = None                  # The kernel takes values, gradients, all of the state, and `scalars`.
 
     def __init__(self, model: Any, lr: float, *, state: Sequence[str] = (), weight_decay: float = 0.0, decay: str = "all",
-                 allocate: Callable[[int], Any] | None = None):
+                 allocate: Allocate | None = None):
         storage: Storage | None = getattr(model, "storage", model)
         if storage is None:
             raise GraphError("the optimizer needs a model with memory; call initialize() on the model first")
@@ -123,8 +123,8 @@ class Optimizer:
         """One update with `self.lr` from the parameters' own gradients; a parameter without one is left alone."""
         arena = self.storage.attach_gradients()
         present = []
-        for segment, view in zip(self.storage.segments, self.storage.gradient_views):
-            grad = segment.parameter.grad
+        for segment in self.storage.segments:
+            grad, view = segment.parameter.grad, segment.parameter.grad_buffer
             if grad is None:
                 continue
             if grad is not view:                  # The gradient was computed before the arena existed.

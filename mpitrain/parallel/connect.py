@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from mpitrain.schedules.pipeline import Schedule
 from mpitrain.schedules.pipeline_check import actions_of
 
 if TYPE_CHECKING:
-    from mpitrain.parallel.gradients.norm import Parts
+    from mpitrain.parallel.gradients.norm import PartOf
     from mpitrain.parallel.layers.tensor_functions import Group
     from mpitrain.parallel.pipeline.neighbours import Neighbours
     from mpitrain.parallel.pipeline.tied import TiedParameters
@@ -74,12 +75,12 @@ class ParallelContext:
                    for count in counts for stage in range(n_stages)]
         self.control.agree(sha256(repr(actions).encode()).hexdigest(), f"the actions of the schedule {name} (SHA-256)")
 
-    def tied_parameters(self, storage: Parts) -> TiedParameters | None:
-        """The sum of tied parameters' gradients; None where no parameters are tied. It communicates."""
+    def tied_parameters(self, segments: Sequence[PartOf]) -> TiedParameters | None:
+        """The sum of tied parameters' gradients in `segments`; None where no parameters are tied. It communicates."""
         if not any(parameter.twin_of for parameter in self.stage.whole.parameters()):
             return None
         from mpitrain.parallel.pipeline.tied import TiedParameters
-        return TiedParameters(storage, self.mesh.link("pp", "twins"), self.mesh.channel("pp", "twins"), self.stage.place)
+        return TiedParameters(segments, self.mesh.link("pp", "twins"), self.mesh.channel("pp", "twins"), self.stage.places)
 
     def output_shape(self, found: Any) -> tuple[int, ...]:
         """The shape of the model's output, on all ranks, where ranks of the last stage have `found`. It communicates."""

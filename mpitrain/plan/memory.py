@@ -103,7 +103,7 @@ def _on_their_way(p: Placement, layout: FlatLayout) -> int:
     kind, replicas = _cut_states(p), p.grid.count(REPLICAS)
     if kind not in ("gradients", "parameters"):
         return 0
-    from mpitrain.parallel.policies.bucket_ring import ring_size
+    from mpitrain.parallel.policies.bucket_memory import ring_size
     from mpitrain.parallel.policies.sharded_reducer import IN_FLIGHT, SHARED_AT_ONCE
     sizes = [b.stop - b.start for b in p.buckets(layout)]
     if p.comm.node_shared:                                    # nothing is received

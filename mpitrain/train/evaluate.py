@@ -29,22 +29,22 @@ class Evaluator:
     """
 
     def __init__(self, inference: Inference, loss: Loss, read: Callable[[int], tuple[Any, Any]], n_chunks: int,
-                 held: ParallelContext, *, cuts_parameters: bool):
-        self.inference, self.loss, self.read, self.n_chunks, self.held = inference, loss, read, n_chunks, held
-        self.in_step = cuts_parameters or held.placement.in_step
+                 context: ParallelContext, *, cuts_parameters: bool):
+        self.inference, self.loss, self.read, self.n_chunks, self.context = inference, loss, read, n_chunks, context
+        self.in_step = cuts_parameters or context.placement.in_step
 
     def run(self) -> dict[str, float]:
         """``{"loss": ..., "accuracy": ...}``; accuracy only where the targets are classes. It communicates."""
         table = np.zeros((self.n_chunks, 3))                       # loss sum, terms, correct
-        place, n_places = self.held.mesh.place, self.held.mesh.n_places
+        place, n_places = self.context.mesh.place, self.context.mesh.n_places
         mine = [*range(place, self.n_chunks, n_places)]
         most = -(-self.n_chunks // n_places)
         again = [self.n_chunks - 1] * (most - len(mine)) if self.in_step else []
         for i, (output, y) in enumerate(self.inference.run(map(self.read, mine + again))):
             sums = self._sums(output, y)
-            if self.held.counts and i < len(mine):
+            if self.context.counts and i < len(mine):
                 table[mine[i]] = sums
-        self.held.control.allreduce(table.reshape(-1), name="evaluation")
+        self.context.control.allreduce(table.reshape(-1), name="evaluation")
         loss, count, correct = (math.fsum(column) for column in table.T)
         metrics = {"loss": loss / max(count, 1.0)}
         if self.loss.kind == "classes":
@@ -57,7 +57,7 @@ class Evaluator:
             loss = float(asnumpy(self.loss(output, target).array))
         correct = 0.0
         if self.loss.kind == "classes":
-            right = self.held.classes(output.array) == target
+            right = self.context.classes(output.array) == target
             ignored = getattr(self.loss, "ignore_index", None)
             correct = float((right if ignored is None else right & (target != ignored)).sum())
         return loss, float(self.loss.count(self.inference.feed.part(y))), correct

@@ -201,7 +201,7 @@ def test_large_finite_values_are_not_taken_for_infinite(plain_file: Write) -> No
 def test_evaluation_reads_every_row_once_in_chunks_of_one_size(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "EVALUATION_CHUNK", 16)
     rows = np.random.default_rng(0).permutation(203)
-    read, n = inputs.evaluation_chunks(dataset, rows, Transforms(), None)
+    read, n = inputs.Inputs(dataset, rows, dataset, rows, Transforms()).chunks(None)
     found = [read(chunk) for chunk in range(n)]
     assert [len(x) for x, _ in found] == [16] * 12 + [11]
     for part in range(2):

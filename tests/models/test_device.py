@@ -31,7 +31,7 @@ def train(model, storage, x, labels, optimizer):
         optimizer.step()
         optimizer.zero_grad()
         nn.apply_statistics(model, nn.collect_statistics(model))
-    return {**model.state_dict(), **state_of(optimizer), "norm": np.array(squared_norm(storage, storage.values))}
+    return {**model.state_dict(), **state_of(optimizer), "norm": np.array(squared_norm(storage.segments, storage.values))}
 
 
 @pytest.mark.parametrize("device", DEVICES)

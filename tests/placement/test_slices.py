@@ -80,7 +80,7 @@ def norms_of(storage: FlatStorage, flat: Any, n: int) -> list[Any]:
     for turn in range(3):                                     # to say what there is, to add it, to hear the sum
         found = []
         for channel.rank, one in enumerate(slices):
-            norm = GradientNorm(SimpleNamespace(segments=parts_of(storage.segments, one)), channel=channel)
+            norm = GradientNorm(parts_of(storage.segments, one), channel=channel)
             found.append((norm(flat), norm.worst(flat)) if turn else None)
     return found
 
@@ -90,7 +90,7 @@ def norms_of(storage: FlatStorage, flat: Any, n: int) -> list[Any]:
 def test_ranks_that_have_slices_find_the_bits_of_the_whole_norm(sizes: list[int], n: int) -> None:
     storage = storage_of(sizes)
     flat = np.random.default_rng(0).standard_normal(storage.size).astype(np.float32)
-    assert {norm for norm, _ in norms_of(storage, flat, n)} == {math.sqrt(squared_norm(storage, flat))}
+    assert {norm for norm, _ in norms_of(storage, flat, n)} == {math.sqrt(squared_norm(storage.segments, flat))}
 
 
 def test_the_parameter_whose_gradient_is_not_finite_is_named() -> None:

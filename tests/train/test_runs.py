@@ -215,5 +215,6 @@ def test_the_peak_of_memory_is_told_at_the_end_and_with_each_line_of_metrics(tmp
     peak = record(tmp_path / "a")["peak_mb"]
     assert 20 < peak["resident"] < 2000 and 0 < peak.get("arrays", 0.1) < peak["resident"]
     assert f"most memory of a rank: resident {peak['resident']:,.0f} MiB" in told
+    assert "predicted / measured" in told and ("/ -" in told) == ("arrays" not in peak), "what the pool counts is in the table"
     rising = [line["peak_rss_mb"] for line in steps(tmp_path / "a")]
     assert len(rising) == 5 and rising == sorted(rising) and 20 < rising[0] <= rising[-1] <= peak["resident"] + 0.1

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import partial
 
 from mpitrain.comm.mesh import Mesh
-from mpitrain.parallel.layers.context_parallel import join_attention
+from mpitrain.nn import MultiHeadAttention
+from mpitrain.parallel.layers.context_parallel import AcrossPositions
 from mpitrain.parallel.layers.expert_parallel import Dispatcher, LoneDispatcher
 from mpitrain.parallel.layers.ring_attention import LoneRing, Ring
 from mpitrain.parallel.layers.tensor_functions import Group, LoneGroup
@@ -47,8 +48,10 @@ def join_layers(placement: Placement, group: Group | None, ring: Ring | None,
     for layer in placement.layers:
         assert group is not None
         join_layer(layer, group, placement.mesh.sequence)
-    if ring is not None:
-        join_attention(placement.stage.whole, ring)
+    for path, module in placement.stage.whole.named_modules() if ring is not None else ():
+        if isinstance(module, MultiHeadAttention):
+            assert ring is not None
+            module.across = AcrossPositions(ring, path)
     for path, mixture in placement.experts:
         assert experts is not None
         mixture.across = experts(path)

@@ -39,7 +39,7 @@ class Inference:
         finally:
             model.train(was_training)
         if self.neighbours is not None:
-            self.neighbours.finish()
+            self.neighbours.link.finish()
 
     def _one(self, x: Any, chunk: int, number: int) -> Tensor:
         """The output of one chunk for batch `number`, which is sent on unless the chunk is the last."""
@@ -54,5 +54,5 @@ class Inference:
         if virtual < self.stage.n_virtual - 1:
             assert neighbours is not None
             neighbours.send_forward(output, virtual, number, len(x))
-            neighbours.finish(AHEAD)
+            neighbours.link.finish(AHEAD)
         return output

@@ -38,7 +38,7 @@ def choose(setup: Setup) -> Policy:
     """
     comm = setup.config.comm
     asked = find_policy(setup.config)
-    if comm.sharding in POLICIES and setup.held.mesh[REPLICAS].size == 1:
+    if comm.sharding in POLICIES and setup.context.mesh[REPLICAS].size == 1:
         asked = Replicated                                    # A single rank has nothing to cut.
     channel = gradient_channel(setup, by_messages=asked.cuts_gradients and not comm.node_shared)
     if not comm.node_shared or channel.size == 1:
@@ -50,14 +50,14 @@ def choose(setup: Setup) -> Policy:
 def choose_to_evaluate(setup: Setup) -> Policy:
     """The policy of a run without training: parameters stay in slices, since the model may be larger than a rank's memory. It
     communicates."""
-    cut = setup.config.comm.sharding == "parameters" and setup.held.mesh[REPLICAS].size > 1
-    return POLICIES["parameters" if cut else "none"](setup, setup.held.control)
+    cut = setup.config.comm.sharding == "parameters" and setup.context.mesh[REPLICAS].size > 1
+    return POLICIES["parameters" if cut else "none"](setup, setup.context.control)
 
 
 def gradient_channel(setup: Setup, *, by_messages: bool) -> AnyChannel:
     """The channel of the ranks that add up gradients. With `comm.algorithm` "auto", those on the CPU go through shared memory
     where a node has room; a named algorithm goes by messages."""
-    comm, mesh, algorithm = setup.config.comm, setup.held.mesh, setup.algorithm
+    comm, mesh, algorithm = setup.config.comm, setup.context.mesh, setup.algorithm
     wire = None if comm.wire_dtype == "float32" else comm.wire_dtype
     channel = mesh.channel(REPLICAS, "gradients", algorithm=algorithm, wire=wire)
     if algorithm == AUTO and setup.device.name == "cpu" and channel.size > 1 and not by_messages:

@@ -66,7 +66,7 @@ class Job:
     plan: Plan
     config: Config
     channel: Channel
-    held: ParallelContext                               # this rank's part of the model
+    context: ParallelContext                 # this rank's part of the model
     policy: Policy                           # storage of its parameters over ranks
     tuning: Tuning                           # settings chosen by measurement: its `choices`
     timeline: Timeline                       # times of this rank's steps
@@ -95,7 +95,7 @@ class Job:
     def load(self, found: Checkpoint) -> None:
         """Starts from another run's parameters and buffers. It communicates."""
         self.state.load_parameters(found)
-        self.held.start_alike(self.state.arrays())
+        self.context.start_alike(self.state.arrays())
 
     def resume(self, found: Checkpoint) -> None:
         """Continues with the step after the checkpoint's; it communicates.
@@ -106,7 +106,7 @@ class Job:
             raise ConfigError(f"the checkpoint is at step {found.step}, beyond the {self.plan.steps} steps of this run; "
                               "raise train.steps or train.epochs", file=found.folder)
         self.state.restore(found)
-        self.held.start_alike(self.state.arrays())
+        self.context.start_alike(self.state.arrays())
         self.trainer.update.step = found.step
         chosen = found.meta.get("choices") or {}
         self.tuning.restore(chosen)
@@ -153,16 +153,16 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         precision=t.precision)
     placement = place(model, mesh, m, t, comm, stages=stages)
     refuse_parts(valid.whole_parameters, placement)
-    held = connect(placement, mesh, control, shared=comm.algorithm == "auto" and device.name == "cpu")
+    context = connect(placement, mesh, control, shared=comm.algorithm == "auto" and device.name == "cpu")
     if isinstance(stages, MeasuredCut):
-        held.choices |= stages.choices
-    stage, loss = held.stage, held.loss(loss)
-    held.agree_on_schedule(valid.schedule, name_of(m.schedule), n_micro)
-    policy = choose(Setup(config, held, device, algorithm=valid.algorithm, optimizer=optimizer))
+        context.choices |= stages.choices
+    stage, loss = context.stage, context.loss(loss)
+    context.agree_on_schedule(valid.schedule, name_of(m.schedule), n_micro)
+    policy = choose(Setup(config, context, device, algorithm=valid.algorithm, optimizer=optimizer))
     policy.initialise()
-    feed = held.feed(policy.layout.device, policy.layout.dtype, tokens=inputs.tokens)
-    inference = Inference(stage, feed, held.neighbours)
-    n_classes = try_one_sample(inference, loss, inputs, placement, held.output_shape)
+    feed = context.feed(policy.layout.device, policy.layout.dtype, tokens=inputs.tokens)
+    inference = Inference(stage, feed, context.neighbours)
+    n_classes = try_one_sample(inference, loss, inputs, placement, context.output_shape)
     if isinstance(inputs.training, Dataset) and n_classes is not None:
         labelled = inputs.training
         on_first(control, lambda: scan_labels(labelled, n_classes))
@@ -173,8 +173,8 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         from mpitrain.train.build.offload import files_folder, offloaded
         stepper = offloaded(optimizer, config.optimizer.offload, files_folder(config), policy.storage, device, control)
     state = State(stage.model, stepper, inputs.transforms, whole=model, mesh=mesh, control=control, policy=policy)
-    synchronise_batch_norm(stage.model, held.replicas)
-    held.start_alike(state.arrays())
+    synchronise_batch_norm(stage.model, context.replicas)
+    context.start_alike(state.arrays())
 
     first, last = placement.own_micro_batches
     policy.open(stepper, rate(plan.steps) if rate else lambda step: stepper.lr)
@@ -183,19 +183,19 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
                     n_classes=n_classes, workers=config.data.workers, span=timeline.span)
     mesh.progress.landed = timeline.look
     pipeline = Pipeline(stage, loss, control, reducer, feed, n_micro=n_micro, seed=config.run.seed, schedule=valid.schedule,
-                        after_forward=policy.statistics.after_forward, neighbours=held.neighbours, counts=held.counts,
+                        after_forward=policy.statistics.after_forward, neighbours=context.neighbours, counts=context.counts,
                         span=timeline.span)
     read, n_chunks = inputs.chunks(n_classes)
-    evaluator = Evaluator(inference, loss, read, n_chunks, held, cuts_parameters=policy.cuts_parameters) if n_chunks else None
+    evaluator = Evaluator(inference, loss, read, n_chunks, context, cuts_parameters=policy.cuts_parameters) if n_chunks else None
     tuning = make_tuning(comm, reducer, control, mesh)
     trainer = Trainer(pipeline=pipeline, update=policy, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       span=timeline.span)
     trainer.observers += [Tune(tuning), *([] if quiet or control.rank else [Console()])]
-    trainer.notes += policy.notes + held.notes
+    trainer.notes += policy.notes + context.notes
     if comm.sharding != "none" and mesh.n_places > 1:
         trainer.notes.append(memory_text(control.gather_objects(policy.measured()), comm.sharding, per_node=policy.per_node))
-    tuning.choices |= policy.choices | held.choices
-    return Job(trainer, state, plan, config, control, held, policy, tuning, timeline, numerics)
+    tuning.choices |= policy.choices | context.choices
+    return Job(trainer, state, plan, config, control, context, policy, tuning, timeline, numerics)
 
 
 class Tune(Observer):

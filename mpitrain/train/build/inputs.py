@@ -16,7 +16,7 @@ from mpitrain.data.checks import Source
 from mpitrain.data.loader import SampleReader
 from mpitrain.data.transforms import Asked
 from mpitrain.errors import ConfigError
-from mpitrain.models.sizes import require_sizes
+from mpitrain.models.registry import require_sizes
 
 EVALUATION_CHUNK = 256                   # rows; fixed, so that metrics do not depend on the number of ranks,
 EVALUATION_TOKENS = 256 * 64             # tokens, so fewer rows of long windows: activations of 256 of 8192 tokens take gigabytes
@@ -51,26 +51,14 @@ class Inputs:
 
     def chunks(self, n_classes: int | None) -> tuple[Callable[[int], tuple[Any, Any]], int]:
         """(reader of validation chunk c, number of chunks)."""
-        return evaluation_chunks(self.validation, self.validation_rows, self.transforms, n_classes)
+        rows, size = self.validation_rows, EVALUATION_CHUNK
+        reader = SampleReader(self.training if self.validation is None else self.validation, self.transforms, n_classes=n_classes)
+        if isinstance(self.validation, data.TokenWindows):
+            size = min(max(EVALUATION_TOKENS // self.validation.block, 1), size)
 
-
-def evaluation_chunks(source: Source | None, rows: data.Index, transforms: data.Transforms,
-                      n_classes: int | None) -> tuple[Callable[[int], tuple[Any, Any]], int]:
-    if source is None or not len(rows):
-        return _nothing, 0
-    reader = SampleReader(source, transforms, n_classes=n_classes)
-
-    size = EVALUATION_CHUNK
-    if isinstance(source, data.TokenWindows):
-        size = min(max(EVALUATION_TOKENS // source.block, 1), size)
-
-    def read(chunk: int) -> tuple[Any, Any]:
-        return reader.read(np.asarray(rows[chunk * size:(chunk + 1) * size], np.int64))
-    return read, -(-len(rows) // size)
-
-
-def _nothing(chunk: int) -> tuple[Any, Any]:
-    raise IndexError(f"chunk {chunk} of no validation rows")
+        def read(chunk: int) -> tuple[Any, Any]:
+            return reader.read(np.asarray(rows[chunk * size:(chunk + 1) * size], np.int64))
+        return read, 0 if self.validation is None else -(-len(rows) // size)
 
 
 def describe_files(path: str, validation: float | str, folder: Path, x: str, y: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import errno
 import mmap
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,10 @@ def offloaded(make: Callable[[Any], Optimizer], way: str, folder: Path, storage:
     """
     if way == "none":
         return make(storage)
-    files = Files(folder) if way == "file" else None
+    allocate = partial(in_a_file, folder) if way == "file" else None
     made: list[Optimizer] = []
 
     def open_them() -> None:
-        allocate = files.allocate if files else None
         if device.name != "cpu":
             made.append(OnHost(make, storage, allocate))
             return
@@ -44,26 +44,20 @@ def offloaded(make: Callable[[Any], Optimizer], way: str, folder: Path, storage:
     return made[0]
 
 
-class Files:
-    """Memory in files without a name: they are gone when the process is, however it ends."""
+def in_a_file(folder: Path, nbytes: int) -> mmap.mmap:
+    """A new file of `nbytes` bytes, mapped. MissingError, StorageError or AccessError if it cannot be made.
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def allocate(self, nbytes: int) -> mmap.mmap:
-        """A new file of `nbytes` bytes, mapped. MissingError, StorageError or AccessError if it cannot be made.
-
-        No later write finds a full disk.
-        """
-        try:
-            with tempfile.TemporaryFile(dir=self.folder, prefix=".optimizer-", buffering=0) as file:
-                reserve(file.fileno(), nbytes, with_zeros=True)
-                memory = mmap.mmap(file.fileno(), nbytes)
-        except OSError as error:
-            raise no_file(error, self.folder, nbytes) from error
-        if hasattr(mmap, "MADV_SEQUENTIAL"):
-            memory.madvise(mmap.MADV_SEQUENTIAL)          # an update reads and writes all of it from front to back
-        return memory
+    It has no name, and is gone when the process is, however that ends. No later write finds a full disk.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder, prefix=".optimizer-", buffering=0) as file:
+            reserve(file.fileno(), nbytes, with_zeros=True)
+            memory = mmap.mmap(file.fileno(), nbytes)
+    except OSError as error:
+        raise no_file(error, folder, nbytes) from error
+    if hasattr(mmap, "MADV_SEQUENTIAL"):
+        memory.madvise(mmap.MADV_SEQUENTIAL)              # an update reads and writes all of it from front to back
+    return memory
 
 
 def files_folder(config: Config) -> Path:

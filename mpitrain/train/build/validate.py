@@ -47,7 +47,9 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
     rules.check(config, grid, on_gpu=on_gpu, more=find_policy(config).rules)
     n_micro = micro_batches(grid, config.mesh, t)
     sampler = None if rows is None else Sampler(rows, t.batch_size, seed=config.run.seed, drop_last=config.data.drop_last)
-    check_algorithm(config, grid, find_algorithm(config))
+    algorithm, wire = find_algorithm(config), config.comm.wire_dtype
+    for axes in (REPLICAS, COPIES)[:1 + (grid.size("ep") > 1)]:
+        refuse(algorithm, None if wire == "float32" else wire, grid.count(axes))
     schedule = find_schedule(config)
     halves = check_schedule(config, grid, schedule, n_micro)
     tried = optimizer(probe())
@@ -58,14 +60,7 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
         n_micro, None if sampler is None else sampler.size(sampler.steps_per_epoch - 1), mixture=mixed[0][0] if mixed else "",
         synchronised=next((name for name, layer in modules if isinstance(layer, nn.SyncBatchNorm)), ""),
         splits_backward=halves))
-    return Validated(n_micro, sampler, find_algorithm(config), schedule, type(tried).__name__ if tried.whole_parameters else "")
-
-
-def check_algorithm(config: Config, grid: Grid, algorithm: Any) -> None:
-    """Refuses an all-reduce that does not exist, or gives wrong sums on so many ranks."""
-    comm = config.comm
-    for axes in (REPLICAS, COPIES)[:1 + (grid.size("ep") > 1)]:
-        refuse(algorithm, None if comm.wire_dtype == "float32" else comm.wire_dtype, grid.count(axes))
+    return Validated(n_micro, sampler, algorithm, schedule, type(tried).__name__ if tried.whole_parameters else "")
 
 
 def refuse_parts(whole_parameters: str, placement: Placement) -> None:

