@@ -123,6 +123,7 @@ class Run(AbstractContextManager["Run"]):
             session = self._open()
             job = self._build(session, folder, resume)
             forecast = self._predict_memory(session, job)
+            job.trainer.notes.insert(0, session.summary(make_model(self.config).count_parameters(), job.plan))
             job.trainer.notes += session.notes + session.told_once([environment.slow_kernels()])
             with guard.symmetric():
                 asked = [*observers_of(self.config), *observers]

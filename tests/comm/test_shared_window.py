@@ -68,7 +68,7 @@ def test_a_limit_on_files_is_named_and_leaves_nobody_waiting() -> None:
 @pytest.mark.parametrize(("culprit", "n"), [(0, 2), (1, 2), pytest.param(-1, 3, marks=pytest.mark.slow)])
 def test_a_limit_on_addresses_of_any_rank_is_named_and_leaves_nobody_waiting(culprit: int, n: int) -> None:
     said = refused("address", culprit, n)
-    assert re.search(r"a process may have (\d+) MiB \(ulimit -v\), \d+ MiB of them taken, where 64 MiB of shared memory are", said)
+    assert re.search(r"a process may have (\d+) MiB \(ulimit -v\), \d+ of them taken, where 64 MiB of shared memory are", said)
 
 
 def test_a_rank_that_cannot_open_the_file_is_a_reason_for_all() -> None:

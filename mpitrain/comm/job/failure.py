@@ -50,8 +50,8 @@ def describe(error: BaseException) -> Failure:
         case KeyboardInterrupt():
             return Failure("E_INTERRUPT", 130, "", "interrupted", trace)
         case MemoryError():
-            return Failure("E_MEMORY", 71, "", f"out of memory {place(error)}: {said(error) or 'an allocation failed'}{_limit()}; "
-                                               f"use a smaller batch_size, more micro_batches, or more nodes", trace)
+            what = f"out of memory {place(error)}: {said(error) or 'an allocation failed'}{_limit()}"
+            return Failure("E_MEMORY", 71, "", f"{what}; use a smaller batch_size, more micro_batches, or more nodes", trace)
         case SystemExit():
             code = error.code if isinstance(error.code, int) else 1
             how = f"sys.exit({error.code!r}) {place(error)}" if error.__traceback__ else f"returning {code}"

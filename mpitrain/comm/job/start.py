@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -109,10 +109,11 @@ def _everyone() -> MPI.Intracomm:
 
 
 def refuse_mpich() -> None:
-    """UsageError for a library of MPICH's kind that has no PMIx, under Open MPI's mpirun: from 4.2 on MPI_Init would end the process."""
+    """UsageError for a library of MPICH's kind without PMIx under Open MPI's mpirun: MPI_Init might end the process."""
     with contextlib.suppress(ImportError, AttributeError):    # an mpi4py that was built for one MPI has no such module
         from mpi4py import _mpiabi
-        if _mpiabi._get_mpiabi() == "mpich" and launched_rank()[1] > 1:      # it loads the library, as importing MPI does
+        abi: Any = _mpiabi
+        if abi._get_mpiabi() == "mpich" and launched_rank()[1] > 1:      # it loads the library, as importing MPI does
             from mpitrain.comm.job.launcher import maps, strangers
             if "/libpmix." not in maps():
                 raise strangers(launched_rank()[1], "MPICH", os.environ)
@@ -145,6 +146,11 @@ def launched_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, int
         if environment.get(rank, "").isdigit() and environment.get(size, "").isdigit():
             return int(environment[rank]), int(environment[size])
     return 0, 1
+
+
+def launched(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a launcher started this process, also if it started one alone."""
+    return any(rank in environment and size in environment for rank, size in LAUNCHERS)
 
 
 def local_rank(environment: Mapping[str, str] = os.environ) -> int:

@@ -1,4 +1,4 @@
-"""Memory that the ranks of one node share, taken so that touching it can never kill the process, nor one rank's failure stop another.
+"""Memory that the ranks of one node share, taken so that touching it kills no process, and one rank's failure stops no other.
 
 Shared memory lives in a file system (/dev/shm) that is often small in containers: 64 MiB by Docker's default. A page beyond it is
 not refused when the memory is made but when it is first touched, by SIGBUS. So all ranks compare what is asked with what is free
@@ -150,7 +150,7 @@ def _reason(number: int | None, size: int) -> str:
         return f"files may have {limit / MIB:.4g} MiB (ulimit -f) {wanted}; raise that limit"
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if number == errno.ENOMEM and limit != resource.RLIM_INFINITY:
-        return f"a process may have {limit >> 20} MiB (ulimit -v), {_mapped() >> 20} MiB of them taken, {wanted}; raise that limit"
+        return f"a process may have {limit >> 20} MiB (ulimit -v), {_mapped() >> 20} of them taken, {wanted}; raise that limit"
     text = f"{folder()}: {os.strerror(number or errno.EIO)} {wanted}"
     return f"{text}; {_remedy()}" if number in (errno.ENOSPC, errno.ENOMEM) else text
 
