@@ -96,6 +96,15 @@ def test_csv_tables_with_and_without_a_header(tmp_path: Path) -> None:
     assert found["kind"] == "regression" and y.tolist() == [1.5, -1000]
 
 
+def test_the_first_line_of_a_csv_table_without_a_header_says_how_many_columns_there_are(tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text("1,2,0.5\n")
+    x, y, _ = everything(import_csv(tmp_path / "one.csv", tmp_path / "1"))
+    assert x.tolist() == [[1, 2]] and y.tolist() == [0.5]
+    (tmp_path / "shorter.csv").write_text("1,2,0.5\n3,4\n")
+    with pytest.raises(DataError, match="row=1: 2 columns, but the first line has 3$"):
+        import_csv(tmp_path / "shorter.csv", tmp_path / "2")
+
+
 def test_images_by_class(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
     pixels = np.random.default_rng(0).integers(0, 256, (7, 5, 6, 3)).astype("u1")

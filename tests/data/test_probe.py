@@ -289,6 +289,16 @@ def test_the_limits_of_the_parser_are_said_with_their_numbers(plain_file: Write,
     assert probe_child.answer(request)["x"]["chunk"] == [1, 4]
 
 
+def test_so_many_objects_are_looked_at_as_the_limit_says_and_no_more(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for i in range(10_000):
+            h5py.h5g.create(file.id, b"%d" % i)
+        assert probe_child.list_datasets(file) == {}
+        h5py.h5g.create(file.id, b"one more")
+        with pytest.raises(probe_child.Refused, match="^holds more than 10000 objects; name the datasets"):
+            probe_child.list_datasets(file)
+
+
 def test_chunks_beyond_the_end_of_the_file_are_refused(plain_file: Write, tmp_path: Path) -> None:
     path = plain_file(x=(features(64, 4), {"chunks": (16, 4)}), y=np.arange(64))
     place = describe(path)["shards"][0]["x"]["offsets"][3]

@@ -22,9 +22,6 @@ from mpitrain.placement.bytes import predicted
 from mpitrain.placement.shard_cuts import block_ends, needs_whole_parameters, where_to_cut
 from mpitrain.placement.shards import Shards, Strips, finer, level
 from mpitrain.placement.stages import cut
-from mpitrain.schedules.check import check_sums, contributions, run
-from mpitrain.schedules.direct import OwnersToAll, SumToOwners
-from mpitrain.schedules.values import Symbols
 
 SHAPES = st.lists(st.integers(1, 5), max_size=4).map(tuple)
 
@@ -137,16 +134,6 @@ def test_a_block_ends_where_its_own_parameters_do_and_twins_are_alone() -> None:
         alone += [unit for unit in shards.units if any(s.parameter.key == "embed.token.weight" for s in unit.segments)]
     assert len(alone) == 2 and all(len(unit.segments) == 1 for unit in alone)
     assert alone[0].sum_to_owners == alone[1].sum_to_owners
-
-
-@pytest.mark.parametrize("bounds", [(0, 3), (0, 3, 3), (0, 0, 7), (0, 2, 9, 12), (0, 0, 0, 5), (0, 1, 2, 3, 4, 11)])
-def test_uneven_parts_are_summed_once_and_reach_everyone(bounds: tuple[int, ...]) -> None:
-    n, length, symbols = len(bounds) - 1, bounds[-1], Symbols()
-    for rank, result in enumerate(run(SumToOwners(bounds), contributions(symbols, n, length), length, symbols)):
-        check_sums(symbols, result.runs(bounds[rank], bounds[rank + 1]), rank, n)
-    results = run(OwnersToAll(bounds), contributions(symbols, n, length), length, symbols)
-    first = results[0].runs(0, length)
-    assert all(result.runs(0, length) == first for result in results)
 
 
 def test_memory_is_lent_again_once_nobody_shows_it() -> None:

@@ -23,7 +23,7 @@ from mpitrain.placement.place import place
 from mpitrain.placement.tree import RankTree
 from mpitrain.plan.activations import Course, Phase, most, trace
 from mpitrain.plan.inspect import inspect_config
-from mpitrain.plan.memory import NOBODY, forecast
+from mpitrain.plan.memory import NOBODY, _whole, forecast
 from mpitrain.plan.memory_lines import forecast_lines, report_lines
 from mpitrain.schedules.grid import Grid
 from mpitrain.schedules.microtree import share
@@ -170,6 +170,10 @@ def test_each_part_has_its_formula() -> None:
     assert one_copy == [plain, plain, sliced, sliced], "the node's one copy, which has slices of its own"
     assert predict(two(), offload="file").stages[0][2:4] == (0, 4 * line)
     assert predict(two(), offload="host", device="gpu").stages[0][2:4] == (0, 8 * line)
+
+
+def test_the_pool_holds_all_parts_and_an_eighth_of_the_activations_between_blocks() -> None:
+    assert _whole(Use(100, 200, 300, 7000, None, None), 8000, 5) == Use(100, 200, 300, 7000, 8000, 100 + 200 + 300 + 9000 + 5)
 
 
 def test_the_report_shows_the_rank_of_each_stage_that_has_most() -> None:

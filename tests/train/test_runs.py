@@ -30,7 +30,8 @@ def test_one_to_four_ranks_have_the_same_losses_and_each_the_same_parameters_on_
     curves = {}
     for n in (1, 2, 3, 4):
         # 50 rows do not divide by 3 or 4: the mean is over the global count. A run compares its ranks' parameters at its end.
-        ok(train(n, config, f"run.out=r{n}", "train.batch_size=50"))
+        told = ok(train(n, config, f"run.out=r{n}", "train.batch_size=50")).out
+        assert "a rank keeps" not in told, "every rank keeps everything"
         curves[n] = [line["loss"] for line in steps(tmp_path / f"r{n}")]
         assert len(curves[n]) == 50
         np.testing.assert_allclose(curves[n], curves[1], rtol=1e-5)
@@ -215,5 +216,6 @@ def test_the_peak_of_memory_is_told_at_the_end_and_with_each_line_of_metrics(tmp
     peak = record(tmp_path / "a")["peak_mb"]
     assert 20 < peak["resident"] < 2000 and 0 < peak.get("arrays", 0.1) < peak["resident"]
     assert f"most memory of a rank: resident {peak['resident']:,.0f} MiB" in told
+    assert "predicted / measured" in told and ("/ -" in told) == ("arrays" not in peak), "what the pool counts is in the table"
     rising = [line["peak_rss_mb"] for line in steps(tmp_path / "a")]
     assert len(rising) == 5 and rising == sorted(rising) and 20 < rising[0] <= rising[-1] <= peak["resident"] + 0.1
