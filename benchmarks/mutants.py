@@ -48,6 +48,7 @@ BODIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "comm": (RUNS, ("comm/collectives_mpi", "comm/exchange_mpi", "comm/shared_mpi", "comm/progress_mpi", "comm/mesh_mpi",
                     "comm/clock_mpi", "parallel/reducer_mpi")),
     "config": (("tests/test_config.py", "tests/train/test_exchange.py", *RUNS), ()),
+    "files": (("tests/checkpoint",), ("checkpoint/checkpoint_mpi",)),
     "kernels": (("tests/ops", "tests/optim", "tests/nn"), ("comm/exchange_mpi",)),
     "models": ((), ("parallel/pipeline_mpi", "parallel/mesh_mpi")),
     "nn": (("tests/ops", "tests/models"), ("parallel/mesh_mpi", "parallel/experts_mpi")),

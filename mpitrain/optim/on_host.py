@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import Array, asnumpy, overwrite
-from mpitrain.optim.optimizer import Optimizer, Segment
-
-Allocate = Callable[[int], Any]
+from mpitrain.optim.optimizer import Allocate, Optimizer, Segment
 
 
 class HostStorage:

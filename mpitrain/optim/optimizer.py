@@ -16,6 +16,8 @@ from mpitrain.errors import ConfigError, GraphError, ShapeError
 from mpitrain.kernels.kernel import Kernel
 from mpitrain.registry import Registry
 
+Allocate = Callable[[int], Any]
+
 
 class Segment(Protocol):
     """Where one parameter, or a part of it, lives in the flat arrays: elements [start, stop)."""
@@ -36,11 +38,11 @@ class Storage(Protocol):
     """What an optimizer needs of a model's memory: see `nn.storage.FlatStorage`."""
 
     values: Array
-    allocate: Callable[[int], Any] | None
+    allocate: Allocate | None
 
     @property
     def segments(self) -> Sequence[Segment]: ...
-    def new_flat(self, allocate: Callable[[int], Any] | None = None) -> Array: ...
+    def new_flat(self, allocate: Allocate | None = None) -> Array: ...
     def attach_gradients(self) -> Array: ...
 
 
@@ -66,7 +68,7 @@ class Optimizer:
     kernel: Kernel | None = None                  # The kernel takes values, gradients, all of the state, and `scalars`.
 
     def __init__(self, model: Any, lr: float, *, state: Sequence[str] = (), weight_decay: float = 0.0, decay: str = "all",
-                 allocate: Callable[[int], Any] | None = None):
+                 allocate: Allocate | None = None):
         storage: Storage | None = getattr(model, "storage", model)
         if storage is None:
             raise GraphError("the optimizer needs a model with memory; call initialize() on the model first")

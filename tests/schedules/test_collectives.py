@@ -202,12 +202,6 @@ def test_one_way_everything_is_sent_once(algorithm: Algorithm, n: int) -> None:
     assert sent(algorithm, n, 10 * n) == [(n - 1) * 10] * n
 
 
-@pytest.mark.parametrize(("n", "rounds"), [(1, 0), (2, 1), (3, 2), (5, 3), (8, 3), (9, 4), (16, 4)])
-def test_halving_and_doubling_take_the_logarithm_of_rounds_at_any_number_of_ranks(n: int, rounds: int) -> None:
-    for algorithm in (REDUCE_SCATTER["halving"], ALL_GATHER["doubling"]):
-        assert max(len(list(algorithm(rank, n, n))) for rank in range(n)) == rounds
-
-
 @every_algorithm
 def test_more_elements_than_32_bits_count_are_plain_integers(algorithm: Algorithm) -> None:
     """The rounds of 5 ranks touch nothing outside the array, and between two ranks the same lengths are sent and received."""

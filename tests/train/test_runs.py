@@ -30,7 +30,8 @@ def test_one_to_four_ranks_have_the_same_losses_and_each_the_same_parameters_on_
     curves = {}
     for n in (1, 2, 3, 4):
         # 50 rows do not divide by 3 or 4: the mean is over the global count. A run compares its ranks' parameters at its end.
-        ok(train(n, config, f"run.out=r{n}", "train.batch_size=50"))
+        told = ok(train(n, config, f"run.out=r{n}", "train.batch_size=50")).out
+        assert "a rank keeps" not in told, "every rank keeps everything"
         curves[n] = [line["loss"] for line in steps(tmp_path / f"r{n}")]
         assert len(curves[n]) == 50
         np.testing.assert_allclose(curves[n], curves[1], rtol=1e-5)
