@@ -41,7 +41,7 @@ def test_averaging_parameters_after_each_step_of_plain_descent_is_averaging_grad
 def test_one_rank_has_the_policy_too(config: Path) -> None:
     (config.parent / "said.py").write_text("from mpitrain.parallel.policies.replicated import Replicated\n\n"
                                            "class Said(Replicated):\n"
-                                           "    notes = property(lambda self: ['this policy is mine'], lambda self, value: None)\n")
+                                           "    notes = property(lambda self: ['this policy is mine'], lambda self, new: None)\n")
     assert "this policy is mine" in ok(train(1, config, "run.out=a", "train.steps=3", "comm.sharding=said.py:Said")).out
 
 
