@@ -124,14 +124,21 @@ def _load_module(source: str, folder: Path) -> Any:
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters of `function`, or a class, by name."""
+    """The parameters of `function`, or a class, by name; none for what has no signature, which its call will show."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {name: p for name, p in inspect.signature(function).parameters.items() if p.kind in kinds}
+    return {name: p for name, p in _signature(function).parameters.items() if p.kind in kinds}
 
 
 def takes_any(function: Callable[..., Any]) -> bool:
     """Whether `function` takes arguments of every name."""
-    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+    return any(p.kind is p.VAR_KEYWORD for p in _signature(function).parameters.values())
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return inspect.Signature()
 
 
 def accepted(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:

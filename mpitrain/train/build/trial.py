@@ -10,7 +10,7 @@ from mpitrain.autograd import Tensor, no_grad
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job.together import everywhere, on_first
 from mpitrain.data import Dataset, scan_labels
-from mpitrain.errors import ConfigError, ShapeError
+from mpitrain.errors import ConfigError, GraphError, ShapeError
 from mpitrain.parallel.pipeline.inference import Inference
 from mpitrain.placement.place import Placement
 from mpitrain.registry import call, named
@@ -57,8 +57,11 @@ def try_loss(loss: Any, outputs: Sequence[Tensor], target: Any, counted: Any) ->
     """ConfigError where the loss fails on an output, or gives no sum; `counted` is the target on the host."""
     what = f'train.loss, "{named(loss)}",'
     for output in outputs:
-        with no_grad():
-            found = call(loss, what, {}, output, target)
+        try:
+            with no_grad():
+                found = call(loss, what, {}, output, target)
+        except (GraphError, ShapeError) as error:
+            raise ConfigError(f"{what} failed: {error.message}") from error
         if not isinstance(found, Tensor) or found.shape:
             of_shape = f" of shape {found.shape}" if isinstance(found, Tensor) else ""
             raise ConfigError(f"{what} must return the sum of its terms, a Tensor without dims, found {named(found)}{of_shape}")
