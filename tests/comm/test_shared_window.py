@@ -16,6 +16,8 @@ from runs import write
 
 from mpitrain.comm.shared.window import FOLDER_SETTING, _number, _populate, folder, free_bytes, slice_between_lines
 
+ONLY_OPEN_MPI = pytest.mark.skipif("not __import__('launch').is_open_mpi()", reason="needs Open MPI: others have larger files of "
+                                   "their own")
 FAULTS = Path(__file__).with_name("window_faults.py")
 
 
@@ -95,7 +97,7 @@ def test_a_file_system_that_fills_up_after_it_was_asked_is_told_too(tmp_path: Pa
 
 
 @pytest.mark.promise("B3")
-@pytest.mark.parametrize("limited", [True, False])
+@pytest.mark.parametrize("limited", [pytest.param(True, marks=ONLY_OPEN_MPI), False])
 def test_a_run_whose_files_are_limited_trains_by_messages_and_says_why(tmp_path: Path, limited: bool) -> None:
     config = write(tmp_path)
     limit = ["prlimit", "--fsize=150000"] if limited else []

@@ -99,7 +99,7 @@ def test_processes_that_mpi_does_not_connect_end_in_one_line_and_train_nothing(t
                            env={**clean_environment(), names[1]: "2"}, capture_output=True, text=True)
     assert found.stdout.split()[-2:] == ["64", "64"], found.stdout + found.stderr
     line, = (line for line in found.stderr.splitlines() if line.startswith("mpitrain:"))
-    assert "E_USAGE rank=0/2" in line and "each is a job of its own to the MPI library here, Open MPI v" in line
+    assert "E_USAGE rank=0/2" in line and "each is a job of its own to the MPI library here, " in line
     assert not (tmp_path / "a").exists()
 
 

@@ -51,14 +51,14 @@ def main() -> int:
         assert not made(node)
         window._map = MAP
     if node.rank == node.size - 1:
-        print("refused:", node.obstacle, flush=True)
+        print(f"refused: {node.obstacle}\n", end="", flush=True)
     assert made(node)
     node.close()
-    print("done", flush=True)
+    print("done\n", end="", flush=True)
     return 0
 
 
 MAP = window._map
 
 if __name__ == "__main__":
-    guard.run_guarded(main)
+    guard.Process().run(main)

@@ -6,11 +6,11 @@ so that n processes each train alone, in one run folder.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import glob
 import os
 import re
+import stat
 import sys
 import time
 from collections.abc import Mapping
@@ -73,11 +73,23 @@ def maps() -> str:
 
 
 def abort_in_few_words(exit_code: int) -> None:
-    """Have Open MPI's launcher end the job as MPI_Abort does, without its nine lines on stderr; it returns where it cannot."""
-    found = re.search(r"/\S*/libpmix\.so\S*", maps())
-    with contextlib.suppress(OSError, AttributeError):
-        if found and ctypes.CDLL(found[0]).PMIx_Abort(ctypes.c_int(exit_code), None, None, ctypes.c_size_t(0)) == 0:
-            time.sleep(1)                                     # the launcher ended 2 ranks in less than 0.1 s
+    """Have the launcher end the job, by its own protocol; it returns where it cannot.
+
+    Hydra listens before MPI_Init too: there MPI_Abort would wait for ranks that never call it, and an exit leaves those that do
+    waiting for ever (MPICH 4.1 to 5.0, Intel MPI 2021.18). Under Open MPI this saves the nine lines that MPI_Abort prints.
+    """
+    kind = launcher_of(os.environ)
+    if kind == "hydra":
+        descriptor = os.environ.get("PMI_FD", "")
+        if not descriptor.isdigit() or not stat.S_ISSOCK(os.fstat(int(descriptor)).st_mode):
+            return
+        time.sleep(0.1)                                       # once in 40 runs its abort overtook the line on stderr
+        os.write(int(descriptor), f"cmd=abort exitcode={exit_code}\n".encode())
+    else:
+        found = re.search(r"/\S*/libpmix\.so\S*", maps()) if kind == "openmpi" else None
+        if not found or ctypes.CDLL(found[0]).PMIx_Abort(ctypes.c_int(exit_code), None, None, ctypes.c_size_t(0)):
+            return
+    time.sleep(1)                                             # the launchers ended 2 ranks in less than 0.1 s
 
 
 def no_library(error: Exception) -> MissingError:

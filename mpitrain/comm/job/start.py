@@ -60,11 +60,10 @@ def started() -> World | None:
 
 def abort(exit_code: int) -> NoReturn:
     """End all ranks of the job; starts MPI first if need be, which may wait for the others, so the caller bounds it."""
-    world = _everyone()
-    if launched_by_mpirun():
+    with contextlib.suppress(Exception):                      # memory or files may have run out
         from mpitrain.comm.job.launcher import abort_in_few_words
         abort_in_few_words(exit_code)
-    world.Abort(exit_code)
+    _everyone().Abort(exit_code)
     raise AssertionError("MPI_Abort returned")
 
 
