@@ -98,14 +98,14 @@ def _load_file(path: Path) -> Any:
     path = path.resolve()
     if not path.is_file():
         raise MissingSource(f"no file {path}")
-    key = f"{OWN_FILE}{abs(hash(str(path)))}"
-    if key not in sys.modules:
+    key, source = f"{OWN_FILE}{abs(hash(str(path)))}", path.read_bytes()
+    if key not in sys.modules or vars(sys.modules[key])["_source"] != source:      # somebody may edit it between two runs
         spec = importlib.util.spec_from_file_location(key, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[key] = module                 # before executing it: dataclasses and pickles look it up
+        assert spec is not None
+        module = sys.modules[key] = importlib.util.module_from_spec(spec)       # dataclasses and pickles look it up at once
+        vars(module)["_source"] = source
         try:
-            spec.loader.exec_module(module)
+            exec(compile(source, path, "exec", dont_inherit=True), vars(module))  # bytecode on the disk may be a second old
         except BaseException:
             del sys.modules[key]
             raise
