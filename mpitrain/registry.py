@@ -9,6 +9,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from importlib.machinery import SourceFileLoader
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -100,16 +101,23 @@ def _load_file(path: Path) -> Any:
         raise MissingSource(f"no file {path}")
     key, source = f"{OWN_FILE}{abs(hash(str(path)))}", path.read_bytes()
     if key not in sys.modules or vars(sys.modules[key])["_source"] != source:      # somebody may edit it between two runs
-        spec = importlib.util.spec_from_file_location(key, path)
-        assert spec is not None
+        spec = importlib.util.spec_from_file_location(key, path, loader=FromSource(key, str(path)))
+        assert spec is not None and spec.loader is not None
         module = sys.modules[key] = importlib.util.module_from_spec(spec)       # dataclasses and pickles look it up at once
         vars(module)["_source"] = source
         try:
-            exec(compile(source, path, "exec", dont_inherit=True), vars(module))  # bytecode on the disk may be a second old
+            spec.loader.exec_module(module)
         except BaseException:
             del sys.modules[key]
             raise
     return sys.modules[key]
+
+
+class FromSource(SourceFileLoader):
+    """Leaves bytecode on the disk alone, which knows an edit by its second and size."""
+
+    def path_stats(self, path: Any) -> Any:
+        raise OSError("no bytecode")
 
 
 def _load_module(source: str, folder: Path) -> Any:
