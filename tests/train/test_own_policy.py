@@ -85,7 +85,8 @@ def test_a_policy_needs_one_registration_to_train_and_be_inspected(config: Path)
     program.write_text(ADDED)
     words = (config, "train.steps=3", "train.micro_batches=4", "comm.sharding=added")
     for free in (("comm.bucket_mb=auto",), ("train.reproducible=layout",)):
-        assert "this policy was added" in ok(mpirun(2, program, "train", *words, f"run.out={free[0][:9]}", *free, cwd=config.parent)).out
+        trained = ok(mpirun(2, program, "train", *words, f"run.out={free[0][:9]}", *free, cwd=config.parent))
+        assert "this policy was added" in trained.out
         assert 'comm.sharding = "added": a rank' in ok(mpirun(1, program, "inspect", "--ranks", "2", *words, *free)).out
     refused = mpirun(1, program, "inspect", "--ranks", "2", *words, "comm.node_shared=true")
     assert refused.rc == 78 and 'comm.sharding = "added" in another' in refused.error_lines[0]
