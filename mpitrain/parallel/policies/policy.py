@@ -2,7 +2,7 @@
 
     setup -> policy -> initialise() -> storage -> an optimizer of it -> open(optimizer) -> each step: begin(), backward, finish()
 
-The registry is in `choose`; a user's own is `comm.sharding = "file.py:name"`.
+The registry is in `config.sections`; a user's own is `comm.sharding = "file.py:name"`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from mpitrain.config import Config
 from mpitrain.config.rules import Rule
 from mpitrain.errors import NumericsError
 from mpitrain.nn import FlatLayout
-from mpitrain.optim import Optimizer, clip_factor
+from mpitrain.optim import Optimizer, Segment, clip_factor
 from mpitrain.parallel.connect import ParallelContext
 from mpitrain.parallel.gradients.bucket_sum import BucketSum
-from mpitrain.parallel.gradients.norm import GradientNorm, PartOf
+from mpitrain.parallel.gradients.norm import GradientNorm
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.statistics import Statistics
 from mpitrain.placement.bytes import Bytes
@@ -62,6 +62,7 @@ class Policy(ABC):
 
     rules: ClassVar[Sequence[Rule]] = ()     # Rules of compatibility, beside `config.rules`.
     shards: Shards | None = None             # The slices of this rank; None where arrays are whole.
+    cuts: ClassVar[str] = "none"             # The states that ranks have slices of, one of `config.sections.STATES`.
     cuts_gradients: ClassVar[bool] = False   # Whether a bucket's memory is used again before the step is over.
     cuts_parameters: ClassVar[bool] = False  # Whether a rank puts blocks together while they compute.
     per_node = False                         # Whether the ranks of a node share one copy of the parameters.
@@ -100,16 +101,16 @@ class Policy(ABC):
     def update(self, gradients: Any, lr: float, scale: float) -> None:
         """Changes the parameters; `gradients` times `scale` are the summed and clipped ones of `storage`."""
 
-    def own(self) -> Sequence[PartOf]:
+    def own(self) -> Sequence[Segment]:
         """The parts of parameters whose gradients this rank has, and updates."""
-        found: Sequence[PartOf] = self.storage.segments
+        found: Sequence[Segment] = self.storage.segments
         return found
 
     def own_gradients(self, gradients: Array) -> Any:
         """The flat gradients of `storage`, out of those of the reducer."""
         return gradients
 
-    def norm_of(self, own: Sequence[PartOf]) -> GradientNorm:
+    def norm_of(self, own: Sequence[Segment]) -> GradientNorm:
         """The norm of the gradient of the whole model, of which this rank has `own`. It communicates."""
         return GradientNorm(own, self.mesh, self.context.parts)
 
