@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +16,7 @@ import numpy as np
 
 from mpitrain.backend import keep_freed_memory, select_device
 from mpitrain.checkpoint import store
+from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.checkpoint.state import State
 from mpitrain.comm.job import guard
@@ -31,11 +33,12 @@ from mpitrain.placement.bytes import Forecast, Use
 from mpitrain.placement.place import place
 from mpitrain.plan.memory import forecast_of
 from mpitrain.plan.memory_lines import as_json, report_lines
+from mpitrain.run import resuming
 from mpitrain.run.session import Session, before_mpi, look_at_files
 from mpitrain.schedules.grid import Grid
-from mpitrain.train.build import measured_cut
+from mpitrain.train.build import experiment, measured_cut
 from mpitrain.train.build.assembly import Job, local_rank
-from mpitrain.train.build.from_config import build, checkpoint_folder, make_loss, make_model, observers_of
+from mpitrain.train.build.from_config import build, checkpoint_folder, make_loss, make_model, make_rate, observers_of
 from mpitrain.train.build.trial import try_one_sample
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.machine import environment
@@ -112,11 +115,12 @@ class Run(AbstractContextManager["Run"]):
             raise
 
     def train(self, *, resume: str | None = None, overwrite: bool = False, profile: bool = False,
-              observers: Sequence[Observer] = ()) -> Trained:
+              observers: Sequence[Observer] = (), change: Sequence[str] = (), strict: bool = False) -> Trained:
         """Trains in the run folder; `observers` are told beside those of the configuration.
 
-        `resume` is "latest" (there must be a checkpoint) or "auto", `overwrite` deletes the run that is there. Raises Stopped,
-        with a checkpoint saved, where the process was asked to stop.
+        `resume` is "latest" (there must be a checkpoint) or "auto", `overwrite` deletes the run that is there. Keys of `change`
+        may differ from the checkpoint's; of others, those that decide which rows are seen are refused, with `strict` all.
+        Raises Stopped, with a checkpoint saved, where the process was asked to stop.
         """
         folder = RunFolder(self.config.run.out)
         with self._at_work(), ExitStack() as cleanup:
@@ -130,14 +134,16 @@ class Run(AbstractContextManager["Run"]):
             if self.comm.rank == 0:
                 cleanup.callback(folder.close)
             cleanup.enter_context(self.process.recording(folder.path))
+            about = session.describe(self.config)
+            mine = on_first(session.control, lambda: experiment.record(self.config, session.files, about, job.plan.steps))
             if continued:
-                found = store.latest(folder.checkpoints, session.control, store.RESUME)
-                with guard.symmetric():
-                    job.resume(found)
+                kept = self._go_on(session, job, folder, mine, change, strict)
+            else:
+                kept = on_first(session.control, lambda: resuming.begin(mine))
             if profile:
                 from mpitrain.train.observers.profile import Profile
                 asked.append(Profile(job.timeline, session.mesh.channel(session.mesh.axes, "clocks"), folder))
-            return self._fit(session, job, folder, forecast, asked)
+            return self._fit(session, job, folder, forecast, asked, about, kept)
 
     def _build(self, session: Session, folder: RunFolder, resume: str | None) -> Job:
         """The job, with the parameters that model.init_from names, perhaps of the very run that --overwrite deletes then."""
@@ -154,12 +160,27 @@ class Run(AbstractContextManager["Run"]):
                 job.load(found)
         return job
 
-    def _fit(self, session: Session, job: Job, folder: RunFolder, forecast: Forecast, asked: Sequence[Observer]) -> Trained:
+    def _go_on(self, session: Session, job: Job, folder: RunFolder, mine: dict[str, Any], change: Sequence[str],
+               strict: bool) -> dict[str, Any]:
+        """Continues from the newest checkpoint; what the run keeps of its experiment. It communicates."""
+        control = session.control
+        found = store.latest(folder.checkpoints, control, store.RESUME, warn=store.refuse_damage if strict else None)
+        kept, told = on_first(control, lambda: resuming.go_on(folder.about(), found, mine, partial(make_rate, self.config),
+                                                              allowed=change, strict=strict))
+        with guard.symmetric():
+            before = len(job.trainer.notes)
+            job.resume(found)
+            kept["changes"] += resuming.numerics_changed(job.trainer.notes[before:], found, allowed=change, strict=strict)
+        job.trainer.notes += told
+        return dict(kept)
+
+    def _fit(self, session: Session, job: Job, folder: RunFolder, forecast: Forecast, asked: Sequence[Observer],
+             about: dict[str, Any], kept: dict[str, Any]) -> Trained:
         config, control, trainer = self.config, session.control, job.trainer
         memory = Memory(job, lambda uses: report_lines(forecast, uses))
         trainer.observers += [memory, *([MetricsFile(folder.metrics)] if self.comm.rank == 0 else []), *asked]
-        job.keep_in(folder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments}})
-        about = session.describe(config) | ({"numerics": job.numerics} if job.numerics else {})
+        job.keep_in(folder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments}, **kept})
+        about |= {"id": kept["id"], "changes": kept["changes"], **({"numerics": job.numerics} if job.numerics else {})}
 
         def begin() -> None:
             folder.write_text(folder.config, to_toml(config))
@@ -197,6 +218,7 @@ class Run(AbstractContextManager["Run"]):
         with self._at_work():
             session = self._open()
             found = store.latest(source / "checkpoints", session.control, store.EVALUATE)
+            self._compare(session, RunFolder(source), found)
             number = local_rank(session.control)
             with guard.symmetric():
                 device = select_device(config.train.device, number)
@@ -216,6 +238,16 @@ class Run(AbstractContextManager["Run"]):
                     raise UsageError("this run has no validation data; give some: data.validation=PATH")
             metrics = Evaluator(inference, loss, read, n_chunks, context, cuts_parameters=policy.cuts_parameters).run()
         return Evaluated(found.step, metrics)
+
+    def _compare(self, session: Session, folder: RunFolder, found: Checkpoint) -> None:
+        """Tells where the rows to evaluate are not those of the run that wrote the checkpoint. It communicates."""
+        about = session.describe(self.config)
+
+        def tell() -> None:
+            mine = experiment.record(self.config, session.files, about, 0)
+            for text in resuming.differences_to_evaluate(folder.about(), found, mine):
+                store.print_warning(text)
+        on_first(session.control, tell)
 
 
 def n_virtual(config: Config) -> int:

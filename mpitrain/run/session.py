@@ -39,9 +39,9 @@ class Session:
         control.agree(to_toml(config), "the configuration")
         installed = environment.versions()
         control.agree({name: installed.get(name) for name in ("mpitrain", "numpy", "numba", "h5py")}, "package versions")
-        description = on_first(control, files)
+        self.files = on_first(control, files)
         with guard.symmetric():
-            self.inputs = open_inputs(description, validation=d.validation, seed=config.run.seed, stride=d.stride,
+            self.inputs = open_inputs(self.files, validation=d.validation, seed=config.run.seed, stride=d.stride,
                                       block=config.model.arguments.get("block"), transform=d.transform, augment=d.augment,
                                       folder=config.folder)
 

@@ -1,0 +1,92 @@
+"""A run that goes on: is the checkpoint its own, and is the run still the same experiment?"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from mpitrain.checkpoint.manifest import Checkpoint
+from mpitrain.errors import CheckpointError, ConfigError, DataError, DesyncError, MpitrainError, name_and_text
+from mpitrain.train.build import experiment
+from mpitrain.train.build.experiment import DATA, NUMERICS, Change, RateOf
+
+NOT_COMPARED = "the checkpoint was written before runs kept a record of their experiment: not compared"
+TO_EVALUATE = ("run.seed", "model.block", DATA)          # changes of these and of [data] change the rows that are evaluated
+
+
+def begin(mine: Mapping[str, Any]) -> dict[str, Any]:
+    """What a new run keeps in run.json and in its checkpoints: an id of its own, and the record of its experiment."""
+    return {"id": secrets.token_hex(8), "experiment": dict(mine), "changes": []}
+
+
+def go_on(run_json: Mapping[str, Any], found: Checkpoint, mine: Mapping[str, Any], rate: RateOf, *, allowed: Sequence[str],
+          strict: bool) -> list[Any]:
+    """What the run keeps from now on, and lines that tell what has changed since the checkpoint. Rank 0 calls it.
+
+    `run_json` is what the run folder says of its run. CheckpointError for another run's checkpoint; ConfigError, or DataError,
+    for changes of which rows a step sees that are not `allowed`. `strict`: for any change, and a checkpoint without a record.
+    """
+    refuse_foreign(run_json, found)
+    kept = begin(mine)
+    kept["id"] = found.meta.get("id") or run_json.get("id") or kept["id"]
+    if found.meta.get("experiment") is None:
+        if strict:
+            raise CheckpointError(f"--strict: {NOT_COMPARED}", file=found.folder)
+        return [kept, [NOT_COMPARED]]
+    changes = since(found, mine, rate)
+    refuse([change for change in changes if (change.moves_rows or strict) and change.key not in allowed], found, strict)
+    kept["changes"] = [*found.meta.get("changes", []), *({"step": found.step, "key": change.key, "was": change.was,
+                                                          "is": change.now} for change in changes)]
+    return [kept, [change.text for change in changes]]
+
+
+def since(found: Checkpoint, mine: Mapping[str, Any], rate: RateOf) -> list[Change]:
+    """What differs between the checkpoint's record and a run's own. CheckpointError for a record that is none."""
+    try:
+        return experiment.changes(found.meta["experiment"], mine, found.step, rate)
+    except MpitrainError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"its record of the experiment is damaged: {name_and_text(error)}; use another checkpoint",
+                              file=found.folder) from None
+
+
+def refuse_foreign(run_json: Mapping[str, Any], found: Checkpoint) -> None:
+    """CheckpointError if the checkpoint says that it is another run's than that of its folder."""
+    own, other = run_json.get("id"), found.meta.get("id")
+    if run_json and other is not None and other != own:
+        raise CheckpointError(f"the checkpoint is of another run (its id is {other}, this run's {own or 'unknown'}); move it out "
+                              "of this folder, or start a run of its own from it with model.init_from", file=found.folder)
+
+
+def refuse(changes: Sequence[Change], found: Checkpoint, strict: bool = False) -> None:
+    """Raises one error that lists these changes and says how to allow them."""
+    if not changes:
+        return
+    keys = list(dict.fromkeys(change.key for change in changes))
+    kind, code = (DataError, "E_DATA_CHANGED") if keys == [DATA] else (DesyncError, None) if keys == [NUMERICS] else \
+        (ConfigError, None)
+    how = " ".join(f"--change {key}" for key in keys)
+    raise kind(f"{'--strict: ' if strict else ''}the run is not the experiment of its checkpoint: "
+               f"{'; '.join(change.text for change in changes)}; take it back, or allow it with {how}", code=code,
+               file=found.folder)
+
+
+def numerics_changed(texts: Sequence[str], found: Checkpoint, *, allowed: Sequence[str], strict: bool) -> list[dict[str, Any]]:
+    """Entries of "changes" for other numerics, or another way of summing gradients. DesyncError for them if it is `strict`."""
+    if strict and NUMERICS not in allowed:
+        refuse([Change(NUMERICS, None, text, False, text) for text in texts], found, strict)
+    return [{"step": found.step, "key": NUMERICS, "was": None, "is": text} for text in texts]
+
+
+def differences_to_evaluate(run_json: Mapping[str, Any], found: Checkpoint, mine: Mapping[str, Any]) -> list[str]:
+    """Lines that tell why the rows of an evaluation are not those of the run. CheckpointError for another run's checkpoint."""
+    refuse_foreign(run_json, found)
+    if found.meta.get("experiment") is None:
+        return []
+    def no_rate(steps: int) -> NoReturn:
+        raise AssertionError("the length of the run is the checkpoint's own")
+    same = {**mine, "steps": found.meta["experiment"].get("steps")}
+    return [change.text for change in since(found, same, no_rate)
+            if change.moves_rows and (change.key in TO_EVALUATE or change.key.startswith("data."))]
