@@ -34,9 +34,11 @@ def go_on(run_json: Mapping[str, Any], found: Checkpoint, mine: Mapping[str, Any
         if strict:
             raise CheckpointError(f"--strict: {NOT_COMPARED}", file=found.folder)
         return [kept, [NOT_COMPARED]]
-    changes = since(found, mine, rate)
+    changes, earlier = since(found, mine, rate), found.meta.get("changes", [])
+    if not isinstance(earlier, list):
+        raise CheckpointError("its list of changes is damaged; use another checkpoint", file=found.folder)
     refuse([change for change in changes if (change.moves_rows or strict) and change.key not in allowed], found, strict)
-    kept["changes"] = [*found.meta.get("changes", []), *({"step": found.step, "key": change.key, "was": change.was,
+    kept["changes"] = [*earlier, *({"step": found.step, "key": change.key, "was": change.was,
                                                           "is": change.now} for change in changes)]
     return [kept, [change.text for change in changes]]
 
