@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 RANKS = (1, 2, 4)
 
 
@@ -237,7 +239,10 @@ mlp data.x=foo => "foo"
 mlp data.validation=gone.h5 => no such file or folder
 mlp model.init_from=nope => model.init_from names neither a run folder nor a folder of checkpoints
 mlp optimizer.offload=file optimizer.offload_folder=/nonexistent => a file for optimizer state cannot be made: No such file
+mlp optimizer.offload=file optimizer.offload_folder=own.py => cannot be made: Not a directory (ENOTDIR); set optimizer.offload_fol
+mlp model.init_from=other => the checkpoint is of another model
 # labels
+mlp data.validation=negative.h5 => label -3 is outside 0..9
 mlp model.outputs=5 => is outside 0..4 (5 classes)
 # code of the user's that does not do what is expected of it, or fails
 mlp data.transform=own.py:doubled => data.transform "own.py:doubled" must return as many rows as it gets, 2, found the shape (4,
@@ -305,11 +310,15 @@ CASES = [case(line) for line in TABLE.strip().splitlines() if not line.startswit
 
 def write(folder: Path) -> None:
     """The configurations, the user's file, and tokens."""
+    from mpitrain.checkpoint.store import Piece, save
     from mpitrain.cli import main
+    from mpitrain.files.hdf5_file import write_hdf5
     for name, text in FILES.items():
         (folder / f"{name}.toml").write_text(text + COMMON)
     (folder / "own.py").write_text(OWN)
     (folder / "empty").mkdir()
+    write_hdf5(folder / "negative.h5", {"x": np.zeros((3, 1, 8, 8), np.float32), "y": np.array([1, -3, 2])})
+    save(folder / "other" / "checkpoints", 1, [Piece.whole("parameters/weight", np.zeros(3, np.float32))], {})
     (folder / "corpus.txt").write_text("".join(chr(32 + (i * i + 3 * i) % 64) for i in range(400)))
     main(["data", "import", "text", str(folder / "corpus.txt"), "--out", str(folder / "tokens")])
 

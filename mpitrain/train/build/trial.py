@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -45,10 +46,11 @@ def try_one_sample(inference: Inference, loss: Any, inputs: Inputs, placement: P
                          f"and want {wanted}; change the model's outputs or train.loss", file=file)
     if classes and y.dtype.kind not in "biu":
         raise ShapeError(f"the loss wants integer labels, the targets are {y.dtype}; change train.loss", file=file)
-    source, n_classes = inputs.training, int(shape[-1]) if classes else None
-    if control is not None and isinstance(source, Dataset) and n_classes is not None:
-        on_first(control, lambda: scan_labels(source, n_classes))
+    n_classes = int(shape[-1]) if classes else None
     if control is not None:
+        for source in (inputs.training, inputs.validation if inputs.validation is not inputs.training else None):
+            if isinstance(source, Dataset) and n_classes is not None:
+                on_first(control, partial(scan_labels, source, n_classes))
         everywhere(control, lambda: try_loss(loss, outputs, inference.feed.targets(host_y), y))
     return n_classes
 
