@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from mpitrain.checkpoint import store
 from mpitrain.checkpoint.manifest import Checkpoint
-from mpitrain.errors import CheckpointError, ConfigError, DataError, DesyncError, MpitrainError, name_and_text
+from mpitrain.checkpoint.run_folder import RunFolder
+from mpitrain.comm.job.together import on_first
+from mpitrain.config import Config
+from mpitrain.errors import CheckpointError, ConfigError, DataError, DesyncError, OutputError, name_and_text
+from mpitrain.run.session import Session
 from mpitrain.train.build import experiment
 from mpitrain.train.build.experiment import DATA, NUMERICS, Change, RateOf
 
@@ -24,10 +30,9 @@ def go_on(run_json: Mapping[str, Any], found: Checkpoint, mine: Mapping[str, Any
           strict: bool) -> list[Any]:
     """What the run keeps from now on, and lines that tell what has changed since the checkpoint. Rank 0 calls it.
 
-    `run_json` is what the run folder says of its run. CheckpointError for another run's checkpoint; ConfigError, or DataError,
-    for changes of which rows a step sees that are not `allowed`. `strict`: for any change, and a checkpoint without a record.
+    `run_json` is what the run folder says of its run. ConfigError, or DataError, for changes of which rows a step sees that are
+    not `allowed`. `strict`: for any change, and CheckpointError for a checkpoint without a record.
     """
-    refuse_foreign(run_json, found)
     kept = begin(mine)
     kept["id"] = found.meta.get("id") or run_json.get("id") or kept["id"]
     if found.meta.get("experiment") is None:
@@ -43,12 +48,29 @@ def go_on(run_json: Mapping[str, Any], found: Checkpoint, mine: Mapping[str, Any
     return [kept, [change.text for change in changes]]
 
 
+def refuse_other(run_json: Mapping[str, Any], found: Checkpoint, files: Mapping[str, Any], *, allowed: Sequence[str]) -> None:
+    """CheckpointError for another run's checkpoint, DataError for data other than its run's.
+
+    Rank 0 calls it before anything reads these data: a header that was damaged may point to any values.
+    """
+    refuse_foreign(run_json, found)
+    if found.meta.get("experiment") is not None and DATA not in allowed:
+        with readable(found):
+            changes = experiment.changes_of_data(found.meta["experiment"], {"data": experiment.identities(files)})
+        refuse(changes, found)
+
+
 def since(found: Checkpoint, mine: Mapping[str, Any], rate: RateOf) -> list[Change]:
     """What differs between the checkpoint's record and a run's own. CheckpointError for a record that is none."""
-    try:
+    with readable(found):
         return experiment.changes(found.meta["experiment"], mine, found.step, rate)
-    except MpitrainError:
-        raise
+
+
+@contextmanager
+def readable(found: Checkpoint) -> Iterator[None]:
+    """What is wrong with the record of an untrusted checkpoint is its damage, and no bug."""
+    try:
+        yield
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"its record of the experiment is damaged: {name_and_text(error)}; use another checkpoint",
                               file=found.folder) from None
@@ -82,13 +104,33 @@ def numerics_changed(texts: Sequence[str], found: Checkpoint, *, allowed: Sequen
     return [{"step": found.step, "key": NUMERICS, "was": None, "is": text} for text in texts]
 
 
-def differences_to_evaluate(run_json: Mapping[str, Any], found: Checkpoint, mine: Mapping[str, Any]) -> list[str]:
-    """Lines that tell why the rows of an evaluation are not those of the run. CheckpointError for another run's checkpoint."""
-    refuse_foreign(run_json, found)
-    if found.meta.get("experiment") is None:
-        return []
+def tell_other_rows(config: Config, session: Session, folder: RunFolder, found: Checkpoint) -> None:
+    """Says why the rows to evaluate are not those of the run; CheckpointError for another run's checkpoint. It communicates."""
+    about = session.describe(config)
+
     def no_rate(steps: int) -> NoReturn:
         raise AssertionError("the length of the run is the checkpoint's own")
-    same = {**mine, "steps": found.meta["experiment"].get("steps")}
-    return [change.text for change in since(found, same, no_rate)
-            if change.moves_rows and (change.key in TO_EVALUATE or change.key.startswith("data."))]
+
+    def tell() -> None:
+        refuse_foreign(folder.about(), found)
+        was = found.meta.get("experiment")
+        if was is None:
+            return
+        with readable(found):
+            mine = experiment.record(config, session.files, about, was["steps"])
+        for change in since(found, mine, no_rate):
+            if change.moves_rows and (change.key in TO_EVALUATE or change.key.startswith("data.")):
+                store.print_warning(change.text)
+    on_first(session.control, tell)
+
+
+def open_folder(folder: RunFolder, resume: str | None, overwrite: bool) -> None:
+    """Takes the run folder. OutputError if there is nothing where a run should be."""
+    if resume == "latest" and not folder.path.exists():
+        raise OutputError("there is no run to resume in this folder; start it without --resume", file=folder.path)
+    folder.open(resume=resume is not None, overwrite=overwrite)
+
+
+def continues(folder: RunFolder, resume: str | None) -> bool:
+    """Whether there is a run to continue, and continuing is wanted."""
+    return resume is not None and (resume != "auto" or bool(store.candidates(folder.checkpoints)))

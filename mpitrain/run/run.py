@@ -24,7 +24,7 @@ from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.start import start
 from mpitrain.comm.job.together import on_first
 from mpitrain.config import Config, to_toml
-from mpitrain.errors import ConfigError, OutputError, UsageError
+from mpitrain.errors import ConfigError, UsageError
 from mpitrain.parallel.connect import connect
 from mpitrain.parallel.pipeline.inference import Inference
 from mpitrain.parallel.policies.choose import choose_to_evaluate
@@ -133,48 +133,60 @@ class Run(AbstractContextManager["Run"]):
         folder = RunFolder(self.config.run.out)
         with self._at_work(), ExitStack() as cleanup:
             session = self._open()
-            job = self._build(session, folder, resume)
+            found = None
+            if on_first(session.control, lambda: resuming.continues(folder, resume)):
+                self._take(session, folder, resume, overwrite, cleanup)
+                found = self._find(session, folder, change, strict)
+            job = self._build(session, found)
             forecast = self._predict_memory(session, job)
             job.trainer.notes += session.notes + session.told_once([environment.slow_kernels()])
             with guard.symmetric():
                 asked = [*observers_of(self.config), *observers]
-            continued = on_first(session.control, lambda: open_folder(folder, resume, overwrite))
-            if self.comm.rank == 0:
-                cleanup.callback(folder.close)
-            cleanup.enter_context(self.process.recording(folder.path))
+            if found is None:
+                self._take(session, folder, resume, overwrite, cleanup)
             about = session.describe(self.config)
             mine = on_first(session.control, lambda: experiment.record(self.config, session.files, about, job.plan.steps))
-            if continued:
-                kept = self._go_on(session, job, folder, mine, change, strict)
-            else:
+            if found is None:
                 kept = on_first(session.control, lambda: resuming.begin(mine))
+            else:
+                kept = self._go_on(session, job, found, folder, mine, change, strict)
             if profile:
                 from mpitrain.train.observers.profile import Profile
                 asked.append(Profile(job.timeline, session.mesh.channel(session.mesh.axes, "clocks"), folder))
             return self._fit(session, job, folder, forecast, asked, about, kept)
 
-    def _build(self, session: Session, folder: RunFolder, resume: str | None) -> Job:
+    def _take(self, session: Session, folder: RunFolder, resume: str | None, overwrite: bool, cleanup: ExitStack) -> None:
+        """Holds the run folder until `cleanup`: errors are written there. It communicates."""
+        on_first(session.control, lambda: resuming.open_folder(folder, resume, overwrite))
+        if self.comm.rank == 0:
+            cleanup.callback(folder.close)
+        cleanup.enter_context(self.process.recording(folder.path))
+
+    def _find(self, session: Session, folder: RunFolder, change: Sequence[str], strict: bool) -> Checkpoint:
+        """The checkpoint to go on from, if it is this run's, of these data. It communicates."""
+        found = store.latest(folder.checkpoints, session.control, store.RESUME, warn=store.refuse_damage if strict else None)
+        on_first(session.control, lambda: resuming.refuse_other(folder.about(), found, session.files, allowed=change))
+        return found
+
+    def _build(self, session: Session, continued: Checkpoint | None) -> Job:
         """The job, with the parameters that model.init_from names, perhaps of the very run that --overwrite deletes then."""
         config, control = self.config, session.control
-        wanted = on_first(control, lambda: continues(folder, resume))
-        stages = config.mesh.stages if not wanted else \
-            on_first(control, lambda: measured_cut.kept_in(folder.checkpoints, config.mesh.stages, n_virtual(config)))
+        stages = config.mesh.stages if continued is None else \
+            measured_cut.kept(config.mesh.stages, n_virtual(config), continued.meta.get("choices"))
         with guard.symmetric():
             job = build(config, session.inputs, session.mesh, stages=stages, quiet=self.quiet)
         job.trainer.stop = self.process.stop
-        if config.model.init_from and not wanted:
+        if config.model.init_from and continued is None:
             found = store.latest(checkpoint_folder(config.folder / config.model.init_from), control, store.START)
             with guard.symmetric():
                 job.load(found)
         return job
 
-    def _go_on(self, session: Session, job: Job, folder: RunFolder, mine: dict[str, Any], change: Sequence[str],
-               strict: bool) -> dict[str, Any]:
-        """Continues from the newest checkpoint; what the run keeps of its experiment. It communicates."""
-        control = session.control
-        found = store.latest(folder.checkpoints, control, store.RESUME, warn=store.refuse_damage if strict else None)
-        kept, told = on_first(control, lambda: resuming.go_on(folder.about(), found, mine, partial(make_rate, self.config),
-                                                              allowed=change, strict=strict))
+    def _go_on(self, session: Session, job: Job, found: Checkpoint, folder: RunFolder, mine: dict[str, Any],
+               change: Sequence[str], strict: bool) -> dict[str, Any]:
+        """Continues from a checkpoint; what the run keeps of its experiment. It communicates."""
+        kept, told = on_first(session.control, lambda: resuming.go_on(
+            folder.about(), found, mine, partial(make_rate, self.config), allowed=change, strict=strict))
         with guard.symmetric():
             before = len(job.trainer.notes)
             job.resume(found)
@@ -232,7 +244,7 @@ class Run(AbstractContextManager["Run"]):
         with self._at_work():
             session = self._open()
             found = store.latest(source / "checkpoints", session.control, store.EVALUATE)
-            self._compare(session, RunFolder(source), found)
+            resuming.tell_other_rows(config, session, RunFolder(source), found)
             number = local_rank(session.control)
             with guard.symmetric():
                 device = select_device(config.train.device, number)
@@ -253,31 +265,7 @@ class Run(AbstractContextManager["Run"]):
             metrics = Evaluator(inference, loss, read, n_chunks, context, cuts_parameters=policy.cuts_parameters).run()
         return Evaluated(found.step, metrics)
 
-    def _compare(self, session: Session, folder: RunFolder, found: Checkpoint) -> None:
-        """Tells where the rows to evaluate are not those of the run that wrote the checkpoint. It communicates."""
-        about = session.describe(self.config)
-
-        def tell() -> None:
-            mine = experiment.record(self.config, session.files, about, 0)
-            for text in resuming.differences_to_evaluate(folder.about(), found, mine):
-                store.print_warning(text)
-        on_first(session.control, tell)
-
 
 def n_virtual(config: Config) -> int:
     """The number of parts into which the model is cut."""
     return config.mesh.pp * config.mesh.chunks
-
-
-def open_folder(folder: RunFolder, resume: str | None, overwrite: bool) -> bool:
-    """Takes the run folder; returns whether it holds a run to continue."""
-    continued = continues(folder, resume)
-    if resume == "latest" and not folder.path.exists():
-        raise OutputError("there is no run to resume in this folder; start it without --resume", file=folder.path)
-    folder.open(resume=resume is not None, overwrite=overwrite)
-    return continued
-
-
-def continues(folder: RunFolder, resume: str | None) -> bool:
-    """Whether there is a run to continue, and continuing is wanted."""
-    return resume is not None and (resume != "auto" or bool(store.candidates(folder.checkpoints)))

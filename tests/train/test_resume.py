@@ -79,12 +79,12 @@ def test_a_file_that_changed_between_two_jobs_and_flags_of_the_command_line(tmp_
     ok(train(2, config, "run.out=a"))
     shutil.copy(tmp_path / "other.h5", tmp_path / "data.h5")
     longer = ("run.out=a", "train.steps=12", "--resume")
-    refused(train(2, config, *longer), 65, "E_DATA_CHANGED", "the training data are not those", "--change data")
+    refused(train(2, config, *longer), 65, "E_DATA_CHANGED", "the training data are not the checkpoint's", "--change data")
     refused(train(1, config, *longer, "--change", "dat"), 64, "E_USAGE", 'did you mean "data"')
     refused(train(1, config, *longer[:2], "--change", "data"), 64, "E_USAGE", "--resume")
     refused(train(2, config, *longer, "--change", "data", "--strict", "optimizer.lr=0.5"), 78, "E_CONFIG", "optimizer.lr was 0.1")
     told = ok(train(2, config, *longer, "--change", "data", "optimizer.lr=0.5")).out
-    assert "optimizer.lr was 0.1 until step 8, is 0.5" in told and "the training data are not those" in told
+    assert "optimizer.lr was 0.1 until step 8, is 0.5" in told and "the training data are not the checkpoint's" in told
     again = ok(train(1, config, "run.out=a", "train.steps=13", "optimizer.lr=0.1", "--resume")).out
     assert "optimizer.lr was 0.5 until step 12, is 0.1" in again and "the training data" not in again
     assert [(change["step"], change["key"]) for change in record(tmp_path / "a")["changes"]] == [
@@ -102,7 +102,7 @@ def test_evaluate_tells_of_other_rows_and_refuses_another_runs_checkpoint(tmp_pa
         return mpirun(1, "-m", "mpitrain", "evaluate", tmp_path / "a", *overrides, cwd=tmp_path)
     assert "warning" not in ok(evaluate()).err, "the control"
     assert "run.seed was 0 until step 8, is 7" in ok(evaluate("run.seed=7", "optimizer.lr=3")).err
-    assert "the training data are not those" in ok(evaluate("data.path=other.h5")).err
+    assert "the training data are not the checkpoint's" in ok(evaluate("data.path=other.h5")).err
     shutil.copytree(tmp_path / "b/checkpoints/step-00000009", tmp_path / "a/checkpoints/step-00000009")
     refused(evaluate(), 65, "E_CHECKPOINT", "of another run", "step-00000009")
     refused(train(2, config, "run.out=a", "--resume", "train.steps=12"), 65, "E_CHECKPOINT", "of another run", "step-00000009")

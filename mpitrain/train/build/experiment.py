@@ -58,8 +58,12 @@ def record(config: Config, files: Mapping[str, Any], about: Mapping[str, Any], s
     """The record of a run of so many steps, plain JSON; rank 0 makes it of the described `files` and of run.json's `about`."""
     found = {"keys": dict(compared_keys(config)), "steps": steps, "layout": config.train.reproducible == "layout",
              "code": {key: sums for key in USER_CODE if (sums := code_of(config, key))},
-             "data": {name: identity(description) for name, description in files.items()}, "numerics": numerics(about)}
+             "data": identities(files), "numerics": numerics(about)}
     return dict(json.loads(json.dumps(found)))
+
+
+def identities(files: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: identity(description) for name, description in files.items()}
 
 
 def compared_keys(config: Config) -> Iterator[tuple[str, Any]]:
@@ -99,7 +103,7 @@ def numerics(about: Mapping[str, Any]) -> dict[str, Any]:
 
 def changes(was: Mapping[str, Any], now: Mapping[str, Any], step: int, rate: RateOf) -> list[Change]:
     """What differs between the record of the checkpoint of a `step` and the run's own; `rate(steps)` is its learning rate."""
-    return [*_of_keys(was, now, step), *_of_code(was, now, step), *_of_data(was, now), *_of_steps(was, now, step, rate),
+    return [*_of_keys(was, now, step), *_of_code(was, now, step), *changes_of_data(was, now), *_of_steps(was, now, step, rate),
             *_of_numerics(was, now)]
 
 
@@ -122,11 +126,11 @@ def _of_code(was: Mapping[str, Any], now: Mapping[str, Any], step: int) -> Itera
                                                       f"{old[:8]}.. then, {sha256[:8]}.. now")
 
 
-def _of_data(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
-    for name, files in now["data"].items():
-        if name in was["data"] and (found := difference(was["data"][name], files)):
-            yield Change(DATA, was["data"][name]["sha256"], files["sha256"], True, f"the {name} data are not those that the run "
-                                                                                   f"began with: {found}")
+def changes_of_data(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """What differs between the files of two records."""
+    both = [(name, was["data"][name], files) for name, files in now["data"].items() if name in was["data"]]
+    return [Change(DATA, before["sha256"], after["sha256"], True, f"the {name} data are not the checkpoint's: {said}")
+            for name, before, after in both if (said := difference(before, after))]
 
 
 def _of_steps(was: Mapping[str, Any], now: Mapping[str, Any], step: int, rate: RateOf
