@@ -122,6 +122,8 @@ class CheckpointConfig:
     every: int = 0                           # steps; 0: at the end only
     keep: int = 2
     best: bool = True                        # also keep the one with the lowest validation loss
+    asynchronous: bool = True                # written from a copy, while training goes on
+    on_error: Literal["stop", "go_on"] = "stop"      # if one cannot be written; the run's last one always stops
 
 
 @dataclass(frozen=True)
