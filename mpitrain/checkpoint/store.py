@@ -222,7 +222,7 @@ def _newest_whole(folder: Path, purpose: Purpose, warn: Callable[[str], None]) -
     bad: list[str] = []
     for path in candidates(folder):
         try:
-            load(path).verify()
+            named_rightly(load(path)).verify()
         except (CheckpointError, StorageError) as error:
             bad.append(f"{path.name}: {error}")
             continue
@@ -232,6 +232,13 @@ def _newest_whole(folder: Path, purpose: Purpose, warn: Callable[[str], None]) -
     if bad:
         raise CheckpointError(f"none of the checkpoints is whole; tried {'; '.join(bad)}", file=folder)
     raise MissingError(purpose.missing, file=folder)
+
+
+def named_rightly(found: Checkpoint) -> Checkpoint:
+    """The checkpoint, if it is the one that its folder's name says. A folder that was renamed would pass for a newer one."""
+    if found.step != step_of(found.folder):
+        raise CheckpointError(f"the manifest is that of step {found.step}: the folder was renamed", file=found.folder)
+    return found
 
 
 def print_warning(text: str) -> None:
@@ -257,7 +264,7 @@ def prune(folder: Path, keep: int, *, best: int | None = None, verified: Path | 
 
 def _is_whole(path: Path) -> bool:
     try:
-        load(path).verify()
+        named_rightly(load(path)).verify()
     except (CheckpointError, StorageError):
         return False
     return True

@@ -161,8 +161,9 @@ class Run:
         config, control, trainer = self.config, session.control, job.trainer
         memory = Memory(job, lambda uses: report_lines(forecast, uses))
         trainer.observers += [memory, *([MetricsFile(folder.metrics)] if self.comm.rank == 0 else []), *asked]
-        job.keep_in(folder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments}})
         about = session.describe(config) | ({"numerics": job.numerics} if job.numerics else {})
+        job.keep_in(folder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments},
+                             "mesh": about["mesh"]})
 
         def begin() -> None:
             folder.write_text(folder.config, to_toml(config))

@@ -62,14 +62,18 @@ class Trainer:
 
     def train_step(self, micro_batches: Sequence[MicroBatch]) -> Step:
         self.update.begin()                                      # gradient arenas for this step
-        flags = self.stop.asked, self.saver is not None and self.saver.ready
-        loss = self.pipeline.run(micro_batches, flags=flags)     # forward and backward; buckets leave as they fill
+        loss = self.pipeline.run(micro_batches, flags=self.flags)    # forward and backward; buckets leave as they fill
         with self.span("compute", UPDATE):
             outcome = self.update.finish()                       # the rest of the exchange, norm, clip, optimizer
         with self.span("compute", "exchange of the loss"):
             tally = self.pipeline.take_tally()
             mean, outcome["comm_exposed_s"] = self.share(loss, outcome["comm_exposed_s"], tally)
         return Step(loss=mean, **outcome, tally=tally)
+
+    @property
+    def flags(self) -> tuple[bool, bool]:
+        """Whether this rank wants to stop, and whether its thread has written what there was to write: ranks add them up."""
+        return self.stop.asked, self.saver is not None and self.saver.ready
 
     def share(self, parts: np.ndarray[Any, Any], exposed_s: float,
               tally: np.ndarray[Any, Any] = NO_TALLY) -> tuple[float, float]:
