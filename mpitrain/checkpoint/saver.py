@@ -25,7 +25,7 @@ import numpy as np
 
 from mpitrain.backend.memory import available
 from mpitrain.checkpoint.parts import Piece
-from mpitrain.checkpoint.store import Save
+from mpitrain.checkpoint.store import Save, candidates, step_of
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job.together import attempt, value_of
 from mpitrain.errors import AccessError, OutputError, StorageError
@@ -120,10 +120,18 @@ class Saver:
             step = self.advance()
         return step
 
+    def newest(self) -> int | None:
+        """The step of the newest checkpoint that is on the disk."""
+        return next(map(step_of, candidates(self.folder)), None)
+
     def close(self) -> None:
         """After a failure: what is being written stays unfinished, but a publication is waited for a moment."""
         if self._save is not None and self._thread is not None:
             self._thread.join(1.0)
+
+    def save_s(self) -> float:
+        """The seconds that the last save took; 0 before the first."""
+        return self.all[-1].seconds if self.all else 0.0
 
     def found(self) -> dict[str, Any]:
         """The times of all saves, for run.json."""

@@ -43,6 +43,7 @@ from mpitrain.train.observers.log import plain_values
 from mpitrain.train.observers.memory import Memory
 from mpitrain.train.observers.observer import Observer
 from mpitrain.train.observers.record import MetricsFile
+from mpitrain.train.observers.time_left import TimeLeft, end_of_time
 
 
 @dataclass(frozen=True)
@@ -159,17 +160,21 @@ class Run:
 
     def _fit(self, session: Session, job: Job, folder: RunFolder, forecast: Forecast, asked: Sequence[Observer]) -> Trained:
         config, control, trainer = self.config, session.control, job.trainer
+        end = on_first(control, lambda: end_of_time(config.train.stop_before))
         memory = Memory(job, lambda uses: report_lines(forecast, uses))
         trainer.observers += [memory, *([MetricsFile(folder.metrics)] if self.comm.rank == 0 else []), *asked]
         about = session.describe(config) | ({"numerics": job.numerics} if job.numerics else {})
-        job.keep_in(folder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments},
-                             "mesh": about["mesh"]})
+        saver = job.keep_in(folder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments},
+                                     "mesh": about["mesh"]})
 
         def begin() -> None:
             folder.write_text(folder.config, to_toml(config))
             folder.truncate_metrics(trainer.update.step)
             folder.write_json(folder.run_json, about | {"status": "running", "memory": as_json(forecast, [])})
         on_first(control, begin)
+        if end is not None and self.comm.rank == 0:
+            trainer.observers.append(TimeLeft(end, trainer.stop, saver.save_s))
+        self.process.on_terminate(trainer.terminated)
         began = time.time()
         metrics = trainer.fit()
         if job.state.is_cut:

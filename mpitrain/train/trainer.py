@@ -16,7 +16,7 @@ from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.prepare import ALONE
 from mpitrain.comm.work import Collective
 from mpitrain.data import Loader, MicroBatch
-from mpitrain.errors import Stopped
+from mpitrain.errors import Stopped, Terminated
 from mpitrain.parallel.gradients.timeline import SpanMaker, no_span
 from mpitrain.parallel.pipeline.runner import Pipeline
 from mpitrain.parallel.policies.policy import Outcome
@@ -117,6 +117,15 @@ class Trainer:
         """Shows a line to whoever follows the run."""
         for observer in self.observers:
             observer.message(text)
+
+    def terminated(self) -> Terminated:
+        """The error of a job that SIGTERM ends; it says what is kept. Another thread may ask."""
+        step = self.update.step
+        kept = None if self.saver is None else self.saver.newest()
+        words = "there is no checkpoint yet, so the run starts anew" if kept is None else \
+            f"the checkpoint of step {kept} stands, and {step - kept} steps are lost"
+        return Terminated(f"SIGTERM ends the run at once, since SIGKILL often follows; {words}. SIGUSR1 ends a run with a "
+                          "checkpoint", step=step)
 
     def _run(self) -> None:
         if not self.evaluated:                                   # the run was stopped between a step and its evaluation

@@ -81,8 +81,8 @@ class Job:
         """Trains to the end; the metrics of the last evaluation. It communicates."""
         return self.trainer.fit()
 
-    def keep_in(self, folder: RunFolder, about: dict[str, Any]) -> None:
-        """Writes checkpoints to an open run folder; `about` is kept in them."""
+    def keep_in(self, folder: RunFolder, about: dict[str, Any]) -> Saver:
+        """Writes checkpoints to an open run folder; `about` is kept in them. Returns their writer."""
         self.trainer.folder = folder.path
         if self.numerics is not None:
             about = {**about, "numerics": self.numerics}
@@ -96,9 +96,10 @@ class Job:
         def prune(meta: Mapping[str, Any], written: Path) -> None:
             best = meta["best"][1] if meta["best"] and checkpoint.best else None
             store.prune(folder.checkpoints, checkpoint.keep, best=best, verified=written)
-        trainer.saver = Saver(folder.checkpoints, self.channel, take, asynchronous=checkpoint.asynchronous,
-                              goes_on=checkpoint.on_error == "go_on", published=prune, tell=trainer.tell,
-                              about=lambda meta: {**about, **meta, "choices": self.tuning.choices})
+        trainer.saver = saver = Saver(folder.checkpoints, self.channel, take, asynchronous=checkpoint.asynchronous,
+                                      goes_on=checkpoint.on_error == "go_on", published=prune, tell=trainer.tell,
+                                      about=lambda meta: {**about, **meta, "choices": self.tuning.choices})
+        return saver
 
     def load(self, found: Checkpoint) -> None:
         """Starts from another run's parameters and buffers. It communicates."""
