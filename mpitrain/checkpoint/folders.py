@@ -7,8 +7,8 @@ import re
 import secrets
 from pathlib import Path
 
-from mpitrain.checkpoint.disk import storage_error
 from mpitrain.checkpoint.manifest import MANIFEST, PART
+from mpitrain.files.disk import storage_error
 
 COMPLETE = re.compile(r"step-([0-9]{8,15})(\.old-[0-9a-f]{8})?")   # .old: stepped aside for a new save of the same step
 UNFINISHED = re.compile(r"step-[0-9]{8,15}\.tmp-[0-9a-f]{8}")

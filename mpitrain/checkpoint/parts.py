@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.checkpoint import hdf5_file
 from mpitrain.checkpoint.manifest import FORMAT, VERSION, body_sha256
 from mpitrain.errors import StorageError
+from mpitrain.files import hdf5_file
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ def write_part(work: Path, part: int, pieces: Sequence[Piece]) -> dict[str, Any]
     arrays = {piece.dataset: piece.array for piece in pieces}
     assert len(arrays) == len(pieces), "two pieces of one part have the same name and place"
     path = work / f"part-{part:05d}.h5"
-    written = hdf5_file.write_hdf5(path, arrays)
-    return {"file": path.name, "size": written.size, "sha256": written.sha256, "pieces": [
+    size, sha256, places = hdf5_file.write_hdf5(path, arrays)
+    return {"file": path.name, "size": size, "sha256": sha256, "pieces": [
         {"name": piece.name, "dtype": piece.array.dtype.name, "global_shape": list(piece.global_shape),
-         "start": list(piece.start), "shape": list(piece.array.shape), "offset": written.arrays[piece.dataset].offset,
-         "sha256": written.arrays[piece.dataset].sha256} for piece in pieces]}
+         "start": list(piece.start), "shape": list(piece.array.shape), "offset": offset, "sha256": digest}
+        for piece, (offset, digest) in zip(pieces, places.values(), strict=True)]}
 
 
 def manifest_text(step: int, meta: Mapping[str, Any], parts: Sequence[dict[str, Any] | None]) -> str:

@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpitrain.checkpoint import disk
-from mpitrain.checkpoint.disk import storage_error
 from mpitrain.checkpoint.folders import COMPLETE, discard, entries, holds_only_ours, remove_ours, rename, sweep
 from mpitrain.checkpoint.manifest import MANIFEST, Checkpoint, load
 from mpitrain.checkpoint.parts import Piece, manifest_text, write_part
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job.together import attempt, on_first, value_of
 from mpitrain.errors import CheckpointError, MissingError, MpitrainError, StorageError
+from mpitrain.files import disk
+from mpitrain.files.disk import storage_error
 
 
 class Alone:
@@ -41,6 +41,8 @@ class Alone:
     def broadcast_object(self, value: Any, /) -> Any:
         return value
 
+
+ALONE = Alone()
 
 @dataclass(frozen=True)
 class Purpose:
@@ -57,15 +59,13 @@ START = Purpose("model.init_from: starting from", "model.init_from names neither
 
 # ---- saving ----------------------------------------------------------------------------------------------------------
 
-def save(folder: Path, step: int, pieces: Sequence[Piece], meta: Mapping[str, Any], channel: Objects | None = None, *,
-         part: int | None = None) -> Path:
+def save(folder: Path, step: int, pieces: Sequence[Piece], meta: Mapping[str, Any], channel: Objects = ALONE) -> Path:
     """Write `folder/step-N` and return it once it is on the disk, verified. Called by every rank; it communicates.
 
-    A rank with pieces writes part file number `part` (default: its rank); a rank without writes nothing. `meta` (rank
-    0's) is any JSON with finite numbers. If one rank fails, every rank raises that error, and earlier checkpoints stay
-    as they were.
+    A rank with pieces writes the part file of its number; a rank without writes nothing. `meta` (rank 0's) is any JSON with
+    finite numbers. If one rank fails, every rank raises that error, and earlier checkpoints stay as they were.
     """
-    saving = Save(folder, step, meta, channel, part=part)
+    saving = Save(folder, step, meta, channel)
     saving.begin(lambda: pieces)
     while not saving.done:
         saving.work()
@@ -83,11 +83,10 @@ class Save:
     does not, so another thread may do it. Rank 0 calls `after(path)` at the end of its work.
     """
 
-    def __init__(self, folder: Path, step: int, meta: Mapping[str, Any], channel: Objects | None = None, *,
-                 part: int | None = None, after: Callable[[Path], object] | None = None):
-        self.final, self.step, self.channel = folder / f"step-{step:08d}", step, channel or Alone()
+    def __init__(self, folder: Path, step: int, meta: Mapping[str, Any], channel: Objects, *,
+                 after: Callable[[Path], object] | None = None):
+        self.final, self.step, self.channel, self.after = folder / f"step-{step:08d}", step, channel, after
         self.meta = json.loads(json.dumps(dict(meta)))    # a copy: training goes on and may change what it names
-        self.part, self.after = self.channel.rank if part is None else part, after
         self.seconds = 0.0                                # of work: the slowest rank's part, and the publication
         self.nbytes = 0                                   # of all parts
         self.done = False
@@ -144,7 +143,7 @@ class Save:
     def _write(self) -> dict[str, Any] | None:
         if self.channel.rank == 0:
             sweep(self.final.parent, but=self._work.name)
-        return write_part(self._work, self.part, self._pieces)
+        return write_part(self._work, self.channel.rank, self._pieces)
 
     def _finish(self) -> None:
         if self.channel.rank == 0:
@@ -206,28 +205,24 @@ def step_of(path: Path) -> int:
     return int(match[1])
 
 
-def latest(folder: Path, channel: Objects | None = None, purpose: Purpose = READ, *,
-           warn: Callable[[str], None] | None = None) -> Checkpoint:
+def latest(folder: Path, channel: Objects = ALONE, purpose: Purpose = READ) -> Checkpoint:
     """The newest checkpoint that verifies. Called by every rank; it communicates: rank 0 reads and decides.
 
     Damaged ones are passed over with one warning that names them. MissingError if there is none at all, CheckpointError
     listing what was tried if none is whole: a run never starts again from step 0 by itself.
     """
-    channel = Alone() if channel is None else channel
-    name = on_first(channel, lambda: _newest_whole(folder, purpose, warn or print_warning))
+    name = on_first(channel, lambda: _newest_whole(folder, purpose))
     return load(folder / name)
 
 
-def _newest_whole(folder: Path, purpose: Purpose, warn: Callable[[str], None]) -> str:
+def _newest_whole(folder: Path, purpose: Purpose) -> str:
     bad: list[str] = []
     for path in candidates(folder):
-        try:
-            named_rightly(load(path)).verify()
-        except (CheckpointError, StorageError) as error:
-            bad.append(f"{path.name}: {error}")
+        if damage := _damage(path):
+            bad.append(f"{path.name}: {damage}")
             continue
         if bad:
-            warn(f"{purpose.doing} {path.name}: newer checkpoints are damaged ({'; '.join(bad)})")
+            print_warning(f"{purpose.doing} {path.name}: newer checkpoints are damaged ({'; '.join(bad)})")
         return path.name
     if bad:
         raise CheckpointError(f"none of the checkpoints is whole; tried {'; '.join(bad)}", file=folder)
@@ -255,19 +250,20 @@ def prune(folder: Path, keep: int, *, best: int | None = None, verified: Path | 
     paths = candidates(folder)
     stay = [path for i, path in enumerate(paths) if i < keep or step_of(path) == best]
     go = [path for path in paths if path not in stay and holds_only_ours(path)]
-    if not go or not (verified in stay or any(map(_is_whole, stay))):
+    if not go or not (verified in stay or not all(map(_damage, stay))):
         return []
     for path in reversed(go):                             # oldest first
         discard(path)
     return go
 
 
-def _is_whole(path: Path) -> bool:
+def _damage(path: Path) -> str:
+    """What is wrong with a checkpoint; nothing where it verifies."""
     try:
         named_rightly(load(path)).verify()
-    except (CheckpointError, StorageError):
-        return False
-    return True
+    except (CheckpointError, StorageError) as error:
+        return str(error)
+    return ""
 
 
 def remove_all(folder: Path) -> None:

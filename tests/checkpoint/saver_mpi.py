@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from sharding_mpi import gpt, job_of, tokens
 
-from mpitrain.checkpoint import hdf5_file
 from mpitrain.checkpoint.manifest import load
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.comm.mesh import Mesh
+from mpitrain.files import hdf5_file
 from mpitrain.train import Observer
 from mpitrain.train.intervals import Step
 

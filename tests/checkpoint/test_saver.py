@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from test_checkpoint import ThreadChannel, on_ranks
 
-from mpitrain.checkpoint import hdf5_file, saver, store
+from mpitrain.checkpoint import saver, store
 from mpitrain.checkpoint.manifest import load
 from mpitrain.checkpoint.parts import Piece
 from mpitrain.checkpoint.saver import Saver
 from mpitrain.checkpoint.store import Alone
 from mpitrain.errors import StorageError
+from mpitrain.files import hdf5_file
 
 DEADLINE = 30
 
