@@ -11,7 +11,7 @@ from mpitrain.checkpoint.folders import COMPLETE
 from mpitrain.checkpoint.hashes import total_sha256
 from mpitrain.checkpoint.manifest import MANIFEST, Checkpoint, load
 from mpitrain.errors import CheckpointError, MissingError, MpitrainError
-from mpitrain.plan.table import table
+from mpitrain.plan.memory_lines import table
 from mpitrain.train.build.from_config import checkpoint_folder
 
 HEADS = ("step", "written", "MB", "parts", "mesh", "parameters_sha256", "state")

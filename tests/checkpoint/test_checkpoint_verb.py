@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mpitrain.checkpoint import store
-from mpitrain.checkpoint.hashes import parameters_sha256
+from mpitrain.checkpoint.hashes import array_line, total_sha256
 from mpitrain.checkpoint.store import Piece
 from mpitrain.cli import main
 from mpitrain.errors import CheckpointError, MissingError
@@ -47,7 +47,7 @@ def test_list_has_a_line_for_each_checkpoint_with_the_hash_of_run_json(run: Path
     head, *rows = printed(capsys, "list", str(run))
     assert head.split() == ["step", "written", "MB", "parts", "mesh", "parameters_sha256", "state"]
     assert [row.split()[0] for row in rows] == ["10", "20", "30"] and all(row.endswith("complete") for row in rows)
-    assert "dp=2" in rows[0] and parameters_sha256({"w": np.full((3, 2), 10, np.float32)})[:16] in rows[0]
+    assert "dp=2" in rows[0] and total_sha256([array_line("w", np.full((3, 2), 10, np.float32))])[:16] in rows[0]
     assert rows == printed(capsys, "list", str(run / "checkpoints"))[1:]
 
 

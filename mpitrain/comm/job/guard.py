@@ -110,9 +110,9 @@ class Process:
             self._folders.remove(folder)
 
     def on_terminate(self, error: Callable[[], BaseException]) -> None:
-        """From now on SIGTERM ends a program that `run` guards with this error, if it is alone: mpirun shows nothing that ranks
-        say after the signal, and sends it also where another rank has failed, which has said why."""
-        if self.guards and _is_alone() and threading.current_thread() is threading.main_thread():
+        """From now on SIGTERM ends a program that listens for signals with this error, if it is alone: mpirun shows nothing that
+        ranks say after the signal, and sends it also where another rank has failed, which has said why."""
+        if self.stop.listens and _is_alone() and threading.current_thread() is threading.main_thread():
             on_terminate(lambda: self.fail(error()))
 
     def fail(self, error: BaseException) -> NoReturn:

@@ -16,11 +16,12 @@ class StopRequest:
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.asked = self.listens = False
 
     def listen(self) -> None:
         """Catch the signal from now on; call this before heavy imports, or a signal while they run ends the program."""
         signal.signal(signal.SIGUSR1, self._remember)
+        self.listens = True
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
