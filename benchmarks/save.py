@@ -27,7 +27,7 @@ from mpitrain.bench.pairs import quartiles
 from mpitrain.bench.report import Report, machine
 from mpitrain.bench.train import Memory
 from mpitrain.checkpoint.run_folder import RunFolder
-from mpitrain.comm.job.guard import run_guarded
+from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.start import start
 from mpitrain.comm.job.together import on_first
 from mpitrain.comm.mesh import Mesh
@@ -74,14 +74,14 @@ def job_of(mesh, steps, every):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--every", type=int, default=60, help="steps between checkpoints; writing must end well before the next")
+    parser.add_argument("--every", type=int, default=100, help="steps between checkpoints; writing must end well before the next")
     parser.add_argument("--bound", action="store_true", help="bind each rank to a core of its own")
     parser.add_argument("--folder", type=Path, help="where checkpoints go (default: a new folder in the present one)")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     keep_freed_memory()
     mesh = Mesh(start().comm)
-    job = job_of(mesh, options.every * 2 * (options.pairs + WARM_UP) + 1, options.every)
+    job = job_of(mesh, options.every * (2 * (options.pairs + WARM_UP) + 1), options.every)
     report = Report(job.channel.rank, options.json)
     if options.bound:
         pinned.keep_to_one_core(job.channel)
@@ -100,7 +100,7 @@ def main() -> int:
 
 
 def tell(report, saved, turns, about, ranks):
-    blocking, asynchronous = saved[:-1:2], saved[1:-1:2]          # the first one turned True to False
+    blocking, asynchronous = saved[:-1:2], saved[1:-1:2]          # the first one turned True to False; the last is the run's
     slower = [statistics.mean(writing) / statistics.mean(idle) for writing, idle in zip(turns.writing, turns.idle)
               if len(writing) > 1 and len(idle) > 1][WARM_UP:]
     still = [a.still_s / b.still_s for a, b in zip(asynchronous, blocking)]
@@ -108,6 +108,8 @@ def tell(report, saved, turns, about, ranks):
     figures = {"blocking_s": [b.still_s for b in blocking], "asynchronous_still_s": [a.still_s for a in asynchronous],
                "asynchronous_write_s": [a.seconds for a in asynchronous], "still_ratio": still, "step_ratio": slower}
     for name, values in figures.items():
+        if not values:
+            raise SystemExit("writing took up all steps between two checkpoints; give a larger --every")
         low, high = quartiles(values)
         report.line(f"{name:<24}{statistics.median(values):8.4f}  ({low:.4f} to {high:.4f})")
     report.record({"bench": "save", "ranks": ranks, "pairs": len(still), "nbytes": saved[0].nbytes, "machine": about,
@@ -115,4 +117,4 @@ def tell(report, saved, turns, about, ranks):
 
 
 if __name__ == "__main__":
-    run_guarded(main)
+    Process().run(main)
