@@ -94,7 +94,8 @@ def main() -> int:
         job.fit()
         about = machine(job.channel)
         folder.close()
-    tell(report, job.trainer.saver.all[2 * WARM_UP:], turns, about, job.channel.size)
+    if job.channel.rank == 0:                                     # it writes, and has the figures
+        tell(report, job.trainer.saver.all[2 * WARM_UP:], turns, about, job.channel.size)
     mesh.close()
     return 0
 

@@ -125,8 +125,8 @@ class Saver:
         return next(map(step_of, candidates(self.folder)), None)
 
     def close(self) -> None:
-        """After a failure: what is being written stays unfinished, but a publication is waited for a moment."""
-        if self._save is not None and self._thread is not None:
+        """After a failure: what is being written stays unfinished, but a publication, which is short, is waited for a moment."""
+        if self._save is not None and self._save.is_publishing and self._thread is not None:
             self._thread.join(1.0)
 
     def save_s(self) -> float:

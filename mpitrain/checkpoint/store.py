@@ -112,14 +112,14 @@ class Save:
             self._pieces = take()
             return _open_work(self.final) if self.channel.rank == 0 else ""
         with self._cleared():
-            names = [value_of(outcome) for outcome in self.channel.gather_objects(attempt(start))]
+            names = [value_of(outcome) for outcome in self.channel.gather_objects(self._attempt(start))]
         self._work = self.final.with_name(names[0])
 
     def work(self) -> None:
         """This rank's part; then, on rank 0, the publication. It raises nothing: `agree` does."""
         began = time.perf_counter()
         try:
-            self._outcome = attempt(self._write if self._parts is None else self._finish)
+            self._outcome = self._attempt(self._write if self._parts is None else self._finish)
         except BaseException as error:
             self._error = error
         self._took = time.perf_counter() - began
@@ -140,6 +140,15 @@ class Save:
                 self.seconds += seconds
                 self.done = True
 
+    def _attempt(self, action: Callable[[], Any]) -> dict[str, Any]:
+        """`attempt`, which also knows what the operating system refuses where no code of ours expects it."""
+        def act() -> Any:
+            try:
+                return action()
+            except OSError as error:
+                raise storage_error(error, "saving a checkpoint", self._work) from error
+        return attempt(act)
+
     def _write(self) -> dict[str, Any] | None:
         if self.channel.rank == 0:
             sweep(self.final.parent, but=self._work.name)
@@ -159,7 +168,7 @@ class Save:
             yield
         except BaseException:
             if self.channel.rank == 0 and self._work != self.final:
-                with contextlib.suppress(MpitrainError):  # the first error is the one to report; the next save cleans up
+                with contextlib.suppress(MpitrainError, OSError):     # the first error counts; the next save cleans up
                     remove_ours(self._work)
             raise
 

@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from mpitrain.checkpoint.saver import Saver
 from mpitrain.checkpoint.store import Alone
 from mpitrain.errors import MpitrainError
 
-CALLS = ("mkdir", "open", "close", "posix_fallocate", "pwrite", "fsync", "rename", "unlink", "rmdir", "preadv", "listdir")
+CALLS = ("mkdir", "open", "close", "posix_fallocate", "pwrite", "fsync", "rename", "unlink", "rmdir", "preadv", "listdir", "stat")
 KILLED, CLEAN, DIRTY = 9, 7, 99
 
 
@@ -49,7 +50,7 @@ class Faults:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             self.count += 1
             if self.count == self.at or (self.stays and self.count > self.at):
-                return self.act(name, call, args)
+                return self.act(name, partial(call, **kwargs), args)
             return call(*args, **kwargs)
         return wrapped
 
