@@ -133,11 +133,11 @@ class Saver:
         """The seconds that the last save took; 0 before the first."""
         return self.all[-1].seconds if self.all else 0.0
 
-    def found(self) -> dict[str, Any]:
+    def times(self) -> dict[str, Any]:
         """The times of all saves, for run.json."""
         still = [saved.still_s for saved in self.all]
-        return {"checkpoints": {"saved": len(still), "still_s": round(sum(still), 6), "longest_still_s": round(max(still), 6),
-                                "seconds": round(sum(saved.seconds for saved in self.all), 6)}} if still else {}
+        return {"saved": len(still), "still_s": round(sum(still), 6), "longest_still_s": round(max(still, default=0.0), 6),
+                "seconds": round(sum(saved.seconds for saved in self.all), 6)}
 
     # -- what a stage needs --------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.start import start
 from mpitrain.comm.job.together import on_first
 from mpitrain.config import Config, to_toml
-from mpitrain.errors import OutputError, UsageError
+from mpitrain.errors import ConfigError, OutputError, UsageError
 from mpitrain.parallel.connect import connect
 from mpitrain.parallel.pipeline.inference import Inference
 from mpitrain.parallel.policies.choose import choose_to_evaluate
@@ -41,7 +41,7 @@ from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.machine import environment
 from mpitrain.train.observers.log import plain_values
 from mpitrain.train.observers.memory import Memory
-from mpitrain.train.observers.observer import Observer
+from mpitrain.train.observers.observer import Observer, add_data
 from mpitrain.train.observers.record import MetricsFile
 from mpitrain.train.observers.time_left import TimeLeft, end_of_time
 
@@ -165,7 +165,7 @@ class Run(AbstractContextManager["Run"]):
 
     def _fit(self, session: Session, job: Job, folder: RunFolder, forecast: Forecast, asked: Sequence[Observer]) -> Trained:
         config, control, trainer = self.config, session.control, job.trainer
-        end = on_first(control, lambda: end_of_time(config.train.stop_before))
+        latest = on_first(control, lambda: end_of_time(config.train.stop_before))
         memory = Memory(job, lambda uses: report_lines(forecast, uses))
         trainer.observers += [memory, *([MetricsFile(folder.metrics)] if self.comm.rank == 0 else []), *asked]
         about = session.describe(config) | ({"numerics": job.numerics} if job.numerics else {})
@@ -177,8 +177,8 @@ class Run(AbstractContextManager["Run"]):
             folder.truncate_metrics(trainer.update.step)
             folder.write_json(folder.run_json, about | {"status": "running", "memory": as_json(forecast, [])})
         on_first(control, begin)
-        if end is not None and self.comm.rank == 0:
-            trainer.observers.append(TimeLeft(end, trainer.stop, saver.save_s))
+        if latest is not None and self.comm.rank == 0:
+            trainer.observers.append(TimeLeft(latest, trainer.stop, saver.save_s))
         self.process.on_terminate(trainer.terminated)
         began = time.time()
         metrics = trainer.fit()
@@ -186,10 +186,16 @@ class Run(AbstractContextManager["Run"]):
             job.context.copies.agree(job.state.own_sha256(), "the final parameters of their part")
         hashes = job.state.hashes()
         control.agree(hashes, "the final parameters")
-        record = about | hashes | trainer.found | {
+        record = about | hashes | {
             "status": "done", "steps": job.plan.steps, "seconds": round(time.time() - began, 3), "metrics": plain_values(metrics),
-            "memory": as_json(forecast, memory.uses)}
-        on_first(control, lambda: folder.write_json(folder.run_json, record))
+            "memory": as_json(forecast, memory.uses), "checkpoints": saver.times()}
+
+        def end() -> None:
+            refused = add_data(record, trainer.found)
+            folder.write_json(folder.run_json, record)
+            if refused:
+                raise ConfigError(f"{refused[0]}; the run is done, and run.json has all but that", file=folder.run_json)
+        on_first(control, end)
         return Trained(job.plan.steps, metrics, hashes)
 
     def _predict_memory(self, session: Session, job: Job) -> Forecast:

@@ -156,7 +156,7 @@ def test_the_time_that_training_stood_still_is_told_and_is_not_that_of_writing(t
     (saved,) = made.all
     assert still <= saved.still_s and saved.seconds > 0 and saved.nbytes > 8
     assert told == [f"step 1  saved; training stood still for {saved.still_s:.3f} s"]
-    assert made.found()["checkpoints"]["saved"] == 1
+    assert made.times()["saved"] == 1
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
