@@ -71,6 +71,7 @@ def test_a_checkpoint_written_while_training_goes_on_has_the_bits_of_its_step(
     for step in range(SAVED, STEPS + 1, SAVED):
         waiting, asynchronous = (load(mpi_tmp_path / name / f"checkpoints/step-{step:08d}")
                                  for name in ("waiting", "asynchronous"))
-        assert waiting.names == asynchronous.names and waiting.meta == asynchronous.meta and waiting.parts == asynchronous.parts
-        for name in waiting.names:
+        assert list(waiting.arrays) == list(asynchronous.arrays) and waiting.meta == asynchronous.meta
+        assert waiting.parts == asynchronous.parts
+        for name in waiting.arrays:
             np.testing.assert_array_equal(waiting.read(name), asynchronous.read(name), err_msg=f"step {step}: {name}")
