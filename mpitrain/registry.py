@@ -92,12 +92,9 @@ def offered(module: Any) -> list[str]:
     listed = getattr(module, "__all__", None)
     if isinstance(listed, list | tuple):
         return [name for name in listed if isinstance(name, str) and hasattr(module, name)]
-    return [name for name, value in vars(module).items() if not name.startswith("_") and _is_made_in(module, value)]
-
-
-def _is_made_in(module: Any, value: Any) -> bool:
-    """Whether `value` is callable and no import. An object without a name (a `partial`, say) does not tell its origin."""
-    return callable(value) and (not hasattr(value, "__name__") or getattr(value, "__module__", None) == module.__name__)
+    return [name for name, value in vars(module).items() if not name.startswith("_") and callable(value)
+            # an object without a name (a `partial`, say) does not tell its origin
+            and (not hasattr(value, "__name__") or getattr(value, "__module__", None) == module.__name__)]
 
 
 class MissingSource(Exception):

@@ -82,6 +82,8 @@ CASES = (
     Case("a damaged record", code="E_CHECKPOINT", said=("its record of the experiment is damaged",), prepare="bad_record"),
     Case("damaged", prepare="damaged"),
     Case("damaged, strict", code="E_CHECKPOINT", said=("--strict", "step-00000008"), strict=True, prepare="damaged"),
+    Case("a renamed folder", prepare="renamed"),
+    Case("a renamed folder, strict", code="E_CHECKPOINT", said=("--strict", "step-00000099"), strict=True, prepare="renamed"),
     Case("other numerics", said=('the bits from here on may differ: numpy was "1.0"',), prepare="other_numerics"),
     Case("other numerics, strict", code="E_DESYNC", said=('numpy was "1.0"',), strict=True, prepare="other_numerics"),
 )
@@ -147,6 +149,10 @@ def other_numerics(run: Path) -> None:
 def damaged(run: Path) -> None:
     part = run / "checkpoints/step-00000008/part-00000.h5"
     part.write_bytes(part.read_bytes()[:-1])
+
+
+def renamed(run: Path) -> None:
+    shutil.copytree(run / "checkpoints/step-00000004", run / "checkpoints/step-00000099")
 
 
 def rewrite(run: Path, change: Callable[[dict[str, Any]], None]) -> None:

@@ -57,7 +57,8 @@ def test_a_run_that_changed_nothing_ends_with_the_bits_of_one_that_never_stopped
     folder, found = results[n]
     whole = record(folder / "whole")["parameters_sha256"]
     same = {case.name: one["sha256"] == whole for case, one in zip(CASES, found, strict=True) if not case.code}
-    for name in ("unchanged", "unchanged, strict", "longer, other intervals", "moved file, the same bytes", "damaged"):
+    for name in ("unchanged", "unchanged, strict", "longer, other intervals", "moved file, the same bytes", "damaged",
+                 "a renamed folder"):
         assert same[name], name
     assert not same["rate"] and not same["seed, allowed"] and not same["other data, allowed"]
 
