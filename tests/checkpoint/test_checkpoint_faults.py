@@ -22,6 +22,7 @@ HERE = Path(__file__).resolve().parent
 
 
 @pytest.mark.parametrize("scenario", ["next", pytest.param("again", marks=pytest.mark.slow)])
+@pytest.mark.promise("B1", "B2", "B13")
 def test_kill_or_errors_at_every_system_call_leave_the_old_or_the_new_checkpoint(scenario: str, tmp_path: Path) -> None:
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
     done = subprocess.run([sys.executable, str(HERE / "crash_sweep.py"), str(tmp_path), scenario], env=environment,
@@ -32,6 +33,7 @@ def test_kill_or_errors_at_every_system_call_leave_the_old_or_the_new_checkpoint
     assert result["points"] > 100 and result["clean"] > 50                  # a sweep that breaks nothing proves nothing
 
 
+@pytest.mark.promise("B1")
 def test_the_sweep_notices_a_save_that_publishes_first(tmp_path: Path) -> None:
     """The control: the same faults, with the rename done before the manifest is written."""
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": f"{HERE.parents[1]}:{HERE}"}
@@ -67,6 +69,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.promise("B3")
 def test_a_full_disk_is_a_clear_error_and_the_old_checkpoint_stays(small_disk: Path) -> None:
     run = small_disk / "run" / "checkpoints"
     big_save(run, 1)
@@ -81,6 +84,7 @@ def test_a_full_disk_is_a_clear_error_and_the_old_checkpoint_stays(small_disk: P
     assert load(big_save(run, 3)).read("parameters/w")[0] == 3.0
 
 
+@pytest.mark.promise("B3")
 def test_used_up_inodes_are_a_clear_error_and_the_old_checkpoint_stays(small_disk: Path) -> None:
     run = small_disk / "run" / "checkpoints"
     big_save(run, 1)
@@ -93,6 +97,7 @@ def test_used_up_inodes_are_a_clear_error_and_the_old_checkpoint_stays(small_dis
     assert store.latest(run).step == 1
 
 
+@pytest.mark.promise("B12")
 def test_a_read_only_file_system_is_refused_with_73(small_disk: Path) -> None:
     (small_disk / "run").mkdir()
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
