@@ -21,8 +21,9 @@ from mpitrain.errors import OutputError, StorageError
 HERE = Path(__file__).resolve().parent
 
 
-@pytest.mark.parametrize("scenario", ["next", pytest.param("again", marks=pytest.mark.slow)])
 @pytest.mark.promise("B1", "B2", "B13")
+@pytest.mark.parametrize("scenario", ["asynchronous", pytest.param("next", marks=pytest.mark.slow),
+                                      pytest.param("again", marks=pytest.mark.slow)])
 def test_kill_or_errors_at_every_system_call_leave_the_old_or_the_new_checkpoint(scenario: str, tmp_path: Path) -> None:
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
     done = subprocess.run([sys.executable, str(HERE / "crash_sweep.py"), str(tmp_path), scenario], env=environment,
@@ -30,7 +31,7 @@ def test_kill_or_errors_at_every_system_call_leave_the_old_or_the_new_checkpoint
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["bad"] == []
-    assert result["points"] > 100 and result["clean"] > 50                  # a sweep that breaks nothing proves nothing
+    assert result["points"] > 200 and result["clean"] > 100                 # a sweep that breaks nothing proves nothing
 
 
 @pytest.mark.promise("B1")
@@ -46,7 +47,7 @@ def test_the_sweep_notices_a_save_that_publishes_first(tmp_path: Path) -> None:
             work.rename(final)
             publish(final, work, *rest)
         store._publish = eager
-        print(json.dumps(crash_sweep.sweep(pathlib.Path(sys.argv[1]), crash_sweep.scenario_next)))"""
+        print(json.dumps(crash_sweep.sweep(pathlib.Path(sys.argv[1]), crash_sweep.scenario_next, ["kill"])))"""
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=environment, capture_output=True, text=True,
                           timeout=120)
     found = "there is no checkpoint in this folder" in done.stderr if done.returncode else json.loads(done.stdout)["bad"]
