@@ -180,6 +180,20 @@ def test_sigusr1_sets_the_flag() -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.promise("E1")
+def test_a_signal_that_was_blocked_until_the_program_listens_arrives_then() -> None:
+    program = ("import os, signal; os.kill(os.getpid(), signal.SIGUSR1); from mpitrain.comm.job.signals import StopRequest; "
+               "stop = StopRequest(); stop.listen(); print(stop.asked)")
+    for blocked, status, out in ((True, 0, "True\n"), (False, -signal.SIGUSR1, "")):
+        masked = {signal.SIGUSR1} if blocked else set()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, masked)                 # the child inherits the mask
+        try:
+            done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        assert (done.returncode, done.stdout) == (status, out), done.stderr
+
+
 @pytest.mark.parametrize(("program", "rc", "line"), [
     ("raise ValueError('odd')", 70, "mpitrain: E_BUG rank=0/1 host="),
     ("raise KeyboardInterrupt", 130, "mpitrain: E_INTERRUPT rank=0/1 host="),
