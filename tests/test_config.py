@@ -196,7 +196,7 @@ def test_a_deep_or_huge_configuration_is_refused_in_a_line_at_once(tmp_path):
     for text, words in (("a = " + "[" * 5000 + "]" * 5000, "more than 32 deep"),
                         ("a = " + "[" * 40 + "]" * 40, "more than 32 deep"),
                         (GOOD + "k" * (10 << 20) + " = 1\n", "at most 1,048,576 bytes"),
-                        (GOOD + "k" * (1 << 19) + " = 1\n", "unknown key")):
+                        (GOOD + "[log]\n" + "k" * (1 << 19) + " = 1\n", "unknown key")):
         before = time.process_time()
         with pytest.raises(ConfigError, match=words) as caught:
             load_config(write(tmp_path, text), [])

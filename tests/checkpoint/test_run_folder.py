@@ -142,7 +142,7 @@ def as_nobody() -> Iterator[Path]:
 @pytest.mark.promise("B12")
 def test_a_folder_that_may_not_be_written_is_refused_with_77(as_nobody: Path) -> None:
     for path in (as_nobody, as_nobody / "new"):
-        with pytest.raises(AccessError, match="Permission denied .EACCES.; change its permissions or set run.out") as caught:
+        with pytest.raises(AccessError, match="Permission denied .EACCES.; change its|belongs to user 0, and") as caught:
             RunFolder(path).open()
         assert caught.value.exit_code == 77
 

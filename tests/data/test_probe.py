@@ -365,7 +365,8 @@ def test_a_limit_on_address_space_that_leaves_too_little_is_blamed_and_not_the_f
                 lambda *_: {"ready": True, "refused": "parsing it needs more", "dataset": None, "memory": True}):
         monkeypatch.setattr(Parser, "_exchange", act)
         monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 28, 1 << 28))
-        monkeypatch.setattr(subprocess.Popen, "wait", lambda *_: 1)
+        monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: SimpleNamespace(
+            wait=lambda: 1, kill=lambda: None, stdin=io.BytesIO(), stdout=io.BytesIO()))
         with pytest.raises(MemoryError, match=r"limit on address space, 256 MiB \(ulimit -v\); raise it, to 1536 MiB"):
             describe("digits")
         monkeypatch.setattr(resource, "getrlimit", lambda _: (-1, -1))
