@@ -140,6 +140,7 @@ class Run(AbstractContextManager["Run"]):
                 found = self._find(session, folder, change, strict)
             job = self._build(session, found)
             forecast = self._predict_memory(session, job)
+            job.trainer.notes.insert(0, session.summary(make_model(self.config).count_parameters(), job.plan))
             job.trainer.notes += session.notes + session.told_once([environment.slow_kernels()])
             with guard.symmetric():
                 asked = [*observers_of(self.config), *observers]

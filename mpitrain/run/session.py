@@ -15,6 +15,7 @@ from mpitrain.comm.shared.leftovers import SHARED_MEMORY, remove_leftovers
 from mpitrain.config import Config, to_toml
 from mpitrain.errors import MpitrainError
 from mpitrain.train.build.inputs import describe_files, open_inputs
+from mpitrain.train.intervals import Plan
 from mpitrain.train.machine import environment, threads
 from mpitrain.train.machine.threads import Place
 
@@ -51,6 +52,16 @@ class Session:
     def told_once(self, said: Sequence[str]) -> list[str]:
         """The ranks' texts, each once. It communicates."""
         return told_once(self.control.gather_objects([self.places[self.control.rank].host, list(said)]))
+
+    def summary(self, n_parameters: int, plan: Plan) -> str:
+        """The size of the run in one line."""
+        n, hosts = self.control.size, len({place.host for place in self.places})
+        rows, held_out = len(self.inputs.train_rows), len(self.inputs.validation_rows)
+        kind = "windows" if self.inputs.tokens else "rows"
+        return (f"{n_parameters:,} parameters, {rows:,} training and {held_out:,} validation {kind}; "
+                f"{n} rank{'s' * (n > 1)} of {self.threads} thread{'s' * (self.threads > 1)}"
+                f"{f' on {hosts} hosts' if hosts > 1 else ''}{f', mesh {self.mesh}' if self.mesh.cuts_model else ''}; "
+                f"{plan.steps:,} steps of {plan.batch_size}")
 
     def describe(self, config: Config) -> dict[str, Any]:
         """The run and its environment, for run.json."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.guard import Process
+from mpitrain.comm.job.start import launched_rank
 from mpitrain.config import Config, load_config
 from mpitrain.errors import UsageError
 
@@ -29,7 +31,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace, process: Process) -> int:
     process.stop.listen()                         # slow imports follow
-    from mpitrain.run import Run
     with guard.symmetric():
         config, resume = asked(options.arguments, options.resume)
         if resume and options.overwrite:
@@ -39,10 +40,22 @@ def run(options: Namespace, process: Process) -> int:
         if options.change:
             from mpitrain.train.build.experiment import refuse_unknown
             refuse_unknown(options.change)
+    if not options.quiet:
+        announce(config)
+    from mpitrain.run import Run
     with Run.of_job(config, process, quiet=options.quiet) as started:
         started.train(resume=resume, overwrite=options.overwrite, profile=options.profile, change=options.change,
                       strict=options.strict)
     return 0
+
+
+def announce(config: Config) -> None:
+    """One line on rank 0 before anything that takes time: what starts here."""
+    rank, size = launched_rank()
+    if rank == 0:
+        with contextlib.suppress(OSError, ValueError, UnicodeEncodeError):        # a closed stdout ends the display, not the run
+            print(f"{config.run.name}: {config.model.name} on {config.data.path}, {size} rank{'s' if size > 1 else ''}, "
+                  f"{config.train.device}, in {config.run.out}".encode("unicode_escape").decode(), flush=True)
 
 
 def asked(arguments: list[str], resume: str | None) -> tuple[Config, str | None]:

@@ -12,6 +12,7 @@ from launch import POLL, Result, launch, mpirun, tagged
 FAULTS = Path(__file__).with_name("shared_faults.py")
 LIMIT = 5.0                                       # seconds from the failure to the end of mpirun
 ULFM = ("--with-ft", "ulfm")                      # with it the launcher leaves the other ranks alone
+ONLY_OPEN_MPI = pytest.mark.skipif("not __import__('launch').is_open_mpi()", reason="needs Open MPI: its mpirun --with-ft ulfm")
 ENGINES = [(), pytest.param(("--polling",), marks=pytest.mark.slow)]
 
 
@@ -24,6 +25,7 @@ def seconds_after_failure(result: Result, ended: float | None = None) -> float:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.promise("A2")
 def test_a_killed_rank_ends_the_job(engine: tuple[str, ...]) -> None:
     result = run("killed", 1, 3, *engine)
     assert result.rc != 0 and seconds_after_failure(result) < LIMIT
@@ -33,6 +35,8 @@ def test_a_killed_rank_ends_the_job(engine: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(("name", "n", "culprit"), [("killed", 2, 0), ("killed_inside", 3, 1),
                                                     *(pytest.param(*more, marks=pytest.mark.slow)
                                                       for more in (("killed", 4, 3), ("killed_beside_messages", 2, 1)))])
+@ONLY_OPEN_MPI
+@pytest.mark.promise("A2")
 def test_a_rank_killed_under_ulfm_leaves_nobody_waiting(name: str, n: int, culprit: int, engine: tuple[str, ...]) -> None:
     job = launch(n, FAULTS, name, str(culprit), *engine, mpi_args=ULFM)
     job.process.wait(60)
@@ -52,6 +56,7 @@ def test_a_rank_killed_under_ulfm_leaves_nobody_waiting(name: str, n: int, culpr
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.promise("A1")
 def test_an_exception_on_one_rank_ends_the_others_that_wait(engine: tuple[str, ...]) -> None:
     result = run("raises", 1, 3, *engine)
     assert result.rc == 70 and seconds_after_failure(result) < LIMIT
@@ -70,6 +75,7 @@ def test_a_signal_reaches_a_rank_that_sleeps() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.promise("A6")
 def test_buckets_in_swapped_order_are_told_before_a_value_is_used(engine: tuple[str, ...]) -> None:
     result = run("swapped", 1, 3, *engine)
     assert result.rc == 76 and seconds_after_failure(result) < LIMIT, result.err

@@ -8,6 +8,8 @@ import json
 import os
 import pty
 import struct
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 
 from mpitrain.errors import StorageError
+from mpitrain.train.observers import log
 from mpitrain.train.observers.log import Metrics, Progress, duration
 
 
@@ -26,6 +29,7 @@ def lines(path: Path) -> list[Any]:
     return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.promise("B14")
 def test_each_line_is_there_as_soon_as_it_is_written_and_floats_keep_their_bits(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path / "m.jsonl")
     value = struct.unpack("<d", struct.pack("<Q", 0x3FB999999999999B))[0]
@@ -114,7 +118,7 @@ VALUES = {"loss": 2.34567, "lr": 1e-3, "samples_per_s": 12345.6, "step_s": 0.5}
 
 def test_without_a_terminal_there_is_one_plain_line_for_each_due_update() -> None:
     out = io.StringIO()
-    progress = Progress(100, stream=out)
+    progress = Progress(100, every_s=0, stream=out)
     for step in range(1, 21):
         progress.update(step, VALUES, due=step % 10 == 0)
     progress.message("saved step 20")
@@ -135,6 +139,7 @@ def test_by_default_it_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr() == ("step 1/3  loss 1.0000\n", "")
 
 
+@pytest.mark.promise("F10")
 def test_control_characters_in_a_message_are_escaped() -> None:
     out = io.StringIO()
     Progress(3, stream=out).message("dataset x\x1b[2J\nmpitrain: é")
@@ -203,3 +208,32 @@ def test_a_terminal_that_goes_away_ends_the_display_and_not_the_run(error: Excep
 
 def test_durations_are_written_in_hours() -> None:
     assert [duration(s) for s in (0, 59.6, 3723, 360_000)] == ["0:00:00", "0:01:00", "1:02:03", "100:00:00"]
+
+
+# ---- how often --------------------------------------------------------------------------------------------------------
+
+def steps_shown(progress: Progress, monkeypatch: pytest.MonkeyPatch, out: io.StringIO, *, step_s: float, n: int) -> list[int]:
+    """The steps that have a line, where each step takes `step_s` seconds by this clock."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    for step in range(1, n + 1):
+        now[0] += step_s
+        progress.update(step, {"loss": 1.0, "step_s": step_s}, due=step % 10 == 0)
+    return [int(line.split()[1].split("/")[0]) for line in out.getvalue().splitlines()]
+
+
+def test_a_log_gets_the_first_step_the_last_one_and_a_line_in_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    assert steps_shown(Progress(100, stream=out), monkeypatch, out, step_s=0.5, n=100) == [1, 21, 41, 61, 81, 100]
+    out = io.StringIO()
+    assert steps_shown(Progress(4, stream=out), monkeypatch, out, step_s=30, n=4) == [1, 2, 3, 4], "log.every is not due"
+
+
+def test_somebody_who_watches_through_a_launcher_sees_a_line_in_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setattr(log, "is_watched", lambda stream: True)
+    shown = steps_shown(Progress(100), monkeypatch, out, step_s=0.3, n=100)
+    assert max(b - a for a, b in zip(shown, shown[1:])) * 0.3 <= 2.0 and len(shown) < 100 * 0.3
