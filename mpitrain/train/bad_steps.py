@@ -20,7 +20,7 @@ MOST_IN_A_ROW = 10                       # steps that are left out one after the
 
 
 class BadSteps:
-    """Records and counts the steps of a run that are not finite; all ranks have one. `skipped` is the number of those left out."""
+    """Records and counts the steps of a run that are not finite; all ranks have one. `skipped` counts those left out."""
 
     def __init__(self, loader: Loader, channel: Objects):
         self.loader, self.channel = loader, channel
@@ -58,8 +58,8 @@ class BadSteps:
         tell(f"step {step}  left out: {said(causes[0])}; no parameter was changed; {self.skipped} left out so far")
         if self._in_a_row >= MOST_IN_A_ROW:
             with guard.symmetric():
-                raise NumericsError(f"{MOST_IN_A_ROW} steps in a row were not finite, the last one because {said(causes[0])}; resume "
-                                    "from a checkpoint with a smaller optimizer.lr, or optimizer.clip_norm", step=step)
+                raise NumericsError(f"{MOST_IN_A_ROW} steps in a row were not finite, the last one because {said(causes[0])}; "
+                                    "resume from a checkpoint with a smaller optimizer.lr, or optimizer.clip_norm", step=step)
 
     def write(self, folder: Path | None, step: int, causes: Sequence[dict[str, Any]]) -> None:
         """``errors/step-S.json``; a disk that takes no more is no reason to end otherwise."""

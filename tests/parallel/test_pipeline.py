@@ -37,7 +37,8 @@ def run(cuts, *, ignore=None, step=0, x=X, model=None):
     loss = nn.LOSSES["cross_entropy"](ignore_index=ignore)
     pipeline = Pipeline(stages.whole(model), loss, Alone(), reducer, Feed(CPU, "float64"), n_micro=len(cuts) + 1, seed=5)
     bounds = [0, *cuts, len(x)]
-    micro = [SimpleNamespace(x=x[a:b], y=Y[a:b], index=i, first=a, step=step, samples=np.arange(a, b)) for i, (a, b) in enumerate(zip(bounds, bounds[1:]))]
+    micro = [SimpleNamespace(x=x[a:b], y=Y[a:b], index=i, first=a, step=step, samples=np.arange(a, b))
+             for i, (a, b) in enumerate(zip(bounds, bounds[1:]))]
     reducer.begin()
     value = pipeline.run(micro).sum()
     reducer.finish()

@@ -49,6 +49,7 @@ class Pipeline:
         self.counts = counts and stage.is_last              # Whether this rank's terms of the loss count.
         self.span, self.goes_on = span, goes_on
         self.blamed: list[NumericsError] = []               # The errors of the last step on this rank.
+        self.without_graph = 0                              # The last virtual stage whose output did not depend on its input.
         self.count = 0.0                                    # Terms of the loss in the last step, over all ranks.
         self.flag = 0.0                                     # The stop flag: the sum over ranks of what `run` got.
         self.waited_s = 0.0                                 # Seconds of the last step spent waiting for other stages.
@@ -146,6 +147,8 @@ class Pipeline:
             if output.requires_grad and (self._travels or self.goes_on or not lost):
                 with part_of_batch(lambda: self._share(action)):
                     rest = run_backward(output, grad, progress=self.reducer.progress, split=split)
+            if x.requires_grad and x.grad is None:            # Zeros travel then, like any gradient.
+                self.without_graph = virtual
             if lost:
                 x.grad = x.xp.full(x.shape, math.nan, x.dtype)
         if rest is not None:
@@ -225,7 +228,7 @@ class Pipeline:
         return value
 
     def _blame(self, micro: MicroBatch, x: Array, value: float, chunk: int) -> None:
-        """NumericsError where this stage, or its input `x` from the data, made the loss NaN or infinite, unless the run goes on."""
+        """NumericsError, unless the run goes on, where this stage, or its input `x` from the data, made the loss not finite."""
         if self.stage.virtual(chunk) and not is_finite(x):
             return
         error = nonfinite_loss(self.stage.chunks[chunk], x, value, micro)

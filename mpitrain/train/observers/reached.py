@@ -9,7 +9,7 @@ from typing import Any
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job import guard
 from mpitrain.errors import GraphError
-from mpitrain.nn import Module
+from mpitrain.parallel.pipeline.runner import Pipeline
 from mpitrain.train.intervals import Step
 from mpitrain.train.observers.observer import Observer, Watched
 
@@ -22,12 +22,12 @@ NOTHING = ("no parameter of the model got a gradient in the first step, so train
 class Reached(Observer):
     """Looks at the first step for the parameters that no gradient reached on any rank, and tells their names.
 
-    GraphError, on all ranks, where that is true of all. Frozen parameters are left out. `model` is this rank's part.
+    GraphError, on all ranks, where that is true of all. Frozen parameters are left out.
     """
 
-    def __init__(self, model: Module, channel: Objects):
-        self.channel = channel
-        self._waiting = {p.key: p for p in model.parameters() if p.requires_grad}
+    def __init__(self, pipeline: Pipeline, channel: Objects):
+        self.pipeline, self.channel = pipeline, channel
+        self._waiting = {p.key: p for p in pipeline.stage.model.parameters() if p.requires_grad}
         self._asked: Sequence[Any] = ()                       # parameters with our hook
         self._found: set[str] = set()
         self._looks = True
@@ -48,6 +48,10 @@ class Reached(Observer):
     def _judge(self) -> None:
         """It communicates: an expert, or a rank's micro-batches, may have got no rows while others did."""
         self.close()
+        stage = self.pipeline.stage
+        if stage.n_stages > 1:                                # Stages before one without a graph got zeros from it.
+            last = max(self.channel.gather_objects(self.pipeline.without_graph))
+            self._found -= {p.key for i, chunk in enumerate(stage.chunks) if stage.virtual(i) < last for p in chunk.parameters()}
         missed = sorted(self._waiting.keys() - self._found)
         everyone = self.channel.gather_objects([len(self._waiting), missed])
         suspects = {name for _, names in everyone for name in names}
@@ -60,8 +64,8 @@ class Reached(Observer):
                 raise GraphError(NOTHING)
         if missed:
             more = ", ..." if len(missed) > LISTED else ""
-            self._tell(f"{len(missed)} of the model's parameters got no gradient in the first step, so at most weight decay changes "
-                       f"them: {', '.join(missed[:LISTED])}{more}; where that is meant, set their requires_grad = False")
+            self._tell(f"{len(missed)} of the model's parameters got no gradient in the first step, so at most weight decay "
+                       f"changes them: {', '.join(missed[:LISTED])}{more}; where that is meant, set their requires_grad = False")
 
     def close(self) -> None:
         self._looks = False
