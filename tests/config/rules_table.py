@@ -240,7 +240,7 @@ mlp data.augment=own.py:one => data.augment "own.py:one" does not accept its arg
 mlp data.augment=own.py:fails => data.augment "own.py:fails" failed: KeyError at own.py:25 in fails: 'not there'
 mlp data.augment=own.py:none => data.augment "own.py:none" must return an array, found None
 mlp train.loss=own.py:NoSum => train.loss, "own.py:NoSum", must return the sum of its terms, a Tensor without dims, found None
-mlp train.loss=own.py:Vector => a Tensor without dims, found mpitrain.autograd.tensor:Tensor of shape (1, 10)
+mlp train.loss=own.py:Vector => a Tensor without dims, found mpitrain.autograd.tensor:Tensor of shape (4, 10)
 mlp train.loss=own.py:Raises => train.loss, "own.py:Raises", failed: KeyError at own.py:36 in __call__: 'loss'
 mlp train.loss=own.py:Uncalled => train.loss = "own.py:Uncalled" must define total or __call__, and own.py:Uncalled has neither
 mlp train.loss=own.py:none => train.loss = "own.py:none" must give an mpitrain.nn.Loss, found None

@@ -44,8 +44,8 @@ def origin_of(model: Module, x: Any) -> Origin:
                       "to see it")
     for name, parameter in model.named_parameters():
         if not is_finite(parameter.array):
-            return Origin(f'the parameter "{name}", which an earlier step has spoilt (train.on_nan = "skip" looks at the gradient '
-                          "of each step before the update)")
+            return Origin(f'the parameter "{name}", which an earlier step has spoilt (train.on_nan = "skip" looks at each '
+                          "gradient before the update)")
     found: list[Origin] = []
 
     def look(name: str, kind: str) -> Any:
