@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from mpitrain.backend import asnumpy
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job.together import everywhere, on_first
 from mpitrain.data import Dataset, scan_labels
-from mpitrain.errors import ConfigError, ShapeError
+from mpitrain.errors import ConfigError, GraphError, ShapeError
 from mpitrain.parallel.pipeline.inference import Inference
 from mpitrain.placement.place import Placement
 from mpitrain.registry import call, named
@@ -56,11 +57,11 @@ def try_samples(inference: Inference, loss: Any, inputs: Inputs, placement: Plac
                          f"and want {wanted}; change the model's outputs or train.loss", file=file)
     if classes and y.dtype.kind not in "biu":
         raise ShapeError(f"the loss wants integer labels, the targets are {y.dtype}; change train.loss", file=file)
-    source, n_classes = inputs.training, int(shape[-1]) if classes else None
-    if control is not None and isinstance(source, Dataset) and n_classes is not None:
-        on_first(control, lambda: scan_labels(source, n_classes))
-    told: list[str] = []
+    n_classes, told = int(shape[-1]) if classes else None, list[str]()
     if control is not None:
+        for source in (inputs.training, inputs.validation if inputs.validation is not inputs.training else None):
+            if isinstance(source, Dataset) and n_classes is not None:
+                on_first(control, partial(scan_labels, source, n_classes))
         told = everywhere(control, lambda: try_loss(loss, outputs, inference.feed.targets(host_y), y))
     return Trial(n_classes, list(dict.fromkeys(filter(None, told))))
 
@@ -78,8 +79,11 @@ def try_loss(loss: Any, outputs: Sequence[Any], target: Any, counted: Any) -> st
         if not isinstance(output, Tensor):
             raise ConfigError(f"the model must return a Tensor, found {named(output)}: training needs its graph, so compute it "
                               "with mpitrain.ops, or methods of Tensor, on Tensors all the way")
-        with no_grad():
-            found = call(loss, what, {}, output, target)
+        try:
+            with no_grad():
+                found = call(loss, what, {}, output, target)
+        except (GraphError, ShapeError) as error:
+            raise ConfigError(f"{what} failed: {error.message}") from error
         if not isinstance(found, Tensor) or found.shape:
             of_shape = f" of shape {found.shape}" if isinstance(found, Tensor) else ""
             raise ConfigError(f"{what} must return the sum of its terms, a Tensor without dims, found {named(found)}{of_shape}")
