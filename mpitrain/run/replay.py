@@ -72,14 +72,14 @@ def read_about(run: RunFolder, step: int) -> Found:
     """The records of a run: run.json, the line of the step, the checkpoint before it, and the parameters after it, as hashes."""
     try:
         about = json.loads(run.run_json.read_text())
-        lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+        lines: list[Found] = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     except FileNotFoundError as error:
         raise MissingError("expected the folder of a run, with run.json and metrics.jsonl", file=error.filename) from None
     except ValueError as error:
         raise CheckpointError(f"the records of the run are damaged: {error}", file=run.path) from None
     if step < 1:
         raise UsageError(f"steps count from 1, found --step {step}")
-    line = next((line for line in lines if line.get("step") == step and "split" not in line), {})
+    line: Found = next((line for line in lines if line.get("step") == step and "split" not in line), {})
     before, after = None, None
     for path in store.candidates(run.checkpoints):            # the newest first
         if store.step_of(path) > step or before is not None:

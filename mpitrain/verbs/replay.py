@@ -1,4 +1,4 @@
-"""`mpitrain replay`: a step of a run computed again by each rank alone; its numbers as a JSON line, and an error if they differ."""
+"""`mpitrain replay`: a step of a run computed again by each rank alone; a JSON line, and an error if the bits differ."""
 
 from __future__ import annotations
 
