@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Any
 
 from mpitrain.backend import Array
-from mpitrain.config.sections import SHARDED, CommConfig, MeshConfig, TrainConfig
+from mpitrain.config.sections import CommConfig, MeshConfig, TrainConfig
 from mpitrain.errors import ConfigError, MeshError
 from mpitrain.nn import FlatLayout, Linear, MixtureOfExperts, Module, Sequential
 from mpitrain.nn.parameter import Described
@@ -27,9 +27,8 @@ from mpitrain.placement.shard_cuts import shared_keys, where_to_cut
 from mpitrain.placement.shards import Shards, finer
 from mpitrain.placement.stages import Stage, cut
 from mpitrain.placement.tensor_plan import Layer, narrow, read_plan
-from mpitrain.placement.tree import RankTree
 from mpitrain.schedules.grid import COPIES, REPLICAS, Grid
-from mpitrain.schedules.microtree import Node, share
+from mpitrain.schedules.microtree import Node, RankTree, share
 
 
 @dataclass(frozen=True)
@@ -101,8 +100,8 @@ class Placement:
 
     @property
     def kind(self) -> str:
-        """The states that are cut over ranks with copies: one of `config.sections.SHARDED`, "none" for a user's own policy."""
-        return "none" if self.grid.count(REPLICAS) == 1 or self.comm.sharding not in SHARDED else self.comm.sharding
+        """The states that are cut over ranks with copies: one of `config.sections.STATES`, "none" for a user's own policy."""
+        return "none" if self.grid.count(REPLICAS) == 1 else self.comm.cuts
 
     def layout(self) -> FlatLayout:
         """The layout of this rank's parameters in flat arrays."""
