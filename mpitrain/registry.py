@@ -74,6 +74,19 @@ def import_object(name: str, kind: str, folder: Path | None = None) -> Any:
         raise ConfigError(f'{kind} "{name}": {source} has no "{attribute}"{nearest(attribute, offered(module))}') from None
 
 
+def source_of(name: str, folder: Path) -> Path | None:
+    """The file of the object of a user's that ``package.module:name`` or ``path/file.py:name`` names, if there is one."""
+    source, colon, attribute = name.rpartition(":")
+    if not (colon and attribute.isidentifier()):
+        return None
+    path = folder / source
+    if not source.endswith(".py"):
+        if not all(part.isidentifier() for part in source.split(".")):
+            return None
+        path = (folder / source.replace(".", "/")).with_suffix(".py")
+    return path if path.is_file() else None
+
+
 def offered(module: Any) -> list[str]:
     """The names a user's module offers: its `__all__`, or else the objects defined there, without its imports."""
     listed = getattr(module, "__all__", None)

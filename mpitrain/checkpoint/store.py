@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from mpitrain.checkpoint.hashes import stored_hashes
 from mpitrain.checkpoint.manifest import FORMAT, MANIFEST, PART, VERSION, Checkpoint, body_sha256, load
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job.together import attempt, on_first, value_of
@@ -150,7 +151,8 @@ def _publish(work: Path, final: Path, step: int, meta: Mapping[str, Any], outcom
             known = arrays.setdefault(name, about)
             assert (known["dtype"], known["shape"]) == (about["dtype"], about["shape"]), f"ranks disagree about {name}"
             known["pieces"].append({"part": index, **piece})
-    body = {"format": FORMAT, "version": VERSION, "step": step, "meta": dict(meta), "parts": written, "arrays": arrays}
+    body = {"format": FORMAT, "version": VERSION, "step": step, "meta": {**meta, **stored_hashes(arrays)},
+            "parts": written, "arrays": arrays}
     body = json.loads(json.dumps(body))                   # as a reader will see it: keys are strings
     text = json.dumps({**body, "sha256": body_sha256(body)}, indent=1)
     disk.write_file(work / MANIFEST, [text.encode()])

@@ -82,6 +82,7 @@ class TrainConfig:
     reproducible: Literal["run", "layout"] = "run"      # "layout": the same bits on any number of ranks
     threads: int = 0                         # per rank; 0: the cores bound to it, shared out
     eval_every: int = 0                      # steps; 0: after each epoch
+    compare_every: int | str = "auto"        # steps between comparisons of the ranks' state; 0: at checkpoints and the end only
     recompute: bool | int | tuple[str, ...] = False     # keep block inputs, not activations: all blocks', the first ones', these
     cached_mb: float = 0.0                   # freed memory kept for the next arrays; 0: all of it
     arguments: dict[str, Any] = field(default_factory=dict)       # further keys, which the loss takes

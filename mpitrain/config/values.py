@@ -56,6 +56,12 @@ def numbers(config: Config) -> Iterator[Refusal]:
                f"set it to {CommConfig.bucket_mb} if in doubt", ("comm.bucket_mb",))
 
 
+def intervals(config: Config) -> Iterator[Refusal]:
+    every = config.train.compare_every
+    if not (every == "auto" if isinstance(every, str) else every >= 0):
+        yield f'train.compare_every must be a number of steps, 0 or more, or "auto", found {toml(every)}', ("train.compare_every",)
+
+
 def lists(config: Config) -> Iterator[Refusal]:
     t, o = config.train, config.optimizer
     if any(step < 0 for step in o.milestones):
@@ -100,7 +106,7 @@ def finite(config: Config) -> Iterator[Refusal]:
                 yield f"{section}.{key} must be finite, found {toml(value)}", (f"{section}.{key}",)
 
 
-VALUES = (length_of_the_run, numbers, lists, words, one_thread, finite)
+VALUES = (length_of_the_run, numbers, intervals, lists, words, one_thread, finite)
 
 
 def _written(value: float | str) -> str:

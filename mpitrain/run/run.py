@@ -158,6 +158,9 @@ class Run(AbstractContextManager["Run"]):
         config, control, trainer = self.config, session.control, job.trainer
         memory = Memory(job, lambda uses: report_lines(forecast, uses))
         trainer.observers += [memory, *([MetricsFile(folder.metrics)] if self.comm.rank == 0 else []), *asked]
+        if self.comm.size > 1:
+            from mpitrain.train.observers.agreement import Agreement
+            trainer.observers.append(Agreement(job.state, control, config.train.compare_every))
         job.keep_in(folder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments}})
         about = session.describe(config) | ({"numerics": job.numerics} if job.numerics else {})
 
@@ -168,10 +171,7 @@ class Run(AbstractContextManager["Run"]):
         on_first(control, begin)
         began = time.time()
         metrics = trainer.fit()
-        if job.state.is_cut:
-            job.context.copies.agree(job.state.own_sha256(), "the final parameters of their part")
         hashes = job.state.hashes()
-        control.agree(hashes, "the final parameters")
         record = about | hashes | trainer.found | {
             "status": "done", "steps": job.plan.steps, "seconds": round(time.time() - began, 3), "metrics": plain_values(metrics),
             "memory": as_json(forecast, memory.uses)}
@@ -207,7 +207,8 @@ class Run(AbstractContextManager["Run"]):
                 loss = context.loss(make_loss(config, session.inputs.tokens))
                 policy = choose_to_evaluate(Setup(config, context, device))
                 policy.initialise()
-                State(context.stage.model, None, session.inputs.transforms, whole=model, policy=policy).restore(found)
+                State(context.stage.model, None, session.inputs.transforms, whole=model, mesh=session.mesh,
+                      control=session.control, policy=policy).restore(found)
                 feed = context.feed(device, policy.layout.dtype, tokens=session.inputs.tokens)
                 inference = Inference(context.stage, feed, context.neighbours)
                 read, n_chunks = session.inputs.chunks(try_one_sample(inference, loss, session.inputs, placement,

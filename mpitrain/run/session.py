@@ -9,12 +9,13 @@ from typing import Any
 from mpitrain.backend import keep_freed_memory
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.start import launched_rank
-from mpitrain.comm.job.together import on_first
+from mpitrain.comm.job.together import on_first, same_everywhere
 from mpitrain.comm.mesh import Mesh
-from mpitrain.config import Config, to_toml
+from mpitrain.config import Config
 from mpitrain.errors import MpitrainError
 from mpitrain.train.build.inputs import describe_files, open_inputs
 from mpitrain.train.machine import environment, threads
+from mpitrain.train.machine.identity import identity
 from mpitrain.train.machine.threads import Place
 
 
@@ -36,9 +37,8 @@ class Session:
         one = config.train.reproducible == "layout" or config.train.precision == "bfloat16"
         self.threads = threads.pin(1 if one else config.train.threads, node)
         self.notes = self.told_once([threads.crowded(self.threads, node), environment.slow_blas()])   # slow settings are told
-        control.agree(to_toml(config), "the configuration")
-        installed = environment.versions()
-        control.agree({name: installed.get(name) for name in ("mpitrain", "numpy", "numba", "h5py")}, "package versions")
+        if control.size > 1:
+            same_everywhere(control, identity(config))
         description = on_first(control, files)
         with guard.symmetric():
             self.inputs = open_inputs(description, validation=d.validation, seed=config.run.seed, stride=d.stride,
