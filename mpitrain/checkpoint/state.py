@@ -183,13 +183,17 @@ class State:
         """The values of the parameters and buffers alone, to start another run from."""
         self._read(checkpoint, [self.parameters, self.buffers])
 
-    def _read(self, checkpoint: Checkpoint, kept: Sequence[Kept | Values]) -> None:
+    def refuse_other(self, checkpoint: Checkpoint, kept: Sequence[Kept | Values] = ()) -> None:
+        """CheckpointError where names or shapes of `kept` (by default, parameters and buffers) are others in a checkpoint."""
         expected: dict[str, Expected] = {}                    # keys are first words; any other name under one is another model's
-        for kind in kept:
+        for kind in kept or (self.parameters, self.buffers):
             if kind.exact:
                 expected.setdefault(f"{kind.prefix.partition('/')[0]}/", {}).update(kind.expected(self._shapes))
         for prefix, names in expected.items():
             checkpoint.check_names(names, prefix)
+
+    def _read(self, checkpoint: Checkpoint, kept: Sequence[Kept | Values]) -> None:
+        self.refuse_other(checkpoint, kept)
         for kind in reversed(kept):
             kind.read(checkpoint)
         if self.policy is not None:

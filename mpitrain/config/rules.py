@@ -149,7 +149,7 @@ class Facts(NamedTuple):
     """The facts that rules use about a model and its data; names are of layers, "" if there is none."""
 
     n_micro: int                             # micro-batches of a global batch
-    fewest: int | None                       # rows of the smallest global batch; None without data
+    fewest: int                              # rows of the smallest global batch
     mixture: str = ""                        # the first mixture of experts
     synchronised: str = ""                   # the first layer with statistics over all ranks' rows
     splits_backward: bool = False            # whether the schedule has weight gradients as actions of their own
@@ -168,7 +168,7 @@ def even_experts(config: Config, grid: Grid, facts: Facts) -> Iterator[ConfigErr
     what = f"mesh.ep = {grid.size('ep')} sends rows to the experts of other ranks in each micro-batch"
     if facts.n_micro % grid.n_places:
         yield MeshError(f"{what}, so all ranks need as many: {_uneven(grid, facts)}")
-    if facts.fewest is not None and facts.fewest < facts.n_micro:
+    if facts.fewest < facts.n_micro:
         yield ConfigError(f"{what}, so each needs a row, and {_few_rows(facts)}")
 
 
@@ -191,7 +191,7 @@ def even_slices(config: Config, grid: Grid, facts: Facts) -> Iterator[ConfigErro
         yield MeshError(f'comm.sharding = "{kind}" {does} on all ranks, so each needs as many: {_uneven(grid, facts)}')
     if kind == "gradients":
         return
-    if facts.fewest is not None and facts.fewest < facts.n_micro:
+    if facts.fewest < facts.n_micro:
         yield ConfigError(f'comm.sharding = "parameters" needs a row for each micro-batch on all ranks, and {_few_rows(facts)}')
     if grid.size("pp") > 1 and facts.splits_backward:
         yield ConfigError('comm.sharding = "parameters" lets parameters go after a block\'s backward, and this schedule runs '

@@ -17,7 +17,8 @@ LEAST = {"train.epochs": 0, "train.steps": 0, "train.batch_size": 1, "train.micr
          "train.eval_every": 0, "data.stride": 1, "data.workers": 0, "mesh.pp": 1, "mesh.dp": 0, "mesh.ep": 1, "mesh.cp": 1,
          "mesh.tp": 1, "mesh.chunks": 1, "log.every": 1, "checkpoint.every": 0, "checkpoint.keep": 1,
          "optimizer.warmup_steps": 0, "run.seed": 0}
-NOT_NEGATIVE = ("optimizer.lr", "optimizer.clip_norm", "optimizer.weight_decay", "optimizer.min_lr", "train.cached_mb")
+NOT_NEGATIVE = ("optimizer.lr", "optimizer.clip_norm", "optimizer.weight_decay", "optimizer.min_lr", "optimizer.gamma",
+                "train.cached_mb")
 WORDS = {f"{name}.{key}": typing.get_args(hint) for name in SECTIONS for key, hint in keys_of(name).items()
          if typing.get_origin(hint) is Literal}
 WORDS["comm.sharding"] = SHARDED
@@ -66,6 +67,8 @@ def lists(config: Config) -> Iterator[Refusal]:
     t, o = config.train, config.optimizer
     if any(step < 0 for step in o.milestones):
         yield f"optimizer.milestones must be steps, at least 0 each, found {list(o.milestones)}", ("optimizer.milestones",)
+    if not 0 <= o.momentum < 1:
+        yield f"optimizer.momentum must lie in [0, 1), found {o.momentum}", ("optimizer.momentum",)
     if len(o.betas) != 2 or not all(0 <= b < 1 for b in o.betas):
         yield f"optimizer.betas must be two numbers in [0, 1), found {list(o.betas)}", ("optimizer.betas",)
     if isinstance(t.recompute, int) and t.recompute < 0:

@@ -9,6 +9,7 @@ of ranks. The user's own are named "pkg.module:name" or "file.py:name": a class 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from mpitrain.data.checks import Source, check_finite
 from mpitrain.data.keyed import draw
 from mpitrain.data.sampler import Index
 from mpitrain.data.shards import Values
-from mpitrain.errors import CheckpointError, ConfigError
-from mpitrain.registry import Registry, bound, call_with
+from mpitrain.errors import CheckpointError, ConfigError, ShapeError
+from mpitrain.registry import Registry, bound, call, call_with, named
 
 Keys = NDArray[np.uint64]
 Augmentation = Callable[[Values, Keys], Values]
@@ -156,14 +157,13 @@ class Transforms:
                     chunk = np.asarray(rows[start:start + FIT_ROWS], np.int64)
                     x = source.read(chunk)[0]
                     check_finite(x, chunk, source, source.names[0])
-                    for earlier in self.parts[:done]:
-                        x = earlier(x)
-                    yield x
-            part.fit(blocks)
+                    yield self(x, done)
+            call(part.fit, f'data.transform "{self.names[i]}"', {}, blocks)
 
-    def __call__(self, x: Values) -> Values:
-        for part in self.parts:
-            x = part(x)
+    def __call__(self, x: Values, stop: int | None = None) -> Values:
+        """`x` after the first `stop` transforms, or all."""
+        for name, part in zip(self.names[:stop], self.parts):
+            x = rows_alike(part, f'data.transform "{name}"', x)
         return x
 
     def state_dict(self) -> dict[str, Values]:
@@ -193,6 +193,16 @@ def _entries(asked: Asked, key: str) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
+def rows_alike(function: Callable[..., Any], what: str, x: Values, *more: Any) -> Values:
+    """``function(x, *more)``. ConfigError where it fails or gives no array, ShapeError where its rows are not as many as x's."""
+    found = call(function, what, {}, x, *more)
+    if not isinstance(found, np.ndarray):
+        raise ConfigError(f"{what} must return an array, found {named(found)}")
+    if found.shape[:1] != x.shape[:1]:
+        raise ShapeError(f"{what} must return as many rows as it gets, {len(x)}, found the shape {found.shape}")
+    return found
+
+
 def _transform(name: str, arguments: dict[str, Any], folder: Path | None) -> Transform:
     found: Any = TRANSFORMS.resolve(name, folder)
     if isinstance(found, type):
@@ -206,12 +216,13 @@ def _transform(name: str, arguments: dict[str, Any], folder: Path | None) -> Tra
 
 def augmentations(asked: Asked, folder: Path | None = None) -> list[Augmentation]:
     """The functions of `data.augment`, in order."""
-    found = []
+    found: list[Augmentation] = []
     for name, arguments in _entries(asked, "data.augment"):
         function = AUGMENTATIONS.resolve(name, folder)
         if not callable(function):
             raise ConfigError(f'data.augment "{name}" is a {type(function).__name__}; expected a function f(x, keys)')
-        found.append(bound(function, arguments, f'augmentation "{name}"', "data.augment"))
+        one = bound(function, arguments, f'augmentation "{name}"', "data.augment")
+        found.append(partial(rows_alike, one, f'data.augment "{name}"'))
     return found
 
 

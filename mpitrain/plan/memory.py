@@ -33,12 +33,11 @@ NOBODY = "their bytes are counted by the pool of arrays, which needs a C compile
 BETWEEN = 8                                  # free blocks that fit no array take 1/BETWEEN of the activations on top
 
 
-def forecast(p: Placement, sample: tuple[Any, Any] | None, *, loss: Any, optimizer: Any, tokens: bool, schedule: Schedule,
-             offload: str = "none", why: str = "") -> Forecast:
+def forecast(p: Placement, sample: tuple[Any, Any], *, loss: Any, optimizer: Any, tokens: bool, schedule: Schedule,
+             offload: str = "none") -> Forecast:
     """The forecast of a run of `p`, whose model is used up here, on the first rank of each stage. Needs no MPI.
 
-    `sample` is a host row (x, y), None if there are no data, as `why` says; `optimizer(storage)` makes one, whose state
-    `offload` may keep elsewhere.
+    `sample` is a host row (x, y); `optimizer(storage)` makes one, whose state `offload` may keep elsewhere.
     """
     if p.grid.shares_layers:
         from mpitrain.parallel.layers.join import alone
@@ -49,26 +48,24 @@ def forecast(p: Placement, sample: tuple[Any, Any] | None, *, loss: Any, optimiz
     states = len(optimizer(probe()).state)
     kept = [_kept(stage, layout, states, offload) for stage, layout in zip(stages, layouts)]
     others = [_on_their_way(stage, layout) for stage, layout in zip(stages, layouts)]
-    if p.part is not None and sample is not None:
+    if p.part is not None:
         sample = p.part(sample[0]), p.part(sample[1])
-    needed: list[int] | None = None
+    needed, why = None, NOBODY
     try:
-        if sample is not None:
-            needed = _activations(stages, schedule, sample, loss=loss, tokens=tokens)
+        needed = _activations(stages, schedule, sample, loss=loss, tokens=tokens)
     except Exception as error:                # a model that a few rows do not suit may raise, too: the report goes without
         why = error.message if isinstance(error, MpitrainError) else name_and_text(error, place(error))
     if needed is None:
-        return Forecast(kept, why or NOBODY)
-    rows = sum(array.nbytes for array in sample or ()) * p.rounds * _rows(p)
+        return Forecast(kept, why)
+    rows = sum(array.nbytes for array in sample) * p.rounds * _rows(p)
     return Forecast([_whole(use, activations, other + AHEAD * rows) for use, activations, other in zip(kept, needed, others)])
 
 
-def forecast_of(config: Config, placed: Placement, inputs: Inputs | None, why: str = "") -> Forecast:
+def forecast_of(config: Config, placed: Placement, inputs: Inputs) -> Forecast:
     """The memory of a run of `placed` by its configuration; the first training row is the sample."""
-    tokens = inputs is not None and inputs.tokens
-    return forecast(placed, None if inputs is None else inputs.sample(), loss=make_loss(config, tokens), tokens=tokens,
+    return forecast(placed, inputs.sample(), loss=make_loss(config, inputs.tokens), tokens=inputs.tokens,
                     optimizer=lambda storage: make_optimizer(config, storage), schedule=find_schedule(config),
-                    offload=config.optimizer.offload, why=why)
+                    offload=config.optimizer.offload)
 
 
 def _whole(use: Use, activations: int, others: int) -> Use:

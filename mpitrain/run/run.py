@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -66,16 +66,22 @@ class Run(AbstractContextManager["Run"]):
     """A run of `config` on the ranks of `comm`, any communicator: all of them make it, call its methods and close it alike.
 
     Several may follow each other in one process, or go on side by side on communicators that have been split. An error that all
-    ranks of a run meet alike (a wrong configuration) is raised, and leaves other runs alone; one that a rank meets by itself ends
-    the whole job where `process` runs the program, since the others would wait for that rank. `process` also has the request to
-    stop. `files` gives the result of `session.look_at_files` if a program has looked before it started MPI.
+    ranks of a run meet alike (a wrong configuration) is raised, and leaves other runs alone; one that a rank of several meets by
+    itself, in a method or in the run's `with` block, ends the whole job, since the others would wait for that rank. `process` has
+    the request to stop. `files` gives the result of `session.look_at_files` if a program has looked before it started MPI.
+    UsageError, on all ranks alike, without a communicator and after `close`.
     """
 
     def __init__(self, config: Config, comm: Any, *, process: Process | None = None, quiet: bool = False,
                  files: Callable[[], Any] | None = None):
+        with guard.symmetric():
+            if not comm or not hasattr(comm, "Create_cart"):
+                raise UsageError(f"a run needs the communicator of its ranks, such as start().comm, found {comm!r}; a rank "
+                                 "without one (MPI.COMM_NULL) makes no Run")
         self.config, self.comm, self.process, self.quiet = config, comm, process or Process(), quiet
         self._files = files or (lambda: look_at_files(config))
         self._session: Session | None = None
+        self._closed = False
 
     @classmethod
     def of_job(cls, config: Config, process: Process | None = None, *, quiet: bool = False) -> Run:
@@ -86,30 +92,32 @@ class Run(AbstractContextManager["Run"]):
 
     def _open(self) -> Session:
         """The session of the run, made at the first call."""
+        with guard.symmetric():
+            if self._closed:
+                raise UsageError("this run is closed; make another one: Run(config, comm)")
         if self._session is None:
             self._session = Session(self.config, self.comm)
             self._session.open(self.config, self._files)
         return self._session
 
     def close(self) -> None:
-        """Frees channels and communicators; it communicates. After an error that all ranks had alike a program may do so too."""
-        if self._session is not None:
-            self._session.close()
+        """Frees channels and communicators; it communicates, but not again. A program may do so, too, after an error that all
+        ranks had alike."""
+        session, self._session, self._closed = self._session, None, True
+        if session is not None:
+            session.close()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None:                                     # freeing is collective: not after a rank has failed
+        if error is None:                                    # freeing is collective: not after a rank has failed
             self.close()
+        elif self.comm.size > 1 and not guard.is_symmetric(error):
+            self.process.fail(error)
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
         """NaN and Inf are detected, and named, where they matter; an error of this rank alone ends the job."""
-        try:
-            with np.errstate(all="ignore"):
-                yield
-        except BaseException as error:
-            if self.process.guards and self.comm.size > 1 and not guard.is_symmetric(error):
-                self.process.fail(error)
-            raise
+        with self.process.guarding() if self.comm.size > 1 else nullcontext(), np.errstate(all="ignore"):
+            yield
 
     def train(self, *, resume: str | None = None, overwrite: bool = False, profile: bool = False,
               observers: Sequence[Observer] = ()) -> Trained:

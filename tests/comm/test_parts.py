@@ -190,7 +190,7 @@ def test_sigusr1_sets_the_flag() -> None:
      "mpitrain: E_BUG rank=0/1 host="),
 ])
 def test_one_rank_alone_exits_with_its_code_and_at_most_one_line(program: str, rc: int, line: str) -> None:
-    code = f"from mpitrain.comm.job.guard import run_guarded\ndef main():\n    {program}\nrun_guarded(main)"
+    code = f"from mpitrain.comm.job.guard import Process\ndef main():\n    {program}\nProcess().run(main)"
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=clean_environment(), timeout=20, capture_output=True,
                            text=True)
     assert found.returncode == rc

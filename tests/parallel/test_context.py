@@ -99,8 +99,11 @@ def test_long_windows_are_evaluated_a_few_at_a_time(block: int, rows: int) -> No
     assert n == -(-300 // rows) and sum(len(read(chunk)[0]) for chunk in range(n)) == 300 and len(read(0)[0]) == rows
 
 
-def test_inspect_prints_the_axis_and_each_ranks_positions() -> None:
-    config = load_config(Path(__file__).parents[2] / "examples/shakespeare.toml", ["model.block=64"])
+def test_inspect_prints_the_axis_and_each_ranks_positions(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("".join(chr(32 + i * i % 64) for i in range(4000)))
+    data.importers.import_text(tmp_path / "corpus.txt", tmp_path / "tokens")
+    config = load_config(Path(__file__).parents[2] / "examples/shakespeare.toml", [
+        "model.block=64", f"data.path={tmp_path}/tokens"])
     lines = list(inspect_config(dataclasses.replace(config, mesh=MeshConfig(cp=4)), 8))
     assert "mesh pp=1 x dp=2 x cp=4 x tp=1, 8 ranks" in lines and "samples of 64 positions, 16 on each rank" in lines
     with pytest.raises(MeshError, match=r"mesh.cp = 3 cuts .* 64, no multiple of 6; the nearest that fits: 60 or 66"):

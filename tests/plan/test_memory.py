@@ -156,6 +156,24 @@ def test_a_model_that_ranks_have_together_runs_on_one_of_them(monkeypatch: pytes
     assert alone / n * 0.9 < here < alone * 1.1, (alone, here)
 
 
+@needs_pool
+@pytest.mark.parametrize("keys", [{}, {"experts": 4}])
+def test_matrices_without_memory_leave_the_forecast_as_it_is(monkeypatch: pytest.MonkeyPatch, keys: dict[str, int]) -> None:
+    x = np.arange(32)[None]
+
+    def told(large: int) -> list[Use]:
+        monkeypatch.setattr("mpitrain.plan.lent.LARGE", large)
+        placed = place(models.gpt(2, 2, 64, 32, 50, **keys), ALONE, MeshConfig(), TrainConfig(batch_size=8, micro_batches=2),
+                       CommConfig())
+        found = forecast(placed, (x, x), loss=LOSS, optimizer=lambda storage: optim.AdamW(storage), tokens=True,
+                         schedule=SCHEDULES["1f1b"])
+        assert not found.why, found.why
+        return found.stages
+
+    without, with_memory = (in_pool(monkeypatch, lambda pool, large=large: told(large)) for large in (16, 1 << 60))
+    assert without == with_memory and without[0].activations
+
+
 def test_each_part_has_its_formula() -> None:
     """1,000 numbers in each of two stages: 1,008 with the ends of lines; AdamW has two numbers for each."""
     def two() -> nn.Module:
@@ -188,7 +206,7 @@ def test_the_report_shows_the_rank_of_each_stage_that_has_most() -> None:
 
 
 @needs_pool
-def test_inspect_has_a_row_for_each_stage_and_does_without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_inspect_has_a_row_for_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path(__file__).parents[2] / "examples/digits.toml"
 
     def lines(*overrides: str) -> list[str]:
@@ -197,5 +215,3 @@ def test_inspect_has_a_row_for_each_stage_and_does_without_data(monkeypatch: pyt
     head, names, *rows = lines("mesh.pp=2")
     assert head == "memory of a rank in MiB, predicted" and names.split()[0] == "stage" and len(rows) == 2
     assert all(float(cell) >= 0 for row in rows for cell in row.split())
-    head, *_ = lines(f"data.path={tmp_path / 'none.h5'}")
-    assert head.startswith("memory of a rank in MiB, predicted (activations are not: ")

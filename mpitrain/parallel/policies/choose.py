@@ -10,7 +10,7 @@ from mpitrain.config.sections import Config
 from mpitrain.errors import ConfigError
 from mpitrain.parallel.policies.policy import Policy, Setup
 from mpitrain.parallel.policies.replicated import Replicated
-from mpitrain.registry import Registry
+from mpitrain.registry import Registry, call, named
 from mpitrain.schedules.grid import REPLICAS
 
 AUTO = "auto"
@@ -27,7 +27,9 @@ def find_policy(config: Config) -> type[Policy]:
     found: Any = POLICIES.resolve(config.comm.sharding, config.folder)
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise ConfigError(f'comm.sharding = "{config.comm.sharding}" must be a subclass of '
-                          f"mpitrain.parallel.policies.policy.Policy, found {found!r}")
+                          f"mpitrain.parallel.policies.policy.Policy, found {named(found)}")
+    if missing := sorted(found.__abstractmethods__):
+        raise ConfigError(f'comm.sharding = "{config.comm.sharding}" must define {", ".join(missing)}')
     return found
 
 
@@ -42,7 +44,8 @@ def choose(setup: Setup) -> Policy:
         asked = Replicated                                    # A single rank has nothing to cut.
     channel = gradient_channel(setup, by_messages=asked.cuts_gradients and not comm.node_shared)
     if not comm.node_shared or channel.size == 1:
-        return asked(setup, channel)
+        made: Policy = call(asked, f'comm.sharding = "{comm.sharding}"', {}, setup, channel)
+        return made
     from mpitrain.parallel.policies.node_shared import one_per_node
     return one_per_node(asked, setup, channel)
 

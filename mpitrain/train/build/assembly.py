@@ -19,13 +19,13 @@ from mpitrain.checkpoint import store
 from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.checkpoint.state import State
-from mpitrain.comm.job.together import everywhere, on_first
+from mpitrain.comm.job.together import everywhere
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.progress import threads_may_call_mpi
 from mpitrain.config import CommConfig, Config
 from mpitrain.config.rules import name_of
-from mpitrain.data import Dataset, Loader, Sampler, scan_labels
+from mpitrain.data import Loader, Sampler
 from mpitrain.errors import ConfigError
 from mpitrain.parallel.connect import ParallelContext, connect
 from mpitrain.parallel.gradients.reducer import GradientReducer
@@ -133,7 +133,6 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     m, t, comm = config.mesh, config.train, config.comm
     valid = validate(config, mesh, model, optimizer, rate, inputs.train_rows)
     n_micro, sampler = valid.n_micro, valid.sampler
-    assert sampler is not None
     anywhere = t.reproducible == "layout"
     if anywhere:
         from mpitrain.train.machine import fingerprint
@@ -162,10 +161,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     policy.initialise()
     feed = context.feed(policy.layout.device, policy.layout.dtype, tokens=inputs.tokens)
     inference = Inference(stage, feed, context.neighbours)
-    n_classes = try_one_sample(inference, loss, inputs, placement, context.output_shape)
-    if isinstance(inputs.training, Dataset) and n_classes is not None:
-        labelled = inputs.training
-        on_first(control, lambda: scan_labels(labelled, n_classes))
+    n_classes = try_one_sample(inference, loss, inputs, placement, context.output_shape, control)
 
     if config.optimizer.offload == "none":
         stepper = optimizer(policy.storage)

@@ -13,6 +13,7 @@ from mpitrain import data
 from mpitrain.comm.job.together import on_first
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.data.checks import Source
+from mpitrain.data.keyed import key, sample_keys
 from mpitrain.data.loader import SampleReader
 from mpitrain.data.transforms import Asked
 from mpitrain.errors import ConfigError
@@ -45,9 +46,17 @@ class Inputs:
 
         self.transforms.load_state_dict(from_plain(on_first(channel, learn)))
 
-    def sample(self) -> tuple[Any, Any]:
-        """The first training row as the model would see it, for a trial before anything is allocated for real."""
-        return SampleReader(self.training, self.transforms).read(np.asarray(self.train_rows[:1], np.int64))
+    def sample(self, rows: int = 1) -> tuple[Any, Any]:
+        """The first training rows as the model would see them, for a trial before anything is allocated for real."""
+        return SampleReader(self.training, self.transforms).read(np.asarray(self.train_rows[:rows], np.int64))
+
+    def try_two(self) -> tuple[Any, Any]:
+        """The first training row, after two have been transformed and augmented: what changes the number of rows is refused."""
+        x, y = self.sample(2)
+        changed, keys = x.copy(), sample_keys(key("trial"), np.asarray(self.train_rows[:2], np.int64))
+        for function in self.augment:
+            changed = function(changed, keys)
+        return x[:1], y[:1]
 
     def chunks(self, n_classes: int | None) -> tuple[Callable[[int], tuple[Any, Any]], int]:
         """(reader of validation chunk c, number of chunks)."""

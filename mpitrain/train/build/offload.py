@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from mpitrain.backend import Device
 from mpitrain.comm.face import Objects
@@ -49,15 +49,23 @@ def in_a_file(folder: Path, nbytes: int) -> mmap.mmap:
 
     It has no name, and is gone when the process is, however that ends. No later write finds a full disk.
     """
-    try:
-        with tempfile.TemporaryFile(dir=folder, prefix=".optimizer-", buffering=0) as file:
+    with new_file(folder) as file:
+        try:
             reserve(file.fileno(), nbytes, with_zeros=True)
             memory = mmap.mmap(file.fileno(), nbytes)
-    except OSError as error:
-        raise no_file(error, folder, nbytes) from error
+        except OSError as error:
+            raise no_file(error, folder, f"of {nbytes:,} bytes ") from error
     if hasattr(mmap, "MADV_SEQUENTIAL"):
         memory.madvise(mmap.MADV_SEQUENTIAL)              # an update reads and writes all of it from front to back
     return memory
+
+
+def new_file(folder: Path) -> IO[bytes]:
+    """An open and empty file without a name in `folder`. MissingError, StorageError or AccessError if it cannot be made."""
+    try:
+        return tempfile.TemporaryFile(dir=folder, prefix=".optimizer-", buffering=0)
+    except OSError as error:
+        raise no_file(error, folder) from error
 
 
 def files_folder(config: Config) -> Path:
@@ -73,10 +81,10 @@ def existing(folder: Path) -> Path:
     return folder
 
 
-def no_file(error: OSError, folder: Path, nbytes: int) -> MpitrainError:
+def no_file(error: OSError, folder: Path, size: str = "") -> MpitrainError:
     number = error.errno or errno.EIO
     kind = MissingError if number in (errno.ENOENT, errno.ENOTDIR) else \
         AccessError if number in (errno.EACCES, errno.EPERM, errno.EROFS) else StorageError
-    return kind(f'optimizer.offload = "file": a file of {nbytes:,} bytes for optimizer state cannot be made: '
+    return kind(f'optimizer.offload = "file": a file {size}for optimizer state cannot be made: '
                 f"{said(error)}{free(folder)}; set "
                 'optimizer.offload_folder to a folder with room, or optimizer.offload = "none"', file=folder)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpitrain.errors import ConfigError
-from mpitrain.registry import import_object
+from mpitrain.registry import call, import_object
 from mpitrain.train.intervals import Plan, Step
 
 
@@ -66,7 +66,7 @@ def own_observer(name: str, folder: Path) -> Observer:
     """An observer of `log.observers`, made; its name is that of a class or function without arguments, found from `folder`."""
     if ":" not in name:
         raise ConfigError(f'log.observers names "{name}": an observer is your own "package.module:name" or "file.py:name"')
-    made = import_object(name, "observer", folder)()
+    made = call(import_object(name, "observer", folder), f'observer "{name}"', {})
     if not isinstance(made, Observer):
         raise ConfigError(f'observer "{name}" must give an mpitrain.train.Observer, found a {type(made).__name__}')
     return made
