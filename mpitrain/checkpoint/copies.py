@@ -29,7 +29,7 @@ class Difference(NamedTuple):
     name: str                        # as in a checkpoint, or RATES
     holders: list[list[int]]         # the ranks that hold equal bits together, the most numerous first
     hosts: list[str]                 # of all ranks
-    count: int                       # arrays that differ
+    differing: int                   # arrays that differ
     rates: list[list[float]]         # of all ranks, where those differ
 
 
@@ -114,7 +114,7 @@ class Copies:
 
 def digest(values: Array, before: int = 0) -> int:
     """CRC-32 of the bytes of an array, behind those of the digest `before`."""
-    return zlib.crc32(np.ascontiguousarray(asnumpy(values)).reshape(-1).view(np.uint8), before)
+    return zlib.crc32(np.ascontiguousarray(asnumpy(values)).reshape(-1).view(np.uint8).data, before)
 
 
 def _alike(values: Sequence[Any]) -> list[list[int]]:

@@ -200,16 +200,16 @@ class State:
             self.policy.values_written()
         for leaf in (*self.model.parameters(), *(b for _, b in self.model.named_buffers())):
             leaf.mark_changed()
-        self._compare(checkpoint.meta)
+        self._compare(checkpoint)
 
-    def _compare(self, meta: Mapping[str, Any]) -> None:
+    def _compare(self, checkpoint: Checkpoint) -> None:
         """CheckpointError where the values in memory are not those that the ranks agreed on before they were saved."""
-        wanted = {name: meta[name] for name in ("parameters_sha256", "buffers_sha256") if name in meta}
-        found = self.hashes() if wanted else {}
-        for name, value in wanted.items():
-            if found[name] != value:
-                raise CheckpointError(f"{name} of the values that were read is {found[name][:12]}.., and {str(value)[:12]}.. where "
-                                      "they were saved: the memory of this node may be faulty; start again on another one")
+        found = self.hashes() if checkpoint.hashes else {}
+        for name, saved in checkpoint.hashes.items():
+            if found.get(name) != saved:
+                raise CheckpointError(f"{name} of the values that were read is {found.get(name, '')[:12]}.., and that of the saved "
+                                      f"ones {saved[:12]}..: the memory of this node may be faulty; start again on another one",
+                                      file=checkpoint.folder)
 
     def hashes(self) -> dict[str, str]:
         """``parameters_sha256`` and ``buffers_sha256``, as in run.json, for this rank's copy; communicates only if no rank has a

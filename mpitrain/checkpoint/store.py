@@ -151,8 +151,8 @@ def _publish(work: Path, final: Path, step: int, meta: Mapping[str, Any], outcom
             known = arrays.setdefault(name, about)
             assert (known["dtype"], known["shape"]) == (about["dtype"], about["shape"]), f"ranks disagree about {name}"
             known["pieces"].append({"part": index, **piece})
-    body = {"format": FORMAT, "version": VERSION, "step": step, "meta": {**meta, **stored_hashes(arrays)},
-            "parts": written, "arrays": arrays}
+    body = {"format": FORMAT, "version": VERSION, "step": step, "meta": dict(meta), "parts": written, "arrays": arrays,
+            "hashes": stored_hashes(arrays)}
     body = json.loads(json.dumps(body))                   # as a reader will see it: keys are strings
     text = json.dumps({**body, "sha256": body_sha256(body)}, indent=1)
     disk.write_file(work / MANIFEST, [text.encode()])

@@ -60,7 +60,8 @@ def numbers(config: Config) -> Iterator[Refusal]:
 def intervals(config: Config) -> Iterator[Refusal]:
     every = config.train.compare_every
     if not (every == "auto" if isinstance(every, str) else every >= 0):
-        yield f'train.compare_every must be a number of steps, 0 or more, or "auto", found {toml(every)}', ("train.compare_every",)
+        yield (f'train.compare_every must be a number of steps, 0 or more, or "auto", found {toml(every)}',
+               ("train.compare_every",))
 
 
 def lists(config: Config) -> Iterator[Refusal]:

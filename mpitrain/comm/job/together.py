@@ -63,7 +63,8 @@ def mismatch(different: list[str], everyone: list[dict[str, str]]) -> str:
     for rank, items in enumerate(everyone):
         ranks.setdefault(items.get(name, "absent"), []).append(rank)
     by_number = sorted(ranks.items(), key=lambda item: -len(item[1]))
-    shared = len(commonprefix(list(ranks))) if max(map(len, ranks)) > LONGEST else 0
+    long = [value for value in ranks if len(value) > LONGEST]
+    shared = len(commonprefix(long)) if len(long) > 1 else 0
     said = [f"{_short(value, shared)} on {numbered('rank', those)}" for value, those in by_number]
     listed = said if len(said) <= 3 else [*said[:3], f"{len(said) - 3} other values on other ranks"]
     more = f" (and {len(different) - 1} more differ: {', '.join(different[1:3])}{', ...' if len(different) > 3 else ''})"
@@ -73,6 +74,6 @@ def mismatch(different: list[str], everyone: list[dict[str, str]]) -> str:
 
 def _short(value: str, shared: int) -> str:
     """A long value from a little before the place where it differs from others, which have `shared` characters with it."""
-    start = max(0, shared - LONGEST // 3)
+    start = max(0, shared - LONGEST // 3) if len(value) > LONGEST else 0
     cut = value[start:start + LONGEST]
     return f"{'...' if start else ''}{cut}{'...' if start + len(cut) < len(value) else ''}"

@@ -174,8 +174,9 @@ class Channel:
         values = self.gather_objects(value)
         different = [rank for rank, other in enumerate(values) if other != values[0]]
         if different:
+            has = "has" if len(different) == 1 else "have"
             raise DesyncError(f"ranks disagree about {what}: rank 0 has {json.dumps(values[0])}, "
-                              f"{numbered('rank', different)} {'has' if len(different) == 1 else 'have'} {json.dumps(values[different[0]])}")
+                              f"{numbered('rank', different)} {has} {json.dumps(values[different[0]])}")
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
