@@ -207,8 +207,8 @@ class State:
         found = self.hashes() if checkpoint.hashes else {}
         for name, saved in checkpoint.hashes.items():
             if found.get(name) != saved:
-                raise CheckpointError(f"{name} of the values that were read is {found.get(name, '')[:12]}.., and that of the saved "
-                                      f"ones {saved[:12]}..: the memory of this node may be faulty; start again on another one",
+                raise CheckpointError(f"{name} of the values in memory is {found.get(name, '')[:12]}.., that of the saved ones "
+                                      f"{saved[:12]}..: the memory of this node may be faulty; start again on another one",
                                       file=checkpoint.folder)
 
     def hashes(self) -> dict[str, str]:

@@ -73,5 +73,5 @@ def test_values_that_are_not_those_that_were_saved_are_refused_once_they_are_in_
         return values
     monkeypatch.setattr(Checkpoint, "read", damaged)
     for take in (State.restore, State.load_parameters):
-        with pytest.raises(CheckpointError, match="parameters_sha256 of the values that were read is .*, and that of the saved"):
+        with pytest.raises(CheckpointError, match="parameters_sha256 of the values in memory is .*, that of the saved"):
             take(state(), found)

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sys
 from pathlib import Path
 
 import pytest
-from diverging import DIVERGING
-from launch import Job, Result, clean_environment, find_mpirun
+from launch import ROOT, Job, Result, clean_environment, find_mpirun
 from runs import SMALL, record, start, train, write
 
 from mpitrain.checkpoint import store
 from mpitrain.checkpoint.copies import RATES, Difference
 from mpitrain.train.observers.agreement import said
 
-OWN = SMALL.replace('name = "mlp"', 'name = "own.py:network"') + 'observers = ["own.py:Flip"]\n'
+OWN = SMALL.replace('name = "mlp"', 'name = "own.py:network"') + 'observers = ["own.py:Faults"]\n'
 SHORT = ("run.out=a", "train.steps=40", "train.eval_every=0", "checkpoint.every=20", "checkpoint.best=false")
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    (tmp_path / "own.py").write_text(DIVERGING)
+    shutil.copy(ROOT / "tests/train/diverging.py", tmp_path / "own.py")
     return write(tmp_path, OWN)
 
 
@@ -42,7 +42,7 @@ def named(result: Result, *words: str) -> str:
 def test_one_flipped_bit_is_named_with_its_rank_before_the_next_checkpoint_is_published(config: Path) -> None:
     result = train(3, config, *SHORT, "train.micro_batches=3", env=flip(1, 30))
     named(result, "step=40", "rank 1 (", "has other bits than ranks 0, 2 in the parameter", "all ranks agreed after step 20",
-          "goes on from the checkpoint of step 20")
+          "--resume: it goes on from the checkpoint of step 20")
     assert [store.step_of(path) for path in store.candidates(config.parent / "a/checkpoints")] == [20]
     again = train(3, config, *SHORT, "train.micro_batches=3", "--resume")
     whole = train(3, config, *SHORT, "run.out=b", "train.micro_batches=3")

@@ -96,10 +96,10 @@ class Agreement(Observer):
     def _error(self, found: Difference, step: int) -> DesyncError:
         often = not found.name or found.name.startswith((*OFTEN, RATES))
         agreed = self._agreed if often else self._agreed_in_all
-        cure = f"start again with --resume, which goes on from the checkpoint of step {self._saved}" if self._saved else \
+        cure = f"start again with --resume: it goes on from the checkpoint of step {self._saved}" if self._saved else \
             "there is no checkpoint yet, so start anew"
-        return DesyncError(f"{said(found, agreed)}; all ranks agreed after step {agreed}, and nothing was saved since; {cure}; if "
-                           "it comes again, look for a faulty node, or code of yours that differs between ranks", step=step)
+        return DesyncError(f"{said(found, agreed)}; all ranks agreed after step {agreed}, and nothing was saved since; {cure}; "
+                           "if it comes again, look for a faulty node, or code of yours that differs between ranks", step=step)
 
 
 def said(found: Difference, agreed: int) -> str:
