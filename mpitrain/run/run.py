@@ -22,7 +22,7 @@ from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.start import start
 from mpitrain.comm.job.together import on_first
 from mpitrain.config import Config, to_toml
-from mpitrain.errors import OutputError, UsageError
+from mpitrain.errors import ConfigError, OutputError, UsageError
 from mpitrain.parallel.connect import connect
 from mpitrain.parallel.pipeline.inference import Inference
 from mpitrain.parallel.policies.choose import choose_to_evaluate
@@ -41,7 +41,7 @@ from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.machine import environment
 from mpitrain.train.observers.log import plain_values
 from mpitrain.train.observers.memory import Memory
-from mpitrain.train.observers.observer import Observer
+from mpitrain.train.observers.observer import Observer, add_data
 from mpitrain.train.observers.record import MetricsFile
 
 
@@ -180,10 +180,16 @@ class Run(AbstractContextManager["Run"]):
         began = time.time()
         metrics = trainer.fit()
         hashes = job.state.hashes()
-        record = about | hashes | trainer.found | {
+        record = about | hashes | {
             "status": "done", "steps": job.plan.steps, "seconds": round(time.time() - began, 3), "metrics": plain_values(metrics),
             "memory": as_json(forecast, memory.uses)}
-        on_first(control, lambda: folder.write_json(folder.run_json, record))
+
+        def end() -> None:
+            refused = add_data(record, trainer.found)
+            folder.write_json(folder.run_json, record)
+            if refused:
+                raise ConfigError(f"{refused[0]}; the run is done, and run.json has all but that", file=folder.run_json)
+        on_first(control, end)
         return Trained(job.plan.steps, metrics, hashes)
 
     def _predict_memory(self, session: Session, job: Job) -> Forecast:
