@@ -15,7 +15,6 @@ from mpitrain.config import Config
 from mpitrain.errors import MpitrainError
 from mpitrain.train.build.inputs import describe_files, open_inputs
 from mpitrain.train.machine import environment, threads
-from mpitrain.train.machine.identity import identity
 from mpitrain.train.machine.threads import Place
 
 
@@ -38,6 +37,7 @@ class Session:
         self.threads = threads.pin(1 if one else config.train.threads, node)
         self.notes = self.told_once([threads.crowded(self.threads, node), environment.slow_blas()])   # slow settings are told
         if control.size > 1:
+            from mpitrain.train.machine.identity import identity
             same_everywhere(control, identity(config))
         description = on_first(control, files)
         with guard.symmetric():
