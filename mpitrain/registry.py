@@ -150,11 +150,6 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {name: p for name, p in _signature(function).parameters.items() if p.kind in kinds}
 
 
-def takes_any(function: Callable[..., Any]) -> bool:
-    """Whether `function` takes arguments of every name."""
-    return any(p.kind is p.VAR_KEYWORD for p in _signature(function).parameters.values())
-
-
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(function)
@@ -170,9 +165,9 @@ def accepted(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[s
 
 def call_with(function: Callable[..., Any], arguments: Mapping[str, Any], what: str, section: str) -> Any:
     """``function(**arguments)``, with a ConfigError that names an unknown key, or the line where the call fails."""
-    named = parameters_of(function)
+    named, takes_any = parameters_of(function), any(p.kind is p.VAR_KEYWORD for p in _signature(function).parameters.values())
     for key in arguments:
-        if key not in named and not takes_any(function):
+        if key not in named and not takes_any:
             raise ConfigError(f"{what} has no {section}.{key}{nearest(key, named)}")
     missing = [n for n, p in named.items() if p.default is p.empty and n not in arguments]
     if missing:

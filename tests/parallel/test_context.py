@@ -13,8 +13,7 @@ import pytest
 from mpitrain import data, models, nn
 from mpitrain.config import MeshConfig, load_config
 from mpitrain.errors import ConfigError, MeshError
-from mpitrain.kernels.flash_attention import flash_attention
-from mpitrain.kernels.joined_attention import join_attention
+from mpitrain.kernels.flash_attention import flash_attention, join_attention
 from mpitrain.parallel.layers.context_parallel import AcrossPositions
 from mpitrain.parallel.layers.ring_attention import LoneRing
 from mpitrain.placement.zigzag import refuse_model

@@ -29,7 +29,7 @@ from mpitrain.data import Loader, Sampler
 from mpitrain.errors import ConfigError
 from mpitrain.parallel.connect import ParallelContext, connect
 from mpitrain.parallel.gradients.reducer import GradientReducer
-from mpitrain.parallel.gradients.sync_batch_norm import synchronise_batch_norm
+from mpitrain.parallel.gradients.replicas import synchronise_batch_norm
 from mpitrain.parallel.gradients.timeline import Timeline
 from mpitrain.parallel.gradients.tuning import Tuning
 from mpitrain.parallel.pipeline.inference import Inference
