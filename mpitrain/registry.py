@@ -79,16 +79,12 @@ def import_object(name: str, kind: str, folder: Path | None = None) -> Any:
 
 
 def source_of(name: str, folder: Path) -> Path | None:
-    """The file of the object of a user's that ``package.module:name`` or ``path/file.py:name`` names, if there is one."""
-    source, colon, attribute = name.rpartition(":")
-    if not (colon and attribute.isidentifier()):
-        return None
-    path = folder / source
-    if not source.endswith(".py"):
-        if not all(part.isidentifier() for part in source.split(".")):
-            return None
-        path = (folder / source.replace(".", "/")).with_suffix(".py")
-    return path if path.is_file() else None
+    """The file of ``package.module:name`` or ``path/file.py:name``, which has been imported; None where a module has no file."""
+    source = name.rpartition(":")[0]
+    if source.endswith(".py"):
+        return (folder / source).resolve()
+    file = getattr(sys.modules.get(source), "__file__", None)
+    return Path(file) if file else None
 
 
 def offered(module: Any) -> list[str]:
@@ -96,12 +92,9 @@ def offered(module: Any) -> list[str]:
     listed = getattr(module, "__all__", None)
     if isinstance(listed, list | tuple):
         return [name for name in listed if isinstance(name, str) and hasattr(module, name)]
-    return [name for name, value in vars(module).items() if not name.startswith("_") and _is_made_in(module, value)]
-
-
-def _is_made_in(module: Any, value: Any) -> bool:
-    """Whether `value` is callable and no import. An object without a name (a `partial`, say) does not tell its origin."""
-    return callable(value) and (not hasattr(value, "__name__") or getattr(value, "__module__", None) == module.__name__)
+    return [name for name, value in vars(module).items() if not name.startswith("_") and callable(value)
+            # an object without a name (a `partial`, say) does not tell its origin
+            and (not hasattr(value, "__name__") or getattr(value, "__module__", None) == module.__name__)]
 
 
 class MissingSource(Exception):

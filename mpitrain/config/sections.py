@@ -89,6 +89,7 @@ class TrainConfig:
     threads: int = 0                         # per rank; 0: the cores bound to it, shared out
     eval_every: int = 0                      # steps; 0: after each epoch
     compare_every: int | str = "auto"        # steps between comparisons of the ranks' state; 0: at checkpoints and the end only
+    stop_before: str = ""                    # a time, by which the run has saved and stopped; default: Slurm's end of the job
     recompute: bool | int | tuple[str, ...] = False     # keep block inputs, not activations: all blocks', the first ones', these
     cached_mb: float = 0.0                   # freed memory kept for the next arrays; 0: all of it
     arguments: dict[str, Any] = field(default_factory=dict)       # further keys, which the loss takes
@@ -134,11 +135,14 @@ class CheckpointConfig:
     every: int = 0                           # steps; 0: at the end only
     keep: int = 2
     best: bool = True                        # also keep the one with the lowest validation loss
+    asynchronous: bool = True                # written from a copy, while training goes on
+    on_error: Literal["stop", "go_on"] = "stop"      # if one cannot be written; the run's last one always stops
 
 
 @dataclass(frozen=True)
 class LogConfig:
     every: int = 10                          # steps
+    progress_s: float = 10.0                 # seconds
     tensorboard: bool = False
     observers: tuple[str, ...] = ()          # the user's own: "file.py:name"
 

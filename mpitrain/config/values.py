@@ -6,6 +6,7 @@ import json
 import math
 import typing
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any, Literal
 
 from mpitrain.config.sections import POLICIES, SECTIONS, CommConfig, Config, keys_of
@@ -18,7 +19,7 @@ LEAST = {"train.epochs": 0, "train.steps": 0, "train.batch_size": 1, "train.micr
          "mesh.tp": 1, "mesh.chunks": 1, "log.every": 1, "checkpoint.every": 0, "checkpoint.keep": 1,
          "optimizer.warmup_steps": 0, "run.seed": 0}
 NOT_NEGATIVE = ("optimizer.lr", "optimizer.clip_norm", "optimizer.weight_decay", "optimizer.min_lr", "optimizer.gamma",
-                "train.cached_mb")
+                "train.cached_mb", "log.progress_s")
 WORDS: dict[str, Any] = {f"{name}.{key}": typing.get_args(hint) for name in SECTIONS for key, hint in keys_of(name).items()
          if typing.get_origin(hint) is Literal}
 WORDS["comm.sharding"] = POLICIES
@@ -110,7 +111,16 @@ def finite(config: Config) -> Iterator[Refusal]:
                 yield f"{section}.{key} must be finite, found {toml(value)}", (f"{section}.{key}",)
 
 
-VALUES = (length_of_the_run, numbers, intervals, lists, words, one_thread, finite)
+def times(config: Config) -> Iterator[Refusal]:
+    text = config.train.stop_before
+    try:
+        _ = text in ("", "never") or datetime.fromisoformat(text)
+    except ValueError:
+        yield (f'train.stop_before must be a time such as "2026-11-22T18:00", or "never", found {toml(text)}',
+               ("train.stop_before",))
+
+
+VALUES = (length_of_the_run, numbers, intervals, lists, words, one_thread, finite, times)
 
 
 def _written(value: float | str) -> str:

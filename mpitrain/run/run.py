@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +16,7 @@ import numpy as np
 
 from mpitrain.backend import keep_freed_memory, select_device
 from mpitrain.checkpoint import store
+from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.checkpoint.state import State
 from mpitrain.comm.job import guard
@@ -22,7 +24,7 @@ from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.start import start
 from mpitrain.comm.job.together import on_first
 from mpitrain.config import Config, to_toml
-from mpitrain.errors import ConfigError, OutputError, UsageError
+from mpitrain.errors import ConfigError, UsageError
 from mpitrain.parallel.connect import connect
 from mpitrain.parallel.pipeline.inference import Inference
 from mpitrain.parallel.policies.choose import choose_to_evaluate
@@ -31,11 +33,12 @@ from mpitrain.placement.bytes import Forecast, Use
 from mpitrain.placement.place import place
 from mpitrain.plan.memory import forecast_of
 from mpitrain.plan.memory_lines import as_json, report_lines
+from mpitrain.run import resuming
 from mpitrain.run.session import Session, before_mpi, look_at_files
 from mpitrain.schedules.grid import Grid
-from mpitrain.train.build import measured_cut
+from mpitrain.train.build import experiment, measured_cut
 from mpitrain.train.build.assembly import Job, local_rank
-from mpitrain.train.build.from_config import build, checkpoint_folder, make_loss, make_model, observers_of
+from mpitrain.train.build.from_config import build, checkpoint_folder, make_loss, make_model, make_rate, observers_of
 from mpitrain.train.build.trial import try_one_sample
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.machine import environment
@@ -43,6 +46,7 @@ from mpitrain.train.observers.log import plain_values
 from mpitrain.train.observers.memory import Memory
 from mpitrain.train.observers.observer import Observer, add_data
 from mpitrain.train.observers.record import MetricsFile
+from mpitrain.train.observers.time_left import TimeLeft, end_of_time
 
 
 @dataclass(frozen=True)
@@ -120,69 +124,105 @@ class Run(AbstractContextManager["Run"]):
             yield
 
     def train(self, *, resume: str | None = None, overwrite: bool = False, profile: bool = False,
-              observers: Sequence[Observer] = ()) -> Trained:
+              observers: Sequence[Observer] = (), change: Sequence[str] = (), strict: bool = False) -> Trained:
         """Trains in the run folder; `observers` are told beside those of the configuration.
 
-        `resume` is "latest" (there must be a checkpoint) or "auto", `overwrite` deletes the run that is there. Raises Stopped,
-        with a checkpoint saved, where the process was asked to stop.
+        `resume` is "latest" (there must be a checkpoint) or "auto", `overwrite` deletes the run that is there. Keys of `change`
+        may differ from the checkpoint's; of others, those that decide which rows are seen are refused, with `strict` all.
+        Raises Stopped, with a checkpoint saved, where the process was asked to stop.
         """
         folder = RunFolder(self.config.run.out)
         with self._at_work(), ExitStack() as cleanup:
             session = self._open()
-            job = self._build(session, folder, resume)
+            found = None
+            if on_first(session.control, lambda: resuming.continues(folder, resume)):
+                self._take(session, folder, resume, overwrite, cleanup)
+                found = self._find(session, folder, change, strict)
+            job = self._build(session, found)
             forecast = self._predict_memory(session, job)
+            job.trainer.notes.insert(0, session.summary(make_model(self.config).count_parameters(), job.plan))
             job.trainer.notes += session.notes + session.told_once([environment.slow_kernels()])
             with guard.symmetric():
                 asked = [*observers_of(self.config), *observers]
-            continued = on_first(session.control, lambda: open_folder(folder, resume, overwrite))
-            if self.comm.rank == 0:
-                cleanup.callback(folder.close)
-            cleanup.enter_context(self.process.recording(folder.path))
-            if continued:
-                found = store.latest(folder.checkpoints, session.control, store.RESUME)
-                with guard.symmetric():
-                    job.resume(found)
+            if found is None:
+                self._take(session, folder, resume, overwrite, cleanup)
+            about = session.describe(self.config)
+            mine = on_first(session.control, lambda: experiment.record(self.config, session.files, about, job.plan.steps))
+            if found is None:
+                kept = on_first(session.control, lambda: resuming.begin(mine))
+            else:
+                kept = self._go_on(session, job, found, folder, mine, change, strict)
             if profile:
                 from mpitrain.train.observers.profile import Profile
                 asked.append(Profile(job.timeline, session.mesh.channel(session.mesh.axes, "clocks"), folder))
-            return self._fit(session, job, folder, forecast, asked)
+            return self._fit(session, job, folder, forecast, asked, about, kept)
 
-    def _build(self, session: Session, folder: RunFolder, resume: str | None) -> Job:
+    def _take(self, session: Session, folder: RunFolder, resume: str | None, overwrite: bool, cleanup: ExitStack) -> None:
+        """Holds the run folder until `cleanup`: errors are written there. It communicates."""
+        on_first(session.control, lambda: resuming.open_folder(folder, resume, overwrite))
+        if self.comm.rank == 0:
+            cleanup.callback(folder.close)
+        cleanup.enter_context(self.process.recording(folder.path))
+
+    def _find(self, session: Session, folder: RunFolder, change: Sequence[str], strict: bool) -> Checkpoint:
+        """The checkpoint to go on from, if it is this run's, of these data. It communicates."""
+        found = store.latest(folder.checkpoints, session.control, store.RESUME, warn=store.refuse_damage if strict else None)
+        on_first(session.control, lambda: resuming.refuse_other(folder.about(), found, session.files, allowed=change))
+        return found
+
+    def _build(self, session: Session, continued: Checkpoint | None) -> Job:
         """The job, with the parameters that model.init_from names, perhaps of the very run that --overwrite deletes then."""
         config, control = self.config, session.control
-        wanted = on_first(control, lambda: continues(folder, resume))
-        stages = config.mesh.stages if not wanted else \
-            on_first(control, lambda: measured_cut.kept_in(folder.checkpoints, config.mesh.stages, n_virtual(config)))
+        stages = config.mesh.stages if continued is None else \
+            measured_cut.kept(config.mesh.stages, n_virtual(config), continued.meta.get("choices"))
         with guard.symmetric():
             job = build(config, session.inputs, session.mesh, stages=stages, quiet=self.quiet)
         job.trainer.stop = self.process.stop
-        if config.model.init_from and not wanted:
+        if config.model.init_from and continued is None:
             found = store.latest(checkpoint_folder(config.folder / config.model.init_from), control, store.START)
             with guard.symmetric():
                 job.load(found)
         return job
 
-    def _fit(self, session: Session, job: Job, folder: RunFolder, forecast: Forecast, asked: Sequence[Observer]) -> Trained:
+    def _go_on(self, session: Session, job: Job, found: Checkpoint, folder: RunFolder, mine: dict[str, Any],
+               change: Sequence[str], strict: bool) -> dict[str, Any]:
+        """Continues from a checkpoint; what the run keeps of its experiment. It communicates."""
+        kept, told = on_first(session.control, lambda: resuming.go_on(
+            folder.about(), found, mine, partial(make_rate, self.config), allowed=change, strict=strict))
+        with guard.symmetric():
+            before = len(job.trainer.notes)
+            job.resume(found)
+            kept["changes"] += resuming.numerics_changed(job.trainer.notes[before:], found, allowed=change, strict=strict)
+        job.trainer.notes += told
+        return dict(kept)
+
+    def _fit(self, session: Session, job: Job, folder: RunFolder, forecast: Forecast, asked: Sequence[Observer],
+             about: dict[str, Any], kept: dict[str, Any]) -> Trained:
         config, control, trainer = self.config, session.control, job.trainer
+        latest = on_first(control, lambda: end_of_time(config.train.stop_before))
         memory = Memory(job, lambda uses: report_lines(forecast, uses))
         trainer.observers += [memory, *([MetricsFile(folder.metrics)] if self.comm.rank == 0 else []), *asked]
-        if self.comm.size > 1:
-            from mpitrain.train.observers.agreement import Agreement
-            trainer.observers.append(Agreement(job.state, control, config.train.compare_every))
-        job.keep_in(folder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments}})
-        about = session.describe(config) | ({"numerics": job.numerics} if job.numerics else {})
+        saver = job.keep_in(folder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments},
+                                     "mesh": about["mesh"], **kept})
+        about |= {"id": kept["id"], "changes": kept["changes"], **({"numerics": job.numerics} if job.numerics else {})}
 
         def begin() -> None:
             folder.write_text(folder.config, to_toml(config))
             folder.truncate_metrics(trainer.update.step)
             folder.write_json(folder.run_json, about | {"status": "running", "memory": as_json(forecast, [])})
         on_first(control, begin)
+        if latest is not None and self.comm.rank == 0:
+            trainer.observers.append(TimeLeft(latest, trainer.stop, saver.save_s))
+        if self.comm.size > 1:
+            from mpitrain.train.observers.agreement import Agreement
+            trainer.observers.append(Agreement(job.state, control, config.train.compare_every))
+        self.process.on_terminate(trainer.terminated)
         began = time.time()
         metrics = trainer.fit()
         hashes = job.state.hashes()
         record = about | hashes | {
             "status": "done", "steps": job.plan.steps, "seconds": round(time.time() - began, 3), "metrics": plain_values(metrics),
-            "memory": as_json(forecast, memory.uses)}
+            "memory": as_json(forecast, memory.uses), "checkpoints": saver.times()}
 
         def end() -> None:
             refused = add_data(record, trainer.found)
@@ -211,6 +251,7 @@ class Run(AbstractContextManager["Run"]):
         with self._at_work():
             session = self._open()
             found = store.latest(source / "checkpoints", session.control, store.EVALUATE)
+            resuming.tell_other_rows(config, session, RunFolder(source), found)
             number = local_rank(session.control)
             with guard.symmetric():
                 device = select_device(config.train.device, number)
@@ -236,17 +277,3 @@ class Run(AbstractContextManager["Run"]):
 def n_virtual(config: Config) -> int:
     """The number of parts into which the model is cut."""
     return config.mesh.pp * config.mesh.chunks
-
-
-def open_folder(folder: RunFolder, resume: str | None, overwrite: bool) -> bool:
-    """Takes the run folder; returns whether it holds a run to continue."""
-    continued = continues(folder, resume)
-    if resume == "latest" and not folder.path.exists():
-        raise OutputError("there is no run to resume in this folder; start it without --resume", file=folder.path)
-    folder.open(resume=resume is not None, overwrite=overwrite)
-    return continued
-
-
-def continues(folder: RunFolder, resume: str | None) -> bool:
-    """Whether there is a run to continue, and continuing is wanted."""
-    return resume is not None and (resume != "auto" or bool(store.candidates(folder.checkpoints)))

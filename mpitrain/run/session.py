@@ -11,9 +11,11 @@ from mpitrain.comm.job import guard
 from mpitrain.comm.job.start import launched_rank
 from mpitrain.comm.job.together import on_first, same_everywhere
 from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.shared.leftovers import SHARED_MEMORY, remove_leftovers
 from mpitrain.config import Config
 from mpitrain.errors import MpitrainError
 from mpitrain.train.build.inputs import describe_files, open_inputs
+from mpitrain.train.intervals import Plan
 from mpitrain.train.machine import environment, threads
 from mpitrain.train.machine.threads import Place
 
@@ -35,19 +37,31 @@ class Session:
         node = threads.on_node(self.places, control.rank)
         one = config.train.reproducible == "layout" or config.train.precision == "bfloat16"
         self.threads = threads.pin(1 if one else config.train.threads, node)
-        self.notes = self.told_once([threads.crowded(self.threads, node), environment.slow_blas()])   # slow settings are told
+        first = all(place.host != node[0].host for place in self.places[:control.rank])      # of its host
+        self.notes = self.told_once([remove_leftovers(SHARED_MEMORY) if first else "",
+                                     threads.crowded(self.threads, node), environment.slow_blas()])      # slow settings are told
         if control.size > 1:
             from mpitrain.train.machine.identity import identity
             same_everywhere(control, identity(config))
-        description = on_first(control, files)
+        self.files = on_first(control, files)
         with guard.symmetric():
-            self.inputs = open_inputs(description, validation=d.validation, seed=config.run.seed, stride=d.stride,
+            self.inputs = open_inputs(self.files, validation=d.validation, seed=config.run.seed, stride=d.stride,
                                       block=config.model.arguments.get("block"), transform=d.transform, augment=d.augment,
                                       folder=config.folder)
 
     def told_once(self, said: Sequence[str]) -> list[str]:
         """The ranks' texts, each once. It communicates."""
         return told_once(self.control.gather_objects([self.places[self.control.rank].host, list(said)]))
+
+    def summary(self, n_parameters: int, plan: Plan) -> str:
+        """The size of the run in one line."""
+        n, hosts = self.control.size, len({place.host for place in self.places})
+        rows, held_out = len(self.inputs.train_rows), len(self.inputs.validation_rows)
+        kind = "windows" if self.inputs.tokens else "rows"
+        return (f"{n_parameters:,} parameters, {rows:,} training and {held_out:,} validation {kind}; "
+                f"{n} rank{'s' * (n > 1)} of {self.threads} thread{'s' * (self.threads > 1)}"
+                f"{f' on {hosts} hosts' if hosts > 1 else ''}{f', mesh {self.mesh}' if self.mesh.cuts_model else ''}; "
+                f"{plan.steps:,} steps of {plan.batch_size}")
 
     def describe(self, config: Config) -> dict[str, Any]:
         """The run and its environment, for run.json."""

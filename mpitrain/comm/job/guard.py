@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from mpitrain.comm.job.failure import Failure, as_peer_error, describe, printable, write_record
-from mpitrain.comm.job.signals import StopRequest
+from mpitrain.comm.job.signals import StopRequest, on_terminate
 from mpitrain.comm.job.start import abort, is_last_one, launched_by_mpirun, launched_rank, local_rank, started
 from mpitrain.errors import DesyncError, PeerError, Stopped
 
@@ -56,6 +56,11 @@ def symmetric() -> Iterator[None]:
 def is_symmetric(error: BaseException) -> bool:
     """Whether an error happens on every rank alike; a stopped run ends so."""
     return bool(getattr(error, "mpitrain_symmetric", isinstance(error, Stopped)))
+
+
+def is_unconnected(error: BaseException) -> bool:
+    """Whether MPI knows nothing of the other processes of the launcher, so that each of them has to end by itself."""
+    return bool(getattr(error, "mpitrain_unconnected", False))
 
 
 class Process:
@@ -109,6 +114,12 @@ class Process:
         finally:
             self._folders.remove(folder)
 
+    def on_terminate(self, error: Callable[[], BaseException]) -> None:
+        """From now on SIGTERM ends a program that listens for signals with this error, if it is alone: mpirun shows nothing that
+        ranks say after the signal, and sends it also where another rank has failed, which has said why."""
+        if self.stop.listens and _is_alone() and threading.current_thread() is threading.main_thread():
+            on_terminate(lambda: self.fail(error()))
+
     def fail(self, error: BaseException) -> NoReturn:
         """Ends this process, and with it the job. Called once per process; a second failing thread waits for the first."""
         if not self._failing.acquire(blocking=False):
@@ -131,6 +142,8 @@ class Process:
         except BaseException as another:                      # reporting itself failed; the other ranks must not wait for it
             _print(f"{newline}mpitrain: E_BUG rank={rank}/{size}: {type(error).__name__}, and then {type(another).__name__} "
                    "while saying so")
+        if is_unconnected(error):
+            os._exit(exit_code)                               # MPI_Abort would add its own text, and end nobody else
         _end(exit_code, size, lost=isinstance(error, PeerError))
 
     def _thread_failed(self, arguments: threading.ExceptHookArgs) -> None:
@@ -174,6 +187,8 @@ def _wait_for_turn(error: BaseException, rank: int, exit_code: int) -> None:
     if is_symmetric(error):
         if rank:
             time.sleep(WAIT_FOR_RANK_0)
+            if is_unconnected(error):                         # rank 0 prints, and cannot end this process
+                os._exit(exit_code)
     elif isinstance(error, (DesyncError, PeerError)) and rank != local_rank():
         time.sleep(WAIT_FOR_FIRST_NODE)
     if not _claim_the_line():
