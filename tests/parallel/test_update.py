@@ -109,6 +109,7 @@ def test_the_norm_costs_nothing_where_nobody_asks():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.promise("D1")
 def test_a_gradient_that_is_not_finite_changes_no_parameter_and_names_one(bad):
     model, update, _ = build()
     before = model.storage.values.copy()

@@ -99,6 +99,7 @@ def test_the_loss_falls_as_in_float32_and_checkpoints_hold_float32(tmp_path) -> 
     assert (weight.view(np.uint32) & 0xFFFF).any(), "the master weights are not rounded"
 
 
+@pytest.mark.promise("D8")
 def test_a_resumed_run_ends_with_the_same_bits_and_two_ranks_agree(tmp_path) -> None:
     write(tmp_path, WIDE)
     more = ("train.steps=8", "checkpoint.every=4", "checkpoint.keep=9", "checkpoint.best=false")
