@@ -59,6 +59,7 @@ def test_a_checkpoint_has_the_hashes_of_the_state_that_was_saved(tmp_path: Path)
     assert found.hashes == {"parameters_sha256": SHA256} and load(BEFORE).hashes == {}             # the model has no buffers
 
 
+@pytest.mark.promise("B5")
 def test_values_that_are_not_those_that_were_saved_are_refused_once_they_are_in_memory(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = state()

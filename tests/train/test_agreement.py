@@ -39,6 +39,7 @@ def named(result: Result, *words: str) -> str:
     return line
 
 
+@pytest.mark.promise("D2")
 def test_one_flipped_bit_is_named_with_its_rank_before_the_next_checkpoint_is_published(config: Path) -> None:
     result = train(3, config, *SHORT, "train.micro_batches=3", env=flip(1, 30))
     named(result, "step=40", "rank 1 (", "has other bits than ranks 0, 2 in the parameter", "all ranks agreed after step 20",
@@ -57,6 +58,7 @@ def test_of_two_copies_nobody_can_say_which_is_right(config: Path) -> None:
     assert "the first of" not in line                         # it flipped after the last update
 
 
+@pytest.mark.promise("D2")
 @pytest.mark.parametrize("every, at", [("5", 15), ("auto", 100), ("0", 110)])
 def test_ranks_compare_every_so_many_steps_and_at_the_end(config: Path, every: str, at: int) -> None:
     result = train(2, config, "run.out=a", "train.steps=110", "checkpoint.best=false", f"train.compare_every={every}",
@@ -64,6 +66,7 @@ def test_ranks_compare_every_so_many_steps_and_at_the_end(config: Path, every: s
     named(result, f"step={at}", f"all ranks agreed after step {10 if every == '5' else 0}", "there is no checkpoint yet")
 
 
+@pytest.mark.promise("D2")
 def test_a_run_that_is_stopped_after_a_flip_saves_nothing(config: Path) -> None:
     job = start(2, config, "run.out=a", "train.steps=100000", "checkpoint.best=false", "train.compare_every=0", env=flip(1, 20))
     job.wait_for("step 40/")
@@ -72,6 +75,7 @@ def test_a_run_that_is_stopped_after_a_flip_saves_nothing(config: Path) -> None:
     assert store.candidates(config.parent / "a/checkpoints") == []
 
 
+@pytest.mark.promise("D2", "A7")
 def test_a_schedule_that_differs_on_one_rank_is_named_with_both_rates(config: Path) -> None:
     each = [sys.executable, "-m", "mpitrain", "train", str(config), *SHORT, "optimizer.schedule=own.py:rates",
             "optimizer.warmup_steps=0", "train.micro_batches=3"]
@@ -81,6 +85,7 @@ def test_a_schedule_that_differs_on_one_rank_is_named_with_both_rates(config: Pa
           "optimizer.schedule gives ranks different rates")
 
 
+@pytest.mark.promise("D2")
 @pytest.mark.parametrize("ranks, keys, agreed, who", [
     (4, ["mesh.tp=2", "train.micro_batches=2"], 20, "ranks 1, 3 ("),
     (4, ["mesh.pp=2", "train.micro_batches=4"], 20, "ranks 2, 3 ("),

@@ -6,6 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import pytest
 from launch import ROOT, Job, Result, clean_environment, find_mpirun
 from runs import SMALL, record, write
 
@@ -27,6 +28,7 @@ def refused(result: Result, words: str) -> None:
     assert result.error_lines[0].startswith("mpitrain: E_MISMATCH rank=0/3 host=") and words in result.error_lines[0], result.err
 
 
+@pytest.mark.promise("A7")
 def test_a_key_of_the_configuration_is_named_with_both_values_and_their_ranks(tmp_path: Path) -> None:
     write(tmp_path)
     refused(each(tmp_path, ("optimizer.lr=0.3",)),
@@ -37,6 +39,7 @@ def test_a_key_of_the_configuration_is_named_with_both_values_and_their_ranks(tm
     assert each(tmp_path).rc == 0 and record(tmp_path / "a")["status"] == "done"
 
 
+@pytest.mark.promise("A7")
 def test_a_file_of_the_users_code_is_named(tmp_path: Path) -> None:
     write(tmp_path, SMALL.replace('schedule = "cosine"', 'schedule = "mine.py:rate"'))
     (tmp_path / "mine.py").write_text("def rate(*, lr, min_lr, warmup_steps, total_steps):\n    return lambda step: lr\n")
@@ -46,6 +49,7 @@ def test_a_file_of_the_users_code_is_named(tmp_path: Path) -> None:
     assert each(tmp_path).rc == 0
 
 
+@pytest.mark.promise("A7")
 def test_another_mpitrain_on_one_rank_is_named_by_its_first_file_that_differs(tmp_path: Path) -> None:
     write(tmp_path)
     shutil.copytree(ROOT / "mpitrain", tmp_path / "other/mpitrain")
