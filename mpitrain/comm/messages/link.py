@@ -81,8 +81,7 @@ class Link:
         """The shape and dtype that the peer tells by `send_shape`; waits for them."""
         message = self.receive((HEAD,), np.int64, peer, tag, f"the shape of {what}")
         message.wait()
-        head = message.array
-        return tuple(int(n) for n in head[:head[DIMS + 1]]), KINDS[int(head[DIMS])]
+        return shape_told(message.array, f"rank {peer} tells the shape of {what}")
 
     def finish(self, left: int = 0) -> None:
         """Return when everything that was sent has left, but for the last `left` messages."""
@@ -101,6 +100,16 @@ class Link:
 
     def _tag(self, tag: int) -> int:
         return HEADER_TAG + 1 + tag % self._tags
+
+
+def shape_told(head: Array, who: str) -> tuple[tuple[int, ...], str]:
+    """(shape, dtype) in the HEAD numbers that another rank sent; DesyncError unless they are ones that memory could be taken for."""
+    numbers = [int(n) for n in head]
+    kind, dims = numbers[DIMS:DIMS + 2]
+    if not (0 <= dims <= DIMS and 0 <= kind < len(KINDS) and all(n >= 0 for n in numbers[:dims])
+            and math.prod(numbers[:dims]) * np.dtype(KINDS[kind]).itemsize <= MOST_BYTES):
+        raise DesyncError(f"{who} as {numbers}, which is none; ranks run different programs, or a message was damaged")
+    return tuple(numbers[:dims]), KINDS[kind]
 
 
 def _bytes(host: Host) -> Host:
