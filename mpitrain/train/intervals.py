@@ -14,7 +14,8 @@ class Step(NamedTuple):
     """One completed update; `loss` is the mean over the global batch, before the update.
 
     `comm_exposed_s` is the wait of the rank that waited least: the others waited for slower ranks too, not for messages alone.
-    `tally` sums all mixtures of experts, if there are any: see `nn.MixtureOfExperts.take_tally`.
+    `tally` sums all mixtures of experts, if there are any: see `nn.MixtureOfExperts.take_tally`. `skipped` is the number of steps
+    so far that were left out because they were not finite, perhaps this one.
     """
 
     loss: float
@@ -22,6 +23,7 @@ class Step(NamedTuple):
     grad_norm: float | None
     comm_exposed_s: float
     tally: np.ndarray[Any, Any] = NO_TALLY
+    skipped: int = 0
 
 
 @dataclass

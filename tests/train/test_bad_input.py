@@ -158,7 +158,7 @@ def net():
     return nn.Sequential(("flatten", nn.Flatten()), ("first", nn.Linear(64, 10)), ("bad", Log()))
 """)
     text = SMALL.replace('name = "mlp"\ninputs = 64\nhidden = [32]\noutputs = 10', 'name = "net.py:net"')
-    result = refused(train(2, write(tmp_path, text)), 79, "E_NAN", "step=0", '"bad" (Log)')
+    result = refused(train(2, write(tmp_path, text)), 79, "E_NAN", "step=1", '"bad" (Log)')
     assert "RuntimeWarning" not in result.err
 
 

@@ -117,14 +117,14 @@ def test_a_pipeline_stopped_by_a_signal_goes_on_to_the_same_bits(tmp_path: Path)
 @pytest.mark.promise("D1")
 def test_a_loss_that_is_not_finite_names_the_layer_on_whatever_stage_it_is(tmp_path: Path) -> None:
     """Two stages get NaN from the first."""
-    result = refused(train(3, own(tmp_path, "log"), "mesh.pp=3"), 79, "E_NAN", "step=0", '"log" (Log)')
+    result = refused(train(3, own(tmp_path, "log"), "mesh.pp=3"), 79, "E_NAN", "step=1", '"log" (Log)')
     assert "RuntimeWarning" not in result.err
 
 
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_because_of_the_last_stage_or_its_neighbour(tmp_path: Path) -> None:
     for last in (False, True):
-        refused(train(2, own(tmp_path, "log", last=last), "mesh.pp=2", f"run.out={last}"), 79, "E_NAN", "step=0", '"log" (Log)')
+        refused(train(2, own(tmp_path, "log", last=last), "mesh.pp=2", f"run.out={last}"), 79, "E_NAN", "step=1", '"log" (Log)')
 
 
 @pytest.mark.slow
