@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from mpitrain.comm.work import Work
 
+LONGEST_OBJECT = 1 << 30       # bytes of JSON; descriptions of data with millions of chunks have a fifth of it
 THE_CHANNELS = "the channel's"                                # the key of its own algorithm, among those that callers bring
 PIECE_BYTES = 4 << 20          # the library's all-reduce gets pieces of this; Open MPI 5.0.11's falls off above 8 MB
 

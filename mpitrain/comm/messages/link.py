@@ -6,6 +6,7 @@ until it has left; everything in flight moves with the rest (`Progress`).
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from mpitrain.comm.job.start import tag_upper_bound
 from mpitrain.comm.messages.buffers import Host
 from mpitrain.comm.messages.interpreter import HEADER_TAG
 from mpitrain.comm.messages.polled import PolledWork
-from mpitrain.errors import ShapeError
+from mpitrain.errors import DesyncError, ShapeError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 DIMS = 8                                                      # an array may have so many dimensions at most
 HEAD = DIMS + 2                                               # numbers in a message that says a shape: dims, dtype, how many dims
+MOST_BYTES = 1 << 40                                          # of an array: no rank has memory for a tenth of it
 KINDS = ("float32", "float64", "float16", "int64", "int32", "uint8", "bool")
 
 
@@ -103,7 +105,7 @@ class Link:
 
 
 def shape_told(head: Array, who: str) -> tuple[tuple[int, ...], str]:
-    """(shape, dtype) in the HEAD numbers that another rank sent; DesyncError unless they are ones that memory could be taken for."""
+    """(shape, dtype) in the HEAD numbers that another rank sent; DesyncError unless memory could be taken for them."""
     numbers = [int(n) for n in head]
     kind, dims = numbers[DIMS:DIMS + 2]
     if not (0 <= dims <= DIMS and 0 <= kind < len(KINDS) and all(n >= 0 for n in numbers[:dims])
