@@ -46,11 +46,11 @@ PROMISES = {
     "B2": "An error of the system at any call of a save is exit 74 with file and reason; nothing damaged is ever published.",
     "B3": "A disk, quota or file limit that is too small is found before a value is written; older checkpoints stay.",
     "B4": "A checkpoint that was announced survives a power cut.",
-    "B5": "A damaged newest checkpoint is passed over with a line that names the file.",
+    "B5": "A damaged newest checkpoint is passed over with a line that names the file; another run's is refused.",
     "B6": "Where all checkpoints are bad, each is named and the run does not start anew by itself.",
     "B7": "A resumed run has the bits of one that was never interrupted.",
     "B8": "In layout mode that holds on any other number of ranks and any other mesh too.",
-    "B9": "What has changed since the checkpoint and changes bits is said in one line.",
+    "B9": "What changed since the checkpoint is refused if it moves rows, and told if it changes bits; `--strict` refuses both.",
     "B10": "A checkpoint of another model is refused with lists of missing, unexpected and reshaped names.",
     "B11": "One job at a time uses a run folder; the second is told who holds it. A lock never outlives its job.",
     "B12": "A folder that holds anything, a link, a file, a read-only folder is refused; nothing of anyone else is deleted.",
@@ -59,7 +59,7 @@ PROMISES = {
     "C1": "Truncated, empty and foreign files are refused in a line with file and offset.",
     "C2": "A flipped bit is found before its values are used, where the data have checksums.",
     "C3": "A file that crashes or hangs the HDF5 library costs a child process, and no rank.",
-    "C4": "A file that changes while it is read is an error with its name, never a crash.",
+    "C4": "A file that changes while it is read, or between two jobs of a run, is an error with its name.",
     "C5": "Shapes, types and rows that do not fit are named before the first step.",
     "C6": "Labels out of range, NaN and infinity in data are named with file and row.",
     "C7": "What a file declares or unpacks to is bounded before memory is taken; the line names the limit.",
@@ -75,7 +75,7 @@ PROMISES = {
     "D6": "A change of results cannot go unnoticed: the hash of a run is kept with the tests.",
     "D7": "Gradients are right: by finite differences, by another framework, and by one rank.",
     "D8": "bfloat16 resumes to the same bits, and its overflow ends all ranks alike.",
-    "D9": "Layout mode refuses by name what has no fixed order of sums.",
+    "D9": "Layout mode refuses by name what has no fixed order of sums, and names code of the user's that it cannot judge.",
     "E1": "SIGUSR1 to the job or to one rank saves after the present step and exits with 85.",
     "E2": "SIGTERM ends the job in the launcher's time; checkpoint and metrics stay whole, and a line says what is kept.",
     "E3": "Ctrl-C, also twice, leaves no process and no damaged file.",
@@ -99,15 +99,8 @@ PROMISES = {
 # What a promise says that is not so yet, or that no test shows. Whoever builds it deletes the line.
 PARTLY = {
     "A2": "want of memory is not said",
-<<<<<<< HEAD
-    "A3": "below 1.4 GB the wrong cause is named; shared windows hang the start",
-    "B3": "a file limit below a shared window hangs the start",
-    "B9": "only numerics and the way gradients are summed",
-=======
-    "A7": "the field is not always named, code is not compared",
->>>>>>> rest-next
     "B11": "a warning where the file system has no locks",
-    "D9": "of a user's own code a line only says that nobody answers for it",
+    "C2": "of plain files blocks alone are compared, between jobs and between ranks",
     "E1": "before Python runs the signal ends the job with 138, and the batch scripts start it again",
     "E2": "under mpirun nothing is shown",
     "E3": "twice is not shown",
