@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from functools import cache
 
 import psutil
-from launch import ROOT, Job, Result, clean_environment, find_mpirun, is_python, tagged
+from launch import ROOT, Job, Result, clean_environment, find_mpirun, is_python, is_watcher, tagged
 
 SCRIPT = ROOT / "tests/two_hosts.sh"
 NAMES = ("left", "right")
@@ -94,7 +94,7 @@ class HostJob(Job):
 
     def ranks(self) -> list[int]:
         """Ids of the Python processes of both hosts, without mpirun, its daemons and what starts them."""
-        return [pid for pid in tagged(self.tag) if is_python(pid)]
+        return [pid for pid in tagged(self.tag) if is_python(pid) and not is_watcher(pid)]
 
     def signal(self, number: int) -> None:
         """Send a signal to `mpirun`."""

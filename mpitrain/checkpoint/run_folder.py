@@ -22,7 +22,7 @@ from mpitrain.checkpoint.disk import make_folder, storage_error, sync_folder, wr
 from mpitrain.errors import OutputError
 
 FILES = ("config.toml", "metrics.jsonl", "run.json", "trace.json")
-ERRORS = re.compile(r"rank-[0-9]{1,9}\.json")
+ERRORS = re.compile(r"rank-[0-9]{1,9}\.(json|stack\.txt)")
 UNFINISHED = ".tmp"                                       # the suffix while writing; one job holds the folder, so one name does
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 

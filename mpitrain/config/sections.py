@@ -84,6 +84,9 @@ class TrainConfig:
     threads: int = 0                         # per rank; 0: the cores bound to it, shared out
     eval_every: int = 0                      # steps; 0: after each epoch
     recompute: bool | int | tuple[str, ...] = False     # keep block inputs, not activations: all blocks', the first ones', these
+    stall_s: float = 600.0                   # seconds without progress that are a stall; 0: nobody watches
+    start_s: float = 600.0                   # the same until training begins, with the start of MPI; 0: it may take any time
+    stall: Literal["end", "warn"] = "end"
     cached_mb: float = 0.0                   # freed memory kept for the next arrays; 0: all of it
     arguments: dict[str, Any] = field(default_factory=dict)       # further keys, which the loss takes
 

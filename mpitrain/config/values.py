@@ -17,7 +17,8 @@ LEAST = {"train.epochs": 0, "train.steps": 0, "train.batch_size": 1, "train.micr
          "train.eval_every": 0, "data.stride": 1, "data.workers": 0, "mesh.pp": 1, "mesh.dp": 0, "mesh.ep": 1, "mesh.cp": 1,
          "mesh.tp": 1, "mesh.chunks": 1, "log.every": 1, "checkpoint.every": 0, "checkpoint.keep": 1,
          "optimizer.warmup_steps": 0, "run.seed": 0}
-NOT_NEGATIVE = ("optimizer.lr", "optimizer.clip_norm", "optimizer.weight_decay", "optimizer.min_lr", "train.cached_mb")
+NOT_NEGATIVE = ("optimizer.lr", "optimizer.clip_norm", "optimizer.weight_decay", "optimizer.min_lr", "train.cached_mb",
+                "train.stall_s", "train.start_s")
 WORDS = {f"{name}.{key}": typing.get_args(hint) for name, section in SECTIONS.items()
          for key, hint in typing.get_type_hints(type(section)).items() if typing.get_origin(hint) is Literal}
 WORDS["comm.sharding"] = SHARDED

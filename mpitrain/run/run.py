@@ -19,11 +19,13 @@ from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.checkpoint.state import State
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.guard import Process
-from mpitrain.comm.job.start import start
+from mpitrain.comm.job.pulse import pulse_of
+from mpitrain.comm.job.start import start, started
 from mpitrain.comm.job.together import on_first
 from mpitrain.config import Config, to_toml
 from mpitrain.errors import OutputError, UsageError
 from mpitrain.parallel.connect import connect
+from mpitrain.parallel.gradients.timeline import Timeline
 from mpitrain.parallel.pipeline.inference import Inference
 from mpitrain.parallel.policies.choose import choose_to_evaluate
 from mpitrain.parallel.policies.policy import Setup
@@ -39,10 +41,12 @@ from mpitrain.train.build.from_config import build, checkpoint_folder, make_loss
 from mpitrain.train.build.trial import try_one_sample
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.machine import environment
+from mpitrain.train.observers.beats import Beats
 from mpitrain.train.observers.log import plain_values
 from mpitrain.train.observers.memory import Memory
 from mpitrain.train.observers.observer import Observer
 from mpitrain.train.observers.record import MetricsFile
+from mpitrain.train.observers.stragglers import Stragglers
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,9 @@ class Run:
     def of_job(cls, config: Config, process: Process | None = None, *, quiet: bool = False) -> Run:
         """The run of all ranks of the job; it starts MPI."""
         keep_freed_memory()                                  # this may ask the compiler: nothing forks once MPI has started
+        process = process or Process()
+        if process.pulse is None and started() is None:
+            process.pulse = pulse_of(config.train.stall_s, config.train.start_s, config.train.stall)
         files = before_mpi(lambda: look_at_files(config))
         return cls(config, start().comm, process=process, quiet=quiet, files=files)
 
@@ -88,13 +95,16 @@ class Run:
         """The session of the run, made at the first call."""
         if self._session is None:
             self._session = Session(self.config, self.comm)
-            self._session.open(self.config, self._files)
+            self._session.open(self.config, self._files, self.process.pulse)
         return self._session
 
     def close(self) -> None:
         """Frees channels and communicators; it communicates. After an error that all ranks had alike a program may do so too."""
         if self._session is not None:
             self._session.close()
+        if self.process.pulse is not None and not self.process.guards:       # a program that is guarded is watched to its end
+            self.process.pulse.close()
+            self.process.pulse = None
 
     def __enter__(self) -> Run:
         return self
@@ -133,6 +143,9 @@ class Run:
             if self.comm.rank == 0:
                 cleanup.callback(folder.close)
             cleanup.enter_context(self.process.recording(folder.path))
+            if self.process.pulse is not None:
+                self.process.pulse.keep_in(folder.path)
+                asked.append(Beats(self.process.pulse, job.timeline))
             if continued:
                 found = store.latest(folder.checkpoints, session.control, store.RESUME)
                 with guard.symmetric():
@@ -160,7 +173,10 @@ class Run:
     def _fit(self, session: Session, job: Job, folder: RunFolder, forecast: Forecast, asked: Sequence[Observer]) -> Trained:
         config, control, trainer = self.config, session.control, job.trainer
         memory = Memory(job, lambda uses: report_lines(forecast, uses))
-        trainer.observers += [memory, *([MetricsFile(folder.metrics)] if self.comm.rank == 0 else []), *asked]
+        if self.comm.rank == 0:
+            trainer.observers += [MetricsFile(folder.metrics)]
+            trainer.observers += [Stragglers([place.host for place in session.places])] if self.comm.size > 1 else []
+        trainer.observers += [memory, *asked]
         job.keep_in(folder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments}})
         about = session.describe(config) | ({"numerics": job.numerics} if job.numerics else {})
 
@@ -180,6 +196,13 @@ class Run:
             "memory": as_json(forecast, memory.uses)}
         on_first(control, lambda: folder.write_json(folder.run_json, record))
         return Trained(job.plan.steps, metrics, hashes)
+
+    def _watched(self) -> Timeline:
+        """A timeline whose spans are progress to those who watch this rank."""
+        timeline = Timeline()
+        if self.process.pulse is not None:
+            timeline.heard = self.process.pulse.heard
+        return timeline
 
     def _predict_memory(self, session: Session, job: Job) -> Forecast:
         """The ranks' memory forecast, by rank 0, which runs a few rows through a model whose parameters take no memory."""
@@ -219,7 +242,7 @@ class Run:
                     raise UsageError("this run has no validation data; give some: data.validation=PATH")
             metrics = Evaluator(inference, loss, read, n_chunks, session.control, place=session.mesh.place,
                                 n_places=session.mesh.n_places, counts=held.counts, classes=held.classes,
-                                in_step=policy.cuts_parameters or placement.in_step).run()
+                                in_step=policy.cuts_parameters or placement.in_step, span=self._watched().span).run()
         return Evaluated(found.step, metrics)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from mpitrain.backend import keep_freed_memory
 from mpitrain.comm.job import guard
+from mpitrain.comm.job.pulse import Pulse
 from mpitrain.comm.job.start import launched_rank
 from mpitrain.comm.job.together import on_first
 from mpitrain.comm.mesh import Mesh
@@ -26,11 +27,13 @@ class Session:
         with guard.symmetric():
             self.mesh = Mesh(comm, pp=m.pp, dp=m.dp, ep=m.ep, cp=m.cp, tp=m.tp)
 
-    def open(self, config: Config, files: Callable[[], Any]) -> None:
+    def open(self, config: Config, files: Callable[[], Any], pulse: Pulse | None = None) -> None:
         """`files()` gives, or raises, on rank 0 what `look_at_files` does."""
         d = config.data
         keep_freed_memory(config.train.cached_mb * 2**20 or None)
         self.control = control = self.mesh.channel(self.mesh.axes, "start-up")
+        if pulse is not None:
+            pulse.join(control, self.mesh.progress)
         self.places = [Place(*found) for found in control.gather_objects(threads.place())]
         node = threads.on_node(self.places, control.rank)
         one = config.train.reproducible == "layout" or config.train.precision == "bfloat16"

@@ -17,6 +17,7 @@ from mpitrain.autograd import Tensor, no_grad
 from mpitrain.backend import Array, array_module, asnumpy
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.nn.loss import Loss
+from mpitrain.parallel.gradients.timeline import SpanMaker, no_span
 from mpitrain.parallel.pipeline.inference import Inference
 
 
@@ -31,10 +32,10 @@ class Evaluator:
 
     def __init__(self, inference: Inference, loss: Loss, read: Callable[[int], tuple[Any, Any]], n_chunks: int,
                  channel: Channel, *, place: int, n_places: int, counts: bool = True,
-                 classes: Callable[[Array], Array] | None = None, in_step: bool = False):
+                 classes: Callable[[Array], Array] | None = None, in_step: bool = False, span: SpanMaker = no_span):
         self.inference, self.loss, self.read, self.n_chunks, self.channel = inference, loss, read, n_chunks, channel
         self.place, self.n_places, self.counts, self.in_step = place, n_places, counts, in_step
-        self.classes = classes or _largest
+        self.classes, self.span = classes or _largest, span
 
     def run(self) -> dict[str, float]:
         """``{"loss": ..., "accuracy": ...}``; accuracy only where the targets are classes. It communicates."""
@@ -42,7 +43,7 @@ class Evaluator:
         mine = [*range(self.place, self.n_chunks, self.n_places)]
         most = -(-self.n_chunks // self.n_places)
         again = [self.n_chunks - 1] * (most - len(mine)) if self.in_step else []
-        for i, (output, y) in enumerate(self.inference.run(map(self.read, mine + again))):
+        for i, (output, y) in enumerate(self.inference.run(map(self._read, mine + again))):
             sums = self._sums(output, y)
             if self.counts and i < len(mine):
                 table[mine[i]] = sums
@@ -52,6 +53,10 @@ class Evaluator:
         if self.loss.kind == "classes":
             metrics["accuracy"] = correct / max(count, 1.0)
         return metrics
+
+    def _read(self, chunk: int) -> tuple[Any, Any]:
+        with self.span("evaluation", f"read chunk {chunk}"):
+            return self.read(chunk)
 
     def _sums(self, output: Tensor, y: Any) -> tuple[float, float, float]:
         target = self.inference.feed.targets(y)

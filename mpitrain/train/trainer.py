@@ -55,6 +55,7 @@ class Trainer:
         self.best: tuple[float, int] | None = None               # (lowest validation loss, its step)
         self.metrics: dict[str, float] = {}                      # metrics of the last evaluation
         self._message = np.zeros(0)                              # buffer of `share`: the message and its sum over ranks
+        self._began, self._loaded_s = time.perf_counter(), 0.0   # when work on the step began, and its wait for data
         self._add: Collective = ALONE
         self.notes: list[str] = []                               # lines told when the run starts
         self.found: dict[str, Any] = {}                          # observers' data for run.json, once the run is over
@@ -65,28 +66,31 @@ class Trainer:
         with self.span("compute", UPDATE):
             outcome = self.update.finish()                       # the rest of the exchange, norm, clip, optimizer
         with self.span("compute", "exchange of the loss"):
-            tally = self.pipeline.take_tally()
-            mean, outcome["comm_exposed_s"] = self.share(loss, outcome["comm_exposed_s"], tally)
-        return Step(loss=mean, **outcome, tally=tally)
+            tally, exposed_s = self.pipeline.take_tally(), outcome["comm_exposed_s"]
+            worked_s = time.perf_counter() - self._began - exposed_s - self.pipeline.waited_s
+            mean, (exposed, worked, loaded) = self.share(loss, (exposed_s, worked_s, self._loaded_s), tally)
+        return Step(mean, outcome["lr"], outcome["grad_norm"], float(exposed.min()), tally, worked, loaded)
 
-    def share(self, parts: np.ndarray[Any, Any], exposed_s: float,
-              tally: np.ndarray[Any, Any] = NO_TALLY) -> tuple[float, float]:
-        """The sum of the micro-batches' parts of the mean loss, and the smallest of the ranks' waiting times, in one message.
+    def share(self, parts: np.ndarray[Any, Any], seconds: Sequence[float],
+              tally: np.ndarray[Any, Any] = NO_TALLY) -> tuple[float, np.ndarray[Any, Any]]:
+        """The sum of the micro-batches' parts of the mean loss, and the ranks' seconds, (number of them, n), in one message.
 
-        Each rank passes its own parts, and zeros; the sum is exact, and rounded once. `tally` becomes the sum of the ranks'.
+        Each rank passes its own parts, and zeros; the sum is exact, and rounded once. `tally` becomes the sum of the ranks'. The
+        ranks' seconds are valid until the next call.
         """
-        if self.channel.size == 1:
-            return math.fsum(parts), exposed_s                   # a message to nobody costs a small model 1 % of its step
-        end = len(parts) + self.channel.size
+        n = self.channel.size
+        if n == 1:
+            return math.fsum(parts), np.array(seconds)[:, None]  # a message to nobody costs a small model 1 % of its step
+        end = len(parts) + n * len(seconds)
         if self._message.size != end + len(tally):
             self._message = np.zeros(end + len(tally))
             self._add = self.channel.prepare(self._message, "loss")
         message = self._message
         message[:len(parts)], message[len(parts):end], message[end:] = parts, 0, tally
-        message[len(parts) + self.channel.rank] = exposed_s
+        message[len(parts) + self.channel.rank:end:n] = seconds
         self._add.run()
         tally[...] = message[end:]
-        return math.fsum(message[:len(parts)]), float(message[len(parts):end].min())
+        return math.fsum(message[:len(parts)]), message[len(parts):end].reshape(-1, n)
 
     def fit(self) -> dict[str, float]:
         """Trains to the end and returns the last evaluation. Raises Stopped after a stop request, with a checkpoint saved."""
@@ -118,8 +122,11 @@ class Trainer:
             self.one_step(*batch)
 
     def _next(self, batches: Iterator[tuple[int, list[MicroBatch]]]) -> tuple[int, list[MicroBatch]] | None:
+        self._began = time.perf_counter()
         with self.span("data", "wait for a batch"):
-            return next(batches, None)
+            batch = next(batches, None)
+        self._loaded_s = time.perf_counter() - self._began
+        return batch
 
     def _finish(self) -> None:
         for observer in self.observers:

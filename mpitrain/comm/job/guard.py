@@ -25,12 +25,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from mpitrain.comm.job.failure import Failure, as_peer_error, describe, printable, write_record
 from mpitrain.comm.job.signals import StopRequest
 from mpitrain.comm.job.start import abort, is_last_one, launched_by_mpirun, launched_rank, local_rank, started
 from mpitrain.errors import DesyncError, PeerError, Stopped
+
+if TYPE_CHECKING:
+    from mpitrain.comm.job.pulse import Pulse
 
 # Seconds. A failed job ends within 5 in all cases, so the waits must fit below that one after the other.
 WAIT_FOR_RANK_0 = 1.5         # the other ranks wait so after a symmetric error; Abort took 0.2 s to end 3 ranks
@@ -68,6 +71,7 @@ class Process:
     def __init__(self, *, traceback: bool = False, stop: StopRequest | None = None):
         self.traceback, self.stop = traceback, stop or StopRequest()
         self.guards = False                                   # it says whether failures come to `fail`
+        self.pulse: Pulse | None = None                       # by which a watcher sees whether this rank moves
         self._folders: list[Path] = []
         self._failing = threading.Lock()
         self._reserve: bytearray | None = None

@@ -44,7 +44,7 @@ class Pipeline:
         self.span = span
         self.count = 0.0                                    # Terms of the loss in the last step, over all ranks.
         self.flag = 0.0                                     # The stop flag: the sum over ranks of what `run` got.
-        self.waited_s = 0.0                                 # Seconds of the last step spent waiting for other stages.
+        self.waited_s = 0.0                                 # Seconds of the last step spent waiting for other ranks.
         self._programs: dict[int, list[Action]] = {}
         self._micro: Sequence[MicroBatch] = ()
         self._inputs: dict[tuple[int, int], Tensor] = {}    # Tensors received, by (chunk, micro-batch).
@@ -182,9 +182,11 @@ class Pipeline:
     def _total(self) -> float:
         """The terms of the loss over all ranks; waits for them once."""
         if self._counting is not None:
+            began = time.perf_counter()
             with self.span("compute", "exchange of the count"):
                 self._counting.wait()
             self._counting = None
+            self.waited_s += time.perf_counter() - began
         self.count = float(self._local[0])
         return self.count
 

@@ -180,7 +180,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     read, n_chunks = inputs.chunks(n_classes)
     evaluator = Evaluator(inference, loss, read, n_chunks, control, place=mesh.place, n_places=n_places,
                           counts=held.counts, classes=held.classes,
-                          in_step=placement.in_step or policy.cuts_parameters) if n_chunks else None
+                          in_step=placement.in_step or policy.cuts_parameters, span=timeline.span) if n_chunks else None
     tuning = make_tuning(comm, reducer, control, mesh)
     trainer = Trainer(pipeline=pipeline, update=policy, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       span=timeline.span)
