@@ -83,6 +83,10 @@ class Hosts:
                    *map(os.fspath, args)]
         return HostJob(command, ours, cwd)
 
+    def cut(self) -> None:
+        """The link is down from now on; nobody is told."""
+        subprocess.run([*self._enter, "ip", "-n", "left", "link", "set", "link0", "down"], check=True, env=environment())
+
     def bytes_sent(self, name: str) -> int:
         """Bytes that have left a host over the link, headers and acknowledgements included."""
         command = [*self._enter, "ip", "netns", "exec", name, "cat", "/sys/class/net/link0/statistics/tx_bytes"]

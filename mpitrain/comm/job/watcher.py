@@ -22,11 +22,13 @@ from contextlib import suppress
 
 from mpitrain.comm.job.seen import (
     ASK,
+    BORN,
     CONTINUE,
     COUNT,
     KILL,
     LEAVE,
     LEAVE_SIGNAL,
+    PARENT,
     PHASES,
     STACK_SIGNAL,
     STOPPED,
@@ -37,6 +39,8 @@ from mpitrain.comm.job.seen import (
 
 ANSWER_S = 1.0                            # a rank that can run Python at all answers within this
 MARGIN_S = 2.0                            # where all ranks of this node wait, another node has so long to name its own
+LAUNCHER_S = 1.5                          # where other hosts cannot be reached, the launcher gets so long to end by itself
+LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted")
 LINE_LIMIT = 500
 STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "in a system call that does not return", "R": "running",
           "S": "asleep", "": "its process has ended"}
@@ -55,8 +59,9 @@ class Watcher:
         self.short = max(seconds / 10, 4 * self.period)      # who stands still for so long and goes on is told of
         self.began = self.looked = time.monotonic()
         self.ranks: list[Rank] = []
-        self.others, self.folder, self.rest = "", "", b""
+        self.others, self.folder, self.rest, self.cut_off = "", "", b"", False
         self.parent, self.host = os.getppid(), os.uname().nodename
+        self.launcher = int(stat(self.parent)[PARENT] or 0)
 
     def run(self) -> None:
         while self.take_orders():
@@ -160,6 +165,7 @@ class Watcher:
 
     def all_wait(self, first: Rank, answers: dict[Rank, list[str]]) -> None:
         waits = ", ".join(f"rank {rank.number} in {(answers[rank] + [rank.phase])[1]}" for rank in self.ranks)
+        self.cut_off = bool(self.others)
         whom = f"ranks of other hosts ({self.others}), which stand still or cannot be reached" if self.others else "each other"
         self.report(first, f"(all ranks of this host wait for {whom}: {waits})")
 
@@ -232,7 +238,22 @@ class Watcher:
             time.sleep(0.01)
         for rank in self.ranks:
             rank.signal(KILL)
+        if self.cut_off:
+            self.end_launcher()
         sys.exit()
+
+    def end_launcher(self) -> None:
+        """Kill Open MPI's mpirun, or its daemon on another host: with the network down they wait for each other for minutes.
+
+        They were asked to end first, by two SIGTERM or two SIGINT, and did not (5.0.11).
+        """
+        with suppress(OSError), open(f"/proc/{self.launcher}/comm") as file:
+            known, born = file.read().strip() in LAUNCHERS, stat(self.launcher)[BORN]
+            limit = time.monotonic() + LAUNCHER_S
+            while known and stat(self.launcher)[BORN] == born and time.monotonic() < limit:
+                time.sleep(0.01)
+            if known and stat(self.launcher)[BORN] == born:
+                os.kill(self.launcher, KILL)
 
 
 def place_in(stacks: str, phase: str) -> str:
