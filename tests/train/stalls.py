@@ -53,13 +53,13 @@ def fail() -> None:
 KINDS: dict[str, Callable[[], None]] = {
     "stop": stop, "hold": hold_the_interpreter, "loop": loop, "mpi": call_mpi, "read": read_for_ever, "none": lambda: None,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
-    "abort": os.abort, "exception": fail}
+    "abort": os.abort, "exception": fail, "slow": lambda: time.sleep(0.02)}
 done = threading.Event()
 
 
 def happen() -> None:
-    """The fault, once in the process."""
-    if launched_rank()[0] == RANK and not done.is_set():
+    """The fault, once in the process; a slow rank is slow again and again."""
+    if launched_rank()[0] == RANK and (KIND == "slow" or not done.is_set()):
         done.set()
         print("failed at", time.monotonic(), flush=True)
         KINDS[KIND]()

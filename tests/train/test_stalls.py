@@ -8,9 +8,12 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from launch import GRACE, POLL, Job, Result, is_watcher, launch, send, tagged
 from runs import SMALL, record, write
+
+from mpitrain.train.observers.stragglers import straggler
 
 STALLS = Path(__file__).with_name("stalls.py")
 LIMIT = 5.0                                       # seconds beyond stall_s until the end of mpirun
@@ -149,6 +152,25 @@ def test_nobody_watches_where_that_is_switched_off(tmp_path: Path) -> None:
     for pid in job.ranks():
         os.kill(pid, signal.SIGKILL)
     job.finish()
+
+
+@pytest.mark.promise("A9")
+@pytest.mark.parametrize(("phase", "why"), [("forward", "to compute"), ("load", "to read its data")])
+def test_a_slow_rank_is_named_with_what_it_is_slow_at_and_how_long_others_wait(tmp_path: Path, phase: str, why: str) -> None:
+    result = run(tmp_path, 3, "slow", phase, 1, "train.steps=60", "log.every=15")
+    assert result.rc == 0, result.err
+    said = re.findall(r"^rank (\d) \(\S+\) takes ([\d.]+) times as long as the other ranks, mostly (.*): they wait (\d+)% "
+                      "of a step for it$", result.out, re.MULTILINE)
+    assert [(rank, of) for rank, _, of, _ in said] == [("1", why)] and float(said[0][1]) > 1.25 and int(said[0][3]) >= 20
+
+
+@pytest.mark.promise("A9")
+def test_ranks_that_take_about_as_long_are_not_told_of() -> None:
+    hosts = ["a", "a", "b"]
+    assert straggler(np.array([1.0, 1.1, 1.2]), np.zeros(3), hosts) is None
+    assert straggler(np.array([1.0, 1.0, 3.0]), np.zeros(3), hosts) == \
+        "rank 2 (b) takes 3.0 times as long as the other ranks, mostly to compute: they wait 67% of a step for it"
+    assert "to read its data" in (straggler(np.array([2.0, 1.0]), np.array([0.8, 0.1]), hosts) or "")
 
 
 @pytest.mark.slow
