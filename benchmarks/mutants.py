@@ -4,7 +4,7 @@
     python benchmarks/mutants.py --journal mutants.jsonl --packages ops,nn # those of the 150 that lie there
     python benchmarks/mutants.py --journal mutants.jsonl --again           # the survivors once more, with the tests of now
     python benchmarks/mutants.py --journal mutants.jsonl --report
-    python benchmarks/mutants.py --journal control.jsonl --control         # no change at all: every test must pass so
+    python benchmarks/mutants.py --control                                 # no change at all: every test must pass so
 
 A change is an operator, a comparison, a constant, a flag or a condition. The choice depends on the seed and the lines' text, so
 that work elsewhere leaves it. The first failure kills a mutant, and so does a test that does not end. The journal has {"mutant",
@@ -14,9 +14,7 @@ that work elsewhere leaves it. The first failure kills a mutant, and so does a t
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
-import hashlib
 import itertools
 import json
 import os
@@ -28,21 +26,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import layout_matrix
+from mutations import Mutant, candidates
 
 ROOT = Path(__file__).resolve().parents[1]
-OPERATORS = {ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "/"),
-             ast.Mod: ("%", "*"), ast.Pow: ("**", "*"), ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"), ast.LShift: ("<<", ">>"),
-             ast.RShift: (">>", "<<")}
-COMPARISONS = {ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"), ast.Eq: ("==", "!="),
-               ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is"), ast.In: ("in", "not in"),
-               ast.NotIn: ("not in", "in")}
 TIMEOUT = 900                             # seconds of one command of tests; one test has 120
 NOTHING_RAN = 5                           # pytest's exit code where no test is left of those that were asked for
+FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)|^.*\[rank \d+/\d+\] (\S+) ", re.MULTILINE)
 TAG = "MPITRAIN_MUTANT"                   # in the environment of all that a mutant's tests start
 
 # What a package's modules meet besides the tests of its own folder: those that run by themselves, and the bodies under mpirun.
@@ -55,6 +48,7 @@ BODIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "comm": (RUNS, ("comm/collectives_mpi", "comm/exchange_mpi", "comm/shared_mpi", "comm/progress_mpi", "comm/mesh_mpi",
                     "comm/clock_mpi", "parallel/reducer_mpi")),
     "config": (("tests/test_config.py", "tests/train/test_exchange.py", *RUNS), ()),
+    "files": (("tests/checkpoint",), ("checkpoint/checkpoint_mpi",)),
     "kernels": (("tests/ops", "tests/optim", "tests/nn"), ("comm/exchange_mpi",)),
     "models": ((), ("parallel/pipeline_mpi", "parallel/mesh_mpi")),
     "nn": (("tests/ops", "tests/models"), ("parallel/mesh_mpi", "parallel/experts_mpi")),
@@ -71,119 +65,6 @@ BODIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """`text[start:stop]` of the file, as bytes, becomes `new`."""
-
-    file: str
-    line: int
-    where: str
-    start: int
-    stop: int
-    was: str
-    new: str
-
-    @property
-    def name(self) -> str:
-        """The same as long as its function's name and its line stay."""
-        return hashlib.sha256("\0".join((self.file, self.where, self.was, self.new)).encode()).hexdigest()[:12]
-
-
-class Finder(ast.NodeVisitor):
-    """All the changes that could be made to one file."""
-
-    def __init__(self, file: str, text: str):
-        self.file, self.text = file, text.encode()
-        self.lines = self.text.splitlines(keepends=True)
-        self.starts = [0, *itertools.accumulate(map(len, self.lines))]
-        self.function: list[str] = []
-        self.found: list[Mutant] = []
-
-    def at(self, line: int, column: int) -> int:
-        return self.starts[line - 1] + column
-
-    def end(self, node: ast.expr) -> int:
-        return self.at(node.end_lineno or 0, node.end_col_offset or 0)
-
-    def add(self, line: int, start: int, stop: int, new: str) -> None:
-        column = start - self.starts[line - 1]
-        where = f"{'.'.join(self.function)}|{self.lines[line - 1].decode().strip()}|{column}"
-        self.found.append(Mutant(self.file, line, where, start, stop, self.text[start:stop].decode(), new))
-
-    def between(self, left: ast.expr, right: ast.expr, pair: tuple[str, str]) -> None:
-        """The sign between two expressions, outside of comments and parentheses."""
-        start, stop = self.end(left), self.at(right.lineno, right.col_offset)
-        gap = re.sub(rb"#[^\n]*", lambda m: b" " * len(m[0]), self.text[start:stop])
-        found = re.search(rb"\s+".join(map(re.escape, pair[0].encode().split())), gap)
-        if found:
-            line = (left.end_lineno or 0) + gap[:found.start()].count(b"\n")
-            self.add(line, start + found.start(), start + found.end(), pair[1])
-
-    def whole(self, node: ast.expr, new: str) -> None:
-        self.add(node.lineno, self.at(node.lineno, node.col_offset), self.end(node), new)
-
-    def visit_BinOp(self, node: ast.BinOp) -> None:
-        if type(node.op) in OPERATORS and not any(isinstance(side, (ast.JoinedStr, ast.Constant)) and isinstance(
-                getattr(side, "value", ""), str) for side in (node.left, node.right)):
-            self.between(node.left, node.right, OPERATORS[type(node.op)])
-        self.generic_visit(node)
-
-    def visit_Compare(self, node: ast.Compare) -> None:
-        for left, op, right in zip([node.left, *node.comparators], node.ops, node.comparators):
-            self.between(left, right, COMPARISONS[type(op)])
-        self.generic_visit(node)
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        pair = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
-        for left, right in zip(node.values, node.values[1:]):
-            self.between(left, right, pair)
-        self.generic_visit(node)
-
-    def visit_Constant(self, node: ast.Constant) -> None:
-        if isinstance(node.value, bool):
-            self.whole(node, str(not node.value))
-        elif isinstance(node.value, (int, float)):
-            self.whole(node, repr(node.value + 1) if isinstance(node.value, int) else repr(node.value * 2 or 1.0))
-
-    def condition(self, node: ast.If | ast.While | ast.IfExp) -> None:
-        if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            return
-        source = ast.get_source_segment(self.text.decode(), node.test) or ""
-        self.whole(node.test, f"(not ({source}))")
-        self.generic_visit(node)
-
-    visit_If = visit_While = visit_IfExp = condition
-
-    def scope(self, node: ast.FunctionDef | ast.ClassDef) -> None:
-        """A function or class: annotations are skipped, defaults are not."""
-        self.function.append(node.name)
-        if isinstance(node, ast.FunctionDef):
-            for default in (*node.args.defaults, *filter(None, node.args.kw_defaults)):
-                self.visit(default)
-        for statement in node.body:
-            self.visit(statement)
-        self.function.pop()
-
-    visit_FunctionDef = visit_ClassDef = scope
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        if node.value is not None:
-            self.visit(node.value)
-
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Python 3.11 does not know where in the file the parts of an f-string are."""
-
-
-def candidates(tree: Path, seed: int) -> list[Mutant]:
-    """Every possible change, in the random order that the seed gives."""
-    found: list[Mutant] = []
-    for path in sorted((tree / "mpitrain").rglob("*.py")):
-        finder = Finder(str(path.relative_to(tree)), path.read_text())
-        finder.visit(ast.parse(finder.text))
-        found += finder.found
-    return sorted(found, key=lambda m: hashlib.sha256(f"{seed} {m.name}".encode()).digest())
-
-
 def package(file: str) -> str:
     """The key of BODIES that a file belongs to; "" of a module beside the packages."""
     name = Path(file).parts[1]
@@ -198,11 +79,34 @@ def commands(mutant: Mutant, tree: Path, ranks: int) -> Iterator[list[str]]:
     own = [f"tests/{folder}"] if folder and (tree / "tests" / folder).is_dir() else []
     nearest = sorted(str(p.relative_to(tree)) for p in (tree / "tests").glob(f"*/test_*{stem}*.py"))
     more = [name for name in serial if (tree / name).exists() and (ranks or name not in RUNS)]
-    for group in filter(None, (nearest, own, more)):
-        yield [sys.executable, *pytest, "-m", "not slow and not gpu", *group]
     files = [f"tests/{name}.py" for name in bodies if (tree / f"tests/{name}.py").exists()]
+    known = [f"--ignore={name}" for name in nearest]
+    if nearest:
+        yield [sys.executable, *pytest, "-m", "not slow and not gpu", *nearest]
     if files and ranks:
         yield ["mpirun", "-n", str(ranks), sys.executable, "-m", "mpi4py", *pytest, "--with-mpi", "-m", "not slow", *files]
+    for group in filter(None, (own, more)):
+        yield [sys.executable, *pytest, "-m", "not slow and not gpu", *known, *group]
+
+
+def control(tree: Path, chosen: list[Mutant], ranks: int) -> int:
+    """Runs all tests that the chosen mutants would meet, each file or folder once and to its end; 1 if any fails."""
+    every = {(command[0], place): [word for word in command if word != "-x" and "tests/" not in word] + [place]
+             for mutant in chosen for command in commands(mutant, tree, ranks) for place in command if place.startswith("tests/")}
+    failures = 0
+    for (program, place), command in every.items():
+        if any((program, str(folder)) in every for folder in Path(place).parents):
+            continue
+        with tempfile.TemporaryDirectory(prefix="mutant-") as temporary:
+            os.chmod(temporary, 0o755)
+            began = time.monotonic()
+            code, said = run(command, Path(shutil.copytree(tree, Path(temporary) / "tree")), temporary)
+        failed = code not in (0, NOTHING_RAN)
+        names = sorted({"".join(found) for found in FAILED.findall(said)}) or [said.strip()[-300:]]
+        failures += failed
+        print(f"{'failed' if failed else 'passed'}{time.monotonic() - began:6.0f} s  {Path(program).name} {place}",
+              *(names if failed else ()), sep="\n    ", flush=True)
+    return int(failures > 0)
 
 
 def try_out(mutant: Mutant, tree: Path, ranks: int) -> dict[str, Any]:
@@ -217,7 +121,7 @@ def try_out(mutant: Mutant, tree: Path, ranks: int) -> dict[str, Any]:
         for command in commands(mutant, tree, ranks):
             code, said = run(command, copy, temporary)
             if code not in (0, NOTHING_RAN):
-                failed = re.findall(r"^(?:FAILED|ERROR) (\S+)|^.*\[rank \d+/\d+\] (\S+) ", said, re.MULTILINE)
+                failed = FAILED.findall(said)
                 verdict, by = "killed", "".join(failed[0]) if failed else said.strip()[-300:]
                 break
     return {"mutant": mutant.name, "file": mutant.file, "line": mutant.line, "where": mutant.where, "was": mutant.was,
@@ -251,26 +155,29 @@ def run(command: list[str], tree: Path, temporary: str) -> tuple[int, str]:
 def report(records: list[dict[str, Any]]) -> int:
     survivors = sorted((r for r in records if r["verdict"] == "survived"), key=lambda r: (r["file"], r["line"]))
     print(*(f"{r['file']}:{r['line']}  {r['was']} -> {r['is']}    {r['where'].split('|')[1]}" for r in survivors), sep="\n")
+    for folder, group in itertools.groupby(sorted(records, key=lambda r: package(r["file"])), lambda r: package(r["file"])):
+        verdicts = [r["verdict"] for r in group]
+        print(f"{folder or '(beside the packages)':<24}{verdicts.count('killed'):4} of {len(verdicts)} killed")
     print(f"{len(records) - len(survivors)} of {len(records)} killed")
     return 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--journal", type=Path, required=True)
+    parser.add_argument("--journal", type=Path, default=Path("mutants.jsonl"))
     parser.add_argument("-n", "--number", type=int, default=150)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=2, help="of the tests under mpirun; 0: without them and whole runs")
     parser.add_argument("--packages", help="only those of the choice that lie in these, separated by commas")
     parser.add_argument("--again", action="store_true", help="only the survivors of the journal")
     parser.add_argument("--list", action="store_true", help="print the choice and leave")
-    parser.add_argument("--control", action="store_true", help="one mutant of each package, but without its change")
-    parser.add_argument("--report", action="store_true", help="print what the journal says and leave")
+    parser.add_argument("--control", action="store_true", help="the tests that mutants of all packages meet, without a change")
+    parser.add_argument("--report", action="store_true", help="print what the journal says of the present choice, and leave")
     a = parser.parse_args()
     lines = a.journal.read_text().splitlines() if a.journal.exists() else []
     known = {record["mutant"]: record for record in map(json.loads, lines)}
     if a.report:
-        return report([*known.values()])
+        return report([known[m.name] for m in candidates(ROOT, a.seed)[:a.number] if m.name in known])
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
         tree = Path(temporary) / "tree"
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -279,7 +186,7 @@ def main() -> int:
             shutil.copy2(ROOT / name, tree / name)
         chosen = candidates(tree, a.seed)[:a.number]
         if a.control:
-            chosen = [replace(m, start=0, stop=0, new="", was="") for m in {package(m.file): m for m in chosen}.values()]
+            return control(tree, [*{package(m.file): m for m in chosen}.values()], a.ranks)
         for mutant in chosen:
             done = known.get(mutant.name)
             if a.packages and package(mutant.file) not in a.packages.split(",") or (

@@ -58,7 +58,7 @@ def our_step(model, optimizer, loss_of, x, y, lr, step):
     loss = loss_of(model(Tensor(x)), y)
     value = float(loss.array) / y.size
     run_backward(loss, np.asarray(1 / y.size, np.float32))
-    norm = float(np.sqrt(optim.squared_norm(model.storage, model.storage.gradients)))
+    norm = float(np.sqrt(optim.squared_norm(model.storage.segments, model.storage.gradients)))
     optimizer.update(model.storage.gradients, lr=lr, step=step, scale=optim.clip_factor(norm, CLIP))
     return value
 
@@ -72,7 +72,7 @@ def main() -> None:
     options = parser.parse_args()
     report = Report(0, options.json)
     keep_freed_memory()
-    dataset = data.open_dataset(data.describe(options.folder))
+    dataset = data.Dataset(data.describe(options.folder))
     training, held_out = data.token_split(dataset, BLOCK, "tail:0.1")
     sampler = data.Sampler(len(training), BATCH, seed=options.seed)
     model = models.gpt(layers=LAYERS, heads=HEADS, width=WIDTH, block=BLOCK, vocabulary=VOCABULARY, dropout=0.0, bias=False)

@@ -35,9 +35,8 @@ from mpitrain.comm.job.guard import run_guarded
 from mpitrain.comm.job.start import start
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
-from mpitrain.config.sections import CommConfig, Config, TrainConfig
+from mpitrain.config.sections import SHARDED, CommConfig, Config, TrainConfig
 from mpitrain.placement.bytes import predicted
-from mpitrain.placement.shards import KINDS
 from mpitrain.train.build.assembly import assemble
 from mpitrain.train.build.inputs import Inputs
 
@@ -71,7 +70,7 @@ def inside(width: int, layers: int) -> int:
     world = start()
     channel = Channel(world.comm.Dup(), "bench")
     about = machine(channel)
-    for node_shared, kind in product((False, True), KINDS):
+    for node_shared, kind in product((False, True), SHARDED):
         measured, used, count = train(world, kind, node_shared, width, layers)
         everyone = channel.gather_objects([measured, used])
         most, pool = max(everyone, key=lambda found: sum(found[0]))

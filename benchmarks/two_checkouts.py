@@ -27,8 +27,10 @@ def python_of(checkout: Path) -> Path:
 
 
 def environment(checkout: Path) -> dict[str, str]:
-    """One thread a rank, no settings of OpenBLAS that slow some CPUs down, and what Open MPI wants of root and few cores."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("OPENBLAS_", "OMPI_", "PMIX_", "PRTE_", "PYTHONPATH"))}
+    """One thread a rank, no settings of OpenBLAS that slow some CPUs down, compiled files kept as users have them, and what Open
+    MPI wants of root and few cores."""
+    dropped = ("OPENBLAS_", "OMPI_", "PMIX_", "PRTE_", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(checkout), "OMPI_ALLOW_RUN_AS_ROOT": "1",
                    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 

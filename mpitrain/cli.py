@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,29 +31,31 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (try: {self.prog} --help)")
 
 
-def found_verbs() -> dict[str, Any]:
-    """The verbs' modules by name, one for each file of the folder."""
+def found_verbs(first: str = "") -> dict[str, Any]:
+    """The verbs' modules by name, one for each file of the folder; if `first` is one of them, that alone."""
     names = sorted(path.stem for path in Path(verbs.__path__[0]).glob("[a-z]*.py"))
-    return {name: importlib.import_module(f"{verbs.__name__}.{name}") for name in names}
+    return {name: importlib.import_module(f"{verbs.__name__}.{name}") for name in ([first] if first in names else names)}
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(found: dict[str, Any]) -> argparse.ArgumentParser:
     top = Parser(prog="mpitrain", description="Train neural networks over MPI.", epilog=EPILOG,
                  formatter_class=argparse.RawDescriptionHelpFormatter)
     of_verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for name, verb in found_verbs().items():
+    for name, verb in found.items():
         verb.add_arguments(of_verbs.add_parser(name, help=verb.HELP))
     return top
 
 
 def main(arguments: Sequence[str] | None = None, process: Process | None = None) -> int:
     """Runs one command; errors are raised, and `process` turns them into a line and an exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    found = found_verbs(*arguments[:1])
     with guard.symmetric():
-        options, rest = parser().parse_known_args(arguments)
+        options, rest = parser(found).parse_known_args(arguments)
         unknown = [word for word in rest if word.startswith("-") or not hasattr(options, "arguments")]
         if unknown:
             raise UsageError(f"unknown argument {unknown[0]} (try: mpitrain {options.verb} --help)")
         if rest:                                  # overrides that stand after a flag
             options.arguments = [*options.arguments, *rest]
-    status: int = found_verbs()[options.verb].run(options, process or Process())
+    status: int = found[options.verb].run(options, process or Process())
     return status

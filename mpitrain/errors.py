@@ -10,7 +10,6 @@ An error says what was expected, what was found, where, and what to change. The 
 
 from __future__ import annotations
 
-import difflib
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -156,6 +155,7 @@ def said(error: BaseException) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`` (did you mean "x"?)`` for the closest known name, or the list of known names, cut off where it is long."""
+    import difflib  # few runs have a mistake
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if close:

@@ -6,14 +6,17 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from mpitrain.errors import ConfigError, name_and_text, nearest, place, text_of
+from mpitrain.errors import ConfigError, MpitrainError, name_and_text, nearest, place, text_of
 
 T = TypeVar("T")
+OWN_FILE = "mpitrain_user_"                       # modules of users' files are called so, and a number
 
 
 class Registry(Generic[T]):
@@ -22,6 +25,7 @@ class Registry(Generic[T]):
     def __init__(self, kind: str):
         self.kind = kind
         self._table: dict[str, T] = {}
+        self._places: dict[str, str] = {}         # of objects that are still to be imported
 
     def register(self, name: str) -> Callable[[T], T]:
         def add(value: T) -> T:
@@ -30,13 +34,20 @@ class Registry(Generic[T]):
             return value
         return add
 
+    def register_later(self, name: str, where: str) -> None:
+        """`where` is the object's place, "package.module:name", which is imported when somebody asks for it."""
+        self._places[name] = where
+
     def __iter__(self) -> Iterator[str]:
-        return iter(self._table)
+        return iter((*self._table, *self._places))
 
     def __contains__(self, name: str) -> bool:
-        return name in self._table
+        return name in self._table or name in self._places
 
     def __getitem__(self, name: str) -> T:
+        if name in self._places:
+            module, _, attribute = self._places.pop(name).partition(":")
+            self._table[name] = getattr(importlib.import_module(module), attribute)
         return self._table[name]
 
     def resolve(self, name: str, folder: Path | None = None) -> T:
@@ -44,10 +55,10 @@ class Registry(Generic[T]):
         if ":" in name:
             found: T = import_object(name, self.kind, folder)
             return found
-        if name not in self._table:
-            raise ConfigError(f'unknown {self.kind} "{name}"{nearest(name, self._table)}; '
+        if name not in self:
+            raise ConfigError(f'unknown {self.kind} "{name}"{nearest(name, self)}; '
                               f'your own is "package.module:name" or "file.py:name"')
-        return self._table[name]
+        return self[name]
 
 
 def import_object(name: str, kind: str, folder: Path | None = None) -> Any:
@@ -87,7 +98,7 @@ def _load_file(path: Path) -> Any:
     path = path.resolve()
     if not path.is_file():
         raise MissingSource(f"no file {path}")
-    key = f"mpitrain_user_{abs(hash(str(path)))}"
+    key = f"{OWN_FILE}{abs(hash(str(path)))}"
     if key not in sys.modules:
         spec = importlib.util.spec_from_file_location(key, path)
         assert spec is not None and spec.loader is not None
@@ -138,7 +149,7 @@ def call_with(function: Callable[..., Any], arguments: Mapping[str, Any], what: 
     missing = [n for n, p in named.items() if p.default is p.empty and n not in arguments]
     if missing:
         raise ConfigError(f"{what} needs {', '.join(f'{section}.{n}' for n in missing)}")
-    return call(function, what, arguments)
+    return call(function, what, arguments, section=section)
 
 
 def bound(function: Callable[..., Any], arguments: Mapping[str, Any], what: str, section: str) -> Callable[..., Any]:
@@ -150,12 +161,47 @@ def bound(function: Callable[..., Any], arguments: Mapping[str, Any], what: str,
     return functools.partial(function, **arguments) if arguments else function
 
 
-def call(function: Callable[..., Any], what: str, arguments: Mapping[str, Any], *given: Any) -> Any:
-    """``function(*given, **arguments)``, with a ConfigError that says where `what` refuses the arguments or fails with them."""
+def call(function: Callable[..., Any], what: str, arguments: Mapping[str, Any], *given: Any, section: str = "") -> Any:
+    """``function(*given, **arguments)``, with a ConfigError that says where `what` refuses the arguments or fails with them.
+
+    Errors of our own, of the operating system and of MPI pass. `section` is that of the arguments in a configuration.
+    """
     try:
         return function(*given, **arguments)
-    except (TypeError, ValueError) as error:
+    except (MpitrainError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        if type(error).__module__.startswith("mpi4py"):
+            raise
         refused = error.__traceback__ is None or error.__traceback__.tb_next is None       # the call itself refused: nothing ran
-        how = f"does not accept {dict(arguments)}: {text_of(error)}" if refused else \
-            f"failed with {dict(arguments)}: {name_and_text(error, place(error))}"
-        raise ConfigError(f"{what} {how}") from error
+        those = f" {dict(arguments)}" if arguments else " its arguments" if refused else ""
+        how = f"does not accept{those}: {text_of(error)}" if refused else \
+            f"failed{' with' if those else ''}{those}: {name_and_text(error, place(error))}"
+        raise ConfigError(misfit(function, arguments, f"{what}: {section}") or f"{what} {how}") from error
+
+
+KINDS = {"float": (Real, "a number"), "int": (Integral, "an integer"), "str": (str, "a string"), "bool": (bool, "true or false"),
+         "None": (type(None), "")}
+
+
+def misfit(function: Callable[..., Any], arguments: Mapping[str, Any], start: str) -> str:
+    """``<start>.trust must be a number, found "a"`` for the first argument that is not of the plain type that the signature
+    asks for; "" if there is none."""
+    for name, parameter in parameters_of(function).items():
+        hint = parameter.annotation if isinstance(parameter.annotation, str) else inspect.formatannotation(parameter.annotation)
+        kinds = [KINDS.get(kind, (object, "")) for kind in hint.split(" | ")]
+        if name in arguments and not isinstance(arguments[name], tuple(kind for kind, _ in kinds)):
+            wanted = " or ".join(words for _, words in kinds if words)
+            return f"{start}.{name} must be {wanted}, found {json.dumps(arguments[name], default=str)}"
+    return ""
+
+
+def named(value: Any) -> str:
+    """``file.py:Name`` of a user's class or function, or of the class of an object; ``package.module:Name`` of others, and a
+    plain value itself."""
+    if value is None or isinstance(value, (str, Real)):
+        return repr(value)
+    thing = value if hasattr(value, "__qualname__") else type(value)
+    module = sys.modules.get(thing.__module__)
+    source = Path(str(module.__file__)).name if thing.__module__.startswith(OWN_FILE) and module else thing.__module__
+    return str(thing.__qualname__) if source == "builtins" else f"{source}:{thing.__qualname__}"

@@ -137,7 +137,7 @@ EXAMPLES: dict[str, Example] = {
     "adam": update(4, 0.01, 0.99, 0.1, 0.1, 0.99, 0.01, 1.5, 1e-8, 0.5),
     "lamb": update(5, 0.1, 0.99, 0.01, 1.5, 1.5, 1e-6, 0.01, 0.5),
     "rmsprop": update(4, 0.01, 0.9, 0.99, 0.01, 1e-8, 0.01, 0.5),
-    "square_sums": of_shapes((2 * optimizer.BLOCK + 13,)),
+    "square_sums": of_shapes((2 * optimizer.NORM_BLOCK + 13,)),
     **dict.fromkeys(("relu", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu"), VALUES),
     **dict.fromkeys(("gelu_and_slope", "gelu_tanh_and_slope", "silu_and_slope"), AND_SLOPE),
     **dict.fromkeys(("slope_grad", "relu_grad", "tanh_grad", "sigmoid_grad"), GRADIENT),

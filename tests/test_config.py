@@ -132,7 +132,7 @@ def test_no_count_is_less_than_zero(tmp_path, key):
 
 
 def test_every_integer_of_the_schema_is_known_to_that_test():
-    integers = {f"{name}.{f.name}" for name, section in SECTIONS.items() for f in fields(section) if f.type == "int"}
+    integers = {f"{name}.{f.name}" for name, section in SECTIONS.items() for f in fields(section) if f.type is int}
     mark, = test_no_count_is_less_than_zero.pytestmark
     assert integers == set(mark.args[1])
 

@@ -86,9 +86,9 @@ def figure_rows() -> Iterator[list[str]]:
 
 
 def test_every_figure_has_a_number_and_a_command_that_is_there() -> None:
-    from mpitrain.cli import parser
+    from mpitrain.cli import found_verbs, parser
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    verbs = next(action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    verbs = next(action for action in parser(found_verbs())._actions if isinstance(action, argparse._SubParsersAction))
     benches = next(action for action in verbs.choices["bench"]._actions if isinstance(action, argparse._SubParsersAction))
     rows = list(figure_rows())
     assert len(rows) > 80
@@ -138,8 +138,8 @@ def test_a_measurement_that_is_added_takes_the_place_of_the_older_one() -> None:
 
 
 def test_the_page_on_running_names_every_flag_of_train() -> None:
-    from mpitrain.cli import parser
-    verbs = next(action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    from mpitrain.cli import found_verbs, parser
+    verbs = next(action for action in parser(found_verbs())._actions if isinstance(action, argparse._SubParsersAction))
     flags = {flag for action in verbs.choices["train"]._actions for flag in action.option_strings if flag.startswith("--")}
     line, = re.findall(r"^Flags of `train`: (.*)$", (ROOT / "docs/running.md").read_text(), re.MULTILINE)
     assert set(re.findall(r"`(--\w+)", line)) == flags - {"--help"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,11 @@ def test_the_list_of_a_registry_is_what_was_registered() -> None:
         with pytest.raises(ConfigError) as caught:
             registry.resolve(name)
         assert caught.value.message.startswith(f'unknown number "{name}"') and caught.value.message.endswith(end)
+
+
+def test_what_is_registered_by_its_place_is_imported_when_somebody_asks_for_it(folder: Path) -> None:
+    (folder / "seldom.py").write_text("one = 1\n")
+    registry: Registry[int] = Registry("number")
+    registry.register_later("one", "seldom:one")
+    assert "one" in registry and [*registry] == ["one"] and "seldom" not in sys.modules
+    assert registry.resolve("one") == registry["one"] == 1 and [*registry] == ["one"]

@@ -16,7 +16,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import operator
-import threading
 from collections.abc import Callable
 from sys import getrefcount
 from typing import Any
@@ -256,23 +255,18 @@ class _Running:
 
     def __enter__(self) -> None:
         self._before, mode.recording = mode.recording, False
-        _passes.walks.append(self._walk)
+        mode.walks.append(self._walk)
 
     def __exit__(self, *_: object) -> None:
-        _passes.walks.pop()
+        mode.walks.pop()
         mode.recording = self._before
 
 
-class _Passes(threading.local):
-    def __init__(self) -> None:
-        self.walks: list[Backward] = []           # those in progress on this thread, innermost last
-
-
-_passes = _Passes()
 _order = itertools.count()
 _sequence = operator.attrgetter("sequence")
 
 
 def current_walk() -> Backward:
     """The pass whose node is running now; for ops that need the engine itself (recomputation, module hooks)."""
-    return _passes.walks[-1]
+    walk: Backward = mode.walks[-1]
+    return walk

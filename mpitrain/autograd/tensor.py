@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
-from contextlib import ContextDecorator
+from collections.abc import Callable, Iterator
+from contextlib import ContextDecorator, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -65,16 +65,9 @@ class Tensor:
         self.grad_buffer: Array | None = None     # where the first contribution is written, e.g. a view into a bucket
         self.grad_hooks: list[Callable[[Any], None]] = []   # called once per backward, when `grad` is final
         self.edge: tuple[Node, int] | None = None    # the node, and the number of its output; None for a leaf
-        self.requires_grad = False
-        if requires_grad:
-            self.require_grad()
-
-    def require_grad(self) -> Tensor:
-        """Asks backward for this leaf's gradient; only floating-point arrays have one."""
-        if not is_float(self.array.dtype):
-            raise ShapeError(f"only float32 and float64 arrays have gradients, not {self.array.dtype}")
-        self.requires_grad = True
-        return self
+        self.requires_grad = requires_grad
+        if requires_grad and not is_float(array.dtype):
+            raise ShapeError(f"only float32 and float64 arrays have gradients, not {array.dtype}")
 
     @property
     def node(self) -> Any:
@@ -186,30 +179,14 @@ class Tensor:
 
     if TYPE_CHECKING:                             # attached by `mpitrain.ops.operators`, the one table of operators
         def __add__(self, other: Any) -> Tensor: ...
-        def __radd__(self, other: Any) -> Tensor: ...
-        def __sub__(self, other: Any) -> Tensor: ...
-        def __rsub__(self, other: Any) -> Tensor: ...
-        def __mul__(self, other: Any) -> Tensor: ...
-        def __rmul__(self, other: Any) -> Tensor: ...
-        def __truediv__(self, other: Any) -> Tensor: ...
-        def __rtruediv__(self, other: Any) -> Tensor: ...
-        def __pow__(self, other: Any) -> Tensor: ...
+        __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = __add__
+        __matmul__ = __rmatmul__ = __getitem__ = __lt__ = __le__ = __gt__ = __ge__ = __add__
         def __neg__(self) -> Tensor: ...
-        def __matmul__(self, other: Any) -> Tensor: ...
-        def __rmatmul__(self, other: Any) -> Tensor: ...
-        def __getitem__(self, index: Any) -> Tensor: ...
-        def __lt__(self, other: Any) -> Tensor: ...
-        def __le__(self, other: Any) -> Tensor: ...
-        def __gt__(self, other: Any) -> Tensor: ...
-        def __ge__(self, other: Any) -> Tensor: ...
+        exp = log = tanh = sqrt = __neg__
         def sum(self, dim: Any = None, keepdim: bool = False) -> Tensor: ...
-        def mean(self, dim: Any = None, keepdim: bool = False) -> Tensor: ...
+        mean = sum
         def reshape(self, *shape: Any) -> Tensor: ...
-        def transpose(self, *dims: int) -> Tensor: ...
-        def exp(self) -> Tensor: ...
-        def log(self) -> Tensor: ...
-        def tanh(self) -> Tensor: ...
-        def sqrt(self) -> Tensor: ...
+        transpose = reshape
         @property
         def T(self) -> Tensor: ...
 
@@ -229,6 +206,9 @@ class _Mode(threading.local):
     recorder: Callable[[type[Any], tuple[Any, ...], dict[str, Any], tuple[Tensor, ...]], None] | None = None
     path = ""
     share: Callable[[], float] | None = None
+
+    def __init__(self) -> None:
+        self.walks: list[Any] = []                # the backward passes in progress, innermost last
 
 
 mode = _Mode()
@@ -260,6 +240,26 @@ class _Recording(ContextDecorator):
 
     def _recreate_cm(self) -> _Recording:
         return _Recording(self._wanted)           # Each call has its own: threads may run a decorated function together.
+
+
+def batch_share() -> float:
+    """The weight of a term of the loss that a layer adds itself: the rows of the micro-batch whose backward runs, over those of
+    the global batch; 1 where nobody says otherwise.
+
+    A loss over samples is a sum, and its gradient comes to a layer with its scale. A layer's own term (the balance of experts) is
+    one number for each micro-batch, and only the training loop knows its scale.
+    """
+    return 1.0 if mode.share is None else mode.share()
+
+
+@contextmanager
+def part_of_batch(share: Callable[[], float]) -> Iterator[None]:
+    """While it is entered, `share()` is what a backward on this thread is for; asked only where a layer needs it."""
+    before, mode.share = mode.share, share
+    try:
+        yield
+    finally:
+        mode.share = before
 
 
 def no_grad() -> _Recording:

@@ -2,18 +2,8 @@
 
 from mpitrain.backend.dtype import float_dtype, is_float
 from mpitrain.backend.memory import keep_freed_memory, use_pool
-from mpitrain.backend.namespace import (
-    CPU,
-    Array,
-    Device,
-    array_module,
-    asnumpy,
-    is_array,
-    overwrite,
-    register_array_module,
-    select_device,
-)
+from mpitrain.backend.namespace import CPU, Array, Device, array_module, asnumpy, is_array, overwrite, select_device
 from mpitrain.backend.random import stream_key
 
 __all__ = ["CPU", "Array", "Device", "array_module", "asnumpy", "float_dtype", "is_array", "is_float", "keep_freed_memory",
-           "overwrite", "register_array_module", "select_device", "stream_key", "use_pool"]
+           "overwrite", "select_device", "stream_key", "use_pool"]

@@ -1,13 +1,12 @@
 """Arrays and where they live: NumPy on the host, CuPy on a GPU, one code path for both.
 
 Everything above this package is written with `xp = array_module(x)`; nothing above it names NumPy or CuPy to choose
-between them. A third array module (the tests' stand-in for a GPU) joins through `register_array_module`.
+between them. A third array module (the tests' stand-in for a GPU) joins through `MODULES`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,20 +15,15 @@ import numpy as np
 from mpitrain.errors import ConfigError, text_of
 
 Array: TypeAlias = Any                       # numpy.ndarray or cupy.ndarray; the one alias for both
-_modules: dict[type, Any] = {np.ndarray: np}
-
-
-def register_array_module(array_type: type, module: Any) -> None:
-    """Makes `array_module` answer `module` for arrays of `array_type`."""
-    _modules[array_type] = module
+MODULES: dict[type, Any] = {np.ndarray: np}  # the module for each type of arrays
 
 
 def array_module(*arrays: Any) -> Any:
     """numpy or cupy: the module whose functions take these arrays. Scalars and lists count as host data."""
     for array in arrays:
-        found = _modules.get(type(array))
+        found = MODULES.get(type(array))
         if found is None and type(array).__module__.partition(".")[0] == "cupy":
-            found = _modules[type(array)] = sys.modules["cupy"]
+            found = MODULES[type(array)] = sys.modules["cupy"]
         if found is not None:
             return found
     return np
@@ -37,7 +31,7 @@ def array_module(*arrays: Any) -> Any:
 
 def is_array(value: Any) -> bool:
     """True for arrays of any registered module (not for NumPy scalars, lists or numbers)."""
-    return type(value) in _modules or array_module(value) is not np
+    return type(value) in MODULES or array_module(value) is not np
 
 
 def asnumpy(array: Any) -> np.ndarray[Any, Any]:
@@ -70,9 +64,6 @@ class Device:
         """Returns when everything queued on the device has finished (at once on the host)."""
         if self.name == "gpu":
             self.xp.cuda.get_current_stream().synchronize()
-
-    def empty(self, shape: Sequence[int] | int, dtype: Any) -> Array:
-        return self.xp.empty(shape, dtype)
 
 
 CPU = Device("cpu", np)

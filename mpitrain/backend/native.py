@@ -1,8 +1,7 @@
 """Finds the C sources in ``native/``, compiles each once into the private cache, and loads it.
 
 A library is keyed by its source, the compiler's version and the CPU's features, so one cache folder serves a cluster
-of different nodes. The first rank of a node compiles while the others wait; where they cannot (no locks on the file system),
-each writes a file of its own and renames it into place.
+of different nodes. The first rank of a node compiles while the others wait (`cache.one_at_a_time`).
 Without a compiler every kernel has a slower stand-in, so `load` answers None and says so once, in `missing()`. So it does where
 the cache folder takes no file: a cache is never what ends a run.
 """

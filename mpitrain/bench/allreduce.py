@@ -10,7 +10,6 @@ They are different arrays with different values, so each of these sums is checke
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -170,8 +169,3 @@ def bench_allreduce(channel: Channel, world: World, report: Report, *, sizes: Se
                             f"{in_time(result[f'{theirs.lower()}_seconds']):>11}   {ratio_of(result)}")
         ours.close()
         other.close()
-
-
-def typical(side: Side, inputs: Inputs, turns: int) -> float:
-    """The median time of one sum, for those who need no partner to compare with."""
-    return statistics.median([side.turn(inputs, number) for number in range(turns + 1)][1:])

@@ -39,21 +39,16 @@ def dtypes(text: str) -> list[str]:
 
 def algorithms(text: str, known: Iterable[str], flag: str = "--algorithms") -> list[str]:
     """Names of `known`, or a user's own as "package.module:name" or "file.py:name"."""
-    known = list(known)
-    found = words(text, "--algorithms")
-    for word in found:
-        if word not in known and ":" not in word:
-            raise UsageError(f'{_unknown(flag, word, known)}, or your own as "package.module:name" or "file.py:name"')
-    return found
+    return names(text, known, flag, own=', or your own as "package.module:name" or "file.py:name"')
 
 
-def names(text: str, known: Iterable[str], flag: str) -> list[str]:
-    """Names of `known`."""
+def names(text: str, known: Iterable[str], flag: str, own: str = "") -> list[str]:
+    """Names of `known`; with `own`, the end of the refusal, also those with a colon."""
     known = list(known)
-    found = words(text, flag)
+    found = words(text, flag.split()[0])
     for word in found:
-        if word not in known:
-            raise UsageError(_unknown(flag, word, known))
+        if word not in known and not (own and ":" in word):
+            raise UsageError(_unknown(flag, word, known) + own)
     return found
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 
@@ -42,22 +42,6 @@ TOLERANCE = 2e-6                  # The error allowed per step for a parameter o
 BUCKET_BYTES = 4 << 20
 
 
-class Policy(Protocol):
-    """A way to keep parameters and to update them. All methods are called by all ranks alike."""
-
-    @property
-    def values(self) -> Array:
-        """All parameters, flat, as this rank sees them."""
-
-    def gradients(self) -> Array:
-        """Where backward would write this rank's gradients of a new step; filled before `step`."""
-
-    def step(self) -> None:
-        """Sum, update, and return when the parameters are new for this rank."""
-
-    def close(self) -> None: ...
-
-
 class Weights(nn.Module):
     """Parameters and nothing that computes with them: `count` elements in matrices of MATRIX, the last one shorter."""
 
@@ -72,7 +56,7 @@ def adamw(storage: nn.FlatStorage) -> optim.AdamW:
 class OverPolicy:
     """What training does, by one of its ways: messages, memory shared on a node, one copy of the parameters per node.
 
-    Unavailable, on all ranks, where the nodes have no room for that.
+    All methods are called by all ranks alike. Unavailable, on all ranks, where the nodes have no room for that.
     """
 
     def __init__(self, world: World, count: int, bucket_bytes: int, *, messages: bool = False, node_shared: bool = False):
@@ -93,9 +77,11 @@ class OverPolicy:
 
     @property
     def values(self) -> Array:
+        """All parameters, flat, as this rank sees them."""
         return self._policy.values
 
     def gradients(self) -> Array:
+        """Where backward would write this rank's gradients of a new step; filled before `step`."""
         self._policy.begin()
         self._policy.reducer.begin_micro_batch(last=True)
         for segment in self._policy.layout.segments:
@@ -103,6 +89,7 @@ class OverPolicy:
         return self._policy.reducer.gradients
 
     def step(self) -> None:
+        """Sum, update, and return when the parameters are new for this rank."""
         for segment in reversed(self._policy.layout.segments):      # Backward ends in this order: last parameters first.
             for hook in segment.parameter.grad_hooks:
                 hook(segment.parameter)
@@ -114,18 +101,15 @@ class OverPolicy:
 
 
 class WithNative:
-    """MPI_Allreduce of each bucket in place, then the same AdamW on the same layout."""
+    """MPI_Allreduce of each bucket in place, then the same AdamW on the same layout; the face of an `OverPolicy`."""
 
     def __init__(self, world: World, count: int, bucket_bytes: int):
         self._comm = world.comm.Dup()
-        self._storage = Weights(count).initialize(seed=0)
-        self._gradients: Array = self._storage.new_flat()
-        self._buckets = plan_buckets(self._storage.segments, self._storage.size, max(1, bucket_bytes // 4))
-        self._optimizer = adamw(self._storage)
-
-    @property
-    def values(self) -> Array:
-        return self._storage.values
+        storage = Weights(count).initialize(seed=0)
+        self.values: Array = storage.values
+        self._gradients: Array = storage.new_flat()
+        self._buckets = plan_buckets(storage.segments, storage.size, max(1, bucket_bytes // 4))
+        self._optimizer = adamw(storage)
 
     def gradients(self) -> Array:
         return self._gradients
@@ -139,6 +123,7 @@ class WithNative:
         self._comm.Free()
 
 
+Policy: TypeAlias = OverPolicy | WithNative
 POLICIES: Registry[Callable[[World, int, int], Policy]] = Registry("exchange")
 """What is measured; called with all ranks, the number of parameters, and the bytes of a bucket."""
 POLICIES.register("messages")(partial(OverPolicy, messages=True))

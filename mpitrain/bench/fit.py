@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpitrain.bench.allreduce import Side, contender, typical
+from mpitrain.bench.allreduce import Side, contender
 from mpitrain.bench.inputs import Inputs
 from mpitrain.bench.report import Report, in_bytes, in_time, machine
 from mpitrain.comm.job.start import World
@@ -80,8 +80,9 @@ def measured_points(world: World, sizes: Sequence[int], turns: int) -> list[Poin
     for name in ALGORITHMS:
         side = Side(name, contender(name, world), world, sizes)
         for i, size in enumerate(sizes):
-            seconds = typical(side, Inputs(size // ITEM, "float32", world.size), turns)
-            points.append(Point(name, size, seconds, fitted=i % 2 == 0))
+            inputs = Inputs(size // ITEM, "float32", world.size)
+            times = [side.turn(inputs, number) for number in range(turns + 1)]
+            points.append(Point(name, size, statistics.median(times[1:]), fitted=i % 2 == 0))
         side.close()
     return points
 

@@ -18,10 +18,10 @@ from mpitrain.comm.job import guard
 from mpitrain.comm.job.start import World
 from mpitrain.comm.job.together import on_first
 from mpitrain.comm.messages.channel import Channel
+from mpitrain.config.sections import SHARDED
 from mpitrain.errors import MpitrainError
 from mpitrain.placement.bytes import Use
 from mpitrain.placement.place import place
-from mpitrain.placement.shards import KINDS
 from mpitrain.plan.memory import forecast
 from mpitrain.schedules.grid import Grid
 from mpitrain.train.build.validate import find_schedule
@@ -46,7 +46,7 @@ def ways(ranks: int, planned: bool) -> Iterator[tuple[str, Grid, dict[str, Any]]
                 "train": {"micro_batches": MICRO * ranks // 2}, "mesh": {"schedule": schedule}}
         if planned:
             yield "tp=2", Grid({"dp": ranks // 2, "tp": 2}), {}
-    for kind in KINDS:
+    for kind in SHARDED:
         yield f"dp={ranks} sharding {kind}", Grid({"dp": ranks}), {"comm": {"sharding": kind}}
 
 
@@ -97,7 +97,7 @@ def one_way(name: str, grid: Grid, recompute: bool, sections: dict[str, Any], wo
         measured.swing.end(job.trainer.pipeline.sent_bytes)
     use = measured.measured()
     use = use._replace(pool=None if use.pool is None else use.pool - before)
-    everyone = [(int(stage), Use(*had)) for stage, had in job.channel.gather_objects([job.held.stage.index, list(use)])]
+    everyone = [(int(stage), Use(*had)) for stage, had in job.channel.gather_objects([job.context.stage.index, list(use)])]
     training.close()
     for stage, predicted in enumerate(found):
         yield stage, predicted, max((had for where, had in everyone if where == stage), key=lambda had: sum(n or 0 for n in had))

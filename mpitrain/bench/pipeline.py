@@ -120,12 +120,11 @@ class Contender:
         loss = nn.LOSSES["mse" if kind == "values" else "cross_entropy"]()
         self.job = assemble(task.make(), inputs, self._mesh, loss=loss, config=config, quiet=True,
                             optimizer=lambda storage: optim.AdamW(storage, lr=LR, weight_decay=DECAY))
-        trainer: Any = self.job.trainer
-        self.trainer = trainer
+        self.trainer: Any = self.job.trainer
         self.trainer.update.want_norm = False
         self.micro_batches: Any = self.trainer.loader.load(0)
         self.spent = Spent()
-        self.job.timeline.listen(self.spent)
+        self.job.timeline.listener = self.spent
         self._clock = Clock(world)
         self.losses: list[str] = []
         self.found: list[dict[str, Any]] = []

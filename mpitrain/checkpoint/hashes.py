@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
 
-
-def little_endian(array: np.ndarray) -> memoryview:
-    """The values as C-order little-endian bytes; a view where the array is so already."""
-    ordered = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-    return ordered.reshape(-1).view(np.uint8).data
+from mpitrain.files.hdf5_file import little_endian
 
 
 def array_sha256(array: np.ndarray) -> str:
@@ -19,24 +15,19 @@ def array_sha256(array: np.ndarray) -> str:
     return hashlib.sha256(little_endian(array)).hexdigest()
 
 
-def parameters_sha256(arrays: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 of the lines ``name<TAB>dtype<TAB>shape<TAB>sha256 of the bytes<NEWLINE>`` in UTF-8, sorted by name bytes.
-
-    The shape is written ``3x4`` (nothing for a scalar), the dtype as NumPy calls it (``float32``). Order of the mapping,
-    memory layout and byte order of the machine do not matter, so any program can recompute it from a checkpoint.
-    """
-    return total_sha256(array_line(name, array) for name, array in arrays.items())
-
-
 def array_line(name: str, array: np.ndarray) -> str:
-    """One array's line of `parameters_sha256`."""
+    """One array's line ``name<TAB>dtype<TAB>shape<TAB>sha256 of the bytes<NEWLINE>``.
+
+    The shape is written ``3x4`` (nothing for a scalar), the dtype as NumPy calls it (``float32``). Memory layout and byte order
+    of the machine do not matter.
+    """
     assert "\t" not in name and "\n" not in name, f"{name!r} would read as two fields"
     shape = "x".join(str(length) for length in array.shape)
     return f"{name}\t{array.dtype.name}\t{shape}\t{array_sha256(array)}\n"
 
 
 def total_sha256(lines: Iterable[str]) -> str:
-    """The hash of all arrays' lines."""
+    """SHA-256 of the arrays' lines in UTF-8, sorted by name bytes: any program can recompute it from a checkpoint."""
     total = hashlib.sha256()
     for line in sorted(lines, key=lambda line: line.partition("\t")[0].encode()):
         total.update(line.encode())

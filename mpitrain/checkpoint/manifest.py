@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from mpitrain import errors
-from mpitrain.checkpoint import disk
-from mpitrain.checkpoint.disk import DTYPES
 from mpitrain.errors import CheckpointError, MissingError
+from mpitrain.files import disk
+from mpitrain.files.disk import DTYPES
 
 FORMAT, VERSION = "mpitrain checkpoint", 1
 MANIFEST = "manifest.json"
@@ -64,10 +64,6 @@ class Checkpoint:
     meta: dict[str, Any]
     parts: tuple[Part, ...]
     arrays: dict[str, StoredArray]
-
-    @property
-    def names(self) -> list[str]:
-        return list(self.arrays)
 
     def verify(self) -> None:
         """Read every byte and compare the SHA-256 of each part; CheckpointError names the file that differs."""

@@ -11,15 +11,13 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from mpitrain.checkpoint import store
-from mpitrain.checkpoint.disk import make_folder, storage_error, sync_folder, write_file
 from mpitrain.errors import OutputError
+from mpitrain.files.disk import make_folder, storage_error, sync_folder, write_file
 
 FILES = ("config.toml", "metrics.jsonl", "run.json", "trace.json")
 ERRORS = re.compile(r"rank-[0-9]{1,9}\.(json|stack\.txt)")
@@ -38,13 +36,7 @@ class RunFolder:
         self._lock_path = self.path / "lock"
         self._lock: int | None = None
 
-    def __enter__(self) -> RunFolder:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def open(self, *, resume: bool = False, overwrite: bool = False, warn: Callable[[str], None] | None = None) -> RunFolder:
+    def open(self, *, resume: bool = False, overwrite: bool = False) -> RunFolder:
         """Make the folder, or take the one that is there, and hold it until `close` or the end of the process.
 
         A folder with anything in it is refused unless `resume`, which keeps all, or `overwrite`, which deletes what runs
@@ -60,7 +52,7 @@ class RunFolder:
             raise OutputError("the run folder is a file; remove it or set run.out to another name", file=self.path)
         if not (resume or overwrite or self._lock_path.exists()):
             self._refuse_contents()                       # before a lock file would litter a folder that is not a run's
-        self._take_lock(warn or store.print_warning)
+        self._take_lock()
         try:
             if not (resume or overwrite):
                 self._refuse_contents()
@@ -81,10 +73,11 @@ class RunFolder:
     def _refuse_contents(self) -> None:
         there = sorted(set(os.listdir(self.path)) - {"lock"})
         if there:
-            raise OutputError(f"the run folder is not empty ({_listed(there)}): --resume continues its run, --overwrite "
+            listed = ", ".join(there[:3]) + (", ..." if len(there) > 3 else "")
+            raise OutputError(f"the run folder is not empty ({listed}): --resume continues its run, --overwrite "
                               f"deletes that run and starts anew; or set run.out to another folder", file=self.path)
 
-    def _take_lock(self, warn: Callable[[str], None]) -> None:
+    def _take_lock(self) -> None:
         """Hold `lock` with flock, which the system frees however the job ends; its text tells others who holds it."""
         path = self._lock_path
         try:
@@ -107,7 +100,8 @@ class RunFolder:
                 os.close(fd)
                 raise storage_error(error, "locking", path) from error
             # Some parallel file systems are mounted without locks; a run must still be possible there.
-            warn(f"{self.path}: this file system has no locks ({os.strerror(error.errno)}); do not start two jobs in one folder")
+            store.print_warning(f"{self.path}: this file system has no locks ({os.strerror(error.errno)}); do not start two jobs "
+                                f"in one folder")
         self._lock = fd
         since = datetime.now().astimezone().isoformat(timespec="seconds")
         try:
@@ -170,7 +164,3 @@ def _logged_by(line: bytes, step: int) -> bool:
         return int(json.loads(line)["step"]) <= step
     except (ValueError, TypeError, KeyError):
         return False                                      # zeros that a power cut left: a line we did not finish
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

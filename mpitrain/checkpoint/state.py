@@ -114,7 +114,7 @@ class Values:
 
     def read(self, checkpoint: Checkpoint) -> None:
         start = f"{self.prefix}/"
-        names = self.expected({}) if self.exact else [name for name in checkpoint.names if name.startswith(start)]
+        names = self.expected({}) if self.exact else [name for name in checkpoint.arrays if name.startswith(start)]
         self.put({name.removeprefix(start): checkpoint.read(name) for name in names})
 
 
@@ -140,7 +140,8 @@ class State:
         if optimizer is not None:
             sliced = self.shards is not None
             self.kept += [in_flat(f"optimizer/{kind}", optimizer.storage, flat, sliced) for kind, flat in optimizer.state.items()]
-            self.kept.append(Values("optimizer", lambda: {"steps": np.array(optimizer.steps)}, self._put_steps))
+            self.kept.append(Values("optimizer", lambda: {"steps": np.array(optimizer.steps)},
+                                    lambda found: setattr(optimizer, "steps", int(found["steps"]))))
         if transforms is not None:
             self.kept.append(Values("data", transforms.state_dict, transforms.load_state_dict, exact=False))
 
@@ -148,10 +149,6 @@ class State:
         if self.shards is None or not self._has_slices:
             return (Placed(p, p.array) for p in self.model.parameters())
         return in_flat("", self.shards, self.shards.values, True).placed()
-
-    def _put_steps(self, found: Mapping[str, Any]) -> None:
-        assert self.optimizer is not None
-        self.optimizer.steps = int(found["steps"])
 
     @property
     def _has_slices(self) -> bool:
@@ -192,13 +189,17 @@ class State:
         """The values of the parameters and buffers alone, to start another run from."""
         self._read(checkpoint, [self.parameters, self.buffers])
 
-    def _read(self, checkpoint: Checkpoint, kept: Sequence[Kept | Values]) -> None:
+    def refuse_other(self, checkpoint: Checkpoint, kept: Sequence[Kept | Values] = ()) -> None:
+        """CheckpointError where names or shapes of `kept` (by default, parameters and buffers) are others in a checkpoint."""
         expected: dict[str, Expected] = {}                    # keys are first words; any other name under one is another model's
-        for kind in kept:
+        for kind in kept or (self.parameters, self.buffers):
             if kind.exact:
                 expected.setdefault(f"{kind.prefix.partition('/')[0]}/", {}).update(kind.expected(self._shapes))
         for prefix, names in expected.items():
             checkpoint.check_names(names, prefix)
+
+    def _read(self, checkpoint: Checkpoint, kept: Sequence[Kept | Values]) -> None:
+        self.refuse_other(checkpoint, kept)
         for kind in reversed(kept):
             kind.read(checkpoint)
         if self.policy is not None:

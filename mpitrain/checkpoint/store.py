@@ -16,19 +16,19 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mpitrain.checkpoint import disk, hdf5_file
-from mpitrain.checkpoint.disk import storage_error
 from mpitrain.checkpoint.manifest import FORMAT, MANIFEST, PART, VERSION, Checkpoint, body_sha256, load
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job.together import attempt, on_first, value_of
 from mpitrain.errors import CheckpointError, MissingError, MpitrainError, StorageError
+from mpitrain.files import disk, hdf5_file
+from mpitrain.files.disk import storage_error
 
 COMPLETE = re.compile(r"step-([0-9]{8,15})(\.old-[0-9a-f]{8})?")   # .old: stepped aside for a new save of the same step
 UNFINISHED = re.compile(r"step-[0-9]{8,15}\.tmp-[0-9a-f]{8}")
@@ -44,6 +44,8 @@ class Alone:
     def broadcast_object(self, value: Any, /) -> Any:
         return value
 
+
+ALONE = Alone()
 
 @dataclass(frozen=True)
 class Purpose:
@@ -80,20 +82,17 @@ class Piece:
 
 # ---- saving ----------------------------------------------------------------------------------------------------------
 
-def save(folder: Path, step: int, pieces: Sequence[Piece], meta: Mapping[str, Any], channel: Objects | None = None, *,
-         part: int | None = None) -> Path:
+def save(folder: Path, step: int, pieces: Sequence[Piece], meta: Mapping[str, Any], channel: Objects = ALONE) -> Path:
     """Write `folder/step-N` and return it once it is on the disk, verified. Called by every rank; it communicates.
 
-    A rank with pieces writes part file number `part` (default: its rank); a rank without writes nothing. `meta` (rank
-    0's) is any JSON with finite numbers. If one rank fails, every rank raises that error, and earlier checkpoints stay
-    as they were.
+    A rank with pieces writes the part file of its number; a rank without writes nothing. `meta` (rank 0's) is any JSON with
+    finite numbers. If one rank fails, every rank raises that error, and earlier checkpoints stay as they were.
     """
-    channel = Alone() if channel is None else channel
     final = folder / f"step-{step:08d}"
     first = channel.rank == 0
     work = folder / on_first(channel, lambda: _open_work(final))
     try:
-        mine = attempt(lambda: _write_part(work, channel.rank if part is None else part, pieces))
+        mine = attempt(lambda: _write_part(work, channel.rank, pieces))
         everyone = channel.gather_objects(mine)
         on_first(channel, lambda: _publish(work, final, step, meta, everyone or []))
     except BaseException:
@@ -134,11 +133,11 @@ def _write_part(work: Path, part: int, pieces: Sequence[Piece]) -> dict[str, Any
     arrays = {piece.dataset: piece.array for piece in pieces}
     assert len(arrays) == len(pieces), "two pieces of one part have the same name and place"
     path = work / f"part-{part:05d}.h5"
-    written = hdf5_file.write_hdf5(path, arrays)
-    return {"file": path.name, "size": written.size, "sha256": written.sha256, "pieces": [
+    size, sha256, places = hdf5_file.write_hdf5(path, arrays)
+    return {"file": path.name, "size": size, "sha256": sha256, "pieces": [
         {"name": piece.name, "dtype": piece.array.dtype.name, "global_shape": list(piece.global_shape),
-         "start": list(piece.start), "shape": list(piece.array.shape), "offset": written.arrays[piece.dataset].offset,
-         "sha256": written.arrays[piece.dataset].sha256} for piece in pieces]}
+         "start": list(piece.start), "shape": list(piece.array.shape), "offset": offset, "sha256": digest}
+        for piece, (offset, digest) in zip(pieces, places.values(), strict=True)]}
 
 
 def _publish(work: Path, final: Path, step: int, meta: Mapping[str, Any], outcomes: Sequence[dict[str, Any]]) -> None:
@@ -182,28 +181,24 @@ def step_of(path: Path) -> int:
     return int(match[1])
 
 
-def latest(folder: Path, channel: Objects | None = None, purpose: Purpose = READ, *,
-           warn: Callable[[str], None] | None = None) -> Checkpoint:
+def latest(folder: Path, channel: Objects = ALONE, purpose: Purpose = READ) -> Checkpoint:
     """The newest checkpoint that verifies. Called by every rank; it communicates: rank 0 reads and decides.
 
     Damaged ones are passed over with one warning that names them. MissingError if there is none at all, CheckpointError
     listing what was tried if none is whole: a run never starts again from step 0 by itself.
     """
-    channel = Alone() if channel is None else channel
-    name = on_first(channel, lambda: _newest_whole(folder, purpose, warn or print_warning))
+    name = on_first(channel, lambda: _newest_whole(folder, purpose))
     return load(folder / name)
 
 
-def _newest_whole(folder: Path, purpose: Purpose, warn: Callable[[str], None]) -> str:
+def _newest_whole(folder: Path, purpose: Purpose) -> str:
     bad: list[str] = []
     for path in candidates(folder):
-        try:
-            load(path).verify()
-        except (CheckpointError, StorageError) as error:
-            bad.append(f"{path.name}: {error}")
+        if damage := _damage(path):
+            bad.append(f"{path.name}: {damage}")
             continue
         if bad:
-            warn(f"{purpose.doing} {path.name}: newer checkpoints are damaged ({'; '.join(bad)})")
+            print_warning(f"{purpose.doing} {path.name}: newer checkpoints are damaged ({'; '.join(bad)})")
         return path.name
     if bad:
         raise CheckpointError(f"none of the checkpoints is whole; tried {'; '.join(bad)}", file=folder)
@@ -223,24 +218,22 @@ def prune(folder: Path, keep: int, *, best: int | None = None, verified: Path | 
     assert keep >= 1, "the last checkpoint is never deleted"
     paths = candidates(folder)
     stay = [path for i, path in enumerate(paths) if i < keep or step_of(path) == best]
-    go = [path for path in paths if path not in stay and _holds_only_ours(path)]
-    if not go or not (verified in stay or any(map(_is_whole, stay))):
+    go = [path for path in paths if path not in stay and path.is_dir()
+          and all(name == MANIFEST or PART.fullmatch(name) for name in _entries(path))]
+    if not go or not (verified in stay or not all(map(_damage, stay))):
         return []
     for path in reversed(go):                             # oldest first
         _discard(path)
     return go
 
 
-def _is_whole(path: Path) -> bool:
+def _damage(path: Path) -> str:
+    """What is wrong with a checkpoint; nothing where it verifies."""
     try:
         load(path).verify()
-    except (CheckpointError, StorageError):
-        return False
-    return True
-
-
-def _holds_only_ours(path: Path) -> bool:
-    return path.is_dir() and all(name == MANIFEST or PART.fullmatch(name) for name in _entries(path))
+    except (CheckpointError, StorageError) as error:
+        return str(error)
+    return ""
 
 
 def _rename(path: Path, to: Path) -> None:

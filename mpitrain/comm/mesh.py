@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.link import Link
 from mpitrain.comm.messages.progress import Progress
-from mpitrain.comm.shared.channel import Order, SharedChannel
-from mpitrain.comm.shared.fold import left_fold
-from mpitrain.comm.shared.node import Node
 from mpitrain.schedules.grid import ALWAYS_NAMED, AXES, Grid, fit
 from mpitrain.schedules.steps import Algorithm
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from mpitrain.comm.shared.channel import SharedChannel
+    from mpitrain.comm.shared.node import Node
 
 
 class Mesh(Grid):
@@ -63,14 +63,16 @@ class Mesh(Grid):
         self._channels.append(link)
         return link
 
-    def share_memory(self, channel: Channel, *, order: Order = left_fold) -> SharedChannel:
+    def share_memory(self, channel: Channel) -> SharedChannel:
         """`channel`, one of this mesh's, with memory shared between its ranks on a node. Collective over the channel.
 
         Its `notes` say where memory could not be shared. No array of its memory may be used after `close`.
         """
+        from mpitrain.comm.shared.channel import SharedChannel
+        from mpitrain.comm.shared.node import Node
         comm: Any = channel.comm                              # the channel owns a duplicate of a Cartesian one
         node = Node(comm, self.progress)
-        shared = SharedChannel(channel, node, order=order)
+        shared = SharedChannel(channel, node)
         self._channels[self._channels.index(channel)] = shared
         self._nodes.append(node)
         return shared
@@ -99,4 +101,3 @@ class Mesh(Grid):
         asked = (axes,) if isinstance(axes, str) else tuple(axes)
         assert asked and set(asked) <= set(AXES), f"axes of the mesh are {AXES}, not {asked}"
         return tuple(axis for axis in AXES if axis in asked)
-

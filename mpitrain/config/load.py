@@ -86,7 +86,7 @@ def _section(name: str, table: Any, source: Path | None) -> Any:
     kind = type(SECTIONS[name])
     if not isinstance(table, dict):
         raise _wrong(source, f"[{name}] must be a table of keys, found {_show(table)}")
-    hints, known = typing.get_type_hints(kind), keys_of(name)
+    known = keys_of(name)
     if name in OPEN and "arguments" in table:
         raise _wrong(source, f"unknown key {name}.arguments: arguments of what [{name}] names are keys of [{name}] themselves")
     values = {"arguments": {key: table[key] for key in table if key not in known}} if name in OPEN else {}
@@ -94,8 +94,8 @@ def _section(name: str, table: Any, source: Path | None) -> Any:
         if key in values.get("arguments", ()):
             continue
         if key not in known:
-            raise _wrong(source, f"unknown key {name}.{key}{nearest(key, hints)}")
-        values[key] = _convert(f"{name}.{key}", value, hints[key], source)
+            raise _wrong(source, f"unknown key {name}.{key}{nearest(key, known)}")
+        values[key] = _convert(f"{name}.{key}", value, known[key], source)
     return kind(**values)
 
 

@@ -65,7 +65,8 @@ def experts(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
 
 
 def same_bits(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
-    """The arithmetic must not follow the number of ranks, or the time at which something happens."""
+    """The arithmetic must not follow the number of ranks, or the time at which something happens: its unit is the micro-batch,
+    and sums over micro-batches are made in one tree (`placement.tree`)."""
     t, c = config.train, config.comm
     if t.reproducible != "layout":
         return
@@ -84,14 +85,11 @@ def same_bits(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]
                               "mesh.pp or mesh.dp")
 
 
-def precision(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
+def devices(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
+    way = config.optimizer.offload
     if config.train.precision == "bfloat16" and on_gpu:
         yield ConfigError('train.precision = "bfloat16" is for train.device = "cpu", found "gpu"; set train.precision = '
                           '"float32"')
-
-
-def offload(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
-    way = config.optimizer.offload
     if way == "host" and not on_gpu:
         yield ConfigError('optimizer.offload = "host" keeps optimizer state in host memory, where it is already with '
                           'train.device = "cpu"; set optimizer.offload = "file" to keep it in a file, or "none"')
@@ -99,9 +97,6 @@ def offload(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
         yield ConfigError(f'optimizer.offload = "{way}" gives each rank memory of its own for optimizer state, and '
                           "comm.node_shared = true has one copy that the ranks of a node share; set comm.node_shared = false, or "
                           'optimizer.offload = "none"')
-
-
-def same_bits_on_gpu(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
     if config.train.reproducible == "layout" and on_gpu:
         yield ConfigError(f'{LAYOUT} is for train.device = "cpu", found "gpu": there the gradient of an embedding is '
                           "summed by atomic additions, in an order that timing decides")
@@ -146,7 +141,7 @@ def progress(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
                           'comm.progress = "poll"')
 
 
-RULES = (one_copy, tuned_buckets, experts, same_bits, precision, offload, same_bits_on_gpu, cuts, sharding, shared_gradients,
+RULES = (one_copy, tuned_buckets, experts, same_bits, devices, cuts, sharding, shared_gradients,
          progress)
 
 
@@ -154,7 +149,7 @@ class Facts(NamedTuple):
     """The facts that rules use about a model and its data; names are of layers, "" if there is none."""
 
     n_micro: int                             # micro-batches of a global batch
-    fewest: int | None                       # rows of the smallest global batch; None without data
+    fewest: int                              # rows of the smallest global batch
     mixture: str = ""                        # the first mixture of experts
     synchronised: str = ""                   # the first layer with statistics over all ranks' rows
     splits_backward: bool = False            # whether the schedule has weight gradients as actions of their own
@@ -173,17 +168,14 @@ def even_experts(config: Config, grid: Grid, facts: Facts) -> Iterator[ConfigErr
     what = f"mesh.ep = {grid.size('ep')} sends rows to the experts of other ranks in each micro-batch"
     if facts.n_micro % grid.n_places:
         yield MeshError(f"{what}, so all ranks need as many: {_uneven(grid, facts)}")
-    if facts.fewest is not None and facts.fewest < facts.n_micro:
+    if facts.fewest < facts.n_micro:
         yield ConfigError(f"{what}, so each needs a row, and {_few_rows(facts)}")
 
 
-def plain_statistics(config: Config, grid: Grid, facts: Facts) -> Iterator[ConfigError]:
+def layers(config: Config, grid: Grid, facts: Facts) -> Iterator[ConfigError]:
     if facts.synchronised and config.train.reproducible == "layout":
         yield ConfigError(f'{LAYOUT} cannot have the layer "{facts.synchronised}" (SyncBatchNorm): its statistics are of the '
                           'micro-batches that ranks run at the same time; use batch norm (norm = "batch")')
-
-
-def whole_samples(config: Config, grid: Grid, facts: Facts) -> Iterator[ConfigError]:
     if config.mesh.sequence and facts.mixture:
         yield ConfigError(f'mesh.sequence = true cuts what "{facts.mixture}" gets along the sequence, and experts choose '
                           "among whole samples; set mesh.sequence = false")
@@ -199,7 +191,7 @@ def even_slices(config: Config, grid: Grid, facts: Facts) -> Iterator[ConfigErro
         yield MeshError(f'comm.sharding = "{kind}" {does} on all ranks, so each needs as many: {_uneven(grid, facts)}')
     if kind == "gradients":
         return
-    if facts.fewest is not None and facts.fewest < facts.n_micro:
+    if facts.fewest < facts.n_micro:
         yield ConfigError(f'comm.sharding = "parameters" needs a row for each micro-batch on all ranks, and {_few_rows(facts)}')
     if grid.size("pp") > 1 and facts.splits_backward:
         yield ConfigError('comm.sharding = "parameters" lets parameters go after a block\'s backward, and this schedule runs '
@@ -215,7 +207,7 @@ def even_statistics(config: Config, grid: Grid, facts: Facts) -> Iterator[Config
                           "have; set data.drop_last = true")
 
 
-MODEL_RULES = (even_experts, plain_statistics, whole_samples, even_slices, even_statistics)
+MODEL_RULES = (even_experts, layers, even_slices, even_statistics)
 
 
 def _uneven(grid: Grid, facts: Facts) -> str:

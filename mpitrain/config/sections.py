@@ -3,8 +3,7 @@
 A `Literal` lists the only words that a key may be. The sections of `OPEN` also collect `arguments`: keys that the model, the
 optimizer, the schedule or the loss may take, whose signature says so.
 """
-
-from __future__ import annotations
+# Annotations are read as they are, so that no text has to be evaluated: no `from __future__ import annotations` here.
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -173,9 +172,9 @@ SECTIONS: dict[str, Any] = {f.name: f.default for f in fields(Config) if f.name 
 OPEN = ("model", "optimizer", "train")                        # objects named in these sections take further keys
 
 
-def keys_of(section: str) -> set[str]:
-    """The keys that a section itself knows."""
-    return {f.name for f in fields(SECTIONS[section])} - {"arguments"}
+def keys_of(section: str) -> dict[str, Any]:
+    """The keys that a section itself knows, with the types of their values."""
+    return {f.name: f.type for f in fields(SECTIONS[section]) if f.name != "arguments"}
 
 
 def changed(config: Config, **sections: Mapping[str, Any]) -> Config:

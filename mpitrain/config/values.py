@@ -8,7 +8,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from mpitrain.config.sections import SECTIONS, SHARDED, CommConfig, Config
+from mpitrain.config.sections import SECTIONS, SHARDED, CommConfig, Config, keys_of
 from mpitrain.errors import nearest
 
 LARGEST_BUCKET_MB = 1 << 20              # a TiB: more than any model, and a number of bytes that is finite
@@ -17,10 +17,10 @@ LEAST = {"train.epochs": 0, "train.steps": 0, "train.batch_size": 1, "train.micr
          "train.eval_every": 0, "data.stride": 1, "data.workers": 0, "mesh.pp": 1, "mesh.dp": 0, "mesh.ep": 1, "mesh.cp": 1,
          "mesh.tp": 1, "mesh.chunks": 1, "log.every": 1, "checkpoint.every": 0, "checkpoint.keep": 1,
          "optimizer.warmup_steps": 0, "run.seed": 0}
-NOT_NEGATIVE = ("optimizer.lr", "optimizer.clip_norm", "optimizer.weight_decay", "optimizer.min_lr", "train.cached_mb",
-                "train.stall_s", "train.start_s")
-WORDS = {f"{name}.{key}": typing.get_args(hint) for name, section in SECTIONS.items()
-         for key, hint in typing.get_type_hints(type(section)).items() if typing.get_origin(hint) is Literal}
+NOT_NEGATIVE = ("optimizer.lr", "optimizer.clip_norm", "optimizer.weight_decay", "optimizer.min_lr", "optimizer.gamma",
+                "train.cached_mb", "train.stall_s", "train.start_s")
+WORDS = {f"{name}.{key}": typing.get_args(hint) for name in SECTIONS for key, hint in keys_of(name).items()
+         if typing.get_origin(hint) is Literal}
 WORDS["comm.sharding"] = SHARDED
 OWN = ("comm.sharding",)                 # keys that may name a user's own thing, too
 
@@ -61,6 +61,8 @@ def lists(config: Config) -> Iterator[Refusal]:
     t, o = config.train, config.optimizer
     if any(step < 0 for step in o.milestones):
         yield f"optimizer.milestones must be steps, at least 0 each, found {list(o.milestones)}", ("optimizer.milestones",)
+    if not 0 <= o.momentum < 1:
+        yield f"optimizer.momentum must lie in [0, 1), found {o.momentum}", ("optimizer.momentum",)
     if len(o.betas) != 2 or not all(0 <= b < 1 for b in o.betas):
         yield f"optimizer.betas must be two numbers in [0, 1), found {list(o.betas)}", ("optimizer.betas",)
     if isinstance(t.recompute, int) and t.recompute < 0:

@@ -1,21 +1,29 @@
 """HDF5 shards, importers, the sampler and the loader: from files to micro-batches, without MPI.
 
     description = describe(path, x=..., y=...)          # on one rank, before MPI starts; plain data, to be broadcast
-    dataset = open_dataset(description)                 # on every rank
+    dataset = Dataset(description)                      # on every rank
     training, validation = split(len(dataset), "tail:0.2")
     loader = Loader(dataset, Sampler(training, batch, seed=0), n_micro, micro_start, micro_stop)
 """
+
+from typing import Any
 
 from mpitrain.data.checks import check_finite, check_labels, scan_labels
 from mpitrain.data.loader import Loader, MicroBatch
 from mpitrain.data.probe import BUILT_IN, Limits, describe
 from mpitrain.data.sampler import Index, Sampler
-from mpitrain.data.shards import Dataset, open_dataset
+from mpitrain.data.shards import Dataset
 from mpitrain.data.split import share_of, split
 from mpitrain.data.tokens import TokenWindows, token_split
 from mpitrain.data.transforms import AUGMENTATIONS, TRANSFORMS, Transform, Transforms, augmentations
-from mpitrain.data.writing import write_shards
 
 __all__ = ["AUGMENTATIONS", "BUILT_IN", "TRANSFORMS", "Dataset", "Index", "Limits", "Loader", "MicroBatch", "Sampler",
-           "TokenWindows", "Transform", "Transforms", "augmentations", "check_finite", "check_labels", "describe", "open_dataset",
-           "scan_labels", "share_of", "split", "token_split", "write_shards"]
+           "TokenWindows", "Transform", "Transforms", "augmentations", "check_finite", "check_labels", "describe", "scan_labels",
+           "share_of", "split", "token_split", "write_shards"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "write_shards":                    # which few programs need
+        from mpitrain.data.writing import write_shards
+        return write_shards
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mpitrain.data.keyed import key, permute
+from mpitrain.data.shards import Values
 from mpitrain.data.writing import refuse_existing, write_shards
 from mpitrain.errors import ConfigError, DataError, MissingError, text_of
 
-Values = NDArray[Any]
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 
 

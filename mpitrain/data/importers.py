@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mpitrain.data.images import import_images
+from mpitrain.data.shards import Values
 from mpitrain.data.storage import reading
 from mpitrain.data.writing import refuse_existing, write_classification, write_shards
 from mpitrain.errors import AccessError, ConfigError, DataError, MissingError, UsageError, text_of
 
 __all__ = ["import_csv", "import_idx", "import_images", "import_npz", "import_text"]
 
-Values = NDArray[Any]
 GONE, DENIED = "the file to import is not there", "no permission to read the file to import"
 IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
@@ -35,6 +34,13 @@ def read_bytes(path: Path) -> bytes:
         raise DataError(f"is not a complete gzip file: {text_of(error)}", file=path) from None
 
 
+def _decoded(data: bytes, source: Path, cure: str = "") -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"byte {error.object[error.start]:#04x} is not UTF-8{cure}", file=source, offset=error.start) from None
+
+
 def import_text(source: Path | str, out: Path | str, *, level: str = "char", overwrite: bool = False) -> Path:
     """A text file as tokens: its characters numbered in code-point order (kept as the vocabulary), or its UTF-8 bytes."""
     source, out = Path(source), Path(out)
@@ -47,11 +53,7 @@ def import_text(source: Path | str, out: Path | str, *, level: str = "char", ove
     if level == "byte":
         vocabulary = [chr(b) if 32 <= b < 127 else f"\\x{b:02x}" for b in range(256)]
         return write_shards(out, np.frombuffer(data, np.uint8), kind="tokens", vocabulary=vocabulary, overwrite=overwrite)
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"byte {data[error.start]:#04x} is not UTF-8; convert the text (iconv) or import it with --level byte",
-                        file=source, offset=error.start) from None
+    text = _decoded(data, source, "; convert the text (iconv) or import it with --level byte")
     codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
     known, tokens = np.unique(codes, return_inverse=True)
     numbers = tokens.astype(np.min_scalar_type(len(known) - 1))
@@ -167,11 +169,7 @@ def import_csv(source: Path | str, out: Path | str, *, label: str | int = -1, ki
     """
     source, out = Path(source), Path(out)
     refuse_existing(out, overwrite)
-    try:
-        text = read_bytes(source).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"byte {error.object[error.start]:#04x} is not UTF-8", file=source, offset=error.start) from None
-    lines = [line for line in csv.reader(text.splitlines()) if line]
+    lines = [line for line in csv.reader(_decoded(read_bytes(source), source).splitlines()) if line]
     if not lines:
         raise DataError("the table is empty", file=source)
     column = _label_column(lines[0], label, source)
@@ -209,13 +207,9 @@ def _is_number(cell: str) -> bool:
         return False
 
 
-def _is_integer(cell: str) -> bool:
-    return cell.removeprefix("-").removeprefix("+").isdecimal()
-
-
 def _write_table(out: Path, x: Values, targets: list[str], kind: str | None, source: Path, overwrite: bool) -> Path:
     numbers = all(map(_is_number, targets))
-    whole = all(map(_is_integer, targets))
+    whole = all(target.removeprefix("-").removeprefix("+").isdecimal() for target in targets)
     kind = kind or ("classification" if whole or not numbers else "regression")
     if kind == "regression":
         if not numbers:

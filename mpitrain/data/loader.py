@@ -82,24 +82,21 @@ class Loader:
         """The micro-batches of one step, those without rows left out. Raises DataError with the step."""
         thread = threading.current_thread()
         row = "data" if thread is threading.main_thread() else f"reader {thread.name.rpartition('_')[2]}"
-        with self.span(row, f"read step {step + 1}"):
-            return self._load(step)
-
-    def _load(self, step: int) -> list[MicroBatch]:
         size = self.sampler.size(step)
         bounds = [i * size // self.n_micro for i in range(self.micro.start, self.micro.stop + 1)]
-        rows = self.sampler.rows(step, bounds[0], bounds[-1])
-        if not len(rows):
-            return []
-        try:
-            x, y = self.reader.read(rows)
-        except MpitrainError as error:
-            error.step = step
-            raise
-        if self.augment:
-            keys = sample_keys(key(self.sampler.seed, "augment", self.sampler.epoch(step)), rows)
-            for function in self.augment:
-                x = function(x, keys)
+        with self.span(row, f"read step {step + 1}"):
+            rows = self.sampler.rows(step, bounds[0], bounds[-1])
+            if not len(rows):
+                return []
+            try:
+                x, y = self.reader.read(rows)
+            except MpitrainError as error:
+                error.step = step
+                raise
+            if self.augment:
+                keys = sample_keys(key(self.sampler.seed, "augment", self.sampler.epoch(step)), rows)
+                for function in self.augment:
+                    x = function(x, keys)
         pieces = ((i, a, b, a - bounds[0], b - bounds[0]) for i, a, b in zip(self.micro, bounds, bounds[1:]) if b > a)
         return [MicroBatch(x[p:q], y[p:q], rows[p:q], i, a, step) for i, a, b, p, q in pieces]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mpitrain.data.probe import describe
-from mpitrain.data.shards import open_dataset
+from mpitrain.data.shards import Dataset
 
 
 def info(path: Path | str, *, x: str | None = None, y: str | None = None) -> list[str]:
@@ -43,8 +44,5 @@ def _dataset(dataset: dict[str, Any]) -> str:
 
 def verify(path: Path | str, *, x: str | None = None, y: str | None = None) -> tuple[int, int]:
     """Read everything and compare every checksum: (rows, checksums compared). Raises DataError at the first that differs."""
-    dataset = open_dataset(describe(path, x=x, y=y))
-    try:
+    with closing(Dataset(describe(path, x=x, y=y))) as dataset:
         return len(dataset), dataset.verify()
-    finally:
-        dataset.close()

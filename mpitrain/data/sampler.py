@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,7 @@ class Sampler:
             raise ConfigError(f"train.batch_size={batch} is more than the {self.n} training rows, so every batch would be "
                               f"dropped; lower it to {self.n} or set data.drop_last=false")
         self.steps_per_epoch = self.n // batch if drop_last else -(-self.n // batch)
-        self._blocks: dict[tuple[int, int], NDArray[np.int64]] = {}
-        self._lock = threading.Lock()
+        self._block = lru_cache(4 + batch // BLOCK)(self._permuted)      # Prefetching threads share one sampler.
 
     def epoch(self, step: int) -> int:
         return step // self.steps_per_epoch
@@ -60,13 +59,6 @@ class Sampler:
                  for b in range(start // BLOCK, -(-stop // BLOCK))]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _block(self, epoch: int, block: int) -> NDArray[np.int64]:
-        with self._lock:                                     # Prefetching threads share one sampler.
-            found = self._blocks.get((epoch, block))
-            if found is None:
-                positions = np.arange(block * BLOCK, min((block + 1) * BLOCK, self.n), dtype=np.int64)
-                found = permute(positions, self.n, key(self.seed, "order", epoch))
-                while len(self._blocks) >= 4 + self.batch // BLOCK:
-                    del self._blocks[next(iter(self._blocks))]          # The first block is the oldest.
-                self._blocks[epoch, block] = found
-            return found
+    def _permuted(self, epoch: int, block: int) -> NDArray[np.int64]:
+        positions = np.arange(block * BLOCK, min((block + 1) * BLOCK, self.n), dtype=np.int64)
+        return permute(positions, self.n, key(self.seed, "order", epoch))

@@ -116,11 +116,6 @@ class Dataset:
             self._files = []
 
 
-def open_dataset(description: dict[str, Any]) -> Dataset:
-    """The dataset that `probe.describe` examined; every rank opens it for itself from the same description."""
-    return Dataset(description)
-
-
 def _allow_open_files(wanted: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -129,5 +124,3 @@ def _allow_open_files(wanted: int) -> None:
         raise StorageError(f"{wanted} files must be open at once, but the limit is {hard}; raise it (ulimit -Hn) or import into "
                            f"larger shards")
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-

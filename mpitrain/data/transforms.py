@@ -9,6 +9,7 @@ of ranks. The user's own are named "pkg.module:name" or "file.py:name": a class 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from mpitrain.data.checks import Source, check_finite
 from mpitrain.data.keyed import draw
 from mpitrain.data.sampler import Index
 from mpitrain.data.shards import Values
-from mpitrain.errors import CheckpointError, ConfigError
-from mpitrain.registry import Registry, bound, call_with
+from mpitrain.errors import CheckpointError, ConfigError, ShapeError
+from mpitrain.registry import Registry, bound, call, call_with, named
 
 Keys = NDArray[np.uint64]
 Augmentation = Callable[[Values, Keys], Values]
@@ -30,7 +31,9 @@ FIT_ROWS = 4096          # Statistics take rows in blocks of one size, so that t
 
 
 class Transform:
-    """Changes inputs row by row. `fit` sees the training rows; what it learns is in `state_dict`."""
+    """Changes inputs row by row. `fit` sees the training rows; what it learns, arrays, is kept in the attributes `learned`."""
+
+    learned: tuple[str, ...] = ()
 
     def fit(self, blocks: Callable[[], Any]) -> None:
         """`blocks()` gives the training rows as arrays (rows, ...), in a fixed order; it may be called again."""
@@ -39,11 +42,23 @@ class Transform:
         raise TypeError(f"{type(self).__name__} does not say what it does to x")
 
     def state_dict(self) -> dict[str, Values]:
-        return {}
+        return {name: getattr(self, name) for name in self.learned}
 
     def load_state_dict(self, state: dict[str, Values]) -> None:
-        if state:
-            raise CheckpointError(f"transform {type(self).__name__} keeps no state, but the checkpoint holds {', '.join(state)}")
+        owner, shape = type(self).__name__, None
+        if state and not self.learned:
+            raise CheckpointError(f"transform {owner} keeps no state, but the checkpoint holds {', '.join(state)}")
+        for name in self.learned:
+            if name not in state:
+                raise CheckpointError(f'the checkpoint has no "{name}" for the transform {owner.lower()}; '
+                                      f"it was trained with another data.transform")
+            own = getattr(self, name)
+            shape = shape if own is None else own.shape               # All that one learns has one shape.
+            if shape not in (None, state[name].shape):
+                raise CheckpointError(f'"{name}" of the transform {owner.lower()} has shape {state[name].shape} in the '
+                                      f"checkpoint, but the data needs {shape}")
+            setattr(self, name, np.asarray(state[name], np.float64))
+            shape = state[name].shape
 
 
 TRANSFORMS: Registry[type[Transform]] = Registry("transform")
@@ -59,6 +74,8 @@ def as_float(x: Values) -> Values:
 class Scale(Transform):
     """Divides by the largest magnitude of the training split: bytes 0..255 become 0..1, the digits' 0..16 too."""
 
+    learned = ("largest",)
+
     def __init__(self) -> None:
         self.largest = np.ones(())
 
@@ -71,12 +88,6 @@ class Scale(Transform):
         out: Values = x / x.dtype.type(self.largest)
         return out
 
-    def state_dict(self) -> dict[str, Values]:
-        return {"largest": self.largest}
-
-    def load_state_dict(self, state: dict[str, Values]) -> None:
-        self.largest = _take(state, "largest", "scale", np.shape(self.largest))
-
 
 @TRANSFORMS.register("standardise")
 class Standardise(Transform):
@@ -85,6 +96,8 @@ class Standardise(Transform):
     A feature is a channel for rows of shape (channels, height, width), and each element of any other row. Float64 sums,
     merged block by block (Chan, Golub and LeVeque, 1979). A feature that never changes is divided by 1.
     """
+
+    learned = ("mean", "deviation")
 
     def __init__(self) -> None:
         self.mean: Values | None = None
@@ -113,25 +126,6 @@ class Standardise(Transform):
             return ((x - self.mean) / self.deviation).astype(np.float32)
         out: Values = (x - self.mean.astype(x.dtype)) / self.deviation.astype(x.dtype)
         return out
-
-    def state_dict(self) -> dict[str, Values]:
-        assert self.mean is not None and self.deviation is not None
-        return {"mean": self.mean, "deviation": self.deviation}
-
-    def load_state_dict(self, state: dict[str, Values]) -> None:
-        shape = None if self.mean is None else self.mean.shape
-        self.mean = _take(state, "mean", "standardise", shape)
-        self.deviation = _take(state, "deviation", "standardise", self.mean.shape)
-
-
-def _take(state: dict[str, Values], name: str, owner: str, shape: tuple[int, ...] | None) -> Values:
-    if name not in state:
-        raise CheckpointError(f'the checkpoint has no "{name}" for the transform {owner}; '
-                              f"it was trained with another data.transform")
-    if shape is not None and state[name].shape != shape:
-        raise CheckpointError(f'"{name}" of the transform {owner} has shape {state[name].shape} in the checkpoint, '
-                              f"but the data needs {shape}")
-    return np.asarray(state[name], np.float64)
 
 
 class PlainFunction(Transform):
@@ -163,14 +157,13 @@ class Transforms:
                     chunk = np.asarray(rows[start:start + FIT_ROWS], np.int64)
                     x = source.read(chunk)[0]
                     check_finite(x, chunk, source, source.names[0])
-                    for earlier in self.parts[:done]:
-                        x = earlier(x)
-                    yield x
-            part.fit(blocks)
+                    yield self(x, done)
+            call(part.fit, f'data.transform "{self.names[i]}"', {}, blocks)
 
-    def __call__(self, x: Values) -> Values:
-        for part in self.parts:
-            x = part(x)
+    def __call__(self, x: Values, stop: int | None = None) -> Values:
+        """`x` after the first `stop` transforms, or all."""
+        for name, part in zip(self.names[:stop], self.parts):
+            x = rows_alike(part, f'data.transform "{name}"', x)
         return x
 
     def state_dict(self) -> dict[str, Values]:
@@ -200,6 +193,16 @@ def _entries(asked: Asked, key: str) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
+def rows_alike(function: Callable[..., Any], what: str, x: Values, *more: Any) -> Values:
+    """``function(x, *more)``. ConfigError where it fails or gives no array, ShapeError where its rows are not as many as x's."""
+    found = call(function, what, {}, x, *more)
+    if not isinstance(found, np.ndarray):
+        raise ConfigError(f"{what} must return an array, found {named(found)}")
+    if found.shape[:1] != x.shape[:1]:
+        raise ShapeError(f"{what} must return as many rows as it gets, {len(x)}, found the shape {found.shape}")
+    return found
+
+
 def _transform(name: str, arguments: dict[str, Any], folder: Path | None) -> Transform:
     found: Any = TRANSFORMS.resolve(name, folder)
     if isinstance(found, type):
@@ -213,12 +216,13 @@ def _transform(name: str, arguments: dict[str, Any], folder: Path | None) -> Tra
 
 def augmentations(asked: Asked, folder: Path | None = None) -> list[Augmentation]:
     """The functions of `data.augment`, in order."""
-    found = []
+    found: list[Augmentation] = []
     for name, arguments in _entries(asked, "data.augment"):
         function = AUGMENTATIONS.resolve(name, folder)
         if not callable(function):
             raise ConfigError(f'data.augment "{name}" is a {type(function).__name__}; expected a function f(x, keys)')
-        found.append(bound(function, arguments, f'augmentation "{name}"', "data.augment"))
+        one = bound(function, arguments, f'augmentation "{name}"', "data.augment")
+        found.append(partial(rows_alike, one, f'data.augment "{name}"'))
     return found
 
 

@@ -1,8 +1,6 @@
 """Writing a folder of HDF5 shards with its manifest, so that it is there complete or not at all.
 
-The HDF5 library lays a shard's metadata out in memory only (a full disk can crash it, or make it publish a damaged
-file); the values go to disk by plain writes that report their errors. The folder is built under a temporary name next
-to its place and renamed at the end.
+The folder is built under a temporary name next to its place and renamed at the end.
 """
 
 from __future__ import annotations
@@ -21,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpitrain.data.manifest import BLOCK, FORMAT, KINDS, MANIFEST, VERSION
-from mpitrain.errors import AccessError, DataError, OutputError, StorageError
+from mpitrain.errors import AccessError, DataError, MpitrainError, OutputError, StorageError
+from mpitrain.files.disk import sync_folder, write_file
+from mpitrain.files.hdf5_file import lay_out, little_endian
 
 OURS = re.compile(r"manifest\.json|shard-\d{5,}\.h5")
 SHARD_BYTES = 256 << 20          # A shard of x is small enough to copy, and a thousand shards hold 256 GiB.
@@ -38,13 +38,12 @@ class Rows(Protocol):
 
 
 def write_shards(folder: Path | str, x: Rows, y: Rows | None = None, *, kind: str, classes: Sequence[str] | None = None,
-                 vocabulary: Sequence[str] | None = None, shard_rows: int | None = None, compression: str | None = None,
-                 overwrite: bool = False) -> Path:
+                 vocabulary: Sequence[str] | None = None, shard_rows: int | None = None, overwrite: bool = False) -> Path:
     """Write `x` (and `y`) as ``shard-00000.h5``, ... and ``manifest.json`` in `folder`; returns the folder.
 
-    Datasets are called x and y, readable by every HDF5 since 1.8, contiguous and uncompressed (the fast way to train), or
-    with `compression="gzip"` in chunks of about 1 MiB. An existing folder raises OutputError unless it is empty, or
-    `overwrite` is set and it holds nothing but shards we wrote. Full disks and the like raise StorageError.
+    Datasets are called x and y, readable by every HDF5 since 1.8, contiguous and uncompressed (the fast way to train). An
+    existing folder raises OutputError unless it is empty, or `overwrite` is set and it holds nothing but shards we wrote. Full
+    disks and the like raise StorageError.
     """
     folder = Path(folder)
     _check_values(x, y, kind, folder)
@@ -58,8 +57,8 @@ def write_shards(folder: Path | str, x: Rows, y: Rows | None = None, *, kind: st
         for i, start in enumerate(range(0, n, shard_rows)):
             part = slice(start, min(n, start + shard_rows))
             values = {"x": np.ascontiguousarray(x[part])} | ({} if y is None else {"y": np.ascontiguousarray(y[part])})
-            manifest["shards"].append(write_shard(building / f"shard-{i:05d}.h5", values, kind, compression))
-        write_file(building / MANIFEST, [(0, json.dumps(manifest, indent=1).encode())])
+            manifest["shards"].append(write_shard(building / f"shard-{i:05d}.h5", values, kind))
+        write_file(building / MANIFEST, [json.dumps(manifest, indent=1).encode()], write_error)
     return folder
 
 
@@ -99,14 +98,16 @@ def new_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
     try:
         yield building
         with storage_errors(folder):
-            _sync_folder(building)
+            sync_folder(building, write_error)
             old = folder.with_name(f".{folder.name}.old-{secrets.token_hex(4)}") if folder.exists() else None
             if old is not None:
                 folder.rename(old)
             building.rename(folder)
-            _sync_folder(folder.parent)
+            sync_folder(folder.parent, write_error)
             if old is not None:
-                remove_shards(old)
+                for file in filter(lambda file: OURS.fullmatch(file.name), old.iterdir()):
+                    file.unlink()
+                old.rmdir()
     except BaseException:
         for file in building.glob("*"):
             file.unlink()
@@ -133,105 +134,28 @@ def refuse_existing(folder: Path, overwrite: bool) -> None:
                           f"they are not deleted: choose another --out", file=folder)
 
 
-def remove_shards(folder: Path) -> None:
-    """Delete a folder of shards, and nothing that we did not write."""
-    for file in folder.iterdir():
-        if OURS.fullmatch(file.name):
-            file.unlink()
-    folder.rmdir()
+def write_error(error: OSError, doing: str, path: Path, **_: Any) -> MpitrainError:
+    """What the operating system refuses, as our error."""
+    if isinstance(error, PermissionError):
+        return AccessError(f"no permission to write here ({error.strerror})", file=error.filename or path)
+    return StorageError(f"writing failed: {error.strerror or error}", file=error.filename or path)
 
 
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """What the operating system refuses, as our errors."""
     try:
         yield
-    except PermissionError as error:
-        raise AccessError(f"no permission to write here ({error.strerror})", file=error.filename or path) from error
     except OSError as error:
-        raise StorageError(f"writing failed: {error.strerror or error}", file=error.filename or path) from error
+        raise write_error(error, "writing", path) from error
 
 
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def write_shard(path: Path, values: dict[str, NDArray[Any]], kind: str, compression: str | None) -> dict[str, Any]:
+def write_shard(path: Path, values: dict[str, NDArray[Any]], kind: str) -> dict[str, Any]:
     """Write one shard; its entry for the manifest."""
     entry: dict[str, Any] = {"file": path.name}
-    with storage_errors(path), memory_file(values, kind, compression) as (image, places):
-        size = os.fstat(image).st_size
-        pieces: list[tuple[int, Any]] = []
-        for name, array in values.items():
-            entry[name] = {"dtype": array.dtype.str, "shape": list(array.shape)}
-            if isinstance(places[name], int):
-                raw = array.reshape(-1).view(np.uint8).data
-                blocks: list[Any] = [raw[i:i + BLOCK] for i in range(0, len(raw), BLOCK)]
-                pieces.append((places[name], raw))
-            else:
-                blocks = [os.pread(image, length, offset) for offset, length in places[name]]
-            entry[name]["sha256"] = [hashlib.sha256(block).hexdigest() for block in blocks]
-        place = 0
-        for offset, raw in [*sorted(pieces, key=lambda p: p[0]), (size, b"")]:      # HDF5's own bytes lie around the values.
-            if offset > place:
-                pieces.append((place, os.pread(image, offset - place, place)))
-            place = offset + len(raw)
-        write_file(path, pieces)
-    entry["size"] = size
-    return entry
-
-
-@contextlib.contextmanager
-def memory_file(values: dict[str, NDArray[Any]], kind: str, compression: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """An HDF5 file in anonymous memory, and where each dataset's values belong in it.
-
-    Contiguous values are not in it: their space is reserved and never touched, so it costs no memory (an offset
-    says where they go). Compressed chunks are in it ([(offset, size), ...] in C order).
-    """
-    import h5py
-    with os.fdopen(os.memfd_create("mpitrain-shard"), "w+b") as memory:
-        places: dict[str, Any] = {}
-        with h5py.File(memory, "w", libver="earliest") as file:
-            file.attrs["schema"] = np.bytes_(f"{FORMAT} {VERSION}")
-            file.attrs["kind"] = np.bytes_(kind)
-            for name, array in values.items():
-                if compression:
-                    chunk = (_chunk_rows(array), *array.shape[1:])
-                    data = file.create_dataset(name, data=array, chunks=chunk, compression=compression, shuffle=True)
-                    found: list[Any] = []
-                    data.id.chunk_iter(found.append)
-                    places[name] = [(c.byte_offset, c.size) for c in sorted(found, key=lambda c: c.chunk_offset)]
-                    continue
-                plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-                plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-                plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-                data = h5py.h5d.create(file.id, name.encode(), h5py.h5t.py_create(array.dtype),
-                                       h5py.h5s.create_simple(array.shape), plist)
-                places[name] = data.get_offset()
-        memory.flush()
-        yield memory.fileno(), places
-
-
-def _chunk_rows(array: NDArray[Any]) -> int:
-    return min(len(array), max(1, BLOCK // max(1, array[:1].nbytes)))
-
-
-def write_file(path: Path, pieces: Sequence[tuple[int, Any]]) -> None:
-    """Write (offset, bytes) pieces to a new file and sync it. The space is reserved first: a full disk shows at once."""
-    with storage_errors(path):
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        try:
-            size = max(offset + len(data) for offset, data in pieces)
-            os.posix_fallocate(fd, 0, size)
-            for offset, data in pieces:
-                view = memoryview(data)
-                while len(view):
-                    written = os.pwrite(fd, view[:1 << 30], offset)
-                    view, offset = view[written:], offset + written
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+    for name, array in values.items():
+        raw = little_endian(array)
+        sums = [hashlib.sha256(raw[i:i + BLOCK]).hexdigest() for i in range(0, len(raw), BLOCK)]
+        entry[name] = {"dtype": array.dtype.newbyteorder("<").str, "shape": list(array.shape), "sha256": sums}
+    chunks, _ = lay_out(values, {"schema": f"{FORMAT} {VERSION}", "kind": kind})
+    write_file(path, chunks, write_error)
+    return entry | {"size": sum(map(len, chunks))}

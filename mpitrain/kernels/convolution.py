@@ -74,25 +74,21 @@ def fold(columns: Array, window: Window, size: Pair) -> Array:
     return padded[:, :, ph:ph + size[0], pw:pw + size[1]]
 
 
-def _chunks(n: int, bytes_each: int, xp: Any) -> Iterator[slice]:
-    """Images to unfold together: their columns stay in a core's cache, or fill a GPU."""
-    step = max(1, (1 << 19 if xp is np else 1 << 28) // max(1, bytes_each))
-    for start in range(0, n, step):
+def _chunks(x: Array, window: Window, outputs: Pair) -> Iterator[slice]:
+    """Images of x to unfold together: their columns stay in a core's cache, or fill a GPU."""
+    columns_bytes = x.shape[1] * window.kernel[0] * window.kernel[1] * outputs[0] * outputs[1] * x.itemsize
+    step = max(1, (1 << 19 if array_module(x) is np else 1 << 28) // max(1, columns_bytes))
+    for start in range(0, len(x), step):
         yield slice(start, start + step)
-
-
-def _columns_bytes(x_shape: tuple[int, ...], window: Window, outputs: Pair, itemsize: int) -> int:
-    """The memory of the columns of one image."""
-    return x_shape[1] * window.kernel[0] * window.kernel[1] * outputs[0] * outputs[1] * itemsize
 
 
 def _convolve(x: Array, weight: Array, bias: Array | None, window: Window, groups: int) -> Array:
     xp = array_module(x)
-    n, outputs = len(x), len(weight)
+    outputs = len(weight)
     oh, ow = window.outputs(*x.shape[2:])
     matrix = weight.reshape(groups, outputs // groups, -1)
-    y = xp.empty((n, outputs, oh, ow), x.dtype)
-    for part in _chunks(n, _columns_bytes(x.shape, window, (oh, ow), x.itemsize), xp):
+    y = xp.empty((len(x), outputs, oh, ow), x.dtype)
+    for part in _chunks(x, window, (oh, ow)):
         columns = unfold(x[part], window)
         y[part] = (matrix @ columns.reshape(len(columns), groups, matrix.shape[2], oh * ow)).reshape(y[part].shape)
     if bias is not None:
@@ -105,7 +101,7 @@ def _adjoint(y: Array, weight: Array, bias: Array | None, window: Window, groups
     n, outputs, oh, ow = y.shape
     matrix = weight.reshape(groups, outputs // groups, -1).swapaxes(1, 2)
     x = xp.empty((n, weight.shape[1] * groups, *size), y.dtype)
-    for part in _chunks(n, _columns_bytes(x.shape, window, (oh, ow), y.itemsize), xp):
+    for part in _chunks(x, window, (oh, ow)):
         columns = matrix @ y[part].reshape(-1, groups, outputs // groups, oh * ow)
         x[part] = fold(columns.reshape(len(columns), -1, oh * ow), window, size)
     if bias is not None:
@@ -117,10 +113,10 @@ def _kernel_gradient(x: Array, y: Array, window: Window, groups: int, out: Array
                      bias_of: str = "") -> tuple[Array, Array | None]:
     bias = channel_sums(x if bias_of == "x" else y) if bias_of else None
     xp = array_module(x)
-    n, outputs, oh, ow = y.shape
+    _, outputs, oh, ow = y.shape
     shape = (outputs, x.shape[1] // groups, *window.kernel)
     total = xp.zeros((groups, outputs // groups, shape[1] * shape[2] * shape[3]), x.dtype)
-    for part in _chunks(n, _columns_bytes(x.shape, window, (oh, ow), x.itemsize), xp):
+    for part in _chunks(x, window, (oh, ow)):
         columns = unfold(x[part], window)
         right = columns.reshape(len(columns), groups, -1, oh * ow)
         left = y[part].reshape(len(columns), groups, outputs // groups, oh * ow)

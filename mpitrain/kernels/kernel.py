@@ -33,7 +33,7 @@ class Kernel:
         return (version or self.reference)(*arguments)
 
 
-def compiled(signature: Any, **options: Any) -> Callable[[Function], Function]:
+def compiled(signature: Any) -> Callable[[Function], Function]:
     """Numba's njit with our settings: cached on disk, no interpreter lock, no fast-math (it changes bits).
 
     `signature` (a list for several dtypes) is explicit: a Python literal in a loop promotes float32 to float64 when types are
@@ -42,7 +42,7 @@ def compiled(signature: Any, **options: Any) -> Callable[[Function], Function]:
     """
     prepare_numba()
     import numba
-    settings = {"nogil": True, "error_model": "numpy", **options}
+    settings: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 
     def decorate(function: Function) -> Function:
         made: Function

@@ -18,7 +18,7 @@ from mpitrain.backend.namespace import Array, array_module
 from mpitrain.kernels.kernel import Function, Kernel, compiled
 from mpitrain.kernels.library import CFunction, bind, host
 
-BLOCK = 4096               # elements of a parameter whose squares are added before anything else: part of the result's bits
+NORM_BLOCK = 4096          # elements of a parameter whose squares are added before anything else: part of the result's bits
 
 
 def _kernel(name: str, reference: Function, arrays: int) -> Kernel:
@@ -111,7 +111,7 @@ rmsprop = _kernel("rmsprop", _rmsprop_reference, 4)
 
 def _square_sums_reference(x: Array) -> Array:
     xp = array_module(x)
-    squares = xp.zeros((-(-len(x) // BLOCK), BLOCK), xp.float64)
+    squares = xp.zeros((-(-len(x) // NORM_BLOCK), NORM_BLOCK), xp.float64)
     squares.reshape(-1)[:len(x)] = x
     squares *= squares
     while squares.shape[1] > 1:
@@ -122,9 +122,9 @@ def _square_sums_reference(x: Array) -> Array:
 
 def _square_sums(x: Any, work: Any, out: Any) -> None:
     for block in range(out.size):
-        first = block * BLOCK
-        n = min(BLOCK, x.size - first)
-        half = BLOCK // 2
+        first = block * NORM_BLOCK
+        n = min(NORM_BLOCK, x.size - first)
+        half = NORM_BLOCK // 2
         while half >= n and half > 1:              # the upper half is zeros, and adding them changes nothing
             half //= 2
         upper = max(0, n - half)
@@ -146,7 +146,7 @@ def _square_sums_host() -> Callable[[Array], Array]:
     fill = bind("optimizer", "square_sums", "pip") or _square_sums_by_numba()
 
     def sums(x: Array) -> Array:
-        out = np.empty(-(-len(x) // BLOCK), np.float64)
+        out = np.empty(-(-len(x) // NORM_BLOCK), np.float64)
         fill(x, len(x), out)
         return out
     return sums
@@ -154,7 +154,7 @@ def _square_sums_host() -> Callable[[Array], Array]:
 
 def _square_sums_by_numba() -> Callable[..., None]:
     loop = compiled([f"void({t}[::1], float64[::1], float64[::1])" for t in ("float32", "float64")])(_square_sums)
-    return lambda x, n, out: loop(x, np.empty(BLOCK // 2, np.float64), out)
+    return lambda x, n, out: loop(x, np.empty(NORM_BLOCK // 2, np.float64), out)
 
 
 square_sums = Kernel("square_sums", _square_sums_reference, host=_square_sums_host)

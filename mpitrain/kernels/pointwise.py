@@ -137,20 +137,14 @@ def _run_gradient(call: CFunction, kept: Array, grad: Array, sums: Array | None,
     return result
 
 
-def _kernel(name: str, reference: Callable[..., Array], run: Callable[..., Array], signature: str) -> Kernel:
+AND_SLOPE, GRADIENT = (_run_and_slope, "pppi"), (_run_gradient, "ppppii")
+
+
+def _kernel(name: str, reference: Callable[..., Array], run: Callable[..., Array] = _run, signature: str = "ppi") -> Kernel:
     return Kernel(name, reference, host=host("pointwise", name, signature)(run))
 
 
-def _and_slope(name: str, reference: Callable[..., Array]) -> Kernel:
-    return _kernel(name, reference, _run_and_slope, "pppi")
-
-
-def _gradient(name: str, reference: Callable[..., Array]) -> Kernel:
-    return _kernel(name, reference, _run_gradient, "ppppii")
-
-
-relu = _kernel("relu", _relu, _run, "ppi")
-sigmoid = _kernel("sigmoid", _sigmoid, _run, "ppi")
+relu, sigmoid = _kernel("relu", _relu), _kernel("sigmoid", _sigmoid)
 slope_grad = _kernel("slope_grad", _slope_grad, partial(_run_gradient, in_place=True), "ppppii")
 
 
@@ -180,12 +174,12 @@ class Activation:
 
 
 ACTIVATIONS = {
-    "relu": Activation(relu, _gradient("relu_grad", _relu_grad), number=1),
-    "tanh": Activation(Kernel("tanh", _tanh), _gradient("tanh_grad", _tanh_grad)),
-    "sigmoid": Activation(sigmoid, _gradient("sigmoid_grad", _sigmoid_grad), number=2),
-    "gelu": Activation(_kernel("gelu", _gelu, _run, "ppi"), slope_grad, _and_slope("gelu_and_slope", _gelu_and_slope), 3),
-    "gelu_tanh": Activation(_kernel("gelu_tanh", _gelu_tanh, _run, "ppi"), slope_grad,
-                            _and_slope("gelu_tanh_and_slope", _gelu_tanh_and_slope), 4),
-    "silu": Activation(_kernel("silu", _silu, _run, "ppi"), slope_grad, _and_slope("silu_and_slope", _silu_and_slope), 5),
+    "relu": Activation(relu, _kernel("relu_grad", _relu_grad, *GRADIENT), number=1),
+    "tanh": Activation(Kernel("tanh", _tanh), _kernel("tanh_grad", _tanh_grad, *GRADIENT)),
+    "sigmoid": Activation(sigmoid, _kernel("sigmoid_grad", _sigmoid_grad, *GRADIENT), number=2),
+    "gelu": Activation(_kernel("gelu", _gelu), slope_grad, _kernel("gelu_and_slope", _gelu_and_slope, *AND_SLOPE), 3),
+    "gelu_tanh": Activation(_kernel("gelu_tanh", _gelu_tanh), slope_grad,
+                            _kernel("gelu_tanh_and_slope", _gelu_tanh_and_slope, *AND_SLOPE), 4),
+    "silu": Activation(_kernel("silu", _silu), slope_grad, _kernel("silu_and_slope", _silu_and_slope, *AND_SLOPE), 5),
 }
 """By name; those that can be computed where their input is made."""

@@ -73,15 +73,6 @@ def _maximum(x: Array, rows: Side, columns: Side, relu: bool = False) -> tuple[A
     return best, where
 
 
-def _maximum_gradient(grad: Array, where: Array, rows: Side, columns: Side) -> Array:
-    xp = array_module(grad)
-    result = xp.zeros((*grad.shape[:2], rows.size, columns.size), grad.dtype)
-    for y, c, is_inside in _steps(rows, columns, xp):
-        chosen = is_inside & (where == y[:, None] * columns.size + c[None, :])
-        _spread(result, xp.where(chosen, grad, grad.dtype.type(0)), y, c, xp)
-    return result
-
-
 def _total(x: Array, rows: Side, columns: Side) -> Array:
     xp = array_module(x)
     result = xp.zeros((*x.shape[:2], len(rows.starts), len(columns.starts)), x.dtype)
@@ -90,20 +81,21 @@ def _total(x: Array, rows: Side, columns: Side) -> Array:
     return result
 
 
-def _total_gradient(grad: Array, rows: Side, columns: Side) -> Array:
+def _maximum_gradient(grad: Array, where: Array | None, rows: Side, columns: Side) -> Array:
     xp = array_module(grad)
     result = xp.zeros((*grad.shape[:2], rows.size, columns.size), grad.dtype)
-    for y, c, is_inside in _steps(rows, columns, xp):
-        _spread(result, xp.where(is_inside, grad, grad.dtype.type(0)), y, c, xp)
+    for y, x, chosen in _steps(rows, columns, xp):
+        if where is not None:
+            chosen = chosen & (where == y[:, None] * columns.size + x[None, :])
+        # Products with 0 and 1: adaptive windows may start at one place twice, and a scatter-add on a GPU has no fixed order.
+        down = (xp.arange(rows.size)[:, None] == y).astype(grad.dtype)
+        across = (x[:, None] == xp.arange(columns.size)).astype(grad.dtype)
+        result += down @ xp.where(chosen, grad, grad.dtype.type(0)) @ across
     return result
 
 
-def _spread(result: Array, values: Array, y: Array, x: Array, xp: Any) -> None:
-    """result[..., y[i], x[j]] += values[..., i, j], as products with 0 and 1: adaptive windows may start at one place
-    twice, and a scatter-add on a GPU has no fixed order."""
-    down = (xp.arange(result.shape[2])[:, None] == y).astype(result.dtype)
-    across = (x[:, None] == xp.arange(result.shape[3])).astype(result.dtype)
-    result += down @ values @ across
+def _total_gradient(grad: Array, rows: Side, columns: Side) -> Array:
+    return _maximum_gradient(grad, None, rows, columns)
 
 
 def _sizes(planes: int, rows: Side, columns: Side) -> tuple[int, ...]:

@@ -5,7 +5,6 @@ The loop is C; where no compiler is, Numba's. Importing Numba takes longer than 
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable
 from typing import Any
@@ -25,22 +24,13 @@ def _reference(rows: Array, key: int, width: int) -> Array:
 
 def _host() -> Callable[..., Array]:
     library = native.load("random")
-    fill = _by_numba() if library is None else _by_c(library)
+    fill = _by_numba() if library is None else of_arrays(library.random_words, "ippii")
 
     def words(rows: Array, key: int, width: int) -> Array:
         out = np.empty((len(rows), width), dtype=np.uint32)
-        fill(np.uint64(key), np.ascontiguousarray(rows, dtype=np.uint64), out)
+        fill(signed(key), np.ascontiguousarray(rows, dtype=np.uint64), out, *out.shape)
         return out
     return words
-
-
-def _by_c(library: ctypes.CDLL) -> Callable[..., None]:
-    run = library.random_words
-    run.argtypes, run.restype = [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64], None
-
-    def fill(key: Any, rows: Any, out: Any) -> None:
-        run(int(key), rows.ctypes.data, out.ctypes.data, *out.shape)
-    return fill
 
 
 def _by_numba() -> Callable[..., None]:
@@ -48,9 +38,8 @@ def _by_numba() -> Callable[..., None]:
     w0, w1 = (np.uint64(w) for w in philox.WEYL)
     mask, shift, rounds = np.uint64(philox.MASK), np.uint64(32), philox.ROUNDS
 
-    @compiled("void(uint64, uint64[::1], uint32[:,::1])")
-    def fill(key: Any, rows: Any, out: Any) -> None:
-        height, width = out.shape
+    @compiled("void(uint64, uint64[::1], uint32[:,::1], int64, int64)")
+    def fill(key: Any, rows: Any, out: Any, height: int, width: int) -> None:
         for r in range(height):
             high0, high1 = rows[r] & mask, rows[r] >> shift
             for block in range((width + 3) // 4):
@@ -63,7 +52,7 @@ def _by_numba() -> Callable[..., None]:
                 for j, word in enumerate((c0, c1, c2, c3)):
                     if block * 4 + j < width:
                         out[r, block * 4 + j] = np.uint32(word)
-    return fill
+    return lambda key, *others: fill(np.uint64(key % (1 << 64)), *others)
 
 
 random_words = Kernel("random_words", _reference, host=_host)
@@ -106,24 +95,22 @@ def signed(key: int) -> int:
     return key - (1 << 64) if key >> 63 else key
 
 
-def _elements_host(name: str) -> Callable[..., Array] | None:
-    library = native.load("random")
-    if library is None:
-        return None
-    run = of_arrays(getattr(library, name), "piii")
+def _elements(name: str, reference: Callable[..., Array]) -> Kernel:
+    def host() -> Callable[..., Array] | None:
+        library = native.load("random")
+        if library is None:
+            return None
+        run = of_arrays(getattr(library, name), "piii")
 
-    def fill(out: Array, key: int, start: int) -> Array:
-        run(out, signed(key), start, len(out))
-        return out
-    return fill
-
-
-def _elements(name: str, reference: Callable[..., Array], tolerance: float = 0.0) -> Kernel:
-    return Kernel(name, reference, host=lambda: _elements_host(name))
+        def fill(out: Array, key: int, start: int) -> Array:
+            run(out, signed(key), start, len(out))
+            return out
+        return fill
+    return Kernel(name, reference, host)
 
 
 random_uniform = _elements("random_uniform", _uniform)
 """Fills float64 (n,) with elements start .. start + n of the stream `key`, uniform in [0, 1): (out, key, start), out again."""
 
-random_normal = _elements("random_normal", _normal, tolerance=1e-9)
+random_normal = _elements("random_normal", _normal)
 """The same from the standard normal distribution; the compiled version has logarithms and cosines of its own."""

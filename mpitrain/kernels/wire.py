@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -21,12 +21,13 @@ Function: TypeAlias = Callable[..., None]
 NAN = {"bfloat16": 0x7FC0, "float16": 0x7E00}        # one for all, so that no bit depends on which operand of a sum was NaN
 
 
-class Format:
+class Format(NamedTuple):
     """One 16-bit format. `x` are float32, `packed` and `to` uint16 arrays, contiguous, of one length, overlapping nowhere.
 
     Rounds to nearest, ties to even. The C code and NumPy give the same bits.
     """
 
+    name: str
     pack: Function                                   # (x, to): to = x, rounded
     unpack: Function                                 # (packed, x): x = packed
     round: Function                                  # (x, to): to = x = x, rounded: the sender keeps what the receiver gets
@@ -34,21 +35,13 @@ class Format:
     add_pack: Function                               # (packed, x, to): to = packed + x, rounded; x stays
     add_round: Function                              # (packed, x, to): to = x = packed + x, rounded
 
-    def __init__(self, name: str):
-        self.name = name
 
-    def __getattr__(self, what: str) -> Function:    # reached once for each format, so that importing compiles nothing
-        if what not in Format.__annotations__:
-            raise AttributeError(f"a wire format has no {what}")
-        vars(self).update(compiled(self.name) or REFERENCE[self.name])
-        return vars(self)[what]
-
-
+@cache
 def format_of(name: str) -> Format:
     """The format called "bfloat16" or "float16"; ConfigError for another name."""
     if name not in REFERENCE:
         raise ConfigError(f'unknown wire format "{name}"{nearest(name, (*REFERENCE, "float32"))}')
-    return FORMATS[name]
+    return Format(name, **(compiled(name) or REFERENCE[name]))
 
 
 def wire_format(name: str | None) -> Format | None:
@@ -100,10 +93,8 @@ def _reference(pack: Function, unpack: Function) -> dict[str, Function]:
 
 
 REFERENCE = {"bfloat16": _reference(pack_bfloat16, unpack_bfloat16), "float16": _reference(pack_float16, unpack_float16)}
-FORMATS = {name: Format(name) for name in REFERENCE}
 
 
-@cache
 def compiled(name: str) -> dict[str, Function] | None:
     """The C functions of one format; None without a compiler."""
     library = native.load("wire")

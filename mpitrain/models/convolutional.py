@@ -7,8 +7,7 @@ from typing import Any
 from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ShapeError
-from mpitrain.models.registry import MODELS
-from mpitrain.models.sizes import require_sizes
+from mpitrain.models.registry import MODELS, require_sizes
 from mpitrain.nn import AdaptiveAvgPool2d, Conv2d, Flatten, Linear, MaxPool2d, Module, Sequential, init
 from mpitrain.nn.basic import Check
 from mpitrain.nn.norm import NORMS

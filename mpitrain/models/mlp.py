@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpitrain.models.registry import MODELS
-from mpitrain.models.sizes import require_list_of_sizes, require_sizes
+from mpitrain.models.registry import MODELS, require_list_of_sizes, require_sizes
 from mpitrain.nn import Flatten, Linear, Module, Sequential, init
 from mpitrain.nn.activation import ACTIVATIONS
 

@@ -1,10 +1,39 @@
-"""The table of models: each is a function of the config's [model] keys that gives a Module."""
+"""The table of models, and the check of the sizes and counts that they are built from, before anything is built of them.
+
+Later is too late: a width of 0 would train and learn nothing, and a wrong type would fail far from its key.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
+from numbers import Integral
+from typing import Any
 
+from mpitrain.errors import ConfigError
 from mpitrain.nn import Module
 from mpitrain.registry import Registry
 
 MODELS: Registry[Callable[..., Module]] = Registry("model")
+"""Each is a function of the config's [model] keys that gives a Module."""
+
+
+def require_sizes(least: int = 1, /, **sizes: Any) -> None:
+    """ConfigError unless each of these keys of [model] is an integer of at least `least`."""
+    for name, value in sizes.items():
+        if not _is_size(value, least):
+            raise _wrong(name, f"an integer of at least {least}", value)
+
+
+def require_list_of_sizes(name: str, values: Any) -> None:
+    """ConfigError unless this key of [model] is a list, perhaps empty, of integers of at least 1."""
+    if isinstance(values, str) or not isinstance(values, Sequence) or not all(map(_is_size, values)):
+        raise _wrong(name, "a list of integers of at least 1", values)
+
+
+def _is_size(value: Any, least: int = 1) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def _wrong(name: str, expected: str, value: Any) -> ConfigError:
+    return ConfigError(f"model.{name} must be {expected}, found {json.dumps(value, default=str)}; change model.{name}")

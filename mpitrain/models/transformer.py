@@ -6,26 +6,14 @@ Letters: `B` batch, `L` length, `D` width, `V` vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
+from mpitrain import nn
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ConfigError, ShapeError
-from mpitrain.models.registry import MODELS
-from mpitrain.models.sizes import require_counts, require_sizes
-from mpitrain.nn import (
-    Dropout,
-    DropoutAdd,
-    Embedding,
-    LayerNorm,
-    Linear,
-    MixtureOfExperts,
-    Module,
-    MultiHeadAttention,
-    Parameter,
-    Sequential,
-    init,
-)
-from mpitrain.nn.init import Initialiser
+from mpitrain.models.registry import MODELS, require_sizes
+from mpitrain.nn import init
 
 STD = 0.02                                        # The standard deviation of initial weights, as GPT-2 has it.
 PLAN = {"embed.token": "vocabulary", "embed.position": "sequence", "embed.dropout": "sequence",
@@ -36,16 +24,16 @@ PLAN = {"embed.token": "vocabulary", "embed.position": "sequence", "embed.dropou
 MLP = ("block*.wide", "block*.narrow")            # Blocks with experts have no such layers, and the plan leaves them out.
 
 
-class Embed(Module):
+class Embed(nn.Module):
     """Token numbers (B, L) to (B, L, D): the token's row plus the position's."""
 
     by_position = True
 
     def __init__(self, vocabulary: int, block: int, width: int, dropout: float):
         self.block = block
-        self.token = Embedding(vocabulary, width, weight_init=init.normal(STD))
-        self.position = Embedding(block, width, weight_init=init.normal(STD))
-        self.dropout = Dropout(dropout)
+        self.token = nn.Embedding(vocabulary, width, weight_init=init.normal(STD))
+        self.position = nn.Embedding(block, width, weight_init=init.normal(STD))
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Any) -> Tensor:
         shape = tuple(tokens.shape)
@@ -57,85 +45,62 @@ class Embed(Module):
         return out
 
 
-class Block(Module):
+class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)); (B, L, D) to (B, L, D).
 
-    The projections back into the residual stream start smaller, by sqrt(2 x layers) (Radford et al. 2019).
+    The projections back into the residual stream start smaller, by sqrt(2 x layers) (Radford et al. 2019). The MLP is a mixture
+    of experts where there are arguments for one in `mixture`.
     """
 
     by_position = True
+    mixture: nn.MixtureOfExperts | None = None
 
-    def __init__(self, width: int, heads: int, layers: int, dropout: float, bias: bool):
+    def __init__(self, width: int, heads: int, layers: int, dropout: float, bias: bool, mixture: Mapping[str, Any]):
         small = init.normal(STD / math.sqrt(2 * layers))
-        self._attention(width, heads, dropout, bias, small)
-        self.wide = Linear(width, 4 * width, bias, activation="gelu", weight_init=init.normal(STD), bias_init=init.zeros)
-        self.narrow = Linear(4 * width, width, bias, weight_init=small, bias_init=init.zeros)
-        self.dropout2 = DropoutAdd(dropout)
-
-    def _attention(self, width: int, heads: int, dropout: float, bias: bool, small: Initialiser) -> None:
-        self.norm1 = LayerNorm(width, bias=bias)
-        self.attention = MultiHeadAttention(width, heads, causal=True, dropout=dropout, bias=bias,
-                                            qkv_init=init.normal(STD), out_init=small)
-        self.dropout1 = Dropout(dropout)
-        self.norm2 = LayerNorm(width, bias=bias)
+        self.norm1 = nn.LayerNorm(width, bias=bias)
+        self.attention = nn.MultiHeadAttention(width, heads, causal=True, dropout=dropout, bias=bias,
+                                               qkv_init=init.normal(STD), out_init=small)
+        self.dropout1 = nn.Dropout(dropout)
+        self.norm2 = nn.LayerNorm(width, bias=bias)
+        if mixture:
+            self.mixture = nn.MixtureOfExperts(width, 4 * width, bias=bias, weight_init=init.normal(STD), out_init=small,
+                                               router_init=init.normal(STD), **mixture)
+        else:
+            self.wide = nn.Linear(width, 4 * width, bias, activation="gelu", weight_init=init.normal(STD), bias_init=init.zeros)
+            self.narrow = nn.Linear(4 * width, width, bias, weight_init=small, bias_init=init.zeros)
+        self.dropout2 = nn.DropoutAdd(dropout)
 
     def forward(self, x: Any) -> Tensor:
         x, normed = self.norm2(self.attention(self.norm1(x)), x, self.dropout1)
-        out: Tensor = self.dropout2(self.mlp(normed), x)
-        return out
-
-    def mlp(self, x: Any) -> Tensor:
-        """What is done for each position by itself."""
-        out: Tensor = self.narrow(self.wide(x))
+        out: Tensor = self.dropout2(self.narrow(self.wide(normed)) if self.mixture is None else self.mixture(normed), x)
         return out
 
 
-class ExpertBlock(Block):
-    """The same with a mixture of `experts` MLPs, of `top_k` for each position."""
-
-    def __init__(self, width: int, heads: int, layers: int, dropout: float, bias: bool, experts: int, top_k: int, capacity: float,
-                 balance: float):
-        small = init.normal(STD / math.sqrt(2 * layers))
-        self._attention(width, heads, dropout, bias, small)
-        self.mixture = MixtureOfExperts(width, 4 * width, experts, top_k, capacity, balance=balance, bias=bias,
-                                        weight_init=init.normal(STD), out_init=small, router_init=init.normal(STD))
-        self.dropout2 = DropoutAdd(dropout)
-
-    def mlp(self, x: Any) -> Tensor:
-        out: Tensor = self.mixture(x)
-        return out
-
-
-class Head(Linear):
+class Head(nn.Linear):
     """(B, L, D) to logits (B, L, V), with the token embedding as its weight (Press and Wolf 2017)."""
 
-    def __init__(self, weight: Parameter):
+    def __init__(self, weight: nn.Parameter):
         self.fused = self.after = self.bias = None
         self.weight = weight
 
 
 @MODELS.register("gpt")
 def gpt(layers: int, heads: int, width: int, block: int, vocabulary: int, dropout: float = 0.0, bias: bool = False,
-        experts: int = 0, top_k: int = 2, capacity: float = 1.25, balance: float = 0.01, every: int = 1) -> Sequential:
+        experts: int = 0, top_k: int = 2, capacity: float = 1.25, balance: float = 0.01, every: int = 1) -> nn.Sequential:
     """Learned positions, pre-norm blocks, GELU, tied embeddings; `block` is the longest sequence it takes.
 
     With `experts`, the MLP of each `every`-th block is a mixture of so many: see `nn.MixtureOfExperts`.
     """
     require_sizes(layers=layers, heads=heads, width=width, block=block, vocabulary=vocabulary, top_k=top_k, every=every)
-    require_counts(experts=experts)
+    require_sizes(0, experts=experts)
     if experts and every > layers:
         raise ConfigError(f"gpt: with model.every = {every}, none of {layers} blocks has experts; set it to {layers} at most")
     embed = Embed(vocabulary, block, width, dropout)
-
-    def make(i: int) -> Block:
-        if experts and (i + 1) % every == 0:
-            return ExpertBlock(width, heads, layers, dropout, bias, experts, top_k, capacity, balance)
-        return Block(width, heads, layers, dropout, bias)
-
-    model = Sequential(
+    mixture = {"experts": experts, "top_k": top_k, "capacity": capacity, "balance": balance} if experts else {}
+    model = nn.Sequential(
         ("embed", embed),
-        *((f"block{i}", make(i)) for i in range(layers)),
-        ("norm", LayerNorm(width, bias=bias)),
+        *((f"block{i}", Block(width, heads, layers, dropout, bias, {} if (i + 1) % every else mixture)) for i in range(layers)),
+        ("norm", nn.LayerNorm(width, bias=bias)),
         ("head", Head(embed.token.weight)))
     model.plan = PLAN if not experts or every > 1 else {name: style for name, style in PLAN.items() if name not in MLP}
     return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from mpitrain import ops
@@ -19,7 +20,7 @@ class OfEach(Module):
     """A function of each element."""
 
     by_position = True
-    op: staticmethod[[Any], Tensor]
+    op: Callable[[Any], Tensor]
 
     def forward(self, x: Any) -> Tensor:
         return self.op(x)
@@ -33,35 +34,22 @@ class ReLU(OfEach):
 
 
 @ACTIVATIONS.register("leaky_relu")
-class LeakyReLU(Module):
+class LeakyReLU(OfEach):
     """x, or slope x where x < 0."""
 
-    by_position = True
-
     def __init__(self, slope: float = 0.01):
-        self.slope = slope
-
-    def forward(self, x: Any) -> Tensor:
-        return ops.leaky_relu(x, self.slope)
+        self.op = partial(ops.leaky_relu, slope=slope)
 
 
 @ACTIVATIONS.register("gelu")
-class GELU(Module):
+class GELU(OfEach):
     """x times the normal distribution function of x; `approximate` is "none" (erf) or "tanh"."""
 
-    by_position = True
-
     def __init__(self, approximate: str = "none"):
-        self.approximate = approximate
-
-    def forward(self, x: Any) -> Tensor:
-        return ops.gelu(x, self.approximate)
+        self.op = partial(ops.gelu, approximate=approximate)
 
 
-@ACTIVATIONS.register("gelu_tanh")
-def gelu_tanh() -> Module:
-    """GELU by a tanh."""
-    return GELU("tanh")
+ACTIVATIONS.register("gelu_tanh")(partial(GELU, "tanh"))
 
 
 @ACTIVATIONS.register("silu")

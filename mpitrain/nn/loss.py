@@ -51,6 +51,8 @@ class CrossEntropy(Loss):
     def __init__(self, label_smoothing: float = 0.0, ignore_index: int | None = None):
         if not 0.0 <= label_smoothing <= 1.0:
             raise ConfigError(f"label_smoothing lies in [0, 1], not {label_smoothing}")
+        if not isinstance(ignore_index, int | None):
+            raise TypeError("ignore_index is a label")
         self.label_smoothing, self.ignore_index = label_smoothing, ignore_index
 
     def __call__(self, output: Tensor, target: Array) -> Tensor:

@@ -66,8 +66,6 @@ class Module:
         """The places in the sample of `length` positions that are here: 0, 1, ... unless a rank has some of each sample's."""
         return np.arange(length) if self.spread is None else self.spread(length)
 
-    # -- what it consists of -------------------------------------------------------------------------------------------
-
     def children(self) -> Iterator[tuple[str, Any]]:
         """(name, Module or Parameter or Buffer) in order of assignment; lists count as "name.0", "name.1", ..."""
         for name, value in vars(self).items():
@@ -115,8 +113,6 @@ class Module:
         """The number of trained values; tied parameters count once."""
         return sum(p.size for p in self.parameters() if not p.twin_of)
 
-    # -- memory and values ---------------------------------------------------------------------------------------------
-
     def initialize(self, seed: int = 0, dtype: str = "float32", device: Device = CPU,
                    allocate: Allocate | None = None) -> FlatStorage:
         """Gives the model memory and its initial values: functions of (seed, parameter name, element index) alone."""
@@ -135,7 +131,7 @@ class Module:
     def _fill_buffers(self, seed: int, storage: FlatLayout) -> None:
         device = storage.device
         for _, buffer in self.named_buffers():
-            values = device.empty(buffer.size, storage.dtype)
+            values = device.xp.empty(buffer.size, storage.dtype)
             buffer.fill(seed, values, 0, device.xp)
             buffer.array = values.reshape(buffer.shape)
             buffer.mark_changed()
@@ -166,8 +162,6 @@ class Module:
             leaf.xp.copyto(leaf.array, leaf.xp.asarray(values, dtype=leaf.dtype))
             leaf.mark_changed()
 
-    # -- modes ---------------------------------------------------------------------------------------------------------
-
     def train(self: Self, training: bool = True) -> Self:
         """Dropout drops, batch norm uses the batch's statistics; `eval()` is the opposite."""
         for _, module in self.named_modules():
@@ -177,10 +171,8 @@ class Module:
     def eval(self: Self) -> Self:
         return self.train(False)
 
-    # -- hooks: each answers a function that removes it ----------------------------------------------------------------
-
     def before_forward(self, hook: Hook) -> Callable[[], None]:
-        """``hook(module, inputs)`` before each forward."""
+        """``hook(module, inputs)`` before each forward, until the function that this returns, as those below do, is called."""
         return self._add(hook, "before_forward")
 
     def after_forward(self, hook: Hook) -> Callable[[], None]:

@@ -31,7 +31,7 @@ class Recurrent(Module):
     weight_hh_l0: Parameter                       # and so on: set by name below
 
     def __init__(self, inputs: int, hidden: int, layers: int = 1, *, bias: bool = True, dropout: float = 0.0):
-        self.inputs, self.hidden, self.layers, self.has_bias = inputs, hidden, layers, bias
+        self.inputs, self.hidden, self.layers = inputs, hidden, layers
         values = init.uniform(1.0 / math.sqrt(hidden))
         for layer in range(layers):
             shapes = {"weight_ih": (self.gates * hidden, hidden if layer else inputs), "weight_hh": (self.gates * hidden, hidden),
@@ -63,8 +63,7 @@ class Recurrent(Module):
 
     def _layer(self, x: Any, layer: int, state: State) -> tuple[Tensor, State]:
         w_ih, w_hh = getattr(self, f"weight_ih_l{layer}"), getattr(self, f"weight_hh_l{layer}")
-        b_ih, b_hh = ((getattr(self, f"bias_ih_l{layer}"), getattr(self, f"bias_hh_l{layer}")) if self.has_bias
-                      else (None, None))
+        b_ih, b_hh = getattr(self, f"bias_ih_l{layer}", None), getattr(self, f"bias_hh_l{layer}", None)
         from_inputs = ops.linear(ops.swapaxes(x, 0, 1), w_ih, b_ih)               # (L, B, G)
         outputs = []
         for now in ops.split(from_inputs, 1, dim=0):                              # one node: backward joins them once

@@ -82,7 +82,14 @@ class Sequential(Module):
         trains the model adds up the gradients of twins, which so stay equal. To be called before memory is given. ConfigError
         where blocks share buffers, which cannot be added up.
         """
-        self._refuse_shared_buffers()
+        first_users: dict[int, str] = {}
+        for name, block in self.blocks.items():
+            for leaf_name, buffer in block.named_buffers():
+                first = first_users.setdefault(id(buffer), name)
+                if first != name:
+                    raise ConfigError(f'the blocks "{first}" and "{name}" share the buffer "{name}.{leaf_name}", whose running '
+                                      "values cannot be kept apart for each block; give each a layer of its own, or set mesh.pp "
+                                      '= 1 and train.reproducible = "run"')
         self.separate()
         names = {id(p): name for name, p in self.named_parameters()}
         owners: dict[int, str] = {}
@@ -92,16 +99,6 @@ class Sequential(Module):
                     twin = parameter.twin(names[id(parameter)])
                     for _, module in block.named_modules():
                         module.replace(parameter, twin)
-
-    def _refuse_shared_buffers(self) -> None:
-        owners: dict[int, str] = {}
-        for name, block in self.blocks.items():
-            for leaf_name, buffer in block.named_buffers():
-                first = owners.setdefault(id(buffer), name)
-                if first != name:
-                    raise ConfigError(f'the blocks "{first}" and "{name}" share the buffer "{name}.{leaf_name}", whose running '
-                                      "values cannot be kept apart for each block; give each a layer of its own, or set mesh.pp "
-                                      '= 1 and train.reproducible = "run"')
 
     def slice(self, start: int, stop: int) -> Sequential:
         """Blocks [start, stop) as a model: the same blocks, and every parameter keeps the name it has in the whole."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.backend import CPU, Array, Device, float_dtype, is_array, overwrite
+from mpitrain.backend import CPU, Array, Device, float_dtype, is_array
 from mpitrain.errors import ShapeError
 from mpitrain.nn.parameter import Parameter
 
@@ -58,28 +58,7 @@ def plan_segments(parameters: Sequence[Parameter]) -> tuple[list[Segment], int]:
     return segments, end
 
 
-class NamedViews:
-    """The parts of flat arrays by name: of a class that says where each of `segments` lies in one."""
-
-    segments: Any
-
-    def views(self, flat: Array) -> list[Array]:
-        """The segments' parts of a flat array."""
-        raise NotImplementedError
-
-    def named_views(self, flats: dict[str, Array]) -> dict[str, Array]:
-        """The parts of several flat arrays as "array/parameter", for instance "m/block0.weight"."""
-        return {f"{key}/{s.name}": view for key, flat in flats.items() for s, view in zip(self.segments, self.views(flat))}
-
-    def load_views(self, flats: dict[str, Array], state: dict[str, Any], what: str) -> None:
-        """Copies what `named_views` gave back in; ShapeError, and nothing changed, unless everything fits."""
-        views = self.named_views(flats)
-        check_state({name: view.shape for name, view in views.items()}, state, what)
-        for name, view in views.items():
-            overwrite(view, state[name])
-
-
-class FlatLayout(NamedViews):
+class FlatLayout:
     """Where each parameter (in this order) lives in flat arrays of one dtype, and the making of such arrays.
 
     `allocate(nbytes)` supplies memory, 64-byte aligned: anything with the buffer protocol, or a uint8 array of the device; by
@@ -109,7 +88,7 @@ class FlatLayout(NamedViews):
         """A flat array of `size` elements in memory from `allocate`; its content is undefined."""
         nbytes = size * self.dtype.itemsize
         if nbytes == 0:
-            return self.device.empty(0, self.dtype)
+            return self.device.xp.empty(0, self.dtype)
         raw = (allocate or self._device_memory)(nbytes)
         if not is_array(raw):
             raw = np.frombuffer(raw, dtype=np.uint8)
@@ -121,7 +100,7 @@ class FlatLayout(NamedViews):
 
     def _device_memory(self, nbytes: int) -> Array:
         if self.device.xp is not np:
-            return self.device.empty(nbytes, "uint8")          # a device's allocator aligns to 256 bytes or more
+            return self.device.xp.empty(nbytes, "uint8")          # a device's allocator aligns to 256 bytes or more
         raw = np.empty(nbytes + LINE, np.uint8)
         shift = -raw.ctypes.data % LINE
         return raw[shift:shift + nbytes]
@@ -140,26 +119,23 @@ class FlatStorage(FlatLayout):
         for segment, view in zip(self.segments, self.views(self.values)):
             segment.parameter.array = view
         self.gradients: Array | None = None
-        self.gradient_views: list[Array] = []
+        self._gradient_views: list[Array] = []
 
     def attach_gradients(self) -> Array:
         """Makes the arena `gradients`, and backward write there; for plain loops (a trainer brings its own buckets)."""
         if self.gradients is None:
             self.gradients = self.new_flat()
-            self.gradient_views = self.views(self.gradients)
-        for segment, view in zip(self.segments, self.gradient_views):
+            self._gradient_views = self.views(self.gradients)
+        for segment, view in zip(self.segments, self._gradient_views):
             segment.parameter.grad_buffer = view
         return self.gradients
 
-    def initialise(self, seed: int, start: int = 0, stop: int | None = None) -> None:
-        """Writes the initial values of elements [start, stop) of `values`: a rank that shares memory makes its part."""
-        stop = self.size if stop is None else stop
+    def initialise(self, seed: int) -> None:
+        """Writes the initial values, and zeros between parameters."""
         ends = [s.start for s in self.segments[1:]] + [self.size]
         for segment, end in zip(self.segments, ends):
-            first, last = max(start, segment.start), min(stop, segment.stop)
-            if first < last:
-                segment.parameter.fill(seed, self.values[first:last], first - segment.start, self.device.xp)
-            self.values[max(start, segment.stop):max(start, segment.stop, min(stop, end))] = 0
+            segment.parameter.fill(seed, self.values[segment.start:segment.stop], 0, self.device.xp)
+            self.values[segment.stop:end] = 0
             segment.parameter.mark_changed()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FlatStorage:

@@ -158,12 +158,12 @@ class Maximum(Function):
     """Where both are equal, each gets half of the gradient."""
 
     broadcasts = True
-    is_chosen = operator.gt
+    is_chosen, choice = operator.gt, "maximum"
 
     @staticmethod
     def forward(ctx: Context, x: Any, y: Any) -> Array:
         ctx.save(x, y)
-        return ctx.xp.maximum(x, y)
+        return getattr(ctx.xp, ctx.function.choice)(x, y)
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
@@ -175,12 +175,7 @@ class Maximum(Function):
 class Minimum(Maximum):
     """Where both are equal, each gets half of the gradient."""
 
-    is_chosen = operator.lt
-
-    @staticmethod
-    def forward(ctx: Context, x: Any, y: Any) -> Array:
-        ctx.save(x, y)
-        return ctx.xp.minimum(x, y)
+    is_chosen, choice = operator.lt, "minimum"
 
 
 def _share(mine: Array, tie: Array, grad: Array) -> Array:

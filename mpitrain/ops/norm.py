@@ -11,15 +11,7 @@ from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import batch_norm as by_channel
 from mpitrain.kernels import pointwise
-from mpitrain.kernels.batch_norm import (
-    batch_norm_gradients,
-    channel_affine,
-    channel_combine,
-    channel_moments,
-    channel_scale,
-    channel_shift,
-    channel_sums,
-)
+from mpitrain.kernels.batch_norm import channel_affine, channel_scale, channel_shift, channel_sums
 from mpitrain.ops import activation, elementwise
 
 __all__ = ["batch_norm", "batch_norm_inference", "group_norm"]
@@ -102,7 +94,7 @@ class BatchNorm(Function):
     def _statistics(ctx: Context, channels: Array, reduce: Reduce | None) -> tuple[Array, Array, Any]:
         xp = ctx.xp
         count: Any = channels.shape[0] * channels.shape[2]
-        mean, squares = channel_moments(channels) if count else xp.zeros((2, channels.shape[1]))
+        mean, squares = by_channel.channel_moments(channels) if count else xp.zeros((2, channels.shape[1]))
         if reduce is None:
             variance = squares / count
         else:                                         # one message: sums of values, of squares, and the count
@@ -131,8 +123,8 @@ class BatchNorm(Function):
         x, weight, bias, centre, inverse, y = ctx.saved
         flat, channels = _channels(grad), _channels(x)
         if ctx.reduce is None and channels.shape[2] > 1:
-            dx, before, *ctx.sums = batch_norm_gradients(flat, channels, _channels_or_none(y), centre, weight, bias, inverse,
-                                                         ctx.relu, ctx.needs[0])
+            dx, before, *ctx.sums = by_channel.batch_norm_gradients(flat, channels, _channels_or_none(y), centre, weight, bias,
+                                                                    inverse, ctx.relu, ctx.needs[0])
             return (dx.reshape(x.shape) if dx is not None else None), before
         if ctx.relu:
             flat = pointwise.ACTIVATIONS["relu"].gradient(_channels(y), flat, None)
@@ -146,7 +138,7 @@ class BatchNorm(Function):
         scale = channel_scale(inverse, weight, x.dtype)
         slope = (-scale * inverse * inverse * total[1]).astype(x.dtype)
         shift = (-scale * total[0]).astype(x.dtype)
-        return channel_combine(flat, channels, centre, scale, slope, shift).reshape(x.shape), flat
+        return by_channel.channel_combine(flat, channels, centre, scale, slope, shift).reshape(x.shape), flat
 
 
 class FixedNorm(Function):
@@ -188,7 +180,7 @@ class GroupNorm(Function):
         xp = ctx.xp
         n, c, size = _channels(x).shape
         count = c // groups * size
-        mean, squares = channel_moments(x.reshape(1, n * groups, count))
+        mean, squares = by_channel.channel_moments(x.reshape(1, n * groups, count))
         inverse = (1 / xp.sqrt(squares / max(count, 1) + eps)).repeat(c // groups)
         centre = mean.astype(x.dtype).repeat(c // groups)
         ctx.save(x, weight, centre, inverse)
@@ -214,7 +206,7 @@ class GroupNorm(Function):
                      for s in (plain, product)]
             slope = (-inverse ** 3 * means[1]).astype(x.dtype)
             shift = (-inverse * means[0]).astype(x.dtype)
-            dx = channel_combine(grad.reshape(flat), x.reshape(flat), centre, scale, slope, shift).reshape(x.shape)
+            dx = by_channel.channel_combine(grad.reshape(flat), x.reshape(flat), centre, scale, slope, shift).reshape(x.shape)
         return (dx,
                 (product * inverse).reshape(n, c).sum(axis=0).astype(x.dtype) if ctx.needs[1] else None,
                 plain.reshape(n, c).sum(axis=0).astype(x.dtype) if ctx.needs[2] else None)

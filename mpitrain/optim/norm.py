@@ -8,20 +8,17 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import Array, array_module, asnumpy
-from mpitrain.kernels.optimizer import BLOCK, square_sums
-from mpitrain.optim.optimizer import Segment, Storage
-
-NORM_BLOCK = BLOCK
-"""Elements of a parameter whose squares are added before anything else."""
+from mpitrain.kernels.optimizer import square_sums
+from mpitrain.optim.optimizer import Segment
 
 
-def squared_norm(storage: Storage, flat: Array, segments: Sequence[Segment] | None = None) -> float:
-    """The sum of the squares of a flat array's parameters (or of `segments`), in float64.
+def squared_norm(segments: Sequence[Segment], flat: Array) -> float:
+    """The sum of the squares of a flat array's `segments`, in float64.
 
     Each parameter is summed in blocks of 4,096 elements, and the blocks are added in (name, block) order, so the result
     does not depend on where the parameters lie. NaN and Inf come through.
     """
-    chosen = sorted(storage.segments if segments is None else segments, key=lambda s: (s.name, s.start))
+    chosen = sorted(segments, key=lambda s: (s.name, s.start))
     return _fold([square_sums(flat[s.start:s.stop]) for s in chosen])
 
 

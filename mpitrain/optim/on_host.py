@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import Array, asnumpy, overwrite
-from mpitrain.optim.optimizer import Optimizer, Segment
-
-Allocate = Callable[[int], Any]
+from mpitrain.optim.optimizer import Allocate, Optimizer, Segment
 
 
 class HostStorage:
@@ -27,14 +25,11 @@ class HostStorage:
     `values` is a copy of the device's; places and names are the storage's own. `allocate` supplies memory for state.
     """
 
-    gradients: Array | None = None
-    gradient_views: list[Array] = []                      # noqa: RUF012  (none ever: plain loops have those)
-
     def __init__(self, storage: Any, allocate: Allocate | None = None):
         self.device_storage, self.allocate, self.segments = storage, allocate, storage.segments
         self.dtype = np.dtype(str(storage.values.dtype))
         self.values: Array = np.zeros(storage.values.shape, self.dtype)
-        self.views, self.named_views, self.load_views = storage.views, storage.named_views, storage.load_views
+        self.views = storage.views
         self.attach_gradients = storage.attach_gradients      # An optimizer's `step` is not for state on the host, `update` is.
 
     def new_flat(self, allocate: Allocate | None = None) -> Array:

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
 from mpitrain.backend import Array, array_module
 from mpitrain.errors import ConfigError, GraphError, ShapeError
 from mpitrain.kernels.kernel import Kernel
 from mpitrain.registry import Registry
+
+Allocate = Callable[[int], Any]
 
 
 class Segment(Protocol):
@@ -38,16 +38,12 @@ class Storage(Protocol):
     """What an optimizer needs of a model's memory: see `nn.storage.FlatStorage`."""
 
     values: Array
-    gradients: Array | None
-    gradient_views: list[Array]
-    allocate: Callable[[int], Any] | None
+    allocate: Allocate | None
 
     @property
     def segments(self) -> Sequence[Segment]: ...
-    def new_flat(self, allocate: Callable[[int], Any] | None = None) -> Array: ...
+    def new_flat(self, allocate: Allocate | None = None) -> Array: ...
     def attach_gradients(self) -> Array: ...
-    def named_views(self, flats: dict[str, Array]) -> dict[str, Array]: ...
-    def load_views(self, flats: dict[str, Array], state: dict[str, Any], what: str) -> None: ...
 
 
 class Run(NamedTuple):
@@ -72,7 +68,7 @@ class Optimizer:
     kernel: Kernel | None = None                  # The kernel takes values, gradients, all of the state, and `scalars`.
 
     def __init__(self, model: Any, lr: float, *, state: Sequence[str] = (), weight_decay: float = 0.0, decay: str = "all",
-                 allocate: Callable[[int], Any] | None = None):
+                 allocate: Allocate | None = None):
         storage: Storage | None = getattr(model, "storage", model)
         if storage is None:
             raise GraphError("the optimizer needs a model with memory; call initialize() on the model first")
@@ -127,8 +123,8 @@ class Optimizer:
         """One update with `self.lr` from the parameters' own gradients; a parameter without one is left alone."""
         arena = self.storage.attach_gradients()
         present = []
-        for segment, view in zip(self.storage.segments, self.storage.gradient_views):
-            grad = segment.parameter.grad
+        for segment in self.storage.segments:
+            grad, view = segment.parameter.grad, segment.parameter.grad_buffer
             if grad is None:
                 continue
             if grad is not view:                  # The gradient was computed before the arena existed.
@@ -140,18 +136,6 @@ class Optimizer:
         """Forgets the gradients, so that the next backward starts anew."""
         for segment in self.storage.segments:
             segment.parameter.zero_grad()
-
-    def state_dict(self) -> dict[str, Array]:
-        """The state by parameter ("m/block0.weight"; views, not copies) and "steps", the number of updates."""
-        return {**self.storage.named_views(self.state), "steps": np.array(self.steps)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Copies the state in. Raises ShapeError, and changes nothing, unless it is this optimizer's for this model."""
-        rest = {name: value for name, value in state.items() if name != "steps"}
-        if len(rest) == len(state):
-            raise ShapeError(f'the state does not fit {type(self).__name__}; missing: "steps"')
-        self.storage.load_views(self.state, rest, type(self).__name__)
-        self.steps = int(state["steps"])
 
     def _runs_of_all(self) -> list[Run]:
         frozen = [s.name for s in self.storage.segments if not s.parameter.requires_grad]

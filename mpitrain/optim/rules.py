@@ -6,15 +6,13 @@ Formulas and defaults are PyTorch's where PyTorch has the optimizer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels import optimizer as kernels
 from mpitrain.optim.norm import sum_of_squares
-from mpitrain.optim.optimizer import OPTIMIZERS, Optimizer, Run, require
-
-Allocate = Callable[[int], Any] | None
+from mpitrain.optim.optimizer import OPTIMIZERS, Allocate, Optimizer, Run, require
 
 
 @OPTIMIZERS.register("sgd")
@@ -22,7 +20,7 @@ class SGD(Optimizer):
     """b = momentum b + g;  w -= lr b, or with `nesterov` w -= lr (g + momentum b)."""
 
     def __init__(self, model: Any, lr: float = 0.01, *, momentum: float = 0.0, nesterov: bool = False,
-                 weight_decay: float = 0.0, decay: str = "all", allocate: Allocate = None):
+                 weight_decay: float = 0.0, decay: str = "all", allocate: Allocate | None = None):
         require(0.0 <= momentum < 1.0, "momentum", momentum, "in [0, 1)")
         require(momentum > 0.0 or not nesterov, "momentum", momentum, "more than 0 with nesterov")
         super().__init__(model, lr, state=("momentum",) if momentum else (), weight_decay=weight_decay, decay=decay,
@@ -43,7 +41,7 @@ class Adam(Optimizer):
     kernel = kernels.adam
 
     def __init__(self, model: Any, lr: float = 1e-3, *, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8,
-                 weight_decay: float = 0.0, decay: str = "all", allocate: Allocate = None):
+                 weight_decay: float = 0.0, decay: str = "all", allocate: Allocate | None = None):
         fine = len(betas) == 2 and all(0.0 <= beta < 1.0 for beta in betas)
         require(fine, "betas", list(betas), "two numbers in [0, 1)")
         require(eps > 0.0, "eps", eps, "more than 0")
@@ -64,7 +62,7 @@ class AdamW(Adam):
     decoupled = True
 
     def __init__(self, model: Any, lr: float = 1e-3, *, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8,
-                 weight_decay: float = 0.01, decay: str = "all", allocate: Allocate = None):
+                 weight_decay: float = 0.01, decay: str = "all", allocate: Allocate | None = None):
         super().__init__(model, lr, betas=betas, eps=eps, weight_decay=weight_decay, decay=decay, allocate=allocate)
 
 
@@ -75,7 +73,7 @@ class RMSprop(Optimizer):
     kernel = kernels.rmsprop
 
     def __init__(self, model: Any, lr: float = 0.01, *, alpha: float = 0.99, eps: float = 1e-8, momentum: float = 0.0,
-                 weight_decay: float = 0.0, decay: str = "all", allocate: Allocate = None):
+                 weight_decay: float = 0.0, decay: str = "all", allocate: Allocate | None = None):
         require(0.0 <= alpha < 1.0, "alpha", alpha, "in [0, 1)")
         require(0.0 <= momentum < 1.0, "momentum", momentum, "in [0, 1)")
         require(eps > 0.0, "eps", eps, "more than 0")
@@ -97,7 +95,7 @@ class LARS(Optimizer):
     whole_parameters = True
 
     def __init__(self, model: Any, lr: float = 0.1, *, momentum: float = 0.9, trust: float = 0.001,
-                 weight_decay: float = 0.0, decay: str = "matrices", allocate: Allocate = None):
+                 weight_decay: float = 0.0, decay: str = "matrices", allocate: Allocate | None = None):
         require(0.0 <= momentum < 1.0, "momentum", momentum, "in [0, 1)")
         require(trust > 0.0, "trust", trust, "more than 0")
         super().__init__(model, lr, state=("momentum",), weight_decay=weight_decay, decay=decay, allocate=allocate)
@@ -124,7 +122,7 @@ class LAMB(Adam):
     whole_parameters = True
 
     def __init__(self, model: Any, lr: float = 1e-3, *, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-6,
-                 weight_decay: float = 0.0, decay: str = "matrices", allocate: Allocate = None):
+                 weight_decay: float = 0.0, decay: str = "matrices", allocate: Allocate | None = None):
         super().__init__(model, lr, betas=betas, eps=eps, weight_decay=weight_decay, decay=decay, allocate=allocate)
         longest = max((s.stop - s.start for s in self.storage.segments), default=0)
         moments = self.state["m"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from mpitrain.errors import ConfigError
-from mpitrain.registry import Registry
+from mpitrain.registry import Registry, named
 
 Rate: TypeAlias = Callable[[int], float]
 SCHEDULES: Registry[Callable[..., Rate]] = Registry("schedule")
@@ -30,6 +30,8 @@ def schedule(name: str | Callable[..., Rate], *, lr: float, min_lr: float = 0.0,
         raise ConfigError(f"optimizer.warmup_steps must be 0 or more, not {warmup_steps}")
     make = SCHEDULES.resolve(name) if isinstance(name, str) else name
     after = make(lr=lr, min_lr=min_lr, warmup_steps=warmup_steps, total_steps=total_steps, **options)
+    if not callable(after):
+        raise ConfigError(f"optimizer.schedule must give a function of the step, and {named(make)} gives {named(after)}")
     if make is one_cycle:                         # One-cycle has a rise of its own.
         return after
 

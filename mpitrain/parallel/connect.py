@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpitrain.backend import Array, Device, array_module
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.nn import Sequential
-from mpitrain.parallel.gradients.norm import Parts
 from mpitrain.parallel.gradients.replicas import broadcast_state
-from mpitrain.parallel.layers.context_parallel import join_attention
-from mpitrain.parallel.layers.expert_parallel import Dispatcher, LoneDispatcher
-from mpitrain.parallel.layers.ring_attention import LoneRing, Ring
-from mpitrain.parallel.layers.tensor_functions import Group, LoneGroup
-from mpitrain.parallel.layers.tensor_loss import cut_loss, largest
-from mpitrain.parallel.layers.tensor_parallel import join_layer
 from mpitrain.parallel.pipeline.feed import Feed
-from mpitrain.parallel.pipeline.neighbours import Neighbours
-from mpitrain.parallel.pipeline.tied import TiedParameters
 from mpitrain.placement.experts import AXIS
 from mpitrain.placement.place import Placement
 from mpitrain.placement.stages import Stage
@@ -30,6 +20,12 @@ from mpitrain.schedules.grid import COPIES, REPLICAS
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline import Schedule
 from mpitrain.schedules.pipeline_check import actions_of
+
+if TYPE_CHECKING:
+    from mpitrain.parallel.gradients.norm import PartOf
+    from mpitrain.parallel.layers.tensor_functions import Group
+    from mpitrain.parallel.pipeline.neighbours import Neighbours
+    from mpitrain.parallel.pipeline.tied import TiedParameters
 
 
 @dataclass
@@ -79,11 +75,12 @@ class ParallelContext:
                    for count in counts for stage in range(n_stages)]
         self.control.agree(sha256(repr(actions).encode()).hexdigest(), f"the actions of the schedule {name} (SHA-256)")
 
-    def tied_parameters(self, storage: Parts) -> TiedParameters | None:
-        """The sum of tied parameters' gradients; None where no parameters are tied. It communicates."""
+    def tied_parameters(self, segments: Sequence[PartOf]) -> TiedParameters | None:
+        """The sum of tied parameters' gradients in `segments`; None where no parameters are tied. It communicates."""
         if not any(parameter.twin_of for parameter in self.stage.whole.parameters()):
             return None
-        return TiedParameters(storage, self.mesh.link("pp", "twins"), self.mesh.channel("pp", "twins"), self.stage.place)
+        from mpitrain.parallel.pipeline.tied import TiedParameters
+        return TiedParameters(segments, self.mesh.link("pp", "twins"), self.mesh.channel("pp", "twins"), self.stage.places)
 
     def output_shape(self, found: Any) -> tuple[int, ...]:
         """The shape of the model's output, on all ranks, where ranks of the last stage have `found`. It communicates."""
@@ -95,11 +92,15 @@ class ParallelContext:
 
     def loss(self, loss: Any) -> Any:
         """`loss` for the outputs as this rank has them."""
+        if self.group is None:
+            return loss
+        from mpitrain.parallel.layers.tensor_loss import cut_loss
         return cut_loss(loss, self.placement.head, self.group)
 
     def classes(self, output: Array) -> Array:
         """The class of the largest output of each row; called alike by the ranks that hold the model's last block."""
         if self.placement.head is not None and self.group is not None:
+            from mpitrain.parallel.layers.tensor_loss import largest
             return largest(output, self.group, self.placement.head.first)
         found: Array = array_module(output).argmax(output, axis=-1)
         return found
@@ -124,46 +125,20 @@ class ParallelContext:
 
 def connect(placement: Placement, mesh: Mesh, control: Channel, *, shared: bool = True) -> ParallelContext:
     """Connects a placement with the ranks of `mesh`. `shared`: layers may sum in memory that ranks share. It communicates."""
-    stage, group, ring, experts = placement.stage, None, None, None
-    if mesh.size("tp") > 1:
-        channel = mesh.channel("tp", "layers")
-        group = Group(mesh.share_memory(channel) if shared else channel)
-    if mesh.size("cp") > 1:
-        ring = Ring(mesh.link("cp", "ring"))
-    if mesh.size(AXIS) > 1:
-        experts = partial(Dispatcher, mesh.channel(AXIS, "experts"))
-    join_layers(placement, group, ring, experts)
+    stage, group = placement.stage, None
+    if mesh.shares_layers:
+        from mpitrain.parallel.layers.join import join
+        group = join(placement, mesh, shared=shared)
     if not mesh.cuts_model:
         return ParallelContext(placement, mesh, control, control, control)
     replicas, parts = mesh.channel(REPLICAS, "replicas"), mesh.channel(("pp", "ep", "tp"), "parts")
     copies = mesh.channel(COPIES, "copies") if mesh.size(AXIS) > 1 else replicas
     context = ParallelContext(placement, mesh, control, replicas, copies, parts, group=group)
     if stage.n_stages > 1:
+        from mpitrain.parallel.pipeline.neighbours import Neighbours
         context.neighbours = Neighbours(mesh.link("pp", "stages"), stage)
         for chunk in stage.chunks:
             if isinstance(chunk, Sequential):
                 chunk.between = mesh.progress.progress
         context.choices["stages"] = stage.bounds
     return context
-
-
-def alone(placement: Placement) -> Group:
-    """Joins a placement with stand-ins for the other ranks, so that this rank's part of the model runs by itself."""
-    at, size = placement.grid.coordinate, placement.grid.size
-    group = LoneGroup(at("tp"), size("tp"))
-    join_layers(placement, group, LoneRing(at("cp"), size("cp")) if size("cp") > 1 else None,
-                lambda path: LoneDispatcher(at(AXIS), size(AXIS)))
-    return group
-
-
-def join_layers(placement: Placement, group: Group | None, ring: Ring | None,
-                experts: Callable[[str], Dispatcher] | None) -> None:
-    """Connects every layer that several ranks share with those ranks."""
-    for layer in placement.layers:
-        assert group is not None
-        join_layer(layer, group, placement.mesh.sequence)
-    if ring is not None:
-        join_attention(placement.stage.whole, ring)
-    for path, mixture in placement.experts:
-        assert experts is not None
-        mixture.across = experts(path)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from mpitrain.placement.shards import KINDS
+from mpitrain.config.sections import SHARDED
 from mpitrain.schedules.microtree import Counter, joins, nodes_of, share, width
 
 
@@ -30,8 +29,7 @@ class Use(NamedTuple):
     pool: int | None
 
 
-@dataclass(frozen=True)
-class Forecast:
+class Forecast(NamedTuple):
     """The bytes of a rank of each stage, and `why` some are unknown."""
 
     stages: list[Use]
@@ -58,7 +56,7 @@ def predicted(size: int, kind: str, n: int, *, itemsize: int = 4, states: int = 
 
     Where `per_node` ranks share one copy, that is a rank's share of it.
     """
-    cut = KINDS.index(kind)
+    cut = SHARDED.index(kind)
     gradients, optimizer, parameters = (n if cut >= least else 1 for least in (2, 1, 3))
     parts = (max(parameters, per_node), gradients, max(optimizer, per_node))
     return Bytes(*(-(-numbers * size * itemsize // part) for numbers, part in zip((1, 1, states), parts)))

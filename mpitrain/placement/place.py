@@ -15,18 +15,17 @@ from itertools import accumulate
 from typing import Any
 
 from mpitrain.backend import Array
-from mpitrain.config.sections import CommConfig, MeshConfig, TrainConfig
-from mpitrain.errors import ConfigError
+from mpitrain.config.sections import SHARDED, CommConfig, MeshConfig, TrainConfig
+from mpitrain.errors import ConfigError, MeshError
 from mpitrain.nn import FlatLayout, Linear, MixtureOfExperts, Module, Sequential
 from mpitrain.nn.parameter import Described
 from mpitrain.placement import zigzag
 from mpitrain.placement.buckets import Bucket, plan_buckets, runs
 from mpitrain.placement.bytes import Bytes, predicted
 from mpitrain.placement.experts import AXIS, cut_experts
-from mpitrain.placement.micro_batches import count_micro_batches
 from mpitrain.placement.shard_cuts import shared_keys, where_to_cut
-from mpitrain.placement.shards import KINDS, Shards, finer
-from mpitrain.placement.stages import Stage, can_be_cut, cut
+from mpitrain.placement.shards import Shards, finer
+from mpitrain.placement.stages import Stage, cut
 from mpitrain.placement.tensor_plan import Layer, narrow, read_plan
 from mpitrain.placement.tree import RankTree
 from mpitrain.schedules.grid import COPIES, REPLICAS, Grid
@@ -54,8 +53,6 @@ class Placement:
         counts = [b - a for a, b in zip(stage.bounds, stage.bounds[1:])]
         return replace(self, grid=Grid(self.grid.lengths, {**self.grid.coordinates, "pp": index}),
                        stage=cut(stage.whole, index, stage.n_stages, len(stage.chunks), counts=counts))
-
-    # -- samples ---------------------------------------------------------------------------------------------------------
 
     @cached_property
     def n_micro(self) -> int:
@@ -102,12 +99,10 @@ class Placement:
         """Whether ranks that have samples of their own must run the model equally often: they have experts for each other."""
         return self.grid.size(AXIS) > 1
 
-    # -- parameters, gradients, optimizer state --------------------------------------------------------------------------
-
     @property
     def kind(self) -> str:
-        """The states that are cut over ranks with copies: one of `shards.KINDS`, "none" for a user's own policy."""
-        return "none" if self.grid.count(REPLICAS) == 1 or self.comm.sharding not in KINDS else self.comm.sharding
+        """The states that are cut over ranks with copies: one of `config.sections.SHARDED`, "none" for a user's own policy."""
+        return "none" if self.grid.count(REPLICAS) == 1 or self.comm.sharding not in SHARDED else self.comm.sharding
 
     def layout(self) -> FlatLayout:
         """The layout of this rank's parameters in flat arrays."""
@@ -160,7 +155,8 @@ def place(model: Module, grid: Grid, mesh: MeshConfig, train: TrainConfig, comm:
         if n_stages > 1 or train.reproducible == "layout":
             model.untie()
     if callable(stages):
-        stages = stages(model) if n_stages > 1 and can_be_cut(model, n_stages * mesh.chunks) else ()
+        enough = isinstance(model, Sequential) and len(model) >= n_stages * mesh.chunks      # `cut` says what is wrong otherwise.
+        stages = stages(model) if n_stages > 1 and enough else ()
     layers = cut_layers(model, grid, mesh)
     if grid.size("cp") > 1:
         zigzag.cut_positions(model, grid, [layer.module for layer in layers if mesh.sequence and layer.style == "sequence"])
@@ -183,6 +179,17 @@ def cut_layers(model: Module, grid: Grid, mesh: MeshConfig) -> list[Layer]:
 
 
 def micro_batches(grid: Grid, mesh: MeshConfig, train: TrainConfig) -> int:
-    """The number of micro-batches of a global batch on a grid."""
-    return count_micro_batches(train.micro_batches, train.batch_size, grid.size("pp"), grid.n_places, mesh.chunks,
-                               each=grid.count(grid.axes) // grid.n_places)
+    """The number of micro-batches of a global batch on a grid: the number asked for, or one per data-parallel rank, times a
+    number that keeps a pipeline's stages busy. MeshError where a data-parallel rank, or a micro-batch, would have none."""
+    batch_size, n_stages, n_places = train.batch_size, grid.size("pp"), grid.n_places
+    usual = n_places * (1 if n_stages == 1 else 4 * n_stages * mesh.chunks)
+    n_micro = train.micro_batches or min(usual, max(n_places, batch_size // n_places * n_places))
+    each = grid.count(grid.axes) // n_places                   # So many ranks have a copy of the model together.
+    if n_micro < n_places:
+        raise MeshError(f"{n_places} data-parallel ranks share {n_micro} micro-batches, so some would have none; "
+                        f"set train.micro_batches to {n_places} or more, or run with -n {n_micro * each}")
+    if n_micro > batch_size:
+        fewer = f"train.micro_batches to {batch_size} or less" if batch_size >= n_places else f"run with -n {batch_size * each}"
+        raise MeshError(f"{n_micro} micro-batches of a global batch of {batch_size} samples; "
+                        f"set train.batch_size to {n_micro} or more, or {fewer}")
+    return n_micro

@@ -20,15 +20,11 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from mpitrain.backend import Array
-from mpitrain.config.sections import SHARDED
 from mpitrain.errors import GraphError
 from mpitrain.nn import FlatLayout, Segment
-from mpitrain.nn.storage import NamedViews
 from mpitrain.placement.buckets import Bucket, plan_buckets
-from mpitrain.placement.slices import Part, Slice, cut_slices, parts_of
+from mpitrain.placement.slices import Part, cut_slices, parts_of
 from mpitrain.schedules.direct import OwnersToAll, SumToOwners
-
-KINDS = SHARDED
 
 
 class Strips:
@@ -50,7 +46,7 @@ class Strips:
 class Unit:
     """The slices of one bucket, and this rank's among them, which lies at element `at` of the shard."""
 
-    def __init__(self, bucket: Bucket, slices: Sequence[Slice], rank: int, segments: Sequence[Segment], at: int):
+    def __init__(self, bucket: Bucket, slices: Sequence[slice], rank: int, segments: Sequence[Segment], at: int):
         self.start, self.stop, self.segments = bucket.start, bucket.stop, bucket.segments
         self.own, self.at, self.name = slices[rank], at, bucket.name
         bounds = tuple(s.start - bucket.start for s in slices) + (bucket.stop - bucket.start,)
@@ -61,7 +57,7 @@ class Unit:
         self.parts = [replace(p, start=p.start + by, stop=p.stop + by) for p in parts_of(segments, self.own)]
 
 
-class Shards(NamedViews):
+class Shards:
     """The elements that each of `n` ranks keeps; those of rank `rank` are the storage of an optimizer.
 
     `cuts` are numbers of parameters, in the layout's order, that no bucket joins. `whole`: slices of whole parameters, for an
@@ -70,8 +66,6 @@ class Shards(NamedViews):
     """
 
     allocate = None
-    gradients: Array | None = None
-    gradient_views: list[Array] = []                          # noqa: RUF012  (always empty: plain loops have those)
 
     def __init__(self, layout: FlatLayout, rank: int, n: int, *, bucket_bytes: int, cuts: Sequence[int], whole: bool,
                  alike: Collection[str] = ()):
@@ -100,8 +94,6 @@ class Shards(NamedViews):
         for part in self.segments:
             part.parameter.fill(seed, flat[part.start:part.stop], part.first, self.device.xp)
         return flat
-
-    # -- the storage of an optimizer -----------------------------------------------------------------------------------
 
     def new_flat(self, allocate: Callable[[int], Any] | None = None) -> Array:
         """An array of the shard's elements, zero."""

@@ -11,9 +11,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
-from mpitrain.optim import NORM_BLOCK, Segment
+from mpitrain.kernels.optimizer import NORM_BLOCK
+from mpitrain.optim import Segment
 
 
 @dataclass(frozen=True)
@@ -29,15 +30,8 @@ class Part:
     first: int = 0
 
 
-class Slice(NamedTuple):
-    """Elements [start, stop) of a flat array."""
-
-    start: int
-    stop: int
-
-
 def cut_slices(segments: Sequence[Segment], start: int, stop: int, n: int, *, whole: bool,
-               lengths: Sequence[float] | None = None) -> list[Slice]:
+               lengths: Sequence[float] | None = None) -> list[slice]:
     """Cuts [start, stop), whose ends are bounds of parameters, into n slices in order, some empty; see above for the cuts.
 
     `lengths` are the wanted lengths (default: equal ones), which add up to that of all.
@@ -52,10 +46,10 @@ def cut_slices(segments: Sequence[Segment], start: int, stop: int, n: int, *, wh
         after = bisect_left(allowed, ideal)
         near = min(allowed[max(0, after - 1):after + 1], key=lambda cut: abs(cut - ideal))
         cuts.append(max(cuts[-1], near))
-    return [Slice(a, b) for a, b in zip(cuts, [*cuts[1:], stop])]
+    return [slice(a, b) for a, b in zip(cuts, [*cuts[1:], stop])]
 
 
-def parts_of(segments: Sequence[Segment], own: Slice) -> list[Part]:
+def parts_of(segments: Sequence[Segment], own: slice) -> list[Part]:
     """The parts of parameters in a slice, in its order."""
     return [Part(s.parameter, s.name, max(s.start, own.start), min(s.stop, own.stop), s.decay, max(0, own.start - s.start))
             for s in segments if max(s.start, own.start) < min(s.stop, own.stop)]

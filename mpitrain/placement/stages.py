@@ -42,14 +42,12 @@ class Stage:
         """How many parameters each chunk has."""
         return [len(chunk.parameters()) for chunk in self.chunks]
 
-    def place(self, name: str) -> int:
-        """The number of the block that the parameter `name` belongs to, in the whole model."""
-        return self._places[name]
-
-    def __post_init__(self) -> None:
+    @property
+    def places(self) -> dict[str, int]:
+        """The number of the block that each parameter belongs to, in the whole model."""
         blocks = self.whole.blocks.items() if isinstance(self.whole, Sequential) else [("", self.whole)]
-        self._places = {f"{block}.{name}" if block else name: i for i, (block, module) in enumerate(blocks)
-                        for name, _ in module.named_parameters()}
+        return {f"{block}.{name}" if block else name: i for i, (block, module) in enumerate(blocks)
+                for name, _ in module.named_parameters()}
 
     def describe(self, virtual: int) -> str:
         """A virtual stage in words, for messages."""
@@ -78,15 +76,8 @@ def cut(model: Module, index: int, n_stages: int, chunks: int = 1, *, counts: Se
                         "return an nn.Sequential of blocks, or set mesh.pp=1")
     bounds = find_bounds(len(model), n_stages, chunks, counts)
     parts = [model.slice(bounds[v], bounds[v + 1]) for v in range(index, n_stages * chunks, n_stages)]
-    if chunks == 1:
-        return Stage(model, parts[0], list(parts), index, n_stages, bounds)
-    all_chunks = Sequential(*(item for part in parts for item in part.blocks.items()))
-    return Stage(model, all_chunks, list(parts), index, n_stages, bounds)
-
-
-def can_be_cut(model: Module, parts: int) -> bool:
-    """Whether there are blocks for all parts; `cut` says what is wrong where there are not."""
-    return isinstance(model, Sequential) and len(model) >= parts
+    joined = parts[0] if chunks == 1 else Sequential(*(item for part in parts for item in part.blocks.items()))
+    return Stage(model, joined, list(parts), index, n_stages, bounds)
 
 
 def find_bounds(n_blocks: int, n_stages: int, chunks: int, counts: Sequence[int]) -> list[int]:

@@ -62,10 +62,6 @@ class Slit:
     what: str = ""
     even: bool = True
 
-    def narrow(self, rank: int, n: int) -> None:
-        start, stop = (place * self.count // n * self.unit for place in (rank, rank + 1))
-        self.leaf.narrow("tp", self.dim, start, stop, groups=self.groups)
-
 
 def read_plan(model: nn.Module, plan: Mapping[str, str]) -> list[Layer]:
     """The layers that a plan names. ConfigError for a pattern that matches nothing, and for a layer that cannot be cut so."""
@@ -103,7 +99,8 @@ def narrow(layers: Sequence[Layer], rank: int, n: int) -> None:
     for slit in slits:
         if id(slit.leaf) not in done:
             done.add(id(slit.leaf))
-            slit.narrow(rank, n)
+            start, stop = (place * slit.count // n * slit.unit for place in (rank, rank + 1))
+            slit.leaf.narrow("tp", slit.dim, start, stop, groups=slit.groups)
     for layer in layers:
         if layer.style == "channels" and not isinstance(layer.module, nn.Dropout):
             vars(layer.module)["features"] = vars(layer.module)["weight"].shape[0]

@@ -89,7 +89,7 @@ def trace(chunks: Sequence[Module], loss: Any, x: Any, y: Any, rows: int, *, poo
     courses = found[0] if len(counts) == 1 else [{kind: _at(rows, few[kind], twice[kind]) for kind in few}
                                                  for few, twice in zip(*found)]
     sizes = [0, *(course.pop("sizes")[0] for course in courses)]
-    return [Course({kind: _phase(marks) for kind, marks in course.items()}, *message)
+    return [Course({kind: Phase(max(0, *marks[:-1]), marks[-1]) for kind, marks in course.items()}, *message)
             for course, message in zip(courses, pairwise([*sizes[:-1], 0]))]
 
 
@@ -182,10 +182,6 @@ def _at(rows: int, few: Sequence[int], twice: Sequence[int]) -> list[int]:
     if len(few) != len(twice):
         few, twice = ([max(marks[:-1]), marks[-1]] for marks in (few, twice))     # the model branches on its rows
     return [round(a + (b - a) * (rows - FEW) / FEW) for a, b in zip(few, twice)]
-
-
-def _phase(marks: Sequence[int]) -> Phase:
-    return Phase(max(0, *marks[:-1]), marks[-1])
 
 
 def most(program: Sequence[Any], virtual: Callable[[int], int], courses: Sequence[Course]) -> int:

@@ -13,10 +13,12 @@ from mpitrain.backend import CPU, float_dtype, keep_freed_memory
 from mpitrain.checkpoint import store
 from mpitrain.checkpoint.hashes import array_sha256
 from mpitrain.checkpoint.manifest import MANIFEST, Checkpoint, load
+from mpitrain.checkpoint.state import State
 from mpitrain.config import Config, load_config
 from mpitrain.data import report
-from mpitrain.errors import ConfigError, MissingError, MpitrainError
-from mpitrain.parallel.connect import alone
+from mpitrain.data.transforms import FIT_ROWS
+from mpitrain.errors import MissingError, UsageError
+from mpitrain.parallel.layers.join import alone
 from mpitrain.parallel.layers.tensor_loss import cut_loss
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.parallel.pipeline.inference import Inference
@@ -24,11 +26,9 @@ from mpitrain.placement.bytes import memory_text
 from mpitrain.placement.place import Placement, place
 from mpitrain.placement.shard_cuts import probe
 from mpitrain.placement.stages import Stage, whole
-from mpitrain.placement.zigzag import refuse_length
 from mpitrain.plan.activations import lent_memory
 from mpitrain.plan.memory import forecast_of
-from mpitrain.plan.memory_lines import forecast_lines
-from mpitrain.plan.table import table
+from mpitrain.plan.memory_lines import forecast_lines, table
 from mpitrain.schedules.grid import REPLICAS, Grid, fit
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline_check import actions_of, find_schedule
@@ -36,23 +36,29 @@ from mpitrain.schedules.pipeline_draw import describe
 from mpitrain.train.build.from_config import checkpoint_folder, observers_of
 from mpitrain.train.build.from_config import describe as describe_run
 from mpitrain.train.build.inputs import Inputs, describe_files, open_inputs
+from mpitrain.train.build.offload import files_folder, new_file
 from mpitrain.train.build.trial import try_one_sample
 from mpitrain.train.build.validate import refuse_parts, validate
 
 
-def inspect(path: Path, overrides: list[str], *, ranks: int) -> Iterator[str]:
-    """Lines about a configuration (.toml), a run folder or checkpoint, or data; `ranks` places a configuration."""
+def inspect(path: Path, overrides: list[str], *, ranks: int | None = None) -> Iterator[str]:
+    """Lines about a configuration (.toml), a run folder or checkpoint, or data; `ranks` (default: one) places a configuration.
+    UsageError for what only a configuration takes."""
+    if ranks is not None and ranks < 1:
+        raise UsageError(f"--ranks must be at least 1, found {ranks}")
     if path.suffix == ".toml":
         keep_freed_memory()                  # the pool of this process counts bytes of arrays
-        yield from inspect_config(load_config(path, overrides), ranks)
+        yield from inspect_config(load_config(path, overrides), ranks or 1)
+    elif not path.exists():
+        raise MissingError("expected a configuration (.toml), a run folder, a checkpoint, or data", file=path)
+    elif overrides or ranks is not None:
+        raise UsageError(f"{overrides[0] if overrides else '--ranks'} is for a configuration (.toml), and {path} is none")
     elif path.is_dir() and store.candidates(checkpoint_folder(path)):
         yield from inspect_checkpoint(checkpoint_folder(path), path)
     elif (path / MANIFEST).is_file() and path.name.startswith("step-"):
         yield from checkpoint_lines(load(path))
-    elif path.exists():
-        yield from report.info(path)
     else:
-        raise MissingError("expected a configuration (.toml), a run folder, a checkpoint, or data", file=path)
+        yield from report.info(path)
 
 
 def inspect_config(config: Config, ranks: int) -> Iterator[str]:
@@ -60,19 +66,16 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     schedule; nothing is allocated. It refuses as `train` does, with the same error before the first line."""
     m = config.mesh
     grid = Grid(fit(ranks, pp=m.pp, dp=m.dp, ep=m.ep, cp=m.cp, tp=m.tp))
-    inputs, why = open_data(config)
-    made = describe_run(config, inputs is not None and inputs.tokens)
+    inputs = open_data(config)
+    made = describe_run(config, inputs.tokens)
     model = made.model
-    valid = validate(config, grid, model, made.optimizer, made.rate, None if inputs is None else inputs.train_rows)
-    observers_of(config)
+    valid = validate(config, grid, model, made.optimizer, made.rate, inputs.train_rows)
+    inputs.transforms.fit(inputs.training, inputs.train_rows[:FIT_ROWS])       # a run reads all rows, for its statistics
     n_parameters, placed = model.count_parameters(), place(model, grid, m, config.train, config.comm)
     refuse_parts(valid.whole_parameters, placed)
-    if inputs is not None:
-        try_by_itself(placed, made.loss, inputs)
-    block, cp = config.model.arguments.get("block"), grid.size("cp")
-    if cp > 1 and block is not None:
-        refuse_length(block, cp)
-    n_micro, pp = valid.n_micro, grid.size("pp")
+    try_by_itself(config, placed, made.loss, inputs)
+    observers_of(config)
+    block, cp, n_micro, pp = config.model.arguments.get("block"), grid.size("cp"), valid.n_micro, grid.size("pp")
     yield f"{config.run.name}: model {config.model.name}, {n_parameters:,} parameters"
     yield f"mesh {grid}, {ranks} rank{'s' if ranks > 1 else ''}"
     if cp > 1 and block is not None:
@@ -89,30 +92,30 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     yield from schedule_lines(pp, grid.n_places, n_micro, name=str(m.schedule), chunks=m.chunks, folder=config.folder)
     yield from bucket_lines(stages)
     yield bytes_line(stages, len(made.optimizer(probe()).state))
-    yield from forecast_lines(forecast_of(config, placed, inputs, why))
+    yield from forecast_lines(forecast_of(config, placed, inputs))
 
 
-def try_by_itself(p: Placement, loss: Any, inputs: Inputs) -> None:
-    """One sample runs through the first rank's part of each layer, of all stages: refused as `train` refuses it."""
+def try_by_itself(config: Config, p: Placement, loss: Any, inputs: Inputs) -> None:
+    """One sample runs through the first rank's part of each layer, of all stages, and files that a run reads or makes at its
+    start are looked at: refused as `train` refuses it."""
     group, model = alone(p), p.stage.whole
     with lent_memory([model], p.train.precision):
         feed = Feed(CPU, float_dtype(p.train.precision), tokens=inputs.tokens, part=p.part)
-        try_one_sample(Inference(whole(model), feed), cut_loss(loss, p.head, group), inputs, p, p.output_shape)
+        try_one_sample(Inference(whole(model), feed), cut_loss(loss, p.head, group), inputs, p, p.output_shape,
+                       store.ALONE)
+        if config.optimizer.offload == "file":
+            new_file(files_folder(config)).close()
+        if config.model.init_from:
+            source = checkpoint_folder(config.folder / config.model.init_from)
+            State(model).refuse_other(store.latest(source, purpose=store.START))
 
 
-def open_data(config: Config) -> tuple[Inputs | None, str]:
-    """The data of a configuration, with transforms that have seen one row; or None, and why. ConfigError for keys of [data]."""
-    try:
-        d = config.data
-        inputs = open_inputs(describe_files(d.path, d.validation, config.folder, d.x, d.y), validation=d.validation,
-                             seed=config.run.seed, block=config.model.arguments.get("block"), stride=d.stride,
-                             transform=d.transform, augment=d.augment, folder=config.folder)
-        inputs.transforms.fit(inputs.training, inputs.train_rows[:1])
-    except ConfigError:
-        raise
-    except MpitrainError as error:
-        return None, error.message
-    return inputs, ""
+def open_data(config: Config) -> Inputs:
+    """The data of a configuration."""
+    d = config.data
+    return open_inputs(describe_files(d.path, d.validation, config.folder, d.x, d.y), validation=d.validation,
+                       seed=config.run.seed, block=config.model.arguments.get("block"), stride=d.stride,
+                       transform=d.transform, augment=d.augment, folder=config.folder)
 
 
 def bytes_line(stages: Sequence[Placement], states: int) -> str:
@@ -178,7 +181,7 @@ def inspect_checkpoint(folder: Path, run: Path) -> Iterator[str]:
 def checkpoint_lines(found: Checkpoint) -> Iterator[str]:
     yield f"step {found.step}"
     rows = [(name, found.arrays[name].dtype.name, shape_text(found.arrays[name].shape), array_sha256(found.read(name))[:16])
-            for name in found.names]
+            for name in found.arrays]
     yield from table(("array", "dtype", "shape", "sha256"), rows)
 
 

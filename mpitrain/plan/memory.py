@@ -17,10 +17,6 @@ from mpitrain.backend.memory import pool_in_use
 from mpitrain.config import Config
 from mpitrain.errors import MpitrainError, name_and_text, place
 from mpitrain.nn import FlatLayout
-from mpitrain.parallel.connect import alone
-from mpitrain.parallel.layers.tensor_loss import cut_loss
-from mpitrain.parallel.policies.bucket_ring import ring_size
-from mpitrain.parallel.policies.sharded_reducer import IN_FLIGHT, SHARED_AT_ONCE
 from mpitrain.placement.bytes import Forecast, Use, sums_at_once
 from mpitrain.placement.place import Placement
 from mpitrain.placement.shard_cuts import largest_neighbours, probe
@@ -37,40 +33,39 @@ NOBODY = "their bytes are counted by the pool of arrays, which needs a C compile
 BETWEEN = 8                                  # free blocks that fit no array take 1/BETWEEN of the activations on top
 
 
-def forecast(p: Placement, sample: tuple[Any, Any] | None, *, loss: Any, optimizer: Any, tokens: bool, schedule: Schedule,
-             offload: str = "none", why: str = "") -> Forecast:
+def forecast(p: Placement, sample: tuple[Any, Any], *, loss: Any, optimizer: Any, tokens: bool, schedule: Schedule,
+             offload: str = "none") -> Forecast:
     """The forecast of a run of `p`, whose model is used up here, on the first rank of each stage. Needs no MPI.
 
-    `sample` is a host row (x, y), None if there are no data, as `why` says; `optimizer(storage)` makes one, whose state
-    `offload` may keep elsewhere.
+    `sample` is a host row (x, y); `optimizer(storage)` makes one, whose state `offload` may keep elsewhere.
     """
-    group = alone(p)
+    if p.grid.shares_layers:
+        from mpitrain.parallel.layers.join import alone
+        from mpitrain.parallel.layers.tensor_loss import cut_loss
+        loss = cut_loss(loss, p.head, alone(p))
     stages = [p.at_stage(index) for index in range(p.stage.n_stages)]
     layouts = [stage.layout() for stage in stages]
     states = len(optimizer(probe()).state)
     kept = [_kept(stage, layout, states, offload) for stage, layout in zip(stages, layouts)]
     others = [_on_their_way(stage, layout) for stage, layout in zip(stages, layouts)]
-    if p.part is not None and sample is not None:
+    if p.part is not None:
         sample = p.part(sample[0]), p.part(sample[1])
-    needed: list[int] | None = None
-    loss = cut_loss(loss, p.head, group)
+    needed, why = None, NOBODY
     try:
-        if sample is not None:
-            needed = _activations(stages, schedule, sample, loss=loss, tokens=tokens)
+        needed = _activations(stages, schedule, sample, loss=loss, tokens=tokens)
     except Exception as error:                # a model that a few rows do not suit may raise, too: the report goes without
         why = error.message if isinstance(error, MpitrainError) else name_and_text(error, place(error))
     if needed is None:
-        return Forecast(kept, why or NOBODY)
-    rows = sum(array.nbytes for array in sample or ()) * p.rounds * _rows(p)
+        return Forecast(kept, why)
+    rows = sum(array.nbytes for array in sample) * p.rounds * _rows(p)
     return Forecast([_whole(use, activations, other + AHEAD * rows) for use, activations, other in zip(kept, needed, others)])
 
 
-def forecast_of(config: Config, placed: Placement, inputs: Inputs | None, why: str = "") -> Forecast:
+def forecast_of(config: Config, placed: Placement, inputs: Inputs) -> Forecast:
     """The memory of a run of `placed` by its configuration; the first training row is the sample."""
-    tokens = inputs is not None and inputs.tokens
-    return forecast(placed, None if inputs is None else inputs.sample(), loss=make_loss(config, tokens), tokens=tokens,
+    return forecast(placed, inputs.sample(), loss=make_loss(config, inputs.tokens), tokens=inputs.tokens,
                     optimizer=lambda storage: make_optimizer(config, storage), schedule=find_schedule(config),
-                    offload=config.optimizer.offload, why=why)
+                    offload=config.optimizer.offload)
 
 
 def _whole(use: Use, activations: int, others: int) -> Use:
@@ -105,6 +100,8 @@ def _on_their_way(p: Placement, layout: FlatLayout) -> int:
     kind, replicas = _cut_states(p), p.grid.count(REPLICAS)
     if kind not in ("gradients", "parameters"):
         return 0
+    from mpitrain.parallel.policies.bucket_memory import ring_size
+    from mpitrain.parallel.policies.sharded_reducer import IN_FLIGHT, SHARED_AT_ONCE
     sizes = [b.stop - b.start for b in p.buckets(layout)]
     if p.comm.node_shared:                                    # nothing is received
         return layout.dtype.itemsize * ring_size(sizes, SHARED_AT_ONCE)

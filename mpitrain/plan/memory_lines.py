@@ -1,4 +1,4 @@
-"""The memory report in words: predicted, beside what was measured."""
+"""The memory report in words: predicted, beside what was measured; and tables of text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mpitrain.placement.bytes import Forecast, Use
-from mpitrain.plan.table import table
 
 
 def forecast_lines(found: Forecast) -> Iterator[str]:
@@ -47,3 +46,10 @@ def _sum(use: Use) -> int:
 
 def _mib(n: int | None) -> str:
     return "-" if n is None else f"{n / 2**20:,.2f}"
+
+
+def table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Columns as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(heads, *rows)]
+    for row in (heads, *rows):
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()

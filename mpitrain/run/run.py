@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -66,7 +66,7 @@ class Evaluated:
     metrics: dict[str, float]
 
 
-class Run:
+class Run(AbstractContextManager["Run"]):
     """A run of `config` on the ranks of `comm`, any communicator: all of them make it, call its methods and close it alike.
 
     Several may follow each other in one process, or go on side by side on communicators that have been split. An error that all
@@ -105,9 +105,6 @@ class Run:
         if self.process.pulse is not None and not self.process.guards:       # a program that is guarded is watched to its end
             self.process.pulse.close()
             self.process.pulse = None
-
-    def __enter__(self) -> Run:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None:                                     # freeing is collective: not after a rank has failed
@@ -188,7 +185,7 @@ class Run:
         began = time.time()
         metrics = trainer.fit()
         if job.state.is_cut:
-            job.held.copies.agree(job.state.own_sha256(), "the final parameters of their part")
+            job.context.copies.agree(job.state.own_sha256(), "the final parameters of their part")
         hashes = job.state.hashes()
         control.agree(hashes, "the final parameters")
         record = about | hashes | trainer.found | {
@@ -206,7 +203,7 @@ class Run:
 
     def _predict_memory(self, session: Session, job: Job) -> Forecast:
         """The ranks' memory forecast, by rank 0, which runs a few rows through a model whose parameters take no memory."""
-        config, bounds = self.config, job.held.stage.bounds
+        config, bounds = self.config, job.context.stage.bounds
 
         def predict() -> Any:
             placement = place(make_model(config), Grid(session.mesh.lengths), config.mesh, config.train, config.comm,
@@ -229,20 +226,19 @@ class Run:
                 model = make_model(config)
                 stages = measured_cut.kept(config.mesh.stages, n_virtual(config), found.meta.get("choices"))
                 placement = place(model, session.mesh, config.mesh, config.train, config.comm, stages=stages)
-                held = connect(placement, session.mesh, session.control, shared=device.name == "cpu")
-                loss = held.loss(make_loss(config, session.inputs.tokens))
-                policy = choose_to_evaluate(Setup(config, held, device))
+                context = connect(placement, session.mesh, session.control, shared=device.name == "cpu")
+                loss = context.loss(make_loss(config, session.inputs.tokens))
+                policy = choose_to_evaluate(Setup(config, context, device))
                 policy.initialise()
-                State(held.stage.model, None, session.inputs.transforms, whole=model, policy=policy).restore(found)
-                feed = held.feed(device, policy.layout.dtype, tokens=session.inputs.tokens)
-                inference = Inference(held.stage, feed, held.neighbours)
+                State(context.stage.model, None, session.inputs.transforms, whole=model, policy=policy).restore(found)
+                feed = context.feed(device, policy.layout.dtype, tokens=session.inputs.tokens)
+                inference = Inference(context.stage, feed, context.neighbours)
                 read, n_chunks = session.inputs.chunks(try_one_sample(inference, loss, session.inputs, placement,
-                                                                       held.output_shape))
+                                                                       context.output_shape))
                 if not n_chunks:
                     raise UsageError("this run has no validation data; give some: data.validation=PATH")
-            metrics = Evaluator(inference, loss, read, n_chunks, session.control, place=session.mesh.place,
-                                n_places=session.mesh.n_places, counts=held.counts, classes=held.classes,
-                                in_step=policy.cuts_parameters or placement.in_step, span=self._watched().span).run()
+            metrics = Evaluator(inference, loss, read, n_chunks, context, cuts_parameters=policy.cuts_parameters,
+                                span=self._watched().span).run()
         return Evaluated(found.step, metrics)
 
 

@@ -6,11 +6,11 @@ each other in a circle, messages that race for memory, and a result that is not 
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterator, Sequence
 
 from mpitrain.schedules.calling import called
 from mpitrain.schedules.rendezvous import execute
-from mpitrain.schedules.steps import Algorithm, Rooted, ScheduleError, Slice, part, tree_split
+from mpitrain.schedules.steps import Algorithm, ScheduleError
 from mpitrain.schedules.values import EMPTY, Memory, Run, Symbols, paired
 
 
@@ -19,12 +19,10 @@ def check_all_reduce(algorithm: Algorithm, n: int, length: int) -> None:
     symbols = Symbols()
     first, *others = (result.runs(0, length) for result in run(algorithm, contributions(symbols, n, length), length, symbols))
     check_sums(symbols, first, 0, n)
-    for rank, result in enumerate(others, 1):
-        different = next((mine for mine, theirs in paired(result, first) if mine != theirs), None)
-        if different is not None:
-            check_sums(symbols, [different], rank, n)
-            raise ScheduleError(f"ranks 0 and {rank} of {n} add element {different.start} in different orders, "
-                                f"so their bits would differ")
+    for rank, different in differences(first, others):
+        check_sums(symbols, [different], rank, n)
+        raise ScheduleError(f"ranks 0 and {rank} of {n} add element {different.start} in different orders, "
+                            f"so their bits would differ")
 
 
 def check_rounded(algorithm: Algorithm, n: int, length: int, packing: str) -> None:
@@ -33,81 +31,21 @@ def check_rounded(algorithm: Algorithm, n: int, length: int, packing: str) -> No
     results = run(algorithm, contributions(symbols, n, length), length, symbols, rounded=True)
     first, *others = ([found._replace(symbol=symbols.rounded(found.symbol)) for found in result.runs(0, length)]
                       for result in results)
+    for rank, different in differences(first, others):
+        raise ScheduleError(f"ranks 0 and {rank} of {n} end with different bits in element {different.start} where messages "
+                            f"hold {packing}: one adds a value before it sends it, the other as it came; send values before "
+                            f'they are added, or set comm.wire_dtype = "float32"')
+
+
+def differences(first: Sequence[Run], others: Sequence[Sequence[Run]]) -> Iterator[tuple[int, Run]]:
+    """(rank, run) of the other ranks' results that are not the first rank's."""
     for rank, result in enumerate(others, 1):
-        different = next((mine for mine, theirs in paired(result, first) if mine != theirs), None)
-        if different is not None:
-            raise ScheduleError(f"ranks 0 and {rank} of {n} end with different bits in element {different.start} where messages "
-                                f"hold {packing}: one adds a value before it sends it, the other as it came; send values before "
-                                f'they are added, or set comm.wire_dtype = "float32"')
-
-
-def check_reduce_scatter(algorithm: Algorithm, n: int, length: int) -> None:
-    """ScheduleError unless part i of rank i ends as the sum of each rank's contribution exactly once."""
-    symbols = Symbols()
-    for rank, result in enumerate(run(algorithm, contributions(symbols, n, length), length, symbols)):
-        check_sums(symbols, result.runs(*bounds(part(rank, n, length))), rank, n)
-
-
-def check_tree(algorithm: Algorithm, n: int, length: int, *, scattered: bool = False) -> None:
-    """ScheduleError unless sums are added up as the fixed binary tree over ranks does: ((0 + 1) + (2 + 3)) + 4.
-
-    Of an all-reduce that is everything on every rank; of a reduce-scatter (`scattered`), part i on rank i.
-    """
-    symbols = Symbols()
-
-    def sums(low: int, high: int) -> int:
-        if high - low == 1:
-            return symbols.leaf(low)
-        middle = low + tree_split(high - low)
-        return symbols.sum(sums(low, middle), sums(middle, high))
-
-    expected = sums(0, n)
-    for rank, result in enumerate(run(algorithm, contributions(symbols, n, length), length, symbols)):
-        own = part(rank, n, length) if scattered else part(0, 1, length)
-        for found in result.runs(*bounds(own)):
-            if (found.symbol, found.shift) != (expected, 0):
-                raise ScheduleError(f"rank {rank} of {n} does not add element {found.start} in the order of the binary tree over "
-                                    f"ranks")
-
-
-def check_all_gather(algorithm: Algorithm, n: int, length: int) -> None:
-    """ScheduleError unless every rank ends with part i of each rank i; reading others' parts before they came is one too."""
-    symbols = Symbols()
-    parts = [Run(*bounds(part(rank, n, length)), symbols.leaf(rank), 0) for rank in range(n)]
-    for rank, result in enumerate(run(algorithm, [Memory([own]) for own in parts], length, symbols)):
-        for owner, theirs in enumerate(parts):
-            if theirs.start < theirs.stop and result.runs(theirs.start, theirs.stop) != [theirs]:
-                raise ScheduleError(f"rank {rank} of {n} does not end with part {owner} of rank {owner}")
-
-
-def check_broadcast(algorithm: Rooted, n: int, length: int, root: int = 0) -> None:
-    """ScheduleError unless every rank ends with the root's data."""
-    symbols = Symbols()
-    expected = Memory([Run(0, length, symbols.leaf(root), 0)])
-    memories = [expected.copy() if rank == root else Memory() for rank in range(n)]
-    for rank, result in enumerate(run(partial(algorithm, root=root), memories, length, symbols)):
-        if result != expected:
-            raise ScheduleError(f"rank {rank} of {n} does not end with the data of rank {root}")
-
-
-def check_all_to_all(algorithm: Algorithm, n: int, length: int) -> None:
-    """ScheduleError unless part i of rank r ends as what was part r of rank i, for all r and i."""
-    symbols = Symbols()
-    for rank, result in enumerate(run(algorithm, contributions(symbols, n, length), length, symbols)):
-        meant = part(rank, n, length)
-        for other in range(n):
-            start, stop = bounds(part(other, n, length))
-            if start < stop and result.runs(start, stop) != [Run(start, stop, symbols.leaf(other), meant.start - start)]:
-                raise ScheduleError(f"rank {rank} of {n} does not end with what rank {other} had for it in its part {other}")
+        yield from ((rank, mine) for mine, theirs in paired(result, first) if mine != theirs)
 
 
 def contributions(symbols: Symbols, n: int, length: int) -> list[Memory]:
     """Each rank's data: its own leaf in every element."""
     return [Memory([Run(0, length, symbols.leaf(rank), 0)]) for rank in range(n)]
-
-
-def bounds(piece: Slice) -> tuple[int, int]:
-    return piece.start, piece.stop
 
 
 def check_sums(symbols: Symbols, results: list[Run], rank: int, n: int) -> None:

@@ -18,8 +18,8 @@ from collections.abc import Callable, Hashable, Sequence
 
 from mpitrain.registry import Registry
 from mpitrain.schedules.direct import direct, direct_all_gather, direct_reduce_scatter, tree
-from mpitrain.schedules.exchange import binomial_broadcast, direct_all_to_all, pairwise_all_to_all, scatter_broadcast
-from mpitrain.schedules.halving import doubling_all_gather, halving_doubling, halving_reduce_scatter, recursive_doubling
+from mpitrain.schedules.exchange import binomial_broadcast, direct_all_to_all
+from mpitrain.schedules.halving import halving_doubling, recursive_doubling
 from mpitrain.schedules.hierarchical import hierarchical
 from mpitrain.schedules.ring import ring, ring_all_gather, ring_reduce_scatter, segmented_ring
 from mpitrain.schedules.steps import Algorithm, Rooted, part
@@ -41,20 +41,16 @@ ON_NODES.register("hierarchical")(hierarchical)
 
 REDUCE_SCATTER: Registry[Algorithm] = Registry("reduce-scatter algorithm")
 REDUCE_SCATTER.register("ring")(ring_reduce_scatter)
-REDUCE_SCATTER.register("halving")(halving_reduce_scatter)
 REDUCE_SCATTER.register("direct")(direct_reduce_scatter)
 
 ALL_GATHER: Registry[Algorithm] = Registry("all-gather algorithm")
 ALL_GATHER.register("ring")(ring_all_gather)
-ALL_GATHER.register("doubling")(doubling_all_gather)
 ALL_GATHER.register("direct")(direct_all_gather)
 
 BROADCAST: Registry[Rooted] = Registry("broadcast algorithm")
 BROADCAST.register("binomial")(binomial_broadcast)
-BROADCAST.register("scatter")(scatter_broadcast)
 
 ALL_TO_ALL: Registry[Algorithm] = Registry("all-to-all algorithm")
-ALL_TO_ALL.register("pairwise")(pairwise_all_to_all)
 ALL_TO_ALL.register("direct")(direct_all_to_all)
 
 

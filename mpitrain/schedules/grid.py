@@ -66,6 +66,11 @@ class Grid:
         return self.count(("pp", "ep", "tp")) > 1
 
     @property
+    def shares_layers(self) -> bool:
+        """Whether a layer, its positions or its experts lie on several ranks."""
+        return self.count(("ep", "cp", "tp")) > 1
+
+    @property
     def n_places(self) -> int:
         """How many ranks, or groups of ranks that hold one model together, have samples of their own."""
         return self.count(DATA)
@@ -89,12 +94,12 @@ def fit(n: int, **lengths: int) -> dict[str, int]:
     if found["dp"] == 0:
         if n % others:
             cut = [f"mesh.{axis}" for axis in AXES if axis != "dp" and (axis in ALWAYS_NAMED or found[axis] > 1)]
-            raise MeshError(f"mesh {describe(found)} needs a multiple of {others} ranks, but mpirun started {n}; "
+            raise MeshError(f"mesh {describe(found)} needs a multiple of {others} ranks, found {n}; "
                             f"run with -n {n - n % others + others}, or change {' or '.join(cut)}")
         found["dp"] = n // others
     if found["dp"] * others != n:
         other = f"set mesh.dp={n // others} or " if n % others == 0 else ""
-        raise MeshError(f"mesh {describe(found)} needs {found['dp'] * others} ranks, but mpirun started {n}; "
+        raise MeshError(f"mesh {describe(found)} needs {found['dp'] * others} ranks, found {n}; "
                         f"{other}run with -n {found['dp'] * others}")
     return found
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
-from mpitrain.schedules.steps import Receive, Reduce, Round, Send, Slice, data, inbox, moved, ordered, parts, without_empty
+from mpitrain.schedules.steps import Receive, Reduce, Round, Send, Slice, data, inbox, moved, ordered, without_empty
 
 
 def folded(rank: int, n: int, length: int, core: Callable[[int, int, int], Iterator[Round]]) -> Iterator[Round]:
@@ -71,51 +70,3 @@ def halve_and_double(rank: int, n: int, length: int) -> Iterator[Round]:
         span = kept
     for peer, kept, given in reversed(way):
         yield without_empty([Receive(peer, given), Send(peer, kept)])
-
-
-class Meeting(NamedTuple):
-    """Two halves of some ranks meet: this rank's half, the other one, to whom it gives and from whom it takes."""
-
-    own: range
-    other: range
-    gives: list[int]
-    takes: list[int]
-
-
-def meetings(rank: int, n: int) -> Iterator[Meeting]:
-    """Halves of all n ranks meet, then halves of rank's half, down to `rank` alone.
-
-    Of halves that differ by one, the extra rank on the left gives to the last one on the right and takes nothing:
-
-        n = 5:   0 <-> 3,  1 <-> 4,  2 -> 4   |   0 <-> 2,  1 -> 2,  3 <-> 4   |   0 <-> 1
-    """
-    low, high = 0, n
-    while high - low > 1:
-        middle = (low + high + 1) // 2
-        left, right = range(low, middle), range(middle, high)
-        extra = [left[-1]] if len(left) > len(right) else []
-        if rank in extra:
-            yield Meeting(left, right, [right[-1]], [])
-        elif rank in left:
-            mate = right[rank - low]
-            yield Meeting(left, right, [mate], [mate])
-        else:
-            mate = left[rank - middle]
-            yield Meeting(right, left, [mate], [mate, *(extra if rank == right[-1] else [])])
-        low, high = (low, middle) if rank in left else (middle, high)
-
-
-def halving_reduce_scatter(rank: int, n: int, length: int) -> Iterator[Round]:
-    """Each half of the ranks gives the other half its contributions to the other's parts, and so on: log2(n) rounds, any n."""
-    for own, other, gives, takes in meetings(rank, n):
-        kept, given = (parts(half.start, half.stop, n, length) for half in (own, other))
-        arrived = [inbox(i * kept.length, (i + 1) * kept.length) for i in range(len(takes))]
-        yield without_empty([*map(Receive, takes, arrived), *(Send(peer, given) for peer in gives),
-                             *(Reduce(*ordered(kept, theirs, rank, peer), kept) for peer, theirs in zip(takes, arrived))])
-
-
-def doubling_all_gather(rank: int, n: int, length: int) -> Iterator[Round]:
-    """The way of `halving_reduce_scatter` backwards: two halves that know their own parts tell each other, and so on."""
-    for own, other, gives, takes in reversed(list(meetings(rank, n))):
-        known, told = (parts(half.start, half.stop, n, length) for half in (own, other))
-        yield without_empty([*(Receive(peer, told) for peer in gives), *(Send(peer, known) for peer in takes)])

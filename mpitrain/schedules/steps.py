@@ -122,11 +122,6 @@ def cut(n: int, length: int) -> list[Slice]:
     return [part(index, n, length) for index in range(n)]
 
 
-def parts(first: int, stop: int, n: int, length: int) -> Slice:
-    """Parts first, first + 1, ..., stop - 1 of n, which lie side by side."""
-    return data(first * length // n, stop * length // n)
-
-
 def ordered(mine: Slice, theirs: Slice, rank: int, peer: int) -> tuple[Slice, Slice]:
     """Two operands with the lower rank's on the left, so that both ranks add the same bits in the same order."""
     return (mine, theirs) if rank < peer else (theirs, mine)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 EMPTY = -1                                                    # The content of memory that nobody filled; to read it is an error.
@@ -35,6 +36,9 @@ class Run(NamedTuple):
     stop: int
     symbol: int
     shift: int
+
+
+_start = attrgetter("start")
 
 
 class Symbols:
@@ -84,12 +88,6 @@ class Memory:
     def __init__(self, runs: Iterable[Run] = ()) -> None:
         self._runs = [run for run in runs if run.start < run.stop]
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Memory) and self._runs == other._runs
-
-    def copy(self) -> Memory:
-        return Memory(self._runs)
-
     def runs(self, start: int, stop: int) -> list[Run]:
         """What is in [start, stop), gaps as runs of EMPTY."""
         if start >= stop:
@@ -118,10 +116,6 @@ class Memory:
         below = [run._replace(stop=min(run.stop, start)) for run in old if run.start < start]
         above = [run._replace(start=max(run.start, stop)) for run in old if run.stop > stop]
         self._runs[first:last] = joined([*below, *runs, *above])
-
-
-def _start(run: Run) -> int:
-    return run.start
 
 
 def joined(runs: Iterable[Run]) -> list[Run]:

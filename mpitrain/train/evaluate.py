@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from mpitrain.autograd import Tensor, no_grad
-from mpitrain.backend import Array, array_module, asnumpy
-from mpitrain.comm.messages.channel import Channel
+from mpitrain.backend import asnumpy
 from mpitrain.nn.loss import Loss
+from mpitrain.parallel.connect import ParallelContext
 from mpitrain.parallel.gradients.timeline import SpanMaker, no_span
 from mpitrain.parallel.pipeline.inference import Inference
 
@@ -24,30 +24,28 @@ from mpitrain.parallel.pipeline.inference import Inference
 class Evaluator:
     """The mean loss, and for classes the accuracy, of a model over some rows of data; every row counts once.
 
-    `read(c)` gives chunk c of `n_chunks` as host arrays (x, y). `place` is this rank's number among `n_places` that have a model
-    each, and `counts` says whether it is the one rank that counts for its model. `classes(output)` is the class of the largest
-    output of each row; it and `loss` are called alike on all ranks that have outputs. `in_step`: all places run the model equally
-    often, since each has a part of its parameters; those with a chunk less repeat one.
+    `read(c)` gives chunk c of `n_chunks` as host arrays (x, y). `loss` is called alike on all ranks that have outputs.
+    `cuts_parameters`: each place of the mesh has a part of the model's parameters, so all run it equally often, as they do where
+    they have experts for each other; those with a chunk less repeat one.
     """
 
     def __init__(self, inference: Inference, loss: Loss, read: Callable[[int], tuple[Any, Any]], n_chunks: int,
-                 channel: Channel, *, place: int, n_places: int, counts: bool = True,
-                 classes: Callable[[Array], Array] | None = None, in_step: bool = False, span: SpanMaker = no_span):
-        self.inference, self.loss, self.read, self.n_chunks, self.channel = inference, loss, read, n_chunks, channel
-        self.place, self.n_places, self.counts, self.in_step = place, n_places, counts, in_step
-        self.classes, self.span = classes or _largest, span
+                 context: ParallelContext, *, cuts_parameters: bool, span: SpanMaker = no_span):
+        self.inference, self.loss, self.read, self.n_chunks, self.context = inference, loss, read, n_chunks, context
+        self.in_step, self.span = cuts_parameters or context.placement.in_step, span
 
     def run(self) -> dict[str, float]:
         """``{"loss": ..., "accuracy": ...}``; accuracy only where the targets are classes. It communicates."""
         table = np.zeros((self.n_chunks, 3))                       # loss sum, terms, correct
-        mine = [*range(self.place, self.n_chunks, self.n_places)]
-        most = -(-self.n_chunks // self.n_places)
+        place, n_places = self.context.mesh.place, self.context.mesh.n_places
+        mine = [*range(place, self.n_chunks, n_places)]
+        most = -(-self.n_chunks // n_places)
         again = [self.n_chunks - 1] * (most - len(mine)) if self.in_step else []
         for i, (output, y) in enumerate(self.inference.run(map(self._read, mine + again))):
             sums = self._sums(output, y)
-            if self.counts and i < len(mine):
+            if self.context.counts and i < len(mine):
                 table[mine[i]] = sums
-        self.channel.allreduce(table.reshape(-1), name="evaluation")
+        self.context.control.allreduce(table.reshape(-1), name="evaluation")
         loss, count, correct = (math.fsum(column) for column in table.T)
         metrics = {"loss": loss / max(count, 1.0)}
         if self.loss.kind == "classes":
@@ -64,12 +62,7 @@ class Evaluator:
             loss = float(asnumpy(self.loss(output, target).array))
         correct = 0.0
         if self.loss.kind == "classes":
-            right = self.classes(output.array) == target
+            right = self.context.classes(output.array) == target
             ignored = getattr(self.loss, "ignore_index", None)
             correct = float((right if ignored is None else right & (target != ignored)).sum())
         return loss, float(self.loss.count(self.inference.feed.part(y))), correct
-
-
-def _largest(output: Array) -> Array:
-    found: Array = array_module(output).argmax(output, axis=-1)
-    return found

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -18,22 +18,12 @@ from mpitrain.data import Loader, MicroBatch
 from mpitrain.errors import Stopped
 from mpitrain.parallel.gradients.timeline import SpanMaker, no_span
 from mpitrain.parallel.pipeline.runner import Pipeline
-from mpitrain.parallel.policies.policy import Outcome
+from mpitrain.parallel.policies.policy import Policy
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.intervals import NO_TALLY, Plan, Step
 from mpitrain.train.observers import Observer, Watched
 
 UPDATE = "gradients and update"                                  # a profile cuts this span where the last bucket landed
-
-
-class Update(Protocol):
-    """A policy of reduction, norm, clipping and optimizer; `step` counts the updates done."""
-
-    step: int
-    want_norm: bool
-
-    def begin(self) -> None: ...
-    def finish(self) -> Outcome: ...
 
 
 class Trainer:
@@ -43,7 +33,7 @@ class Trainer:
     set, writes a checkpoint of everything a resumed run needs and returns when it is on the disk.
     """
 
-    def __init__(self, *, pipeline: Pipeline, update: Update, loader: Loader, evaluator: Evaluator | None, channel: Channel,
+    def __init__(self, *, pipeline: Pipeline, update: Policy, loader: Loader, evaluator: Evaluator | None, channel: Channel,
                  plan: Plan, span: SpanMaker = no_span):
         self.pipeline, self.update, self.loader, self.evaluator = pipeline, update, loader, evaluator
         self.channel, self.plan, self.span = channel, plan, span

@@ -13,7 +13,7 @@ HELP = "import data, look at them, verify their checksums"
 def add_arguments(parser: ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="data_verb", required=True, metavar="VERB")
     importer = verbs.add_parser("import", help="write HDF5 shards from other files")
-    kinds = importer.add_subparsers(dest="kind", required=True, metavar="KIND")
+    kinds = importer.add_subparsers(dest="importer", required=True, metavar="KIND")
     for name, words in (("text", "a text file, by characters or bytes"), ("idx", "IDX images and labels (MNIST), also .gz"),
                         ("npz", "NumPy .npz, or .npy with --targets"), ("csv", "a table with a header or without"),
                         ("images", "a folder with one folder of images a class")):
@@ -31,7 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
             kind.add_argument("--y", help="name of the targets in the .npz")
         if name == "csv":
             kind.add_argument("--label", default="-1", help="column of the target: its name, or its number (default: the last)")
-            kind.add_argument("--kind", dest="target_kind", choices=("classification", "regression"))
+            kind.add_argument("--kind", choices=("classification", "regression"))
     for name, words in (("info", "kind, shapes, storage"), ("verify", "read everything and compare every checksum")):
         verb = verbs.add_parser(name, help=words)
         verb.add_argument("path", type=Path)
@@ -48,16 +48,8 @@ def run(options: Namespace, process: Process) -> int:
         rows, checksums = report.verify(options.path, x=options.x, y=options.y)
         print(f"{options.path}: {rows:,} rows read, {checksums:,} checksums right")
         return 0
-    common = {"overwrite": options.overwrite}
-    if options.kind == "text":
-        importers.import_text(options.source, options.out, level=options.level, **common)
-    elif options.kind == "idx":
-        importers.import_idx(options.source, options.out, labels=options.labels, **common)
-    elif options.kind == "npz":
-        importers.import_npz(options.source, options.out, targets=options.targets, x=options.x, y=options.y, **common)
-    elif options.kind == "csv":
-        importers.import_csv(options.source, options.out, label=options.label, kind=options.target_kind, **common)
-    else:
-        importers.import_images(options.source, options.out, **common)
+    taken = ("verb", "data_verb", "importer", "source", "out")
+    flags = {name: value for name, value in vars(options).items() if name not in taken}
+    getattr(importers, f"import_{options.importer}")(options.source, options.out, **flags)
     print("\n".join(report.info(options.out)))
     return 0

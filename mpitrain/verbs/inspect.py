@@ -13,7 +13,7 @@ HELP = "what is in a run, a configuration, a data file; needs no MPI"
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("path", type=Path)
     parser.add_argument("arguments", nargs="*", metavar="section.key=value")
-    parser.add_argument("--ranks", type=int, default=1, help="draw the placement for so many ranks")
+    parser.add_argument("--ranks", type=int, help="draw the placement of a configuration for so many ranks (default: 1)")
 
 
 def run(options: Namespace, process: Process) -> int:

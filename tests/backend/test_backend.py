@@ -26,7 +26,7 @@ def test_values_come_to_the_host_and_go_to_a_device() -> None:
     device = Device("stand-in", xp)
     there = device.put(x)
     assert type(there) is DeviceArray and device.put(there) is there and CPU.put(x) is x
-    assert type(device.empty(3, np.float32)) is DeviceArray
+    assert type(device.xp.empty(3, np.float32)) is DeviceArray
 
 
 def test_devices_are_chosen_by_name() -> None:

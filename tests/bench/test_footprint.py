@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from launch import mpirun
 
@@ -24,6 +25,13 @@ WORKLOADS.register("net")(Workload(net, 64, (1, 16, 16), 10, 1))
 WORKLOADS.register("tiny-gpt")(transformer(2, 2, 48, 32, 65, batch=16))
 run_guarded(lambda: main(["bench", "memory", *sys.argv[1:]]))
 """
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_every_way_is_a_mesh_of_all_ranks(n: int) -> None:
+    for name, grid, _ in ways(n, planned=True):
+        assert np.prod([grid.size(axis) for axis in ("pp", "dp", "cp", "ep", "tp")]) == n, name
+        assert (grid.size("pp"), grid.size("tp")) == (2 if name.startswith("pp=2") else 1, 2 if name == "tp=2" else 1)
 
 
 @pytest.mark.skipif(native.compiler() is None, reason="no C compiler")

@@ -7,7 +7,11 @@ import hashlib
 import numpy as np
 import pytest
 
-from mpitrain.checkpoint.hashes import parameters_sha256
+from mpitrain.checkpoint.hashes import array_line, total_sha256
+
+
+def parameters_sha256(arrays: dict[str, np.ndarray]) -> str:
+    return total_sha256(array_line(name, array) for name, array in arrays.items())
 
 
 def test_the_hash_is_that_of_the_lines_in_the_documented_form() -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def finished_run(path: Path) -> Path:
-    with RunFolder(path).open() as run:
+    with closing(RunFolder(path).open()) as run:
         run.write_text(run.config, "[run]\n")
         run.write_json(run.run_json, {"ok": True})
         run.metrics.write_text('{"step": 1}\n')
@@ -41,7 +42,7 @@ def tree(path: Path) -> list[str]:
 
 
 def test_a_missing_folder_is_made_with_its_parents(tmp_path: Path) -> None:
-    with RunFolder(tmp_path / "a" / "b" / "run").open() as run:
+    with closing(RunFolder(tmp_path / "a" / "b" / "run").open()) as run:
         assert tree(run.path) == ["checkpoints", "lock"]
 
 
@@ -159,26 +160,27 @@ def test_a_folder_another_job_holds_is_busy_until_that_job_is_killed(tmp_path: P
                 RunFolder(tmp_path / "run").open(**flags)
             assert caught.value.exit_code == 73
         holder.send_signal(signal.SIGKILL)
-    with RunFolder(tmp_path / "run").open(resume=True) as run:
+    with closing(RunFolder(tmp_path / "run").open(resume=True)) as run:
         assert f"pid={os.getpid()} " in (run.path / "lock").read_text()
 
 
 def test_a_closed_run_can_be_opened_again_by_the_same_program(tmp_path: Path) -> None:
-    with RunFolder(tmp_path).open() as run:
+    with closing(RunFolder(tmp_path).open()) as run:
         with pytest.raises(OutputError, match="busy"):
             RunFolder(tmp_path).open(resume=True)
         run.close()
         RunFolder(tmp_path).open(resume=True).close()
 
 
-def test_a_file_system_without_locks_is_used_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_used_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                            capsys: pytest.CaptureFixture[str]) -> None:
     def unsupported(fd: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
-    warnings: list[str] = []
-    RunFolder(tmp_path).open(warn=warnings.append).close()
-    assert len(warnings) == 1 and "this file system has no locks (No locks available); do not start two jobs" in warnings[0]
+    RunFolder(tmp_path).open().close()
+    warning, = capsys.readouterr().err.splitlines()
+    assert "this file system has no locks (No locks available); do not start two jobs in one folder" in warning
 
 
 def test_a_lock_that_fails_otherwise_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +195,7 @@ def test_a_lock_that_fails_otherwise_is_an_error(tmp_path: Path, monkeypatch: py
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 def test_a_file_is_replaced_at_once_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with RunFolder(tmp_path).open() as run:
+    with closing(RunFolder(tmp_path).open()) as run:
         run.write_json(run.run_json, {"a": 1})
         pwrite = os.pwrite
 

@@ -29,7 +29,7 @@ def test_a_checkpoint_of_before_is_read_and_written_again_to_the_bit() -> None:
     assert found.optimizer is not None and found.optimizer.steps == 2
     checkpoint = load(BEFORE)
     written = {piece.name: piece.array for piece in found.pieces()}
-    assert sorted(written) == sorted(checkpoint.names)
+    assert sorted(written) == sorted(checkpoint.arrays)
     for name, array in written.items():
         np.testing.assert_array_equal(array, checkpoint.read(name))
         assert array.dtype == checkpoint.read(name).dtype and (name == "data/0/mean" or array.any() or "bias" in name)

@@ -126,6 +126,17 @@ def test_progress_alone_brings_a_work_to_its_end(channel: Channel, comm: Any) ->
     assert (array == comm.size).all()
 
 
+def test_what_a_sum_has_sent_has_left_when_it_is_there(comm: Any) -> None:
+    if comm.size == 1:
+        pytest.skip("one rank sends nothing")
+    channel = Channel(comm.Dup(), "test", algorithm="ring")
+    for _ in range(3):
+        work = channel.start_allreduce(np.ones(1000), "x")
+        work.wait()
+        assert not work._send, "MPI holds no more than the null request"
+    channel.close()
+
+
 def test_memory_is_reused_from_call_to_call(channel: Channel) -> None:
     array = np.ones(50_000)
     channel.allreduce(array, name="x")

@@ -57,7 +57,7 @@ def test_messages_of_a_shared_channel_are_moved_by_one_thread(comm: Any) -> None
         work = channel.start_allreduce(array, "bucket")
     thread.hand_over(work)
     if comm.rank == 0:
-        assert isinstance(work, SharedWork) and work.messages not in progress._works
+        assert isinstance(work, SharedWork) and work.inner not in progress._works
         for other in range(1, comm.size):
             comm.send(None, dest=other)
     thread.take_back()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import mmap
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.progress import Progress
 from mpitrain.comm.shared import channel as shared_module
-from mpitrain.comm.shared import engine
+from mpitrain.comm.shared import engine, window
 from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.comm.shared.engine import SCRATCH_BYTES, SLOTS
 from mpitrain.comm.shared.fold import ADD, binary_tree, fold_numpy, left_fold, narrow, storage, widen
@@ -95,12 +96,26 @@ def test_memory_of_all_ranks_is_one_and_messages_are_not_used(make: Make, comm: 
     memory = arena(channel, LARGE)
     if comm.size == 1:
         pytest.skip("one rank shares with nobody")
-    assert channel.shared and not channel.notes and memory.ctypes.data % 64 == 0
+    assert channel.shared and channel.fuses == (shared_module.kernels() is not None)
+    assert not channel.notes and memory.ctypes.data % 64 == 0
     monkeypatch.setattr(channel.messages, "prepare", None)
     memory[...] = comm.rank
     channel.allreduce(memory, name="x")
     channel.allreduce(np.ones(3), name="anywhere, small")
     assert (memory == sum(range(comm.size))).all()
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_a_rank_is_the_first_to_touch_its_own_part_of_a_window_alone(comm: Any, monkeypatch: pytest.MonkeyPatch, parts: int
+                                                                    ) -> None:
+    touched: list[tuple[int, int]] = []
+    populate = window._populate
+    monkeypatch.setattr(window, "_populate", lambda block: touched.append((block.ctypes.data, block.size)) or populate(block))
+    made, reason = window.Window.make(comm, 3 * mmap.PAGESIZE - 1, parts)
+    assert made is not None, reason
+    part, begin = 3 * mmap.PAGESIZE, made.bytes.ctypes.data
+    assert touched == [(begin + comm.rank % parts * part, part), (begin, parts * part)]
+    made.close()
 
 
 def test_what_lies_elsewhere_or_has_no_kernel_goes_by_messages(make: Make, comm: Any) -> None:

@@ -1,46 +1,34 @@
-"""Packed messages and lanes, all ranks in one process: the same bits on every rank, cut or not."""
+"""Packed messages, all ranks in one process: the same bits on every rank."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from algorithms import direct, ring_all_gather, ring_reduce_scatter, star
+from algorithms import direct, ring_reduce_scatter, star
 
 from mpitrain.comm.messages.packing import compacted, packed
-from mpitrain.comm.messages.program import (
-    Operation,
-    Part,
-    Stage,
-    bound,
-    lanes,
-    may_be_cut,
-    needed,
-    parts_of,
-    plain,
-    segment_count,
-)
-from mpitrain.kernels.wire import FORMATS
+from mpitrain.comm.messages.program import Operation, Part, Stage, needed, plain
+from mpitrain.kernels.wire import format_of
 from mpitrain.schedules.collectives import ALL_REDUCE, part
 from mpitrain.schedules.ring import segmented_ring
-from mpitrain.schedules.steps import Copy, Receive, Reduce, Round, Send, data, inbox
 
 ALGORITHMS = {**{name: ALL_REDUCE.resolve(name) for name in ALL_REDUCE}, "direct": direct, "star": star}
 RANKS = [2, 3, 4, 5, 8]
 
 
 class Simulated:
-    """One rank's memory and what is left of its programs."""
+    """One rank's memory and what is left of its program."""
 
-    def __init__(self, programs: Sequence[Sequence[Stage]], data: np.ndarray, packing: str):
-        sizes = {buffer: needed(programs, buffer) for buffer in ("inbox", "data16", "inbox16")}
+    def __init__(self, program: Sequence[Stage], data: np.ndarray, packing: str):
+        sizes = {buffer: needed(program, buffer) for buffer in ("inbox", "data16", "inbox16")}
         self.memory = {"data": data, "inbox": np.full(sizes["inbox"], np.nan, np.float32),
                        **{name: np.full(sizes[name], 0xFFFF, np.uint16) for name in ("data16", "inbox16")}}
-        self.programs, self.format = [deque(program) for program in programs], FORMATS[packing]
-        self.posted = [False] * len(programs)
+        self.program, self.format = deque(program), format_of(packing)
+        self.posted = False
 
     def compute(self, operations: Sequence[Operation]) -> None:
         for name, parts in operations:
@@ -53,31 +41,30 @@ class Simulated:
                 getattr(self.format, name)(*views)
 
 
-def simulate(programs: Callable[[int], Sequence[Sequence[Stage]]], values: np.ndarray, packing: str = "bfloat16") -> np.ndarray:
-    """What each rank's data (rows) hold in the end; messages of different lanes pass each other as they like."""
+def simulate(program: Callable[[int], Sequence[Stage]], values: np.ndarray, packing: str = "bfloat16") -> np.ndarray:
+    """What each rank's data (rows) hold in the end."""
     n = len(values)
-    ranks = [Simulated(programs(rank), values[rank].copy(), packing) for rank in range(n)]
+    ranks = [Simulated(program(rank), values[rank].copy(), packing) for rank in range(n)]
     wires: dict[Any, deque[np.ndarray]] = defaultdict(deque)
     moved = True
     while moved:
         moved = False
         for number, rank in enumerate(ranks):
-            for lane in reversed(range(len(rank.programs))):
-                program = rank.programs[lane]
-                if program and not rank.posted[lane]:
-                    rank.compute(program[0].before)
-                    for (buffer, start, stop), peer in program[0].sends:
-                        wires[number, peer, lane].append(rank.memory[buffer][start:stop].copy())
-                    rank.posted[lane] = True
-                counts: dict[int, int] = defaultdict(int)
-                for _, peer in program[0].receives if program else ():
-                    counts[peer] += 1
-                if program and all(len(wires[peer, number, lane]) >= count for peer, count in counts.items()):
-                    for (buffer, start, stop), peer in program[0].receives:
-                        rank.memory[buffer][start:stop] = wires[peer, number, lane].popleft()
-                    rank.compute(program.popleft().after)
-                    rank.posted[lane], moved = False, True
-    assert not any(program for rank in ranks for program in rank.programs) and not any(wires.values())
+            stage = rank.program[0] if rank.program else None
+            if stage and not rank.posted:
+                rank.compute(stage.before)
+                for (buffer, start, stop), peer in stage.sends:
+                    wires[number, peer].append(rank.memory[buffer][start:stop].copy())
+                rank.posted = True
+            counts: dict[int, int] = defaultdict(int)
+            for _, peer in stage.receives if stage else ():
+                counts[peer] += 1
+            if stage and all(len(wires[peer, number]) >= count for peer, count in counts.items()):
+                for (buffer, start, stop), peer in stage.receives:
+                    rank.memory[buffer][start:stop] = wires[peer, number].popleft()
+                rank.compute(rank.program.popleft().after)
+                rank.posted, moved = False, True
+    assert not any(rank.program for rank in ranks) and not any(wires.values())
     return np.stack([rank.memory["data"] for rank in ranks])
 
 
@@ -87,12 +74,8 @@ def contributions(n: int, length: int) -> np.ndarray:
 
 def rounded(x: np.ndarray, packing: str) -> np.ndarray:
     kept, to = x.copy(), np.empty(x.size, np.uint16)
-    FORMATS[packing].round(kept.reshape(-1), to)
+    format_of(packing).round(kept.reshape(-1), to)
     return kept
-
-
-def packed_programs(name: str, n: int, length: int) -> Callable[[int], list[list[Stage]]]:
-    return lambda rank: [packed_program(name, n, length)(rank)]
 
 
 def packed_program(name: str, n: int, length: int) -> Callable[[int], list[Stage]]:
@@ -105,7 +88,7 @@ def packed_program(name: str, n: int, length: int) -> Callable[[int], list[Stage
 def test_every_rank_ends_with_the_same_rounded_sum(name: str, n: int, packing: str) -> None:
     for length in (0, 1, n - 1, 4 * n + 1, 100):
         values = contributions(n, length)
-        found = simulate(packed_programs(name, n, length), values, packing)
+        found = simulate(packed_program(name, n, length), values, packing)
         assert all(row.tobytes() == found[0].tobytes() for row in found)
         assert rounded(found[0], packing).tobytes() == found[0].tobytes(), "not a number of the wire's format"
         exact, scale = values.astype(np.float64).sum(0), np.abs(values).astype(np.float64).sum(0)
@@ -115,7 +98,7 @@ def test_every_rank_ends_with_the_same_rounded_sum(name: str, n: int, packing: s
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_sums_that_need_no_rounding_are_exact(name: str) -> None:
     values = np.random.default_rng(1).integers(-8, 8, (5, 100)).astype(np.float32)
-    found = simulate(packed_programs(name, 5, 100), values)
+    found = simulate(packed_program(name, 5, 100), values)
     assert (found == values.sum(0)).all()
 
 
@@ -124,19 +107,19 @@ def test_sums_that_need_no_rounding_are_exact(name: str) -> None:
 def test_packed_values_in_the_least_memory_make_the_same_bits(name: str, n: int) -> None:
     length = 6 * n + 5
     values = contributions(n, length)
-    wide = packed_programs(name, n, length)
+    wide = packed_program(name, n, length)
     assert (simulate(lambda rank: compacted(wide(rank)), values) == simulate(wide, values)).all()
 
 
 def test_a_ring_of_pieces_keeps_the_packed_values_of_one_piece() -> None:
     length, n = 16 * 2 * 128, 2
-    programs = [packed(plain(segmented_ring(0, n, length, segment=128)), [Part("data", 0, length)], True)]
-    assert needed(programs, "data16") == length and needed(compacted(programs), "data16") == 2 * 128
+    program = packed(plain(segmented_ring(0, n, length, segment=128)), [Part("data", 0, length)], True)
+    assert needed(program, "data16") == length and needed(compacted(program), "data16") == 2 * 128
 
 
 def test_two_ranks_add_in_float32_and_round_each_value_once() -> None:
     values = contributions(2, 64)
-    found = simulate(packed_programs("ring", 2, 64), values)
+    found = simulate(packed_program("ring", 2, 64), values)
     sent = rounded(values, "bfloat16")
     for owner in range(2):
         own = slice(part(owner, 2, 64).start, part(owner, 2, 64).stop)
@@ -152,60 +135,11 @@ def test_the_ring_packs_each_value_in_the_pass_that_makes_it_and_forwards_what_c
 @pytest.mark.parametrize("n", RANKS)
 def test_a_scattered_sum_keeps_its_float32_digits(n: int) -> None:
     length = 4 * n + 1
-    def program(rank: int) -> list[list[Stage]]:
+    def program(rank: int) -> list[Stage]:
         own = part(rank, n, length)
-        return [packed(plain(ring_reduce_scatter(rank, n, length)), [Part("data", own.start, own.stop)], False)]
+        return packed(plain(ring_reduce_scatter(rank, n, length)), [Part("data", own.start, own.stop)], False)
     values = contributions(n, length)
     found = simulate(program, values)
     total = np.concatenate([found[rank, part(rank, n, length).start:part(rank, n, length).stop] for rank in range(n)])
     assert (np.abs(total - values.astype(np.float64).sum(0)) <= n * 2**-8 * np.abs(values).sum(0)).all()
     assert (rounded(total, "bfloat16") != total).any()
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("n", RANKS)
-def test_lanes_change_no_bit(name: str, n: int) -> None:
-    length = 3000 * n + 5
-    if not may_be_cut(plain(ALGORITHMS[name](rank, n, length)) for rank in range(n)):
-        pytest.skip("this algorithm has slices that overlap, and is never cut")
-    values = contributions(n, length)
-
-    def cut(make: Callable[[int], list[Stage]], count: int) -> bytes:
-        return simulate(lambda rank: lanes(make(rank), count), values).tobytes()
-
-    for make in (lambda rank: plain(ALGORITHMS[name](rank, n, length)), packed_program(name, n, length)):
-        assert cut(make, 2) == cut(make, 7) == cut(make, 20) == cut(make, 1)
-
-
-def test_a_ring_is_cut_and_gathers_too_and_small_arrays_are_not() -> None:
-    for algorithm in (ALGORITHMS["ring"], ring_reduce_scatter, ring_all_gather):
-        assert segment_count(algorithm, 3, 3 << 20, 4, 1 << 20) == 4
-        assert segment_count(algorithm, 3, 3 << 20, 4, 4 << 20) == 1
-    assert segment_count(ALGORITHMS["ring"], 65, 65 << 20, 4, 1 << 20) == 1
-
-
-def halves(rank: int, n: int, length: int) -> Iterator[Round]:
-    """A part, and then a piece of that part, as halving algorithms send them."""
-    yield [Send(1 - rank, data(0, length // 2)), Receive(1 - rank, inbox(0, length // 2))]
-    yield [Send(1 - rank, data(0, length // 4)), Receive(1 - rank, inbox(0, length // 4))]
-
-
-def late(rank: int, n: int, length: int) -> Iterator[Round]:
-    """Reads a piece of what arrived whole."""
-    yield [Send(1 - rank, data(0, length)), Receive(1 - rank, inbox(0, length)),
-           Reduce(inbox(0, length - 1), inbox(0, length - 1), inbox(0, length - 1)), Copy(inbox(0, length), data(0, length))]
-
-
-@pytest.mark.parametrize("algorithm", [halves, late])
-def test_slices_that_overlap_are_not_cut(algorithm: Any) -> None:
-    assert segment_count(algorithm, 2, 1 << 20, 4, 1 << 10) == 1
-
-
-def test_segments_cover_each_slice_once_and_inboxes_of_lanes_are_apart() -> None:
-    assert [bound(1000, i, 3) for i in range(4)] == [0, 320, 640, 1000]
-    programs = lanes(plain(ALGORITHMS["ring"](0, 2, 100_000)), 5)
-    ends = sorted((piece.start, piece.stop) for program in programs for piece in parts_of(program) if piece.buffer == "inbox")
-    assert all(a == b or a[1] <= b[0] for a, b in zip(ends, ends[1:]))
-    received = sorted((piece.start, piece.stop) for program in programs for stage in program for piece, _ in stage.receives
-                      if piece.buffer == "data")
-    assert received[0][0] in (0, 50_000) and sum(stop - start for start, stop in received) == 50_000

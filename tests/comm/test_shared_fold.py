@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
 import pytest
 
 from mpitrain.comm.shared import fold as folding
-from mpitrain.comm.shared.fold import ADD, binary_tree, check_program, fold, fold_numpy, left_fold, storage, widen
+from mpitrain.comm.shared.fold import (
+    ADD,
+    addresses,
+    binary_tree,
+    check_program,
+    fold_numpy,
+    kernels,
+    left_fold,
+    storage,
+    type_name,
+    widen,
+)
 from mpitrain.errors import ConfigError, ShapeError
 
 TYPES = list(folding.TYPES)
@@ -20,6 +32,20 @@ def random(n: int, size: int, name: str, seed: int = 0) -> list[Any]:
     if name == "bfloat16":
         return [row.view(np.uint32).__rshift__(16).astype(np.uint16) for row in values]
     return [row.astype(name) for row in values]
+
+
+def fold(sources: list[Any], program: list[int], destinations: list[Any], start: int = 0, stop: int | None = None, *,
+         dtype: str) -> None:
+    """`fold_numpy`, by the C kernel where there is a compiler."""
+    stop, library = sources[0].size if stop is None else stop, kernels()
+    if library is None:
+        fold_numpy(sources, program, destinations, start, stop, dtype)
+        return
+    numbers, whole, pointer = np.array(program, np.int32), ctypes.c_int64, ctypes.c_void_p
+    library.shared_fold.argtypes = [whole, pointer, pointer, whole, pointer, whole, whole, whole]
+    library.shared_fold.restype = None
+    library.shared_fold(folding.TYPES[dtype], addresses(sources), numbers.ctypes.data, numbers.size, addresses(destinations),
+                        len(destinations), start, stop)
 
 
 def spelled_out(arrays: list[Any], program: list[int]) -> Any:
@@ -115,6 +141,6 @@ def test_an_order_that_overflows_the_kernels_stack_is_refused() -> None:
 
 def test_a_type_without_a_kernel_is_refused_by_name() -> None:
     with pytest.raises(ShapeError, match="exist for float32, float64, bfloat16, float16, not for int64"):
-        fold([np.zeros(3, np.int64)], [0], [np.zeros(3, np.int64)])
+        type_name(np.zeros(3, np.int64), None)
     with pytest.raises(ShapeError, match="bfloat16 is stored as uint16, but the array is float32"):
-        fold([np.zeros(3, np.float32)], [0], [np.zeros(3, np.float32)], dtype="bfloat16")
+        type_name(np.zeros(3, np.float32), "bfloat16")

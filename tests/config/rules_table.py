@@ -66,6 +66,36 @@ number = 3
 def no_rate(*, lr, **more): raise ValueError("no rate")
 class Picky(optim.SGD):
     def __init__(self, model, lr=0.1): raise ValueError("not today")
+import numpy as np
+from mpitrain.parallel.policies.policy import Policy
+from mpitrain.train import Observer
+def doubled(x): return np.concatenate([x, x])
+def halved(x): return x[::2]
+def fails(*x): return {}["not there"]
+def none(*x): return None
+def one(x): return x
+class NoSum(nn.Loss):
+    kind = "classes"
+    def __call__(self, output, target): return None
+class Vector(nn.Loss):
+    kind = "classes"
+    def __call__(self, output, target): return output
+class Raises(nn.Loss):
+    kind = "classes"
+    def __call__(self, output, target): return {}["loss"]
+class Uncalled(nn.Loss):
+    kind = "classes"
+class Unruly(optim.Optimizer): pass
+def no_function(*, lr, **more): return None
+def poly(*, lr, min_lr, warmup_steps, total_steps, power): return lambda step: lr * (1 - step / total_steps) ** power
+def given(*, lr, min_lr, warmup_steps, total_steps, values): return lambda step: values[0] if values else None
+def late(*, lr, min_lr, warmup_steps, total_steps): return lambda step: lr if step < 1 else float("nan")
+class Unfinished(Policy): pass
+class Watcher(Observer):
+    def __init__(self, needed): pass
+class Broken(Whole):
+    def forward(self, x): raise ValueError("no forward")
+def broken(): return Broken()
 """
 TABLE = """
 # words
@@ -99,7 +129,7 @@ mlp train.micro_batches=9 => train.micro_batches = 9 is more than the 8 samples 
 mlp optimizer.lr=-1 => optimizer.lr must be a finite number, 0 or more
 mlp optimizer.eps=inf => optimizer.eps must be finite, found inf
 mlp optimizer.eps=0.0 => optimizer.eps is more than 0, not 0.0
-mlp optimizer.name=lars optimizer.momentum=1.0 => optimizer.momentum is in [0, 1), not 1.0
+mlp optimizer.name=lars optimizer.momentum=1.0 => optimizer.momentum must lie in [0, 1), found 1.0
 mlp optimizer.betas=[0.5,1.0] => optimizer.betas must be two numbers in [0, 1)
 mlp optimizer.min_lr=0.5 optimizer.schedule=cosine => optimizer.min_lr must lie between 0 and lr
 mlp optimizer.schedule=own.py:no_rate => no rate
@@ -146,8 +176,8 @@ mlp@2,4 comm.sharding=parameters train.batch_size=29 data.drop_last=false train.
 mlp@4 comm.sharding=parameters mesh.pp=2 mesh.schedule=zb_h1 => backward in two halves; set mesh.schedule
 gpt@4 comm.sharding=gradients mesh.pp=2 mesh.chunks=2 mesh.schedule=interleaved train.micro_batches=5 => comm.sharding = "gradient
 # meshes
-mlp mesh.dp=3 => mesh pp=1 x dp=3 x tp=1 needs 3 ranks, but mpirun started
-mlp mesh.tp=8 => needs a multiple of 8 ranks, but mpirun started
+mlp mesh.dp=3 => mesh pp=1 x dp=3 x tp=1 needs 3 ranks, found
+mlp mesh.tp=8 => needs a multiple of 8 ranks, found
 mlp@2,4 train.micro_batches=1 => data-parallel ranks share 1 micro-batches, so some would have none
 mlp@4 train.batch_size=3 train.micro_batches=0 => 4 micro-batches of a global batch of 3 samples; set train.batch_size to 4
 mlp mesh.chunks=2 mesh.schedule=interleaved => mesh.chunks = 2 cuts the model for the stages of a pipeline, and
@@ -191,6 +221,47 @@ norm data.drop_last=false => synchronised batch norm needs as many micro-batches
 # what does not fit the data
 mlp model.inputs=63 => the model cannot take samples of shape (1, 8, 8) (float32): the model expects 63 numbers
 mlp train.loss=mse => the model's output for one sample is (10,), the targets are ()
+# files
+mlp data.path=nowhere => no such file or folder, and no built-in data set of that name
+mlp data.path=empty => the folder has neither
+mlp data.path=own.py => is not an HDF5 file (no HDF5 signature found)
+mlp data.x=foo => "foo"
+mlp data.validation=gone.h5 => no such file or folder
+mlp model.init_from=nope => model.init_from names neither a run folder nor a folder of checkpoints
+mlp optimizer.offload=file optimizer.offload_folder=/nonexistent => a file for optimizer state cannot be made: No such file
+# labels
+mlp model.outputs=5 => is outside 0..4 (5 classes)
+# code of the user's that does not do what is expected of it, or fails
+mlp data.transform=own.py:doubled => data.transform "own.py:doubled" must return as many rows as it gets, 2, found the shape (4,
+mlp data.transform=own.py:halved => data.transform "own.py:halved" must return as many rows as it gets, 2, found the shape (1,
+mlp data.transform=own.py:none => data.transform "own.py:none" must return an array, found None
+mlp data.transform=own.py:fails => data.transform "own.py:fails" failed: KeyError at own.py:25 in fails: 'not there'
+mlp data.augment=own.py:one => data.augment "own.py:one" does not accept its arguments: one() takes 1 positional argument but 2
+mlp data.augment=own.py:fails => data.augment "own.py:fails" failed: KeyError at own.py:25 in fails: 'not there'
+mlp data.augment=own.py:none => data.augment "own.py:none" must return an array, found None
+mlp train.loss=own.py:NoSum => train.loss, "own.py:NoSum", must return the sum of its terms, a Tensor without dims, found None
+mlp train.loss=own.py:Vector => a Tensor without dims, found mpitrain.autograd.tensor:Tensor of shape (1, 10)
+mlp train.loss=own.py:Raises => train.loss, "own.py:Raises", failed: KeyError at own.py:36 in __call__: 'loss'
+mlp train.loss=own.py:Uncalled => train.loss = "own.py:Uncalled" must define total or __call__, and own.py:Uncalled has neither
+mlp train.loss=own.py:none => train.loss = "own.py:none" must give an mpitrain.nn.Loss, found None
+mlp train.ignore_index=x => train.ignore_index must be an integer, found "x"
+mlp train.loss=huber train.delta=a => train.delta must be a number, found "a"
+mlp optimizer.name=own.py:Unruly => must define change, or kernel and scalars, and own.py:Unruly does not
+mlp optimizer.name=own.py:none => optimizer.name = "own.py:none" must give an mpitrain.optim.Optimizer, found None
+mlp optimizer.name=lars optimizer.trust=a => optimizer.name = "lars": optimizer.trust must be a number, found "a"
+mlp optimizer.name=rmsprop optimizer.alpha=[1] => optimizer.name = "rmsprop": optimizer.alpha must be a number, found [1]
+mlp optimizer.schedule=own.py:no_function => must give a function of the step, and own.py:no_function gives None
+mlp optimizer.schedule=own.py:poly optimizer.power=two => asked for step 0, failed: TypeError at own.py:41 in
+mlp optimizer.schedule=own.py:given optimizer.values=[] => must give a finite number for each step, found None for step 0
+mlp optimizer.schedule=own.py:given optimizer.values=["a"] => must give a finite number for each step, found 'a' for step 0
+mlp optimizer.schedule=own.py:late train.steps=5 => must give a finite number for each step, found nan for step 2
+mlp optimizer.gamma=-3 => optimizer.gamma must be a finite number, 0 or more, found -3
+mlp optimizer.momentum=5 => optimizer.momentum must lie in [0, 1), found 5.0
+mlp model.activation=7 => model "mlp": model.activation must be a string, found 7
+mlp comm.sharding=own.py:Unfinished => comm.sharding = "own.py:Unfinished" must define make_reducer, update
+mlp comm.sharding=own.py:Vector => must be a subclass of mpitrain.parallel.policies.policy.Policy, found own.py:Vector
+mlp log.observers=own.py:Watcher => observer "own.py:Watcher" does not accept its arguments:
+plain model.name=own.py:broken => the model, run on one sample, failed: ValueError at own.py:48 in forward: no forward
 # what is not refused
 mlp
 gpt
@@ -223,6 +294,7 @@ def write(folder: Path) -> None:
     for name, text in FILES.items():
         (folder / f"{name}.toml").write_text(text + COMMON)
     (folder / "own.py").write_text(OWN)
+    (folder / "empty").mkdir()
     (folder / "corpus.txt").write_text("".join(chr(32 + (i * i + 3 * i) % 64) for i in range(400)))
     main(["data", "import", "text", str(folder / "corpus.txt"), "--out", str(folder / "tokens")])
 
@@ -246,14 +318,13 @@ def trained(folder: Path) -> list[Any]:
     from mpi4py import MPI
 
     from mpitrain.config import load_config
-    from mpitrain.run import Run
-    from mpitrain.run.session import look_at_files
-    looked = {name: look_at_files(load_config(folder / f"{name}.toml", [])) for name in FILES}
+    from mpitrain.run import Run, session
+    session.describe_files = functools.cache(session.describe_files)      # a child process each
     comm, found = MPI.COMM_WORLD, []
     for number, case in enumerate(CASES):
         def train(number: int = number, case: Case = case) -> None:
             config = load_config(folder / f"{case.file}.toml", overrides(case, f"{folder}/run{number}-{comm.size}"))
-            with Run(config, comm, quiet=True, files=lambda: looked[case.file]) as run:
+            with Run(config, comm, quiet=True) as run:
                 run.train()
         said = verdict(train)
         everyone = comm.allgather(said)
@@ -266,7 +337,7 @@ def inspected(folder: Path, ranks: list[int]) -> dict[str, list[Any]]:
     """What `inspect` says of each, for each number of ranks: before its first line, or not at all."""
     sys.modules["mpi4py"] = None                             # type: ignore[assignment]
     from mpitrain.plan import inspect as verb
-    verb.describe_files = functools.cache(verb.describe_files)      # a child process each, as `trained` looks once at each
+    verb.describe_files = functools.cache(verb.describe_files)      # a child process each
 
     def one(case: Case, n: int) -> list[Any]:
         return verdict(lambda: next(verb.inspect(folder / f"{case.file}.toml", overrides(case), ranks=n)))

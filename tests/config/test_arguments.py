@@ -132,7 +132,7 @@ def test_the_configuration_that_a_run_writes_holds_them(tmp_path: Path) -> None:
     (["optimizer.schedule=own.py:steps_of"], "steps_of() missing 1 required keyword-only argument: 'width'"),
     (["train.loss=own.py:Power"], "missing 1 required positional argument: 'exponent'"),
     (["optimizer.name=lars", "optimizer.trust=-1.0"], "optimizer.trust is more than 0, not -1.0"),
-    (["optimizer.name=lars", 'optimizer.trust="much"'], 'optimizer "lars" failed with '),
+    (["optimizer.name=lars", 'optimizer.trust="much"'], 'optimizer.trust must be a number, found "much"'),
 ])
 def test_a_key_that_nothing_takes_is_refused_with_the_nearest(tmp_path: Path, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:

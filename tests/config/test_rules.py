@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from launch import ROOT, mpirun
 
+from mpitrain.cli import main
+from mpitrain.errors import UsageError
+
 sys.path.insert(0, str(Path(__file__).parent))
 import rules_table
 from rules_table import CASES, RANKS, Case
@@ -53,6 +56,17 @@ def test_inspect_and_train_say_the_same(folder: Path, inspected: dict[str, list[
 
 def test_the_table_is_large_and_has_runs_that_start() -> None:
     assert sum(bool(case.said) for case in CASES) >= 60 and sum(not case.said for case in CASES) >= 10
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (("mlp.toml", "--ranks", "0"), "--ranks must be at least 1, found 0"), (("mlp.toml", "--ranks", "-3"), "found -3"),
+    (("tokens", "nonsense.key=3"), "nonsense.key=3 is for a configuration (.toml), and tokens is none"),
+    (("tokens", "--ranks", "9"), "--ranks is for a configuration (.toml), and tokens is none")])
+def test_inspect_refuses_words_that_mean_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...],
+                                                 message: str) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        main(["inspect", *words])
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.overrides in (

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpitrain.data import describe, open_dataset
+from mpitrain.data import Dataset, describe
 from mpitrain.data.importers import import_csv, import_idx, import_images, import_npz, import_text
 from mpitrain.data.report import verify
 from mpitrain.errors import ConfigError, DataError, MissingError, MpitrainError, OutputError, UsageError
@@ -20,11 +20,11 @@ from mpitrain.errors import ConfigError, DataError, MissingError, MpitrainError,
 def everything(folder: Path) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     description = describe(folder)
     verify(folder)
-    return *open_dataset(description).read(np.arange(description["shards"][0]["x"]["shape"][0])), description
+    return *Dataset(description).read(np.arange(description["shards"][0]["x"]["shape"][0])), description
 
 
 def tokens(folder: Path) -> tuple[np.ndarray, list[str]]:
-    dataset = open_dataset(describe(folder))
+    dataset = Dataset(describe(folder))
     assert dataset.vocabulary is not None
     return dataset.read_field(dataset.x, np.arange(len(dataset))), dataset.vocabulary
 
@@ -94,6 +94,15 @@ def test_csv_tables_with_and_without_a_header(tmp_path: Path) -> None:
     assert y.tolist() == [1, 0, 1] and found["classes"] == ["cat", "dog"]
     x, y, found = everything(import_csv(tmp_path / "a.csv", tmp_path / "4", label=0, kind="regression"))
     assert found["kind"] == "regression" and y.tolist() == [1.5, -1000]
+
+
+def test_the_first_line_of_a_csv_table_without_a_header_says_how_many_columns_there_are(tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text("1,2,0.5\n")
+    x, y, _ = everything(import_csv(tmp_path / "one.csv", tmp_path / "1"))
+    assert x.tolist() == [[1, 2]] and y.tolist() == [0.5]
+    (tmp_path / "shorter.csv").write_text("1,2,0.5\n3,4\n")
+    with pytest.raises(DataError, match="row=1: 2 columns, but the first line has 3$"):
+        import_csv(tmp_path / "shorter.csv", tmp_path / "2")
 
 
 def test_images_by_class(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from mpitrain.data import (
     Transforms,
     augmentations,
     describe,
-    open_dataset,
     scan_labels,
     token_split,
     write_shards,
@@ -37,7 +36,7 @@ Write = Callable[..., Path]
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     x = features(203, 1, 8, 8)
-    return open_dataset(describe(write_shards(tmp_path_factory.mktemp("d") / "out", x, np.arange(203) % 7, kind="classification",
+    return Dataset(describe(write_shards(tmp_path_factory.mktemp("d") / "out", x, np.arange(203) % 7, kind="classification",
                                               shard_rows=50)))
 
 
@@ -123,7 +122,7 @@ def test_steps_are_read_ahead_while_the_consumer_works(dataset: Dataset) -> None
 def test_an_error_in_a_thread_reaches_the_consumer_with_its_step(plain_file: Write) -> None:
     x = features(40, 3)
     x[33, 1] = np.inf
-    dataset = open_dataset(describe(plain_file(x=x, y=np.arange(40) % 3)))
+    dataset = Dataset(describe(plain_file(x=x, y=np.arange(40) % 3)))
     with closing(Loader(dataset, Sampler(40, 8, shuffle=False), 1, workers=2)) as loader:
         steps = loader.iterate()
         assert [next(steps)[0] for _ in range(4)] == [0, 1, 2, 3]
@@ -155,7 +154,7 @@ def test_a_label_out_of_range_is_found_with_file_and_row(tmp_path: Path, label: 
     y = np.arange(40) % 7
     y[row] = label
     folder = write_shards(tmp_path / "out", features(40, 3), y, kind="classification", shard_rows=15)
-    dataset = open_dataset(describe(folder))
+    dataset = Dataset(describe(folder))
     want = rf"label {label} is outside 0..6 \(7 classes\); correct the data"
     with pytest.raises(DataError, match=want) as scanned:
         scan_labels(dataset, 7)
@@ -169,13 +168,13 @@ def test_a_label_out_of_range_is_found_with_file_and_row(tmp_path: Path, label: 
 def test_scanning_counts_the_classes_and_refuses_negative_labels(dataset: Dataset, plain_file: Write) -> None:
     assert scan_labels(dataset) == 7
     with pytest.raises(DataError, match="label -5 is outside"):
-        scan_labels(open_dataset(describe(plain_file(x=features(4, 2), y=np.full(4, -5)))))
+        scan_labels(Dataset(describe(plain_file(x=features(4, 2), y=np.full(4, -5)))))
 
 
 def test_tokens_outside_the_vocabulary_are_found_but_padding_is_not_taken_for_them(tmp_path: Path) -> None:
     values = np.arange(100, dtype="u1") % 10
     values[71] = 30
-    dataset = open_dataset(describe(write_shards(tmp_path / "out", values, kind="tokens")))
+    dataset = Dataset(describe(write_shards(tmp_path / "out", values, kind="tokens")))
     assert scan_labels(dataset) == 31
     training, validation = token_split(dataset, 8, "tail:0.2")
     with pytest.raises(DataError, match=r"token 30 is outside 0..9"):
@@ -187,7 +186,7 @@ def test_tokens_outside_the_vocabulary_are_found_but_padding_is_not_taken_for_th
 def test_nan_in_a_regression_target_is_found(plain_file: Write) -> None:
     y = np.arange(9.0)
     y[4] = np.nan
-    dataset = open_dataset(describe(plain_file(x=features(9, 2), y=y)))
+    dataset = Dataset(describe(plain_file(x=features(9, 2), y=y)))
     with pytest.raises(DataError, match="value 0 of this row is nan") as caught:
         SampleReader(dataset).read(np.arange(9))
     assert (caught.value.row, caught.value.dataset) == (4, "/y")
@@ -195,14 +194,14 @@ def test_nan_in_a_regression_target_is_found(plain_file: Write) -> None:
 
 def test_large_finite_values_are_not_taken_for_infinite(plain_file: Write) -> None:
     x = np.full((9, 2), 1.7e308)                      # their sum overflows
-    read, _ = SampleReader(open_dataset(describe(plain_file(x=x, y=np.arange(9.0))))).read(np.arange(9))
+    read, _ = SampleReader(Dataset(describe(plain_file(x=x, y=np.arange(9.0))))).read(np.arange(9))
     assert np.array_equal(read, x)
 
 
 def test_evaluation_reads_every_row_once_in_chunks_of_one_size(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "EVALUATION_CHUNK", 16)
     rows = np.random.default_rng(0).permutation(203)
-    read, n = inputs.evaluation_chunks(dataset, rows, Transforms(), None)
+    read, n = inputs.Inputs(dataset, rows, dataset, rows, Transforms()).chunks(None)
     found = [read(chunk) for chunk in range(n)]
     assert [len(x) for x, _ in found] == [16] * 12 + [11]
     for part in range(2):

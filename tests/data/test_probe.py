@@ -18,9 +18,9 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from data_inputs import CORPUS, features
+from data_inputs import CORPUS, features, in_chunks
 
-from mpitrain.data import Limits, describe, open_dataset, probe, probe_child, write_shards
+from mpitrain.data import Dataset, Limits, describe, probe, probe_child, write_shards
 from mpitrain.data.probe import Parser, check_reply
 from mpitrain.errors import AccessError, DataError, MissingError, StorageError
 
@@ -179,7 +179,7 @@ def test_soft_links_inside_the_file_are_followed_when_named(plain_file: Write) -
     with h5py.File(path, "r+") as file:
         file["latest"] = h5py.SoftLink("/run")
         file["run/alias"] = h5py.SoftLink("field")
-    assert np.array_equal(open_dataset(describe(path, x="latest/alias", y="y")).read(np.arange(9))[0], x)
+    assert np.array_equal(Dataset(describe(path, x="latest/alias", y="y")).read(np.arange(9))[0], x)
 
 
 def test_attributes_of_every_usual_kind_do_no_harm(plain_file: Write) -> None:
@@ -230,11 +230,11 @@ def test_a_folder_without_manifest_is_its_files_in_the_order_of_their_names(plai
     x = features(30, 2)
     for i in (2, 0, 1):
         plain_file(f"part-{i}.h5", x=x[10 * i:10 * i + 10], y=np.arange(10))
-    assert np.array_equal(open_dataset(describe(tmp_path)).read(np.arange(30))[0], x)
+    assert np.array_equal(Dataset(describe(tmp_path)).read(np.arange(30))[0], x)
 
 
 def test_a_description_survives_json(tmp_path: Path) -> None:
-    found = describe(write_shards(tmp_path / "o", features(9, 2), np.arange(9), kind="classification", compression="gzip"))
+    found = describe(in_chunks(write_shards(tmp_path / "o", features(9, 2), np.arange(9), kind="classification")))
     assert json.loads(json.dumps(found)) == found
 
 
@@ -287,6 +287,16 @@ def test_the_limits_of_the_parser_are_said_with_their_numbers(plain_file: Write,
             with pytest.raises(probe_child.Refused, match=message):
                 probe_child.answer(request)
     assert probe_child.answer(request)["x"]["chunk"] == [1, 4]
+
+
+def test_so_many_objects_are_looked_at_as_the_limit_says_and_no_more(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for i in range(10_000):
+            h5py.h5g.create(file.id, b"%d" % i)
+        assert probe_child.list_datasets(file) == {}
+        h5py.h5g.create(file.id, b"one more")
+        with pytest.raises(probe_child.Refused, match="^holds more than 10000 objects; name the datasets"):
+            probe_child.list_datasets(file)
 
 
 def test_chunks_beyond_the_end_of_the_file_are_refused(plain_file: Write, tmp_path: Path) -> None:

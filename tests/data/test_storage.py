@@ -13,11 +13,11 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from data_inputs import features
+from data_inputs import features, in_chunks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpitrain.data import describe, open_dataset, write_shards
+from mpitrain.data import Dataset, describe, write_shards
 from mpitrain.data.report import verify
 from mpitrain.data.storage import fletcher32
 from mpitrain.errors import AccessError, DataError, MissingError, StorageError
@@ -40,7 +40,7 @@ def test_every_storage_and_byte_order_gives_what_libhdf5_gives(plain_file: Write
     x = features(100, 6, 5, dtype=dtype)
     y = np.arange(100) % 7
     path = plain_file(x=(x, options), y=(y, {"chunks": (30,)} if options else {}))
-    dataset = open_dataset(describe(path))
+    dataset = Dataset(describe(path))
     got_x, got_y = dataset.read(ROWS)
     with h5py.File(path) as file:
         assert np.array_equal(got_x, file["x"][:][ROWS]) and np.array_equal(got_y, file["y"][:][ROWS])
@@ -54,14 +54,14 @@ def test_a_chunk_stored_without_its_filter_is_read_as_it_is(plain_file: Write) -
     path = plain_file(x=(x, {"compression": "gzip", "chunks": (4, 4)}), y=np.arange(8))
     with h5py.File(path, "r+") as file:
         file["x"].id.write_direct_chunk((4, 0), x[4:].tobytes(), filter_mask=1)
-    assert np.array_equal(open_dataset(describe(path)).read(np.arange(8))[0], x)
+    assert np.array_equal(Dataset(describe(path)).read(np.arange(8))[0], x)
 
 
 def test_a_file_with_a_user_block_reads_the_same(plain_file: Write) -> None:
     x, y = features(50, 3), np.arange(50)
     for options in ({}, {"chunks": (8, 3), "compression": 1}):
         path = plain_file(userblock_size=512, x=(x, options), y=y)
-        assert np.array_equal(open_dataset(describe(path)).read(np.arange(50))[0], x)
+        assert np.array_equal(Dataset(describe(path)).read(np.arange(50))[0], x)
 
 
 def test_a_compact_dataset_is_read_from_its_description(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_compact_dataset_is_read_from_its_description(tmp_path: Path) -> None:
         compact = h5py.h5d.create(file.id, b"x", h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple(x.shape), plist)
         compact.write(h5py.h5s.ALL, h5py.h5s.ALL, x)
         file["y"] = np.arange(6.0)
-    assert np.array_equal(open_dataset(describe(tmp_path / "c.h5")).read(np.array([4, 1]))[0], x[[4, 1]])
+    assert np.array_equal(Dataset(describe(tmp_path / "c.h5")).read(np.array([4, 1]))[0], x[[4, 1]])
 
 
 @given(st.binary(min_size=1, max_size=300))
@@ -88,7 +88,7 @@ def test_our_fletcher32_is_the_textbook_sum(data: bytes) -> None:
 def test_the_chunk_cache_gives_the_same_when_it_overflows(plain_file: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     from mpitrain.data import storage
     x = features(1000, 8)
-    dataset = open_dataset(describe(plain_file(x=(x, {"chunks": (10, 8)}), y=np.arange(1000))))
+    dataset = Dataset(describe(plain_file(x=(x, {"chunks": (10, 8)}), y=np.arange(1000))))
     monkeypatch.setattr(storage, "CACHE_BYTES", 3 * 10 * 8 * 4)
     rows = np.random.default_rng(1).permutation(1000)
     for part in np.split(rows, 20):
@@ -99,9 +99,9 @@ def test_the_chunk_cache_gives_the_same_when_it_overflows(plain_file: Write, mon
 
 def test_rows_of_many_shards_come_in_the_order_given(tmp_path: Path) -> None:
     x, y = features(103, 4), features(103, 2, seed=1, dtype="f8")
-    for compression in (None, "gzip"):
-        folder = write_shards(tmp_path / str(compression), x, y, kind="regression", shard_rows=10, compression=compression)
-        dataset = open_dataset(describe(folder))
+    for stored in (Path, in_chunks):
+        folder = stored(write_shards(tmp_path / stored.__name__, x, y, kind="regression", shard_rows=10))
+        dataset = Dataset(describe(folder))
         rows = np.random.default_rng(0).permutation(103)
         assert len(dataset) == 103 and len(dataset.shards) == 11
         for want, got in zip((x, y), dataset.read(rows)):
@@ -126,7 +126,7 @@ def test_a_flipped_bit_is_found_in_its_block_when_that_is_first_read(tmp_path: P
     description = describe(folder)
     offset = description["shards"][0]["x"]["offset"]
     flip(folder / "shard-00000.h5", offset + (5 << 20) + 77)
-    dataset = open_dataset(description)
+    dataset = Dataset(description)
     rows = np.arange(5119)                           # five whole blocks
     assert np.array_equal(dataset.read(rows)[0], x[:5119])
     with pytest.raises(DataError, match=r'chunk 5 of "/x": sha256 \w{8}\.\. is not \w{8}\.\. of the manifest') as caught:
@@ -138,19 +138,19 @@ def test_a_flipped_bit_is_found_in_its_block_when_that_is_first_read(tmp_path: P
         verify(folder)
 
 
-@pytest.mark.parametrize("compression", [None, "gzip"])
-def test_no_flipped_bit_of_a_dataset_gets_through(tmp_path: Path, compression: str | None) -> None:
+@pytest.mark.parametrize("stored", [Path, in_chunks])
+def test_no_flipped_bit_of_a_dataset_gets_through(tmp_path: Path, stored: Callable[[Path], Path]) -> None:
     x, y = features(400, 5, dtype="i2"), np.arange(400)
-    folder = write_shards(tmp_path / "out", x, y, kind="classification", compression=compression)
+    folder = stored(write_shards(tmp_path / "out", x, y, kind="classification"))
     description = describe(folder)
     shard = description["shards"][0]
     for label in ("x", "y"):
         place = shard[label].get("offset") or shard[label]["offsets"][0]
         flip(folder / "shard-00000.h5", place + 30)
         with pytest.raises(DataError, match=f'chunk 0 of "/{label}"'):
-            open_dataset(description).read(np.arange(400))
+            Dataset(description).read(np.arange(400))
         flip(folder / "shard-00000.h5", place + 30)
-    assert np.array_equal(open_dataset(description).read(np.arange(400))[0], x)
+    assert np.array_equal(Dataset(description).read(np.arange(400))[0], x)
 
 
 @pytest.mark.parametrize(("options", "message"), [
@@ -162,7 +162,7 @@ def test_damage_in_a_file_without_manifest_is_found_where_its_filters_can_tell(
     chunk = description["shards"][0]["x"]
     flip(path, chunk["offsets"][0] + chunk["sizes"][0] // 2)
     with pytest.raises(DataError, match=message) as caught:
-        open_dataset(description).read(np.array([1]))
+        Dataset(description).read(np.array([1]))
     assert caught.value.offset == chunk["offsets"][0]
 
 
@@ -172,7 +172,7 @@ def test_a_chunk_that_unpacks_to_more_than_it_may_is_not_unpacked(plain_file: Wr
     with h5py.File(path, "r+") as file:
         file["x"].id.write_direct_chunk((0, 0), zlib.compress(bytes(50 << 20)))
     with pytest.raises(DataError, match="bytes where the chunk needs 128"):
-        open_dataset(describe(path)).read(np.array([1]))
+        Dataset(describe(path)).read(np.array([1]))
 
 
 def test_a_file_changed_after_it_was_examined_is_refused(plain_file: Write) -> None:
@@ -180,11 +180,11 @@ def test_a_file_changed_after_it_was_examined_is_refused(plain_file: Write) -> N
     description = describe(path)
     plain_file(x=features(20, 3), y=np.arange(20))
     with pytest.raises(DataError, match="changed since it was examined") as caught:
-        open_dataset(description).open()
+        Dataset(description).open()
     assert caught.value.code == "E_DATA_CHANGED"
     path.unlink()
     with pytest.raises(MissingError, match="is gone"):
-        open_dataset(description).open()
+        Dataset(description).open()
 
 
 DAMAGE = {"truncate": "os.truncate(path, 3000)", "delete": "os.unlink(path)",
@@ -193,10 +193,10 @@ DAMAGE = {"truncate": "os.truncate(path, 3000)", "delete": "os.unlink(path)",
 CHANGE = """
 import os, shutil, sys
 import numpy as np
-from mpitrain.data import describe, open_dataset
+from mpitrain.data import Dataset, describe
 from mpitrain.errors import DataError
 path = sys.argv[1]
-dataset = open_dataset(describe(path))
+dataset = Dataset(describe(path))
 dataset.read(np.arange(10))
 exec(sys.argv[2])
 try:
@@ -218,7 +218,7 @@ def test_a_file_that_changes_while_it_is_read_is_an_error_not_a_crash(
 
 
 def test_rows_beyond_the_end_are_refused(plain_file: Write) -> None:
-    dataset = open_dataset(describe(plain_file(x=features(10, 3), y=np.arange(10))))
+    dataset = Dataset(describe(plain_file(x=features(10, 3), y=np.arange(10))))
     for row in (-1, 10):
         with pytest.raises(DataError, match=f"row {row} of a dataset of 10 rows"):
             dataset.read(np.array([0, row]))
@@ -227,10 +227,10 @@ def test_rows_beyond_the_end_are_refused(plain_file: Write) -> None:
 
 def test_more_files_than_may_be_open_is_refused_with_the_limit(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "out", features(30, 2), np.arange(30), kind="classification", shard_rows=1)
-    script = ("import resource, sys\nfrom mpitrain.data import describe, open_dataset\n"
+    script = ("import resource, sys\nfrom mpitrain.data import Dataset, describe\n"
               "description = describe(sys.argv[1])\n"
               "resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[3])))\n"
-              "open_dataset(description).open()")
+              "Dataset(description).open()")
     run = [sys.executable, "-c", script, str(folder)]
     failed = subprocess.run([*run, "50", "80"], capture_output=True, text=True, timeout=60)
     assert "94 files must be open at once, but the limit is 80" in failed.stderr
@@ -247,8 +247,8 @@ def test_what_the_operating_system_refuses_while_reading_is_named(plain_file: Wr
                 raise OSError(number, os.strerror(number))
             patch.setattr(os, "open", refuse)
             with pytest.raises(error, match="no permission to read|Too many open files"):
-                open_dataset(description).open()
-    dataset = open_dataset(description)
+                Dataset(description).open()
+    dataset = Dataset(description)
     with monkeypatch.context() as patch:
         def fail(*_: object) -> bytes:
             raise OSError(errno.EIO, "Input/output error")
@@ -269,5 +269,5 @@ def test_another_host_may_hold_a_copy_with_its_own_time_stamp(plain_file: Write)
     description = describe(path)
     os.utime(path, ns=(1, 1))
     with pytest.raises(DataError, match="changed since"):
-        open_dataset(description).open()
-    assert len(open_dataset(description | {"host": "another"}).read(np.arange(10))[0]) == 10
+        Dataset(description).open()
+    assert len(Dataset(description | {"host": "another"}).read(np.arange(10))[0]) == 10

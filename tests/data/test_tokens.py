@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpitrain.data import Dataset, TokenWindows, describe, open_dataset, token_split, write_shards
+from mpitrain.data import Dataset, TokenWindows, describe, token_split, write_shards
 from mpitrain.errors import ConfigError, DataError
 
 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     values = np.random.default_rng(0).integers(0, 65, 500).astype("u1")
-    return open_dataset(describe(write_shards(tmp_path_factory.mktemp("t") / "out", values, kind="tokens", shard_rows=180)))
+    return Dataset(describe(write_shards(tmp_path_factory.mktemp("t") / "out", values, kind="tokens", shard_rows=180)))
 
 
 def raw(tokens: Dataset) -> np.ndarray:
@@ -66,7 +66,7 @@ def test_what_cannot_be_windows_is_refused(tokens: Dataset, tmp_path: Path) -> N
         token_split(tokens, 460, "tail:0.1")
     with pytest.raises(ConfigError, match="data.stride >= 1, not 16 and 0"):
         TokenWindows(tokens, 16, stride=0)
-    rows = open_dataset(describe(write_shards(tmp_path / "o", np.zeros((9, 2)), np.zeros(9), kind="regression")))
+    rows = Dataset(describe(write_shards(tmp_path / "o", np.zeros((9, 2)), np.zeros(9), kind="regression")))
     with pytest.raises(DataError, match="expected a 1-D dataset of tokens, found data for regression"):
         TokenWindows(rows, 3)
     with pytest.raises(DataError, match="read as windows of tokens"):

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from data_inputs import features
 
-from mpitrain.data import TRANSFORMS, Dataset, Transforms, augmentations, describe, open_dataset, split, write_shards
+from mpitrain.data import TRANSFORMS, Dataset, Transforms, augmentations, describe, split, write_shards
 from mpitrain.data.keyed import sample_keys
 from mpitrain.errors import CheckpointError, ConfigError, DataError
 
 
 def make(tmp_path: Path, x: np.ndarray) -> Dataset:
-    return open_dataset(describe(write_shards(tmp_path / "out", x, np.arange(len(x)), kind="classification")))
+    return Dataset(describe(write_shards(tmp_path / "out", x, np.arange(len(x)), kind="classification")))
 
 
 def test_standardise_uses_the_training_rows_alone_and_matches_numpy(tmp_path: Path) -> None:

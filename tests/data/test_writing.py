@@ -8,15 +8,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
-from data_inputs import features
+from data_inputs import features, in_chunks
 
-from mpitrain.data import describe, open_dataset, write_shards
+from mpitrain.data import Dataset, describe, write_shards
 from mpitrain.data.report import info, verify
 from mpitrain.errors import AccessError, DataError, MissingError, OutputError, StorageError
 
@@ -54,12 +55,12 @@ def test_large_datasets_have_a_checksum_for_each_mebibyte(tmp_path: Path) -> Non
     assert len(sums) == 3 and verify(folder) == (3000, 4)
 
 
-@pytest.mark.parametrize("compression", [None, "gzip"])
-def test_written_rows_come_back_and_verify(tmp_path: Path, compression: str | None) -> None:
+@pytest.mark.parametrize("stored", [Path, in_chunks])
+def test_written_rows_come_back_and_verify(tmp_path: Path, stored: Callable[[Path], Path]) -> None:
     for dtype in ("f8", ">i4", "?"):
         x = features(700, 4, 5, dtype=dtype)
-        folder = write_shards(tmp_path / dtype, x, np.arange(700), kind="classification", compression=compression)
-        assert np.array_equal(open_dataset(describe(folder)).read(np.arange(700))[0], x)
+        folder = stored(write_shards(tmp_path / dtype, x, np.arange(700), kind="classification"))
+        assert np.array_equal(Dataset(describe(folder)).read(np.arange(700))[0], x)
         assert verify(folder)[0] == 700
 
 
@@ -73,7 +74,7 @@ def test_an_existing_folder_is_kept_unless_it_is_empty_or_ours_to_overwrite(shar
         write_shards(shards, **again, overwrite=True)
     assert (shards / "manifest.json").read_bytes() == before
     (shards / "notes.txt").unlink()
-    assert len(open_dataset(describe(write_shards(shards, **again, overwrite=True)))) == 5
+    assert len(Dataset(describe(write_shards(shards, **again, overwrite=True)))) == 5
     assert sorted(f.name for f in shards.iterdir()) == ["manifest.json", "shard-00000.h5"]
     assert [f.name for f in tmp_path.iterdir()] == ["out"]
     (tmp_path / "empty").mkdir()
@@ -169,7 +170,7 @@ def test_a_shard_with_other_shapes_or_too_few_sums_than_promised_is_refused(shar
             describe(shards)
         manifest["shards"][0]["x"][field] = good
         edit(shards, shards=manifest["shards"])
-    assert len(open_dataset(describe(shards))) == 25
+    assert len(Dataset(describe(shards))) == 25
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"[" * 100_000, b"\xff\xfe"])
@@ -184,12 +185,12 @@ def test_info_says_what_is_there(shards: Path, tmp_path: Path) -> None:
     assert lines[0] == f"{shards}: classification, 25 rows in 3 files"
     assert '  x: "/x" float32 rows of 3, contiguous' in lines and "  classes: 4 (a b c d)" in lines
     assert "  checksums: 6 blocks" in lines and any("shard-00002.h5: 5 rows" in line for line in lines)
-    packed = write_shards(tmp_path / "packed", np.zeros((100, 8), "f4"), np.zeros(100), kind="regression", compression="gzip")
+    packed = in_chunks(write_shards(tmp_path / "packed", np.zeros((100, 8), "f4"), np.zeros(100), kind="regression"))
     assert any("chunks of 100 rows, shuffle gzip" in line for line in info(packed))
 
 
 def test_the_built_in_digits_are_the_uci_digits() -> None:
-    dataset = open_dataset(describe("digits"))
+    dataset = Dataset(describe("digits"))
     x, y = dataset.read(np.arange(1797))
     assert x.shape == (1797, 1, 8, 8) and x.dtype == np.uint8 and x.max() == 16
     assert np.bincount(y).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]

@@ -16,7 +16,8 @@ from mpitrain.kernels import linear as module
 from mpitrain.kernels import product as products
 from mpitrain.kernels.pointwise import ACTIVATIONS
 
-SHAPES = [(70, 150, 130), (8, 400, 410), (1030, 33, 47), (40, 1500, 150)]        # (rows, inputs, outputs)
+SHAPES = [(70, 150, 130), (8, 400, 410), (1030, 33, 47), (40, 1500, 150),        # (rows, inputs, outputs)
+          (512, 8, 256), (256, 512, 8)]                                           # as small as they may be
 needs_compiler = pytest.mark.skipif(module.linear.host() is None, reason=f"no compiled version: {native.missing()}")
 
 

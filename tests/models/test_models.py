@@ -99,7 +99,7 @@ def test_a_model_trains_on_images(name):
         optimizer.zero_grad()
         nn.apply_statistics(model, nn.collect_statistics(model))
         losses.append(loss.item())
-    assert losses[-1] < losses[0] and math.isfinite(squared_norm(storage, storage.values))
+    assert losses[-1] < losses[0] and math.isfinite(squared_norm(storage.segments, storage.values))
     with no_grad():
         assert np.isfinite(model.eval()(x).array).all()
 

@@ -105,18 +105,6 @@ def test_values_are_those_of_the_stream_named_by_seed_and_parameter():
     np.testing.assert_array_equal(model["x"].weight.array.ravel(), expected)
 
 
-def test_a_part_of_the_flat_values_can_be_made_alone():
-    whole = small().initialize(seed=2)
-    part = small().allocate()
-    part.values[...] = np.nan
-    part.initialise(2, 10, 35)
-    np.testing.assert_array_equal(part.values[10:35], whole.values[10:35])
-    assert np.isnan(part.values[:10]).all() and np.isnan(part.values[35:]).all()
-    part.initialise(2, 0, 10)
-    part.initialise(2, 35)
-    np.testing.assert_array_equal(part.values, whole.values)
-
-
 @pytest.mark.parametrize(("dim", "start", "stop"), [(0, 1, 3), (1, 2, 5), (2, 0, 1), (2, 3, 3)])
 def test_a_parameter_cut_for_a_mesh_axis_holds_the_values_of_the_whole(dim, start, stop):
     whole = parameter("w", (4, 6, 4), init.kaiming_normal())

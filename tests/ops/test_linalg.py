@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ops.parity import check, check_gradient, torch
+from ops.parity import Trained, check, check_gradient, torch
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ShapeError
+from mpitrain.kernels import linear as layers
 from mpitrain.ops.linalg import FUSED_ACTIVATIONS
 
 PRODUCTS = [((3, 4), (4, 5)), ((4,), (4,)), ((4,), (4, 5)), ((3, 4), (4,)), ((2, 3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)),
@@ -44,6 +45,21 @@ def test_a_broadcast_gradient_passes_through_products() -> None:
     check(lambda x, y: ops.sum(ops.matmul(x, y)), lambda x, y: (x @ y).sum(), (2, 3, 4), (2, 4, 5))
     check(lambda x, w, b: ops.sum(ops.linear(x, w, b)), lambda x, w, b: torch.nn.functional.linear(x, w, b).sum(),
           (3, 4), (5, 4), (5,))
+
+
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_where_one_call_makes_all_gradients_of_a_linear_layer_it_writes_into_the_given_memory(
+        activation: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    called, kernel = [], layers.linear_gradients
+    monkeypatch.setattr(layers, "suits", lambda *arguments: True)
+    monkeypatch.setattr(layers, "linear_gradients", lambda *arguments: called.append(arguments[5:7]) or kernel(*arguments))
+    weight, bias = (Trained(np.ones(shape, np.float32), requires_grad=True) for shape in ((5, 4), (5,)))
+    for leaf in (weight, bias):
+        leaf.grad_buffer = np.full_like(leaf.array, np.nan)
+    ops.linear(Tensor(np.ones((3, 4), np.float32)), weight, bias, activation=activation).backward(np.ones((3, 5), np.float32))
+    (by_bias, by_weight), = called
+    assert np.shares_memory(by_bias, bias.grad_buffer) and np.shares_memory(by_weight, weight.grad_buffer)
+    assert (bias.grad == 3).all() and (weight.grad == 3).all()
 
 
 def test_the_gradients_of_a_linear_layer_are_written_into_the_given_memory() -> None:

@@ -124,7 +124,7 @@ def test_where_values_stop_being_finite_is_found_by_one_rank_alone(comm: Any) ->
     if comm.size == 1:
         pytest.skip("positions are cut over two ranks or more")
     with meshes.job(comm, partial(meshes.gpt, block=BLOCK), {"cp": comm.size}, precision="float64") as run:
-        model = run.held.stage.model
+        model = run.context.stage.model
         model["embed"].position.weight.array[-1, 0] = 1e200          # the last position, which rank 0 has: its square is infinite
         x = run.trainer.pipeline.feed.part(run.trainer.loader.load(0)[0].x)
         for rank in range(comm.size):

@@ -41,8 +41,8 @@ def results(n: int, ranks: Any, mesh: dict[str, int], build: Any = make, **asked
         done = [run.trainer.train_step(run.trainer.loader.load(step)) for step in range(STEPS[n])]
         metrics = run.trainer.evaluator.run()
         own = dict(run.state.model.named_parameters())
-        run.held.copies.agree(checksum({name: p.array for name, p in own.items()}), "all parameters")
-        run.held.replicas.agree(checksum({name: p.array for name, p in own.items() if "ep" not in p.placement}), "dense ones")
+        run.context.copies.agree(checksum({name: p.array for name, p in own.items()}), "all parameters")
+        run.context.replicas.agree(checksum({name: p.array for name, p in own.items() if "ep" not in p.placement}), "dense ones")
         assert all("ep" in p.placement for name, p in own.items() if name.endswith((".wide", ".narrow"))) == ("ep" in mesh)
         assert 0.05 < done[-1].tally[2] / done[-1].tally[3] < 0.6
         tally = done[-1].tally / mesh.get("tp", 1)                # each of those ranks notes the same

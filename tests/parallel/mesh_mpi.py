@@ -97,8 +97,8 @@ def test_smoothing_ignored_labels_norms_and_accuracy_are_those_of_one_rank(comm:
             steps = [run.trainer.train_step(run.trainer.loader.load(step)) for step in range(5)]
             metrics = run.trainer.evaluator.run()
             same = {name: p.array for name, p in run.state.model.named_parameters() if "tp" not in p.placement}
-            if run.held.group is not None:
-                run.held.group.channel.messages.agree(checksum(same), "the parameters that are not cut")
+            if run.context.group is not None:
+                run.context.group.channel.messages.agree(checksum(same), "the parameters that are not cut")
             return [*(s.loss for s in steps), *(s.grad_norm for s in steps), metrics["loss"], metrics["accuracy"]]
 
     if comm.size == 1:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from optimizer_state import state_of
 
 from mpitrain import nn, ops, optim
 from mpitrain.autograd import Tensor, recompute, run_backward
@@ -63,7 +64,7 @@ class Job:
 
     def state(self) -> dict[str, bytes]:
         found = {name: p.array.tobytes() for name, p in self.model.named_parameters()}
-        return found | {name: array.tobytes() for name, array in self.optimizer.state_dict().items()}
+        return found | {name: array.tobytes() for name, array in state_of(self.optimizer).items()}
 
     def close(self) -> None:
         self.reducer.close()

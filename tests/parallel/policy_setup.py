@@ -20,7 +20,7 @@ def initialised(kind: Any, model: nn.Module, channel: Any, *, clip_norm: float =
     mesh: Any = SimpleNamespace(size=lambda axis: 1, progress=SimpleNamespace(progress=None))
     config = Config(run=RunConfig(seed=seed), train=TrainConfig(precision=precision),
                     optimizer=OptimizerConfig(clip_norm=clip_norm), comm=CommConfig(bucket_mb=bucket_bytes / 2**20, **comm))
-    held = ParallelContext(place(model, Grid({}), config.mesh, config.train, config.comm), mesh, channel, channel, channel)
-    policy: Policy = kind(Setup(config, held, CPU), channel)
+    context = ParallelContext(place(model, Grid({}), config.mesh, config.train, config.comm), mesh, channel, channel, channel)
+    policy: Policy = kind(Setup(config, context, CPU), channel)
     policy.initialise()
     return policy

@@ -10,8 +10,8 @@ import pytest
 from mpitrain import models, nn
 from mpitrain.autograd import Tensor
 from mpitrain.config import CommConfig, MeshConfig, TrainConfig
-from mpitrain.parallel.connect import alone
 from mpitrain.parallel.gradients.sync_batch_norm import SumOverRanks
+from mpitrain.parallel.layers.join import alone
 from mpitrain.parallel.pipeline.nonfinite import nobody_else
 from mpitrain.placement.place import place
 from mpitrain.schedules.grid import Grid

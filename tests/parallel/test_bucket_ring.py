@@ -15,7 +15,7 @@ from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.nn.init import constant
 from mpitrain.nn.storage import FlatLayout
 from mpitrain.parallel.gradients.bucket_sum import AllReduce
-from mpitrain.parallel.policies.bucket_ring import ring
+from mpitrain.parallel.policies.bucket_memory import ring
 from mpitrain.parallel.policies.sharded_reducer import ShardedReducer
 from mpitrain.placement.shards import Shards
 

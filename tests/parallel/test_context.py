@@ -1,4 +1,4 @@
-"""Which positions each rank has, attention put together from parts, and what cannot be cut along positions."""
+"""Attention put together from parts, and what cannot be cut along positions."""
 
 from __future__ import annotations
 
@@ -17,39 +17,9 @@ from mpitrain.kernels.flash_attention import flash_attention
 from mpitrain.kernels.joined_attention import join_attention
 from mpitrain.parallel.layers.context_parallel import AcrossPositions
 from mpitrain.parallel.layers.ring_attention import LoneRing
-from mpitrain.placement import zigzag
 from mpitrain.placement.zigzag import refuse_model
 from mpitrain.plan.inspect import inspect_config
-from mpitrain.train.build.inputs import evaluation_chunks
-
-RANKS = range(1, 6)
-
-
-@pytest.mark.parametrize("n", RANKS)
-def test_ranks_have_all_positions_once_and_the_samples_of_theirs(n: int) -> None:
-    x = np.random.default_rng(n).standard_normal((2, 6 * n, 3))
-    mine = [zigzag.positions(6, rank, n) for rank in range(n)]
-    assert sorted(np.concatenate(mine)) == list(range(6 * n))
-    for rank, places in enumerate(mine):
-        assert (np.diff(places) > 0).all()
-        np.testing.assert_array_equal(zigzag.part(x, rank, n), x[:, places])
-
-
-@pytest.mark.parametrize("n", RANKS)
-@pytest.mark.parametrize("causal", [False, True])
-def test_tiles_are_what_some_query_sees_and_as_much_work_for_every_rank(n: int, causal: bool) -> None:
-    size, work = 3, []
-    seen = np.zeros((2 * n * size, 2 * n * size), int)
-    for rank in range(n):
-        places, before = zigzag.positions(2 * size, rank, n), seen.sum()
-        for source in range(n):
-            keys = zigzag.positions(2 * size, source, n)
-            for i, j, diagonal in zigzag.tiles(rank, source, n, causal):
-                tile = np.tri(size, dtype=int) if diagonal else 1
-                seen[np.ix_(places[i * size:][:size], keys[j * size:][:size])] += tile
-        work.append(seen.sum() - before)
-    np.testing.assert_array_equal(seen, np.tri(len(seen), dtype=int) if causal else 1)
-    assert len(set(work)) == 1
+from mpitrain.train.build.inputs import Inputs
 
 
 def test_attention_to_some_keys_and_to_others_is_joined_to_attention_to_all() -> None:
@@ -78,18 +48,6 @@ def test_attention_to_some_keys_and_to_others_is_joined_to_attention_to_all() ->
     nothing = [np.zeros((2, 2, 3, 20, 7)), np.zeros((2, 2, 3, 20)), np.zeros((2, 2, 3, 20))]
     join_attention(*(x[0] for x in nothing), *(x[1] for x in nothing))
     assert not any(x.any() for x in nothing)
-
-
-@pytest.mark.parametrize(("length", "n", "message"), [
-    (65, 2, "mesh.cp = 2 cuts the positions of samples into 4 chunks, and theirs are 65, no multiple of 4; the nearest that fits"
-            ": 64 or 68 positions (model.block), or mesh.cp = 1"),
-    (3, 2, "and theirs are 3, no multiple of 4; the nearest that fits: 4 positions"),
-    (0, 2, "and theirs are 0, no multiple of 4; the nearest that fits: 4 positions"),
-    (36, 4, "the nearest that fits: 32 or 40 positions (model.block), or mesh.cp = 3")])
-def test_a_length_that_does_not_fit_is_named_with_those_that_do(length: int, n: int, message: str) -> None:
-    with pytest.raises(MeshError, match=re.escape(message)):
-        zigzag.refuse_length(length, n)
-    zigzag.refuse_length(2 * n, n)
 
 
 class Mixing(nn.Sequential):
@@ -136,12 +94,16 @@ def test_long_windows_are_evaluated_a_few_at_a_time(block: int, rows: int) -> No
         def read(self, rows: Any) -> Any:
             return np.zeros((2, len(rows), 1), np.int64)
 
-    read, n = evaluation_chunks(Windows(), range(300), data.Transforms(), None)
+    windows, every = Windows(), range(300)
+    read, n = Inputs(windows, every, windows, every, data.Transforms()).chunks(None)
     assert n == -(-300 // rows) and sum(len(read(chunk)[0]) for chunk in range(n)) == 300 and len(read(0)[0]) == rows
 
 
-def test_inspect_prints_the_axis_and_each_ranks_positions() -> None:
-    config = load_config(Path(__file__).parents[2] / "examples/shakespeare.toml", ["model.block=64"])
+def test_inspect_prints_the_axis_and_each_ranks_positions(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("".join(chr(32 + i * i % 64) for i in range(4000)))
+    data.importers.import_text(tmp_path / "corpus.txt", tmp_path / "tokens")
+    config = load_config(Path(__file__).parents[2] / "examples/shakespeare.toml", [
+        "model.block=64", f"data.path={tmp_path}/tokens"])
     lines = list(inspect_config(dataclasses.replace(config, mesh=MeshConfig(cp=4)), 8))
     assert "mesh pp=1 x dp=2 x cp=4 x tp=1, 8 ranks" in lines and "samples of 64 positions, 16 on each rank" in lines
     with pytest.raises(MeshError, match=r"mesh.cp = 3 cuts .* 64, no multiple of 6; the nearest that fits: 60 or 66"):

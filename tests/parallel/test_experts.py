@@ -101,6 +101,7 @@ def test_each_rank_keeps_its_share_of_the_experts_and_all_of_the_router() -> Non
 
 
 def test_inspect_shows_what_a_rank_has_and_who_has_which_samples(tmp_path: Any) -> None:
+    import_text(text(tmp_path), tmp_path / "tokens")
     shown = "\n".join(inspect_config(load_config(write(tmp_path, CONFIG), ["mesh.ep=2"]), 4))
     assert "mesh pp=1 x dp=2 x ep=2 x tp=1" in shown and "rank 3: micro-batches 3..3" in shown
     assert re.search(r"block0.mixture.wide +2x64x16 +ep cuts dim 0", shown) and "5 gradient buckets" in shown

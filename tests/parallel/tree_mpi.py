@@ -11,7 +11,7 @@ from mpitrain.nn import FlatStorage, Parameter
 from mpitrain.nn.init import zeros
 from mpitrain.parallel.gradients.bucket_sum import AllReduce, TreeSum, prepare_tree
 from mpitrain.parallel.gradients.reducer import GradientReducer
-from mpitrain.parallel.gradients.statistics import TreeStatistics
+from mpitrain.parallel.gradients.statistics import Statistics
 from mpitrain.placement.tree import RankTree
 
 SIZES = (3, 20, 1, 33, 16)
@@ -159,7 +159,7 @@ def test_statistics_are_added_in_the_same_tree(comm, absent):
             continue
         tree = RankTree(n_micro, channel.rank, channel.size)
         layer = Norm()
-        statistics = TreeStatistics(layer.model, channel, tree)
+        statistics = Statistics([layer.model], channel, tree)
         for _ in range(2):
             for micro in range(tree.first, tree.stop):
                 if micro not in absent:

@@ -77,7 +77,7 @@ def test_a_rank_holds_what_its_placement_says_elsewhere(comm: Any, case: int) ->
     make, mesh, options = CASES[comm.size][case]
     told = {"micro_batches": 4, "bucket_bytes": BUCKET, **options}
     with meshes.job(comm, make, mesh, **told) as job:
-        lengths, neighbour = job.held.mesh.lengths, (comm.rank + 1) % comm.size
+        lengths, neighbour = job.context.mesh.lengths, (comm.rank + 1) % comm.size
         p = place(make(), grid_of(neighbour, lengths),
                   MeshConfig(**{key: told[key] for key in ("chunks", "stages", "sequence") if key in told}),
                   TrainConfig(batch_size=meshes.BATCH, micro_batches=told["micro_batches"],

@@ -11,19 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpitrain import nn, optim
-from mpitrain.errors import GraphError, ShapeError
+from mpitrain.errors import GraphError
+from mpitrain.kernels.optimizer import NORM_BLOCK
 from mpitrain.models import gpt
 from mpitrain.nn.init import constant, normal
 from mpitrain.nn.parameter import rectangles
 from mpitrain.nn.storage import FlatLayout, FlatStorage
-from mpitrain.parallel.policies.buffer_pool import BufferPool
+from mpitrain.parallel.policies.bucket_memory import BufferPool
 from mpitrain.placement.bytes import predicted
 from mpitrain.placement.shard_cuts import block_ends, needs_whole_parameters, where_to_cut
 from mpitrain.placement.shards import Shards, Strips, finer, level
 from mpitrain.placement.stages import cut
-from mpitrain.schedules.check import check_sums, contributions, run
-from mpitrain.schedules.direct import OwnersToAll, SumToOwners
-from mpitrain.schedules.values import Symbols
 
 SHAPES = st.lists(st.integers(1, 5), max_size=4).map(tuple)
 
@@ -84,10 +82,10 @@ def test_ranks_keep_every_element_once_and_about_equally_many(sizes: list[int], 
             kept[unit.own.start:unit.own.stop] += 1
             assert sum(p.stop - p.start for p in unit.parts) <= unit.shard.stop - unit.shard.start
         for part in shards.segments:
-            assert part.first % optim.norm.NORM_BLOCK == 0 and not (whole and part.stop - part.start != part.parameter.size)
+            assert part.first % NORM_BLOCK == 0 and not (whole and part.stop - part.start != part.parameter.size)
     assert (kept == 1).all()
     if not whole:
-        assert max(shards.size for shards in ranks) - min(shards.size for shards in ranks) <= 2 * optim.norm.NORM_BLOCK + 64
+        assert max(shards.size for shards in ranks) - min(shards.size for shards in ranks) <= 2 * NORM_BLOCK + 64
 
 
 def test_initial_values_of_the_slices_are_those_of_the_whole() -> None:
@@ -138,16 +136,6 @@ def test_a_block_ends_where_its_own_parameters_do_and_twins_are_alone() -> None:
     assert alone[0].sum_to_owners == alone[1].sum_to_owners
 
 
-@pytest.mark.parametrize("bounds", [(0, 3), (0, 3, 3), (0, 0, 7), (0, 2, 9, 12), (0, 0, 0, 5), (0, 1, 2, 3, 4, 11)])
-def test_uneven_parts_are_summed_once_and_reach_everyone(bounds: tuple[int, ...]) -> None:
-    n, length, symbols = len(bounds) - 1, bounds[-1], Symbols()
-    for rank, result in enumerate(run(SumToOwners(bounds), contributions(symbols, n, length), length, symbols)):
-        check_sums(symbols, result.runs(bounds[rank], bounds[rank + 1]), rank, n)
-    results = run(OwnersToAll(bounds), contributions(symbols, n, length), length, symbols)
-    first = results[0].runs(0, length)
-    assert all(result.runs(0, length) == first for result in results)
-
-
 def test_memory_is_lent_again_once_nobody_shows_it() -> None:
     pool = BufferPool(layout_of((10,)))
     first = pool.take(100)
@@ -172,12 +160,6 @@ def test_a_shard_is_the_storage_of_an_optimizer_and_of_its_state() -> None:
     before = shards.values.copy()
     optimizer.update(np.ones(shards.size, np.float32), lr=0.1, step=1, segments=shards.segments)
     assert all((shards.values[p.start:p.stop] != before[p.start:p.stop]).all() for p in shards.segments)
-    other = optim.Adam(shards)
-    other.load_state_dict(optimizer.state_dict())
-    for theirs, ours in zip(shards.views(other.state["m"]), shards.views(optimizer.state["m"])):
-        np.testing.assert_array_equal(theirs, ours)
-    with pytest.raises(ShapeError, match="the state does not fit Adam"):
-        other.load_state_dict({"steps": np.array(1)})
     with pytest.raises(GraphError, match="a trainer updates sharded ones"):
         optimizer.step()
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpitrain import nn
-from mpitrain.kernels.optimizer import BLOCK
+from mpitrain.kernels.optimizer import NORM_BLOCK
 from mpitrain.nn.init import constant
 from mpitrain.nn.storage import FlatStorage
 from mpitrain.optim import squared_norm
@@ -41,14 +41,14 @@ def test_slices_cover_each_bucket_once_and_are_cut_at_blocks(sizes: list[int], n
         assert sum(p.stop - p.start for p in parts) == sum(s.stop - s.start for s in b.segments)
         for part in parts:
             segment = next(s for s in storage.segments if s.name == part.name)
-            assert (part.start - segment.start) % BLOCK == 0
+            assert (part.start - segment.start) % NORM_BLOCK == 0
             assert not whole or (part.start in starts and part.stop == segment.stop)
 
 
 def test_slices_are_about_equal_where_blocks_allow() -> None:
     storage = storage_of([100_000])
     lengths = [s.stop - s.start for s in cut_slices(storage.segments, 0, storage.size, 4, whole=False)]
-    assert max(lengths) - min(lengths) <= 2 * BLOCK
+    assert max(lengths) - min(lengths) <= 2 * NORM_BLOCK
 
 
 class InTurn:
@@ -80,7 +80,7 @@ def norms_of(storage: FlatStorage, flat: Any, n: int) -> list[Any]:
     for turn in range(3):                                     # to say what there is, to add it, to hear the sum
         found = []
         for channel.rank, one in enumerate(slices):
-            norm = GradientNorm(SimpleNamespace(segments=parts_of(storage.segments, one)), channel=channel)
+            norm = GradientNorm(parts_of(storage.segments, one), channel=channel)
             found.append((norm(flat), norm.worst(flat)) if turn else None)
     return found
 
@@ -90,7 +90,7 @@ def norms_of(storage: FlatStorage, flat: Any, n: int) -> list[Any]:
 def test_ranks_that_have_slices_find_the_bits_of_the_whole_norm(sizes: list[int], n: int) -> None:
     storage = storage_of(sizes)
     flat = np.random.default_rng(0).standard_normal(storage.size).astype(np.float32)
-    assert {norm for norm, _ in norms_of(storage, flat, n)} == {math.sqrt(squared_norm(storage, flat))}
+    assert {norm for norm, _ in norms_of(storage, flat, n)} == {math.sqrt(squared_norm(storage.segments, flat))}
 
 
 def test_the_parameter_whose_gradient_is_not_finite_is_named() -> None:

@@ -15,15 +15,15 @@ from mpitrain import models, nn, optim
 from mpitrain.backend import memory as pools
 from mpitrain.backend import native
 from mpitrain.config import CommConfig, MeshConfig, TrainConfig, load_config
+from mpitrain.config.sections import SHARDED
 from mpitrain.parallel.gradients.bucket_sum import AllReduce, TreeSum
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.placement.bytes import Forecast, Use, sums_at_once
 from mpitrain.placement.place import place
-from mpitrain.placement.shards import KINDS
 from mpitrain.placement.tree import RankTree
 from mpitrain.plan.activations import Course, Phase, most, trace
 from mpitrain.plan.inspect import inspect_config
-from mpitrain.plan.memory import NOBODY, forecast
+from mpitrain.plan.memory import NOBODY, _whole, forecast
 from mpitrain.plan.memory_lines import forecast_lines, report_lines
 from mpitrain.schedules.grid import Grid
 from mpitrain.schedules.microtree import share
@@ -165,11 +165,15 @@ def test_each_part_has_its_formula() -> None:
     assert predict(two()).stages[0] == Use(2 * line, 2 * line, 4 * line, 0, None, None)
     assert predict(two(), grid=Grid({"pp": 2}), micro_batches=4).stages == [Use(line, 3 * line, 2 * line, 0, None, None)] * 2
     assert predict(two(), grid=Grid({"dp": 4}), sharding="parameters").stages[0][:3] == (line // 2, line // 2, line)
-    one_copy = [predict(two(), grid=Grid({"dp": 4}), sharding=kind, node_shared=True).stages[0][:3] for kind in KINDS]
+    one_copy = [predict(two(), grid=Grid({"dp": 4}), sharding=kind, node_shared=True).stages[0][:3] for kind in SHARDED]
     plain, sliced = predict(two(), grid=Grid({"dp": 4})).stages[0][:3], (2 * line, line // 2, line)
     assert one_copy == [plain, plain, sliced, sliced], "the node's one copy, which has slices of its own"
     assert predict(two(), offload="file").stages[0][2:4] == (0, 4 * line)
     assert predict(two(), offload="host", device="gpu").stages[0][2:4] == (0, 8 * line)
+
+
+def test_the_pool_holds_all_parts_and_an_eighth_of_the_activations_between_blocks() -> None:
+    assert _whole(Use(100, 200, 300, 7000, None, None), 8000, 5) == Use(100, 200, 300, 7000, 8000, 100 + 200 + 300 + 9000 + 5)
 
 
 def test_the_report_shows_the_rank_of_each_stage_that_has_most() -> None:
@@ -184,7 +188,7 @@ def test_the_report_shows_the_rank_of_each_stage_that_has_most() -> None:
 
 
 @needs_pool
-def test_inspect_has_a_row_for_each_stage_and_does_without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_inspect_has_a_row_for_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path(__file__).parents[2] / "examples/digits.toml"
 
     def lines(*overrides: str) -> list[str]:
@@ -193,5 +197,3 @@ def test_inspect_has_a_row_for_each_stage_and_does_without_data(monkeypatch: pyt
     head, names, *rows = lines("mesh.pp=2")
     assert head == "memory of a rank in MiB, predicted" and names.split()[0] == "stage" and len(rows) == 2
     assert all(float(cell) >= 0 for row in rows for cell in row.split())
-    head, *_ = lines(f"data.path={tmp_path / 'none.h5'}")
-    assert head.startswith("memory of a rank in MiB, predicted (activations are not: ")

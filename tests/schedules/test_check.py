@@ -11,21 +11,12 @@ from typing import Any
 
 import pytest
 from algorithms import own_first
+from checks import check_all_gather, check_all_to_all, check_broadcast, check_reduce_scatter, check_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpitrain.schedules import calling
-from mpitrain.schedules.check import (
-    ScheduleError,
-    check_all_gather,
-    check_all_reduce,
-    check_all_to_all,
-    check_broadcast,
-    check_reduce_scatter,
-    check_rounded,
-    check_tree,
-    contributions,
-)
+from mpitrain.schedules.check import ScheduleError, check_all_reduce, check_rounded, contributions
 from mpitrain.schedules.collectives import ALL_REDUCE, ring
 from mpitrain.schedules.rendezvous import execute
 from mpitrain.schedules.ring import ring_all_gather, ring_reduce_scatter, segmented_ring

@@ -7,18 +7,12 @@ from functools import partial
 from itertools import pairwise
 
 import pytest
+from checks import check_all_gather, check_all_to_all, check_broadcast, check_reduce_scatter, check_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpitrain.errors import ConfigError
-from mpitrain.schedules.check import (
-    check_all_gather,
-    check_all_reduce,
-    check_all_to_all,
-    check_broadcast,
-    check_reduce_scatter,
-    check_tree,
-)
+from mpitrain.schedules.check import check_all_reduce, check_sums, contributions, run
 from mpitrain.schedules.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -30,7 +24,7 @@ from mpitrain.schedules.collectives import (
     recursive_doubling,
     ring,
 )
-from mpitrain.schedules.direct import tree_fold
+from mpitrain.schedules.direct import OwnersToAll, SumToOwners, tree_fold
 from mpitrain.schedules.hierarchical import hierarchical
 from mpitrain.schedules.ring import segmented_ring
 from mpitrain.schedules.steps import (
@@ -49,6 +43,7 @@ from mpitrain.schedules.steps import (
     part,
     slices_of,
 )
+from mpitrain.schedules.values import Symbols
 
 EVERYTHING = data(0, 4)
 RANKS = [1, 2, 3, 4, 5, 6, 7, 8, 13, 16]
@@ -81,6 +76,16 @@ def test_every_reduce_scatter_leaves_each_rank_its_part_of_the_sum(name: str, n:
 @pytest.mark.parametrize("length", LENGTHS)
 def test_every_all_gather_brings_every_part_to_everyone(name: str, n: int, length: int) -> None:
     check_all_gather(ALL_GATHER[name], n, length)
+
+
+@pytest.mark.parametrize("bounds", [(0, 3), (0, 3, 3), (0, 0, 7), (0, 2, 9, 12), (0, 0, 0, 5), (0, 1, 2, 3, 4, 11)])
+def test_uneven_parts_are_summed_once_and_reach_everyone(bounds: tuple[int, ...]) -> None:
+    n, length, symbols = len(bounds) - 1, bounds[-1], Symbols()
+    for rank, result in enumerate(run(SumToOwners(bounds), contributions(symbols, n, length), length, symbols)):
+        check_sums(symbols, result.runs(bounds[rank], bounds[rank + 1]), rank, n)
+    results = run(OwnersToAll(bounds), contributions(symbols, n, length), length, symbols)
+    first = results[0].runs(0, length)
+    assert all(result.runs(0, length) == first for result in results)
 
 
 @pytest.mark.parametrize("name", list(BROADCAST))
@@ -195,12 +200,6 @@ def test_the_others_for_large_arrays_send_no_more_than_the_ring(name: str, n: in
                                        *map(ALL_TO_ALL.__getitem__, ALL_TO_ALL)])
 def test_one_way_everything_is_sent_once(algorithm: Algorithm, n: int) -> None:
     assert sent(algorithm, n, 10 * n) == [(n - 1) * 10] * n
-
-
-@pytest.mark.parametrize(("n", "rounds"), [(1, 0), (2, 1), (3, 2), (5, 3), (8, 3), (9, 4), (16, 4)])
-def test_halving_and_doubling_take_the_logarithm_of_rounds_at_any_number_of_ranks(n: int, rounds: int) -> None:
-    for algorithm in (REDUCE_SCATTER["halving"], ALL_GATHER["doubling"]):
-        assert max(len(list(algorithm(rank, n, n))) for rank in range(n)) == rounds
 
 
 @every_algorithm

@@ -41,13 +41,9 @@ FORMULAS: list[tuple[str, Algorithm, Formula, bool]] = [      # name, algorithm,
      alphas_and_bytes(lambda n: 2 * math.log2(n), lambda n: 2 * share(n), share), True),
     ("ring reduce-scatter", REDUCE_SCATTER["ring"], alphas_and_bytes(lambda n: n - 1, share, share), False),
     ("direct reduce-scatter", REDUCE_SCATTER["direct"], alphas_and_bytes(lambda n: n - 1, share, share), False),
-    ("halving reduce-scatter", REDUCE_SCATTER["halving"], alphas_and_bytes(math.log2, share, share), True),
     ("ring all-gather", ALL_GATHER["ring"], alphas_and_bytes(lambda n: n - 1, share, lambda n: 0), False),
     ("direct all-gather", ALL_GATHER["direct"], alphas_and_bytes(lambda n: n - 1, share, lambda n: 0), False),
-    ("doubling all-gather", ALL_GATHER["doubling"], alphas_and_bytes(math.log2, share, lambda n: 0), True),
     ("binomial broadcast", BROADCAST["binomial"], alphas_and_bytes(math.log2, math.log2, lambda n: 0), True),
-    ("scatter broadcast", BROADCAST["scatter"],
-     alphas_and_bytes(lambda n: math.log2(n) + n - 1, lambda n: 2 * share(n), lambda n: 0), True),
     ("direct all-to-all", ALL_TO_ALL["direct"], alphas_and_bytes(lambda n: n - 1, share, share), False),
 ]
 IDS = [name for name, *_ in FORMULAS]

@@ -14,6 +14,7 @@ from mpitrain import optim
 from mpitrain.backend import Device
 from mpitrain.comm.mesh import Mesh
 from mpitrain.errors import StorageError
+from mpitrain.optim.on_host import OnHost
 from mpitrain.train.build import assembly, offload
 
 
@@ -45,7 +46,7 @@ def test_state_on_the_host_has_the_bits_of_the_devices_update(comm: Any, monkeyp
         for way in ("none", "host"):
             mesh = Mesh(comm)
             job = job_of(mesh, kind, mlp(), numbers(), adam, steps=3, device="gpu", offload=way)
-            assert isinstance(job.state.optimizer, optim.OnHost) is (way == "host")
+            assert isinstance(job.state.optimizer, OnHost) is (way == "host")
             job.fit()
             hashes.append(job.state.hashes())
             mesh.close()

@@ -58,7 +58,7 @@ def test_an_unknown_flag_is_a_usage_error(tmp_path):
 
 
 def test_a_mesh_that_does_not_fit_the_ranks(tmp_path):
-    refused(train(3, write(tmp_path), "mesh.dp=2"), 78, "E_MESH", "needs 2 ranks, but mpirun started 3", "set mesh.dp=3")
+    refused(train(3, write(tmp_path), "mesh.dp=2"), 78, "E_MESH", "needs 2 ranks, found 3", "set mesh.dp=3")
 
 
 def test_more_ranks_than_micro_batches(tmp_path):

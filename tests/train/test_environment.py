@@ -47,7 +47,7 @@ def test_asking_for_versions_imports_none_of_the_packages() -> None:
 
 
 def test_the_package_s_files_import_neither_mpi_nor_h5py_nor_rich() -> None:
-    program = ("import sys; from mpitrain.checkpoint import hashes, hdf5_file, run_folder, store; "
+    program = ("import sys; from mpitrain.checkpoint import hashes, run_folder, store; from mpitrain.files import hdf5_file; "
                "from mpitrain.train.machine import environment; from mpitrain.train.observers import log; "
                "print(sorted({'numba', 'mpi4py', 'h5py', 'rich'} & set(sys.modules)))")
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)

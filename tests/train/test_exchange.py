@@ -12,7 +12,6 @@ from runs import SMALL, mpirun, record, steps, train, write
 
 from mpitrain.checkpoint import store
 from mpitrain.parallel.policies.choose import change
-from mpitrain.parallel.policies.node_memory import nodes_text
 
 NOTE = "comm.node_shared: every rank keeps a copy of its own"
 
@@ -192,11 +191,6 @@ def test_only_a_way_that_changes_bits_is_a_change() -> None:
     assert not change(shared, shared) and not change(None, sent) and not change(shared, {**sent, "ranks": 4})
     two = [{**way, "ranks": 2} for way in (shared, sent)]
     assert not change(*two) and change(two[0], {**two[1], "wire": "bfloat16"})
-
-
-def test_nodes_are_written_down_as_the_ranks_they_hold() -> None:
-    assert nodes_text([0, 0, 0, 0]) == "0-3" and nodes_text([0, 0, 2, 2]) == "0-1 | 2-3"
-    assert nodes_text([0, 1, 0, 1]) == "0, 2 | 1, 3" and nodes_text([0, 0, 1, 1, 0]) == "0-1, 4 | 2-3"
 
 
 @pytest.mark.slow

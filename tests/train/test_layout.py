@@ -11,7 +11,6 @@ import pytest
 from runs import lines, mpirun, record, train, without_times, write
 
 from mpitrain.errors import ConfigError, DesyncError
-from mpitrain.train.build import reproducible
 from mpitrain.train.machine import fingerprint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -105,9 +104,9 @@ def test_what_cannot_be_had_is_refused_in_one_line(tmp_path: Path, arguments: li
 def test_more_blas_threads_than_one_are_refused() -> None:
     from threadpoolctl import threadpool_limits
     with threadpool_limits(2), pytest.raises(ConfigError, match=r"one BLAS thread a rank, found 2; call .*threads.pin\(1\)"):
-        reproducible.refuse_threads()
+        fingerprint.refuse_threads()
     with threadpool_limits(1):
-        reproducible.refuse_threads()
+        fingerprint.refuse_threads()
 
 
 class Ranks:

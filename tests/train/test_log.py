@@ -53,6 +53,15 @@ def test_a_resumed_run_adds_to_the_file(tmp_path: Path) -> None:
     assert lines(tmp_path / "m.jsonl") == [{"step": 1}, {"step": 2}]
 
 
+def test_once_closed_nothing_is_written(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path / "m")
+    metrics.write({"step": 1})
+    metrics.close()
+    metrics.write({"step": 2})
+    metrics.close()
+    assert [json.loads(line) for line in (tmp_path / "m").read_text().splitlines()] == [{"step": 1}]
+
+
 def test_without_a_path_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     metrics = Metrics(None)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from mpitrain.config import MeshConfig, TrainConfig
 from mpitrain.errors import MeshError
-from mpitrain.placement.micro_batches import count_micro_batches
+from mpitrain.placement.place import micro_batches
+from mpitrain.schedules.grid import Grid
 
 
 @pytest.mark.parametrize(("batch_size", "n_stages", "n_ranks", "chunks", "expected"), [
@@ -17,8 +19,9 @@ from mpitrain.placement.micro_batches import count_micro_batches
 ])
 def test_stages_are_kept_busy_as_far_as_there_are_samples(batch_size: int, n_stages: int, n_ranks: int, chunks: int,
                                                           expected: int) -> None:
-    assert count_micro_batches(0, batch_size, n_stages, n_ranks, chunks) == expected
-    assert count_micro_batches(5, batch_size, n_stages, n_ranks, chunks) == 5
+    grid, mesh = Grid({"pp": n_stages, "dp": n_ranks}), MeshConfig(chunks=chunks)
+    assert micro_batches(grid, mesh, TrainConfig(batch_size=batch_size, micro_batches=0)) == expected
+    assert micro_batches(grid, mesh, TrainConfig(batch_size=batch_size, micro_batches=5)) == 5
 
 
 @pytest.mark.parametrize(("asked", "batch_size", "n_ranks", "each", "advice"), [
@@ -28,5 +31,5 @@ def test_stages_are_kept_busy_as_far_as_there_are_samples(batch_size: int, n_sta
 ])
 def test_what_is_advised_can_be_had(asked: int, batch_size: int, n_ranks: int, each: int, advice: str) -> None:
     with pytest.raises(MeshError) as caught:
-        count_micro_batches(asked, batch_size, each, n_ranks, each=each)
+        micro_batches(Grid({"pp": each, "dp": n_ranks}), MeshConfig(), TrainConfig(batch_size=batch_size, micro_batches=asked))
     assert advice in caught.value.message

@@ -10,7 +10,7 @@ from runs import record, start, train, write
 
 from mpitrain.errors import ConfigError
 from mpitrain.train import Observer
-from mpitrain.train.observers.observer import own_observers
+from mpitrain.train.observers.observer import own_observer
 
 OWN = '''
 import json
@@ -104,7 +104,7 @@ def test_a_run_that_is_stopped_finishes_its_observers(tmp_path):
 def test_what_is_no_observer_is_refused_by_name(tmp_path, name, found):
     (tmp_path / "own.py").write_text(OWN + "\ndict = dict\n")
     with pytest.raises(ConfigError) as caught:
-        own_observers([name], tmp_path)
+        own_observer(name, tmp_path)
     assert caught.value.message.startswith(found)
 
 

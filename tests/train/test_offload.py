@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 from fakegpu import DeviceArray, put, xp
+from optimizer_state import set_state, state_of
 from runs import SMALL, record, train, write
 
 from mpitrain import models, nn, optim
 from mpitrain.backend import CPU, Device
-from mpitrain.checkpoint import disk as disk
 from mpitrain.config import load_config
 from mpitrain.errors import AccessError, MissingError, StorageError
+from mpitrain.files import disk
 from mpitrain.placement.shards import Shards
 from mpitrain.train.build import offload
-from mpitrain.train.build.offload import Files, existing, files_folder, offloaded
+from mpitrain.train.build.offload import existing, files_folder, in_a_file, offloaded
 
 FAKE = Device("gpu", xp)
 ALONE = SimpleNamespace(rank=0, size=1, broadcast_object=lambda value: value, gather_objects=lambda value: [value])
@@ -79,7 +80,7 @@ def test_parameters_on_a_device_are_updated_by_the_host(name: str, way: str, tmp
     assert type(storage.values) is DeviceArray and storage.values.get().tobytes() == plain[0].values.tobytes()
     assert all(type(flat) is np.ndarray for flat in optimizer.state.values()) and optimizer.steps == 3
     assert mapped_file(next(iter(optimizer.state.values()))).endswith("(deleted)") is (way == "file")
-    own, others = optimizer.state_dict(), plain[1].state_dict()
+    own, others = state_of(optimizer), state_of(plain[1])
     assert list(own) == list(others) and all(own[key].tobytes() == others[key].tobytes() for key in own)
 
 
@@ -91,7 +92,7 @@ def test_values_that_somebody_else_has_written_come_down_first(tmp_path: Path) -
     for (storage, optimizer), given in ((plain, gradients), (ours, put(gradients))):
         storage.segments[0].parameter.array[...] = 0.5
         storage.segments[0].parameter.mark_changed()
-        optimizer.load_state_dict(other[1].state_dict())
+        set_state(optimizer, state_of(other[1]))
         optimizer.update(given, lr=0.01, step=8)
     assert ours[0].values.get().tobytes() == plain[0].values.tobytes()
 
@@ -115,20 +116,20 @@ def test_a_rank_has_state_for_its_slices_alone(tmp_path: Path) -> None:
 def test_a_disk_without_room_is_found_before_the_first_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StorageError, match=r'"file": a file of [\d,]+ bytes .* cannot be made: .*, [\d,]+ are free; set '
                                            r"optimizer.offload_folder to a folder with room, or optimizer.offload = \"none\""):
-        Files(tmp_path).allocate(1 << 55)
+        in_a_file(tmp_path, 1 << 55)
 
     def denied(*args: object, **named: object) -> None:
         raise PermissionError(13, "Permission denied")
     monkeypatch.setattr(offload.tempfile, "TemporaryFile", denied)
     with pytest.raises(AccessError, match="EACCES"):
-        Files(tmp_path).allocate(100)
+        in_a_file(tmp_path, 100)
 
 
 def test_a_folder_that_is_not_there_is_named_and_no_other_taken_for_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder in (tmp_path / "not", tmp_path / "file"):
         with pytest.raises(MissingError, match=r"optimizer state cannot be made: .*; set optimizer.offload_folder to a folder"):
-            Files(folder).allocate(100)
+            in_a_file(folder, 100)
     config = load_config(write(tmp_path, SMALL), ["optimizer.offload=file", f"run.out={tmp_path}/not/yet"])
     assert files_folder(config) == tmp_path
     config = load_config(write(tmp_path, SMALL), ["optimizer.offload=file", f"optimizer.offload_folder={tmp_path}/not"])
@@ -139,7 +140,7 @@ def test_where_a_file_system_promises_nothing_zeros_are_written(tmp_path: Path, 
     def unknown(fd: int, offset: int, length: int) -> None:
         raise OSError(95, "Operation not supported")
     monkeypatch.setattr(os, "posix_fallocate", unknown)
-    memory = Files(existing(tmp_path / "not" / "yet")).allocate(disk.BLOCK + 5)
+    memory = in_a_file(existing(tmp_path / "not" / "yet"), disk.BLOCK + 5)
     assert existing(tmp_path / "not" / "yet") == tmp_path and bytes(memory) == bytes(disk.BLOCK + 5)
 
 

@@ -46,7 +46,7 @@ def test_its_rule_is_asked_by_train_and_inspect(config: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (("comm.sharding=mine.py:OwnGradients",), "must be a subclass of mpitrain.parallel.policies.policy.Policy, found <class "),
+    (("comm.sharding=mine.py:OwnGradients",), "must be a subclass of mpitrain.parallel.policies.policy.Policy, found mine.py:"),
     (("comm.sharding=mine.py:Nothing",), 'policy "mine.py:Nothing": mine.py has no "Nothing"'),
     (("comm.sharding=mine.py:LocalSteps", "comm.node_shared=true", "train.steps=9"),
      'comm.node_shared = true keeps parameters in a way of its own, and comm.sharding = "mine.py:LocalSteps" in another')])

@@ -93,9 +93,9 @@ def test_the_loss_falls_as_in_float32_and_checkpoints_hold_float32(tmp_path) -> 
     assert half[-1] < half[0] / 3 and abs(half[-1] - full[-1]) < 0.1 * full[0]
     assert record(tmp_path / "half")["threads"] == 1
     found = store.latest(tmp_path / "half" / "checkpoints")
-    kinds = {name: found.arrays[name].dtype.name for name in found.names if "step" not in name}
+    kinds = {name: found.arrays[name].dtype.name for name in found.arrays if "step" not in name}
     assert set(kinds.values()) <= {"float32", "float64"} and list(kinds.values()).count("float32") >= 3 * 6
-    weight = next(found.read(name) for name in found.names if name.endswith("weight"))
+    weight = next(found.read(name) for name in found.arrays if name.endswith("weight"))
     assert (weight.view(np.uint32) & 0xFFFF).any(), "the master weights are not rounded"
 
 

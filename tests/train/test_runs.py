@@ -9,7 +9,7 @@ import pytest
 from runs import SMALL, lines, record, start, steps, train, without_times, write
 
 from mpitrain.checkpoint import store
-from mpitrain.checkpoint.hashes import parameters_sha256
+from mpitrain.checkpoint.hashes import array_line, total_sha256
 
 DROPOUT = """
 from mpitrain import nn
@@ -30,7 +30,8 @@ def test_one_to_four_ranks_have_the_same_losses_and_each_the_same_parameters_on_
     curves = {}
     for n in (1, 2, 3, 4):
         # 50 rows do not divide by 3 or 4: the mean is over the global count. A run compares its ranks' parameters at its end.
-        ok(train(n, config, f"run.out=r{n}", "train.batch_size=50"))
+        told = ok(train(n, config, f"run.out=r{n}", "train.batch_size=50")).out
+        assert "a rank keeps" not in told, "every rank keeps everything"
         curves[n] = [line["loss"] for line in steps(tmp_path / f"r{n}")]
         assert len(curves[n]) == 50
         np.testing.assert_allclose(curves[n], curves[1], rtol=1e-5)
@@ -62,9 +63,9 @@ def test_the_same_layout_twice_gives_the_same_bits(tmp_path):
 def test_the_hash_in_run_json_is_that_of_the_checkpoint(tmp_path):
     ok(train(2, write(tmp_path), "run.out=a", "train.steps=5"))
     found = store.latest(tmp_path / "a/checkpoints")
-    names = [name for name in found.names if name.startswith("parameters/")]
-    assert record(tmp_path / "a")["parameters_sha256"] == parameters_sha256(
-        {name.removeprefix("parameters/"): found.read(name) for name in names})
+    names = [name for name in found.arrays if name.startswith("parameters/")]
+    assert record(tmp_path / "a")["parameters_sha256"] == total_sha256(
+        array_line(name.removeprefix("parameters/"), found.read(name)) for name in names)
 
 
 def test_a_run_stopped_by_sigusr1_saves_exits_85_and_resumes_to_the_same_bits(tmp_path):
@@ -215,5 +216,6 @@ def test_the_peak_of_memory_is_told_at_the_end_and_with_each_line_of_metrics(tmp
     peak = record(tmp_path / "a")["peak_mb"]
     assert 20 < peak["resident"] < 2000 and 0 < peak.get("arrays", 0.1) < peak["resident"]
     assert f"most memory of a rank: resident {peak['resident']:,.0f} MiB" in told
+    assert "predicted / measured" in told and ("/ -" in told) == ("arrays" not in peak), "what the pool counts is in the table"
     rising = [line["peak_rss_mb"] for line in steps(tmp_path / "a")]
     assert len(rising) == 5 and rising == sorted(rising) and 20 < rising[0] <= rising[-1] <= peak["resident"] + 0.1

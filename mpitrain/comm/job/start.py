@@ -106,25 +106,23 @@ def on_one_node(environment: Mapping[str, str]) -> bool:
     return launched_rank(environment)[1] == 1
 
 
-def launched_rank(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
+def launched_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
     """(rank, size) from the launcher's environment variables, without starting MPI; (0, 1) without a launcher.
 
     Inside an `sbatch` script but outside `srun`, Slurm's job-wide variables are set too; only the step's count says that
     this process is a task, hence SLURM_STEP_NUM_TASKS.
     """
-    environment = os.environ if environment is None else environment
     for rank, size in LAUNCHERS:
         if environment.get(rank, "").isdigit() and environment.get(size, "").isdigit():
             return int(environment[rank]), int(environment[size])
     return 0, 1
 
 
-def local_rank(environment: Mapping[str, str] | None = None) -> int:
+def local_rank(environment: Mapping[str, str] = os.environ) -> int:
     """This process's number among those the launcher started on this node; 0 when no launcher says."""
-    environment = os.environ if environment is None else environment
     return next((int(environment[name]) for name in LOCAL_RANKS if environment.get(name, "").isdigit()), 0)
 
 
-def launched_by_mpirun(environment: Mapping[str, str] | None = None) -> bool:
+def launched_by_mpirun(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether Open MPI's mpirun started us: it ends the whole job when one rank exits non-zero, even before MPI_Init."""
-    return "OMPI_COMM_WORLD_SIZE" in (os.environ if environment is None else environment)
+    return "OMPI_COMM_WORLD_SIZE" in environment

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from mpitrain.errors import ConfigError, MpitrainError, name_and_text, nearest, place
 from mpitrain.schedules.calling import shown
-from mpitrain.schedules.check import check_all_reduce, check_rounded
 from mpitrain.schedules.collectives import ALL_REDUCE, ON_NODES
 from mpitrain.schedules.steps import Algorithm, ScheduleError
 
@@ -38,7 +37,7 @@ def on_these_ranks(algorithm: str | Algorithm, comm: MPI.Comm, nodes: Sequence[H
 
 def refuse(algorithm: str | Algorithm, packing: str | None, n: int) -> None:
     """ConfigError for an unknown name, or one that does not go with messages of `packing` numbers; ScheduleError for a user's
-    all-reduce that is wrong on n ranks. Needs no MPI."""
+    all-reduce that is wrong on n ranks at short lengths already. Needs no MPI."""
     if isinstance(algorithm, str) and not is_own(algorithm) and algorithm not in names():
         raise ConfigError(f'unknown all-reduce algorithm "{algorithm}"{nearest(algorithm, names())}; comm.algorithm is one '
                           f'of {", ".join(names())}, or your own as "package.module:name" or "file.py:name"')
@@ -46,7 +45,9 @@ def refuse(algorithm: str | Algorithm, packing: str | None, n: int) -> None:
         raise ConfigError(f'comm.algorithm = "{LIBRARY}" sends numbers as they are; for comm.wire_dtype = '
                           f'"{packing}" set another one, for instance comm.algorithm = "ring"')
     if is_own(algorithm):
-        check(find_own(algorithm) if isinstance(algorithm, str) else algorithm, name_of(algorithm), n, packing)
+        own = find_own(algorithm) if isinstance(algorithm, str) else algorithm
+        for length in sorted({0, 1, n - 1, 4 * n + 1}):
+            prove(own, name_of(algorithm), n, length, packing)
 
 
 def find_own(name: str, folder: Path | None = None) -> Algorithm:
@@ -66,17 +67,12 @@ def hosts_of(comm: Any) -> list[int]:
     return list(comm.allgather(lowest))
 
 
-def check(algorithm: Algorithm, name: str, n: int, packing: str | None) -> None:
-    """ScheduleError, before anything is sent, for a user's all-reduce that is wrong at short lengths already."""
-    for length in sorted({0, 1, n - 1, 4 * n + 1}):
-        prove(algorithm, name, n, length, packing)
-
-
 def prove(algorithm: Algorithm, name: str, n: int, length: int, packing: str | None = None) -> None:
     """ScheduleError unless a user's all-reduce, called `name`, is right on n ranks for arrays of `length`.
 
     With `packing`, messages of such 16-bit numbers are checked too. Every rank finds the same by itself.
     """
+    from mpitrain.schedules.check import check_all_reduce, check_rounded
     what = f'all-reduce "{name}" with n={n}, length={length}'
     try:
         check_all_reduce(algorithm, n, length)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,21 +14,10 @@ from mpitrain.comm.job.start import tag_upper_bound
 from mpitrain.comm.messages import algorithms
 from mpitrain.comm.messages.algorithms import LIBRARY
 from mpitrain.comm.messages.buffers import Host, Pools, Staged, Widened, assert_usable, own_memory
-from mpitrain.comm.messages.interpreter import PAIR_BYTES, Header, StepsWork
+from mpitrain.comm.messages.interpreter import PAIR_BYTES, Start, StepsWork
 from mpitrain.comm.messages.mpi_library import LibraryWork
 from mpitrain.comm.messages.pair import KINDS, Entry, PairWork, fast_pair
-from mpitrain.comm.messages.prepare import (
-    ALONE,
-    SEGMENT_BYTES,
-    Cut,
-    Plan,
-    Prepared,
-    Recipe,
-    dtype_name,
-    formats,
-    make_plan,
-    memory_of,
-)
+from mpitrain.comm.messages.prepare import ALONE, Plan, Prepared, Recipe, dtype_name, formats, make_plan, memory_of
 from mpitrain.comm.messages.program import MESSAGE_BYTES
 from mpitrain.comm.messages.progress import Progress
 from mpitrain.comm.messages.signature import Signature, data_tag
@@ -62,7 +51,7 @@ class Channel:
     node = cross = None
 
     def __init__(self, comm: MPI.Comm, name: str, *, algorithm: str | Algorithm = "auto", progress: Progress | None = None,
-                 wire: str | None = None, nodes: Sequence[Hashable] | None = None, segment_bytes: int = SEGMENT_BYTES,
+                 wire: str | None = None, nodes: Sequence[Hashable] | None = None,
                  message_bytes: int = MESSAGE_BYTES, piece_bytes: int = PIECE_BYTES):
         from mpi4py import MPI
         comm.Set_errhandler(MPI.ERRORS_RETURN)
@@ -70,7 +59,7 @@ class Channel:
         self.rank, self.size = comm.rank, comm.size
         self.progress = progress if progress is not None else Progress()
         self.pools = Pools()
-        self._packing, self._cut, self._piece_bytes = wire_format(wire), Cut(segment_bytes, message_bytes), piece_bytes
+        self._packing, self._message_bytes, self._piece_bytes = wire_format(wire), message_bytes, piece_bytes
         self.wire = wire
         self.notes: list[str] = []
         self._formats = partial(formats, wire=self._packing, keeps_wide=wire == "float32")
@@ -107,7 +96,9 @@ class Channel:
         if self._pairs and array.nbytes <= PAIR_BYTES and self._formats(array, dtype, name)[:2] == (None, None):
             return self._prepare_pair(array, name)
         if self.algorithm == LIBRARY:
-            return Prepared(partial(self._start_library, array, *self._formats(array, dtype, name)[::2], name))
+            assert_usable(array)
+            widened, _, kind = self._formats(array, dtype, name)
+            return Prepared(partial(self._start_library, array, widened, kind, name)) if self.size > 1 else ALONE
         return self._prepare("allreduce", name, array, self._steps, key=THE_CHANNELS, dtype=dtype, sums=True,
                              results=((0, array.size),), on_all_ranks=True)
 
@@ -124,14 +115,9 @@ class Channel:
 
         The other parts of `array` are undefined afterwards.
         """
-        self.start_reduce_scatter(array, algorithm, name, dtype=dtype).wait()
         mine = part(self.rank, self.size, array.size)
+        self.prepare_slice(array, name, (mine.start, mine.stop), algorithm, dtype=dtype).run()
         return array.reshape(-1)[mine.start:mine.stop]
-
-    def start_reduce_scatter(self, array: Array, algorithm: Algorithm, name: str, *, dtype: str | None = None) -> Work:
-        """Begin `reduce_scatter` and return."""
-        mine = part(self.rank, self.size, array.size)
-        return self.prepare_slice(array, name, (mine.start, mine.stop), algorithm, dtype=dtype).start()
 
     def prepare_slice(self, array: Array, name: str, own: tuple[int, int], steps: Algorithm, *,
                       dtype: str | None = None) -> Prepared:
@@ -148,14 +134,10 @@ class Channel:
 
     def all_to_all(self, array: Array, algorithm: Algorithm, *, name: str) -> None:
         """Replace each part i of `array` by the part `rank` of rank i's, in place. ShapeError unless parts are of one length."""
-        self.start_all_to_all(array, algorithm, name).wait()
-
-    def start_all_to_all(self, array: Array, algorithm: Algorithm, name: str) -> Work:
-        """Begin `all_to_all` and return."""
         if array.size % self.size:
             raise ShapeError(f'all_to_all "{name}" needs a multiple of {self.size} elements, one part for each rank, and its '
                              f"array has {array.size}; pad it to {array.size + -array.size % self.size}")
-        return self._prepare("all_to_all", name, array, algorithm).start()
+        self._prepare("all_to_all", name, array, algorithm).run()
 
     def prepare_steps(self, array: Array, name: str, steps: Algorithm) -> Prepared:
         """An all-reduce by the caller's own `steps`, for arrays that hold several addends; pass the same object each time."""
@@ -163,12 +145,7 @@ class Channel:
 
     def broadcast(self, array: Array, root: int = 0, *, name: str = "array") -> None:
         """Replace `array` by rank `root`'s, in place: bits travel as they are."""
-        self.start_broadcast(array, root, name=name).wait()
-
-    def start_broadcast(self, array: Array, root: int = 0, *, name: str = "array", algorithm: Algorithm | None = None) -> Work:
-        """Begin `broadcast` and return; `algorithm` must be one for this root."""
-        steps = partial(binomial_broadcast, root=root) if algorithm is None else algorithm
-        return self._prepare(f"broadcast from {root}", name, array, steps, key=root if algorithm is None else algorithm).start()
+        self._prepare(f"broadcast from {root}", name, array, partial(binomial_broadcast, root=root), key=root).run()
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """Rank `root`'s `value`, on every rank, by way of JSON (so tuples arrive as lists). For start-up, not for the loop."""
@@ -235,18 +212,14 @@ class Channel:
             for buffer in lent:
                 self.pools.host.give(buffer)
 
-        header = self._header(signature)
-        return self.progress.added(StepsWork(
-            self.comm, plan.programs, memory, what=signature.text, channel=self.name, header=header, progress=self.progress,
-            tags=[data_tag(self._sequence, signature, self._tag_bound, lane) for lane in range(len(plan.programs))],
-            finish=finish, packing=packing))
+        start = self._next(signature, finish)
+        tag = data_tag(start.sequence, signature, self._tag_bound)
+        return self.progress.added(StepsWork(start, plan.rounds, memory, tag, packing))
 
     def _start_library(self, array: Array, widened: Format | None, kind: str, name: str) -> Work:
         staged = Staged(array, self.pools) if widened is None else Widened(array, self.pools, widened)
-        signature = Signature.of("allreduce by MPI", name, kind, array.size)
-        return self.progress.added(LibraryWork(
-            self.comm, staged.host, what=signature.text, channel=self.name, progress=self.progress, finish=staged.close,
-            header=self._header(signature), piece_bytes=self._piece_bytes))
+        start = self._next(Signature.of("allreduce by MPI", name, kind, array.size), staged.close)
+        return self.progress.added(LibraryWork(start, staged.host, self._piece_bytes))
 
     def _prepare_pair(self, array: Array, name: str) -> Prepared:
         fast, known = self._fast_pair, (name, array.dtype, array.size)
@@ -268,9 +241,7 @@ class Channel:
 
     def _start_pair(self, signature: Signature, array: Array) -> Work:
         staged = Staged(array, self.pools)
-        self._sequence += 1
-        return self.progress.added(PairWork(self.comm, staged.host, self._sequence, signature, channel=self.name,
-                                            progress=self.progress, finish=staged.close))
+        return self.progress.added(PairWork(self._next(signature, staged.close), staged.host))
 
     def _plan(self, key: tuple[Any, ...], algorithm: Algorithm, results: tuple[tuple[int, int], ...] | None,
               on_all_ranks: bool) -> Plan:
@@ -279,12 +250,14 @@ class Channel:
             _, of, length, itemsize, packing = key
             if of == THE_CHANNELS and self._own is not None:
                 algorithms.prove(algorithm, self._own, self.size, length, None if packing is None else packing.name)
-            self._plans[key] = make_plan(algorithm, self.rank, self.size, length, itemsize, self._cut, results, on_all_ranks)
+            self._plans[key] = make_plan(algorithm, self.rank, self.size, length, itemsize, self._message_bytes, results,
+                                         on_all_ranks)
         return self._plans[key]
 
-    def _header(self, signature: Signature) -> Any:
+    def _next(self, signature: Signature, finish: Callable[[], None]) -> Start:
+        """The start of the channel's next collective."""
         self._sequence += 1
-        return partial(Header, self.comm, self.name, self._sequence, signature) if self.size > 1 else None
+        return Start(self.comm, self.name, self._sequence, signature, self.progress, finish)
 
 
 def _ranks(ranks: Iterable[int]) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,40 +27,16 @@ HEADER_TAG = 0
 PAIR_BYTES = 64 << 10
 
 
-class Header:
-    """The signature on its way to the next rank, and the previous rank's on its way here."""
+class Start(NamedTuple):
+    """The common part of all works of a channel: its ranks and name, the number and signature of the collective, and `finish`,
+    called once when the result has landed."""
 
-    def __init__(self, comm: MPI.Comm, channel: str, sequence: int, signature: Signature):
-        self._channel, self._sequence, self._signature = channel, sequence, signature
-        self._comm = comm
-        room = PAIR_BYTES if comm.size == 2 else 0
-        self._arriving, leaving = np.empty(HEADER_BYTES + room, np.uint8), bytearray(HEADER_BYTES)
-        signature.pack_into(leaving, sequence)
-        self._leaving = leaving                               # MPI reads it until the send has ended
-        self._receive = comm.Irecv(self._arriving, (comm.rank - 1) % comm.size, HEADER_TAG)
-        self._send = comm.Isend(leaving, (comm.rank + 1) % comm.size, HEADER_TAG)
-        self.checked = False
-
-    def test(self) -> bool:
-        """Whether the neighbour is known to run the same collective. DesyncError if it runs another one."""
-        if not self.checked and self._receive.Test():
-            self._check()
-        return self.checked
-
-    def wait(self) -> None:
-        if not self.checked:
-            self._receive.Wait()
-            self._check()
-
-    def sent(self) -> bool:
-        return bool(self._send.Test())
-
-    def wait_sent(self) -> None:
-        self._send.Wait()
-
-    def _check(self) -> None:
-        check_header(self._arriving, self._comm, self._channel, self._sequence, self._signature)
-        self.checked = True
+    comm: MPI.Comm
+    channel: str
+    sequence: int
+    signature: Signature
+    progress: Progress
+    finish: Callable[[], None]
 
 
 def check_header(arrived: Host, comm: MPI.Comm, channel: str, sequence: int, signature: Signature) -> None:
@@ -71,32 +48,55 @@ def check_header(arrived: Host, comm: MPI.Comm, channel: str, sequence: int, sig
                           f"every rank must start the same collectives in the same order")
 
 
-class Lane:
-    """One program of a `StepsWork`, with the requests of its current round."""
+class HeadedWork(PolledWork):
+    """A collective behind its header, the signature that goes to the next rank; `data` may follow it there. There is no result
+    before the header of the previous rank has come and is the same."""
 
-    def __init__(self, rounds: Sequence[Messages], tag: int):
-        self.rounds, self.tag, self.index = rounds, tag, -1
-        self.requests: list[MPI.Request] = []
+    def __init__(self, start: Start, data: Host | None = None):
+        super().__init__(start.signature.text, start.channel, start.progress, start.finish)
+        self._comm, self._sequence, self._signature = start.comm, start.sequence, start.signature
+        self._previous = (self._comm.rank - 1) % self._comm.size
+        self._known = False                                   # it says whether the previous rank runs the same collective
+        self._guarded(partial(self._send_header, data))
+
+    def _send_header(self, data: Host | None) -> None:
+        comm, header = self._comm, np.frombuffer(self._signature.header(self._sequence), np.uint8)
+        self._arriving = np.empty(HEADER_BYTES + (PAIR_BYTES if comm.size == 2 else 0), np.uint8)
+        self._leaving = header if data is None else np.concatenate([header, data])       # MPI reads it until the send has ended
+        self._receive = comm.Irecv(self._arriving, self._previous, HEADER_TAG)
+        self._send = comm.Isend(self._leaving, (comm.rank + 1) % comm.size, HEADER_TAG)
+
+    def _peers(self) -> tuple[int, ...]:
+        return () if self._known else (self._previous,)
+
+    def _same(self) -> bool:
+        """Whether the previous rank is known to run the same collective. DesyncError if it runs another one."""
+        if not self._known and self._receive.Test():
+            self._check()
+        return self._known
+
+    def _check(self) -> None:
+        check_header(self._arriving, self._comm, self._channel, self._sequence, self._signature)
+        self._known = True
+
+    def _land(self) -> bool:
+        self._send.Wait()                                     # the next rank has posted its receive, or MPI has buffered it
+        return super()._land()
 
 
-class StepsWork(PolledWork):
+class StepsWork(HeadedWork):
     """A collective on its way. `test` moves it on without blocking; `wait` returns when its result is in the array.
 
-    In each lane rounds are posted one after the other: the packing of a round, its messages, its arithmetic, then the next
-    round. Nothing moves unless somebody calls `test` or `wait` (of this or any other work of the same Progress). `memory` are
-    the arrays that the messages and operations name; `tag` and those after it, one for each lane, are this work's own.
+    Rounds are posted one after the other: the packing of a round, its messages, its arithmetic, then the next round. Nothing
+    moves unless somebody calls `test` or `wait` (of this or any other work of the same Progress). `memory` are the arrays that
+    the messages and operations name; `tag` is this work's own.
     """
 
-    def __init__(self, comm: MPI.Comm, programs: Sequence[Sequence[Messages]], memory: dict[str, Host], *, what: str,
-                 channel: str, tags: Iterable[int], header: Callable[[], Header] | None, progress: Progress,
-                 finish: Callable[[], None], packing: Format | None = None):
-        super().__init__(what, channel, progress, finish)
-        self._comm, self._packing = comm, packing
-        self._memory = memory
+    def __init__(self, start: Start, rounds: Sequence[Messages], memory: dict[str, Host], tag: int, packing: Format | None):
+        super().__init__(start)
+        self._rounds, self._memory, self._tag, self._packing, self._index = rounds, memory, tag, packing, -1
         self._bytes = {name: array.view(np.uint8) for name, array in memory.items()}
-        self._lanes = [Lane(rounds, tag) for rounds, tag in zip(programs, tags)]
-        self._header: Header | None = self._guarded(header) if header is not None else None
-        self._guarded(self._begin)
+        self._guarded(self._next_round)
 
     def wait(self) -> None:
         """Return when the result is there.
@@ -104,7 +104,7 @@ class StepsWork(PolledWork):
         All works in flight are moved meanwhile, so ranks may wait in different orders without a deadlock.
         """
         while not self.done:
-            if self._progress.only(self) and len(self._lanes) <= 1:
+            if self._progress.only(self):
                 self._guarded(self._block)
             elif not self.test():
                 self._progress.progress()
@@ -112,55 +112,43 @@ class StepsWork(PolledWork):
         self._progress.discard(self)
 
     def _peers(self) -> tuple[int, ...]:
-        if self._header is not None and not self._header.checked:
-            return ((self._comm.rank - 1) % self._comm.size,)
-        return tuple(sorted({peer for lane in self._lanes for *_, peer in lane.rounds[lane.index].receives}))
-
-    def _begin(self) -> None:
-        self._lanes = [lane for lane in self._lanes if self._next_round(lane)]
+        current = self._rounds[self._index:self._index + 1] if self._known else ()
+        return super()._peers() or tuple(sorted({peer for round_ in current for *_, peer in round_.receives}))
 
     def _advance(self) -> bool:
-        if self._header is not None and not self._header.test():
+        if not self._same():
             return False
-        for lane in list(self._lanes):
-            while self._mpi.Request.Testall(lane.requests):
-                if not self._finish_round(lane):
-                    break
-        return not self._lanes and self._land()
+        while self._index < len(self._rounds):
+            if not self._mpi.Request.Testall(self._requests):
+                return False
+            self._finish_round()
+        return self._land()
 
     def _block(self) -> None:
-        if self._header is not None:
-            self._header.wait()
-        if self._lanes:
-            self._mpi.Request.Waitall(self._lanes[0].requests)
-            self._finish_round(self._lanes[0])
-        if not self._lanes:
+        if not self._known:
+            self._receive.Wait()
+            self._check()
+        if self._index < len(self._rounds):
+            self._mpi.Request.Waitall(self._requests)
+            self._finish_round()
+        if self._index == len(self._rounds):
             self._land()
 
-    def _land(self) -> bool:
-        if self._header is not None:
-            self._header.wait_sent()                          # the next rank has posted its receive, or MPI has buffered it
-        return super()._land()
+    def _finish_round(self) -> None:
+        """The arithmetic of the round whose messages have landed, then the next one."""
+        self._compute(self._rounds[self._index].after)
+        self._next_round()
 
-    def _finish_round(self, lane: Lane) -> bool:
-        """The arithmetic of the round whose messages have landed, then the next one; False after the lane's last."""
-        self._compute(lane.rounds[lane.index].after)
-        more = self._next_round(lane)
-        if not more:
-            self._lanes.remove(lane)
-        return more
-
-    def _next_round(self, lane: Lane) -> bool:
-        lane.index += 1
-        if lane.index == len(lane.rounds):
-            return False
-        before, receives, sends, _ = lane.rounds[lane.index]
-        irecv, isend, memory, tag = self._comm.Irecv, self._comm.Isend, self._bytes, lane.tag
+    def _next_round(self) -> None:
+        self._index += 1
+        if self._index == len(self._rounds):
+            return
+        before, receives, sends, _ = self._rounds[self._index]
+        irecv, isend, memory, tag = self._comm.Irecv, self._comm.Isend, self._bytes, self._tag
         requests = [irecv(memory[buffer][start:stop], peer, tag) for buffer, start, stop, peer in receives]    # before sends:
         self._compute(before)                                                                             # they find a place
         requests += [isend(memory[buffer][start:stop], peer, tag) for buffer, start, stop, peer in sends]
-        lane.requests = requests
-        return True
+        self._requests: list[MPI.Request] = requests
 
     def _compute(self, operations: Sequence[Operation]) -> None:
         if not operations:

@@ -32,7 +32,7 @@ class Message(PolledWork):
     """One send or receive on its way; `array` is sent, or filled when the message arrives."""
 
     def __init__(self, request: Any, array: Host, what: str, peer: int, channel: str, progress: Progress):
-        super().__init__(what, channel, progress, _nothing)
+        super().__init__(what, channel, progress, lambda: None)
         self.array, self._request, self._peer = array, request, peer
 
     def _peers(self) -> tuple[int, ...]:
@@ -56,17 +56,17 @@ class Link:
         host = np.ascontiguousarray(asnumpy(array))
         request = self.comm.Isend(_bytes(host), peer, self._tag(tag))
         message = Message(request, host, f"sending {what} to rank {peer}", peer, self.name, self.progress)
-        self._keep(message)
-        return message
+        while self._sending and self._sending[0].done:
+            self._sending.popleft()
+        self._sending.append(message)
+        return self.progress.added(message)
 
     def receive(self, shape: tuple[int, ...], dtype: Any, peer: int, tag: int, what: str, *, into: Host | None = None) -> Message:
         """Begin to receive an array; it is in the message's `array` once that is done: in new memory, or that of `into`."""
         host = np.empty(shape, dtype) if into is None else into
         assert host.flags.c_contiguous, f"{what}: bytes arrive one after the other"
-        message = Message(self.comm.Irecv(_bytes(host), peer, self._tag(tag)), host,
-                          f"receiving {what} from rank {peer}", peer, self.name, self.progress)
-        self.progress.add(message)
-        return message
+        request = self.comm.Irecv(_bytes(host), peer, self._tag(tag))
+        return self.progress.added(Message(request, host, f"receiving {what} from rank {peer}", peer, self.name, self.progress))
 
     def send_shape(self, array: Array, peer: int, tag: int, what: str) -> None:
         """Tell the peer the shape and dtype of arrays to come."""
@@ -99,19 +99,9 @@ class Link:
         self.finish()
         self.comm.Free()
 
-    def _keep(self, message: Message) -> None:
-        while self._sending and self._sending[0].done:
-            self._sending.popleft()
-        self._sending.append(message)
-        self.progress.add(message)
-
     def _tag(self, tag: int) -> int:
         return HEADER_TAG + 1 + tag % self._tags
 
 
 def _bytes(host: Host) -> Host:
     return host.reshape(-1).view(np.uint8)
-
-
-def _nothing() -> None:
-    """A message that has landed needs no more work."""

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mpitrain.comm.messages.program import ALIGNMENT, Operation, Part, Stage, parts_of
+from mpitrain.comm.messages.program import Operation, Part, Stage, parts_of
+
+ALIGNMENT = 64                                                # packed values begin at multiples of so many elements
 
 
 def packed(stages: Sequence[Stage], results: Sequence[Part], round_results: bool) -> list[Stage]:
@@ -114,29 +116,25 @@ def _both(first: Operation, second: Operation) -> Operation:
     return Operation(f"add_{second.name}", (*first.parts, second.parts[1]))
 
 
-def compacted(programs: Sequence[Sequence[Stage]], buffer: str = "data16") -> list[list[Stage]]:
-    """The programs with packed values in as little memory as their lives need, rather than beside the whole array: it stays in
+def compacted(stages: Sequence[Stage], buffer: str = "data16") -> list[Stage]:
+    """The stages with packed values in as little memory as their lives need, rather than beside the whole array: it stays in
     the cache. A part of `buffer` lives from the first stage that names it to the last."""
-    found, begin = [], 0
-    for stages in programs:
-        lives: dict[Part, list[int]] = {}
-        for index, stage in enumerate(stages):
-            for part in parts_of([stage]):
-                if part.buffer == buffer:
-                    lives.setdefault(part, [index, index])[1] = index
-        places = _places(lives, begin)
-        begin = max([begin, *(place.stop for place in places.values())])
-        found.append([_renamed(stage, places) for stage in stages])
-    return found
+    lives: dict[Part, list[int]] = {}
+    for index, stage in enumerate(stages):
+        for part in parts_of([stage]):
+            if part.buffer == buffer:
+                lives.setdefault(part, [index, index])[1] = index
+    places = _places(lives)
+    return [_renamed(stage, places) for stage in stages]
 
 
-def _places(lives: dict[Part, list[int]], begin: int) -> dict[Part, Part]:
-    """The place of each part, from `begin` on: the first gap that is wide enough between parts alive at the same time."""
+def _places(lives: dict[Part, list[int]]) -> dict[Part, Part]:
+    """The place of each part: the first gap that is wide enough between parts alive at the same time."""
     places: dict[Part, Part] = {}
     living: list[tuple[Part, int]] = []                       # places in order, each with the last stage of its part
     for part, (first, last) in lives.items():
         living = sorted((place, end) for place, end in living if end >= first)
-        start = begin
+        start = 0
         for place, _ in living:
             if place.start - start >= part.stop - part.start:
                 break
@@ -169,7 +167,7 @@ def covers(a: Part, b: Part) -> bool:
 
 
 def outside(part: Part, others: set[Part], slices: set[Part]) -> list[Part]:
-    """The pieces of `part` in some of `slices` and none of `others`, cut where slices begin and end: lanes can cut them too."""
+    """The pieces of `part` in some of `slices` and none of `others`, cut where slices begin and end."""
     bounds = {bound for other in (part, *others, *slices) for bound in (other.start, other.stop)}
     inside = sorted(bound for bound in bounds if part.start <= bound <= part.stop)
     pieces = [part._replace(start=start, stop=stop) for start, stop in zip(inside, inside[1:])]

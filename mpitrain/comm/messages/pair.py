@@ -19,48 +19,29 @@ import numpy as np
 
 from mpitrain.backend import native
 from mpitrain.comm.messages.buffers import Host
-from mpitrain.comm.messages.interpreter import HEADER_TAG, PAIR_BYTES, check_header
+from mpitrain.comm.messages.interpreter import HEADER_TAG, PAIR_BYTES, HeadedWork, Start, check_header
 from mpitrain.comm.messages.lost_peer import lost_peer
-from mpitrain.comm.messages.polled import PolledWork
 from mpitrain.comm.messages.progress import InFlight
 from mpitrain.comm.messages.signature import HEADER_BYTES, Signature
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mpitrain.comm.messages.progress import Progress
-
 KINDS = {"float32": 0, "float64": 1, "int64": 2}
 DIFFERENT, UNSUITED = -1, -2                                  # the C function returns them for another signature or array
 
 
-class PairWork(PolledWork):
-    """The exchange of a pair on its way."""
+class PairWork(HeadedWork):
+    """The exchange of a pair on its way: the data follow the header at once."""
 
-    def __init__(self, comm: MPI.Comm, array: Host, sequence: int, signature: Signature, *, channel: str, progress: Progress,
-                 finish: Callable[[], None]):
-        super().__init__(signature.text, channel, progress, finish)
-        self._comm, self._array, self._sequence, self._signature = comm, array, sequence, signature
-        header = bytearray(HEADER_BYTES)
-        signature.pack_into(header, sequence)
-        self._sending = np.concatenate([np.frombuffer(header, np.uint8), array.view(np.uint8)])
-        self._arriving = np.empty(HEADER_BYTES + PAIR_BYTES, np.uint8)
-        self._requests: list[MPI.Request] = self._guarded(self._post)
-
-    def _peers(self) -> tuple[int, ...]:
-        return (1 - self._comm.rank,)
-
-    def _post(self) -> list[MPI.Request]:
-        peer = 1 - self._comm.rank
-        return [self._comm.Irecv(self._arriving, peer, HEADER_TAG), self._comm.Isend(self._sending, peer, HEADER_TAG)]
+    def __init__(self, start: Start, array: Host):
+        self._array = array
+        super().__init__(start, array.view(np.uint8))
 
     def _advance(self) -> bool:
-        if not self._requests[0].Test():
+        if not self._same():
             return False
-        check_header(self._arriving, self._comm, self._channel, self._sequence, self._signature)
-        self._requests[1].Wait()                              # the other rank posted its receive before it sent
-        arrived = self._arriving[HEADER_BYTES:HEADER_BYTES + self._array.nbytes].view(self._array.dtype)
-        add(arrived, self._array)
+        add(self._arriving[HEADER_BYTES:HEADER_BYTES + self._array.nbytes].view(self._array.dtype), self._array)
         return self._land()
 
 
@@ -84,9 +65,7 @@ class Entry(ctypes.Structure):
 
     def __init__(self, signature: Signature, array: Host, **common: Any):
         self.signature = signature
-        packed = bytearray(HEADER_BYTES)
-        signature.pack_into(packed, 0)
-        self._header = ctypes.create_string_buffer(bytes(packed), HEADER_BYTES)
+        self._header = ctypes.create_string_buffer(signature.header(0), HEADER_BYTES)
         super().__init__(header=ctypes.addressof(self._header), nbytes=array.nbytes, kind=KINDS[array.dtype.name], **common)
         self.pointer = ctypes.addressof(self)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpitrain.comm.messages.packing import compacted, packed
-from mpitrain.comm.messages.program import MESSAGE_BYTES, Messages, Part, lanes, needed, plain, segment_count, translate
+from mpitrain.comm.messages.program import MESSAGE_BYTES, Messages, Part, needed, plain, translate
 from mpitrain.comm.messages.signature import Signature
 from mpitrain.errors import ShapeError
 from mpitrain.kernels.wire import Format, format_of
@@ -20,39 +20,25 @@ if TYPE_CHECKING:
     from mpitrain.comm.messages.buffers import Host, Pool
     from mpitrain.comm.work import Work
 
-# Longer parts are cut. Over shared memory, where the processor itself moves the bytes, cutting only costs: the ring,
-# 16 MiB of float32, 2 ranks, MPI_Allreduce's time over ours in one alternating run (Open MPI 5.0.11, 2 cores, 2026-11): parts of
-# 256 KiB 0.64, 512 KiB 0.74, 1 MiB 0.79, 2 MiB 0.81, not cut 0.96.
-SEGMENT_BYTES = 64 << 20
 PACKED = np.dtype(np.uint16)
 
 
 class Plan(NamedTuple):
-    """Programs to run side by side, and how many elements they use of each buffer besides the data."""
+    """What one rank does, and how many elements it uses of each buffer besides the data."""
 
-    programs: list[list[Messages]]
+    rounds: list[Messages]
     elements: dict[str, int]
 
 
-class Cut(NamedTuple):
-    """The longest messages: `segment_bytes` for the sake of overlap, `message_bytes` because MPI counts in 32 bits."""
-
-    segment_bytes: int = SEGMENT_BYTES
-    message_bytes: int = MESSAGE_BYTES
-
-
-def make_plan(algorithm: Algorithm, rank: int, n: int, length: int, itemsize: int, cut: Cut,
+def make_plan(algorithm: Algorithm, rank: int, n: int, length: int, itemsize: int, message_bytes: int = MESSAGE_BYTES,
               results: Sequence[tuple[int, int]] | None = None, on_all_ranks: bool = False) -> Plan:
     """The plan of one rank. With `results` (the elements [start, stop) that count at the end) messages are packed to 16 bits;
     a result that is `on_all_ranks` is rounded on all of them, so that it has the same bits."""
-    program = plain(algorithm(rank, n, length))
+    stages = plain(algorithm(rank, n, length))
     if results is not None:
-        program = packed(program, [Part("data", start, stop) for start, stop in results], on_all_ranks)
-    stages = lanes(program, segment_count(algorithm, n, length, itemsize, cut.segment_bytes))
-    if results is not None:
-        stages = compacted(stages)
+        stages = compacted(packed(stages, [Part("data", start, stop) for start, stop in results], on_all_ranks))
     sizes = {"data": itemsize, "inbox": itemsize, "data16": 2, "inbox16": 2}
-    return Plan([translate(program, sizes, cut.message_bytes) for program in stages],
+    return Plan(translate(stages, sizes, message_bytes),
                 {buffer: needed(stages, buffer) for buffer in ("inbox", *(("data16", "inbox16") if results is not None else ()))})
 
 

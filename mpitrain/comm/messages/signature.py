@@ -27,8 +27,9 @@ class Signature(NamedTuple):
         text = f"{operation} {dtype}[{count}] {name}"
         return cls(text, zlib.crc32(text.encode()))
 
-    def pack_into(self, header: bytearray, sequence: int) -> None:
-        _LAYOUT.pack_into(header, 0, sequence, self.checksum, self.text.encode())
+    def header(self, sequence: int) -> bytes:
+        """The HEADER_BYTES of collective `sequence`."""
+        return _LAYOUT.pack(sequence, self.checksum, self.text.encode())
 
 
 def unpack(header: Any) -> tuple[int, int, str]:
@@ -37,13 +38,13 @@ def unpack(header: Any) -> tuple[int, int, str]:
     return sequence, checksum, text.rstrip(b"\0").decode(errors="replace")
 
 
-def data_tag(sequence: int, signature: Signature, upper_bound: int, lane: int = 0) -> int:
-    """A tag in [1, upper_bound] for the messages of one lane of a collective; 0 is the headers'.
+def data_tag(sequence: int, signature: Signature, upper_bound: int) -> int:
+    """A tag in [1, upper_bound] for the messages of one collective; 0 is the headers'.
 
     The low bits of the sequence number keep collectives in flight apart (4,096 with Open MPI's 31-bit tags, 128 with the 15 bits
-    that MPI guarantees); the checksum, counted up for each lane, fills the rest.
+    that MPI guarantees); the checksum fills the rest.
     """
     bits = upper_bound.bit_length() - 1
     sequence_bits = min(12, bits // 2)
     checksum_bits = bits - sequence_bits
-    return 1 + ((sequence % (1 << sequence_bits)) << checksum_bits | (signature.checksum + lane) % (1 << checksum_bits))
+    return 1 + ((sequence % (1 << sequence_bits)) << checksum_bits | signature.checksum % (1 << checksum_bits))

@@ -41,7 +41,9 @@ class SharedChannel:
 
     Made and closed by all ranks of the channel together; they must be the ranks that `node` was made from, in its order. All
     methods are collective in the same order (DesyncError). `order` gives the order in which the ranks of a node are added up, as
-    a program of `comm.shared.fold`. Where memory cannot be shared, everything goes by messages and `notes` says why.
+    a program of `comm.shared.fold`. `shared` says whether ranks of a node sum in shared memory what lies in it; `cross` is the
+    channel to the same-numbered ranks of other nodes, where there are several. Where memory cannot be shared, everything goes by
+    messages and `notes` says why, a line each.
     """
 
     def __init__(self, messages: Channel, node: Node, *, order: Order = left_fold):

@@ -20,7 +20,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -102,13 +102,11 @@ class Plan(ctypes.Structure):
         self.flat = [array.view(storage(number_type)) for array in arrays]
         self._program = np.array(program, np.int32)
         self._addresses = addresses(arrays)
-        header = bytearray(HEADER_BYTES)
-        signature.pack_into(header, 0)
         super().__init__(control.n, control.rank, SLOTS, mode, TYPES.get(number_type, 0), storage(number_type).itemsize, count,
                          *own_slice, len(self.order), SCRATCH_BYTES, control.gates.ctypes.data,
                          control.records.ctypes.data, control.scratch.ctypes.data, self._program.ctypes.data,
                          ctypes.addressof(self._addresses), own, ctypes.addressof(turn), 0, 0, -1)
-        ctypes.memmove(ctypes.addressof(self) + Plan.record.offset, bytes(header), HEADER_BYTES)
+        ctypes.memmove(ctypes.addressof(self) + Plan.record.offset, signature.header(0), HEADER_BYTES)
         self.pointer = ctypes.addressof(self)
 
     def follow(self, passes: Any) -> None:
@@ -116,21 +114,6 @@ class Plan(ctypes.Structure):
         self._passes = passes
         self.n_passes = 0 if passes is None else len(passes)
         self.passes = 0 if passes is None else ctypes.addressof(passes)
-
-
-class Engine(Protocol):
-    """Moves a collective on from `state` for at most `limit` ns of waiting, the first `spin` of them awake.
-
-    `array` is this rank's, flat, which begins at `plan.own`. `limit` below 0 stops at ARRIVED. Returns the new state, or
-    -1 - rank of a rank whose record differs. `spread` follows PARTLY. `whole` makes a call that begins the next collective and
-    moves it on while awake; `plan.taken` is its number.
-    """
-
-    def advance(self, plan: Plan, array: Host, sequence: int, state: int, spin: int, limit: int) -> int: ...
-
-    def spread(self, plan: Plan, array: Host, sequence: int) -> int: ...
-
-    def whole(self, plan: Plan, array: Host, turn: Turn) -> Callable[[], int]: ...
 
 
 class Native:
@@ -162,9 +145,7 @@ class Polling:
         if state == QUEUED:
             if not _wait_for(finished, sequence - SLOTS + 1, limit):
                 return QUEUED
-            record = bytearray(HEADER_BYTES)
-            plan.signature.pack_into(record, sequence)
-            control.records[slot, self._rank] = record
+            control.records[slot, self._rank] = np.frombuffer(plan.signature.header(sequence), np.uint8)
             if plan.mode == ONE_SHOT:
                 control.scratch[self._rank, slot, :array.nbytes].view(array.dtype)[...] = array
             arrived[self._rank] = sequence + 1
@@ -207,6 +188,15 @@ class Polling:
             fold_numpy(plan.flat, plan.order, plan.flat, *plan.own_slice, plan.number_type)
         elif plan.mode in (PARTIAL, SCATTER):
             fold_numpy(plan.flat, plan.order, [array], *plan.own_slice, plan.number_type)
+
+
+Engine: TypeAlias = Native | Polling
+"""Moves a collective on from `state` for at most `limit` ns of waiting, the first `spin` of them awake.
+
+`array` is this rank's, flat, which begins at `plan.own`. `limit` below 0 stops at ARRIVED. Returns the new state, or
+-1 - rank of a rank whose record differs. `spread` follows PARTLY. `whole` makes a call that begins the next collective and
+moves it on while awake; `plan.taken` is its number.
+"""
 
 
 def _wait_for(words: Any, number: int, limit: int) -> bool:

@@ -77,26 +77,10 @@ def storage(name: str) -> np.dtype[Any]:
     return STORAGE.get(name) or np.dtype(name)
 
 
-def fold(sources: Sequence[Host], program: Sequence[int], destinations: Sequence[Host], start: int = 0, stop: int | None = None,
-         *, dtype: str | None = None) -> None:
-    """Elements [start, stop) of every destination become the program's sum of the sources, which are flat and of one size.
-
-    A destination may be a source.
-    """
-    name = type_name(sources[0], dtype)
-    stop = sources[0].size if stop is None else stop
-    kernel = kernels()
-    if kernel is None:
-        fold_numpy(sources, program, destinations, start, stop, name)
-        return
-    numbers = np.array(program, np.int32)
-    kernel.shared_fold(TYPES[name], addresses(sources), numbers.ctypes.data, numbers.size, addresses(destinations),
-                       len(destinations), start, stop)
-
-
 def fold_numpy(sources: Sequence[Host], program: Sequence[int], destinations: Sequence[Host], start: int, stop: int,
                name: str) -> None:
-    """`fold` by NumPy, with the same bits, a block at a time."""
+    """Elements [start, stop) of every destination become the program's sum of the sources, which are flat and of one size: with
+    the bits of the C kernel, a block at a time. A destination may be a source."""
     with np.errstate(over="ignore", invalid="ignore"):        # users of the sum look for Inf and NaN and say where
         for low in range(start, stop, BLOCK):
             block = slice(low, min(low + BLOCK, stop))
@@ -136,7 +120,6 @@ def kernels() -> ctypes.CDLL | None:
     library = native.load("shared")
     if library is not None:
         p, i, c = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-        library.shared_fold.argtypes, library.shared_fold.restype = [i, p, p, i, p, i, i, i], None
         library.shared_advance.argtypes, library.shared_advance.restype = [p, p, i, c, i, i], c
         library.shared_spread.argtypes, library.shared_spread.restype = [p, p, i], c
     return library

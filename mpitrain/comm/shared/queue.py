@@ -25,38 +25,34 @@ LOOK = 0.25                           # s of waiting before a look whether the o
 
 
 class SharedWork:
-    """A collective in shared memory on its way; `comm.work.Work`. `messages` is the work of an array that goes by messages."""
+    """A collective in shared memory on its way; `comm.work.Work`. `inner` is the work of an array that goes by messages, which
+    `Progress` moves as one of its own as well."""
 
-    __slots__ = ("array", "began", "crossing", "messages", "plan", "queue", "sequence", "state", "then")
+    __slots__ = ("array", "began", "crossing", "inner", "plan", "queue", "sequence", "state", "then")
 
-    def __init__(self, queue: Queue, plan: Plan, array: Host, sequence: int, messages: Work | None = None,
+    def __init__(self, queue: Queue, plan: Plan, array: Host, sequence: int, inner: Work | None = None,
                  then: Callable[[], None] | None = None):
         self.queue, self.plan, self.array, self.sequence = queue, plan, array, sequence
-        self.state, self.messages, self.then = QUEUED, messages, then
+        self.state, self.inner, self.then = QUEUED, inner, then
         self.crossing: Any = None
         self.began = time.monotonic()
 
     @property
     def done(self) -> bool:
-        return self.state == DONE and (self.messages is None or self.messages.done)
-
-    @property
-    def inner(self) -> Work | None:
-        """The work by messages, which `Progress` moves as one of its own as well."""
-        return self.messages
+        return self.state == DONE and (self.inner is None or self.inner.done)
 
     def test(self) -> bool:
         """Whether the result is there, after moving on as far as the others have come. Never blocks."""
         if self.state != DONE:
             self.queue.test()
-        return self.state == DONE and (self.messages is None or self.messages.test())
+        return self.state == DONE and (self.inner is None or self.inner.test())
 
     def wait(self) -> None:
         """Return when the result is there; moves everything else in flight meanwhile."""
         if self.state != DONE:
             self.queue.wait(self)
-        if self.messages is not None:
-            self.messages.wait()
+        if self.inner is not None:
+            self.inner.wait()
         self.queue.node.progress.discard(self)                # `ProgressThread.take_back` may have added it
 
 

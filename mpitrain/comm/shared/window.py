@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpitrain.comm.messages.buffers import LINE, Host
+from mpitrain.comm.messages.buffers import LINE, Host, assert_usable
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -136,8 +136,7 @@ def address_of(array: Any) -> int:
     try:
         return int(_number_of(_memory_at(array)))
     except (TypeError, ValueError):
-        assert array.flags.c_contiguous, f"a collective needs a contiguous array, not strides {array.strides} of {array.shape}"
-        assert array.flags.writeable, "a collective writes its result into the array, which is read-only"
+        assert_usable(array)
         raise
 
 

@@ -11,9 +11,9 @@ import numpy as np
 from mpitrain.backend import asnumpy
 from mpitrain.comm.face import AnyChannel
 from mpitrain.comm.mesh import Mesh
-from mpitrain.kernels.optimizer import square_sums
+from mpitrain.kernels.optimizer import NORM_BLOCK, square_sums
 from mpitrain.nn.parameter import Described
-from mpitrain.optim import NORM_BLOCK, Segment, squared_norm
+from mpitrain.optim import Segment, squared_norm
 from mpitrain.schedules.grid import COPIES
 
 
@@ -24,25 +24,19 @@ class PartOf(Segment, Protocol):
     def first(self) -> int: ...
 
 
-class Parts(Protocol):
-    @property
-    def segments(self) -> Sequence[PartOf]: ...
-
-
 class GradientNorm:
     """The norm over the whole model, in which copies and twins of a parameter count once.
 
     The squares are summed in blocks of 4,096 elements of a parameter's part, and the blocks are added in the order of (name,
     place of the part, block), on all ranks alike: how the model is cut into stages does not change a bit. `channel` connects
-    the ranks that have parts of one model; it communicates. Called with the flat gradients. Segments of `storage` may be parts of
+    the ranks that have parts of one model; it communicates. Called with the flat gradients. `segments` may be parts of
     parameters that begin at such a block. Without a `mesh`, no two ranks have the same part. The table of the blocks' sums lies
     in memory of `allocate` (default: the rank's own).
     """
 
-    def __init__(self, storage: Parts, mesh: Mesh | None = None, channel: AnyChannel | None = None, *,
+    def __init__(self, segments: Sequence[PartOf], mesh: Mesh | None = None, channel: AnyChannel | None = None, *,
                  allocate: Callable[[int], Any] | None = None):
-        self.storage: Any = storage
-        self.segments = [s for s in storage.segments if not s.parameter.twin_of]
+        self.segments = [s for s in segments if not s.parameter.twin_of]
         self.channel = channel if channel is not None and channel.size > 1 else None
         self._places: list[tuple[PartOf, int, int]] = []     # Where the sums of this rank's segments are in the table.
         self._names: list[str] = []
@@ -67,7 +61,7 @@ class GradientNorm:
 
     def __call__(self, flat: Any) -> float:
         if self.channel is None:
-            return math.sqrt(squared_norm(self.storage, flat, self.segments))
+            return math.sqrt(squared_norm(self.segments, flat))
         sums = self._table(flat)
         return math.sqrt(float(np.add.accumulate(sums)[-1])) if sums.size else 0.0
 

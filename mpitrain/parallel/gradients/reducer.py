@@ -22,13 +22,14 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 from mpitrain.backend import Array
 from mpitrain.comm.messages.channel import Channel
+from mpitrain.comm.messages.progress import ProgressThread
 from mpitrain.comm.work import Work
 from mpitrain.nn import FlatLayout, Parameter
 from mpitrain.parallel.gradients.bucket_sum import BucketSum
@@ -37,15 +38,6 @@ from mpitrain.placement.buckets import Bucket, Turn, cut_buckets, plan_buckets, 
 from mpitrain.placement.shards import finer
 from mpitrain.placement.tree import RankTree
 from mpitrain.schedules.microtree import Counter
-
-
-class Mover(Protocol):
-    """The part of `comm.ProgressThread` that the reducer uses."""
-
-    @property
-    def lock(self) -> AbstractContextManager[Any]: ...
-    def hand_over(self, work: Work) -> None: ...
-    def take_back(self) -> None: ...
 
 
 class GradientReducer:
@@ -64,7 +56,7 @@ class GradientReducer:
                  chunks: Sequence[int] | None = None, cuts: Sequence[int] | None = None,
                  apart: Sequence[Channel | None] | None = None):
         self.storage, self.bucket_sum, self.tree = storage, bucket_sum, bucket_sum.tree
-        self.mover: Mover | None = None                     # A mover moves the buckets in the place of `progress`.
+        self.mover: ProgressThread | None = None                     # A mover moves the buckets in the place of `progress`.
         self.timeline = Timeline()
         self._progress = progress
         self._chunks = list(chunks or [len(storage.segments)])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from mpitrain.comm.face import AnyChannel
-from mpitrain.comm.messages.channel import Channel
-from mpitrain.nn import Module, collect_statistics, running_layers
+from mpitrain.nn import Module, apply_statistics, collect_statistics, running_layers
 from mpitrain.nn.statistics import Running
 from mpitrain.parallel.gradients.bucket_sum import prepare_tree
 from mpitrain.placement.tree import RankTree
@@ -18,45 +17,31 @@ from mpitrain.schedules.microtree import Counter
 Host: TypeAlias = np.ndarray[Any, Any]
 
 
-class Statistics(Protocol):
-    """`after_forward` is called after each forward of a micro-batch through a chunk, `total` once a step; it communicates."""
+class Statistics:
+    """The running statistics of the layers of a stage's `chunks`. `channel` has the ranks whose sums are added.
 
-    def after_forward(self, index: int, chunk: int = 0) -> None: ...
-    def total(self) -> Host: ...
-
-
-class PlainStatistics:
-    """Each rank adds up its own micro-batches as they come, then the sums of the ranks are added."""
-
-    def __init__(self, model: Module, channel: Channel):
-        self.layers, self.channel = running_layers(model), channel
-
-    def after_forward(self, index: int, chunk: int = 0) -> None:
-        """The layers keep the sum themselves."""
-
-    def total(self) -> Host:
-        """float64, as `collect_statistics` has it, over all ranks; empty where no layer keeps any."""
-        statistics = collect_statistics(self.layers)
-        if statistics.size:
-            self.channel.allreduce(statistics, name="batch statistics")
-        return statistics
-
-
-class TreeStatistics:
-    """The tree over the micro-batches of all ranks, as for gradients; a micro-batch without rows counts as zeros.
-
-    Where a stage runs several `chunks` of the model, each takes the micro-batches in order, and the chunks take turns.
+    Without a `tree`, each rank adds up its own micro-batches as they come, then the sums of the ranks are added. With one, it is
+    the tree over the micro-batches of all ranks, as for gradients; a micro-batch without rows counts as zeros. The chunks take
+    turns, and each takes the micro-batches in order.
     """
 
-    def __init__(self, chunks: Module | Sequence[Module], channel: AnyChannel, tree: RankTree):
+    def __init__(self, chunks: Sequence[Module], channel: AnyChannel, tree: RankTree | None):
         self.channel, self.tree = channel, tree
-        self._chunks = [_Sums(running_layers(chunk), tree) for chunk in ([chunks] if isinstance(chunks, Module) else chunks)]
+        self.layers = [layer for chunk in chunks for layer in running_layers(chunk)]
+        self._chunks = [] if tree is None else [_Sums(running_layers(chunk), tree) for chunk in chunks]
 
     def after_forward(self, index: int, chunk: int = 0) -> None:
-        self._chunks[chunk].collect(index)
+        """To be called after each forward of a micro-batch through a chunk."""
+        if self._chunks:
+            self._chunks[chunk].collect(index)
 
     def total(self) -> Host:
         """float64, as `collect_statistics` has it, over all ranks; empty where no layer keeps any."""
+        if self.tree is None:
+            statistics = collect_statistics(self.layers)
+            if statistics.size:
+                self.channel.allreduce(statistics, name="batch statistics")
+            return statistics
         everything = [chunk.take() for chunk in self._chunks if chunk.size]
         if not everything:
             return np.zeros(0)
@@ -65,6 +50,12 @@ class TreeStatistics:
         if collective is not None:
             collective.run()
         return sums[0]
+
+    def apply(self) -> None:
+        """Moves running statistics towards the mean over all micro-batches of all ranks, once a step. It communicates."""
+        total = self.total()
+        if total.size:
+            apply_statistics(self.layers, total)
 
 
 class _Sums:

@@ -54,7 +54,7 @@ class Timeline:
     def __init__(self) -> None:
         self.steps: deque[StepTimes] = deque(maxlen=KEPT)
         self.parameters: dict[str, float] | None = None       # A dict takes the times at which gradients are final.
-        self._listener: SpanMaker = no_span
+        self.listener: SpanMaker = no_span                    # Whoever gets the spans from now on.
         self.heard: Callable[[str, str], None] = lambda row, name: None       # It is told of each span that begins.
         self._node = self._node_before = self._last_ready = 0.0
         self._ready: list[float] = []
@@ -63,14 +63,10 @@ class Timeline:
         self._works: list[Movable] = []
         self._landed = 0                                      # So many of the first buckets have landed for certain.
 
-    def listen(self, listener: SpanMaker) -> None:
-        """From now on spans go to `listener`; until then to nobody."""
-        self._listener = listener
-
     def span(self, row: str, name: str) -> AbstractContextManager[None]:
         """The context of something that takes time: ``with timeline.span("compute", "forward 0"): ...``."""
         self.heard(row, name)
-        return self._listener(row, name)
+        return self.listener(row, name)
 
     def begin(self, n_buckets: int) -> None:
         self._ready, self._start, self._end = [0.0] * n_buckets, [0.0] * n_buckets, [0.0] * n_buckets

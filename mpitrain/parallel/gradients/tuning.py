@@ -10,7 +10,6 @@ order in which an algorithm adds, hence bits; who moves messages cannot.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +22,6 @@ from mpitrain.comm.messages.progress import ProgressThread
 from mpitrain.errors import CheckpointError
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.placement.buckets import Bucket
-from mpitrain.schedules.fit import non_negative
 
 WARM_STEPS = 3
 READY_STEPS = 5
@@ -70,6 +68,7 @@ def choose_bounds(ready_s: Sequence[float], nbytes: Sequence[int], alpha: float,
 
 def fit_line(nbytes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
     """(alpha, beta), neither negative, with alpha + beta bytes nearest to the times, relative to each (least squares)."""
+    from mpitrain.schedules.fit import non_negative
     sizes = np.asarray(nbytes, np.float64)
     alpha, beta = non_negative(np.stack([np.ones(len(sizes)), sizes], axis=1), np.asarray(seconds, np.float64))
     return alpha, beta
@@ -133,7 +132,7 @@ class Tuning:
         backwards = storage.segments[::-1]
         since = [{name: at - min(step.values()) for name, at in step.items()} for step in self._ready]
         late = max((max(step.values()) for step in since), default=0.0)        # Unused parameters count as the last.
-        ready = [statistics.median([step.get(s.name, late) for step in since] or [0.0]) for s in backwards]
+        ready = [float(np.median([step.get(s.name, late) for step in since] or [0.0])) for s in backwards]
         starts = [s.start for s in backwards[:-1]] + [0]
         sizes = -np.diff([storage.size, *starts]) * storage.dtype.itemsize
         return choose_bounds(ready, sizes.tolist(), alpha, beta)
@@ -168,7 +167,7 @@ class Tuning:
         if n > 0:
             self._seconds[(n - 1) % 2].append(seconds)
         if n == 2 * PAIRS:
-            poll, thread = map(statistics.median, self._seconds)
+            poll, thread = (float(np.median(seconds)) for seconds in self._seconds)
             self._take_policy(self.channel.broadcast_object({
                 "choice": "thread" if thread < GAIN * poll else "poll", "ranks": self.reducer.bucket_sum.size,
                 "poll_step_s": poll, "thread_step_s": thread}))

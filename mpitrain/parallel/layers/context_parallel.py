@@ -11,16 +11,8 @@ from functools import partial
 from typing import Any
 
 from mpitrain.errors import ConfigError
-from mpitrain.nn import Module, MultiHeadAttention
 from mpitrain.nn.across import Across
 from mpitrain.parallel.layers.ring_attention import LoneRing, Ring, ring_attention
-
-
-def join_attention(model: Module, ring: Ring) -> None:
-    """Lets attention of a model whose positions are cut go round the ring. Called by all ranks of the ring."""
-    for path, module in model.named_modules():
-        if isinstance(module, MultiHeadAttention):
-            module.across = AcrossPositions(ring, path)
 
 
 class AcrossPositions(Across):

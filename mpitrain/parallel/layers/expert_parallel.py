@@ -1,5 +1,3 @@
-# mypy: disable-error-code="no-any-return"
-# (Function.apply gives one tensor, or a tuple of them.)
 """Expert parallelism: each rank along axis ep has some experts of every mixture, and rows travel to them and back.
 
     rank 0   its rows, at places of experts 0 1 2 3   --\\    all-to-all    /--   experts 0 1: places of rank 0, places of rank 1

@@ -130,8 +130,7 @@ class Travelling:
     def _arrived(self) -> Array:
         assert self._arriving is not None
         self._arriving.wait()
-        found: Array = self.xp.asarray(self._arriving.array)
-        return found
+        return self.xp.asarray(self._arriving.array)
 
 
 def ring_attention(qkv: Any, heads: int, *, ring: Ring, causal: bool = False, scale: float | None = None, dropout: float = 0.0,
@@ -143,10 +142,8 @@ def ring_attention(qkv: Any, heads: int, *, ring: Ring, causal: bool = False, sc
     if not 0 <= dropout < 1:
         raise ConfigError(f"ring_attention: dropout is {dropout}, expected at least 0 and less than 1")
     width = qkv.shape[2] // (3 * heads)
-    result: Tensor = RingAttention.apply(qkv, ring=ring, heads=heads, causal=causal, dropout=dropout, part=part,
-                                         scale=width ** -0.5 if scale is None else scale,
-                                         key=current().key(layer) if dropout else 0)
-    return result
+    return RingAttention.apply(qkv, ring=ring, heads=heads, causal=causal, dropout=dropout, part=part,
+                               scale=width ** -0.5 if scale is None else scale, key=current().key(layer) if dropout else 0)
 
 
 class RingAttention(Function):
@@ -253,8 +250,7 @@ def _keys(ring: Ring, qkv: Array) -> Array:
 
 def _heads(x: Array, heads: int, parts: int) -> Array:
     """(parts, B, H, L, D) of (B, L, parts * H * D), as a view."""
-    found: Array = x.reshape(*x.shape[:2], parts, heads, x.shape[2] // (parts * heads)).transpose(2, 0, 3, 1, 4)
-    return found
+    return x.reshape(*x.shape[:2], parts, heads, x.shape[2] // (parts * heads)).transpose(2, 0, 3, 1, 4)
 
 
 def _half(number: int, size: int) -> Any:

@@ -13,8 +13,8 @@ large transformer models", 2022 (gather and scatter, which cut what lies between
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -97,16 +97,13 @@ class LoneGroup(Group):
         self.rank, self.size = rank, size
 
     def sum(self, array: Array, name: str) -> Array:
-        copy: Array = array.copy()
-        return copy
+        return array.copy()
 
     def gather(self, array: Array, dim: int, name: str) -> Array:
-        joined: Array = array_module(array).concatenate([array] * self.size, axis=dim)
-        return joined
+        return array_module(array).concatenate([array] * self.size, axis=dim)
 
     def scatter(self, array: Array, dim: int, name: str) -> Array:
-        copy: Array = self.part(array, dim).copy()
-        return copy
+        return self.part(array, dim).copy()
 
 
 class Tables:
@@ -142,67 +139,56 @@ class Tables:
         return shown
 
 
-class Enter(Function):
+Exchange: TypeAlias = Callable[[Group, Array, int, str], Array]      # (ranks, array, the dim that is cut, the layer's name)
+
+
+class Between(Function):
+    """A function of the table above: forward is `there`, and backward is `back`."""
+
+    there: Exchange
+    back: Exchange
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, group: Group, name: str, dim: int = 0) -> Array:
+        ctx.group, ctx.dim, ctx.name = group, dim, name
+        return ctx.function.there(group, x, dim, name)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        return ctx.function.back(ctx.group, grad, ctx.dim, ctx.name)
+
+
+class Enter(Between):
     """x, which all ranks have, for use by a part on each; its gradient is the sum of what the parts give. A view."""
 
     views = True
-
-    @staticmethod
-    def forward(ctx: Context, x: Array, *, group: Group, name: str) -> Array:
-        ctx.group, ctx.name = group, name
-        return x
-
-    @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
-        return ctx.group.sum(grad, f"gradient into {ctx.name}")
+    there = staticmethod(lambda group, x, dim, name: x)
+    back = staticmethod(lambda group, grad, dim, name: group.sum(grad, f"gradient into {name}"))
 
 
-class Leave(Function):
+class Leave(Between):
     """The sum of the ranks' x, on all of them."""
 
-    @staticmethod
-    def forward(ctx: Context, x: Array, *, group: Group, name: str) -> Array:
-        return group.sum(x, f"output of {name}")
-
-    @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
-        return grad
+    there = staticmethod(lambda group, x, dim, name: group.sum(x, f"output of {name}"))
+    back = staticmethod(lambda group, grad, dim, name: grad)
 
 
-class Gather(Function):
+class Gather(Between):
     """The ranks' x behind each other along `dim`, for use by a part on each."""
 
-    @staticmethod
-    def forward(ctx: Context, x: Array, *, group: Group, dim: int, name: str) -> Array:
-        ctx.group, ctx.dim, ctx.name = group, dim, name
-        return group.gather(x, dim, f"input of {name}")
-
-    @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
-        return ctx.group.scatter(grad, ctx.dim, f"gradient into {ctx.name}")
+    there = staticmethod(lambda group, x, dim, name: group.gather(x, dim, f"input of {name}"))
+    back = staticmethod(lambda group, grad, dim, name: group.scatter(grad, dim, f"gradient into {name}"))
 
 
-class Scatter(Function):
+class Scatter(Between):
     """This rank's part along `dim` of the sum of the ranks' x."""
 
-    @staticmethod
-    def forward(ctx: Context, x: Array, *, group: Group, dim: int, name: str) -> Array:
-        ctx.group, ctx.dim, ctx.name = group, dim, name
-        return group.scatter(x, dim, f"output of {name}")
-
-    @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
-        return ctx.group.gather(grad, ctx.dim, f"gradient out of {ctx.name}")
+    there = staticmethod(lambda group, x, dim, name: group.scatter(x, dim, f"output of {name}"))
+    back = staticmethod(lambda group, grad, dim, name: group.gather(grad, dim, f"gradient out of {name}"))
 
 
-class Collect(Function):
+class Collect(Between):
     """The ranks' x behind each other along `dim`, for use that is the same on all ranks."""
 
-    @staticmethod
-    def forward(ctx: Context, x: Array, *, group: Group, dim: int, name: str) -> Array:
-        ctx.group, ctx.dim = group, dim
-        return group.gather(x, dim, f"output of {name}")
-
-    @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
-        return ctx.group.part(grad, ctx.dim)
+    there = staticmethod(lambda group, x, dim, name: group.gather(x, dim, f"output of {name}"))
+    back = staticmethod(lambda group, grad, dim, name: group.part(grad, dim))

@@ -81,9 +81,8 @@ class CutLoss:
         self.ignore_index = loss.ignore_index
 
     def __call__(self, output: Tensor, target: Any) -> Tensor:
-        made: Tensor = CutCrossEntropy.apply(output, target, smoothing=self.loss.label_smoothing, ignore=self.ignore_index,
-                                             group=self.group, first=self.first, classes=self.classes)
-        return made
+        return CutCrossEntropy.apply(output, target, smoothing=self.loss.label_smoothing, ignore=self.ignore_index,
+                                     group=self.group, first=self.first, classes=self.classes)
 
     def count(self, target: Any) -> int:
         return self.loss.count(target)
@@ -103,5 +102,4 @@ def largest(output: Array, group: Group, first: int) -> Array:
     table[group.rank, 1] = output.argmax(axis=-1).reshape(-1) + first
     table = group.sum(table, "largest outputs")
     rank = table[:, 0].argmax(axis=0)
-    found: Array = table[rank, 1, xp.arange(table.shape[2])].astype(xp.int64).reshape(shape)
-    return found
+    return table[rank, 1, xp.arange(table.shape[2])].astype(xp.int64).reshape(shape)

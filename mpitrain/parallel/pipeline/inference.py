@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpitrain.autograd import Tensor, no_grad
 from mpitrain.parallel.pipeline.feed import Feed
-from mpitrain.parallel.pipeline.neighbours import Neighbours
 from mpitrain.placement.stages import Stage
+
+if TYPE_CHECKING:
+    from mpitrain.parallel.pipeline.neighbours import Neighbours
 
 AHEAD = 2                                    # At most so many outputs are on their way: a fast stage must not run away.
 
@@ -37,7 +39,7 @@ class Inference:
         finally:
             model.train(was_training)
         if self.neighbours is not None:
-            self.neighbours.finish()
+            self.neighbours.link.finish()
 
     def _one(self, x: Any, chunk: int, number: int) -> Tensor:
         """The output of one chunk for batch `number`, which is sent on unless the chunk is the last."""
@@ -52,5 +54,5 @@ class Inference:
         if virtual < self.stage.n_virtual - 1:
             assert neighbours is not None
             neighbours.send_forward(output, virtual, number, len(x))
-            neighbours.finish(AHEAD)
+            neighbours.link.finish(AHEAD)
         return output

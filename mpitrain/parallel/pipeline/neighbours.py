@@ -75,10 +75,6 @@ class Neighbours:
         self.link.send(grad, self._rank(virtual - 1), self._tag(BACKWARD, virtual - 1, micro),
                        f"the gradient of the input of {self.stage.describe(virtual)}")
 
-    def finish(self, left: int = 0) -> None:
-        """Returns when everything sent has left, but for the last `left` messages."""
-        self.link.finish(left)
-
     def _rank(self, virtual: int) -> int:
         return virtual % self.stage.n_stages
 

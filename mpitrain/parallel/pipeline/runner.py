@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,11 +18,13 @@ from mpitrain.nn.loss import Loss
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.timeline import SpanMaker, no_span
 from mpitrain.parallel.pipeline.feed import Feed
-from mpitrain.parallel.pipeline.neighbours import Neighbours
 from mpitrain.parallel.pipeline.nonfinite import is_finite, refuse_nonfinite_loss
 from mpitrain.placement.stages import Stage
 from mpitrain.schedules.pipeline import Action, Schedule, one_f_one_b
 from mpitrain.schedules.pipeline_check import actions_of, splits_backward
+
+if TYPE_CHECKING:
+    from mpitrain.parallel.pipeline.neighbours import Neighbours
 
 
 class Pipeline:
@@ -70,7 +72,7 @@ class Pipeline:
         self._counting = self._add.start() if self.channel.size > 1 else None
         self._micro, self._losses, self.waited_s = micro_batches, np.zeros(self.n_micro), 0.0
         if self.neighbours is not None:
-            self.neighbours.finish()                          # Sends of the last step, which did not wait for them.
+            self.neighbours.link.finish()                      # Sends of the last step, which did not wait for them.
         program = self._program(len(micro_batches))
         self._split = splits_backward(program)
         for i, action in enumerate(program):
@@ -103,8 +105,6 @@ class Pipeline:
             stage = self.stage
             self._programs[n] = list(actions_of(self.schedule, stage.index, stage.n_stages, n, len(stage.chunks)))
         return self._programs[n]
-
-    # -- what a schedule names -----------------------------------------------------------------------------------------
 
     def _forward(self, action: Action) -> None:
         micro, key = self._micro[action.micro], (action.chunk, action.micro)
@@ -156,8 +156,6 @@ class Pipeline:
         last = action.micro == len(self._micro) - 1
         self.reducer.begin_micro_batch(self._micro[action.micro].index, last=last, chunk=action.chunk)
 
-    # -- messages ------------------------------------------------------------------------------------------------------
-
     def _expect(self, actions: Sequence[Action]) -> None:
         """Posts the receives of this action and the next, so that their messages travel while this one computes."""
         assert self.neighbours is not None
@@ -194,8 +192,6 @@ class Pipeline:
         """The micro-batch's share of the rows of all ranks."""
         self._total()
         return len(self._micro[action.micro].x) / max(float(self._local[2]), 1.0)
-
-    # -- the model -----------------------------------------------------------------------------------------------------
 
     def forward(self, micro: MicroBatch, x: Tensor, chunk: int = 0) -> Tensor:
         """The output of one chunk, of the last one the summed loss of the micro-batch.

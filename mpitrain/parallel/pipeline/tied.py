@@ -9,56 +9,52 @@ order of the blocks. So the bits do not depend on which stage a block is on, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpitrain.backend import array_module
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.link import Link
-from mpitrain.parallel.gradients.norm import PartOf, Parts
+from mpitrain.parallel.gradients.norm import PartOf
 
 
 class TiedParameters:
     """The sum of each tied parameter's gradients over its uses, on whatever stages. Made, and used, by all ranks of `link`.
 
-    `channel` has the same ranks, in the same order; `place(name)` is the number of the block that a parameter belongs to. The
-    segments of the storage may be parts of parameters, cut alike on all ranks.
+    `channel` has the same ranks, in the same order; `places` has the number of the block that each parameter belongs to. The
+    `segments` may be parts of parameters, cut alike on all ranks.
     """
 
-    def __init__(self, storage: Parts, link: Link, channel: Channel, place: Callable[[str], int]):
+    def __init__(self, segments: Sequence[PartOf], link: Link, channel: Channel, places: Mapping[str, int]):
         self.link = link
-        everyone = channel.gather_objects([[s.parameter.key, place(s.name), bool(s.parameter.twin_of)] for s in storage.segments])
+        everyone = channel.gather_objects([[s.parameter.key, places[s.name], bool(s.parameter.twin_of)] for s in segments])
         shared = {key for rank in everyone for key, _, is_twin in rank if is_twin}
         self._uses: list[tuple[list[int], list[PartOf]]] = []     # For each shared parameter: the ranks of its uses, and our own.
-        for key in sorted(shared & {s.parameter.key for s in storage.segments}):
+        for key in sorted(shared & {s.parameter.key for s in segments}):
             uses = sorted((at, rank) for rank, held in enumerate(everyone) for name, at, _ in held if name == key)
-            own = sorted((s for s in storage.segments if s.parameter.key == key), key=lambda s: place(s.name))
+            own = sorted((s for s in segments if s.parameter.key == key), key=lambda s: places[s.name])
             self._uses.append(([rank for _, rank in uses], own))
 
     def add(self, gradients: Any) -> None:
         """Replaces the gradient of each use by the sum of all uses, in the flat array `gradients`."""
-        for tag, (ranks, own) in enumerate(self._uses):
-            self._add_one(ranks, own, gradients, tag)
-
-    def _add_one(self, ranks: Sequence[int], own: Sequence[PartOf], gradients: Any, tag: int) -> None:
         link = self.link
-        parts = [gradients[s.start:s.stop] for s in own]
-        xp = array_module(parts[0])
-        others = sorted(set(ranks) - {link.rank})
-        arriving = {peer: [link.receive(parts[0].shape, parts[0].dtype, peer, tag, own[0].name) for rank in ranks if rank == peer]
-                    for peer in others}
-        for peer in others:
+        for tag, (ranks, own) in enumerate(self._uses):
+            parts, name = [gradients[s.start:s.stop] for s in own], own[0].name
+            xp = array_module(parts[0])
+            others = [rank for rank in ranks if rank != link.rank]
+            arriving = [link.receive(parts[0].shape, parts[0].dtype, peer, tag, name) for peer in others]
+            for peer in sorted(set(others)):
+                for part in parts:
+                    link.send(part, peer, tag, name)
+            mine, theirs, total = iter(parts), iter(arriving), None
+            for rank in ranks:
+                if rank == link.rank:
+                    addend = next(mine)
+                else:
+                    message = next(theirs)
+                    message.wait()
+                    addend = xp.asarray(message.array)
+                total = addend.copy() if total is None else xp.add(total, addend, out=total)
+            link.finish()                                     # The memory of what was sent is written next.
             for part in parts:
-                link.send(part, peer, tag, own[0].name)
-        mine, total = iter(parts), None
-        for rank in ranks:
-            if rank == link.rank:
-                addend = next(mine)
-            else:
-                message = arriving[rank].pop(0)
-                message.wait()
-                addend = xp.asarray(message.array)
-            total = addend.copy() if total is None else xp.add(total, addend, out=total)
-        link.finish()                                         # The memory of what was sent is written next.
-        for part in parts:
-            part[...] = total
+                part[...] = total

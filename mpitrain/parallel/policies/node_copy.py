@@ -9,20 +9,15 @@ import numpy as np
 
 from mpitrain.backend import Array
 from mpitrain.comm.shared.channel import SharedChannel
-from mpitrain.comm.work import Work
+from mpitrain.comm.work import Collective, Work
 from mpitrain.parallel.policies.node_memory import block_of_the_node, shared_by_all
 from mpitrain.placement.shards import Unit
 from mpitrain.schedules.direct import OwnersToAll
 
 
-class Barrier:
+def barrier(shared: SharedChannel) -> Collective:
     """A barrier of all ranks of all nodes, after which each sees what the others have written."""
-
-    def __init__(self, shared: SharedChannel):
-        self._add = shared.prepare(shared.allocate(8).view(np.float64), "parameters")
-
-    def __call__(self) -> None:
-        self._add.run()
+    return shared.prepare(shared.allocate(8).view(np.float64), "parameters")
 
 
 class NodeCopy:
@@ -36,7 +31,7 @@ class NodeCopy:
     """
 
     def __init__(self, shared: SharedChannel):
-        self.shared, self.barrier = shared, Barrier(shared)
+        self.shared, self.barrier = shared, barrier(shared)
         self.n_nodes = shared.size // shared.node.size
         self._first = shared.node.rank * self.n_nodes         # The first slice of this rank's piece.
         self.number = self._first + (shared.cross.rank if shared.cross is not None else 0)      # This rank's own slice.

@@ -10,7 +10,7 @@ from mpitrain.comm.face import AnyChannel
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.errors import ConfigError, StorageError
-from mpitrain.parallel.gradients.norm import GradientNorm, Parts
+from mpitrain.parallel.gradients.norm import GradientNorm, PartOf
 
 
 def shared_by_all(shared: SharedChannel, nbytes: int, name: str) -> Any:
@@ -29,7 +29,7 @@ def block_of_the_node(shared: SharedChannel, nbytes: int, name: str) -> Any:
     return block
 
 
-def norm_of_node(shared: SharedChannel, own: Parts) -> GradientNorm:
+def norm_of_node(shared: SharedChannel, own: Sequence[PartOf]) -> GradientNorm:
     """The norm of a gradient whose parts all lie on the ranks of `shared`, without messages inside a node. Collective."""
     return GradientNorm(own, channel=shared, allocate=lambda nbytes: shared_by_all(shared, nbytes, "the gradient norm"))
 

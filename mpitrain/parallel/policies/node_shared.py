@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -31,23 +31,25 @@ from mpitrain.comm.work import Collective, Work
 from mpitrain.kernels.optimizer import part_function
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.gradients.bucket_sum import TreeSum
-from mpitrain.parallel.gradients.norm import GradientNorm, Parts
+from mpitrain.parallel.gradients.norm import GradientNorm, PartOf
 from mpitrain.parallel.gradients.reducer import GradientReducer
-from mpitrain.parallel.policies.node_copy import Barrier
-from mpitrain.parallel.policies.node_memory import block_of_the_node, norm_of_node, shared_by_all
+from mpitrain.parallel.policies.node_copy import NodeCopy, barrier
+from mpitrain.parallel.policies.node_memory import (
+    block_of_the_node,
+    norm_of_node,
+    refuse_copies,
+    refuse_unlike_nodes,
+    shared_by_all,
+)
 from mpitrain.parallel.policies.policy import Policy, Setup
+from mpitrain.parallel.policies.replicated import Replicated
+from mpitrain.parallel.policies.sharded import ShardedGradients, ShardedOptimizer, ShardedParameters
 from mpitrain.placement.buckets import Bucket
 from mpitrain.placement.bytes import Bytes
 from mpitrain.placement.slices import Part, cut_slices, parts_of
 
 ADVICE = ("comm.node_shared = true updates a parameter as soon as its gradient is complete, while backward still runs: where it "
           "is read without a gradient (detach), read a copy, Tensor(weight.numpy().copy()), or set comm.node_shared = false")
-
-
-class Own(NamedTuple):
-    """The parts of parameters that a rank updates."""
-
-    segments: list[Part]
 
 
 class OwnSlice:
@@ -82,24 +84,26 @@ class NodeShared(Policy):
         kernel = optimizer.kernel if self.channel.fuses and plain else None
         self._part = part_function(kernel, self.storage.values.dtype) if kernel is not None else 0
         super().open(optimizer, rate)
-        self._barrier = Barrier(self.channel)
+        self._barrier = barrier(self.channel)
 
     def make_reducer(self) -> GradientReducer:
-        cuts = self.held.placement.cuts(self.layout)
+        cuts = self.context.placement.cuts(self.layout)
         if self.tree:                                         # The sums of a tree go by messages.
             return self.reducer_over(TreeSum(self.channel, self.tree), cuts=cuts)
         return self.reducer_over(self, cuts=cuts, allocate=lambda nbytes: shared_by_all(self.channel, nbytes, "gradients"))
 
-    def own(self) -> Own:
-        return Own([part for bucket in self.reducer.buckets for part in self._slice(bucket).parts])
+    def own(self) -> list[Part]:
+        return [part for bucket in self.reducer.buckets for part in self._slice(bucket).parts]
 
-    def norm_of(self, own: Parts) -> GradientNorm:
+    def norm_of(self, own: Sequence[PartOf]) -> GradientNorm:
         """Ranks of several nodes update the same parts: the first of them counts these."""
-        once = own if self.channel.cross is None or self.channel.cross.rank == 0 else Own([])
-        return norm_of_node(self.channel, once) if self.held.parts is None else GradientNorm(once, self.mesh, self.held.control)
+        once = own if self.channel.cross is None or self.channel.cross.rank == 0 else []
+        if self.context.parts is None:
+            return norm_of_node(self.channel, once)
+        return GradientNorm(once, self.mesh, self.context.control)
 
     def update(self, gradients: Any, lr: float, scale: float) -> None:
-        self.optimizer.update(gradients, lr=lr, step=self.step + 1, scale=scale, segments=self.own().segments)
+        self.optimizer.update(gradients, lr=lr, step=self.step + 1, scale=scale, segments=self.own())
         for segment in self.storage.segments:                 # The parts of other ranks change too.
             segment.parameter.mark_changed()
 
@@ -110,7 +114,7 @@ class NodeShared(Policy):
         return not (self.needs_all_gradients or self.tree)
 
     def settle(self) -> None:
-        self._barrier()
+        self._barrier.run()
 
     def measured(self) -> Bytes:
         found, n = super().measured(), self.channel.node.size
@@ -119,8 +123,6 @@ class NodeShared(Policy):
     def way(self) -> str:
         """Slices are cut otherwise where there are several nodes."""
         return super().way() + (", one copy per node" if self.channel.cross is not None and not self.tree else "")
-
-    # -- the sum of a bucket, and the update inside it -----------------------------------------------------------------
 
     def prepare(self, bucket: Bucket, arrays: Sequence[Array]) -> Collective:
         """The sum of this rank's slice of a bucket alone, which updates it where the update need not wait."""
@@ -169,3 +171,25 @@ class NodeShared(Policy):
             values = self.optimizer.scalars(decay, self.rate(self.step), self.step + 1, 1.0)
             self._scalars[decay] = np.array(values, self.storage.values.dtype)
         return self._scalars[decay]
+
+
+def one_per_node(asked: type[Policy], setup: Setup, shared: Any) -> Policy:
+    """The policy with one copy on each node, as far as there is anything to have one of."""
+    mesh, kind = setup.context.mesh, setup.config.comm.sharding
+    if shared.size < mesh[mesh.axes].size:
+        refuse_unlike_nodes(mesh, shared)
+    several, why = shared.size > shared.node.size, ""
+    if not shared.shared:
+        refuse_copies(shared)
+        why = "every rank keeps a copy of its own"
+    elif asked is ShardedParameters and several:
+        why = (f'with comm.sharding = "{kind}" on several nodes a rank keeps slices, of which there are no copies, and puts '
+               "blocks together for itself")
+    if why:
+        policy: Policy = asked(setup, shared.messages if asked.cuts_gradients else shared)
+        policy.said.append(f"comm.node_shared: {why}")
+        return policy
+    if asked is Replicated or (asked is ShardedOptimizer and not several):
+        return NodeShared(setup, shared)                      # All ranks that share the copy are on one node.
+    of_copy = ShardedOptimizer if asked is ShardedOptimizer else ShardedGradients       # Its parameters lie in the one copy.
+    return of_copy(setup, shared, NodeCopy(shared))

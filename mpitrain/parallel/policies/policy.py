@@ -19,17 +19,15 @@ from mpitrain.comm.messages.algorithms import hosts_of, name_of
 from mpitrain.config import Config
 from mpitrain.config.rules import Rule
 from mpitrain.errors import NumericsError
-from mpitrain.nn import FlatLayout, apply_statistics, running_layers
+from mpitrain.nn import FlatLayout
 from mpitrain.optim import Optimizer, clip_factor
 from mpitrain.parallel.connect import ParallelContext
 from mpitrain.parallel.gradients.bucket_sum import BucketSum
-from mpitrain.parallel.gradients.norm import GradientNorm, Parts
+from mpitrain.parallel.gradients.norm import GradientNorm, PartOf
 from mpitrain.parallel.gradients.reducer import GradientReducer
-from mpitrain.parallel.gradients.statistics import PlainStatistics, Statistics, TreeStatistics
-from mpitrain.parallel.policies.node_memory import nodes_of, nodes_text
+from mpitrain.parallel.gradients.statistics import Statistics
 from mpitrain.placement.bytes import Bytes
 from mpitrain.placement.shards import Shards
-from mpitrain.placement.tree import RankTree
 from mpitrain.schedules.collectives import ON_NODES
 
 
@@ -46,7 +44,7 @@ class Setup:
     """The arguments of a policy: the same on all ranks, but for their places on the mesh."""
 
     config: Config
-    held: ParallelContext                    # this rank's part of the model, and the channels to other ranks
+    context: ParallelContext                 # this rank's part of the model, and the channels to other ranks
     device: Device
     algorithm: Any = "auto"                  # the gradients' all-reduce: a name, or a user's function
     optimizer: Callable[[Any], Optimizer] | None = None      # makes the run's optimizer of a storage; None: there is none
@@ -75,24 +73,19 @@ class Policy(ABC):
     statistics: Statistics
 
     def __init__(self, setup: Setup, channel: AnyChannel):
-        self.setup, self.channel, self.held = setup, channel, setup.held
-        self.mesh, self.stage, self.tree = setup.held.mesh, setup.held.stage, setup.held.placement.tree
+        self.setup, self.channel, self.context = setup, channel, setup.context
+        self.mesh, self.stage, self.tree = setup.context.mesh, setup.context.stage, setup.context.placement.tree
         self.bucket_bytes = setup.config.comm.bucket_bytes
         self.clip_norm = setup.config.optimizer.clip_norm
         self.step = 0                        # Updates done.
         self.want_norm = True                # a norm costs a pass over the gradients: it is computed where asked for, or to clip
         self.choices: dict[str, Any] = {}
-        self._said: list[str] = []
+        self.said: list[str] = []            # Notes of the policy, beside those of its channel.
 
     @property
     def notes(self) -> list[str]:
         """Options that could not be had, a line each; complete once the policy is open."""
-        return [*self.channel.notes, *self._said]
-
-    def say(self, note: str) -> None:
-        self._said.append(note)
-
-    # -- methods for a subclass to define -----------------------------------------------------------------------------
+        return [*self.channel.notes, *self.said]
 
     def initialise(self) -> None:
         """Gives the stage's model its memory and initial values. Sets `layout`, where all of its parameters lie in flat arrays,
@@ -107,18 +100,18 @@ class Policy(ABC):
     def update(self, gradients: Any, lr: float, scale: float) -> None:
         """Changes the parameters; `gradients` times `scale` are the summed and clipped ones of `storage`."""
 
-    def own(self) -> Parts:
+    def own(self) -> Sequence[PartOf]:
         """The parts of parameters whose gradients this rank has, and updates."""
-        found: Parts = self.storage
+        found: Sequence[PartOf] = self.storage.segments
         return found
 
     def own_gradients(self, gradients: Array) -> Any:
         """The flat gradients of `storage`, out of those of the reducer."""
         return gradients
 
-    def norm_of(self, own: Parts) -> GradientNorm:
+    def norm_of(self, own: Sequence[PartOf]) -> GradientNorm:
         """The norm of the gradient of the whole model, of which this rank has `own`. It communicates."""
-        return GradientNorm(own, self.mesh, self.held.parts)
+        return GradientNorm(own, self.mesh, self.context.parts)
 
     def settle(self) -> None:                                # noqa: B027  (most have nothing to do)
         """The end of an update. By default every rank has written memory of its own."""
@@ -128,9 +121,18 @@ class Policy(ABC):
 
     def way(self) -> str:
         """How gradients are added up, as far as bits depend on it. It communicates."""
-        return way_of(self.channel, self.tree)
-
-    # -- common methods ------------------------------------------------------------------------------------------------
+        from mpitrain.parallel.policies.node_memory import nodes_of, nodes_text
+        channel = self.channel
+        if self.tree:
+            return "messages, one tree over all micro-batches"
+        if channel.shared and not channel.notes:
+            return f"shared memory of ranks {nodes_text(nodes_of(channel))}"
+        way = f"messages, {name_of(channel.algorithm) if isinstance(channel.algorithm, str) else 'an algorithm of your own'}"
+        if isinstance(channel.algorithm, str) and channel.algorithm in ON_NODES:
+            way += f" of ranks {nodes_text(hosts_of(channel.messages.comm))}"
+        if channel.shared and channel.cross is None:              # Copied arrays need little room.
+            way += f", small buckets through shared memory of ranks {nodes_text(nodes_of(channel))}"
+        return way
 
     def whole_of(self, allocate: Callable[[int], Any] | None) -> None:
         """`initialise` where each rank sees all parameters, in memory of `allocate` (default: the device's own)."""
@@ -144,10 +146,8 @@ class Policy(ABC):
         self.reducer = self.make_reducer()
         self.reducer.reserve()                                # Now, so that `notes` is complete.
         own = self.own()
-        self.norm, self.tied = self.norm_of(own), self.held.tied_parameters(own)
-        self.statistics = TreeStatistics(self.stage.chunks, self.channel, self.tree) if self.tree else \
-            PlainStatistics(self.stage.model, self.held.replicas)
-        self._layers = running_layers(self.stage.model)
+        self.norm, self.tied = self.norm_of(own), self.context.tied_parameters(own)
+        self.statistics = Statistics(self.stage.chunks, self.channel if self.tree else self.context.replicas, self.tree)
         self._say_choice(self.layout.dtype.name)
 
     def reducer_over(self, bucket_sum: BucketSum, **options: Any) -> GradientReducer:
@@ -170,7 +170,7 @@ class Policy(ABC):
             self.update(gradients, lr, scale)
         self.optimizer.steps = self.step + 1
         self.settle()
-        self._update_buffers()
+        self.statistics.apply()
         self.step += 1
         return {"lr": lr, "grad_norm": norm, "comm_exposed_s": self.reducer.exposed_s}
 
@@ -202,12 +202,6 @@ class Policy(ABC):
                                 "try a smaller optimizer.lr, or optimizer.clip_norm", step=self.step)
         return norm, clip_factor(norm, self.clip_norm) if self.clip_norm else 1.0
 
-    def _update_buffers(self) -> None:
-        """Running statistics: the mean over all micro-batches of all ranks, once a step."""
-        statistics = self.statistics.total()
-        if statistics.size:
-            apply_statistics(self._layers, statistics)
-
     def _say_choice(self, dtype: str) -> None:
         """Two runs with equal choices add the ranks' gradients in the same order, and round them alike."""
         channel, wire = self.channel, self.setup.config.comm.wire_dtype
@@ -217,20 +211,6 @@ class Policy(ABC):
         travels = wire if dtype == "float32" and by_messages else dtype
         self.choices["exchange"] = {"ranks": channel.size, "way": self.way(), "wire": travels}
         if wire not in ("float32", travels):
-            self.say(f'comm.wire_dtype = "{wire}" has no effect: ' + (
+            self.said.append(f'comm.wire_dtype = "{wire}" has no effect: ' + (
                 "it is for gradients of float32" if dtype != "float32" else
                 "gradients go through shared memory, not by messages"))
-
-
-def way_of(channel: AnyChannel, tree: RankTree | None) -> str:
-    """How ranks sum buckets of which all get the whole sum, as far as bits depend on it. It communicates."""
-    if tree:
-        return "messages, one tree over all micro-batches"
-    if channel.shared and not channel.notes:
-        return f"shared memory of ranks {nodes_text(nodes_of(channel))}"
-    way = f"messages, {name_of(channel.algorithm) if isinstance(channel.algorithm, str) else 'an algorithm of your own'}"
-    if isinstance(channel.algorithm, str) and channel.algorithm in ON_NODES:
-        way += f" of ranks {nodes_text(hosts_of(channel.messages.comm))}"
-    if channel.shared and channel.cross is None:              # Copied arrays need little room.
-        way += f", small buckets through shared memory of ranks {nodes_text(nodes_of(channel))}"
-    return way

@@ -10,11 +10,11 @@ from mpitrain.comm.face import AnyChannel
 from mpitrain.comm.work import Collective, Work
 from mpitrain.nn import FlatLayout
 from mpitrain.parallel.gradients.bucket_sum import AllReduce, BucketSum, TreeSum
-from mpitrain.parallel.gradients.norm import GradientNorm, Parts
+from mpitrain.parallel.gradients.norm import GradientNorm, PartOf
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.policies.node_copy import NodeCopy
 from mpitrain.parallel.policies.node_memory import norm_of_node
-from mpitrain.parallel.policies.policy import Policy, Setup, way_of
+from mpitrain.parallel.policies.policy import Policy, Setup
 from mpitrain.parallel.policies.sharded_reducer import ShardedReducer
 from mpitrain.parallel.policies.unshard import Unsharding
 from mpitrain.placement.buckets import Bucket
@@ -45,13 +45,13 @@ class Sharded(Policy):
     def cut(self, layout: FlatLayout) -> Shards:
         """The slices of the layout that this rank keeps."""
         make, copy = self.setup.optimizer, self.copy
-        return self.held.placement.shards(layout, whole=make is not None and needs_whole_parameters(make),
+        return self.context.placement.shards(layout, whole=make is not None and needs_whole_parameters(make),
                                           blocks=self.cuts_parameters, number=None if copy is None else copy.number)
 
-    def norm_of(self, own: Parts) -> GradientNorm:
-        if self.copy is not None and self.held.parts is None:
+    def norm_of(self, own: Sequence[PartOf]) -> GradientNorm:
+        if self.copy is not None and self.context.parts is None:
             return norm_of_node(self.copy.shared, own)
-        return GradientNorm(own, self.mesh, self.held.control)
+        return GradientNorm(own, self.mesh, self.context.control)
 
     def update(self, gradients: Any, lr: float, scale: float) -> None:
         self.values_written()
@@ -76,14 +76,14 @@ class Sharded(Policy):
     def settle(self) -> None:
         """Waits until no rank of a node writes memory that another one reads."""
         if self.copy is not None:
-            self.copy.barrier()
+            self.copy.barrier.run()
 
     def measured(self) -> Bytes:
         found = super().measured()
         return found._replace(parameters=-(-found.parameters // (1 if self.copy is None else self.copy.shared.node.size)))
 
     def way(self) -> str:
-        found = way_of(self.channel, self.tree)
+        found = super().way()
         if self.copy is None and not self.tree and (self.cuts_gradients or not self.channel.shares_all):
             found = "messages to the owners of slices"
         elif self.copy is not None and self.channel.cross is not None and not self.tree:
@@ -114,7 +114,7 @@ class ShardedGradients(Sharded):
         # Where ranks sum in one memory, another may still read a bucket when this rank's slice is there: all get the whole sum.
         bucket_sum = SliceSum(self.channel, self.shards) if copy is None else AllReduce(self.channel)
         return ShardedReducer(self.shards, bucket_sum, bucket_bytes=self.bucket_bytes, progress=self.mesh.progress.progress,
-                              chunks=self.stage.sizes, rounds=self.held.placement.rounds,
+                              chunks=self.stage.sizes, rounds=self.context.placement.rounds,
                               allocate=None if copy is None else copy.allocate_sums)
 
 

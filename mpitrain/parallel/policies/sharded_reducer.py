@@ -6,7 +6,7 @@
 
 So a rank has its shard of the sum and a few buckets, whatever the size of the model. Each micro-batch's gradients are summed over
 ranks by themselves, and those sums are added up in the order of the micro-batches. Ranks of a node that share one copy of the
-parameters sum buckets in memory that they share (`bucket_ring`).
+parameters sum buckets in memory that they share (`bucket_memory`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mpitrain.backend import Array
@@ -21,8 +22,7 @@ from mpitrain.comm.work import Work
 from mpitrain.nn import Parameter
 from mpitrain.parallel.gradients.bucket_sum import BucketSum
 from mpitrain.parallel.gradients.reducer import GradientReducer
-from mpitrain.parallel.policies.bucket_ring import BucketRing
-from mpitrain.parallel.policies.buffer_pool import BufferPool
+from mpitrain.parallel.policies.bucket_memory import BucketRing, BufferPool
 from mpitrain.placement.buckets import Bucket, Turn
 from mpitrain.placement.shards import Shards
 
@@ -30,13 +30,11 @@ IN_FLIGHT = 3                # Three buckets travel while one is filled: enough 
 SHARED_AT_ONCE = IN_FLIGHT + 2                                # So many buckets have a place in memory that ranks share.
 
 
+@dataclass(slots=True)
 class Seen:
     """The mark that the timeline keeps of a sum until the step ends; the sum itself would hold the memory of its bucket."""
 
-    __slots__ = ("done",)
-
-    def __init__(self) -> None:
-        self.done = False
+    done: bool = False
 
 
 class ShardedReducer(GradientReducer):
@@ -164,12 +162,10 @@ class ShardedReducer(GradientReducer):
 
         Where a bucket that leaves before this one has yet to come to that place, other memory for now.
         """
-        if self.ring is None:
-            return self.pool.take(bucket.stop - bucket.start)
         first = bucket.turn.buckets[0].index + self._started
-        if self.ring.overlapping[bucket.index].isdisjoint(range(first, bucket.index)):
-            return self._place_of(bucket, self.ring)
-        return self.pool.take(bucket.stop - bucket.start)
+        if self.ring is None or not self.ring.overlapping[bucket.index].isdisjoint(range(first, bucket.index)):
+            return self.pool.take(bucket.stop - bucket.start)
+        return self._place_of(bucket, self.ring)
 
     def _place_of(self, bucket: Bucket, ring: BucketRing) -> Array:
         """The bucket's place in shared memory, after sums that use it have ended."""

@@ -9,7 +9,7 @@ needs stays until another takes its place, so the last block's forward is follow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpitrain.autograd import recomputing
@@ -17,7 +17,7 @@ from mpitrain.backend import Array
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.work import Work
 from mpitrain.nn import Module, Segment, Sequential
-from mpitrain.parallel.policies.buffer_pool import BufferPool
+from mpitrain.parallel.policies.bucket_memory import BufferPool
 from mpitrain.placement.shard_cuts import blocks_of
 from mpitrain.placement.shards import Shards, Unit
 
@@ -28,9 +28,8 @@ AWAY = ('with comm.sharding = "parameters" a block\'s parameters are put togethe
 class Group:
     """Neighbouring buckets of one block, which are put together at once."""
 
-    def __init__(self, units: Sequence[Unit], number: int):
-        self.units = sorted(units, key=lambda unit: unit.start)
-        self.start, self.stop, self.number = self.units[0].start, self.units[-1].stop, number
+    def __init__(self, units: Sequence[Unit]):
+        self.units, self.start, self.stop = units, units[0].start, units[-1].stop
         self.segments: list[Segment] = [s for unit in self.units for s in unit.segments]
         self.flat: Array | None = None                        # None while it is sharded.
         self.works: list[Work] = []
@@ -52,8 +51,6 @@ class Unsharding:
         self.pool = BufferPool(shards.layout)
         self.groups: list[Group] = []
         self._needs: list[list[Group]] = []                   # The groups of each block.
-        self._before: list[int | None] = []                   # The neighbours of each block in its chunk.
-        self._after: list[int | None] = []
         owner = {s.name: unit for unit in shards.units for s in unit.segments}
         group_of: dict[int, Group] = {}                       # The key is the unit.
         for chunk in chunks:
@@ -61,14 +58,13 @@ class Unsharding:
             for i, block in enumerate(blocks):
                 units = {id(u): u for u in (owner[p.name] for p in block.parameters())}
                 new = [unit for key, unit in units.items() if key not in group_of]
-                for group in grouped(new, len(self.groups)):
+                for group in grouped(new):
                     self.groups.append(group)
                     group_of |= {id(unit): group for unit in group.units}
                 number = len(self._needs)
-                self._needs.append(sorted({group_of[key] for key in units}, key=lambda group: group.number))
-                self._before.append(number - 1 if i else None)
-                self._after.append(number + 1 if i < len(blocks) - 1 else None)
-                self._watch(block, number)
+                needed = {group_of[key] for key in units}
+                self._needs.append([group for group in self.groups if group in needed])
+                self._watch(block, number, number - 1 if i else None, number + 1 if i < len(blocks) - 1 else None)
             if isinstance(chunk, Sequential):
                 chunk.between = progress
         for group in self.groups:
@@ -79,14 +75,13 @@ class Unsharding:
         for group in self.groups:
             self._reshard(group)
 
-    # -- hooks ---------------------------------------------------------------------------------------------------------
-
-    def _watch(self, block: Module, number: int) -> None:
+    def _watch(self, block: Module, number: int, before: int | None, after: int | None) -> None:
+        """Adds the hooks of block `number`, whose neighbours in its chunk are `before` and `after`."""
         def forward(module: Module, inputs: Any) -> None:
-            self._unshard(number, self._before if recomputing() else self._after)
+            self._unshard(number, before if recomputing() else after)
 
         def backward(module: Module) -> None:
-            self._unshard(number, self._before)
+            self._unshard(number, before)
 
         def inside(module: Module, inputs: Any) -> None:
             self.progress()
@@ -96,10 +91,9 @@ class Unsharding:
             if module is not block:
                 module.before_forward(inside)
 
-    def _unshard(self, number: int, neighbour: Sequence[int | None]) -> None:
+    def _unshard(self, number: int, following: int | None) -> None:
         """The parameters of a block are there when this returns, and those of the next block on their way."""
-        needed, following = self._needs[number], neighbour[number]
-        ahead = self._needs[following] if following is not None else []
+        needed, ahead = self._needs[number], [] if following is None else self._needs[following]
         for group in self.groups:
             if group.flat is not None and group not in needed and group not in ahead:
                 self._reshard(group)
@@ -107,8 +101,6 @@ class Unsharding:
             self._start_gather(group)
         for group in needed:
             self._attach(group)
-
-    # -- one group -----------------------------------------------------------------------------------------------------
 
     def _start_gather(self, group: Group) -> None:
         if group.flat is not None:
@@ -140,14 +132,12 @@ class Unsharding:
                 del s.parameter.array
 
 
-def grouped(units: Sequence[Unit], first: int) -> Iterator[Group]:
+def grouped(units: Sequence[Unit]) -> list[Group]:
     """Units as groups of neighbours."""
-    run: list[Unit] = []
-    number = first
+    runs: list[list[Unit]] = []
     for unit in sorted(units, key=lambda unit: unit.start):
-        if run and unit.start != run[-1].stop:
-            yield Group(run, number)
-            run, number = [], number + 1
-        run.append(unit)
-    if run:
-        yield Group(run, number)
+        if runs and unit.start == runs[-1][-1].stop:
+            runs[-1].append(unit)
+        else:
+            runs.append([unit])
+    return [Group(run) for run in runs]

@@ -9,7 +9,7 @@ The order is the composition rule, and nothing later undoes anything earlier:
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,13 @@ from mpitrain.checkpoint import store
 from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.checkpoint.state import State
-from mpitrain.comm.job.together import everywhere, on_first
+from mpitrain.comm.job.together import everywhere
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.progress import threads_may_call_mpi
 from mpitrain.config import CommConfig, Config
 from mpitrain.config.rules import name_of
-from mpitrain.data import Dataset, Loader, Sampler, scan_labels
+from mpitrain.data import Loader, Sampler
 from mpitrain.errors import ConfigError
 from mpitrain.parallel.connect import ParallelContext, connect
 from mpitrain.parallel.gradients.reducer import GradientReducer
@@ -38,17 +38,15 @@ from mpitrain.parallel.policies.choose import change, choose
 from mpitrain.parallel.policies.policy import Policy, Setup
 from mpitrain.placement.bytes import memory_text
 from mpitrain.placement.place import place
-from mpitrain.train.build import precision, reproducible
+from mpitrain.train.build import precision
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.measured_cut import MeasuredCut
-from mpitrain.train.build.offload import files_folder, offloaded
 from mpitrain.train.build.trial import try_one_sample
 from mpitrain.train.build.validate import refuse_parts, validate
 from mpitrain.train.evaluate import Evaluator
-from mpitrain.train.intervals import Plan
-from mpitrain.train.machine import fingerprint
+from mpitrain.train.intervals import Plan, Step
+from mpitrain.train.observers.observer import Observer
 from mpitrain.train.observers.record import Console
-from mpitrain.train.observers.tuning import Tune
 from mpitrain.train.trainer import Trainer
 
 
@@ -68,7 +66,7 @@ class Job:
     plan: Plan
     config: Config
     channel: Channel
-    held: ParallelContext                               # this rank's part of the model
+    context: ParallelContext                 # this rank's part of the model
     policy: Policy                           # storage of its parameters over ranks
     tuning: Tuning                           # settings chosen by measurement: its `choices`
     timeline: Timeline                       # times of this rank's steps
@@ -97,7 +95,7 @@ class Job:
     def load(self, found: Checkpoint) -> None:
         """Starts from another run's parameters and buffers. It communicates."""
         self.state.load_parameters(found)
-        self.held.start_alike(self.state.arrays())
+        self.context.start_alike(self.state.arrays())
 
     def resume(self, found: Checkpoint) -> None:
         """Continues with the step after the checkpoint's; it communicates.
@@ -108,7 +106,7 @@ class Job:
             raise ConfigError(f"the checkpoint is at step {found.step}, beyond the {self.plan.steps} steps of this run; "
                               "raise train.steps or train.epochs", file=found.folder)
         self.state.restore(found)
-        self.held.start_alike(self.state.arrays())
+        self.context.start_alike(self.state.arrays())
         self.trainer.update.step = found.step
         chosen = found.meta.get("choices") or {}
         self.tuning.restore(chosen)
@@ -116,6 +114,7 @@ class Job:
         self.trainer.best = (float(best[0]), int(best[1])) if best else None
         self.trainer.metrics = dict(found.meta.get("metrics") or {})
         self.trainer.evaluated = self.trainer.evaluator is None or found.meta.get("evaluated") is not False
+        from mpitrain.train.machine import fingerprint
         said = fingerprint.changes(found.meta.get("numerics"), self.numerics)
         if not said and self.numerics is None:
             said = change(chosen.get("exchange"), self.tuning.choices.get("exchange"))
@@ -134,62 +133,79 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     m, t, comm = config.mesh, config.train, config.comm
     valid = validate(config, mesh, model, optimizer, rate, inputs.train_rows)
     n_micro, sampler = valid.n_micro, valid.sampler
-    assert sampler is not None
     anywhere = t.reproducible == "layout"
     if anywhere:
-        reproducible.refuse_threads()
+        from mpitrain.train.machine import fingerprint
+        fingerprint.refuse_threads()
     control = mesh.channel(mesh.axes, "control")
     plan = make_plan(config, sampler)
     device = select_device(t.device, local_rank(control))
     precision.refuse(t.precision)
-    numerics = reproducible.agree_on_numerics(control, n_micro) if anywhere else None
+    numerics = None
+    if anywhere:
+        mine = fingerprint.numerics()
+        fingerprint.agree(mine, socket.gethostname(), control)
+        numerics = {"micro_batches": str(n_micro), **mine}
     inputs.fit(control)
     stages = m.stages if m.stages != "time" else MeasuredCut(
         inputs, control, device, rows=-(-t.batch_size // n_micro), parts=mesh.size("pp") * m.chunks, seed=config.run.seed,
         precision=t.precision)
     placement = place(model, mesh, m, t, comm, stages=stages)
     refuse_parts(valid.whole_parameters, placement)
-    held = connect(placement, mesh, control, shared=comm.algorithm == "auto" and device.name == "cpu")
+    context = connect(placement, mesh, control, shared=comm.algorithm == "auto" and device.name == "cpu")
     if isinstance(stages, MeasuredCut):
-        held.choices |= stages.choices
-    stage, loss = held.stage, held.loss(loss)
-    held.agree_on_schedule(valid.schedule, name_of(m.schedule), n_micro)
-    policy = choose(Setup(config, held, device, algorithm=valid.algorithm, optimizer=optimizer))
+        context.choices |= stages.choices
+    stage, loss = context.stage, context.loss(loss)
+    context.agree_on_schedule(valid.schedule, name_of(m.schedule), n_micro)
+    policy = choose(Setup(config, context, device, algorithm=valid.algorithm, optimizer=optimizer))
     policy.initialise()
-    feed = held.feed(policy.layout.device, policy.layout.dtype, tokens=inputs.tokens)
-    inference = Inference(stage, feed, held.neighbours)
-    n_classes = try_one_sample(inference, loss, inputs, placement, held.output_shape)
-    if isinstance(inputs.training, Dataset) and n_classes is not None:
-        labelled = inputs.training
-        on_first(control, lambda: scan_labels(labelled, n_classes))
+    feed = context.feed(policy.layout.device, policy.layout.dtype, tokens=inputs.tokens)
+    inference = Inference(stage, feed, context.neighbours)
+    n_classes = try_one_sample(inference, loss, inputs, placement, context.output_shape, control)
 
-    stepper = offloaded(optimizer, config.optimizer.offload, files_folder(config), policy.storage, device, control)
+    if config.optimizer.offload == "none":
+        stepper = optimizer(policy.storage)
+    else:
+        from mpitrain.train.build.offload import files_folder, offloaded
+        stepper = offloaded(optimizer, config.optimizer.offload, files_folder(config), policy.storage, device, control)
     state = State(stage.model, stepper, inputs.transforms, whole=model, mesh=mesh, control=control, policy=policy)
-    synchronise_batch_norm(stage.model, held.replicas)
-    held.start_alike(state.arrays())
+    synchronise_batch_norm(stage.model, context.replicas)
+    context.start_alike(state.arrays())
 
-    n_places, (first, last) = mesh.n_places, placement.own_micro_batches
+    first, last = placement.own_micro_batches
     policy.open(stepper, rate(plan.steps) if rate else lambda step: stepper.lr)
     reducer, timeline = policy.reducer, policy.reducer.timeline
     loader = Loader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
                     n_classes=n_classes, workers=config.data.workers, span=timeline.span)
     mesh.progress.landed = timeline.look
     pipeline = Pipeline(stage, loss, control, reducer, feed, n_micro=n_micro, seed=config.run.seed, schedule=valid.schedule,
-                        after_forward=policy.statistics.after_forward, neighbours=held.neighbours, counts=held.counts,
+                        after_forward=policy.statistics.after_forward, neighbours=context.neighbours, counts=context.counts,
                         span=timeline.span)
     read, n_chunks = inputs.chunks(n_classes)
-    evaluator = Evaluator(inference, loss, read, n_chunks, control, place=mesh.place, n_places=n_places,
-                          counts=held.counts, classes=held.classes,
-                          in_step=placement.in_step or policy.cuts_parameters, span=timeline.span) if n_chunks else None
+    evaluator = Evaluator(inference, loss, read, n_chunks, context, cuts_parameters=policy.cuts_parameters,
+                          span=timeline.span) if n_chunks else None
     tuning = make_tuning(comm, reducer, control, mesh)
     trainer = Trainer(pipeline=pipeline, update=policy, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       span=timeline.span)
     trainer.observers += [Tune(tuning), *([] if quiet or control.rank else [Console()])]
-    trainer.notes += policy.notes + held.notes
-    if comm.sharding != "none" and n_places > 1:
+    trainer.notes += policy.notes + context.notes
+    if comm.sharding != "none" and mesh.n_places > 1:
         trainer.notes.append(memory_text(control.gather_objects(policy.measured()), comm.sharding, per_node=policy.per_node))
-    tuning.choices |= policy.choices | held.choices
-    return Job(trainer, state, plan, config, control, held, policy, tuning, timeline, numerics)
+    tuning.choices |= policy.choices | context.choices
+    return Job(trainer, state, plan, config, control, context, policy, tuning, timeline, numerics)
+
+
+class Tune(Observer):
+    """Gives `tuning` the times of steps; its choices go into run.json."""
+
+    def __init__(self, tuning: Tuning):
+        self.tuning = tuning
+
+    def after_step(self, step: int, fields: Step, seconds: float) -> None:
+        self.tuning.after_step(seconds)
+
+    def finish(self, step: int) -> Mapping[str, Any]:
+        return {"choices": self.tuning.choices}
 
 
 def make_tuning(comm: CommConfig, reducer: GradientReducer, control: Channel, mesh: Mesh) -> Tuning:

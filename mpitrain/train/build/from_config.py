@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from mpitrain import models, nn, optim
 from mpitrain.comm.mesh import Mesh
 from mpitrain.config import Config, changed
 from mpitrain.config.sections import keys_of
 from mpitrain.errors import ConfigError, nearest
-from mpitrain.registry import accepted, call, call_with, parameters_of
+from mpitrain.registry import accepted, call, call_with, named, parameters_of
 from mpitrain.train.build.assembly import Job, assemble
 from mpitrain.train.build.inputs import Inputs
-from mpitrain.train.observers.observer import Observer, own_observers
+from mpitrain.train.observers.observer import Observer, own_observer
 
 GIVEN = {"self", "model", "storage", "allocate", "lr", "min_lr", "warmup_steps", "total_steps"}       # not among further keys
 
@@ -71,7 +74,7 @@ def keep_inputs_only(model: nn.Module, which: bool | int | Sequence[str]) -> Non
 
 def observers_of(config: Config) -> list[Observer]:
     """The observers that [log] asks for. Raises ConfigError, alike on all ranks, if one cannot be had."""
-    found = own_observers(config.log.observers, config.folder)
+    found = [own_observer(name, config.folder) for name in config.log.observers]
     if config.log.tensorboard:
         from mpitrain.train.observers.tensorboard import TensorBoard
         found.append(TensorBoard())
@@ -86,7 +89,13 @@ def make_loss(config: Config, tokens: bool) -> Any:
         raise ConfigError(f'train.label_smoothing is for train.loss = "cross_entropy", not "{t.loss}"')
     refuse_keys(config, "train", loss)
     offered = {"label_smoothing": t.label_smoothing, **t.arguments, **({"ignore_index": -1} if tokens else {})}
-    return call(loss, f'loss "{t.loss}"', accepted(loss, offered))
+    what = f'train.loss = "{t.loss}"'
+    made = call(loss, what, accepted(loss, offered), section="train")
+    if not (callable(made) and hasattr(made, "kind") and hasattr(made, "count")):
+        raise ConfigError(f"{what} must give an mpitrain.nn.Loss, found {named(made)}")
+    if isinstance(made, nn.Loss) and type(made).__call__ is nn.Loss.__call__ and type(made).total is nn.Loss.total:
+        raise ConfigError(f"{what} must define total or __call__, and {named(made)} has neither")
+    return made
 
 
 def make_optimizer(config: Config, storage: nn.FlatStorage) -> optim.Optimizer:
@@ -95,7 +104,13 @@ def make_optimizer(config: Config, storage: nn.FlatStorage) -> optim.Optimizer:
     kind: Any = optim.OPTIMIZERS.resolve(o.name, config.folder)
     offered = {"lr": o.lr, "momentum": o.momentum, "nesterov": o.nesterov, "betas": o.betas, "eps": o.eps,
                "weight_decay": o.weight_decay, "decay": o.decay, **o.arguments}
-    made: optim.Optimizer = call(kind, f'optimizer "{o.name}"', accepted(kind, offered), storage)
+    what = f'optimizer.name = "{o.name}"'
+    made = call(kind, what, accepted(kind, offered), storage, section="optimizer")
+    if not isinstance(made, optim.Optimizer):
+        raise ConfigError(f"{what} must give an mpitrain.optim.Optimizer, found {named(made)}")
+    own, base = type(made), optim.Optimizer
+    if own.change is base.change and (made.kernel is None or own.scalars is base.scalars):
+        raise ConfigError(f"{what} must define change, or kernel and scalars, and {named(made)} does not")
     return made
 
 
@@ -105,8 +120,14 @@ def make_rate(config: Config, steps: int) -> Callable[[int], float]:
     shape = optim.SCHEDULES.resolve(o.schedule, config.folder)
     refuse_keys(config, "optimizer", optim.OPTIMIZERS.resolve(o.name, config.folder), shape)
     options = accepted(shape, {"milestones": list(o.milestones) or None, "gamma": o.gamma, **o.arguments})
-    rate: Callable[[int], float] = call(optim.schedule, f'schedule "{o.schedule}"', {
-        "lr": o.lr, "min_lr": o.min_lr, "warmup_steps": o.warmup_steps, "total_steps": steps, **options}, shape)
+    what = f'optimizer.schedule = "{o.schedule}"'
+    rate: Callable[[int], float] = call(optim.schedule, what, {
+        "lr": o.lr, "min_lr": o.min_lr, "warmup_steps": o.warmup_steps, "total_steps": steps, **options}, shape,
+        section="optimizer")
+    for step in sorted({0, steps // 2, max(steps - 1, 0)}):
+        found = call(rate, f"{what}, asked for step {step},", {}, step)
+        if not (hasattr(found, "__float__") and np.ndim(found) == 0 and math.isfinite(found)):
+            raise ConfigError(f"{what} must give a finite number for each step, found {named(found)} for step {step}")
     return rate
 
 
@@ -115,7 +136,7 @@ def refuse_keys(config: Config, section: str, *things: Callable[..., Any]) -> No
     taken = {name for thing in things for name in parameters_of(thing)} - GIVEN
     for key in getattr(config, section).arguments:
         if key not in taken:
-            raise config.wrong(f"unknown key {section}.{key}{nearest(key, taken | keys_of(section))}", (f"{section}.{key}",))
+            raise config.wrong(f"unknown key {section}.{key}{nearest(key, [*taken, *keys_of(section)])}", (f"{section}.{key}",))
 
 
 def checkpoint_folder(path: Path) -> Path:

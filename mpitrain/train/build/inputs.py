@@ -13,10 +13,11 @@ from mpitrain import data
 from mpitrain.comm.job.together import on_first
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.data.checks import Source
+from mpitrain.data.keyed import key, sample_keys
 from mpitrain.data.loader import SampleReader
 from mpitrain.data.transforms import Asked
 from mpitrain.errors import ConfigError
-from mpitrain.models.sizes import require_sizes
+from mpitrain.models.registry import require_sizes
 
 EVALUATION_CHUNK = 256                   # rows; fixed, so that metrics do not depend on the number of ranks,
 EVALUATION_TOKENS = 256 * 64             # tokens, so fewer rows of long windows: activations of 256 of 8192 tokens take gigabytes
@@ -45,32 +46,28 @@ class Inputs:
 
         self.transforms.load_state_dict(from_plain(on_first(channel, learn)))
 
-    def sample(self) -> tuple[Any, Any]:
-        """The first training row as the model would see it, for a trial before anything is allocated for real."""
-        return SampleReader(self.training, self.transforms).read(np.asarray(self.train_rows[:1], np.int64))
+    def sample(self, rows: int = 1) -> tuple[Any, Any]:
+        """The first training rows as the model would see them, for a trial before anything is allocated for real."""
+        return SampleReader(self.training, self.transforms).read(np.asarray(self.train_rows[:rows], np.int64))
+
+    def try_two(self) -> tuple[Any, Any]:
+        """The first training row, after two have been transformed and augmented: what changes the number of rows is refused."""
+        x, y = self.sample(2)
+        changed, keys = x.copy(), sample_keys(key("trial"), np.asarray(self.train_rows[:2], np.int64))
+        for function in self.augment:
+            changed = function(changed, keys)
+        return x[:1], y[:1]
 
     def chunks(self, n_classes: int | None) -> tuple[Callable[[int], tuple[Any, Any]], int]:
         """(reader of validation chunk c, number of chunks)."""
-        return evaluation_chunks(self.validation, self.validation_rows, self.transforms, n_classes)
+        rows, size = self.validation_rows, EVALUATION_CHUNK
+        reader = SampleReader(self.training if self.validation is None else self.validation, self.transforms, n_classes=n_classes)
+        if isinstance(self.validation, data.TokenWindows):
+            size = min(max(EVALUATION_TOKENS // self.validation.block, 1), size)
 
-
-def evaluation_chunks(source: Source | None, rows: data.Index, transforms: data.Transforms,
-                      n_classes: int | None) -> tuple[Callable[[int], tuple[Any, Any]], int]:
-    if source is None or not len(rows):
-        return _nothing, 0
-    reader = SampleReader(source, transforms, n_classes=n_classes)
-
-    size = EVALUATION_CHUNK
-    if isinstance(source, data.TokenWindows):
-        size = min(max(EVALUATION_TOKENS // source.block, 1), size)
-
-    def read(chunk: int) -> tuple[Any, Any]:
-        return reader.read(np.asarray(rows[chunk * size:(chunk + 1) * size], np.int64))
-    return read, -(-len(rows) // size)
-
-
-def _nothing(chunk: int) -> tuple[Any, Any]:
-    raise IndexError(f"chunk {chunk} of no validation rows")
+        def read(chunk: int) -> tuple[Any, Any]:
+            return reader.read(np.asarray(rows[chunk * size:(chunk + 1) * size], np.int64))
+        return read, 0 if self.validation is None else -(-len(rows) // size)
 
 
 def describe_files(path: str, validation: float | str, folder: Path, x: str, y: str) -> dict[str, Any]:
@@ -89,8 +86,8 @@ def locate(path: str, folder: Path) -> Path | str:
 def open_inputs(description: dict[str, Any], *, validation: float | str, seed: int, block: int | None = None, stride: int = 1,
                 transform: Asked = (), augment: Asked = (), folder: Path | None = None) -> Inputs:
     """Opens what `describe_files` described and splits it; `block` is the window of a language model."""
-    dataset = data.open_dataset(description["training"])
-    other = data.open_dataset(description["validation"]) if "validation" in description else None
+    dataset = data.Dataset(description["training"])
+    other = data.Dataset(description["validation"]) if "validation" in description else None
     transforms = data.Transforms(transform, folder)
     functions = data.augmentations(augment, folder)
     if dataset.kind == "tokens":

@@ -12,7 +12,6 @@ from mpitrain.backend import Device
 from mpitrain.checkpoint import store
 from mpitrain.comm.job.together import on_first
 from mpitrain.comm.messages.channel import Channel
-from mpitrain.parallel.pipeline.block_seconds import block_seconds
 from mpitrain.placement.stages import balanced
 from mpitrain.train.build.inputs import Inputs
 
@@ -34,6 +33,7 @@ class MeasuredCut:
         return balanced(seconds, self.parts)
 
     def _measure(self, model: nn.Sequential) -> list[float]:
+        from mpitrain.parallel.pipeline.block_seconds import block_seconds
         x, _ = self.inputs.sample()
         return block_seconds(model, np.repeat(x, self.rows, axis=0), seed=self.seed, precision=self.precision,
                              device=self.device, tokens=self.inputs.tokens)

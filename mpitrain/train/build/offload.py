@@ -6,16 +6,18 @@ import errno
 import mmap
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from mpitrain.backend import Device
-from mpitrain.checkpoint.disk import free, reserve, said
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job.together import everywhere
 from mpitrain.config.sections import Config
 from mpitrain.errors import AccessError, MissingError, MpitrainError, StorageError
-from mpitrain.optim import OnHost, Optimizer
+from mpitrain.files.disk import free, reserve, said
+from mpitrain.optim import Optimizer
+from mpitrain.optim.on_host import OnHost
 
 
 def offloaded(make: Callable[[Any], Optimizer], way: str, folder: Path, storage: Any, device: Device,
@@ -26,11 +28,10 @@ def offloaded(make: Callable[[Any], Optimizer], way: str, folder: Path, storage:
     """
     if way == "none":
         return make(storage)
-    files = Files(folder) if way == "file" else None
+    allocate = partial(in_a_file, folder) if way == "file" else None
     made: list[Optimizer] = []
 
     def open_them() -> None:
-        allocate = files.allocate if files else None
         if device.name != "cpu":
             made.append(OnHost(make, storage, allocate))
             return
@@ -43,26 +44,28 @@ def offloaded(make: Callable[[Any], Optimizer], way: str, folder: Path, storage:
     return made[0]
 
 
-class Files:
-    """Memory in files without a name: they are gone when the process is, however it ends."""
+def in_a_file(folder: Path, nbytes: int) -> mmap.mmap:
+    """A new file of `nbytes` bytes, mapped. MissingError, StorageError or AccessError if it cannot be made.
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def allocate(self, nbytes: int) -> mmap.mmap:
-        """A new file of `nbytes` bytes, mapped. MissingError, StorageError or AccessError if it cannot be made.
-
-        No later write finds a full disk.
-        """
+    It has no name, and is gone when the process is, however that ends. No later write finds a full disk.
+    """
+    with new_file(folder) as file:
         try:
-            with tempfile.TemporaryFile(dir=self.folder, prefix=".optimizer-", buffering=0) as file:
-                reserve(file.fileno(), nbytes, with_zeros=True)
-                memory = mmap.mmap(file.fileno(), nbytes)
+            reserve(file.fileno(), nbytes, with_zeros=True)
+            memory = mmap.mmap(file.fileno(), nbytes)
         except OSError as error:
-            raise no_file(error, self.folder, nbytes) from error
-        if hasattr(mmap, "MADV_SEQUENTIAL"):
-            memory.madvise(mmap.MADV_SEQUENTIAL)          # an update reads and writes all of it from front to back
-        return memory
+            raise no_file(error, folder, f"of {nbytes:,} bytes ") from error
+    if hasattr(mmap, "MADV_SEQUENTIAL"):
+        memory.madvise(mmap.MADV_SEQUENTIAL)              # an update reads and writes all of it from front to back
+    return memory
+
+
+def new_file(folder: Path) -> IO[bytes]:
+    """An open and empty file without a name in `folder`. MissingError, StorageError or AccessError if it cannot be made."""
+    try:
+        return tempfile.TemporaryFile(dir=folder, prefix=".optimizer-", buffering=0)
+    except OSError as error:
+        raise no_file(error, folder) from error
 
 
 def files_folder(config: Config) -> Path:
@@ -78,10 +81,10 @@ def existing(folder: Path) -> Path:
     return folder
 
 
-def no_file(error: OSError, folder: Path, nbytes: int) -> MpitrainError:
+def no_file(error: OSError, folder: Path, size: str = "") -> MpitrainError:
     number = error.errno or errno.EIO
     kind = MissingError if number in (errno.ENOENT, errno.ENOTDIR) else \
         AccessError if number in (errno.EACCES, errno.EPERM, errno.EROFS) else StorageError
-    return kind(f'optimizer.offload = "file": a file of {nbytes:,} bytes for optimizer state cannot be made: '
+    return kind(f'optimizer.offload = "file": a file {size}for optimizer state cannot be made: '
                 f"{said(error)}{free(folder)}; set "
                 'optimizer.offload_folder to a folder with room, or optimizer.offload = "none"', file=folder)

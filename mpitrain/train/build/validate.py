@@ -28,44 +28,39 @@ class Validated:
     """A run found valid, as far as can be told without MPI."""
 
     n_micro: int                             # micro-batches of a global batch
-    sampler: Sampler | None                  # None if there are no data
+    sampler: Sampler
     algorithm: Any                           # all-reduce of gradients: a name, or the user's function
     schedule: Schedule                       # pipeline schedule
     whole_parameters: str                    # the optimizer's name, if it needs norms of whole parameters
 
 
 def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[Any], optim.Optimizer],
-             rate: Callable[[int], Callable[[int], float]] | None, rows: Index | None) -> Validated:
+             rate: Callable[[int], Callable[[int], float]] | None, rows: Index) -> Validated:
     """Raises for the first thing that is wrong with a run on such a grid of ranks; needs no MPI and changes nothing.
 
     `model` has no memory and is not cut yet, `optimizer` makes an optimizer of a storage, `rate(steps)` the learning rate as a
-    function of the step (None: the optimizer's own), and `rows` are the training rows, None if there are no data.
+    function of the step (None: the optimizer's own), and `rows` are the training rows.
     """
     t = config.train
     check_values(config)
     on_gpu = select_device("auto").name == "gpu" if t.device == "auto" else t.device == "gpu"
     rules.check(config, grid, on_gpu=on_gpu, more=find_policy(config).rules)
     n_micro = micro_batches(grid, config.mesh, t)
-    sampler = None if rows is None else Sampler(rows, t.batch_size, seed=config.run.seed, drop_last=config.data.drop_last)
-    check_algorithm(config, grid, find_algorithm(config))
+    sampler = Sampler(rows, t.batch_size, seed=config.run.seed, drop_last=config.data.drop_last)
+    algorithm, wire = find_algorithm(config), config.comm.wire_dtype
+    for axes in (REPLICAS, COPIES)[:1 + (grid.size("ep") > 1)]:
+        refuse(algorithm, None if wire == "float32" else wire, grid.count(axes))
     schedule = find_schedule(config)
     halves = check_schedule(config, grid, schedule, n_micro)
     tried = optimizer(probe())
     if rate is not None:
-        rate(t.steps or t.epochs * (sampler.steps_per_epoch if sampler else 1))
+        rate(t.steps or t.epochs * sampler.steps_per_epoch)
     mixed, modules = nn.mixtures(model), model.named_modules()
     rules.check_model(config, grid, rules.Facts(
-        n_micro, None if sampler is None else sampler.size(sampler.steps_per_epoch - 1), mixture=mixed[0][0] if mixed else "",
+        n_micro, sampler.size(sampler.steps_per_epoch - 1), mixture=mixed[0][0] if mixed else "",
         synchronised=next((name for name, layer in modules if isinstance(layer, nn.SyncBatchNorm)), ""),
         splits_backward=halves))
-    return Validated(n_micro, sampler, find_algorithm(config), schedule, type(tried).__name__ if tried.whole_parameters else "")
-
-
-def check_algorithm(config: Config, grid: Grid, algorithm: Any) -> None:
-    """Refuses an all-reduce that does not exist, or gives wrong sums on so many ranks."""
-    comm = config.comm
-    for axes in (REPLICAS, COPIES)[:1 + (grid.size("ep") > 1)]:
-        refuse(algorithm, None if comm.wire_dtype == "float32" else comm.wire_dtype, grid.count(axes))
+    return Validated(n_micro, sampler, algorithm, schedule, type(tried).__name__ if tried.whole_parameters else "")
 
 
 def refuse_parts(whole_parameters: str, placement: Placement) -> None:

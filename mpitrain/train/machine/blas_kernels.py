@@ -1,4 +1,4 @@
-"""Checks that BLAS and our own compiled code run as fast as they could here. No setting is changed: it is the user's.
+"""Checks that BLAS runs as fast as it could here. No setting is changed: it is the user's.
 
 NumPy's OpenBLAS does 240 GFLOP/s on a core with AVX-512 and half of that where OPENBLAS_CORETYPE=Haswell is exported
 (two-core Zen 5, 2026-11); the loss goes unnoticed, since results are as right as before.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-from mpitrain.backend.native import Obstacle
 
 SETS = ("SSE", "AVX", "AVX2", "AVX-512")
 NEEDS = ((3, {"avx512f", "avx512dq", "avx512bw", "avx512vl"}), (2, {"avx2", "fma"}), (1, {"avx"}), (0, {"sse2"}))
@@ -37,23 +35,14 @@ def wrong_kernels(libraries: Sequence[Mapping[str, Any]], flags: frozenset[str],
     """
     best = next((level for level, needed in NEEDS if needed <= flags), -1)
     for library in libraries:
-        api = library.get("internal_api", "")
+        api, text = library.get("internal_api", ""), ""
         if api == "mkl":
             text = _mkl(best, environment, vendor)
         elif api in FORCED_BY:
             text = _by_architecture(library, api, best, environment)
-        else:
-            text = ""
         if text:
             return text
     return ""
-
-
-def without_native(obstacle: Obstacle | None) -> str:
-    """A one-line warning that compiled code is missing, why, and the cure; "" if there is no obstacle."""
-    if obstacle is None:
-        return ""
-    return f"kernels run as plain NumPy, much slower than compiled: {obstacle.reason}; {obstacle.cure}"
 
 
 def _by_architecture(library: Mapping[str, Any], api: str, best: int, environment: Mapping[str, str]) -> str:

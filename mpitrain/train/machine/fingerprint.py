@@ -16,7 +16,8 @@ import mpitrain
 from mpitrain.backend import native
 from mpitrain.backend.cpu import cpu_flags, cpu_info
 from mpitrain.comm.face import Objects
-from mpitrain.errors import DesyncError
+from mpitrain.config.values import LAYOUT
+from mpitrain.errors import ConfigError, DesyncError
 from mpitrain.train.machine.environment import blas, versions
 
 # These prefixes select the CPU flags that decide which code runs; others (virtualisation, security) change no bit.
@@ -49,6 +50,14 @@ def numerics() -> dict[str, str]:
         "settings": _words(f"{name}={os.environ[name]}" for name in SETTINGS if name in os.environ),
         **{f"native_{name}": text for name, text in native.describe().items()},
     }
+
+
+def refuse_threads() -> None:
+    """ConfigError unless BLAS has one thread: its split of a product among several is its own affair."""
+    threads = {library["num_threads"] for library in blas() if library.get("internal_api") != "openmp"}
+    if threads - {1}:
+        raise ConfigError(f"{LAYOUT} needs one BLAS thread a rank, found {max(threads)}; call "
+                          "mpitrain.train.machine.threads.pin(1) first, or set OMP_NUM_THREADS=1")
 
 
 def agree(mine: Mapping[str, str], host: str, channel: Objects) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from mpitrain.checkpoint.disk import storage_error, write_fully
+from mpitrain.files.disk import storage_error, write_fully
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar

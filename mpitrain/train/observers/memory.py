@@ -38,7 +38,7 @@ class Memory(Observer):
         peak = peak_memory(self.job.channel)
         self.run.tell("most memory of a rank: " + ", ".join(f"{name} {mb:,.0f} MiB" for name, mb in peak.items()))
         self.uses = [(int(stage), Use(*use)) for stage, use in self.job.channel.gather_objects(
-            [self.job.held.stage.index, list(self.measured())])]
+            [self.job.context.stage.index, list(self.measured())])]
         for line in self.words(self.uses):
             self.run.tell(line)
         return {"peak_mb": peak}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpitrain.errors import ConfigError
-from mpitrain.registry import import_object
+from mpitrain.registry import call, import_object
 from mpitrain.train.intervals import Plan, Step
 
 
@@ -62,15 +62,11 @@ class Observer:
         """Frees the resources of `begin`, also if this rank fails and others do not: it must not communicate."""
 
 
-def own_observers(names: Sequence[str], folder: Path) -> list[Observer]:
-    """The observers of `log.observers`, made; each name is a class or function without arguments, found from `folder`."""
-    return [_make(name, folder) for name in names]
-
-
-def _make(name: str, folder: Path) -> Observer:
+def own_observer(name: str, folder: Path) -> Observer:
+    """An observer of `log.observers`, made; its name is that of a class or function without arguments, found from `folder`."""
     if ":" not in name:
         raise ConfigError(f'log.observers names "{name}": an observer is your own "package.module:name" or "file.py:name"')
-    made = import_object(name, "observer", folder)()
+    made = call(import_object(name, "observer", folder), f'observer "{name}"', {})
     if not isinstance(made, Observer):
         raise ConfigError(f'observer "{name}" must give an mpitrain.train.Observer, found a {type(made).__name__}')
     return made

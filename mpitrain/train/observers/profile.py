@@ -35,7 +35,7 @@ class Profile(Observer):
 
     def begin(self, run: Watched) -> None:
         self.tell = run.tell
-        self.timeline.listen(self.spans)
+        self.timeline.listener = self.spans
 
     def finish(self, step: int) -> Mapping[str, Any]:
         trace = self.trace()

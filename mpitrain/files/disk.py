@@ -7,7 +7,7 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from mpitrain.errors import AccessError, CheckpointError, MpitrainError, OutputError, StorageError
@@ -51,10 +51,11 @@ def free(folder: Path) -> str:
     return f", {room.f_bavail * room.f_frsize} are free{inodes}"
 
 
-def write_file(path: Path, chunks: Sequence[bytes | memoryview]) -> None:
+def write_file(path: Path, chunks: Sequence[bytes | memoryview], error_of: Callable[..., MpitrainError] = storage_error) -> None:
     """Make the new file `path` of these byte buffers, with the space reserved first, and sync it.
 
-    Refuses a path that exists: nothing is ever overwritten, no symbolic link followed.
+    Refuses a path that exists: nothing is ever overwritten, no symbolic link followed. Raises what `error_of` makes of the
+    operating system's error, with the arguments of `storage_error`.
     """
     views = [memoryview(chunk) for chunk in chunks]
     size = sum(len(view) for view in views)
@@ -74,7 +75,7 @@ def write_file(path: Path, chunks: Sequence[bytes | memoryview]) -> None:
         finally:
             os.close(fd)
     except OSError as error:
-        raise storage_error(error, doing, path, offset=position, needed=size) from error
+        raise error_of(error, doing, path, offset=position, needed=size) from error
 
 
 def reserve(fd: int, size: int, *, with_zeros: bool = False) -> None:
@@ -117,7 +118,7 @@ def make_folder(path: Path) -> None:
     sync_folder(path.parent)
 
 
-def sync_folder(path: Path) -> None:
+def sync_folder(path: Path, error_of: Callable[..., MpitrainError] = storage_error) -> None:
     """Make the names in a folder survive a power cut; a file's own fsync does not do that."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -126,7 +127,7 @@ def sync_folder(path: Path) -> None:
         finally:
             os.close(fd)
     except OSError as error:
-        raise storage_error(error, "syncing the folder to the disk", path) from error
+        raise error_of(error, "syncing the folder to the disk", path) from error
 
 
 @contextlib.contextmanager

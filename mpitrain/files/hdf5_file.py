@@ -12,53 +12,49 @@ The result is an ordinary file for the oldest readers (superblock 0, contiguous 
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from mpitrain.checkpoint.disk import BLOCK, DTYPES, read_fully, reading, write_file
-from mpitrain.checkpoint.hashes import little_endian
 from mpitrain.errors import StorageError
+from mpitrain.files.disk import BLOCK, DTYPES, read_fully, reading, write_file
 
 
-@dataclass(frozen=True)
-class Extent:
-    """Where the bytes of one array lie in its file, and their SHA-256."""
-    offset: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class Written:
-    """A file that is on the disk and was read again: its size, SHA-256, and the place of each array by name."""
-    size: int
-    sha256: str
-    arrays: dict[str, Extent]
-
-
-def write_hdf5(path: Path, arrays: Mapping[str, np.ndarray]) -> Written:
+def write_hdf5(path: Path, arrays: Mapping[str, np.ndarray]) -> tuple[int, str, dict[str, tuple[int, str]]]:
     """Make the new file `path` with a contiguous dataset per array (names with "/" make groups), synced and verified.
 
-    The raw data is never copied as a whole. Raises StorageError, AccessError or OutputError with the file and offset.
+    The result is the file's size and SHA-256, and by name the offset of each array and its SHA-256. The raw data is never copied
+    as a whole. Raises StorageError, AccessError or OutputError with the file and offset.
     """
-    raw = {name: little_endian(array) for name, array in arrays.items()}
-    offsets, headers = _layout(arrays)
-    placed = sorted((offset, name) for name, offset in offsets.items() if len(raw[name]))
-    chunks: list[bytes | memoryview] = []
-    position = 0
-    for offset, name in placed:
-        chunks += [headers.read_at(position, offset - position), raw[name]]
-        position = offset + len(raw[name])
-    chunks.append(headers.read_at(position, headers.size - position))
-
+    chunks, offsets = lay_out(arrays)
     write_file(path, chunks)
     sha256 = _read_again(path, chunks)
-    extents = {name: Extent(offsets[name], hashlib.sha256(data).hexdigest()) for name, data in raw.items()}
-    return Written(headers.size, sha256, extents)
+    places = {name: (offsets[name], hashlib.sha256(little_endian(array)).hexdigest()) for name, array in arrays.items()}
+    return sum(map(len, chunks)), sha256, places
+
+
+def little_endian(array: np.ndarray) -> memoryview:
+    """The values as C-order little-endian bytes; a view where the array is so already."""
+    ordered = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    return ordered.reshape(-1).view(np.uint8).data
+
+
+def lay_out(arrays: Mapping[str, np.ndarray], attributes: Mapping[str, str] = MappingProxyType({})
+            ) -> tuple[list[bytes | memoryview], dict[str, int]]:
+    """The bytes of the file, in order, with these attributes, and the offset of each array's (0 for an empty one)."""
+    raw = {name: little_endian(array) for name, array in arrays.items()}
+    offsets, headers = _places(arrays, attributes)
+    chunks: list[bytes | memoryview] = []
+    position = 0
+    for offset, name in sorted((offset, name) for name, offset in offsets.items() if len(raw[name])):
+        chunks += [headers.read_at(position, offset - position), raw[name]]
+        position = offset + len(raw[name])
+    return [*chunks, headers.read_at(position, headers.size - position)], offsets
 
 
 def _read_again(path: Path, chunks: Sequence[bytes | memoryview]) -> str:
@@ -81,7 +77,7 @@ def _read_again(path: Path, chunks: Sequence[bytes | memoryview]) -> str:
     return digest.hexdigest()
 
 
-class _SparseFile:
+class _SparseFile(io.RawIOBase):
     """A file in memory that keeps only the pages that were written; libhdf5 writes its headers to it.
 
     libhdf5 reads headers back when its metadata cache runs over, so reading must work too.
@@ -109,12 +105,8 @@ class _SparseFile:
                 out[done:done + n] = self.pages[page][first:first + n]
         return bytes(out)
 
-    # The file protocol that h5py asks for.
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self.position = offset + (0, self.position, self.size)[whence]
-        return self.position
-
-    def tell(self) -> int:
         return self.position
 
     def write(self, data: Any) -> int:
@@ -131,20 +123,12 @@ class _SparseFile:
         self.position += len(out)
         return len(out)
 
-    def read(self, length: int = -1) -> bytes:
-        data = self.read_at(self.position, length if length >= 0 else self.size - self.position)
-        self.position += len(data)
-        return data
-
     def truncate(self, size: int | None = None) -> int:
         self.size = self.position if size is None else size
         return self.size
 
-    def flush(self) -> None:
-        """Nothing to do: there is no disk behind it."""
 
-
-def _layout(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, int], _SparseFile]:
+def _places(arrays: Mapping[str, np.ndarray], attributes: Mapping[str, str]) -> tuple[dict[str, int], _SparseFile]:
     """Let libhdf5 lay out the file: the offset of each array's bytes (0 for an empty one), and the headers."""
     import h5py  # 0.15 s; ranks that write nothing never pay it
 
@@ -156,8 +140,10 @@ def _layout(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, int], _SparseFi
         how.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)   # places are given at once, ...
         how.set_fill_time(h5py.h5d.FILL_TIME_NEVER)     # ... and nothing is written there
         how.set_obj_track_times(False)                  # the same arrays give the same file
+        for name, text in attributes.items():
+            file.attrs[name] = np.bytes_(text)
         for name, array in arrays.items():
-            assert array.dtype.name in DTYPES, f"{name}: dtype {array.dtype} has no place in a checkpoint"
+            assert array.dtype.name in DTYPES, f"{name}: dtype {array.dtype} has no place in such a file"
             group, _, leaf = name.rpartition("/")
             kind = h5py.h5t.py_create(array.dtype.newbyteorder("<"), logical=True)
             space = h5py.h5s.create_simple(array.shape) if array.ndim else h5py.h5s.create(h5py.h5s.SCALAR)

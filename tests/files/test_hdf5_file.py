@@ -14,10 +14,10 @@ import h5py
 import numpy as np
 import pytest
 
-from mpitrain.checkpoint import disk
-from mpitrain.checkpoint.disk import DTYPES, file_sha256, make_folder, reading, storage_error, write_file
-from mpitrain.checkpoint.hdf5_file import write_hdf5
 from mpitrain.errors import AccessError, CheckpointError, MpitrainError, OutputError, StorageError
+from mpitrain.files import disk
+from mpitrain.files.disk import DTYPES, file_sha256, make_folder, reading, storage_error, write_file
+from mpitrain.files.hdf5_file import write_hdf5
 
 
 def arrays() -> dict[str, np.ndarray]:
@@ -38,13 +38,13 @@ def test_h5py_reads_every_dtype_and_shape_back(tmp_path: Path) -> None:
 
 
 def test_the_reported_offsets_and_hashes_are_those_of_the_bytes_in_the_file(tmp_path: Path) -> None:
-    written = write_hdf5(tmp_path / "x.h5", arrays())
+    size, digest, places = write_hdf5(tmp_path / "x.h5", arrays())
     raw = (tmp_path / "x.h5").read_bytes()
-    assert (written.size, written.sha256) == (len(raw), hashlib.sha256(raw).hexdigest())
+    assert (size, digest) == (len(raw), hashlib.sha256(raw).hexdigest())
     for name, array in arrays().items():
-        place = written.arrays[name]
-        assert raw[place.offset:place.offset + array.nbytes] == array.tobytes()
-        assert place.sha256 == hashlib.sha256(array.tobytes()).hexdigest()
+        offset, sha256 = places[name]
+        assert raw[offset:offset + array.nbytes] == array.tobytes()
+        assert sha256 == hashlib.sha256(array.tobytes()).hexdigest()
 
 
 def test_the_file_is_for_the_oldest_readers_and_has_no_chunks_or_times(tmp_path: Path) -> None:
@@ -57,12 +57,12 @@ def test_the_file_is_for_the_oldest_readers_and_has_no_chunks_or_times(tmp_path:
 
 
 def test_the_same_arrays_give_the_same_file(tmp_path: Path) -> None:
-    assert write_hdf5(tmp_path / "a.h5", arrays()).sha256 == write_hdf5(tmp_path / "b.h5", arrays()).sha256
+    assert write_hdf5(tmp_path / "a.h5", arrays()) == write_hdf5(tmp_path / "b.h5", arrays())
 
 
 def test_big_endian_values_are_written_little_endian(tmp_path: Path) -> None:
-    written = write_hdf5(tmp_path / "x.h5", {"x": np.arange(3, dtype=">f4")})
-    start = written.arrays["x"].offset
+    *_, places = write_hdf5(tmp_path / "x.h5", {"x": np.arange(3, dtype=">f4")})
+    start, _ = places["x"]
     assert (tmp_path / "x.h5").read_bytes()[start:start + 12] == np.arange(3, dtype="<f4").tobytes()
 
 
@@ -130,8 +130,8 @@ def test_a_file_system_that_cannot_reserve_space_still_serves(tmp_path: Path, mo
         raise OSError(errno.EOPNOTSUPP, "not here")
 
     monkeypatch.setattr(os, "posix_fallocate", unsupported)
-    written = write_hdf5(tmp_path / "x.h5", arrays())
-    assert file_sha256(tmp_path / "x.h5") == written.sha256
+    _, digest, _ = write_hdf5(tmp_path / "x.h5", arrays())
+    assert file_sha256(tmp_path / "x.h5") == digest
 
 
 def test_an_existing_file_is_not_overwritten_and_a_link_not_followed(tmp_path: Path) -> None:

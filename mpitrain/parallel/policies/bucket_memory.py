@@ -1,4 +1,5 @@
-"""Shared memory for buckets on their way: each bucket has a place in a ring that a few of them fill.
+"""Memory for buckets on their way. Fresh pages cost more than the arithmetic done on them, so a rank's own memory is used again.
+In memory that ranks share, each bucket has a place in a ring that a few of them fill.
 
     ring     [ bucket 0 | bucket 1 | bucket 2 | bucket 3 | bucket 4 | ]
              [  bucket 5    | bucket 6 | ...                                 sent when bucket 0 and 1 have been summed
@@ -9,6 +10,7 @@ Ranks sum what lies at the same place on all of them, so a bucket's place follow
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from sys import getrefcount
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,8 @@ import numpy as np
 from mpitrain.backend import Array
 from mpitrain.nn import FlatLayout
 from mpitrain.placement.buckets import Bucket
+
+ALONE = 2                                    # getrefcount of memory with a single view
 
 
 class BucketRing:
@@ -48,3 +52,33 @@ def ring(lengths: Sequence[int], size: int) -> list[int]:
         starts.append(start)
         end = start + length
     return starts
+
+
+class BufferPool:
+    """Lends arrays of a layout's dtype and device. An array comes back by itself when the last view of it is dropped.
+
+    On a GPU, arrays come from CuPy's own pool.
+    """
+
+    def __init__(self, layout: FlatLayout):
+        self.layout = layout
+        self._kept: list[np.ndarray] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays in the pool."""
+        return sum(array.nbytes for array in self._kept)
+
+    def take(self, size: int) -> Array:
+        """An array of `size` elements; its contents are whatever was there."""
+        if self.layout.device.xp is not np or size == 0:
+            return self.layout.memory(size)
+        free = [i for i in range(len(self._kept)) if getrefcount(self._kept[i].base) == ALONE]
+        fitting = [i for i in free if self._kept[i].size >= size]
+        if fitting:
+            return self._kept[min(fitting, key=lambda i: self._kept[i].size)][:size]
+        if free:                                              # All are too small: a larger one takes the place of one.
+            del self._kept[max(free, key=lambda i: self._kept[i].size)]
+        array: np.ndarray = self.layout.memory(size)
+        self._kept.append(array)
+        return array[:size]
