@@ -31,6 +31,7 @@ from mpitrain.comm.job.seen import (
     PARENT,
     PHASES,
     STACK_SIGNAL,
+    STOP,
     STOPPED,
     Rank,
     siblings,
@@ -39,7 +40,7 @@ from mpitrain.comm.job.seen import (
 
 ANSWER_S = 1.0                            # a rank that can run Python at all answers within this
 MARGIN_S = 2.0                            # where all ranks of this node wait, another node has so long to name its own
-LAUNCHER_S = 1.5                          # where other hosts cannot be reached, the launcher gets so long to end by itself
+LAUNCHER_S, CUT_OFF_S = 3.0, 1.5          # the launcher has so long to end after its ranks; where other hosts cannot be reached
 LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted")
 LINE_LIMIT = 500
 STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "in a system call that does not return", "R": "running",
@@ -199,17 +200,31 @@ class Watcher:
     # -- stacks, and the end -----------------------------------------------------------------------------------------------
 
     def stacks(self) -> dict[Rank, str]:
-        """What Python's fault handler writes on each rank; a stopped rank goes on for it, unless the job is to go on as it is."""
-        live = sorted((rank for rank in self.ranks if rank.state and (self.ends or not rank.stopped)), key=lambda r: r.stopped)
-        before = {rank: rank.stack_bytes() for rank in live}
-        for rank in live:
+        """What Python's fault handler writes on each rank.
+
+        If the job is to end, a stopped rank goes on for it, and all others are stopped before: else they would go on with it, and
+        Open MPI's mpirun has waited for ever after ranks that ended in the midst of MPI_Finalize.
+        """
+        stopped = [rank for rank in self.ranks if rank.stopped]
+        found = self.stacks_of([rank for rank in self.ranks if rank.state and rank not in stopped])
+        if self.ends:
+            for rank in found:
+                rank.signal(STOP)
+            found |= self.stacks_of(stopped)
+            for rank in stopped:
+                rank.signal(STOP)
+        return found
+
+    def stacks_of(self, ranks: list[Rank]) -> dict[Rank, str]:
+        before = {rank: rank.stack_bytes() for rank in ranks}
+        for rank in ranks:
             rank.signal(STACK_SIGNAL)
             rank.signal(CONTINUE)
         end, sizes, last = time.monotonic() + ANSWER_S, [0], [1]
-        while (sizes != last or any(size == before[rank] for size, rank in zip(sizes, live))) and time.monotonic() < end:
-            time.sleep(0.05)
-            last, sizes = sizes, [rank.stack_bytes() for rank in live]
-        return {rank: rank.stack_from(before[rank]) for rank in live}
+        while (sizes != last or any(size == before[rank] for size, rank in zip(sizes, ranks))) and time.monotonic() < end:
+            time.sleep(0.01)
+            last, sizes = sizes, [rank.stack_bytes() for rank in ranks]
+        return {rank: rank.stack_from(before[rank]) for rank in ranks}
 
     def keep(self, line: str, stacks: dict[Rank, str]) -> str:
         """Write them to the run folder, for the owner alone; returns the end of the line."""
@@ -238,18 +253,18 @@ class Watcher:
             time.sleep(0.01)
         for rank in self.ranks:
             rank.signal(KILL)
-        if self.cut_off:
-            self.end_launcher()
+        if self.cut_off or not self.others:
+            self.end_launcher(CUT_OFF_S if self.cut_off else LAUNCHER_S)
         sys.exit()
 
-    def end_launcher(self) -> None:
-        """Kill Open MPI's mpirun, or its daemon on another host: with the network down they wait for each other for minutes.
+    def end_launcher(self, seconds: float) -> None:
+        """Kill Open MPI's mpirun, or its daemon on another host, where it does not end by itself.
 
-        They were asked to end first, by two SIGTERM or two SIGINT, and did not (5.0.11).
+        With the network down, the two wait for each other for minutes; two SIGTERM or two SIGINT did not end them (5.0.11).
         """
         with suppress(OSError), open(f"/proc/{self.launcher}/comm") as file:
             known, born = file.read().strip() in LAUNCHERS, stat(self.launcher)[BORN]
-            limit = time.monotonic() + LAUNCHER_S
+            limit = time.monotonic() + seconds
             while known and stat(self.launcher)[BORN] == born and time.monotonic() < limit:
                 time.sleep(0.01)
             if known and stat(self.launcher)[BORN] == born:
@@ -259,7 +274,7 @@ class Watcher:
 def place_in(stacks: str, phase: str) -> str:
     """`` in FUNCTION at FILE:LINE`` of the innermost frame outside the standard library, of the thread that matters."""
     threads = [block for block in stacks.split("\n\n") if "(most recent call first)" in block]
-    reading = [block for block in threads if "loader.py" in block and " in _load\n" in block + "\n"] if phase == "load" else []
+    reading = [block for block in threads[:-1] if 'loader.py", line' in block] if phase == "load" else []
     for block in [*reading, *reversed(threads)]:             # the main thread comes last
         for line in block.split("\n"):
             _, quote, rest = line.partition('File "')
