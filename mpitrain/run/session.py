@@ -32,13 +32,15 @@ class Session:
         d = config.data
         keep_freed_memory(config.train.cached_mb * 2**20 or None)
         self.control = control = self.mesh.channel(self.mesh.axes, "start-up")
+        found = control.gather_objects([threads.place(), None if pulse is None else pulse.contact()])
+        self.places = [Place(*place) for place, _ in found]
         if pulse is not None:
-            pulse.join(control, self.mesh.progress)
-        self.places = [Place(*found) for found in control.gather_objects(threads.place())]
+            pulse.join([contact for _, contact in found], control.rank, self.mesh.progress)
         node = threads.on_node(self.places, control.rank)
         one = config.train.reproducible == "layout" or config.train.precision == "bfloat16"
         self.threads = threads.pin(1 if one else config.train.threads, node)
-        self.notes = self.told_once([threads.crowded(self.threads, node), environment.slow_blas()])   # slow settings are told
+        self.notes = self.told_once([threads.crowded(self.threads, node), environment.slow_blas(),    # slow settings are told
+                                      "" if pulse is None else pulse.obstacle])
         control.agree(to_toml(config), "the configuration")
         installed = environment.versions()
         control.agree({name: installed.get(name) for name in ("mpitrain", "numpy", "numba", "h5py")}, "package versions")

@@ -16,7 +16,7 @@ class Step(NamedTuple):
     `comm_exposed_s` is the wait of the rank that waited least: the others waited for slower ranks too, not for messages alone.
     `tally` sums all mixtures of experts, if there are any: see `nn.MixtureOfExperts.take_tally`. `worked` (n,) and `loaded` (n,)
     are seconds of each of n ranks, valid until the next step: at work rather than waiting for other ranks, and of these waiting
-    for data.
+    for data; empty on one rank.
     """
 
     loss: float

@@ -58,29 +58,31 @@ class Trainer:
         with self.span("compute", "exchange of the loss"):
             tally, exposed_s = self.pipeline.take_tally(), outcome["comm_exposed_s"]
             worked_s = time.perf_counter() - self._began - exposed_s - self.pipeline.waited_s
-            mean, (exposed, worked, loaded) = self.share(loss, (exposed_s, worked_s, self._loaded_s), tally)
-        return Step(mean, outcome["lr"], outcome["grad_norm"], float(exposed.min()), tally, worked, loaded)
+            mean, exposed_s, worked, loaded = self.share(loss, (exposed_s, worked_s, self._loaded_s), tally)
+        return Step(mean, outcome["lr"], outcome["grad_norm"], exposed_s, tally, worked, loaded)
 
-    def share(self, parts: np.ndarray[Any, Any], seconds: Sequence[float],
-              tally: np.ndarray[Any, Any] = NO_TALLY) -> tuple[float, np.ndarray[Any, Any]]:
-        """The sum of the micro-batches' parts of the mean loss, and the ranks' seconds, (number of them, n), in one message.
+    def share(self, parts: np.ndarray[Any, Any], seconds: tuple[float, float, float], tally: np.ndarray[Any, Any] = NO_TALLY
+              ) -> tuple[float, float, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """The sum of the micro-batches' parts of the mean loss, and the ranks' seconds, in one message.
 
-        Each rank passes its own parts, and zeros; the sum is exact, and rounded once. `tally` becomes the sum of the ranks'. The
-        ranks' seconds are valid until the next call.
+        Each rank passes its own parts, and zeros; the sum is exact, and rounded once. `tally` becomes the sum of the ranks'. Of
+        the three `seconds` come the smallest of the ranks' first (waiting), and each rank's second and third (worked and loaded;
+        empty on one rank), valid until the next call.
         """
-        n = self.channel.size
+        n, begin = self.channel.size, len(parts)
         if n == 1:
-            return math.fsum(parts), np.array(seconds)[:, None]  # a message to nobody costs a small model 1 % of its step
-        end = len(parts) + n * len(seconds)
+            return math.fsum(parts), seconds[0], NO_TALLY, NO_TALLY      # a message to nobody costs a small model 1 % of its step
+        end = begin + 3 * n
         if self._message.size != end + len(tally):
             self._message = np.zeros(end + len(tally))
             self._add = self.channel.prepare(self._message, "loss")
         message = self._message
-        message[:len(parts)], message[len(parts):end], message[end:] = parts, 0, tally
-        message[len(parts) + self.channel.rank:end:n] = seconds
+        message[:begin], message[begin:end], message[end:] = parts, 0, tally
+        message[begin + self.channel.rank:end:n] = seconds
         self._add.run()
         tally[...] = message[end:]
-        return math.fsum(message[:len(parts)]), message[len(parts):end].reshape(-1, n)
+        waited, worked, loaded = message[begin:begin + n], message[begin + n:end - n], message[end - n:end]
+        return math.fsum(message[:begin]), float(waited.min()), worked, loaded
 
     def fit(self) -> dict[str, float]:
         """Trains to the end and returns the last evaluation. Raises Stopped after a stop request, with a checkpoint saved."""

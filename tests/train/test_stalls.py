@@ -23,9 +23,10 @@ STILL = ("stop", "hold", "loop", "mpi", "read")
 ENDED = {"kill": 137, "segfault": 139, "abort": 134, "exception": 70}
 
 
-def start(tmp_path: Path, n: int, kind: str, phase: str, rank: int, *arguments: str, seconds: float = 2.0) -> Job:
+def start(tmp_path: Path, n: int, kind: str, phase: str, rank: int, *arguments: str, seconds: float = 2.0,
+          env: dict[str, str] | None = None) -> Job:
     return launch(n, STALLS, kind, phase, str(rank), write(tmp_path, SMALL), "run.out=run", "train.steps=8", "log.every=4",
-                  f"train.stall_s={seconds}", f"train.start_s={START}", *arguments, cwd=tmp_path)
+                  f"train.stall_s={seconds}", f"train.start_s={START}", *arguments, cwd=tmp_path, env=env)
 
 
 def run(tmp_path: Path, n: int, kind: str, phase: str, rank: int, *arguments: str, seconds: float = 2.0) -> Result:
@@ -75,6 +76,13 @@ def test_a_rank_that_holds_the_interpreter_in_c_is_named(tmp_path: Path) -> None
     result = run(tmp_path, 2, "hold", "backward", 0)
     assert "with the interpreter's lock held" in named(result, 0, 2, "backward")
     assert " in hold_the_interpreter at stalls.py:" in result.err
+
+
+@pytest.mark.promise("A4")
+@pytest.mark.parametrize("kind", ["stop", "hold"])
+def test_without_a_compiler_the_exit_code_is_that_of_the_ranks_that_can_still_run_python(tmp_path: Path, kind: str) -> None:
+    result = start(tmp_path, 2, kind, "forward", 1, env={"PATH": "/nonexistent", "CC": ""}).finish()
+    named(result, 1, 2, "forward")
 
 
 @pytest.mark.promise("C9")

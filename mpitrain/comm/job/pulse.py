@@ -19,11 +19,12 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from mpitrain.backend import native
-from mpitrain.comm.face import Objects
 from mpitrain.comm.job.seen import (
     ANSWERS,
     COUNT,
@@ -70,6 +71,7 @@ class Pulse:
         self._phases = {name: PHASES.index(phase) for name, phase in (ROWS | WORDS).items()}
         self._progress: Progress | None = None
         threading.Thread(target=self._answer, name="mpitrain-pulse", daemon=True).start()
+        self.obstacle = ""                                    # it says why there is no watcher where there should be one
         self._orders = self._start_watcher(seconds, start, what, leaves) if local_rank() == 0 else None
 
     def _start_watcher(self, seconds: float, start: float, what: str, leaves: bool) -> int | None:
@@ -81,23 +83,29 @@ class Pulse:
         try:
             os.posix_spawn(sys.executable, arguments, os.environ, setsigmask=BLOCKED, file_actions=[
                 (os.POSIX_SPAWN_DUP2, orders, 0), (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)])
-        except OSError:
+        except OSError as error:
             os.close(ours)
+            self.obstacle = f"nobody watches for ranks that stand still: starting a process failed ({error.strerror})"
             return None
         finally:
             os.close(orders)
         return ours
 
-    def join(self, control: Objects, progress: Progress) -> None:
-        """Have the watchers of all nodes watch the ranks of `control`. It communicates."""
+    def contact(self) -> list[Any]:
+        """All that a watcher on this host needs to see this rank, as JSON."""
+        return [socket.gethostname(), self._orders is not None, os.getpid(), self._ask, self._record, self._stack]
+
+    def join(self, contacts: Sequence[list[Any] | None], own: int, progress: Progress) -> None:
+        """Have this host's watcher watch the ranks on it: `contacts` are those of all ranks, of which this one has number `own`."""
         self._progress = progress
+        self._words[PHASE] = PHASES.index("start")            # another run of this process may have come before
         host = socket.gethostname()
-        everyone = control.gather_objects([host, self._orders is not None, os.getpid(), self._ask, self._record, self._stack])
-        watching = [rank for rank, found in enumerate(everyone) if found[:2] == [host, True]]
-        if watching and watching[0] == control.rank:
-            others = sorted({found[0] for found in everyone} - {host})
-            self._order(*(f"rank {rank} {' '.join(map(str, found[2:]))}" for rank, found in enumerate(everyone)
-                          if found[0] == host), *([f"others {','.join(others)}"] if others else []))
+        known = [(rank, contact) for rank, contact in enumerate(contacts) if contact is not None]
+        here = [(rank, contact) for rank, contact in known if contact[0] == host]
+        if own == next((rank for rank, contact in here if contact[1]), None):
+            others = sorted({contact[0] for _, contact in known} - {host})
+            self._order(*(f"rank {rank} {' '.join(map(str, contact[2:]))}" for rank, contact in here),
+                        *([f"others {','.join(others)}"] if others else []))
 
     def keep_in(self, folder: Path) -> None:
         """Stacks go to ``errors`` in this run folder."""
