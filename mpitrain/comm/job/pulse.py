@@ -96,14 +96,14 @@ class Pulse:
         return [socket.gethostname(), self._orders is not None, os.getpid(), self._ask, self._record, self._stack]
 
     def join(self, contacts: Sequence[list[Any] | None], own: int, progress: Progress) -> None:
-        """Have this host's watcher watch the ranks on it: `contacts` are those of all ranks, of which this one has number `own`."""
+        """Have this host's watcher watch the ranks on it: `contacts` are all ranks' (None: not watched), `own` is this rank."""
         self._progress = progress
         self._words[PHASE] = PHASES.index("start")            # another run of this process may have come before
         host = socket.gethostname()
         known = [(rank, contact) for rank, contact in enumerate(contacts) if contact is not None]
         here = [(rank, contact) for rank, contact in known if contact[0] == host]
         if own == next((rank for rank, contact in here if contact[1]), None):
-            others = sorted({contact[0] for _, contact in known} - {host})
+            others = sorted({contact[0] for _, contact in known} - {host}) or ["not watched"] * (len(known) < len(contacts))
             self._order(*(f"rank {rank} {' '.join(map(str, contact[2:]))}" for rank, contact in here),
                         *([f"others {','.join(others)}"] if others else []))
 
