@@ -27,7 +27,7 @@ from mpitrain.bench.allreduce import Contender, Side, arrays_a_turn, contender, 
 from mpitrain.bench.inputs import Inputs
 from mpitrain.bench.pairs import alternate
 from mpitrain.bench.report import Report, in_bytes, in_time, machine, ratio_of
-from mpitrain.comm.job.guard import run_guarded, symmetric
+from mpitrain.comm.job.guard import Process, symmetric
 from mpitrain.comm.job.start import start
 from mpitrain.comm.messages.channel import Channel
 
@@ -90,4 +90,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    run_guarded(main)
+    Process().run(main)

@@ -28,7 +28,7 @@ from mpitrain.bench import arguments
 from mpitrain.bench.pairs import Pairs, in_turn, timed
 from mpitrain.bench.peak import peak_flops
 from mpitrain.bench.report import Report, cpu_name, in_time, ratio_of
-from mpitrain.comm.job.guard import run_guarded, symmetric
+from mpitrain.comm.job.guard import Process, symmetric
 from mpitrain.errors import NumericsError
 from mpitrain.kernels.convolution import Window, convolve, convolve_adjoint, kernel_gradient
 
@@ -162,4 +162,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    run_guarded(main)
+    Process().run(main)

@@ -33,7 +33,7 @@ from mpitrain.bench.exchange import BETAS, BUCKET_BYTES, DECAY, EPS, LR, MATRIX,
 from mpitrain.bench.inputs import Inputs
 from mpitrain.bench.pairs import Clock, alternate
 from mpitrain.bench.report import Report, in_time, machine, ratio_of
-from mpitrain.comm.job.guard import run_guarded, symmetric
+from mpitrain.comm.job.guard import Process, symmetric
 from mpitrain.comm.job.start import start
 from mpitrain.comm.messages.channel import Channel
 
@@ -164,4 +164,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    run_guarded(main)
+    Process().run(main)

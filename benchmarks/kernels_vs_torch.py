@@ -34,7 +34,7 @@ from mpitrain.bench import arguments
 from mpitrain.bench.exchange import Weights
 from mpitrain.bench.pairs import alternate, timed
 from mpitrain.bench.report import Report, cpu_name, in_time, ratio_of
-from mpitrain.comm.job.guard import run_guarded, symmetric
+from mpitrain.comm.job.guard import Process, symmetric
 from mpitrain.errors import NumericsError
 
 ROWS, WIDTH, HEADS, PARAMETERS = 768, 512, (12, 4, 64, 32), 4_000_000
@@ -206,4 +206,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    run_guarded(main)
+    Process().run(main)

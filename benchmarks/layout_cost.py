@@ -127,5 +127,5 @@ def main() -> int:
 if __name__ == "__main__":
     if "--rank" in sys.argv:
         import mpitrain
-        mpitrain.run_guarded(main)
+        mpitrain.Process().run(main)
     sys.exit(main())

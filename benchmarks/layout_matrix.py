@@ -152,5 +152,5 @@ def main() -> int:
 if __name__ == "__main__":
     if "--cases" in sys.argv:
         import mpitrain
-        mpitrain.run_guarded(main)
+        mpitrain.Process().run(main)
     sys.exit(main())

@@ -25,7 +25,7 @@ from accuracy import ROOT, ROOT_MAY
 
 from mpitrain.bench.exchange import BUCKET_BYTES, POLICIES
 from mpitrain.bench.report import Report, machine
-from mpitrain.comm.job.guard import run_guarded
+from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.start import start
 from mpitrain.comm.messages.channel import Channel
 
@@ -113,4 +113,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    run_guarded(main)
+    Process().run(main)

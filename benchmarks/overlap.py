@@ -231,4 +231,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    guard.run_guarded(main)
+    guard.Process().run(main)

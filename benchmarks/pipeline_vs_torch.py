@@ -37,7 +37,7 @@ from mpitrain.bench.pairs import Clock, alternate
 from mpitrain.bench.pipeline import DECAY, LR, Contender, Stack, Task
 from mpitrain.bench.report import Report, in_time, machine, ratio_of
 from mpitrain.bench.workloads import WORKLOADS
-from mpitrain.comm.job.guard import run_guarded, symmetric
+from mpitrain.comm.job.guard import Process, symmetric
 from mpitrain.comm.job.start import start
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import MpitrainError, UsageError
@@ -184,4 +184,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    run_guarded(main)
+    Process().run(main)

@@ -35,7 +35,7 @@ from mpitrain.bench.peak import peak_flops
 from mpitrain.bench.report import Report, cpu_name
 from mpitrain.bench.train import Training
 from mpitrain.bench.workloads import WORKLOADS
-from mpitrain.comm.job.guard import run_guarded, symmetric
+from mpitrain.comm.job.guard import Process, symmetric
 from mpitrain.errors import NumericsError
 from mpitrain.kernels import linear
 from mpitrain.kernels.product import product
@@ -183,4 +183,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    run_guarded(main)
+    Process().run(main)

@@ -31,7 +31,7 @@ from mpitrain.backend import keep_freed_memory
 from mpitrain.backend.memory import pool_in_use
 from mpitrain.bench.report import Report, machine
 from mpitrain.bench.train import Memory
-from mpitrain.comm.job.guard import run_guarded
+from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.start import start
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
@@ -121,4 +121,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    run_guarded(main)
+    Process().run(main)

@@ -50,7 +50,7 @@ from mpitrain.bench.pairs import Clock, Pairs, in_turn
 from mpitrain.bench.report import Report, in_time, machine, ratio_of
 from mpitrain.bench.train import DECAY, LR, Training
 from mpitrain.bench.workloads import WORKLOADS
-from mpitrain.comm.job.guard import run_guarded, symmetric
+from mpitrain.comm.job.guard import Process, symmetric
 from mpitrain.comm.job.start import World, start
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import NumericsError
@@ -247,4 +247,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    run_guarded(main)
+    Process().run(main)

@@ -22,4 +22,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    mpitrain.run_guarded(main)
+    mpitrain.Process().run(main)

@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "Tensor": "autograd", "no_grad": "autograd", "enable_grad": "autograd", "recompute": "autograd", "gradcheck": "autograd",
-    "Function": "autograd", "Mesh": "comm.mesh", "start": "comm.job.start", "run_guarded": "comm.job.guard",
+    "Function": "autograd", "Mesh": "comm.mesh", "start": "comm.job.start",
     "load_config": "config", "MpitrainError": "errors", "Process": "comm.job.guard", "Run": "run",
 }
 _PACKAGES = ("autograd", "backend", "checkpoint", "comm", "data", "models", "nn", "ops", "optim", "parallel", "placement",

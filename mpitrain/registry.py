@@ -9,6 +9,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from importlib.machinery import SourceFileLoader
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -98,18 +99,25 @@ def _load_file(path: Path) -> Any:
     path = path.resolve()
     if not path.is_file():
         raise MissingSource(f"no file {path}")
-    key = f"{OWN_FILE}{abs(hash(str(path)))}"
-    if key not in sys.modules:
-        spec = importlib.util.spec_from_file_location(key, path)
+    key, source = f"{OWN_FILE}{abs(hash(str(path)))}", path.read_bytes()
+    if key not in sys.modules or vars(sys.modules[key])["_source"] != source:      # somebody may edit it between two runs
+        spec = importlib.util.spec_from_file_location(key, path, loader=FromSource(key, str(path)))
         assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[key] = module                 # before executing it: dataclasses and pickles look it up
+        module = sys.modules[key] = importlib.util.module_from_spec(spec)       # dataclasses and pickles look it up at once
+        vars(module)["_source"] = source
         try:
             spec.loader.exec_module(module)
         except BaseException:
             del sys.modules[key]
             raise
     return sys.modules[key]
+
+
+class FromSource(SourceFileLoader):
+    """Leaves bytecode on the disk alone, which knows an edit by its second and size."""
+
+    def path_stats(self, path: Any) -> Any:
+        raise OSError("no bytecode")
 
 
 def _load_module(source: str, folder: Path) -> Any:
@@ -124,14 +132,21 @@ def _load_module(source: str, folder: Path) -> Any:
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters of `function`, or a class, by name."""
+    """The parameters of `function`, or a class, by name; none for what has no signature, which its call will show."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {name: p for name, p in inspect.signature(function).parameters.items() if p.kind in kinds}
+    return {name: p for name, p in _signature(function).parameters.items() if p.kind in kinds}
 
 
 def takes_any(function: Callable[..., Any]) -> bool:
     """Whether `function` takes arguments of every name."""
-    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+    return any(p.kind is p.VAR_KEYWORD for p in _signature(function).parameters.values())
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return inspect.Signature()
 
 
 def accepted(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:

@@ -98,3 +98,16 @@ def test_what_is_registered_by_its_place_is_imported_when_somebody_asks_for_it(f
     registry.register_later("one", "seldom:one")
     assert "one" in registry and [*registry] == ["one"] and "seldom" not in sys.modules
     assert registry.resolve("one") == registry["one"] == 1 and [*registry] == ["one"]
+
+
+def test_a_file_that_was_edited_is_loaded_again_and_another_one_is_not(folder: Path) -> None:
+    path = folder / "mine.py"
+    path.write_text("def network(): return 1\n")
+    first = import_object("mine.py:network", "model", folder)
+    assert import_object("mine.py:network", "model", folder) is first and first() == 1
+    path.write_text("def network(): return 2\n")                # in the same second, and of the same size
+    assert import_object("mine.py:network", "model", folder)() == 2
+    path.write_text("def network(: return 3\n")
+    assert "importing it failed: SyntaxError" in refusal("mine.py:network", folder)
+    path.write_text("def network(): return 4\n")
+    assert import_object("mine.py:network", "model", folder)() == 4

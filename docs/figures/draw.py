@@ -79,7 +79,7 @@ def picture(height: float, title: str, shapes: Iterable[str]) -> str:
 # ---- the way of the data ------------------------------------------------------------------------------------------------------
 
 # x, width, what happens, and the folder that does it: on each rank, then once for all ranks
-COLUMNS = [(120, 68, "loader", "data"), (204, 68, "model", "models, nn"), (288, 52, "loss", "ops"),
+COLUMNS = [(120, 68, "loader", "data"), (204, 68, "model", "models, nn"), (288, 52, "loss", "nn"),
            (356, 80, "backward", "autograd"), (452, 72, "buckets", "parallel"), (640, 84, "optimizer", "optim")]
 SHARED = [(16, 80, "HDF5 files", "data"), (552, 64, "sum", "comm"), (744, 80, "checkpoint", "checkpoint")]
 LANES, HEIGHT = [(62, "rank 0"), (158, "rank 1")], 40

@@ -90,13 +90,13 @@ class Loader:
                 return []
             try:
                 x, y = self.reader.read(rows)
+                if self.augment:
+                    keys = sample_keys(key(self.sampler.seed, "augment", self.sampler.epoch(step)), rows)
+                    for function in self.augment:
+                        x = function(x, keys)
             except MpitrainError as error:
                 error.step = step
                 raise
-            if self.augment:
-                keys = sample_keys(key(self.sampler.seed, "augment", self.sampler.epoch(step)), rows)
-                for function in self.augment:
-                    x = function(x, keys)
         pieces = ((i, a, b, a - bounds[0], b - bounds[0]) for i, a, b in zip(self.micro, bounds, bounds[1:]) if b > a)
         return [MicroBatch(x[p:q], y[p:q], rows[p:q], i, a, step) for i, a, b, p, q in pieces]
 

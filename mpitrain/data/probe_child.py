@@ -103,10 +103,12 @@ def resolve(file: Any, name: str) -> Any:
     return found
 
 
-def list_datasets(file: Any) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Path -> (shape, dtype kind) of every dataset in the file; soft links and types we cannot train on are left out."""
+def list_datasets(file: Any) -> tuple[dict[str, tuple[tuple[int, ...], str]], set[str]]:
+    """(path -> (shape, dtype kind) of every dataset in the file, all paths there); soft links and types we cannot train on have
+    a path alone."""
     import h5py
     found: dict[str, tuple[tuple[int, ...], str]] = {}
+    paths: set[str] = set()
     seen: set[object] = set()
     waiting: list[tuple[Any, str]] = [(file["/"].id, "")]
     while waiting:
@@ -114,6 +116,7 @@ def list_datasets(file: Any) -> dict[str, tuple[tuple[int, ...], str]]:
         for name in list(group):
             here = f"{path}/{name.decode('utf-8', 'surrogateescape')}"
             child = open_link(group, name, printable(here))
+            paths.add(here)
             if isinstance(child, str):
                 continue
             identity = h5py.h5o.get_info(child).addr
@@ -130,18 +133,19 @@ def list_datasets(file: Any) -> dict[str, tuple[tuple[int, ...], str]]:
                 kind = child.dtype.kind
                 if kind in "biuf" and child.shape:
                     found[here] = (child.shape, kind)
-    return found
+    return found, paths
 
 
 def choose(file: Any) -> tuple[str, str | None]:
     """The (x, y) of a file when the user named neither: datasets called x and y, or the only ones that can be meant."""
-    datasets = list_datasets(file)
+    datasets, paths = list_datasets(file)
     if not datasets:
         raise Refused("holds no dataset of numbers that can be trained on (soft links are not followed unless named)")
-    for x in sorted(datasets, key=lambda p: (p.count("/"), p)):
-        folder, _, last = x.rpartition("/")
-        if last == "x" and f"{folder}/y" in datasets:
-            return x, f"{folder}/y"
+    for usable in (datasets, paths):                          # what cannot be trained on is named, where nothing else is meant
+        for x in sorted(usable, key=lambda p: (p.count("/"), p)):
+            y = x[:-1] + "y"
+            if x.endswith("/x") and y in usable and not datasets.keys().isdisjoint((x, y)):
+                return x, y
     names = sorted(datasets)
     if len(names) == 1:
         return names[0], None

@@ -17,6 +17,8 @@ def _reference(out: Array, indices: Array, values: Array) -> Array:
 @host("rows", "scatter_add_rows", "pppii")
 def _host(call: CFunction, out: Array, indices: Array, values: Array) -> Array:
     assert values.shape == (indices.size, out.shape[1]) and values.dtype == out.dtype
+    if not out.flags.c_contiguous:
+        return _reference(out, indices, values)
     call(out, np.ascontiguousarray(indices, dtype=np.int64), np.ascontiguousarray(values), *values.shape)
     return out
 

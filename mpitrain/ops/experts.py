@@ -48,10 +48,18 @@ def route(scores: Any, top_k: int, capacity: int) -> Route:
     if array.ndim != 2 or not 1 <= top_k <= array.shape[1] or capacity < 1 or not len(array):
         raise ShapeError(f"route: scores of shape {tuple(array.shape)}, {top_k} choices and {capacity} places; wants (rows, "
                          "experts), a row at least, 1 to experts choices, and a place at least")
-    chosen = kernels.largest(array, top_k)
-    slots, sources, counts = kernels.places(chosen, array.shape[1], capacity)
-    tokens = sources % len(array) - (sources < 0) * len(array)                # -1 % rows is rows - 1
+    chosen, counts, slots, sources, tokens = (found.array for found in Choose.apply(array, top_k=top_k, capacity=capacity))
     return Route(chosen, counts, slots, sources, tokens, capacity)
+
+
+class Choose(Function):
+    """The arrays of a `Route`, from scores: an operation, so that a recorded model chooses anew for other samples."""
+
+    @staticmethod
+    def forward(ctx: Context, scores: Array, *, top_k: int, capacity: int) -> tuple[Array, ...]:
+        chosen = kernels.largest(scores, top_k)
+        slots, sources, counts = kernels.places(chosen, scores.shape[1], capacity)
+        return chosen, counts, slots, sources, sources % len(scores) - (sources < 0) * len(scores)     # -1 % rows is rows - 1
 
 
 class Gates(Function):

@@ -20,7 +20,7 @@ Allocate = Callable[[int], Any]
 
 
 class Segment(Protocol):
-    """Where one parameter, or a part of it, lives in the flat arrays: elements [start, stop)."""
+    """The place of a parameter, or of a part that begins at its element `first`, in the flat arrays: elements [start, stop)."""
 
     @property
     def parameter(self) -> Any: ...
@@ -30,6 +30,8 @@ class Segment(Protocol):
     def start(self) -> int: ...
     @property
     def stop(self) -> int: ...
+    @property
+    def first(self) -> int: ...
     @property
     def decay(self) -> bool: ...
 

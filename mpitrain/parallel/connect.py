@@ -22,7 +22,7 @@ from mpitrain.schedules.pipeline import Schedule
 from mpitrain.schedules.pipeline_check import actions_of
 
 if TYPE_CHECKING:
-    from mpitrain.parallel.gradients.norm import PartOf
+    from mpitrain.optim import Segment
     from mpitrain.parallel.layers.tensor_functions import Group
     from mpitrain.parallel.pipeline.neighbours import Neighbours
     from mpitrain.parallel.pipeline.tied import TiedParameters
@@ -75,7 +75,7 @@ class ParallelContext:
                    for count in counts for stage in range(n_stages)]
         self.control.agree(sha256(repr(actions).encode()).hexdigest(), f"the actions of the schedule {name} (SHA-256)")
 
-    def tied_parameters(self, segments: Sequence[PartOf]) -> TiedParameters | None:
+    def tied_parameters(self, segments: Sequence[Segment]) -> TiedParameters | None:
         """The sum of tied parameters' gradients in `segments`; None where no parameters are tied. It communicates."""
         if not any(parameter.twin_of for parameter in self.stage.whole.parameters()):
             return None

@@ -6,8 +6,8 @@ r"""Activation memory of a micro-batch in forward and backward, measured with a 
     marks   |   |   |   |  | |  | |  |     the peak since the last mark, for `FEW` rows and for twice as many
 
 Memory that grows with the rows grows on a straight line, so two counts give any number of rows, mark by mark; the
-largest is then the peak. All parameters are views of the same memory, and so are their gradients: their values do not matter, so
-a model that is larger than a rank can be looked at. Blocks run as usual, and keep their actual arrays, whoever wrote them.
+largest is then the peak. Parameters take next to no memory (`plan.lent`), so a model that is larger than a rank can be looked at.
+Blocks run as usual, and keep their actual arrays, whoever wrote them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from mpitrain.backend import CPU, random
 from mpitrain.backend.memory import Pool
 from mpitrain.nn import Module, Sequential, collect_statistics
 from mpitrain.parallel.pipeline.feed import Feed
+from mpitrain.plan.lent import lent_memory
 
 FEW = 2                                      # rows; one alone has no variance for a batch norm
 SETTLES = 4                                  # passes at most: one that leaves arrays behind has filled a cache
-VALUE = 0.01                                 # value of every parameter
 
 
 class Phase(NamedTuple):
@@ -103,24 +103,6 @@ def nothing_else_is_freed() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
-
-
-@contextmanager
-def lent_memory(chunks: Sequence[Module], precision: str) -> Iterator[None]:
-    """All parameters get the same memory, and all gradients some more; `storage` describes a real one."""
-    size, dtype = 1, None
-    for chunk in chunks:
-        layout = chunk.describe(0, precision, CPU)
-        size, dtype = max([size, *(s.stop - s.start for s in layout.segments)]), layout.dtype
-    values, gradients = np.full(size, VALUE, dtype), np.zeros(size, dtype)
-    for chunk in chunks:
-        for parameter in chunk.parameters():
-            parameter.array = values[:parameter.size].reshape(parameter.shape)
-            parameter.grad_buffer = gradients[:parameter.size].reshape(parameter.shape)
-    yield
-    for parameter in (p for chunk in chunks for p in chunk.parameters()):
-        del parameter.array
-        parameter.grad_buffer = None
 
 
 def _once(chunks: Sequence[Module], loss: Any, x: Any, y: Any, *, pool: Pool, tokens: bool,

@@ -26,7 +26,7 @@ from mpitrain.placement.bytes import memory_text
 from mpitrain.placement.place import Placement, place
 from mpitrain.placement.shard_cuts import probe
 from mpitrain.placement.stages import Stage, whole
-from mpitrain.plan.activations import lent_memory
+from mpitrain.plan.lent import lent_memory
 from mpitrain.plan.memory import forecast_of
 from mpitrain.plan.memory_lines import forecast_lines, table
 from mpitrain.schedules.grid import REPLICAS, Grid, fit
@@ -63,7 +63,7 @@ def inspect(path: Path, overrides: list[str], *, ranks: int | None = None) -> It
 
 def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     """The model's parameters (for cut layers, the first rank's), the cut of the batch, the buckets that travel, and the
-    schedule; nothing is allocated. It refuses as `train` does, with the same error before the first line."""
+    schedule; no large matrix is allocated. It refuses as `train` does, with the same error before the first line."""
     m = config.mesh
     grid = Grid(fit(ranks, pp=m.pp, dp=m.dp, ep=m.ep, cp=m.cp, tp=m.tp))
     inputs = open_data(config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +23,7 @@ from mpitrain.comm.job.pulse import pulse_of
 from mpitrain.comm.job.start import start, started
 from mpitrain.comm.job.together import on_first
 from mpitrain.config import Config, to_toml
-from mpitrain.errors import OutputError, UsageError
+from mpitrain.errors import ConfigError, OutputError, UsageError
 from mpitrain.parallel.connect import connect
 from mpitrain.parallel.gradients.timeline import Timeline
 from mpitrain.parallel.pipeline.inference import Inference
@@ -44,7 +44,7 @@ from mpitrain.train.machine import environment
 from mpitrain.train.observers.beats import Beats
 from mpitrain.train.observers.log import plain_values
 from mpitrain.train.observers.memory import Memory
-from mpitrain.train.observers.observer import Observer
+from mpitrain.train.observers.observer import Observer, add_data
 from mpitrain.train.observers.record import MetricsFile
 from mpitrain.train.observers.stragglers import Stragglers
 
@@ -70,56 +70,62 @@ class Run(AbstractContextManager["Run"]):
     """A run of `config` on the ranks of `comm`, any communicator: all of them make it, call its methods and close it alike.
 
     Several may follow each other in one process, or go on side by side on communicators that have been split. An error that all
-    ranks of a run meet alike (a wrong configuration) is raised, and leaves other runs alone; one that a rank meets by itself ends
-    the whole job where `process` runs the program, since the others would wait for that rank. `process` also has the request to
-    stop. `files` gives the result of `session.look_at_files` if a program has looked before it started MPI.
+    ranks of a run meet alike (a wrong configuration) is raised, and leaves other runs alone; one that a rank of several meets by
+    itself, in a method or in the run's `with` block, ends the whole job, since the others would wait for that rank. `process` has
+    the request to stop. `files` gives the result of `session.look_at_files` if a program has looked before it started MPI.
+    UsageError, on all ranks alike, without a communicator and after `close`.
     """
 
     def __init__(self, config: Config, comm: Any, *, process: Process | None = None, quiet: bool = False,
                  files: Callable[[], Any] | None = None):
+        with guard.symmetric():
+            if not comm or not hasattr(comm, "Create_cart"):
+                raise UsageError(f"a run needs the communicator of its ranks, such as start().comm, found {comm!r}; a rank "
+                                 "without one (MPI.COMM_NULL) makes no Run")
         self.config, self.comm, self.process, self.quiet = config, comm, process or Process(), quiet
         self._files = files or (lambda: look_at_files(config))
         self._session: Session | None = None
+        self._closed = False
 
     @classmethod
     def of_job(cls, config: Config, process: Process | None = None, *, quiet: bool = False) -> Run:
-        """The run of all ranks of the job; it starts MPI."""
+        """The run of all ranks of the job; it starts MPI. Ranks are watched (`train.stall_s`) if `process` runs the program."""
         keep_freed_memory()                                  # this may ask the compiler: nothing forks once MPI has started
-        process = process or Process()
-        if process.pulse is None and started() is None:
+        if process is not None and process.runs and process.pulse is None and started() is None:
             process.pulse = pulse_of(config.train.stall_s, config.train.start_s, config.train.stall)
         files = before_mpi(lambda: look_at_files(config))
         return cls(config, start().comm, process=process, quiet=quiet, files=files)
 
     def _open(self) -> Session:
         """The session of the run, made at the first call."""
+        with guard.symmetric():
+            if self._closed:
+                raise UsageError("this run is closed; make another one: Run(config, comm)")
         if self._session is None:
             self._session = Session(self.config, self.comm)
             self._session.open(self.config, self._files, self.process.pulse)
         return self._session
 
     def close(self) -> None:
-        """Frees channels and communicators; it communicates. After an error that all ranks had alike a program may do so too."""
-        if self._session is not None:
-            self._session.close()
-        if self.process.pulse is not None and not self.process.guards:       # a program that is guarded is watched to its end
-            self.process.pulse.close()
-            self.process.pulse = None
+        """Frees channels and communicators; it communicates, but not again. A program may do so, too, after an error that all
+        ranks had alike."""
+        session, self._session, self._closed = self._session, None, True
+        if session is not None:
+            session.close()
+        if self.process.pulse is not None:
+            self.process.pulse.rest()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None:                                     # freeing is collective: not after a rank has failed
+        if error is None:                                    # freeing is collective: not after a rank has failed
             self.close()
+        elif self.comm.size > 1 and not guard.is_symmetric(error):
+            self.process.fail(error)
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
         """NaN and Inf are detected, and named, where they matter; an error of this rank alone ends the job."""
-        try:
-            with np.errstate(all="ignore"):
-                yield
-        except BaseException as error:
-            if self.process.guards and self.comm.size > 1 and not guard.is_symmetric(error):
-                self.process.fail(error)
-            raise
+        with self.process.guarding() if self.comm.size > 1 else nullcontext(), np.errstate(all="ignore"):
+            yield
 
     def train(self, *, resume: str | None = None, overwrite: bool = False, profile: bool = False,
               observers: Sequence[Observer] = ()) -> Trained:
@@ -188,10 +194,16 @@ class Run(AbstractContextManager["Run"]):
             job.context.copies.agree(job.state.own_sha256(), "the final parameters of their part")
         hashes = job.state.hashes()
         control.agree(hashes, "the final parameters")
-        record = about | hashes | trainer.found | {
+        record = about | hashes | {
             "status": "done", "steps": job.plan.steps, "seconds": round(time.time() - began, 3), "metrics": plain_values(metrics),
             "memory": as_json(forecast, memory.uses)}
-        on_first(control, lambda: folder.write_json(folder.run_json, record))
+
+        def end() -> None:
+            refused = add_data(record, trainer.found)
+            folder.write_json(folder.run_json, record)
+            if refused:
+                raise ConfigError(f"{refused[0]}; the run is done, and run.json has all but that", file=folder.run_json)
+        on_first(control, end)
         return Trained(job.plan.steps, metrics, hashes)
 
     def _watched(self) -> Timeline:

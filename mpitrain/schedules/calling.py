@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from numbers import Integral
 from typing import Any
 
+from mpitrain.registry import OWN_FILE
 from mpitrain.schedules.steps import Copy, Receive, Reduce, Round, ScheduleError, Send, Slice, slices_of
 
 STEPS = (Send, Receive, Reduce, Copy)
@@ -64,7 +66,7 @@ def is_whole(value: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A value and its type, in few words."""
-    text = " ".join(repr(value).split())
+    """A value and its type, in few words that are the same in every process: without addresses."""
+    text = re.sub(rf"{OWN_FILE}\d+\.| at 0x[0-9a-f]+", "", " ".join(repr(value).split()))
     text = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
     return text if value is None else f"{text} ({type(value).__name__})"

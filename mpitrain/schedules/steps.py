@@ -13,7 +13,7 @@ message of the same round writes. `check.py` proves these things for all ranks o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from mpitrain.errors import ConfigError
 
@@ -25,9 +25,9 @@ class ScheduleError(ConfigError):
 
 
 class Slice(NamedTuple):
-    """Elements [start, stop) of one of the two buffers."""
+    """Elements [start, stop) of a buffer: "data", "inbox", or the packed values that an interpreter keeps beside them."""
 
-    buffer: Literal["data", "inbox"]
+    buffer: str
     start: int
     stop: int
 

@@ -48,7 +48,7 @@ class Trainer:
         self._began, self._loaded_s = time.perf_counter(), 0.0   # when work on the step began, and its wait for data
         self._add: Collective = ALONE
         self.notes: list[str] = []                               # lines told when the run starts
-        self.found: dict[str, Any] = {}                          # observers' data for run.json, once the run is over
+        self.found: list[tuple[Observer, Any]] = []              # observers with what their `finish` returned, for run.json
 
     def train_step(self, micro_batches: Sequence[MicroBatch]) -> Step:
         self.update.begin()                                      # gradient arenas for this step
@@ -121,8 +121,7 @@ class Trainer:
         return batch
 
     def _finish(self) -> None:
-        for observer in self.observers:
-            self.found |= observer.finish(self.update.step)
+        self.found = [(observer, observer.finish(self.update.step)) for observer in self.observers]
 
     def one_step(self, step: int, micro_batches: Sequence[MicroBatch]) -> None:
         plan, done = self.plan, step + 1

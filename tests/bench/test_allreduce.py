@@ -64,7 +64,7 @@ import sys
 sys.path.insert(0, {str(ROOT / "tests/bench")!r})
 from mpitrain.bench import allreduce
 from mpitrain.cli import main
-from mpitrain.comm.job.guard import run_guarded
+from mpitrain.comm.job.guard import Process
 made, make = [], allreduce.Channel
 def noted(comm, name, **options):
     made.append((name, options.get("wire")))
@@ -74,7 +74,7 @@ def run():
     main(["bench", "allreduce", "--algorithms", "ring", "--wire", "bfloat16", "--sizes", "8", "--pairs", "1"])
     assert made == [("bench:ring", "bfloat16"), ("bench:ring", None)], made
     return 0
-run_guarded(run)
+Process().run(run)
 """
     assert mpirun(2, "-c", program).rc == 0
 
@@ -82,10 +82,10 @@ run_guarded(run)
 NO_ROOM = """
 import sys
 from mpitrain.cli import main
-from mpitrain.comm.job.guard import run_guarded
+from mpitrain.comm.job.guard import Process
 from mpitrain.comm.shared.node import Node
 Node.__init__.__kwdefaults__["free"] = lambda: {free}
-run_guarded(lambda: main(sys.argv[1:]))
+Process().run(lambda: main(sys.argv[1:]))
 """
 
 

@@ -77,14 +77,14 @@ def test_a_policy_that_forgets_a_rank_ends_the_job_with_one_line(tmp_path: Path)
 import sys
 from mpitrain.bench import exchange
 from mpitrain.cli import main
-from mpitrain.comm.job.guard import run_guarded
+from mpitrain.comm.job.guard import Process
 
 class Forgetful(exchange.WithNative):
     def step(self):
         self._optimizer.update(self._gradients, lr=exchange.LR, step=self._optimizer.steps + 1)
 
 exchange.POLICIES.register("a_forgetful_one")(Forgetful)
-run_guarded(lambda: main(["bench", "exchange", "--parameters", "1000", "--pairs", "1"]))
+Process().run(lambda: main(["bench", "exchange", "--parameters", "1000", "--pairs", "1"]))
 """)
     result = mpirun(2, program, cwd=tmp_path)
     assert result.rc == 70 and len(result.error_lines) == 1, result.err
@@ -101,7 +101,7 @@ def test_what_there_is_no_room_for_is_left_out_with_a_line(free: int, parameters
     program.write_text(f"""
 from mpitrain.cli import main
 from mpitrain.comm.shared import window
-from mpitrain.comm.job.guard import run_guarded
+from mpitrain.comm.job.guard import Process
 from mpitrain.comm.shared.node import Node
 
 taken, make = [], window.Window.make.__func__
@@ -115,7 +115,7 @@ def close(self):
 window.Window.make = classmethod(counted)
 was, Node.close = Node.close, close
 Node.__init__.__kwdefaults__["free"] = lambda: {free} - sum(taken)
-run_guarded(lambda: main(["bench", "exchange", "--parameters", "{parameters}", "--pairs", "1"]))
+Process().run(lambda: main(["bench", "exchange", "--parameters", "{parameters}", "--pairs", "1"]))
 """)
     result = mpirun(2, program, cwd=tmp_path)
     assert result.rc == 0 and result.error_lines == [], result.err

@@ -17,13 +17,13 @@ import sys
 from mpitrain import nn
 from mpitrain.bench.workloads import WORKLOADS, Workload, transformer
 from mpitrain.cli import main
-from mpitrain.comm.job.guard import run_guarded
+from mpitrain.comm.job.guard import Process
 def net():
     return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
                          nn.Dropout(0.1), nn.Linear(512, 10))
 WORKLOADS.register("net")(Workload(net, 64, (1, 16, 16), 10, 1))
 WORKLOADS.register("tiny-gpt")(transformer(2, 2, 48, 32, 65, batch=16))
-run_guarded(lambda: main(["bench", "memory", *sys.argv[1:]]))
+Process().run(lambda: main(["bench", "memory", *sys.argv[1:]]))
 """
 
 

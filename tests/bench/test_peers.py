@@ -136,7 +136,7 @@ def smooth():
 torch_side.MODELS["lenet"] = smooth
 sys.argv[1:] = ["--models", "lenet", "--peers", "eager", "--rounds", "1"]
 guard.LIMIT = 60.0             # PyTorch takes seconds to end on a busy machine
-guard.run_guarded(train_vs_peers.main)
+guard.Process().run(train_vs_peers.main)
 """)
     environment = {"OPENBLAS_CORETYPE": "", "OPENBLAS_L2_SIZE": ""}
     result = mpirun(1, program, cwd=tmp_path, env=environment, timeout=170)
@@ -186,7 +186,7 @@ was = Softmax.backward
 Softmax.backward = staticmethod(lambda ctx, grad: was(ctx, 2 * grad))
 sys.argv[1:] = ["--ops", "softmax", "--pairs", "1"]
 guard.LIMIT = 60.0             # PyTorch takes seconds to end on a busy machine
-guard.run_guarded(kernels_vs_torch.main)
+guard.Process().run(kernels_vs_torch.main)
 """)
     result = mpirun(1, program, cwd=tmp_path, env={"OPENBLAS_CORETYPE": "", "OPENBLAS_L2_SIZE": ""}, timeout=170)
     assert result.rc == 79 and len(result.error_lines) == 1, result.out + result.err
@@ -221,7 +221,7 @@ def nearly(x, y, bias=None, out=None, operands=""):
 products_vs_torch.product = nearly
 sys.argv[1:] = ["--models", "mlp", "--rounds", "1"]
 guard.LIMIT = 60.0             # PyTorch takes seconds to end on a busy machine
-guard.run_guarded(products_vs_torch.main)
+guard.Process().run(products_vs_torch.main)
 """)
     result = mpirun(1, program, cwd=tmp_path, env={"OPENBLAS_CORETYPE": "", "OPENBLAS_L2_SIZE": ""}, timeout=170)
     assert result.rc == 79 and len(result.error_lines) == 1, result.out + result.err

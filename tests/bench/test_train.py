@@ -26,12 +26,12 @@ from mpitrain import models
 from mpitrain.bench import train
 from mpitrain.bench.workloads import WORKLOADS, Workload, transformer
 from mpitrain.cli import main
-from mpitrain.comm.job.guard import run_guarded
+from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.start import start
 WORKLOADS.register("tiny")(Workload(lambda: models.mlp(6, [8], 3), 5, (6,), 3, 1000))
 WORKLOADS.register("tiny-gpt")(transformer(1, 2, 8, 4, 7, batch=3))
 """
-RUN = "run_guarded(lambda: main(['bench', 'train', *sys.argv[1:]]))\n"
+RUN = "Process().run(lambda: main(['bench', 'train', *sys.argv[1:]]))\n"
 
 
 def bench(n: int, folder: Path, *arguments: str, before: str = "") -> Result:
@@ -106,7 +106,7 @@ assert everyone[0] != everyone[-1] or world.size == 1, "each rank has rows of it
 def test_steps_that_must_not_be_timed_are_refused(n: int, wrong: str, rc: int, message: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     body = "".join(f"    {line}\n" for line in CHECKED.format(wrong=wrong).splitlines())
-    program.write_text(f"{TINY}\ndef run():\n{body}    training.check('tiny')\nrun_guarded(run)\n")
+    program.write_text(f"{TINY}\ndef run():\n{body}    training.check('tiny')\nProcess().run(run)\n")
     result = mpirun(n, program, cwd=tmp_path)
     assert result.rc == rc and len(result.error_lines) == 1, result.out + result.err
     assert re.search(message, result.error_lines[0]), result.error_lines

@@ -11,10 +11,11 @@ import pytest
 from algorithms import direct, ring_reduce_scatter, star
 
 from mpitrain.comm.messages.packing import compacted, packed
-from mpitrain.comm.messages.program import Operation, Part, Stage, needed, plain
+from mpitrain.comm.messages.program import Operation, Stage, needed, plain
 from mpitrain.kernels.wire import format_of
 from mpitrain.schedules.collectives import ALL_REDUCE, part
 from mpitrain.schedules.ring import segmented_ring
+from mpitrain.schedules.steps import data
 
 ALGORITHMS = {**{name: ALL_REDUCE.resolve(name) for name in ALL_REDUCE}, "direct": direct, "star": star}
 RANKS = [2, 3, 4, 5, 8]
@@ -79,7 +80,7 @@ def rounded(x: np.ndarray, packing: str) -> np.ndarray:
 
 
 def packed_program(name: str, n: int, length: int) -> Callable[[int], list[Stage]]:
-    return lambda rank: packed(plain(ALGORITHMS[name](rank, n, length)), [Part("data", 0, length)], True)
+    return lambda rank: packed(plain(ALGORITHMS[name](rank, n, length)), [data(0, length)], True)
 
 
 @pytest.mark.parametrize("packing", ["bfloat16", "float16"])
@@ -113,7 +114,7 @@ def test_packed_values_in_the_least_memory_make_the_same_bits(name: str, n: int)
 
 def test_a_ring_of_pieces_keeps_the_packed_values_of_one_piece() -> None:
     length, n = 16 * 2 * 128, 2
-    program = packed(plain(segmented_ring(0, n, length, segment=128)), [Part("data", 0, length)], True)
+    program = packed(plain(segmented_ring(0, n, length, segment=128)), [data(0, length)], True)
     assert needed(program, "data16") == length and needed(compacted(program), "data16") == 2 * 128
 
 
@@ -137,7 +138,7 @@ def test_a_scattered_sum_keeps_its_float32_digits(n: int) -> None:
     length = 4 * n + 1
     def program(rank: int) -> list[Stage]:
         own = part(rank, n, length)
-        return packed(plain(ring_reduce_scatter(rank, n, length)), [Part("data", own.start, own.stop)], False)
+        return packed(plain(ring_reduce_scatter(rank, n, length)), [data(own.start, own.stop)], False)
     values = contributions(n, length)
     found = simulate(program, values)
     total = np.concatenate([found[rank, part(rank, n, length).start:part(rank, n, length).stop] for rank in range(n)])

@@ -21,7 +21,7 @@ from mpitrain.backend.namespace import MODULES
 from mpitrain.comm.job.signals import StopRequest
 from mpitrain.comm.messages.buffers import Pool, Pools, Staged
 from mpitrain.comm.messages.prepare import make_plan
-from mpitrain.comm.messages.program import Messages, Operation, Part, plain, translate
+from mpitrain.comm.messages.program import Messages, Operation, plain, translate
 from mpitrain.comm.messages.progress import Progress
 from mpitrain.comm.messages.signature import HEADER_BYTES, Signature, data_tag, unpack
 from mpitrain.schedules.collectives import ring
@@ -60,8 +60,8 @@ def test_arrays_of_more_than_two_to_the_31_bytes_travel_in_messages_that_mpi_can
 def test_steps_become_byte_ranges_split_at_the_limit_and_empty_rounds_vanish() -> None:
     reduce, copy = Reduce(inbox(0, 3), data(0, 3), data(0, 3)), Copy(data(0, 1), data(1, 2))
     stages = plain([[Receive(1, inbox(0, 3)), Send(2, data(1, 2)), reduce, copy], []])
-    operations = (Operation("sum", (Part("inbox", 0, 3), Part("data", 0, 3), Part("data", 0, 3))),
-                  Operation("copy", (Part("data", 0, 1), Part("data", 1, 2))))
+    operations = (Operation("sum", (inbox(0, 3), data(0, 3), data(0, 3))),
+                  Operation("copy", (data(0, 1), data(1, 2))))
     assert translate(stages, {"data": 4, "inbox": 4}, message_bytes=8) == [
         Messages((), (("inbox", 0, 8, 1), ("inbox", 8, 12, 1)), (("data", 4, 8, 2),), operations)]
 
@@ -190,7 +190,7 @@ def test_sigusr1_sets_the_flag() -> None:
      "mpitrain: E_BUG rank=0/1 host="),
 ])
 def test_one_rank_alone_exits_with_its_code_and_at_most_one_line(program: str, rc: int, line: str) -> None:
-    code = f"from mpitrain.comm.job.guard import run_guarded\ndef main():\n    {program}\nrun_guarded(main)"
+    code = f"from mpitrain.comm.job.guard import Process\ndef main():\n    {program}\nProcess().run(main)"
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=clean_environment(), timeout=20, capture_output=True,
                            text=True)
     assert found.returncode == rc

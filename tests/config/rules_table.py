@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 RANKS = (1, 2, 4)
 
 
@@ -67,7 +69,9 @@ def no_rate(*, lr, **more): raise ValueError("no rate")
 class Picky(optim.SGD):
     def __init__(self, model, lr=0.1): raise ValueError("not today")
 import numpy as np
+from mpitrain import ops
 from mpitrain.parallel.policies.policy import Policy
+from mpitrain.parallel.policies.replicated import Replicated
 from mpitrain.train import Observer
 def doubled(x): return np.concatenate([x, x])
 def halved(x): return x[::2]
@@ -96,6 +100,12 @@ class Watcher(Observer):
 class Broken(Whole):
     def forward(self, x): raise ValueError("no forward")
 def broken(): return Broken()
+class Thing: pass
+thing = Thing()
+class Unequal(Raises):
+    def __call__(self, output, target): return ops.mse(output, output.reshape(-1))
+class Alone(Replicated):
+    def __init__(self, setup): pass
 """
 TABLE = """
 # words
@@ -229,19 +239,22 @@ mlp data.x=foo => "foo"
 mlp data.validation=gone.h5 => no such file or folder
 mlp model.init_from=nope => model.init_from names neither a run folder nor a folder of checkpoints
 mlp optimizer.offload=file optimizer.offload_folder=/nonexistent => a file for optimizer state cannot be made: No such file
+mlp optimizer.offload=file optimizer.offload_folder=own.py => cannot be made: Not a directory (ENOTDIR); set optimizer.offload_fol
+mlp model.init_from=other => the checkpoint is of another model
 # labels
+mlp data.validation=negative.h5 => label -3 is outside 0..9
 mlp model.outputs=5 => is outside 0..4 (5 classes)
 # code of the user's that does not do what is expected of it, or fails
 mlp data.transform=own.py:doubled => data.transform "own.py:doubled" must return as many rows as it gets, 2, found the shape (4,
 mlp data.transform=own.py:halved => data.transform "own.py:halved" must return as many rows as it gets, 2, found the shape (1,
 mlp data.transform=own.py:none => data.transform "own.py:none" must return an array, found None
-mlp data.transform=own.py:fails => data.transform "own.py:fails" failed: KeyError at own.py:25 in fails: 'not there'
+mlp data.transform=own.py:fails => data.transform "own.py:fails" failed: KeyError at own.py:27 in fails: 'not there'
 mlp data.augment=own.py:one => data.augment "own.py:one" does not accept its arguments: one() takes 1 positional argument but 2
-mlp data.augment=own.py:fails => data.augment "own.py:fails" failed: KeyError at own.py:25 in fails: 'not there'
+mlp data.augment=own.py:fails => data.augment "own.py:fails" failed: KeyError at own.py:27 in fails: 'not there'
 mlp data.augment=own.py:none => data.augment "own.py:none" must return an array, found None
 mlp train.loss=own.py:NoSum => train.loss, "own.py:NoSum", must return the sum of its terms, a Tensor without dims, found None
 mlp train.loss=own.py:Vector => a Tensor without dims, found mpitrain.autograd.tensor:Tensor of shape (1, 10)
-mlp train.loss=own.py:Raises => train.loss, "own.py:Raises", failed: KeyError at own.py:36 in __call__: 'loss'
+mlp train.loss=own.py:Raises => train.loss, "own.py:Raises", failed: KeyError at own.py:38 in __call__: 'loss'
 mlp train.loss=own.py:Uncalled => train.loss = "own.py:Uncalled" must define total or __call__, and own.py:Uncalled has neither
 mlp train.loss=own.py:none => train.loss = "own.py:none" must give an mpitrain.nn.Loss, found None
 mlp train.ignore_index=x => train.ignore_index must be an integer, found "x"
@@ -251,7 +264,7 @@ mlp optimizer.name=own.py:none => optimizer.name = "own.py:none" must give an mp
 mlp optimizer.name=lars optimizer.trust=a => optimizer.name = "lars": optimizer.trust must be a number, found "a"
 mlp optimizer.name=rmsprop optimizer.alpha=[1] => optimizer.name = "rmsprop": optimizer.alpha must be a number, found [1]
 mlp optimizer.schedule=own.py:no_function => must give a function of the step, and own.py:no_function gives None
-mlp optimizer.schedule=own.py:poly optimizer.power=two => asked for step 0, failed: TypeError at own.py:41 in
+mlp optimizer.schedule=own.py:poly optimizer.power=two => asked for step 0, failed: TypeError at own.py:43 in
 mlp optimizer.schedule=own.py:given optimizer.values=[] => must give a finite number for each step, found None for step 0
 mlp optimizer.schedule=own.py:given optimizer.values=["a"] => must give a finite number for each step, found 'a' for step 0
 mlp optimizer.schedule=own.py:late train.steps=5 => must give a finite number for each step, found nan for step 2
@@ -261,7 +274,14 @@ mlp model.activation=7 => model "mlp": model.activation must be a string, found 
 mlp comm.sharding=own.py:Unfinished => comm.sharding = "own.py:Unfinished" must define make_reducer, update
 mlp comm.sharding=own.py:Vector => must be a subclass of mpitrain.parallel.policies.policy.Policy, found own.py:Vector
 mlp log.observers=own.py:Watcher => observer "own.py:Watcher" does not accept its arguments:
-plain model.name=own.py:broken => the model, run on one sample, failed: ValueError at own.py:48 in forward: no forward
+plain model.name=own.py:broken => the model, run on one sample, failed: ValueError at own.py:50 in forward: no forward
+mlp train.loss=own.py:number => train.loss = "own.py:number" does not accept its arguments: 'int' object is not callable
+mlp train.loss=own.py:Unequal => train.loss, "own.py:Unequal", failed: mse: shapes (1, 10) and (10,) differ
+mlp optimizer.name=own.py:number => 'int' object is not callable
+mlp optimizer.schedule=own.py:number => 'int' object is not callable
+mlp log.observers=own.py:number => observer "own.py:number" does not accept its arguments: 'int' object is not callable
+mlp comm.sharding=own.py:Alone => comm.sharding = "own.py:Alone" is made with (setup, channel): too many positional arguments
+mlp comm.algorithm=own.py:thing => that yields rounds, found <Thing object> (Thing)
 # what is not refused
 mlp
 gpt
@@ -290,11 +310,15 @@ CASES = [case(line) for line in TABLE.strip().splitlines() if not line.startswit
 
 def write(folder: Path) -> None:
     """The configurations, the user's file, and tokens."""
+    from mpitrain.checkpoint.store import Piece, save
     from mpitrain.cli import main
+    from mpitrain.files.hdf5_file import write_hdf5
     for name, text in FILES.items():
         (folder / f"{name}.toml").write_text(text + COMMON)
     (folder / "own.py").write_text(OWN)
     (folder / "empty").mkdir()
+    write_hdf5(folder / "negative.h5", {"x": np.zeros((3, 1, 8, 8), np.float32), "y": np.array([1, -3, 2])})
+    save(folder / "other" / "checkpoints", 1, [Piece.whole("parameters/weight", np.zeros(3, np.float32))], {})
     (folder / "corpus.txt").write_text("".join(chr(32 + (i * i + 3 * i) % 64) for i in range(400)))
     main(["data", "import", "text", str(folder / "corpus.txt"), "--out", str(folder / "tokens")])
 

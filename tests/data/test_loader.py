@@ -27,7 +27,7 @@ from mpitrain.data import (
     write_shards,
 )
 from mpitrain.data.loader import SampleReader
-from mpitrain.errors import DataError
+from mpitrain.errors import ConfigError, DataError
 from mpitrain.train.build import inputs
 
 Write = Callable[..., Path]
@@ -130,6 +130,14 @@ def test_an_error_in_a_thread_reaches_the_consumer_with_its_step(plain_file: Wri
             next(steps)
     error = caught.value
     assert (error.step, error.row, error.dataset, error.file) == (4, 33, "/x", str(dataset.shards[0]["file"]))
+
+
+def test_an_augmentation_that_fails_is_named_with_its_step(dataset: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text('def fails(x, keys): return {}["here"]')
+    loader = Loader(dataset, Sampler(203, 20, seed=3), 4, augment=augmentations("own.py:fails", tmp_path), workers=0)
+    with pytest.raises(ConfigError, match=r'data.augment "own.py:fails" failed: KeyError at own.py:1 in fails: .here') as caught:
+        loader.load(7)
+    assert caught.value.step == 7
 
 
 def test_closing_ends_the_threads(dataset: Dataset) -> None:

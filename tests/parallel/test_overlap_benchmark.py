@@ -53,7 +53,7 @@ def forgotten(self, array, name, **options):
 start = Channel.start_allreduce
 {broken}
 sys.argv = ["overlap.py", "--model", "mlp", "--batch", "4", "--rounds", "1", "--algorithm", "ring"]
-guard.run_guarded(overlap.main)
+guard.Process().run(overlap.main)
 """)
     result = mpirun(2, program, cwd=tmp_path, timeout=100)
     assert result.rc == 79 and len(result.error_lines) == 1, result.err

@@ -156,6 +156,24 @@ def test_a_model_that_ranks_have_together_runs_on_one_of_them(monkeypatch: pytes
     assert alone / n * 0.9 < here < alone * 1.1, (alone, here)
 
 
+@needs_pool
+@pytest.mark.parametrize("keys", [{}, {"experts": 4}])
+def test_matrices_without_memory_leave_the_forecast_as_it_is(monkeypatch: pytest.MonkeyPatch, keys: dict[str, int]) -> None:
+    x = np.arange(32)[None]
+
+    def told(large: int) -> list[Use]:
+        monkeypatch.setattr("mpitrain.plan.lent.LARGE", large)
+        placed = place(models.gpt(2, 2, 64, 32, 50, **keys), ALONE, MeshConfig(), TrainConfig(batch_size=8, micro_batches=2),
+                       CommConfig())
+        found = forecast(placed, (x, x), loss=LOSS, optimizer=lambda storage: optim.AdamW(storage), tokens=True,
+                         schedule=SCHEDULES["1f1b"])
+        assert not found.why, found.why
+        return found.stages
+
+    without, with_memory = (in_pool(monkeypatch, lambda pool, large=large: told(large)) for large in (16, 1 << 60))
+    assert without == with_memory and without[0].activations
+
+
 def test_each_part_has_its_formula() -> None:
     """1,000 numbers in each of two stages: 1,008 with the ends of lines; AdamW has two numbers for each."""
     def two() -> nn.Module:

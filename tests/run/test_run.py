@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
-from launch import mpirun
+from launch import ROOT, mpirun
 from runs import SMALL, record, train, write
 
 from mpitrain import Process, Run, load_config, start
@@ -122,11 +123,88 @@ def test_a_run_changes_no_setting_of_the_process(tmp_path, monkeypatch):
     assert np.geterr() == before
 
 
+OBSERVER = """
+from mpitrain.train import Observer
+
+
+class Faulty(Observer):
+    def begin(self, run):
+        self.rank = run.rank
+
+    def after_step(self, step, fields, seconds):
+        if self.rank == 1:
+            raise ValueError("the meter is not there")
+"""
+
+
+@pytest.mark.parametrize(("where", "place"), [("observer", "in after_step"), ("block", "in <module>")])
+def test_the_lines_of_the_readme_end_the_job_when_one_rank_fails(tmp_path, where, place):
+    (tmp_path / "own.py").write_text(OBSERVER)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    program = next(block for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+                   if "with Run(" in block)
+    program = program.replace('"train.epochs=2"', f'"train.epochs=2", "log.observers={tmp_path}/own.py:Faulty"') \
+        if where == "observer" else program.replace("    print(", "    print(1 // (1 - run.comm.rank), ")
+    (tmp_path / "program.py").write_text(program)
+    result = mpirun(2, tmp_path / "program.py", cwd=tmp_path)
+    assert result.rc == 70 and len(result.error_lines) == 1 and result.seconds < 30, result.err
+    assert "E_BUG rank=1/2" in result.error_lines[0] and place in result.error_lines[0]
+
+
+def test_symmetric_errors_are_raised_in_a_program_that_nothing_guards(tmp_path):
+    write(tmp_path, SHORT)
+    (tmp_path / "program.py").write_text("""
+from pathlib import Path
+from mpitrain import Run, load_config, start
+from mpitrain.errors import ConfigError
+
+with Run(load_config(Path("run.toml"), ["optimizer.name=adamx", "run.out=a"]), start().comm) as run:
+    try:
+        run.train()
+    except ConfigError as error:
+        print("raised", flush=True)
+""")
+    result = mpirun(2, tmp_path / "program.py", cwd=tmp_path)
+    assert result.rc == 0 and result.out.split().count("raised") == 2, result.err
+
+
+def test_a_run_is_closed_once_and_not_used_afterwards(tmp_path):
+    write(tmp_path, SHORT)
+    (tmp_path / "program.py").write_text("""
+from pathlib import Path
+from mpi4py import MPI
+from mpitrain import Run, load_config, start
+from mpitrain.errors import UsageError
+
+config, comm = load_config(Path("run.toml"), ["run.out=a", "train.steps=2"]), start().comm
+
+
+def refused(action, text):
+    try:
+        action()
+    except UsageError as error:
+        assert text in error.message, error.message
+    else:
+        raise AssertionError(text)
+
+
+for wrong in (None, MPI.COMM_NULL, start()):
+    refused(lambda: Run(config, wrong), "needs the communicator of its ranks")
+with Run(config, comm, quiet=True) as run:
+    run.train()
+    run.close()
+run.close()
+refused(run.train, "this run is closed")
+refused(lambda: run.evaluate(Path("a")), "this run is closed")
+Run(config, comm).close()
+""")
+    result = mpirun(2, tmp_path / "program.py", cwd=tmp_path)
+    assert result.rc == 0, result.err
+
+
 def test_what_a_lone_rank_meets_is_raised(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    process = Process()
-    process.guards = True                                    # as in a program that it runs
-    run = Run(load_config(write(tmp_path, SHORT), ["run.out=a", "optimizer.name=adamx"]), start().comm, process=process)
+    run = Run(load_config(write(tmp_path, SHORT), ["run.out=a", "optimizer.name=adamx"]), start().comm, process=Process())
     with pytest.raises(ConfigError, match='unknown optimizer "adamx"'):
         run.train()
     run.close()

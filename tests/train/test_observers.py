@@ -86,6 +86,56 @@ def test_what_an_observer_raises_on_one_rank_ends_the_job(tmp_path):
     assert diary(tmp_path / "a", 1)[-1] == "close"
 
 
+GIVERS = """
+import numpy as np
+from mpitrain.train import Observer
+
+
+class Giver(Observer):
+    given = None
+
+    def finish(self, step):
+        return self.given
+
+
+class Liar(Giver):
+    given = {"parameters_sha256": "lies", "tail": 1}
+
+
+class Twin(Giver):
+    given = {"pair": 1}
+
+
+class Second(Twin):
+    given = {"pair": 2}
+
+
+class Array(Giver):
+    given = {"rates": np.ones(2)}
+
+
+class List(Giver):
+    given = [1, 2]
+"""
+
+
+@pytest.mark.parametrize(("names", "line", "kept"), [
+    ("Giver", "", {}), ("Twin", "", {"pair": 1}),
+    ("Liar", 'Liar: finish returned "parameters_sha256", which the run or another observer writes; return another name', {}),
+    ("Twin Second", 'Second: finish returned "pair", which the run', {"pair": 1}),
+    ("Array Twin", "Array: finish returned what run.json cannot hold (Object of type ndarray", {"pair": 1}),
+    ("List", "List: finish returned what run.json cannot hold (a list); return a dict", {})])
+def test_what_an_observer_may_not_leave_is_left_out_and_it_is_named(tmp_path, names, line, kept):
+    (tmp_path / "own.py").write_text(GIVERS)
+    arguments = ("train.steps=2", f"log.observers={[f'own.py:{name}' for name in names.split()]}")
+    result = train(2, write(tmp_path), "run.out=a", *arguments)
+    assert result.rc == (78 if line else 0) and len(result.error_lines) == bool(line), result.err
+    assert not line or f"the observer {line}" in result.error_lines[0]
+    about = record(tmp_path / "a")
+    assert about["status"] == "done" and len(about["parameters_sha256"]) == 64
+    assert {name: about[name] for name in ("pair", "tail", "rates") if name in about} == kept
+
+
 def test_a_run_that_is_stopped_finishes_its_observers(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     job = start(2, write(tmp_path), "run.out=a", "train.steps=100000", "log.observers=['own.py:Diary']")

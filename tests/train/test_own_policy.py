@@ -38,6 +38,13 @@ def test_averaging_parameters_after_each_step_of_plain_descent_is_averaging_grad
     assert record(folder / "c")["choices"]["exchange"]["way"] == "parameters, averaged every 3 steps"
 
 
+def test_one_rank_has_the_policy_too(config: Path) -> None:
+    (config.parent / "said.py").write_text("from mpitrain.parallel.policies.replicated import Replicated\n\n"
+                                           "class Said(Replicated):\n"
+                                           "    notes = property(lambda self: ['this policy is mine'], lambda self, new: None)\n")
+    assert "this policy is mine" in ok(train(1, config, "run.out=a", "train.steps=3", "comm.sharding=said.py:Said")).out
+
+
 def test_its_rule_is_asked_by_train_and_inspect(config: Path) -> None:
     line = "ranks have equal parameters after every 3 steps; set train.steps to a multiple of that"
     words = ("run.out=a", "train.steps=7", "comm.sharding=mine.py:LocalSteps")

@@ -22,10 +22,10 @@ WIDE = SMALL.replace("hidden = [32]", "hidden = [256, 256]").replace("batch_size
 UNCHECKED = """
 import sys
 from mpitrain.cli import main
-from mpitrain.comm.job.guard import run_guarded
+from mpitrain.comm.job.guard import Process
 from mpitrain.train.build import precision
 precision.refuse = lambda name: None
-run_guarded(lambda: main(sys.argv[1:]))
+Process().run(lambda: main(sys.argv[1:]))
 """
 
 

@@ -22,14 +22,14 @@ def note(event, arguments):
         noted.append((event, "mpi4py.MPI" in sys.modules))
 sys.addaudithook(note)
 from mpitrain.cli import main
-from mpitrain.comm.job.guard import run_guarded
+from mpitrain.comm.job.guard import Process
 def train():
     status = main(["train", *sys.argv[1:]])
     print("compiled", [text for text, _ in noted if " -o " in text])
     print("after MPI", [text for text, late in noted if late])
     print("loaded", [name for name in ("numba", "llvmlite", "cupy", "rich") if name in sys.modules])
     return status
-run_guarded(train)
+Process().run(train)
 """
 
 

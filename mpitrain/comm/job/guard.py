@@ -1,7 +1,7 @@
 """Ends the whole job when one rank fails: one line on stderr, one exit code, within seconds, and never a hang.
 
 Without it a Python exception on one rank leaves the other ranks waiting in their next collective for ever. `Process.run` wraps
-the program; every exception in any thread comes to `Process.fail`:
+the program, `Process.guarding` a run in one; every exception in any thread comes to `Process.fail`:
 
     traceback -> errors/rank-R.json (or the terminal)  ->  may this rank print?  ->  the line  ->  MPI_Abort(exit code)
 
@@ -70,16 +70,15 @@ class Process:
 
     def __init__(self, *, traceback: bool = False, stop: StopRequest | None = None):
         self.traceback, self.stop = traceback, stop or StopRequest()
-        self.guards = False                                   # it says whether failures come to `fail`
+        self.runs = False                                     # whether `run` runs the program, which ends with its main function
         self.pulse: Pulse | None = None                       # by which a watcher sees whether this rank moves
         self._folders: list[Path] = []
         self._failing = threading.Lock()
-        self._reserve: bytearray | None = None
+        self._reserve: bytearray | None = bytearray(RESERVE)
 
     def run(self, main: Callable[[], int]) -> NoReturn:
         """Runs the program and exits with the code it returns; a failure of any thread on any rank ends the job with its code."""
-        self.guards, self._reserve = True, bytearray(RESERVE)
-        threading.excepthook = self._thread_failed
+        threading.excepthook, self.runs = self._thread_failed, True
         try:
             code = main()
         except BaseException as error:
@@ -88,7 +87,22 @@ class Process:
             self.fail(error)
         if code != 0 and not _is_alone():
             self.fail(SystemExit(code))
+        if self.pulse is not None:
+            self.pulse.finish()
         sys.exit(code)
+
+    @contextlib.contextmanager
+    def guarding(self) -> Iterator[None]:
+        """What this rank meets by itself inside ends the job, also where nothing else guards the program."""
+        before, threading.excepthook = threading.excepthook, self._thread_failed
+        try:
+            yield
+        except BaseException as error:
+            if not is_symmetric(error):
+                self.fail(error)
+            raise
+        finally:
+            threading.excepthook = before
 
     @contextlib.contextmanager
     def recording(self, folder: Path) -> Iterator[None]:
@@ -140,11 +154,6 @@ class Process:
         if to_terminal:
             for line in failure.traceback.splitlines():
                 _print("| " + printable(line))                # a traceback's line may not start like the one line
-
-
-def run_guarded(main: Callable[[], int], *, traceback: bool = False) -> NoReturn:
-    """`Process.run` for a program that needs no more of its process."""
-    Process(traceback=traceback).run(main)
 
 
 def _place() -> tuple[int, int]:

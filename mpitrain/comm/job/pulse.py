@@ -34,6 +34,7 @@ from mpitrain.comm.job.seen import (
     PHASE,
     PHASES,
     RECORD_BYTES,
+    REST,
     STACK_SIGNAL,
     STEP,
     TEXT,
@@ -98,7 +99,7 @@ class Pulse:
     def join(self, contacts: Sequence[list[Any] | None], own: int, progress: Progress) -> None:
         """Have this host's watcher watch the ranks on it: `contacts` are all ranks' (None: not watched), `own` is this rank."""
         self._progress = progress
-        self._words[PHASE] = PHASES.index("start")            # another run of this process may have come before
+        self._enter("start")                                  # another run of this process may have come before
         host = socket.gethostname()
         known = [(rank, contact) for rank, contact in enumerate(contacts) if contact is not None]
         here = [(rank, contact) for rank, contact in known if contact[0] == host]
@@ -133,14 +134,15 @@ class Pulse:
 
     def finish(self) -> None:
         """Training is over; all that is left is the end of the job."""
-        self._words[COUNT] += 1
-        self._words[PHASE] = PHASES.index("finish")
+        self._enter("finish")
 
-    def close(self) -> None:
-        """Nobody watches any more."""
-        if self._orders is not None:
-            os.close(self._orders)
-            self._orders = None
+    def rest(self) -> None:
+        """The run is closed; the program may do what it likes now."""
+        self._enter(REST)
+
+    def _enter(self, phase: str) -> None:
+        self._words[COUNT] += 1
+        self._words[PHASE] = PHASES.index(phase)
 
     def _answer(self) -> None:
         main = threading.main_thread().ident

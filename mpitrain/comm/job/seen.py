@@ -13,7 +13,8 @@ import os
 import time
 from contextlib import suppress
 
-PHASES = ("start", "load", "forward", "backward", "exchange", "update", "evaluation", "save", "finish")
+PHASES = ("start", "load", "forward", "backward", "exchange", "update", "evaluation", "save", "finish", "rest")
+REST = PHASES[-1]                         # between two runs of a program, which may take any time
 FILES = ("start", "save", "finish")       # phases in which a rank may read or write files for long; bytes are progress then
 FILE_BYTES = 1 << 16                      # so many of them
 COUNT, STEP, PHASE, ANSWERS, LENGTH = range(5)

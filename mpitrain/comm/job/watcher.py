@@ -30,6 +30,7 @@ from mpitrain.comm.job.seen import (
     LEAVE_SIGNAL,
     PARENT,
     PHASES,
+    REST,
     STACK_SIGNAL,
     STOP,
     STOPPED,
@@ -116,7 +117,8 @@ class Watcher:
         return self.looked - rank.since
 
     def limit(self, rank: Rank) -> float:
-        return (self.start or float("inf")) if rank.phase == "start" else self.seconds
+        seconds = {"start": self.start, REST: 0.0}.get(rank.phase, self.seconds)
+        return seconds or float("inf")
 
     def goes_on(self, rank: Rank) -> None:
         step, phase, stood = rank.step, rank.phase, self.stands(rank)

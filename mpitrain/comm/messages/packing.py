@@ -14,16 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mpitrain.comm.messages.program import Operation, Part, Stage, parts_of
+from mpitrain.comm.messages.program import Operation, Stage, parts_of
+from mpitrain.schedules.steps import Slice
 
 ALIGNMENT = 64                                                # packed values begin at multiples of so many elements
 
 
-def packed(stages: Sequence[Stage], results: Sequence[Part], round_results: bool) -> list[Stage]:
+def packed(stages: Sequence[Stage], results: Sequence[Slice], round_results: bool) -> list[Stage]:
     """Plain stages with 16-bit messages. `results` are the parts of the data that count at the end, and `round_results`
     says that other ranks hold them too, so that all must round them."""
     found: list[Stage] = []
-    clean: set[Part] = set()                                  # the packed values of these parts equal the array's
+    clean: set[Slice] = set()                                # the packed values of these parts equal the array's
     for index, stage in enumerate(stages):
         before = []
         for part, _ in stage.sends:
@@ -44,8 +45,8 @@ def packed(stages: Sequence[Stage], results: Sequence[Part], round_results: bool
     return list(_fused(found))
 
 
-def _after(stage: Stage, arrived: list[Part], stages: Sequence[Stage], index: int,
-           results: Sequence[Part]) -> tuple[list[Operation], list[Part]]:
+def _after(stage: Stage, arrived: list[Slice], stages: Sequence[Stage], index: int,
+           results: Sequence[Slice]) -> tuple[list[Operation], list[Slice]]:
     """The operations that follow the messages, and the parts of the arrays that they write."""
     waiting, after, written = list(arrived), [], []
     for position, operation in enumerate(stage.after):
@@ -65,7 +66,7 @@ def _after(stage: Stage, arrived: list[Part], stages: Sequence[Stage], index: in
     return after, written
 
 
-def _added_once(operation: Operation, waiting: list[Part]) -> Part | None:
+def _added_once(operation: Operation, waiting: list[Slice]) -> Slice | None:
     """The part that has just arrived and is added to another part in place, if that is what the operation does."""
     if operation.name != "sum":
         return None
@@ -76,7 +77,7 @@ def _added_once(operation: Operation, waiting: list[Part]) -> Part | None:
     return None
 
 
-def _is_read(part: Part, stages: Sequence[Stage], index: int, results: Sequence[Part], position: int = 0) -> bool:
+def _is_read(part: Slice, stages: Sequence[Stage], index: int, results: Sequence[Slice], position: int = 0) -> bool:
     """Whether the array's own values in `part` matter after the messages of stage `index` and `position` operations of it."""
     for number in range(index, len(stages)):
         stage = stages[number]
@@ -119,7 +120,7 @@ def _both(first: Operation, second: Operation) -> Operation:
 def compacted(stages: Sequence[Stage], buffer: str = "data16") -> list[Stage]:
     """The stages with packed values in as little memory as their lives need, rather than beside the whole array: it stays in
     the cache. A part of `buffer` lives from the first stage that names it to the last."""
-    lives: dict[Part, list[int]] = {}
+    lives: dict[Slice, list[int]] = {}
     for index, stage in enumerate(stages):
         for part in parts_of([stage]):
             if part.buffer == buffer:
@@ -128,10 +129,10 @@ def compacted(stages: Sequence[Stage], buffer: str = "data16") -> list[Stage]:
     return [_renamed(stage, places) for stage in stages]
 
 
-def _places(lives: dict[Part, list[int]]) -> dict[Part, Part]:
+def _places(lives: dict[Slice, list[int]]) -> dict[Slice, Slice]:
     """The place of each part: the first gap that is wide enough between parts alive at the same time."""
-    places: dict[Part, Part] = {}
-    living: list[tuple[Part, int]] = []                       # places in order, each with the last stage of its part
+    places: dict[Slice, Slice] = {}
+    living: list[tuple[Slice, int]] = []                      # places in order, each with the last stage of its part
     for part, (first, last) in lives.items():
         living = sorted((place, end) for place, end in living if end >= first)
         start = 0
@@ -139,34 +140,34 @@ def _places(lives: dict[Part, list[int]]) -> dict[Part, Part]:
             if place.start - start >= part.stop - part.start:
                 break
             start = -(-place.stop // ALIGNMENT) * ALIGNMENT
-        places[part] = Part(part.buffer, start, start + part.stop - part.start)
+        places[part] = Slice(part.buffer, start, start + part.stop - part.start)
         living.append((places[part], last))
     return places
 
 
-def _renamed(stage: Stage, places: dict[Part, Part]) -> Stage:
+def _renamed(stage: Stage, places: dict[Slice, Slice]) -> Stage:
     def operations(those: Sequence[Operation]) -> tuple[Operation, ...]:
         return tuple(Operation(name, tuple(places.get(part, part) for part in parts)) for name, parts in those)
 
-    def messages(those: Sequence[tuple[Part, int]]) -> tuple[tuple[Part, int], ...]:
+    def messages(those: Sequence[tuple[Slice, int]]) -> tuple[tuple[Slice, int], ...]:
         return tuple((places.get(part, part), peer) for part, peer in those)
     return Stage(operations(stage.before), messages(stage.receives), messages(stage.sends), operations(stage.after))
 
 
-def beside(part: Part) -> Part:
+def beside(part: Slice) -> Slice:
     """The part that holds the packed values of `part`."""
     return part._replace(buffer=part.buffer + "16")
 
 
-def meet(a: Part, b: Part) -> bool:
+def meet(a: Slice, b: Slice) -> bool:
     return a.buffer == b.buffer and a.start < b.stop and b.start < a.stop
 
 
-def covers(a: Part, b: Part) -> bool:
+def covers(a: Slice, b: Slice) -> bool:
     return a.buffer == b.buffer and a.start <= b.start and b.stop <= a.stop
 
 
-def outside(part: Part, others: set[Part], slices: set[Part]) -> list[Part]:
+def outside(part: Slice, others: set[Slice], slices: set[Slice]) -> list[Slice]:
     """The pieces of `part` in some of `slices` and none of `others`, cut where slices begin and end."""
     bounds = {bound for other in (part, *others, *slices) for bound in (other.start, other.stop)}
     inside = sorted(bound for bound in bounds if part.start <= bound <= part.stop)

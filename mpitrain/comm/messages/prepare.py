@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpitrain.comm.messages.packing import compacted, packed
-from mpitrain.comm.messages.program import MESSAGE_BYTES, Messages, Part, needed, plain, translate
+from mpitrain.comm.messages.program import MESSAGE_BYTES, Messages, needed, plain, translate
 from mpitrain.comm.messages.signature import Signature
 from mpitrain.errors import ShapeError
 from mpitrain.kernels.wire import Format, format_of
-from mpitrain.schedules.steps import Algorithm
+from mpitrain.schedules.steps import Algorithm, data
 
 if TYPE_CHECKING:
     from mpitrain.backend import Array
@@ -36,7 +36,7 @@ def make_plan(algorithm: Algorithm, rank: int, n: int, length: int, itemsize: in
     a result that is `on_all_ranks` is rounded on all of them, so that it has the same bits."""
     stages = plain(algorithm(rank, n, length))
     if results is not None:
-        stages = compacted(packed(stages, [Part("data", start, stop) for start, stop in results], on_all_ranks))
+        stages = compacted(packed(stages, [data(start, stop) for start, stop in results], on_all_ranks))
     sizes = {"data": itemsize, "inbox": itemsize, "data16": 2, "inbox16": 2}
     return Plan(translate(stages, sizes, message_bytes),
                 {buffer: needed(stages, buffer) for buffer in ("inbox", *(("data16", "inbox16") if results is not None else ()))})

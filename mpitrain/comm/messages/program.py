@@ -13,27 +13,19 @@ from mpitrain.schedules.steps import Copy, Receive, Reduce, Round, Send, Slice
 MESSAGE_BYTES = 1 << 30        # longer messages are split: MPI 3 counts in 32 bits
 
 
-class Part(NamedTuple):
-    """Elements [start, stop) of a buffer: "data", "inbox", or the packed values beside them, "data16" and "inbox16"."""
-
-    buffer: str
-    start: int
-    stop: int
-
-
 class Operation(NamedTuple):
-    """An array operation over parts; `StepsWork._compute` runs it by `name`."""
+    """An array operation over slices; `StepsWork._compute` runs it by `name`."""
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[Slice, ...]
 
 
 class Stage(NamedTuple):
-    """One round: operations, then messages as (part, peer) all in flight together, then operations."""
+    """One round: operations, then messages as (slice, peer) all in flight together, then operations."""
 
     before: tuple[Operation, ...]
-    receives: tuple[tuple[Part, int], ...]
-    sends: tuple[tuple[Part, int], ...]
+    receives: tuple[tuple[Slice, int], ...]
+    sends: tuple[tuple[Slice, int], ...]
     after: tuple[Operation, ...]
 
 
@@ -48,33 +40,24 @@ class Messages(NamedTuple):
 
 def plain(rounds: Iterable[Round]) -> list[Stage]:
     """Stages that send the arrays' own numbers; rounds in which this rank does nothing are left out."""
-    return [Stage((), tuple((part_of(step.into), step.peer) for step in round_ if isinstance(step, Receive)),
-                  tuple((part_of(step.what), step.peer) for step in round_ if isinstance(step, Send)),
-                  tuple(operation(step) for step in round_ if isinstance(step, (Reduce, Copy))))
+    return [Stage((), tuple((step.into, step.peer) for step in round_ if isinstance(step, Receive)),
+                  tuple((step.what, step.peer) for step in round_ if isinstance(step, Send)),
+                  tuple(Operation("sum" if isinstance(step, Reduce) else "copy", tuple(step))
+                        for step in round_ if isinstance(step, (Reduce, Copy))))
             for round_ in rounds if round_]
-
-
-def operation(step: Reduce | Copy) -> Operation:
-    if isinstance(step, Reduce):
-        return Operation("sum", (part_of(step.left), part_of(step.right), part_of(step.into)))
-    return Operation("copy", (part_of(step.what), part_of(step.into)))
-
-
-def part_of(what: Slice) -> Part:
-    return Part(what.buffer, what.start, what.stop)
 
 
 def translate(stages: Iterable[Stage], sizes: dict[str, int], message_bytes: int = MESSAGE_BYTES) -> list[Messages]:
     """Messages over bytes, long ones split; `sizes` is the bytes of an element by buffer."""
-    def split(messages: Iterable[tuple[Part, int]]) -> tuple[tuple[str, int, int, int], ...]:
+    def split(messages: Iterable[tuple[Slice, int]]) -> tuple[tuple[str, int, int, int], ...]:
         return tuple((part.buffer, start, min(start + message_bytes, part.stop * sizes[part.buffer]), peer)
                      for part, peer in messages
                      for start in range(part.start * sizes[part.buffer], part.stop * sizes[part.buffer], message_bytes))
     return [Messages(stage.before, split(stage.receives), split(stage.sends), stage.after) for stage in stages]
 
 
-def parts_of(stages: Iterable[Stage]) -> list[Part]:
-    """Every part that the stages touch."""
+def parts_of(stages: Iterable[Stage]) -> list[Slice]:
+    """Every slice that the stages touch."""
     return [part for stage in stages
             for part in (*(part for operation in (*stage.before, *stage.after) for part in operation.parts),
                          *(part for part, _ in (*stage.receives, *stage.sends)))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,13 +17,6 @@ from mpitrain.optim import Segment, squared_norm
 from mpitrain.schedules.grid import COPIES
 
 
-class PartOf(Segment, Protocol):
-    """A parameter's place, or that of a part of it, whose first element is element number `first` of the parameter."""
-
-    @property
-    def first(self) -> int: ...
-
-
 class GradientNorm:
     """The norm over the whole model, in which copies and twins of a parameter count once.
 
@@ -34,11 +27,11 @@ class GradientNorm:
     in memory of `allocate` (default: the rank's own).
     """
 
-    def __init__(self, segments: Sequence[PartOf], mesh: Mesh | None = None, channel: AnyChannel | None = None, *,
+    def __init__(self, segments: Sequence[Segment], mesh: Mesh | None = None, channel: AnyChannel | None = None, *,
                  allocate: Callable[[int], Any] | None = None):
         self.segments = [s for s in segments if not s.parameter.twin_of]
         self.channel = channel if channel is not None and channel.size > 1 else None
-        self._places: list[tuple[PartOf, int, int]] = []     # Where the sums of this rank's segments are in the table.
+        self._places: list[tuple[Segment, int, int]] = []     # Where the sums of this rank's segments are in the table.
         self._names: list[str] = []
         if self.channel is not None:
             self._agree([s for s in self.segments if mesh is None or is_first(s.parameter, mesh, without=("pp", *COPIES))])
@@ -47,7 +40,7 @@ class GradientNorm:
             self._sums: np.ndarray[Any, Any] = memory.view(np.float64)[:len(self._names)]
             self._add = self.channel.prepare(self._sums, "gradient norm")
 
-    def _agree(self, own: Sequence[PartOf]) -> None:
+    def _agree(self, own: Sequence[Segment]) -> None:
         assert self.channel is not None
         mine = [[s.name, list(s.parameter.offset), s.first, -(-(s.stop - s.start) // NORM_BLOCK)] for s in own]
         everyone = self.channel.messages.gather_objects(mine)

@@ -15,7 +15,7 @@ from typing import Any
 from mpitrain.backend import array_module
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.link import Link
-from mpitrain.parallel.gradients.norm import PartOf
+from mpitrain.optim import Segment
 
 
 class TiedParameters:
@@ -25,11 +25,11 @@ class TiedParameters:
     `segments` may be parts of parameters, cut alike on all ranks.
     """
 
-    def __init__(self, segments: Sequence[PartOf], link: Link, channel: Channel, places: Mapping[str, int]):
+    def __init__(self, segments: Sequence[Segment], link: Link, channel: Channel, places: Mapping[str, int]):
         self.link = link
         everyone = channel.gather_objects([[s.parameter.key, places[s.name], bool(s.parameter.twin_of)] for s in segments])
         shared = {key for rank in everyone for key, _, is_twin in rank if is_twin}
-        self._uses: list[tuple[list[int], list[PartOf]]] = []     # For each shared parameter: the ranks of its uses, and our own.
+        self._uses: list[tuple[list[int], list[Segment]]] = []    # For each shared parameter: the ranks of its uses, and our own.
         for key in sorted(shared & {s.parameter.key for s in segments}):
             uses = sorted((at, rank) for rank, held in enumerate(everyone) for name, at, _ in held if name == key)
             own = sorted((s for s in segments if s.parameter.key == key), key=lambda s: places[s.name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,10 @@ def find_policy(config: Config) -> type[Policy]:
                           f"mpitrain.parallel.policies.policy.Policy, found {named(found)}")
     if missing := sorted(found.__abstractmethods__):
         raise ConfigError(f'comm.sharding = "{config.comm.sharding}" must define {", ".join(missing)}')
+    try:
+        inspect.signature(found).bind("setup", "channel")
+    except TypeError as error:
+        raise ConfigError(f'comm.sharding = "{config.comm.sharding}" is made with (setup, channel): {error}') from None
     return found
 
 

@@ -10,7 +10,8 @@ from mpitrain.comm.face import AnyChannel
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.errors import ConfigError, StorageError
-from mpitrain.parallel.gradients.norm import GradientNorm, PartOf
+from mpitrain.optim import Segment
+from mpitrain.parallel.gradients.norm import GradientNorm
 
 
 def shared_by_all(shared: SharedChannel, nbytes: int, name: str) -> Any:
@@ -29,7 +30,7 @@ def block_of_the_node(shared: SharedChannel, nbytes: int, name: str) -> Any:
     return block
 
 
-def norm_of_node(shared: SharedChannel, own: Sequence[PartOf]) -> GradientNorm:
+def norm_of_node(shared: SharedChannel, own: Sequence[Segment]) -> GradientNorm:
     """The norm of a gradient whose parts all lie on the ranks of `shared`, without messages inside a node. Collective."""
     return GradientNorm(own, channel=shared, allocate=lambda nbytes: shared_by_all(shared, nbytes, "the gradient norm"))
 

@@ -29,9 +29,9 @@ from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.comm.shared.engine import Pass
 from mpitrain.comm.work import Collective, Work
 from mpitrain.kernels.optimizer import part_function
-from mpitrain.optim import Optimizer
+from mpitrain.optim import Optimizer, Segment
 from mpitrain.parallel.gradients.bucket_sum import TreeSum
-from mpitrain.parallel.gradients.norm import GradientNorm, PartOf
+from mpitrain.parallel.gradients.norm import GradientNorm
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.policies.node_copy import NodeCopy, barrier
 from mpitrain.parallel.policies.node_memory import (
@@ -95,7 +95,7 @@ class NodeShared(Policy):
     def own(self) -> list[Part]:
         return [part for bucket in self.reducer.buckets for part in self._slice(bucket).parts]
 
-    def norm_of(self, own: Sequence[PartOf]) -> GradientNorm:
+    def norm_of(self, own: Sequence[Segment]) -> GradientNorm:
         """Ranks of several nodes update the same parts: the first of them counts these."""
         once = own if self.channel.cross is None or self.channel.cross.rank == 0 else []
         if self.context.parts is None:

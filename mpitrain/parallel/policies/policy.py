@@ -20,10 +20,10 @@ from mpitrain.config import Config
 from mpitrain.config.rules import Rule
 from mpitrain.errors import NumericsError
 from mpitrain.nn import FlatLayout
-from mpitrain.optim import Optimizer, clip_factor
+from mpitrain.optim import Optimizer, Segment, clip_factor
 from mpitrain.parallel.connect import ParallelContext
 from mpitrain.parallel.gradients.bucket_sum import BucketSum
-from mpitrain.parallel.gradients.norm import GradientNorm, PartOf
+from mpitrain.parallel.gradients.norm import GradientNorm
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.statistics import Statistics
 from mpitrain.placement.bytes import Bytes
@@ -100,16 +100,16 @@ class Policy(ABC):
     def update(self, gradients: Any, lr: float, scale: float) -> None:
         """Changes the parameters; `gradients` times `scale` are the summed and clipped ones of `storage`."""
 
-    def own(self) -> Sequence[PartOf]:
+    def own(self) -> Sequence[Segment]:
         """The parts of parameters whose gradients this rank has, and updates."""
-        found: Sequence[PartOf] = self.storage.segments
+        found: Sequence[Segment] = self.storage.segments
         return found
 
     def own_gradients(self, gradients: Array) -> Any:
         """The flat gradients of `storage`, out of those of the reducer."""
         return gradients
 
-    def norm_of(self, own: Sequence[PartOf]) -> GradientNorm:
+    def norm_of(self, own: Sequence[Segment]) -> GradientNorm:
         """The norm of the gradient of the whole model, of which this rank has `own`. It communicates."""
         return GradientNorm(own, self.mesh, self.context.parts)
 

@@ -9,8 +9,9 @@ from mpitrain.backend import Array
 from mpitrain.comm.face import AnyChannel
 from mpitrain.comm.work import Collective, Work
 from mpitrain.nn import FlatLayout
+from mpitrain.optim import Segment
 from mpitrain.parallel.gradients.bucket_sum import AllReduce, BucketSum, TreeSum
-from mpitrain.parallel.gradients.norm import GradientNorm, PartOf
+from mpitrain.parallel.gradients.norm import GradientNorm
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.policies.node_copy import NodeCopy
 from mpitrain.parallel.policies.node_memory import norm_of_node
@@ -48,7 +49,7 @@ class Sharded(Policy):
         return self.context.placement.shards(layout, whole=make is not None and needs_whole_parameters(make),
                                           blocks=self.cuts_parameters, number=None if copy is None else copy.number)
 
-    def norm_of(self, own: Sequence[PartOf]) -> GradientNorm:
+    def norm_of(self, own: Sequence[Segment]) -> GradientNorm:
         if self.copy is not None and self.context.parts is None:
             return norm_of_node(self.copy.shared, own)
         return GradientNorm(own, self.mesh, self.context.control)

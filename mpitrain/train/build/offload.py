@@ -86,5 +86,5 @@ def no_file(error: OSError, folder: Path, size: str = "") -> MpitrainError:
     kind = MissingError if number in (errno.ENOENT, errno.ENOTDIR) else \
         AccessError if number in (errno.EACCES, errno.EPERM, errno.EROFS) else StorageError
     return kind(f'optimizer.offload = "file": a file {size}for optimizer state cannot be made: '
-                f"{said(error)}{free(folder)}; set "
+                f"{said(error)}{free(folder) if size else ''}; set "
                 'optimizer.offload_folder to a folder with room, or optimizer.offload = "none"', file=folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -10,7 +11,7 @@ from mpitrain.autograd import Tensor, no_grad
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job.together import everywhere, on_first
 from mpitrain.data import Dataset, scan_labels
-from mpitrain.errors import ConfigError, ShapeError
+from mpitrain.errors import ConfigError, GraphError, ShapeError
 from mpitrain.parallel.pipeline.inference import Inference
 from mpitrain.placement.place import Placement
 from mpitrain.registry import call, named
@@ -45,10 +46,11 @@ def try_one_sample(inference: Inference, loss: Any, inputs: Inputs, placement: P
                          f"and want {wanted}; change the model's outputs or train.loss", file=file)
     if classes and y.dtype.kind not in "biu":
         raise ShapeError(f"the loss wants integer labels, the targets are {y.dtype}; change train.loss", file=file)
-    source, n_classes = inputs.training, int(shape[-1]) if classes else None
-    if control is not None and isinstance(source, Dataset) and n_classes is not None:
-        on_first(control, lambda: scan_labels(source, n_classes))
+    n_classes = int(shape[-1]) if classes else None
     if control is not None:
+        for source in (inputs.training, inputs.validation if inputs.validation is not inputs.training else None):
+            if isinstance(source, Dataset) and n_classes is not None:
+                on_first(control, partial(scan_labels, source, n_classes))
         everywhere(control, lambda: try_loss(loss, outputs, inference.feed.targets(host_y), y))
     return n_classes
 
@@ -57,8 +59,11 @@ def try_loss(loss: Any, outputs: Sequence[Tensor], target: Any, counted: Any) ->
     """ConfigError where the loss fails on an output, or gives no sum; `counted` is the target on the host."""
     what = f'train.loss, "{named(loss)}",'
     for output in outputs:
-        with no_grad():
-            found = call(loss, what, {}, output, target)
+        try:
+            with no_grad():
+                found = call(loss, what, {}, output, target)
+        except (GraphError, ShapeError) as error:
+            raise ConfigError(f"{what} failed: {error.message}") from error
         if not isinstance(found, Tensor) or found.shape:
             of_shape = f" of shape {found.shape}" if isinstance(found, Tensor) else ""
             raise ConfigError(f"{what} must return the sum of its terms, a Tensor without dims, found {named(found)}{of_shape}")

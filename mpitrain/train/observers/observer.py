@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, text_of
 from mpitrain.registry import call, import_object
 from mpitrain.train.intervals import Plan, Step
 
@@ -51,15 +52,36 @@ class Observer:
     def message(self, text: str) -> None:
         """Another observer, or the run, has told a line."""
 
-    def finish(self, step: int) -> Mapping[str, Any]:
+    def finish(self, step: int) -> Mapping[str, Any] | None:
         """The run is over after `step`, which is less than the plan's if it was stopped; not called if it fails.
 
-        The return value of rank 0's observer, plain JSON data by names of its own, goes into run.json.
+        The return value of rank 0's observer, plain JSON data by names of its own, goes into run.json if the run is done.
         """
         return {}
 
     def close(self) -> None:
         """Frees the resources of `begin`, also if this rank fails and others do not: it must not communicate."""
+
+
+def add_data(record: dict[str, Any], found: Sequence[tuple[Observer, Any]]) -> list[str]:
+    """Adds observers' data to a run.json, where they have names that are free, and values that JSON holds; a line says which
+    observer's are left out, and why."""
+    refused = []
+    for observer, data in found:
+        try:
+            if data is not None and not isinstance(data, Mapping):
+                raise TypeError(f"a {type(data).__name__}")
+            json.dumps(data := dict(data or {}), allow_nan=False)
+            twice = sorted(record.keys() & data.keys())
+            why = f'returned "{twice[0]}", which the run or another observer writes; return another name' if twice else ""
+        except (TypeError, ValueError) as error:
+            why = (f"returned what run.json cannot hold ({text_of(error)}); return a dict from names to Python's own numbers, "
+                   "texts, lists and dicts, or None")
+        if why:
+            refused.append(f"the observer {type(observer).__name__}: finish {why}")
+        else:
+            record |= data
+    return refused
 
 
 def own_observer(name: str, folder: Path) -> Observer:

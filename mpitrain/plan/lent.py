@@ -1,0 +1,77 @@
+"""Parameters of a model that is looked at, whose values do not matter: all share some memory, and large matrices have none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from mpitrain.backend import CPU, namespace
+from mpitrain.nn import Module
+
+VALUE = 0.01                                 # value of every parameter
+LARGE = 1 << 20                              # elements of a matrix from which on it is `Untouched`
+
+
+class Untouched(np.ndarray[Any, Any]):
+    """An array of any shape over one element. Nothing is written to it, and a product with it costs no more than its result.
+
+    Everything else works as on an array of that shape, and what comes of it is an ordinary array.
+    """
+
+    @classmethod
+    def of(cls, shape: Sequence[int], dtype: Any) -> Untouched:
+        return np.ndarray.__new__(cls, tuple(shape), dtype, np.full(1, VALUE, dtype), strides=(0,) * len(shape))
+
+    def __array_ufunc__(self, ufunc: Any, method: Any, *inputs: Any, **options: Any) -> Any:
+        target = inputs[0] if method == "at" else next(iter(options.get("out", ())), None)
+        if isinstance(target, Untouched):
+            return target
+        if ufunc is np.matmul:                                # one term of each sum is enough
+            x, y = map(plain, inputs)
+            inputs = x[..., :1], y[..., :1, :] if y.ndim > 1 else y[:1]
+        return getattr(ufunc, method)(*map(plain, inputs), **options)
+
+    def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
+        if function is np.copyto and isinstance(arguments[0], Untouched):
+            return None
+        return plain(super().__array_function__(function, types, arguments, options))
+
+    def __setitem__(self, index: Any, values: Any) -> None:
+        pass
+
+
+namespace.MODULES[Untouched] = np
+
+
+def plain(array: Any) -> Any:
+    """The array as NumPy's own."""
+    return array.view(np.ndarray) if isinstance(array, Untouched) else array
+
+
+@contextmanager
+def lent_memory(chunks: Sequence[Module], precision: str) -> Iterator[None]:
+    """Parameters and gradients of models that have no memory: large matrices, whose products alone read them, are `Untouched`,
+    and the rest shares an array of the largest one's size. `storage` describes a real one."""
+    size, dtype = 1, None
+    for chunk in chunks:
+        layout = chunk.describe(0, precision, CPU)
+        size, dtype = max([size, *(s.stop - s.start for s in layout.segments if not is_large(s.shape))]), layout.dtype
+    values, gradients = np.full(size, VALUE, dtype), np.zeros(size, dtype)
+    for chunk in chunks:
+        for parameter in chunk.parameters():
+            large = is_large(parameter.shape)
+            parameter.array, parameter.grad_buffer = (
+                Untouched.of(parameter.shape, dtype) if large else flat[:parameter.size].reshape(parameter.shape)
+                for flat in (values, gradients))
+    yield
+    for parameter in (p for chunk in chunks for p in chunk.parameters()):
+        del parameter.array
+        parameter.grad_buffer = None
+
+
+def is_large(shape: Sequence[int]) -> bool:
+    """Whether a parameter of this shape is `Untouched`: a convolution reads its whole kernel, of four dims, which is small."""
+    return len(shape) in (2, 3) and int(np.prod(shape, dtype=object)) >= LARGE
