@@ -59,7 +59,7 @@ class Watcher:
         self.seconds, self.start, self.ends, self.number, self.size, self.leaves = seconds, start, ends, number, size, leaves
         self.period = min(1.0, seconds / 8)
         self.short = max(seconds / 10, 4 * self.period)      # who stands still for so long and goes on is told of
-        self.began = self.looked = time.monotonic()
+        self.began = self.looked = self.left = time.monotonic()
         self.ranks: list[Rank] = []
         self.others, self.folder, self.rest, self.cut_off = "", "", b"", False
         self.parent, self.host = os.getppid(), os.uname().nodename
@@ -68,6 +68,7 @@ class Watcher:
     def run(self) -> None:
         while self.take_orders():
             self.look()
+            self.left = time.monotonic()
         for rank in self.ranks:                              # the job may be over within a period of a rank's going on
             self.goes_on(rank)
 
@@ -98,8 +99,8 @@ class Watcher:
 
     def look(self) -> None:
         now = time.monotonic()
-        passed, self.looked = now - self.looked, now
-        lost = max(0.0, passed - 3 * self.period)            # this process was stopped with the job, or had no core
+        passed, lost = now - self.looked, max(0.0, now - self.left - 3 * self.period, self.left - self.looked - 3 * ANSWER_S)
+        self.looked = now                                    # `lost`: this process was stopped with the job, or had no core
         if not self.ranks:
             self.began += lost
             if self.start and now - self.began >= self.start:
