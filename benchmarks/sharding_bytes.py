@@ -35,7 +35,7 @@ from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.start import start
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
-from mpitrain.config.sections import SHARDED, CommConfig, Config, TrainConfig
+from mpitrain.config.sections import STATES, CommConfig, Config, TrainConfig
 from mpitrain.placement.bytes import predicted
 from mpitrain.train.build.assembly import assemble
 from mpitrain.train.build.inputs import Inputs
@@ -70,7 +70,7 @@ def inside(width: int, layers: int) -> int:
     world = start()
     channel = Channel(world.comm.Dup(), "bench")
     about = machine(channel)
-    for node_shared, kind in product((False, True), SHARDED):
+    for node_shared, kind in product((False, True), STATES):
         measured, used, count = train(world, kind, node_shared, width, layers)
         everyone = channel.gather_objects([measured, used])
         most, pool = max(everyone, key=lambda found: sum(found[0]))

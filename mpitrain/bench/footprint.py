@@ -18,7 +18,7 @@ from mpitrain.comm.job import guard
 from mpitrain.comm.job.start import World
 from mpitrain.comm.job.together import on_first
 from mpitrain.comm.messages.channel import Channel
-from mpitrain.config.sections import SHARDED
+from mpitrain.config.sections import POLICIES
 from mpitrain.errors import MpitrainError
 from mpitrain.placement.bytes import Use
 from mpitrain.placement.place import place
@@ -46,7 +46,7 @@ def ways(ranks: int, planned: bool) -> Iterator[tuple[str, Grid, dict[str, Any]]
                 "train": {"micro_batches": MICRO * ranks // 2}, "mesh": {"schedule": schedule}}
         if planned:
             yield "tp=2", Grid({"dp": ranks // 2, "tp": 2}), {}
-    for kind in SHARDED:
+    for kind in POLICIES:
         yield f"dp={ranks} sharding {kind}", Grid({"dp": ranks}), {"comm": {"sharding": kind}}
 
 

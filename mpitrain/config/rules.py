@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from mpitrain.config.sections import SHARDED, Config
+from mpitrain.config.sections import Config
 from mpitrain.config.values import LAYOUT
 from mpitrain.errors import ConfigError, MeshError
 from mpitrain.schedules.grid import REPLICAS, Grid
@@ -35,9 +35,6 @@ def one_copy(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
     """Parameters are updated inside the sum of their gradients: a probe of the exchange would train, and a thread of its own
     would write parameters while the program reads them."""
     c = config.comm
-    if c.node_shared and c.sharding not in SHARDED:
-        yield ConfigError(f'comm.node_shared = true keeps parameters in a way of its own, and comm.sharding = "{c.sharding}" in '
-                          "another; set comm.node_shared = false")
     for wrong, found, instead in ((c.progress != "poll", f'comm.progress = "{c.progress}"', 'comm.progress = "poll"'),
                                   (c.bucket_mb == "auto", 'comm.bucket_mb = "auto"', "a number for comm.bucket_mb")):
         if c.node_shared and wrong:
@@ -53,7 +50,7 @@ def tuned_buckets(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigEr
 
 def experts(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
     n, c = grid.size("ep"), config.comm
-    if n > 1 and c.sharding in SHARDED[1:]:
+    if n > 1 and c.cuts != "none":
         yield ConfigError(f'comm.sharding = "{c.sharding}" cuts states over all data-parallel ranks, and mesh.ep = {n} gives '
                           'them different experts; set comm.sharding = "none", or mesh.ep = 1')
     if n > 1 and c.bucket_mb == "auto":
@@ -113,9 +110,9 @@ def cuts(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
 
 
 def sharding(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
-    kind, c = config.comm.sharding, config.comm
-    what = f'comm.sharding = "{kind}"'
-    if kind in SHARDED[1:] and c.bucket_mb == "auto":
+    kind, c = config.comm.cuts, config.comm
+    what = f'comm.sharding = "{c.sharding}"'
+    if kind != "none" and c.bucket_mb == "auto":
         yield ConfigError(f'{what} cuts states where buckets are cut, found comm.bucket_mb = "auto", which cuts them anew; set '
                           "comm.bucket_mb to a number")
     if kind in ("gradients", "parameters") and c.progress != "poll":
@@ -183,18 +180,18 @@ def layers(config: Config, grid: Grid, facts: Facts) -> Iterator[ConfigError]:
 
 def even_slices(config: Config, grid: Grid, facts: Facts) -> Iterator[ConfigError]:
     """Ranks that cut gradients or parameters among them run the model's blocks equally often, and backwards whole."""
-    kind, uneven = config.comm.sharding, facts.n_micro % grid.n_places
+    kind, uneven, what = config.comm.cuts, facts.n_micro % grid.n_places, f'comm.sharding = "{config.comm.sharding}"'
     if grid.count(REPLICAS) == 1 or kind not in ("gradients", "parameters"):
         return
     does = "sums gradients of each micro-batch" if config.mesh.chunks > 1 else "puts parameters together for each micro-batch"
     if uneven and (config.mesh.chunks > 1 or kind == "parameters"):
-        yield MeshError(f'comm.sharding = "{kind}" {does} on all ranks, so each needs as many: {_uneven(grid, facts)}')
+        yield MeshError(f"{what} {does} on all ranks, so each needs as many: {_uneven(grid, facts)}")
     if kind == "gradients":
         return
     if facts.fewest < facts.n_micro:
-        yield ConfigError(f'comm.sharding = "parameters" needs a row for each micro-batch on all ranks, and {_few_rows(facts)}')
+        yield ConfigError(f"{what} needs a row for each micro-batch on all ranks, and {_few_rows(facts)}")
     if grid.size("pp") > 1 and facts.splits_backward:
-        yield ConfigError('comm.sharding = "parameters" lets parameters go after a block\'s backward, and this schedule runs '
+        yield ConfigError(f"{what} lets parameters go after a block's backward, and this schedule runs "
                           'backward in two halves; set mesh.schedule = "1f1b", or comm.sharding = "gradients"')
 
 

@@ -12,8 +12,14 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from mpitrain.errors import ConfigError
+from mpitrain.registry import Registry
 
-SHARDED = ("none", "optimizer", "gradients", "parameters")        # data-parallel ranks may shard these, each with those before
+POLICIES: Registry[Any] = Registry("policy")
+"""Policies by what `comm.sharding` calls them; `comm.node_shared` puts the copies of one on each node together."""
+for _name, _policy in (("none", "replicated:Replicated"), ("optimizer", "sharded:ShardedOptimizer"),
+                       ("gradients", "sharded:ShardedGradients"), ("parameters", "sharded:ShardedParameters")):
+    POLICIES.register_later(_name, f"mpitrain.parallel.policies.{_policy}")
+STATES = ("none", "optimizer", "gradients", "parameters")     # what a policy `cuts` over data-parallel ranks, with those before
 Offloaded: TypeAlias = Literal["none", "host", "file"]
 Progressing: TypeAlias = Literal["poll", "thread", "auto"]
 UNTIL_MEASURED = 1 << 20      # bytes: small enough to overlap, large enough that latency does not dominate
@@ -111,7 +117,13 @@ class CommConfig:
     progress: Progressing = "poll"
     wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"      # element type of messages
     node_shared: bool = False                # one copy of parameters and optimizer state per node
-    sharding: str = "none"                   # one of SHARDED; or the user's own policy, "file.py:name"
+    sharding: str = "none"                   # one of POLICIES; or the user's own policy, "file.py:name"
+
+    @property
+    def cuts(self) -> str:
+        """The states that the policy cuts, one of STATES; "none" for a user's own."""
+        found: str = POLICIES[self.sharding].cuts if self.sharding in POLICIES else "none"
+        return found
 
     @property
     def bucket_bytes(self) -> int:

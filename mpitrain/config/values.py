@@ -8,7 +8,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from mpitrain.config.sections import SECTIONS, SHARDED, CommConfig, Config, keys_of
+from mpitrain.config.sections import POLICIES, SECTIONS, CommConfig, Config, keys_of
 from mpitrain.errors import nearest
 
 LARGEST_BUCKET_MB = 1 << 20              # a TiB: more than any model, and a number of bytes that is finite
@@ -19,9 +19,9 @@ LEAST = {"train.epochs": 0, "train.steps": 0, "train.batch_size": 1, "train.micr
          "optimizer.warmup_steps": 0, "run.seed": 0}
 NOT_NEGATIVE = ("optimizer.lr", "optimizer.clip_norm", "optimizer.weight_decay", "optimizer.min_lr", "optimizer.gamma",
                 "train.cached_mb", "train.stall_s", "train.start_s")
-WORDS = {f"{name}.{key}": typing.get_args(hint) for name in SECTIONS for key, hint in keys_of(name).items()
+WORDS: dict[str, Any] = {f"{name}.{key}": typing.get_args(hint) for name in SECTIONS for key, hint in keys_of(name).items()
          if typing.get_origin(hint) is Literal}
-WORDS["comm.sharding"] = SHARDED
+WORDS["comm.sharding"] = POLICIES
 OWN = ("comm.sharding",)                 # keys that may name a user's own thing, too
 
 Refusal = tuple[str, tuple[str, ...]]    # the message, and the keys it is about

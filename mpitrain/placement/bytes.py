@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from mpitrain.config.sections import SHARDED
+from mpitrain.config.sections import STATES
 from mpitrain.schedules.microtree import Counter, joins, nodes_of, share, width
 
 
@@ -56,7 +56,7 @@ def predicted(size: int, kind: str, n: int, *, itemsize: int = 4, states: int = 
 
     Where `per_node` ranks share one copy, that is a rank's share of it.
     """
-    cut = SHARDED.index(kind)
+    cut = STATES.index(kind)
     gradients, optimizer, parameters = (n if cut >= least else 1 for least in (2, 1, 3))
     parts = (max(parameters, per_node), gradients, max(optimizer, per_node))
     return Bytes(*(-(-numbers * size * itemsize // part) for numbers, part in zip((1, 1, states), parts)))

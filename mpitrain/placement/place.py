@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Any
 
 from mpitrain.backend import Array
-from mpitrain.config.sections import SHARDED, CommConfig, MeshConfig, TrainConfig
+from mpitrain.config.sections import CommConfig, MeshConfig, TrainConfig
 from mpitrain.errors import ConfigError, MeshError
 from mpitrain.nn import FlatLayout, Linear, MixtureOfExperts, Module, Sequential
 from mpitrain.nn.parameter import Described
@@ -101,8 +101,8 @@ class Placement:
 
     @property
     def kind(self) -> str:
-        """The states that are cut over ranks with copies: one of `config.sections.SHARDED`, "none" for a user's own policy."""
-        return "none" if self.grid.count(REPLICAS) == 1 or self.comm.sharding not in SHARDED else self.comm.sharding
+        """The states that are cut over ranks with copies: one of `config.sections.STATES`, "none" for a user's own policy."""
+        return "none" if self.grid.count(REPLICAS) == 1 else self.comm.cuts
 
     def layout(self) -> FlatLayout:
         """The layout of this rank's parameters in flat arrays."""

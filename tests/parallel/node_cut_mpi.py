@@ -16,13 +16,13 @@ from meshes import gpt, mlp
 from mpitrain import nn, ops
 from mpitrain.checkpoint import store
 from mpitrain.comm.shared.node import Node
-from mpitrain.config.sections import SHARDED
+from mpitrain.config.sections import STATES
 from mpitrain.errors import ConfigError, NumericsError, StorageError
 from mpitrain.parallel.policies.node_shared import NodeShared
 from mpitrain.placement.bytes import predicted
 from mpitrain.train.build.assembly import Job
 
-CUT = SHARDED[1:]
+CUT = STATES[1:]
 SMALL = {"bucket_bytes": 6000}
 Make = Callable[[], nn.Sequential]
 
@@ -142,7 +142,7 @@ def test_nodes_give_each_other_new_values_of_their_slices(comm: Any) -> None:
     whole, tree = run(comm, gpt, {}, 20, micro_batches=8), run(comm, gpt, {}, 2, reproducible="layout")
     with nodes(comm, 2):
         assert one_copy(comm, "optimizer", gpt, {}, 2, reproducible="layout") == tree
-        for kind in SHARDED:
+        for kind in STATES:
             once, again = (run_on_nodes(comm, kind, count, micro_batches=8) for count in (20 if kind == "gradients" else 3, 2))
             np.testing.assert_allclose(once, whole[0][:len(once)], rtol=1e-6)
             assert once[:4] == again
@@ -230,7 +230,7 @@ class Poisoned(nn.Module):
 def test_a_gradient_that_is_not_finite_changes_nothing_on_any_part(comm: Any) -> None:
     def make() -> nn.Sequential:
         return nn.Sequential(("first", Poisoned()), ("middle", nn.Linear(20, 20)), ("last", nn.Linear(20, 10)))
-    for kind in SHARDED:
+    for kind in STATES:
         with meshes.job(comm, make, {"pp": 2} if comm.size == 4 else {}, node_shared=True, sharding=kind,
                         micro_batches=comm.size) as job:
             before = job.state.hashes()

@@ -15,7 +15,7 @@ from mpitrain import models, nn, optim
 from mpitrain.backend import memory as pools
 from mpitrain.backend import native
 from mpitrain.config import CommConfig, MeshConfig, TrainConfig, load_config
-from mpitrain.config.sections import SHARDED
+from mpitrain.config.sections import STATES
 from mpitrain.parallel.gradients.bucket_sum import AllReduce, TreeSum
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.placement.bytes import Forecast, Use, sums_at_once
@@ -183,7 +183,7 @@ def test_each_part_has_its_formula() -> None:
     assert predict(two()).stages[0] == Use(2 * line, 2 * line, 4 * line, 0, None, None)
     assert predict(two(), grid=Grid({"pp": 2}), micro_batches=4).stages == [Use(line, 3 * line, 2 * line, 0, None, None)] * 2
     assert predict(two(), grid=Grid({"dp": 4}), sharding="parameters").stages[0][:3] == (line // 2, line // 2, line)
-    one_copy = [predict(two(), grid=Grid({"dp": 4}), sharding=kind, node_shared=True).stages[0][:3] for kind in SHARDED]
+    one_copy = [predict(two(), grid=Grid({"dp": 4}), sharding=kind, node_shared=True).stages[0][:3] for kind in STATES]
     plain, sliced = predict(two(), grid=Grid({"dp": 4})).stages[0][:3], (2 * line, line // 2, line)
     assert one_copy == [plain, plain, sliced, sliced], "the node's one copy, which has slices of its own"
     assert predict(two(), offload="file").stages[0][2:4] == (0, 4 * line)

@@ -15,7 +15,7 @@ from mpitrain import data, models, nn, ops, optim
 from mpitrain.bench.train import Memory
 from mpitrain.checkpoint import store
 from mpitrain.comm.mesh import Mesh
-from mpitrain.config.sections import SHARDED
+from mpitrain.config.sections import STATES
 from mpitrain.errors import GraphError, NumericsError
 from mpitrain.parallel.policies.sharded_reducer import IN_FLIGHT
 from mpitrain.placement.bytes import predicted
@@ -24,7 +24,7 @@ from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.intervals import Step
 from mpitrain.train.observers import Observer
 
-CUT = SHARDED[1:]
+CUT = STATES[1:]
 STEPS = 5
 Make = Callable[[Any], optim.Optimizer]
 
@@ -179,7 +179,7 @@ def test_a_checkpoint_of_slices_goes_on_whole_and_in_other_slices(comm: Any, kin
     whole, _ = train(comm, kind, gpt(), tokens(), **several)
     count = max(n for n in range(1, comm.size) if comm.size % n == 0)
     fewer = comm.Split(comm.rank < count, comm.rank)
-    for other, where in ((kind, comm), *((other, fewer) for other in (SHARDED if comm.rank < count else ()))):
+    for other, where in ((kind, comm), *((other, fewer) for other in (STATES if comm.rank < count else ()))):
         mesh = Mesh(where)
         job = job_of(mesh, other, gpt(), tokens(), **several)
         job.resume(store.load(shared_folder / "step-00000003"))

@@ -60,3 +60,34 @@ def test_its_rule_is_asked_by_train_and_inspect(config: Path) -> None:
 def test_what_is_no_policy_or_cannot_be_one_of_a_node_is_refused(config: Path, words: tuple[str, ...], message: str) -> None:
     result = train(2, config, "run.out=a", *words)
     assert result.rc == 78 and len(result.error_lines) == 1 and message in result.error_lines[0], result.out + result.err
+
+
+ADDED = """
+import sys
+from mpitrain.cli import main
+from mpitrain.comm.job.guard import Process
+from mpitrain.config.sections import POLICIES
+from mpitrain.parallel.policies.replicated import Replicated
+
+
+@POLICIES.register("added")
+class Added(Replicated):
+    notes = property(lambda self: ["this policy was added"], lambda self, new: None)
+
+
+Process().run(lambda: main(sys.argv[1:]))
+"""
+
+
+def test_a_policy_needs_one_registration_to_train_and_be_inspected(config: Path) -> None:
+    """Rules about states that are cut ask what it cuts: nothing, so each micro-batch's sums and measured buckets are allowed."""
+    program = config.parent / "program.py"
+    program.write_text(ADDED)
+    words = (config, "train.steps=3", "train.micro_batches=4", "comm.sharding=added")
+    for free in (("comm.bucket_mb=auto",), ("train.reproducible=layout",)):
+        trained = ok(mpirun(2, program, "train", *words, f"run.out={free[0][:9]}", *free, cwd=config.parent))
+        assert "this policy was added" in trained.out
+        assert 'comm.sharding = "added": a rank' in ok(mpirun(1, program, "inspect", "--ranks", "2", *words, *free)).out
+    refused = mpirun(1, program, "inspect", "--ranks", "2", *words, "comm.node_shared=true")
+    assert refused.rc == 78 and 'comm.sharding = "added" in another' in refused.error_lines[0]
+    assert '(did you mean "added"?)' in mpirun(1, program, "inspect", *words, "comm.sharding=addet").error_lines[0]

@@ -7,20 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from mpitrain.comm.face import AnyChannel
-from mpitrain.config.sections import Config
+from mpitrain.config.sections import POLICIES, Config
 from mpitrain.errors import ConfigError
 from mpitrain.parallel.policies.policy import Policy, Setup
 from mpitrain.parallel.policies.replicated import Replicated
-from mpitrain.registry import Registry, call, named
+from mpitrain.registry import call, named
 from mpitrain.schedules.grid import REPLICAS
 
 AUTO = "auto"
-POLICIES: Registry[type[Policy]] = Registry("policy")
-"""Policies by what `comm.sharding` calls them; `comm.node_shared` puts the copies of one on each node together."""
-POLICIES.register("none")(Replicated)
-POLICIES.register_later("optimizer", "mpitrain.parallel.policies.sharded:ShardedOptimizer")
-POLICIES.register_later("gradients", "mpitrain.parallel.policies.sharded:ShardedGradients")
-POLICIES.register_later("parameters", "mpitrain.parallel.policies.sharded:ShardedParameters")
 
 
 def find_policy(config: Config) -> type[Policy]:
@@ -35,7 +29,13 @@ def find_policy(config: Config) -> type[Policy]:
         inspect.signature(found).bind("setup", "channel")
     except TypeError as error:
         raise ConfigError(f'comm.sharding = "{config.comm.sharding}" is made with (setup, channel): {error}') from None
-    return found
+    if config.comm.node_shared:
+        from mpitrain.parallel.policies.node_shared import KNOWN
+        if found not in KNOWN:
+            raise ConfigError("comm.node_shared = true keeps parameters in a way of its own, and comm.sharding = "
+                              f'"{config.comm.sharding}" in another; set comm.node_shared = false')
+    policy: type[Policy] = found
+    return policy
 
 
 def choose(setup: Setup) -> Policy:
@@ -45,7 +45,7 @@ def choose(setup: Setup) -> Policy:
     """
     comm = setup.config.comm
     asked = find_policy(setup.config)
-    if comm.sharding in POLICIES and setup.context.mesh[REPLICAS].size == 1:
+    if comm.cuts != "none" and setup.context.mesh[REPLICAS].size == 1:
         asked = Replicated                                    # A single rank has nothing to cut.
     channel = gradient_channel(setup, by_messages=asked.cuts_gradients and not comm.node_shared)
     if not comm.node_shared or channel.size == 1:
@@ -58,8 +58,9 @@ def choose(setup: Setup) -> Policy:
 def choose_to_evaluate(setup: Setup) -> Policy:
     """The policy of a run without training: parameters stay in slices, since the model may be larger than a rank's memory. It
     communicates."""
-    cut = setup.config.comm.sharding == "parameters" and setup.context.mesh[REPLICAS].size > 1
-    return POLICIES["parameters" if cut else "none"](setup, setup.context.control)
+    cut = setup.config.comm.cuts == "parameters" and setup.context.mesh[REPLICAS].size > 1
+    made: Policy = POLICIES[setup.config.comm.sharding if cut else "none"](setup, setup.context.control)
+    return made
 
 
 def gradient_channel(setup: Setup, *, by_messages: bool) -> AnyChannel:

@@ -173,6 +173,9 @@ class NodeShared(Policy):
         return self._scalars[decay]
 
 
+KNOWN = (Replicated, ShardedOptimizer, ShardedGradients, ShardedParameters)      # the policies that have one copy per node
+
+
 def one_per_node(asked: type[Policy], setup: Setup, shared: Any) -> Policy:
     """The policy with one copy on each node, as far as there is anything to have one of."""
     mesh, kind = setup.context.mesh, setup.config.comm.sharding

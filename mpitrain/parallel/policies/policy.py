@@ -2,7 +2,7 @@
 
     setup -> policy -> initialise() -> storage -> an optimizer of it -> open(optimizer) -> each step: begin(), backward, finish()
 
-The registry is in `choose`; a user's own is `comm.sharding = "file.py:name"`.
+The registry is in `config.sections`; a user's own is `comm.sharding = "file.py:name"`.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class Policy(ABC):
 
     rules: ClassVar[Sequence[Rule]] = ()     # Rules of compatibility, beside `config.rules`.
     shards: Shards | None = None             # The slices of this rank; None where arrays are whole.
+    cuts: ClassVar[str] = "none"             # The states that ranks have slices of, one of `config.sections.STATES`.
     cuts_gradients: ClassVar[bool] = False   # Whether a bucket's memory is used again before the step is over.
     cuts_parameters: ClassVar[bool] = False  # Whether a rank puts blocks together while they compute.
     per_node = False                         # Whether the ranks of a node share one copy of the parameters.

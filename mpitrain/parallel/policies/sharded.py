@@ -33,6 +33,8 @@ class Sharded(Policy):
 
     shards: Shards
 
+    cuts = "optimizer"
+
     def __init__(self, setup: Setup, channel: AnyChannel, copy: NodeCopy | None = None):
         super().__init__(setup, channel)
         self.copy, self.per_node = copy, copy is not None
@@ -108,6 +110,7 @@ class ShardedOptimizer(Sharded):
 class ShardedGradients(Sharded):
     """Slices of the gradients too: buckets leave after each micro-batch."""
 
+    cuts = "gradients"
     cuts_gradients = True
 
     def make_reducer(self) -> GradientReducer:
@@ -122,6 +125,7 @@ class ShardedGradients(Sharded):
 class ShardedParameters(ShardedGradients):
     """Slices of everything: a rank puts the parameters of a block together for as long as it computes."""
 
+    cuts = "parameters"
     cuts_parameters = True
 
     def initialise(self) -> None:
