@@ -20,6 +20,7 @@ EPILOG = """examples:
   mpirun -n 8 python -m mpitrain train gpt.toml --resume auto
   mpirun -n 4 python -m mpitrain evaluate runs/gpt
   python -m mpitrain inspect runs/gpt
+  python -m mpitrain checkpoint verify runs/gpt
   python -m mpitrain data import text corpus.txt --out corpus
   mpirun -n 2 python -m mpitrain bench allreduce --sizes 64K,1M,16M
   python -m mpitrain bench train --models mlp,gpt-nano

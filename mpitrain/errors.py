@@ -127,6 +127,11 @@ class Stopped(MpitrainError):
     code, exit_code = "E_STOPPED", 85
 
 
+class Terminated(MpitrainError):
+    """SIGTERM has come, which SIGKILL often follows: the run has ended without saving."""
+    code, exit_code = "E_TERMINATED", 143
+
+
 def text_of(error: BaseException) -> str:
     """The exception's own text, or its type's name where it has none (StopIteration, many a MemoryError)."""
     return said(error) or type(error).__name__

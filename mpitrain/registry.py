@@ -83,12 +83,9 @@ def offered(module: Any) -> list[str]:
     listed = getattr(module, "__all__", None)
     if isinstance(listed, list | tuple):
         return [name for name in listed if isinstance(name, str) and hasattr(module, name)]
-    return [name for name, value in vars(module).items() if not name.startswith("_") and _is_made_in(module, value)]
-
-
-def _is_made_in(module: Any, value: Any) -> bool:
-    """Whether `value` is callable and no import. An object without a name (a `partial`, say) does not tell its origin."""
-    return callable(value) and (not hasattr(value, "__name__") or getattr(value, "__module__", None) == module.__name__)
+    return [name for name, value in vars(module).items() if not name.startswith("_") and callable(value)
+            # an object without a name (a `partial`, say) does not tell its origin
+            and (not hasattr(value, "__name__") or getattr(value, "__module__", None) == module.__name__)]
 
 
 class MissingSource(Exception):
@@ -137,11 +134,6 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {name: p for name, p in _signature(function).parameters.items() if p.kind in kinds}
 
 
-def takes_any(function: Callable[..., Any]) -> bool:
-    """Whether `function` takes arguments of every name."""
-    return any(p.kind is p.VAR_KEYWORD for p in _signature(function).parameters.values())
-
-
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(function)
@@ -157,9 +149,9 @@ def accepted(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[s
 
 def call_with(function: Callable[..., Any], arguments: Mapping[str, Any], what: str, section: str) -> Any:
     """``function(**arguments)``, with a ConfigError that names an unknown key, or the line where the call fails."""
-    named = parameters_of(function)
+    named, takes_any = parameters_of(function), any(p.kind is p.VAR_KEYWORD for p in _signature(function).parameters.values())
     for key in arguments:
-        if key not in named and not takes_any(function):
+        if key not in named and not takes_any:
             raise ConfigError(f"{what} has no {section}.{key}{nearest(key, named)}")
     missing = [n for n, p in named.items() if p.default is p.empty and n not in arguments]
     if missing:

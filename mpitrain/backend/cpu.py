@@ -10,7 +10,7 @@ from pathlib import Path
 @cache
 def cpu_info() -> dict[str, str]:
     """The first processor's lines of /proc/cpuinfo; nothing where there is no such file."""
-    lines = (line.partition(":") for line in _read(Path("/proc/cpuinfo")).split("\n\n")[0].splitlines())
+    lines = (line.partition(":") for line in text_of(Path("/proc/cpuinfo")).split("\n\n")[0].splitlines())
     return {key.strip(): value.strip() for key, _, value in lines}
 
 
@@ -31,7 +31,7 @@ def bound_cores(root: Path = Path("/")) -> tuple[int, ...]:
 
 
 def _core(root: Path, number: int) -> int:
-    siblings = _read(root / f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list")
+    siblings = text_of(root / f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list")
     first = siblings.replace("-", ",").partition(",")[0]
     return int(first) if first.isdigit() else number
 
@@ -42,16 +42,23 @@ def cpu_limit(root: Path = Path("/")) -> float:
     The nearest limit counts, and that of every group above it.
     """
     limits = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for folder in control_groups("cpu", root):
+        limits += [_quota(*(text_of(folder / "cpu.max").split() + ["", ""])[:2]),
+                   _quota(text_of(folder / "cpu.cfs_quota_us"), text_of(folder / "cpu.cfs_period_us"))]
+    return min((limit for limit in limits if limit), default=0.0)
+
+
+def control_groups(controller: str, root: Path = Path("/")) -> list[Path]:
+    """The folders of this process's control groups with a controller ("cpu", "memory") and of those above them, in version 2
+    and 1."""
+    found = []
+    for line in text_of(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            base = root / "sys/fs/cgroup"
-            limits += [_quota(*(_read(folder / "cpu.max").split() + ["", ""])[:2]) for folder in _upwards(base, path)]
-        elif "cpu" in controllers.split(","):
-            base = root / "sys/fs/cgroup/cpu"
-            limits += [_quota(_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us"))
-                       for folder in _upwards(base, path)]
-    return min((limit for limit in limits if limit), default=0.0)
+            found += _upwards(root / "sys/fs/cgroup", path)
+        elif controller in controllers.split(","):
+            found += _upwards(root / "sys/fs/cgroup" / controller, path)
+    return found
 
 
 def _upwards(base: Path, path: str) -> list[Path]:
@@ -65,7 +72,8 @@ def _quota(quota: str, period: str) -> float:
     return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else 0.0
 
 
-def _read(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """The text of a small file of the system; "" if it cannot be read."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:

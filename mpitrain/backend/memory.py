@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mpitrain.backend.cpu import control_groups, text_of
 from mpitrain.backend.native import load
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3           # malloc.h
@@ -172,6 +173,27 @@ def resident(peak: bool = False) -> int:
     except (OSError, StopIteration):
         largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return largest if sys.platform == "darwin" else largest << 10
+
+
+def available(root: Path = Path("/")) -> int:
+    """Bytes that this process can still take without making the system swap, or a control group of its own end it.
+
+    What the system would take back from its cache of files counts as available. A large number where nobody says.
+    """
+    numbers = _numbers(root / "proc/meminfo")
+    rooms = [numbers["MemAvailable"] << 10] if "MemAvailable" in numbers else []
+    for folder in control_groups("memory", root):
+        limit, used = ((text_of(folder / new) or text_of(folder / old)) for new, old in (
+            ("memory.max", "memory.limit_in_bytes"), ("memory.current", "memory.usage_in_bytes")))
+        if limit.isdigit() and used.isdigit():                # "max" means no limit
+            rooms.append(int(limit) - int(used) + _numbers(folder / "memory.stat").get("inactive_file", 0))
+    return min(rooms, default=1 << 62)
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """The numbers of a file with a name and a number on each line."""
+    words = [line.replace(":", " ").split() for line in text_of(path).splitlines()]
+    return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdigit()}
 
 
 def forget_peak() -> bool:

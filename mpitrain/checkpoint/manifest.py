@@ -68,10 +68,13 @@ class Checkpoint:
     def verify(self) -> None:
         """Read every byte and compare the SHA-256 of each part; CheckpointError names the file that differs."""
         for part in self.parts:
-            found = disk.file_sha256(self.folder / part.file)
-            if found != part.sha256:
-                raise CheckpointError(f"the file is damaged: sha256 {found[:12]}.. is not {part.sha256[:12]}.. of the "
-                                      f"manifest; use another checkpoint", file=self.folder / part.file)
+            self.verify_part(part)
+
+    def verify_part(self, part: Part) -> None:
+        found = disk.file_sha256(self.folder / part.file)
+        if found != part.sha256:
+            raise CheckpointError(f"the file is damaged: sha256 {found[:12]}.. is not {part.sha256[:12]}.. of the "
+                                  f"manifest; use another checkpoint", file=self.folder / part.file)
 
     def read(self, name: str, start: Sequence[int] | None = None, shape: Sequence[int] | None = None) -> np.ndarray:
         """The array `name`, or its slice of `shape` from `start`, put together from whichever parts hold it."""
@@ -84,7 +87,7 @@ class Checkpoint:
             raise errors.ShapeError(f"the slice of shape {shape} from {start} is not inside the stored shape {stored.shape}",
                                     file=self.folder, dataset=name)
         if len(stored.pieces) == 1:                       # this piece is the whole, since the pieces' sizes add up to it
-            values = self._read_piece(name, stored, stored.pieces[0])
+            values = self.read_piece(name, stored.pieces[0])
             end = [a + n for a, n in zip(start, shape, strict=True)]
             return values if shape == stored.shape else values[_box(start, end, (0,) * len(start))].copy()
         out, filled = np.empty(shape, stored.dtype), np.zeros(shape, bool)
@@ -92,7 +95,7 @@ class Checkpoint:
             low = [max(a, b) for a, b in zip(start, piece.start, strict=True)]
             high = [min(a + n, b + m) for a, n, b, m in zip(start, shape, piece.start, piece.shape, strict=True)]
             if all(a < b for a, b in zip(low, high, strict=True)):
-                values = self._read_piece(name, stored, piece)
+                values = self.read_piece(name, piece)
                 out[_box(low, high, start)] = values[_box(low, high, piece.start)]
                 filled[_box(low, high, start)] = True
         if not filled.all():
@@ -100,16 +103,17 @@ class Checkpoint:
                                   file=self.folder, dataset=name)
         return out
 
-    def _read_piece(self, name: str, stored: StoredArray, piece: StoredPiece) -> np.ndarray:
-        path = self.folder / self.parts[piece.part].file
-        raw = np.empty(math.prod(piece.shape) * stored.dtype.itemsize, np.uint8)
+    def read_piece(self, name: str, piece: StoredPiece) -> np.ndarray:
+        """The values of one piece of the array `name`; CheckpointError where they are not those that were saved."""
+        path, dtype = self.folder / self.parts[piece.part].file, self.arrays[name].dtype
+        raw = np.empty(math.prod(piece.shape) * dtype.itemsize, np.uint8)
         with disk.reading(path) as fd:
             disk.read_fully(fd, raw.data, piece.offset, path)
         found = hashlib.sha256(raw.data).hexdigest()
         if found != piece.sha256:
             raise CheckpointError(f"the values are damaged: sha256 {found[:12]}.. is not {piece.sha256[:12]}.. of the manifest; "
                                   f"use another checkpoint", file=path, dataset=name, offset=piece.offset)
-        return raw.view(stored.dtype.newbyteorder("<")).reshape(piece.shape).astype(stored.dtype, copy=False)
+        return raw.view(dtype.newbyteorder("<")).reshape(piece.shape).astype(dtype, copy=False)
 
     def check_names(self, expected: Mapping[str, tuple[Sequence[int], Any]], prefix: str = "") -> None:
         """Compare the stored names under `prefix` with the model's: name -> (shape, dtype).

@@ -19,7 +19,7 @@ import numpy as np
 from mpitrain.backend import Array, array_module, asnumpy
 from mpitrain.checkpoint.hashes import array_line, total_sha256
 from mpitrain.checkpoint.manifest import Checkpoint
-from mpitrain.checkpoint.store import Piece
+from mpitrain.checkpoint.parts import Piece
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.data import Transforms

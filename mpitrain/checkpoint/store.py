@@ -13,25 +13,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from mpitrain.checkpoint.manifest import FORMAT, MANIFEST, PART, VERSION, Checkpoint, body_sha256, load
+from mpitrain.checkpoint.folders import COMPLETE, discard, entries, holds_only_ours, remove_ours, rename, sweep
+from mpitrain.checkpoint.manifest import MANIFEST, Checkpoint, load
+from mpitrain.checkpoint.parts import Piece, manifest_text, write_part
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job.together import attempt, on_first, value_of
 from mpitrain.errors import CheckpointError, MissingError, MpitrainError, StorageError
-from mpitrain.files import disk, hdf5_file
+from mpitrain.files import disk
 from mpitrain.files.disk import storage_error
-
-COMPLETE = re.compile(r"step-([0-9]{8,15})(\.old-[0-9a-f]{8})?")   # .old: stepped aside for a new save of the same step
-UNFINISHED = re.compile(r"step-[0-9]{8,15}\.tmp-[0-9a-f]{8}")
 
 
 class Alone:
@@ -60,26 +57,6 @@ EVALUATE = Purpose("evaluating", "there is no checkpoint to evaluate; train the 
 START = Purpose("model.init_from: starting from", "model.init_from names neither a run folder nor a folder of checkpoints")
 
 
-@dataclass(frozen=True)
-class Piece:
-    """This rank's slice of a named array: `array` begins at index `start` of an array of `global_shape`."""
-    name: str
-    array: np.ndarray
-    global_shape: tuple[int, ...]
-    start: tuple[int, ...]
-
-    @classmethod
-    def whole(cls, name: str, array: np.ndarray) -> Piece:
-        return cls(name, array, array.shape, (0,) * array.ndim)
-
-    @property
-    def dataset(self) -> str:
-        """The piece's path in the part file: the name, and the slice if it is one."""
-        if self.array.shape == self.global_shape:
-            return self.name
-        return f"{self.name}[{','.join(f'{a}:{a + n}' for a, n in zip(self.start, self.array.shape, strict=True))}]"
-
-
 # ---- saving ----------------------------------------------------------------------------------------------------------
 
 def save(folder: Path, step: int, pieces: Sequence[Piece], meta: Mapping[str, Any], channel: Objects = ALONE) -> Path:
@@ -88,79 +65,135 @@ def save(folder: Path, step: int, pieces: Sequence[Piece], meta: Mapping[str, An
     A rank with pieces writes the part file of its number; a rank without writes nothing. `meta` (rank 0's) is any JSON with
     finite numbers. If one rank fails, every rank raises that error, and earlier checkpoints stay as they were.
     """
-    final = folder / f"step-{step:08d}"
-    first = channel.rank == 0
-    work = folder / on_first(channel, lambda: _open_work(final))
-    try:
-        mine = attempt(lambda: _write_part(work, channel.rank, pieces))
-        everyone = channel.gather_objects(mine)
-        on_first(channel, lambda: _publish(work, final, step, meta, everyone or []))
-    except BaseException:
-        if first:
-            with contextlib.suppress(MpitrainError):     # the first error is the one to report; the next save cleans up
-                _remove_ours(work)
-        raise
-    return final
+    saving = Save(folder, step, meta, channel)
+    saving.begin(lambda: pieces)
+    while not saving.done:
+        saving.work()
+        saving.agree()
+    return saving.final
+
+
+class Save:
+    """One checkpoint on its way to the disk: `begin`, then `work` and `agree` in turns until `done`.
+
+        every rank   begin: takes its pieces   work: writes its part   agree: gathers    work: -           agree: learns of it
+        rank 0       and makes the folder                              the parts         work: publishes
+
+    `begin` and `agree` communicate, and every rank calls them alike; an error of one rank is raised on every rank there. `work`
+    does not, so another thread may do it. Rank 0 calls `after(path)` at the end of its work.
+    """
+
+    def __init__(self, folder: Path, step: int, meta: Mapping[str, Any], channel: Objects, *,
+                 after: Callable[[Path], object] | None = None):
+        self.final, self.step, self.channel, self.after = folder / f"step-{step:08d}", step, channel, after
+        self.meta = json.loads(json.dumps(dict(meta)))    # a copy: training goes on and may change what it names
+        self.seconds = 0.0                                # of work: the slowest rank's part, and the publication
+        self.nbytes = 0                                   # of all parts
+        self.done = False
+        self._parts: list[dict[str, Any] | None] | None = None
+        self._outcome: dict[str, Any] = {}
+        self._error: BaseException | None = None
+
+    @property
+    def is_publishing(self) -> bool:
+        """Whether all parts are written."""
+        return self._parts is not None
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of this rank's pieces."""
+        return sum(piece.array.nbytes for piece in self._pieces)
+
+    def begin(self, take: Callable[[], Sequence[Piece]]) -> None:
+        """`take()` gives this rank's pieces. When this returns, every rank has them."""
+        self._work = self.final
+
+        def start() -> str:
+            self._pieces = take()
+            return _open_work(self.final) if self.channel.rank == 0 else ""
+        with self._cleared():
+            names = [value_of(outcome) for outcome in self.channel.gather_objects(self._attempt(start))]
+        self._work = self.final.with_name(names[0])
+
+    def work(self) -> None:
+        """This rank's part; then, on rank 0, the publication. It raises nothing: `agree` does."""
+        began = time.perf_counter()
+        try:
+            self._outcome = self._attempt(self._write if self._parts is None else self._finish)
+        except BaseException as error:
+            self._error = error
+        self._took = time.perf_counter() - began
+
+    def agree(self) -> None:
+        """The outcome of `work`, on all ranks."""
+        with self._cleared():
+            if self._error is not None:
+                raise self._error                         # not one of ours, and this rank's alone
+            if self._parts is None:
+                everyone = self.channel.gather_objects([self._outcome, self._took])
+                self._parts = [value_of(outcome) for outcome, _ in everyone]
+                self.seconds = max(seconds for _, seconds in everyone)
+                self.nbytes = sum(part["size"] for part in self._parts if part is not None)
+            else:
+                outcome, seconds = self.channel.broadcast_object([self._outcome, self._took])
+                value_of(outcome)
+                self.seconds += seconds
+                self.done = True
+
+    def _attempt(self, action: Callable[[], Any]) -> dict[str, Any]:
+        """`attempt`, which also knows what the operating system refuses where no code of ours expects it."""
+        def act() -> Any:
+            try:
+                return action()
+            except OSError as error:
+                raise storage_error(error, "saving a checkpoint", self._work) from error
+        return attempt(act)
+
+    def _write(self) -> dict[str, Any] | None:
+        if self.channel.rank == 0:
+            sweep(self.final.parent, but=self._work.name)
+        return write_part(self._work, self.channel.rank, self._pieces)
+
+    def _finish(self) -> None:
+        if self.channel.rank == 0:
+            assert self._parts is not None
+            _publish(self._work, self.final, self.step, self.meta, self._parts)
+            if self.after is not None:
+                self.after(self.final)
+
+    @contextlib.contextmanager
+    def _cleared(self) -> Iterator[None]:
+        """After an error rank 0 removes what was written."""
+        try:
+            yield
+        except BaseException:
+            if self.channel.rank == 0 and self._work != self.final:
+                with contextlib.suppress(MpitrainError, OSError):     # the first error counts; the next save cleans up
+                    remove_ours(self._work)
+            raise
 
 
 def _open_work(final: Path) -> str:
     disk.make_folder(final.parent)
-    _sweep(final.parent)
     work = final.with_name(f"{final.name}.tmp-{secrets.token_hex(4)}")
-    disk.make_folder(work)
+    try:
+        os.mkdir(work)                                    # not synced: its name is not the final one
+    except OSError as error:
+        raise storage_error(error, "making the folder", work) from error
     return work.name
 
 
-def _sweep(folder: Path) -> None:
-    """Delete replaced checkpoints and a killed run's unfinished ones; put back those it had moved aside for nothing."""
-    names = set(_entries(folder))
-    for name in sorted(names):
-        match = COMPLETE.fullmatch(name)
-        if UNFINISHED.fullmatch(name):
-            _remove_ours(folder / name)
-        elif match and match[2] and f"step-{match[1]}" in names:
-            _discard(folder / name)
-        elif match and match[2]:
-            _rename(folder / name, folder / f"step-{match[1]}")
-
-
-def _write_part(work: Path, part: int, pieces: Sequence[Piece]) -> dict[str, Any] | None:
-    if not pieces:
-        return None
-    if not work.is_dir():
-        raise StorageError("this rank does not see the folder that rank 0 made: run.out must be on a file system that all "
-                           "nodes share", file=work)
-    arrays = {piece.dataset: piece.array for piece in pieces}
-    assert len(arrays) == len(pieces), "two pieces of one part have the same name and place"
-    path = work / f"part-{part:05d}.h5"
-    size, sha256, places = hdf5_file.write_hdf5(path, arrays)
-    return {"file": path.name, "size": size, "sha256": sha256, "pieces": [
-        {"name": piece.name, "dtype": piece.array.dtype.name, "global_shape": list(piece.global_shape),
-         "start": list(piece.start), "shape": list(piece.array.shape), "offset": offset, "sha256": digest}
-        for piece, (offset, digest) in zip(pieces, places.values(), strict=True)]}
-
-
-def _publish(work: Path, final: Path, step: int, meta: Mapping[str, Any], outcomes: Sequence[dict[str, Any]]) -> None:
-    """Rank 0: write the manifest of everyone's parts, read it again, and give the folder its final name."""
-    written = [part for part in map(value_of, outcomes) if part is not None]
-    arrays: dict[str, Any] = {}
-    for index, part in enumerate(written):
-        for piece in part.pop("pieces"):
-            name, about = piece.pop("name"), {"dtype": piece.pop("dtype"), "shape": piece.pop("global_shape"), "pieces": []}
-            known = arrays.setdefault(name, about)
-            assert (known["dtype"], known["shape"]) == (about["dtype"], about["shape"]), f"ranks disagree about {name}"
-            known["pieces"].append({"part": index, **piece})
-    body = {"format": FORMAT, "version": VERSION, "step": step, "meta": dict(meta), "parts": written, "arrays": arrays}
-    body = json.loads(json.dumps(body))                   # as a reader will see it: keys are strings
-    text = json.dumps({**body, "sha256": body_sha256(body)}, indent=1)
+def _publish(work: Path, final: Path, step: int, meta: Mapping[str, Any], parts: Sequence[dict[str, Any] | None]) -> None:
+    """Write the manifest of everyone's parts, read it again, and give the folder its final name."""
+    text = manifest_text(step, meta, parts)
     disk.write_file(work / MANIFEST, [text.encode()])
     disk.sync_folder(work)
     load(work)                                            # a hole, an overlap, a wrong size: nothing like it is published
     if final.is_dir():                                    # a checkpoint of this step, perhaps damaged, steps aside
-        _rename(final, final.with_name(f"{final.name}.old-{secrets.token_hex(4)}"))
-    _rename(work, final)
+        rename(final, final.with_name(f"{final.name}.old-{secrets.token_hex(4)}"))
+    rename(work, final)
     disk.sync_folder(final.parent)
-    _sweep(final.parent)
+    sweep(final.parent)
 
 
 # ---- choosing and deleting -------------------------------------------------------------------------------------------
@@ -170,7 +203,7 @@ def candidates(folder: Path) -> list[Path]:
 
     A symbolic link is not one: no run makes them, and its target may belong to another.
     """
-    found = [folder / name for name in _entries(folder) if COMPLETE.fullmatch(name) and not (folder / name).is_symlink()]
+    found = [folder / name for name in entries(folder) if COMPLETE.fullmatch(name) and not (folder / name).is_symlink()]
     return sorted(found, key=lambda path: (step_of(path), ".old" not in path.name), reverse=True)
 
 
@@ -205,6 +238,13 @@ def _newest_whole(folder: Path, purpose: Purpose) -> str:
     raise MissingError(purpose.missing, file=folder)
 
 
+def named_rightly(found: Checkpoint) -> Checkpoint:
+    """The checkpoint, if it is the one that its folder's name says. A folder that was renamed would pass for a newer one."""
+    if found.step != step_of(found.folder):
+        raise CheckpointError(f"the manifest is that of step {found.step}: the folder was renamed", file=found.folder)
+    return found
+
+
 def print_warning(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr, flush=True)
 
@@ -218,50 +258,21 @@ def prune(folder: Path, keep: int, *, best: int | None = None, verified: Path | 
     assert keep >= 1, "the last checkpoint is never deleted"
     paths = candidates(folder)
     stay = [path for i, path in enumerate(paths) if i < keep or step_of(path) == best]
-    go = [path for path in paths if path not in stay and path.is_dir()
-          and all(name == MANIFEST or PART.fullmatch(name) for name in _entries(path))]
+    go = [path for path in paths if path not in stay and holds_only_ours(path)]
     if not go or not (verified in stay or not all(map(_damage, stay))):
         return []
     for path in reversed(go):                             # oldest first
-        _discard(path)
+        discard(path)
     return go
 
 
 def _damage(path: Path) -> str:
     """What is wrong with a checkpoint; nothing where it verifies."""
     try:
-        load(path).verify()
+        named_rightly(load(path)).verify()
     except (CheckpointError, StorageError) as error:
         return str(error)
     return ""
-
-
-def _rename(path: Path, to: Path) -> None:
-    try:
-        os.rename(path, to)
-    except OSError as error:
-        raise storage_error(error, "renaming a checkpoint", path) from error
-
-
-def _discard(path: Path) -> None:
-    """Delete a finished checkpoint; renamed first, so that no half of one ever has a final name."""
-    doomed = path.with_name(f"step-{step_of(path):08d}.tmp-{secrets.token_hex(4)}")
-    _rename(path, doomed)
-    _remove_ours(doomed)
-
-
-def _remove_ours(path: Path) -> None:
-    """Delete the files that `save` makes, and the folder unless something else is in it."""
-    if path.is_symlink() or not path.is_dir():
-        return
-    try:
-        for name in sorted(_entries(path)):               # the manifest goes first: the rest alone cannot be loaded
-            if name == MANIFEST or PART.fullmatch(name):
-                os.unlink(path / name)
-        if not _entries(path):
-            os.rmdir(path)
-    except OSError as error:
-        raise storage_error(error, "deleting an old checkpoint", path) from error
 
 
 def remove_all(folder: Path) -> None:
@@ -271,14 +282,5 @@ def remove_all(folder: Path) -> None:
     for a checkpoint of its own.
     """
     for path in candidates(folder):
-        _discard(path)
-    _sweep(folder)
-
-
-def _entries(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise storage_error(error, "listing the folder", folder) from error
+        discard(path)
+    sweep(folder)

@@ -126,6 +126,8 @@ def _is(value: Any, kind: type) -> bool:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
+    if kind is str:
+        return isinstance(value, (str, datetime.date, datetime.time))         # a bare 2026-11-22 is a word too
     return isinstance(value, kind)
 
 

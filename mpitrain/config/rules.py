@@ -63,7 +63,7 @@ def experts(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
 
 def same_bits(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
     """The arithmetic must not follow the number of ranks, or the time at which something happens: its unit is the micro-batch,
-    and sums over micro-batches are made in one tree (`placement.tree`)."""
+    and sums over micro-batches are made in one tree (`schedules.microtree`)."""
     t, c = config.train, config.comm
     if t.reproducible != "layout":
         return

@@ -88,6 +88,7 @@ class TrainConfig:
     reproducible: Literal["run", "layout"] = "run"      # "layout": the same bits on any number of ranks
     threads: int = 0                         # per rank; 0: the cores bound to it, shared out
     eval_every: int = 0                      # steps; 0: after each epoch
+    stop_before: str = ""                    # a time, by which the run has saved and stopped; default: Slurm's end of the job
     recompute: bool | int | tuple[str, ...] = False     # keep block inputs, not activations: all blocks', the first ones', these
     stall_s: float = 600.0                   # seconds without progress that are a stall; 0: nobody watches
     start_s: float = 600.0                   # the same until training begins, with the start of MPI; 0: it may take any time
@@ -136,6 +137,8 @@ class CheckpointConfig:
     every: int = 0                           # steps; 0: at the end only
     keep: int = 2
     best: bool = True                        # also keep the one with the lowest validation loss
+    asynchronous: bool = True                # written from a copy, while training goes on
+    on_error: Literal["stop", "go_on"] = "stop"      # if one cannot be written; the run's last one always stops
 
 
 @dataclass(frozen=True)

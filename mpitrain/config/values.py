@@ -6,6 +6,7 @@ import json
 import math
 import typing
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any, Literal
 
 from mpitrain.config.sections import POLICIES, SECTIONS, CommConfig, Config, keys_of
@@ -103,7 +104,16 @@ def finite(config: Config) -> Iterator[Refusal]:
                 yield f"{section}.{key} must be finite, found {toml(value)}", (f"{section}.{key}",)
 
 
-VALUES = (length_of_the_run, numbers, lists, words, one_thread, finite)
+def times(config: Config) -> Iterator[Refusal]:
+    text = config.train.stop_before
+    try:
+        _ = text in ("", "never") or datetime.fromisoformat(text)
+    except ValueError:
+        yield (f'train.stop_before must be a time such as "2026-11-22T18:00", or "never", found {toml(text)}',
+               ("train.stop_before",))
+
+
+VALUES = (length_of_the_run, numbers, lists, words, one_thread, finite, times)
 
 
 def _written(value: float | str) -> str:

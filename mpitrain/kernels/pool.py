@@ -1,7 +1,7 @@
 """Largest values and sums over windows of planes: fixed, padded and adaptive pooling are one loop.
 
 A grid of windows is two pairs of index lists: output (i, j) looks at rows [y0[i], y1[i]) and columns [x0[j], x1[j]) of its
-plane, all inside the plane.
+plane, all inside the plane. Taking every stride-th pixel is here too: windows of one pixel.
 """
 
 from __future__ import annotations
@@ -147,3 +147,35 @@ window_total = Kernel("window_total", _total, host=_total_host)
 
 window_total_gradient = Kernel("window_total_gradient", _total_gradient, host=_total_gradient_host)
 """The adjoint of `window_total`: (N, C, H, W) from (gradient (N, C, OH, OW), rows, columns)."""
+
+
+def _subsample(x: Array, stride: int, before: int, after: int) -> Array:
+    return array_module(x).pad(x[:, :, ::stride, ::stride], [(0, 0), (before, after), (0, 0), (0, 0)])
+
+
+def _subsample_gradient(grad: Array, shape: tuple[int, ...], stride: int, before: int) -> Array:
+    result = array_module(grad).zeros(shape, grad.dtype)
+    result[:, :, ::stride, ::stride] = grad[:, before:before + shape[1]]
+    return result
+
+
+@host("subsample", "subsample", "ppiiiiiiiii")
+def _subsample_host(function: CFunction, x: Array, stride: int, before: int, after: int) -> Array:
+    n, c, h, w = x.shape
+    y = np.empty((n, before + c + after, -(-h // stride), -(-w // stride)), x.dtype)
+    function(packed(x), y, *x.shape, *y.shape[2:], stride, before, after)
+    return y
+
+
+@host("subsample", "subsample_gradient", "ppiiiiiiiii")
+def _subsample_gradient_host(function: CFunction, grad: Array, shape: tuple[int, ...], stride: int, before: int) -> Array:
+    result = np.empty(shape, grad.dtype)
+    function(packed(grad), result, *shape, *grad.shape[2:], stride, before, grad.shape[1] - before - shape[1])
+    return result
+
+
+subsample = Kernel("subsample", _subsample, host=_subsample_host)
+"""(N, before + C + after, OH, OW) from (x (N, C, H, W), stride, before, after)."""
+
+subsample_gradient = Kernel("subsample_gradient", _subsample_gradient, host=_subsample_gradient_host)
+"""(N, C, H, W) from (gradient of that, shape of x, stride, before)."""

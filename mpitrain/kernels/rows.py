@@ -1,4 +1,4 @@
-"""Softmax and cross-entropy, row by row of a matrix (R, C): each row is read while it is in the cache."""
+"""Softmax and cross-entropy, row by row of a matrix (R, C), each read while in the cache; rows added where an index says."""
 
 from __future__ import annotations
 
@@ -98,3 +98,21 @@ ignored, and empty where not `training`.
 
 cross_entropy_grad = Kernel("cross_entropy_grad", _cross_entropy_grad, host=_cross_entropy_grad_host)
 """The gradient times `grad` (a 0-d array), in the memory of exps, of (exps, labels, totals, smoothing, ignore, grad)."""
+
+
+def _scatter(out: Array, indices: Array, values: Array) -> Array:
+    array_module(out).add.at(out, indices, values)
+    return out
+
+
+@host("rows", "scatter_add_rows", "pppii")
+def _scatter_host(call: CFunction, out: Array, indices: Array, values: Array) -> Array:
+    assert values.shape == (indices.size, out.shape[1]) and values.dtype == out.dtype
+    if not out.flags.c_contiguous:
+        return _scatter(out, indices, values)
+    call(out, np.ascontiguousarray(indices, dtype=np.int64), np.ascontiguousarray(values), *values.shape)
+    return out
+
+
+scatter_add_rows = Kernel("scatter_add_rows", _scatter, host=_scatter_host)
+"""Adds row i of `values` (N, D) to row indices[i] of `out` (V, D), in place and in order of i; returns `out`."""

@@ -10,7 +10,6 @@ from mpitrain.nn.module import *
 from mpitrain.nn.moe import *
 from mpitrain.nn.norm import *
 from mpitrain.nn.parameter import *
-from mpitrain.nn.pool import *
 from mpitrain.nn.recurrent import *
 from mpitrain.nn.sequential import *
 from mpitrain.nn.statistics import *

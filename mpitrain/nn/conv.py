@@ -1,4 +1,5 @@
-"""Convolutions over images (N, C, H, W); sizes are one number or (height, width). Initial values are PyTorch's."""
+"""Convolutions and pooling over images (N, C, H, W); sizes are one number or (height, width). Initial values are PyTorch's; a
+window's stride is its size unless given."""
 
 from __future__ import annotations
 
@@ -6,14 +7,14 @@ from typing import Any, TypeAlias
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor
-from mpitrain.errors import ShapeError
+from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.nn import init
 from mpitrain.nn.init import Initialiser
 from mpitrain.nn.module import Module
 from mpitrain.nn.parameter import Parameter
 from mpitrain.ops.conv import pair
 
-__all__ = ["Conv2d", "ConvTranspose2d"]
+__all__ = ["AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "AvgPool2d", "Conv2d", "ConvTranspose2d", "MaxPool2d"]
 
 Size: TypeAlias = int | tuple[int, int]
 
@@ -60,3 +61,46 @@ def _check_groups(inputs: int, outputs: int, groups: int) -> None:
     if groups < 1 or inputs % groups or outputs % groups:
         raise ShapeError(f"a convolution from {inputs} to {outputs} channels cannot have {groups} groups; "
                          "both must be multiples of the groups")
+
+
+class MaxPool2d(Module):
+    """The largest value of each window. ReLU before or after it can be computed in the same pass (`activation`)."""
+
+    def __init__(self, kernel: Size, stride: Size | None = None, padding: Size = 0, *, activation: str | None = None):
+        if activation not in (None, "relu"):
+            raise ConfigError(f'max pooling takes "relu" as its activation, or None, not "{activation}"; put others after it')
+        self.kernel, self.stride, self.padding, self.relu = kernel, stride, padding, activation == "relu"
+
+    def forward(self, x: Any) -> Tensor:
+        return ops.max_pool2d(x, self.kernel, stride=self.stride, padding=self.padding, relu=self.relu)
+
+
+class AvgPool2d(Module):
+    """The mean of each window; padding counts as zeros unless `count_include_pad` is False."""
+
+    def __init__(self, kernel: Size, stride: Size | None = None, padding: Size = 0, count_include_pad: bool = True):
+        self.kernel, self.stride, self.padding, self.count_include_pad = kernel, stride, padding, count_include_pad
+
+    def forward(self, x: Any) -> Tensor:
+        return ops.avg_pool2d(x, self.kernel, stride=self.stride, padding=self.padding,
+                              count_include_pad=self.count_include_pad)
+
+
+class AdaptiveAvgPool2d(Module):
+    """Means over windows that divide the image into `size` parts."""
+
+    def __init__(self, size: Size):
+        self.size = size
+
+    def forward(self, x: Any) -> Tensor:
+        return ops.adaptive_avg_pool2d(x, self.size)
+
+
+class AdaptiveMaxPool2d(Module):
+    """Maxima over windows that divide the image into `size` parts."""
+
+    def __init__(self, size: Size):
+        self.size = size
+
+    def forward(self, x: Any) -> Tensor:
+        return ops.adaptive_max_pool2d(x, self.size)

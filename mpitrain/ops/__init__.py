@@ -7,7 +7,6 @@ An op is here as soon as its file has its name in `__all__`. Importing this pack
 from mpitrain.ops import operators
 from mpitrain.ops.activation import *
 from mpitrain.ops.attention import *
-from mpitrain.ops.compare import *
 from mpitrain.ops.conv import *
 from mpitrain.ops.dropout import *
 from mpitrain.ops.elementwise import *
@@ -20,6 +19,5 @@ from mpitrain.ops.norm import *
 from mpitrain.ops.pool import *
 from mpitrain.ops.reduce import *
 from mpitrain.ops.shape import *
-from mpitrain.ops.softmax import *
 
 operators.attach()

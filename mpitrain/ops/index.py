@@ -8,7 +8,7 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array, array_module, is_array
 from mpitrain.errors import DataError, ShapeError
-from mpitrain.kernels.scatter import scatter_add_rows
+from mpitrain.kernels.rows import scatter_add_rows
 
 __all__ = ["embedding", "getitem", "take"]
 

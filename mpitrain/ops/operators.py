@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mpitrain.autograd import Tensor
-from mpitrain.ops import compare, elementwise, index, linalg, reduce, shape
+from mpitrain.ops import elementwise, index, linalg, reduce, shape
 from mpitrain.ops.activation import tanh
 
 
@@ -23,8 +23,8 @@ METHODS: dict[str, Any] = {
     "__truediv__": elementwise.divide, "__rtruediv__": _swapped(elementwise.divide),
     "__pow__": elementwise.power, "__neg__": elementwise.negative,
     "__matmul__": linalg.matmul, "__rmatmul__": _swapped(linalg.matmul),
-    "__lt__": compare.less, "__le__": compare.less_equal,
-    "__gt__": compare.greater, "__ge__": compare.greater_equal,
+    "__lt__": elementwise.less, "__le__": elementwise.less_equal,
+    "__gt__": elementwise.greater, "__ge__": elementwise.greater_equal,
     "__getitem__": index.getitem,
     "sum": reduce.sum, "mean": reduce.mean, "reshape": shape.reshape, "transpose": shape.transpose,
     "exp": elementwise.exp, "log": elementwise.log, "sqrt": elementwise.sqrt, "tanh": tanh,

@@ -8,9 +8,9 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
+from mpitrain.kernels import pool
 from mpitrain.kernels.convolution import Pair
-from mpitrain.kernels.pool import Side, window_maximum, window_maximum_gradient, window_total, window_total_gradient
-from mpitrain.kernels.subsample import subsample, subsample_gradient
+from mpitrain.kernels.pool import Side
 from mpitrain.ops.conv import check_images, pair
 
 __all__ = ["adaptive_avg_pool2d", "adaptive_max_pool2d", "avg_pool2d", "max_pool2d", "subsample2d"]
@@ -69,14 +69,14 @@ class MaxPool(Function):
 
     @staticmethod
     def forward(ctx: Context, x: Array, *, rows: Side, columns: Side, relu: bool = False) -> Array:
-        largest, where = window_maximum(x, rows, columns, relu)
+        largest, where = pool.window_maximum(x, rows, columns, relu)
         ctx.save(where)
         ctx.windows = rows, columns
         return largest
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
-        return window_maximum_gradient(grad, *ctx.saved, *ctx.windows)
+        return pool.window_maximum_gradient(grad, *ctx.saved, *ctx.windows)
 
 
 class MeanPool(Function):
@@ -88,13 +88,13 @@ class MeanPool(Function):
     def forward(ctx: Context, x: Array, *, rows: Side, columns: Side, area: int | None) -> Array:
         ctx.windows = rows, columns
         ctx.area = area or _areas(rows, columns, x, ctx.xp)
-        total: Array = window_total(x, rows, columns)
+        total: Array = pool.window_total(x, rows, columns)
         total /= ctx.area
         return total
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
-        return window_total_gradient(grad / ctx.area, *ctx.windows)
+        return pool.window_total_gradient(grad / ctx.area, *ctx.windows)
 
 
 class Subsample(Function):
@@ -105,11 +105,11 @@ class Subsample(Function):
     @staticmethod
     def forward(ctx: Context, x: Array, *, stride: int, before: int, after: int) -> Array:
         ctx.shape, ctx.stride, ctx.before = x.shape, stride, before
-        return subsample(x, stride, before, after)
+        return pool.subsample(x, stride, before, after)
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
-        return subsample_gradient(grad, ctx.shape, ctx.stride, ctx.before)
+        return pool.subsample_gradient(grad, ctx.shape, ctx.stride, ctx.before)
 
 
 def _areas(rows: Side, columns: Side, x: Array, xp: Any) -> Any:

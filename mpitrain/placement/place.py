@@ -27,9 +27,8 @@ from mpitrain.placement.shard_cuts import shared_keys, where_to_cut
 from mpitrain.placement.shards import Shards, finer
 from mpitrain.placement.stages import Stage, cut
 from mpitrain.placement.tensor_plan import Layer, narrow, read_plan
-from mpitrain.placement.tree import RankTree
 from mpitrain.schedules.grid import COPIES, REPLICAS, Grid
-from mpitrain.schedules.microtree import Node, share
+from mpitrain.schedules.microtree import Node, RankTree, share
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ from mpitrain.train.observers.memory import Memory
 from mpitrain.train.observers.observer import Observer, add_data
 from mpitrain.train.observers.record import MetricsFile
 from mpitrain.train.observers.stragglers import Stragglers
+from mpitrain.train.observers.time_left import TimeLeft, end_of_time
 
 
 @dataclass(frozen=True)
@@ -175,19 +176,24 @@ class Run(AbstractContextManager["Run"]):
 
     def _fit(self, session: Session, job: Job, folder: RunFolder, forecast: Forecast, asked: Sequence[Observer]) -> Trained:
         config, control, trainer = self.config, session.control, job.trainer
+        latest = on_first(control, lambda: end_of_time(config.train.stop_before))
         memory = Memory(job, lambda uses: report_lines(forecast, uses))
         if self.comm.rank == 0:
             trainer.observers += [MetricsFile(folder.metrics)]
             trainer.observers += [Stragglers([place.host for place in session.places])] if self.comm.size > 1 else []
         trainer.observers += [memory, *asked]
-        job.keep_in(folder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments}})
         about = session.describe(config) | ({"numerics": job.numerics} if job.numerics else {})
+        saver = job.keep_in(folder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments},
+                                     "mesh": about["mesh"]})
 
         def begin() -> None:
             folder.write_text(folder.config, to_toml(config))
             folder.truncate_metrics(trainer.update.step)
             folder.write_json(folder.run_json, about | {"status": "running", "memory": as_json(forecast, [])})
         on_first(control, begin)
+        if latest is not None and self.comm.rank == 0:
+            trainer.observers.append(TimeLeft(latest, trainer.stop, saver.save_s))
+        self.process.on_terminate(trainer.terminated)
         began = time.time()
         metrics = trainer.fit()
         if job.state.is_cut:
@@ -196,7 +202,7 @@ class Run(AbstractContextManager["Run"]):
         control.agree(hashes, "the final parameters")
         record = about | hashes | {
             "status": "done", "steps": job.plan.steps, "seconds": round(time.time() - began, 3), "metrics": plain_values(metrics),
-            "memory": as_json(forecast, memory.uses)}
+            "memory": as_json(forecast, memory.uses), "checkpoints": saver.times()}
 
         def end() -> None:
             refused = add_data(record, trainer.found)

@@ -12,6 +12,7 @@ from mpitrain.comm.job.pulse import Pulse
 from mpitrain.comm.job.start import launched_rank
 from mpitrain.comm.job.together import on_first
 from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.shared.leftovers import SHARED_MEMORY, remove_leftovers
 from mpitrain.config import Config, to_toml
 from mpitrain.errors import MpitrainError
 from mpitrain.train.build.inputs import describe_files, open_inputs
@@ -39,8 +40,9 @@ class Session:
         node = threads.on_node(self.places, control.rank)
         one = config.train.reproducible == "layout" or config.train.precision == "bfloat16"
         self.threads = threads.pin(1 if one else config.train.threads, node)
-        self.notes = self.told_once([threads.crowded(self.threads, node), environment.slow_blas(),    # slow settings are told
-                                      "" if pulse is None else pulse.obstacle])
+        first = all(place.host != node[0].host for place in self.places[:control.rank])      # of its host
+        self.notes = self.told_once([remove_leftovers(SHARED_MEMORY) if first else "", "" if pulse is None else pulse.obstacle,
+                                     threads.crowded(self.threads, node), environment.slow_blas()])      # slow settings are told
         control.agree(to_toml(config), "the configuration")
         installed = environment.versions()
         control.agree({name: installed.get(name) for name in ("mpitrain", "numpy", "numba", "h5py")}, "package versions")

@@ -16,7 +16,7 @@ Every element has this one order of addition, so neither bucket bounds nor the w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import TypeAlias
 
 from mpitrain.schedules.halving import halve_and_double, recursive_doubling
@@ -149,3 +149,15 @@ def _fold(node: Node, where: dict[Node, Slice], steps: Round) -> Slice:
 
 def _moved(part_: Slice, by: int) -> Slice:
     return Slice(part_.buffer, part_.start + by, part_.stop + by)
+
+
+class RankTree:
+    """The `nodes` of rank `rank` of `n` in the tree over `n_micro` micro-batches, of which first:stop are its own."""
+
+    def __init__(self, n_micro: int, rank: int, n: int):
+        self.n_micro, self.n = n_micro, n
+        self.first, self.stop = share(rank, n, n_micro)
+        self.nodes = nodes_of(n_micro, n)[rank]
+        self.width = width(n_micro, n)
+        self.joins = partial(joins, n_micro=n_micro)           # Whether two neighbouring sums are to be added now.
+        self.steps = partial(micro_tree, n_micro=n_micro)      # One object, since channels keep plans by it.

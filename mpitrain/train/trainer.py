@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mpitrain.checkpoint.saver import Saver
 from mpitrain.comm.job.signals import StopRequest
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.prepare import ALONE
 from mpitrain.comm.work import Collective
 from mpitrain.data import Loader, MicroBatch
-from mpitrain.errors import Stopped
+from mpitrain.errors import Stopped, Terminated
 from mpitrain.parallel.gradients.timeline import SpanMaker, no_span
 from mpitrain.parallel.pipeline.runner import Pipeline
 from mpitrain.parallel.policies.policy import Policy
@@ -29,8 +30,8 @@ UPDATE = "gradients and update"                                  # a profile cut
 class Trainer:
     """Runs the remaining steps, from `update.step` to `plan.steps`.
 
-    It knows no ranks, mesh, stage, device or precision: those are inside `pipeline`, `update` and `channel`. `save`, where
-    set, writes a checkpoint of everything a resumed run needs and returns when it is on the disk.
+    It knows no ranks, mesh, stage, device or precision: those are inside `pipeline`, `update` and `channel`. `saver`, where
+    set, writes checkpoints of everything a resumed run needs, while training goes on.
     """
 
     def __init__(self, *, pipeline: Pipeline, update: Policy, loader: Loader, evaluator: Evaluator | None, channel: Channel,
@@ -39,7 +40,7 @@ class Trainer:
         self.channel, self.plan, self.span = channel, plan, span
         self.observers: list[Observer] = []
         self.folder: Path | None = None                          # the run folder, for observers
-        self.save: Callable[[dict[str, Any]], None] | None = None
+        self.saver: Saver | None = None
         self.stop = StopRequest()
         self.evaluated = True                                    # False while an evaluation is due
         self.best: tuple[float, int] | None = None               # (lowest validation loss, its step)
@@ -52,7 +53,7 @@ class Trainer:
 
     def train_step(self, micro_batches: Sequence[MicroBatch]) -> Step:
         self.update.begin()                                      # gradient arenas for this step
-        loss = self.pipeline.run(micro_batches, flag=self.stop.asked)    # forward and backward; buckets leave as they fill
+        loss = self.pipeline.run(micro_batches, flags=self.flags)    # forward and backward; buckets leave as they fill
         with self.span("compute", UPDATE):
             outcome = self.update.finish()                       # the rest of the exchange, norm, clip, optimizer
         with self.span("compute", "exchange of the loss"):
@@ -60,6 +61,11 @@ class Trainer:
             worked_s = time.perf_counter() - self._began - exposed_s - self.pipeline.waited_s
             mean, exposed_s, worked, loaded = self.share(loss, (exposed_s, worked_s, self._loaded_s), tally)
         return Step(mean, outcome["lr"], outcome["grad_norm"], exposed_s, tally, worked, loaded)
+
+    @property
+    def flags(self) -> tuple[bool, bool]:
+        """Whether this rank wants to stop, and whether its thread has written what there was to write: ranks add them up."""
+        return self.stop.asked, self.saver is not None and self.saver.ready
 
     def share(self, parts: np.ndarray[Any, Any], seconds: tuple[float, float, float], tally: np.ndarray[Any, Any] = NO_TALLY
               ) -> tuple[float, float, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -96,6 +102,8 @@ class Trainer:
             self._run()
             self._finish()
         finally:
+            if self.saver is not None:
+                self.saver.close()
             self.loader.close()
             for observer in self.observers:
                 observer.close()
@@ -105,6 +113,15 @@ class Trainer:
         """Shows a line to whoever follows the run."""
         for observer in self.observers:
             observer.message(text)
+
+    def terminated(self) -> Terminated:
+        """The error of a job that SIGTERM ends; it says what is kept. Another thread may ask."""
+        step = self.update.step
+        kept = None if self.saver is None else self.saver.newest()
+        words = "there is no checkpoint yet, so the run starts anew" if kept is None else \
+            f"the checkpoint of step {kept} stands, and {step - kept} steps are lost"
+        return Terminated(f"SIGTERM ends the run at once, since SIGKILL often follows; {words}. SIGUSR1 ends a run with a "
+                          "checkpoint", step=step)
 
     def _run(self) -> None:
         if not self.evaluated:                                   # the run was stopped between a step and its evaluation
@@ -134,14 +151,17 @@ class Trainer:
         seconds = time.perf_counter() - began
         for observer in self.observers:
             observer.after_step(done, result, seconds)
+        stopping, ready = self.pipeline.flags
+        if ready == self.channel.size and self.saver is not None and self.saver.busy:
+            self._saved(self.saver.advance())
         self.evaluated = self.evaluator is None or not plan.evaluates(done)
-        if self.pipeline.flag > 0:                               # time is short: evaluate when the run goes on
-            self.checkpoint(done)
+        if stopping > 0:                                         # time is short: evaluate when the run goes on
+            self.checkpoint(done, at_once=True)
             self._finish()
             raise Stopped("stopped on request with a complete checkpoint; start it again with --resume", step=done)
         improved = self.evaluate(done) if not self.evaluated else False
         if plan.saves(done) or (improved and plan.keep_best):
-            self.checkpoint(done)
+            self.checkpoint(done, at_once=done == plan.steps)
 
     def evaluate(self, done: int) -> bool:
         """The validation metrics; whether their loss is the lowest so far, which NaN and infinity never are."""
@@ -159,13 +179,23 @@ class Trainer:
             self.best = (loss, done)
         return improved
 
-    def checkpoint(self, done: int) -> None:
-        if self.save is None:
+    def checkpoint(self, done: int, *, at_once: bool = False) -> None:
+        """Begins the checkpoint of a step; `at_once` also waits for it."""
+        saver = self.saver
+        if saver is None:
             return
         with self.span("checkpoint", f"checkpoint of step {done}"):
+            self._saved(saver.finish())                          # the one before, if it is still being written
+            began = time.perf_counter()
             for observer in self.observers:
                 observer.before_checkpoint(done)
-            self.save({"step": done, "best": list(self.best) if self.best else None, "evaluated": self.evaluated,
-                       "metrics": {name: value for name, value in self.metrics.items() if math.isfinite(value)}})
-        for observer in self.observers:
-            observer.after_checkpoint(done)
+            saver.start(done, {"step": done, "best": list(self.best) if self.best else None, "evaluated": self.evaluated,
+                               "metrics": {name: value for name, value in self.metrics.items() if math.isfinite(value)}},
+                        at_once=at_once, since=began)
+            if at_once or not saver.asynchronous:
+                self._saved(saver.finish())
+
+    def _saved(self, step: int | None) -> None:
+        if step is not None:
+            for observer in self.observers:
+                observer.after_checkpoint(step)

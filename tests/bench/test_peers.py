@@ -181,7 +181,7 @@ import sys
 sys.path.insert(0, {str(ROOT / "benchmarks")!r})
 import kernels_vs_torch
 from mpitrain.comm.job import guard
-from mpitrain.ops.softmax import Softmax
+from mpitrain.ops.activation import Softmax
 was = Softmax.backward
 Softmax.backward = staticmethod(lambda ctx, grad: was(ctx, 2 * grad))
 sys.argv[1:] = ["--ops", "softmax", "--pairs", "1"]

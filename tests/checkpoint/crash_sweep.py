@@ -11,7 +11,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ import numpy as np
 
 from mpitrain.checkpoint import store
 from mpitrain.checkpoint.manifest import load
-from mpitrain.checkpoint.store import Piece
+from mpitrain.checkpoint.parts import Piece
+from mpitrain.checkpoint.saver import Saver
+from mpitrain.checkpoint.store import Alone
 from mpitrain.errors import MpitrainError
 
-CALLS = ("mkdir", "open", "close", "posix_fallocate", "pwrite", "fsync", "rename", "unlink", "rmdir", "preadv", "listdir")
+CALLS = ("mkdir", "open", "close", "posix_fallocate", "pwrite", "fsync", "rename", "unlink", "rmdir", "preadv", "listdir", "stat")
 KILLED, CLEAN, DIRTY = 9, 7, 99
 
 
@@ -47,7 +50,7 @@ class Faults:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             self.count += 1
             if self.count == self.at or (self.stays and self.count > self.at):
-                return self.act(name, call, args)
+                return self.act(name, partial(call, **kwargs), args)
             return call(*args, **kwargs)
         return wrapped
 
@@ -67,8 +70,14 @@ def failing(number: int) -> Callable[[str, Callable[..., Any], tuple[Any, ...]],
     return act
 
 
+def short(name: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """A write that writes half of what it got, as the system may; every other call as it is."""
+    return call(args[0], bytes(args[1][:(len(args[1]) + 1) // 2]), args[2]) if name == "pwrite" else call(*args)
+
+
 FAULTS: dict[str, tuple[Callable[..., Any], bool]] = {
-    "kill": (kill, False), "EIO": (failing(errno.EIO), False), "ENOSPC from here on": (failing(errno.ENOSPC), True)}
+    "kill": (kill, False), "EIO": (failing(errno.EIO), False), "ENOSPC from here on": (failing(errno.ENOSPC), True),
+    "EDQUOT": (failing(errno.EDQUOT), False), "short write": (short, False)}
 
 
 def values(step: int) -> np.ndarray:
@@ -90,6 +99,16 @@ def scenario_again(folder: Path) -> None:
     save(folder, 1, content=2)
 
 
+def scenario_asynchronous(folder: Path) -> None:
+    """As `next`, by the thread that writes while training goes on and changes what is being saved."""
+    trained = values(2)
+    saver = Saver(folder, Alone(), lambda step: [Piece.whole("parameters/w", trained), Piece.whole("optimizer/m/w", -trained)],
+                  published=lambda meta, written: store.prune(folder, 1, verified=written))
+    saver.start(2, {"content": 2})
+    trained[...] = 0.0
+    saver.finish()
+
+
 def complaints(folder: Path) -> list[str]:
     """What is wrong with the folder, by a look at every checkpoint under a final name."""
     found = []
@@ -108,10 +127,11 @@ def complaints(folder: Path) -> list[str]:
     return found if whole else [*found, "no checkpoint left"]
 
 
-def sweep(base: Path, scenario: Callable[[Path], None]) -> dict[str, Any]:
+def sweep(base: Path, scenario: Callable[[Path], None], names: Sequence[str] = tuple(FAULTS)) -> dict[str, Any]:
     points, bad, clean = 0, [], 0
     save(base / "start", 1, content=1)
-    for fault, (act, stays) in FAULTS.items():
+    for fault in names:
+        act, stays = FAULTS[fault]
         k, status = 0, -1
         while status != 0 or k == 0:
             k += 1
@@ -149,5 +169,7 @@ def _child(folder: Path, scenario: Callable[[Path], None], k: int, act: Callable
         return DIRTY
 
 
+SCENARIOS = {"next": scenario_next, "again": scenario_again, "asynchronous": scenario_asynchronous}
+
 if __name__ == "__main__":
-    print(json.dumps(sweep(Path(sys.argv[1]), {"next": scenario_next, "again": scenario_again}[sys.argv[2]])))
+    print(json.dumps(sweep(Path(sys.argv[1]), SCENARIOS[sys.argv[2]])))

@@ -9,7 +9,7 @@ from mpitrain import ops
 from mpitrain.autograd import Tensor, run_backward
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import pool
-from mpitrain.kernels.subsample import subsample, subsample_gradient
+from mpitrain.kernels.pool import subsample, subsample_gradient
 from tests.ops.parity import apart, check, check_gradient
 
 

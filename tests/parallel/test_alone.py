@@ -10,7 +10,7 @@ import pytest
 from mpitrain import models, nn
 from mpitrain.autograd import Tensor
 from mpitrain.config import CommConfig, MeshConfig, TrainConfig
-from mpitrain.parallel.gradients.sync_batch_norm import SumOverRanks
+from mpitrain.parallel.gradients.replicas import SumOverRanks
 from mpitrain.parallel.layers.join import alone
 from mpitrain.parallel.pipeline.nonfinite import nobody_else
 from mpitrain.placement.place import place

@@ -12,9 +12,9 @@ import pytest
 
 from mpitrain import data, models, nn
 from mpitrain.config import MeshConfig, load_config
+from mpitrain.data import importers
 from mpitrain.errors import ConfigError, MeshError
-from mpitrain.kernels.flash_attention import flash_attention
-from mpitrain.kernels.joined_attention import join_attention
+from mpitrain.kernels.flash_attention import flash_attention, join_attention
 from mpitrain.parallel.layers.context_parallel import AcrossPositions
 from mpitrain.parallel.layers.ring_attention import LoneRing
 from mpitrain.placement.zigzag import refuse_model
@@ -101,7 +101,7 @@ def test_long_windows_are_evaluated_a_few_at_a_time(block: int, rows: int) -> No
 
 def test_inspect_prints_the_axis_and_each_ranks_positions(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("".join(chr(32 + i * i % 64) for i in range(4000)))
-    data.importers.import_text(tmp_path / "corpus.txt", tmp_path / "tokens")
+    importers.import_text(tmp_path / "corpus.txt", tmp_path / "tokens")
     config = load_config(Path(__file__).parents[2] / "examples/shakespeare.toml", [
         "model.block=64", f"data.path={tmp_path}/tokens"])
     lines = list(inspect_config(dataclasses.replace(config, mesh=MeshConfig(cp=4)), 8))

@@ -13,7 +13,7 @@ from mpitrain.comm.messages.prepare import ALONE
 from mpitrain.errors import NumericsError
 from mpitrain.parallel.gradients.bucket_sum import AllReduce
 from mpitrain.parallel.gradients.reducer import GradientReducer
-from mpitrain.parallel.gradients.sync_batch_norm import SumOverRanks
+from mpitrain.parallel.gradients.replicas import SumOverRanks
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.parallel.pipeline.runner import Pipeline
 from mpitrain.placement import stages

@@ -12,7 +12,7 @@ from mpitrain.nn.init import zeros
 from mpitrain.parallel.gradients.bucket_sum import AllReduce, TreeSum, prepare_tree
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.statistics import Statistics
-from mpitrain.placement.tree import RankTree
+from mpitrain.schedules.microtree import RankTree
 
 SIZES = (3, 20, 1, 33, 16)
 

@@ -20,13 +20,12 @@ from mpitrain.parallel.gradients.bucket_sum import AllReduce, TreeSum
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.placement.bytes import Forecast, Use, sums_at_once
 from mpitrain.placement.place import place
-from mpitrain.placement.tree import RankTree
 from mpitrain.plan.activations import Course, Phase, most, trace
 from mpitrain.plan.inspect import inspect_config
 from mpitrain.plan.memory import NOBODY, _whole, forecast
 from mpitrain.plan.memory_lines import forecast_lines, report_lines
 from mpitrain.schedules.grid import Grid
-from mpitrain.schedules.microtree import share
+from mpitrain.schedules.microtree import RankTree, share
 from mpitrain.schedules.pipeline import SCHEDULES
 from mpitrain.schedules.pipeline_check import actions_of
 

@@ -63,7 +63,8 @@ def diary(run, rank):
 
 def test_a_users_observer_is_told_of_everything_in_order_on_every_rank(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
-    arguments = ("train.steps=4", "train.eval_every=2", "checkpoint.every=3", "checkpoint.best=false")
+    arguments = ("train.steps=4", "train.eval_every=2", "checkpoint.every=3", "checkpoint.best=false",
+                 "checkpoint.asynchronous=false")
     result = train(2, write(tmp_path), "run.out=a", *arguments, "log.observers=['own.py:Diary']")
     assert result.rc == 0, result.err
     words = [" ".join(line.split()[:2]) for line in diary(tmp_path / "a", 0)]

@@ -9,6 +9,7 @@ import pytest
 from runs import SMALL, lines, record, start, steps, train, without_times, write
 
 from mpitrain.checkpoint import store
+from mpitrain.checkpoint.folders import remove_ours
 from mpitrain.checkpoint.hashes import array_line, total_sha256
 
 DROPOUT = """
@@ -133,7 +134,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_on_three(tmp_path):
     ok(train(2, config, "run.out=cut", "train.steps=50", "checkpoint.every=20", "checkpoint.keep=9"))
     for folder in sorted((tmp_path / "cut/checkpoints").iterdir()):
         if folder.name != "step-00000020":
-            store._remove_ours(folder)
+            remove_ours(folder)
     ok(train(3, config, "run.out=cut", "--resume"))
     cut, whole = ([line["loss"] for line in steps(tmp_path / name)] for name in ("cut", "whole"))
     np.testing.assert_allclose(cut, whole, rtol=1e-5)

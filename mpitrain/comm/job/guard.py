@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from mpitrain.comm.job.failure import Failure, as_peer_error, describe, printable, write_record
-from mpitrain.comm.job.signals import StopRequest
+from mpitrain.comm.job.signals import StopRequest, on_terminate
 from mpitrain.comm.job.start import abort, is_last_one, launched_by_mpirun, launched_rank, local_rank, started
 from mpitrain.errors import DesyncError, PeerError, Stopped
 
@@ -115,6 +115,12 @@ class Process:
             raise
         finally:
             self._folders.remove(folder)
+
+    def on_terminate(self, error: Callable[[], BaseException]) -> None:
+        """From now on SIGTERM ends a program that listens for signals with this error, if it is alone: mpirun shows nothing that
+        ranks say after the signal, and sends it also where another rank has failed, which has said why."""
+        if self.stop.listens and _is_alone() and threading.current_thread() is threading.main_thread():
+            on_terminate(lambda: self.fail(error()))
 
     def fail(self, error: BaseException) -> NoReturn:
         """Ends this process, and with it the job. Called once per process; a second failing thread waits for the first."""

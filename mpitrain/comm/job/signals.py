@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Callable
 from types import FrameType
 
 
@@ -14,14 +16,34 @@ class StopRequest:
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.asked = self.listens = False
 
     def listen(self) -> None:
         """Catch the signal from now on; call this before heavy imports, or a signal while they run ends the program."""
         signal.signal(signal.SIGUSR1, self._remember)
+        self.listens = True
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
+
+
+def on_terminate(action: Callable[[], object]) -> None:
+    """Calls `action` when SIGTERM arrives, from a thread of its own; the main thread calls this.
+
+    A handler in Python would run between two instructions of the main thread, which may be in C for longer than whoever sent the
+    signal lets the process live. The number of the signal, however, is written to a pipe at once.
+    """
+    import threading
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+
+    def wait() -> None:
+        while number := os.read(ours, 1):
+            if number[0] == signal.SIGTERM:
+                action()
+    threading.Thread(target=wait, name="mpitrain-terminate", daemon=True).start()
+    signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
 
 
 def ignore() -> None:

@@ -14,8 +14,7 @@ from mpitrain.comm.job.start import tag_upper_bound
 from mpitrain.comm.messages import algorithms
 from mpitrain.comm.messages.algorithms import LIBRARY
 from mpitrain.comm.messages.buffers import Host, Pools, Staged, Widened, assert_usable, own_memory
-from mpitrain.comm.messages.interpreter import PAIR_BYTES, Start, StepsWork
-from mpitrain.comm.messages.mpi_library import LibraryWork
+from mpitrain.comm.messages.interpreter import PAIR_BYTES, LibraryWork, Start, StepsWork
 from mpitrain.comm.messages.pair import KINDS, Entry, PairWork, fast_pair
 from mpitrain.comm.messages.prepare import ALONE, Plan, Prepared, Recipe, dtype_name, formats, make_plan, memory_of
 from mpitrain.comm.messages.program import MESSAGE_BYTES

@@ -111,10 +111,6 @@ class SharedChannel:
         """Begin `allreduce` and return; `array` belongs to the work until that is done. Any number may be in flight."""
         return self.prepare(array, name, dtype=dtype).start()
 
-    def prepare_steps(self, array: Any, name: str, steps: Algorithm) -> Collective:
-        """An all-reduce of the caller's own steps, by messages; see `Channel.prepare_steps`."""
-        return self.messages.prepare_steps(array, name, steps)
-
     def prepare_slice(self, array: Any, name: str, own: tuple[int, int], steps: Algorithm) -> Collective:
         """A reduce-scatter; this rank keeps elements `own`. In shared memory where `shares_all`, else messages by `steps`."""
         return self.prepare_sum_of_slice(array, name, own) if self.shares_all else \

@@ -37,7 +37,8 @@ class Node:
         self.rank: int = host.rank
         self.size: int = host.size
         self.ranks: list[int] = host.allgather(comm.rank)     # the ranks of `comm`, by their number on the node
-        self.cores = len(set().union(*host.allgather(_cores())))
+        cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+        self.cores = len(set().union(*host.allgather(cores)))           # ranks bound to cores have different ones
         self.notes: list[str] = []
         self.obstacle = ""
         self._free = free
@@ -90,8 +91,3 @@ class Node:
             return None
         self._windows.append(window)
         return window.bytes
-
-
-def _cores() -> set[int]:
-    """The cores this process may run on; ranks bound to cores have different ones."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))

@@ -10,7 +10,7 @@ from mpitrain.comm.face import AnyChannel
 from mpitrain.comm.messages.prepare import Prepared
 from mpitrain.comm.work import Collective, Work
 from mpitrain.placement.buckets import Bucket
-from mpitrain.placement.tree import RankTree
+from mpitrain.schedules.microtree import RankTree
 
 
 class BucketSum(Protocol):
@@ -63,10 +63,10 @@ def prepare_tree(channel: AnyChannel, tree: RankTree, sums: Sequence[Array], nam
     if tree.n == 1:
         return None
     if tree.width == 1:
-        return channel.prepare_steps(sums[0], name, tree.steps)
+        return channel.messages.prepare_steps(sums[0], name, tree.steps)
     length = sums[0].size
     joined = array_module(sums[0]).zeros(tree.width * length, sums[0].dtype)
-    collective = channel.prepare_steps(joined, name, tree.steps)
+    collective = channel.messages.prepare_steps(joined, name, tree.steps)
 
     def start() -> Work:
         for slot, addend in enumerate(sums):

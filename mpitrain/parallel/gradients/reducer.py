@@ -36,8 +36,7 @@ from mpitrain.parallel.gradients.bucket_sum import BucketSum
 from mpitrain.parallel.gradients.timeline import Timeline
 from mpitrain.placement.buckets import Bucket, Turn, cut_buckets, plan_buckets, runs
 from mpitrain.placement.shards import finer
-from mpitrain.placement.tree import RankTree
-from mpitrain.schedules.microtree import Counter
+from mpitrain.schedules.microtree import Counter, RankTree
 
 
 class GradientReducer:

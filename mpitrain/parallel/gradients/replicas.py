@@ -1,4 +1,4 @@
-"""All ranks start from the same bits: broadcast, then compare checksums."""
+"""All ranks start from the same bits, by a broadcast and checksums, and normalise with the same SyncBatchNorm statistics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import numpy as np
 
 from mpitrain.backend import Array, array_module, asnumpy
 from mpitrain.comm.messages.channel import Channel
+from mpitrain.nn import Module, SyncBatchNorm
+from mpitrain.nn.across import Across
 
 
 def broadcast_state(arrays: dict[str, Array], channel: Channel) -> None:
@@ -33,3 +35,27 @@ def checksum(arrays: dict[str, Array]) -> str:
         digest.update(f"{name}\t{host.dtype}\t{host.shape}\n".encode())
         digest.update(host.view(np.uint8).data if host.size else b"")
     return digest.hexdigest()
+
+
+class SumOverRanks(Across):
+    """The all-reduce of a SyncBatchNorm over a channel; without one, over this rank alone."""
+
+    def __init__(self, channel: Channel | None):
+        self.channel = channel
+
+    def reduce(self, array: Array) -> None:
+        if self.channel is not None:
+            self.channel.allreduce(array, name="batch norm")
+
+    def alone(self) -> Across:
+        return SumOverRanks(None)
+
+
+def synchronise_batch_norm(model: Module, channel: Channel) -> None:
+    """Every SyncBatchNorm of `model` sums over `channel` from now on.
+
+    Each use is a collective, so every rank must run the same number of micro-batches in every step.
+    """
+    for _, module in model.named_modules():
+        if isinstance(module, SyncBatchNorm):
+            module.across = SumOverRanks(channel)

@@ -11,8 +11,7 @@ from mpitrain.comm.face import AnyChannel
 from mpitrain.nn import Module, apply_statistics, collect_statistics, running_layers
 from mpitrain.nn.statistics import Running
 from mpitrain.parallel.gradients.bucket_sum import prepare_tree
-from mpitrain.placement.tree import RankTree
-from mpitrain.schedules.microtree import Counter
+from mpitrain.schedules.microtree import Counter, RankTree
 
 Host: TypeAlias = np.ndarray[Any, Any]
 

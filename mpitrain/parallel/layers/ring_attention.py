@@ -24,8 +24,7 @@ from mpitrain.backend.random import current
 from mpitrain.comm.messages.link import Link, Message
 from mpitrain.errors import ConfigError
 from mpitrain.kernels.dropout import DroppingWindow
-from mpitrain.kernels.flash_attention import flash_attention, flash_attention_grad
-from mpitrain.kernels.joined_attention import join_attention
+from mpitrain.kernels.flash_attention import flash_attention, flash_attention_grad, join_attention
 from mpitrain.placement.zigzag import chunks, tiles
 
 KEYS, GRADIENTS = range(2)                                    # Tags of messages.

@@ -16,7 +16,8 @@ from mpitrain.nn import Module
 
 def is_finite(array: Array) -> bool:
     """True where every value is finite, as all integers are."""
-    return not is_float(array.dtype) or bool(np.isfinite(asnumpy(abs(array).sum())))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return not is_float(array.dtype) or bool(np.isfinite(asnumpy(array.sum())))
 
 
 class _Found(Exception):

@@ -45,7 +45,7 @@ class Pipeline:
         self.counts = counts and stage.is_last              # Whether this rank's terms of the loss count.
         self.span = span
         self.count = 0.0                                    # Terms of the loss in the last step, over all ranks.
-        self.flag = 0.0                                     # The stop flag: the sum over ranks of what `run` got.
+        self.flags = (0.0, 0.0)                             # The sums over ranks of the flags that `run` got.
         self.waited_s = 0.0                                 # Seconds of the last step spent waiting for other ranks.
         self._programs: dict[int, list[Action]] = {}
         self._micro: Sequence[MicroBatch] = ()
@@ -54,21 +54,21 @@ class Pipeline:
         self._deferred: dict[tuple[int, int], Deferred] = {}     # Backwards whose parameters' half is to come.
         self._losses = np.zeros(0)
         self._split = False                                 # Whether backward runs as two calls in this step.
-        self._local = np.zeros(3)
+        self._local = np.zeros(4)
         self._add = channel.prepare(self._local, "loss count")
         self._counting: Any = None
         self._travels = any(layer.across is not None for _, layer in mixtures(stage.model))     # Other ranks wait for our rows.
         self._has_mixtures, self._mixtures = bool(mixtures(stage.whole)), [layer for _, layer in mixtures(stage.model)]
 
-    def run(self, micro_batches: Sequence[MicroBatch], *, flag: float = 0.0) -> np.ndarray[Any, Any]:
+    def run(self, micro_batches: Sequence[MicroBatch], *, flags: tuple[float, float] = (0.0, 0.0)) -> np.ndarray[Any, Any]:
         """Each micro-batch's part of the global mean loss, (`n_micro`,) float64, zero where it is another rank's.
 
         Gradients are summed into the reducer, whose buckets leave as they fill.
-        `flag` travels with the count and comes back as the sum over ranks, in `self.flag`.
+        `flags` travel with the count and come back as sums over ranks, in `self.flags`.
         """
         counted = micro_batches if self.counts else ()
         terms, rows = sum(self.loss.count(self.feed.part(m.y)) for m in counted), sum(len(m.x) for m in counted)
-        self._local[:] = terms, flag, rows
+        self._local[:] = terms, rows, *flags
         self._counting = self._add.start() if self.channel.size > 1 else None
         self._micro, self._losses, self.waited_s = micro_batches, np.zeros(self.n_micro), 0.0
         if self.neighbours is not None:
@@ -85,7 +85,7 @@ class Pipeline:
             else:
                 self._weights(action)
         self._total()
-        self.flag = float(self._local[1])
+        self.flags = float(self._local[2]), float(self._local[3])
         return self._losses / max(self.count, 1.0)
 
     @property
@@ -191,7 +191,7 @@ class Pipeline:
     def _share(self, action: Action) -> float:
         """The micro-batch's share of the rows of all ranks."""
         self._total()
-        return len(self._micro[action.micro].x) / max(float(self._local[2]), 1.0)
+        return len(self._micro[action.micro].x) / max(float(self._local[1]), 1.0)
 
     def forward(self, micro: MicroBatch, x: Tensor, chunk: int = 0) -> Tensor:
         """The output of one chunk, of the last one the summed loss of the micro-batch.

@@ -11,15 +11,17 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mpitrain import nn, optim
 from mpitrain.backend import select_device
 from mpitrain.checkpoint import store
 from mpitrain.checkpoint.manifest import Checkpoint
+from mpitrain.checkpoint.parts import Piece
 from mpitrain.checkpoint.run_folder import RunFolder
+from mpitrain.checkpoint.saver import Saver
 from mpitrain.checkpoint.state import State
-from mpitrain.comm.job.together import everywhere
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.progress import threads_may_call_mpi
@@ -29,7 +31,7 @@ from mpitrain.data import Loader, Sampler
 from mpitrain.errors import ConfigError
 from mpitrain.parallel.connect import ParallelContext, connect
 from mpitrain.parallel.gradients.reducer import GradientReducer
-from mpitrain.parallel.gradients.sync_batch_norm import synchronise_batch_norm
+from mpitrain.parallel.gradients.replicas import synchronise_batch_norm
 from mpitrain.parallel.gradients.timeline import Timeline
 from mpitrain.parallel.gradients.tuning import Tuning
 from mpitrain.parallel.pipeline.inference import Inference
@@ -76,21 +78,25 @@ class Job:
         """Trains to the end; the metrics of the last evaluation. It communicates."""
         return self.trainer.fit()
 
-    def keep_in(self, folder: RunFolder, about: dict[str, Any]) -> None:
-        """Writes checkpoints to an open run folder; `about` is kept in them."""
+    def keep_in(self, folder: RunFolder, about: dict[str, Any]) -> Saver:
+        """Writes checkpoints to an open run folder; `about` is kept in them. Returns their writer."""
         self.trainer.folder = folder.path
         if self.numerics is not None:
             about = {**about, "numerics": self.numerics}
 
-        def save(meta: dict[str, Any]) -> None:
-            everywhere(self.channel, lambda: self.state.refuse_nonfinite(meta["step"]))
-            pieces = self.state.pieces()
-            kept = {**about, **meta, "choices": self.tuning.choices}
-            written = store.save(folder.checkpoints, meta["step"], pieces, kept, self.channel)
-            if self.channel.rank == 0:
-                best = meta["best"][1] if meta["best"] and self.config.checkpoint.best else None
-                store.prune(folder.checkpoints, self.config.checkpoint.keep, best=best, verified=written)
-        self.trainer.save = save
+        checkpoint, trainer = self.config.checkpoint, self.trainer
+
+        def take(step: int) -> list[Piece]:
+            self.state.refuse_nonfinite(step)
+            return self.state.pieces()
+
+        def prune(meta: Mapping[str, Any], written: Path) -> None:
+            best = meta["best"][1] if meta["best"] and checkpoint.best else None
+            store.prune(folder.checkpoints, checkpoint.keep, best=best, verified=written)
+        trainer.saver = saver = Saver(folder.checkpoints, self.channel, take, asynchronous=checkpoint.asynchronous,
+                                      goes_on=checkpoint.on_error == "go_on", published=prune, tell=trainer.tell,
+                                      about=lambda meta: {**about, **meta, "choices": self.tuning.choices})
+        return saver
 
     def load(self, found: Checkpoint) -> None:
         """Starts from another run's parameters and buffers. It communicates."""

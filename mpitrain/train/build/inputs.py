@@ -42,9 +42,11 @@ class Inputs:
         """Statistics of the training rows, computed by rank 0 and sent to the others."""
         def learn() -> dict[str, Any]:
             self.transforms.fit(self.training, self.train_rows)
-            return to_plain(self.transforms.state_dict())
+            return {name: [list(array.shape), np.asarray(array, np.float64).reshape(-1).tolist()]     # every bit of a float
+                    for name, array in self.transforms.state_dict().items()}
 
-        self.transforms.load_state_dict(from_plain(on_first(channel, learn)))
+        self.transforms.load_state_dict({name: np.array(values, np.float64).reshape(shape)
+                                         for name, (shape, values) in on_first(channel, learn).items()})
 
     def sample(self, rows: int = 1) -> tuple[Any, Any]:
         """The first training rows as the model would see them, for a trial before anything is allocated for real."""
@@ -116,12 +118,3 @@ def open_data(path: str | Path, *, validation: float | str = 0.2, x: str = "", y
     description = describe_files(str(path), validation, folder, x, y)
     return open_inputs(description, validation=validation, seed=seed, block=block, stride=stride, transform=transform,
                        augment=augment, folder=folder)
-
-
-def to_plain(arrays: dict[str, Any]) -> dict[str, Any]:
-    """Small float64 arrays as JSON data; Python's floats keep every bit."""
-    return {name: [list(array.shape), np.asarray(array, np.float64).reshape(-1).tolist()] for name, array in arrays.items()}
-
-
-def from_plain(plain: dict[str, Any]) -> dict[str, Any]:
-    return {name: np.array(values, np.float64).reshape(shape) for name, (shape, values) in plain.items()}

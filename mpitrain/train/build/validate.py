@@ -47,7 +47,9 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
     rules.check(config, grid, on_gpu=on_gpu, more=find_policy(config).rules)
     n_micro = micro_batches(grid, config.mesh, t)
     sampler = Sampler(rows, t.batch_size, seed=config.run.seed, drop_last=config.data.drop_last)
-    algorithm, wire = find_algorithm(config), config.comm.wire_dtype
+    algorithm, wire = config.comm.algorithm, config.comm.wire_dtype
+    if isinstance(algorithm, str) and is_own(algorithm):
+        algorithm = find_own(algorithm, config.folder)
     for axes in (REPLICAS, COPIES)[:1 + (grid.size("ep") > 1)]:
         refuse(algorithm, None if wire == "float32" else wire, grid.count(axes))
     schedule = find_schedule(config)
@@ -70,12 +72,6 @@ def refuse_parts(whole_parameters: str, placement: Placement) -> None:
             raise ConfigError(f"{whole_parameters} needs norms of whole parameters, and mesh.{axis} = "
                               f'{placement.grid.size(axis)} cuts "{name}"; set optimizer.name = "adamw" or "sgd", or '
                               f"mesh.{axis} = 1")
-
-
-def find_algorithm(config: Config) -> Any:
-    """The name of an all-reduce, or the user's own function, found from the configuration's folder."""
-    name = config.comm.algorithm
-    return find_own(name, config.folder) if isinstance(name, str) and is_own(name) else name
 
 
 def find_schedule(config: Config) -> Schedule:

@@ -47,7 +47,7 @@ class Observer:
         """Data of the steps so far must be on the disk when this returns, or be lost with them."""
 
     def after_checkpoint(self, step: int) -> None:
-        """The checkpoint is on the disk."""
+        """The checkpoint of `step` is on the disk. Training may have gone on meanwhile, but no other one was begun."""
 
     def message(self, text: str) -> None:
         """Another observer, or the run, has told a line."""

@@ -91,9 +91,6 @@ class Console(Rates):
         words = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         self.message(f"step {step}  validation  {words}")
 
-    def after_checkpoint(self, step: int) -> None:
-        self.message(f"step {step}  saved")
-
     def message(self, text: str) -> None:
         if self.progress is not None:
             self.progress.message(text)

@@ -1,0 +1,95 @@
+"""What killed jobs left in shared memory is removed at the next start; nothing that lives, is young, or is someone else's."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from launch import launch, mpirun
+
+from mpitrain.comm.shared.leftovers import SHARED_MEMORY, YOUNG, remove_leftovers
+
+OLD = time.time() - 10 * YOUNG
+
+
+def made(path: Path, size: int = 1 << 20) -> Path:
+    path.write_bytes(bytes(size))
+    os.utime(path, (OLD, OLD))
+    return path
+
+
+@pytest.mark.promise("A11")
+def test_files_of_dead_jobs_are_removed_and_told_in_one_line(tmp_path: Path) -> None:
+    for name in ("sm_segment.n7.1000.5d3a0001.0", "vader_segment.n7.1000.1", "osc_sm.n7.5d3a0001.0.3", "mpitrain-alive-x1"):
+        made(tmp_path / name)
+    for name in ("sm_segment", "psm_1234", "mine.sm_segment.x", "sem.mp-abc"):
+        made(tmp_path / name)
+    line = remove_leftovers(tmp_path)
+    assert line == f"removed what killed jobs of yours left in {tmp_path}: mpitrain-alive-x1 and 3 more files, 4.0 MiB"
+    assert sorted(os.listdir(tmp_path)) == ["mine.sm_segment.x", "psm_1234", "sem.mp-abc", "sm_segment"]
+    assert remove_leftovers(tmp_path) == "" == remove_leftovers(tmp_path / "nowhere")
+
+
+def test_files_that_a_process_has_mapped_or_open_or_that_are_young_stay(tmp_path: Path) -> None:
+    mapped, opened = made(tmp_path / "sm_segment.a"), made(tmp_path / "sm_segment.b")
+    with open(mapped, "r+b") as file:
+        memory = mmap.mmap(file.fileno(), 0)
+    young = tmp_path / "sm_segment.c"
+    young.write_bytes(b"x")
+    with open(opened):
+        assert remove_leftovers(tmp_path) == ""
+    assert sorted(os.listdir(tmp_path)) == ["sm_segment.a", "sm_segment.b", "sm_segment.c"]
+    memory.close()
+    assert "sm_segment.a and 1 more files" in remove_leftovers(tmp_path)
+    assert os.listdir(tmp_path) == ["sm_segment.c"]
+
+
+def test_links_folders_and_files_of_others_stay(tmp_path: Path) -> None:
+    victim = made(tmp_path / "victim")
+    (tmp_path / "sm_segment.link").symlink_to(victim)
+    (tmp_path / "sm_segment.folder").mkdir()
+    if os.getuid() == 0:
+        os.chown(made(tmp_path / "sm_segment.others"), 12345, 12345)
+    before = sorted(os.listdir(tmp_path))
+    assert remove_leftovers(tmp_path) == "" and sorted(os.listdir(tmp_path)) == before
+
+
+@pytest.mark.promise("A11")
+def test_the_next_start_removes_the_segments_of_a_killed_job_and_not_those_of_a_running_one(tmp_path: Path) -> None:
+    """The job that is killed is a real one; its files are made to look old, as the next start of a person is later."""
+    train = ("-m", "mpitrain", "train", "train.steps=1000000", "checkpoint.every=0", "train.eval_every=1000000")
+    killed = launch(2, *train, "run.out=killed", cwd=tmp_path)
+    killed.wait_for("step 20/")
+    theirs = segments_of(killed.ranks())
+    running = launch(2, *train, "run.out=running", cwd=tmp_path)
+    running.wait_for("step 20/")
+    alive = segments_of(running.ranks())
+    assert theirs and alive and not theirs & alive
+    for pid in [killed.process.pid, *killed.ranks()]:                       # the launcher first: it would tidy up
+        os.kill(pid, signal.SIGKILL)
+    killed.finish()
+    left = theirs & set(os.listdir(SHARED_MEMORY))
+    for name in left | alive:
+        os.utime(SHARED_MEMORY / name, (OLD, OLD))
+    done = mpirun(1, "-m", "mpitrain", "train", "train.steps=3", "run.out=next", cwd=tmp_path)
+    assert done.rc == 0, done.err
+    now = set(os.listdir(SHARED_MEMORY))
+    assert alive <= now and not left & now, f"{left} of {theirs}"
+    assert not left or "left in /dev/shm: " in done.out
+    running.signal(signal.SIGUSR1)
+    assert running.finish().rc == 85
+
+
+def segments_of(pids: list[int]) -> set[str]:
+    """The names of the segments that these processes have mapped."""
+    found = set()
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            name = line.partition(f"{SHARED_MEMORY}/")[2]
+            if name and "(deleted)" not in name:
+                found.add(name)
+    return found
