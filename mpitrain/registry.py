@@ -78,6 +78,15 @@ def import_object(name: str, kind: str, folder: Path | None = None) -> Any:
         raise ConfigError(f'{kind} "{name}": {source} has no "{attribute}"{nearest(attribute, offered(module))}') from None
 
 
+def source_of(name: str, folder: Path) -> Path | None:
+    """The file of ``package.module:name`` or ``path/file.py:name``, which has been imported; None where a module has no file."""
+    source = name.rpartition(":")[0]
+    if source.endswith(".py"):
+        return (folder / source).resolve()
+    file = getattr(sys.modules.get(source), "__file__", None)
+    return Path(file) if file else None
+
+
 def offered(module: Any) -> list[str]:
     """The names a user's module offers: its `__all__`, or else the objects defined there, without its imports."""
     listed = getattr(module, "__all__", None)

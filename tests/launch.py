@@ -11,6 +11,7 @@ stack first (SIGABRT: Python's fault handler answers, also from inside a blocked
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -165,6 +166,13 @@ def find_mpirun() -> str:
     found = str(beside) if beside.exists() else shutil.which("mpirun")
     assert found, "no mpirun beside the interpreter or on PATH"
     return found
+
+
+@functools.cache
+def is_open_mpi() -> bool:
+    """Whether that mpirun is Open MPI's."""
+    said = subprocess.run([find_mpirun(), "--version"], capture_output=True, text=True, env=clean_environment()).stdout
+    return "Open MPI" in said or "prterun" in said
 
 
 def clean_environment() -> dict[str, str]:

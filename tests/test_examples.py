@@ -98,7 +98,7 @@ def stand_ins(folder: Path) -> dict[str, str]:
     commands = folder / ".venv/bin"
     commands.mkdir(parents=True)
     scripts = {"mpirun": f'shift 2\nexec {find_mpirun()} -n 2 "$@"', "scontrol": f'echo "$@" >> {folder}/scontrol.log',
-               "python": f'exec {sys.executable} "$@" run.out=run log.every=1 train.epochs="${{EPOCHS:-40}}"'}
+               "python": f'exec {sys.executable} "$@" run.out=run train.epochs="${{EPOCHS:-40}}"'}
     for name, text in scripts.items():
         (commands / name).write_text(f"#!/bin/bash\n{text}\n")
         (commands / name).chmod(0o755)
@@ -106,13 +106,13 @@ def stand_ins(folder: Path) -> dict[str, str]:
     return {**clean_environment(), "SLURM_JOB_ID": "42", "SLURM_CPUS_PER_TASK": "1"}
 
 
-def batch_job(examples: Path, environment: dict[str, str]) -> Job:
-    return Job(["bash", str(examples / "slurm/train.sbatch"), "examples/digits.toml"], environment, examples.parent)
+def batch_job(examples: Path, environment: dict[str, str], *arguments: str) -> Job:
+    return Job(["bash", str(examples / "slurm/train.sbatch"), "examples/digits.toml", *arguments], environment, examples.parent)
 
 
 def test_the_slurm_script_saves_requeues_itself_and_goes_on(examples: Path) -> None:
     environment = stand_ins(examples.parent)
-    job = batch_job(examples, environment)
+    job = batch_job(examples, environment, "log.every=1", "log.progress_s=0")
     job.wait_for("step 5/")
     job.signal(signal.SIGUSR1)                    # to the batch script alone, as --signal=B:USR1@120 does
     stopped = job.finish()
@@ -121,8 +121,9 @@ def test_the_slurm_script_saves_requeues_itself_and_goes_on(examples: Path) -> N
     assert (examples.parent / "scontrol.log").read_text() == "requeue 42\n"
 
     step = json.loads((examples.parent / "run/metrics.jsonl").read_text().splitlines()[-1])["step"]
-    resumed = ok(batch_job(examples, {**environment, "EPOCHS": str(step // 22 + 2)}).finish())
+    resumed = ok(batch_job(examples, {**environment, "EPOCHS": str(step // 22 + 2)}, "log.every=2").finish())
     assert f"resumed at step {step}" in resumed.out
+    assert "every = 2" in (examples.parent / "run/config.toml").read_text(), "the script passes all its arguments on"
     assert (examples.parent / "scontrol.log").read_text() == "requeue 42\n"
 
 

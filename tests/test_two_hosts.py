@@ -241,7 +241,7 @@ def test_layout_mode_has_the_bits_of_one_rank(hosts: Hosts, tmp_path: Path, more
 
 
 def test_a_run_stopped_on_both_hosts_resumes_to_the_same_bits(hosts: Hosts, tmp_path: Path) -> None:
-    command = ("-m", "mpitrain", "train", "train.steps=400", "log.every=1", "train.batch_size=32")
+    command = ("-m", "mpitrain", "train", "train.steps=400", "log.every=1", "log.progress_s=0", "train.batch_size=32")
     ok(hosts.mpirun(2, *command, "run.out=whole", cwd=tmp_path))
     job = hosts.launch(2, *command, "run.out=cut", cwd=tmp_path)
     job.wait_for("step 20/400")

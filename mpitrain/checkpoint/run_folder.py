@@ -128,6 +128,14 @@ class RunFolder:
                 if ERRORS.fullmatch(path.name):
                     path.unlink()
 
+    def about(self) -> dict[str, Any]:
+        """The content of run.json, {} where there is none that can be read."""
+        try:
+            found = json.loads(self.run_json.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
     def write_text(self, path: Path, text: str) -> None:
         """Replace one of the run's files: a reader, or a crash, sees the old text or the new one."""
         work = path.with_name(path.name + UNFINISHED)

@@ -214,28 +214,35 @@ def step_of(path: Path) -> int:
     return int(match[1])
 
 
-def latest(folder: Path, channel: Objects = ALONE, purpose: Purpose = READ) -> Checkpoint:
+def latest(folder: Path, channel: Objects = ALONE, purpose: Purpose = READ, *,
+           warn: Callable[[str], None] | None = None) -> Checkpoint:
     """The newest checkpoint that verifies. Called by every rank; it communicates: rank 0 reads and decides.
 
-    Damaged ones are passed over with one warning that names them. MissingError if there is none at all, CheckpointError
-    listing what was tried if none is whole: a run never starts again from step 0 by itself.
+    Damaged ones are passed over with one warning that names them, which `warn` gets (default: it is printed). MissingError if
+    there is none at all, CheckpointError listing what was tried if none is whole: a run never starts again from step 0 by
+    itself.
     """
-    name = on_first(channel, lambda: _newest_whole(folder, purpose))
+    name = on_first(channel, lambda: _newest_whole(folder, purpose, warn or print_warning))
     return load(folder / name)
 
 
-def _newest_whole(folder: Path, purpose: Purpose) -> str:
+def _newest_whole(folder: Path, purpose: Purpose, warn: Callable[[str], None]) -> str:
     bad: list[str] = []
     for path in candidates(folder):
         if damage := _damage(path):
             bad.append(f"{path.name}: {damage}")
             continue
         if bad:
-            print_warning(f"{purpose.doing} {path.name}: newer checkpoints are damaged ({'; '.join(bad)})")
+            warn(f"{purpose.doing} {path.name}: newer checkpoints are damaged ({'; '.join(bad)})")
         return path.name
     if bad:
         raise CheckpointError(f"none of the checkpoints is whole; tried {'; '.join(bad)}", file=folder)
     raise MissingError(purpose.missing, file=folder)
+
+
+def refuse_damage(text: str) -> None:
+    """The `warn` of a run that would rather not go on from an older checkpoint."""
+    raise CheckpointError(f"--strict: {text}; without --strict the run goes on from there")
 
 
 def named_rightly(found: Checkpoint) -> Checkpoint:

@@ -144,6 +144,7 @@ class CheckpointConfig:
 @dataclass(frozen=True)
 class LogConfig:
     every: int = 10                          # steps
+    progress_s: float = 10.0                 # seconds
     tensorboard: bool = False
     observers: tuple[str, ...] = ()          # the user's own: "file.py:name"
 

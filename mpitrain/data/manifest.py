@@ -57,6 +57,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
     assert isinstance(shards, list)
     for shard in shards:
         _check_shard(shard, manifest["y"] is not None, path)
+    names = [shard["file"] for shard in shards]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(f'the manifest lists the shard "{twice}" twice, so its rows would count twice; remove one', file=path)
     return manifest
 
 

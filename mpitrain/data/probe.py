@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from mpitrain.data.identity import sampled_sha256
 from mpitrain.data.manifest import MANIFEST, match_manifest, read_manifest
 from mpitrain.data.storage import reading
 from mpitrain.errors import DataError, MissingError, StorageError
@@ -71,7 +72,20 @@ def describe(path: Path | str, *, x: str | None = None, y: str | None = None, li
                    "vocabulary": None, "classes": None}
     if manifest is not None:
         match_manifest(description, manifest, root / MANIFEST)
+    for shard in shards:
+        if not all("sha256" in shard[label] for label in ("x", "y") if shard[label] is not None):
+            shard["sample"], shard["sampled_among"] = sample_file(Path(shard["file"]), shard["size"], len(shards)), len(shards)
     return description
+
+
+def sample_file(path: Path, size: int, n_files: int) -> str:
+    """`identity.sampled_sha256` of a file by its name."""
+    with reading(path, "the data file is not there", DENIED, "reading the data failed"):
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return sampled_sha256(fd, size, n_files)
+        finally:
+            os.close(fd)
 
 
 def find_files(root: Path) -> tuple[list[Path], dict[str, Any] | None]:

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mpitrain.data.identity import sampled_sha256
 from mpitrain.errors import AccessError, DataError, MissingError, StorageError, text_of
 
 Bytes = NDArray[np.uint8]
@@ -67,6 +68,17 @@ class File:
             self.close()       # Other hosts may hold copies with time stamps of their own.
             raise DataError(f"changed since it was examined: {shard['size']:,} bytes then, {status.st_size:,} now; start again",
                             code="E_DATA_CHANGED", file=self.path)
+        if "sample" in shard:
+            self._compare(shard["sample"], shard["sampled_among"])
+
+    def _compare(self, sample: str, n_files: int) -> None:
+        """This host may have a copy of its own, or other bytes under the same name."""
+        with reading(self.path, "", "", "reading the data failed"):
+            found = sampled_sha256(self.fd, self.size, n_files)
+        if found != sample:
+            self.close()
+            raise DataError(f"holds other bytes here than where it was examined: sha256 {found[:8]}.. of blocks spread over it "
+                            f"is not {sample[:8]}..; give all hosts the same file", code="E_DATA_CHANGED", file=self.path)
 
     def check(self) -> None:
         status = os.fstat(self.fd)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +16,7 @@ import numpy as np
 
 from mpitrain.backend import keep_freed_memory, select_device
 from mpitrain.checkpoint import store
+from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.checkpoint.state import State
 from mpitrain.comm.job import guard
@@ -23,9 +25,9 @@ from mpitrain.comm.job.pulse import pulse_of
 from mpitrain.comm.job.start import start, started
 from mpitrain.comm.job.together import on_first
 from mpitrain.config import Config, to_toml
-from mpitrain.errors import ConfigError, OutputError, UsageError
+from mpitrain.errors import ConfigError, UsageError
 from mpitrain.parallel.connect import connect
-from mpitrain.parallel.gradients.timeline import Timeline
+from mpitrain.parallel.gradients.timeline import no_span
 from mpitrain.parallel.pipeline.inference import Inference
 from mpitrain.parallel.policies.choose import choose_to_evaluate
 from mpitrain.parallel.policies.policy import Setup
@@ -33,11 +35,12 @@ from mpitrain.placement.bytes import Forecast, Use
 from mpitrain.placement.place import place
 from mpitrain.plan.memory import forecast_of
 from mpitrain.plan.memory_lines import as_json, report_lines
+from mpitrain.run import resuming
 from mpitrain.run.session import Session, before_mpi, look_at_files
 from mpitrain.schedules.grid import Grid
-from mpitrain.train.build import measured_cut
+from mpitrain.train.build import experiment, measured_cut
 from mpitrain.train.build.assembly import Job, local_rank
-from mpitrain.train.build.from_config import build, checkpoint_folder, make_loss, make_model, observers_of
+from mpitrain.train.build.from_config import build, checkpoint_folder, make_loss, make_model, make_rate, observers_of
 from mpitrain.train.build.trial import try_one_sample
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.machine import environment
@@ -129,52 +132,84 @@ class Run(AbstractContextManager["Run"]):
             yield
 
     def train(self, *, resume: str | None = None, overwrite: bool = False, profile: bool = False,
-              observers: Sequence[Observer] = ()) -> Trained:
+              observers: Sequence[Observer] = (), change: Sequence[str] = (), strict: bool = False) -> Trained:
         """Trains in the run folder; `observers` are told beside those of the configuration.
 
-        `resume` is "latest" (there must be a checkpoint) or "auto", `overwrite` deletes the run that is there. Raises Stopped,
-        with a checkpoint saved, where the process was asked to stop.
+        `resume` is "latest" (there must be a checkpoint) or "auto", `overwrite` deletes the run that is there. Keys of `change`
+        may differ from the checkpoint's; of others, those that decide which rows are seen are refused, with `strict` all.
+        Raises Stopped, with a checkpoint saved, where the process was asked to stop.
         """
         folder = RunFolder(self.config.run.out)
         with self._at_work(), ExitStack() as cleanup:
             session = self._open()
-            job = self._build(session, folder, resume)
+            found = None
+            if on_first(session.control, lambda: resuming.continues(folder, resume)):
+                self._take(session, folder, resume, overwrite, cleanup)
+                found = self._find(session, folder, change, strict)
+            job = self._build(session, found)
             forecast = self._predict_memory(session, job)
+            job.trainer.notes.insert(0, session.summary(make_model(self.config).count_parameters(), job.plan))
             job.trainer.notes += session.notes + session.told_once([environment.slow_kernels()])
             with guard.symmetric():
                 asked = [*observers_of(self.config), *observers]
-            continued = on_first(session.control, lambda: open_folder(folder, resume, overwrite))
-            if self.comm.rank == 0:
-                cleanup.callback(folder.close)
-            cleanup.enter_context(self.process.recording(folder.path))
             if self.process.pulse is not None:
-                self.process.pulse.keep_in(folder.path)
                 asked.append(Beats(self.process.pulse, job.timeline))
-            if continued:
-                found = store.latest(folder.checkpoints, session.control, store.RESUME)
-                with guard.symmetric():
-                    job.resume(found)
+            if found is None:
+                self._take(session, folder, resume, overwrite, cleanup)
+            about = session.describe(self.config)
+            mine = on_first(session.control, lambda: experiment.record(self.config, session.files, about, job.plan.steps))
+            if found is None:
+                kept = on_first(session.control, lambda: resuming.begin(mine))
+            else:
+                kept = self._go_on(session, job, found, folder, mine, change, strict)
             if profile:
                 from mpitrain.train.observers.profile import Profile
                 asked.append(Profile(job.timeline, session.mesh.channel(session.mesh.axes, "clocks"), folder))
-            return self._fit(session, job, folder, forecast, asked)
+            return self._fit(session, job, folder, forecast, asked, about, kept)
 
-    def _build(self, session: Session, folder: RunFolder, resume: str | None) -> Job:
+    def _take(self, session: Session, folder: RunFolder, resume: str | None, overwrite: bool, cleanup: ExitStack) -> None:
+        """Holds the run folder until `cleanup`: errors are written there. It communicates."""
+        on_first(session.control, lambda: resuming.open_folder(folder, resume, overwrite))
+        if self.comm.rank == 0:
+            cleanup.callback(folder.close)
+        cleanup.enter_context(self.process.recording(folder.path))
+        if self.process.pulse is not None:
+            self.process.pulse.keep_in(folder.path)
+
+    def _find(self, session: Session, folder: RunFolder, change: Sequence[str], strict: bool) -> Checkpoint:
+        """The checkpoint to go on from, if it is this run's, of these data. It communicates."""
+        found = store.latest(folder.checkpoints, session.control, store.RESUME, warn=store.refuse_damage if strict else None)
+        on_first(session.control, lambda: resuming.refuse_other(folder.about(), found, session.files, allowed=change))
+        return found
+
+    def _build(self, session: Session, continued: Checkpoint | None) -> Job:
         """The job, with the parameters that model.init_from names, perhaps of the very run that --overwrite deletes then."""
         config, control = self.config, session.control
-        wanted = on_first(control, lambda: continues(folder, resume))
-        stages = config.mesh.stages if not wanted else \
-            on_first(control, lambda: measured_cut.kept_in(folder.checkpoints, config.mesh.stages, n_virtual(config)))
+        stages = config.mesh.stages if continued is None else \
+            measured_cut.kept(config.mesh.stages, n_virtual(config), continued.meta.get("choices"))
         with guard.symmetric():
             job = build(config, session.inputs, session.mesh, stages=stages, quiet=self.quiet)
         job.trainer.stop = self.process.stop
-        if config.model.init_from and not wanted:
+        if config.model.init_from and continued is None:
             found = store.latest(checkpoint_folder(config.folder / config.model.init_from), control, store.START)
             with guard.symmetric():
                 job.load(found)
         return job
 
-    def _fit(self, session: Session, job: Job, folder: RunFolder, forecast: Forecast, asked: Sequence[Observer]) -> Trained:
+    def _go_on(self, session: Session, job: Job, found: Checkpoint, folder: RunFolder, mine: dict[str, Any],
+               change: Sequence[str], strict: bool) -> dict[str, Any]:
+        """Continues from a checkpoint; what the run keeps of its experiment. It communicates."""
+        kept, told = on_first(session.control, lambda: resuming.go_on(
+            folder.about(), found, mine, partial(make_rate, self.config), allowed=change, strict=strict))
+        with guard.symmetric():
+            before = len(job.trainer.notes)
+            job.resume(found)
+            kept["changes"] += resuming.numerics_changed(job.trainer.notes[before:], found, allowed=change, strict=strict)
+        job.trainer.notes += told
+        return dict(kept)
+
+    def _fit(self, session: Session, job: Job, folder: RunFolder, forecast: Forecast, asked: Sequence[Observer],
+             about: dict[str, Any], kept: dict[str, Any]) -> Trained:
         config, control, trainer = self.config, session.control, job.trainer
         latest = on_first(control, lambda: end_of_time(config.train.stop_before))
         memory = Memory(job, lambda uses: report_lines(forecast, uses))
@@ -182,9 +217,9 @@ class Run(AbstractContextManager["Run"]):
             trainer.observers += [MetricsFile(folder.metrics)]
             trainer.observers += [Stragglers([place.host for place in session.places])] if self.comm.size > 1 else []
         trainer.observers += [memory, *asked]
-        about = session.describe(config) | ({"numerics": job.numerics} if job.numerics else {})
         saver = job.keep_in(folder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments},
-                                     "mesh": about["mesh"]})
+                                     "mesh": about["mesh"], **kept})
+        about |= {"id": kept["id"], "changes": kept["changes"], **({"numerics": job.numerics} if job.numerics else {})}
 
         def begin() -> None:
             folder.write_text(folder.config, to_toml(config))
@@ -212,13 +247,6 @@ class Run(AbstractContextManager["Run"]):
         on_first(control, end)
         return Trained(job.plan.steps, metrics, hashes)
 
-    def _watched(self) -> Timeline:
-        """A timeline whose spans are progress to those who watch this rank."""
-        timeline = Timeline()
-        if self.process.pulse is not None:
-            timeline.heard = self.process.pulse.heard
-        return timeline
-
     def _predict_memory(self, session: Session, job: Job) -> Forecast:
         """The ranks' memory forecast, by rank 0, which runs a few rows through a model whose parameters take no memory."""
         config, bounds = self.config, job.context.stage.bounds
@@ -238,6 +266,7 @@ class Run(AbstractContextManager["Run"]):
         with self._at_work():
             session = self._open()
             found = store.latest(source / "checkpoints", session.control, store.EVALUATE)
+            resuming.tell_other_rows(config, session, RunFolder(source), found)
             number = local_rank(session.control)
             with guard.symmetric():
                 device = select_device(config.train.device, number)
@@ -256,24 +285,10 @@ class Run(AbstractContextManager["Run"]):
                 if not n_chunks:
                     raise UsageError("this run has no validation data; give some: data.validation=PATH")
             metrics = Evaluator(inference, loss, read, n_chunks, context, cuts_parameters=policy.cuts_parameters,
-                                span=self._watched().span).run()
+                                span=no_span if self.process.pulse is None else self.process.pulse.span).run()
         return Evaluated(found.step, metrics)
 
 
 def n_virtual(config: Config) -> int:
     """The number of parts into which the model is cut."""
     return config.mesh.pp * config.mesh.chunks
-
-
-def open_folder(folder: RunFolder, resume: str | None, overwrite: bool) -> bool:
-    """Takes the run folder; returns whether it holds a run to continue."""
-    continued = continues(folder, resume)
-    if resume == "latest" and not folder.path.exists():
-        raise OutputError("there is no run to resume in this folder; start it without --resume", file=folder.path)
-    folder.open(resume=resume is not None, overwrite=overwrite)
-    return continued
-
-
-def continues(folder: RunFolder, resume: str | None) -> bool:
-    """Whether there is a run to continue, and continuing is wanted."""
-    return resume is not None and (resume != "auto" or bool(store.candidates(folder.checkpoints)))

@@ -16,6 +16,7 @@ from mpitrain.comm.shared.leftovers import SHARED_MEMORY, remove_leftovers
 from mpitrain.config import Config, to_toml
 from mpitrain.errors import MpitrainError
 from mpitrain.train.build.inputs import describe_files, open_inputs
+from mpitrain.train.intervals import Plan
 from mpitrain.train.machine import environment, threads
 from mpitrain.train.machine.threads import Place
 
@@ -46,15 +47,25 @@ class Session:
         control.agree(to_toml(config), "the configuration")
         installed = environment.versions()
         control.agree({name: installed.get(name) for name in ("mpitrain", "numpy", "numba", "h5py")}, "package versions")
-        description = on_first(control, files)
+        self.files = on_first(control, files)
         with guard.symmetric():
-            self.inputs = open_inputs(description, validation=d.validation, seed=config.run.seed, stride=d.stride,
+            self.inputs = open_inputs(self.files, validation=d.validation, seed=config.run.seed, stride=d.stride,
                                       block=config.model.arguments.get("block"), transform=d.transform, augment=d.augment,
                                       folder=config.folder)
 
     def told_once(self, said: Sequence[str]) -> list[str]:
         """The ranks' texts, each once. It communicates."""
         return told_once(self.control.gather_objects([self.places[self.control.rank].host, list(said)]))
+
+    def summary(self, n_parameters: int, plan: Plan) -> str:
+        """The size of the run in one line."""
+        n, hosts = self.control.size, len({place.host for place in self.places})
+        rows, held_out = len(self.inputs.train_rows), len(self.inputs.validation_rows)
+        kind = "windows" if self.inputs.tokens else "rows"
+        return (f"{n_parameters:,} parameters, {rows:,} training and {held_out:,} validation {kind}; "
+                f"{n} rank{'s' * (n > 1)} of {self.threads} thread{'s' * (self.threads > 1)}"
+                f"{f' on {hosts} hosts' if hosts > 1 else ''}{f', mesh {self.mesh}' if self.mesh.cuts_model else ''}; "
+                f"{plan.steps:,} steps of {plan.batch_size}")
 
     def describe(self, config: Config) -> dict[str, Any]:
         """The run and its environment, for run.json."""

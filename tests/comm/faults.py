@@ -58,7 +58,7 @@ def in_thread(channel: Channel) -> None:
 
 
 def kill(channel: Channel) -> None:
-    print("failed at", time.monotonic(), flush=True)
+    print(f"failed at {time.monotonic()}\n", end="", flush=True)      # one write: ranks' lines do not mix
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -163,7 +163,7 @@ def no_files() -> int:
 def no_memory() -> int:
     """Memory runs out one small object at a time, and what holds it is still there when the failure is handled."""
     def leak(channel: Channel) -> None:
-        print("failed at", time.monotonic(), flush=True)      # there is no memory to say so later
+        print(f"failed at {time.monotonic()}\n", end="", flush=True)      # there is no memory to say so later
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, ((pages * resource.getpagesize()) + (8 << 20),) * 2)
         while True:
@@ -262,7 +262,7 @@ FAULTS: dict[str, Any] = {
 def timed_fail(error: BaseException) -> None:
     """Tell the test when the failure began: starting Python and MPI takes its own time on a busy machine."""
     if not KEPT:
-        print("failed at", time.monotonic(), flush=True)
+        print(f"failed at {time.monotonic()}\n", end="", flush=True)      # one write: ranks' lines do not mix
     fail(error)
 
 

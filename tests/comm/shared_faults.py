@@ -38,7 +38,7 @@ def exchange(channel: SharedChannel, array: Any, times: int | None = None) -> No
 
 
 def die() -> None:
-    print("failed at", time.monotonic(), flush=True)
+    print(f"failed at {time.monotonic()}\n", end="", flush=True)      # one write: ranks' lines do not mix
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -132,7 +132,7 @@ PROGRAMS = {"killed": killed, "killed_inside": killed_inside, "killed_beside_mes
 
 
 def timed_fail(error: BaseException) -> None:
-    print("failed at", time.monotonic(), flush=True)
+    print(f"failed at {time.monotonic()}\n", end="", flush=True)      # one write: ranks' lines do not mix
     fail(error)
 
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import resource
 import stat
 from pathlib import Path
 
@@ -69,6 +70,12 @@ def test_a_bug_without_a_text_is_named_by_its_type_and_place(error: BaseExceptio
 def test_an_allocation_that_failed_without_a_text_says_so() -> None:
     message = describe(raised(MemoryError())).message
     assert re.match(r"out of memory at test_failure.py:\d+ in raised: an allocation failed; use a", message)
+
+
+@pytest.mark.promise("A3")
+def test_a_limit_on_memory_is_named_beside_the_allocation_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1500 << 20, -1))
+    assert "an allocation failed (a process may have 1500 MiB: ulimit -v); use a" in describe(raised(MemoryError())).message
 
 
 def test_the_line_is_short_printable_ascii_whatever_the_message() -> None:

@@ -13,6 +13,7 @@ import pytest
 from launch import Result, launch, mpirun
 
 FAULTS = Path(__file__).with_name("faults.py")
+ONLY_OPEN_MPI = pytest.mark.skipif("not __import__('launch').is_open_mpi()", reason="needs Open MPI: its mpirun --with-ft ulfm")
 LIMIT = 5.0                                       # seconds from the first failure to the end of mpirun
 
 
@@ -65,7 +66,8 @@ def test_one_rank_fails(name: str, rc: int, message: str) -> None:
 
 @pytest.mark.parametrize(("name", "rc", "message"), [
     ("no_files", 70, r"E_BUG rank=1/2 host=\S+ file=.*: OSError at faults.py:\d+ in leak: Too many open files"),
-    ("no_memory", 71, r"E_MEMORY rank=1/2 host=\S+: out of memory at faults.py:\d+ in leak: an allocation failed; use a .*"),
+    ("no_memory", 71, r"E_MEMORY rank=1/2 host=\S+: out of memory at faults.py:\d+ in leak: an allocation failed "
+                        r"\(a process may have \d+ MiB: ulimit -v\); use a .*"),
     ("no_threads", 70, r"E_BUG rank=1/2 host=\S+: ValueError at faults.py:\d+ in fail_without: no thread left"),
     ("no_text", 70, r"E_BUG rank=1/2 host=\S+: Unprintable at faults.py:\d+ in throw: \(it cannot be printed: RuntimeError\)"),
     ("nothing_left", 70, r"E_BUG rank=1/2: ValueError, and then RuntimeError while saying so"),
@@ -74,6 +76,7 @@ def test_a_rank_that_has_run_out_of_something_does_not_leave_the_others_waiting(
     one_line(run(name, 1), rc, "mpitrain: " + message, limit=LIMIT + 2)      # the wait for a turn comes on top
 
 
+@ONLY_OPEN_MPI
 def test_the_last_rank_alive_under_ulfm_ends_with_its_own_code() -> None:
     job = launch(2, FAULTS, "lone_survivor", "1", mpi_args=("--with-ft", "ulfm"))
     result = job.finish(timeout=40)
@@ -82,6 +85,7 @@ def test_the_last_rank_alive_under_ulfm_ends_with_its_own_code() -> None:
                                                       result.error_lines[0])
 
 
+@ONLY_OPEN_MPI
 @pytest.mark.parametrize("n", [2, 3])                        # in C; by the interpreter of steps
 def test_who_waits_for_a_rank_killed_under_ulfm_names_the_collective(n: int) -> None:
     result = launch(n, FAULTS, "kill", str(n - 1), mpi_args=("--with-ft", "ulfm")).finish(timeout=40)
@@ -130,7 +134,7 @@ def test_ranks_in_different_collectives_are_told_both_before_a_value_is_used(nam
 
 def test_a_killed_rank_ends_the_job() -> None:
     result = run("kill", 1, n=3)
-    assert result.rc == 137 and seconds_after_failure(result) < LIMIT
+    assert result.rc in (137, 9) and seconds_after_failure(result) < LIMIT
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -53,7 +53,8 @@ def test_a_job_past_its_deadline_is_killed_and_shows_its_stacks(tmp_path: Path) 
     program = tmp_path / "program.py"
     program.write_text("import os, threading\n"
                        "def stuck_here():\n"
-                       "    print('rank', os.environ['OMPI_COMM_WORLD_RANK'], 'is there', flush=True)\n"
+                       "    rank = os.environ.get('OMPI_COMM_WORLD_RANK') or os.environ['PMI_RANK']\n"
+                       "    print(f'rank {rank} is there\\n', end='', flush=True)\n"
                        "    threading.Event().wait()\n"
                        "stuck_here()\n")
     job = launch(2, program)

@@ -12,6 +12,7 @@ from launch import POLL, Result, launch, mpirun, tagged
 FAULTS = Path(__file__).with_name("shared_faults.py")
 LIMIT = 5.0                                       # seconds from the failure to the end of mpirun
 ULFM = ("--with-ft", "ulfm")                      # with it the launcher leaves the other ranks alone
+ONLY_OPEN_MPI = pytest.mark.skipif("not __import__('launch').is_open_mpi()", reason="needs Open MPI: its mpirun --with-ft ulfm")
 ENGINES = [(), pytest.param(("--polling",), marks=pytest.mark.slow)]
 
 
@@ -33,6 +34,7 @@ def test_a_killed_rank_ends_the_job(engine: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(("name", "n", "culprit"), [("killed", 2, 0), ("killed_inside", 3, 1),
                                                     *(pytest.param(*more, marks=pytest.mark.slow)
                                                       for more in (("killed", 4, 3), ("killed_beside_messages", 2, 1)))])
+@ONLY_OPEN_MPI
 def test_a_rank_killed_under_ulfm_leaves_nobody_waiting(name: str, n: int, culprit: int, engine: tuple[str, ...]) -> None:
     job = launch(n, FAULTS, name, str(culprit), *engine, mpi_args=ULFM)
     job.process.wait(60)

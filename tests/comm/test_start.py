@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from launch import ROOT, clean_environment, mpirun
+from runs import write
 
+from mpitrain.comm.job import launcher
+from mpitrain.comm.job.launcher import strangers
 from mpitrain.comm.job.start import ONE_NODE, launched_by_mpirun, launched_rank, local_rank, on_one_node, set_fast_start
 
 
@@ -67,3 +71,56 @@ def test_the_launchers_rank_is_mpis_rank(tmp_path: Path) -> None:
             "assert before == (w.rank, w.size), (before, w)\n"
             "assert tag_upper_bound() >= 32767")
     assert mpirun(3, "-c", code, cwd=tmp_path).rc == 0
+
+
+# ---- a launcher and an MPI library that do not know each other ------------------------------------------------------------
+
+OPEN_MPI = "Open MPI v5.0.11, package: Open MPI"
+
+
+@pytest.mark.parametrize(("environment", "library", "said"), [
+    ({"PMI_RANK": "1", "PMI_SIZE": "2"}, OPEN_MPI, r"mpiexec of MPICH or Intel MPI started 3 .*, Open MPI v5.0.11.*mpirun -n 3 "),
+    ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3"}, OPEN_MPI, r'^srun started 3 .*, or "srun --mpi=pmix -n 3 \.\.\."'),
+    ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3"}, "MPICH Version: 4.1.3", r'mpiexec -n 3 .*, or "srun --mpi=pmi2 -n 3'),
+    ({"OMPI_COMM_WORLD_SIZE": "3", "PMIX_RANK": "1"}, "Intel(R) MPI Library", r"^Open MPI's mpirun started .*mpiexec -n 3 ")])
+def test_strangers_are_told_which_launcher_which_library_and_which_command(
+        environment: dict[str, str], library: str, said: str) -> None:
+    error = strangers(3, library, environment)
+    assert re.search(said, error.message) and "MPI4PY_LIBMPI" in error.message
+    assert len(f"mpitrain: E_USAGE rank=0/3 host={'h' * 30}: {error.message}") < 500
+
+
+@pytest.mark.parametrize("names", [("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), ("PMI_RANK", "PMI_SIZE")])
+def test_processes_that_mpi_does_not_connect_end_in_one_line_and_train_nothing(tmp_path: Path, names: tuple[str, str]) -> None:
+    """As under `srun` without PMI and MPICH's mpiexec; one process alone trains, as test_without_a_launcher shows."""
+    config = write(tmp_path)
+    script = "\n".join(f"{names[0]}={rank} {sys.executable} -m mpitrain train {config} run.out=a & p{rank}=$!" for rank in (0, 1))
+    found = subprocess.run(["bash", "-c", f"{script}\nwait $p0; echo $?; wait $p1; echo $?"], cwd=tmp_path, timeout=60,
+                           env={**clean_environment(), names[1]: "2"}, capture_output=True, text=True)
+    assert found.stdout.split()[-2:] == ["64", "64"], found.stdout + found.stderr
+    line, = (line for line in found.stderr.splitlines() if line.startswith("mpitrain:"))
+    assert "E_USAGE rank=0/2" in line and "each is a job of its own to the MPI library here, " in line
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_missing_mpi_library_is_a_line_that_names_the_setting(tmp_path: Path, named: bool) -> None:
+    """Debian's MPICH is libmpich.so.12, which mpi4py's wheel does not look for."""
+    program = "import sys; sys.modules['mpi4py.MPI'] = None\nfrom mpitrain.__main__ import main; main()"
+    env = {**clean_environment(), "MPI4PY_LIBMPI": str(tmp_path / "libmpi.so")} if named else clean_environment()
+    command = ["-m", "mpitrain"] if named else ["-c", program]
+    found = subprocess.run([sys.executable, *command, "train", str(write(tmp_path)), "run.out=a"], cwd=tmp_path, timeout=60,
+                           env=env, capture_output=True, text=True)
+    assert found.returncode == 66, found.stderr
+    line, = (line for line in found.stderr.splitlines() if line.startswith("mpitrain:"))
+    assert "E_MISSING" in line and "MPI4PY_LIBMPI" in line
+    assert ("mpi4py cannot load the library that MPI4PY_LIBMPI names: " if named else "mpi4py finds no MPI library (") in line
+
+
+def test_a_library_of_debian_is_found_for_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "libmpich.so.12").touch()
+    monkeypatch.setattr(launcher, "PLACES", (f"{tmp_path}/libmpich.so.*",))
+    monkeypatch.delenv("MPI4PY_LIBMPI", raising=False)
+    said = launcher.no_library(RuntimeError("cannot load MPI library\nlibmpi.so.40: cannot open")).message
+    assert said == (f"mpi4py finds no MPI library (libmpi.so.40: cannot open); set MPI4PY_LIBMPI={tmp_path}/libmpich.so.12, "
+                    f"and start with the mpirun of that library")

@@ -162,8 +162,21 @@ def test_damage_in_a_file_without_manifest_is_found_where_its_filters_can_tell(
     chunk = description["shards"][0]["x"]
     flip(path, chunk["offsets"][0] + chunk["sizes"][0] // 2)
     with pytest.raises(DataError, match=message) as caught:
-        Dataset(description).read(np.array([1]))
+        Dataset(describe(path)).read(np.array([1]))
     assert caught.value.offset == chunk["offsets"][0]
+
+
+@pytest.mark.promise("A7", "C2")
+def test_a_file_of_other_bytes_than_were_examined_is_refused_though_its_size_and_time_are_the_same(plain_file: Write) -> None:
+    """As a host's own copy may be."""
+    path = plain_file(x=features(64, 4), y=np.arange(64))
+    description, times = describe(path), path.stat()
+    Dataset(description).open()
+    flip(path, description["shards"][0]["x"]["offset"] + 30)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(DataError, match="holds other bytes here than where it was examined") as caught:
+        Dataset(description).open()
+    assert caught.value.code == "E_DATA_CHANGED"
 
 
 def test_a_chunk_that_unpacks_to_more_than_it_may_is_not_unpacked(plain_file: Write) -> None:
@@ -249,6 +262,7 @@ def test_what_the_operating_system_refuses_while_reading_is_named(plain_file: Wr
             with pytest.raises(error, match="no permission to read|Too many open files"):
                 Dataset(description).open()
     dataset = Dataset(description)
+    dataset.open()
     with monkeypatch.context() as patch:
         def fail(*_: object) -> bytes:
             raise OSError(errno.EIO, "Input/output error")

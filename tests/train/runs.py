@@ -29,6 +29,7 @@ batch_size = 48
 eval_every = 25
 [log]
 every = 1
+progress_s = 0
 """
 
 

@@ -66,7 +66,8 @@ def test_a_run_continued_on_other_ranks_ends_with_the_bits_of_one_rank(tmp_path:
 def test_what_changed_since_the_checkpoint_is_said_in_one_line_and_training_goes_on(tmp_path: Path) -> None:
     config = write(tmp_path)
     assert train(1, config, *LAYOUT, "train.steps=4", "run.out=a").rc == 0
-    again = train(1, config, *LAYOUT, "train.steps=8", "train.micro_batches=3", "run.out=a", "--resume")
+    again = train(1, config, *LAYOUT, "train.steps=8", "train.micro_batches=3", "run.out=a", "--resume",
+                  "--change", "train.micro_batches")
     said = [line for line in again.out.splitlines() if "numerics" in line]
     assert again.rc == 0 and len(said) == 1 and 'micro_batches was "6", is "3"' in said[0]
     assert train(1, config, "train.steps=4", "run.out=b").rc == 0

@@ -8,6 +8,8 @@ import json
 import os
 import pty
 import struct
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 
 from mpitrain.errors import StorageError
+from mpitrain.train.observers import log
 from mpitrain.train.observers.log import Metrics, Progress, duration
 
 
@@ -114,7 +117,7 @@ VALUES = {"loss": 2.34567, "lr": 1e-3, "samples_per_s": 12345.6, "step_s": 0.5}
 
 def test_without_a_terminal_there_is_one_plain_line_for_each_due_update() -> None:
     out = io.StringIO()
-    progress = Progress(100, stream=out)
+    progress = Progress(100, every_s=0, stream=out)
     for step in range(1, 21):
         progress.update(step, VALUES, due=step % 10 == 0)
     progress.message("saved step 20")
@@ -203,3 +206,32 @@ def test_a_terminal_that_goes_away_ends_the_display_and_not_the_run(error: Excep
 
 def test_durations_are_written_in_hours() -> None:
     assert [duration(s) for s in (0, 59.6, 3723, 360_000)] == ["0:00:00", "0:01:00", "1:02:03", "100:00:00"]
+
+
+# ---- how often --------------------------------------------------------------------------------------------------------
+
+def steps_shown(progress: Progress, monkeypatch: pytest.MonkeyPatch, out: io.StringIO, *, step_s: float, n: int) -> list[int]:
+    """The steps that have a line, where each step takes `step_s` seconds by this clock."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    for step in range(1, n + 1):
+        now[0] += step_s
+        progress.update(step, {"loss": 1.0, "step_s": step_s}, due=step % 10 == 0)
+    return [int(line.split()[1].split("/")[0]) for line in out.getvalue().splitlines()]
+
+
+def test_a_log_gets_the_first_step_the_last_one_and_a_line_in_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    assert steps_shown(Progress(100, stream=out), monkeypatch, out, step_s=0.5, n=100) == [1, 21, 41, 61, 81, 100]
+    out = io.StringIO()
+    assert steps_shown(Progress(4, stream=out), monkeypatch, out, step_s=30, n=4) == [1, 2, 3, 4], "log.every is not due"
+
+
+def test_somebody_who_watches_through_a_launcher_sees_a_line_in_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setattr(log, "is_watched", lambda stream: True)
+    shown = steps_shown(Progress(100), monkeypatch, out, step_s=0.3, n=100)
+    assert max(b - a for a, b in zip(shown, shown[1:])) * 0.3 <= 2.0 and len(shown) < 100 * 0.3

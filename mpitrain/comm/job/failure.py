@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import socket
 import time
 import traceback
@@ -49,8 +50,8 @@ def describe(error: BaseException) -> Failure:
         case KeyboardInterrupt():
             return Failure("E_INTERRUPT", 130, "", "interrupted", trace)
         case MemoryError():
-            return Failure("E_MEMORY", 71, "", f"out of memory {place(error)}: {said(error) or 'an allocation failed'}; use a "
-                                               f"smaller batch_size, more micro_batches, or more nodes", trace)
+            what = f"out of memory {place(error)}: {said(error) or 'an allocation failed'}{_limit()}"
+            return Failure("E_MEMORY", 71, "", f"{what}; use a smaller batch_size, more micro_batches, or more nodes", trace)
         case SystemExit():
             code = error.code if isinstance(error.code, int) else 1
             how = f"sys.exit({error.code!r}) {place(error)}" if error.__traceback__ else f"returning {code}"
@@ -58,6 +59,12 @@ def describe(error: BaseException) -> Failure:
         case OSError():
             return describe_os_error(error, trace)
     return Failure("E_BUG", 70, "", name_and_text(error, place(error)), trace)
+
+
+def _limit() -> str:
+    """What a limit on this process's memory (`ulimit -v`) says of a failed allocation; "" where there is none."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return "" if limit == resource.RLIM_INFINITY else f" (a process may have {limit >> 20} MiB: ulimit -v)"
 
 
 def as_peer_error(error: BaseException) -> PeerError | None:

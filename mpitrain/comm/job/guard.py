@@ -61,6 +61,11 @@ def is_symmetric(error: BaseException) -> bool:
     return bool(getattr(error, "mpitrain_symmetric", isinstance(error, Stopped)))
 
 
+def is_unconnected(error: BaseException) -> bool:
+    """Whether MPI knows nothing of the other processes of the launcher, so that each of them has to end by itself."""
+    return bool(getattr(error, "mpitrain_unconnected", False))
+
+
 class Process:
     """The single state of this process: its end, the signal to stop, the folders that tracebacks go to.
 
@@ -144,6 +149,8 @@ class Process:
         except BaseException as another:                      # reporting itself failed; the other ranks must not wait for it
             _print(f"{newline}mpitrain: E_BUG rank={rank}/{size}: {type(error).__name__}, and then {type(another).__name__} "
                    "while saying so")
+        if is_unconnected(error):
+            os._exit(exit_code)                               # MPI_Abort would add its own text, and end nobody else
         _end(exit_code, size, lost=isinstance(error, PeerError))
 
     def _thread_failed(self, arguments: threading.ExceptHookArgs) -> None:
@@ -187,6 +194,8 @@ def _wait_for_turn(error: BaseException, rank: int, exit_code: int) -> None:
     if is_symmetric(error):
         if rank:
             time.sleep(WAIT_FOR_RANK_0)
+            if is_unconnected(error):                         # rank 0 prints, and cannot end this process
+                os._exit(exit_code)
     elif isinstance(error, (DesyncError, PeerError)) and rank != local_rank():
         time.sleep(WAIT_FOR_FIRST_NODE)
     if not _claim_the_line():

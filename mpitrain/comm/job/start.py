@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -34,11 +35,17 @@ _world: World | None = None
 
 
 def start() -> World:
-    """Initialise MPI (once; later calls return the same World). Works under mpirun, srun, or no launcher at all (1 rank)."""
+    """Initialise MPI (once; later calls return the same World). Works under mpirun, srun, or no launcher at all (1 rank).
+
+    UsageError where the launcher started several processes that MPI does not connect.
+    """
     global _world
     if _world is None:
         everyone = _everyone()
         from mpi4py import MPI
+        if everyone.size == 1 < launched_rank()[1]:           # no other size: launchers count otherwise where steps make one job
+            from mpitrain.comm.job.launcher import strangers
+            raise strangers(launched_rank()[1], library_version(), os.environ)
         everyone.Set_errhandler(MPI.ERRORS_RETURN)
         comm = everyone.Dup()
         comm.Set_errhandler(MPI.ERRORS_RETURN)
@@ -53,6 +60,9 @@ def started() -> World | None:
 
 def abort(exit_code: int) -> NoReturn:
     """End all ranks of the job; starts MPI first if need be, which may wait for the others, so the caller bounds it."""
+    with contextlib.suppress(Exception):                      # memory or files may have run out
+        from mpitrain.comm.job.launcher import abort_in_few_words
+        abort_in_few_words(exit_code)
     _everyone().Abort(exit_code)
     raise AssertionError("MPI_Abort returned")
 
@@ -83,10 +93,29 @@ def library_version() -> str:
 
 
 def _everyone() -> MPI.Intracomm:
-    """COMM_WORLD, with MPI initialised (the import does that)."""
+    """COMM_WORLD, with MPI initialised (the import does that). MissingError without an MPI library."""
     set_fast_start(os.environ)
-    from mpi4py import MPI
+    # mpi4py warns of another library's launcher in four lines a rank; `start` says it in one line a job.
+    warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
+    try:
+        if launched_by_mpirun():
+            refuse_mpich()
+        from mpi4py import MPI
+    except (RuntimeError, ImportError) as error:              # the wheel's loader, or the system's
+        from mpitrain.comm.job.launcher import no_library
+        raise no_library(error) from error
     return MPI.COMM_WORLD
+
+
+def refuse_mpich() -> None:
+    """UsageError for a library of MPICH's kind without PMIx under Open MPI's mpirun: MPI_Init might end the process."""
+    with contextlib.suppress(ImportError, AttributeError):    # an mpi4py that was built for one MPI has no such module
+        from mpi4py import _mpiabi
+        abi: Any = _mpiabi
+        if abi._get_mpiabi() == "mpich" and launched_rank()[1] > 1:      # it loads the library, as importing MPI does
+            from mpitrain.comm.job.launcher import maps, strangers
+            if "/libpmix." not in maps():
+                raise strangers(launched_rank()[1], "MPICH", os.environ)
 
 
 def set_fast_start(environment: MutableMapping[str, str]) -> None:
@@ -116,6 +145,11 @@ def launched_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, int
         if environment.get(rank, "").isdigit() and environment.get(size, "").isdigit():
             return int(environment[rank]), int(environment[size])
     return 0, 1
+
+
+def launched(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a launcher started this process, also if it started one alone."""
+    return any(rank in environment and size in environment for rank, size in LAUNCHERS)
 
 
 def local_rank(environment: Mapping[str, str] = os.environ) -> int:

@@ -193,7 +193,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     tuning = make_tuning(comm, reducer, control, mesh)
     trainer = Trainer(pipeline=pipeline, update=policy, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       span=timeline.span)
-    trainer.observers += [Tune(tuning), *([] if quiet or control.rank else [Console()])]
+    trainer.observers += [Tune(tuning), *([] if quiet or control.rank else [Console(config.log.progress_s)])]
     trainer.notes += policy.notes + context.notes
     if comm.sharding != "none" and mesh.n_places > 1:
         trainer.notes.append(memory_text(control.gather_objects(policy.measured()), comm.sharding, per_node=policy.per_node))

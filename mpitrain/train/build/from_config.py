@@ -15,6 +15,7 @@ from mpitrain import models, nn, optim
 from mpitrain.comm.mesh import Mesh
 from mpitrain.config import Config, changed
 from mpitrain.config.sections import keys_of
+from mpitrain.config.values import LAYOUT
 from mpitrain.errors import ConfigError, nearest
 from mpitrain.registry import accepted, call, call_with, named, parameters_of
 from mpitrain.train.build.assembly import Job, assemble
@@ -30,8 +31,20 @@ def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None, qui
     `stages` replaces mesh.stages if a resumed run has chosen its cut already.
     """
     described = describe(config, inputs.tokens)
-    return assemble(described.model, inputs, mesh, loss=described.loss, optimizer=described.optimizer, rate=described.rate,
-                    config=changed(config, mesh={"stages": stages}) if stages else config, quiet=quiet)
+    job = assemble(described.model, inputs, mesh, loss=described.loss, optimizer=described.optimizer, rate=described.rate,
+                   config=changed(config, mesh={"stages": stages}) if stages else config, quiet=quiet)
+    job.trainer.notes += unproved(config)
+    return job
+
+
+def unproved(config: Config) -> list[str]:
+    """A line about parts of the user's own that nobody can know to give the same bits on any ranks, where that is promised."""
+    named = {"optimizer.name": config.optimizer.name, "train.loss": config.train.loss, "comm.sharding": config.comm.sharding}
+    own = [f'{key} = "{name}"' for key, name in named.items() if ":" in name]
+    if not own or config.train.reproducible != "layout":
+        return []
+    return [f'{LAYOUT} cannot know whether code of your own gives the same bits on any ranks: {", ".join(own)}; compare '
+            "parameters_sha256 of runs on one rank and on several"]
 
 
 class Described(NamedTuple):

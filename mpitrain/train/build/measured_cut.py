@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mpitrain import nn
 from mpitrain.backend import Device
-from mpitrain.checkpoint import store
 from mpitrain.comm.job.together import on_first
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.placement.stages import balanced
@@ -46,10 +44,3 @@ def kept(stages: Any, parts: int, choices: dict[str, Any] | None) -> Any:
     """
     bounds = (choices or {}).get("stages") or []
     return [b - a for a, b in zip(bounds, bounds[1:])] if stages == "time" and len(bounds) == parts + 1 else stages
-
-
-def kept_in(folder: Path, stages: Any, parts: int) -> Any:
-    """The same for the newest checkpoint in a folder, if there is one."""
-    if stages != "time" or not store.candidates(folder):
-        return stages
-    return kept(stages, parts, store.latest(folder).meta.get("choices"))

@@ -6,16 +6,20 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from mpitrain.comm.job.start import launched
 from mpitrain.files.disk import storage_error, write_fully
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 REFRESH_S = 0.1      # seconds between redraws of the bar at most: drawing one costs about a millisecond
+WATCHED_S = 2.0      # seconds between lines on a terminal that a launcher keeps
+COMMANDS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prte", "orterun", "srun")
 
 
 class Metrics:
@@ -69,20 +73,26 @@ def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Progress:
-    """The progress of the run: a bar on a terminal, otherwise a line for each `update` that is due (`log.every`).
+    """The progress of the run: a bar on a terminal, otherwise lines, one every `every_s` seconds at most.
 
-    Under mpirun only stdout is a terminal, so progress goes there. A
-    terminal that goes away (a closed pipe, a full disk under a redirected log) ends the display, not the run.
+    Open MPI 5 passes on what ranks write in whole lines, so a bar would not show: somebody who watches a job on a terminal gets
+    a line every WATCHED_S seconds. With `every_s` 0 there is a line for each `update` that is due (`log.every`). The first step
+    and the last always have a line. Under mpirun only stdout is a terminal, so progress goes there. A terminal
+    that goes away (a closed pipe, a full disk under a redirected log) ends the display, not the run.
     """
 
-    def __init__(self, total_steps: int, *, stream: TextIO | None = None):
-        self.total = total_steps
+    def __init__(self, total_steps: int, *, every_s: float = 10.0, stream: TextIO | None = None):
+        self.total, self.every_s = total_steps, every_s
         self._stream: TextIO | None = sys.stdout if stream is None else stream
         self._bar: Bar | None = None
         self._drawn = -math.inf
         self._step_s = 0.0
+        self._ahead = False                               # whether a line comes rather before its time than after it
         if is_watched(self._stream):
-            self._bar = self._new_bar(self._stream)
+            if self._stream is not sys.stdout or not launched():
+                self._bar = self._new_bar(self._stream)
+            elif every_s:
+                self.every_s, self._ahead = min(every_s, WATCHED_S), True
 
     def _new_bar(self, stream: TextIO) -> Bar:
         from rich.console import Console
@@ -98,12 +108,12 @@ class Progress:
     def update(self, step: int, values: Mapping[str, float], *, due: bool = True) -> None:
         """`step` steps are done; `values` holds `loss`, and `lr`, `samples_per_s`, `step_s` where known.
 
-        Without a terminal nothing is printed unless `due`. Rates and the time left rest on `step_s`, which excludes
+        `due` tells that `log.every` wants a line. Rates and the time left rest on `step_s`, which excludes
         evaluation and saving.
         """
         step_s = values.get("step_s", 0.0)
         self._step_s = 0.9 * self._step_s + 0.1 * step_s if self._step_s and step_s else step_s or self._step_s
-        if self._stream is None or (self._bar is None and not due):
+        if self._stream is None or (self._bar is None and not self._is_due(step, due)):
             return
         about = _about(values, (self.total - step) * self._step_s)
         if self._bar is None:
@@ -114,6 +124,16 @@ class Progress:
         if now - self._drawn >= REFRESH_S or step >= self.total:
             self._drawn = now
             self._show(None)
+
+    def _is_due(self, step: int, due: bool) -> bool:
+        """Whether this step has a line of its own."""
+        if not self.every_s or step >= self.total:
+            return due or step >= self.total
+        now = time.monotonic()
+        late = now + (self._step_s if self._ahead else 0.0) - self._drawn >= self.every_s
+        if late:
+            self._drawn = now
+        return late
 
     def message(self, text: str) -> None:
         """Print a line (above the bar): a checkpoint saved, an evaluation; control characters in it are escaped."""
@@ -144,18 +164,22 @@ class Progress:
 
 
 def is_watched(stream: TextIO) -> bool:
-    """Whether somebody looks at this stream on a terminal that can redraw a line.
+    """Whether somebody looks at this stream on a terminal, perhaps through a launcher.
 
-    Open MPI gives each rank a terminal of its own whatever mpirun's output is: a pipe or a file shows through the launcher.
+    Open MPI gives each rank a terminal of its own and Hydra a pipe, whatever their own output is: it tells who looks.
     """
-    if not stream.isatty():
-        return False
-    if "OMPI_COMM_WORLD_SIZE" not in os.environ or stream is not sys.stdout:
-        return True
+    if stream is not sys.stdout or not launched():
+        return stream.isatty()
+    process = os.getppid()
     try:
-        return os.readlink(f"/proc/{os.getppid()}/fd/1").startswith(("/dev/pts/", "/dev/tty"))
-    except OSError:
-        return False                                      # another host's launcher daemon, or no /proc: plain lines are safe
+        while process > 1:                                # Hydra's ranks are grandchildren of mpiexec
+            folder = Path(f"/proc/{process}")
+            if (folder / "comm").read_text().strip() in COMMANDS:
+                return os.readlink(folder / "fd/1").startswith(("/dev/pts/", "/dev/tty"))
+            process = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:                                       # no /proc, or another host's daemon: lines for a log are safe
+        pass
+    return False
 
 
 def _about(values: Mapping[str, float], seconds_left: float) -> str:

@@ -75,13 +75,15 @@ class MetricsFile(Lines):
 
 
 class Console(Rates):
-    """Shows the run's progress and messages; only rank 0 of a run that is not quiet has one."""
+    """Shows the run's progress (`every_s`: see Progress) and messages; only rank 0 of a run that is not quiet has one."""
 
-    progress: Progress | None = None
+    def __init__(self, every_s: float):
+        self.every_s = every_s
+        self.progress: Progress | None = None
 
     def begin(self, run: Watched) -> None:
         super().begin(run)
-        self.progress = Progress(run.plan.steps)
+        self.progress = Progress(run.plan.steps, every_s=self.every_s)
 
     def updated(self, step: int, fields: Step, rates: Mapping[str, float]) -> None:
         assert self.progress is not None

@@ -1,0 +1,178 @@
+"""Is a run that goes on still the same experiment? Its record, which is in each checkpoint, and what has changed since.
+
+Every key of the configuration is in one of four classes. Those that decide which rows a step sees may not change in the middle
+of a run unless the user allows it; those that change the arithmetic may, and are told.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from mpitrain.backend.cpu import cpu_info
+from mpitrain.config import Config
+from mpitrain.config.sections import SECTIONS, keys_of
+from mpitrain.config.values import toml, value_of
+from mpitrain.data.identity import difference, identity
+from mpitrain.errors import UsageError, nearest
+from mpitrain.registry import source_of
+
+
+def keys(**sections: str) -> frozenset[str]:
+    return frozenset(f"{section}.{key}" for section, names in sections.items() for key in names.split())
+
+
+ROWS = keys(                                     # These decide the order of the samples, or which rows train.
+    run="seed", model="block", data="validation transform augment stride drop_last", train="batch_size")
+ARITHMETIC = keys(                               # These change what is computed from the same rows. So do all further keys.
+    model="name", train="loss label_smoothing device precision micro_batches", comm="wire_dtype",
+    optimizer="name lr min_lr momentum nesterov betas eps weight_decay decay clip_norm schedule warmup_steps milestones gamma "
+              "offload")
+ELSEWHERE = keys(                                # These are compared by their effect: data, learning rates, numerics, exchange.
+    data="path x y", train="steps epochs reproducible threads", comm="algorithm")
+FREE = keys(                                     # These change no result, or only its rounding, as other ranks do.
+    run="name out folder", model="init_from", data="workers", optimizer="offload_folder",
+    train="eval_every stop_before recompute cached_mb stall_s start_s stall",
+    mesh="pp dp ep cp tp schedule chunks stages plan sequence",
+    comm="bucket_mb progress node_shared sharding", checkpoint="every keep best asynchronous on_error",
+    log="every tensorboard observers")
+USER_CODE = ("model.name", "data.transform", "data.augment", "optimizer.name", "optimizer.schedule", "train.loss",
+             "mesh.schedule", "comm.algorithm", "comm.sharding")
+DATA, NUMERICS = "data", "numerics"              # `--change` calls the content of the data files so, and what bits depend on
+PROBES = 16                                      # learning rates of so many steps to come are compared
+
+RateOf: TypeAlias = Callable[[int], Callable[[int], float]]       # number of steps -> step -> learning rate
+
+
+class Change(NamedTuple):
+    """A difference between a run and its checkpoint; `text` tells it, and `moves_rows` if it is one of the first class."""
+
+    key: str
+    was: Any
+    now: Any
+    moves_rows: bool
+    text: str
+
+
+def record(config: Config, files: Mapping[str, Any], about: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """The record of a run of so many steps, plain JSON; rank 0 makes it of the described `files` and of run.json's `about`."""
+    found = {"keys": dict(compared_keys(config)), "steps": steps, "layout": config.train.reproducible == "layout",
+             "code": {key: sums for key in USER_CODE if (sums := code_of(config, key))},
+             "data": identities(files), "numerics": numerics(about)}
+    return dict(json.loads(json.dumps(found)))
+
+
+def identities(files: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: identity(description) for name, description in files.items()}
+
+
+def compared_keys(config: Config) -> Iterator[tuple[str, Any]]:
+    """Each key of the first two classes with its value; a validation set in a file is compared as data."""
+    for section in SECTIONS:
+        values = {f"{section}.{key}": value_of(config, f"{section}.{key}") for key in keys_of(section)}
+        values |= {f"{section}.{key}": value for key, value in getattr(getattr(config, section), "arguments", {}).items()}
+        for key, value in values.items():
+            if key not in ELSEWHERE and key not in FREE:
+                yield key, "a path" if key == "data.validation" and is_path(value) else value
+
+
+def is_path(validation: float | str) -> bool:
+    from mpitrain.data import share_of
+    return share_of(validation) is None
+
+
+def code_of(config: Config, key: str) -> dict[str, str]:
+    """SHA-256 of each file with code of the user's that a key names, by the file's name."""
+    value = value_of(config, key)
+    names = [entry.get("name") if isinstance(entry, dict) else entry
+             for entry in ([value] if not isinstance(value, (list, tuple)) else value)]
+    files = [source_of(name, config.folder) for name in names if isinstance(name, str) and ":" in name]
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest()[:32] for file in files
+            if file is not None and file.is_file()}
+
+
+def numerics(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What bits depend on besides, as far as it costs nothing to know; `reproducible = "layout"` has a whole fingerprint."""
+    libraries = [library for library in about["blas"] if library.get("internal_api") != "openmp"]
+    return {"ranks": about["ranks"], "machine": about["machine"], "cpu": cpu_info().get("model name", ""),
+            **{name: about["versions"].get(name, "") for name in ("mpitrain", "numpy", "numba")},
+            "blas": "; ".join(" ".join(str(library.get(key, "")) for key in ("internal_api", "version", "architecture"))
+                              for library in libraries),
+            "blas_threads": str(about["threads"])}
+
+
+def changes(was: Mapping[str, Any], now: Mapping[str, Any], step: int, rate: RateOf) -> list[Change]:
+    """What differs between the record of the checkpoint of a `step` and the run's own; `rate(steps)` is its learning rate."""
+    return [*_of_keys(was, now, step), *_of_code(was, now, step), *changes_of_data(was, now), *_of_steps(was, now, step, rate),
+            *_of_numerics(was, now)]
+
+
+def _of_keys(was: Mapping[str, Any], now: Mapping[str, Any], step: int) -> Iterator[Change]:
+    before, after = was["keys"], now["keys"]
+    for key in [*before, *(key for key in after if key not in before)]:
+        old, new = before.get(key), after.get(key)
+        if old == new or (key not in before and key in ROWS | ARITHMETIC) or key in ELSEWHERE | FREE:
+            continue                             # an older version had no such key, or this one compares it in another way
+        moves = key in ROWS or (key == "train.micro_batches" and was["layout"] and now["layout"])
+        yield Change(key, old, new, moves, f"{key} was {shown(old)} until step {step}, is {shown(new)}")
+
+
+def _of_code(was: Mapping[str, Any], now: Mapping[str, Any], step: int) -> Iterator[Change]:
+    for key, files in now["code"].items():
+        for name, sha256 in files.items():
+            old = was["code"].get(key, {}).get(name, sha256)
+            if old != sha256:
+                yield Change(key, old, sha256, False, f"the code of {key}, {name}, is not that of step {step}: sha256 "
+                                                      f"{old[:8]}.. then, {sha256[:8]}.. now")
+
+
+def changes_of_data(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """What differs between the files of two records."""
+    both = [(name, was["data"][name], files) for name, files in now["data"].items() if name in was["data"]]
+    return [Change(DATA, before["sha256"], after["sha256"], True, f"the {name} data are not the checkpoint's: {said}")
+            for name, before, after in both if (said := difference(before, after))]
+
+
+def _of_steps(was: Mapping[str, Any], now: Mapping[str, Any], step: int, rate: RateOf
+              ) -> Iterator[Change]:
+    """Another length of the run is a change where the learning rate follows it."""
+    old, new = was["steps"], now["steps"]
+    if old == new:
+        return
+    end = min(old, new)
+    probes = {step + (end - 1 - step) * i // (PROBES - 1) for i in range(PROBES)} if end > step else {step}
+    before, after = rate(old), rate(new)
+    if any(before(at) != after(at) for at in probes):
+        yield Change("train.steps", old, new, False, f"the run had {old} steps until step {step}, has {new}, and its learning "
+                                                     "rates follow them")
+
+
+def _of_numerics(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
+    if was["layout"] or now["layout"]:
+        return                                   # its fingerprint is compared then
+    before, after = dict(was["numerics"]), dict(now["numerics"])
+    if before.pop("ranks") != after.pop("ranks"):
+        before["blas_threads"] = after["blas_threads"]      # ranks share cores out
+    others = [name for name in after if before.get(name) != after[name]]
+    if others:
+        from mpitrain.train.machine import fingerprint
+        yield Change(NUMERICS, {name: before.get(name) for name in others}, {name: after[name] for name in others}, False,
+                     fingerprint.changes(before, after))
+
+
+def refuse_unknown(names: Sequence[str]) -> None:
+    """UsageError for a name of `--change` that is no key whose change would be noticed."""
+    further = tuple(f"{section}." for section in ("model", "optimizer", "train"))
+    known = [*ROWS, *ARITHMETIC, DATA, "train.steps", NUMERICS]
+    for name in names:
+        if name not in known and (name in FREE | ELSEWHERE or not name.startswith(further)):
+            raise UsageError(f'--change names a key that may not change without it, found "{name}"{nearest(name, known)}; '
+                             f'"{DATA}" is the content of the data files')
+
+
+def shown(value: Any) -> str:
+    """A value as TOML, cut off where it is long."""
+    text = "not given" if value is None else toml(value)
+    return text if len(text) <= 60 else text[:57] + "..."
