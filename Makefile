@@ -12,7 +12,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 export OMPI_MCA_rmaps_base_oversubscribe = 1
 
-.PHONY: help train test test-slow test-hosts test-gpu test-mpis check bench bench-train bench-start bench-comm bench-overlap bench-pipeline bench-memory bench-layout layout-matrix mesh-matrix figures native clean
+.PHONY: help train test test-slow test-hosts test-gpu test-mpis check bench bench-train bench-start bench-comm bench-overlap bench-pipeline bench-memory bench-layout layout-matrix mesh-matrix figures promises native clean
 
 help:            ## this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -102,6 +102,9 @@ layout-matrix: $(VENV)/ready    ## one hash a model on 1, 2, 3, 4 and 8 ranks, w
 
 figures: $(VENV)/ready          ## draw the charts and tables of docs/ from docs/figures/results.jsonl
 	$(BIN)/python docs/figures/draw.py $(ARGS)
+
+promises:                       ## write the table of docs/reliability.md from the marks in the tests
+	$(BIN)/python tests/promises.py
 
 native: $(VENV)/ready           ## compile native/*.c now instead of at first use
 	$(BIN)/python -m mpitrain.backend.native

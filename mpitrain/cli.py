@@ -19,6 +19,7 @@ EPILOG = """examples:
   mpirun -n 8 python -m mpitrain train gpt.toml optimizer.lr=3e-4
   mpirun -n 8 python -m mpitrain train gpt.toml --resume auto
   mpirun -n 4 python -m mpitrain evaluate runs/gpt
+  mpirun -n 2 python -m mpitrain replay runs/gpt --step 1200
   python -m mpitrain inspect runs/gpt
   python -m mpitrain checkpoint verify runs/gpt
   python -m mpitrain data import text corpus.txt --out corpus

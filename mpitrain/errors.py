@@ -11,7 +11,7 @@ An error says what was expected, what was found, where, and what to change. The 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 LISTED = 12                    # a message lists at most so many known names
@@ -113,8 +113,10 @@ class AccessError(MpitrainError):
 
 
 class NumericsError(MpitrainError):
-    """NaN or Inf where a number was needed, or a run that diverged."""
+    """NaN or Inf where a number was needed, or a run that diverged; where it is known, of which samples."""
     code, exit_code = "E_NAN", 79
+    micro_batch: int | None = None
+    rows: Sequence[int] = ()       # rows of the training data
 
 
 class GraphError(MpitrainError):

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from configparser import ConfigParser
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "mpitrain"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -103,6 +105,7 @@ def test_the_local_rank_is_worked_out_once() -> None:
     assert named == ["assembly.py"]
 
 
+@pytest.mark.promise("F1")
 def test_nothing_unpickles_or_evaluates() -> None:
     for path in FILES:
         assert not {name.split(".")[0] for name in imports(path)} & {"pickle", "marshal", "shelve", "dill"}, path

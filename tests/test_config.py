@@ -115,6 +115,7 @@ def test_what_is_written_back_reads_as_the_same(tmp_path, text):
     ("data.path=''", "data.path is missing"),
     ("train.steps=0", "give train.epochs or train.steps, one of them"),
 ])
+@pytest.mark.promise("F2")
 def test_a_wrong_key_or_value_is_named_on_one_line(tmp_path, key, message):
     with pytest.raises(ConfigError) as caught:
         load_config(write(tmp_path), [key])

@@ -110,6 +110,7 @@ def batch_job(examples: Path, environment: dict[str, str], *arguments: str) -> J
     return Job(["bash", str(examples / "slurm/train.sbatch"), "examples/digits.toml", *arguments], environment, examples.parent)
 
 
+@pytest.mark.promise("E5")
 def test_the_slurm_script_saves_requeues_itself_and_goes_on(examples: Path) -> None:
     environment = stand_ins(examples.parent)
     job = batch_job(examples, environment, "log.every=1", "log.progress_s=0")

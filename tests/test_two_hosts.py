@@ -229,6 +229,7 @@ def test_one_copy_per_host_trains_as_one_host_does(hosts: Hosts, one_host: Any, 
 
 
 @pytest.mark.parametrize("more", [(), ("comm.progress=thread",), ("comm.node_shared=true",)])
+@pytest.mark.promise("D5")
 def test_layout_mode_has_the_bits_of_one_rank(hosts: Hosts, tmp_path: Path, more: tuple[str, ...]) -> None:
     mode = ("train.reproducible=layout", "train.micro_batches=6")
     ok(mpirun(1, "-m", "mpitrain", "train", *options("one", *mode), cwd=tmp_path))
@@ -240,6 +241,7 @@ def test_layout_mode_has_the_bits_of_one_rank(hosts: Hosts, tmp_path: Path, more
     np.testing.assert_array_equal(losses(tmp_path / "both"), losses(tmp_path / "one"))
 
 
+@pytest.mark.promise("B7", "E1")
 def test_a_run_stopped_on_both_hosts_resumes_to_the_same_bits(hosts: Hosts, tmp_path: Path) -> None:
     command = ("-m", "mpitrain", "train", "train.steps=400", "log.every=1", "log.progress_s=0", "train.batch_size=32")
     ok(hosts.mpirun(2, *command, "run.out=whole", cwd=tmp_path))
@@ -280,6 +282,7 @@ def test_a_measurement_that_fails_says_so() -> None:
 
 @pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize("host", ["left", "right"])
+@pytest.mark.promise("A1")
 def test_an_exception_on_one_host_ends_both_with_one_line(hosts: Hosts, n: int, host: str) -> None:
     culprit = 0 if host == "left" else n - 1
     result = failed(hosts, n, "bug", str(culprit))
@@ -289,11 +292,13 @@ def test_an_exception_on_one_host_ends_both_with_one_line(hosts: Hosts, n: int, 
 
 
 @pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.promise("A2")
 def test_a_killed_rank_ends_the_other_host_too(hosts: Hosts, culprit: int) -> None:
     result = failed(hosts, 2, "kill", str(culprit))
     assert result.rc != 0 and seconds_after_failure(result) < LIMIT
 
 
+@pytest.mark.promise("A6")
 def test_ranks_that_disagree_across_the_link_print_one_line(hosts: Hosts) -> None:
     result = failed(hosts, 2, "dtype", "1")
     assert result.rc == 76 and len(result.error_lines) == 1, result.err
@@ -301,6 +306,7 @@ def test_ranks_that_disagree_across_the_link_print_one_line(hosts: Hosts) -> Non
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.promise("E2")
 def test_a_signal_to_the_launcher_ends_both_hosts(hosts: Hosts, number: int) -> None:
     job = hosts.launch(2, FAULTS, "sleep", "0")
     job.wait_for("ready")

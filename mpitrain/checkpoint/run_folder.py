@@ -1,6 +1,6 @@
 """The folder of a run: one job at a time, nothing of anyone else's touched.
 
-    runs/gpt/  config.toml  metrics.jsonl  run.json  trace.json  checkpoints/step-*/  errors/rank-*.json  lock
+    runs/gpt/  config.toml  metrics.jsonl  run.json  trace.json  checkpoints/step-*/  errors/*.json  lock
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mpitrain.errors import OutputError
 from mpitrain.files.disk import make_folder, storage_error, sync_folder, write_file
 
 FILES = ("config.toml", "metrics.jsonl", "run.json", "trace.json")
-ERRORS = re.compile(r"rank-[0-9]{1,9}\.(json|stack\.txt)")
+ERRORS = re.compile(r"(rank|step)-[0-9]{1,9}\.(json|stack\.txt)")
 UNFINISHED = ".tmp"                                       # the suffix while writing; one job holds the folder, so one name does
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 

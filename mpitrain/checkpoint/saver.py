@@ -33,7 +33,7 @@ from mpitrain.errors import AccessError, OutputError, StorageError
 # A thread that writes many bytes hashes and copies for as long as a step takes. Where every core trains, it would take half of
 # one; at this priority it gets 3 % of it (Linux gives niceness 15 a weight of 36 beside 1024), and the whole of an idle core.
 NICENESS, LARGE = 15, 16 << 20
-ROOM = 0.8               # the part of the available memory that copies may take
+ROOM = 0.5               # the part of the available memory that copies may take: evaluation and the file cache need some, too
 LINE = 64                # bytes; copies begin on cache lines
 
 

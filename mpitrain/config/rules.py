@@ -132,6 +132,13 @@ def shared_gradients(config: Config, grid: Grid, on_gpu: bool) -> Iterator[Confi
                           ", or comm.node_shared = false")
 
 
+def left_out(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
+    t, kind = config.train, config.comm.sharding
+    if t.on_nan != "stop" and ":" in kind:
+        yield ConfigError(f'train.on_nan = "{t.on_nan}" leaves a step out where the summed gradient is not finite, and '
+                          f'comm.sharding = "{kind}" may give each rank a gradient of its own; set train.on_nan = "stop"')
+
+
 def progress(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
     if config.comm.progress == "thread" and on_gpu:
         yield ConfigError('comm.progress = "thread" is for train.device = "cpu": a GPU computes while the program polls; set '
@@ -139,7 +146,7 @@ def progress(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
 
 
 RULES = (one_copy, tuned_buckets, experts, same_bits, devices, cuts, sharding, shared_gradients,
-         progress)
+         left_out, progress)
 
 
 class Facts(NamedTuple):

@@ -86,6 +86,7 @@ class TrainConfig:
     device: Literal["cpu", "gpu", "auto"] = "cpu"
     precision: Literal["float32", "float64", "bfloat16"] = "float32"       # the last: operands of matrix products alone
     reproducible: Literal["run", "layout"] = "run"      # "layout": the same bits on any number of ranks
+    on_nan: Literal["stop", "skip"] = "stop"      # a step whose loss or gradient is not finite ends the run, or is left out
     threads: int = 0                         # per rank; 0: the cores bound to it, shared out
     eval_every: int = 0                      # steps; 0: after each epoch
     stop_before: str = ""                    # a time, by which the run has saved and stopped; default: Slurm's end of the job

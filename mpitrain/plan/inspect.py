@@ -37,7 +37,7 @@ from mpitrain.train.build.from_config import checkpoint_folder, observers_of
 from mpitrain.train.build.from_config import describe as describe_run
 from mpitrain.train.build.inputs import Inputs, describe_files, open_inputs
 from mpitrain.train.build.offload import files_folder, new_file
-from mpitrain.train.build.trial import try_one_sample
+from mpitrain.train.build.trial import try_samples
 from mpitrain.train.build.validate import refuse_parts, validate
 
 
@@ -101,8 +101,8 @@ def try_by_itself(config: Config, p: Placement, loss: Any, inputs: Inputs) -> No
     group, model = alone(p), p.stage.whole
     with lent_memory([model], p.train.precision):
         feed = Feed(CPU, float_dtype(p.train.precision), tokens=inputs.tokens, part=p.part)
-        try_one_sample(Inference(whole(model), feed), cut_loss(loss, p.head, group), inputs, p, p.output_shape,
-                       store.ALONE)
+        try_samples(Inference(whole(model), feed), cut_loss(loss, p.head, group), inputs, p, p.output_shape,
+                    store.ALONE)
         if config.optimizer.offload == "file":
             new_file(files_folder(config)).close()
         if config.model.init_from:

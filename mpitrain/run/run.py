@@ -41,7 +41,7 @@ from mpitrain.schedules.grid import Grid
 from mpitrain.train.build import experiment, measured_cut
 from mpitrain.train.build.assembly import Job, local_rank
 from mpitrain.train.build.from_config import build, checkpoint_folder, make_loss, make_model, make_rate, observers_of
-from mpitrain.train.build.trial import try_one_sample
+from mpitrain.train.build.trial import try_samples
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.machine import environment
 from mpitrain.train.observers.beats import Beats
@@ -280,8 +280,8 @@ class Run(AbstractContextManager["Run"]):
                 State(context.stage.model, None, session.inputs.transforms, whole=model, policy=policy).restore(found)
                 feed = context.feed(device, policy.layout.dtype, tokens=session.inputs.tokens)
                 inference = Inference(context.stage, feed, context.neighbours)
-                read, n_chunks = session.inputs.chunks(try_one_sample(inference, loss, session.inputs, placement,
-                                                                       context.output_shape))
+                read, n_chunks = session.inputs.chunks(try_samples(inference, loss, session.inputs, placement,
+                                                                    context.output_shape).n_classes)
                 if not n_chunks:
                     raise UsageError("this run has no validation data; give some: data.validation=PATH")
             metrics = Evaluator(inference, loss, read, n_chunks, context, cuts_parameters=policy.cuts_parameters,

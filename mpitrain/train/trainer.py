@@ -16,10 +16,11 @@ from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.prepare import ALONE
 from mpitrain.comm.work import Collective
 from mpitrain.data import Loader, MicroBatch
-from mpitrain.errors import Stopped, Terminated
+from mpitrain.errors import NumericsError, Stopped, Terminated
 from mpitrain.parallel.gradients.timeline import SpanMaker, no_span
 from mpitrain.parallel.pipeline.runner import Pipeline
 from mpitrain.parallel.policies.policy import Policy
+from mpitrain.train.bad_steps import BadSteps
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.intervals import NO_TALLY, Plan, Step
 from mpitrain.train.observers import Observer, Watched
@@ -37,7 +38,7 @@ class Trainer:
     def __init__(self, *, pipeline: Pipeline, update: Policy, loader: Loader, evaluator: Evaluator | None, channel: Channel,
                  plan: Plan, span: SpanMaker = no_span):
         self.pipeline, self.update, self.loader, self.evaluator = pipeline, update, loader, evaluator
-        self.channel, self.plan, self.span = channel, plan, span
+        self.channel, self.plan, self.span, self.bad_steps = channel, plan, span, BadSteps(loader, channel)
         self.observers: list[Observer] = []
         self.folder: Path | None = None                          # the run folder, for observers
         self.saver: Saver | None = None
@@ -59,8 +60,8 @@ class Trainer:
         with self.span("compute", "exchange of the loss"):
             tally, exposed_s = self.pipeline.take_tally(), outcome["comm_exposed_s"]
             worked_s = time.perf_counter() - self._began - exposed_s - self.pipeline.waited_s
-            mean, exposed_s, worked, loaded = self.share(loss, (exposed_s, worked_s, self._loaded_s), tally)
-        return Step(mean, outcome["lr"], outcome["grad_norm"], exposed_s, tally, worked, loaded)
+            mean, outcome["comm_exposed_s"], worked, loaded = self.share(loss, (exposed_s, worked_s, self._loaded_s), tally)
+        return Step(loss=mean, **outcome, tally=tally, worked=worked, loaded=loaded)
 
     @property
     def flags(self) -> tuple[bool, bool]:
@@ -142,12 +143,21 @@ class Trainer:
 
     def one_step(self, step: int, micro_batches: Sequence[MicroBatch]) -> None:
         plan, done = self.plan, step + 1
-        self.update.want_norm = plan.logs(done) or plan.saves(done)    # a checkpoint's gradient was finite, then
+        # A checkpoint's gradient was finite, then; and a step is left out by the norm, which all ranks have alike.
+        self.update.want_norm = plan.logs(done) or plan.saves(done) or self.update.goes_on
         for observer in self.observers:
             observer.before_step(done)
         began = time.perf_counter()
-        with self.span("step", f"step {done}"):
-            result = self.train_step(micro_batches)
+        try:
+            with self.span("step", f"step {done}"):
+                result = self.train_step(micro_batches)
+        except NumericsError as error:
+            self.bad_steps.stop(self.folder, done, error)
+            raise
+        if self.update.blamed:
+            self.bad_steps.leave_out(self.folder, done, self.pipeline.blamed, self.update.blamed, self.tell)
+        if self.bad_steps.skipped:
+            result = result._replace(skipped=self.bad_steps.skipped)
         seconds = time.perf_counter() - began
         for observer in self.observers:
             observer.after_step(done, result, seconds)

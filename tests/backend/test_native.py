@@ -28,10 +28,12 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         function.cache_clear()
 
 
+@pytest.mark.promise("F8")
 def test_the_cache_folder_is_private(own_cache: Path) -> None:
     assert cache_folder() == own_cache and own_cache.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.promise("F8")
 def test_a_folder_that_others_can_write_is_not_used(own_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     own_cache.mkdir()
     own_cache.chmod(0o777)
@@ -47,6 +49,7 @@ def test_a_folder_that_others_can_only_read_or_pass_through_is_used(own_cache: P
 
 
 @pytest.mark.parametrize("others", [0o020, 0o002])
+@pytest.mark.promise("F8")
 def test_a_folder_that_the_group_or_all_can_write_is_not_used(own_cache: Path, others: int) -> None:
     own_cache.mkdir()
     own_cache.chmod(0o700 | others)
@@ -96,6 +99,7 @@ def test_a_library_that_is_empty_is_made_anew(own_cache: Path, monkeypatch: pyte
 @pytest.mark.parametrize("damage", [lambda code: code[:3000], lambda code: code[:12000], lambda code: code[:-1],
                                     lambda code: code[:4096] + bytes(4096) + code[8192:]],
                          ids=["3000 bytes", "12000 bytes", "all but one", "a page of zeros"])
+@pytest.mark.promise("F8")
 def test_a_damaged_library_is_made_anew_and_ends_no_process(
         own_cache: Path, counting: dict[str, str], tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     together(LOAD_CALL, 1, counting)

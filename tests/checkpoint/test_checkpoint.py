@@ -162,6 +162,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(tmp_path: Path) -> None:
 
 # ---- saving fails ----------------------------------------------------------------------------------------------------
 
+@pytest.mark.promise("B2")
 def test_the_error_of_one_rank_is_raised_on_every_rank_and_nothing_is_published(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_hdf5 = hdf5_file.write_hdf5
@@ -204,6 +205,7 @@ def test_pieces_that_leave_a_hole_are_not_published(tmp_path: Path) -> None:
     assert candidates(tmp_path) == []
 
 
+@pytest.mark.promise("B4")
 def test_data_is_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The order of fsync and rename that survives a power cut: files, their folder, rename, the parent."""
     done: list[str] = []
@@ -231,6 +233,7 @@ def test_a_step_saved_again_replaces_the_old_one(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["step-00000003"]
 
 
+@pytest.mark.promise("B1")
 def test_a_checkpoint_that_stepped_aside_for_a_save_that_was_killed_is_found_and_put_back(tmp_path: Path) -> None:
     save_model(tmp_path, 3).rename(tmp_path / "step-00000003.old-0123abcd")
     assert latest(tmp_path).step == 3
@@ -238,6 +241,7 @@ def test_a_checkpoint_that_stepped_aside_for_a_save_that_was_killed_is_found_and
     assert sorted(os.listdir(tmp_path)) == ["step-00000003", "step-00000004"]
 
 
+@pytest.mark.promise("B1", "B12")
 def test_what_a_killed_save_left_is_cleared_by_the_next_but_nothing_else(tmp_path: Path) -> None:
     for name in ("step-00000001.tmp-0123abcd", "step-00000001.tmp-mine", "notes"):
         (tmp_path / name).mkdir()
@@ -248,6 +252,7 @@ def test_what_a_killed_save_left_is_cleared_by_the_next_but_nothing_else(tmp_pat
 
 # ---- another model ---------------------------------------------------------------------------------------------------
 
+@pytest.mark.promise("B10")
 def test_a_checkpoint_of_another_model_lists_missing_unexpected_and_reshaped_names(tmp_path: Path) -> None:
     stored = load(save_model(tmp_path, 1))
     fitting = {name: (array.shape, array.dtype) for name, array in model().items()}
@@ -266,6 +271,7 @@ def test_a_checkpoint_of_another_model_lists_missing_unexpected_and_reshaped_nam
 
 # ---- damaged and hostile checkpoints ---------------------------------------------------------------------------------
 
+@pytest.mark.promise("B5")
 def test_each_flipped_bit_is_found(tmp_path: Path) -> None:
     folder = save_model(tmp_path, 1)
     rng = np.random.default_rng(0)
@@ -283,6 +289,7 @@ def test_each_flipped_bit_is_found(tmp_path: Path) -> None:
         (folder / name).write_bytes(good)
 
 
+@pytest.mark.promise("B5")
 def test_a_damaged_value_is_found_when_it_is_read_and_named(tmp_path: Path) -> None:
     folder = save_model(tmp_path, 1)
     offset = load(folder).arrays["parameters/blocks.0.weight"].pieces[0].offset
@@ -296,6 +303,7 @@ def test_a_damaged_value_is_found_when_it_is_read_and_named(tmp_path: Path) -> N
         load(folder).verify()
 
 
+@pytest.mark.promise("B5")
 def test_truncated_missing_and_foreign_files_are_named(tmp_path: Path) -> None:
     folder = save_model(tmp_path, 1)
     part = folder / "part-00000.h5"
@@ -316,6 +324,7 @@ def test_truncated_missing_and_foreign_files_are_named(tmp_path: Path) -> None:
         load(tmp_path / "none")
 
 
+@pytest.mark.promise("B5")
 def test_a_file_truncated_after_it_was_opened_is_an_error(tmp_path: Path) -> None:
     stored = load(save_model(tmp_path, 1))
     os.truncate(stored.folder / "part-00000.h5", 100)
@@ -366,6 +375,7 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
+@pytest.mark.promise("F6", "F5")
 def test_a_manifest_with(case: str, tmp_path: Path) -> None:
     edit, words = HOSTILE[case]
     folder = save_model(tmp_path, 1)
@@ -384,6 +394,7 @@ def test_a_manifest_that_is_no_manifest_is_refused(text: bytes, tmp_path: Path) 
         load(folder)
 
 
+@pytest.mark.promise("F5")
 def test_a_manifest_too_large_to_be_one_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_model(tmp_path, 1)
     monkeypatch.setattr(manifest, "MANIFEST_LIMIT", 100)
@@ -406,6 +417,7 @@ def spoil(folder: Path) -> None:
     (folder / "part-00000.h5").write_bytes(raw)
 
 
+@pytest.mark.promise("A10")
 def test_the_newest_is_told_by_its_step_and_not_by_file_times(tmp_path: Path) -> None:
     for step in (9, 100, 20):
         os.utime(save_model(tmp_path, step), (0, 2_000_000_000 - step))
@@ -416,6 +428,7 @@ def test_the_newest_is_told_by_its_step_and_not_by_file_times(tmp_path: Path) ->
     assert [path.name for path in candidates(tmp_path)] == ["step-00000100", "step-00000020", "step-00000009"]
 
 
+@pytest.mark.promise("B5")
 def test_a_damaged_newest_checkpoint_is_passed_over_with_one_warning_naming_it(
         tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for step in (1, 2, 3):
@@ -428,6 +441,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_one_warning_naming_it(
     assert warning.startswith("warning: resuming from step-00000001: newer checkpoints are damaged (step-00000003: file=")
 
 
+@pytest.mark.promise("B6")
 def test_when_none_is_whole_all_that_were_tried_are_listed(tmp_path: Path) -> None:
     for step in (1, 2):
         spoil(save_model(tmp_path, step))
@@ -435,6 +449,7 @@ def test_when_none_is_whole_all_that_were_tried_are_listed(tmp_path: Path) -> No
         latest(tmp_path)
 
 
+@pytest.mark.promise("B6")
 def test_when_there_is_none_it_is_missing(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(MissingError, match="there is no checkpoint to resume from; start the run without --resume"):
@@ -474,6 +489,7 @@ def steps(folder: Path) -> list[int]:
     return sorted(store.step_of(path) for path in candidates(folder))
 
 
+@pytest.mark.promise("B13")
 def test_pruning_keeps_the_last_few_and_the_best(tmp_path: Path) -> None:
     for step in range(1, 7):
         newest = save_model(tmp_path, step)
@@ -482,6 +498,7 @@ def test_pruning_keeps_the_last_few_and_the_best(tmp_path: Path) -> None:
     assert prune(tmp_path, 2, best=3) == []
 
 
+@pytest.mark.promise("B13")
 def test_pruning_never_deletes_the_last_whole_checkpoint(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save_model(tmp_path, step)
@@ -491,6 +508,7 @@ def test_pruning_never_deletes_the_last_whole_checkpoint(tmp_path: Path) -> None
     assert steps(tmp_path) == [2, 3]
 
 
+@pytest.mark.promise("B12")
 def test_pruning_leaves_what_it_did_not_write(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4):
         save_model(tmp_path, step)

@@ -34,6 +34,7 @@ def test_kill_or_errors_at_every_system_call_leave_the_old_or_the_new_checkpoint
     assert result["points"] > 200 and result["clean"] > 100                 # a sweep that breaks nothing proves nothing
 
 
+@pytest.mark.promise("B1")
 def test_the_sweep_notices_a_save_that_publishes_first(tmp_path: Path) -> None:
     """The control: the same faults, with the rename done before the manifest is written."""
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": f"{HERE.parents[1]}:{HERE}"}
@@ -97,6 +98,7 @@ def test_used_up_inodes_are_a_clear_error_and_the_old_checkpoint_stays(small_dis
     assert store.latest(run).step == 1
 
 
+@pytest.mark.promise("B12")
 def test_a_read_only_file_system_is_refused_with_73(small_disk: Path) -> None:
     (small_disk / "run").mkdir()
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)

@@ -46,6 +46,7 @@ def test_a_missing_folder_is_made_with_its_parents(tmp_path: Path) -> None:
         assert tree(run.path) == ["checkpoints", "lock"]
 
 
+@pytest.mark.promise("B12")
 def test_a_run_that_is_there_is_refused_and_the_flags_are_named(tmp_path: Path) -> None:
     path = finished_run(tmp_path / "run")
     before = tree(path)
@@ -56,6 +57,7 @@ def test_a_run_that_is_there_is_refused_and_the_flags_are_named(tmp_path: Path) 
     RunFolder(path).open(resume=True).close()                               # the refusal freed the lock
 
 
+@pytest.mark.promise("B12")
 def test_a_folder_of_other_things_is_refused_without_a_trace(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(OutputError, match="not empty .thesis.tex."):
@@ -75,6 +77,7 @@ def test_resume_keeps_everything(tmp_path: Path) -> None:
     assert tree(path) == before
 
 
+@pytest.mark.promise("B12")
 def test_overwrite_deletes_what_runs_write_and_nothing_else(tmp_path: Path) -> None:
     path = finished_run(tmp_path / "run")
     foreign = ["notes.md", "checkpoints/best.h5", "checkpoints/step-00000001/plot.png", "errors/rank-x.json", "metrics.jsonl.bak",
@@ -93,6 +96,7 @@ def test_overwrite_deletes_what_runs_write_and_nothing_else(tmp_path: Path) -> N
     assert store.candidates(path / "checkpoints") == []
 
 
+@pytest.mark.promise("B12", "F7")
 def test_a_link_a_file_and_linked_folders_inside_are_refused(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
@@ -113,6 +117,7 @@ def test_a_link_a_file_and_linked_folders_inside_are_refused(tmp_path: Path) -> 
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.promise("B12")
 def test_another_program_s_file_called_lock_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text("yarn lockfile v1")
     with pytest.raises(OutputError, match="expected the lock file of a run, found another file of that name"):
@@ -134,6 +139,7 @@ def as_nobody() -> Iterator[Path]:
             os.seteuid(0)
 
 
+@pytest.mark.promise("B12")
 def test_a_folder_that_may_not_be_written_is_refused_with_77(as_nobody: Path) -> None:
     for path in (as_nobody, as_nobody / "new"):
         with pytest.raises(AccessError, match="Permission denied .EACCES.; change its permissions or set run.out") as caught:
@@ -149,6 +155,7 @@ HOLD = """if True:
     input()"""
 
 
+@pytest.mark.promise("B11")
 def test_a_folder_another_job_holds_is_busy_until_that_job_is_killed(tmp_path: Path) -> None:
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "run")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                               cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True)
@@ -213,6 +220,7 @@ def test_a_file_is_replaced_at_once_or_not_at_all(tmp_path: Path, monkeypatch: p
         assert json.loads(run.run_json.read_text()) == {"a": 3} and tree(tmp_path) == ["checkpoints", "lock", "run.json"]
 
 
+@pytest.mark.promise("B14")
 def test_resuming_forgets_the_metrics_after_the_checkpoint_and_a_torn_line(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     kept = '{"step": 1, "loss": 0.1}\n{"step": 2, "loss": 0.30000000000000004}\n{"step": 2, "split": "validation"}\n'
@@ -223,6 +231,7 @@ def test_resuming_forgets_the_metrics_after_the_checkpoint_and_a_torn_line(tmp_p
     assert run.truncate_metrics(2) == 0 and run.metrics.stat().st_ino == inode
 
 
+@pytest.mark.promise("B14")
 def test_a_line_torn_just_before_its_end_is_forgotten_too(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.metrics.write_text('{"step": 1}\n{"step": 2}')                       # the next line would be glued to it

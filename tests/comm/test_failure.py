@@ -78,12 +78,14 @@ def test_a_limit_on_memory_is_named_beside_the_allocation_that_failed(monkeypatc
     assert "an allocation failed (a process may have 1500 MiB: ulimit -v); use a" in describe(raised(MemoryError())).message
 
 
+@pytest.mark.promise("F10")
 def test_the_line_is_short_printable_ascii_whatever_the_message() -> None:
     line = describe(DataError("\u00fc\n\x1b[0m\x00" * 300)).line(0, 2)
     assert len(line) == 500 and line.isascii() and line.isprintable() and line.endswith("...")
     assert printable("\u00fc\n\udcff") == r"\xc3\xbc\x0a\xff"
 
 
+@pytest.mark.promise("F7")
 def test_the_record_replaces_an_older_one_and_is_private(tmp_path: Path) -> None:
     (tmp_path / "errors").mkdir()
     old = tmp_path / "errors" / "rank-2.json"
@@ -94,6 +96,7 @@ def test_the_record_replaces_an_older_one_and_is_private(tmp_path: Path) -> None
     assert stat.S_IMODE(os.stat(old).st_mode) == 0o600
 
 
+@pytest.mark.promise("F7")
 def test_the_record_does_not_follow_a_link(tmp_path: Path) -> None:
     (tmp_path / "errors").mkdir()
     (tmp_path / "precious").write_text("keep")

@@ -41,6 +41,7 @@ def test_without_a_fault_the_same_program_ends_well() -> None:
 
 @pytest.mark.parametrize("n", [2, 3, 4])
 @pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.promise("A1")
 def test_bad_data_on_one_rank_while_the_others_wait(n: int, culprit: int) -> None:
     one_line(run("data", culprit, n), 65, rf'mpitrain: E_DATA rank={culprit}/{n} host=\S+ step=11 file="dig\\xc3\\xadts.h5" '
                                           r'dataset="y" row=7: label 12 is not below 10')
@@ -60,6 +61,7 @@ def test_bad_data_on_one_rank_while_the_others_wait(n: int, culprit: int) -> Non
     ("thread", 70, r"E_BUG rank=1/2 host=\S+: ValueError at faults.py:\d+ in throw: from a thread"),
     ("before_mpi", 65, r"E_DATA rank=1/2 host=\S+: found before MPI started"),
 ])
+@pytest.mark.promise("A1", "A3")
 def test_one_rank_fails(name: str, rc: int, message: str) -> None:
     one_line(run(name, 1), rc, "mpitrain: " + message)
 
@@ -72,11 +74,13 @@ def test_one_rank_fails(name: str, rc: int, message: str) -> None:
     ("no_text", 70, r"E_BUG rank=1/2 host=\S+: Unprintable at faults.py:\d+ in throw: \(it cannot be printed: RuntimeError\)"),
     ("nothing_left", 70, r"E_BUG rank=1/2: ValueError, and then RuntimeError while saying so"),
 ])
+@pytest.mark.promise("A3", "A12")
 def test_a_rank_that_has_run_out_of_something_does_not_leave_the_others_waiting(name: str, rc: int, message: str) -> None:
     one_line(run(name, 1), rc, "mpitrain: " + message, limit=LIMIT + 2)      # the wait for a turn comes on top
 
 
 @ONLY_OPEN_MPI
+@pytest.mark.promise("A2")
 def test_the_last_rank_alive_under_ulfm_ends_with_its_own_code() -> None:
     job = launch(2, FAULTS, "lone_survivor", "1", mpi_args=("--with-ft", "ulfm"))
     result = job.finish(timeout=40)
@@ -87,6 +91,7 @@ def test_the_last_rank_alive_under_ulfm_ends_with_its_own_code() -> None:
 
 @ONLY_OPEN_MPI
 @pytest.mark.parametrize("n", [2, 3])                        # in C; by the interpreter of steps
+@pytest.mark.promise("A2")
 def test_who_waits_for_a_rank_killed_under_ulfm_names_the_collective(n: int) -> None:
     result = launch(n, FAULTS, "kill", str(n - 1), mpi_args=("--with-ft", "ulfm")).finish(timeout=40)
     assert result.rc == 75, result.err
@@ -95,11 +100,13 @@ def test_who_waits_for_a_rank_killed_under_ulfm_names_the_collective(n: int) -> 
 
 
 @pytest.mark.parametrize("name", ["wrong_config", "wrong_config_after_start"])
+@pytest.mark.promise("A1")
 def test_what_is_wrong_on_every_rank_is_said_once_by_rank_0(name: str) -> None:
     one_line(run(name, -1, n=4), 78, r"mpitrain: E_CONFIG rank=0/4 host=\S+: optimizer.lr=-1 must be positive")
 
 
 @pytest.mark.parametrize("name", ["wrong_config", "wrong_config_after_start"])
+@pytest.mark.promise("A1")
 def test_what_should_be_wrong_everywhere_but_is_on_one_rank_ends_the_job_too(name: str) -> None:
     one_line(run(name, 2, n=3), 78, r"mpitrain: E_CONFIG rank=2/3 host=\S+: optimizer.lr=-1 must be positive")
 
@@ -108,6 +115,7 @@ def test_a_stop_on_request_is_said_once_with_its_code() -> None:
     one_line(run("stopped", -1, n=3), 85, r"mpitrain: E_STOPPED rank=0/3 .*: saved at step 10; start again with --resume")
 
 
+@pytest.mark.promise("A1")
 def test_ranks_that_fail_by_accident_together_print_one_line() -> None:
     one_line(run("together", -1, n=4), 70, r"mpitrain: E_BUG rank=\d/4 .*: on every rank")
 
@@ -123,6 +131,7 @@ def test_ranks_that_fail_by_accident_together_print_one_line() -> None:
     ("large_against_small", r"allreduce float64\[1000000\] x", r"allreduce float64\[1\] x"),
 ])
 @pytest.mark.parametrize("n", [3, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.promise("A6")
 def test_ranks_in_different_collectives_are_told_both_before_a_value_is_used(name: str, one: str, other: str, n: int) -> None:
     result = run(name, 1, n)
     number = "[23]" if name.startswith("swapped") else "2"              # with both of them in flight, either may be found first
@@ -132,12 +141,14 @@ def test_ranks_in_different_collectives_are_told_both_before_a_value_is_used(nam
     assert "a wrong value was used" not in result.out
 
 
+@pytest.mark.promise("A2")
 def test_a_killed_rank_ends_the_job() -> None:
     result = run("kill", 1, n=3)
     assert result.rc in (137, 9) and seconds_after_failure(result) < LIMIT
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.promise("E2")
 def test_a_signal_to_the_launcher_ends_the_job(number: int) -> None:
     job = launch(2, FAULTS, "sleep", "0")
     job.wait_for("ready")
@@ -146,15 +157,18 @@ def test_a_signal_to_the_launcher_ends_the_job(number: int) -> None:
     assert result.rc != 0
 
 
+@pytest.mark.promise("A12")
 def test_a_hang_in_the_failure_path_is_bounded() -> None:
     one_line(run("stuck_abort", 1), 70, "mpitrain: E_BUG .*", limit=7)
 
 
+@pytest.mark.promise("A12")
 def test_a_closed_stderr_does_not_keep_the_job_alive() -> None:
     result = run("closed_stderr", 1)
     assert result.rc == 70 and seconds_after_failure(result) < LIMIT
 
 
+@pytest.mark.promise("F7")
 def test_the_traceback_goes_to_the_run_folder_for_the_owner_only(tmp_path: Path) -> None:
     result = run("with_run_folder", 1, env={"RUN_FOLDER": str(tmp_path)})
     one_line(result, 70, "mpitrain: E_BUG .*")
@@ -166,6 +180,7 @@ def test_the_traceback_goes_to_the_run_folder_for_the_owner_only(tmp_path: Path)
     assert "Traceback" not in result.err
 
 
+@pytest.mark.promise("A12")
 def test_a_full_disk_is_one_line_also_where_the_record_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = run("disk_full", 1, env={"RUN_FOLDER": str(tmp_path / "file")})
@@ -173,6 +188,7 @@ def test_a_full_disk_is_one_line_also_where_the_record_cannot_be_written(tmp_pat
     assert "Traceback" not in result.err and "\n| " not in result.err
 
 
+@pytest.mark.promise("A12")
 def test_a_run_folder_that_cannot_be_written_sends_the_traceback_to_the_terminal(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = run("with_run_folder", 1, env={"RUN_FOLDER": str(tmp_path / "file")})

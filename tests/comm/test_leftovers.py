@@ -63,10 +63,10 @@ def test_the_next_start_removes_the_segments_of_a_killed_job_and_not_those_of_a_
     """The job that is killed is a real one; its files are made to look old, as the next start of a person is later."""
     train = ("-m", "mpitrain", "train", "train.steps=1000000", "checkpoint.every=0", "train.eval_every=1000000")
     killed = launch(2, *train, "run.out=killed", cwd=tmp_path)
-    killed.wait_for("step 20/")
+    killed.wait_for("step 1/")
     theirs = segments_of(killed.ranks())
     running = launch(2, *train, "run.out=running", cwd=tmp_path)
-    running.wait_for("step 20/")
+    running.wait_for("step 1/")
     alive = segments_of(running.ranks())
     assert theirs and alive and not theirs & alive
     for pid in [killed.process.pid, *killed.ranks()]:                       # the launcher first: it would tidy up

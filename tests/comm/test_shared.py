@@ -25,6 +25,7 @@ def seconds_after_failure(result: Result, ended: float | None = None) -> float:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.promise("A2")
 def test_a_killed_rank_ends_the_job(engine: tuple[str, ...]) -> None:
     result = run("killed", 1, 3, *engine)
     assert result.rc != 0 and seconds_after_failure(result) < LIMIT
@@ -35,6 +36,7 @@ def test_a_killed_rank_ends_the_job(engine: tuple[str, ...]) -> None:
                                                     *(pytest.param(*more, marks=pytest.mark.slow)
                                                       for more in (("killed", 4, 3), ("killed_beside_messages", 2, 1)))])
 @ONLY_OPEN_MPI
+@pytest.mark.promise("A2")
 def test_a_rank_killed_under_ulfm_leaves_nobody_waiting(name: str, n: int, culprit: int, engine: tuple[str, ...]) -> None:
     job = launch(n, FAULTS, name, str(culprit), *engine, mpi_args=ULFM)
     job.process.wait(60)
@@ -54,6 +56,7 @@ def test_a_rank_killed_under_ulfm_leaves_nobody_waiting(name: str, n: int, culpr
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.promise("A1")
 def test_an_exception_on_one_rank_ends_the_others_that_wait(engine: tuple[str, ...]) -> None:
     result = run("raises", 1, 3, *engine)
     assert result.rc == 70 and seconds_after_failure(result) < LIMIT
@@ -72,6 +75,7 @@ def test_a_signal_reaches_a_rank_that_sleeps() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.promise("A6")
 def test_buckets_in_swapped_order_are_told_before_a_value_is_used(engine: tuple[str, ...]) -> None:
     result = run("swapped", 1, 3, *engine)
     assert result.rc == 76 and seconds_after_failure(result) < LIMIT, result.err

@@ -253,7 +253,7 @@ mlp data.augment=own.py:one => data.augment "own.py:one" does not accept its arg
 mlp data.augment=own.py:fails => data.augment "own.py:fails" failed: KeyError at own.py:27 in fails: 'not there'
 mlp data.augment=own.py:none => data.augment "own.py:none" must return an array, found None
 mlp train.loss=own.py:NoSum => train.loss, "own.py:NoSum", must return the sum of its terms, a Tensor without dims, found None
-mlp train.loss=own.py:Vector => a Tensor without dims, found mpitrain.autograd.tensor:Tensor of shape (1, 10)
+mlp train.loss=own.py:Vector => a Tensor without dims, found mpitrain.autograd.tensor:Tensor of shape (4, 10)
 mlp train.loss=own.py:Raises => train.loss, "own.py:Raises", failed: KeyError at own.py:38 in __call__: 'loss'
 mlp train.loss=own.py:Uncalled => train.loss = "own.py:Uncalled" must define total or __call__, and own.py:Uncalled has neither
 mlp train.loss=own.py:none => train.loss = "own.py:none" must give an mpitrain.nn.Loss, found None
@@ -276,7 +276,7 @@ mlp comm.sharding=own.py:Vector => must be a subclass of mpitrain.parallel.polic
 mlp log.observers=own.py:Watcher => observer "own.py:Watcher" does not accept its arguments:
 plain model.name=own.py:broken => the model, run on one sample, failed: ValueError at own.py:50 in forward: no forward
 mlp train.loss=own.py:number => train.loss = "own.py:number" does not accept its arguments: 'int' object is not callable
-mlp train.loss=own.py:Unequal => train.loss, "own.py:Unequal", failed: mse: shapes (1, 10) and (10,) differ
+mlp train.loss=own.py:Unequal => train.loss, "own.py:Unequal", failed: mse: shapes (4, 10) and (40,) differ
 mlp optimizer.name=own.py:number => 'int' object is not callable
 mlp optimizer.schedule=own.py:number => 'int' object is not callable
 mlp log.observers=own.py:number => observer "own.py:number" does not accept its arguments: 'int' object is not callable

@@ -181,6 +181,7 @@ def test_an_idx_pair_that_is_not_complete_is_refused(tmp_path: Path) -> None:
         import_idx(broken, tmp_path / "out", labels=broken)
 
 
+@pytest.mark.promise("F1")
 def test_pickles_and_other_wrong_arrays_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "evil.npz", x=np.array([print], dtype=object), y=np.arange(1))
     with pytest.raises(DataError, match="allow_pickle=False"):

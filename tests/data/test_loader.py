@@ -54,6 +54,7 @@ def ranks(dataset: Dataset, n: int, n_micro: int, batch: int, steps: range, **op
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.promise("C8")
 def test_any_number_of_ranks_loads_the_same_micro_batches(dataset: Dataset, n: int) -> None:
     steps = range(3, 18)                              # over two ends of epochs, with a short last batch of 3 rows
     alone, together = (ranks(dataset, k, 4, 20, steps) for k in (1, n))
@@ -158,6 +159,7 @@ def test_transforms_are_applied_before_augmentation(dataset: Dataset) -> None:
 
 
 @pytest.mark.parametrize(("label", "row"), [(7, 0), (-1, 39), (200, 17)])
+@pytest.mark.promise("C6")
 def test_a_label_out_of_range_is_found_with_file_and_row(tmp_path: Path, label: int, row: int) -> None:
     y = np.arange(40) % 7
     y[row] = label
@@ -191,6 +193,7 @@ def test_tokens_outside_the_vocabulary_are_found_but_padding_is_not_taken_for_th
     assert (SampleReader(validation, n_classes=10).read(np.arange(len(validation)))[1] == -1).sum() == 24 - 19
 
 
+@pytest.mark.promise("C6")
 def test_nan_in_a_regression_target_is_found(plain_file: Write) -> None:
     y = np.arange(9.0)
     y[4] = np.nan

@@ -37,6 +37,7 @@ QUICK = Limits(cpu_seconds=0.5, seconds=60.0)
     ("mutant-hangs-libhdf5-1.h5", "data/x", "keeps the HDF5 library busy for more than 0.5 s"),
     ("mutant-hangs-libhdf5-2.h5", "data/x", "keeps the HDF5 library busy for more than 0.5 s"),
     ("virtual-dataset.h5", "x", "virtual dataset: its values lie in other files")])
+@pytest.mark.promise("C3", "F3", "F4", "C7")
 def test_every_hostile_file_is_refused_by_name_whether_x_is_named_or_not(name: str, x: str, message: str) -> None:
     started = time.monotonic()
     with pytest.raises(DataError, match=message) as caught:
@@ -57,6 +58,7 @@ def test_the_corpus_is_covered_completely() -> None:
 
 @pytest.mark.parametrize(("name", "canary"), [("external-link.h5", "other.h5"), ("virtual-dataset.h5", "other.h5"),
                                               ("external-storage.h5", "secret.txt")])
+@pytest.mark.promise("F3")
 def test_no_other_file_is_opened(tmp_path: Path, name: str, canary: str) -> None:
     (tmp_path / name).write_bytes((CORPUS / name).read_bytes())
     os.mkfifo(tmp_path / canary)                     # whoever opens it waits for a writer, and so runs into the limit
@@ -64,6 +66,7 @@ def test_no_other_file_is_opened(tmp_path: Path, name: str, canary: str) -> None
         describe(tmp_path / name, limits=Limits(seconds=10))
 
 
+@pytest.mark.promise("C3", "F4")
 def test_a_parser_that_stops_answering_is_ended_after_the_limit(plain_file: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     start, started = Parser._start, []
 
@@ -78,6 +81,7 @@ def test_a_parser_that_stops_answering_is_ended_after_the_limit(plain_file: Writ
     assert started[0].returncode == -signal.SIGKILL
 
 
+@pytest.mark.promise("C1")
 def test_a_truncated_file_is_refused_at_every_length(plain_file: Write, tmp_path: Path) -> None:
     whole = plain_file(x=features(40, 3), y=np.arange(40)).read_bytes()
     for i, length in enumerate(np.linspace(0, len(whole) - 1, 8).astype(int)):
@@ -91,12 +95,14 @@ def test_a_truncated_file_is_refused_at_every_length(plain_file: Write, tmp_path
 
 @pytest.mark.parametrize(("content", "message"), [(b"", "the file is empty"), (b"\0" * 5000, "no HDF5 signature"),
                                                   (b"PK\x03\x04", "data import")])
+@pytest.mark.promise("C1")
 def test_a_file_that_is_not_hdf5_is_refused_with_the_way_out(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "a.h5").write_bytes(content)
     with pytest.raises(DataError, match=message):
         describe(tmp_path / "a.h5")
 
 
+@pytest.mark.promise("F6")
 def test_what_is_not_a_regular_file_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.h5")
     with pytest.raises(DataError, match="not a regular file"):
@@ -139,6 +145,7 @@ VLEN = h5py.vlen_dtype(np.int32)
     (np.zeros(2, "V5"), "holds opaque bytes"), (np.zeros(2, np.longdouble), "16-byte number format"),
     (np.float32(3), "is a scalar"), (np.zeros((0, 3), "f4"), "has no values: its shape is 0x3"),
     (h5py.Empty("f4"), "is empty")])
+@pytest.mark.promise("C5")
 def test_types_that_cannot_be_trained_on_are_refused_by_name(plain_file: Write, values: Any, message: str) -> None:
     if isinstance(values, np.ndarray) and values.dtype == object and isinstance(values[0], str):
         values = (values.tolist(), {"dtype": h5py.string_dtype()})
@@ -222,6 +229,7 @@ def test_targets_that_fit_no_kind_are_refused(plain_file: Write) -> None:
     assert caught.value.dataset == "/y"
 
 
+@pytest.mark.promise("C5")
 def test_shards_that_do_not_fit_the_first_are_refused_before_any_step(plain_file: Write, tmp_path: Path) -> None:
     plain_file("a-0.h5", x=features(4, 2), y=np.arange(4))
     odd = plain_file("a-1.h5", x=features(4, 3), y=np.arange(4))
@@ -248,6 +256,7 @@ def test_a_description_survives_json(tmp_path: Path) -> None:
     assert json.loads(json.dumps(found)) == found
 
 
+@pytest.mark.promise("F12")
 def test_a_module_in_the_data_folder_is_not_imported(plain_file: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = plain_file(x=features(9, 2), y=np.arange(9))
     for name in ("h5py.py", "json.py", "numpy.py"):
@@ -263,6 +272,7 @@ def test_a_missing_h5py_is_said_as_such(plain_file: Write, monkeypatch: pytest.M
         describe(plain_file(x=features(9, 2), y=np.arange(9)))
 
 
+@pytest.mark.promise("F4")
 def test_a_lying_parser_is_not_believed(plain_file: Write) -> None:
     path = plain_file(x=features(9, 2), y=np.arange(9))
     good = {"name": "/x", "shape": [9, 2], "dtype": "<f4", "storage": "contiguous", "offset": 100}
@@ -272,6 +282,7 @@ def test_a_lying_parser_is_not_believed(plain_file: Write) -> None:
             check_reply({"x": good | wrong, "y": None}, path)
 
 
+@pytest.mark.promise("F10")
 def test_control_characters_in_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x\n\x1b[31mmpitrain: fake"] = np.array(["a"], dtype=h5py.string_dtype())
@@ -283,6 +294,7 @@ def test_control_characters_in_names_do_not_reach_the_terminal(tmp_path: Path) -
     assert "\n" not in str(caught.value) and "\x1b" not in str(caught.value)
 
 
+@pytest.mark.promise("C7", "F5")
 def test_the_limits_of_the_parser_are_said_with_their_numbers(plain_file: Write, tmp_path: Path,
                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     path = plain_file(x=(features(64, 4), {"chunks": (1, 4)}), y=np.arange(64))
@@ -299,6 +311,7 @@ def test_the_limits_of_the_parser_are_said_with_their_numbers(plain_file: Write,
     assert probe_child.answer(request)["x"]["chunk"] == [1, 4]
 
 
+@pytest.mark.promise("C7", "F5")
 def test_so_many_objects_are_looked_at_as_the_limit_says_and_no_more(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for i in range(10_000):
@@ -309,6 +322,7 @@ def test_so_many_objects_are_looked_at_as_the_limit_says_and_no_more(tmp_path: P
             probe_child.list_datasets(file)
 
 
+@pytest.mark.promise("C7")
 def test_chunks_beyond_the_end_of_the_file_are_refused(plain_file: Write, tmp_path: Path) -> None:
     path = plain_file(x=(features(64, 4), {"chunks": (16, 4)}), y=np.arange(64))
     place = describe(path)["shards"][0]["x"]["offsets"][3]
@@ -319,6 +333,7 @@ def test_chunks_beyond_the_end_of_the_file_are_refused(plain_file: Write, tmp_pa
         describe(path)
 
 
+@pytest.mark.promise("F4", "C7")
 def test_running_out_of_the_memory_limit_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     def explode(*_: object) -> None:
         raise MemoryError

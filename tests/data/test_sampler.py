@@ -92,6 +92,7 @@ def test_rows_come_from_the_split() -> None:
     assert set(training.tolist()) | set(validation.tolist()) == set(range(100))
 
 
+@pytest.mark.promise("C8")
 def test_a_batch_larger_than_the_training_split_is_refused_with_both_numbers() -> None:
     with pytest.raises(ConfigError, match=r"train.batch_size=64 is more than the 50 training rows.*data.drop_last=false"):
         Sampler(50, 64)
@@ -100,6 +101,7 @@ def test_a_batch_larger_than_the_training_split_is_refused_with_both_numbers() -
         Sampler(50, 0)
 
 
+@pytest.mark.promise("C8")
 def test_no_training_rows_are_refused() -> None:
     with pytest.raises(DataError, match="no rows"):
         Sampler(0, 1)

@@ -120,6 +120,7 @@ def flip(path: Path, offset: int) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
+@pytest.mark.promise("C2")
 def test_a_flipped_bit_is_found_in_its_block_when_that_is_first_read(tmp_path: Path) -> None:
     x = features(6000, 256)                          # 6 MiB in rows of 1 KiB
     folder = write_shards(tmp_path / "out", x, np.arange(6000), kind="classification")
@@ -139,6 +140,7 @@ def test_a_flipped_bit_is_found_in_its_block_when_that_is_first_read(tmp_path: P
 
 
 @pytest.mark.parametrize("stored", [Path, in_chunks])
+@pytest.mark.promise("C2")
 def test_no_flipped_bit_of_a_dataset_gets_through(tmp_path: Path, stored: Callable[[Path], Path]) -> None:
     x, y = features(400, 5, dtype="i2"), np.arange(400)
     folder = stored(write_shards(tmp_path / "out", x, y, kind="classification"))
@@ -155,6 +157,7 @@ def test_no_flipped_bit_of_a_dataset_gets_through(tmp_path: Path, stored: Callab
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"compression": "gzip"}, "chunk 0 of .*damaged"), ({"fletcher32": True}, "fletcher32 .* is not .* of the file")])
+@pytest.mark.promise("C2")
 def test_damage_in_a_file_without_manifest_is_found_where_its_filters_can_tell(
         plain_file: Write, options: dict[str, Any], message: str) -> None:
     path = plain_file(x=(features(64, 64), options | {"chunks": (64, 64)}), y=np.arange(64))
@@ -179,6 +182,7 @@ def test_a_file_of_other_bytes_than_were_examined_is_refused_though_its_size_and
     assert caught.value.code == "E_DATA_CHANGED"
 
 
+@pytest.mark.promise("C7")
 def test_a_chunk_that_unpacks_to_more_than_it_may_is_not_unpacked(plain_file: Write) -> None:
     import zlib
     path = plain_file(x=(np.zeros((8, 4), "f4"), {"compression": "gzip", "chunks": (8, 4)}), y=np.arange(8))
@@ -188,6 +192,7 @@ def test_a_chunk_that_unpacks_to_more_than_it_may_is_not_unpacked(plain_file: Wr
         Dataset(describe(path)).read(np.array([1]))
 
 
+@pytest.mark.promise("C4")
 def test_a_file_changed_after_it_was_examined_is_refused(plain_file: Write) -> None:
     path = plain_file(x=features(10, 3), y=np.arange(10))
     description = describe(path)
@@ -222,6 +227,7 @@ except DataError as error:
 @pytest.mark.parametrize(("change", "said"), [("truncate", "shrank from"), ("delete", "deleted or replaced"),
                                               ("replace", "deleted or replaced"), ("write", "was written to")])
 @pytest.mark.parametrize("chunks", [None, (100, 16)], ids=["mapped", "chunked"])
+@pytest.mark.promise("C4")
 def test_a_file_that_changes_while_it_is_read_is_an_error_not_a_crash(
         plain_file: Write, change: str, said: str, chunks: tuple[int, int] | None) -> None:
     path = plain_file(x=(features(10_000, 16), {"chunks": chunks}), y=np.arange(10_000))

@@ -96,6 +96,7 @@ def test_a_write_that_fails_leaves_nothing_and_says_why(tmp_path: Path, monkeypa
         assert not list(tmp_path.iterdir()), call
 
 
+@pytest.mark.promise("B3")
 def test_a_real_size_limit_of_the_system_is_a_clean_error(tmp_path: Path) -> None:
     script = ("import resource, signal, sys\nimport numpy as np\nfrom mpitrain.data import write_shards\n"
               "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
@@ -127,6 +128,7 @@ def test_a_manifest_of_another_schema_is_refused(shards: Path, changes: dict[str
 
 
 @pytest.mark.parametrize("name", ["../shard-00000.h5", "/etc/passwd", "a/b.h5", "..", "", "a\0b", "a\nb"])
+@pytest.mark.promise("F6")
 def test_a_manifest_cannot_point_outside_its_folder(shards: Path, name: str) -> None:
     manifest = json.loads((shards / "manifest.json").read_text())
     manifest["shards"][1]["file"] = name
@@ -135,6 +137,7 @@ def test_a_manifest_cannot_point_outside_its_folder(shards: Path, name: str) -> 
         describe(shards)
 
 
+@pytest.mark.promise("F6")
 def test_a_shard_that_is_a_symbolic_link_is_refused(shards: Path) -> None:
     (shards / "shard-00001.h5").rename(shards.parent / "elsewhere.h5")
     (shards / "shard-00001.h5").symlink_to(shards.parent / "elsewhere.h5")
@@ -142,6 +145,7 @@ def test_a_shard_that_is_a_symbolic_link_is_refused(shards: Path) -> None:
         describe(shards)
 
 
+@pytest.mark.promise("C1", "C2")
 def test_a_missing_a_truncated_and_a_swapped_shard_are_named(shards: Path) -> None:
     second = shards / "shard-00001.h5"
     content = second.read_bytes()
@@ -158,6 +162,7 @@ def test_a_missing_a_truncated_and_a_swapped_shard_are_named(shards: Path) -> No
         describe(shards)
 
 
+@pytest.mark.promise("C5")
 def test_a_shard_with_other_shapes_or_too_few_sums_than_promised_is_refused(shards: Path) -> None:
     for field, wrong, message in (("shape", [10, 4], r"shape \[10, 3\], but the manifest says \[10, 4\]"),
                                   ("dtype", "<f8", "dtype <f4, but the manifest says <f8"),
@@ -198,6 +203,7 @@ def test_the_built_in_digits_are_the_uci_digits() -> None:
     assert verify("digits") == (1797, 2)
 
 
+@pytest.mark.promise("F5")
 def test_damaged_entries_of_a_manifest_are_refused(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = json.loads((shards / "manifest.json").read_text())
     for change, message in (({"y": None}, '"y" of shard "shard-00000.h5" and of the whole set disagree'),

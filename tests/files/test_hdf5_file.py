@@ -134,6 +134,7 @@ def test_a_file_system_that_cannot_reserve_space_still_serves(tmp_path: Path, mo
     assert file_sha256(tmp_path / "x.h5") == digest
 
 
+@pytest.mark.promise("F7")
 def test_an_existing_file_is_not_overwritten_and_a_link_not_followed(tmp_path: Path) -> None:
     (tmp_path / "there").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
@@ -152,6 +153,7 @@ def small_file_limit() -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+@pytest.mark.promise("B3")
 def test_a_file_that_may_not_grow_is_refused_before_data_is_written(
         tmp_path: Path, small_file_limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pwrite", lambda *_: pytest.fail("wrote before the space was reserved"))
@@ -179,6 +181,7 @@ def test_without_reserved_space_the_failing_offset_is_named(
     (errno.EACCES, AccessError, "Permission denied.*change its permissions"),
     (errno.EPERM, AccessError, "Operation not permitted"),
 ])
+@pytest.mark.promise("B2")
 def test_each_errno_has_its_class_and_advice(number: int, kind: type[MpitrainError], words: str, tmp_path: Path) -> None:
     error = storage_error(OSError(number, "x"), "writing", tmp_path / "f", offset=5, needed=10)
     assert type(error) is kind
@@ -187,6 +190,7 @@ def test_each_errno_has_its_class_and_advice(number: int, kind: type[MpitrainErr
     assert errno.errorcode[number] in str(error) and "it needs 10 bytes, " in str(error) and "offset=5" in str(error)
 
 
+@pytest.mark.promise("B3")
 def test_used_up_inodes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full:
         f_bavail, f_frsize, f_files, f_favail = 10, 4096, 6, 0
@@ -204,6 +208,7 @@ def test_folders_are_made_with_their_parents_and_synced(tmp_path: Path, monkeypa
     assert (tmp_path / "a" / "b").is_dir() and synced == [tmp_path, tmp_path / "a"]
 
 
+@pytest.mark.promise("F6")
 def test_only_regular_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "file")

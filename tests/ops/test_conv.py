@@ -65,6 +65,7 @@ def torch_functions():
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 @pytest.mark.parametrize("native", [True, False], ids=["native", "matrix products"])
+@pytest.mark.promise("D7")
 def test_conv2d_equals_pytorch(geometry, native, monkeypatch):
     if not native:
         without_compiler(monkeypatch)

@@ -113,12 +113,14 @@ def test_where_equals_torch(shapes: tuple[tuple[int, ...], ...]) -> None:
 
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 @pytest.mark.parametrize("name", [*BINARY, "divide", "power"])
+@pytest.mark.promise("D7")
 def test_gradients_of_arithmetic_equal_differences(name: str, shapes: tuple[tuple[int, ...], ...]) -> None:
     check_gradient(getattr(ops, name), 1 + apart(*shapes[0]) ** 2, 0.33 + apart(*shapes[1], seed=3) ** 2)
 
 
 @pytest.mark.parametrize("shape", ODD, ids=str)
 @pytest.mark.parametrize("name", [*UNARY, "gelu", "silu", "softplus", "leaky_relu"])
+@pytest.mark.promise("D7")
 def test_gradients_of_functions_equal_differences(name: str, shape: tuple[int, ...]) -> None:
     check_gradient(getattr(ops, name), apart(*shape))
 

@@ -24,6 +24,7 @@ def test_matmul_equals_torch(x: tuple[int, ...], y: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(("x", "y"), PRODUCTS)
+@pytest.mark.promise("D7")
 def test_gradients_of_matmul_equal_differences(x: tuple[int, ...], y: tuple[int, ...]) -> None:
     check_gradient(ops.matmul, x, y)
 
@@ -35,6 +36,7 @@ def test_linear_equals_torch(x: tuple[int, ...], weight: tuple[int, ...]) -> Non
 
 
 @pytest.mark.parametrize(("x", "weight"), LAYERS)
+@pytest.mark.promise("D7")
 def test_gradients_of_linear_equal_differences(x: tuple[int, ...], weight: tuple[int, ...]) -> None:
     check_gradient(ops.linear, x, weight, weight[:1])
 

@@ -22,7 +22,7 @@ from mpitrain.errors import MeshError
 from mpitrain.nn import Sequential
 from mpitrain.parallel.layers import ring_attention as module
 from mpitrain.parallel.layers.ring_attention import Ring, ring_attention
-from mpitrain.parallel.pipeline.nonfinite import first_bad_layer
+from mpitrain.parallel.pipeline.nonfinite import origin_of
 from mpitrain.placement import zigzag
 from mpitrain.train.build.inputs import Inputs
 
@@ -128,7 +128,7 @@ def test_where_values_stop_being_finite_is_found_by_one_rank_alone(comm: Any) ->
         model["embed"].position.weight.array[-1, 0] = 1e200          # the last position, which rank 0 has: its square is infinite
         x = run.trainer.pipeline.feed.part(run.trainer.loader.load(0)[0].x)
         for rank in range(comm.size):
-            found = first_bad_layer(model, x) if rank == comm.rank else ""
+            found = origin_of(model, x).text if rank == comm.rank else ""
             comm.barrier()
             if rank == comm.rank:
                 assert ("block0.norm1" if rank == 0 else "another rank's positions") in found, found

@@ -39,6 +39,7 @@ def inputs(rank, step, n):
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 200, 1 << 20])
+@pytest.mark.promise("D7")
 def test_the_sum_is_that_of_one_rank_with_all_micro_batches(comm, bucket_bytes):
     channel = Channel(comm.Dup(), "test")
     model, reducer = build(channel, bucket_bytes)

@@ -20,7 +20,7 @@ from mpitrain.errors import ConfigError, MeshError
 from mpitrain.parallel.gradients.bucket_sum import AllReduce
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.layers.expert_parallel import Dispatcher
-from mpitrain.parallel.pipeline.nonfinite import first_bad_layer
+from mpitrain.parallel.pipeline.nonfinite import origin_of
 from mpitrain.placement.buckets import runs
 from mpitrain.placement.experts import cut_experts
 from mpitrain.placement.place import Placement, place
@@ -147,9 +147,9 @@ def test_where_values_are_not_finite_is_said_without_other_ranks() -> None:
     for path, layer in cut_experts(model, 1, 2):
         layer.across = across = Dispatcher(elsewhere, path)
     model.initialize(0)
-    assert first_bad_layer(model, tokens).startswith("an expert of another rank (mesh.ep), or the loss function")
+    assert origin_of(model, tokens).text.startswith("an expert of another rank (mesh.ep), or the loss function")
     model["block1"].norm2.weight.array[...] = model["block1"].mixture.wide.array[...] = 1e30
-    assert first_bad_layer(model, tokens) == 'the layer "block1.mixture" (MixtureOfExperts)'
+    assert origin_of(model, tokens).text == 'the layer "block1.mixture" (MixtureOfExperts)'
     assert model["block1"].mixture.across is across
 
 

@@ -26,6 +26,7 @@ RANKS = [4, *([1, 2, 6, 8] if os.environ.get("MPITRAIN_EVERY_MESH") else [])]   
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("n", RANKS)
+@pytest.mark.promise("D5", "D7")
 def test_every_mesh_is_as_one_rank(n, tmp_path):
     """Losses with every schedule, checkpoints on every other mesh, and in layout mode the bits."""
     result = mpirun(n, *PYTEST, ROOT / "tests/parallel/mesh_mpi.py", "-k", "every_mesh or checkpoint or layout_mode",

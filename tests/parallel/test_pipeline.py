@@ -37,7 +37,8 @@ def run(cuts, *, ignore=None, step=0, x=X, model=None):
     loss = nn.LOSSES["cross_entropy"](ignore_index=ignore)
     pipeline = Pipeline(stages.whole(model), loss, Alone(), reducer, Feed(CPU, "float64"), n_micro=len(cuts) + 1, seed=5)
     bounds = [0, *cuts, len(x)]
-    micro = [SimpleNamespace(x=x[a:b], y=Y[a:b], index=i, first=a, step=step) for i, (a, b) in enumerate(zip(bounds, bounds[1:]))]
+    micro = [SimpleNamespace(x=x[a:b], y=Y[a:b], index=i, first=a, step=step, samples=np.arange(a, b))
+             for i, (a, b) in enumerate(zip(bounds, bounds[1:]))]
     reducer.begin()
     value = pipeline.run(micro).sum()
     reducer.finish()
@@ -63,7 +64,7 @@ def test_a_loss_that_is_not_finite_names_step_micro_batch_and_layer():
     bad[7, 2] = np.nan
     with pytest.raises(NumericsError, match="loss of micro-batch 1 is nan; .* the input of the model") as caught:
         run([5], x=bad, step=4)
-    assert caught.value.step == 4
+    assert caught.value.step == 5 and caught.value.micro_batch == 1 and caught.value.rows == [7]
 
 
 def test_the_first_bad_layer_is_named_also_below_a_recorded_sum_over_ranks():

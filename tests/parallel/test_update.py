@@ -109,6 +109,7 @@ def test_the_norm_costs_nothing_where_nobody_asks():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.promise("D1")
 def test_a_gradient_that_is_not_finite_changes_no_parameter_and_names_one(bad):
     model, update, _ = build()
     before = model.storage.values.copy()
@@ -116,7 +117,7 @@ def test_a_gradient_that_is_not_finite_changes_no_parameter_and_names_one(bad):
     model[2].weight.grad[1, 2] = bad
     with pytest.raises(NumericsError, match='the gradient of "2.weight" is not finite; no parameter was changed') as caught:
         update.finish()
-    assert caught.value.step == 0 and caught.value.exit_code == 79
+    assert caught.value.step == 1 and caught.value.exit_code == 79
     np.testing.assert_array_equal(model.storage.values, before)
 
 

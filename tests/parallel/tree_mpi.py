@@ -70,6 +70,7 @@ def step(reducer, storage, mine, pattern):
 @pytest.mark.parametrize("bucket_bytes", [1, 100, 1 << 20])
 @pytest.mark.parametrize("pattern", ["all", "some", "none of one"])
 @pytest.mark.parametrize("absent", [(), (3,), (0, 1, 2)])
+@pytest.mark.promise("D5")
 def test_the_bits_are_those_of_the_tree_written_down(comm, bucket_bytes, pattern, absent):
     channel = Channel(comm.Dup(), "test")
     for n_micro in (channel.size, 8, 11):

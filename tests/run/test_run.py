@@ -64,6 +64,7 @@ def alone(n, folder, name, *overrides):
 
 
 @pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.promise("D4")
 def test_runs_one_after_another_have_the_bits_of_separate_processes(tmp_path, n):
     result = run_program(n, tmp_path, f"one(world, 'a', *{FIRST})", f"one(world, 'b', *{SECOND})", f"one(world, 'c', *{FIRST})")
     assert result.rc == 0, result.err
@@ -93,6 +94,7 @@ def test_a_run_that_fails_alike_leaves_the_others_alone(tmp_path, n):
     assert found(tmp_path, "a")[0] == found(tmp_path, "c")[0] == found(tmp_path, "d")[0]
 
 
+@pytest.mark.promise("A1")
 def test_an_error_of_one_rank_ends_the_job_though_the_program_would_go_on(tmp_path):
     (tmp_path / "own.py").write_text("""
 from mpitrain.errors import DataError
@@ -138,6 +140,7 @@ class Faulty(Observer):
 
 
 @pytest.mark.parametrize(("where", "place"), [("observer", "in after_step"), ("block", "in <module>")])
+@pytest.mark.promise("A1")
 def test_the_lines_of_the_readme_end_the_job_when_one_rank_fails(tmp_path, where, place):
     (tmp_path / "own.py").write_text(OBSERVER)
     (tmp_path / "examples").symlink_to(ROOT / "examples")

@@ -49,6 +49,7 @@ def plain(folder, **changes):
     return write(folder, SMALL.replace('path = "digits"', 'path = "d.h5"\nx = "x"\ny = "y"\nvalidation = "tail:0.2"'))
 
 
+@pytest.mark.promise("F2")
 def test_an_unknown_key_is_one_line_from_one_rank(tmp_path):
     refused(train(3, write(tmp_path), "train.batchsize=3"), 78, "E_CONFIG", "train.batchsize", 'did you mean "batch_size"')
 
@@ -65,6 +66,7 @@ def test_more_ranks_than_micro_batches(tmp_path):
     refused(train(3, write(tmp_path), "train.micro_batches=2"), 78, "E_MESH", "3 data-parallel ranks share 2 micro-batches")
 
 
+@pytest.mark.promise("C8")
 def test_more_ranks_than_rows_in_a_batch(tmp_path):
     refused(train(3, write(tmp_path), "train.batch_size=2"), 78, "E_MESH", "3 micro-batches of a global batch of 2")
 
@@ -113,25 +115,30 @@ def test_a_missing_file(tmp_path):
     refused(train(2, write(tmp_path), "data.path=nothing.h5"), 66, "E_MISSING", "nothing.h5")
 
 
+@pytest.mark.promise("C1")
 def test_a_truncated_file(tmp_path):
     config = plain(tmp_path)
     os.truncate(tmp_path / "d.h5", 30_000)
     refused(train(2, config), 65, "E_DATA", "d.h5")
 
 
+@pytest.mark.promise("C5")
 def test_a_file_without_the_dataset(tmp_path):
     refused(train(2, plain(tmp_path), "data.y=labels"), 65, "E_DATA", "d.h5", "labels")
 
 
+@pytest.mark.promise("C6")
 def test_a_label_out_of_range_names_row_and_value(tmp_path):
     refused(train(2, plain(tmp_path, values={("y", 77): 10})), 65, "E_DATA", "row=77", "label 10 is outside 0..9", 'dataset="/y"')
 
 
+@pytest.mark.promise("C6")
 def test_nan_in_the_data_names_the_row(tmp_path):
     refused(train(2, plain(tmp_path, values={("x", 33): np.nan}), "data.transform=[]"), 65,
             "E_DATA", "row=33", 'dataset="/x"', "nan")
 
 
+@pytest.mark.promise("C5")
 def test_a_model_of_another_size_than_the_data(tmp_path):
     refused(train(2, plain(tmp_path), "model.inputs=63"), 65, "E_SHAPE", "(64,)", "63")
 
@@ -140,6 +147,7 @@ def test_a_regression_target_for_a_classifier(tmp_path):
     refused(train(2, plain(tmp_path), "train.loss=mse"), 65, "E_SHAPE", "(10,)")
 
 
+@pytest.mark.promise("D1")
 def test_a_loss_that_is_not_finite_names_step_and_layer_and_keeps_the_checkpoint(tmp_path):
     (tmp_path / "net.py").write_text("""
 from mpitrain import nn, ops
@@ -149,10 +157,11 @@ def net():
     return nn.Sequential(("flatten", nn.Flatten()), ("first", nn.Linear(64, 10)), ("bad", Log()))
 """)
     text = SMALL.replace('name = "mlp"\ninputs = 64\nhidden = [32]\noutputs = 10', 'name = "net.py:net"')
-    result = refused(train(2, write(tmp_path, text)), 79, "E_NAN", "step=0", '"bad" (Log)')
+    result = refused(train(2, write(tmp_path, text)), 79, "E_NAN", "step=1", '"bad" (Log)')
     assert "RuntimeWarning" not in result.err
 
 
+@pytest.mark.promise("D1")
 def test_a_diverging_run_ends_with_79_and_its_last_checkpoint_is_whole(tmp_path):
     config = plain(tmp_path)
     (tmp_path / "net.py").write_text("""
@@ -170,6 +179,7 @@ def net():
         load(path).verify()
 
 
+@pytest.mark.promise("B10")
 def test_a_checkpoint_of_another_model(tmp_path):
     config = write(tmp_path)
     assert train(1, config, "run.out=a", "train.steps=8").rc == 0
@@ -194,6 +204,7 @@ def test_evaluate_and_init_from_speak_of_what_was_asked_for(tmp_path):
     refused(train(1, config, "run.out=b", "--overwrite", "model.init_from=a"), 66, "model.init_from names neither")
 
 
+@pytest.mark.promise("B12")
 def test_an_existing_run_folder_is_left_alone(tmp_path):
     config = write(tmp_path)
     assert train(1, config, "run.out=a", "train.steps=8").rc == 0
@@ -208,11 +219,13 @@ def test_nothing_to_resume(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.promise("B12")
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     refused(train(2, write(tmp_path), "run.out=file/run"), 73, "file/run")
 
 
+@pytest.mark.promise("A1")
 def test_an_exception_on_one_rank_ends_the_job_in_seconds_with_the_traceback_on_file(tmp_path):
     (tmp_path / "net.py").write_text("""
 from mpitrain import nn
@@ -233,6 +246,7 @@ def net():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.promise("E2", "E3")
 def test_ctrl_c_ends_the_job_within_five_seconds_and_leaves_metrics_and_checkpoint_whole(tmp_path, number):
     import time
     job = start(2, write(tmp_path), "run.out=a", "train.steps=100000", "checkpoint.every=10", "train.eval_every=0")
@@ -246,6 +260,7 @@ def test_ctrl_c_ends_the_job_within_five_seconds_and_leaves_metrics_and_checkpoi
 
 
 @pytest.mark.slow
+@pytest.mark.promise("B11")
 def test_two_jobs_in_one_folder_the_second_is_told_who_holds_it(tmp_path):
     config = write(tmp_path)
     job = start(1, config, "run.out=a", "train.steps=100000")
@@ -256,6 +271,7 @@ def test_two_jobs_in_one_folder_the_second_is_told_who_holds_it(tmp_path):
     job.finish(timeout=20)
 
 
+@pytest.mark.promise("A7")
 def test_ranks_with_different_configurations_are_refused(tmp_path):
     a, b = write(tmp_path), write(tmp_path, SMALL.replace("lr = 3e-3", "lr = 4e-3"), "other.toml")
     each = [sys.executable, "-m", "mpitrain", "train"]
@@ -263,6 +279,7 @@ def test_ranks_with_different_configurations_are_refused(tmp_path):
     refused(Job(command, clean_environment(), tmp_path).finish(60), 76, "E_DESYNC", "the configuration")
 
 
+@pytest.mark.promise("D1")
 def test_parameters_that_are_not_finite_are_never_saved_over_the_last_good_checkpoint(tmp_path):
     (tmp_path / "rate.py").write_text("""
 def boom(*, lr, min_lr, warmup_steps, total_steps):
@@ -293,6 +310,7 @@ def test_one_number_a_row_is_a_target_too(tmp_path):
 
 @pytest.mark.parametrize(("override", "status"), [("model.init_from=nope", 66), ("log.tensorboard=true", 78),
                                                   ("model.hiden=[3]", 78)])
+@pytest.mark.promise("B12")
 def test_overwrite_deletes_nothing_before_the_new_run_can_start(tmp_path, override, status):
     config = write(tmp_path)
     assert train(1, config, "run.out=a", "train.steps=8").rc == 0

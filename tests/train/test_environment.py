@@ -30,6 +30,7 @@ def test_the_linear_algebra_library_is_named_with_its_kind_of_core() -> None:
     assert all("filepath" not in library for library in libraries)          # a path tells of the user's folders
 
 
+@pytest.mark.promise("F9")
 def test_the_environment_is_never_dumped(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_TOKEN", "SLURM_JWT", "OMPI_MCA_secret", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "canary-7f3a")

@@ -127,6 +127,7 @@ def test_two_ranks_have_the_same_bits_by_messages_and_through_memory(tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.promise("D5")
 def test_layout_mode_keeps_its_bits_with_one_copy_per_node(tmp_path: Path) -> None:
     config = write(tmp_path)
     mode = ("train.reproducible=layout", "train.micro_batches=6")
@@ -171,6 +172,7 @@ def test_layout_mode_takes_no_shared_memory_for_gradients_that_go_by_messages(tm
 
 
 @pytest.mark.slow
+@pytest.mark.promise("B9")
 def test_how_gradients_are_summed_is_recorded_and_another_way_after_a_resume_is_said_in_one_line(tmp_path: Path) -> None:
     config = write(tmp_path, SMALL.replace("steps = 50", "steps = 5"))
     ok(train(3, config, "run.out=a"))

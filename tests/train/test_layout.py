@@ -21,6 +21,7 @@ LAYOUT = ("train.reproducible=layout", "train.micro_batches=6", "optimizer.sched
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.promise("D5")
 def test_each_model_has_one_hash_on_any_ranks_with_any_buckets_with_and_without_overlap() -> None:
     """20 steps of every model; each two settings meet. The plain mode shows that ranks can change the hash."""
     done = layout_matrix.run([*layout_matrix.pairs(), *layout_matrix.plain()], steps=20)
@@ -41,6 +42,7 @@ def test_the_cover_holds_every_pair_of_settings() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.promise("D5")
 def test_a_thread_and_one_copy_per_node_keep_the_bits_of_polling_and_of_a_copy_per_rank() -> None:
     cases = [layout_matrix.case("mlp", 2, 64 << 10, overlap, copies)
              for overlap, copies in (("polled", "rank"), ("thread", "rank"), ("left alone", "node"))]
@@ -48,6 +50,7 @@ def test_a_thread_and_one_copy_per_node_keep_the_bits_of_polling_and_of_a_copy_p
     assert len(done) == 4 and len({one["hash"] for one in done}) == 1, done
 
 
+@pytest.mark.promise("B8")
 def test_a_run_continued_on_other_ranks_ends_with_the_bits_of_one_rank(tmp_path: Path) -> None:
     """Also its metrics lines, to the last digit."""
     config = write(tmp_path)
@@ -63,6 +66,7 @@ def test_a_run_continued_on_other_ranks_ends_with_the_bits_of_one_rank(tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.promise("B9")
 def test_what_changed_since_the_checkpoint_is_said_in_one_line_and_training_goes_on(tmp_path: Path) -> None:
     config = write(tmp_path)
     assert train(1, config, *LAYOUT, "train.steps=4", "run.out=a").rc == 0
@@ -79,6 +83,7 @@ def test_what_changed_since_the_checkpoint_is_said_in_one_line_and_training_goes
     assert "gradients were summed" not in again.out
 
 
+@pytest.mark.promise("A8")
 def test_ranks_of_different_numerics_do_not_start(tmp_path: Path) -> None:
     config = write(tmp_path)
     program = ("import os\n"
@@ -96,12 +101,14 @@ def test_ranks_of_different_numerics_do_not_start(tmp_path: Path) -> None:
     (["train.threads=2"], "needs one BLAS thread a rank, found train.threads = 2; set it to 0 or 1"),
     (["train.micro_batches=1"], "2 data-parallel ranks share 1 micro-batches"),
 ])
+@pytest.mark.promise("D9")
 def test_what_cannot_be_had_is_refused_in_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
     result = train(2, write(tmp_path), *LAYOUT, *arguments)
     assert result.rc == 78 and len(result.error_lines) == 1 and message in result.error_lines[0]
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.promise("D9")
 def test_more_blas_threads_than_one_are_refused() -> None:
     from threadpoolctl import threadpool_limits
     with threadpool_limits(2), pytest.raises(ConfigError, match=r"one BLAS thread a rank, found 2; call .*threads.pin\(1\)"):

@@ -29,6 +29,7 @@ def lines(path: Path) -> list[Any]:
     return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.promise("B14")
 def test_each_line_is_there_as_soon_as_it_is_written_and_floats_keep_their_bits(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path / "m.jsonl")
     value = struct.unpack("<d", struct.pack("<Q", 0x3FB999999999999B))[0]
@@ -138,6 +139,7 @@ def test_by_default_it_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr() == ("step 1/3  loss 1.0000\n", "")
 
 
+@pytest.mark.promise("F10")
 def test_control_characters_in_a_message_are_escaped() -> None:
     out = io.StringIO()
     Progress(3, stream=out).message("dataset x\x1b[2J\nmpitrain: é")

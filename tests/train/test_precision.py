@@ -99,6 +99,7 @@ def test_the_loss_falls_as_in_float32_and_checkpoints_hold_float32(tmp_path) -> 
     assert (weight.view(np.uint32) & 0xFFFF).any(), "the master weights are not rounded"
 
 
+@pytest.mark.promise("D8")
 def test_a_resumed_run_ends_with_the_same_bits_and_two_ranks_agree(tmp_path) -> None:
     write(tmp_path, WIDE)
     more = ("train.steps=8", "checkpoint.every=4", "checkpoint.keep=9", "checkpoint.best=false")
@@ -109,3 +110,30 @@ def test_a_resumed_run_ends_with_the_same_bits_and_two_ranks_agree(tmp_path) -> 
     run(2, tmp_path, "run.out=cut", *more, "--resume")
     assert record(tmp_path / "cut")["parameters_sha256"] == record(tmp_path / "whole")["parameters_sha256"]
     assert without_times(lines(tmp_path / "cut")) == without_times(lines(tmp_path / "whole"))
+
+
+@pytest.mark.promise("D8")
+def test_a_gradient_that_overflows_on_one_rank_ends_or_skips_the_step_on_all(tmp_path) -> None:
+    """There is no scale of the loss: bfloat16 has the exponents of float32."""
+    (tmp_path / "net.py").write_text("""
+import os
+from mpitrain import nn, ops
+class Over(nn.Linear):
+    calls = 0
+    def forward(self, x):
+        self.calls += self.training
+        large = self.training and self.calls > 2 and os.environ["OMPI_COMM_WORLD_RANK"] == "1"
+        return super().forward(x) * (1e30 if large else 1.0) * (1e30 if large else 1.0)
+def net():
+    return nn.Sequential(("flat", nn.Flatten()), ("a", nn.Linear(64, 256)), ("b", nn.Linear(256, 256)), ("c", Over(256, 10)))
+""")
+    write(tmp_path, WIDE.replace('name = "mlp"\ninputs = 64\nhidden = [256, 256]\noutputs = 10', 'name = "net.py:net"'))
+    (tmp_path / "unchecked.py").write_text(UNCHECKED)
+    stopped = mpirun(2, tmp_path / "unchecked.py", "train", "run.toml", "train.precision=bfloat16", "run.out=stop", cwd=tmp_path)
+    line, = stopped.error_lines
+    assert stopped.rc == 79 and "E_NAN rank=1/2" in line and "step=3" in line and '"c" (Over)' in line
+    more = ("train.steps=3", "optimizer.schedule=constant", "optimizer.warmup_steps=0")
+    run(2, tmp_path, "run.out=three", "train.on_nan=skip", *more)
+    run(2, tmp_path, "run.out=two", *more[1:], "train.steps=2")
+    assert record(tmp_path / "three")["parameters_sha256"] == record(tmp_path / "two")["parameters_sha256"]
+    assert [line.get("skipped") for line in steps(tmp_path / "three")] == [None, None, 1]

@@ -26,6 +26,7 @@ def ok(result):
     return result
 
 
+@pytest.mark.promise("C8")
 def test_one_to_four_ranks_have_the_same_losses_and_each_the_same_parameters_on_all_ranks(tmp_path):
     config = write(tmp_path)
     curves = {}
@@ -53,6 +54,7 @@ def test_dropout_and_batch_norm_do_not_depend_on_the_number_of_ranks(tmp_path):
     assert not np.allclose(buffers[0], 1)
 
 
+@pytest.mark.promise("D4")
 def test_the_same_layout_twice_gives_the_same_bits(tmp_path):
     config = write(tmp_path)
     for name in ("a", "b"):
@@ -69,6 +71,7 @@ def test_the_hash_in_run_json_is_that_of_the_checkpoint(tmp_path):
         array_line(name.removeprefix("parameters/"), found.read(name)) for name in names)
 
 
+@pytest.mark.promise("B7", "E1")
 def test_a_run_stopped_by_sigusr1_saves_exits_85_and_resumes_to_the_same_bits(tmp_path):
     config = write(tmp_path)
     length = "train.steps=400"
@@ -105,6 +108,7 @@ def test_an_evaluation_that_a_stop_cut_off_is_made_up_for_by_the_resumed_run(tmp
     assert best[0] == best[1] is not None
 
 
+@pytest.mark.promise("B7", "B14", "A2")
 def test_a_killed_run_resumes_from_its_last_checkpoint_to_the_same_bits(tmp_path):
     (tmp_path / "net.py").write_text(DROPOUT)
     config = write(tmp_path, SMALL.replace('name = "mlp"\ninputs = 64\nhidden = [32]\noutputs = 10', 'name = "net.py:net"'))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runs import lines, record, train, without_times, write
@@ -58,6 +60,13 @@ class Full(Observer):
 '''
 
 
+def content(manifest: bytes) -> dict[str, Any]:
+    """A manifest without what is each run's own: its id, and the settings that it compares when it is resumed."""
+    body: dict[str, Any] = json.loads(manifest)
+    del body["sha256"], body["meta"]["id"], body["meta"]["experiment"]
+    return body
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     (tmp_path / "own.py").write_text(FAULTY)
@@ -73,7 +82,8 @@ def test_a_run_leaves_the_same_files_whether_it_waits_for_its_checkpoints_or_not
     files = sorted(path.relative_to(waiting) for path in (waiting / "checkpoints").rglob("*.*") if path.is_file())
     assert len(files) == 15                                                 # five manifests, ten parts
     for file in files:
-        assert (waiting / file).read_bytes() == (asynchronous / file).read_bytes(), file
+        one, other = (waiting / file).read_bytes(), (asynchronous / file).read_bytes()
+        assert one == other if file.suffix == ".h5" else content(one) == content(other), file
     assert without_times(lines(waiting)) == without_times(lines(asynchronous))
     for key in ("parameters_sha256", "buffers_sha256", "metrics"):
         assert record(waiting)[key] == record(asynchronous)[key]

@@ -15,6 +15,7 @@ from runs import SMALL, record, start, train, write
 pytestmark = pytest.mark.timeout(120)
 
 
+@pytest.mark.promise("B7")
 def test_a_run_that_is_taken_up_again_has_the_bits_of_one_that_was_not(tmp_path: Path) -> None:
     """After step 5 of 10, as it was; then on one rank, whole, from the same step. `evaluate` keeps slices too."""
     config = write(tmp_path, SMALL.replace("steps = 50", "steps = 10").replace("eval_every = 25", "eval_every = 5"))
@@ -38,6 +39,7 @@ def test_a_run_that_is_taken_up_again_has_the_bits_of_one_that_was_not(tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["none", "gradients"])
+@pytest.mark.promise("B7", "A2")
 def test_a_killed_run_of_a_mesh_with_one_copy_per_node_goes_on_with_its_bits(tmp_path: Path, kind: str) -> None:
     """Two stages of two ranks; then, from the same step, on three ranks with a copy each."""
     deep = SMALL.replace("[32]", "[32, 24, 16]").replace("steps = 50", "steps = 20").replace("eval_every = 25", "eval_every = 10")
@@ -64,6 +66,7 @@ def test_a_killed_run_of_a_mesh_with_one_copy_per_node_goes_on_with_its_bits(tmp
     assert other["metrics"]["loss"] == pytest.approx(whole["metrics"]["loss"], rel=1e-5)
 
 
+@pytest.mark.promise("D1")
 def test_a_loss_that_is_not_finite_ends_the_run_with_one_line(tmp_path: Path) -> None:
     config = write(tmp_path)
     result = train(2, config, "run.out=a", "comm.sharding=parameters", "optimizer.lr=1e38", "optimizer.clip_norm=0",

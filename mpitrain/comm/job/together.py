@@ -33,7 +33,7 @@ def on_first(channel: Objects, action: Callable[[], Any]) -> Any:
     return value_of(channel.broadcast_object(attempt(action) if channel.rank == 0 else None))
 
 
-def everywhere(channel: Objects, action: Callable[[], None]) -> None:
-    """`action` on every rank; where some fail, the error of the first of them is raised on every rank."""
-    for outcome in channel.gather_objects(attempt(action)):
-        value_of(outcome)
+def everywhere(channel: Objects, action: Callable[[], Any]) -> list[Any]:
+    """The values (plain JSON data) of `action()` on every rank; where some fail, the error of the first of them is raised on
+    every rank."""
+    return [value_of(outcome) for outcome in channel.gather_objects(attempt(action))]

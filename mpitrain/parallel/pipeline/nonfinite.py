@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpitrain.autograd import Tensor, no_grad
 from mpitrain.backend import Array, asnumpy, is_float
+from mpitrain.data import MicroBatch
 from mpitrain.errors import NumericsError
 from mpitrain.nn import Module
 
@@ -20,27 +21,40 @@ def is_finite(array: Array) -> bool:
         return not is_float(array.dtype) or bool(np.isfinite(asnumpy(array.sum())))
 
 
+LISTED = 4                               # a message lists at most so many rows
+
+
 class _Found(Exception):
     """Ends the forward pass at the first layer that is not finite."""
 
 
-def first_bad_layer(model: Module, x: Any) -> str:
-    """The origin, in words, of the first value that is not finite: a parameter, the input, a layer, or the loss itself."""
+class Origin(NamedTuple):
+    """The origin, in words, of the first value that is not finite, and the numbers of the samples that have one there: none
+    where that cannot be told, or where all have one."""
+
+    text: str
+    places: Sequence[int] = ()
+
+
+def origin_of(model: Module, x: Any) -> Origin:
+    """The parameter, the input, the layer or the loss that is the first not to be finite."""
     if not is_finite(x):
-        return "the input of the model"
+        return Origin("the input of the model", bad_places(x, len(x)))
     if not all(parameter.allocated for parameter in model.parameters()):
-        return 'a layer that cannot be named where ranks have slices of the parameters; set comm.sharding = "gradients" to see it'
+        return Origin('a layer that cannot be named where ranks have slices of the parameters; set comm.sharding = "gradients" '
+                      "to see it")
     for name, parameter in model.named_parameters():
         if not is_finite(parameter.array):
-            return f'the parameter "{name}"'
-    found: list[str] = []
+            return Origin(f'the parameter "{name}", which an earlier step has spoilt (train.on_nan = "skip" looks at each '
+                          "gradient before the update)")
+    found: list[Origin] = []
 
     def look(name: str, kind: str) -> Any:
         def hook(module: Module, inputs: Any, output: Any) -> None:
-            outputs = output if isinstance(output, tuple) else (output,)
-            if not all(is_finite(t.array) for t in outputs if isinstance(t, Tensor)):
-                found.append(f'the layer "{name}" ({kind})')
-                raise _Found
+            for t in output if isinstance(output, tuple) else (output,):
+                if isinstance(t, Tensor) and not is_finite(t.array):
+                    found.append(Origin(f'the layer "{name}" ({kind})', bad_places(t.array, len(x))))
+                    raise _Found
         return hook
 
     remove = [module.after_forward(look(name, type(module).__name__)) for name, module in model.named_modules() if name]
@@ -52,8 +66,16 @@ def first_bad_layer(model: Module, x: Any) -> str:
     finally:
         for undo in remove:
             undo()
-    return found[0] if found else ", or ".join((*missed, "the loss function; every layer's output")) + " here" * bool(
-        missed) + " is finite"
+    return found[0] if found else Origin(", or ".join((*missed, "the loss function; every layer's output")) + " here" * bool(
+        missed) + " is finite")
+
+
+def bad_places(array: Array, n: int) -> list[int]:
+    """The samples, out of `n` along the first dim, that are not finite; none where all are, or where the dim is another."""
+    if array.shape[:1] != (n,):
+        return []
+    bad = ~np.isfinite(asnumpy(array).reshape(n, -1)).all(axis=1)
+    return [] if bad.all() else [int(i) for i in np.flatnonzero(bad)]
 
 
 @contextmanager
@@ -69,8 +91,18 @@ def nobody_else(model: Module) -> Iterator[list[str]]:
             module.across = across
 
 
-def refuse_nonfinite_loss(model: Module, x: Any, value: float, *, step: int, micro_batch: int) -> None:
-    """Raises NumericsError naming the step, the micro-batch and the layer."""
-    raise NumericsError(f"the loss of micro-batch {micro_batch} is {value}; the first value that is not finite comes from "
-                        f"{first_bad_layer(model, x)}; no parameter was changed in this step; "
-                        "look at that data, or try a smaller optimizer.lr or optimizer.clip_norm", step=step)
+def nonfinite_loss(model: Module, x: Any, value: float, micro: MicroBatch) -> NumericsError:
+    """The error that names the step, the micro-batch, the layer and the samples."""
+    origin = origin_of(model, x)
+    rows = [int(micro.samples[i]) for i in origin.places] or [int(row) for row in micro.samples]
+    error = NumericsError(f"the loss of micro-batch {micro.index} is {value}; the first value that is not finite comes from "
+                          f"{origin.text}, samples {listed(rows)}; no parameter was changed in this step; "
+                          "look at that data, or try a smaller optimizer.lr or optimizer.clip_norm", step=micro.step + 1)
+    error.micro_batch, error.rows = micro.index, rows
+    return error
+
+
+def listed(rows: Sequence[int]) -> str:
+    """``3, 17, 20, 4 and 12 more``."""
+    more = f" and {len(rows) - LISTED} more" if len(rows) > LISTED else ""
+    return ", ".join(map(str, rows[:LISTED])) + more

@@ -13,12 +13,13 @@ from mpitrain.autograd import Deferred, Tensor, part_of_batch, run_backward
 from mpitrain.backend import Array, asnumpy, random
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.data import MicroBatch
+from mpitrain.errors import NumericsError
 from mpitrain.nn import mixtures
 from mpitrain.nn.loss import Loss
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.timeline import SpanMaker, no_span
 from mpitrain.parallel.pipeline.feed import Feed
-from mpitrain.parallel.pipeline.nonfinite import is_finite, refuse_nonfinite_loss
+from mpitrain.parallel.pipeline.nonfinite import is_finite, nonfinite_loss
 from mpitrain.placement.stages import Stage
 from mpitrain.schedules.pipeline import Action, Schedule, one_f_one_b
 from mpitrain.schedules.pipeline_check import actions_of, splits_backward
@@ -34,16 +35,21 @@ class Pipeline:
     and batches of uneven size stay exact. Terms that layers add to the loss (`autograd.batch_share`) are weighted by the rows of
     a micro-batch over those of all ranks. The schedule names forwards (F) and backwards (B), or halves of them (B, W);
     `neighbours` (None where the stage is the whole model) adds receives and sends.
+
+    A loss that is not finite raises NumericsError, or, where the run `goes_on`, makes all gradients of the micro-batch NaN, which
+    every rank sees in the norm; `blamed` has the errors then.
     """
 
     def __init__(self, stage: Stage, loss: Loss, channel: Channel, reducer: GradientReducer, feed: Feed, *, n_micro: int,
                  seed: int = 0, schedule: Schedule = one_f_one_b, after_forward: Callable[[int, int], None] | None = None,
-                 neighbours: Neighbours | None = None, counts: bool = True, span: SpanMaker = no_span):
+                 neighbours: Neighbours | None = None, counts: bool = True, span: SpanMaker = no_span, goes_on: bool = False):
         self.stage, self.loss, self.channel, self.reducer, self.feed = stage, loss, channel, reducer, feed
         self.seed, self.schedule, self.n_micro, self.after_forward = seed, schedule, n_micro, after_forward
         self.neighbours = neighbours
         self.counts = counts and stage.is_last              # Whether this rank's terms of the loss count.
-        self.span = span
+        self.span, self.goes_on = span, goes_on
+        self.blamed: list[NumericsError] = []               # The errors of the last step on this rank.
+        self.without_graph = 0                              # The last virtual stage whose output did not depend on its input.
         self.count = 0.0                                    # Terms of the loss in the last step, over all ranks.
         self.flags = (0.0, 0.0)                             # The sums over ranks of the flags that `run` got.
         self.waited_s = 0.0                                 # Seconds of the last step spent waiting for other ranks.
@@ -53,6 +59,7 @@ class Pipeline:
         self._outputs: dict[tuple[int, int], Tensor] = {}   # Outputs made of them.
         self._deferred: dict[tuple[int, int], Deferred] = {}     # Backwards whose parameters' half is to come.
         self._losses = np.zeros(0)
+        self._lost: set[int] = set()                        # Micro-batches whose loss is not finite.
         self._split = False                                 # Whether backward runs as two calls in this step.
         self._local = np.zeros(4)
         self._add = channel.prepare(self._local, "loss count")
@@ -71,6 +78,7 @@ class Pipeline:
         self._local[:] = terms, rows, *flags
         self._counting = self._add.start() if self.channel.size > 1 else None
         self._micro, self._losses, self.waited_s = micro_batches, np.zeros(self.n_micro), 0.0
+        self._lost, self.blamed = set(), []
         if self.neighbours is not None:
             self.neighbours.link.finish()                      # Sends of the last step, which did not wait for them.
         program = self._program(len(micro_batches))
@@ -134,9 +142,13 @@ class Pipeline:
             if not split:
                 self._begin_gradients(action)
             lost = self._is_lost(action, grad, x, output)
-            if output.requires_grad and (self._travels or not lost):
+            if lost and self.goes_on:
+                grad = output.xp.full(output.shape, math.nan, output.dtype)
+            if output.requires_grad and (self._travels or self.goes_on or not lost):
                 with part_of_batch(lambda: self._share(action)):
                     rest = run_backward(output, grad, progress=self.reducer.progress, split=split)
+            if x.requires_grad and x.grad is None:            # Zeros travel then, like any gradient.
+                self.without_graph = virtual
             if lost:
                 x.grad = x.xp.full(x.shape, math.nan, x.dtype)
         if rest is not None:
@@ -212,19 +224,27 @@ class Pipeline:
         """
         value = float(asnumpy(loss.array))
         if not math.isfinite(value):
-            given: Array = x.array
-            if self.stage.virtual(chunk) == 0 or is_finite(given):
-                refuse_nonfinite_loss(self.stage.chunks[chunk], given, value, step=micro.step, micro_batch=micro.index)
+            self._lost.add(micro.index)
+            self._blame(micro, x.array, value, chunk)
+            return math.nan
         return value
+
+    def _blame(self, micro: MicroBatch, x: Array, value: float, chunk: int) -> None:
+        """NumericsError, unless the run goes on, where this stage, or its input `x` from the data, made the loss not finite."""
+        if self.stage.virtual(chunk) and not is_finite(x):
+            return
+        error = nonfinite_loss(self.stage.chunks[chunk], x, value, micro)
+        if not self.goes_on:
+            raise error
+        self.blamed.append(error)
 
     def _is_lost(self, action: Action, grad: Array, x: Tensor, output: Tensor) -> bool:
         """Whether a micro-batch's loss is not finite because of `x`, the output of an earlier stage. NumericsError where this
         stage made it so."""
         micro, virtual = self._micro[action.micro], self.stage.virtual(action.chunk)
         if virtual == self.stage.n_virtual - 1:
-            return not math.isfinite(self._losses[micro.index])
+            return micro.index in self._lost
         if not np.isnan(asnumpy(grad.reshape(-1)[:1])).any() or is_finite(output.array):
             return False
-        if virtual == 0 or is_finite(x.array):
-            refuse_nonfinite_loss(self.stage.chunks[action.chunk], x.array, math.nan, step=micro.step, micro_batch=micro.index)
+        self._blame(micro, x.array, math.nan, action.chunk)
         return True

@@ -79,6 +79,8 @@ class Policy(ABC):
         self.bucket_bytes = setup.config.comm.bucket_bytes
         self.clip_norm = setup.config.optimizer.clip_norm
         self.step = 0                        # Updates done.
+        self.goes_on = setup.config.train.on_nan != "stop"
+        self.blamed = ""                     # The parameter whose gradient was the first not finite in the last step, if one was.
         self.want_norm = True                # a norm costs a pass over the gradients: it is computed where asked for, or to clip
         self.choices: dict[str, Any] = {}
         self.said: list[str] = []            # Notes of the policy, beside those of its channel.
@@ -161,17 +163,21 @@ class Policy(ABC):
         self.reducer.begin()
 
     def finish(self) -> Outcome:
-        """The rest of the exchange, then the update. NumericsError before any parameter changes."""
+        """The rest of the exchange, then the update, unless `blamed`. NumericsError before any parameter changes."""
         gradients = self.own_gradients(self.reducer.finish())
-        lr, norm = self.rate(self.step), None
+        lr, norm, self.blamed = self.rate(self.step), None, ""
         if not self.is_updated:                               # A step added here belongs into `needs_all_gradients`, too.
             if self.tied is not None:
                 self.tied.add(gradients)
             norm, scale = self._norm_and_scale(gradients)
-            self.update(gradients, lr, scale)
+            if not self.blamed:
+                self.update(gradients, lr, scale)
         self.optimizer.steps = self.step + 1
         self.settle()
-        self.statistics.apply()
+        if self.blamed:
+            self.statistics.total()                           # They are left out as the gradients are.
+        else:
+            self.statistics.apply()
         self.step += 1
         return {"lr": lr, "grad_norm": norm, "comm_exposed_s": self.reducer.exposed_s}
 
@@ -191,7 +197,7 @@ class Policy(ABC):
         return Bytes(self.values.nbytes, self.reducer.gradients.nbytes, self.optimizer.nbytes)
 
     def _norm_and_scale(self, gradients: Any) -> tuple[float | None, float]:
-        """The norm, where it is wanted, and the factor of clipping. NumericsError where the norm is not finite.
+        """The norm, where it is wanted, and the factor of clipping. NumericsError, or `blamed`, where the norm is not finite.
 
         Clipping (Pascanu, Mikolov, Bengio, 2013) scales the gradient so that its global norm is at most `clip_norm`.
         """
@@ -199,8 +205,11 @@ class Policy(ABC):
             return None, 1.0
         norm = self.norm(gradients)
         if not math.isfinite(norm):
-            raise NumericsError(f"the gradient of {self.norm.worst(gradients)} is not finite; no parameter was changed; "
-                                "try a smaller optimizer.lr, or optimizer.clip_norm", step=self.step)
+            self.blamed = self.norm.worst(gradients)          # All ranks meet here: they have the same norm.
+            if not self.goes_on:
+                raise NumericsError(f"the gradient of {self.blamed} is not finite; no parameter was changed; "
+                                    "try a smaller optimizer.lr, or optimizer.clip_norm", step=self.step + 1)
+            return norm, 1.0
         return norm, clip_factor(norm, self.clip_norm) if self.clip_norm else 1.0
 
     def _say_choice(self, dtype: str) -> None:

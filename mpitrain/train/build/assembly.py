@@ -43,11 +43,12 @@ from mpitrain.placement.place import place
 from mpitrain.train.build import precision
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.measured_cut import MeasuredCut
-from mpitrain.train.build.trial import try_one_sample
+from mpitrain.train.build.trial import try_samples
 from mpitrain.train.build.validate import refuse_parts, validate
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.intervals import Plan, Step
 from mpitrain.train.observers.observer import Observer
+from mpitrain.train.observers.reached import Reached
 from mpitrain.train.observers.record import Console
 from mpitrain.train.trainer import Trainer
 
@@ -167,7 +168,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     policy.initialise()
     feed = context.feed(policy.layout.device, policy.layout.dtype, tokens=inputs.tokens)
     inference = Inference(stage, feed, context.neighbours)
-    n_classes = try_one_sample(inference, loss, inputs, placement, context.output_shape, control)
+    n_classes, tried = try_samples(inference, loss, inputs, placement, context.output_shape, control)
 
     if config.optimizer.offload == "none":
         stepper = optimizer(policy.storage)
@@ -186,15 +187,16 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     mesh.progress.landed = timeline.look
     pipeline = Pipeline(stage, loss, control, reducer, feed, n_micro=n_micro, seed=config.run.seed, schedule=valid.schedule,
                         after_forward=policy.statistics.after_forward, neighbours=context.neighbours, counts=context.counts,
-                        span=timeline.span)
+                        span=timeline.span, goes_on=policy.goes_on)
     read, n_chunks = inputs.chunks(n_classes)
     evaluator = Evaluator(inference, loss, read, n_chunks, context, cuts_parameters=policy.cuts_parameters,
                           span=timeline.span) if n_chunks else None
     tuning = make_tuning(comm, reducer, control, mesh)
     trainer = Trainer(pipeline=pipeline, update=policy, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       span=timeline.span)
-    trainer.observers += [Tune(tuning), *([] if quiet or control.rank else [Console(config.log.progress_s)])]
-    trainer.notes += policy.notes + context.notes
+    trainer.observers += [Tune(tuning), Reached(pipeline, control),
+                          *([] if quiet or control.rank else [Console(config.log.progress_s)])]
+    trainer.notes += [*policy.notes, *context.notes, *tried]
     if comm.sharding != "none" and mesh.n_places > 1:
         trainer.notes.append(memory_text(control.gather_objects(policy.measured()), comm.sharding, per_node=policy.per_node))
     tuning.choices |= policy.choices | context.choices

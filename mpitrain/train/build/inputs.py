@@ -52,13 +52,13 @@ class Inputs:
         """The first training rows as the model would see them, for a trial before anything is allocated for real."""
         return SampleReader(self.training, self.transforms).read(np.asarray(self.train_rows[:rows], np.int64))
 
-    def try_two(self) -> tuple[Any, Any]:
-        """The first training row, after two have been transformed and augmented: what changes the number of rows is refused."""
-        x, y = self.sample(2)
-        changed, keys = x.copy(), sample_keys(key("trial"), np.asarray(self.train_rows[:2], np.int64))
+    def try_some(self, rows: int) -> tuple[Any, Any]:
+        """The first training rows, after two have been transformed and augmented: what changes the number of rows is refused."""
+        x, y = self.sample(max(rows, 2))
+        changed, keys = x[:2].copy(), sample_keys(key("trial"), np.asarray(self.train_rows[:2], np.int64))
         for function in self.augment:
             changed = function(changed, keys)
-        return x[:1], y[:1]
+        return x[:rows], y[:rows]
 
     def chunks(self, n_classes: int | None) -> tuple[Callable[[int], tuple[Any, Any]], int]:
         """(reader of validation chunk c, number of chunks)."""

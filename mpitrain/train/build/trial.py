@@ -1,13 +1,15 @@
-"""One sample through the model before training starts: do data, model and loss fit?"""
+"""A sample or a few through the model before training starts: do data, model and loss fit?"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpitrain.autograd import Tensor, no_grad
+from mpitrain.backend import asnumpy
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job.together import everywhere, on_first
 from mpitrain.data import Dataset, scan_labels
@@ -17,16 +19,25 @@ from mpitrain.placement.place import Placement
 from mpitrain.registry import call, named
 from mpitrain.train.build.inputs import Inputs
 
+ROWS = 4                     # samples on which a user's loss is tried, as a whole and in two unequal parts
+CLOSE = 1e-4                 # the sum over float32 samples in another order is nearer than this part of it
 
-def try_one_sample(inference: Inference, loss: Any, inputs: Inputs, placement: Placement,
-                   output_shape: Callable[[Any], tuple[int, ...]], control: Objects | None = None) -> int | None:
-    """Runs one sample through augmentations and the model, so that what does not fit, or fails, is found before training starts.
+
+class Trial(NamedTuple):
+    """The number of classes (size of the output's last dim) if the targets are labels, and what is worth a line."""
+
+    n_classes: int | None
+    notes: Sequence[str]
+
+
+def try_samples(inference: Inference, loss: Any, inputs: Inputs, placement: Placement,
+                output_shape: Callable[[Any], tuple[int, ...]], control: Objects | None = None) -> Trial:
+    """Runs a sample through augmentations and the model, so that what does not fit, or fails, is found before training starts.
 
     `output_shape` makes the shape of the model's output from that of this rank's part. To train, ranks are connected by
-    `control`, and labels, all of them, and the loss are tried as well. Returns the number of classes (size of the output's last
-    dim) if the targets are labels. It communicates.
+    `control`, and labels, all of them, and the loss are tried as well; a user's loss gets a few samples. It communicates.
     """
-    x, y = inputs.try_two()
+    x, y = inputs.try_some(ROWS if control is not None and is_own(loss) else 1)
     file = inputs.training.where(0)[0]
     placement.refuse_samples(x, y)
     outputs: list[Tensor] = []
@@ -46,19 +57,28 @@ def try_one_sample(inference: Inference, loss: Any, inputs: Inputs, placement: P
                          f"and want {wanted}; change the model's outputs or train.loss", file=file)
     if classes and y.dtype.kind not in "biu":
         raise ShapeError(f"the loss wants integer labels, the targets are {y.dtype}; change train.loss", file=file)
-    n_classes = int(shape[-1]) if classes else None
+    n_classes, told = int(shape[-1]) if classes else None, list[str]()
     if control is not None:
         for source in (inputs.training, inputs.validation if inputs.validation is not inputs.training else None):
             if isinstance(source, Dataset) and n_classes is not None:
                 on_first(control, partial(scan_labels, source, n_classes))
-        everywhere(control, lambda: try_loss(loss, outputs, inference.feed.targets(host_y), y))
-    return n_classes
+        told = everywhere(control, lambda: try_loss(loss, outputs, inference.feed.targets(host_y), y))
+    return Trial(n_classes, list(dict.fromkeys(filter(None, told))))
 
 
-def try_loss(loss: Any, outputs: Sequence[Tensor], target: Any, counted: Any) -> None:
-    """ConfigError where the loss fails on an output, or gives no sum; `counted` is the target on the host."""
-    what = f'train.loss, "{named(loss)}",'
+def is_own(loss: Any) -> bool:
+    """Whether the loss is a user's: those of the package are sums."""
+    return not type(loss).__module__.startswith("mpitrain.")
+
+
+def try_loss(loss: Any, outputs: Sequence[Any], target: Any, counted: Any) -> str:
+    """ConfigError where the loss fails on an output, or gives no sum; `counted` is the target on the host. A line about a loss
+    that is neither a sum nor a mean."""
+    what, note = f'train.loss, "{named(loss)}",', ""
     for output in outputs:
+        if not isinstance(output, Tensor):
+            raise ConfigError(f"the model must return a Tensor, found {named(output)}: training needs its graph, so compute it "
+                              "with mpitrain.ops, or methods of Tensor, on Tensors all the way")
         try:
             with no_grad():
                 found = call(loss, what, {}, output, target)
@@ -70,6 +90,30 @@ def try_loss(loss: Any, outputs: Sequence[Tensor], target: Any, counted: Any) ->
         count = call(loss.count, f"the count of {what}", {}, counted)
         if not isinstance(count, Real):
             raise ConfigError(f"the count of {what} must be the number of its terms, found {named(count)}")
+        if is_own(loss) and len(target) > 1:
+            note = try_sum(loss, what, output, target, counted)
+    return note
+
+
+def try_sum(loss: Any, what: str, output: Tensor, target: Any, counted: Any) -> str:
+    """Whether the loss of some samples is the sum of the losses of the first and the others.
+
+    ConfigError for a mean, whose sum over micro-batches and ranks, divided by the number of terms, is too small; a line for
+    what is neither, such as a loss of pairs of samples.
+    """
+    bounds = [(0, len(target)), (0, 1), (1, len(target))]
+    with no_grad():
+        whole, *parts = (float(asnumpy(loss(Tensor(output.array[a:b]), target[a:b]).array)) for a, b in bounds)
+    near = CLOSE * (abs(whole) + sum(map(abs, parts)))
+    if not math.isfinite(near) or abs(whole - sum(parts)) <= near:
+        return ""
+    found = (f"{whole:.6g} for {len(target)} samples, {parts[0]:.6g} for the first of them and {parts[1]:.6g} for the others")
+    for n, *sizes in ([b - a for a, b in bounds], [float(loss.count(counted[a:b])) for a, b in bounds]):
+        if abs(n * whole - sum(size * part for size, part in zip(sizes, parts))) <= max(n, 1) * near:
+            raise ConfigError(f"{what} gives the mean over its samples ({found}), and the run divides by the number of terms, "
+                              "count(target), once more, over all ranks: return the sum over rows")
+    return (f"{what} is not a sum over its samples ({found}), so results depend on the number of ranks and micro-batches; keep "
+            "train.micro_batches the same")
 
 
 def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

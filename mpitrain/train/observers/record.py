@@ -43,6 +43,8 @@ class Lines(Rates):
         tally = fields.tally
         if len(tally) and tally[1]:                           # counts of mixtures of experts
             line |= {"balance": tally[0] / tally[1], "dropped": tally[2] / tally[3]}
+        if fields.skipped:
+            line["skipped"] = fields.skipped
         self.write(step, "train", line)
 
     def after_evaluation(self, step: int, metrics: Mapping[str, float], seconds: float) -> None:

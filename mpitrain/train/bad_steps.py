@@ -1,0 +1,80 @@
+"""Steps whose loss or gradient is not finite: their record in the run folder, and leaving them out (`train.on_nan`)."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mpitrain.checkpoint.run_folder import RunFolder
+from mpitrain.comm.face import Objects
+from mpitrain.comm.job import guard
+from mpitrain.data import Loader
+from mpitrain.errors import MpitrainError, NumericsError
+from mpitrain.files.disk import make_folder
+from mpitrain.parallel.pipeline.nonfinite import listed
+
+MOST_IN_A_ROW = 10                       # steps that are left out one after the other: then the run has diverged
+
+
+class BadSteps:
+    """Records and counts the steps of a run that are not finite; all ranks have one. `skipped` counts those left out."""
+
+    def __init__(self, loader: Loader, channel: Objects):
+        self.loader, self.channel = loader, channel
+        self.skipped, self._in_a_row, self._last = 0, 0, 0
+
+    def describe(self, step: int, error: NumericsError) -> dict[str, Any]:
+        """The rank, micro-batch and samples of an error, as plain data; all samples of the step where no fewer are known."""
+        rows = error.rows or [int(row) for row in self.loader.sampler.rows(step - 1)]
+        where = [self.loader.reader.source.where(row) for row in rows]
+        files = {file: [place for other, place in where if other == file] for file in sorted({file for file, _ in where})}
+        return {"rank": self.channel.rank, "host": socket.gethostname(), "micro_batch": error.micro_batch,
+                "rows": list(rows), "files": files, "message": error.message}
+
+    def stop(self, folder: Path | None, step: int, error: NumericsError) -> None:
+        """Leaves the record of the step that ends the run, and tells the error the file of its samples. It does not communicate:
+        a rank may be alone with the error."""
+        if not error.rows and self.channel.rank:
+            return                                        # all ranks have the same gradient, and so the same error
+        cause = self.describe(step, error)
+        if error.rows and len(cause["files"]) == 1:
+            error.file = next(iter(cause["files"]))
+        self.write(folder, step, [cause])
+
+    def leave_out(self, folder: Path | None, step: int, errors: Sequence[NumericsError], blamed: str,
+                  tell: Callable[[str], None]) -> None:
+        """Counts, records and tells a step that is left out. It communicates. NumericsError after too many in a row."""
+        everyone = self.channel.gather_objects([self.describe(step, error) for error in errors])
+        causes = [cause for causes in everyone for cause in causes]
+        self.skipped, self._in_a_row = self.skipped + 1, self._in_a_row + 1 if step == self._last + 1 else 1
+        self._last = step
+        if not causes:
+            causes = [self.describe(step, NumericsError(f"the gradient of {blamed} is not finite"))]
+        if self.channel.rank == 0:
+            self.write(folder, step, causes)
+        tell(f"step {step}  left out: {said(causes[0])}; no parameter was changed; {self.skipped} left out so far")
+        if self._in_a_row >= MOST_IN_A_ROW:
+            with guard.symmetric():
+                raise NumericsError(f"{MOST_IN_A_ROW} steps in a row were not finite, the last one because {said(causes[0])}; "
+                                    "resume from a checkpoint with a smaller optimizer.lr, or optimizer.clip_norm", step=step)
+
+    def write(self, folder: Path | None, step: int, causes: Sequence[dict[str, Any]]) -> None:
+        """``errors/step-S.json``; a disk that takes no more is no reason to end otherwise."""
+        if folder is None:
+            return
+        files = RunFolder(folder)
+        with contextlib.suppress(MpitrainError, OSError):
+            make_folder(files.errors)
+            files.write_json(files.errors / f"step-{step}.json", {"step": step, "seed": self.loader.sampler.seed,
+                                                                  "causes": list(causes)})
+
+
+def said(cause: dict[str, Any]) -> str:
+    """A cause in a few words."""
+    short = cause["message"].partition("; no parameter")[0]
+    if cause["micro_batch"] is None:
+        return f"{short} (samples {listed(cause['rows'])})"
+    return f"{short} (rank {cause['rank']}, {cause['host']})"

@@ -1,0 +1,260 @@
+"""Numbers that go wrong: NaN, a loss that is no sum, a model that nothing trains."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launch import Result
+from runs import SMALL, lines, record, steps, train, without_times, write
+
+OWN = 'name = "net.py:net"'
+MLP = 'name = "mlp"\ninputs = 64\nhidden = [32]\noutputs = 10'
+
+
+def own(folder: Path, source: str) -> Path:
+    """A small run whose model, or loss, is in net.py."""
+    head = "import numpy as np\nfrom mpitrain import nn, ops\nfrom mpitrain.autograd import Tensor\n"
+    (folder / "net.py").write_text(head + source)
+    return write(folder, SMALL.replace(MLP, OWN) if "def net" in source else SMALL)
+
+
+def refused(result: Result, status: int, *words: str) -> None:
+    assert result.rc == status, result.out + result.err
+    line, = result.error_lines
+    for word in words:
+        assert word in line, line
+
+
+def ok(result: Result) -> Result:
+    assert result.rc == 0 and result.error_lines == [], result.out + result.err
+    return result
+
+
+# ---- the trial at the start -----------------------------------------------------------------------------------------
+
+LOSS = """
+class Mine(nn.Loss):
+    kind = "classes"
+    def __call__(self, output, target):
+        log_p = ops.log_softmax(output)[np.arange(len(target)), target]
+        return {}
+"""
+
+
+@pytest.mark.promise("D1")
+def test_a_loss_that_is_a_mean_is_refused_with_the_cure_and_the_sum_trains(tmp_path: Path) -> None:
+    config = own(tmp_path, LOSS.format("-log_p.mean()"))
+    refused(train(2, config, "train.loss=net.py:Mine", "run.out=mean"), 78, "E_CONFIG", 'train.loss, "net.py:Mine",',
+            "gives the mean over its samples", "return the sum over rows")
+    assert not (tmp_path / "mean").exists()
+    own(tmp_path, LOSS.format("-log_p.sum()"))
+    ok(train(2, config, "train.loss=net.py:Mine", "run.out=sum", "train.steps=3"))
+    ok(train(2, config, "run.out=built-in", "train.steps=3"))
+    assert [line["loss"] for line in steps(tmp_path / "sum")] == pytest.approx(
+        [line["loss"] for line in steps(tmp_path / "built-in")], rel=1e-5)
+
+
+@pytest.mark.parametrize("count", ["1", "len(target)"])
+def test_a_mean_is_a_mean_however_its_terms_are_counted(count: str) -> None:
+    import numpy as np
+
+    from mpitrain import nn, ops
+    from mpitrain.autograd import Tensor
+    from mpitrain.errors import ConfigError
+    from mpitrain.train.build.trial import try_loss
+    scope: dict[str, Any] = {"nn": nn, "ops": ops, "np": np}
+    exec(LOSS.format("-log_p.mean()") + f"    def count(self, target): return {count}\n", scope)
+    rng = np.random.default_rng(3)
+    output, target = Tensor(rng.standard_normal((4, 5)).astype(np.float32)), np.array([0, 4, 2, 2])
+    with pytest.raises(ConfigError, match="gives the mean over its samples"):
+        try_loss(scope["Mine"](), [output], target, target)
+
+
+def test_a_loss_of_pairs_of_samples_is_told_and_sums_are_not() -> None:
+    import numpy as np
+
+    from mpitrain import nn, ops
+    from mpitrain.autograd import Tensor
+    from mpitrain.train.build.trial import try_loss
+
+    class Pairs(nn.Loss):
+        def __call__(self, output: Any, target: Any) -> Any:
+            return (output.sum(0) * output.sum(0)).sum()
+
+    class Ignoring(nn.Loss):
+        kind = "classes"
+
+        def __call__(self, output: Any, target: Any) -> Any:
+            return ops.cross_entropy(output, target, ignore_index=2)
+
+    class Nothing(nn.Loss):
+        def __call__(self, output: Any, target: Any) -> Any:
+            return (output * 0.0).sum()
+
+    rng = np.random.default_rng(3)
+    output, labels = Tensor(rng.standard_normal((4, 5)).astype(np.float32)), np.array([0, 4, 2, 2])
+    assert "is not a sum over its samples" in try_loss(Pairs(), [output], output.array, output.array)
+    assert try_loss(Ignoring(), [output], labels, labels) == ""
+    assert try_loss(Nothing(), [output], output.array, output.array) == ""
+
+
+@pytest.mark.promise("D1")
+def test_a_model_that_returns_an_array_is_refused_before_the_start(tmp_path: Path) -> None:
+    config = own(tmp_path, """
+class Plain(nn.Linear):
+    def forward(self, x): return super().forward(x).array
+def net(): return nn.Sequential(("flat", nn.Flatten()), ("out", Plain(64, 10)))
+""")
+    refused(train(2, config, "run.out=a"), 78, "E_CONFIG", "the model must return a Tensor, found numpy:ndarray", "mpitrain.ops")
+
+
+CUT = """
+class Cut(nn.Module):
+    def forward(self, x): return Tensor(x.array)
+def net(): return nn.Sequential(("flat", nn.Flatten()), ("a", nn.Linear(64, 32)), ("cut", Cut()), ("b", {}))
+"""
+
+
+@pytest.mark.promise("D1")
+@pytest.mark.parametrize("keys", [(), ("comm.sharding=parameters",), ("mesh.pp=2",)])
+def test_parameters_that_no_gradient_reaches_are_named_once_and_a_model_of_them_alone_is_refused(
+        tmp_path: Path, keys: tuple[str, ...]) -> None:
+    config = own(tmp_path, CUT.format("nn.Linear(32, 10)"))
+    found = ok(train(2, config, "run.out=some", "train.steps=3", *keys))
+    line, = [line for line in found.out.splitlines() if "got no gradient" in line]
+    assert "2 of the model's parameters got no gradient in the first step" in line and "a.weight" in line and "b." not in line
+    own(tmp_path, CUT.format("nn.Linear(32, 10)").replace('("cut", Cut()), ("b", nn.Linear(32, 10))',
+                                                          '("b", nn.Linear(32, 10)), ("cut", Cut())'))
+    refused(train(2, config, "run.out=none", *keys), 70, "E_GRAPH", "no parameter of the model got a gradient", "mpitrain.ops")
+
+
+def test_a_default_run_and_one_with_frozen_parameters_say_nothing_of_gradients(tmp_path: Path) -> None:
+    config = own(tmp_path, """
+def net():
+    frozen = nn.Linear(64, 32)
+    frozen.weight.requires_grad = frozen.bias.requires_grad = False
+    return nn.Sequential(("flat", nn.Flatten()), ("a", frozen), ("b", nn.Linear(32, 10)))
+""")
+    assert "no gradient" not in ok(train(2, config, "run.out=a", "train.steps=2")).out
+    assert "no gradient" not in ok(train(3, write(tmp_path), "run.out=b", "train.steps=2", "train.micro_batches=4")).out
+
+
+# ---- NaN ------------------------------------------------------------------------------------------------------------
+
+SPOILT = """
+class Spoil(nn.Module):
+    \"\"\"NaN for the images whose pixels are those of `ROWS`, in training.\"\"\"
+    def forward(self, x):
+        if not self.training: return x
+        bad = np.isin(np.round(x.array.sum(axis=1) * 1e3).astype(int), np.load("bad.npy"))
+        return x * Tensor(np.where(bad, np.{kind}, 1).astype(x.dtype)[:, None])
+def net(): return nn.Sequential(("flat", nn.Flatten()), ("spoil", Spoil()), ("a", nn.Linear(64, 32)),
+                                ("norm", nn.BatchNorm1d(32)), ("b", nn.Linear(32, 10)))
+"""
+
+
+def spoilt(folder: Path, rows: list[int], kind: str = "nan") -> Path:
+    """A run whose second layer spoils these rows of the data."""
+    import numpy as np
+
+    from mpitrain.train.build.inputs import open_data
+    inputs = open_data("digits", transform=["standardise"])
+    inputs.transforms.fit(inputs.training, inputs.train_rows)
+    x = inputs.transforms(inputs.training.read(np.array(rows))[0]) if rows else np.zeros((0, 64), np.float32)
+    np.save(folder / "bad.npy", np.round(x.reshape(len(x), 64).sum(axis=1) * 1e3).astype(int))
+    return own(folder, SPOILT.format(kind=kind))
+
+
+def batch(step: int) -> list[int]:
+    """The rows of a step of the small run, counted from 1."""
+    from mpitrain.data import Sampler
+    from mpitrain.train.build.inputs import open_data
+    return [int(row) for row in Sampler(open_data("digits").train_rows, 48, seed=0).rows(step - 1)]
+
+
+@pytest.mark.promise("D1")
+def test_a_run_that_stops_at_nan_names_the_sample_and_leaves_a_record(tmp_path: Path) -> None:
+    row = batch(4)[30]
+    refused(train(2, spoilt(tmp_path, [row]), "run.out=a", "log.every=7"), 79, "E_NAN", "rank=1/2", "step=4", "micro-batch 1 ",
+            'the layer "spoil" (Spoil)', f"samples {row};", "digits", "no parameter was changed")
+    found = json.loads((tmp_path / "a/errors/step-4.json").read_text())
+    cause, = found["causes"]
+    assert (found["step"], found["seed"], cause["rank"], cause["micro_batch"], cause["rows"]) == (4, 0, 1, 1, [row])
+    assert list(cause["files"].values()) == [[row]]
+    ok(train(2, spoilt(tmp_path, []), "run.out=b", "train.steps=5"))
+    assert not (tmp_path / "b/errors").exists()
+
+
+@pytest.mark.promise("D1", "D8")
+@pytest.mark.parametrize(("keys", "kind"), [((), "nan"), (("comm.sharding=parameters", "train.micro_batches=4"), "inf"),
+                                            (("mesh.pp=2",), "nan"), (("comm.node_shared=true", "optimizer.clip_norm=0"), "inf"),
+                                            (("train.reproducible=layout", "train.micro_batches=4"), "nan")])
+def test_a_step_that_is_left_out_changes_nothing_and_the_run_goes_on(tmp_path: Path, keys: tuple[str, ...], kind: str) -> None:
+    """Against a run of three steps: the fourth, left out, is the last one, and leaves its parameters and statistics."""
+    same = ("optimizer.schedule=constant", "optimizer.warmup_steps=0", *keys)
+    bad = batch(4)[30]
+    config = spoilt(tmp_path, [bad], kind)
+    ok(train(2, config, "run.out=three", "train.steps=3", *same))
+    found = ok(train(2, config, "run.out=four", "train.steps=4", "train.on_nan=skip", *same))
+    three, four = record(tmp_path / "three"), record(tmp_path / "four")
+    assert four["parameters_sha256"] == three["parameters_sha256"] and four["buffers_sha256"] == three["buffers_sha256"]
+    line, = [line for line in found.out.splitlines() if "left out" in line]
+    assert line.startswith("step 4  left out: the loss of micro-batch") and "1 left out so far" in line
+    assert f"samples {bad}" in line or "slices of the parameters" in line
+    assert [line.get("skipped") for line in steps(tmp_path / "four")] == [None, None, None, 1]
+    assert without_times(steps(tmp_path / "four"))[:3] == without_times(steps(tmp_path / "three"))
+    ok(train(2, config, "run.out=six", "train.steps=6", "train.on_nan=skip", *same))
+    six = steps(tmp_path / "six")
+    assert [line.get("skipped") for line in six] == [None, None, None, 1, 1, 1] and six[3]["loss"] is None
+    assert all(line["loss"] is not None for line in lines(tmp_path / "six") if line["step"] != 4)
+
+
+OVERFLOW = """
+from mpitrain.autograd import Function
+class Overflow(Function):
+    @staticmethod
+    def forward(ctx, x): return x.copy()
+    @staticmethod
+    def backward(ctx, grad): return (grad * np.float32(np.inf),)
+class Over(nn.Linear):
+    def forward(self, x):
+        bad = np.isin(np.round(x.array.sum(axis=1) * 1e3).astype(int), np.load("bad.npy")) if self.training else np.zeros(1, bool)
+        return Overflow.apply(super().forward(x)) if bad.any() else super().forward(x)
+def net(): return nn.Sequential(("flat", nn.Flatten()), ("a", Over(64, 32)), ("b", nn.Linear(32, 10)))
+"""
+
+
+@pytest.mark.promise("D1", "D8")
+def test_a_gradient_that_overflows_on_one_rank_is_left_out_before_the_update_also_between_log_lines(tmp_path: Path) -> None:
+    """The loss is finite: the norm alone shows it. A run that stops finds it where it looks, at the latest in the next loss."""
+    spoilt(tmp_path, [batch(4)[30]])
+    config, same = own(tmp_path, OVERFLOW), ("optimizer.schedule=constant", "optimizer.warmup_steps=0", "optimizer.clip_norm=0")
+    ok(train(2, config, "run.out=three", "train.steps=3", *same))
+    ok(train(2, config, "run.out=four", "train.steps=4", "train.on_nan=skip", "log.every=50", *same))
+    assert record(tmp_path / "four")["parameters_sha256"] == record(tmp_path / "three")["parameters_sha256"]
+    found = json.loads((tmp_path / "four/errors/step-4.json").read_text())
+    assert found["causes"][0]["rows"] == batch(4) and 'the gradient of "a.' in found["causes"][0]["message"]
+    refused(train(2, config, "run.out=seen", *same), 79, "E_NAN", "step=4", 'the gradient of "a.', "no parameter was changed")
+    refused(train(2, config, "run.out=late", "log.every=50", *same), 79, "E_NAN", "step=5", "which an earlier step has spoilt")
+
+
+@pytest.mark.promise("D1")
+def test_too_many_steps_left_out_in_a_row_end_the_run_on_all_ranks(tmp_path: Path) -> None:
+    config = own(tmp_path, """
+class Log(nn.Module):
+    def forward(self, x): return ops.log(x) if self.training else x
+def net(): return nn.Sequential(("flat", nn.Flatten()), ("a", nn.Linear(64, 10)), ("bad", Log()))
+""")
+    result = train(2, config, "run.out=a", "train.on_nan=skip")
+    refused(result, 79, "E_NAN", "step=10", "10 steps in a row were not finite", '"bad" (Log)')
+    assert result.out.count("left out:") == 10 and len(list((tmp_path / "a/errors").glob("step-*.json"))) == 10
+
+
+def test_a_policy_whose_ranks_may_have_other_gradients_cannot_leave_steps_out(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("from mpitrain.parallel.policies.replicated import Replicated\n"
+                                     "class Policy(Replicated): pass\n")
+    result = train(1, write(tmp_path), "train.on_nan=skip", "comm.sharding=own.py:Policy")
+    refused(result, 78, "E_CONFIG", 'train.on_nan = "skip"', "a gradient of its own")
