@@ -107,6 +107,11 @@ class DesyncError(MpitrainError):
     code, exit_code = "E_DESYNC", 76
 
 
+class MismatchError(DesyncError):
+    """Ranks were started with different configurations, programs or versions."""
+    code = "E_MISMATCH"
+
+
 class AccessError(MpitrainError):
     """The operating system refuses permission."""
     code, exit_code = "E_PERMISSION", 77
@@ -158,6 +163,14 @@ def said(error: BaseException) -> str:
     except Exception as another:                              # a user's own __str__ failed; the first error is the one to report
         return f"(it cannot be printed: {type(another).__name__})"
     return text if text.strip() else ""
+
+
+def numbered(what: str, numbers: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 0, 1, 4``; the middle of a long list is left out."""
+    names = [str(number) for number in numbers]
+    if len(names) > LISTED:
+        names[LISTED - 2:-1] = ["..."]
+    return f"{what}{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

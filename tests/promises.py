@@ -100,7 +100,6 @@ PROMISES = {
 PARTLY = {
     "A2": "want of memory is not said",
     "A3": "below 1.4 GB the wrong cause is named; shared windows hang the start",
-    "A7": "the field is not always named, code is not compared",
     "B3": "a file limit below a shared window hangs the start",
     "B9": "only numerics and the way gradients are summed",
     "B11": "a warning where the file system has no locks",

@@ -64,6 +64,7 @@ class Checkpoint:
     meta: dict[str, Any]
     parts: tuple[Part, ...]
     arrays: dict[str, StoredArray]
+    hashes: dict[str, str]           # as `State.hashes` gives them; without those that a checkpoint of before does not have
 
     def verify(self) -> None:
         """Read every byte and compare the SHA-256 of each part; CheckpointError names the file that differs."""
@@ -190,7 +191,8 @@ def _parse(folder: Path, body: dict[str, Any]) -> Checkpoint:
             used[piece.part] += math.prod(piece.shape) * array.dtype.itemsize
     for part, held in zip(parts, used, strict=True):
         _need(held <= part.size, f"{part.file} of {part.size} bytes cannot hold {held}")   # a small file must not fill memory
-    return Checkpoint(folder, _natural(body["step"]), body["meta"], parts, arrays)
+    hashes = {str(name): _digest(sha256) for name, sha256 in body.get("hashes", {}).items()}
+    return Checkpoint(folder, _natural(body["step"]), body["meta"], parts, arrays, hashes)
 
 
 def _parse_part(folder: Path, about: dict[str, Any]) -> Part:

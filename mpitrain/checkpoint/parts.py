@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mpitrain.checkpoint.hashes import stored_hashes
 from mpitrain.checkpoint.manifest import FORMAT, VERSION, body_sha256
 from mpitrain.errors import StorageError
 from mpitrain.files import hdf5_file
@@ -61,6 +62,7 @@ def manifest_text(step: int, meta: Mapping[str, Any], parts: Sequence[dict[str, 
             known = arrays.setdefault(name, about)
             assert (known["dtype"], known["shape"]) == (about["dtype"], about["shape"]), f"ranks disagree about {name}"
             known["pieces"].append({"part": index, **piece})
-    body = {"format": FORMAT, "version": VERSION, "step": step, "meta": dict(meta), "parts": written, "arrays": arrays}
+    body = {"format": FORMAT, "version": VERSION, "step": step, "meta": dict(meta), "parts": written, "arrays": arrays,
+            "hashes": stored_hashes(arrays)}
     body = json.loads(json.dumps(body))                   # as a reader will see it: keys are strings
     return json.dumps({**body, "sha256": body_sha256(body)}, indent=1)

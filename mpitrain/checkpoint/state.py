@@ -23,7 +23,7 @@ from mpitrain.checkpoint.parts import Piece
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.data import Transforms
-from mpitrain.errors import NumericsError
+from mpitrain.errors import CheckpointError, NumericsError
 from mpitrain.nn import Module
 from mpitrain.nn.parameter import Described
 from mpitrain.optim import Optimizer
@@ -160,12 +160,6 @@ class State:
         """Whether this rank has only a part of the model."""
         return self.mesh is not None and (self.mesh.cuts_model or self._has_slices)
 
-    def own_sha256(self) -> str:
-        """The hash of this rank's parameters and buffers, equal on ranks that have the same part; "" for slices, which no
-        other rank has."""
-        ours = [one for kind in (self.parameters, self.buffers) for one in kind.placed()]
-        return "" if self._has_slices else total_sha256(array_line(one.leaf.name, asnumpy(one.array)) for one in ours)
-
     def arrays(self) -> dict[str, Array]:
         """The arrays of which this rank has whole parts, in place, by names that end with the leaf's own."""
         return {f"{kind.prefix}/{one.leaf.name}": one.array for kind in self.kept for one in kind.placed() if one.first is None}
@@ -206,6 +200,16 @@ class State:
             self.policy.values_written()
         for leaf in (*self.model.parameters(), *(b for _, b in self.model.named_buffers())):
             leaf.mark_changed()
+        self._compare(checkpoint)
+
+    def _compare(self, checkpoint: Checkpoint) -> None:
+        """CheckpointError where the values in memory are not those that the ranks agreed on before they were saved."""
+        found = self.hashes() if checkpoint.hashes else {}
+        for name, saved in checkpoint.hashes.items():
+            if found.get(name) != saved:
+                raise CheckpointError(f"{name} of the values in memory is {found.get(name, '')[:12]}.., that of the saved ones "
+                                      f"{saved[:12]}..: the memory of this node may be faulty; start again on another one",
+                                      file=checkpoint.folder)
 
     def hashes(self) -> dict[str, str]:
         """``parameters_sha256`` and ``buffers_sha256``, as in run.json, for this rank's copy; communicates only if no rank has a

@@ -89,6 +89,7 @@ class TrainConfig:
     on_nan: Literal["stop", "skip"] = "stop"      # a step whose loss or gradient is not finite ends the run, or is left out
     threads: int = 0                         # per rank; 0: the cores bound to it, shared out
     eval_every: int = 0                      # steps; 0: after each epoch
+    compare_every: int | str = "auto"        # steps between comparisons of the ranks' state; 0: at checkpoints and the end only
     stop_before: str = ""                    # a time, by which the run has saved and stopped; default: Slurm's end of the job
     recompute: bool | int | tuple[str, ...] = False     # keep block inputs, not activations: all blocks', the first ones', these
     stall_s: float = 600.0                   # seconds without progress that are a stall; 0: nobody watches

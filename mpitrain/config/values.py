@@ -58,6 +58,13 @@ def numbers(config: Config) -> Iterator[Refusal]:
                f"set it to {CommConfig.bucket_mb} if in doubt", ("comm.bucket_mb",))
 
 
+def intervals(config: Config) -> Iterator[Refusal]:
+    every = config.train.compare_every
+    if not (every == "auto" if isinstance(every, str) else every >= 0):
+        yield (f'train.compare_every must be a number of steps, 0 or more, or "auto", found {toml(every)}',
+               ("train.compare_every",))
+
+
 def lists(config: Config) -> Iterator[Refusal]:
     t, o = config.train, config.optimizer
     if any(step < 0 for step in o.milestones):
@@ -113,7 +120,7 @@ def times(config: Config) -> Iterator[Refusal]:
                ("train.stop_before",))
 
 
-VALUES = (length_of_the_run, numbers, lists, words, one_thread, finite, times)
+VALUES = (length_of_the_run, numbers, intervals, lists, words, one_thread, finite, times)
 
 
 def _written(value: float | str) -> str:

@@ -228,13 +228,13 @@ class Run(AbstractContextManager["Run"]):
         on_first(control, begin)
         if latest is not None and self.comm.rank == 0:
             trainer.observers.append(TimeLeft(latest, trainer.stop, saver.save_s))
+        if self.comm.size > 1:
+            from mpitrain.train.observers.agreement import Agreement
+            trainer.observers.append(Agreement(job.state, control, config.train.compare_every))
         self.process.on_terminate(trainer.terminated)
         began = time.time()
         metrics = trainer.fit()
-        if job.state.is_cut:
-            job.context.copies.agree(job.state.own_sha256(), "the final parameters of their part")
         hashes = job.state.hashes()
-        control.agree(hashes, "the final parameters")
         record = about | hashes | {
             "status": "done", "steps": job.plan.steps, "seconds": round(time.time() - began, 3), "metrics": plain_values(metrics),
             "memory": as_json(forecast, memory.uses), "checkpoints": saver.times()}
@@ -277,7 +277,8 @@ class Run(AbstractContextManager["Run"]):
                 loss = context.loss(make_loss(config, session.inputs.tokens))
                 policy = choose_to_evaluate(Setup(config, context, device))
                 policy.initialise()
-                State(context.stage.model, None, session.inputs.transforms, whole=model, policy=policy).restore(found)
+                State(context.stage.model, None, session.inputs.transforms, whole=model, mesh=session.mesh,
+                      control=session.control, policy=policy).restore(found)
                 feed = context.feed(device, policy.layout.dtype, tokens=session.inputs.tokens)
                 inference = Inference(context.stage, feed, context.neighbours)
                 read, n_chunks = session.inputs.chunks(try_samples(inference, loss, session.inputs, placement,

@@ -10,10 +10,10 @@ from mpitrain.backend import keep_freed_memory
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.pulse import Pulse
 from mpitrain.comm.job.start import launched_rank
-from mpitrain.comm.job.together import on_first
+from mpitrain.comm.job.together import on_first, same_everywhere
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.shared.leftovers import SHARED_MEMORY, remove_leftovers
-from mpitrain.config import Config, to_toml
+from mpitrain.config import Config
 from mpitrain.errors import MpitrainError
 from mpitrain.train.build.inputs import describe_files, open_inputs
 from mpitrain.train.intervals import Plan
@@ -44,9 +44,9 @@ class Session:
         first = all(place.host != node[0].host for place in self.places[:control.rank])      # of its host
         self.notes = self.told_once([remove_leftovers(SHARED_MEMORY) if first else "", "" if pulse is None else pulse.obstacle,
                                      threads.crowded(self.threads, node), environment.slow_blas()])      # slow settings are told
-        control.agree(to_toml(config), "the configuration")
-        installed = environment.versions()
-        control.agree({name: installed.get(name) for name in ("mpitrain", "numpy", "numba", "h5py")}, "package versions")
+        if control.size > 1:
+            from mpitrain.train.machine.identity import identity
+            same_everywhere(control, identity(config))
         self.files = on_first(control, files)
         with guard.symmetric():
             self.inputs = open_inputs(self.files, validation=d.validation, seed=config.run.seed, stride=d.stride,

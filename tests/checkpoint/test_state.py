@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from mpitrain import data, models, optim
-from mpitrain.checkpoint.manifest import load
+from mpitrain.checkpoint import store
+from mpitrain.checkpoint.manifest import Checkpoint, load
 from mpitrain.checkpoint.state import State
 from mpitrain.errors import CheckpointError
 
@@ -49,3 +50,29 @@ def test_parameters_alone_come_from_a_run_with_another_optimizer() -> None:
     found = state(optimizer="sgd")
     found.load_parameters(load(BEFORE))
     assert found.hashes()["parameters_sha256"] == SHA256
+
+
+def test_a_checkpoint_has_the_hashes_of_the_state_that_was_saved(tmp_path: Path) -> None:
+    saved = state()
+    saved.restore(load(BEFORE))
+    found = load(store.save(tmp_path, 3, saved.pieces(), {}))
+    assert found.hashes == {"parameters_sha256": SHA256} and load(BEFORE).hashes == {}             # the model has no buffers
+
+
+@pytest.mark.promise("B5")
+def test_values_that_are_not_those_that_were_saved_are_refused_once_they_are_in_memory(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = state()
+    saved.restore(load(BEFORE))
+    found = load(store.save(tmp_path, 3, saved.pieces(), {}))
+    state().restore(found)
+    whole = Checkpoint.read
+
+    def damaged(self: Checkpoint, name: str, *place: object) -> np.ndarray:
+        values = whole(self, name, *place)                    # type: ignore[arg-type]
+        values.reshape(-1)[:1].view(np.uint32)[...] ^= 1 if name.startswith("parameters/") else 0
+        return values
+    monkeypatch.setattr(Checkpoint, "read", damaged)
+    for take in (State.restore, State.load_parameters):
+        with pytest.raises(CheckpointError, match="parameters_sha256 of the values in memory is .*, that of the saved"):
+            take(state(), found)

@@ -18,6 +18,7 @@ from mpitrain.checkpoint import store
 from mpitrain.comm.shared.node import Node
 from mpitrain.config.sections import STATES
 from mpitrain.errors import ConfigError, NumericsError, StorageError
+from mpitrain.parallel.gradients.replicas import checksum
 from mpitrain.parallel.policies.node_shared import NodeShared
 from mpitrain.placement.bytes import predicted
 from mpitrain.train.build.assembly import Job
@@ -153,7 +154,7 @@ def run_on_nodes(comm: Any, kind: str, count: int, **options: Any) -> list[float
         said = [note for note in job.trainer.notes if note.startswith("comm.node_shared")]
         assert len(said) == (kind == "parameters")            # has no copies to have one of
         found = steps(job, count)
-        job.channel.agree(job.state.own_sha256(), "the copies of the nodes")
+        job.channel.agree(checksum(job.state.arrays()), "the copies of the nodes")
         return found
 
 

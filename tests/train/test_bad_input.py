@@ -276,7 +276,8 @@ def test_ranks_with_different_configurations_are_refused(tmp_path):
     a, b = write(tmp_path), write(tmp_path, SMALL.replace("lr = 3e-3", "lr = 4e-3"), "other.toml")
     each = [sys.executable, "-m", "mpitrain", "train"]
     command = [find_mpirun(), "-n", "1", *each, str(a), "run.name=x", ":", "-n", "1", *each, str(b), "run.name=x"]
-    refused(Job(command, clean_environment(), tmp_path).finish(60), 76, "E_DESYNC", "the configuration")
+    refused(Job(command, clean_environment(), tmp_path).finish(60), 76, "E_MISMATCH",
+            "optimizer.lr is 0.003 on rank 0 and 0.004 on rank 1")
 
 
 @pytest.mark.promise("D1")

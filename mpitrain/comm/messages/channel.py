@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from mpitrain.comm.messages.prepare import ALONE, Plan, Prepared, Recipe, dtype_
 from mpitrain.comm.messages.program import MESSAGE_BYTES
 from mpitrain.comm.messages.progress import Progress
 from mpitrain.comm.messages.signature import Signature, data_tag
-from mpitrain.errors import DesyncError, ShapeError
+from mpitrain.errors import DesyncError, ShapeError, numbered
 from mpitrain.kernels.wire import Format, wire_format
 from mpitrain.schedules.collectives import binomial_broadcast, choose, part
 from mpitrain.schedules.steps import Algorithm
@@ -173,8 +173,9 @@ class Channel:
         values = self.gather_objects(value)
         different = [rank for rank, other in enumerate(values) if other != values[0]]
         if different:
+            has = "has" if len(different) == 1 else "have"
             raise DesyncError(f"ranks disagree about {what}: rank 0 has {json.dumps(values[0])}, "
-                              f"{_ranks(different)} {json.dumps(values[different[0]])}")
+                              f"{numbered('rank', different)} {has} {json.dumps(values[different[0]])}")
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
@@ -257,8 +258,3 @@ class Channel:
         """The start of the channel's next collective."""
         self._sequence += 1
         return Start(self.comm, self.name, self._sequence, signature, self.progress, finish)
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    names = [str(rank) for rank in ranks]
-    return f"rank {names[0]} has" if len(names) == 1 else f"ranks {', '.join(names)} have"

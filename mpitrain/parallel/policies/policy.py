@@ -116,6 +116,10 @@ class Policy(ABC):
         """The norm of the gradient of the whole model, of which this rank has `own`. It communicates."""
         return GradientNorm(own, self.mesh, self.context.parts)
 
+    def unlike(self, step: int) -> Sequence[str]:
+        """The kinds of state of which ranks with the same part have bits of their own after `step`: others are compared."""
+        return ()
+
     def settle(self) -> None:                                # noqa: B027  (most have nothing to do)
         """The end of an update. By default every rank has written memory of its own."""
 

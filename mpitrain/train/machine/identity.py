@@ -1,0 +1,72 @@
+"""The items in which the ranks of a run must be equal: configuration, versions, the user's code, and this package's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mpitrain
+from mpitrain.backend import native
+from mpitrain.config.sections import SECTIONS, Config
+from mpitrain.config.values import toml
+from mpitrain.train.machine.environment import versions
+
+SOURCES = (".py", ".c", ".h")
+PACKAGES = ("mpitrain", "numpy", "numba", "h5py")
+
+
+def identity(config: Config) -> dict[str, str]:
+    """Name and value of each item, as messages show them. Files are read: 5 ms for the 280 of this package."""
+    found = dict(items(config))
+    files = {path.name if path.parent == config.folder else str(path): path for path in user_files(config)}
+    found |= {f"the file {name} (SHA-256)": sha256(path) for name, path in files.items()}
+    installed = versions()
+    found |= {f"the version of {name}": installed.get(name, "absent") for name in PACKAGES}
+    found["the byte order"] = sys.byteorder
+    for top, folder in (("mpitrain", Path(mpitrain.__file__).parent), ("native", native.source_folder())):
+        found |= {f"the source {top}/{path.relative_to(folder)} (SHA-256)": sha256(path)
+                  for path in sorted(folder.rglob("*")) if path.suffix in SOURCES}
+    return found
+
+
+def items(config: Config) -> Iterator[tuple[str, str]]:
+    """``section.key`` and the value as TOML, of every key."""
+    for section in SECTIONS:
+        values = dataclasses.asdict(getattr(config, section))
+        values |= values.pop("arguments", {})
+        for key, value in values.items():
+            yield f"{section}.{key}", f"{value.__module__}.{value.__qualname__}" if callable(value) else toml(value)
+
+
+def user_files(config: Config) -> list[Path]:
+    """The files of the user's code that the configuration names."""
+    def texts(value: Any) -> Iterator[str]:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            yield from (text for inner in value.values() for text in texts(inner))
+        elif isinstance(value, (list, tuple)):
+            yield from (text for inner in value for text in texts(inner))
+    named = [file_named(text, config.folder) for section in SECTIONS for text in texts(vars(getattr(config, section)))]
+    return sorted({path for path in named if path is not None})
+
+
+def file_named(name: str, folder: Path) -> Path | None:
+    """The file of ``package.module:name`` or ``path/file.py:name``, seen from `folder`, if there is one; nothing is imported."""
+    source, colon, attribute = name.rpartition(":")
+    if not (colon and attribute.isidentifier()):
+        return None
+    if not source.endswith(".py"):
+        if not all(part.isidentifier() for part in source.split(".")):
+            return None
+        source = f"{source.replace('.', '/')}.py"
+    return folder / source if (folder / source).is_file() else None
+
+
+def sha256(path: Path) -> str:
+    """The first 12 hexadecimal digits: enough to see a difference."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
