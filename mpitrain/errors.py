@@ -94,8 +94,13 @@ class StorageError(MpitrainError):
 
 
 class PeerError(MpitrainError):
-    """A rank was lost, or nothing moved for too long."""
+    """A rank was lost."""
     code, exit_code = "E_PEER", 75
+
+
+class StallError(PeerError):
+    """A rank stands still. The watcher says so (`comm.job.watcher`), for that rank may be unable to."""
+    code, exit_code = "E_STALL", 75
 
 
 class DesyncError(MpitrainError):

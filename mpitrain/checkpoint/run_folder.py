@@ -20,7 +20,7 @@ from mpitrain.errors import OutputError
 from mpitrain.files.disk import FILE_MODE, make_folder, refuse_strangers, storage_error, sync_folder, write_file
 
 FILES = ("config.toml", "metrics.jsonl", "run.json", "trace.json")
-ERRORS = re.compile(r"(rank|step)-[0-9]{1,9}\.json")
+ERRORS = re.compile(r"(rank|step)-[0-9]{1,9}\.(json|stack\.txt)")
 UNFINISHED = ".tmp"                                       # the suffix while writing; one job holds the folder, so one name does
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
