@@ -111,6 +111,16 @@ def finite(config: Config) -> Iterator[Refusal]:
                 yield f"{section}.{key} must be finite, found {toml(value)}", (f"{section}.{key}",)
 
 
+def texts(config: Config) -> Iterator[Refusal]:
+    """Names must be text: config.toml, run.json and checkpoints are UTF-8, and name them."""
+    for section in SECTIONS:
+        values = dict(vars(getattr(config, section)))
+        for key, value in (values | values.pop("arguments", {})).items():
+            if not _is_text(value):
+                yield (f"{section}.{key} = {toml(value)} is not UTF-8, and the run's files, which name it, are; rename it",
+                       (f"{section}.{key}",))
+
+
 def times(config: Config) -> Iterator[Refusal]:
     text = config.train.stop_before
     try:
@@ -120,7 +130,7 @@ def times(config: Config) -> Iterator[Refusal]:
                ("train.stop_before",))
 
 
-VALUES = (length_of_the_run, numbers, intervals, lists, words, one_thread, finite, times)
+VALUES = (texts, length_of_the_run, numbers, intervals, lists, words, one_thread, finite, times)
 
 
 def _written(value: float | str) -> str:
@@ -135,6 +145,15 @@ def _is_finite(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_is_finite, value))
     return not isinstance(value, float) or math.isfinite(value)
+
+
+def _is_text(value: Any) -> bool:
+    """Whether every word in a value is text: Python reads bytes of names that are no UTF-8 as lone surrogates."""
+    if isinstance(value, dict):
+        return all(map(_is_text, [*value, *value.values()]))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_text, value))
+    return not isinstance(value, str) or not any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def toml(value: Any) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mpitrain.comm.job.start import launched
-from mpitrain.files.disk import storage_error, write_fully
+from mpitrain.files.disk import FILE_MODE, storage_error, write_fully
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -34,7 +34,7 @@ class Metrics:
         self._fd: int | None = None
         if path is not None:
             try:
-                self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+                self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
                 self._end = os.lseek(self._fd, 0, os.SEEK_END)
             except OSError as error:
                 raise storage_error(error, "opening", path) from error
