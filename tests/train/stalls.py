@@ -24,7 +24,7 @@ STEP = 4
 
 
 def stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)        # of the process, another thread might take it later
 
 
 def hold_the_interpreter() -> None:
@@ -78,7 +78,7 @@ def before(thing: Any, name: str, due: Callable[..., bool] = lambda *arguments: 
 
 def arm() -> None:
     """Late imports: a rank may be stopped before them."""
-    from mpitrain.checkpoint import store
+    from mpitrain.checkpoint.saver import Saver
     from mpitrain.data.loader import SampleReader
     from mpitrain.parallel.gradients.reducer import GradientReducer
     from mpitrain.parallel.pipeline import runner
@@ -107,7 +107,7 @@ def arm() -> None:
     elif PHASE == "evaluation":
         before(Evaluator, "_sums")
     elif PHASE == "save":
-        before(store, "save")
+        before(Saver, "start")
     elif PHASE == "finish":
         old = Trainer._finish
 
