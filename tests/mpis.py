@@ -90,7 +90,7 @@ class Mpi:
         return "right" if not result.rc else self.failed(result)
 
     def killed_rank(self) -> str:
-        return self.fault("kill", rc=(137, 9), lines=(0, 1))
+        return self.fault("kill", rc=(137, 9, 255), lines=(0, 1))
 
     def exception(self) -> str:
         return self.fault("bug", rc=(70,), lines=(1,))

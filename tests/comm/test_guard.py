@@ -144,7 +144,7 @@ def test_ranks_in_different_collectives_are_told_both_before_a_value_is_used(nam
 @pytest.mark.promise("A2")
 def test_a_killed_rank_ends_the_job() -> None:
     result = run("kill", 1, n=3)
-    assert result.rc in (137, 9) and seconds_after_failure(result) < LIMIT
+    assert result.rc in (137, 9, 255) and seconds_after_failure(result) < LIMIT
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
