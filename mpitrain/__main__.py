@@ -8,11 +8,13 @@ if sys.path and sys.path[0] in ("", ".") or not sys.flags.safe_path and sys.argv
     sys.path[:] = [p for p in sys.path if p not in ("", ".", os.getcwd())]
 
 
+from mpitrain.comm.job import streams
 from mpitrain.comm.job.signals import StopRequest
 
 stop = StopRequest()
 if sys.argv[1:2] == ["train"]:
     stop.listen()                                 # before the heavy imports
+streams.provide()
 
 
 def main() -> None:

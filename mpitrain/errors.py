@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 LISTED = 12                    # a message lists at most so many known names
+LONGEST_NAME = 200             # characters; a longer name is no slip of a known one, and to compare megabytes takes seconds
 FIELDS = ("step", "file", "dataset", "row", "offset")     # printed in this order
 
 
@@ -93,8 +94,13 @@ class StorageError(MpitrainError):
 
 
 class PeerError(MpitrainError):
-    """A rank was lost, or nothing moved for too long."""
+    """A rank was lost."""
     code, exit_code = "E_PEER", 75
+
+
+class StallError(PeerError):
+    """A rank stands still. The watcher says so (`comm.job.watcher`), for that rank may be unable to."""
+    code, exit_code = "E_STALL", 75
 
 
 class DesyncError(MpitrainError):
@@ -172,7 +178,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """`` (did you mean "x"?)`` for the closest known name, or the list of known names, cut off where it is long."""
     import difflib  # few runs have a mistake
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6) if len(name) <= LONGEST_NAME else []
     if close:
         return f' (did you mean "{close[0]}"?)'
     listed = known if len(known) <= LISTED else [*known[:LISTED], "..."]

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from functools import cache
 
 import psutil
-from launch import ROOT, Job, Result, clean_environment, find_mpirun, is_python, tagged
+from launch import ROOT, Job, Result, clean_environment, find_mpirun, is_python, is_watcher, tagged
 
 SCRIPT = ROOT / "tests/two_hosts.sh"
 NAMES = ("left", "right")
@@ -83,6 +83,10 @@ class Hosts:
                    *map(os.fspath, args)]
         return HostJob(command, ours, cwd)
 
+    def cut(self) -> None:
+        """The link is down from now on; nobody is told."""
+        subprocess.run([*self._enter, "ip", "-n", "left", "link", "set", "link0", "down"], check=True, env=environment())
+
     def bytes_sent(self, name: str) -> int:
         """Bytes that have left a host over the link, headers and acknowledgements included."""
         command = [*self._enter, "ip", "netns", "exec", name, "cat", "/sys/class/net/link0/statistics/tx_bytes"]
@@ -94,7 +98,7 @@ class HostJob(Job):
 
     def ranks(self) -> list[int]:
         """Ids of the Python processes of both hosts, without mpirun, its daemons and what starts them."""
-        return [pid for pid in tagged(self.tag) if is_python(pid)]
+        return [pid for pid in tagged(self.tag) if is_python(pid) and not is_watcher(pid)]
 
     def signal(self, number: int) -> None:
         """Send a signal to `mpirun`."""

@@ -79,8 +79,8 @@ class Job:
         return (self._folder / "err").read_text(errors="replace")
 
     def ranks(self) -> list[int]:
-        """Ids of the processes `mpirun` started (not its own), as far as they run now."""
-        return [pid for pid in tagged(self.tag) if pid != self.process.pid]
+        """Ids of the processes `mpirun` started (not its own, and not those that watch them), as far as they run now."""
+        return [pid for pid in tagged(self.tag) if pid != self.process.pid and not is_watcher(pid)]
 
     def wait_for(self, text: str, timeout: float = 30) -> None:
         """Return when `text` has appeared on stdout; AssertionError if the job ends or the time passes before."""
@@ -211,6 +211,12 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def is_python(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return b"python" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+    return False
+
+
+def is_watcher(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"job.watcher" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 

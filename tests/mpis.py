@@ -38,9 +38,14 @@ class Mpi:
         self.hashes: set[str] = set()
         (scratch / "run.toml").write_text(SMALL)
 
+    def environment(self) -> dict[str, str]:
+        """Intel MPI's mpirun is a script that looks for its programs on PATH."""
+        clean = clean_environment()
+        return {**clean, "PATH": f"{self.folder / 'bin'}:{clean['PATH']}"}
+
     def job(self, n: int, *arguments: str, timeout: float = 60) -> Result:
         command = [str(self.folder / "bin/mpirun"), "-n", str(n), str(self.folder / "bin/python"), *arguments]
-        environment = {**clean_environment(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_DEBUG_TEMPROOT": str(self.scratch)}
+        environment = {**self.environment(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_DEBUG_TEMPROOT": str(self.scratch)}
         return Job(command, environment, self.scratch).finish(timeout)
 
     def train(self, n: int, out: str, *options: str) -> Result:
@@ -62,7 +67,7 @@ class Mpi:
 
     def launch_tests(self) -> str:
         done = subprocess.run([self.folder / "bin/python", "-m", "pytest", "-q", "-m", "not slow and not gpu", "-p",
-                               "no:cacheprovider", *LAUNCH], cwd=ROOT, env=clean_environment(), capture_output=True, text=True)
+                               "no:cacheprovider", *LAUNCH], cwd=ROOT, env=self.environment(), capture_output=True, text=True)
         counts = re.findall(r"(\d+) (passed|failed|skipped|error)", done.stdout)
         if done.returncode:
             print(done.stdout[-6000:], file=sys.stderr)

@@ -114,6 +114,28 @@ def test_nothing_unpickles_or_evaluates() -> None:
         assert not {"eval", "exec"} & set(called), path
 
 
+PICKLING = {"bcast", "allgather", "alltoall", "isend", "irecv", "issend", "sendrecv", "recv", "ssend", "bsend", "scan", "exscan"}
+OURS_TOO = {"allreduce", "gather", "scatter", "reduce", "send"}         # names of our channels' methods, which send buffers
+
+
+def pickling_calls(source: str) -> list[str]:
+    """Calls of mpi4py's lower-case methods, which pickle what they send."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            whose = ast.unparse(node.func.value).rpartition(".")[2]
+            if node.func.attr in PICKLING or node.func.attr in OURS_TOO and whose in ("comm", "host", "world", "base"):
+                found.append(ast.unparse(node.func))
+    return found
+
+
+@pytest.mark.promise("F1", "F11")
+def test_ranks_send_each_other_buffers_and_json_and_never_pickles() -> None:
+    assert pickling_calls("comm.bcast(1); self.comm.allreduce(2); channel.allreduce(x); comm.Bcast(x)") == \
+        ["comm.bcast", "self.comm.allreduce"]
+    assert {str(path.relative_to(PACKAGE)): calls for path in FILES if (calls := pickling_calls(path.read_text()))} == {}
+
+
 def test_importing_the_package_starts_no_mpi_and_loads_nothing_heavy() -> None:
     program = ("import sys, mpitrain; heavy = {'mpi4py', 'numba', 'h5py', 'cupy', 'rich', 'numpy'} & set(sys.modules); "
                "assert not heavy, heavy")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from mpitrain.comm.job.failure import describe
 from mpitrain.config import SECTIONS, Config, load_config, to_toml
 from mpitrain.errors import ConfigError, MissingError, MpitrainError
 
@@ -186,6 +189,31 @@ def test_a_missing_or_unreadable_file_is_an_error_of_its_own(tmp_path):
     (tmp_path / "net.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(MpitrainError, match="not valid TOML"):
         load_config(tmp_path / "net.toml", [])
+
+
+@pytest.mark.promise("F2")
+def test_a_deep_or_huge_configuration_is_refused_in_a_line_at_once(tmp_path):
+    for text, words in (("a = " + "[" * 5000 + "]" * 5000, "more than 32 deep"),
+                        ("a = " + "[" * 40 + "]" * 40, "more than 32 deep"),
+                        (GOOD + "k" * (10 << 20) + " = 1\n", "at most 1,048,576 bytes"),
+                        (GOOD + "[log]\n" + "k" * (1 << 19) + " = 1\n", "unknown key")):
+        before = time.process_time()
+        with pytest.raises(ConfigError, match=words) as caught:
+            load_config(write(tmp_path, text), [])
+        assert len(describe(caught.value).line(0, 2)) <= 500 and caught.value.exit_code == 78
+        assert time.process_time() - before < 2
+    with pytest.raises(ConfigError, match="on the command line: model.a: .*more than 32 deep"):
+        load_config(write(tmp_path), ["model.a=" + "[" * 5000])
+    assert load_config(write(tmp_path), ["model.hidden=" + "[" * 20 + "]" * 20]).model.arguments["hidden"]
+
+
+@pytest.mark.promise("C10", "F2")
+@pytest.mark.parametrize("key", ["run.out", "run.name", "data.path", "model.file"])
+def test_a_name_that_is_no_text_is_refused_in_a_line(tmp_path, key):
+    with pytest.raises(ConfigError, match=f"{key} = .* is not UTF-8") as caught:
+        load_config(write(tmp_path), [f"{key}={os.fsdecode(bytes([99, 0xE9]))}"])
+    assert r"c\xe9" in describe(caught.value).line(0, 1)
+    load_config(write(tmp_path), [f"{key}=caf\u00e9\U0001f600"])
 
 
 def test_every_default_has_the_type_its_key_asks_for():

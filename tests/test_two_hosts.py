@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -312,3 +313,30 @@ def test_a_signal_to_the_launcher_ends_both_hosts(hosts: Hosts, number: int) -> 
     assert len(job.ranks()) == 2
     job.signal(number)
     assert job.finish(timeout=LIMIT).rc != 0
+
+
+@pytest.mark.promise("A5")
+@pytest.mark.parametrize("n", [2, 4])
+def test_a_link_that_is_cut_is_named_on_both_hosts_and_their_ranks_end(tmp_path: Path, n: int) -> None:
+    with two_hosts() as pair:
+        job = pair.launch(n, "-m", "mpitrain", "train", *options("run", "train.steps=100000", "train.stall_s=3"), cwd=tmp_path)
+        job.wait_for("step 20/")
+        pair.cut()
+        cut = time.monotonic()
+        result = job.finish()                                    # mpirun is killed: it would wait for the other host's daemon
+        assert result.rc != 0 and result.ended - cut < 3 + LIMIT and len(result.error_lines) == 1
+        for rank, here, there in ((0, "left", "right"), (n - 1, "right", "left")):
+            line = (tmp_path / f"run/errors/rank-{rank}.stack.txt").read_text().splitlines()[0]
+            assert re.match(rf"E_STALL rank=\d/{n} host={here} step=\d+ phase=\w+: no progress for \d+ s in \w+ at \w+.py:\d+ "
+                            rf"\(all ranks of this host wait for ranks of other hosts \({there}\), which stand still or cannot "
+                            r"be reached: rank \d in allreduce ", line), line
+
+
+@pytest.mark.promise("A4")
+def test_a_rank_that_is_stopped_is_named_by_its_own_host_alone(hosts: Hosts, tmp_path: Path) -> None:
+    result = hosts.mpirun(4, ROOT / "tests/train/stalls.py", "stop", "forward", "3", *options("run", "train.stall_s=3"),
+                          cwd=tmp_path)
+    assert result.rc == 75 and len(result.error_lines) == 1, result.err
+    assert re.match(r"mpitrain: E_STALL rank=3/4 host=right step=5 phase=forward: no progress for \d s in stop at stalls.py:\d+ "
+                    r"\(stopped by a signal\); rank 2 waits for it in ", result.error_lines[0])
+    assert seconds_after_failure(result) < 3 + LIMIT

@@ -140,7 +140,7 @@ class Contender:
         self.trainer.update.finish()
         self._mine["update"] = perf_counter() - began
         everyone = self.job.channel.gather_objects(self._mine)
-        self.losses.append(float(self.trainer.share(self._loss, 0.0)[0]).hex())
+        self.losses.append(float(self.trainer.share(self._loss, (0.0, 0.0, 0.0))[0]).hex())
         self.found.append({"step": seconds, "stages": everyone})
         return seconds
 

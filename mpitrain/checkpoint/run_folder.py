@@ -17,10 +17,10 @@ from typing import Any
 
 from mpitrain.checkpoint import store
 from mpitrain.errors import OutputError
-from mpitrain.files.disk import make_folder, storage_error, sync_folder, write_file
+from mpitrain.files.disk import FILE_MODE, make_folder, refuse_strangers, storage_error, sync_folder, write_file
 
 FILES = ("config.toml", "metrics.jsonl", "run.json", "trace.json")
-ERRORS = re.compile(r"(rank|step)-[0-9]{1,9}\.json")
+ERRORS = re.compile(r"(rank|step)-[0-9]{1,9}\.(json|stack\.txt)")
 UNFINISHED = ".tmp"                                       # the suffix while writing; one job holds the folder, so one name does
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -50,6 +50,7 @@ class RunFolder:
         make_folder(self.path)
         if not self.path.is_dir():
             raise OutputError("the run folder is a file; remove it or set run.out to another name", file=self.path)
+        refuse_strangers(self.path)
         if not (resume or overwrite or self._lock_path.exists()):
             self._refuse_contents()                       # before a lock file would litter a folder that is not a run's
         self._take_lock()
@@ -59,6 +60,8 @@ class RunFolder:
             for folder in (self.checkpoints, self.errors):
                 if folder.is_symlink():
                     raise OutputError("expected a folder of the run, found a symbolic link; remove it", file=folder)
+                if folder.is_dir():
+                    refuse_strangers(folder)
             if overwrite:
                 self._delete_ours()
             make_folder(self.checkpoints)
@@ -81,7 +84,7 @@ class RunFolder:
         """Hold `lock` with flock, which the system frees however the job ends; its text tells others who holds it."""
         path = self._lock_path
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
         except OSError as error:
             raise storage_error(error, "making the lock file", path) from error
         holder = os.pread(fd, 200, 0).decode(errors="replace").strip()

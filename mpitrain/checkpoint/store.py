@@ -28,7 +28,7 @@ from mpitrain.comm.face import Objects
 from mpitrain.comm.job.together import attempt, on_first, value_of
 from mpitrain.errors import CheckpointError, MissingError, MpitrainError, StorageError
 from mpitrain.files import disk
-from mpitrain.files.disk import storage_error
+from mpitrain.files.disk import FOLDER_MODE, storage_error
 
 
 class Alone:
@@ -177,7 +177,7 @@ def _open_work(final: Path) -> str:
     disk.make_folder(final.parent)
     work = final.with_name(f"{final.name}.tmp-{secrets.token_hex(4)}")
     try:
-        os.mkdir(work)                                    # not synced: its name is not the final one
+        os.mkdir(work, FOLDER_MODE)                      # not synced: its name is not the final one
     except OSError as error:
         raise storage_error(error, "making the folder", work) from error
     return work.name

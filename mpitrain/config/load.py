@@ -17,6 +17,9 @@ from mpitrain.config.values import check_values, toml
 from mpitrain.errors import AccessError, ConfigError, MissingError, nearest
 
 BUILT_IN = Path(__file__).parents[1] / "digits.toml"
+LARGEST_FILE = 1 << 20               # bytes; the longest that is known, with a plan for each layer, has 20 kB
+DEEPEST = 32                         # lists and tables inside each other; what recurses into values bears a thousand
+TOO_DEEP = f"lists and tables stand more than {DEEPEST} deep inside each other"
 
 
 def load_config(path: Path | None, overrides: list[str]) -> Config:
@@ -48,7 +51,10 @@ def load_config(path: Path | None, overrides: list[str]) -> Config:
 def _read(path: Path) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
-            return tomllib.load(file)
+            text = file.read(LARGEST_FILE + 1)
+        if len(text) > LARGEST_FILE:
+            raise ConfigError(f"a configuration has at most {LARGEST_FILE:,} bytes, and this file has more", file=path)
+        return _parsed(text.decode())
     except FileNotFoundError:
         raise MissingError("no such configuration file", file=path) from None
     except PermissionError:
@@ -57,6 +63,20 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError("expected a TOML file, found a folder", file=path) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"not valid TOML: {error}", file=path) from None
+    except RecursionError:
+        raise ConfigError(TOO_DEEP, file=path) from None
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """The tables of a text in TOML; RecursionError where they are deeper than anyone writes by hand."""
+    tables = tomllib.loads(text)
+    level: list[Any] = [tables]
+    for _ in range(DEEPEST):
+        level = [value for container in level for value in (container.values() if isinstance(container, dict) else container)
+                 if isinstance(value, (dict, list))]
+    if level:
+        raise RecursionError
+    return tables
 
 
 def _apply(tables: dict[str, Any], override: str, all_keys: set[str]) -> None:
@@ -65,9 +85,11 @@ def _apply(tables: dict[str, Any], override: str, all_keys: set[str]) -> None:
     if not (equals and dot and section and name):
         raise ConfigError(f'an override is section.key=value, for instance train.steps=100; found "{override}"')
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        value = _parsed(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text                         # a bare word is a string
+    except RecursionError:
+        raise ConfigError(f"on the command line: {key}: {TOO_DEEP}") from None
     _section(section, {name: value}, None)
     tables.setdefault(section, {})[name] = value
     for one, other in (("steps", "epochs"), ("epochs", "steps")):      # the command line gives the run's length anew

@@ -92,6 +92,9 @@ class TrainConfig:
     compare_every: int | str = "auto"        # steps between comparisons of the ranks' state; 0: at checkpoints and the end only
     stop_before: str = ""                    # a time, by which the run has saved and stopped; default: Slurm's end of the job
     recompute: bool | int | tuple[str, ...] = False     # keep block inputs, not activations: all blocks', the first ones', these
+    stall_s: float = 600.0                   # seconds without progress that are a stall; 0: nobody watches
+    start_s: float = 600.0                   # the same until training begins, with the start of MPI; 0: it may take any time
+    stall: Literal["end", "warn"] = "end"
     cached_mb: float = 0.0                   # freed memory kept for the next arrays; 0: all of it
     arguments: dict[str, Any] = field(default_factory=dict)       # further keys, which the loss takes
 

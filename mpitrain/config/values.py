@@ -19,7 +19,7 @@ LEAST = {"train.epochs": 0, "train.steps": 0, "train.batch_size": 1, "train.micr
          "mesh.tp": 1, "mesh.chunks": 1, "log.every": 1, "checkpoint.every": 0, "checkpoint.keep": 1,
          "optimizer.warmup_steps": 0, "run.seed": 0}
 NOT_NEGATIVE = ("optimizer.lr", "optimizer.clip_norm", "optimizer.weight_decay", "optimizer.min_lr", "optimizer.gamma",
-                "train.cached_mb", "log.progress_s")
+                "train.cached_mb", "train.stall_s", "train.start_s", "log.progress_s")
 WORDS: dict[str, Any] = {f"{name}.{key}": typing.get_args(hint) for name in SECTIONS for key, hint in keys_of(name).items()
          if typing.get_origin(hint) is Literal}
 WORDS["comm.sharding"] = POLICIES
@@ -111,6 +111,16 @@ def finite(config: Config) -> Iterator[Refusal]:
                 yield f"{section}.{key} must be finite, found {toml(value)}", (f"{section}.{key}",)
 
 
+def texts(config: Config) -> Iterator[Refusal]:
+    """Names must be text: config.toml, run.json and checkpoints are UTF-8, and name them."""
+    for section in SECTIONS:
+        values = dict(vars(getattr(config, section)))
+        for key, value in (values | values.pop("arguments", {})).items():
+            if not _is_text(value):
+                yield (f"{section}.{key} = {toml(value)} is not UTF-8, and the run's files, which name it, are; rename it",
+                       (f"{section}.{key}",))
+
+
 def times(config: Config) -> Iterator[Refusal]:
     text = config.train.stop_before
     try:
@@ -120,7 +130,7 @@ def times(config: Config) -> Iterator[Refusal]:
                ("train.stop_before",))
 
 
-VALUES = (length_of_the_run, numbers, intervals, lists, words, one_thread, finite, times)
+VALUES = (texts, length_of_the_run, numbers, intervals, lists, words, one_thread, finite, times)
 
 
 def _written(value: float | str) -> str:
@@ -135,6 +145,15 @@ def _is_finite(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_is_finite, value))
     return not isinstance(value, float) or math.isfinite(value)
+
+
+def _is_text(value: Any) -> bool:
+    """Whether every word in a value is text: Python reads bytes of names that are no UTF-8 as lone surrogates."""
+    if isinstance(value, dict):
+        return all(map(_is_text, [*value, *value.values()]))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_text, value))
+    return not isinstance(value, str) or not any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def toml(value: Any) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -32,6 +33,7 @@ BUILT_IN = {"digits": Path(__file__).parent / "digits"}
 SUFFIXES = (".h5", ".hdf5", ".he5", ".nc", ".mat")
 DENIED = "no permission to read the data; check the file's mode and owner"
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
+ENOUGH = 3 << 29                # The parser never needs more bytes of address space: 1 GiB for a file, the rest for itself.
 MAX_ANSWER = 1 << 28            # A description has at most so many bytes: about four million chunks.
 
 
@@ -184,6 +186,8 @@ class Parser:
         reply = self._exchange({"file": str(file.absolute()), "x": x, "y": y, "cpu_seconds": self.limits.cpu_seconds},
                                self.limits.seconds, file)
         if "refused" in reply:
+            if reply.get("memory"):
+                self._blame_the_limit(file)
             raise DataError(reply["refused"], file=file, dataset=reply["dataset"])
         return check_reply(reply, file)
 
@@ -199,6 +203,7 @@ class Parser:
                                         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
         reply = self._exchange({"paths": paths}, self.limits.start_seconds, file)
         if not reply["ready"]:
+            self._blame_the_limit(file)
             raise StorageError(f"the process that reads HDF5 metadata could not import h5py: {reply['message']}", file=file)
 
     def _exchange(self, request: dict[str, Any], seconds: float, file: Path) -> dict[str, Any]:
@@ -229,9 +234,18 @@ class Parser:
         assert isinstance(reply, dict)
         return reply
 
+    def _blame_the_limit(self, file: Path) -> None:
+        """MemoryError where the job's own limit on address space left the process less than it may have."""
+        allowed = resource.getrlimit(resource.RLIMIT_AS)[1]
+        if allowed != resource.RLIM_INFINITY and allowed < ENOUGH:
+            raise MemoryError(f"the process that reads the metadata of {file.name} has no memory left below the limit on address "
+                              f"space, {allowed >> 20} MiB (ulimit -v); raise it, to {ENOUGH >> 20} MiB or more")
+
     def _died(self, file: Path) -> DataError:
         assert self.process is not None
         status = self.process.wait()
+        if status != -signal.SIGXCPU:
+            self._blame_the_limit(file)
         name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         how = (f"keeps the HDF5 library busy for more than {self.limits.cpu_seconds:g} s" if name in ("SIGXCPU",)
                else f"makes the HDF5 library crash ({name})")

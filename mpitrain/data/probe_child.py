@@ -17,7 +17,9 @@ from typing import Any
 
 MAX_LINKS = 32                # One name leads over at most so many soft links.
 MAX_OBJECTS = 10_000          # The child looks at so many objects when the user names no dataset.
-MAX_CHUNK = 1 << 30           # A decompressed chunk has at most so many bytes.
+MAX_CHUNK = 1 << 30           # A chunk has at most so many bytes.
+MAX_UNPACKED = 128 << 20      # A packed one may have more than so many, unpacked,
+MAX_RATIO = 100               # if it is not more than so many times larger than packed; gzip makes 1029 bytes of one.
 MAX_ATTRIBUTE = 1 << 20       # Attributes of more bytes are left unread.
 SPARE_MEMORY = 1 << 30        # The parser may use so many bytes on top of the interpreter.
 FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32"}
@@ -245,6 +247,9 @@ def describe_chunks(dataset: Any, plist: Any, name: str, size: int, declared: in
         if not 0 <= place < expected or info.byte_offset + info.size > size or not filters and info.size != chunk_bytes:
             raise Refused(f'chunk at {info.chunk_offset} of "{name}" ({info.size:,} bytes at offset {info.byte_offset:,}) '
                           f"does not fit the file of {size:,} bytes", name)
+        if chunk_bytes > MAX_UNPACKED and chunk_bytes > MAX_RATIO * info.size:
+            raise Refused(f'chunk at {info.chunk_offset} of "{name}" unpacks from {info.size:,} bytes to {chunk_bytes:,}; beyond '
+                          f"{MAX_UNPACKED:,} it may grow {MAX_RATIO} times: repack it in smaller chunks (h5repack)", name)
         offsets[place], sizes[place], masks[place] = info.byte_offset, info.size, info.filter_mask
 
     if hasattr(dataset, "chunk_iter"):
@@ -293,9 +298,15 @@ def reply_to(request: dict[str, Any]) -> dict[str, Any]:
     except Refused as error:
         return {"refused": str(error), "dataset": error.dataset and printable(error.dataset)}
     except MemoryError:
-        return {"refused": f"parsing it needs more than {SPARE_MEMORY >> 20} MiB of memory", "dataset": None}
+        return {"refused": f"parsing it needs more than {SPARE_MEMORY >> 20} MiB of memory", "dataset": None, "memory": True}
     except Exception as error:          # Whatever libhdf5 says about a broken file is its refusal.
         return {"refused": f"cannot be read as HDF5: {one_line(error)}", "dataset": None}
+
+
+def address_space() -> int:
+    """The bytes of address space that this process uses."""
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[0]) * resource.getpagesize()
 
 
 def main() -> None:
@@ -304,11 +315,12 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         import h5py  # noqa: F401
-    except ImportError as error:
+    except (ImportError, MemoryError, OSError) as error:
         print(json.dumps({"ready": False, "message": one_line(error)}), flush=True)
         return
-    with open("/proc/self/statm") as statm:
-        memory = int(statm.read().split()[0]) * resource.getpagesize() + SPARE_MEMORY
+    memory, allowed = address_space() + SPARE_MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]
+    if allowed != resource.RLIM_INFINITY:
+        memory = min(memory, allowed)              # nobody may raise it: batch systems set it for the job (ulimit -v)
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:

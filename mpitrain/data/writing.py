@@ -94,7 +94,7 @@ def new_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
     building = folder.with_name(f".{folder.name}.tmp-{secrets.token_hex(4)}")
     with storage_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        building.mkdir(mode=0o777)
+        building.mkdir(mode=0o775)
     try:
         yield building
         with storage_errors(folder):

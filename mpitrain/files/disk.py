@@ -15,6 +15,7 @@ from mpitrain.errors import AccessError, CheckpointError, MpitrainError, OutputE
 DTYPES = frozenset(("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
                     "float16", "float32", "float64"))
 BLOCK = 1 << 20      # bytes read and hashed at a time: fits in the cache of one core
+FILE_MODE, FOLDER_MODE = 0o664, 0o775     # less the umask; what all may write, all may replace by a link to elsewhere
 ADVICE = {errno.ENOSPC: "; free some space or set run.out to another file system",
           errno.EDQUOT: "; your quota is used up: free some space or set run.out to another file system",
           errno.EFBIG: "; raise the limit on file sizes (ulimit -f)",
@@ -62,7 +63,7 @@ def write_file(path: Path, chunks: Sequence[bytes | memoryview], error_of: Calla
     position: int | None = None
     doing = "making the file"
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
         try:
             doing = "reserving space"
             reserve(fd, size)
@@ -110,12 +111,31 @@ def make_folder(path: Path) -> None:
     if not path.parent.is_dir():
         make_folder(path.parent)
     try:
-        os.mkdir(path)
+        os.mkdir(path, FOLDER_MODE)
     except FileExistsError:
         return
     except OSError as error:
         raise storage_error(error, "making the folder", path) from error
     sync_folder(path.parent)
+
+
+def refuse_strangers(path: Path) -> None:
+    """AccessError where a folder is another user's, or every user may write it: they could plant links and exchange files.
+
+    In a folder that all may write but where each deletes only what is his (sticky, as /tmp), that is not so. Where the system
+    has no name for the owner (another machine's root, a container's outside), nothing can be said.
+    """
+    try:
+        status = os.stat(path, follow_symlinks=False)
+        unnamed = int(Path("/proc/sys/fs/overflowuid").read_text()) if Path("/proc/sys/fs/overflowuid").exists() else 65534
+    except OSError as error:
+        raise storage_error(error, "looking at the folder", path) from error
+    if status.st_uid not in (os.geteuid(), unnamed):
+        raise AccessError(f"the folder belongs to user {status.st_uid}, and this is user {os.geteuid()}: run as that user, or "
+                          "copy the run to a folder of yours", file=path)
+    if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+        raise AccessError("every user may write the folder, and could exchange the run's files; change that (chmod -R o-w) or "
+                          "set run.out to another folder", file=path)
 
 
 def sync_folder(path: Path, error_of: Callable[..., MpitrainError] = storage_error) -> None:

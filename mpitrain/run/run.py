@@ -21,11 +21,13 @@ from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.checkpoint.state import State
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.guard import Process
-from mpitrain.comm.job.start import start
+from mpitrain.comm.job.pulse import pulse_of
+from mpitrain.comm.job.start import start, started
 from mpitrain.comm.job.together import on_first
 from mpitrain.config import Config, to_toml
 from mpitrain.errors import ConfigError, UsageError
 from mpitrain.parallel.connect import connect
+from mpitrain.parallel.gradients.timeline import no_span
 from mpitrain.parallel.pipeline.inference import Inference
 from mpitrain.parallel.policies.choose import choose_to_evaluate
 from mpitrain.parallel.policies.policy import Setup
@@ -42,10 +44,12 @@ from mpitrain.train.build.from_config import build, checkpoint_folder, make_loss
 from mpitrain.train.build.trial import try_samples
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.machine import environment
+from mpitrain.train.observers.beats import Beats
 from mpitrain.train.observers.log import plain_values
 from mpitrain.train.observers.memory import Memory
 from mpitrain.train.observers.observer import Observer, add_data
 from mpitrain.train.observers.record import MetricsFile
+from mpitrain.train.observers.stragglers import Stragglers
 from mpitrain.train.observers.time_left import TimeLeft, end_of_time
 
 
@@ -89,8 +93,10 @@ class Run(AbstractContextManager["Run"]):
 
     @classmethod
     def of_job(cls, config: Config, process: Process | None = None, *, quiet: bool = False) -> Run:
-        """The run of all ranks of the job; it starts MPI."""
+        """The run of all ranks of the job; it starts MPI. Ranks are watched (`train.stall_s`) if `process` runs the program."""
         keep_freed_memory()                                  # this may ask the compiler: nothing forks once MPI has started
+        if process is not None and process.runs and process.pulse is None and started() is None:
+            process.pulse = pulse_of(config.train.stall_s, config.train.start_s, config.train.stall)
         files = before_mpi(lambda: look_at_files(config))
         return cls(config, start().comm, process=process, quiet=quiet, files=files)
 
@@ -101,7 +107,7 @@ class Run(AbstractContextManager["Run"]):
                 raise UsageError("this run is closed; make another one: Run(config, comm)")
         if self._session is None:
             self._session = Session(self.config, self.comm)
-            self._session.open(self.config, self._files)
+            self._session.open(self.config, self._files, self.process.pulse)
         return self._session
 
     def close(self) -> None:
@@ -110,6 +116,8 @@ class Run(AbstractContextManager["Run"]):
         session, self._session, self._closed = self._session, None, True
         if session is not None:
             session.close()
+        if self.process.pulse is not None:
+            self.process.pulse.rest()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is None:                                    # freeing is collective: not after a rank has failed
@@ -144,6 +152,8 @@ class Run(AbstractContextManager["Run"]):
             job.trainer.notes += session.notes + session.told_once([environment.slow_kernels()])
             with guard.symmetric():
                 asked = [*observers_of(self.config), *observers]
+            if self.process.pulse is not None:
+                asked.append(Beats(self.process.pulse, job.timeline))
             if found is None:
                 self._take(session, folder, resume, overwrite, cleanup)
             about = session.describe(self.config)
@@ -163,6 +173,8 @@ class Run(AbstractContextManager["Run"]):
         if self.comm.rank == 0:
             cleanup.callback(folder.close)
         cleanup.enter_context(self.process.recording(folder.path))
+        if self.process.pulse is not None:
+            self.process.pulse.keep_in(folder.path)
 
     def _find(self, session: Session, folder: RunFolder, change: Sequence[str], strict: bool) -> Checkpoint:
         """The checkpoint to go on from, if it is this run's, of these data. It communicates."""
@@ -201,7 +213,10 @@ class Run(AbstractContextManager["Run"]):
         config, control, trainer = self.config, session.control, job.trainer
         latest = on_first(control, lambda: end_of_time(config.train.stop_before))
         memory = Memory(job, lambda uses: report_lines(forecast, uses))
-        trainer.observers += [memory, *([MetricsFile(folder.metrics)] if self.comm.rank == 0 else []), *asked]
+        if self.comm.rank == 0:
+            trainer.observers += [MetricsFile(folder.metrics)]
+            trainer.observers += [Stragglers([place.host for place in session.places])] if self.comm.size > 1 else []
+        trainer.observers += [memory, *asked]
         saver = job.keep_in(folder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments},
                                      "mesh": about["mesh"], **kept})
         about |= {"id": kept["id"], "changes": kept["changes"], **({"numerics": job.numerics} if job.numerics else {})}
@@ -270,7 +285,8 @@ class Run(AbstractContextManager["Run"]):
                                                                     context.output_shape).n_classes)
                 if not n_chunks:
                     raise UsageError("this run has no validation data; give some: data.validation=PATH")
-            metrics = Evaluator(inference, loss, read, n_chunks, context, cuts_parameters=policy.cuts_parameters).run()
+            metrics = Evaluator(inference, loss, read, n_chunks, context, cuts_parameters=policy.cuts_parameters,
+                                span=no_span if self.process.pulse is None else self.process.pulse.span).run()
         return Evaluated(found.step, metrics)
 
 

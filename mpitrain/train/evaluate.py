@@ -17,6 +17,7 @@ from mpitrain.autograd import Tensor, no_grad
 from mpitrain.backend import asnumpy
 from mpitrain.nn.loss import Loss
 from mpitrain.parallel.connect import ParallelContext
+from mpitrain.parallel.gradients.timeline import SpanMaker, no_span
 from mpitrain.parallel.pipeline.inference import Inference
 
 
@@ -29,9 +30,9 @@ class Evaluator:
     """
 
     def __init__(self, inference: Inference, loss: Loss, read: Callable[[int], tuple[Any, Any]], n_chunks: int,
-                 context: ParallelContext, *, cuts_parameters: bool):
+                 context: ParallelContext, *, cuts_parameters: bool, span: SpanMaker = no_span):
         self.inference, self.loss, self.read, self.n_chunks, self.context = inference, loss, read, n_chunks, context
-        self.in_step = cuts_parameters or context.placement.in_step
+        self.in_step, self.span = cuts_parameters or context.placement.in_step, span
 
     def run(self) -> dict[str, float]:
         """``{"loss": ..., "accuracy": ...}``; accuracy only where the targets are classes. It communicates."""
@@ -40,7 +41,7 @@ class Evaluator:
         mine = [*range(place, self.n_chunks, n_places)]
         most = -(-self.n_chunks // n_places)
         again = [self.n_chunks - 1] * (most - len(mine)) if self.in_step else []
-        for i, (output, y) in enumerate(self.inference.run(map(self.read, mine + again))):
+        for i, (output, y) in enumerate(self.inference.run(map(self._read, mine + again))):
             sums = self._sums(output, y)
             if self.context.counts and i < len(mine):
                 table[mine[i]] = sums
@@ -50,6 +51,10 @@ class Evaluator:
         if self.loss.kind == "classes":
             metrics["accuracy"] = correct / max(count, 1.0)
         return metrics
+
+    def _read(self, chunk: int) -> tuple[Any, Any]:
+        with self.span("evaluation", f"read chunk {chunk}"):
+            return self.read(chunk)
 
     def _sums(self, output: Tensor, y: Any) -> tuple[float, float, float]:
         target = self.inference.feed.targets(y)

@@ -15,7 +15,9 @@ class Step(NamedTuple):
 
     `comm_exposed_s` is the wait of the rank that waited least: the others waited for slower ranks too, not for messages alone.
     `tally` sums all mixtures of experts, if there are any: see `nn.MixtureOfExperts.take_tally`. `skipped` is the number of steps
-    so far that were left out because they were not finite, perhaps this one.
+    so far that were left out because they were not finite, perhaps this one. `worked` (n,) and `loaded` (n,) are seconds of each
+    of n ranks, valid until the next step: at work rather than waiting for other ranks, and of these waiting for data; empty on
+    one rank.
     """
 
     loss: float
@@ -24,6 +26,8 @@ class Step(NamedTuple):
     comm_exposed_s: float
     tally: np.ndarray[Any, Any] = NO_TALLY
     skipped: int = 0
+    worked: np.ndarray[Any, Any] = NO_TALLY
+    loaded: np.ndarray[Any, Any] = NO_TALLY
 
 
 @dataclass

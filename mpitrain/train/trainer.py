@@ -47,6 +47,7 @@ class Trainer:
         self.best: tuple[float, int] | None = None               # (lowest validation loss, its step)
         self.metrics: dict[str, float] = {}                      # metrics of the last evaluation
         self._message = np.zeros(0)                              # buffer of `share`: the message and its sum over ranks
+        self._began, self._loaded_s = time.perf_counter(), 0.0   # when work on the step began, and its wait for data
         self._add: Collective = ALONE
         self.notes: list[str] = []                               # lines told when the run starts
         self.found: list[tuple[Observer, Any]] = []              # observers with what their `finish` returned, for run.json
@@ -57,33 +58,38 @@ class Trainer:
         with self.span("compute", UPDATE):
             outcome = self.update.finish()                       # the rest of the exchange, norm, clip, optimizer
         with self.span("compute", "exchange of the loss"):
-            tally = self.pipeline.take_tally()
-            mean, outcome["comm_exposed_s"] = self.share(loss, outcome["comm_exposed_s"], tally)
-        return Step(loss=mean, **outcome, tally=tally)
+            tally, exposed_s = self.pipeline.take_tally(), outcome["comm_exposed_s"]
+            worked_s = time.perf_counter() - self._began - exposed_s - self.pipeline.waited_s
+            mean, outcome["comm_exposed_s"], worked, loaded = self.share(loss, (exposed_s, worked_s, self._loaded_s), tally)
+        return Step(loss=mean, **outcome, tally=tally, worked=worked, loaded=loaded)
 
     @property
     def flags(self) -> tuple[bool, bool]:
         """Whether this rank wants to stop, and whether its thread has written what there was to write: ranks add them up."""
         return self.stop.asked, self.saver is not None and self.saver.ready
 
-    def share(self, parts: np.ndarray[Any, Any], exposed_s: float,
-              tally: np.ndarray[Any, Any] = NO_TALLY) -> tuple[float, float]:
-        """The sum of the micro-batches' parts of the mean loss, and the smallest of the ranks' waiting times, in one message.
+    def share(self, parts: np.ndarray[Any, Any], seconds: tuple[float, float, float], tally: np.ndarray[Any, Any] = NO_TALLY
+              ) -> tuple[float, float, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """The sum of the micro-batches' parts of the mean loss, and the ranks' seconds, in one message.
 
-        Each rank passes its own parts, and zeros; the sum is exact, and rounded once. `tally` becomes the sum of the ranks'.
+        Each rank passes its own parts, and zeros; the sum is exact, and rounded once. `tally` becomes the sum of the ranks'. Of
+        the three `seconds` come the smallest of the ranks' first (waiting), and each rank's second and third (worked and loaded;
+        empty on one rank), valid until the next call.
         """
-        if self.channel.size == 1:
-            return math.fsum(parts), exposed_s                   # a message to nobody costs a small model 1 % of its step
-        end = len(parts) + self.channel.size
+        n, begin = self.channel.size, len(parts)
+        if n == 1:
+            return math.fsum(parts), seconds[0], NO_TALLY, NO_TALLY      # a message to nobody costs a small model 1 % of its step
+        end = begin + 3 * n
         if self._message.size != end + len(tally):
             self._message = np.zeros(end + len(tally))
             self._add = self.channel.prepare(self._message, "loss")
         message = self._message
-        message[:len(parts)], message[len(parts):end], message[end:] = parts, 0, tally
-        message[len(parts) + self.channel.rank] = exposed_s
+        message[:begin], message[begin:end], message[end:] = parts, 0, tally
+        message[begin + self.channel.rank:end:n] = seconds
         self._add.run()
         tally[...] = message[end:]
-        return math.fsum(message[:len(parts)]), float(message[len(parts):end].min())
+        waited, worked, loaded = message[begin:begin + n], message[begin + n:end - n], message[end - n:end]
+        return math.fsum(message[:begin]), float(waited.min()), worked, loaded
 
     def fit(self) -> dict[str, float]:
         """Trains to the end and returns the last evaluation. Raises Stopped after a stop request, with a checkpoint saved."""
@@ -126,8 +132,11 @@ class Trainer:
             self.one_step(*batch)
 
     def _next(self, batches: Iterator[tuple[int, list[MicroBatch]]]) -> tuple[int, list[MicroBatch]] | None:
+        self._began = time.perf_counter()
         with self.span("data", "wait for a batch"):
-            return next(batches, None)
+            batch = next(batches, None)
+        self._loaded_s = time.perf_counter() - self._began
+        return batch
 
     def _finish(self) -> None:
         self.found = [(observer, observer.finish(self.update.step)) for observer in self.observers]

@@ -142,7 +142,7 @@ def as_nobody() -> Iterator[Path]:
 @pytest.mark.promise("B12")
 def test_a_folder_that_may_not_be_written_is_refused_with_77(as_nobody: Path) -> None:
     for path in (as_nobody, as_nobody / "new"):
-        with pytest.raises(AccessError, match="Permission denied .EACCES.; change its permissions or set run.out") as caught:
+        with pytest.raises(AccessError, match="Permission denied .EACCES.; change its|belongs to user 0, and") as caught:
             RunFolder(path).open()
         assert caught.value.exit_code == 77
 
@@ -247,3 +247,42 @@ def test_a_line_that_is_no_metrics_line_is_forgotten(line: bytes, tmp_path: Path
 
 def test_metrics_that_were_never_written_need_no_truncating(tmp_path: Path) -> None:
     assert RunFolder(tmp_path).truncate_metrics(5) == 0
+
+
+# ---- other users ------------------------------------------------------------------------------------------------------
+
+@pytest.mark.promise("F7")
+def test_a_folder_that_all_users_may_write_is_refused_unless_each_deletes_only_his_own(tmp_path: Path) -> None:
+    path = finished_run(tmp_path / "run")
+    for folder in (path, path / "checkpoints", path / "errors"):
+        RunFolder(path).open(resume=True).close()
+        folder.chmod(0o777)
+        with pytest.raises(AccessError, match=r"every user may write the folder.*chmod -R o-w") as caught:
+            RunFolder(path).open(resume=True)
+        assert caught.value.exit_code == 77 and caught.value.file == str(folder)
+        folder.chmod(0o1777)
+    RunFolder(path).open(resume=True).close()
+
+
+@pytest.mark.promise("F7")
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to give a folder away")
+    path = finished_run(tmp_path / "run")
+    os.chown(path, 12345, -1)
+    with pytest.raises(AccessError, match="the folder belongs to user 12345, and this is user 0"):
+        RunFolder(path).open(resume=True)
+    os.chown(path, 65534, -1)                             # what root's own files are called on many a file server
+    RunFolder(path).open(resume=True).close()
+
+
+@pytest.mark.promise("F7")
+def test_without_a_umask_nothing_is_made_that_all_users_may_write(tmp_path: Path) -> None:
+    umask = os.umask(0)
+    try:
+        path = finished_run(tmp_path / "run")
+    finally:
+        os.umask(umask)
+    made = [p for p in (path, *path.rglob("*")) if p not in (path / "metrics.jsonl", path / "errors", path / "errors/rank-3.json")
+            and not p.name.endswith("0123abcd")]                         # the four that the test itself makes
+    assert len(made) > 6 and not [p for p in made if p.stat().st_mode & 0o002]

@@ -24,7 +24,7 @@ def made(path: Path, size: int = 1 << 20) -> Path:
 
 @pytest.mark.promise("A11")
 def test_files_of_dead_jobs_are_removed_and_told_in_one_line(tmp_path: Path) -> None:
-    for name in ("sm_segment.n7.1000.5d3a0001.0", "vader_segment.n7.1000.1", "osc_sm.n7.5d3a0001.0.3", "mpitrain-alive-x1"):
+    for name in ("sm_segment.n7.1000.5d3a0001.0", "vader_segment.n7.1000.1", "mpitrain-shared-x1", "mpitrain-alive-x1"):
         made(tmp_path / name)
     for name in ("sm_segment", "psm_1234", "mine.sm_segment.x", "sem.mp-abc"):
         made(tmp_path / name)
@@ -61,7 +61,8 @@ def test_links_folders_and_files_of_others_stay(tmp_path: Path) -> None:
 @pytest.mark.promise("A11")
 def test_the_next_start_removes_the_segments_of_a_killed_job_and_not_those_of_a_running_one(tmp_path: Path) -> None:
     """The job that is killed is a real one; its files are made to look old, as the next start of a person is later."""
-    train = ("-m", "mpitrain", "train", "train.steps=1000000", "checkpoint.every=0", "train.eval_every=1000000")
+    train = ("-m", "mpitrain", "train", "train.steps=1000000", "checkpoint.every=0", "train.eval_every=1000000",
+             "log.progress_s=0")
     killed = launch(2, *train, "run.out=killed", cwd=tmp_path)
     killed.wait_for("step 1/")
     theirs = segments_of(killed.ranks())

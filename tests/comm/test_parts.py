@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -20,10 +21,13 @@ from launch import ROOT, clean_environment
 from mpitrain.backend.namespace import MODULES
 from mpitrain.comm.job.signals import StopRequest
 from mpitrain.comm.messages.buffers import Pool, Pools, Staged
+from mpitrain.comm.messages.channel import Channel
+from mpitrain.comm.messages.link import HEAD, MOST_BYTES, shape_told
 from mpitrain.comm.messages.prepare import make_plan
 from mpitrain.comm.messages.program import Messages, Operation, plain, translate
 from mpitrain.comm.messages.progress import Progress
 from mpitrain.comm.messages.signature import HEADER_BYTES, Signature, data_tag, unpack
+from mpitrain.errors import DesyncError
 from mpitrain.schedules.collectives import ring
 from mpitrain.schedules.steps import Copy, Receive, Reduce, Send, data, inbox
 
@@ -37,6 +41,33 @@ def test_a_header_says_who_runs_what() -> None:
 def test_names_that_differ_past_the_end_of_the_header_still_differ() -> None:
     long = "x" * 500
     assert Signature.of("allreduce", long + "1", "f", 1).checksum != Signature.of("allreduce", long + "2", "f", 1).checksum
+
+
+@pytest.mark.promise("F11")
+@given(header=st.binary(min_size=HEADER_BYTES, max_size=2 * HEADER_BYTES))
+def test_any_bytes_are_a_header_that_can_be_compared(header: bytes) -> None:
+    sequence, checksum, text = unpack(header)
+    assert sequence >= 0 and checksum >= 0 and len(text) <= HEADER_BYTES
+
+
+@pytest.mark.promise("F11")
+@given(head=st.lists(st.one_of(st.integers(-2**63, 2**63 - 1), st.integers(0, 9)), min_size=HEAD, max_size=HEAD))
+def test_a_shape_that_a_peer_tells_is_one_or_is_refused_before_memory_is_taken(head: list[int]) -> None:
+    try:
+        shape, dtype = shape_told(np.array(head, np.int64), "rank 1")
+    except DesyncError as error:
+        assert error.exit_code == 76 and "rank 1 as [" in str(error)
+    else:
+        assert math.prod(shape) * np.dtype(dtype).itemsize <= MOST_BYTES and shape == tuple(head[:len(shape)])
+    assert shape_told(np.array([3, 4, 0, 0, 0, 0, 0, 0, 0, 2]), "rank 1") == ((3, 4), "float32")
+
+
+@pytest.mark.promise("F11")
+@pytest.mark.parametrize("told", [-1, (1 << 30) + 1, 1 << 62])
+def test_a_length_of_an_object_that_no_object_has_is_refused_before_memory_is_taken(told: int) -> None:
+    with pytest.raises(DesyncError, match=rf'channel "x": a rank tells of an object of {told} bytes'):
+        Channel._length(SimpleNamespace(name="x"), np.int64(told))
+    assert Channel._length(SimpleNamespace(name="x"), np.int64(1 << 30)) == 1 << 30
 
 
 @given(sequence=st.integers(0, 2**40), name=st.text(max_size=20), bound=st.sampled_from([32767, 2**23 - 1, 2**31 - 1]))
@@ -178,6 +209,20 @@ def test_sigusr1_sets_the_flag() -> None:
         assert stop.asked
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.promise("E1")
+def test_a_signal_that_was_blocked_until_the_program_listens_arrives_then() -> None:
+    program = ("import os, signal; os.kill(os.getpid(), signal.SIGUSR1); from mpitrain.comm.job.signals import StopRequest; "
+               "stop = StopRequest(); stop.listen(); print(stop.asked)")
+    for blocked, status, out in ((True, 0, "True\n"), (False, -signal.SIGUSR1, "")):
+        masked = {signal.SIGUSR1} if blocked else set()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, masked)                 # the child inherits the mask
+        try:
+            done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        assert (done.returncode, done.stdout) == (status, out), done.stderr
 
 
 @pytest.mark.parametrize(("program", "rc", "line"), [

@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from mpitrain.data import Dataset, Limits, describe, probe, probe_child, write_s
 from mpitrain.data.probe import Parser, check_reply
 from mpitrain.errors import AccessError, DataError, MissingError, StorageError
 
+ROOT = Path(__file__).resolve().parents[2]
 Write = Callable[..., Path]
 QUICK = Limits(cpu_seconds=0.5, seconds=60.0)
 
@@ -339,7 +341,50 @@ def test_running_out_of_the_memory_limit_is_a_refusal(monkeypatch: pytest.Monkey
         raise MemoryError
     monkeypatch.setattr(probe_child, "answer", explode)
     reply = probe_child.reply_to({"file": "a.h5", "x": None, "y": None})
-    assert reply == {"refused": "parsing it needs more than 1024 MiB of memory", "dataset": None}
+    assert reply == {"refused": "parsing it needs more than 1024 MiB of memory", "dataset": None, "memory": True}
+
+
+LIMITED = """if True:
+    import resource, sys
+    from mpitrain.data import describe
+    resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2)
+    print(describe("digits")["kind"])"""
+
+
+@pytest.mark.promise("A3")
+def test_a_limit_on_address_space_that_leaves_enough_is_no_reason_to_blame_the_file() -> None:
+    done = subprocess.run([sys.executable, "-c", LIMITED, str(1 << 30)], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "classification\n", done.stderr
+
+
+@pytest.mark.promise("A3")
+def test_a_limit_on_address_space_that_leaves_too_little_is_blamed_and_not_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that dies, one that cannot import, one that says so; its own limit would be the test's too."""
+    for act in (lambda parser, *_: (_ for _ in ()).throw(parser._died(CORPUS / "x")),
+                lambda *_: {"ready": False, "message": "failed to map segment from shared object"},
+                lambda *_: {"ready": True, "refused": "parsing it needs more", "dataset": None, "memory": True}):
+        monkeypatch.setattr(Parser, "_exchange", act)
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 28, 1 << 28))
+        monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: SimpleNamespace(
+            wait=lambda: 1, kill=lambda: None, stdin=io.BytesIO(), stdout=io.BytesIO()))
+        with pytest.raises(MemoryError, match=r"limit on address space, 256 MiB \(ulimit -v\); raise it, to 1536 MiB"):
+            describe("digits")
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (-1, -1))
+        with pytest.raises((DataError, StorageError)):
+            describe("digits")
+
+
+@pytest.mark.promise("C7", "F5")
+def test_a_small_chunk_that_unpacks_to_very_much_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.h5"
+    with h5py.File(path, "w") as file:
+        for name, columns in (("bomb", 36 << 20), ("large", 4 << 20)):
+            file.create_dataset(name, (1, columns), "f4", chunks=(1, columns), compression="gzip", shuffle=True)
+            file[name].id.write_direct_chunk((0, 0), bytes(1 << 18), 0)
+        file["y"] = np.arange(1)
+    with pytest.raises(DataError, match=r"unpacks from 262,144 bytes to 150,994,944; beyond 134,217,728 it may grow 100 times"):
+        describe(path, x="bomb", y="y")
+    assert describe(path, x="large", y="y")["x"] == "/large"
 
 
 def test_an_unreadable_folder_or_a_failing_disk_is_named(plain_file: Write, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -291,3 +292,13 @@ def test_another_host_may_hold_a_copy_with_its_own_time_stamp(plain_file: Write)
     with pytest.raises(DataError, match="changed since"):
         Dataset(description).open()
     assert len(Dataset(description | {"host": "another"}).read(np.arange(10))[0]) == 10
+
+
+@pytest.mark.promise("C11")
+def test_a_file_that_another_program_has_locked_is_read(plain_file: Write) -> None:
+    path = plain_file(x=features(9, 2), y=np.arange(9))
+    with open(path, "rb+") as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        dataset = Dataset(describe(path))
+        dataset.open()
+        assert dataset.verify() is not None

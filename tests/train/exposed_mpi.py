@@ -1,4 +1,4 @@
-"""The loss and the waiting time travel in one message: the loss is a sum, the time the smallest."""
+"""The loss and the ranks' seconds travel in one message."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from mpitrain.comm.messages.channel import Channel
 from mpitrain.train.trainer import Trainer
 
 
-def test_the_rank_that_waited_least_gives_the_time(comm: Any) -> None:
+def test_the_loss_is_a_sum_and_who_waited_least_gives_the_time(comm: Any) -> None:
     channel = Channel(comm.Dup(), "test")
     trainer: Any = SimpleNamespace(channel=channel, _message=np.empty(0))
-    for least in range(comm.size):
-        waited = 0.25 if comm.rank == least else 1.0 + comm.rank
+    for step in range(3):
         parts = np.zeros(comm.size)
         parts[comm.rank] = comm.rank
-        assert Trainer.share(trainer, parts, waited) == (sum(range(comm.size)), 0.25)
+        seconds = 2.0 + (comm.rank - step) ** 2, 0.25 * comm.rank, float(step)
+        loss, waited, worked, loaded = Trainer.share(trainer, parts, seconds)
+        assert loss == sum(range(comm.size))
+        assert waited == (2.0 if step < comm.size else 2.0 + (comm.size - 1 - step) ** 2)
+        if comm.size > 1:
+            assert worked.tolist() == [0.25 * rank for rank in range(comm.size)] and loaded.tolist() == [step] * comm.size
     channel.close()

@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 from launch import ROOT, Job, clean_environment, find_mpirun, mpirun
+from psutil import Process
 from runs import SMALL, lines, record, start, train, write
 
 from mpitrain.checkpoint import store
@@ -243,6 +244,35 @@ def net():
     text = SMALL.replace('name = "mlp"\ninputs = 64\nhidden = [32]\noutputs = 10', 'name = "net.py:net"')
     result = refused(train(3, write(tmp_path, text), "run.out=a"), 70, "E_BUG", "rank=1/3", "on purpose")
     assert (tmp_path / "a/errors/rank-1.json").is_file() and result.orphans == ()
+
+
+@pytest.mark.promise("E4")
+def test_a_job_that_is_suspended_goes_on_when_it_is_continued(tmp_path):
+    config = write(tmp_path)
+    train(2, config, "run.out=b")
+    job = start(2, config, "run.out=a")
+    job.wait_for("step 10/")
+    everyone = [*job.ranks(), job.process.pid]
+    for number, state in ((signal.SIGSTOP, "stopped"), (signal.SIGCONT, "running")):
+        for pid in everyone:
+            os.kill(pid, number)
+        while state == "stopped" and not all(Process(pid).status() == "stopped" for pid in everyone):
+            pass
+    assert job.finish(60).rc == 0
+    assert record(tmp_path / "a")["parameters_sha256"] == record(tmp_path / "b")["parameters_sha256"]
+
+
+@pytest.mark.promise("A12")
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-", ""])
+def test_streams_that_are_closed_before_the_start_change_no_exit_code(tmp_path, n, closed):
+    (tmp_path / "net.py").write_text("def net():\n    raise ZeroDivisionError('on purpose')\n")
+    text = SMALL.replace('name = "mlp"\ninputs = 64\nhidden = [32]\noutputs = 10', 'name = "net.py:net"')
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "mpitrain", "train", str(write(tmp_path, text))]
+    with_ranks = [find_mpirun(), "-n", "2", *command] if n == 2 else command
+    result = Job(with_ranks, clean_environment(), tmp_path).finish(60)
+    assert result.rc == 78 and result.seconds < 30
+    assert len(result.error_lines) == (not closed), result.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -36,8 +36,9 @@ class Failure:
 
     def line(self, rank: int, size: int) -> str:
         """The one line of the job, without its line end: printable ASCII of at most LINE_LIMIT characters."""
-        where = f" {self.where}" if self.where else ""
-        text = printable(f"mpitrain: {self.code} rank={rank}/{size} host={socket.gethostname()}{where}: {self.message}")
+        where = f" {self.where[:LINE_LIMIT]}" if self.where else ""           # megabytes would take the seconds that are left
+        message = self.message[:LINE_LIMIT]
+        text = printable(f"mpitrain: {self.code} rank={rank}/{size} host={socket.gethostname()}{where}: {message}")
         return text if len(text) <= LINE_LIMIT else text[:LINE_LIMIT - 3] + "..."
 
 
@@ -93,7 +94,7 @@ def printable(text: str) -> str:
 def write_record(folder: Path, failure: Failure, rank: int, size: int) -> None:
     """``errors/rank-R.json`` in the run folder, readable by the owner only: the line, the code, and the traceback."""
     errors = folder / "errors"
-    errors.mkdir(parents=True, exist_ok=True)
+    errors.mkdir(mode=0o775, parents=True, exist_ok=True)
     record = {"code": failure.code, "exit_code": failure.exit_code, "rank": rank, "size": size,
               "host": socket.gethostname(), "time": time.time(), "line": failure.line(rank, size),
               "traceback": failure.traceback}

@@ -25,12 +25,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from mpitrain.comm.job.failure import Failure, as_peer_error, describe, printable, write_record
 from mpitrain.comm.job.signals import StopRequest, on_terminate
 from mpitrain.comm.job.start import abort, is_last_one, launched_by_mpirun, launched_rank, local_rank, started
 from mpitrain.errors import DesyncError, PeerError, Stopped
+
+if TYPE_CHECKING:
+    from mpitrain.comm.job.pulse import Pulse
 
 # Seconds. A failed job ends within 5 in all cases, so the waits must fit below that one after the other.
 WAIT_FOR_RANK_0 = 1.5         # the other ranks wait so after a symmetric error; Abort took 0.2 s to end 3 ranks
@@ -72,13 +75,15 @@ class Process:
 
     def __init__(self, *, traceback: bool = False, stop: StopRequest | None = None):
         self.traceback, self.stop = traceback, stop or StopRequest()
+        self.runs = False                                     # whether `run` runs the program, which ends with its main function
+        self.pulse: Pulse | None = None                       # by which a watcher sees whether this rank moves
         self._folders: list[Path] = []
         self._failing = threading.Lock()
         self._reserve: bytearray | None = bytearray(RESERVE)
 
     def run(self, main: Callable[[], int]) -> NoReturn:
         """Runs the program and exits with the code it returns; a failure of any thread on any rank ends the job with its code."""
-        threading.excepthook = self._thread_failed
+        threading.excepthook, self.runs = self._thread_failed, True
         try:
             code = main()
         except BaseException as error:
@@ -87,6 +92,8 @@ class Process:
             self.fail(error)
         if code != 0 and not _is_alone():
             self.fail(SystemExit(code))
+        if self.pulse is not None:
+            self.pulse.finish()
         sys.exit(code)
 
     @contextlib.contextmanager

@@ -19,8 +19,12 @@ class StopRequest:
         self.asked = self.listens = False
 
     def listen(self) -> None:
-        """Catch the signal from now on; call this before heavy imports, or a signal while they run ends the program."""
+        """Catch the signal from now on; call this before heavy imports, or a signal while they run ends the program.
+
+        Whoever starts the program may block the signal until then (`env --block-signal=USR1`); one that waits arrives now.
+        """
         signal.signal(signal.SIGUSR1, self._remember)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR1,))
         self.listens = True
 
     def _remember(self, number: int, frame: FrameType | None) -> None:

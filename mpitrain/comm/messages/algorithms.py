@@ -6,6 +6,8 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mpitrain.errors import ConfigError, MpitrainError, name_and_text, nearest, place
 from mpitrain.schedules.calling import shown
 from mpitrain.schedules.collectives import ALL_REDUCE, ON_NODES
@@ -62,9 +64,16 @@ def hosts_of(comm: Any) -> list[int]:
     """The lowest rank on the host of each rank of `comm`. Collective."""
     from mpi4py import MPI
     host = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
-    lowest = host.bcast(comm.rank)
+    lowest = min(gather_numbers(host, comm.rank))
     host.Free()
-    return list(comm.allgather(lowest))
+    return gather_numbers(comm, lowest)
+
+
+def gather_numbers(comm: Any, number: int) -> list[int]:
+    """Every rank's number, in rank order. Collective; for start-up, before there is a channel."""
+    found = np.empty(comm.size, np.int64)
+    comm.Allgather(np.array([number], np.int64), found)
+    return [int(x) for x in found]
 
 
 def prove(algorithm: Algorithm, name: str, n: int, length: int, packing: str | None = None) -> None:

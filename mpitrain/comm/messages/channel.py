@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from mpitrain.comm.work import Work
 
+LONGEST_OBJECT = 1 << 30       # bytes of JSON; descriptions of data with millions of chunks have a fifth of it
 THE_CHANNELS = "the channel's"                                # the key of its own algorithm, among those that callers bring
 PIECE_BYTES = 4 << 20          # the library's all-reduce gets pieces of this; Open MPI 5.0.11's falls off above 8 MB
 
@@ -152,7 +153,7 @@ class Channel:
         length = np.array([text.size])
         self.broadcast(length, root, name="length of object")
         if self.rank != root:
-            text = np.empty(int(length[0]), np.uint8)
+            text = np.empty(self._length(length[0]), np.uint8)
         self.broadcast(text, root, name="object")
         return json.loads(text.tobytes())
 
@@ -162,11 +163,18 @@ class Channel:
         lengths = np.zeros(self.size, np.int64)
         lengths[self.rank] = len(text)
         self.allreduce(lengths, name="lengths of objects")
-        ends = np.cumsum(lengths)
+        ends = np.cumsum([self._length(length) for length in lengths])
         joined = np.zeros(int(ends[-1]), np.uint8)            # zero where the others write, so the sum joins the texts
         joined[ends[self.rank] - len(text):ends[self.rank]] = np.frombuffer(text, np.uint8)
         self.allreduce(joined, name="objects")
         return [json.loads(joined[end - length:end].tobytes()) for end, length in zip(ends, lengths)]
+
+    def _length(self, told: Any) -> int:
+        """The length of an object's text as another rank told it; DesyncError beyond what any has."""
+        if not 0 <= told <= LONGEST_OBJECT:
+            raise DesyncError(f'channel "{self.name}": a rank tells of an object of {told} bytes, and the longest have '
+                              f"{LONGEST_OBJECT}; ranks run different programs, or a message was damaged")
+        return int(told)
 
     def agree(self, value: Any, what: str) -> None:
         """DesyncError, naming the ranks and both values, unless all ranks pass equal values; `what` names the value."""

@@ -6,6 +6,7 @@ until it has left; everything in flight moves with the rest (`Progress`).
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from mpitrain.comm.job.start import tag_upper_bound
 from mpitrain.comm.messages.buffers import Host
 from mpitrain.comm.messages.interpreter import HEADER_TAG
 from mpitrain.comm.messages.polled import PolledWork
-from mpitrain.errors import ShapeError
+from mpitrain.errors import DesyncError, ShapeError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 DIMS = 8                                                      # an array may have so many dimensions at most
 HEAD = DIMS + 2                                               # numbers in a message that says a shape: dims, dtype, how many dims
+MOST_BYTES = 1 << 40                                          # of an array: no rank has memory for a tenth of it
 KINDS = ("float32", "float64", "float16", "int64", "int32", "uint8", "bool")
 
 
@@ -81,8 +83,7 @@ class Link:
         """The shape and dtype that the peer tells by `send_shape`; waits for them."""
         message = self.receive((HEAD,), np.int64, peer, tag, f"the shape of {what}")
         message.wait()
-        head = message.array
-        return tuple(int(n) for n in head[:head[DIMS + 1]]), KINDS[int(head[DIMS])]
+        return shape_told(message.array, f"rank {peer} tells the shape of {what}")
 
     def finish(self, left: int = 0) -> None:
         """Return when everything that was sent has left, but for the last `left` messages."""
@@ -101,6 +102,16 @@ class Link:
 
     def _tag(self, tag: int) -> int:
         return HEADER_TAG + 1 + tag % self._tags
+
+
+def shape_told(head: Array, who: str) -> tuple[tuple[int, ...], str]:
+    """(shape, dtype) in the HEAD numbers that another rank sent; DesyncError unless memory could be taken for them."""
+    numbers = [int(n) for n in head]
+    kind, dims = numbers[DIMS:DIMS + 2]
+    if not (0 <= dims <= DIMS and 0 <= kind < len(KINDS) and all(n >= 0 for n in numbers[:dims])
+            and math.prod(numbers[:dims]) * np.dtype(KINDS[kind]).itemsize <= MOST_BYTES):
+        raise DesyncError(f"{who} as {numbers}, which is none; ranks run different programs, or a message was damaged")
+    return tuple(numbers[:dims]), KINDS[kind]
 
 
 def _bytes(host: Host) -> Host:

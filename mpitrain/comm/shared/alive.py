@@ -13,7 +13,7 @@ import struct
 import tempfile
 from typing import TYPE_CHECKING
 
-from mpitrain.comm.shared.window import folder
+from mpitrain.comm.shared.window import first_reason, folder, told
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -28,10 +28,10 @@ class Alive:
     opened it, so nothing is left behind. Nobody else may open it: closing any descriptor of a file frees a process's locks.
     """
 
-    def __init__(self, comm: MPI.Comm):
+    def __init__(self, comm: MPI.Intracomm):
         self._rank, self._size = comm.rank, comm.size
         self._file = -1
-        path = comm.bcast(_new_file() if comm.rank == 0 else None)
+        path = told(comm, _new_file() or "" if comm.rank == 0 else "")
         reason = f"no folder for a lock file: neither {folder()} nor {tempfile.gettempdir()} can be written"
         if path:
             try:
@@ -40,8 +40,7 @@ class Alive:
                 reason = ""
             except OSError as error:
                 reason = f"lock file {path}: {error.strerror}"
-        reasons = comm.allgather(reason)                      # a barrier too: nobody asks before all hold their locks
-        self.why_not = next(filter(None, reasons), "")
+        self.why_not = first_reason(comm, reason)             # a barrier too: nobody asks before all hold their locks
         if path and comm.rank == 0:
             os.unlink(path)
 

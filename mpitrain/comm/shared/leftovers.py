@@ -14,7 +14,7 @@ from pathlib import Path
 
 # Open MPI's segments for messages (5: sm, 4: vader) and files behind shared windows, and the lock files of `alive`. The last two
 # have a name for a moment only, so they stay where a job was killed in it.
-OURS = re.compile(r"(sm_segment|vader_segment|osc_sm)\..+|mpitrain-alive-\w+")
+OURS = re.compile(r"(sm_segment|vader_segment|osc_sm)\..+|mpitrain-(alive|shared)-\w+")
 SHARED_MEMORY = Path("/dev/shm")
 YOUNG = 10.0                     # seconds; a job that is just starting has made its file and not mapped it yet
 

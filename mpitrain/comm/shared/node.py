@@ -6,6 +6,9 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from mpitrain.comm.messages.algorithms import gather_numbers
 from mpitrain.comm.messages.buffers import Host
 from mpitrain.comm.messages.progress import Progress
 from mpitrain.comm.shared.alive import Alive
@@ -15,6 +18,7 @@ from mpitrain.errors import PeerError
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+CORES = 8192                                                  # more than the numbers of cores that Linux gives
 
 class Node:
     """The ranks of `comm` on this host; `rank` and `size` count among them. All methods are collective over them.
@@ -36,9 +40,12 @@ class Node:
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank: int = host.rank
         self.size: int = host.size
-        self.ranks: list[int] = host.allgather(comm.rank)     # the ranks of `comm`, by their number on the node
+        self.ranks: list[int] = gather_numbers(host, comm.rank)     # the ranks of `comm`, by their number on the node
         cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-        self.cores = len(set().union(*host.allgather(cores)))           # ranks bound to cores have different ones
+        bound = np.zeros(CORES, np.uint8)
+        bound[list(cores)] = 1
+        host.Allreduce(MPI.IN_PLACE, bound, MPI.MAX)
+        self.cores = int(bound.sum())                         # ranks bound to cores have different ones
         self.notes: list[str] = []
         self.obstacle = ""
         self._free = free

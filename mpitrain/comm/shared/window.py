@@ -78,18 +78,18 @@ class Window:
         path, why = _new_file(size) if comm.rank == 0 else ("", "")
         file = -1
         try:
-            path, why = _told(comm, path), _first_reason(comm, why)
+            path, why = told(comm, path), first_reason(comm, why)
             if why:
                 return None, why
             file, memory, why = _map(path, size)
-            why = _first_reason(comm, why)                    # all have opened it now, or never will
+            why = first_reason(comm, why)                    # all have opened it now, or never will
         finally:
             if comm.rank == 0 and path:
                 with contextlib.suppress(OSError):
                     os.unlink(path)
         try:
             mine = comm.rank % parts
-            why = why or _first_reason(comm, _allocate(file, mine * part, part)) or _first_reason(comm, _populate_all(memory))
+            why = why or first_reason(comm, _allocate(file, mine * part, part)) or first_reason(comm, _populate_all(memory))
         finally:
             if file >= 0:
                 os.close(file)
@@ -168,7 +168,7 @@ def _least(comm: MPI.Intracomm, number: int) -> int:
     return int(found[0])
 
 
-def _told(comm: MPI.Intracomm, text: str, root: int = 0) -> str:
+def told(comm: MPI.Intracomm, text: str, root: int = 0) -> str:
     """The text of rank `root`, on all ranks."""
     buffer = np.zeros(TEXT, np.uint8)
     if comm.rank == root:
@@ -178,10 +178,10 @@ def _told(comm: MPI.Intracomm, text: str, root: int = 0) -> str:
     return os.fsdecode(buffer.tobytes().rstrip(b"\0"))
 
 
-def _first_reason(comm: MPI.Intracomm, reason: str) -> str:
+def first_reason(comm: MPI.Intracomm, reason: str) -> str:
     """The reason of the first rank that has one, on all ranks; "" if none has. It waits for all ranks."""
     first = _least(comm, comm.rank if reason else comm.size)
-    return _told(comm, reason, first) if first < comm.size else ""
+    return told(comm, reason, first) if first < comm.size else ""
 
 
 def _remedy() -> str:

@@ -55,6 +55,7 @@ class Timeline:
         self.steps: deque[StepTimes] = deque(maxlen=KEPT)
         self.parameters: dict[str, float] | None = None       # A dict takes the times at which gradients are final.
         self.listener: SpanMaker = no_span                    # Whoever gets the spans from now on.
+        self.heard: Callable[[str, str], None] = lambda row, name: None       # It is told of each span that begins.
         self._node = self._node_before = self._last_ready = 0.0
         self._ready: list[float] = []
         self._start: list[float] = []
@@ -64,6 +65,7 @@ class Timeline:
 
     def span(self, row: str, name: str) -> AbstractContextManager[None]:
         """The context of something that takes time: ``with timeline.span("compute", "forward 0"): ...``."""
+        self.heard(row, name)
         return self.listener(row, name)
 
     def begin(self, n_buckets: int) -> None:
@@ -112,6 +114,7 @@ class Timeline:
         exchanged = bool(self._works)
         times = StepTimes(self._ready, self._start if exchanged else [], self._end if exchanged else [], ended)
         self._works = []
+        self.heard("optimizer", "update")
         self.steps.append(times)
         return times
 

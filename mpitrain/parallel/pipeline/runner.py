@@ -52,7 +52,7 @@ class Pipeline:
         self.without_graph = 0                              # The last virtual stage whose output did not depend on its input.
         self.count = 0.0                                    # Terms of the loss in the last step, over all ranks.
         self.flags = (0.0, 0.0)                             # The sums over ranks of the flags that `run` got.
-        self.waited_s = 0.0                                 # Seconds of the last step spent waiting for other stages.
+        self.waited_s = 0.0                                 # Seconds of the last step spent waiting for other ranks.
         self._programs: dict[int, list[Action]] = {}
         self._micro: Sequence[MicroBatch] = ()
         self._inputs: dict[tuple[int, int], Tensor] = {}    # Tensors received, by (chunk, micro-batch).
@@ -192,9 +192,11 @@ class Pipeline:
     def _total(self) -> float:
         """The terms of the loss over all ranks; waits for them once."""
         if self._counting is not None:
+            began = time.perf_counter()
             with self.span("compute", "exchange of the count"):
                 self._counting.wait()
             self._counting = None
+            self.waited_s += time.perf_counter() - began
         self.count = float(self._local[0])
         return self.count
 
