@@ -61,8 +61,7 @@ def test_links_folders_and_files_of_others_stay(tmp_path: Path) -> None:
 @pytest.mark.promise("A11")
 def test_the_next_start_removes_the_segments_of_a_killed_job_and_not_those_of_a_running_one(tmp_path: Path) -> None:
     """The job that is killed is a real one; its files are made to look old, as the next start of a person is later."""
-    train = ("-m", "mpitrain", "train", "train.steps=1000000", "checkpoint.every=0", "train.eval_every=1000000",
-             "log.progress_s=0")
+    train = ("-m", "mpitrain", "train", "train.steps=1000000", "checkpoint.every=0", "train.eval_every=1000000")
     killed = launch(2, *train, "run.out=killed", cwd=tmp_path)
     killed.wait_for("step 1/")
     theirs = segments_of(killed.ranks())
