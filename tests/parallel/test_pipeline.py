@@ -29,13 +29,14 @@ class Alone:
         return ALONE
 
 
-def run(cuts, *, ignore=None, step=0, x=X, model=None):
+def run(cuts, *, ignore=None, step=0, x=X, model=None, spoil=lambda loss: loss, goes_on=False):
     """(loss, gradients by name) of the batch cut at the given rows."""
     model = model or nn.Sequential(("a", nn.Linear(6, 8)), ("drop", nn.Dropout(0.4)), ("act", nn.Tanh()), ("b", nn.Linear(8, 3)))
     storage = model.initialize(seed=2, dtype="float64")
     reducer = GradientReducer(storage, AllReduce(Alone()))
-    loss = nn.LOSSES["cross_entropy"](ignore_index=ignore)
-    pipeline = Pipeline(stages.whole(model), loss, Alone(), reducer, Feed(CPU, "float64"), n_micro=len(cuts) + 1, seed=5)
+    loss = spoil(nn.LOSSES["cross_entropy"](ignore_index=ignore))
+    pipeline = Pipeline(stages.whole(model), loss, Alone(), reducer, Feed(CPU, "float64"), n_micro=len(cuts) + 1, seed=5,
+                        goes_on=goes_on)
     bounds = [0, *cuts, len(x)]
     micro = [SimpleNamespace(x=x[a:b], y=Y[a:b], index=i, first=a, step=step, samples=np.arange(a, b))
              for i, (a, b) in enumerate(zip(bounds, bounds[1:]))]
@@ -65,6 +66,26 @@ def test_a_loss_that_is_not_finite_names_step_micro_batch_and_layer():
     with pytest.raises(NumericsError, match="loss of micro-batch 1 is nan; .* the input of the model") as caught:
         run([5], x=bad, step=4)
     assert caught.value.step == 5 and caught.value.micro_batch == 1 and caught.value.rows == [7]
+
+
+class PlusInfinity:
+    """A loss that is infinite for the batches of four rows; its gradient stays finite."""
+
+    def __init__(self, loss):
+        self.loss, self.kind, self.count = loss, loss.kind, loss.count
+
+    def __call__(self, output, target):
+        return self.loss(output, target) + (np.inf if len(target) == 4 else 0.0)
+
+
+@pytest.mark.promise("D1")
+def test_where_a_run_goes_on_a_loss_that_is_not_finite_makes_the_gradients_nan_that_all_ranks_see():
+    value, gradients = run([6], spoil=PlusInfinity, goes_on=True)
+    assert np.isnan(value) and all(np.isnan(gradient).any() for gradient in gradients.values())
+    value, gradients = run([5], spoil=PlusInfinity, goes_on=True)
+    assert np.isfinite(value) and all(np.isfinite(gradient).all() for gradient in gradients.values())
+    with pytest.raises(NumericsError, match="micro-batch 1 is inf; .* the loss function"):
+        run([6], spoil=PlusInfinity)
 
 
 def test_the_first_bad_layer_is_named_also_below_a_recorded_sum_over_ranks():

@@ -237,6 +237,9 @@ def test_a_gradient_that_overflows_on_one_rank_is_left_out_before_the_update_als
     assert record(tmp_path / "four")["parameters_sha256"] == record(tmp_path / "three")["parameters_sha256"]
     found = json.loads((tmp_path / "four/errors/step-4.json").read_text())
     assert found["causes"][0]["rows"] == batch(4) and 'the gradient of "a.' in found["causes"][0]["message"]
+    ok(train(2, config, "run.out=between", "train.steps=6", "train.on_nan=skip", "log.every=50", *same))
+    last, = steps(tmp_path / "between")
+    assert (last["step"], last["skipped"]) == (6, 1) and last["loss"] is not None
     refused(train(2, config, "run.out=seen", *same), 79, "E_NAN", "step=4", 'the gradient of "a.', "no parameter was changed")
     refused(train(2, config, "run.out=late", "log.every=50", *same), 79, "E_NAN", "step=5", "which an earlier step has spoilt")
 
