@@ -79,12 +79,15 @@ def import_object(name: str, kind: str, folder: Path | None = None) -> Any:
 
 
 def source_of(name: str, folder: Path) -> Path | None:
-    """The file of ``package.module:name`` or ``path/file.py:name``, which has been imported; None where a module has no file."""
-    source = name.rpartition(":")[0]
-    if source.endswith(".py"):
-        return (folder / source).resolve()
-    file = getattr(sys.modules.get(source), "__file__", None)
-    return Path(file) if file else None
+    """The file of ``package.module:name`` or ``path/file.py:name``, seen from `folder`; None for other texts, and where there is
+    no file. Nothing is imported: a module outside of `folder` is found if it has been."""
+    source, colon, attribute = name.rpartition(":")
+    if not (colon and attribute.isidentifier()):
+        return None
+    path = folder / (source if source.endswith(".py") else f"{source.replace('.', '/')}.py")
+    if not path.is_file() and source in sys.modules:
+        path = Path(getattr(sys.modules[source], "__file__", None) or path)
+    return path if path.is_file() else None
 
 
 def offered(module: Any) -> list[str]:

@@ -88,9 +88,8 @@ def code_of(config: Config, key: str) -> dict[str, str]:
     value = value_of(config, key)
     names = [entry.get("name") if isinstance(entry, dict) else entry
              for entry in ([value] if not isinstance(value, (list, tuple)) else value)]
-    files = [source_of(name, config.folder) for name in names if isinstance(name, str) and ":" in name]
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest()[:32] for file in files
-            if file is not None and file.is_file()}
+    files = [source_of(name, config.folder) for name in names if isinstance(name, str)]
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest()[:32] for file in files if file is not None}
 
 
 def numerics(about: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import mpitrain
 from mpitrain.backend import native
 from mpitrain.config.sections import SECTIONS, Config
 from mpitrain.config.values import toml
+from mpitrain.registry import source_of
 from mpitrain.train.machine.environment import versions
 
 SOURCES = (".py", ".c", ".h")
@@ -51,20 +52,8 @@ def user_files(config: Config) -> list[Path]:
             yield from (text for inner in value.values() for text in texts(inner))
         elif isinstance(value, (list, tuple)):
             yield from (text for inner in value for text in texts(inner))
-    named = [file_named(text, config.folder) for section in SECTIONS for text in texts(vars(getattr(config, section)))]
+    named = [source_of(text, config.folder) for section in SECTIONS for text in texts(vars(getattr(config, section)))]
     return sorted({path for path in named if path is not None})
-
-
-def file_named(name: str, folder: Path) -> Path | None:
-    """The file of ``package.module:name`` or ``path/file.py:name``, seen from `folder`, if there is one; nothing is imported."""
-    source, colon, attribute = name.rpartition(":")
-    if not (colon and attribute.isidentifier()):
-        return None
-    if not source.endswith(".py"):
-        if not all(part.isidentifier() for part in source.split(".")):
-            return None
-        source = f"{source.replace('.', '/')}.py"
-    return folder / source if (folder / source).is_file() else None
 
 
 def sha256(path: Path) -> str:
