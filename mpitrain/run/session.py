@@ -8,11 +8,11 @@ from typing import Any
 
 from mpitrain.backend import keep_freed_memory
 from mpitrain.comm.job import guard
-from mpitrain.comm.job.pulse import Pulse
 from mpitrain.comm.job.start import launched_rank
 from mpitrain.comm.job.together import on_first, same_everywhere
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.shared.leftovers import SHARED_MEMORY, remove_leftovers
+from mpitrain.comm.watch.pulse import Pulse
 from mpitrain.config import Config
 from mpitrain.errors import MpitrainError
 from mpitrain.train.build.inputs import describe_files, open_inputs
