@@ -45,8 +45,8 @@ class Session:
         self.notes = self.told_once([remove_leftovers(SHARED_MEMORY) if first else "", "" if pulse is None else pulse.obstacle,
                                      threads.crowded(self.threads, node), environment.slow_blas()])      # slow settings are told
         if control.size > 1:
-            from mpitrain.train.machine.identity import identity
-            same_everywhere(control, identity(config))
+            from mpitrain.train.machine.alike import must_be_alike
+            same_everywhere(control, must_be_alike(config))
         self.files = on_first(control, files)
         with guard.symmetric():
             self.inputs = open_inputs(self.files, validation=d.validation, seed=config.run.seed, stride=d.stride,
