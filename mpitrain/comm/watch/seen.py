@@ -4,14 +4,14 @@
     pipe        takes ASK, to which a thread of the rank answers, and LEAVE, which ends it
     stack       a file in memory that Python's fault handler writes on STACK_SIGNAL
 
-This file is for the watcher too, which imports little and runs on the standard library alone.
+This file is for the watcher too, which runs on few modules of the standard library: `contextlib` alone, with what it imports,
+would take as long as all of them.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
 
 PHASES = ("start", "load", "forward", "backward", "exchange", "update", "evaluation", "save", "finish", "rest")
 REST = PHASES[-1]                         # between two runs of a program, which may take any time
@@ -20,6 +20,7 @@ FILE_BYTES = 1 << 16                      # so many of them
 COUNT, STEP, PHASE, ANSWERS, LENGTH = range(5)
 TEXT, RECORD_BYTES = 64, 4096
 ASK, LEAVE = b"?", b"!"
+ANSWER_S = 1.0                            # a rank that can run Python at all answers within this
 STACK_SIGNAL, LEAVE_SIGNAL = 61, 60       # realtime signals that neither MPI libraries nor the C library use
 STOP, CONTINUE, KILL = 19, 18, 9
 STOPPED = ("T", "t")                      # states of proc(5): by a signal, by a debugger
@@ -73,13 +74,17 @@ class Rank:
         return now - before >= FILE_BYTES
 
     def say(self, word: bytes) -> None:
-        with suppress(OSError):                              # it has ended, or has not read for long
+        try:                                                 # noqa: SIM105 (see above)
             os.write(self.pipe, word)
+        except OSError:                                      # it has ended, or has not read for long
+            pass
 
     def signal(self, number: int) -> None:
-        with suppress(OSError):
+        try:
             if self.state:
                 os.kill(self.pid, number)
+        except OSError:                                      # it has just ended
+            pass
 
     def answers(self) -> int:
         """How many it has given so far."""
