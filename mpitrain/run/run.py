@@ -235,7 +235,7 @@ class Run(AbstractContextManager["Run"]):
         began = time.time()
         metrics = trainer.fit()
         hashes = job.state.hashes()
-        record = about | hashes | {
+        record = about | hashes | trainer.bad_steps.record() | {
             "status": "done", "steps": job.plan.steps, "seconds": round(time.time() - began, 3), "metrics": plain_values(metrics),
             "memory": as_json(forecast, memory.uses), "checkpoints": saver.times()}
 
