@@ -20,7 +20,7 @@ import sys
 import time
 from contextlib import suppress
 
-from mpitrain.comm.job.seen import (
+from mpitrain.comm.watch.seen import (
     ASK,
     BORN,
     CONTINUE,
