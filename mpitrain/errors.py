@@ -100,7 +100,7 @@ class PeerError(MpitrainError):
 
 
 class StallError(PeerError):
-    """A rank stands still. The watcher says so (`comm.job.watcher`), for that rank may be unable to."""
+    """A rank stands still. The watcher says so (`comm.watch.watcher`), for that rank may be unable to."""
     code, exit_code = "E_STALL", 75
 
 

@@ -216,7 +216,7 @@ def is_python(pid: int) -> bool:
 
 def is_watcher(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        return b"job.watcher" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"watch.watcher" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 

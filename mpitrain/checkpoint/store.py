@@ -53,6 +53,7 @@ class Purpose:
 READ = Purpose("reading", "there is no checkpoint in this folder; it must be that of a run's checkpoints")
 RESUME = Purpose("resuming from", "there is no checkpoint to resume from; start the run without --resume")
 EVALUATE = Purpose("evaluating", "there is no checkpoint to evaluate; train the run until it has saved one")
+REWIND = Purpose("going back to", "there is no checkpoint to go back to; resume with train.on_nan = \"skip\"")
 START = Purpose("model.init_from: starting from", "model.init_from names neither a run folder nor a folder of checkpoints")
 
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mpitrain.data.identity import sampled_sha256
+from mpitrain.data.content import sampled_sha256
 from mpitrain.errors import AccessError, DataError, MissingError, StorageError, text_of
 
 Bytes = NDArray[np.uint8]

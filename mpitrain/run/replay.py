@@ -128,6 +128,8 @@ def compute(config: Config, description: Any, found: Checkpoint | None, step: in
     with np.errstate(all="ignore"):
         for done in range(start, step - 1):
             job.trainer.train_step(load_step(done))
+            if policy.blamed and found is not None and config.train.on_nan == "rewind":
+                job.state.restore(found)
         batch = load_step(step - 1)
         if micro_batch is None:
             loss, _, norm, *_ = job.trainer.train_step(batch)

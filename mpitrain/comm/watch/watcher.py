@@ -20,7 +20,7 @@ import sys
 import time
 from contextlib import suppress
 
-from mpitrain.comm.job.seen import (
+from mpitrain.comm.watch.seen import (
     ASK,
     BORN,
     CONTINUE,
@@ -221,7 +221,7 @@ class Watcher:
     def stacks_of(self, ranks: list[Rank]) -> dict[Rank, str]:
         before = {rank: rank.stack_bytes() for rank in ranks}
         for rank in ranks:
-            rank.signal(STACK_SIGNAL)
+            rank.interrupt(STACK_SIGNAL)
             rank.signal(CONTINUE)
         end, sizes, last = time.monotonic() + ANSWER_S, [0], [1]
         while (sizes != last or any(size == before[rank] for size, rank in zip(sizes, ranks))) and time.monotonic() < end:
