@@ -31,7 +31,7 @@ def ask(ranks: list[Rank]) -> dict[Rank, str]:
     """The stacks of ranks that can be woken; "" of one that writes none in time."""
     before = {rank: rank.stack_bytes() for rank in ranks}
     for rank in ranks:
-        rank.signal(STACK_SIGNAL)
+        rank.interrupt(STACK_SIGNAL)
         rank.signal(CONTINUE)
     end, sizes, last = time.monotonic() + ANSWER_S, [0], [1]
     while (sizes != last or any(size == before[rank] for size, rank in zip(sizes, ranks))) and time.monotonic() < end:
