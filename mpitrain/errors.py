@@ -10,6 +10,7 @@ An error says what was expected, what was found, where, and what to change. The 
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -183,3 +184,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
         return f' (did you mean "{close[0]}"?)'
     listed = known if len(known) <= LISTED else [*known[:LISTED], "..."]
     return f" (known: {', '.join(listed)})" if known else ""
+
+
+def print_warning(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)

@@ -222,6 +222,7 @@ class Run(AbstractContextManager["Run"]):
         about |= {"id": kept["id"], "changes": kept["changes"], **({"numerics": job.numerics} if job.numerics else {})}
 
         def begin() -> None:
+            about.update({key: value for key, value in folder.about().items() if key == "restarts"})      # of `supervise`
             folder.write_text(folder.config, to_toml(config))
             folder.truncate_metrics(trainer.update.step)
             folder.write_json(folder.run_json, about | {"status": "running", "memory": as_json(forecast, [])})
