@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from mpitrain.comm.watch.ignoring import ignoring
 from mpitrain.comm.watch.seen import ANSWER_S, BORN, CONTINUE, KILL, LEAVE, LEAVE_SIGNAL, Rank, stat
 
 LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted")
@@ -27,13 +28,10 @@ def end_launcher(launcher: int, seconds: float) -> None:
 
     With the network down, the two wait for each other for minutes; two SIGTERM or two SIGINT did not end them (5.0.11).
     """
-    try:
-        with open(f"/proc/{launcher}/comm") as file:
-            known, born = file.read().strip() in LAUNCHERS, stat(launcher)[BORN]
+    with ignoring(OSError), open(f"/proc/{launcher}/comm") as file:
+        known, born = file.read().strip() in LAUNCHERS, stat(launcher)[BORN]
         limit = time.monotonic() + seconds
         while known and stat(launcher)[BORN] == born and time.monotonic() < limit:
             time.sleep(0.01)
         if known and stat(launcher)[BORN] == born:
             os.kill(launcher, KILL)
-    except OSError:                                          # it has ended, or is not ours
-        pass

@@ -4,14 +4,16 @@
     pipe        takes ASK, to which a thread of the rank answers, and LEAVE, which ends it
     stack       a file in memory that Python's fault handler writes on STACK_SIGNAL
 
-This file is for the watcher too, which runs on few modules of the standard library: `contextlib` alone, with what it imports,
-would take as long as all of them.
+This file is for the watcher too, which imports little and runs on the standard library alone.
 """
 
 from __future__ import annotations
 
 import os
 import time
+
+from mpitrain.comm.watch.ignoring import ignoring
+from mpitrain.comm.watch.memory import Memory
 
 PHASES = ("start", "load", "forward", "backward", "exchange", "update", "evaluation", "save", "finish", "rest")
 REST = PHASES[-1]                         # between two runs of a program, which may take any time
@@ -39,6 +41,10 @@ class Rank:
         self.since, self.words, self.bytes = time.monotonic(), self._read(), 0
         self.held_up = False                                 # whether other ranks wait for it, as far as the watcher has seen
         self.told = -1                                       # the count at which its stall was told
+        self.memory, self.ended = Memory(pid), False         # whether the watcher has seen its end
+        self.end = -1                                        # it can be read when the process has ended
+        with ignoring(OSError, AttributeError):              # a kernel before 5.3: the next look sees it
+            self.end = os.pidfd_open(pid)
 
     def _read(self) -> list[int]:
         return memoryview(os.pread(self.record, TEXT, 0)).cast("Q").tolist()
@@ -57,6 +63,15 @@ class Rank:
         now = stat(self.pid)
         return now[0] if now[BORN] == self.born and now[0] not in "ZX" else ""
 
+    def has_ended(self) -> bool:
+        """Whether it has ended since the last call, in the midst of its run; otherwise its memory is looked at."""
+        if self.ended:
+            return False
+        self.ended = not self.state
+        if not self.ended:
+            self.memory.look()
+        return self.ended and PHASES[self._read()[PHASE]] not in ("finish", REST)          # the record outlives its process
+
     @property
     def stopped(self) -> bool:
         return self.state in STOPPED
@@ -74,17 +89,13 @@ class Rank:
         return now - before >= FILE_BYTES
 
     def say(self, word: bytes) -> None:
-        try:                                                 # noqa: SIM105 (see above)
+        with ignoring(OSError):                              # it has ended, or has not read for long
             os.write(self.pipe, word)
-        except OSError:                                      # it has ended, or has not read for long
-            pass
 
     def signal(self, number: int) -> None:
-        try:
+        with ignoring(OSError):
             if self.state:
                 os.kill(self.pid, number)
-        except OSError:                                      # it has just ended
-            pass
 
     def answers(self) -> int:
         """How many it has given so far."""
@@ -98,11 +109,9 @@ class Rank:
         """Signal it; the main thread of a stopped rank, since any other that takes the signal first lets the main one go on."""
         if self.stopped:
             import ctypes  # 3 ms, and few jobs ever come here
-            try:
+            with ignoring(OSError, AttributeError):          # a C library without the call
                 ctypes.CDLL(None).tgkill(self.pid, self.pid, number)
                 return
-            except (OSError, AttributeError):                # a C library without the call
-                pass
         self.signal(number)
 
     def stack_bytes(self) -> int:

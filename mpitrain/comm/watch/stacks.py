@@ -1,4 +1,4 @@
-"""The stacks of a node's ranks, as Python's fault handler writes them, and the place in the code that they show."""
+"""The stacks of a node's ranks, as Python's fault handler writes them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import os
 import time
 
 from mpitrain.comm.watch.seen import ANSWER_S, CONTINUE, STACK_SIGNAL, STOP, Rank
-
-LIBRARY = os.path.dirname(os.__file__)    # frames of the standard library say less than who called it
 
 
 def stacks_of(ranks: list[Rank], *, ends: bool) -> dict[Rank, str]:
@@ -42,6 +40,8 @@ def ask(ranks: list[Rank]) -> dict[Rank, str]:
 
 def keep(folder: str, line: str, stacks: dict[Rank, str]) -> str:
     """Writes them to ``errors`` in the run folder, for the owner alone; the end of the line that says so."""
+    if not folder:
+        return ""
     errors = os.path.join(folder, "errors")
     try:
         os.makedirs(errors, exist_ok=True)
@@ -54,17 +54,3 @@ def keep(folder: str, line: str, stacks: dict[Rank, str]) -> str:
     except OSError as error:
         return f"; stacks could not be written to {errors}: {error.strerror}"
     return f"; stacks of all ranks: {errors}/rank-*.stack.txt"
-
-
-def place_in(stacks: str, phase: str) -> str:
-    """`` in FUNCTION at FILE:LINE`` of the innermost frame outside the standard library, of the thread that matters."""
-    threads = [block for block in stacks.split("\n\n") if "(most recent call first)" in block]
-    reading = [block for block in threads[:-1] if 'loader.py", line' in block] if phase == "load" else []
-    for block in [*reading, *reversed(threads)]:             # the main thread comes last
-        for line in block.split("\n"):
-            _, quote, rest = line.partition('File "')
-            path, _, rest = rest.partition('", line ')
-            number, _, function = rest.partition(" in ")
-            if quote and (not path.startswith((LIBRARY, "<frozen")) or "site-packages" in path):
-                return f" in {function} at {os.path.basename(path)}:{number}"
-    return ""

@@ -34,7 +34,8 @@ from mpitrain.comm.watch.seen import (
     siblings,
     stat,
 )
-from mpitrain.comm.watch.stacks import keep, place_in, stacks_of
+from mpitrain.comm.watch.stacks import keep, stacks_of
+from mpitrain.comm.watch.words import place_in, write
 
 MARGIN_S = 2.0                            # where all ranks of this node wait, another node has so long to name its own
 LAUNCHER_S, CUT_OFF_S = 3.0, 1.5          # the launcher has so long to end after its ranks; where other hosts cannot be reached
@@ -55,7 +56,7 @@ class Watcher:
         self.short = max(seconds / 10, 4 * self.period)      # who stands still for so long and goes on is told of
         self.began = self.looked = self.left = time.monotonic()
         self.ranks: list[Rank] = []
-        self.others, self.folder, self.rest, self.cut_off = "", "", b"", False
+        self.others, self.folder, self.rest, self.cut_off, self.in_want = "", "", b"", False, False
         self.parent, self.host = os.getppid(), os.uname().nodename
         self.launcher = int(stat(self.parent)[PARENT] or 0)
 
@@ -65,10 +66,12 @@ class Watcher:
             self.left = time.monotonic()
         for rank in self.ranks:                              # the job may be over within a period of a rank's going on
             self.goes_on(rank)
+        self.pause([], ANSWER_S)                             # for the end of the rank that has closed our stdin
+        self.see_ends()
 
     def take_orders(self) -> bool:
         """Whether the rank that started this process lives, after a pause or an order."""
-        if not select.select([0], [], [], self.period)[0]:
+        if 0 not in self.pause([0], self.period):
             return True
         read = os.read(0, 1 << 16)
         *lines, self.rest = (self.rest + read).split(b"\n")
@@ -89,9 +92,15 @@ class Watcher:
             return
         self.ranks = [*(rank for rank in self.ranks if rank.number != number), new]
 
+    def pause(self, files: list[int], seconds: float) -> list[int]:
+        """Those of `files` that can be read; it returns at once when a rank of this node ends."""
+        alive = [rank.end for rank in self.ranks if rank.end >= 0 and not rank.ended]
+        return select.select([*files, *alive], [], [], seconds)[0] if files or alive else []
+
     # -- looking -----------------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
+        self.see_ends()
         now = time.monotonic()
         passed, lost = now - self.looked, max(0.0, now - self.left - 3 * self.period, self.left - self.looked - 3 * ANSWER_S)
         self.looked = now                                    # `lost`: this process was stopped with the job, or had no core
@@ -122,6 +131,16 @@ class Watcher:
                 write(f"warning: rank {rank.number} on {self.host} stood still for {stood:.0f} s in {phase} of step {step} and "
                       "goes on; other ranks waited for it")
             rank.since, rank.held_up = self.looked, False
+
+    def see_ends(self) -> None:
+        """Tells of the first rank that the system has ended for want of memory; the launcher ends others after it."""
+        new = [rank for rank in self.ranks if rank.has_ended() and rank.memory.wanted()]
+        if new and not self.in_want:
+            self.in_want, rank = True, max(new, key=lambda rank: rank.memory.resident)
+            self.goes_on(rank)
+            text = f"{self.place(rank, 'E_MEMORY')}: {rank.memory.words()}"
+            write(f"mpitrain: {text}")
+            keep(self.folder, text, {rank: "none: it was killed\n"})
 
     def judge(self, silent: list[Rank]) -> None:
         if not silent:
@@ -172,14 +191,17 @@ class Watcher:
             return
         late.told = late.words[COUNT]
         stacks = stacks_of(self.ranks, ends=self.ends)
-        text = (f"E_STALL rank={late.number}/{self.size} host={self.host} step={late.step} phase={late.phase}: no progress for "
-                f"{self.stands(late):.0f} s{place_in(stacks.get(late, ''), late.phase)} {how}")
-        self.print(text + (keep(self.folder, text, stacks) if self.folder else ""))
+        text = (f"{self.place(late, 'E_STALL')}: no progress for {self.stands(late):.0f} s"
+                f"{place_in(stacks.get(late, ''), late.phase)} {how}")
+        self.print(text + keep(self.folder, text, stacks))
         if self.ends:
             end_ranks(self.ranks, leaves=self.leaves)
             if self.cut_off or not self.others:
                 end_launcher(self.launcher, CUT_OFF_S if self.cut_off else LAUNCHER_S)
             sys.exit()
+
+    def place(self, rank: Rank, code: str) -> str:
+        return f"{code} rank={rank.number}/{self.size} host={self.host} step={rank.step} phase={rank.phase}"
 
     def not_started(self, seconds: float) -> None:
         """MPI_Init has not returned: a rank is missing, or stopped, which only its process shows."""
@@ -196,15 +218,6 @@ class Watcher:
     def print(self, text: str) -> None:
         text = ("mpitrain: " if self.ends else "warning: ") + text
         write(text if len(text) <= LINE_LIMIT else text[:LINE_LIMIT - 3] + "...")
-
-
-def write(line: str) -> None:
-    """One line on stderr, printable ASCII; nobody may be reading it."""
-    text = "".join(chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}" for byte in line.encode("utf-8", "surrogateescape"))
-    try:                                                     # noqa: SIM105 (see seen.py)
-        os.write(2, b"\n" + text.encode() + b"\n")
-    except OSError:
-        pass
 
 
 def main() -> None:
