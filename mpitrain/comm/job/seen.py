@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 PHASES = ("start", "load", "forward", "backward", "exchange", "update", "evaluation", "save", "finish", "rest")
@@ -44,7 +45,7 @@ class Rank:
 
     @property
     def step(self) -> int:
-        return self.words[STEP]
+        return step_in(self.words)
 
     @property
     def phase(self) -> str:
@@ -101,6 +102,11 @@ class Rank:
             return any(stat(f"{self.pid}/task/{thread}")[0] == "D" for thread in os.listdir(f"/proc/{self.pid}/task"))
         except OSError:
             return False
+
+
+def step_in(words: Sequence[int]) -> int:
+    """The step that a rank is in by the words of its record; it waits for the data of the next one before that begins."""
+    return words[STEP] + (PHASES[words[PHASE]] == "load")
 
 
 def stat(process: object) -> list[str]:
