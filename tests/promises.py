@@ -100,7 +100,6 @@ PROMISES = {
 PARTLY = {
     "A2": "want of memory is not said",
     "B11": "a warning where the file system has no locks",
-    "C2": "of plain files blocks alone are compared, between jobs and between ranks",
     "E1": "before Python runs the signal ends the job with 138, and the batch scripts start it again",
     "E2": "under mpirun nothing is shown",
     "E3": "twice is not shown",
