@@ -33,12 +33,13 @@ import numpy as np  # noqa: E402
 from damage import BOMBS, DAMAGE, change  # noqa: E402
 from damaged_runs import damaged_runs  # noqa: E402
 from data_inputs import CORPUS, features, in_chunks  # noqa: E402
+from mpitrain.data.identity import difference, identity  # noqa: E402
 
 from mpitrain.checkpoint import store  # noqa: E402
 from mpitrain.checkpoint.manifest import load  # noqa: E402
 from mpitrain.checkpoint.parts import Piece  # noqa: E402
 from mpitrain.data import Dataset, Limits, describe, probe, write_shards  # noqa: E402
-from mpitrain.data.identity import difference, identity  # noqa: E402
+from mpitrain.data.index import index  # noqa: E402
 from mpitrain.errors import MpitrainError  # noqa: E402
 
 ROWS, SLOW = 64, 20.0
@@ -145,12 +146,16 @@ def specimens(folder: Path) -> list[Specimen]:
     parts, manifests = (store.save(folder / name, 7, pieces, {"seed": 3, "best": [0.5, 7]})
                         for name in ("parts", "manifests"))
     own, packed = folder / "shards/shard-00000.h5", folder / "chunks/shard-00001.h5"
+    (folder / "indexed").mkdir()
+    theirs = plain(folder / "indexed/a.h5", chunks=(16, 12), compression="gzip")
+    index(theirs.parent)
     return [
-        Specimen("shard with checksums", own, lambda: data_in(own.parent), 25, values=values_in(own)),
-        Specimen("packed shard with checksums", packed, lambda: data_in(packed.parent), 15),
+        Specimen("shard with checksums", own, lambda: data_in(own.parent), 20, values=values_in(own)),
+        Specimen("packed shard with checksums", packed, lambda: data_in(packed.parent), 10),
         Specimen("manifest of shards", folder / "listed/manifest.json", lambda: data_in(folder / "listed"), 10),
         Specimen("checkpoint's part", parts / "part-00000.h5", lambda: checkpoint_in(parts), 15),
         Specimen("checkpoint's manifest", manifests / "manifest.json", lambda: checkpoint_in(manifests), 10),
+        Specimen("HDF5 with data index", theirs, lambda: data_in(theirs.parent), 10),
         bare(plain(folder / "plain.h5"), "plain HDF5", 15),
         bare(plain(folder / "packed.h5", chunks=(16, 12), compression="gzip", fletcher32=True), "plain HDF5, packed", 10)]
 

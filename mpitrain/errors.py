@@ -10,6 +10,7 @@ An error says what was expected, what was found, where, and what to change. The 
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -100,7 +101,7 @@ class PeerError(MpitrainError):
 
 
 class StallError(PeerError):
-    """A rank stands still. The watcher says so (`comm.job.watcher`), for that rank may be unable to."""
+    """A rank stands still. The watcher says so (`comm.watch.watcher`), for that rank may be unable to."""
     code, exit_code = "E_STALL", 75
 
 
@@ -184,3 +185,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
         return f' (did you mean "{close[0]}"?)'
     listed = known if len(known) <= LISTED else [*known[:LISTED], "..."]
     return f" (known: {', '.join(listed)})" if known else ""
+
+
+def print_warning(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)

@@ -1,5 +1,5 @@
 /* Ends this process with an exit code of its own when a signal comes, whatever Python is doing: the handler is C, so it runs while
-   the interpreter's lock is held, in MPI's start and in its end (see comm/job/pulse.py). */
+   the interpreter's lock is held, in MPI's start and in its end (see comm/watch/pulse.py). */
 
 #include <signal.h>
 #include <stdint.h>

@@ -93,8 +93,11 @@ class Job:
             time.sleep(POLL)
 
     def signal(self, number: int) -> None:
-        """Send a signal to `mpirun` itself, as a terminal or a batch system does."""
-        self.process.send_signal(number)
+        """Send a signal to `mpirun` itself, as a terminal or a batch system does; Intel's is a script that passes none on."""
+        own = self.process.pid
+        inside = [int(child) for child in Path(f"/proc/{own}/task/{own}/children").read_text().split()
+                  if Path(f"/proc/{child}/comm").read_text() == "mpiexec.hydra\n"]
+        send((inside or [own])[0], number)
 
     def finish(self, timeout: float = 60, *, allow_orphans: bool = False) -> Result:
         """Wait for the end. HangError past the deadline; AssertionError if processes are left (they are killed)."""
@@ -169,6 +172,13 @@ def find_mpirun() -> str:
 
 
 @functools.cache
+def is_mpich() -> bool:
+    """Whether that mpirun is MPICH's own, not Intel's."""
+    said = subprocess.run([find_mpirun(), "--version"], capture_output=True, text=True, env=clean_environment()).stdout
+    return "HYDRA" in said
+
+
+@functools.cache
 def is_open_mpi() -> bool:
     """Whether that mpirun is Open MPI's."""
     said = subprocess.run([find_mpirun(), "--version"], capture_output=True, text=True, env=clean_environment()).stdout
@@ -216,7 +226,7 @@ def is_python(pid: int) -> bool:
 
 def is_watcher(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        return b"job.watcher" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"watch.watcher" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 

@@ -17,15 +17,14 @@ from typing import Any
 import numpy as np
 
 from mpitrain import errors
+from mpitrain.checkpoint.folders import MANIFEST, PART
 from mpitrain.errors import CheckpointError, MissingError
 from mpitrain.files import disk
 from mpitrain.files.disk import DTYPES
 from mpitrain.files.signed import body_sha256, parse
 
 FORMAT, VERSION = "mpitrain checkpoint", 1
-MANIFEST = "manifest.json"
 MANIFEST_LIMIT = 64 << 20        # bytes; 300 bytes a piece, so 200,000 pieces: refused before it is read into memory
-PART = re.compile(r"part-[0-9]{5,9}\.h5")
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mpitrain.checkpoint import store
-from mpitrain.errors import OutputError
+from mpitrain.checkpoint import folders
+from mpitrain.errors import OutputError, print_warning
 from mpitrain.files.disk import FILE_MODE, make_folder, refuse_strangers, storage_error, sync_folder, write_file
 
 FILES = ("config.toml", "metrics.jsonl", "run.json", "trace.json")
@@ -103,7 +103,7 @@ class RunFolder:
                 os.close(fd)
                 raise storage_error(error, "locking", path) from error
             # Some parallel file systems are mounted without locks; a run must still be possible there.
-            store.print_warning(f"{self.path}: this file system has no locks ({os.strerror(error.errno)}); do not start two jobs "
+            print_warning(f"{self.path}: this file system has no locks ({os.strerror(error.errno)}); do not start two jobs "
                                 f"in one folder")
         self._lock = fd
         since = datetime.now().astimezone().isoformat(timespec="seconds")
@@ -121,7 +121,7 @@ class RunFolder:
             self._lock = None
 
     def _delete_ours(self) -> None:
-        store.remove_all(self.checkpoints)
+        folders.remove_all(self.checkpoints)
         for name in FILES:
             for path in (self.path / name, self.path / (name + UNFINISHED)):
                 if path.is_symlink() or path.is_file():

@@ -24,8 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpitrain.backend.memory import available
+from mpitrain.checkpoint.folders import candidates, step_of
 from mpitrain.checkpoint.parts import Piece
-from mpitrain.checkpoint.store import Save, candidates, step_of
+from mpitrain.checkpoint.store import Save
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job.together import attempt, value_of
 from mpitrain.errors import AccessError, OutputError, StorageError

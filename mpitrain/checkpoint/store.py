@@ -14,19 +14,18 @@ import contextlib
 import json
 import os
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpitrain.checkpoint.folders import COMPLETE, discard, entries, holds_only_ours, remove_ours, rename, sweep
-from mpitrain.checkpoint.manifest import MANIFEST, Checkpoint, load
+from mpitrain.checkpoint.folders import MANIFEST, candidates, discard, holds_only_ours, remove_ours, rename, step_of, sweep
+from mpitrain.checkpoint.manifest import Checkpoint, load
 from mpitrain.checkpoint.parts import Piece, manifest_text, write_part
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job.together import attempt, on_first, value_of
-from mpitrain.errors import CheckpointError, MissingError, MpitrainError, StorageError
+from mpitrain.errors import CheckpointError, MissingError, MpitrainError, StorageError, print_warning
 from mpitrain.files import disk
 from mpitrain.files.disk import FOLDER_MODE, storage_error
 
@@ -54,6 +53,7 @@ class Purpose:
 READ = Purpose("reading", "there is no checkpoint in this folder; it must be that of a run's checkpoints")
 RESUME = Purpose("resuming from", "there is no checkpoint to resume from; start the run without --resume")
 EVALUATE = Purpose("evaluating", "there is no checkpoint to evaluate; train the run until it has saved one")
+REWIND = Purpose("going back to", "there is no checkpoint to go back to; resume with train.on_nan = \"skip\"")
 START = Purpose("model.init_from: starting from", "model.init_from names neither a run folder nor a folder of checkpoints")
 
 
@@ -198,22 +198,6 @@ def _publish(work: Path, final: Path, step: int, meta: Mapping[str, Any], parts:
 
 # ---- choosing and deleting -------------------------------------------------------------------------------------------
 
-def candidates(folder: Path) -> list[Path]:
-    """The finished checkpoints in `folder`, newest step first, told by their names alone (never by file times).
-
-    A symbolic link is not one: no run makes them, and its target may belong to another.
-    """
-    found = [folder / name for name in entries(folder) if COMPLETE.fullmatch(name) and not (folder / name).is_symlink()]
-    return sorted(found, key=lambda path: (step_of(path), ".old" not in path.name), reverse=True)
-
-
-def step_of(path: Path) -> int:
-    """The step in the name of a checkpoint's folder."""
-    match = COMPLETE.fullmatch(path.name)
-    assert match, f"{path} is not the folder of a checkpoint"
-    return int(match[1])
-
-
 def latest(folder: Path, channel: Objects = ALONE, purpose: Purpose = READ, *,
            warn: Callable[[str], None] | None = None) -> Checkpoint:
     """The newest checkpoint that verifies. Called by every rank; it communicates: rank 0 reads and decides.
@@ -252,10 +236,6 @@ def named_rightly(found: Checkpoint) -> Checkpoint:
     return found
 
 
-def print_warning(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)
-
-
 def prune(folder: Path, keep: int, *, best: int | None = None, verified: Path | None = None) -> list[Path]:
     """Delete all but the newest `keep` checkpoints and that of step `best`; returns the deleted ones. Rank 0 calls it.
 
@@ -280,14 +260,3 @@ def _damage(path: Path) -> str:
     except (CheckpointError, StorageError) as error:
         return str(error)
     return ""
-
-
-def remove_all(folder: Path) -> None:
-    """Delete every checkpoint in `folder`, finished or not; for a run that starts anew.
-
-    A checkpoint's folder with something else in it keeps that under an unfinished one's name, so that no later run takes it
-    for a checkpoint of its own.
-    """
-    for path in candidates(folder):
-        discard(path)
-    sweep(folder)

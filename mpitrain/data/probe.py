@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.data.identity import sampled_sha256
+from mpitrain.data.content import sampled_sha256
 from mpitrain.data.manifest import MANIFEST, match_manifest, read_manifest
 from mpitrain.data.storage import reading
 from mpitrain.errors import DataError, MissingError, StorageError
@@ -81,7 +81,7 @@ def describe(path: Path | str, *, x: str | None = None, y: str | None = None, li
 
 
 def sample_file(path: Path, size: int, n_files: int) -> str:
-    """`identity.sampled_sha256` of a file by its name."""
+    """`content.sampled_sha256` of a file by its name."""
     with reading(path, "the data file is not there", DENIED, "reading the data failed"):
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

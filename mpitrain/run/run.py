@@ -21,9 +21,9 @@ from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.checkpoint.state import State
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.guard import Process
-from mpitrain.comm.job.pulse import pulse_of
 from mpitrain.comm.job.start import start, started
 from mpitrain.comm.job.together import on_first
+from mpitrain.comm.watch.pulse import pulse_of
 from mpitrain.config import Config, to_toml
 from mpitrain.errors import ConfigError, UsageError
 from mpitrain.parallel.connect import connect
@@ -222,6 +222,7 @@ class Run(AbstractContextManager["Run"]):
         about |= {"id": kept["id"], "changes": kept["changes"], **({"numerics": job.numerics} if job.numerics else {})}
 
         def begin() -> None:
+            about.update({key: value for key, value in folder.about().items() if key == "restarts"})      # of `supervise`
             folder.write_text(folder.config, to_toml(config))
             folder.truncate_metrics(trainer.update.step)
             folder.write_json(folder.run_json, about | {"status": "running", "memory": as_json(forecast, [])})
@@ -235,7 +236,7 @@ class Run(AbstractContextManager["Run"]):
         began = time.time()
         metrics = trainer.fit()
         hashes = job.state.hashes()
-        record = about | hashes | {
+        record = about | hashes | trainer.bad_steps.record() | {
             "status": "done", "steps": job.plan.steps, "seconds": round(time.time() - began, 3), "metrics": plain_values(metrics),
             "memory": as_json(forecast, memory.uses), "checkpoints": saver.times()}
 

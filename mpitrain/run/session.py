@@ -8,11 +8,11 @@ from typing import Any
 
 from mpitrain.backend import keep_freed_memory
 from mpitrain.comm.job import guard
-from mpitrain.comm.job.pulse import Pulse
 from mpitrain.comm.job.start import launched_rank
 from mpitrain.comm.job.together import on_first, same_everywhere
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.shared.leftovers import SHARED_MEMORY, remove_leftovers
+from mpitrain.comm.watch.pulse import Pulse
 from mpitrain.config import Config
 from mpitrain.errors import MpitrainError
 from mpitrain.train.build.inputs import describe_files, open_inputs
@@ -45,8 +45,8 @@ class Session:
         self.notes = self.told_once([remove_leftovers(SHARED_MEMORY) if first else "", "" if pulse is None else pulse.obstacle,
                                      threads.crowded(self.threads, node), environment.slow_blas()])      # slow settings are told
         if control.size > 1:
-            from mpitrain.train.machine.identity import identity
-            same_everywhere(control, identity(config))
+            from mpitrain.train.machine.alike import must_be_alike
+            same_everywhere(control, must_be_alike(config))
         self.files = on_first(control, files)
         with guard.symmetric():
             self.inputs = open_inputs(self.files, validation=d.validation, seed=config.run.seed, stride=d.stride,

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpitrain.checkpoint import store
+from mpitrain.checkpoint import folders, store
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.errors import AccessError, OutputError, StorageError
 
@@ -93,7 +93,7 @@ def test_overwrite_deletes_what_runs_write_and_nothing_else(tmp_path: Path) -> N
         "checkpoints/best.h5", "checkpoints/step-9/manifest.json", "errors/rank-x.json", "lock", "metrics.jsonl.bak", "notes.md"]
     assert sum("plot.png" in name or name.endswith("/sub") for name in files) == 2
     assert (path / "notes.md").read_text() == "mine"
-    assert store.candidates(path / "checkpoints") == []
+    assert folders.candidates(path / "checkpoints") == []
 
 
 @pytest.mark.promise("B12", "F7")

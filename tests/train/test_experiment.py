@@ -13,7 +13,7 @@ import pytest
 from mpitrain.config import Config, changed
 from mpitrain.config.sections import SECTIONS, keys_of
 from mpitrain.data import describe
-from mpitrain.data.identity import BLOCK, difference, identity, sampled_sha256
+from mpitrain.data.content import BLOCK, difference, identity, sampled_sha256
 from mpitrain.data.writing import write_shards
 from mpitrain.errors import DataError, UsageError
 from mpitrain.train.build import experiment

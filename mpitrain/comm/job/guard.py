@@ -33,7 +33,7 @@ from mpitrain.comm.job.start import abort, is_last_one, launched_by_mpirun, laun
 from mpitrain.errors import DesyncError, PeerError, Stopped
 
 if TYPE_CHECKING:
-    from mpitrain.comm.job.pulse import Pulse
+    from mpitrain.comm.watch.pulse import Pulse
 
 # Seconds. A failed job ends within 5 in all cases, so the waits must fit below that one after the other.
 WAIT_FOR_RANK_0 = 1.5         # the other ranks wait so after a symmetric error; Abort took 0.2 s to end 3 ranks

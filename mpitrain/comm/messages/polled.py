@@ -43,7 +43,7 @@ class PolledWork(ABC):
         self._progress.discard(self)
 
     def in_flight(self) -> list[InFlight]:
-        return [InFlight(self._what, self._channel, time.monotonic() - self._began, self._peers())]
+        return [InFlight(self._what, self._channel, self._began, self._peers())]
 
     def _peers(self) -> tuple[int, ...]:
         """The ranks of the channel whose messages this waits for, as far as it knows."""

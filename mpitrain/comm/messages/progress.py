@@ -20,14 +20,14 @@ PERIOD_S = 100e-6     # the thread's pause between looks: a round of a ring wait
 
 
 class InFlight(NamedTuple):
-    """One collective, or message, that has begun and not ended; it began so many `seconds` ago.
+    """One collective, or message, that has begun, at `time.monotonic`, and not ended.
 
     `peers` are the ranks of its channel that it waits for, as far as known.
     """
 
     what: str
     channel: str
-    seconds: float
+    began: float
     peers: tuple[int, ...]
 
 
@@ -59,7 +59,7 @@ class Progress:
         works = [*self._works, *(map(_moved, self._thread.owned) if self._thread is not None else ())]
         asks: list[Any] = [getattr(work, "in_flight", list) for work in works]
         found = [one for ask in (*asks, *self._blocking) for one in ask()]
-        return sorted(found, key=lambda one: -one.seconds)
+        return sorted(found, key=lambda one: one.began)
 
     def watch(self, ask: Callable[[], list[InFlight]]) -> None:
         """Let `in_flight` call `ask`, which tells of calls that block without being added here."""

@@ -137,7 +137,7 @@ class Queue:
 
     def in_flight(self) -> list[InFlight]:
         """Each collective, with the ranks of the node that have not published its record."""
-        return [InFlight(work.plan.signature.text, self.channel, time.monotonic() - work.began, tuple(
+        return [InFlight(work.plan.signature.text, self.channel, work.began, tuple(
                     rank for i, rank in enumerate(self.node.ranks) if not self._has_begun(work.sequence, i)))
                 for work in list(self._works)]
 

@@ -15,7 +15,7 @@ from mpitrain.backend.cpu import cpu_info
 from mpitrain.config import Config
 from mpitrain.config.sections import SECTIONS, keys_of
 from mpitrain.config.values import toml, value_of
-from mpitrain.data.identity import difference, identity
+from mpitrain.data.content import difference, identity
 from mpitrain.errors import UsageError, nearest
 from mpitrain.registry import source_of
 

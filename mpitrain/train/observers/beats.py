@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mpitrain.comm.job.pulse import Pulse
+from mpitrain.comm.watch.pulse import Pulse
 from mpitrain.parallel.gradients.timeline import Timeline
 from mpitrain.train.observers.observer import Observer, Watched
 

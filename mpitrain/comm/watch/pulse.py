@@ -25,7 +25,9 @@ from types import FrameType
 from typing import Any
 
 from mpitrain.backend import native
-from mpitrain.comm.job.seen import (
+from mpitrain.comm.job.start import launched_rank, local_rank
+from mpitrain.comm.messages.progress import Progress
+from mpitrain.comm.watch.seen import (
     ANSWERS,
     COUNT,
     LEAVE,
@@ -40,14 +42,12 @@ from mpitrain.comm.job.seen import (
     TEXT,
     step_in,
 )
-from mpitrain.comm.job.start import launched_rank, local_rank
-from mpitrain.comm.messages.progress import Progress
 from mpitrain.errors import StallError
 
 COMM = str(Path(__file__).resolve().parents[1]) + os.sep          # who is in code of this folder waits for other ranks
 LIBRARY = (str(Path(os.__file__).parent) + os.sep, "<frozen")
 WATCHER = (f"import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r}); "
-           "from mpitrain.comm.job.watcher import main; main()")
+           "from mpitrain.comm.watch.watcher import main; main()")
 BLOCKED = {signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}     # for ranks; the watcher sees its rank end instead
 # The phase that a span begins, by its row, and on the row "compute" by the first word of its name.
 ROWS = {"data": "load", "wait": "exchange", "optimizer": "update", "evaluation": "evaluation", "checkpoint": "save"}

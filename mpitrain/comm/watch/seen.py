@@ -14,6 +14,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from mpitrain.comm.watch.memory import Memory
+
 PHASES = ("start", "load", "forward", "backward", "exchange", "update", "evaluation", "save", "finish", "rest")
 REST = PHASES[-1]                         # between two runs of a program, which may take any time
 FILES = ("start", "save", "finish")       # phases in which a rank may read or write files for long; bytes are progress then
@@ -39,6 +41,10 @@ class Rank:
         self.since, self.words, self.bytes = time.monotonic(), self._read(), 0
         self.held_up = False                                 # whether other ranks wait for it, as far as the watcher has seen
         self.told = -1                                       # the count at which its stall was told
+        self.memory, self.ended = Memory(pid), False         # whether the watcher has seen its end
+        self.end = -1                                        # it can be read when the process has ended
+        with suppress(OSError, AttributeError):              # a kernel before 5.3: the next look sees it
+            self.end = os.pidfd_open(pid)
 
     def _read(self) -> list[int]:
         return memoryview(os.pread(self.record, TEXT, 0)).cast("Q").tolist()
@@ -56,6 +62,15 @@ class Rank:
         """The letter of proc(5), "" if the process has ended."""
         now = stat(self.pid)
         return now[0] if now[BORN] == self.born and now[0] not in "ZX" else ""
+
+    def has_ended(self) -> bool:
+        """Whether it has ended since the last call, in the midst of its run; otherwise its memory is looked at."""
+        if self.ended:
+            return False
+        self.ended = not self.state
+        if not self.ended:
+            self.memory.look()
+        return self.ended and PHASES[self._read()[PHASE]] not in ("finish", REST)          # the record outlives its process
 
     @property
     def stopped(self) -> bool:
@@ -89,6 +104,15 @@ class Rank:
     def answer(self) -> list[str]:
         """The lines of its last answer: "waits" or "", then the collective that it waits in, if it is in one."""
         return os.pread(self.record, self._read()[LENGTH], TEXT).decode(errors="replace").split("\n")
+
+    def interrupt(self, number: int) -> None:
+        """Signal it; the main thread of a stopped rank, since any other that takes the signal first lets the main one go on."""
+        if self.stopped:
+            import ctypes  # 3 ms, and few jobs ever come here
+            with suppress(OSError, AttributeError):          # a C library without the call
+                ctypes.CDLL(None).tgkill(self.pid, self.pid, number)
+                return
+        self.signal(number)
 
     def stack_bytes(self) -> int:
         return os.fstat(self.stack).st_size
