@@ -33,12 +33,12 @@ import numpy as np  # noqa: E402
 from damage import BOMBS, DAMAGE, change  # noqa: E402
 from damaged_runs import damaged_runs  # noqa: E402
 from data_inputs import CORPUS, features, in_chunks  # noqa: E402
-from mpitrain.data.identity import difference, identity  # noqa: E402
 
 from mpitrain.checkpoint import store  # noqa: E402
 from mpitrain.checkpoint.manifest import load  # noqa: E402
 from mpitrain.checkpoint.parts import Piece  # noqa: E402
 from mpitrain.data import Dataset, Limits, describe, probe, write_shards  # noqa: E402
+from mpitrain.data.content import difference, identity  # noqa: E402
 from mpitrain.data.index import index  # noqa: E402
 from mpitrain.errors import MpitrainError  # noqa: E402
 
