@@ -80,12 +80,13 @@ class Save:
         rank 0       and makes the folder                              the parts         work: publishes
 
     `begin` and `agree` communicate, and every rank calls them alike; an error of one rank is raised on every rank there. `work`
-    does not, so another thread may do it. Rank 0 calls `after(path)` at the end of its work.
+    does not, so another thread may do it. Rank 0 calls `before()` ahead of the rename, and `after(path)` at the end of its work.
     """
 
     def __init__(self, folder: Path, step: int, meta: Mapping[str, Any], channel: Objects, *,
-                 after: Callable[[Path], object] | None = None):
-        self.final, self.step, self.channel, self.after = folder / f"step-{step:08d}", step, channel, after
+                 before: Callable[[], object] | None = None, after: Callable[[Path], object] | None = None):
+        self.final, self.step, self.channel = folder / f"step-{step:08d}", step, channel
+        self.before, self.after = before, after
         self.meta = json.loads(json.dumps(dict(meta)))    # a copy: training goes on and may change what it names
         self.seconds = 0.0                                # of work: the slowest rank's part, and the publication
         self.nbytes = 0                                   # of all parts
@@ -157,7 +158,7 @@ class Save:
     def _finish(self) -> None:
         if self.channel.rank == 0:
             assert self._parts is not None
-            _publish(self._work, self.final, self.step, self.meta, self._parts)
+            _publish(self._work, self.final, self.step, self.meta, self._parts, self.before)
             if self.after is not None:
                 self.after(self.final)
 
@@ -183,12 +184,15 @@ def _open_work(final: Path) -> str:
     return work.name
 
 
-def _publish(work: Path, final: Path, step: int, meta: Mapping[str, Any], parts: Sequence[dict[str, Any] | None]) -> None:
+def _publish(work: Path, final: Path, step: int, meta: Mapping[str, Any], parts: Sequence[dict[str, Any] | None],
+             before: Callable[[], object] | None) -> None:
     """Write the manifest of everyone's parts, read it again, and give the folder its final name."""
     text = manifest_text(step, meta, parts)
     disk.write_file(work / MANIFEST, [text.encode()])
     disk.sync_folder(work)
     load(work)                                            # a hole, an overlap, a wrong size: nothing like it is published
+    if before is not None:
+        before()
     if final.is_dir():                                    # a checkpoint of this step, perhaps damaged, steps aside
         rename(final, final.with_name(f"{final.name}.old-{secrets.token_hex(4)}"))
     rename(work, final)

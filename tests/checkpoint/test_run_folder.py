@@ -179,17 +179,6 @@ def test_a_closed_run_can_be_opened_again_by_the_same_program(tmp_path: Path) ->
         RunFolder(tmp_path).open(resume=True).close()
 
 
-def test_a_file_system_without_locks_is_used_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                            capsys: pytest.CaptureFixture[str]) -> None:
-    def unsupported(fd: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", unsupported)
-    RunFolder(tmp_path).open().close()
-    warning, = capsys.readouterr().err.splitlines()
-    assert "this file system has no locks (No locks available); do not start two jobs in one folder" in warning
-
-
 def test_a_lock_that_fails_otherwise_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(fd: int, operation: int) -> None:
         raise OSError(errno.EIO, "x")

@@ -51,7 +51,7 @@ class Rank:
 
     @property
     def step(self) -> int:
-        return self.words[STEP]
+        return step_in(self.words)
 
     @property
     def phase(self) -> str:
@@ -126,6 +126,11 @@ class Rank:
             return any(stat(f"{self.pid}/task/{thread}")[0] == "D" for thread in os.listdir(f"/proc/{self.pid}/task"))
         except OSError:
             return False
+
+
+def step_in(words: list[int] | memoryview[int]) -> int:
+    """The step that a rank is in by the words of its record; it waits for the data of the next one before that begins."""
+    return words[STEP] + (PHASES[words[PHASE]] == "load")
 
 
 def stat(process: object) -> list[str]:

@@ -99,8 +99,8 @@ class Job:
             best = meta["best"][1] if meta["best"] and checkpoint.best else None
             store.prune(folder.checkpoints, checkpoint.keep, best=best, verified=written)
         trainer.saver = saver = Saver(folder.checkpoints, self.channel, take, asynchronous=checkpoint.asynchronous,
-                                      goes_on=checkpoint.on_error == "go_on", published=prune, tell=trainer.tell,
-                                      about=lambda meta: {**about, **meta, "choices": self.tuning.choices})
+                                      goes_on=checkpoint.on_error == "go_on", published=prune, fence=folder.refuse_lost,
+                                      tell=trainer.tell, about=lambda meta: {**about, **meta, "choices": self.tuning.choices})
         if self.config.train.on_nan == "rewind":
             trainer.bad_steps.go_back = lambda: self._go_back(folder)
         return saver
