@@ -4,9 +4,9 @@
     python benchmarks/ulfm.py --count 10 --seed 5
 
 Each run has `train.on_lost = "go_on"` and `reproducible = "layout"`. SIGKILL comes to any rank, rank 0 too, within the time of
-two steps after a random step has begun. A run is right if it ends with 0 and the hash of an undisturbed run, its run.json tells of
-the lost rank, and each step and evaluation has one line in metrics.jsonl. The time is that from the kill to the end of the first
-step on the ranks left. A kill in the first ten steps comes before there is a copy or a checkpoint: the run starts anew.
+two steps after a random step has begun. A run is right if it ends with 0 and the hash of an undisturbed run, its run.json tells
+of the lost rank, and each step and evaluation has one line in metrics.jsonl. The time is that from the kill to the end of the
+first step on the ranks left. A kill in the first ten steps comes before there is a copy or a checkpoint: the run starts anew.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from mpitrain import verbs
 from mpitrain.comm.job import guard
@@ -18,6 +18,7 @@ EPILOG = """examples:
   mpirun -n 2 python -m mpitrain train                          the built-in digits run
   mpirun -n 8 python -m mpitrain train gpt.toml optimizer.lr=3e-4
   mpirun -n 8 python -m mpitrain train gpt.toml --resume auto
+  python -m mpitrain supervise --restarts 3 -- mpirun -n 8 python -m mpitrain train gpt.toml
   mpirun -n 4 python -m mpitrain evaluate runs/gpt
   mpirun -n 2 python -m mpitrain replay runs/gpt --step 1200
   python -m mpitrain inspect runs/gpt
@@ -28,11 +29,6 @@ EPILOG = """examples:
 """
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (try: {self.prog} --help)")
-
-
 def found_verbs(first: str = "") -> dict[str, Any]:
     """The verbs' modules by name, one for each file of the folder; if `first` is one of them, that alone."""
     names = sorted(path.stem for path in Path(verbs.__path__[0]).glob("[a-z]*.py"))
@@ -40,7 +36,7 @@ def found_verbs(first: str = "") -> dict[str, Any]:
 
 
 def parser(found: dict[str, Any]) -> argparse.ArgumentParser:
-    top = Parser(prog="mpitrain", description="Train neural networks over MPI.", epilog=EPILOG,
+    top = verbs.Parser(prog="mpitrain", description="Train neural networks over MPI.", epilog=EPILOG,
                  formatter_class=argparse.RawDescriptionHelpFormatter)
     of_verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, verb in found.items():

@@ -64,7 +64,7 @@ class Job:
     def __init__(self, command: list[str], env: dict[str, str], cwd: str | os.PathLike[str] | None):
         self.tag = uuid.uuid4().hex
         self._folder = Path(tempfile.mkdtemp(prefix="mpitrain-job-"))
-        self._started = time.monotonic()
+        self.started = time.monotonic()
         self._command = command
         with open(self._folder / "out", "wb") as out, open(self._folder / "err", "wb") as err:
             self.process = subprocess.Popen(command, env={**env, TAG: self.tag}, cwd=cwd, stdin=subprocess.DEVNULL,
@@ -93,8 +93,11 @@ class Job:
             time.sleep(POLL)
 
     def signal(self, number: int) -> None:
-        """Send a signal to `mpirun` itself, as a terminal or a batch system does."""
-        self.process.send_signal(number)
+        """Send a signal to `mpirun` itself, as a terminal or a batch system does; Intel's is a script that passes none on."""
+        own = self.process.pid
+        inside = [int(child) for child in Path(f"/proc/{own}/task/{own}/children").read_text().split()
+                  if Path(f"/proc/{child}/comm").read_text() == "mpiexec.hydra\n"]
+        send((inside or [own])[0], number)
 
     def finish(self, timeout: float = 60, *, allow_orphans: bool = False) -> Result:
         """Wait for the end. HangError past the deadline; AssertionError if processes are left (they are killed)."""
@@ -110,7 +113,7 @@ class Job:
         ended = time.monotonic()
         orphans = self._wait_for_ranks()
         self._kill()
-        result = Result(self.process.returncode, self.out, self.err, ended - self._started, ended, orphans)
+        result = Result(self.process.returncode, self.out, self.err, ended - self.started, ended, orphans)
         if orphans and not allow_orphans:
             raise AssertionError(f"processes {orphans} outlived mpirun\n{self._report()}")
         shutil.rmtree(self._folder)
@@ -166,6 +169,13 @@ def find_mpirun() -> str:
     found = str(beside) if beside.exists() else shutil.which("mpirun")
     assert found, "no mpirun beside the interpreter or on PATH"
     return found
+
+
+@functools.cache
+def is_mpich() -> bool:
+    """Whether that mpirun is MPICH's own, not Intel's."""
+    said = subprocess.run([find_mpirun(), "--version"], capture_output=True, text=True, env=clean_environment()).stdout
+    return "HYDRA" in said
 
 
 @functools.cache

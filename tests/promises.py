@@ -98,9 +98,6 @@ PROMISES = {
 
 # What a promise says that is not so yet, or that no test shows. Whoever builds it deletes the line.
 PARTLY = {
-    "A2": "want of memory is not said",
-    "B11": "a warning where the file system has no locks",
-    "C2": "of plain files blocks alone are compared, between jobs and between ranks",
     "E1": "before Python runs the signal ends the job with 138, and the batch scripts start it again",
     "E2": "under mpirun nothing is shown",
     "E3": "twice is not shown",

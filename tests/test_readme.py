@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import h5py
 import numpy as np
 import pytest
 from configs import flat
@@ -192,6 +193,9 @@ def make_inputs(folder: Path) -> None:
         (folder / f"train-{name}-ubyte.gz").write_bytes(gzip.compress(header + values.tobytes()))
     np.savez(folder / "arrays.npz", x=np.ones((6, 2), np.float32), y=np.zeros(6, np.float32))
     (folder / "table.csv").write_text("length,width,species\n1.5,2,oak\n2.5,3,elm\n")
+    (folder / "theirs").mkdir()
+    with h5py.File(folder / "theirs/one.h5", "w") as file:
+        file["fields"], file["labels"] = np.ones((8, 3), np.float32), np.arange(8) % 2
     for kind in ("cat", "dog"):
         (folder / "photos" / kind).mkdir(parents=True)
         Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(folder / "photos" / kind / "1.png")

@@ -7,9 +7,10 @@ import re
 import secrets
 from pathlib import Path
 
-from mpitrain.checkpoint.manifest import MANIFEST, PART
 from mpitrain.files.disk import storage_error
 
+MANIFEST = "manifest.json"
+PART = re.compile(r"part-[0-9]{5,9}\.h5")
 COMPLETE = re.compile(r"step-([0-9]{8,15})(\.old-[0-9a-f]{8})?")   # .old: stepped aside for a new save of the same step
 UNFINISHED = re.compile(r"step-[0-9]{8,15}\.tmp-[0-9a-f]{8}")
 
@@ -21,6 +22,22 @@ def entries(folder: Path) -> list[str]:
         return []
     except OSError as error:
         raise storage_error(error, "listing the folder", folder) from error
+
+
+def candidates(folder: Path) -> list[Path]:
+    """The finished checkpoints in `folder`, newest step first, told by their names alone (never by file times).
+
+    A symbolic link is not one: no run makes them, and its target may belong to another.
+    """
+    found = [folder / name for name in entries(folder) if COMPLETE.fullmatch(name) and not (folder / name).is_symlink()]
+    return sorted(found, key=lambda path: (step_of(path), ".old" not in path.name), reverse=True)
+
+
+def step_of(path: Path) -> int:
+    """The step in the name of a checkpoint's folder."""
+    match = COMPLETE.fullmatch(path.name)
+    assert match, f"{path} is not the folder of a checkpoint"
+    return int(match[1])
 
 
 def sweep(folder: Path, but: str = "") -> None:
@@ -69,3 +86,14 @@ def remove_ours(path: Path) -> None:
             os.rmdir(path)
     except OSError as error:
         raise storage_error(error, "deleting an old checkpoint", path) from error
+
+
+def remove_all(folder: Path) -> None:
+    """Delete every checkpoint in `folder`, finished or not; for a run that starts anew.
+
+    A checkpoint's folder with something else in it keeps that under an unfinished one's name, so that no later run takes it
+    for a checkpoint of its own.
+    """
+    for path in candidates(folder):
+        discard(path)
+    sweep(folder)

@@ -13,15 +13,19 @@ import re
 import socket
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mpitrain.checkpoint import store
+from mpitrain.checkpoint import folders
 from mpitrain.errors import OutputError
 from mpitrain.files.disk import FILE_MODE, make_folder, refuse_strangers, storage_error, sync_folder, write_file
+
+if TYPE_CHECKING:
+    from mpitrain.checkpoint.claim import Claim
 
 FILES = ("config.toml", "metrics.jsonl", "run.json", "trace.json")
 ERRORS = re.compile(r"(rank|step)-[0-9]{1,9}\.(json|stack\.txt)")
 UNFINISHED = ".tmp"                                       # the suffix while writing; one job holds the folder, so one name does
+LOCKS = re.compile(r"lock(\.[0-9]{1,9})?")               # with a number: where the file system has no locks
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -35,6 +39,7 @@ class RunFolder:
         self.errors = self.path / "errors"
         self._lock_path = self.path / "lock"
         self._lock: int | None = None
+        self._claim: Claim | None = None                  # where the file system has no locks
 
     def open(self, *, resume: bool = False, overwrite: bool = False) -> RunFolder:
         """Make the folder, or take the one that is there, and hold it until `close` or the end of the process.
@@ -74,14 +79,18 @@ class RunFolder:
         return self
 
     def _refuse_contents(self) -> None:
-        there = sorted(set(os.listdir(self.path)) - {"lock"})
+        there = sorted(name for name in os.listdir(self.path) if not LOCKS.fullmatch(name))
         if there:
             listed = ", ".join(there[:3]) + (", ..." if len(there) > 3 else "")
             raise OutputError(f"the run folder is not empty ({listed}): --resume continues its run, --overwrite "
                               f"deletes that run and starts anew; or set run.out to another folder", file=self.path)
 
     def _take_lock(self) -> None:
-        """Hold `lock` with flock, which the system frees however the job ends; its text tells others who holds it."""
+        """Hold `lock` with flock, which the system frees however the job ends; its text tells others who holds it.
+
+        A file system without locks gets a `Claim`, which hosts that have locks there heed, too.
+        """
+        unlocked = False
         path = self._lock_path
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
@@ -102,10 +111,10 @@ class RunFolder:
             if error.errno not in NO_LOCKS:
                 os.close(fd)
                 raise storage_error(error, "locking", path) from error
-            # Some parallel file systems are mounted without locks; a run must still be possible there.
-            store.print_warning(f"{self.path}: this file system has no locks ({os.strerror(error.errno)}); do not start two jobs "
-                                f"in one folder")
+            unlocked = True                               # some parallel file systems are mounted without locks
         self._lock = fd
+        if unlocked or any(LOCKS.fullmatch(name) and name != "lock" for name in os.listdir(self.path)):
+            self._take_claim()
         since = datetime.now().astimezone().isoformat(timespec="seconds")
         try:
             os.ftruncate(fd, 0)
@@ -114,14 +123,33 @@ class RunFolder:
             self.close()
             raise storage_error(error, "writing", path) from error
 
+    def _take_claim(self) -> None:
+        from mpitrain.checkpoint.claim import Claim
+        claim = Claim(self.path)
+        try:
+            claim.take()
+        except BaseException:
+            self.close()
+            raise
+        self._claim = claim
+
     def close(self) -> None:
         """Free the folder for another job. The empty lock file stays: deleting it would let two jobs hold two of them."""
+        if self._claim is not None:
+            self._claim.release()
+            self._claim = None
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
+    def refuse_lost(self) -> None:
+        """OutputError where another job has taken the folder, as can happen only without locks: asked before anything gets its
+        final name."""
+        if self._claim is not None:
+            self._claim.refuse_lost()
+
     def _delete_ours(self) -> None:
-        store.remove_all(self.checkpoints)
+        folders.remove_all(self.checkpoints)
         for name in FILES:
             for path in (self.path / name, self.path / (name + UNFINISHED)):
                 if path.is_symlink() or path.is_file():
@@ -141,6 +169,7 @@ class RunFolder:
 
     def write_text(self, path: Path, text: str) -> None:
         """Replace one of the run's files: a reader, or a crash, sees the old text or the new one."""
+        self.refuse_lost()
         work = path.with_name(path.name + UNFINISHED)
         try:
             work.unlink(missing_ok=True)                  # a killed run may have left one

@@ -24,8 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpitrain.backend.memory import available
+from mpitrain.checkpoint.folders import candidates, step_of
 from mpitrain.checkpoint.parts import Piece
-from mpitrain.checkpoint.store import Save, candidates, step_of
+from mpitrain.checkpoint.store import Save
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job.together import attempt, value_of
 from mpitrain.errors import AccessError, OutputError, StorageError
@@ -50,15 +51,16 @@ class Saver:
     """Writes the checkpoints of a run to `folder`; every rank has one and calls it alike.
 
     `take(step)` gives this rank's pieces, in place. `about(meta)` completes the meta that `start` gets. `published(meta, path)`
-    is called on rank 0, by the writing thread, once a checkpoint has its name. `tell` shows a line. A failed save raises on all
-    ranks, unless `goes_on`: then it is told, and the next one may succeed.
+    is called on rank 0, by the writing thread, once a checkpoint has its name, and `fence()` just before, which may refuse it.
+    `tell` shows a line. A failed save raises on all ranks, unless `goes_on`: then it is told, and the next one may succeed.
     """
 
     def __init__(self, folder: Path, channel: Objects, take: Callable[[int], Sequence[Piece]], *, asynchronous: bool = True,
-                 goes_on: bool = False, published: Callable[[Mapping[str, Any], Path], None] | None = None,
+                 goes_on: bool = False, fence: Callable[[], object] | None = None,
+                 published: Callable[[Mapping[str, Any], Path], None] | None = None,
                  about: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict, tell: Callable[[str], None] = lambda text: None):
         self.folder, self.channel, self.take, self.about, self.tell = folder, channel, take, about, tell
-        self.published = published
+        self.fence, self.published = fence, published
         self.asynchronous, self.goes_on = asynchronous, goes_on
         self.all: list[Saved] = []
         self._copies: Copies | None = None
@@ -89,7 +91,7 @@ class Saver:
             if self.asynchronous and not at_once and self._copies is None:
                 self._agree_on_room(step)
             after = None if self.published is None else partial(self.published, meta)
-            self._save = save = Save(self.folder, step, self.about(meta), self.channel, after=after)
+            self._save = save = Save(self.folder, step, self.about(meta), self.channel, before=self.fence, after=after)
             with self._going_on(save):
                 save.begin(lambda: self._taken(step))
                 self._work(save)

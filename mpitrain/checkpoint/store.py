@@ -14,19 +14,18 @@ import contextlib
 import json
 import os
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpitrain.checkpoint.folders import COMPLETE, discard, entries, holds_only_ours, remove_ours, rename, sweep
-from mpitrain.checkpoint.manifest import MANIFEST, Checkpoint, load
+from mpitrain.checkpoint.folders import MANIFEST, candidates, discard, holds_only_ours, remove_ours, rename, step_of, sweep
+from mpitrain.checkpoint.manifest import Checkpoint, load
 from mpitrain.checkpoint.parts import Piece, manifest_text, write_part
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job.together import attempt, on_first, value_of
-from mpitrain.errors import CheckpointError, MissingError, MpitrainError, StorageError
+from mpitrain.errors import CheckpointError, MissingError, MpitrainError, StorageError, print_warning
 from mpitrain.files import disk
 from mpitrain.files.disk import FOLDER_MODE, storage_error
 
@@ -54,6 +53,7 @@ class Purpose:
 READ = Purpose("reading", "there is no checkpoint in this folder; it must be that of a run's checkpoints")
 RESUME = Purpose("resuming from", "there is no checkpoint to resume from; start the run without --resume")
 EVALUATE = Purpose("evaluating", "there is no checkpoint to evaluate; train the run until it has saved one")
+REWIND = Purpose("going back to", "there is no checkpoint to go back to; resume with train.on_nan = \"skip\"")
 START = Purpose("model.init_from: starting from", "model.init_from names neither a run folder nor a folder of checkpoints")
 
 
@@ -80,12 +80,13 @@ class Save:
         rank 0       and makes the folder                              the parts         work: publishes
 
     `begin` and `agree` communicate, and every rank calls them alike; an error of one rank is raised on every rank there. `work`
-    does not, so another thread may do it. Rank 0 calls `after(path)` at the end of its work.
+    does not, so another thread may do it. Rank 0 calls `before()` ahead of the rename, and `after(path)` at the end of its work.
     """
 
     def __init__(self, folder: Path, step: int, meta: Mapping[str, Any], channel: Objects, *,
-                 after: Callable[[Path], object] | None = None):
-        self.final, self.step, self.channel, self.after = folder / f"step-{step:08d}", step, channel, after
+                 before: Callable[[], object] | None = None, after: Callable[[Path], object] | None = None):
+        self.final, self.step, self.channel = folder / f"step-{step:08d}", step, channel
+        self.before, self.after = before, after
         self.meta = json.loads(json.dumps(dict(meta)))    # a copy: training goes on and may change what it names
         self.seconds = 0.0                                # of work: the slowest rank's part, and the publication
         self.nbytes = 0                                   # of all parts
@@ -157,7 +158,7 @@ class Save:
     def _finish(self) -> None:
         if self.channel.rank == 0:
             assert self._parts is not None
-            _publish(self._work, self.final, self.step, self.meta, self._parts)
+            _publish(self._work, self.final, self.step, self.meta, self._parts, self.before)
             if self.after is not None:
                 self.after(self.final)
 
@@ -183,12 +184,15 @@ def _open_work(final: Path) -> str:
     return work.name
 
 
-def _publish(work: Path, final: Path, step: int, meta: Mapping[str, Any], parts: Sequence[dict[str, Any] | None]) -> None:
+def _publish(work: Path, final: Path, step: int, meta: Mapping[str, Any], parts: Sequence[dict[str, Any] | None],
+             before: Callable[[], object] | None) -> None:
     """Write the manifest of everyone's parts, read it again, and give the folder its final name."""
     text = manifest_text(step, meta, parts)
     disk.write_file(work / MANIFEST, [text.encode()])
     disk.sync_folder(work)
     load(work)                                            # a hole, an overlap, a wrong size: nothing like it is published
+    if before is not None:
+        before()
     if final.is_dir():                                    # a checkpoint of this step, perhaps damaged, steps aside
         rename(final, final.with_name(f"{final.name}.old-{secrets.token_hex(4)}"))
     rename(work, final)
@@ -197,22 +201,6 @@ def _publish(work: Path, final: Path, step: int, meta: Mapping[str, Any], parts:
 
 
 # ---- choosing and deleting -------------------------------------------------------------------------------------------
-
-def candidates(folder: Path) -> list[Path]:
-    """The finished checkpoints in `folder`, newest step first, told by their names alone (never by file times).
-
-    A symbolic link is not one: no run makes them, and its target may belong to another.
-    """
-    found = [folder / name for name in entries(folder) if COMPLETE.fullmatch(name) and not (folder / name).is_symlink()]
-    return sorted(found, key=lambda path: (step_of(path), ".old" not in path.name), reverse=True)
-
-
-def step_of(path: Path) -> int:
-    """The step in the name of a checkpoint's folder."""
-    match = COMPLETE.fullmatch(path.name)
-    assert match, f"{path} is not the folder of a checkpoint"
-    return int(match[1])
-
 
 def latest(folder: Path, channel: Objects = ALONE, purpose: Purpose = READ, *,
            warn: Callable[[str], None] | None = None) -> Checkpoint:
@@ -252,10 +240,6 @@ def named_rightly(found: Checkpoint) -> Checkpoint:
     return found
 
 
-def print_warning(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)
-
-
 def prune(folder: Path, keep: int, *, best: int | None = None, verified: Path | None = None) -> list[Path]:
     """Delete all but the newest `keep` checkpoints and that of step `best`; returns the deleted ones. Rank 0 calls it.
 
@@ -280,14 +264,3 @@ def _damage(path: Path) -> str:
     except (CheckpointError, StorageError) as error:
         return str(error)
     return ""
-
-
-def remove_all(folder: Path) -> None:
-    """Delete every checkpoint in `folder`, finished or not; for a run that starts anew.
-
-    A checkpoint's folder with something else in it keeps that under an unfinished one's name, so that no later run takes it
-    for a checkpoint of its own.
-    """
-    for path in candidates(folder):
-        discard(path)
-    sweep(folder)

@@ -86,7 +86,8 @@ class TrainConfig:
     device: Literal["cpu", "gpu", "auto"] = "cpu"
     precision: Literal["float32", "float64", "bfloat16"] = "float32"       # the last: operands of matrix products alone
     reproducible: Literal["run", "layout"] = "run"      # "layout": the same bits on any number of ranks
-    on_nan: Literal["stop", "skip"] = "stop"      # a step whose loss or gradient is not finite ends the run, or is left out
+    # A step whose loss or gradient is not finite ends the run, or is left out, alone or with all steps since the last checkpoint.
+    on_nan: Literal["stop", "skip", "rewind"] = "stop"
     on_lost: Literal["stop", "go_on"] = "stop"      # a rank that dies ends the run, or the others go on without it
     copy_every: int = 10                     # steps between copies of the state to go on from, in memory; 0: none
     threads: int = 0                         # per rank; 0: the cores bound to it, shared out

@@ -245,13 +245,18 @@ class InlineReader:
 
     def __init__(self, file: File, description: dict[str, Any]):
         data = base64.b64decode(description["data"])
+        self.sums: list[str] = description.get("sha256", [])
+        for block, expected in enumerate(self.sums):         # the header was read again by whoever examined the file
+            size = description["block"]
+            check_sum(data[block * size:(block + 1) * size], expected, f'block {block} of "{description["name"]}"', file,
+                      description["name"], 0)
         self.rows = np.frombuffer(data, np.uint8).reshape(description["shape"][0], -1)
 
     def gather(self, rows: NDArray[np.int64], out: Bytes) -> None:
         np.take(self.rows, rows, axis=0, out=out, mode="clip")
 
     def verify(self) -> int:
-        return 0
+        return len(self.sums)
 
 
 def gunzip(data: bytes, full: int, itemsize: int) -> bytes:

@@ -7,9 +7,9 @@ from datetime import datetime
 from pathlib import Path
 
 from mpitrain.checkpoint import store
-from mpitrain.checkpoint.folders import COMPLETE
+from mpitrain.checkpoint.folders import COMPLETE, MANIFEST, candidates, step_of
 from mpitrain.checkpoint.hashes import total_sha256
-from mpitrain.checkpoint.manifest import MANIFEST, Checkpoint, load
+from mpitrain.checkpoint.manifest import Checkpoint, load
 from mpitrain.errors import CheckpointError, MissingError, MpitrainError
 from mpitrain.plan.memory_lines import table
 from mpitrain.train.build.from_config import checkpoint_folder
@@ -24,7 +24,7 @@ def listed(path: Path) -> Iterator[str]:
 
 
 def _row(folder: Path) -> tuple[str, ...]:
-    step = str(store.step_of(folder))
+    step = str(step_of(folder))
     try:
         found = store.named_rightly(load(folder))
     except MpitrainError as error:
@@ -85,7 +85,7 @@ def _defects(folder: Path) -> Iterator[str]:
 
 def _folders(path: Path) -> list[Path]:
     """The folders of checkpoints that `path` names, oldest first: a run, its folder of checkpoints, or one of them."""
-    found = store.candidates(checkpoint_folder(path))[::-1]
+    found = candidates(checkpoint_folder(path))[::-1]
     if not found and COMPLETE.fullmatch(path.name) and path.is_dir():
         found = [path]
     if not found:

@@ -11,8 +11,9 @@ from typing import Any
 from mpitrain import nn
 from mpitrain.backend import CPU, float_dtype, keep_freed_memory
 from mpitrain.checkpoint import store
+from mpitrain.checkpoint.folders import MANIFEST, candidates
 from mpitrain.checkpoint.hashes import array_sha256
-from mpitrain.checkpoint.manifest import MANIFEST, Checkpoint, load
+from mpitrain.checkpoint.manifest import Checkpoint, load
 from mpitrain.checkpoint.state import State
 from mpitrain.config import Config, load_config
 from mpitrain.data import report
@@ -53,7 +54,7 @@ def inspect(path: Path, overrides: list[str], *, ranks: int | None = None) -> It
         raise MissingError("expected a configuration (.toml), a run folder, a checkpoint, or data", file=path)
     elif overrides or ranks is not None:
         raise UsageError(f"{overrides[0] if overrides else '--ranks'} is for a configuration (.toml), and {path} is none")
-    elif path.is_dir() and store.candidates(checkpoint_folder(path)):
+    elif path.is_dir() and candidates(checkpoint_folder(path)):
         yield from inspect_checkpoint(checkpoint_folder(path), path)
     elif (path / MANIFEST).is_file() and path.name.startswith("step-"):
         yield from checkpoint_lines(load(path))
@@ -173,7 +174,7 @@ def inspect_checkpoint(folder: Path, run: Path) -> Iterator[str]:
                 yield f"{key}: {json.dumps(about[key])}"
     if (run / "trace.json").is_file():
         yield f"profile: {run / 'trace.json'} (open it in ui.perfetto.dev)"
-    names = ", ".join(path.name for path in store.candidates(folder))
+    names = ", ".join(path.name for path in candidates(folder))
     yield f"checkpoints: {names}"
     yield from checkpoint_lines(store.latest(folder))
 

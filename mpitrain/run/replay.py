@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import asnumpy
-from mpitrain.checkpoint import store
+from mpitrain.checkpoint import folders, store
 from mpitrain.checkpoint.hashes import array_line, array_sha256, total_sha256
 from mpitrain.checkpoint.manifest import Checkpoint, load
 from mpitrain.checkpoint.run_folder import RunFolder
@@ -81,8 +81,8 @@ def read_about(run: RunFolder, step: int) -> Found:
         raise UsageError(f"steps count from 1, found --step {step}")
     line: Found = next((line for line in lines if line.get("step") == step and "split" not in line), {})
     before, after = None, None
-    for path in store.candidates(run.checkpoints):            # the newest first
-        if store.step_of(path) > step or before is not None:
+    for path in folders.candidates(run.checkpoints):            # the newest first
+        if folders.step_of(path) > step or before is not None:
             continue
         try:
             checkpoint = load(path)
@@ -128,6 +128,8 @@ def compute(config: Config, description: Any, found: Checkpoint | None, step: in
     with np.errstate(all="ignore"):
         for done in range(start, step - 1):
             job.trainer.train_step(load_step(done))
+            if policy.blamed and found is not None and config.train.on_nan == "rewind":
+                job.state.restore(found)
         batch = load_step(step - 1)
         if micro_batch is None:
             loss, _, norm, *_ = job.trainer.train_step(batch)

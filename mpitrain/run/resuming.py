@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from mpitrain.checkpoint import store
+from mpitrain.checkpoint import folders
 from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.comm.job.together import on_first
 from mpitrain.config import Config
-from mpitrain.errors import CheckpointError, ConfigError, DataError, DesyncError, OutputError, name_and_text
+from mpitrain.errors import CheckpointError, ConfigError, DataError, DesyncError, OutputError, name_and_text, print_warning
 from mpitrain.run.session import Session
 from mpitrain.train.build import experiment
 from mpitrain.train.build.experiment import DATA, NUMERICS, Change, RateOf
@@ -120,7 +120,7 @@ def tell_other_rows(config: Config, session: Session, folder: RunFolder, found: 
             mine = experiment.record(config, session.files, about, was["steps"])
         for change in since(found, mine, no_rate):
             if change.moves_rows and (change.key in TO_EVALUATE or change.key.startswith("data.")):
-                store.print_warning(change.text)
+                print_warning(change.text)
     on_first(session.control, tell)
 
 
@@ -133,4 +133,4 @@ def open_folder(folder: RunFolder, resume: str | None, overwrite: bool) -> None:
 
 def continues(folder: RunFolder, resume: str | None) -> bool:
     """Whether there is a run to continue, and continuing is wanted."""
-    return resume is not None and (resume != "auto" or bool(store.candidates(folder.checkpoints)))
+    return resume is not None and (resume != "auto" or bool(folders.candidates(folder.checkpoints)))

@@ -244,6 +244,7 @@ class Run(AbstractContextManager["Run"]):
             about |= self._survivors.begin(session, job, saver)
 
         def begin() -> None:
+            about.update({key: value for key, value in folder.about().items() if key == "restarts"})      # of `supervise`
             folder.write_text(folder.config, to_toml(config))
             folder.truncate_metrics(trainer.update.step)
             folder.write_json(folder.run_json, about | {"status": "running", "memory": as_json(forecast, [])})
@@ -257,7 +258,7 @@ class Run(AbstractContextManager["Run"]):
         began = time.time()
         metrics = trainer.fit()
         hashes = job.state.hashes()
-        record = about | hashes | {
+        record = about | hashes | trainer.bad_steps.record() | {
             "status": "done", "steps": job.plan.steps, "seconds": round(time.time() - began, 3), "metrics": plain_values(metrics),
             "memory": as_json(forecast, memory.uses), "checkpoints": saver.times()}
 

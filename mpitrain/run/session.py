@@ -53,8 +53,9 @@ class Session:
         self.notes = self.told_once([remove_leftovers(SHARED_MEMORY) if first else "", "" if pulse is None else pulse.obstacle,
                                      threads.crowded(self.threads, node), environment.slow_blas()])      # slow settings are told
         if control.size > 1:
-            from mpitrain.train.machine.alike import must_be_alike
-            same_everywhere(control, must_be_alike(config))
+            from mpitrain.train.machine import alike
+            one_installation = len(set(control.gather_objects(alike.same_files()))) == 1
+            same_everywhere(control, alike.must_be_alike(config) | ({} if one_installation else alike.contents()))
         self.files = on_first(control, files)
         with guard.symmetric():
             self.inputs = open_inputs(self.files, validation=d.validation, seed=config.run.seed, stride=d.stride,

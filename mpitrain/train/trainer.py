@@ -100,6 +100,8 @@ class Trainer:
                 observer.begin(run)
             for note in [f"resumed at step {done}"] * (done > 0) + self.notes:
                 self.tell(note)
+            if self.bad_steps.go_back is not None and not done:
+                self.checkpoint(0, at_once=True)                 # the beginning is a state to go back to, too
             self._run()
             self._finish()
         finally:
@@ -155,6 +157,8 @@ class Trainer:
             self.bad_steps.stop(self.folder, done, error)
             raise
         if self.update.blamed:
+            if self.saver is not None and self.bad_steps.go_back is not None:
+                self._saved(self.saver.finish())                 # the state to go back to may still be on its way to the disk
             self.bad_steps.leave_out(self.folder, done, self.pipeline.blamed, self.update.blamed, self.tell)
         if self.bad_steps.skipped:
             result = result._replace(skipped=self.bad_steps.skipped)
@@ -205,8 +209,9 @@ class Trainer:
 
     def meta(self, done: int) -> dict[str, Any]:
         """What a run that goes on after this step has to know besides the arrays."""
-        return {"step": done, "best": list(self.best) if self.best else None, "evaluated": self.evaluated,
-                "metrics": {name: value for name, value in self.metrics.items() if math.isfinite(value)}}
+        metrics = {name: value for name, value in self.metrics.items() if math.isfinite(value)}
+        return {"step": done, "best": list(self.best) if self.best else None, "evaluated": self.evaluated, "metrics": metrics,
+                **self.bad_steps.record()}
 
     def _saved(self, step: int | None) -> None:
         if step is not None:

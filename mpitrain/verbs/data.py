@@ -32,7 +32,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         if name == "csv":
             kind.add_argument("--label", default="-1", help="column of the target: its name, or its number (default: the last)")
             kind.add_argument("--kind", choices=("classification", "regression"))
-    for name, words in (("info", "kind, shapes, storage"), ("verify", "read everything and compare every checksum")):
+    for name, words in (("info", "kind, shapes, storage"), ("index", "write checksums beside a folder's HDF5 files"),
+                        ("verify", "read everything and compare every checksum")):
         verb = verbs.add_parser(name, help=words)
         verb.add_argument("path", type=Path)
         verb.add_argument("--x", help="dataset of the inputs")
@@ -43,6 +44,11 @@ def run(options: Namespace, process: Process) -> int:
     from mpitrain.data import importers, report
     if options.data_verb == "info":
         print("\n".join(report.info(options.path, x=options.x, y=options.y)))
+        return 0
+    if options.data_verb == "index":
+        from mpitrain.data.index import index
+        rows, checksums = index(options.path, x=options.x, y=options.y)
+        print(f"{options.path}: {rows:,} rows, {checksums:,} checksums in {options.path / 'manifest.json'}")
         return 0
     if options.data_verb == "verify":
         rows, checksums = report.verify(options.path, x=options.x, y=options.y)

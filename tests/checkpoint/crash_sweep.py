@@ -19,7 +19,7 @@ from typing import Any
 import h5py  # noqa: F401  (imported before the fork, so that children start at once)
 import numpy as np
 
-from mpitrain.checkpoint import store
+from mpitrain.checkpoint import folders, store
 from mpitrain.checkpoint.manifest import load
 from mpitrain.checkpoint.parts import Piece
 from mpitrain.checkpoint.saver import Saver
@@ -113,7 +113,7 @@ def complaints(folder: Path) -> list[str]:
     """What is wrong with the folder, by a look at every checkpoint under a final name."""
     found = []
     whole = 0
-    for path in store.candidates(folder):
+    for path in folders.candidates(folder):
         try:
             stored = load(path)
             stored.verify()

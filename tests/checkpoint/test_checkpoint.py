@@ -17,9 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpitrain.checkpoint import manifest, store
+from mpitrain.checkpoint import folders, manifest
+from mpitrain.checkpoint.folders import candidates
 from mpitrain.checkpoint.manifest import Checkpoint, load
-from mpitrain.checkpoint.store import EVALUATE, READ, RESUME, START, Piece, Purpose, candidates, latest, prune, save
+from mpitrain.checkpoint.store import EVALUATE, READ, RESUME, START, Piece, Purpose, latest, prune, save
 from mpitrain.errors import CheckpointError, MissingError, ShapeError, StorageError
 from mpitrain.files import hdf5_file
 
@@ -486,7 +487,7 @@ def test_all_ranks_use_what_rank_0_chose_and_share_its_error(tmp_path: Path) -> 
 # ---- which ones are deleted ------------------------------------------------------------------------------------------
 
 def steps(folder: Path) -> list[int]:
-    return sorted(store.step_of(path) for path in candidates(folder))
+    return sorted(folders.step_of(path) for path in candidates(folder))
 
 
 @pytest.mark.promise("B13")

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpitrain.checkpoint import store
+from mpitrain.checkpoint import folders, store
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.errors import AccessError, OutputError, StorageError
 
@@ -93,7 +93,7 @@ def test_overwrite_deletes_what_runs_write_and_nothing_else(tmp_path: Path) -> N
         "checkpoints/best.h5", "checkpoints/step-9/manifest.json", "errors/rank-x.json", "lock", "metrics.jsonl.bak", "notes.md"]
     assert sum("plot.png" in name or name.endswith("/sub") for name in files) == 2
     assert (path / "notes.md").read_text() == "mine"
-    assert store.candidates(path / "checkpoints") == []
+    assert folders.candidates(path / "checkpoints") == []
 
 
 @pytest.mark.promise("B12", "F7")
@@ -177,17 +177,6 @@ def test_a_closed_run_can_be_opened_again_by_the_same_program(tmp_path: Path) ->
             RunFolder(tmp_path).open(resume=True)
         run.close()
         RunFolder(tmp_path).open(resume=True).close()
-
-
-def test_a_file_system_without_locks_is_used_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                            capsys: pytest.CaptureFixture[str]) -> None:
-    def unsupported(fd: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", unsupported)
-    RunFolder(tmp_path).open().close()
-    warning, = capsys.readouterr().err.splitlines()
-    assert "this file system has no locks (No locks available); do not start two jobs in one folder" in warning
 
 
 def test_a_lock_that_fails_otherwise_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

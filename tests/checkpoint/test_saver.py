@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from test_checkpoint import ThreadChannel, on_ranks
 
-from mpitrain.checkpoint import saver, store
+from mpitrain.checkpoint import folders, saver, store
 from mpitrain.checkpoint.manifest import load
 from mpitrain.checkpoint.parts import Piece
 from mpitrain.checkpoint.saver import Saver
@@ -66,7 +66,7 @@ def test_a_checkpoint_has_the_values_of_its_step_though_training_changes_them_be
     made.start(1, {})
     assert gate.reached.wait(DEADLINE) and made.busy and not made.ready     # it returned; the writer has not begun
     values[:] = 2.0
-    assert store.candidates(tmp_path) == []
+    assert folders.candidates(tmp_path) == []
     gate.opened.set()
     assert made.finish() == 1 and not made.busy
     assert weights(tmp_path, 1) == [1.0] * 5
@@ -124,9 +124,9 @@ def test_it_is_published_once_every_rank_has_written_and_not_before(tmp_path: Pa
         if channel.rank == 1:
             gate.reached.wait(DEADLINE)
             gate.opened.set()
-        before = len(store.candidates(tmp_path))
+        before = len(folders.candidates(tmp_path))
         assert made.finish() == 4
-        return [before, len(store.candidates(tmp_path)), *seen]
+        return [before, len(folders.candidates(tmp_path)), *seen]
     found = on_ranks(2, work)
     assert [one[1:] for one in found] == [[1, 4], [1]] and found[0][0] == 0
 
@@ -216,7 +216,7 @@ def test_an_error_that_is_a_bug_is_raised_and_not_gone_on_from(tmp_path: Path, g
     made.start(1, {})
     with pytest.raises(ZeroDivisionError, match="a bug"):
         made.finish()
-    assert store.candidates(tmp_path) == []
+    assert folders.candidates(tmp_path) == []
 
 
 def test_where_memory_has_no_room_for_copies_training_waits_and_it_is_said_once(

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from runs import SMALL, write
 
 from mpitrain.autograd import Tensor
@@ -70,6 +69,7 @@ def numbers() -> tuple[Any, Any]:
 @pytest.mark.parametrize("alpha", [0.5, 0.9])
 def test_rmsprop_takes_the_alpha_of_the_file(tmp_path: Path, numbers: tuple[Any, Any], alpha: float) -> None:
     config = loaded(tmp_path, "optimizer.name=rmsprop", "optimizer.momentum=0.0", f"optimizer.alpha={alpha}")
+    torch = pytest.importorskip("torch")
     weights = torch.nn.Parameter(torch.tensor(numbers[0]))
     theirs = torch.optim.RMSprop([weights], lr=config.optimizer.lr, alpha=alpha, eps=1e-8)
     for _ in range(2):
@@ -89,6 +89,7 @@ def test_lars_takes_the_trust_of_the_file(tmp_path: Path, numbers: tuple[Any, An
 @pytest.mark.parametrize("delta", [0.3, 2.0])
 def test_huber_takes_the_delta_of_the_file(tmp_path: Path, numbers: tuple[Any, Any], delta: float) -> None:
     loss = make_loss(loaded(tmp_path, "train.loss=huber", f"train.delta={delta}"), tokens=False)
+    torch = pytest.importorskip("torch")
     theirs = torch.nn.HuberLoss(reduction="sum", delta=delta)(torch.tensor(numbers[0]), torch.tensor(numbers[1]))
     np.testing.assert_allclose(loss(Tensor(numbers[0]), numbers[1]).array, theirs.numpy(), rtol=1e-5)
 
@@ -96,6 +97,7 @@ def test_huber_takes_the_delta_of_the_file(tmp_path: Path, numbers: tuple[Any, A
 def test_cross_entropy_leaves_out_the_label_that_the_file_says(tmp_path: Path, numbers: tuple[Any, Any]) -> None:
     loss = make_loss(loaded(tmp_path, "train.ignore_index=2", "train.label_smoothing=0.1"), tokens=False)
     labels = np.array([0, 2, 3])
+    torch = pytest.importorskip("torch")
     theirs = torch.nn.CrossEntropyLoss(reduction="sum", ignore_index=2, label_smoothing=0.1)(
         torch.tensor(numbers[0]), torch.tensor(labels))
     np.testing.assert_allclose(loss(Tensor(numbers[0]), labels).array, theirs.numpy(), rtol=1e-5)

@@ -67,3 +67,33 @@ TIMES = ("samples_per_s", "step_s", "comm_exposed_s", "comm_exposed_share", "sec
 def without_times(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What must repeat to the bit."""
     return [{name: value for name, value in line.items() if name not in TIMES} for line in metrics]
+
+
+def refused(result: Result, status: int, *words: str) -> None:
+    assert result.rc == status, result.out + result.err
+    line, = result.error_lines
+    for word in words:
+        assert word in line, line
+
+
+def ok(result: Result) -> Result:
+    assert result.rc == 0 and result.error_lines == [], result.out + result.err
+    return result
+
+
+def batch(step: int) -> list[int]:
+    """The rows of a step of the small run, counted from 1."""
+    from mpitrain.data import Sampler
+    from mpitrain.train.build.inputs import open_data
+    return [int(row) for row in Sampler(open_data("digits").train_rows, 48, seed=0).rows(step - 1)]
+
+
+def marks(path: Path, rows: list[int]) -> None:
+    """Writes marks by which a model knows these rows of the small run: weighted sums of their pixels."""
+    import numpy as np
+
+    from mpitrain.train.build.inputs import open_data
+    inputs = open_data("digits", transform=["standardise"])
+    inputs.transforms.fit(inputs.training, inputs.train_rows)
+    x = inputs.transforms(inputs.training.read(np.array(rows))[0]) if rows else np.zeros((0, 64), np.float32)
+    np.save(path, np.round((x.reshape(len(x), 64) * np.arange(1, 65)).sum(axis=1) * 1e3).astype(int))

@@ -12,7 +12,7 @@ import pytest
 from launch import ROOT, Job, Result, clean_environment, find_mpirun
 from runs import SMALL, record, start, train, write
 
-from mpitrain.checkpoint import store
+from mpitrain.checkpoint import folders
 from mpitrain.checkpoint.copies import RATES, Difference
 from mpitrain.train.observers.agreement import said
 
@@ -44,7 +44,7 @@ def test_one_flipped_bit_is_named_with_its_rank_before_the_next_checkpoint_is_pu
     result = train(3, config, *SHORT, "train.micro_batches=3", env=flip(1, 30))
     named(result, "step=40", "rank 1 (", "has other bits than ranks 0, 2 in the parameter", "all ranks agreed after step 20",
           "--resume: it goes on from the checkpoint of step 20")
-    assert [store.step_of(path) for path in store.candidates(config.parent / "a/checkpoints")] == [20]
+    assert [folders.step_of(path) for path in folders.candidates(config.parent / "a/checkpoints")] == [20]
     again = train(3, config, *SHORT, "train.micro_batches=3", "--resume")
     whole = train(3, config, *SHORT, "run.out=b", "train.micro_batches=3")
     assert again.rc == whole.rc == 0, again.err + whole.err
@@ -72,7 +72,7 @@ def test_a_run_that_is_stopped_after_a_flip_saves_nothing(config: Path) -> None:
     job.wait_for("step 40/")
     job.signal(signal.SIGUSR1)
     named(job.finish(), "rank", "there is no checkpoint yet")
-    assert store.candidates(config.parent / "a/checkpoints") == []
+    assert folders.candidates(config.parent / "a/checkpoints") == []
 
 
 @pytest.mark.promise("D2", "A7")

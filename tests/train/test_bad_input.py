@@ -13,7 +13,7 @@ from launch import ROOT, Job, clean_environment, find_mpirun, mpirun
 from psutil import Process
 from runs import SMALL, lines, record, start, train, write
 
-from mpitrain.checkpoint import store
+from mpitrain.checkpoint import folders, store
 from mpitrain.checkpoint.manifest import load
 from mpitrain.data.importers import import_text
 
@@ -175,7 +175,7 @@ def net():
     text = config.read_text().replace('name = "mlp"\ninputs = 64\nhidden = [32]\noutputs = 10', 'name = "net.py:net"')
     refused(train(2, write(tmp_path, text), "run.out=a", "optimizer.name=sgd", "optimizer.lr=1e4", "optimizer.clip_norm=0",
                   "checkpoint.every=1", "optimizer.schedule=constant"), 79, "E_NAN", "step=")
-    found = store.candidates(tmp_path / "a/checkpoints")
+    found = folders.candidates(tmp_path / "a/checkpoints")
     for path in found:
         load(path).verify()
 
@@ -200,7 +200,7 @@ def test_evaluate_and_init_from_speak_of_what_was_asked_for(tmp_path):
         started = train(1, config, "run.out=b", "--overwrite", "model.init_from=a", "train.steps=2")
         for result, word in zip((evaluated, started), words or ("none of the checkpoints is whole",) * 2):
             assert result.rc == (0 if words else 65) and word in result.err and "resum" not in result.err, result.err
-    store.remove_all(tmp_path / "a/checkpoints")
+    folders.remove_all(tmp_path / "a/checkpoints")
     refused(mpirun(1, "-m", "mpitrain", "evaluate", tmp_path / "a", cwd=tmp_path), 66, "there is no checkpoint to evaluate")
     refused(train(1, config, "run.out=b", "--overwrite", "model.init_from=a"), 66, "model.init_from names neither")
 

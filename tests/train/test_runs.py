@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from runs import SMALL, lines, record, start, steps, train, without_times, write
 
-from mpitrain.checkpoint import store
+from mpitrain.checkpoint import folders, store
 from mpitrain.checkpoint.folders import remove_ours
 from mpitrain.checkpoint.hashes import array_line, total_sha256
 
@@ -155,7 +155,7 @@ def test_keep_best_keeps_the_checkpoint_of_the_lowest_validation_loss(tmp_path):
     ok(train(1, config, "run.out=a", "train.eval_every=5", "checkpoint.best=true", "checkpoint.keep=1", "optimizer.lr=0.3",
              "optimizer.clip_norm=0", "optimizer.schedule=constant"))
     losses = {line["step"]: line["loss"] for line in lines(tmp_path / "a") if "split" in line}
-    kept = {store.step_of(path) for path in store.candidates(tmp_path / "a/checkpoints")}
+    kept = {folders.step_of(path) for path in folders.candidates(tmp_path / "a/checkpoints")}
     assert kept == {50, min(losses, key=losses.__getitem__)}
 
 

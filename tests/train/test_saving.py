@@ -11,7 +11,7 @@ import pytest
 from runs import lines, record, train, without_times, write
 from test_checkpoint_faults import small_disk  # noqa: F401  (a fixture)
 
-from mpitrain.checkpoint import store
+from mpitrain.checkpoint import folders, store
 from mpitrain.checkpoint.manifest import load
 
 EVERY = ("checkpoint.every=10", "checkpoint.best=false", "checkpoint.keep=9", "log.every=10")
@@ -98,7 +98,7 @@ def test_a_rank_killed_while_its_thread_writes_leaves_the_old_checkpoint_and_the
     options = (*EVERY, "comm.sharding=optimizer")
     killed = train(2, config, "run.out=cut", *options, "log.observers=['own.py:Killed']", env={"CULPRIT": str(culprit)})
     assert killed.rc == 137, killed.err
-    assert [path.name for path in store.candidates(tmp_path / "cut/checkpoints")] == ["step-00000010"]
+    assert [path.name for path in folders.candidates(tmp_path / "cut/checkpoints")] == ["step-00000010"]
     load(tmp_path / "cut/checkpoints/step-00000010").verify()
     for name, resume in (("cut", ("--resume",)), ("whole", ())):
         done = train(2, config, f"run.out={name}", *options, *resume)
@@ -116,13 +116,13 @@ def test_a_disk_that_fills_up_ends_the_run_with_74_or_is_told_and_trained_past(c
     if on_error == "stop":
         assert done.rc == 74 and len(done.error_lines) == 1, done.err
         assert "E_IO" in done.error_lines[0] and "ENOSPC" in done.error_lines[0] and "are free" in done.error_lines[0]
-        assert [path.name for path in store.candidates(out / "checkpoints")] == ["step-00000010"]
+        assert [path.name for path in folders.candidates(out / "checkpoints")] == ["step-00000010"]
         assert store.latest(out / "checkpoints").step == 10
         return
     assert done.rc == 0, done.err
     (told,) = [line for line in done.out.splitlines() if "not saved" in line]
     assert told.startswith("step 20  not saved, and training goes on (the checkpoint of step 10 stands): ") and "ENOSPC" in told
-    assert [store.step_of(path) for path in store.candidates(out / "checkpoints")] == [50, 40, 30, 10]
+    assert [folders.step_of(path) for path in folders.candidates(out / "checkpoints")] == [50, 40, 30, 10]
     whole = train(2, config, "run.out=whole", *EVERY)
     assert whole.rc == 0 and "not saved" not in whole.out
     assert record(out)["parameters_sha256"] == record(config.parent / "whole")["parameters_sha256"]

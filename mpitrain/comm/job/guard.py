@@ -141,7 +141,7 @@ class Process:
         folder = getattr(error, "mpitrain_folder", self._folders[-1] if self._folders else None)
         try:
             error = as_peer_error(error) or error
-            failure = describe(error)
+            failure = describe(error, {} if self.pulse is None or is_symmetric(error) else self.pulse.where())
             exit_code = failure.exit_code
             _bound(exit_code)
             self._record(failure, folder, rank, size)

@@ -40,6 +40,7 @@ from mpitrain.comm.watch.seen import (
     STACK_SIGNAL,
     STEP,
     TEXT,
+    step_in,
 )
 from mpitrain.errors import StallError
 
@@ -121,8 +122,13 @@ class Pulse:
                 os.write(self._orders, "".join(line + "\n" for line in lines).encode())
 
     def step(self, number: int) -> None:
-        """The step that this rank is in."""
+        """This rank has begun the step."""
         self._words[STEP] = number
+
+    def where(self) -> dict[str, object]:
+        """The step and phase for an error line; nothing before training and after it."""
+        step, phase = step_in(self._words), PHASES[self._words[PHASE]]
+        return {"step": step, "phase": phase} if step and phase != REST else {}
 
     def heard(self, row: str, name: str) -> None:
         """A span begins. Called some ten times a step, so it may take no more than 0.3 us."""

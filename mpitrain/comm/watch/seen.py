@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
+
+from mpitrain.comm.watch.ignoring import ignoring
+from mpitrain.comm.watch.memory import Memory
 
 PHASES = ("start", "load", "forward", "backward", "exchange", "update", "evaluation", "save", "finish", "rest")
 REST = PHASES[-1]                         # between two runs of a program, which may take any time
@@ -20,6 +22,7 @@ FILE_BYTES = 1 << 16                      # so many of them
 COUNT, STEP, PHASE, ANSWERS, LENGTH = range(5)
 TEXT, RECORD_BYTES = 64, 4096
 ASK, LEAVE = b"?", b"!"
+ANSWER_S = 1.0                            # a rank that can run Python at all answers within this
 STACK_SIGNAL, LEAVE_SIGNAL = 61, 60       # realtime signals that neither MPI libraries nor the C library use
 STOP, CONTINUE, KILL = 19, 18, 9
 STOPPED = ("T", "t")                      # states of proc(5): by a signal, by a debugger
@@ -38,13 +41,17 @@ class Rank:
         self.since, self.words, self.bytes = time.monotonic(), self._read(), 0
         self.held_up = False                                 # whether other ranks wait for it, as far as the watcher has seen
         self.told = -1                                       # the count at which its stall was told
+        self.memory, self.ended = Memory(pid), False         # whether the watcher has seen its end
+        self.end = -1                                        # it can be read when the process has ended
+        with ignoring(OSError, AttributeError):              # a kernel before 5.3: the next look sees it
+            self.end = os.pidfd_open(pid)
 
     def _read(self) -> list[int]:
         return memoryview(os.pread(self.record, TEXT, 0)).cast("Q").tolist()
 
     @property
     def step(self) -> int:
-        return self.words[STEP]
+        return step_in(self.words)
 
     @property
     def phase(self) -> str:
@@ -55,6 +62,15 @@ class Rank:
         """The letter of proc(5), "" if the process has ended."""
         now = stat(self.pid)
         return now[0] if now[BORN] == self.born and now[0] not in "ZX" else ""
+
+    def has_ended(self) -> bool:
+        """Whether it has ended since the last call, in the midst of its run; otherwise its memory is looked at."""
+        if self.ended:
+            return False
+        self.ended = not self.state
+        if not self.ended:
+            self.memory.look()
+        return self.ended and PHASES[self._read()[PHASE]] not in ("finish", REST)          # the record outlives its process
 
     @property
     def stopped(self) -> bool:
@@ -73,11 +89,11 @@ class Rank:
         return now - before >= FILE_BYTES
 
     def say(self, word: bytes) -> None:
-        with suppress(OSError):                              # it has ended, or has not read for long
+        with ignoring(OSError):                              # it has ended, or has not read for long
             os.write(self.pipe, word)
 
     def signal(self, number: int) -> None:
-        with suppress(OSError):
+        with ignoring(OSError):
             if self.state:
                 os.kill(self.pid, number)
 
@@ -93,7 +109,7 @@ class Rank:
         """Signal it; the main thread of a stopped rank, since any other that takes the signal first lets the main one go on."""
         if self.stopped:
             import ctypes  # 3 ms, and few jobs ever come here
-            with suppress(OSError, AttributeError):          # a C library without the call
+            with ignoring(OSError, AttributeError):          # a C library without the call
                 ctypes.CDLL(None).tgkill(self.pid, self.pid, number)
                 return
         self.signal(number)
@@ -110,6 +126,11 @@ class Rank:
             return any(stat(f"{self.pid}/task/{thread}")[0] == "D" for thread in os.listdir(f"/proc/{self.pid}/task"))
         except OSError:
             return False
+
+
+def step_in(words: list[int] | memoryview[int]) -> int:
+    """The step that a rank is in by the words of its record; it waits for the data of the next one before that begins."""
+    return words[STEP] + (PHASES[words[PHASE]] == "load")
 
 
 def stat(process: object) -> list[str]:

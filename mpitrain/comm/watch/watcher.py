@@ -20,33 +20,29 @@ import sys
 import time
 from contextlib import suppress
 
+from mpitrain.comm.watch.ending import end_launcher, end_ranks
 from mpitrain.comm.watch.seen import (
+    ANSWER_S,
     ASK,
-    BORN,
-    CONTINUE,
     COUNT,
     KILL,
-    LEAVE,
     LEAVE_SIGNAL,
     PARENT,
     PHASES,
     REST,
-    STACK_SIGNAL,
-    STOP,
     STOPPED,
     Rank,
     siblings,
     stat,
 )
+from mpitrain.comm.watch.stacks import keep, stacks_of
+from mpitrain.comm.watch.words import place_in, write
 
-ANSWER_S = 1.0                            # a rank that can run Python at all answers within this
 MARGIN_S = 2.0                            # where all ranks of this node wait, another node has so long to name its own
 LAUNCHER_S, CUT_OFF_S = 3.0, 1.5          # the launcher has so long to end after its ranks; where other hosts cannot be reached
-LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted")
 LINE_LIMIT = 500
 STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "in a system call that does not return", "R": "running",
           "S": "asleep", "": "its process has ended"}
-LIBRARY = os.path.dirname(os.__file__)    # frames of the standard library say less than who called it
 
 
 class Watcher:
@@ -61,7 +57,7 @@ class Watcher:
         self.short = max(seconds / 10, 4 * self.period)      # who stands still for so long and goes on is told of
         self.began = self.looked = self.left = time.monotonic()
         self.ranks: list[Rank] = []
-        self.others, self.folder, self.rest, self.cut_off = "", "", b"", False
+        self.others, self.folder, self.rest, self.cut_off, self.in_want = "", "", b"", False, False
         self.parent, self.host = os.getppid(), os.uname().nodename
         self.launcher = int(stat(self.parent)[PARENT] or 0)
 
@@ -71,10 +67,12 @@ class Watcher:
             self.left = time.monotonic()
         for rank in self.ranks:                              # the job may be over within a period of a rank's going on
             self.goes_on(rank)
+        self.pause([], ANSWER_S)                             # for the end of the rank that has closed our stdin
+        self.see_ends()
 
     def take_orders(self) -> bool:
         """Whether the rank that started this process lives, after a pause or an order."""
-        if not select.select([0], [], [], self.period)[0]:
+        if 0 not in self.pause([0], self.period):
             return True
         read = os.read(0, 1 << 16)
         *lines, self.rest = (self.rest + read).split(b"\n")
@@ -93,9 +91,15 @@ class Watcher:
         with suppress(OSError):                              # its process cannot be seen from here: a container of its own
             self.ranks.append(Rank(number, pid, pipe, record, stack))
 
+    def pause(self, files: list[int], seconds: float) -> list[int]:
+        """Those of `files` that can be read; it returns at once when a rank of this node ends."""
+        alive = [rank.end for rank in self.ranks if rank.end >= 0 and not rank.ended]
+        return select.select([*files, *alive], [], [], seconds)[0] if files or alive else []
+
     # -- looking -----------------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
+        self.see_ends()
         now = time.monotonic()
         passed, lost = now - self.looked, max(0.0, now - self.left - 3 * self.period, self.left - self.looked - 3 * ANSWER_S)
         self.looked = now                                    # `lost`: this process was stopped with the job, or had no core
@@ -126,6 +130,16 @@ class Watcher:
                 write(f"warning: rank {rank.number} on {self.host} stood still for {stood:.0f} s in {phase} of step {step} and "
                       "goes on; other ranks waited for it")
             rank.since, rank.held_up = self.looked, False
+
+    def see_ends(self) -> None:
+        """Tells of the first rank that the system has ended for want of memory; the launcher ends others after it."""
+        new = [rank for rank in self.ranks if rank.has_ended() and rank.memory.wanted()]
+        if new and not self.in_want:
+            self.in_want, rank = True, max(new, key=lambda rank: rank.memory.resident)
+            self.goes_on(rank)
+            text = f"{self.place(rank, 'E_MEMORY')}: {rank.memory.words()}"
+            write(f"mpitrain: {text}")
+            keep(self.folder, text, {rank: "none: it was killed\n"})
 
     def judge(self, silent: list[Rank]) -> None:
         if not silent:
@@ -175,12 +189,18 @@ class Watcher:
         if late.told == late.words[COUNT]:
             return
         late.told = late.words[COUNT]
-        stacks = self.stacks()
-        text = (f"E_STALL rank={late.number}/{self.size} host={self.host} step={late.step} phase={late.phase}: no progress for "
-                f"{self.stands(late):.0f} s{place_in(stacks.get(late, ''), late.phase)} {how}")
-        self.print(text + self.keep(text, stacks))
+        stacks = stacks_of(self.ranks, ends=self.ends)
+        text = (f"{self.place(late, 'E_STALL')}: no progress for {self.stands(late):.0f} s"
+                f"{place_in(stacks.get(late, ''), late.phase)} {how}")
+        self.print(text + keep(self.folder, text, stacks))
         if self.ends:
-            self.end()
+            end_ranks(self.ranks, leaves=self.leaves)
+            if self.cut_off or not self.others:
+                end_launcher(self.launcher, CUT_OFF_S if self.cut_off else LAUNCHER_S)
+            sys.exit()
+
+    def place(self, rank: Rank, code: str) -> str:
+        return f"{code} rank={rank.number}/{self.size} host={self.host} step={rank.step} phase={rank.phase}"
 
     def not_started(self, seconds: float) -> None:
         """MPI_Init has not returned: a rank is missing, or stopped, which only its process shows."""
@@ -198,101 +218,8 @@ class Watcher:
         text = ("mpitrain: " if self.ends else "warning: ") + text
         write(text if len(text) <= LINE_LIMIT else text[:LINE_LIMIT - 3] + "...")
 
-    # -- stacks, and the end -----------------------------------------------------------------------------------------------
-
-    def stacks(self) -> dict[Rank, str]:
-        """What Python's fault handler writes on each rank.
-
-        If the job is to end, a stopped rank goes on for it, and all others are stopped before: else they would go on with it, and
-        Open MPI's mpirun has waited for ever after ranks that ended in the midst of MPI_Finalize.
-        """
-        stopped = [rank for rank in self.ranks if rank.stopped]
-        found = self.stacks_of([rank for rank in self.ranks if rank.state and rank not in stopped])
-        if self.ends:
-            for rank in found:
-                rank.signal(STOP)
-            found |= self.stacks_of(stopped)
-            for rank in stopped:
-                rank.signal(STOP)
-        return found
-
-    def stacks_of(self, ranks: list[Rank]) -> dict[Rank, str]:
-        before = {rank: rank.stack_bytes() for rank in ranks}
-        for rank in ranks:
-            rank.interrupt(STACK_SIGNAL)
-            rank.signal(CONTINUE)
-        end, sizes, last = time.monotonic() + ANSWER_S, [0], [1]
-        while (sizes != last or any(size == before[rank] for size, rank in zip(sizes, ranks))) and time.monotonic() < end:
-            time.sleep(0.01)
-            last, sizes = sizes, [rank.stack_bytes() for rank in ranks]
-        return {rank: rank.stack_from(before[rank]) for rank in ranks}
-
-    def keep(self, line: str, stacks: dict[Rank, str]) -> str:
-        """Write them to the run folder, for the owner alone; returns the end of the line."""
-        if not self.folder:
-            return ""
-        errors = os.path.join(self.folder, "errors")
-        try:
-            os.makedirs(errors, exist_ok=True)
-            for rank, text in stacks.items():
-                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-                file = os.open(os.path.join(errors, f"rank-{rank.number}.stack.txt"), flags, 0o600)
-                os.fchmod(file, 0o600)
-                os.write(file, f"{line}\n\nstacks of rank {rank.number}:\n\n{text}".encode("utf-8", "surrogateescape"))
-                os.close(file)
-        except OSError as error:
-            return f"; stacks could not be written to {errors}: {error.strerror}"
-        return f"; stacks of all ranks: {errors}/rank-*.stack.txt"
-
-    def end(self) -> None:
-        """End the ranks of this node with the exit code of a stall; one that can do nothing of the kind is killed."""
-        for rank in self.ranks:
-            rank.signal(LEAVE_SIGNAL) if self.leaves else rank.say(LEAVE)
-            rank.signal(CONTINUE)
-        limit = time.monotonic() + ANSWER_S
-        while any(rank.state for rank in self.ranks) and time.monotonic() < limit:
-            time.sleep(0.01)
-        for rank in self.ranks:
-            rank.signal(KILL)
-        if self.cut_off or not self.others:
-            self.end_launcher(CUT_OFF_S if self.cut_off else LAUNCHER_S)
-        sys.exit()
-
-    def end_launcher(self, seconds: float) -> None:
-        """Kill Open MPI's mpirun, or its daemon on another host, where it does not end by itself.
-
-        With the network down, the two wait for each other for minutes; two SIGTERM or two SIGINT did not end them (5.0.11).
-        """
-        with suppress(OSError), open(f"/proc/{self.launcher}/comm") as file:
-            known, born = file.read().strip() in LAUNCHERS, stat(self.launcher)[BORN]
-            limit = time.monotonic() + seconds
-            while known and stat(self.launcher)[BORN] == born and time.monotonic() < limit:
-                time.sleep(0.01)
-            if known and stat(self.launcher)[BORN] == born:
-                os.kill(self.launcher, KILL)
-
-
-def place_in(stacks: str, phase: str) -> str:
-    """`` in FUNCTION at FILE:LINE`` of the innermost frame outside the standard library, of the thread that matters."""
-    threads = [block for block in stacks.split("\n\n") if "(most recent call first)" in block]
-    reading = [block for block in threads[:-1] if 'loader.py", line' in block] if phase == "load" else []
-    for block in [*reading, *reversed(threads)]:             # the main thread comes last
-        for line in block.split("\n"):
-            _, quote, rest = line.partition('File "')
-            path, _, rest = rest.partition('", line ')
-            number, _, function = rest.partition(" in ")
-            if quote and (not path.startswith((LIBRARY, "<frozen")) or "site-packages" in path):
-                return f" in {function} at {os.path.basename(path)}:{number}"
-    return ""
-
-
-def write(line: str) -> None:
-    """One line on stderr, printable ASCII; nobody may be reading it."""
-    text = "".join(chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}" for byte in line.encode("utf-8", "surrogateescape"))
-    with suppress(OSError):
-        os.write(2, b"\n" + text.encode() + b"\n")
-
 
 def main() -> None:
     seconds, start, ends, number, size, leaves = sys.argv[1:]
     Watcher(float(seconds), float(start), ends == "end", int(number), int(size), leaves == "1").run()
+    os._exit(0)                                              # at once: who waits for the job waits for this process

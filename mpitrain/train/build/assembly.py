@@ -22,13 +22,14 @@ from mpitrain.checkpoint.parts import Piece
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.checkpoint.saver import Saver
 from mpitrain.checkpoint.state import State
+from mpitrain.comm.job import guard
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.progress import threads_may_call_mpi
 from mpitrain.config import CommConfig, Config
 from mpitrain.config.rules import name_of
 from mpitrain.data import Loader, Sampler
-from mpitrain.errors import ConfigError
+from mpitrain.errors import CheckpointError, ConfigError
 from mpitrain.parallel.connect import ParallelContext, connect
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.replicas import synchronise_batch_norm
@@ -77,6 +78,9 @@ class Job:
 
     def fit(self) -> dict[str, float]:
         """Trains to the end; the metrics of the last evaluation. It communicates."""
+        if self.config.train.on_nan == "rewind" and self.trainer.saver is None:
+            with guard.symmetric():
+                raise ConfigError('train.on_nan = "rewind" goes back to checkpoints: call keep_in before fit, or set "skip"')
         return self.trainer.fit()
 
     def keep_in(self, folder: RunFolder, about: dict[str, Any]) -> Saver:
@@ -95,9 +99,25 @@ class Job:
             best = meta["best"][1] if meta["best"] and checkpoint.best else None
             store.prune(folder.checkpoints, checkpoint.keep, best=best, verified=written)
         trainer.saver = saver = Saver(folder.checkpoints, self.channel, take, asynchronous=checkpoint.asynchronous,
-                                      goes_on=checkpoint.on_error == "go_on", published=prune, tell=trainer.tell,
-                                      about=lambda meta: {**about, **meta, "choices": self.tuning.choices})
+                                      goes_on=checkpoint.on_error == "go_on", published=prune, fence=folder.refuse_lost,
+                                      tell=trainer.tell, about=lambda meta: {**about, **meta, "choices": self.tuning.choices})
+        if self.config.train.on_nan == "rewind":
+            trainer.bad_steps.go_back = lambda: self._go_back(folder)
         return saver
+
+    def _go_back(self, folder: RunFolder) -> int:
+        """Takes the state of the newest whole checkpoint, while the run stays at its step; the former's step. It communicates."""
+        found = store.latest(folder.checkpoints, self.channel, store.REWIND, warn=self.trainer.tell)
+        with guard.symmetric():
+            if found.step > self.trainer.update.step:
+                raise CheckpointError(f"expected a checkpoint of an earlier step than {self.trainer.update.step}; move it out of "
+                                      "this folder", file=found.folder)
+            self._restore(found)
+        return found.step
+
+    def _restore(self, found: Checkpoint) -> None:
+        self.state.restore(found)
+        self.context.start_alike(self.state.arrays())
 
     def load(self, found: Checkpoint) -> None:
         """Starts from another run's parameters and buffers. It communicates."""
@@ -112,9 +132,9 @@ class Job:
         if found.step > self.plan.steps:
             raise ConfigError(f"the checkpoint is at step {found.step}, beyond the {self.plan.steps} steps of this run; "
                               "raise train.steps or train.epochs", file=found.folder)
-        self.state.restore(found)
-        self.context.start_alike(self.state.arrays())
+        self._restore(found)
         self.trainer.update.step = found.step
+        self.trainer.bad_steps.resume(found.meta)
         chosen = found.meta.get("choices") or {}
         self.tuning.restore(chosen)
         best = found.meta.get("best")

@@ -1,0 +1,179 @@
+"""The lock of a run folder on a file system that has none: files that only one process can make, with a sign of life.
+
+    lock.1  free        lock.2  host=node07 pid=.. nonce=.. beat=00000042
+
+The newest number counts. Who wants the folder makes the next one, which succeeds once (O_EXCL), and only where the holder of the
+newest is free or dead. A holder counts up `beat`; who sees no change for STALE_S of its own clock takes it for dead, so clocks
+of hosts are never compared. A holder that was only asleep finds a newer number, and publishes nothing any more.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+import threading
+import time
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from mpitrain.comm.watch.seen import BORN, stat
+from mpitrain.errors import OutputError
+from mpitrain.files.disk import FILE_MODE, storage_error
+
+NAME = re.compile(r"lock\.([0-9]{1,9})")
+BEAT_S, STALE_S = 5.0, 30.0               # seconds between two signs of life; a file system may keep one back for some seconds
+POLL_S = 0.1
+FREE = "free"
+LONGEST = 400                             # bytes of such a file
+
+
+class Kernel(NamedTuple):
+    """What tells whether the process numbers of two processes mean the same: the system as it was booted, the name space."""
+
+    boot: str
+    space: str
+
+
+class Claim:
+    """The claim of this process on the run folder `folder`: `take`, `refuse_lost` before each publication, `release`."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.number = folder, 0
+        self.nonce = secrets.token_hex(8)
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def take(self) -> None:
+        """OutputError where another job holds the folder; it may wait for STALE_S to see whether that one lives."""
+        try:
+            while not self._try():
+                pass                                         # another process was faster: look at that one
+        except OSError as error:
+            raise storage_error(error, "making the lock file", self.folder / "lock") from error
+        self._thread = threading.Thread(target=self._live, name="mpitrain-lock", daemon=True)
+        self._thread.start()
+
+    def _try(self) -> bool:
+        newest = newest_in(self.folder)
+        if newest:
+            self._refuse_holder(newest)
+        path = self.folder / f"lock.{newest + 1}"
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+        except FileExistsError:
+            return False
+        os.close(fd)
+        self.number, self._since = newest + 1, datetime.now().astimezone().isoformat(timespec="seconds")
+        self._say(self._text(0))
+        if newest_in(self.folder) != self.number:            # it was looked at long before it was made
+            path.unlink(missing_ok=True)
+            return False
+        for number in numbers(self.folder):
+            if number < self.number:
+                (self.folder / f"lock.{number}").unlink(missing_ok=True)
+        return True
+
+    def _refuse_holder(self, number: int) -> None:
+        """OutputError if the holder lives."""
+        seen, end = read(self.folder, number), time.monotonic() + STALE_S
+        while seen != FREE and time.monotonic() < end:
+            if (alive := is_alive(seen)) is False:
+                return
+            now = read(self.folder, number)
+            if alive or (now not in (seen, FREE) and "nonce" in seen):
+                raise OutputError(f"the run folder is busy: a job holds it ({shown(now)}); wait for it, or set run.out to "
+                                  "another folder", file=self.folder)
+            seen = now
+            time.sleep(POLL_S)
+
+    def refuse_lost(self) -> None:
+        """OutputError if another job has taken the folder from this one."""
+        newest = newest_in(self.folder)
+        text = read(self.folder, newest)
+        if newest != self.number or self.nonce not in text:
+            raise OutputError(f"another job has taken the run folder ({shown(text) or 'its lock file is gone'}), since this one "
+                              f"gave no sign of life for {STALE_S:.0f} s; nothing more is written: wait for that job",
+                              file=self.folder)
+
+    def release(self) -> None:
+        """Free the folder for another job. The file stays, so that numbers only grow."""
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join()
+        with suppress(OSError, OutputError):
+            self.refuse_lost()
+            self._say(FREE)
+
+    def _live(self) -> None:
+        """The signs of life. An OutputError here ends the job."""
+        beat = 0
+        while not self._end.wait(BEAT_S):
+            beat += 1
+            self.refuse_lost()
+            with suppress(OSError):                          # a full disk, a server that is away: the next one may succeed
+                self._say(self._text(beat))
+
+    def _text(self, beat: int) -> str:
+        own = kernel()
+        return (f"host={socket.gethostname()} pid={os.getpid()} since={self._since} born={stat(os.getpid())[BORN]} "
+                f"boot={own.boot} space={own.space} nonce={self.nonce} beat={beat:08d}")
+
+    def _say(self, text: str) -> None:
+        fd = os.open(self.folder / f"lock.{self.number}", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.pwrite(fd, f"{text:<{LONGEST - 1}}\n".encode(), 0)        # of one length: a reader never sees half of two
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def numbers(folder: Path) -> list[int]:
+    return [int(match[1]) for name in os.listdir(folder) if (match := NAME.fullmatch(name))]
+
+
+def newest_in(folder: Path) -> int:
+    """0 where there is none."""
+    return max(numbers(folder), default=0)
+
+
+def read(folder: Path, number: int) -> str:
+    """The text of a lock file, "" where it is gone or its holder is just writing it. OutputError for a file of another kind."""
+    path = folder / f"lock.{number}"
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return ""
+    try:
+        text = os.pread(fd, LONGEST, 0).decode(errors="replace").strip()
+    finally:
+        os.close(fd)
+    if text and text != FREE and not text.startswith("host="):
+        raise OutputError("expected the lock file of a run, found another file of that name; rename it or set run.out to "
+                          "another folder", file=path)
+    return text
+
+
+def kernel() -> Kernel:
+    """This process's; empty where that is not known."""
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return Kernel(file.read().strip(), os.readlink("/proc/self/ns/pid"))
+    return Kernel("", "")
+
+
+def is_alive(text: str) -> bool | None:
+    """Whether the holder's process runs; None where that cannot be seen from here."""
+    said = dict(word.split("=", 1) for word in text.split() if "=" in word)
+    own = kernel()
+    if not own.boot or (said.get("boot"), said.get("space")) != own:
+        return None
+    now = stat(said.get("pid", ""))
+    return now[BORN] == said.get("born") and now[0] not in "ZX"
+
+
+def shown(text: str) -> str:
+    """The part of the text that says something to people."""
+    return text.partition(" born=")[0]

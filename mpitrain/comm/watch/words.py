@@ -1,0 +1,30 @@
+"""What the watcher writes, and the line of a program in stacks that Python's fault handler wrote."""
+
+from __future__ import annotations
+
+import os
+
+from mpitrain.comm.watch.ignoring import ignoring
+
+LIBRARY = os.path.dirname(os.__file__)    # frames of the standard library say less than who called it
+
+
+def place_in(stacks: str, phase: str) -> str:
+    """`` in FUNCTION at FILE:LINE`` of the innermost frame outside the standard library, of the thread that matters."""
+    threads = [block for block in stacks.split("\n\n") if "(most recent call first)" in block]
+    reading = [block for block in threads[:-1] if 'loader.py", line' in block] if phase == "load" else []
+    for block in [*reading, *reversed(threads)]:             # the main thread comes last
+        for line in block.split("\n"):
+            _, quote, rest = line.partition('File "')
+            path, _, rest = rest.partition('", line ')
+            number, _, function = rest.partition(" in ")
+            if quote and (not path.startswith((LIBRARY, "<frozen")) or "site-packages" in path):
+                return f" in {function} at {os.path.basename(path)}:{number}"
+    return ""
+
+
+def write(line: str) -> None:
+    """One line on stderr, printable ASCII; nobody may be reading it."""
+    text = "".join(chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}" for byte in line.encode("utf-8", "surrogateescape"))
+    with ignoring(OSError):
+        os.write(2, b"\n" + text.encode() + b"\n")

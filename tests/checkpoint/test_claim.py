@@ -1,0 +1,157 @@
+"""The run folder on a file system without locks: a library that is loaded first makes flock fail in real processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from c_library import compiled
+
+from mpitrain.checkpoint import claim, store
+from mpitrain.checkpoint.claim import Claim, Kernel
+from mpitrain.checkpoint.run_folder import RunFolder
+from mpitrain.errors import OutputError
+
+ROOT = Path(__file__).resolve().parents[2]
+NO_LOCKS = """
+#include <errno.h>
+int flock(int file, int operation) { errno = ENOLCK; return -1; }
+"""
+HOLD = """if True:
+    import sys
+    from mpitrain.checkpoint.run_folder import RunFolder
+    from mpitrain.errors import OutputError
+    print("ready", flush=True)
+    input()
+    try:
+        run = RunFolder(sys.argv[1]).open(resume=True)
+        print("held", flush=True)
+    except OutputError as error:
+        print(error.exit_code, error, flush=True)
+    input()"""
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[Any]:
+    """Starts a process that waits to open the folder; all are killed at the end."""
+    compiled(tmp_path, NO_LOCKS)
+    running: list[subprocess.Popen[str]] = []
+
+    def start() -> subprocess.Popen[str]:
+        job = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "run")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               env={**os.environ, "PYTHONPATH": str(ROOT), "LD_PRELOAD": str(tmp_path / "source.so")}, text=True)
+        running.append(job)
+        assert said(job) == "ready"
+        return job
+    yield start
+    for job in running:
+        job.kill()
+        job.communicate()
+
+
+def said(job: subprocess.Popen[str]) -> str:
+    assert job.stdout is not None
+    return job.stdout.readline().strip()
+
+
+def go(job: subprocess.Popen[str]) -> None:
+    assert job.stdin is not None
+    job.stdin.write("\n")
+    job.stdin.flush()
+
+
+@pytest.mark.promise("B11")
+def test_of_jobs_that_race_without_locks_one_has_the_folder_until_it_is_killed(tmp_path: Path, jobs: Any) -> None:
+    for round_ in range(3):
+        racing = [jobs() for _ in range(3)]
+        for job in racing:
+            go(job)
+        answers = {job: said(job) for job in racing}
+        holder, = [job for job, answer in answers.items() if answer == "held"]
+        for answer in answers.values():
+            assert answer == "held" or re.match(rf"73 .*busy: a job holds it \(host=\S+ pid={holder.pid} since=", answer), answers
+        assert [p.name for p in (tmp_path / "run").glob("lock.*")] == [f"lock.{round_ + 1}"]
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim, "BEAT_S", 0.05)
+    monkeypatch.setattr(claim, "STALE_S", 0.8)
+    monkeypatch.setattr(claim, "kernel", lambda: Kernel("", ""))        # as for the process of another host
+
+
+def dead(folder: Path) -> Claim:
+    """A claim whose process gives no sign of life."""
+    one = Claim(folder)
+    one.take()
+    one._end.set()
+    assert one._thread is not None
+    one._thread.join()
+    return one
+
+
+@pytest.mark.promise("B11")
+def test_a_holder_on_another_host_is_known_by_its_signs_of_life_and_no_clock_is_compared(
+        tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(RunFolder(tmp_path).open()) as run:
+        run._claim = Claim(tmp_path)
+        run._claim.take()
+        monkeypatch.setattr(time, "time", lambda: 4e9)
+        for path in tmp_path.glob("lock*"):
+            os.utime(path, (0, 0))
+        with pytest.raises(OutputError, match=r"busy: a job holds it \(host="):
+            Claim(tmp_path).take()
+    free = Claim(tmp_path)
+    free.take()                                                         # the folder was given back
+    free.release()
+    assert [path.name for path in tmp_path.glob("lock.*")] == ["lock.2"]
+
+
+@pytest.mark.promise("B11")
+def test_a_holder_that_slept_and_was_taken_for_dead_publishes_nothing_more(tmp_path: Path, quick: None) -> None:
+    run = RunFolder(tmp_path).open()
+    run._claim = dead(tmp_path)
+    store.save(run.checkpoints, 1, [store.Piece.whole("w", np.ones(3))], {})
+    saving = store.Save(run.checkpoints, 2, {}, before=run.refuse_lost, channel=store.ALONE)
+    saving.begin(lambda: [store.Piece.whole("w", np.zeros(3))])
+    saving.work()
+    saving.agree()
+    other = Claim(tmp_path)
+    other.take()
+    saving.work()
+    with pytest.raises(OutputError, match="another job has taken the run folder .host="):
+        saving.agree()
+    with pytest.raises(OutputError, match="another job has taken"):
+        run.write_json(run.run_json, {})
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000001"] and not run.run_json.exists()
+    other.refuse_lost()
+    run.close()
+    other.refuse_lost()                                                 # the sleeper took nothing with it
+    other.release()
+
+
+@pytest.mark.promise("B11")
+def test_hosts_with_locks_heed_a_claim_and_leave_other_files_of_that_name_alone(tmp_path: Path, quick: None) -> None:
+    (tmp_path / "lock").touch()
+    other = Claim(tmp_path)
+    other.take()
+    with pytest.raises(OutputError, match="busy"):
+        RunFolder(tmp_path).open()
+    other.release()
+    RunFolder(tmp_path).open().close()
+    (tmp_path / "lock.9").write_text("mine")
+    with pytest.raises(OutputError, match="found another file of that name"):
+        RunFolder(tmp_path).open(resume=True)
+    assert (tmp_path / "lock.9").read_text() == "mine"

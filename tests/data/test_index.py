@@ -1,0 +1,109 @@
+"""`data index` gives HDF5 files of somebody else checksums: a flipped bit is found before its values are used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from data_inputs import features
+
+from mpitrain.data import Dataset, describe
+from mpitrain.data.index import index
+from mpitrain.data.report import verify
+from mpitrain.errors import DataError, OutputError
+from mpitrain.verbs import data as verb
+
+ALL = np.arange(60)
+STORAGE = {"contiguous": {}, "chunks": {"chunks": (7, 3, 2)},
+           "gzip": {"chunks": (16, 4, 3), "compression": "gzip", "shuffle": True}, "inline": "compact"}
+
+
+def folder(tmp_path: Path, options: Any) -> Path:
+    """Two files of 30 rows, with names of datasets that only their owner knows."""
+    there = tmp_path / "theirs"
+    there.mkdir()
+    for part in range(2):
+        with h5py.File(there / f"part{part}.h5", "w") as file:
+            x, y = features(30, 4, 3, dtype="<f4") + part, np.arange(30) % 5
+            if options == "compact":
+                made = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+                made.set_layout(h5py.h5d.COMPACT)
+                space = h5py.h5s.create_simple(x.shape)
+                h5py.h5d.create(file.id, b"fields", h5py.h5t.IEEE_F32LE, space, made).write(h5py.h5s.ALL, h5py.h5s.ALL, x)
+            else:
+                file.create_dataset("fields", data=x, **options)
+            file["labels"] = y
+    return there
+
+
+def read(path: Path) -> tuple[Any, Any]:
+    dataset = Dataset(describe(path, x="/fields", y="/labels"))
+    try:
+        return dataset.read(ALL)
+    finally:
+        dataset.close()
+
+
+def places(path: Path) -> list[int]:
+    """Bytes of the file that hold values of its inputs."""
+    found = describe(path, x="/fields", y="/labels")["shards"][0]["x"]
+    if found["storage"] == "chunked":
+        return [offset + size // 2 for offset, size in zip(found["offsets"], found["sizes"])]
+    values = path.read_bytes()
+    start = found["offset"] if "offset" in found else values.index(features(30, 4, 3, dtype="<f4").tobytes())
+    return [start, start + 700, start + 1439]
+
+
+@pytest.mark.parametrize("options", STORAGE.values(), ids=list(STORAGE))
+@pytest.mark.promise("C2")
+def test_a_bit_that_flips_after_the_manifest_was_made_is_found(tmp_path: Path, options: Any) -> None:
+    there = folder(tmp_path, options)
+    before = read(there)
+    assert index(there, x="/fields", y="/labels")[0] == 60 and verify(there)[1] >= 4
+    x, y = read(there)
+    assert np.array_equal(x, before[0]) and np.array_equal(y, before[1])
+    first = there / "part0.h5"
+    whole = first.read_bytes()
+    for place in places(first):
+        first.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1:])
+        with pytest.raises(DataError, match=r"sha256 \w+\.\. is not \w+\.\. of the manifest; the file is damaged") as error:
+            read(there)
+        assert error.value.code == "E_DATA_CHECKSUM" and "part0.h5" in str(error.value)
+    first.write_bytes(whole)
+    assert np.array_equal(read(there)[0], before[0])
+
+
+def test_without_a_manifest_the_same_flip_is_not_seen(tmp_path: Path) -> None:
+    """The control: nothing but the checksum tells it."""
+    there = folder(tmp_path, {})
+    first, before = there / "part0.h5", read(there)
+    whole, place = first.read_bytes(), places(first)[1]
+    first.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1:])
+    assert not np.array_equal(read(there)[0], before[0])
+
+
+def test_the_manifest_is_written_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                capsys: pytest.CaptureFixture[str]) -> None:
+    there = folder(tmp_path, {})
+    with monkeypatch.context() as patch:
+        patch.setattr("mpitrain.data.index.sync_folder", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("pathlib.Path.rename", lambda *arguments: None)
+        with pytest.raises(KeyboardInterrupt):
+            index(there, x="/fields", y="/labels")
+    assert sorted(file.name for file in there.iterdir()) == ["part0.h5", "part1.h5"]
+    from argparse import ArgumentParser
+
+    from mpitrain.comm.job.guard import Process
+    parser = ArgumentParser()
+    verb.add_arguments(parser)
+    assert verb.run(parser.parse_args(["index", str(there), "--x", "/fields", "--y", "/labels"]), Process()) == 0
+    assert capsys.readouterr().out == f"{there}: 60 rows, 4 checksums in {there / 'manifest.json'}\n"
+    assert json.loads((there / "manifest.json").read_text())["kind"] == "classification"
+    with pytest.raises(OutputError, match="there is a manifest.json"):
+        index(there)
+    with pytest.raises(OutputError, match="is a file, and a manifest belongs to a folder"):
+        index(there / "part0.h5")
