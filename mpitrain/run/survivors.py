@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpitrain.checkpoint import store
+from mpitrain.checkpoint.folders import candidates, step_of
 from mpitrain.checkpoint.parts import Piece
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.checkpoint.saver import Saver
@@ -190,7 +191,7 @@ class Survivors:
         kept = [] if self._saved else keep.spares.kept
         everyone = channel.gather_objects([keep.reached, {str(spare.step): spare.sizes() for spare in kept}])
         reached, chosen = max(step for step, _ in everyone), newest_whole([sizes for _, sizes in everyone], keep.expected)
-        newest = on_first(channel, lambda: next(map(store.step_of, store.candidates(folder.checkpoints)), 0))
+        newest = on_first(channel, lambda: next(map(step_of, candidates(folder.checkpoints)), 0))
         if chosen is not None and chosen[0] > newest:
             newest, writers = chosen
             spare = next((one for one in kept if one.step == newest), None)
