@@ -15,7 +15,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -37,9 +37,7 @@ from mpitrain.schedules.grid import AXES, fit
 from mpitrain.train.build.assembly import Job
 from mpitrain.train.observers.observer import Observer
 
-if TYPE_CHECKING:
-    from mpitrain.run.run import Trained
-
+T = TypeVar("T")                                          # the result of a run
 SOUND = 255                                              # instead of an exit code: a rank without an error of its own
 PATIENCE, ITS_TURN = 2.0, 1.0                            # seconds that an error waits for the others, and they for its line
 SWITCH = "OMPI_MCA_mpi_ft_enable"                        # mpirun sets it for its ranks: --with-ft ulfm
@@ -81,7 +79,7 @@ class Survivors:
         self._saved = True                                    # whether what it holds is of no more use
         self._gone: list[int] = []                            # whom the session before had, and this one has not
 
-    def train(self, once: Callable[[Any], Trained], folder: RunFolder) -> Trained:
+    def train(self, once: Callable[[Any], T], folder: RunFolder) -> T:
         """The result of `once(None)`, or, where ranks are lost in it, of `once(comm)` with the others."""
         trained, failure = self._attempt(lambda: once(None))
         while not self._agree(trained is not None, failure):
@@ -106,7 +104,7 @@ class Survivors:
                 raise
             session.mesh.abandon()
 
-    def _attempt(self, action: Callable[[], Trained]) -> tuple[Trained | None, Exception | None]:
+    def _attempt(self, action: Callable[[], T]) -> tuple[T | None, Exception | None]:
         """The result, or the error that says that a rank was lost; then nothing of the session is left but its copies."""
         try:
             return action(), None
@@ -174,7 +172,7 @@ class Survivors:
                 raise PeerError(f"{numbered('rank', gone)} {_were(gone)} lost, and the others cannot go on: {error.message}; or "
                                 "start again with --resume") from None
 
-    def _again(self, once: Callable[[Any], Trained], folder: RunFolder) -> Trained:
+    def _again(self, once: Callable[[Any], T], folder: RunFolder) -> T:
         mesh = Mesh(self.comm, dp=self.comm.size)
         try:
             self._tell(*self._save(mesh, folder))
