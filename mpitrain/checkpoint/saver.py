@@ -223,13 +223,13 @@ class Copies:
         """The pieces with copies of their arrays, which hold until the next call."""
         layout = [(piece.array.shape, piece.array.dtype) for piece in pieces]
         if layout != self._layout:
-            self._views, self._layout = _arrays(layout), layout
+            self._views, self._layout = arrays(layout), layout
         for piece, view in zip(pieces, self._views, strict=True):
             np.copyto(view, piece.array)
         return [Piece(piece.name, view, piece.global_shape, piece.start) for piece, view in zip(pieces, self._views, strict=True)]
 
 
-def _arrays(layout: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[np.ndarray]:
+def arrays(layout: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[np.ndarray]:
     """Arrays of these shapes and dtypes, one after the other in one piece of memory. MemoryError if there is none."""
     sizes = [-(-dtype.itemsize * int(np.prod(shape, dtype=np.int64)) // LINE) * LINE for shape, dtype in layout]
     try:

@@ -1,7 +1,8 @@
 """Copies of the state in memory, from which the ranks that are left go on when one is lost.
 
 Each rank keeps what it holds, also what another rank would write to a checkpoint, after two steps in turn: while one copy is
-being made, the other one is whole. A step can be gone on from if the ranks that are left hold every slice of every array.
+being made, the other one is whole. Where ranks hold slices of their own, each also keeps those of the rank before it. A step can
+be gone on from if the ranks that are left hold every slice of every array.
 """
 
 from __future__ import annotations
@@ -11,8 +12,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mpitrain.checkpoint.parts import Piece
-from mpitrain.checkpoint.saver import Copies
+from mpitrain.checkpoint.saver import Copies, arrays
+from mpitrain.comm.face import Objects
+from mpitrain.comm.messages.buffers import Host
+from mpitrain.comm.messages.link import Link
 
 
 class Spare(NamedTuple):
@@ -31,19 +37,50 @@ class Spare(NamedTuple):
         return {key: hashlib.sha256(piece.array.data).hexdigest() for key, piece in self.pieces.items()}
 
 
-class Spares:
-    """The last two copies of this rank, in `kept`, the older one first."""
+class Neighbour:
+    """The rank before this one in a ring, whose copies this one keeps too: of slices that no other rank holds."""
 
-    def __init__(self) -> None:
+    def __init__(self, link: Link, channel: Objects):
+        self._link, self._channel = link, channel
+        self._known: list[list[Any]] = []
+
+    def swap(self, own: Mapping[str, Piece], memory: list[Host]) -> dict[str, Piece]:
+        """The pieces of the rank before, in `memory`, which is filled at the first call; `own` go to the rank behind.
+
+        All ranks call it alike; it communicates.
+        """
+        link = self._link
+        before, behind = (link.rank - 1) % link.size, (link.rank + 1) % link.size
+        if not self._known:
+            self._known = self._channel.gather_objects([[key, one.name, one.array.dtype.name, one.array.shape, one.global_shape,
+                                                         one.start] for key, one in own.items()])[before]
+        if not memory:
+            memory += arrays([(tuple(shape), np.dtype(kind)) for _, _, kind, shape, _, _ in self._known])
+        coming = [link.receive(array.shape, array.dtype, before, tag, f"a copy of {known[0]}", into=array)
+                  for tag, (known, array) in enumerate(zip(self._known, memory, strict=True))]
+        leaving = [link.send(one.array, behind, tag, f"a copy of {key}") for tag, (key, one) in enumerate(own.items())]
+        for message in (*coming, *leaving):
+            message.wait()
+        return {key: Piece(name, array, tuple(whole), tuple(start))
+                for (key, name, _, _, whole, start), array in zip(self._known, memory, strict=True)}
+
+
+class Spares:
+    """The last two copies of this rank, and of its `neighbour` where it has one, in `kept`, the older one first."""
+
+    def __init__(self, neighbour: Neighbour | None = None) -> None:
         self.kept: list[Spare] = []
-        self._memory, self._next = Copies(), Copies()
+        self.neighbour = neighbour
+        self._memory: list[tuple[Copies, list[Host]]] = [(Copies(), []), (Copies(), [])]
 
     def keep(self, step: int, meta: dict[str, Any], pieces: Mapping[str, Piece]) -> None:
-        """Copies the state after a step, into the memory of the older copy."""
+        """Copies the state after a step, into the memory of the older copy. It communicates where there is a neighbour."""
         self.kept = self.kept[-1:]
-        copies = self._next.of(list(pieces.values()))
-        self._memory, self._next = self._next, self._memory
-        self.kept.append(Spare(step, meta, dict(zip(pieces, copies, strict=True))))
+        mine, theirs = self._memory[0]
+        own = dict(zip(pieces, mine.of(list(pieces.values())), strict=True))
+        other = {} if self.neighbour is None else self.neighbour.swap(own, theirs)
+        self._memory.reverse()
+        self.kept.append(Spare(step, meta, other | own))
 
 
 def newest_whole(everyone: Sequence[Mapping[str, Mapping[str, Sequence[Any]]]], expected: Mapping[str, Sequence[int]]

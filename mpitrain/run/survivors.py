@@ -24,7 +24,7 @@ from mpitrain.checkpoint.folders import candidates, step_of
 from mpitrain.checkpoint.parts import Piece
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.checkpoint.saver import Saver
-from mpitrain.checkpoint.spare import Spares, different, newest_whole
+from mpitrain.checkpoint.spare import Neighbour, Spares, different, newest_whole
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.failure import describe
 from mpitrain.comm.job.together import on_first
@@ -46,8 +46,8 @@ SWITCH = "OMPI_MCA_mpi_ft_enable"                        # mpirun sets it for it
 class Keep(Observer):
     """Keeps copies of a job's state; a loss before the first goes on from the disk. `reached` is the last step done here."""
 
-    def __init__(self, job: Job, saver: Saver, every: int):
-        self.saver, self.every, self.spares, self.reached = saver, every, Spares(), job.policy.step
+    def __init__(self, job: Job, saver: Saver, every: int, neighbour: Neighbour | None):
+        self.saver, self.every, self.spares, self.reached = saver, every, Spares(neighbour), job.policy.step
         self.job: Job | None = job
         self.expected = job.state.expected()
         self._first = job.policy.step
@@ -61,7 +61,7 @@ class Keep(Observer):
         """Lets go of the job, once nothing is written any more."""
         self.saver.wait()
         del self.saver
-        self.job = None
+        self.job = self.spares.neighbour = None
 
 
 class Survivors:
@@ -90,7 +90,10 @@ class Survivors:
 
     def begin(self, session: Session, job: Job, saver: Saver) -> dict[str, Any]:
         """A session is about to train: it will keep copies. What run.json says of lost ranks."""
-        self._keep, self._saved = Keep(job, saver, self.config.train.copy_every), False
+        neighbour, state, mesh = None, job.state, session.mesh
+        if self.comm.size > 1 and (state.is_cut or state.shards is not None):
+            neighbour = Neighbour(mesh.link(mesh.axes, "copies"), session.control)
+        self._keep, self._saved = Keep(job, saver, self.config.train.copy_every, neighbour), False
         job.trainer.observers.insert(0, self._keep)
         job.trainer.notes[:0], self.news = self.news, []
         return {"lost": self.lost} if self.lost else {}

@@ -62,7 +62,8 @@ def test_ranks_that_are_left_go_on_to_the_same_bits(tmp_path: Path) -> None:
     (4, "3:28", ("train.copy_every=0", "checkpoint.every=10"), [([3], 20, "a checkpoint")]),
     (4, "3:12 0:22", (), [([3], 10, "memory"), ([0], 20, "memory")]),
     (2, "0:28", (), [([0], 20, "memory")]),
-    (4, "2:28", ("comm.sharding=optimizer", "checkpoint.every=8"), [([2], 24, "a checkpoint")]),
+    (4, "2:28", ("comm.sharding=optimizer",), [([2], 20, "memory")]),
+    (4, "3:18 1:28", ("comm.sharding=optimizer", "comm.node_shared=true"), [([3], 10, "memory"), ([1], 20, "memory")]),
     (3, "1:28", ("comm.node_shared=true",), [([1], 20, "memory")]),
 ])
 def test_more_ways_to_go_on(tmp_path: Path, n: int, kill: str, arguments: tuple[str, ...],
