@@ -131,6 +131,11 @@ class Saver:
         if self._save is not None and self._save.is_publishing and self._thread is not None:
             self._thread.join(1.0)
 
+    def wait(self) -> None:
+        """Returns when this rank's thread writes nothing any more. It does not communicate."""
+        if self._thread is not None:
+            self._thread.join()
+
     def save_s(self) -> float:
         """The seconds that the last save took; 0 before the first."""
         return self.all[-1].seconds if self.all else 0.0
