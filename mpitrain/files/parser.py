@@ -25,7 +25,7 @@ def start_parser() -> subprocess.Popen[bytes]:
                   "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([sys.executable, "-I", str(SCRIPT)], env=variables, stdin=subprocess.PIPE,
                                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
-    with contextlib.suppress(OSError, AttributeError):                   # A launcher binds a rank to a core, which imports itself:
+    with contextlib.suppress(OSError, AttributeError):                   # A launcher binds a rank to a core, which imports too:
         os.sched_setaffinity(process.pid, range(os.cpu_count() or 1))    # the process takes any that the job may use.
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):                           # It has died, which who asks it will see.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from subprocess import Popen
 from typing import Any
 
@@ -16,6 +17,12 @@ from mpitrain.comm.shared.leftovers import SHARED_MEMORY, remove_leftovers
 from mpitrain.comm.watch.pulse import Pulse
 from mpitrain.config import Config
 from mpitrain.errors import MpitrainError
+from mpitrain.placement.bytes import Forecast, Use
+from mpitrain.placement.place import place
+from mpitrain.plan.memory import forecast_of
+from mpitrain.schedules.grid import Grid
+from mpitrain.train.build.assembly import Job
+from mpitrain.train.build.from_config import make_model
 from mpitrain.train.build.inputs import describe_files, open_inputs
 from mpitrain.train.intervals import Plan
 from mpitrain.train.machine import environment, threads
@@ -27,6 +34,7 @@ class Session:
 
     def __init__(self, config: Config, comm: Any):
         m = config.mesh
+        self.files: Any = None                                # what is in the data files, once they have been looked at
         with guard.symmetric():
             self.mesh = Mesh(comm, pp=m.pp, dp=m.dp, ep=m.ep, cp=m.cp, tp=m.tp)
 
@@ -87,6 +95,25 @@ def look_at_files(config: Config, parser: Popen[bytes] | None = None) -> dict[st
     platform.processor()                     # h5py asks for it, and Python asks a child process: once, and now
     d = config.data
     return describe_files(d.path, d.validation, config.folder, d.x, d.y, parser)
+
+
+def predict_memory(config: Config, session: Session, job: Job) -> Forecast:
+    """The ranks' memory forecast, by rank 0, which runs a few rows through a model whose parameters take no memory."""
+    bounds = job.context.stage.bounds
+
+    def predict() -> Any:
+        placement = place(make_model(config), Grid(session.mesh.lengths), config.mesh, config.train, config.comm,
+                          stages=[b - a for a, b in pairwise(bounds)])
+        found = forecast_of(config, placement, session.inputs)
+        return [list(map(list, found.stages)), found.why]
+
+    stages, why = on_first(session.control, predict)
+    return Forecast([Use(*use) for use in stages], why)
+
+
+def n_virtual(config: Config) -> int:
+    """The number of parts into which the model is cut."""
+    return config.mesh.pp * config.mesh.chunks
 
 
 def before_mpi(action: Callable[[], Any]) -> Callable[[], Any]:

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, NoReturn
 from mpitrain.comm.job.failure import Failure, as_peer_error, describe, printable, write_record
 from mpitrain.comm.job.signals import StopRequest, on_terminate
 from mpitrain.comm.job.start import abort, is_last_one, launched_by_mpirun, launched_rank, local_rank, started
+from mpitrain.comm.messages.lost_peer import is_lost
 from mpitrain.errors import DesyncError, PeerError, Stopped
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class Process:
     def __init__(self, *, traceback: bool = False, stop: StopRequest | None = None):
         self.traceback, self.stop = traceback, stop or StopRequest()
         self.runs = False                                     # whether `run` runs the program, which ends with its main function
+        self.goes_on = False                                  # whether a run goes on where another rank is lost
         self.pulse: Pulse | None = None                       # by which a watcher sees whether this rank moves
         self._folders: list[Path] = []
         self._failing = threading.Lock()
@@ -154,8 +156,10 @@ class Process:
         _end(exit_code, size, lost=isinstance(error, PeerError))
 
     def _thread_failed(self, arguments: threading.ExceptHookArgs) -> None:
-        if arguments.exc_type is not SystemExit:              # sys.exit in a thread ends that thread, by Python's rule
-            self.fail(arguments.exc_value or arguments.exc_type())
+        error = arguments.exc_value or arguments.exc_type()
+        if isinstance(error, SystemExit) or (self.goes_on and is_lost(error)):
+            return                                            # sys.exit in a thread ends that thread, by Python's rule; of a
+        self.fail(error)                                      # lost rank the main thread learns by itself
 
     def _record(self, failure: Failure, folder: Path | None, rank: int, size: int) -> None:
         to_terminal = self.traceback

@@ -7,8 +7,8 @@ There are no messages between nodes: the launcher ends the job on all of them wh
 
 The process ends when its own rank does, because its stdin is closed then. Orders come on it, a line each:
 
+    run SIZE HOSTS                        a run of so many ranks begins, which are also on these other hosts
     rank NUMBER PID PIPE RECORD STACK     a rank of this node, with its descriptors
-    others HOSTS                          the hosts of all other ranks
     folder HEX                            the run folder, from now on
 """
 
@@ -18,6 +18,7 @@ import os
 import select
 import sys
 import time
+from contextlib import suppress
 
 from mpitrain.comm.watch.ending import end_launcher, end_ranks
 from mpitrain.comm.watch.seen import (
@@ -79,18 +80,16 @@ class Watcher:
             word, _, rest = line.decode().partition(" ")
             if word == "rank":
                 self.take(*map(int, rest.split()))
-            elif word == "others":
-                self.others = rest
+            elif word == "run":
+                size, self.others = rest.split(" ")
+                self.size, self.ranks = int(size), []
             elif word == "folder":
                 self.folder = os.fsdecode(bytes.fromhex(rest))
         return bool(read)
 
     def take(self, number: int, pid: int, pipe: int, record: int, stack: int) -> None:
-        try:
-            new = Rank(number, pid, pipe, record, stack)
-        except OSError:                                      # its process cannot be seen from here: a container of its own
-            return
-        self.ranks = [*(rank for rank in self.ranks if rank.number != number), new]
+        with suppress(OSError):                              # its process cannot be seen from here: a container of its own
+            self.ranks.append(Rank(number, pid, pipe, record, stack))
 
     def pause(self, files: list[int], seconds: float) -> list[int]:
         """Those of `files` that can be read; it returns at once when a rank of this node ends."""
