@@ -100,7 +100,6 @@ PROMISES = {
 PARTLY = {
     "E1": "before Python runs the signal ends the job with 138, and the batch scripts start it again",
     "E2": "under mpirun nothing is shown",
-    "E3": "twice is not shown",
     "E5": "with stand-ins for Slurm's commands",
 }
 
