@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from launch import TAG, clean_environment, find_mpirun, send, tagged, wait_until
-from runs import SMALL, lines, record, train, write
+from runs import lines, record, train, write
 
 from mpitrain.checkpoint import store
 
@@ -87,6 +87,6 @@ def test_ctrl_c_leaves_no_process_and_a_checkpoint_that_goes_on(tmp_path: Path, 
     assert tagged(terminal.tag) == []
     assert lines(tmp_path / "a")[-1]["step"] >= 2                   # every line parses
     found = store.latest(tmp_path / "a/checkpoints")
-    assert train(2, tmp_path / "run.toml", "run.out=a", f"train.steps={found.step + 3}", "--resume", "optimizer.schedule=constant",
-                 "--change", "train.steps").rc == 0
+    more = (f"train.steps={found.step + 3}", "optimizer.schedule=constant")
+    assert train(2, tmp_path / "run.toml", "run.out=a", "--resume", *more).rc == 0
     assert record(tmp_path / "a")["steps"] == found.step + 3
