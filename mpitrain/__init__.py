@@ -8,8 +8,9 @@ compiles nothing; the names below are loaded when they are first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+TYPE_CHECKING = False                     # `typing` takes as long to import as the rest of the watcher's start (comm/watch)
+if TYPE_CHECKING:
+    from typing import Any
 
 __version__ = "0.1.0"
 
@@ -25,6 +26,7 @@ __all__ = ["__version__", *_WHERE, *_PACKAGES]     # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
+    import importlib
     if name in _PACKAGES:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _WHERE:

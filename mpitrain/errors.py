@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 LISTED = 12                    # a message lists at most so many known names
 LONGEST_NAME = 200             # characters; a longer name is no slip of a known one, and to compare megabytes takes seconds
+NOWHERE: Mapping[str, object] = {}
 FIELDS = ("step", "file", "dataset", "row", "offset")     # printed in this order
 
 
@@ -38,11 +39,11 @@ class MpitrainError(Exception):
     def message(self) -> str:
         return str(self.args[0])
 
-    def where(self) -> str:
-        """The known fields as ``step=3 file="x.h5"``; strings are quoted."""
-        known = ((name, getattr(self, name)) for name in FIELDS)
-        return " ".join(f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}"
-                        for name, value in known if value is not None)
+    def where(self, moment: Mapping[str, object] = NOWHERE) -> str:
+        """The known fields as ``step=3 file="x.h5"``; strings are quoted. `moment` is what is known besides: step and phase."""
+        fields = ((name, getattr(self, name)) for name in FIELDS)
+        own = {name: f'"{value}"' if isinstance(value, str) else value for name, value in fields if value is not None}
+        return " ".join(f"{name}={value}" for name, value in {**moment, **own}.items())
 
     def __str__(self) -> str:
         where = self.where()

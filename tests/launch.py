@@ -64,7 +64,7 @@ class Job:
     def __init__(self, command: list[str], env: dict[str, str], cwd: str | os.PathLike[str] | None):
         self.tag = uuid.uuid4().hex
         self._folder = Path(tempfile.mkdtemp(prefix="mpitrain-job-"))
-        self._started = time.monotonic()
+        self.started = time.monotonic()
         self._command = command
         with open(self._folder / "out", "wb") as out, open(self._folder / "err", "wb") as err:
             self.process = subprocess.Popen(command, env={**env, TAG: self.tag}, cwd=cwd, stdin=subprocess.DEVNULL,
@@ -113,7 +113,7 @@ class Job:
         ended = time.monotonic()
         orphans = self._wait_for_ranks()
         self._kill()
-        result = Result(self.process.returncode, self.out, self.err, ended - self._started, ended, orphans)
+        result = Result(self.process.returncode, self.out, self.err, ended - self.started, ended, orphans)
         if orphans and not allow_orphans:
             raise AssertionError(f"processes {orphans} outlived mpirun\n{self._report()}")
         shutil.rmtree(self._folder)

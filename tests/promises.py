@@ -76,7 +76,7 @@ PROMISES = {
     "D7": "Gradients are right: by finite differences, by another framework, and by one rank.",
     "D8": "bfloat16 resumes to the same bits, and its overflow ends all ranks alike.",
     "D9": "Layout mode refuses by name what has no fixed order of sums, and names code of the user's that it cannot judge.",
-    "E1": "SIGUSR1 to the job or to one rank saves after the present step and exits with 85.",
+    "E1": "SIGUSR1 saves after the present step and exits with 85; before the run listens, 138, and batch scripts go on too.",
     "E2": "SIGTERM ends the job in the launcher's time; checkpoint and metrics stay whole, and a line says what is kept.",
     "E3": "Ctrl-C, also twice, leaves no process and no damaged file.",
     "E4": "A job that is suspended goes on when it is continued, with the same bits.",
@@ -98,9 +98,7 @@ PROMISES = {
 
 # What a promise says that is not so yet, or that no test shows. Whoever builds it deletes the line.
 PARTLY = {
-    "E1": "before Python runs the signal ends the job with 138, and the batch scripts start it again",
-    "E2": "under mpirun nothing is shown",
-    "E5": "with stand-ins for Slurm's commands",
+    "E2": "Open MPI 5 shows nothing of it by itself, but `supervise` does, and saves",
 }
 
 

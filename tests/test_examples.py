@@ -128,6 +128,20 @@ def test_the_slurm_script_saves_requeues_itself_and_goes_on(examples: Path) -> N
     assert (examples.parent / "scontrol.log").read_text() == "requeue 42\n"
 
 
+@pytest.mark.promise("E1")
+@pytest.mark.parametrize(("command", "before"), [("activate", "kill -USR1 $$"), ("mpirun", "kill -USR1 $PPID"),
+                                                 ("python", "[ $OMPI_COMM_WORLD_RANK = 0 ] && kill -USR1 $$")])
+def test_a_signal_before_python_runs_requeues_the_job_too(examples: Path, command: str, before: str) -> None:
+    """The signal comes while the script starts, before mpirun can pass it on, and to a rank that is still a shell."""
+    environment = stand_ins(examples.parent)
+    path = examples.parent / ".venv/bin" / command
+    path.write_text(path.read_text().replace("#!/bin/bash\n", f"#!/bin/bash\n{before}\n") if command != "activate" else
+                    f"{path.read_text()}{before}\n")
+    stopped = batch_job(examples, environment).finish()
+    assert stopped.rc in (85, 138), stopped.out + stopped.err
+    assert (examples.parent / "scontrol.log").read_text() == "requeue 42\n"
+
+
 def test_the_slurm_script_passes_a_failure_on_and_does_not_requeue(examples: Path) -> None:
     environment = stand_ins(examples.parent)
     failed = batch_job(examples, {**environment, "EPOCHS": "many"}).finish()

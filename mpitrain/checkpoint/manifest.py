@@ -6,7 +6,6 @@ Arrays are read by the offsets in the manifest, never by libhdf5; every piece is
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import re
@@ -22,13 +21,10 @@ from mpitrain.checkpoint.folders import MANIFEST, PART
 from mpitrain.errors import CheckpointError, MissingError
 from mpitrain.files import disk
 from mpitrain.files.disk import DTYPES
+from mpitrain.files.signed import body_sha256, parse
 
 FORMAT, VERSION = "mpitrain checkpoint", 1
 MANIFEST_LIMIT = 64 << 20        # bytes; 300 bytes a piece, so 200,000 pieces: refused before it is read into memory
-
-
-def body_sha256(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -165,7 +161,7 @@ def load(folder: Path) -> Checkpoint:
         raw = np.empty(size, np.uint8)
         disk.read_fully(fd, raw.data, 0, path)
     try:
-        body = json.loads(raw.tobytes())
+        body = parse(raw.tobytes())
         return _parse(folder, body)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         # Any error that the untrusted text causes in the parser is one error to the user.

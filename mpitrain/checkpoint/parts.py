@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from mpitrain.checkpoint.hashes import stored_hashes
-from mpitrain.checkpoint.manifest import FORMAT, VERSION, body_sha256
+from mpitrain.checkpoint.manifest import FORMAT, VERSION
 from mpitrain.errors import StorageError
 from mpitrain.files import hdf5_file
+from mpitrain.files.signed import signed_text
 
 
 @dataclass(frozen=True)
@@ -65,4 +66,4 @@ def manifest_text(step: int, meta: Mapping[str, Any], parts: Sequence[dict[str, 
     body = {"format": FORMAT, "version": VERSION, "step": step, "meta": dict(meta), "parts": written, "arrays": arrays,
             "hashes": stored_hashes(arrays)}
     body = json.loads(json.dumps(body))                   # as a reader will see it: keys are strings
-    return json.dumps({**body, "sha256": body_sha256(body)}, indent=1)
+    return signed_text(body)

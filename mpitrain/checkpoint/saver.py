@@ -131,6 +131,11 @@ class Saver:
         if self._save is not None and self._save.is_publishing and self._thread is not None:
             self._thread.join(1.0)
 
+    def wait(self) -> None:
+        """Returns when this rank's thread writes nothing any more. It does not communicate."""
+        if self._thread is not None:
+            self._thread.join()
+
     def save_s(self) -> float:
         """The seconds that the last save took; 0 before the first."""
         return self.all[-1].seconds if self.all else 0.0
@@ -218,13 +223,13 @@ class Copies:
         """The pieces with copies of their arrays, which hold until the next call."""
         layout = [(piece.array.shape, piece.array.dtype) for piece in pieces]
         if layout != self._layout:
-            self._views, self._layout = _arrays(layout), layout
+            self._views, self._layout = arrays(layout), layout
         for piece, view in zip(pieces, self._views, strict=True):
             np.copyto(view, piece.array)
         return [Piece(piece.name, view, piece.global_shape, piece.start) for piece, view in zip(pieces, self._views, strict=True)]
 
 
-def _arrays(layout: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[np.ndarray]:
+def arrays(layout: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[np.ndarray]:
     """Arrays of these shapes and dtypes, one after the other in one piece of memory. MemoryError if there is none."""
     sizes = [-(-dtype.itemsize * int(np.prod(shape, dtype=np.int64)) // LINE) * LINE for shape, dtype in layout]
     try:

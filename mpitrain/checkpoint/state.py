@@ -168,6 +168,14 @@ class State:
         """The pieces that this rank writes, on the host: the first rank writes a piece that several have."""
         return [piece for kind in self.kept for piece in kind.pieces(self.mesh)]
 
+    def held(self) -> dict[str, Piece]:
+        """All that this rank has, by the pieces' names in part files: also what another rank writes."""
+        return {piece.dataset: piece for kind in self.kept for piece in kind.pieces(None)}
+
+    def expected(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each array of a complete checkpoint."""
+        return {name: tuple(shape) for kind in self.kept for name, (shape, _) in kind.expected(self._shapes).items()}
+
     def refuse_nonfinite(self, step: int) -> None:
         """Raises NumericsError where a parameter is NaN or Inf: a run cannot go on from such a checkpoint."""
         for one in self.parameters.placed():

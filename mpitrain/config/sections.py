@@ -88,6 +88,8 @@ class TrainConfig:
     reproducible: Literal["run", "layout"] = "run"      # "layout": the same bits on any number of ranks
     # A step whose loss or gradient is not finite ends the run, or is left out, alone or with all steps since the last checkpoint.
     on_nan: Literal["stop", "skip", "rewind"] = "stop"
+    on_lost: Literal["stop", "go_on"] = "stop"      # a rank that dies ends the run, or the others go on without it
+    copy_every: int = 10                     # steps between copies of the state to go on from, in memory; 0: none
     threads: int = 0                         # per rank; 0: the cores bound to it, shared out
     eval_every: int = 0                      # steps; 0: after each epoch
     compare_every: int | str = "auto"        # steps between comparisons of the ranks' state; 0: at checkpoints and the end only

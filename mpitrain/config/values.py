@@ -15,8 +15,8 @@ from mpitrain.errors import nearest
 LARGEST_BUCKET_MB = 1 << 20              # a TiB: more than any model, and a number of bytes that is finite
 LAYOUT = 'train.reproducible = "layout"'
 LEAST = {"train.epochs": 0, "train.steps": 0, "train.batch_size": 1, "train.micro_batches": 0, "train.threads": 0,
-         "train.eval_every": 0, "data.stride": 1, "data.workers": 0, "mesh.pp": 1, "mesh.dp": 0, "mesh.ep": 1, "mesh.cp": 1,
-         "mesh.tp": 1, "mesh.chunks": 1, "log.every": 1, "checkpoint.every": 0, "checkpoint.keep": 1,
+         "train.eval_every": 0, "train.copy_every": 0, "data.stride": 1, "data.workers": 0, "mesh.pp": 1, "mesh.dp": 0,
+         "mesh.ep": 1, "mesh.cp": 1, "mesh.tp": 1, "mesh.chunks": 1, "log.every": 1, "checkpoint.every": 0, "checkpoint.keep": 1,
          "optimizer.warmup_steps": 0, "run.seed": 0}
 NOT_NEGATIVE = ("optimizer.lr", "optimizer.clip_norm", "optimizer.weight_decay", "optimizer.min_lr", "optimizer.gamma",
                 "train.cached_mb", "train.stall_s", "train.start_s", "log.progress_s")

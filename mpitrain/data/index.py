@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import math
 import secrets
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from mpitrain.data.storage import File
 from mpitrain.data.writing import write_error
 from mpitrain.errors import OutputError
 from mpitrain.files.disk import sync_folder, write_file
+from mpitrain.files.signed import signed_text
 
 
 def index(folder: Path | str, *, x: str | None = None, y: str | None = None) -> tuple[int, int]:
@@ -43,7 +43,7 @@ def index(folder: Path | str, *, x: str | None = None, y: str | None = None) -> 
                 "shards": [_entry(shard, description["host"]) for shard in description["shards"]]}
     new = folder / f".{MANIFEST}.tmp-{secrets.token_hex(4)}"         # an interrupted one is no manifest
     try:
-        write_file(new, [json.dumps(manifest, indent=1).encode()], write_error)
+        write_file(new, [signed_text(manifest).encode()], write_error)
         new.rename(folder / MANIFEST)
         sync_folder(folder, write_error)
     finally:

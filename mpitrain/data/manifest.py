@@ -2,15 +2,16 @@
 
     {"format": "mpitrain shards", "version": 1, "kind": "classification", "x": "/x", "y": "/y", "block": 1048576,
      "classes": ["cat", "dog"], "vocabulary": null,
-     "shards": [{"file": "shard-00000.h5", "size": 2048, "x": {"dtype": "|u1", "shape": [9, 8], "sha256": ["01ab..", ...]}, ...}]}
+     "shards": [{"file": "shard-00000.h5", "size": 2048, "x": {"dtype": "|u1", "shape": [9, 8], "sha256": ["01ab..", ...]}, ...}],
+     "sha256": "9f2c.."}
 
 There is one SHA-256 for each `block` bytes of a contiguous dataset's values as they lie in the file (the last may be
-shorter), or for each stored chunk, in C order of the chunk grid, of a chunked one.
+shorter), or for each stored chunk, in C order of the chunk grid, of a chunked one. That of the manifest itself may be
+left out.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from pathlib import Path, PurePosixPath
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.errors import DataError, MissingError
+from mpitrain.files.signed import body_sha256, parse
 
 MANIFEST = "manifest.json"
 FORMAT = "mpitrain shards"
@@ -35,7 +37,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if size > MAX_BYTES:
         raise DataError(f"the manifest has {size:,} bytes; at most {MAX_BYTES:,} are read", file=path)
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = parse(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise DataError(f"the manifest is not JSON: {error}", file=path) from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
@@ -43,6 +45,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if manifest.get("version") != VERSION:
         raise DataError(f"schema version {manifest.get('version')!r}; this mpitrain reads version {VERSION}: "
                         f"import the data again", file=path)
+    body = {name: value for name, value in manifest.items() if name != "sha256"}
+    _require("sha256" not in manifest or manifest["sha256"] == body_sha256(body), 'its own sha256 does not match; if it was '
+             'changed on purpose, take out the line "sha256"', path)
     _require(manifest.get("kind") in KINDS, f"kind is {manifest.get('kind')!r}, not one of {', '.join(KINDS)}", path)
     _require(isinstance(manifest.get("x"), str), '"x" must name a dataset', path)
     _require(manifest.get("y") is None or isinstance(manifest["y"], str), '"y" must name a dataset or be null', path)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -22,6 +21,7 @@ from mpitrain.data.manifest import BLOCK, FORMAT, KINDS, MANIFEST, VERSION
 from mpitrain.errors import AccessError, DataError, MpitrainError, OutputError, StorageError
 from mpitrain.files.disk import sync_folder, write_file
 from mpitrain.files.hdf5_file import lay_out, little_endian
+from mpitrain.files.signed import signed_text
 
 OURS = re.compile(r"manifest\.json|shard-\d{5,}\.h5")
 SHARD_BYTES = 256 << 20          # A shard of x is small enough to copy, and a thousand shards hold 256 GiB.
@@ -58,7 +58,7 @@ def write_shards(folder: Path | str, x: Rows, y: Rows | None = None, *, kind: st
             part = slice(start, min(n, start + shard_rows))
             values = {"x": np.ascontiguousarray(x[part])} | ({} if y is None else {"y": np.ascontiguousarray(y[part])})
             manifest["shards"].append(write_shard(building / f"shard-{i:05d}.h5", values, kind))
-        write_file(building / MANIFEST, [json.dumps(manifest, indent=1).encode()], write_error)
+        write_file(building / MANIFEST, [signed_text(manifest).encode()], write_error)
     return folder
 
 

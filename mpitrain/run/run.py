@@ -2,47 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpitrain.backend import keep_freed_memory, select_device
+from mpitrain.backend import keep_freed_memory
 from mpitrain.checkpoint import store
 from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.checkpoint.run_folder import RunFolder
-from mpitrain.checkpoint.state import State
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.guard import Process
-from mpitrain.comm.job.start import start, started
+from mpitrain.comm.job.start import set_for_survivors, start, started
 from mpitrain.comm.job.together import on_first
 from mpitrain.comm.watch.pulse import pulse_of
-from mpitrain.config import Config, to_toml
+from mpitrain.config import Config, changed, to_toml
 from mpitrain.errors import ConfigError, UsageError
-from mpitrain.parallel.connect import connect
 from mpitrain.parallel.gradients.timeline import no_span
-from mpitrain.parallel.pipeline.inference import Inference
-from mpitrain.parallel.policies.choose import choose_to_evaluate
-from mpitrain.parallel.policies.policy import Setup
-from mpitrain.placement.bytes import Forecast, Use
-from mpitrain.placement.place import place
-from mpitrain.plan.memory import forecast_of
+from mpitrain.placement.bytes import Forecast
 from mpitrain.plan.memory_lines import as_json, report_lines
-from mpitrain.run import resuming
-from mpitrain.run.session import Session, before_mpi, look_at_files
-from mpitrain.schedules.grid import Grid
+from mpitrain.run import evaluating, resuming
+from mpitrain.run.session import Session, before_mpi, look_at_files, n_virtual, predict_memory
 from mpitrain.train.build import experiment, measured_cut
-from mpitrain.train.build.assembly import Job, local_rank
-from mpitrain.train.build.from_config import build, checkpoint_folder, make_loss, make_model, make_rate, observers_of
-from mpitrain.train.build.trial import try_samples
-from mpitrain.train.evaluate import Evaluator
+from mpitrain.train.build.assembly import Job
+from mpitrain.train.build.from_config import build, checkpoint_folder, make_model, make_rate, observers_of
 from mpitrain.train.machine import environment
 from mpitrain.train.observers.beats import Beats
 from mpitrain.train.observers.log import plain_values
@@ -51,6 +41,9 @@ from mpitrain.train.observers.observer import Observer, add_data
 from mpitrain.train.observers.record import MetricsFile
 from mpitrain.train.observers.stragglers import Stragglers
 from mpitrain.train.observers.time_left import TimeLeft, end_of_time
+
+if TYPE_CHECKING:
+    from mpitrain.run.survivors import Survivors
 
 
 @dataclass(frozen=True)
@@ -89,6 +82,7 @@ class Run(AbstractContextManager["Run"]):
         self.config, self.comm, self.process, self.quiet = config, comm, process or Process(), quiet
         self._files = files or (lambda: look_at_files(config))
         self._session: Session | None = None
+        self._survivors: Survivors | None = None
         self._closed = False
 
     @classmethod
@@ -97,6 +91,8 @@ class Run(AbstractContextManager["Run"]):
         keep_freed_memory()                                  # this may ask the compiler: nothing forks once MPI has started
         if process is not None and process.runs and process.pulse is None and started() is None:
             process.pulse = pulse_of(config.train.stall_s, config.train.start_s, config.train.stall)
+        if config.train.on_lost != "stop":
+            set_for_survivors(os.environ)
         files = before_mpi(lambda: look_at_files(config))
         return cls(config, start().comm, process=process, quiet=quiet, files=files)
 
@@ -107,6 +103,8 @@ class Run(AbstractContextManager["Run"]):
                 raise UsageError("this run is closed; make another one: Run(config, comm)")
         if self._session is None:
             self._session = Session(self.config, self.comm)
+            if self._survivors is not None:
+                self._survivors.session = self._session
             self._session.open(self.config, self._files, self.process.pulse)
         return self._session
 
@@ -115,7 +113,7 @@ class Run(AbstractContextManager["Run"]):
         ranks had alike."""
         session, self._session, self._closed = self._session, None, True
         if session is not None:
-            session.close()
+            session.close() if self._survivors is None else self._survivors.close(session)
         if self.process.pulse is not None:
             self.process.pulse.rest()
 
@@ -140,14 +138,36 @@ class Run(AbstractContextManager["Run"]):
         Raises Stopped, with a checkpoint saved, where the process was asked to stop.
         """
         folder = RunFolder(self.config.run.out)
-        with self._at_work(), ExitStack() as cleanup:
+
+        def once(comm: Any) -> Trained:
+            if comm is None:
+                return self._train(folder, resume, overwrite, profile, observers, change, strict)
+            self._go_on_with(comm)
+            return self._train(folder, "auto", False, profile, observers, change, False)
+
+        with self._at_work():
+            if self.config.train.on_lost == "stop":
+                return once(None)
+            from mpitrain.run.survivors import Survivors
+            self._survivors, self.process.goes_on = Survivors(self.config, self.comm), True
+            return self._survivors.train(once, folder)
+
+    def _go_on_with(self, comm: Any) -> None:
+        """The rest of the run is that of these ranks; the others were lost."""
+        files = self._files() if self._session is None or self._session.files is None else self._session.files
+        self.comm, self._session, self._files = comm, None, lambda: files
+        self.config = changed(self.config, mesh={"dp": 0})
+
+    def _train(self, folder: RunFolder, resume: str | None, overwrite: bool, profile: bool, observers: Sequence[Observer],
+               change: Sequence[str], strict: bool) -> Trained:
+        with ExitStack() as cleanup:
             session = self._open()
             found = None
             if on_first(session.control, lambda: resuming.continues(folder, resume)):
                 self._take(session, folder, resume, overwrite, cleanup)
                 found = self._find(session, folder, change, strict)
             job = self._build(session, found)
-            forecast = self._predict_memory(session, job)
+            forecast = predict_memory(self.config, session, job)
             job.trainer.notes.insert(0, session.summary(make_model(self.config).count_parameters(), job.plan))
             job.trainer.notes += session.notes + session.told_once([environment.slow_kernels()])
             with guard.symmetric():
@@ -220,6 +240,8 @@ class Run(AbstractContextManager["Run"]):
         saver = job.keep_in(folder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments},
                                      "mesh": about["mesh"], **kept})
         about |= {"id": kept["id"], "changes": kept["changes"], **({"numerics": job.numerics} if job.numerics else {})}
+        if self._survivors is not None:
+            about |= self._survivors.begin(session, job, saver)
 
         def begin() -> None:
             about.update({key: value for key, value in folder.about().items() if key == "restarts"})      # of `supervise`
@@ -248,49 +270,9 @@ class Run(AbstractContextManager["Run"]):
         on_first(control, end)
         return Trained(job.plan.steps, metrics, hashes)
 
-    def _predict_memory(self, session: Session, job: Job) -> Forecast:
-        """The ranks' memory forecast, by rank 0, which runs a few rows through a model whose parameters take no memory."""
-        config, bounds = self.config, job.context.stage.bounds
-
-        def predict() -> Any:
-            placement = place(make_model(config), Grid(session.mesh.lengths), config.mesh, config.train, config.comm,
-                              stages=[b - a for a, b in pairwise(bounds)])
-            found = forecast_of(config, placement, session.inputs)
-            return [list(map(list, found.stages)), found.why]
-
-        stages, why = on_first(session.control, predict)
-        return Forecast([Use(*use) for use in stages], why)
-
     def evaluate(self, source: Path) -> Evaluated:
         """The metrics of the newest checkpoint of the run in the folder `source`, on the validation data."""
-        config = self.config
         with self._at_work():
-            session = self._open()
-            found = store.latest(source / "checkpoints", session.control, store.EVALUATE)
-            resuming.tell_other_rows(config, session, RunFolder(source), found)
-            number = local_rank(session.control)
-            with guard.symmetric():
-                device = select_device(config.train.device, number)
-                model = make_model(config)
-                stages = measured_cut.kept(config.mesh.stages, n_virtual(config), found.meta.get("choices"))
-                placement = place(model, session.mesh, config.mesh, config.train, config.comm, stages=stages)
-                context = connect(placement, session.mesh, session.control, shared=device.name == "cpu")
-                loss = context.loss(make_loss(config, session.inputs.tokens))
-                policy = choose_to_evaluate(Setup(config, context, device))
-                policy.initialise()
-                State(context.stage.model, None, session.inputs.transforms, whole=model, mesh=session.mesh,
-                      control=session.control, policy=policy).restore(found)
-                feed = context.feed(device, policy.layout.dtype, tokens=session.inputs.tokens)
-                inference = Inference(context.stage, feed, context.neighbours)
-                read, n_chunks = session.inputs.chunks(try_samples(inference, loss, session.inputs, placement,
-                                                                    context.output_shape).n_classes)
-                if not n_chunks:
-                    raise UsageError("this run has no validation data; give some: data.validation=PATH")
-            metrics = Evaluator(inference, loss, read, n_chunks, context, cuts_parameters=policy.cuts_parameters,
-                                span=no_span if self.process.pulse is None else self.process.pulse.span).run()
-        return Evaluated(found.step, metrics)
-
-
-def n_virtual(config: Config) -> int:
-    """The number of parts into which the model is cut."""
-    return config.mesh.pp * config.mesh.chunks
+            session, pulse = self._open(), self.process.pulse
+            step, metrics = evaluating.evaluate(self.config, session, source, no_span if pulse is None else pulse.span)
+        return Evaluated(step, metrics)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from mpitrain.backend import keep_freed_memory
@@ -15,6 +16,12 @@ from mpitrain.comm.shared.leftovers import SHARED_MEMORY, remove_leftovers
 from mpitrain.comm.watch.pulse import Pulse
 from mpitrain.config import Config
 from mpitrain.errors import MpitrainError
+from mpitrain.placement.bytes import Forecast, Use
+from mpitrain.placement.place import place
+from mpitrain.plan.memory import forecast_of
+from mpitrain.schedules.grid import Grid
+from mpitrain.train.build.assembly import Job
+from mpitrain.train.build.from_config import make_model
 from mpitrain.train.build.inputs import describe_files, open_inputs
 from mpitrain.train.intervals import Plan
 from mpitrain.train.machine import environment, threads
@@ -26,6 +33,7 @@ class Session:
 
     def __init__(self, config: Config, comm: Any):
         m = config.mesh
+        self.files: Any = None                                # what is in the data files, once they have been looked at
         with guard.symmetric():
             self.mesh = Mesh(comm, pp=m.pp, dp=m.dp, ep=m.ep, cp=m.cp, tp=m.tp)
 
@@ -45,8 +53,9 @@ class Session:
         self.notes = self.told_once([remove_leftovers(SHARED_MEMORY) if first else "", "" if pulse is None else pulse.obstacle,
                                      threads.crowded(self.threads, node), environment.slow_blas()])      # slow settings are told
         if control.size > 1:
-            from mpitrain.train.machine.alike import must_be_alike
-            same_everywhere(control, must_be_alike(config))
+            from mpitrain.train.machine import alike
+            one_installation = len(set(control.gather_objects(alike.same_files()))) == 1
+            same_everywhere(control, alike.must_be_alike(config) | ({} if one_installation else alike.contents()))
         self.files = on_first(control, files)
         with guard.symmetric():
             self.inputs = open_inputs(self.files, validation=d.validation, seed=config.run.seed, stride=d.stride,
@@ -85,6 +94,25 @@ def look_at_files(config: Config) -> dict[str, Any]:
     platform.processor()                     # h5py asks for it, and Python asks a child process: once, and now
     d = config.data
     return describe_files(d.path, d.validation, config.folder, d.x, d.y)
+
+
+def predict_memory(config: Config, session: Session, job: Job) -> Forecast:
+    """The ranks' memory forecast, by rank 0, which runs a few rows through a model whose parameters take no memory."""
+    bounds = job.context.stage.bounds
+
+    def predict() -> Any:
+        placement = place(make_model(config), Grid(session.mesh.lengths), config.mesh, config.train, config.comm,
+                          stages=[b - a for a, b in pairwise(bounds)])
+        found = forecast_of(config, placement, session.inputs)
+        return [list(map(list, found.stages)), found.why]
+
+    stages, why = on_first(session.control, predict)
+    return Forecast([Use(*use) for use in stages], why)
+
+
+def n_virtual(config: Config) -> int:
+    """The number of parts into which the model is cut."""
+    return config.mesh.pp * config.mesh.chunks
 
 
 def before_mpi(action: Callable[[], Any]) -> Callable[[], Any]:

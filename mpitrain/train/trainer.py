@@ -203,12 +203,15 @@ class Trainer:
             began = time.perf_counter()
             for observer in self.observers:
                 observer.before_checkpoint(done)
-            saver.start(done, {"step": done, "best": list(self.best) if self.best else None, "evaluated": self.evaluated,
-                               "metrics": {name: value for name, value in self.metrics.items() if math.isfinite(value)},
-                               **self.bad_steps.record()},
-                        at_once=at_once, since=began)
+            saver.start(done, self.meta(done), at_once=at_once, since=began)
             if at_once or not saver.asynchronous:
                 self._saved(saver.finish())
+
+    def meta(self, done: int) -> dict[str, Any]:
+        """What a run that goes on after this step has to know besides the arrays."""
+        metrics = {name: value for name, value in self.metrics.items() if math.isfinite(value)}
+        return {"step": done, "best": list(self.best) if self.best else None, "evaluated": self.evaluated, "metrics": metrics,
+                **self.bad_steps.record()}
 
     def _saved(self, step: int | None) -> None:
         if step is not None:

@@ -369,6 +369,7 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a short digest": (lambda b: weight(b)["pieces"][0].update(sha256="00"), "not a SHA-256"),
     "arrays in a list": (lambda b: b.update(arrays=[]), "AttributeError"),
     "meta in a list": (lambda b: b.update(meta=[]), '"meta" is not an object'),
+    "values that would fill the memory": (lambda b: b.update(more=[[]] * 700_000), "1,400,[0-9]+ commas and brackets in"),
     "no step": (lambda b: b.pop("step"), "KeyError"),
     "another format": (lambda b: b.update(format="x"), 'is not "mpitrain checkpoint"'),
     "a later version": (lambda b: b.update(version=2), "format version 2, this mpitrain reads 1"),

@@ -187,7 +187,7 @@ def no_text() -> int:
 
 def nothing_left() -> int:
     """The failure cannot even be described."""
-    guard.describe = lambda error: throw(RuntimeError("no"))  # type: ignore[assignment, return-value]
+    guard.describe = lambda *arguments: throw(RuntimeError("no"))  # type: ignore[assignment, return-value]
     return fail_in_a_loop(lambda channel: throw(ValueError("first")))
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import h5py
 import numpy as np
 
+from mpitrain.files.signed import signed_text
+
 CORPUS = Path(__file__).parent / "corpus"
 
 
@@ -30,5 +32,6 @@ def in_chunks(folder: Path) -> Path:
                 data = file.create_dataset(name, data=array, chunks=array.shape, compression="gzip", shuffle=True)
                 shard[name]["sha256"] = [hashlib.sha256(data.id.read_direct_chunk((0,) * array.ndim)[1]).hexdigest()]
         shard["size"] = path.stat().st_size
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    del manifest["sha256"]
+    (folder / "manifest.json").write_text(signed_text(manifest))
     return folder

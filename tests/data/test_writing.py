@@ -29,8 +29,31 @@ def shards(tmp_path: Path) -> Path:
 
 
 def edit(folder: Path, **changes: Any) -> None:
+    """On purpose, so that it does not carry its own hash any more."""
     manifest = json.loads((folder / "manifest.json").read_text())
+    manifest.pop("sha256", None)
     (folder / "manifest.json").write_text(json.dumps(manifest | changes))
+
+
+@pytest.mark.promise("C2", "F5")
+def test_a_manifest_that_was_changed_by_accident_is_refused(shards: Path) -> None:
+    text = (shards / "manifest.json").read_text()
+    assert describe(shards)["classes"] == ["a", "b", "c", "d"], "the control"
+    for changed in (text.replace('"classes"', '"clasres"'), text.replace('"b"', '"c"')):
+        (shards / "manifest.json").write_text(changed)
+        with pytest.raises(DataError, match='its own sha256 does not match; .*, take out the line "sha256"'):
+            describe(shards)
+    edit(shards, classes=["a", "c", "c", "d"])
+    assert describe(shards)["classes"] == ["a", "c", "c", "d"]
+
+
+@pytest.mark.promise("F5")
+def test_a_manifest_whose_values_would_fill_the_memory_is_not_parsed(shards: Path) -> None:
+    edit(shards, more=[[]] * 700_000)
+    with pytest.raises(DataError, match=r"1,400,\d+ commas and brackets in 2,801,\d+ bytes; at most 1,165,\d+ are read"):
+        describe(shards)
+    edit(shards, more=[[]] * 500_000)
+    assert describe(shards)["kind"] == "classification"
 
 
 def test_h5py_reads_what_we_wrote_and_the_manifest_hashes_the_raw_bytes(shards: Path) -> None:

@@ -156,7 +156,7 @@ def renamed(run: Path) -> None:
 
 
 def rewrite(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    from mpitrain.checkpoint.manifest import body_sha256
+    from mpitrain.files.signed import body_sha256
     path = run / "checkpoints/step-00000008/manifest.json"
     body = json.loads(path.read_text())
     body.pop("sha256")

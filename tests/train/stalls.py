@@ -61,6 +61,8 @@ def happen() -> None:
     """The fault, once in the process; a slow rank is slow again and again."""
     if launched_rank()[0] == RANK and (KIND == "slow" or not done.is_set()):
         done.set()
+        while KIND != "slow" and PHASE == "load" and process.pulse and process.pulse.where().get("phase") != "load":
+            time.sleep(0.001)                         # batches are read ahead, and the rank comes to wait for this one
         print("failed at", time.monotonic(), flush=True)
         KINDS[KIND]()
 
@@ -105,7 +107,7 @@ def arm() -> None:
         from mpitrain.parallel.policies.policy import Policy
         before(Policy, "own_gradients", later)
     elif PHASE == "evaluation":
-        before(Evaluator, "_sums")
+        before(Evaluator, "run")                      # some ranks have no rows there
     elif PHASE == "save":
         before(Saver, "start")
     elif PHASE == "finish":

@@ -9,11 +9,12 @@ import resource
 import socket
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from mpitrain.comm.messages.lost_peer import says_lost
-from mpitrain.errors import MpitrainError, PeerError, name_and_text, place, said
+from mpitrain.errors import NOWHERE, MpitrainError, PeerError, name_and_text, place, said
 
 LINE_LIMIT = 500
 
@@ -42,24 +43,25 @@ class Failure:
         return text if len(text) <= LINE_LIMIT else text[:LINE_LIMIT - 3] + "..."
 
 
-def describe(error: BaseException) -> Failure:
-    """The code, exit status and message of any exception."""
+def describe(error: BaseException, moment: Mapping[str, object] = NOWHERE) -> Failure:
+    """The code, exit status and message of any exception; `moment` is the step and phase that it came in, as far as known."""
+    where = " ".join(f"{name}={value}" for name, value in moment.items())
     trace = "".join(traceback.format_exception(error))
     match error:
         case MpitrainError():
-            return Failure(error.code, error.exit_code, error.where(), error.message, trace)
+            return Failure(error.code, error.exit_code, error.where(moment), error.message, trace)
         case KeyboardInterrupt():
-            return Failure("E_INTERRUPT", 130, "", "interrupted", trace)
+            return Failure("E_INTERRUPT", 130, where, "interrupted", trace)
         case MemoryError():
             what = f"out of memory {place(error)}: {said(error) or 'an allocation failed'}{_limit()}"
-            return Failure("E_MEMORY", 71, "", f"{what}; use a smaller batch_size, more micro_batches, or more nodes", trace)
+            return Failure("E_MEMORY", 71, where, f"{what}; use a smaller batch_size, more micro_batches, or more nodes", trace)
         case SystemExit():
             code = error.code if isinstance(error.code, int) else 1
             how = f"sys.exit({error.code!r}) {place(error)}" if error.__traceback__ else f"returning {code}"
-            return Failure("E_EXIT", code % 256 or 70, "", f"the program ended by {how} while other ranks may go on", trace)
+            return Failure("E_EXIT", code % 256 or 70, where, f"the program ended by {how} while other ranks may go on", trace)
         case OSError():
-            return describe_os_error(error, trace)
-    return Failure("E_BUG", 70, "", name_and_text(error, place(error)), trace)
+            return describe_os_error(error, trace, where)
+    return Failure("E_BUG", 70, where, name_and_text(error, place(error)), trace)
 
 
 def _limit() -> str:
@@ -77,8 +79,10 @@ def as_peer_error(error: BaseException) -> PeerError | None:
     return lost
 
 
-def describe_os_error(error: OSError, trace: str) -> Failure:
-    where = f'file="{os.fsdecode(error.filename)}"' if isinstance(error.filename, (str, bytes)) else ""
+def describe_os_error(error: OSError, trace: str, where: str) -> Failure:
+    """The same of an OSError; `where` is the step and phase."""
+    if isinstance(error.filename, (str, bytes)):
+        where = f'{where} file="{os.fsdecode(error.filename)}"'.lstrip()
     for numbers, code, exit_code in OS_ERRORS:
         if error.errno in numbers:
             return Failure(code, exit_code, where, error.strerror or str(error), trace)

@@ -31,6 +31,7 @@ from mpitrain.comm.job import streams
 from mpitrain.comm.job.failure import Failure, as_peer_error, describe, printable, write_record
 from mpitrain.comm.job.signals import StopRequest, on_terminate
 from mpitrain.comm.job.start import abort, is_last_one, launched_by_mpirun, launched_rank, local_rank, started
+from mpitrain.comm.messages.lost_peer import is_lost
 from mpitrain.errors import DesyncError, PeerError, Stopped
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Process:
     def __init__(self, *, traceback: bool = False, stop: StopRequest | None = None):
         self.traceback, self.stop = traceback, stop or StopRequest()
         self.runs = False                                     # whether `run` runs the program, which ends with its main function
+        self.goes_on = False                                  # whether a run goes on where another rank is lost
         self.pulse: Pulse | None = None                       # by which a watcher sees whether this rank moves
         self._folders: list[Path] = []
         self._failing = threading.Lock()
@@ -144,7 +146,7 @@ class Process:
         folder = getattr(error, "mpitrain_folder", self._folders[-1] if self._folders else None)
         try:
             error = as_peer_error(error) or error
-            failure = describe(error)
+            failure = describe(error, {} if self.pulse is None or is_symmetric(error) else self.pulse.where())
             exit_code = failure.exit_code
             _bound(exit_code)
             self._record(failure, folder, rank, size)
@@ -159,8 +161,10 @@ class Process:
         _end(exit_code, size, lost=isinstance(error, PeerError))
 
     def _thread_failed(self, arguments: threading.ExceptHookArgs) -> None:
-        if arguments.exc_type is not SystemExit:              # sys.exit in a thread ends that thread, by Python's rule
-            self.fail(arguments.exc_value or arguments.exc_type())
+        error = arguments.exc_value or arguments.exc_type()
+        if isinstance(error, SystemExit) or (self.goes_on and is_lost(error)):
+            return                                            # sys.exit in a thread ends that thread, by Python's rule; of a
+        self.fail(error)                                      # lost rank the main thread learns by itself
 
     def _record(self, failure: Failure, folder: Path | None, rank: int, size: int) -> None:
         to_terminal = self.traceback

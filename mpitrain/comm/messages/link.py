@@ -47,11 +47,17 @@ class Message(PolledWork):
 class Link:
     """Sends and receives by (peer, tag). Tags are small numbers; messages of one tag between two ranks keep their order."""
 
+    cross = None
+
     def __init__(self, comm: MPI.Comm, name: str, progress: Progress):
         self.comm, self.name, self.progress = comm, name, progress
         self.rank, self.size = comm.rank, comm.size
         self._sending: deque[Message] = deque()
         self._tags = tag_upper_bound() - HEADER_TAG - 1
+
+    @property
+    def messages(self) -> Link:
+        return self
 
     def send(self, array: Array, peer: int, tag: int, what: str) -> Message:
         """Begin to send; nothing may write to `array` until the message is done."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from types import TracebackType
 
-from mpitrain.errors import PeerError
+from mpitrain.errors import PeerError, StallError
 
 # IN_STATUS: a death first seen inside a call on several requests. OTHER: a connection that broke, for which MPI has no class.
 CLASSES = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED", "ERR_IN_STATUS", "ERR_OTHER")
@@ -18,6 +18,11 @@ def says_lost(error: BaseException | None) -> bool:
         return False
     known = {getattr(mpi, name, mpi.ERR_UNKNOWN) for name in CLASSES} - {mpi.ERR_UNKNOWN}   # MPICH gives this to classes it lacks
     return error.Get_error_class() in known
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an error, of MPI or of ours, says that a rank was lost; one that stands still is not."""
+    return says_lost(error) or (isinstance(error, PeerError) and not isinstance(error, StallError))
 
 
 class lost_peer:

@@ -89,6 +89,13 @@ class Node:
         self._alive.close()
         self.comm.Free()
 
+    def abandon(self) -> None:
+        """Give up the memory and the lock, so that ranks that wait for this one take it for lost. It does not communicate."""
+        for window in reversed(self._windows):
+            window.close()
+        self._windows.clear()
+        self._alive.close()
+
     def _block(self, nbytes: int, parts: int, name: str) -> Host | None:
         window, reason = (None, self._alive.why_not) if self._alive.why_not else \
             Window.make(self.comm, nbytes, parts, free=self._free)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
+
+from mpitrain.comm.watch.ignoring import ignoring
 
 ROOT = "/sys/fs/cgroup"
 FILES = {"": ("memory.events", "memory.max"), "memory": ("memory.oom_control", "memory.limit_in_bytes")}      # by the controller
@@ -31,7 +32,7 @@ class Memory:
 
     def look(self) -> None:
         self._count()
-        with suppress(OSError, ValueError, IndexError), open(f"/proc/{self.pid}/statm") as file:
+        with ignoring(OSError, ValueError, IndexError), open(f"/proc/{self.pid}/statm") as file:
             self.resident = int(file.read().split()[1]) * PAGE or self.resident
 
     def wanted(self) -> bool:
@@ -68,7 +69,7 @@ def group_of(pid: int) -> tuple[str, str, int]:
 
 def groups(pid: int) -> list[tuple[str, str]]:
     """(controller, or "" for cgroup v2, and path) of the groups of a process that may account for memory."""
-    with suppress(OSError), open(f"/proc/{pid}/cgroup") as file:
+    with ignoring(OSError), open(f"/proc/{pid}/cgroup") as file:
         lines = [line.rstrip("\n").split(":", 2) for line in file]
         return [(kind, path.strip("/")) for _, kind, path in lines if kind in FILES]
     return []
@@ -82,7 +83,7 @@ def parents(path: str) -> list[str]:
 
 
 def limit_in(file_name: str) -> int:
-    with suppress(OSError, ValueError), open(file_name) as file:
+    with ignoring(OSError, ValueError), open(file_name) as file:
         return min(int(file.read()), NO_LIMIT)               # cgroup v2 writes "max" where there is none
     return NO_LIMIT
 
@@ -94,6 +95,6 @@ def total() -> int:
 
 def kills(file_name: str) -> int | None:
     """How many processes were killed for want of memory; None where nobody counts."""
-    with suppress(OSError, ValueError), open(file_name) as file:
+    with ignoring(OSError, ValueError), open(file_name) as file:
         return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), None)
     return None

@@ -40,6 +40,7 @@ from mpitrain.comm.watch.seen import (
     STACK_SIGNAL,
     STEP,
     TEXT,
+    step_in,
 )
 from mpitrain.errors import StallError
 
@@ -103,10 +104,13 @@ class Pulse:
         host = socket.gethostname()
         known = [(rank, contact) for rank, contact in enumerate(contacts) if contact is not None]
         here = [(rank, contact) for rank, contact in known if contact[0] == host]
-        if own == next((rank for rank, contact in here if contact[1]), None):
+        watching = [rank for rank, contact in here if contact[1]]
+        if not watching and not self.obstacle:
+            self.obstacle = f"nobody watches for ranks that stand still on {host} any more: the first rank there was lost"
+        if watching[:1] == [own]:
             others = sorted({contact[0] for _, contact in known} - {host}) or ["not watched"] * (len(known) < len(contacts))
-            self._order(*(f"rank {rank} {' '.join(map(str, contact[2:]))}" for rank, contact in here),
-                        *([f"others {','.join(others)}"] if others else []))
+            self._order(f"run {len(contacts)} {','.join(others)}",
+                        *(f"rank {rank} {' '.join(map(str, contact[2:]))}" for rank, contact in here))
 
     def keep_in(self, folder: Path) -> None:
         """Stacks go to ``errors`` in this run folder."""
@@ -118,8 +122,13 @@ class Pulse:
                 os.write(self._orders, "".join(line + "\n" for line in lines).encode())
 
     def step(self, number: int) -> None:
-        """The step that this rank is in."""
+        """This rank has begun the step."""
         self._words[STEP] = number
+
+    def where(self) -> dict[str, object]:
+        """The step and phase for an error line; nothing before training and after it."""
+        step, phase = step_in(self._words), PHASES[self._words[PHASE]]
+        return {"step": step, "phase": phase} if step and phase != REST else {}
 
     def heard(self, row: str, name: str) -> None:
         """A span begins. Called some ten times a step, so it may take no more than 0.3 us."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
 
+from mpitrain.comm.watch.ignoring import ignoring
 from mpitrain.comm.watch.memory import Memory
 
 PHASES = ("start", "load", "forward", "backward", "exchange", "update", "evaluation", "save", "finish", "rest")
@@ -22,6 +22,7 @@ FILE_BYTES = 1 << 16                      # so many of them
 COUNT, STEP, PHASE, ANSWERS, LENGTH = range(5)
 TEXT, RECORD_BYTES = 64, 4096
 ASK, LEAVE = b"?", b"!"
+ANSWER_S = 1.0                            # a rank that can run Python at all answers within this
 STACK_SIGNAL, LEAVE_SIGNAL = 61, 60       # realtime signals that neither MPI libraries nor the C library use
 STOP, CONTINUE, KILL = 19, 18, 9
 STOPPED = ("T", "t")                      # states of proc(5): by a signal, by a debugger
@@ -42,7 +43,7 @@ class Rank:
         self.told = -1                                       # the count at which its stall was told
         self.memory, self.ended = Memory(pid), False         # whether the watcher has seen its end
         self.end = -1                                        # it can be read when the process has ended
-        with suppress(OSError, AttributeError):              # a kernel before 5.3: the next look sees it
+        with ignoring(OSError, AttributeError):              # a kernel before 5.3: the next look sees it
             self.end = os.pidfd_open(pid)
 
     def _read(self) -> list[int]:
@@ -50,7 +51,7 @@ class Rank:
 
     @property
     def step(self) -> int:
-        return self.words[STEP]
+        return step_in(self.words)
 
     @property
     def phase(self) -> str:
@@ -88,11 +89,11 @@ class Rank:
         return now - before >= FILE_BYTES
 
     def say(self, word: bytes) -> None:
-        with suppress(OSError):                              # it has ended, or has not read for long
+        with ignoring(OSError):                              # it has ended, or has not read for long
             os.write(self.pipe, word)
 
     def signal(self, number: int) -> None:
-        with suppress(OSError):
+        with ignoring(OSError):
             if self.state:
                 os.kill(self.pid, number)
 
@@ -108,7 +109,7 @@ class Rank:
         """Signal it; the main thread of a stopped rank, since any other that takes the signal first lets the main one go on."""
         if self.stopped:
             import ctypes  # 3 ms, and few jobs ever come here
-            with suppress(OSError, AttributeError):          # a C library without the call
+            with ignoring(OSError, AttributeError):          # a C library without the call
                 ctypes.CDLL(None).tgkill(self.pid, self.pid, number)
                 return
         self.signal(number)
@@ -125,6 +126,11 @@ class Rank:
             return any(stat(f"{self.pid}/task/{thread}")[0] == "D" for thread in os.listdir(f"/proc/{self.pid}/task"))
         except OSError:
             return False
+
+
+def step_in(words: list[int] | memoryview[int]) -> int:
+    """The step that a rank is in by the words of its record; it waits for the data of the next one before that begins."""
+    return words[STEP] + (PHASES[words[PHASE]] == "load")
 
 
 def stat(process: object) -> list[str]:

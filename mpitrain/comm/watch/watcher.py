@@ -7,8 +7,8 @@ There are no messages between nodes: the launcher ends the job on all of them wh
 
 The process ends when its own rank does, because its stdin is closed then. Orders come on it, a line each:
 
+    run SIZE HOSTS                        a run of so many ranks begins, which are also on these other hosts
     rank NUMBER PID PIPE RECORD STACK     a rank of this node, with its descriptors
-    others HOSTS                          the hosts of all other ranks
     folder HEX                            the run folder, from now on
 """
 
@@ -20,30 +20,26 @@ import sys
 import time
 from contextlib import suppress
 
+from mpitrain.comm.watch.ending import end_launcher, end_ranks
 from mpitrain.comm.watch.seen import (
+    ANSWER_S,
     ASK,
-    BORN,
-    CONTINUE,
     COUNT,
     KILL,
-    LEAVE,
     LEAVE_SIGNAL,
     PARENT,
     PHASES,
     REST,
-    STACK_SIGNAL,
-    STOP,
     STOPPED,
     Rank,
     siblings,
     stat,
 )
+from mpitrain.comm.watch.stacks import keep, stacks_of
 from mpitrain.comm.watch.words import place_in, write
 
-ANSWER_S = 1.0                            # a rank that can run Python at all answers within this
 MARGIN_S = 2.0                            # where all ranks of this node wait, another node has so long to name its own
 LAUNCHER_S, CUT_OFF_S = 3.0, 1.5          # the launcher has so long to end after its ranks; where other hosts cannot be reached
-LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted")
 LINE_LIMIT = 500
 STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "in a system call that does not return", "R": "running",
           "S": "asleep", "": "its process has ended"}
@@ -84,18 +80,16 @@ class Watcher:
             word, _, rest = line.decode().partition(" ")
             if word == "rank":
                 self.take(*map(int, rest.split()))
-            elif word == "others":
-                self.others = rest
+            elif word == "run":
+                size, self.others = rest.split(" ")
+                self.size, self.ranks = int(size), []
             elif word == "folder":
                 self.folder = os.fsdecode(bytes.fromhex(rest))
         return bool(read)
 
     def take(self, number: int, pid: int, pipe: int, record: int, stack: int) -> None:
-        try:
-            new = Rank(number, pid, pipe, record, stack)
-        except OSError:                                      # its process cannot be seen from here: a container of its own
-            return
-        self.ranks = [*(rank for rank in self.ranks if rank.number != number), new]
+        with suppress(OSError):                              # its process cannot be seen from here: a container of its own
+            self.ranks.append(Rank(number, pid, pipe, record, stack))
 
     def pause(self, files: list[int], seconds: float) -> list[int]:
         """Those of `files` that can be read; it returns at once when a rank of this node ends."""
@@ -145,7 +139,7 @@ class Watcher:
             self.goes_on(rank)
             text = f"{self.place(rank, 'E_MEMORY')}: {rank.memory.words()}"
             write(f"mpitrain: {text}")
-            self.keep(text, {rank: "none: it was killed\n"})
+            keep(self.folder, text, {rank: "none: it was killed\n"})
 
     def judge(self, silent: list[Rank]) -> None:
         if not silent:
@@ -195,12 +189,15 @@ class Watcher:
         if late.told == late.words[COUNT]:
             return
         late.told = late.words[COUNT]
-        stacks = self.stacks()
+        stacks = stacks_of(self.ranks, ends=self.ends)
         text = (f"{self.place(late, 'E_STALL')}: no progress for {self.stands(late):.0f} s"
                 f"{place_in(stacks.get(late, ''), late.phase)} {how}")
-        self.print(text + self.keep(text, stacks))
+        self.print(text + keep(self.folder, text, stacks))
         if self.ends:
-            self.end()
+            end_ranks(self.ranks, leaves=self.leaves)
+            if self.cut_off or not self.others:
+                end_launcher(self.launcher, CUT_OFF_S if self.cut_off else LAUNCHER_S)
+            sys.exit()
 
     def place(self, rank: Rank, code: str) -> str:
         return f"{code} rank={rank.number}/{self.size} host={self.host} step={rank.step} phase={rank.phase}"
@@ -221,80 +218,8 @@ class Watcher:
         text = ("mpitrain: " if self.ends else "warning: ") + text
         write(text if len(text) <= LINE_LIMIT else text[:LINE_LIMIT - 3] + "...")
 
-    # -- stacks, and the end -----------------------------------------------------------------------------------------------
-
-    def stacks(self) -> dict[Rank, str]:
-        """What Python's fault handler writes on each rank.
-
-        If the job is to end, a stopped rank goes on for it, and all others are stopped before: else they would go on with it, and
-        Open MPI's mpirun has waited for ever after ranks that ended in the midst of MPI_Finalize.
-        """
-        stopped = [rank for rank in self.ranks if rank.stopped]
-        found = self.stacks_of([rank for rank in self.ranks if rank.state and rank not in stopped])
-        if self.ends:
-            for rank in found:
-                rank.signal(STOP)
-            found |= self.stacks_of(stopped)
-            for rank in stopped:
-                rank.signal(STOP)
-        return found
-
-    def stacks_of(self, ranks: list[Rank]) -> dict[Rank, str]:
-        before = {rank: rank.stack_bytes() for rank in ranks}
-        for rank in ranks:
-            rank.interrupt(STACK_SIGNAL)
-            rank.signal(CONTINUE)
-        end, sizes, last = time.monotonic() + ANSWER_S, [0], [1]
-        while (sizes != last or any(size == before[rank] for size, rank in zip(sizes, ranks))) and time.monotonic() < end:
-            time.sleep(0.01)
-            last, sizes = sizes, [rank.stack_bytes() for rank in ranks]
-        return {rank: rank.stack_from(before[rank]) for rank in ranks}
-
-    def keep(self, line: str, stacks: dict[Rank, str]) -> str:
-        """Write them to the run folder, for the owner alone; returns the end of the line."""
-        if not self.folder:
-            return ""
-        errors = os.path.join(self.folder, "errors")
-        try:
-            os.makedirs(errors, exist_ok=True)
-            for rank, text in stacks.items():
-                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-                file = os.open(os.path.join(errors, f"rank-{rank.number}.stack.txt"), flags, 0o600)
-                os.fchmod(file, 0o600)
-                os.write(file, f"{line}\n\nstacks of rank {rank.number}:\n\n{text}".encode("utf-8", "surrogateescape"))
-                os.close(file)
-        except OSError as error:
-            return f"; stacks could not be written to {errors}: {error.strerror}"
-        return f"; stacks of all ranks: {errors}/rank-*.stack.txt"
-
-    def end(self) -> None:
-        """End the ranks of this node with the exit code of a stall; one that can do nothing of the kind is killed."""
-        for rank in self.ranks:
-            rank.signal(LEAVE_SIGNAL) if self.leaves else rank.say(LEAVE)
-            rank.signal(CONTINUE)
-        limit = time.monotonic() + ANSWER_S
-        while any(rank.state for rank in self.ranks) and time.monotonic() < limit:
-            time.sleep(0.01)
-        for rank in self.ranks:
-            rank.signal(KILL)
-        if self.cut_off or not self.others:
-            self.end_launcher(CUT_OFF_S if self.cut_off else LAUNCHER_S)
-        sys.exit()
-
-    def end_launcher(self, seconds: float) -> None:
-        """Kill Open MPI's mpirun, or its daemon on another host, where it does not end by itself.
-
-        With the network down, the two wait for each other for minutes; two SIGTERM or two SIGINT did not end them (5.0.11).
-        """
-        with suppress(OSError), open(f"/proc/{self.launcher}/comm") as file:
-            known, born = file.read().strip() in LAUNCHERS, stat(self.launcher)[BORN]
-            limit = time.monotonic() + seconds
-            while known and stat(self.launcher)[BORN] == born and time.monotonic() < limit:
-                time.sleep(0.01)
-            if known and stat(self.launcher)[BORN] == born:
-                os.kill(self.launcher, KILL)
-
 
 def main() -> None:
     seconds, start, ends, number, size, leaves = sys.argv[1:]
     Watcher(float(seconds), float(start), ends == "end", int(number), int(size), leaves == "1").run()
+    os._exit(0)                                              # at once: who waits for the job waits for this process

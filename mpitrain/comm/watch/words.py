@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+
+from mpitrain.comm.watch.ignoring import ignoring
 
 LIBRARY = os.path.dirname(os.__file__)    # frames of the standard library say less than who called it
 
@@ -25,5 +26,5 @@ def place_in(stacks: str, phase: str) -> str:
 def write(line: str) -> None:
     """One line on stderr, printable ASCII; nobody may be reading it."""
     text = "".join(chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}" for byte in line.encode("utf-8", "surrogateescape"))
-    with suppress(OSError):
+    with ignoring(OSError):
         os.write(2, b"\n" + text.encode() + b"\n")

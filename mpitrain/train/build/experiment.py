@@ -34,7 +34,7 @@ ELSEWHERE = keys(                                # These are compared by their e
     data="path x y", train="steps epochs reproducible threads", comm="algorithm")
 FREE = keys(                                     # These change no result, or only its rounding, as other ranks do.
     run="name out folder", model="init_from", data="workers", optimizer="offload_folder",
-    train="eval_every compare_every stop_before recompute cached_mb stall_s start_s stall",
+    train="eval_every compare_every on_lost copy_every stop_before recompute cached_mb stall_s start_s stall",
     mesh="pp dp ep cp tp schedule chunks stages plan sequence",
     comm="bucket_mb progress node_shared sharding", checkpoint="every keep best asynchronous on_error",
     log="every progress_s tensorboard observers")

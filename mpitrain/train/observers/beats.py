@@ -7,7 +7,6 @@ from typing import Any
 
 from mpitrain.comm.watch.pulse import Pulse
 from mpitrain.parallel.gradients.timeline import Timeline
-from mpitrain.train.intervals import Step
 from mpitrain.train.observers.observer import Observer, Watched
 
 
@@ -19,10 +18,10 @@ class Beats(Observer):
 
     def begin(self, run: Watched) -> None:
         self.timeline.heard = self.pulse.heard
-        self.pulse.step(run.step + 1)
+        self.pulse.step(run.step)
 
-    def after_step(self, step: int, fields: Step, seconds: float) -> None:
-        self.pulse.step(step + 1)
+    def before_step(self, step: int) -> None:
+        self.pulse.step(step)
 
     def finish(self, step: int) -> Mapping[str, Any]:
         self.pulse.finish()

@@ -1,0 +1,121 @@
+"""Runs that go on when a rank is lost: killed ranks under Open MPI's ULFM, and what ranks hold together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from launch import Result, mpirun
+from runs import SMALL, lines, record, write
+
+from mpitrain.checkpoint.parts import Piece
+from mpitrain.checkpoint.spare import Spares, different, newest_whole
+
+ONLY_OPEN_MPI = pytest.mark.skipif("not __import__('launch').is_open_mpi()", reason="needs Open MPI: its mpirun --with-ft ulfm")
+OWN = """
+import os
+import signal
+
+from mpitrain.train import Observer
+
+
+class Faults(Observer):
+    def before_step(self, step):
+        rank = os.environ["OMPI_COMM_WORLD_RANK"]
+        if f"{rank}:{step}" in os.environ.get("KILL", "").split():
+            os.kill(os.getpid(), signal.SIGKILL)
+        if f"{rank}:{step}" == os.environ.get("RAISE"):
+            raise ValueError("mine alone")
+"""
+
+
+def run(folder: Path, n: int, *arguments: str, out: str = "run", ulfm: bool = True, **env: str) -> Result:
+    (folder / "own.py").write_text(OWN)
+    return mpirun(n, "-m", "mpitrain", "train", write(folder, SMALL), f"run.out={out}", "train.steps=30",
+                  "train.eval_every=15", "train.micro_batches=6", "train.reproducible=layout", "train.on_lost=go_on",
+                  "log.observers=own.py:Faults", *arguments, cwd=folder, env=env,
+                  mpi_args=("--with-ft", "ulfm") if ulfm else ())
+
+
+@ONLY_OPEN_MPI
+@pytest.mark.promise("A2")
+def test_ranks_that_are_left_go_on_to_the_same_bits(tmp_path: Path) -> None:
+    quiet = run(tmp_path, 3, out="quiet")
+    assert quiet.rc == 0 and "lost" not in record(tmp_path / "quiet"), quiet.err
+    result = run(tmp_path, 3, KILL="0:25")                    # the first rank, which has the run folder and writes the metrics
+    assert result.rc == 0 and not result.error_lines, result.err
+    found, right = record(tmp_path / "run"), record(tmp_path / "quiet")
+    assert found["lost"] == [{"step": 24, "ranks": [0], "left": 2, "resumed": 20, "from": "memory"}]
+    assert found["status"] == "done" and found["ranks"] == 2
+    assert found["parameters_sha256"] == right["parameters_sha256"]
+    keys = [(line["step"], line.get("split")) for line in lines(tmp_path / "run")]
+    assert keys == [(line["step"], line.get("split")) for line in lines(tmp_path / "quiet")]
+    assert "rank 0 was lost after step 24; 2 left go on from step 20 (of memory)" in result.out
+
+
+@ONLY_OPEN_MPI
+@pytest.mark.slow
+@pytest.mark.promise("A2")
+@pytest.mark.parametrize(("n", "kill", "arguments", "lost"), [
+    (4, "1:5", (), [([1], 0, "the beginning")]),
+    (4, "3:28", ("train.copy_every=0", "checkpoint.every=10"), [([3], 20, "a checkpoint")]),
+    (4, "3:12 0:22", (), [([3], 10, "memory"), ([0], 20, "memory")]),
+    (2, "0:28", (), [([0], 20, "memory")]),
+    (4, "2:28", ("comm.sharding=optimizer",), [([2], 20, "memory")]),
+    (4, "3:18 1:28", ("comm.sharding=optimizer", "comm.node_shared=true"), [([3], 10, "memory"), ([1], 20, "memory")]),
+    (3, "1:28", ("comm.node_shared=true",), [([1], 20, "memory")]),
+])
+def test_more_ways_to_go_on(tmp_path: Path, n: int, kill: str, arguments: tuple[str, ...],
+                            lost: list[tuple[list[int], int, str]]) -> None:
+    assert run(tmp_path, 1, out="quiet").rc == 0
+    result = run(tmp_path, n, *arguments, KILL=kill)
+    assert result.rc == 0 and not result.error_lines, result.err
+    found = record(tmp_path / "run")
+    assert [(one["ranks"], one["resumed"], one["from"]) for one in found["lost"]] == lost
+    assert found["parameters_sha256"] == record(tmp_path / "quiet")["parameters_sha256"]
+    keys = [(line["step"], line.get("split")) for line in lines(tmp_path / "run")]
+    assert len(set(keys)) == len(keys) == 32
+
+
+@ONLY_OPEN_MPI
+@pytest.mark.slow
+@pytest.mark.promise("A1")
+def test_an_error_of_a_rank_is_no_loss_and_ends_the_job(tmp_path: Path) -> None:
+    result = run(tmp_path, 3, KILL="2:12", RAISE="1:22")
+    assert result.rc == 70 and len(result.error_lines) == 1, result.err
+    assert "E_BUG rank=1/3" in result.error_lines[0] and "mine alone" in result.error_lines[0]
+
+
+@ONLY_OPEN_MPI
+@pytest.mark.slow
+@pytest.mark.promise("A2")
+def test_a_mesh_that_the_others_do_not_fit_ends_the_run_with_one_line(tmp_path: Path) -> None:
+    result = run(tmp_path, 2, "mesh.pp=2", KILL="1:12")
+    assert result.rc == 75 and len(result.error_lines) == 1, result.err
+    assert "rank 1 was lost, and the others cannot go on: mesh pp=2" in result.error_lines[0]
+
+
+@ONLY_OPEN_MPI
+@pytest.mark.promise("A2")
+def test_without_ulfm_it_is_refused_with_the_command(tmp_path: Path) -> None:
+    result = run(tmp_path, 2, ulfm=False)
+    assert result.rc == 64 and '"mpirun --with-ft ulfm -n 2 ..."' in result.error_lines[0] and not (tmp_path / "run").exists()
+
+
+def test_the_newest_step_that_ranks_hold_together() -> None:
+    expected = {"a": (4,), "b": ()}
+    whole, half, other = {"a": ["a", 4], "b": ["b", 1]}, {"a[0:2]": ["a", 2], "b": ["b", 1]}, {"a[2:4]": ["a", 2]}
+    assert newest_whole([{"10": whole, "20": half}, {"10": whole}], expected) == (10, {"a": 0, "b": 0})
+    assert newest_whole([{"10": whole, "20": half}, {"20": other}], expected) == (20, {"a[0:2]": 0, "b": 0, "a[2:4]": 1})
+    assert newest_whole([{"20": half}, {"20": half}], expected) is None
+    assert newest_whole([{}, {}], expected) is None
+
+
+def test_the_last_two_copies_are_kept_whatever_becomes_of_the_array() -> None:
+    spares, array = Spares(), np.zeros(3)
+    for step in (10, 20, 30):
+        array[:] = step
+        spares.keep(step, {"step": step}, {"a": Piece.whole("a", array)})
+    assert [(spare.step, spare.pieces["a"].array[0]) for spare in spares.kept] == [(20, 20), (30, 30)]
+    assert not different([spares.kept[0].sums()] * 2) and different([spare.sums() for spare in spares.kept]) == "a"
