@@ -10,14 +10,14 @@ from typing import Any
 
 from mpitrain.data.checks import check_finite, check_labels, scan_labels
 from mpitrain.data.loader import Loader, MicroBatch
-from mpitrain.data.probe import BUILT_IN, Limits, describe
+from mpitrain.data.probe import BUILT_IN, Limits, Parser, describe
 from mpitrain.data.sampler import Index, Sampler
 from mpitrain.data.shards import Dataset
 from mpitrain.data.split import share_of, split
 from mpitrain.data.tokens import TokenWindows, token_split
 from mpitrain.data.transforms import AUGMENTATIONS, TRANSFORMS, Transform, Transforms, augmentations
 
-__all__ = ["AUGMENTATIONS", "BUILT_IN", "TRANSFORMS", "Dataset", "Index", "Limits", "Loader", "MicroBatch", "Sampler",
+__all__ = ["AUGMENTATIONS", "BUILT_IN", "TRANSFORMS", "Dataset", "Index", "Limits", "Loader", "MicroBatch", "Parser", "Sampler",
            "TokenWindows", "Transform", "Transforms", "augmentations", "check_finite", "check_labels", "describe", "scan_labels",
            "share_of", "split", "token_split", "write_shards"]
 

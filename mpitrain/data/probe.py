@@ -15,9 +15,9 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from mpitrain.data.content import sampled_sha256
 from mpitrain.data.manifest import MANIFEST, match_manifest, read_manifest
 from mpitrain.data.storage import reading
 from mpitrain.errors import DataError, MissingError, StorageError
+from mpitrain.files.parser import start_parser
 
 BUILT_IN = {"digits": Path(__file__).parent / "digits"}
 SUFFIXES = (".h5", ".hdf5", ".he5", ".nc", ".mat")
@@ -46,12 +47,14 @@ class Limits:
     start_seconds: float = 120.0
 
 
-def describe(path: Path | str, *, x: str | None = None, y: str | None = None, limits: Limits = Limits()) -> dict[str, Any]:  # noqa: B008
+def describe(path: Path | str, *, x: str | None = None, y: str | None = None, limits: Limits = Limits(),  # noqa: B008
+             parser: Parser | None = None) -> dict[str, Any]:
     """The description of a dataset: a plain HDF5 file, a folder of shards (with a manifest or without), or a built-in name.
 
     `x` and `y` name datasets inside the file; without them a manifest says, or the only sensible choice is taken. A bare
     name of a built-in set means that set ("./digits" is the folder). The result holds, in plain JSON types, `kind`
     ("classification", "regression" or "tokens"), and per file its size, time stamp and where the values of x and y lie.
+    `parser` is asked, within its `with` block, in place of one with these `limits`.
 
     Raises MissingError, AccessError, or DataError naming file and dataset: not HDF5, damaged, values in other files,
     a type or filter that is not read, shards that do not fit each other or the manifest.
@@ -63,10 +66,10 @@ def describe(path: Path | str, *, x: str | None = None, y: str | None = None, li
     elif y is not None and x is None:
         raise DataError(f'data.y="{y}" is given without data.x; name both', file=root)
     shards = []
-    with Parser(limits) as parser:
+    with Parser(limits) if parser is None else nullcontext(parser) as asked:
         for file in files:
             size, changed = check_file(file)
-            found = parser.ask(file, x, y)
+            found = asked.ask(file, x, y)
             x, y = found["x"]["name"], found["y"] and found["y"]["name"]
             shards.append({"file": str(file.absolute()), "size": size, "mtime_ns": changed, **found})
     check_agreement(shards)
@@ -162,11 +165,10 @@ def _shape(dataset: dict[str, Any], start: int = 0) -> str:
 
 
 class Parser:
-    """The child process, started when first asked and ended with the `with` block; it answers file by file."""
+    """The child process, given or started when first asked, and ended with the `with` block; it answers file by file."""
 
-    def __init__(self, limits: Limits):
-        self.limits = limits
-        self.process: subprocess.Popen[bytes] | None = None
+    def __init__(self, limits: Limits = Limits(), process: subprocess.Popen[bytes] | None = None):  # noqa: B008
+        self.limits, self.process, self.ready = limits, process, False
         self.received = b""
 
     def __enter__(self) -> Parser:
@@ -181,7 +183,7 @@ class Parser:
             self.process.stdout.close()
 
     def ask(self, file: Path, x: str | None, y: str | None) -> dict[str, Any]:
-        if self.process is None:
+        if not self.ready:
             self._start(file)
         reply = self._exchange({"file": str(file.absolute()), "x": x, "y": y, "cpu_seconds": self.limits.cpu_seconds},
                                self.limits.seconds, file)
@@ -192,29 +194,27 @@ class Parser:
         return check_reply(reply, file)
 
     def _start(self, file: Path) -> None:
-        here = os.getcwd()
-        paths = [p for p in sys.path if os.path.isabs(p) and p != here]      # A data folder's h5py.py is not imported.
-        variables = {k: v for k, v in os.environ.items()                     # An h5py built with MPI must not join the job.
-                     if not k.startswith(("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "PYTHON", "HDF5_"))}
-        variables |= {"HDF5_PLUGIN_PRELOAD": "::", "HDF5_USE_FILE_LOCKING": "FALSE", "MPI4PY_RC_INITIALIZE": "0",
-                      "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        script = str(Path(__file__).with_name("probe_child.py"))
-        self.process = subprocess.Popen([sys.executable, "-I", script], env=variables, stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
-        reply = self._exchange({"paths": paths}, self.limits.start_seconds, file)
+        self.process = self.process or start_parser()
+        reply = self._reply(self.limits.start_seconds, file)
         if not reply["ready"]:
             self._blame_the_limit(file)
             raise StorageError(f"the process that reads HDF5 metadata could not import h5py: {reply['message']}", file=file)
+        self.ready = True
 
     def _exchange(self, request: dict[str, Any], seconds: float, file: Path) -> dict[str, Any]:
-        """One line out, one line in; a child that dies, or says nothing for `seconds`, refuses `file`."""
-        assert self.process is not None and self.process.stdin is not None and self.process.stdout is not None
-        end = time.monotonic() + seconds
+        """One line out, one line in."""
+        assert self.process is not None and self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
         except BrokenPipeError:
             raise self._died(file) from None
+        return self._reply(seconds, file)
+
+    def _reply(self, seconds: float, file: Path) -> dict[str, Any]:
+        """One line in; a child that dies, or says nothing for `seconds`, refuses `file`."""
+        assert self.process is not None and self.process.stdout is not None
+        end = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
             parts = [self.received]

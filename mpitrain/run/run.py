@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from subprocess import Popen
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -86,14 +87,16 @@ class Run(AbstractContextManager["Run"]):
         self._closed = False
 
     @classmethod
-    def of_job(cls, config: Config, process: Process | None = None, *, quiet: bool = False) -> Run:
-        """The run of all ranks of the job; it starts MPI. Ranks are watched (`train.stall_s`) if `process` runs the program."""
+    def of_job(cls, config: Config, process: Process | None = None, *, quiet: bool = False,
+               parser: Popen[bytes] | None = None) -> Run:
+        """The run of all ranks of the job; it starts MPI. Ranks are watched (`train.stall_s`) if `process` runs the program.
+        `parser` is that of `files.parser`, if rank 0 has started one before its imports."""
         keep_freed_memory()                                  # this may ask the compiler: nothing forks once MPI has started
         if process is not None and process.runs and process.pulse is None and started() is None:
             process.pulse = pulse_of(config.train.stall_s, config.train.start_s, config.train.stall)
         if config.train.on_lost != "stop":
             set_for_survivors(os.environ)
-        files = before_mpi(lambda: look_at_files(config))
+        files = before_mpi(lambda: look_at_files(config, parser))
         return cls(config, start().comm, process=process, quiet=quiet, files=files)
 
     def _open(self) -> Session:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from subprocess import Popen
 from typing import Any
 
 from mpitrain.backend import keep_freed_memory
@@ -89,11 +90,11 @@ class Session:
         self.mesh.close()
 
 
-def look_at_files(config: Config) -> dict[str, Any]:
-    """The content of the data files. Runs on rank 0, which will write files with h5py."""
+def look_at_files(config: Config, parser: Popen[bytes] | None = None) -> dict[str, Any]:
+    """The content of the data files, told by a `files.parser`. Runs on rank 0, which will write files with h5py."""
     platform.processor()                     # h5py asks for it, and Python asks a child process: once, and now
     d = config.data
-    return describe_files(d.path, d.validation, config.folder, d.x, d.y)
+    return describe_files(d.path, d.validation, config.folder, d.x, d.y, parser)
 
 
 def predict_memory(config: Config, session: Session, job: Job) -> Forecast:

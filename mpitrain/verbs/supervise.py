@@ -129,6 +129,10 @@ class Signals:
             job.send_signal(signal.SIGCONT)
         elif number in ORDERS and self.ends:
             os.killpg(job.pid, signal.SIGKILL)                # asked a second time; ranks end with their launcher
+        elif number == signal.SIGTERM:                        # mpirun would kill the ranks at once: 0.24 s later, Open MPI 5.0.11
+            self._note(number)
+            say("SIGTERM: the run is asked to save and stop; a second one kills it")
+            job.send_signal(signal.SIGUSR1)
         elif number != signal.SIGCHLD:
             self._note(number)
             job.send_signal(number)
@@ -155,9 +159,14 @@ def keep_going(job: Supervised, restarts: int, signals: Signals) -> int:
         began = newest(folder)
         code = signals.attend(job.words)
         signals.wait_until(partial(written_down, job, told))           # the last of its ranks lets go of the folder
-        if code not in LOST or signals.ends:
+        step = newest(folder)
+        if signals.ends:
+            kept = f"the checkpoint of step {step} stands" if step >= 0 else "it has no checkpoint"
+            say(f"the job was ended, with {code}; {kept}")
             return code
-        step, why = newest(folder), f"the job ended with {code} ({LOST[code]})"
+        if code not in LOST:
+            return code
+        why = f"the job ended with {code} ({LOST[code]})"
         idle = 0 if step > began else idle
         if signals.stops:
             say(f"no restart: {why}, and SIGUSR1 has asked it to stop; exit code {REQUEUE}, start it again with --resume")

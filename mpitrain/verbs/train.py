@@ -11,6 +11,7 @@ from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.start import launched_rank
 from mpitrain.config import Config, load_config
 from mpitrain.errors import UsageError
+from mpitrain.files.parser import start_parser
 
 HELP = "train as a TOML file says (without one: the built-in digits run)"
 
@@ -42,8 +43,9 @@ def run(options: Namespace, process: Process) -> int:
             refuse_unknown(options.change)
     if not options.quiet:
         announce(config)
+    parser = start_parser() if launched_rank()[0] == 0 else None      # it imports h5py while we import
     from mpitrain.run import Run
-    with Run.of_job(config, process, quiet=options.quiet) as started:
+    with Run.of_job(config, process, quiet=options.quiet, parser=parser) as started:
         started.train(resume=resume, overwrite=options.overwrite, profile=options.profile, change=options.change,
                       strict=options.strict)
     return 0

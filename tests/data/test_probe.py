@@ -24,6 +24,8 @@ from data_inputs import CORPUS, features, in_chunks
 from mpitrain.data import Dataset, Limits, describe, probe, probe_child, write_shards
 from mpitrain.data.probe import Parser, check_reply
 from mpitrain.errors import AccessError, DataError, MissingError, StorageError
+from mpitrain.files.parser import start_parser
+from mpitrain.train.build.inputs import describe_files
 
 ROOT = Path(__file__).resolve().parents[2]
 Write = Callable[..., Path]
@@ -269,9 +271,20 @@ def test_a_module_in_the_data_folder_is_not_imported(plain_file: Write, tmp_path
 
 
 def test_a_missing_h5py_is_said_as_such(plain_file: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Parser, "_exchange", lambda *_: {"ready": False, "message": "No module named 'h5py'"})
+    monkeypatch.setattr(Parser, "_reply", lambda *_: {"ready": False, "message": "No module named 'h5py'"})
     with pytest.raises(StorageError, match="could not import h5py: No module named 'h5py'"):
         describe(plain_file(x=features(9, 2), y=np.arange(9)))
+
+
+def test_a_parser_that_a_program_has_started_answers_for_several_files_and_is_ended(tmp_path: Path, plain_file: Write) -> None:
+    path, process = plain_file(x=features(9, 2), y=np.arange(9)), start_parser()
+    found = describe_files(str(path), str(path), tmp_path, "", "", process)
+    assert found["training"] == found["validation"] == describe(path)
+    assert process.returncode == -signal.SIGKILL, "the one that was given has answered, and ends before MPI starts"
+    process = start_parser()
+    with pytest.raises(MissingError):
+        describe_files("nothing.h5", 0.2, tmp_path, "", "", process)
+    assert process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.promise("F4")
@@ -363,7 +376,8 @@ def test_a_limit_on_address_space_that_leaves_too_little_is_blamed_and_not_the_f
     for act in (lambda parser, *_: (_ for _ in ()).throw(parser._died(CORPUS / "x")),
                 lambda *_: {"ready": False, "message": "failed to map segment from shared object"},
                 lambda *_: {"ready": True, "refused": "parsing it needs more", "dataset": None, "memory": True}):
-        monkeypatch.setattr(Parser, "_exchange", act)
+        for name in ("_exchange", "_reply"):
+            monkeypatch.setattr(Parser, name, act)
         monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 28, 1 << 28))
         monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: SimpleNamespace(
             wait=lambda: 1, kill=lambda: None, stdin=io.BytesIO(), stdout=io.BytesIO()))

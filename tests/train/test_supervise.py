@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from launch import Job, Result, clean_environment, find_mpirun
-from runs import SMALL, lines, record, train, without_times, write
+from runs import SMALL, lines, record, steps, train, without_times, write
 
+from mpitrain.checkpoint import folders
 from mpitrain.verbs import supervise
 
 LAYOUT = SMALL.replace("eval_every = 25", 'eval_every = 0\nreproducible = "layout"\nmicro_batches = 4') + \
@@ -37,10 +38,10 @@ def kill():
 """
 
 
-def write_with_kills(folder: Path, *steps: int) -> Path:
+def write_with_kills(folder: Path, *kills: int) -> Path:
     """A run in layout mode whose rank 1 is killed before each of the steps in turn."""
     (folder / "kill.py").write_text(KILL)
-    (folder / "kills").write_text(json.dumps(steps))
+    (folder / "kills").write_text(json.dumps(kills))
     return write(folder, LAYOUT)
 
 
@@ -102,7 +103,7 @@ def test_the_runs_of_others_are_neither_continued_nor_touched(tmp_path: Path) ->
 
 
 @pytest.mark.promise("E1", "E2")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 85), (signal.SIGTERM, None), (signal.SIGINT, None)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 85), (signal.SIGTERM, 85), (signal.SIGINT, None)])
 def test_signals_are_passed_to_the_job_which_is_not_started_again(tmp_path: Path, number: int, code: int | None) -> None:
     config = write_with_kills(tmp_path)
     job = start(tmp_path, 3, find_mpirun(), "-n", "2", sys.executable, "-m", "mpitrain", "train", str(config), "run.out=a",
@@ -110,7 +111,13 @@ def test_signals_are_passed_to_the_job_which_is_not_started_again(tmp_path: Path
     job.wait_for("step 5/")
     job.signal(number)
     result = job.finish(20)
-    assert told(result) == [] and (result.rc == code if code else result.rc not in (0, 85)), result.err
+    assert result.rc == code if code else result.rc not in (0, 85), result.err
+    kept = max(map(folders.step_of, folders.candidates(tmp_path / "a/checkpoints")), default=None)
+    ended = f"supervise: the job was ended, with {result.rc}; " + (f"the checkpoint of step {kept} stands" if kept else
+                                                                 "it has no checkpoint")
+    asked = "supervise: SIGTERM: the run is asked to save and stop; a second one kills it"
+    assert told(result) == {signal.SIGUSR1: [], signal.SIGTERM: [asked, ended], signal.SIGINT: [ended]}[number]
+    assert code is None or (kept == steps(tmp_path / "a")[-1]["step"] and "E_STOPPED" in result.error_lines[0])
 
 
 COUNT = 'n=$(($(cat n 2>/dev/null || echo 0) + 1)); echo $n > n; '
@@ -118,7 +125,7 @@ COUNT = 'n=$(($(cat n 2>/dev/null || echo 0) + 1)); echo $n > n; '
 
 @pytest.mark.parametrize(("script", "number", "code"), [
     ("trap 'exit 85' USR1", signal.SIGUSR1, 85), ("trap 'kill -9 $$' USR1", signal.SIGUSR1, 138), ("", signal.SIGUSR1, 138),
-    ("trap 'exit 137' TERM", signal.SIGTERM, 137), ("", signal.SIGHUP, 129)])
+    ("trap 'exit 137' INT", signal.SIGINT, 137), ("trap 'exit 137' USR1", signal.SIGTERM, 137), ("", signal.SIGHUP, 129)])
 def test_a_job_that_was_told_to_end_is_not_started_again(tmp_path: Path, script: str, number: int, code: int) -> None:
     """SIGUSR1 that meets a lost rank is exit code 138, which job scripts start again."""
     (tmp_path / "job.sh").write_text(COUNT + script + "\necho ready; while :; do sleep 0.01; done")
@@ -134,7 +141,7 @@ def test_the_second_ctrl_c_kills_a_job_that_takes_its_time(tmp_path: Path) -> No
     job.wait_for("ready")
     job.signal(signal.SIGINT)
     job.wait_for("first")
-    job.signal(signal.SIGINT)
+    job.signal(signal.SIGTERM)
     assert job.finish(20).rc == 137
 
 

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from mpitrain.comm.job import streams
 from mpitrain.comm.job.failure import Failure, as_peer_error, describe, printable, write_record
 from mpitrain.comm.job.signals import StopRequest, on_terminate
 from mpitrain.comm.job.start import abort, finalize_within, is_last_one, launched_by_mpirun, launched_rank, local_rank, started
@@ -89,13 +90,17 @@ class Process:
         try:
             code = main()
         except BaseException as error:
+            if isinstance(error, BrokenPipeError) and _is_alone() and not streams.finish():
+                sys.exit(streams.GONE)                        # whoever read our output has seen enough
             if isinstance(error, SystemExit) and (_is_alone() or (not error.code and started() is None)):
+                streams.finish()
                 raise                                         # --help and the like: nobody waits for this rank
             self.fail(error)
         if code != 0 and not _is_alone():
             self.fail(SystemExit(code))
         if self.pulse is not None:
             self.pulse.finish()
+        streams.finish()
         if self.went_on:
             finalize_within(LIMIT / 2, code)
         sys.exit(code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 import numpy as np
@@ -72,11 +73,16 @@ class Inputs:
         return read, 0 if self.validation is None else -(-len(rows) // size)
 
 
-def describe_files(path: str, validation: float | str, folder: Path, x: str, y: str) -> dict[str, Any]:
-    """Rank 0's description of the files, made before MPI starts: plain data, to be sent to the other ranks."""
-    found = {"training": data.describe(locate(path, folder), x=x or None, y=y or None)}
-    if isinstance(validation, str) and data.share_of(validation) is None:
-        found["validation"] = data.describe(locate(validation, folder), x=x or None, y=y or None)
+def describe_files(path: str, validation: float | str, folder: Path, x: str, y: str,
+                   started: Popen[bytes] | None = None) -> dict[str, Any]:
+    """Rank 0's description of the files, made before MPI starts: plain data, to be sent to the other ranks.
+
+    `started` is what `files.parser.start_parser` gave, and is ended.
+    """
+    with data.Parser(process=started) as parser:
+        found = {"training": data.describe(locate(path, folder), x=x or None, y=y or None, parser=parser)}
+        if isinstance(validation, str) and data.share_of(validation) is None:
+            found["validation"] = data.describe(locate(validation, folder), x=x or None, y=y or None, parser=parser)
     return found
 
 
