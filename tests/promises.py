@@ -99,7 +99,6 @@ PROMISES = {
 # What a promise says that is not so yet, or that no test shows. Whoever builds it deletes the line.
 PARTLY = {
     "E2": "Open MPI 5 shows nothing of it by itself, but `supervise` does, and saves",
-    "E3": "twice is not shown",
 }
 
 

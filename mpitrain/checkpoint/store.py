@@ -215,6 +215,8 @@ def latest(folder: Path, channel: Objects = ALONE, purpose: Purpose = READ, *,
 
 
 def _newest_whole(folder: Path, purpose: Purpose, warn: Callable[[str], None]) -> str:
+    if folder.is_file():
+        raise MissingError(purpose.missing, file=folder)
     bad: list[str] = []
     for path in candidates(folder):
         if damage := _damage(path):

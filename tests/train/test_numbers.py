@@ -85,7 +85,15 @@ def test_a_loss_of_pairs_of_samples_is_told_and_sums_are_not() -> None:
     output, labels = Tensor(rng.standard_normal((4, 5)).astype(np.float32)), np.array([0, 4, 2, 2])
     assert "is not a sum over its samples" in try_loss(Pairs(), [output], output.array, output.array)
     assert try_loss(Ignoring(), [output], labels, labels) == ""
-    assert try_loss(Nothing(), [output], output.array, output.array) == ""
+    assert "is 0 for 4 samples, whatever the model gives for them" in try_loss(Nothing(), [output], output.array, output.array)
+
+
+@pytest.mark.promise("D1")
+def test_a_loss_that_is_the_same_for_any_output_is_refused(tmp_path: Path) -> None:
+    config = own(tmp_path, LOSS.format("(0 * log_p).sum() + 2.5"))
+    refused(train(2, config, "train.loss=net.py:Mine", "run.out=a"), 78, "E_CONFIG", "is 2.5 for 4 samples, whatever the model",
+            "training would change nothing")
+    assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.promise("D1")

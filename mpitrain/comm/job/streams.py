@@ -4,7 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import sys
+
+GONE = 141                               # the exit status that a shell gives to a program that SIGPIPE ends: `... | head -1`
+
+
+def finish() -> bool:
+    """Writes what was printed so far; False where nobody reads it any more, and from then on it goes nowhere."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+    looked = select.poll()
+    looked.register(1, 0)
+    gone = any(event & select.POLLERR for _, event in looked.poll(0))
+    if gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return not gone
 
 
 def provide() -> None:

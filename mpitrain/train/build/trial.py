@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple
@@ -91,8 +92,24 @@ def try_loss(loss: Any, outputs: Sequence[Any], target: Any, counted: Any) -> st
         if not isinstance(count, Real):
             raise ConfigError(f"the count of {what} must be the number of its terms, found {named(count)}")
         if is_own(loss) and len(target) > 1:
-            note = try_sum(loss, what, output, target, counted)
+            note = try_constant(loss, what, output, target) or try_sum(loss, what, output, target, counted)
     return note
+
+
+def try_constant(loss: Any, what: str, output: Tensor, target: Any) -> str:
+    """ConfigError for a loss that has one value, not 0, for outputs that are nothing alike; a line where that is 0, since all of
+    these samples may be such as do not count."""
+    array = output.array
+    values = set[float]()
+    with suppress(Exception), no_grad():                      # it may not like the values that we make up
+        for other in (array, -array, 3 * array + 1, array[::-1] * array):
+            values.add(float(asnumpy(loss(Tensor(other), target).array)))
+    if len(values) != 1 or not math.isfinite(value := values.pop()):
+        return ""
+    found = f"{what} is {value:.6g} for {len(target)} samples, whatever the model gives for them"
+    if value:
+        raise ConfigError(f"{found}, so training would change nothing: compute it from the model's output")
+    return f"{found}; if that is so for all samples, training changes nothing"
 
 
 def try_sum(loss: Any, what: str, output: Tensor, target: Any, counted: Any) -> str:
