@@ -12,7 +12,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 export OMPI_MCA_rmaps_base_oversubscribe = 1
 
-.PHONY: help train test test-slow test-hosts test-gpu test-mpis check bench bench-train bench-start bench-comm bench-overlap bench-pipeline bench-memory bench-layout layout-matrix mesh-matrix figures promises native clean
+.PHONY: help train test test-slow test-hosts test-gpu test-mpis check bench bench-train bench-start bench-comm bench-overlap bench-pipeline bench-memory bench-layout layout-matrix mesh-matrix fault-matrix figures promises native clean
 
 help:            ## this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -40,6 +40,9 @@ test-slow: $(VENV)/ready-test   ## the tests that take minutes: the runs on real
 
 mesh-matrix: $(VENV)/ready-test  ## every mesh of 1, 2, 4, 6 and 8 ranks with every schedule, against one rank; half an hour
 	MPITRAIN_EVERY_MESH=1 $(BIN)/python -m pytest -q -m slow --timeout 3600 tests/parallel/test_meshes.py $(ARGS)
+
+fault-matrix: $(VENV)/ready-test ## every kind of fault in every phase on 2, 3 and 4 ranks; half an hour
+	MPITRAIN_EVERY_FAULT=1 $(BIN)/python -m pytest -q -m slow tests/train/test_stalls.py $(ARGS)
 
 test-hosts: $(VENV)/ready-test  ## of those, the ones across two hosts, acted by network namespaces; as root
 	$(BIN)/python -m pytest -q -m hosts $(ARGS)

@@ -137,7 +137,10 @@ def main() -> int:
         for number in range(options.count):
             rank, step, delay = chance.randrange(RANKS), chance.randint(1, STEPS), chance.random() * 2 * step_s
             run = folder / f"run-{number}"
-            took, bad = judge(train(folder, run.name, [rank, step, delay]), run, rank, right["parameters_sha256"])
+            try:
+                took, bad = judge(train(folder, run.name, [rank, step, delay]), run, rank, right["parameters_sha256"])
+            except AssertionError as error:                   # a hang, or a process that was left
+                took, bad = None, str(error).partition("\n")[0]
             slow = took is not None and took > LIMIT
             wrong += bool(bad) or slow
             untouched += took is None and not bad

@@ -182,8 +182,9 @@ def read_fully(fd: int, view: memoryview, offset: int, path: Path) -> None:
 
 def file_sha256(path: Path) -> str:
     """SHA-256 of a whole file."""
-    digest, block, position = hashlib.sha256(), memoryview(bytearray(BLOCK)), 0
+    digest, position = hashlib.sha256(), 0
     with reading(path) as fd:
+        block = memoryview(bytearray(min(BLOCK, os.fstat(fd).st_size + 1)))
         while n := os.preadv(fd, [block], position):
             digest.update(block[:n])
             position += n

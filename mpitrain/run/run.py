@@ -158,7 +158,7 @@ class Run(AbstractContextManager["Run"]):
     def _go_on_with(self, comm: Any) -> None:
         """The rest of the run is that of these ranks; the others were lost."""
         files = self._files() if self._session is None or self._session.files is None else self._session.files
-        self.comm, self._session, self._files = comm, None, lambda: files
+        self.comm, self._session, self._files, self.process.went_on = comm, None, lambda: files, True
         self.config = changed(self.config, mesh={"dp": 0})
 
     def _train(self, folder: RunFolder, resume: str | None, overwrite: bool, profile: bool, observers: Sequence[Observer],

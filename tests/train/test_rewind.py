@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from launch import mpirun
 from runs import SMALL, batch, marks, ok, record, refused, steps, train, without_times, write
 
 NET = """
@@ -86,6 +87,17 @@ def test_the_beginning_is_a_state_to_go_back_to_and_a_resumed_run_keeps_the_reco
     assert a["rewinds"] == b["rewinds"] == [{"step": 3, "to": 0}] and a["skipped"] == b["skipped"] == 3
     assert a["parameters_sha256"] == b["parameters_sha256"]
     assert [line.get("skipped") for line in steps(tmp_path / "b")] == [None, None, *[3] * 6]
+
+
+@pytest.mark.slow
+@pytest.mark.promise("D3")
+def test_a_step_after_a_return_is_replayed_with_the_recorded_bits(tmp_path: Path) -> None:
+    config = prepared(tmp_path, bad=[batch(7)[30]])
+    ok(train(2, config, "run.out=a", "train.on_nan=rewind", "train.steps=9", "train.reproducible=layout", "train.micro_batches=4",
+             *SGD))
+    assert record(tmp_path / "a")["rewinds"] == [{"step": 7, "to": 5}]
+    found = ok(mpirun(2, "-m", "mpitrain", "replay", tmp_path / "a", "--step", "9", cwd=tmp_path))
+    assert set(json.loads(found.out)["recorded"]) >= {"loss", "grad_norm"}
 
 
 @pytest.mark.promise("D1")

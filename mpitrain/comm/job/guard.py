@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, NoReturn
 from mpitrain.comm.job import streams
 from mpitrain.comm.job.failure import Failure, as_peer_error, describe, printable, write_record
 from mpitrain.comm.job.signals import StopRequest, on_terminate
-from mpitrain.comm.job.start import abort, is_last_one, launched_by_mpirun, launched_rank, local_rank, started
+from mpitrain.comm.job.start import abort, finalize_within, is_last_one, launched_by_mpirun, launched_rank, local_rank, started
 from mpitrain.comm.messages.lost_peer import is_lost
 from mpitrain.errors import DesyncError, PeerError, Stopped
 
@@ -78,7 +78,7 @@ class Process:
     def __init__(self, *, traceback: bool = False, stop: StopRequest | None = None):
         self.traceback, self.stop = traceback, stop or StopRequest()
         self.runs = False                                     # whether `run` runs the program, which ends with its main function
-        self.goes_on = False                                  # whether a run goes on where another rank is lost
+        self.goes_on = self.went_on = False                   # whether a run goes on where another rank is lost; whether one did
         self.pulse: Pulse | None = None                       # by which a watcher sees whether this rank moves
         self._folders: list[Path] = []
         self._failing = threading.Lock()
@@ -101,6 +101,8 @@ class Process:
         if self.pulse is not None:
             self.pulse.finish()
         streams.finish()
+        if self.went_on:
+            finalize_within(LIMIT / 2, code)
         sys.exit(code)
 
     @contextlib.contextmanager

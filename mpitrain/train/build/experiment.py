@@ -6,7 +6,6 @@ of a run unless the user allows it; those that change the arithmetic may, and ar
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -17,6 +16,7 @@ from mpitrain.config.sections import SECTIONS, keys_of
 from mpitrain.config.values import toml, value_of
 from mpitrain.data.content import difference, identity
 from mpitrain.errors import UsageError, nearest
+from mpitrain.files.disk import file_sha256
 from mpitrain.registry import source_of
 
 
@@ -89,7 +89,7 @@ def code_of(config: Config, key: str) -> dict[str, str]:
     names = [entry.get("name") if isinstance(entry, dict) else entry
              for entry in ([value] if not isinstance(value, (list, tuple)) else value)]
     files = [source_of(name, config.folder) for name in names if isinstance(name, str)]
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest()[:32] for file in files if file is not None}
+    return {file.name: file_sha256(file)[:32] for file in files if file is not None}
 
 
 def numerics(about: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import mpitrain
 from mpitrain.backend import native
 from mpitrain.config.sections import SECTIONS, Config
 from mpitrain.config.values import toml
+from mpitrain.files.disk import file_sha256
 from mpitrain.registry import source_of
 from mpitrain.train.machine.environment import versions
 
@@ -85,4 +86,4 @@ def user_files(config: Config) -> list[Path]:
 
 def sha256(path: Path) -> str:
     """The first 12 hexadecimal digits: enough to see a difference."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    return file_sha256(path)[:12]
