@@ -89,7 +89,7 @@ def test_a_loss_of_pairs_of_samples_is_told_and_sums_are_not() -> None:
 
 
 @pytest.mark.parametrize("first", [0.0, 1.0])
-def test_a_loss_that_varies_is_taken_where_the_model_begins_with_equal_outputs_or_the_loss_wants_positive_ones(first: float) -> None:
+def test_a_loss_that_varies_is_taken_where_the_first_outputs_are_equal_or_it_wants_positive_ones(first: float) -> None:
     import numpy as np
 
     from mpitrain import nn, ops
