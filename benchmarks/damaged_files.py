@@ -56,7 +56,7 @@ class KeptParser(probe.Parser):
     def __enter__(self) -> probe.Parser:
         kept = KeptParser.kept
         if kept is not None and kept.process is not None and kept.process.poll() is None:
-            self.process, self.received = kept.process, b""
+            self.process, self.ready, self.received = kept.process, True, b""
         KeptParser.kept = self
         return self
 
@@ -67,7 +67,7 @@ class KeptParser(probe.Parser):
 
     def end(self) -> None:
         super().__exit__()
-        self.process = None
+        self.process, self.ready = None, False
 
 
 @dataclass

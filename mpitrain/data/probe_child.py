@@ -21,7 +21,9 @@ MAX_CHUNK = 1 << 30           # A chunk has at most so many bytes.
 MAX_UNPACKED = 128 << 20      # A packed one may have more than so many, unpacked,
 MAX_RATIO = 100               # if it is not more than so many times larger than packed; gzip makes 1029 bytes of one.
 MAX_ATTRIBUTE = 1 << 20       # Attributes of more bytes are left unread.
-SPARE_MEMORY = 1 << 30        # The parser may use so many bytes on top of the interpreter.
+SPARE_MEMORY = 1 << 30        # The parser may use so many bytes on top of the interpreter,
+LEAST_MEMORY = 192 << 20      # and for a small file so many,
+MEMORY_A_BYTE = 16            # and so many more for each of its bytes: an entry of a chunk index takes 8 there and 130 here.
 FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32"}
 OTHER_FILTERS = {4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf", 32001: "blosc", 32004: "lz4", 32015: "zstd"}
 
@@ -298,9 +300,18 @@ def reply_to(request: dict[str, Any]) -> dict[str, Any]:
     except Refused as error:
         return {"refused": str(error), "dataset": error.dataset and printable(error.dataset)}
     except MemoryError:
-        return {"refused": f"parsing it needs more than {SPARE_MEMORY >> 20} MiB of memory", "dataset": None, "memory": True}
+        spare = spare_memory(request["file"]) >> 20
+        return {"refused": f"parsing it needs more than {spare} MiB of memory", "dataset": None, "memory": True}
     except Exception as error:          # Whatever libhdf5 says about a broken file is its refusal.
         return {"refused": f"cannot be read as HDF5: {one_line(error)}", "dataset": None}
+
+
+def spare_memory(path: str) -> int:
+    """The bytes that parsing this file may take: a few bytes must not make libhdf5 fill the node."""
+    try:
+        return min(SPARE_MEMORY, LEAST_MEMORY + MEMORY_A_BYTE * os.stat(path).st_size)
+    except OSError:
+        return SPARE_MEMORY
 
 
 def address_space() -> int:
@@ -318,7 +329,8 @@ def main() -> None:
     except (ImportError, MemoryError, OSError) as error:
         print(json.dumps({"ready": False, "message": one_line(error)}), flush=True)
         return
-    memory, allowed = address_space() + SPARE_MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]
+    base = address_space()
+    memory, allowed = base + SPARE_MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]
     if allowed != resource.RLIM_INFINITY:
         memory = min(memory, allowed)              # nobody may raise it: batch systems set it for the job (ulimit -v)
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
@@ -327,6 +339,8 @@ def main() -> None:
         request = json.loads(line)
         usage = resource.getrusage(resource.RUSAGE_SELF)
         seconds = math.ceil(usage.ru_utime + usage.ru_stime + request["cpu_seconds"])
+        spare = min(memory, base + spare_memory(request["file"]))
+        resource.setrlimit(resource.RLIMIT_AS, (spare, memory))
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
         print(json.dumps(reply_to(request)), flush=True)
 

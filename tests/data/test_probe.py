@@ -349,6 +349,15 @@ def test_chunks_beyond_the_end_of_the_file_are_refused(plain_file: Write, tmp_pa
 
 
 @pytest.mark.promise("F4", "C7")
+def test_parsing_a_small_file_may_take_less_memory_than_a_large_one(tmp_path: Path) -> None:
+    file = tmp_path / "a.h5"
+    file.write_bytes(bytes(10_000))
+    assert 192 << 20 < probe_child.spare_memory(str(file)) < 193 << 20
+    os.truncate(file, 1 << 30)                                            # a sparse one
+    assert probe_child.spare_memory(str(file)) == 1 << 30
+
+
+@pytest.mark.promise("F4", "C7")
 def test_running_out_of_the_memory_limit_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     def explode(*_: object) -> None:
         raise MemoryError
@@ -422,7 +431,8 @@ def test_a_question_may_take_so_much_processor_time_beyond_what_is_spent(monkeyp
     limits: dict[int, tuple[int, int]] = {}
     monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
     monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_utime=3.25, ru_stime=4.5))
-    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps({"paths": []}) + "\n" + json.dumps({"cpu_seconds": 2.0}) + "\n"))
+    asked = [{"paths": []}, {"file": "a.h5", "cpu_seconds": 2.0}]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(json.dumps(line) + "\n" for line in asked)))
     monkeypatch.setattr(probe_child, "reply_to", lambda request: {})
     probe_child.main()
     assert limits[resource.RLIMIT_CPU][0] == 10                           # 3.25 + 4.5 + 2, in whole seconds
