@@ -91,7 +91,7 @@ class Claim:
             time.sleep(POLL_S)
 
     def refuse_lost(self) -> None:
-        """OutputError if another job has taken the folder from this one; StorageError or AccessError where that cannot be seen."""
+        """OutputError if another job has taken the folder from this one; the error of a file system that does not say."""
         try:
             newest = newest_in(self.folder)
             text = read(self.folder, newest)

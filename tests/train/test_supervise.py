@@ -147,8 +147,9 @@ def test_the_second_ctrl_c_kills_a_job_that_takes_its_time(tmp_path: Path) -> No
 
 def test_the_end_of_a_job_is_seen_also_where_the_caller_ignores_ended_children(tmp_path: Path) -> None:
     ignoring = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
-    words = [sys.executable, "-m", "mpitrain", "supervise", "--", "sh", "-c", "exit 66", "mpitrain", "train", str(write(tmp_path))]
-    assert Job([sys.executable, "-c", ignoring, *words], clean_environment(), tmp_path).finish(20).rc == 66
+    job = ["sh", "-c", "exit 66", "mpitrain", "train", str(write(tmp_path))]
+    words = [sys.executable, "-c", ignoring, sys.executable, "-m", "mpitrain", "supervise", "--", *job]
+    assert Job(words, clean_environment(), tmp_path).finish(20).rc == 66
 
 
 def test_a_folder_that_cannot_be_held_does_not_change_the_exit_code_of_its_job(tmp_path: Path) -> None:
