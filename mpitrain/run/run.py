@@ -153,6 +153,8 @@ class Run(AbstractContextManager["Run"]):
                 return once(None)
             from mpitrain.run.survivors import Survivors
             self._survivors, self.process.goes_on = Survivors(self.config, self.comm), True
+            if self.process.pulse is not None:
+                self.process.pulse.leave_ends()
             return self._survivors.train(once, folder)
 
     def _go_on_with(self, comm: Any) -> None:

@@ -66,7 +66,8 @@ def test_a_rank_that_is_killed_for_want_of_memory_is_named_with_the_limit(tmp_pa
                   "may have 500 MiB", "train.micro_batches"):
         assert words in line, line
     assert line.partition(": ")[2] in (tmp_path / f"eat/errors/rank-{victim}.stack.txt").read_text()
-    assert train("kill") == []
+    line, = train("kill")
+    assert f"E_PEER rank={victim}/2" in line and "memory" not in line
 
 
 def test_the_counters_of_both_kinds_of_groups_and_of_the_host_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

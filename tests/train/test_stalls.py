@@ -199,7 +199,14 @@ def ended(result: Result, kind: str, rank: int, n: int, phase: str) -> None:
         line = rf"mpitrain: E_BUG rank={rank}/{n} host=\S+{where}: ValueError at stalls.py:.* on purpose"
         assert len(result.error_lines) == 1 and re.fullmatch(line, result.error_lines[0]), result.err
     else:
-        assert result.error_lines == []
+        line = rf"mpitrain: E_PEER rank={rank}/{n} host=\S+ step=\d+ phase={phase}: its process has ended without a word: .*"
+        assert len(result.error_lines) == 1 and re.fullmatch(line, result.error_lines[0]), result.err
+
+
+@pytest.mark.promise("A2")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_is_told_with_its_step_and_phase(tmp_path: Path, rank: int) -> None:
+    ended(run(tmp_path, 2, "kill", "backward", rank), "kill", rank, 2, "backward")
 
 
 @pytest.mark.slow

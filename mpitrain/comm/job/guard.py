@@ -94,12 +94,15 @@ class Process:
                 sys.exit(streams.GONE)                        # whoever read our output has seen enough
             if isinstance(error, SystemExit) and (_is_alone() or (not error.code and started() is None)):
                 streams.finish()
+                if self.pulse is not None:
+                    self.pulse.over()
                 raise                                         # --help and the like: nobody waits for this rank
             self.fail(error)
         if code != 0 and not _is_alone():
             self.fail(SystemExit(code))
         if self.pulse is not None:
             self.pulse.finish()
+            self.pulse.over()
         streams.finish()
         if self.went_on:
             finalize_within(LIMIT / 2, code)
@@ -142,6 +145,8 @@ class Process:
             time.sleep(LIMIT + 1)                             # the first failing thread ends the process before
             os._exit(70)
         self._reserve = None
+        if self.pulse is not None:
+            self.pulse.over()
         signal.setitimer(signal.ITIMER_REAL, LIMIT + 1)       # needs no thread, file or memory; the signal ends the process
         exit_code, (rank, size) = 70, _place()
         newline = "\n" if size > 1 else ""                    # the launcher's own text may have left a line open

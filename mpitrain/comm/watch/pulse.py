@@ -33,6 +33,7 @@ from mpitrain.comm.watch.seen import (
     LEAVE,
     LEAVE_SIGNAL,
     LENGTH,
+    OVER,
     PHASE,
     PHASES,
     RECORD_BYTES,
@@ -149,6 +150,14 @@ class Pulse:
     def finish(self) -> None:
         """Training is over; all that is left is the end of the job."""
         self._enter("finish")
+
+    def over(self) -> None:
+        """This rank ends by itself from now on; one that has ended without this was killed, or has crashed."""
+        self._words[OVER] = 1
+
+    def leave_ends(self) -> None:
+        """The watcher need not tell that a rank was lost: the others do, and go on."""
+        self._order("silent")
 
     def rest(self) -> None:
         """The run is closed; the program may do what it likes now."""

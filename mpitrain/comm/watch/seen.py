@@ -1,6 +1,6 @@
 """A rank as another process of its node sees it: its record in shared memory, and what /proc says of it.
 
-    record      words of 8 bytes: count, step, phase, answers, length of the text | at byte TEXT: the answer's text
+    record      words of 8 bytes: count, step, phase, answers, length of the text, over | at byte TEXT: the answer's text
     pipe        takes ASK, to which a thread of the rank answers, and LEAVE, which ends it
     stack       a file in memory that Python's fault handler writes on STACK_SIGNAL
 
@@ -19,7 +19,7 @@ PHASES = ("start", "load", "forward", "backward", "exchange", "update", "evaluat
 REST = PHASES[-1]                         # between two runs of a program, which may take any time
 FILES = ("start", "save", "finish")       # phases in which a rank may read or write files for long; bytes are progress then
 FILE_BYTES = 1 << 16                      # so many of them
-COUNT, STEP, PHASE, ANSWERS, LENGTH = range(5)
+COUNT, STEP, PHASE, ANSWERS, LENGTH, OVER = range(6)
 TEXT, RECORD_BYTES = 64, 4096
 ASK, LEAVE = b"?", b"!"
 ANSWER_S = 1.0                            # a rank that can run Python at all answers within this
@@ -68,13 +68,18 @@ class Rank:
         return now[0] if now[BORN] == self.born and now[0] not in "ZX" else ""
 
     def has_ended(self) -> bool:
-        """Whether it has ended since the last call, in the midst of its run; otherwise its memory is looked at."""
+        """Whether it has ended since the last call; otherwise its memory is looked at."""
         if self.ended:
             return False
         self.ended = not self.state
         if not self.ended:
             self.memory.look()
-        return self.ended and PHASES[self._read()[PHASE]] not in ("finish", REST)          # the record outlives its process
+        return self.ended
+
+    @property
+    def over(self) -> bool:
+        """Whether it ends, or has ended, by itself, and says why where there is something to say; the record outlives it."""
+        return self._read()[OVER] != 0
 
     @property
     def stopped(self) -> bool:

@@ -10,6 +10,7 @@ The process ends when its own rank does, because its stdin is closed then. Order
     run SIZE HOSTS                        a run of so many ranks begins, which are also on these other hosts
     rank NUMBER PID PIPE RECORD STACK     a rank of this node, with its descriptors
     folder HEX                            the run folder, from now on
+    silent                                who is lost is told by others
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Watcher:
         self.short = max(seconds / 10, 4 * self.period)      # who stands still for so long and goes on is told of
         self.began = self.looked = self.left = time.monotonic()
         self.ranks: list[Rank] = []
-        self.others, self.folder, self.rest, self.cut_off, self.in_want = "", "", b"", False, False
+        self.others, self.folder, self.rest, self.cut_off = "", "", b"", False
+        self.tells, self.told_end = True, False
         self.parent, self.host = os.getppid(), os.uname().nodename
         self.launcher = int(stat(self.parent)[PARENT] or 0)
 
@@ -85,6 +87,8 @@ class Watcher:
                 for rank in self.ranks:
                     rank.close()
                 self.size, self.ranks = int(size), []
+            elif word == "silent":
+                self.tells = False
             elif word == "folder":
                 self.folder = os.fsdecode(bytes.fromhex(rest))
         return bool(read)
@@ -137,14 +141,22 @@ class Watcher:
             rank.since, rank.held_up = self.looked, False
 
     def see_ends(self) -> None:
-        """Tells of the first rank that the system has ended for want of memory; the launcher ends others after it."""
-        new = [rank for rank in self.ranks if rank.has_ended() and rank.memory.wanted()]
-        if new and not self.in_want:
-            self.in_want, rank = True, max(new, key=lambda rank: rank.memory.resident)
-            self.goes_on(rank)
-            text = f"{self.place(rank, 'E_MEMORY')}: {rank.memory.words()}"
-            write(f"mpitrain: {text}")
-            keep(self.folder, text, {rank: "none: it was killed\n"})
+        """Tells of the first rank that was killed, or has crashed; the launcher ends others after it, and on other hosts all."""
+        new = [rank for rank in self.ranks if rank.has_ended()]
+        if not new or self.told_end or any(rank.over for rank in self.ranks):
+            return
+        rank = max(new, key=lambda rank: rank.memory.resident)
+        if rank.memory.wanted():
+            what, text = "E_MEMORY", rank.memory.words()
+        elif self.tells and not (self.others and all(rank.ended for rank in self.ranks)):
+            what, text = "E_PEER", "its process has ended without a word: killed, or crashed; go on with --resume"
+        else:
+            return
+        self.told_end = True
+        self.goes_on(rank)
+        write(f"mpitrain: {self.place(rank, what)}: {text}")
+        if what == "E_MEMORY":
+            keep(self.folder, f"{self.place(rank, what)}: {text}", {rank: "none: it was killed\n"})
 
     def judge(self, silent: list[Rank]) -> None:
         if not silent:
