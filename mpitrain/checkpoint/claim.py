@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpitrain.comm.watch.seen import BORN, stat
-from mpitrain.errors import OutputError
+from mpitrain.errors import MpitrainError, OutputError, StorageError
 from mpitrain.files.disk import FILE_MODE, storage_error
 
 NAME = re.compile(r"lock\.([0-9]{1,9})")
@@ -91,9 +91,12 @@ class Claim:
             time.sleep(POLL_S)
 
     def refuse_lost(self) -> None:
-        """OutputError if another job has taken the folder from this one."""
-        newest = newest_in(self.folder)
-        text = read(self.folder, newest)
+        """OutputError if another job has taken the folder from this one; the error of a file system that does not say."""
+        try:
+            newest = newest_in(self.folder)
+            text = read(self.folder, newest)
+        except OSError as error:
+            raise storage_error(error, "looking at the lock file", self.folder / "lock") from error
         if newest != self.number or self.nonce not in text:
             raise OutputError(f"another job has taken the run folder ({shown(text) or 'its lock file is gone'}), since this one "
                               f"gave no sign of life for {STALE_S:.0f} s; nothing more is written: wait for that job",
@@ -104,7 +107,7 @@ class Claim:
         self._end.set()
         if self._thread is not None:
             self._thread.join()
-        with suppress(OSError, OutputError):
+        with suppress(OSError, MpitrainError):
             self.refuse_lost()
             self._say(FREE)
 
@@ -113,8 +116,8 @@ class Claim:
         beat = 0
         while not self._end.wait(BEAT_S):
             beat += 1
-            self.refuse_lost()
-            with suppress(OSError):                          # a full disk, a server that is away: the next one may succeed
+            with suppress(OSError, StorageError):            # a full disk, a server that is away: the next one may succeed
+                self.refuse_lost()
                 self._say(self._text(beat))
 
     def _text(self, beat: int) -> str:

@@ -99,9 +99,9 @@ class Mesh(Grid):
         for comm in (*(node.comm for node in self._nodes), *self._subsets.values(), self._grid):
             if comm.size > 1:
                 comm.Revoke()
+        self.progress.close()                                 # its thread reads the memory that nodes give up
         for node in self._nodes:
             node.abandon()
-        self.progress.close()
         self._nodes.clear()
         self._channels.clear()
         self._subsets.clear()

@@ -105,6 +105,7 @@ class Signals:
 
     def __enter__(self) -> Signals:
         self._before = signal.pthread_sigmask(signal.SIG_BLOCK, self._waiting)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)         # a caller that ignores it would leave us without the job's end
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -203,6 +204,10 @@ def written_down(job: Supervised, told: list[dict[str, Any]]) -> bool:
         folder.open(resume=True)
     except OutputError:
         return False
+    except MpitrainError as error:
+        if told:
+            print_warning(f"the restart is not in run.json: {error}")
+        return True
     try:
         about = folder.about() if job.resumes else {}
         if about and told:

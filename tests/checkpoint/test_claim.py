@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -20,7 +22,7 @@ from c_library import compiled
 from mpitrain.checkpoint import claim, store
 from mpitrain.checkpoint.claim import Claim, Kernel
 from mpitrain.checkpoint.run_folder import RunFolder
-from mpitrain.errors import OutputError
+from mpitrain.errors import OutputError, StorageError
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_LOCKS = """
@@ -140,6 +142,29 @@ def test_a_holder_that_slept_and_was_taken_for_dead_publishes_nothing_more(tmp_p
     run.close()
     other.refuse_lost()                                                 # the sleeper took nothing with it
     other.release()
+
+
+def test_a_file_server_that_is_away_for_a_moment_costs_a_holder_nothing(
+        tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", ended.append)
+    asked = threading.Semaphore(0)
+
+    def away(folder: Path) -> int:
+        asked.release()
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    one = Claim(tmp_path)
+    one.take()
+    with monkeypatch.context() as server:
+        server.setattr(claim, "newest_in", away)
+        assert asked.acquire(timeout=20) and asked.acquire(timeout=20)
+        with pytest.raises(StorageError, match="looking at the lock file failed: .*ESTALE"):
+            one.refuse_lost()                                           # nothing is published without knowing
+    one.refuse_lost()
+    assert one._thread is not None and one._thread.is_alive() and not ended
+    one.release()
+    assert claim.read(tmp_path, 1) == claim.FREE
 
 
 @pytest.mark.promise("B11")

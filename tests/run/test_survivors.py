@@ -65,6 +65,7 @@ def test_ranks_that_are_left_go_on_to_the_same_bits(tmp_path: Path) -> None:
     (4, "2:28", ("comm.sharding=optimizer",), [([2], 20, "memory")]),
     (4, "3:18 1:28", ("comm.sharding=optimizer", "comm.node_shared=true"), [([3], 10, "memory"), ([1], 20, "memory")]),
     (3, "1:28", ("comm.node_shared=true",), [([1], 20, "memory")]),
+    (3, "2:14 0:28", ("comm.progress=thread",), [([2], 10, "memory"), ([0], 20, "memory")]),
 ])
 def test_more_ways_to_go_on(tmp_path: Path, n: int, kill: str, arguments: tuple[str, ...],
                             lost: list[tuple[list[int], int, str]]) -> None:

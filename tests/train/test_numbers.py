@@ -88,6 +88,27 @@ def test_a_loss_of_pairs_of_samples_is_told_and_sums_are_not() -> None:
     assert "is 0 for 4 samples, whatever the model gives for them" in try_loss(Nothing(), [output], output.array, output.array)
 
 
+@pytest.mark.parametrize("first", [0.0, 1.0])
+def test_a_loss_that_varies_is_taken_where_the_first_outputs_are_equal_or_it_wants_positive_ones(first: float) -> None:
+    import numpy as np
+
+    from mpitrain import nn, ops
+    from mpitrain.autograd import Tensor
+    from mpitrain.train.build.trial import try_loss
+    scope: dict[str, Any] = {"nn": nn, "ops": ops, "np": np}
+    exec(LOSS.format("-log_p.sum()"), scope)
+
+    class Picky(nn.Loss):
+        def __call__(self, output: Any, target: Any) -> Any:
+            if (output.array < 0).any():
+                raise ValueError("expected probabilities")
+            return (output * output).sum()
+
+    output, labels = Tensor(np.full((4, 5), first, np.float32)), np.array([0, 4, 2, 2])
+    assert try_loss(scope["Mine"](), [output], labels, labels) == ""
+    assert try_loss(Picky(), [output], output.array, output.array) == ""
+
+
 @pytest.mark.promise("D1")
 def test_a_loss_that_is_the_same_for_any_output_is_refused(tmp_path: Path) -> None:
     config = own(tmp_path, LOSS.format("(0 * log_p).sum() + 2.5"))

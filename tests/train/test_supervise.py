@@ -145,6 +145,20 @@ def test_the_second_ctrl_c_kills_a_job_that_takes_its_time(tmp_path: Path) -> No
     assert job.finish(20).rc == 137
 
 
+def test_the_end_of_a_job_is_seen_also_where_the_caller_ignores_ended_children(tmp_path: Path) -> None:
+    ignoring = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
+    job = ["sh", "-c", "exit 66", "mpitrain", "train", str(write(tmp_path))]
+    words = [sys.executable, "-c", ignoring, sys.executable, "-m", "mpitrain", "supervise", "--", *job]
+    assert Job(words, clean_environment(), tmp_path).finish(20).rc == 66
+
+
+def test_a_folder_that_cannot_be_held_does_not_change_the_exit_code_of_its_job(tmp_path: Path) -> None:
+    """The lock file is a folder, as good as a file that may not be opened."""
+    (tmp_path / "a/lock").mkdir(parents=True)
+    result = start(tmp_path, 1, "sh", "-c", "exit 0", "mpitrain", "train", str(write(tmp_path)), "run.out=a").finish(20)
+    assert result.rc == 0 and "mpitrain: E_" not in result.err, result.err
+
+
 @pytest.mark.parametrize(("words", "said"), [
     (("--restarts", "0", "--", "mpirun"), "--restarts: must be a whole number from 1 on, found '0'"),
     (("--restarts", "many", "--", "mpirun"), "must be a whole number from 1 on, found 'many'"),

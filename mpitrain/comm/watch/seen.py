@@ -46,6 +46,10 @@ class Rank:
         with ignoring(OSError, AttributeError):              # a kernel before 5.3: the next look sees it
             self.end = os.pidfd_open(pid)
 
+    def close(self) -> None:
+        for file in (self.pipe, self.record, self.stack, *([self.end] if self.end >= 0 else [])):
+            os.close(file)
+
     def _read(self) -> list[int]:
         return memoryview(os.pread(self.record, TEXT, 0)).cast("Q").tolist()
 

@@ -84,6 +84,8 @@ class Watcher:
                 self.take(*map(int, rest.split()))
             elif word == "run":
                 size, self.others = rest.split(" ")
+                for rank in self.ranks:
+                    rank.close()
                 self.size, self.ranks = int(size), []
             elif word == "silent":
                 self.tells = False
@@ -97,8 +99,11 @@ class Watcher:
 
     def pause(self, files: list[int], seconds: float) -> list[int]:
         """Those of `files` that can be read; it returns at once when a rank of this node ends."""
-        alive = [rank.end for rank in self.ranks if rank.end >= 0 and not rank.ended]
-        return select.select([*files, *alive], [], [], seconds)[0] if files or alive else []
+        waited = [*files, *(rank.end for rank in self.ranks if rank.end >= 0 and not rank.ended)]
+        looked = select.poll()                               # select takes no descriptor from 1024 on, and each rank has four
+        for file in waited:
+            looked.register(file, select.POLLIN)
+        return [file for file, _ in looked.poll(seconds * 1000)] if waited else []
 
     # -- looking -----------------------------------------------------------------------------------------------------------
 
