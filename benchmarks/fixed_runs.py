@@ -61,10 +61,10 @@ TRAIN = {                                # batches that micro-batches do not div
 }
 
 
-QUICK = {"example-digits-2", "layout-mlp-3-65536-polled-node", "mesh-gpt-pp2-dp2", "mesh-gpt-dp2-tp2", "mesh-gpt-cp2-dp2",
-         "mesh-moe-ep2-dp2", "sharding-optimizer-mlp-2", "sharding-gradients-mlp-2", "sharding-parameters-mlp-2",
-         "node-shared-gpt-2", "offload-file-lenet-2", "wire-bfloat16-2", "optimizer-adamw-2", "precision-float64-mlp-2",
-         "recompute-all-2", "resnet20-1"}
+QUICK = {"example-digits-2", "layout-mlp-3-65536-polled-node", "layout-gpt-2-4096-left-alone-rank", "mesh-gpt-pp2-dp2",
+         "mesh-gpt-dp2-tp2", "mesh-gpt-cp2-dp2", "mesh-moe-ep2-dp2", "sharding-optimizer-mlp-2", "sharding-gradients-mlp-2",
+         "sharding-parameters-mlp-2", "node-shared-gpt-2", "offload-file-lenet-2", "wire-bfloat16-2", "optimizer-adamw-2",
+         "precision-float64-mlp-2", "recompute-all-2", "resnet20-1"}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -42,14 +43,18 @@ class Copies:
     def __init__(self, kinds: Sequence[Kept | Values], channel: Channel, is_ours: Callable[[Kept | Values], bool]):
         self.kinds, self.channel = [kind for kind in kinds if is_ours(kind)], channel
         self.names = [place[0] for place in self._places()]
-        places = [" ".join(map(str, place)) for place in self._places()]
+        places, seen = list[str](), Counter[str]()
+        for place in self._places():                          # a tied parameter may have two places in a rank's memory
+            text = " ".join(map(str, place))
+            places.append(f"{text} #{seen[text]}")
+            seen[text] += 1
         everyone = [places] * channel.size
         if len(set(channel.gather_objects(sha256(repr(places).encode()).hexdigest()))) > 1:
             everyone = channel.gather_objects(places)
         holders: dict[str, list[int]] = {}
         for rank, theirs in enumerate(everyone):
-            for place in theirs:
-                holders.setdefault(place, []).append(rank)
+            for there in theirs:
+                holders.setdefault(there, []).append(rank)
         everybody = tuple(range(channel.size))
         self.groups = [everybody, *sorted({tuple(h) for h in holders.values() if len(h) > 1} - {everybody})]
         numbers = {group: number for number, group in enumerate(self.groups)}

@@ -14,9 +14,27 @@ from runs import SMALL, record, start, train, write
 
 from mpitrain.checkpoint import folders
 from mpitrain.checkpoint.copies import RATES, Difference
+from mpitrain.data.importers import import_text
 from mpitrain.train.observers.agreement import said
 
 OWN = SMALL.replace('name = "mlp"', 'name = "own.py:network"') + 'observers = ["own.py:Faults"]\n'
+TIED = """
+[model]
+name = "gpt"
+layers = 1
+heads = 2
+width = 16
+block = 8
+vocabulary = 40
+[data]
+path = "text"
+validation = "tail:0.1"
+[train]
+batch_size = 8
+steps = 6
+micro_batches = 4
+reproducible = "layout"
+"""
 SHORT = ("run.out=a", "train.steps=40", "train.eval_every=0", "checkpoint.every=20", "checkpoint.best=false")
 
 
@@ -95,6 +113,18 @@ def test_copies_of_parts_are_compared_among_the_ranks_that_hold_them(config: Pat
                                                                      who: str) -> None:
     result = train(ranks, config, *SHORT, *keys, env=flip(ranks - 1, 30))
     named(result, who, f"all ranks agreed after step {agreed}")
+
+
+@pytest.mark.promise("D2")
+def test_a_parameter_with_two_places_in_a_ranks_memory_is_compared_place_by_place(tmp_path: Path) -> None:
+    """In layout mode that is the embedding of a language model, which its output uses too."""
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
+    import_text(tmp_path / "text.txt", tmp_path / "text", level="char", overwrite=False)
+    config = write(tmp_path, TIED)
+    for ranks in (1, 2):
+        result = train(ranks, config, f"run.out=on{ranks}", "train.compare_every=2")
+        assert result.rc == 0, result.err
+    assert record(tmp_path / "on1")["parameters_sha256"] == record(tmp_path / "on2")["parameters_sha256"]
 
 
 def test_one_copy_on_a_node_has_no_other_to_be_compared_with(config: Path) -> None:
