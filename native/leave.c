@@ -5,18 +5,19 @@
 #include <stdint.h>
 #include <unistd.h>
 
-static int status;
+static int status[65];               /* of each signal */
 
 static void leave(int number)
 {
-    (void)number;
-    _exit(status);
+    _exit(status[number]);
 }
 
 /* 0, or -1 where the signal cannot be caught. */
 int64_t leave_on(int64_t number, int64_t with)
 {
     struct sigaction action = {.sa_handler = leave};
-    status = (int)with;
+    if (number < 1 || number > 64)
+        return -1;
+    status[number] = (int)with;
     return sigaction((int)number, &action, 0);
 }

@@ -17,7 +17,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -179,7 +179,8 @@ class Parser:
             self.process.kill()
             self.process.wait()
             assert self.process.stdin is not None and self.process.stdout is not None
-            self.process.stdin.close()
+            with suppress(BrokenPipeError):                  # what it has not read is still to be written
+                self.process.stdin.close()
             self.process.stdout.close()
 
     def ask(self, file: Path, x: str | None, y: str | None) -> dict[str, Any]:
@@ -241,12 +242,15 @@ class Parser:
             raise MemoryError(f"the process that reads the metadata of {file.name} has no memory left below the limit on address "
                               f"space, {allowed >> 20} MiB (ulimit -v); raise it, to {ENOUGH >> 20} MiB or more")
 
-    def _died(self, file: Path) -> DataError:
+    def _died(self, file: Path) -> DataError | StorageError:
         assert self.process is not None
         status = self.process.wait()
         if status != -signal.SIGXCPU:
             self._blame_the_limit(file)
         name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        if not self.ready:
+            return StorageError(f"the process that reads HDF5 metadata ended before it could import h5py ({name}); try "
+                                f'"python -c \'import h5py\'"', file=file)
         how = (f"keeps the HDF5 library busy for more than {self.limits.cpu_seconds:g} s" if name in ("SIGXCPU",)
                else f"makes the HDF5 library crash ({name})")
         return DataError(f"{how}, so the file is refused; it is damaged or hostile", file=file)

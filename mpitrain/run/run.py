@@ -149,7 +149,7 @@ class Run(AbstractContextManager["Run"]):
             return self._train(folder, "auto", False, profile, observers, change, False)
 
         with self._at_work():
-            if self.config.train.on_lost == "stop":
+            if self.config.train.on_lost == "stop" or self.comm.size == 1:      # nobody goes on without the only one
                 return once(None)
             from mpitrain.run.survivors import Survivors
             self._survivors, self.process.goes_on = Survivors(self.config, self.comm), True

@@ -230,7 +230,7 @@ def _were(ranks: list[int]) -> str:
 
 
 def refuse_without_ulfm(comm: Any) -> None:
-    """UsageError where several ranks cannot go on without one of them."""
-    if comm.size > 1 and not (hasattr(comm, "Shrink") and os.environ.get(SWITCH) in ("1", "true")):
+    """UsageError where the ranks, which are several, cannot go on without one of them."""
+    if not hasattr(comm, "Shrink") or os.environ.get(SWITCH) not in ("1", "true"):
         raise UsageError('train.on_lost = "go_on" needs an MPI that leaves lost ranks out, found none at work; start with Open '
                          f'MPI 5 and mpi4py 4.1: "mpirun --with-ft ulfm -n {comm.size} ...", or set train.on_lost = "stop"')

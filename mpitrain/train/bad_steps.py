@@ -73,10 +73,12 @@ class BadSteps:
         causes = [cause for causes in everyone for cause in causes]
         if not causes:
             causes = [self.describe(step, NumericsError(f"the gradient of {blamed} is not finite"))]
+        if self.channel.rank == 0:
+            self.write(folder, step, causes)                  # now: there may be no state to go back to
         to = None if self.go_back is None else self.go_back()
         self._count(step, step - 1 if to is None else to)
-        if self.channel.rank == 0:
-            self.write(folder, step, causes, **({} if to is None else {"went_back_to": to}))
+        if self.channel.rank == 0 and to is not None:
+            self.write(folder, step, causes, went_back_to=to)
         undone = "no parameter was changed" if to is None else \
             f"the run goes on from the checkpoint of step {to}, without what was learnt since"
         tell(f"step {step}  left out: {said(causes[0])}; {undone}; {self.skipped} left out so far")

@@ -11,6 +11,7 @@ import pytest
 from launch import ROOT, clean_environment, mpirun
 from runs import write
 
+from mpitrain.backend import native
 from mpitrain.comm.job import launcher
 from mpitrain.comm.job.launcher import strangers
 from mpitrain.comm.job.start import ONE_NODE, launched_by_mpirun, launched_rank, local_rank, on_one_node, set_fast_start
@@ -33,6 +34,18 @@ def test_every_launcher_tells_rank_and_size(environment: dict[str, str], expecte
     ({}, 0), ({"OMPI_COMM_WORLD_LOCAL_RANK": "2"}, 2), ({"MPI_LOCALRANKID": "1"}, 1), ({"SLURM_LOCALID": "3"}, 3)])
 def test_every_launcher_tells_the_rank_on_the_node(environment: dict[str, str], expected: int) -> None:
     assert local_rank(environment) == expected
+
+
+@pytest.mark.skipif(native.compiler() is None, reason="no C compiler")
+def test_each_signal_ends_a_process_with_the_exit_code_that_was_set_for_it() -> None:
+    program = """if True:
+        import os, signal, sys
+        from mpitrain.backend import native
+        library = native.load("leave")
+        assert [library.leave_on(60, 75), library.leave_on(signal.SIGALRM, 3), library.leave_on(65, 1)] == [0, 0, -1]
+        os.kill(os.getpid(), int(sys.argv[1]))"""
+    for number, code in ((60, 75), (14, 3)):
+        assert subprocess.run([sys.executable, "-c", program, str(number)], env=clean_environment()).returncode == code
 
 
 def test_the_fast_settings_are_for_one_node() -> None:

@@ -24,6 +24,7 @@ from data_inputs import CORPUS, features, in_chunks
 from mpitrain.data import Dataset, Limits, describe, probe, probe_child, write_shards
 from mpitrain.data.probe import Parser, check_reply
 from mpitrain.errors import AccessError, DataError, MissingError, StorageError
+from mpitrain.files import parser as files_parser
 from mpitrain.files.parser import start_parser
 from mpitrain.train.build.inputs import describe_files
 
@@ -285,6 +286,34 @@ def test_a_parser_that_a_program_has_started_answers_for_several_files_and_is_en
     with pytest.raises(MissingError):
         describe_files("nothing.h5", 0.2, tmp_path, "", "", process)
     assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_parser_that_ends_at_once_is_blamed_and_not_the_file(reads: bool, plain_file: Write, tmp_path: Path,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has ended before we write to it, or has read what we wrote."""
+    path, popen = plain_file(x=features(9, 2), y=np.arange(9)), subprocess.Popen
+    (tmp_path / "ends.py").write_text("import sys\nif sys.argv[1:]: sys.stdin.readline()\nsys.exit(3)")
+
+    def ended(command: list[str], **how: Any) -> Any:
+        process = popen([*command, *["reads"] * reads], **how)
+        if not reads:
+            process.wait()
+        return process
+    monkeypatch.setattr(files_parser, "SCRIPT", tmp_path / "ends.py")
+    monkeypatch.setattr(subprocess, "Popen", ended)
+    with pytest.raises(StorageError, match=r"ended before it could import h5py \(exit status 3\)"):
+        describe(path)
+
+
+def test_a_parser_that_has_died_after_one_file_refuses_the_next_one(plain_file: Write) -> None:
+    path = plain_file(x=features(9, 2), y=np.arange(9))
+    with pytest.raises(DataError, match=r"makes the HDF5 library crash \(SIGSEGV\)"), Parser() as parser:
+        parser.ask(path, None, None)
+        assert parser.process is not None
+        os.kill(parser.process.pid, signal.SIGSEGV)
+        os.waitid(os.P_PID, parser.process.pid, os.WEXITED | os.WNOWAIT)
+        parser.ask(path, None, None)
 
 
 @pytest.mark.promise("F4")

@@ -104,6 +104,16 @@ def test_without_ulfm_it_is_refused_with_the_command(tmp_path: Path) -> None:
     assert result.rc == 64 and '"mpirun --with-ft ulfm -n 2 ..."' in result.error_lines[0] and not (tmp_path / "run").exists()
 
 
+def test_one_rank_needs_no_ulfm_also_where_it_fails(tmp_path: Path) -> None:
+    """The methods of ULFM raise NotImplementedError in other MPIs, in place of the error of the run."""
+    without = ("import sys; sys.modules['mpitrain.run.survivors'] = None; from mpitrain.cli import main; "
+               "from mpitrain.comm.job.guard import Process; process = Process(); "
+               "process.run(lambda: main(sys.argv[1:], process))")
+    result = mpirun(1, "-c", without, "train", write(tmp_path, SMALL), "run.out=a", "train.on_lost=go_on", "optimizer.lr=1e30",
+                    "optimizer.warmup_steps=0", "optimizer.clip_norm=0", cwd=tmp_path)
+    assert result.rc == 79 and len(result.error_lines) == 1 and "E_NAN" in result.error_lines[0], result.err
+
+
 def test_the_newest_step_that_ranks_hold_together() -> None:
     expected = {"a": (4,), "b": ()}
     whole, half, other = {"a": ["a", 4], "b": ["b", 1]}, {"a[0:2]": ["a", 2], "b": ["b", 1]}, {"a[2:4]": ["a", 2]}

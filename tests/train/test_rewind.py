@@ -101,6 +101,23 @@ def test_a_step_after_a_return_is_replayed_with_the_recorded_bits(tmp_path: Path
 
 
 @pytest.mark.promise("D1")
+def test_where_there_is_nothing_to_go_back_to_the_record_of_the_step_is_kept(tmp_path: Path) -> None:
+    config = prepared(tmp_path, bad=[batch(3)[30]])
+    (tmp_path / "own.py").write_text("""
+import shutil
+from mpitrain.train import Observer
+class Removes(Observer):
+    def begin(self, run): self.rank = run.rank
+    def before_step(self, step):
+        if step == 3 and self.rank == 0: shutil.rmtree("a/checkpoints")
+""")
+    refused(train(2, config, "run.out=a", "train.on_nan=rewind", "train.steps=6", "log.observers=own.py:Removes", *SGD), 66,
+            "E_MISSING", "there is no checkpoint to go back to")
+    cause, = json.loads((tmp_path / "a/errors/step-3.json").read_text())["causes"]
+    assert batch(3)[30] in cause["rows"]
+
+
+@pytest.mark.promise("D1")
 def test_a_run_that_is_never_finite_ends_after_a_few_returns_on_all_ranks(tmp_path: Path) -> None:
     config = prepared(tmp_path)
     (tmp_path / "net.py").write_text(NET + """
