@@ -246,10 +246,9 @@ class InlineReader:
     def __init__(self, file: File, description: dict[str, Any]):
         data = base64.b64decode(description["data"])
         self.sums: list[str] = description.get("sha256", [])
-        for block, expected in enumerate(self.sums):         # the header was read again by whoever examined the file
-            size = description["block"]
-            check_sum(data[block * size:(block + 1) * size], expected, f'block {block} of "{description["name"]}"', file,
-                      description["name"], 0)
+        for i, expected in enumerate(self.sums):             # the header was read again by whoever examined the file
+            start, name = i * description["block"], description["name"]
+            check_sum(data[start:start + description["block"]], expected, f'block {i} of "{name}"', file, name, 0)
         self.rows = np.frombuffer(data, np.uint8).reshape(description["shape"][0], -1)
 
     def gather(self, rows: NDArray[np.int64], out: Bytes) -> None:
