@@ -79,6 +79,8 @@ def read_about(run: RunFolder, step: int) -> Found:
         raise CheckpointError(f"the records of the run are damaged: {error}", file=run.path) from None
     if step < 1:
         raise UsageError(f"steps count from 1, found --step {step}")
+    if about.get("status") == "done" and step > about["steps"]:
+        raise UsageError(f"the run has {about['steps']:,} steps, found --step {step}")
     line: Found = next((line for line in lines if line.get("step") == step and "split" not in line), {})
     before, after = None, None
     for path in folders.candidates(run.checkpoints):            # the newest first
@@ -94,6 +96,11 @@ def read_about(run: RunFolder, step: int) -> Found:
                      if name.startswith("parameters/")}
         else:
             before = path.name
+    start = -1 if before is None else folders.step_of(run.checkpoints / before)
+    for back in about.get("rewinds", ()):
+        if start < back["step"] < step and back["to"] != start:
+            raise UsageError(f"step {step} cannot be computed again: at step {back['step']} the run went back to the checkpoint "
+                             f"of step {back['to']}, which is no longer there; choose a step behind a later checkpoint")
     return {"run": about, "recorded": {name: line[name] for name in COMPARED if line.get(name) is not None},
             "checkpoint": before, "parameters": after}
 

@@ -161,6 +161,8 @@ def keep_going(job: Supervised, restarts: int, signals: Signals) -> int:
         code = signals.attend(job.words)
         signals.wait_until(partial(written_down, job, told))           # the last of its ranks lets go of the folder
         step = newest(folder)
+        if code == 0 and folder.about().get("status") == "running":
+            code = 75                                         # Open MPI's mpirun with ULFM says 0 even if it has lost all ranks
         if signals.ends:
             kept = f"the checkpoint of step {step} stands" if step >= 0 else "it has no checkpoint"
             say(f"the job was ended, with {code}; {kept}")

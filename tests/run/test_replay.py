@@ -132,3 +132,6 @@ def test_what_is_no_run_or_no_step_is_one_line(config: Path, tmp_path: Path) -> 
     run = ran(1, config)
     result, _ = replay(2, run, "--step", "0")
     assert result.rc == 64 and len(result.error_lines) == 1 and "steps count from 1" in result.error_lines[0]
+    steps = json.loads((run / "run.json").read_text())["steps"]
+    result, _ = replay(2, run, "--step", str(steps + 1))
+    assert result.rc == 64 and len(result.error_lines) == 1 and f"the run has {steps} steps, found" in result.error_lines[0]

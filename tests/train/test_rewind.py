@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,9 @@ def test_a_step_after_a_return_is_replayed_with_the_recorded_bits(tmp_path: Path
     assert record(tmp_path / "a")["rewinds"] == [{"step": 7, "to": 5}]
     found = ok(mpirun(2, "-m", "mpitrain", "replay", tmp_path / "a", "--step", "9", cwd=tmp_path))
     assert set(json.loads(found.out)["recorded"]) >= {"loss", "grad_norm"}
+    shutil.rmtree(tmp_path / "a/checkpoints/step-00000005")
+    result = mpirun(2, "-m", "mpitrain", "replay", tmp_path / "a", "--step", "9", cwd=tmp_path)
+    assert result.rc == 64 and "at step 7 the run went back to the checkpoint of step 5, which is no longer there" in result.err
 
 
 @pytest.mark.promise("D1")

@@ -36,6 +36,16 @@ class Kill(Observer):
 def kill():
     return Kill()
 """
+ALL_DIE = """
+import os, pathlib
+from mpitrain.train import Observer
+class End(Observer):
+    def begin(self, run): self.mark = pathlib.Path(f"died-{run.rank}")
+    def before_step(self, step):
+        if step == 7 and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), 9)
+"""
 
 
 def write_with_kills(folder: Path, *kills: int) -> Path:
@@ -72,6 +82,18 @@ def test_a_job_that_loses_ranks_goes_on_to_the_hash_of_one_that_lost_none(tmp_pa
     assert whole.rc == 0 and "restarts" not in record(tmp_path / "whole"), whole.err
     assert found["parameters_sha256"] == record(tmp_path / "whole")["parameters_sha256"]
     assert without_times(lines(tmp_path / "again")) == without_times(lines(tmp_path / "whole"))
+
+
+@pytest.mark.skipif("not __import__('launch').is_open_mpi()", reason="needs Open MPI: its mpirun --with-ft ulfm")
+def test_a_job_that_loses_all_ranks_and_ends_with_0_is_not_taken_for_done(tmp_path: Path) -> None:
+    (tmp_path / "end.py").write_text(ALL_DIE)
+    config = write(tmp_path, SMALL + 'observers = ["end.py:End"]\n')
+    command = [find_mpirun(), "--with-ft", "ulfm", "-n", "2", sys.executable, "-m", "mpitrain", "train", str(config), "run.out=a",
+               "train.on_lost=go_on"]
+    result = Job([sys.executable, "-m", "mpitrain", "supervise", "--restarts", "1", "--", *command], clean_environment(),
+                 tmp_path).finish()
+    assert result.rc == 0 and result.err.count("supervise: restart 1: ") == 1, result.err     # mpirun has left a line open
+    assert record(tmp_path / "a")["status"] == "done"
 
 
 def test_a_job_that_dies_at_the_same_step_each_time_is_given_up_with_its_exit_code(tmp_path: Path) -> None:

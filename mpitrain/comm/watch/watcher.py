@@ -222,7 +222,8 @@ class Watcher:
     def not_started(self, seconds: float) -> None:
         """MPI_Init has not returned: a rank is missing, or stopped, which only its process shows."""
         number, how = self.number, "other ranks are missing, or do not get to MPI's start"
-        for other, pid in siblings(self.parent):
+        found = siblings(self.parent)
+        for other, pid in found:
             if stat(pid)[0] in STOPPED:
                 number, how = other, STATES["T"]
         self.print(f"E_STALL rank={number}/{self.size} host={self.host} phase=start: MPI has not started for {seconds:.0f} s "
@@ -230,6 +231,10 @@ class Watcher:
         self.began = self.looked
         if self.ends:
             os.kill(self.parent, LEAVE_SIGNAL if self.leaves else KILL)
+            end_launcher(self.launcher, LAUNCHER_S)           # one with ULFM goes on when a rank ends, and so do its other ranks
+            for _, pid in found:
+                with suppress(OSError):
+                    os.kill(pid, KILL)
 
     def print(self, text: str) -> None:
         text = ("mpitrain: " if self.ends else "warning: ") + text
