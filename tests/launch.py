@@ -141,6 +141,8 @@ class Job:
             send(pid, signal.SIGKILL)
         self.process.wait()
         self._wait_for_ranks()
+        # A killed Open MPI 5 leaves its folder, and the mpirun that gets its number next ends before it starts a rank (UNBORN).
+        shutil.rmtree(Path(tempfile.gettempdir()) / f"ompi.{self.process.pid}", ignore_errors=True)
 
     def _report(self) -> str:
         return f"$ {' '.join(self._command)}\n--- stdout\n{self.out[-8000:]}\n--- stderr\n{self.err[-16000:]}"
