@@ -320,7 +320,7 @@ def test_a_signal_to_the_launcher_ends_both_hosts(hosts: Hosts, number: int) -> 
 def test_a_link_that_is_cut_is_named_on_both_hosts_and_their_ranks_end(tmp_path: Path, n: int) -> None:
     with two_hosts() as pair:
         job = pair.launch(n, "-m", "mpitrain", "train", *options("run", "train.steps=100000", "train.stall_s=3"), cwd=tmp_path)
-        job.wait_for("step 20/")
+        job.wait_for("  validation  ")
         pair.cut()
         cut = time.monotonic()
         result = job.finish()                                    # mpirun is killed: it would wait for the other host's daemon

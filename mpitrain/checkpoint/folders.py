@@ -29,7 +29,10 @@ def candidates(folder: Path) -> list[Path]:
 
     A symbolic link is not one: no run makes them, and its target may belong to another.
     """
-    found = [folder / name for name in entries(folder) if COMPLETE.fullmatch(name) and not (folder / name).is_symlink()]
+    try:
+        found = [folder / name for name in entries(folder) if COMPLETE.fullmatch(name) and not (folder / name).is_symlink()]
+    except OSError as error:
+        raise storage_error(error, "looking at checkpoints", folder) from error
     return sorted(found, key=lambda path: (step_of(path), ".old" not in path.name), reverse=True)
 
 
@@ -57,7 +60,10 @@ def sweep(folder: Path, but: str = "") -> None:
 
 
 def holds_only_ours(path: Path) -> bool:
-    return path.is_dir() and all(name == MANIFEST or PART.fullmatch(name) for name in entries(path))
+    try:
+        return path.is_dir() and all(name == MANIFEST or PART.fullmatch(name) for name in entries(path))
+    except OSError as error:
+        raise storage_error(error, "looking at a checkpoint", path) from error
 
 
 def rename(path: Path, to: Path) -> None:
@@ -76,9 +82,9 @@ def discard(path: Path) -> None:
 
 def remove_ours(path: Path) -> None:
     """Delete the files that `save` makes, and the folder unless something else is in it."""
-    if path.is_symlink() or not path.is_dir():
-        return
     try:
+        if path.is_symlink() or not path.is_dir():
+            return
         for name in sorted(entries(path)):               # the manifest goes first: the rest alone cannot be loaded
             if name == MANIFEST or PART.fullmatch(name):
                 os.unlink(path / name)
