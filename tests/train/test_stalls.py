@@ -185,8 +185,9 @@ def test_ranks_that_take_about_as_long_are_not_told_of() -> None:
 
 
 @pytest.mark.promise("A1")
-def test_an_exception_in_the_midst_of_training_is_told_with_its_step_and_phase(tmp_path: Path) -> None:
-    ended(run(tmp_path, 2, "exception", "backward", 1), "exception", 1, 2, "backward")
+@pytest.mark.parametrize("phase", ["start", "backward"])
+def test_an_exception_is_told_with_its_step_and_phase(tmp_path: Path, phase: str) -> None:
+    ended(run(tmp_path, 2, "exception", phase, 1), "exception", 1, 2, phase)
 
 
 def ended(result: Result, kind: str, rank: int, n: int, phase: str) -> None:
@@ -195,8 +196,8 @@ def ended(result: Result, kind: str, rank: int, n: int, phase: str) -> None:
     assert result.ended - float(re.findall(r"failed at (\S+)", result.out)[0]) < LIMIT
     if kind == "exception":
         step = {"load": 4, "evaluation": 8, "save": 8, "finish": 8}.get(phase, 5)      # a trial has read one batch before
-        where = "" if phase == "start" else f" step={step} phase={phase}"
-        line = rf"mpitrain: E_BUG rank={rank}/{n} host=\S+{where}: ValueError at stalls.py:.* on purpose"
+        where = f"phase={phase}" if phase == "start" else f"step={step} phase={phase}"
+        line = rf"mpitrain: E_BUG rank={rank}/{n} host=\S+ {where}: ValueError at stalls.py:.* on purpose"
         assert len(result.error_lines) == 1 and re.fullmatch(line, result.error_lines[0]), result.err
     else:
         line = rf"mpitrain: E_PEER rank={rank}/{n} host=\S+ step=\d+ phase={phase}: its process has ended without a word: .*"

@@ -127,9 +127,9 @@ class Pulse:
         self._words[STEP] = number
 
     def where(self) -> dict[str, object]:
-        """The step and phase for an error line; nothing before training and after it."""
+        """The step and phase for an error line; before the first step the phase alone, between two runs nothing."""
         step, phase = step_in(self._words), PHASES[self._words[PHASE]]
-        return {"step": step, "phase": phase} if step and phase != REST else {}
+        return {} if phase == REST else {"step": step, "phase": phase} if step else {"phase": phase}
 
     def heard(self, row: str, name: str) -> None:
         """A span begins. Called some ten times a step, so it may take no more than 0.3 us."""
