@@ -2,8 +2,8 @@
 
     span begins     count, step and phase go into the record: three stores into memory that the watcher reads
     thread          sleeps in a pipe until the watcher asks: does the main thread wait for others, and in which collective?
-    STACK_SIGNAL    Python's fault handler writes the stacks of all threads for a thread that cannot, since the interpreter's lock is
-                    held; while other threads run Python the handler has crashed, so the thread does it where it can
+                    It writes the stacks of all threads, too: a signal handler has crashed while others ran Python
+    STACK_SIGNAL    Python's fault handler writes them where the interpreter's lock is held, and that thread gets no turn
     LEAVE_SIGNAL    native/leave.c ends the process with the exit code of a stall; without a compiler the thread does
 
 The watcher reaches all of this through /proc: nothing has a name, and nothing is left behind. The first rank of a node starts it
