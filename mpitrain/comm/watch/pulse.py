@@ -2,7 +2,8 @@
 
     span begins     count, step and phase go into the record: three stores into memory that the watcher reads
     thread          sleeps in a pipe until the watcher asks: does the main thread wait for others, and in which collective?
-    STACK_SIGNAL    Python's fault handler writes the stacks of all threads, also while the interpreter's lock is held
+                    It writes the stacks of all threads, too: a signal handler has crashed while others ran Python
+    STACK_SIGNAL    Python's fault handler writes them where the interpreter's lock is held, and that thread gets no turn
     LEAVE_SIGNAL    native/leave.c ends the process with the exit code of a stall; without a compiler the thread does
     SIGALRM         native/leave.c ends a rank for which MPI does not start, where the first rank died before it had a watcher
 
@@ -41,6 +42,7 @@ from mpitrain.comm.watch.seen import (
     RECORD_BYTES,
     REST,
     STACK_SIGNAL,
+    STACKS,
     STEP,
     TEXT,
     step_in,
@@ -195,8 +197,11 @@ class Pulse:
     def _answer(self) -> None:
         main = threading.main_thread().ident
         while True:
-            if LEAVE in os.read(self._asked, 4096):
+            words = os.read(self._asked, 4096)
+            if LEAVE in words:
                 os._exit(StallError.exit_code)
+            if STACKS in words:
+                faulthandler.dump_traceback(self._stack, all_threads=True)
             lines = ["waits" if waits(sys._current_frames().get(main or 0)) else "", *self._in_flight()]
             text = "\n".join(lines).encode()[:RECORD_BYTES - TEXT]
             self._memory[TEXT:TEXT + len(text)] = text
