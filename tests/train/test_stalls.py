@@ -18,6 +18,7 @@ from mpitrain.train.observers.stragglers import straggler
 
 STALLS = Path(__file__).with_name("stalls.py")
 LIMIT = 5.0                                       # seconds beyond stall_s until the end of mpirun
+ONLY_OPEN_MPI = pytest.mark.skipif("not __import__('launch').is_open_mpi()", reason="needs Open MPI: its mpirun --with-ft ulfm")
 START = 8.0                                       # a start takes 1 to 6 seconds on a busy machine
 PHASES = ("start", "load", "forward", "backward", "exchange", "update", "evaluation", "save", "finish")
 STILL = ("stop", "hold", "loop", "mpi", "read")
@@ -27,9 +28,10 @@ CASES = EVERY if os.environ.get("MPITRAIN_EVERY_FAULT") else EVERY[::10]      # 
 
 
 def start(tmp_path: Path, n: int, kind: str, phase: str, rank: int, *arguments: str, seconds: float = 2.0,
-          env: dict[str, str] | None = None) -> Job:
+          env: dict[str, str] | None = None, mpi_args: tuple[str, ...] = ()) -> Job:
     return launch(n, STALLS, kind, phase, str(rank), write(tmp_path, SMALL), "run.out=run", "train.steps=8", "log.every=4",
-                  f"train.stall_s={seconds}", f"train.start_s={START}", *arguments, cwd=tmp_path, env=env)
+                  f"train.stall_s={seconds}", f"train.start_s={START}", *arguments, cwd=tmp_path, env=env,
+                  mpi_args=mpi_args)
 
 
 def run(tmp_path: Path, n: int, kind: str, phase: str, rank: int, *arguments: str, seconds: float = 2.0) -> Result:
@@ -108,6 +110,24 @@ def test_a_rank_that_never_comes_to_the_start_of_mpi_is_named(tmp_path: Path) ->
     assert result.rc == 75 and len(result.error_lines) == 1, result.err
     assert re.fullmatch(r"mpitrain: E_STALL rank=1/2 host=\S+ phase=start: MPI has not started for \d+ s \(stopped by a "
                         r"signal\); see .*", result.error_lines[0])
+
+
+@ONLY_OPEN_MPI
+@pytest.mark.promise("A2", "A4")
+@pytest.mark.parametrize(("n", "kind", "rank", "says"), [(2, "kill", 0, 1), (2, "kill", 1, 0), (3, "leave", 0, "[12]")])
+def test_a_rank_that_dies_before_mpi_starts_ends_the_job_under_ulfm(tmp_path: Path, n: int, kind: str, rank: int,
+                                                                    says: int | str) -> None:
+    result = start(tmp_path, n, kind, "mpi", rank, "train.start_s=0.5", mpi_args=("--with-ft", "ulfm")).finish(timeout=30)
+    assert result.rc == 75 and len(result.error_lines) == 1, result.err
+    why = r" \(other ranks are missing, .*\)" if rank else ", and nobody watches: the first rank of this node has probably ended"
+    assert re.fullmatch(rf"mpitrain: E_STALL rank={says}/{n} host=\S+ phase=start: MPI has not started for \d s{why}; see that "
+                        "all ranks start, or raise train.start_s", result.error_lines[0])
+
+
+@pytest.mark.promise("A4")
+def test_once_mpi_has_started_a_rank_has_no_alarm(tmp_path: Path) -> None:
+    result = run(tmp_path, 2, "timer", "forward", 1)
+    assert result.rc == 0 and "timer 0.0 0.0\n" in result.out, result.err
 
 
 @pytest.mark.promise("A4")
