@@ -20,38 +20,19 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/train")]
 
-from launch import Result, mpirun  # noqa: E402
+import runs  # noqa: E402
+from launch import Result  # noqa: E402
 
 STEPS, EVERY, RANKS = 60, 12, (2, 3, 4)
-CONFIG = f"""
-[model]
-name = "own.py:network"
-inputs = 64
-hidden = [48, 32]
-outputs = 10
-[data]
-path = "digits"
-transform = ["standardise"]
-[optimizer]
-lr = 3e-3
-[train]
-steps = {STEPS}
-batch_size = 48
-[checkpoint]
-every = {EVERY}
-keep = 100
-best = false
-[log]
-observers = ["own.py:Faults"]
-"""
+SETTINGS = ("model.name=own.py:network", "model.hidden=[48, 32]", f"train.steps={STEPS}",
+            f"checkpoint.every={EVERY}", "checkpoint.keep=100", "checkpoint.best=false", 'log.observers=["own.py:Faults"]')
 
 
 def train(folder: Path, ranks: int, out: str, faults: dict[str, Any]) -> Result:
     environment = {name: json.dumps(fault) for name, fault in faults.items()}
-    return mpirun(ranks, "-m", "mpitrain", "train", "run.toml", f"run.out={out}", "run.name=flips", "--resume", "auto",
-                  cwd=folder, env=environment)
+    return runs.train(ranks, folder / "run.toml", *SETTINGS, f"run.out={out}", "--resume", "auto", env=environment)
 
 
 def hashes(run: Path) -> dict[int, Any]:
@@ -61,7 +42,7 @@ def hashes(run: Path) -> dict[int, Any]:
 
 
 def final(run: Path) -> Any:
-    return json.loads((run / "run.json").read_text())["parameters_sha256"]
+    return runs.record(run)["parameters_sha256"]
 
 
 def judge(folder: Path, ranks: int, number: int, random_: random.Random, right: dict[int, Any]) -> str:
@@ -95,7 +76,7 @@ def main() -> None:
     random_, wrong = random.Random(options.seed), list[str]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "run.toml").write_text(CONFIG)
+        runs.write(folder)
         shutil.copy(ROOT / "tests/train/diverging.py", folder / "own.py")
         right = {}
         for ranks in RANKS:

@@ -29,8 +29,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/train")]
 
-from launch import UNBORN, HangError, Job, mpirun  # noqa: E402
-from runs import lines, start, without_times, write  # noqa: E402
+from launch import UNBORN, HangError, Job  # noqa: E402
+from runs import lines, record, start, train, without_times, write  # noqa: E402
 
 from mpitrain.comm.watch.seen import PHASE, PHASES, RANK_VARIABLES, STEP, TEXT  # noqa: E402
 
@@ -38,35 +38,14 @@ RANKS, STEPS, LIMIT, POLL = (1, 1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 6, 7, 8), 60, 5.0,
 PLACES = ("python", "start", "load", "forward", "backward", "exchange", "update", "evaluation", "save", "writer", "finish",
           "any", "any", "any")
 KILLED = 128 + signal.SIGKILL
-CONFIG = f"""
-[model]
-name = "own.py:network"
-[data]
-path = "digits"
-transform = ["standardise"]
-[optimizer]
-name = "adamw"
-lr = 3e-3
-schedule = "cosine"
-clip_norm = 1.0
-[train]
-steps = {STEPS}
-batch_size = 48
-micro_batches = 8
-reproducible = "layout"
-eval_every = 12
-[checkpoint]
-every = 5
-keep = 3
-[log]
-every = 1
-"""
+SETTINGS = ("model.name=own.py:network", "model.hidden=[256, 128]", f"train.steps={STEPS}", "train.micro_batches=8",
+            "train.reproducible=layout", "train.eval_every=12", "checkpoint.every=5", "checkpoint.keep=3")
 NETWORK = """
 from mpitrain import nn
 
-def network():
-    return nn.Sequential(("flatten", nn.Flatten()), ("first", nn.Linear(64, 256)), ("act", nn.ReLU()),
-                         ("drop", nn.Dropout(0.3)), ("second", nn.Linear(256, 128)), ("last", nn.Linear(128, 10)))
+def network(inputs, hidden, outputs):
+    return nn.Sequential(("flatten", nn.Flatten()), ("first", nn.Linear(inputs, hidden[0])), ("act", nn.ReLU()),
+                         ("drop", nn.Dropout(0.3)), ("second", nn.Linear(*hidden)), ("last", nn.Linear(hidden[1], outputs)))
 """
 
 
@@ -134,11 +113,11 @@ class Campaign:
 
     def __init__(self, folder: Path, seed: int, *, verbose: bool):
         self.folder, self.random, self.verbose = folder, random.Random(seed), verbose
-        self.config = write(folder, CONFIG)
+        self.config = write(folder)
         (folder / "own.py").write_text(NETWORK)
         self.wrong, self.kills, self.runs, self.ranks, self.slowest = list[str](), Counter[str](), 0, 0, 0.0
         began = time.monotonic()
-        whole = mpirun(1, "-m", "mpitrain", "train", self.config, "run.out=whole", cwd=folder)
+        whole = train(1, self.config, *SETTINGS, "run.out=whole")
         assert whole.rc == 0, whole.err
         self.takes, self.right = time.monotonic() - began, end_of(folder / "whole")
 
@@ -152,7 +131,7 @@ class Campaign:
             share = {"python": 0.15, "start": 0.3}.get(kill.place, 1.2)
             kill.seconds = self.random.random() * share * self.takes * (1 + ranks / 4)
             before = published(run)
-            job = start(ranks, self.config, f"run.out={name}", asynchronous, "--resume", "auto")
+            job = start(ranks, self.config, *SETTINGS, f"run.out={name}", asynchronous, "--resume", "auto")
             where = kill.strike(job, run / "checkpoints") if kills else ""
             struck, self.ranks = time.monotonic(), ranks
             what = f"run {name}: {where or 'not killed'} ({kill.place}), rank {kill.rank} of {ranks}"
@@ -191,7 +170,7 @@ def published(run: Path) -> int:
 
 def end_of(run: Path) -> Any:
     """All that must be the same: hashes, each line of metrics.jsonl, the hashes of the last checkpoint."""
-    about = json.loads((run / "run.json").read_text())
+    about = record(run)
     manifest = json.loads((run / f"checkpoints/step-{published(run):08}/manifest.json").read_text())
     return about["status"], about["parameters_sha256"], about["buffers_sha256"], manifest["hashes"], without_times(lines(run))
 

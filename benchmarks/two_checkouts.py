@@ -17,7 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -60,6 +62,19 @@ def start_seconds(checkout: Path, ranks: int) -> float:
         return time.perf_counter() - began
 
 
+def in_pairs(seconds: Callable[[Any], float], one: Any, other: Any, pairs: int) -> dict[str, Any]:
+    """The medians of two sides' times, and the ratio of `one` to `other` with its quartiles; `seconds(side)` measures a side."""
+    times: dict[Any, list[float]] = {one: [], other: []}
+    for pair in range(pairs + 1):
+        for side in ((one, other), (other, one))[pair % 2]:
+            found = seconds(side)
+            if pair:                                         # the first pair compiles and fills caches
+                times[side].append(found)
+    low, middle, high = statistics.quantiles([a / b for a, b in zip(times[one], times[other])], n=4)
+    return {"ms": [round(1e3 * statistics.median(times[side]), 4) for side in (one, other)], "ratio": middle,
+            "quartiles": [low, high]}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--other", type=Path, required=True, help="the checkout to compare with, which has a .venv")
@@ -73,19 +88,13 @@ def main() -> int:
     other, lines = given.other.resolve(), []
     names = [*given.models.split(","), *(["start"] if given.start else [])]
     for name in names:
-        times: dict[Path, list[float]] = {ROOT: [], other: []}
-        for pair in range(given.pairs + 1):
-            for side in ((ROOT, other), (other, ROOT))[pair % 2]:
-                seconds = start_seconds(side, given.ranks) if name == "start" else \
-                    step_seconds(side, name, given.ranks, given.steps)
-                if pair:                                     # the first pair compiles and fills caches
-                    times[side].append(seconds)
-        ratios = [a / b for a, b in zip(times[ROOT], times[other])]
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        ms = [round(1e3 * statistics.median(times[side]), 3) for side in (ROOT, other)]
-        lines.append({"what": name, "ranks": given.ranks, "ms": ms, "ratio": middle, "quartiles": [low, high]})
-        print(f"{name:10} {given.ranks} rank(s)  here {ms[0]:9.2f} ms  other {ms[1]:9.2f} ms  "
-              f"ratio {middle:.3f} ({low:.3f} .. {high:.3f})", flush=True)
+        def seconds(side: Path, name: str = name) -> float:
+            return start_seconds(side, given.ranks) if name == "start" else step_seconds(side, name, given.ranks, given.steps)
+        found = in_pairs(seconds, ROOT, other, given.pairs)
+        lines.append({"what": name, "ranks": given.ranks, **found})
+        (here, there), (low, high) = found["ms"], found["quartiles"]
+        print(f"{name:10} {given.ranks} rank(s)  here {here:9.2f} ms  other {there:9.2f} ms  "
+              f"ratio {found['ratio']:.3f} ({low:.3f} .. {high:.3f})", flush=True)
     if given.json:
         given.json.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return 0

@@ -18,38 +18,16 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/train")]
 
-from launch import Result, mpirun  # noqa: E402
+import runs  # noqa: E402
+from launch import Result  # noqa: E402
 
 STEPS, RANKS, LIMIT = 60, 4, 5.0
-CONFIG = f"""
-[model]
-name = "mlp"
-inputs = 64
-hidden = [48, 32]
-outputs = 10
-[data]
-path = "digits"
-transform = ["standardise"]
-[optimizer]
-lr = 3e-3
-[train]
-steps = {STEPS}
-batch_size = 48
-micro_batches = 12
-eval_every = 15
-reproducible = "layout"
-on_lost = "go_on"
-[checkpoint]
-every = 20
-[log]
-every = 1
-observers = ["own.py:Killed"]
-"""
+SETTINGS = ("model.hidden=[48, 32]", f"train.steps={STEPS}", "train.micro_batches=12", "train.eval_every=15",
+            "train.reproducible=layout", "train.on_lost=go_on", "checkpoint.every=20", 'log.observers=["own.py:Killed"]')
 OWN = '''
 import json
 import os
@@ -85,13 +63,8 @@ class Killed(Observer):
 
 
 def train(folder: Path, out: str, kill: list[float] | None = None) -> Result:
-    return mpirun(RANKS, "-m", "mpitrain", "train", "run.toml", f"run.out={out}", "run.name=ulfm", cwd=folder, timeout=90,
-                  env={} if kill is None else {"KILL": json.dumps(kill)}, mpi_args=("--with-ft", "ulfm"))
-
-
-def record(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "run.json").read_text())
-    return found
+    return runs.train(RANKS, folder / "run.toml", *SETTINGS, f"run.out={out}", timeout=90,
+                      env={} if kill is None else {"KILL": json.dumps(kill)}, mpi_args=("--with-ft", "ulfm"))
 
 
 def times(run: Path) -> list[tuple[int, float]]:
@@ -105,8 +78,8 @@ def judge(result: Result, run: Path, rank: int, right: str) -> tuple[float | Non
     what = f"exit {result.rc} {result.error_lines}"
     if result.rc != 0:
         return None, what
-    found = record(run)
-    keys = [(line["step"], line.get("split")) for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())]
+    found = runs.record(run)
+    keys = [(line["step"], line.get("split")) for line in runs.lines(run)]
     if found["parameters_sha256"] != right or found["status"] != "done":
         return None, f"another hash: {what}"
     if len(set(keys)) != len(keys) or {step for step, split in keys if not split} != set(range(1, STEPS + 1)):
@@ -129,10 +102,10 @@ def main() -> int:
     chance, seconds, wrong, untouched = random.Random(options.seed), [], 0, 0
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        (folder / "run.toml").write_text(CONFIG)
+        runs.write(folder)
         (folder / "own.py").write_text(OWN)
         assert train(folder, "right").rc == 0
-        right, ended = record(folder / "right"), [when for _, when in times(folder / "right")]
+        right, ended = runs.record(folder / "right"), [when for _, when in times(folder / "right")]
         step_s = statistics.median(b - a for a, b in zip(ended, ended[1:]))
         for number in range(options.count):
             rank, step, delay = chance.randrange(RANKS), chance.randint(1, STEPS), chance.random() * 2 * step_s
@@ -145,7 +118,7 @@ def main() -> int:
             wrong += bool(bad) or slow
             untouched += took is None and not bad
             seconds += [] if took is None else [took]
-            said = record(run).get("lost", [{}])[-1] if not bad else {}
+            said = runs.record(run).get("lost", [{}])[-1] if not bad else {}
             print(f"rank {rank} killed {delay * 1e3:.1f} ms into step {step}: {bad or ('' if took is None else f'{took:.2f} s')} "
                   f"{'too slow ' * slow}{said}", flush=True)
     print(f"{options.count - wrong} of {options.count} right; {len(seconds)} went on after "

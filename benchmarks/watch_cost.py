@@ -10,26 +10,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
-from two_checkouts import ROOT, command, environment
+from two_checkouts import ROOT, command, environment, in_pairs
 
 OFF = ("train.compare_every=0", "train.stall_s=0")
 MODELS = {"mlp": (3000, ()), "gpt-nano": (100, (str(ROOT / "examples/shakespeare.toml"),))}       # steps of a run, its settings
 WHOLE = ("train.epochs=0", "train.eval_every=1000000", "log.every=50", "checkpoint.best=false", "checkpoint.every=1000000")
 
 
-def ms_a_step(model: str, ranks: int, folder: Path, defended: bool) -> float:
-    """Milliseconds a step of one run."""
+def seconds_a_step(model: str, ranks: int, folder: Path, defended: bool) -> float:
+    """Seconds a step of one run."""
     steps, settings = MODELS[model]
     subprocess.run([*command(ROOT, ranks), "train", *settings, *WHOLE, f"train.steps={steps}", f"run.out={folder}/run",
                     "--overwrite", "--quiet", *(() if defended else OFF)], cwd=folder, env=environment(ROOT), check=True,
                    capture_output=True, timeout=300)
-    return float(1e3 * json.loads((folder / "run/run.json").read_text())["seconds"] / steps)
+    return float(json.loads((folder / "run/run.json").read_text())["seconds"] / steps)
 
 
 def main() -> int:
@@ -48,18 +48,11 @@ def main() -> int:
         MODELS["gpt-nano"] = (100, (*MODELS["gpt-nano"][1], f"model.vocabulary={vocabulary}", f"data.path={folder}/text"))
         for model in given.models.split(","):
             for ranks in map(int, given.ranks.split(",")):
-                times: dict[bool, list[float]] = {True: [], False: []}
-                for pair in range(given.pairs + 1):
-                    for defended in ((True, False), (False, True))[pair % 2]:
-                        found = ms_a_step(model, ranks, folder, defended)
-                        if pair:                             # the first pair compiles and fills caches
-                            times[defended].append(found)
-                ratios = [a / b for a, b in zip(times[True], times[False])]
-                low, middle, high = statistics.quantiles(ratios, n=4)
-                ms = [round(statistics.median(times[side]), 4) for side in (True, False)]
-                lines.append({"what": model, "ranks": ranks, "ms": ms, "ratio": middle, "quartiles": [low, high]})
-                print(f"{model:10} {ranks} rank(s)  watched {ms[0]:8.3f} ms  not {ms[1]:8.3f} ms  "
-                      f"ratio {middle:.4f} ({low:.4f} .. {high:.4f})", flush=True)
+                found = in_pairs(partial(seconds_a_step, model, ranks, folder), True, False, given.pairs)
+                lines.append({"what": model, "ranks": ranks, **found})
+                (watched, not_watched), (low, high) = found["ms"], found["quartiles"]
+                print(f"{model:10} {ranks} rank(s)  watched {watched:8.3f} ms  not {not_watched:8.3f} ms  "
+                      f"ratio {found['ratio']:.4f} ({low:.4f} .. {high:.4f})", flush=True)
     if given.json:
         given.json.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return 0

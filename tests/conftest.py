@@ -52,7 +52,7 @@ class RankPlugin:
     def __init__(self) -> None:
         self._terminal = os.fdopen(os.dup(2), "w")            # before pytest captures the stream for a test
         self._peers: list[int] = []
-        faulthandler.register(STACKS, file=self._terminal, all_threads=True)
+        faulthandler.register(STACKS, file=self._terminal, all_threads=False)    # others may run Python: the handler has crashed
 
     def pytest_sessionstart(self) -> None:
         self._peers = world().allgather(os.getpid())          # one machine: every peer can be signalled

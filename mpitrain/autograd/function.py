@@ -199,11 +199,7 @@ class Function:
                 tensor.version = version
         if recording:
             ctx.edges, ctx.leaf_meta = edges, leaf_meta
-            _record(ctx, outputs)
-            if ctx._saved:
-                for tensor in outputs:
-                    arrays.append(tensor.array)  # noqa: PERF401  (of one, nearly always: a comprehension takes longer)
-                ctx.watch(arrays, inputs + outputs)
+            _record(ctx, arrays, inputs, outputs)
         if mode.recorder is not None:
             mode.recorder(cls, inputs, params, outputs)
         return outputs if several else outputs[0]
@@ -234,8 +230,8 @@ def _as_output(cls: type[Function], value: Any, wanted: Any, xp: Any) -> Tensor:
     return Tensor(value)
 
 
-def _record(ctx: Context, outputs: tuple[Tensor, ...]) -> None:
-    """Makes `ctx`, which has its edges, a node of the graph that computed `outputs`."""
+def _record(ctx: Context, arrays: list[Any], inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
+    """Makes `ctx`, which has its edges, a node of the graph that computed `outputs` from `inputs`, whose arrays are `arrays`."""
     ctx.sequence = next(_sequence)
     ctx.wanted = ctx.needs
     ctx.landed = ctx.out_requests = None
@@ -249,3 +245,6 @@ def _record(ctx: Context, outputs: tuple[Tensor, ...]) -> None:
             tensor.requires_grad = True
             tensor.edge = (ctx, len(output_meta))
         output_meta.append((array.shape, dtype))
+        arrays.append(array)
+    if ctx._saved:
+        ctx.watch(arrays, inputs + outputs)

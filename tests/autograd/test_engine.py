@@ -39,11 +39,15 @@ def test_a_graph_20000_ops_deep_needs_no_recursion() -> None:
 
 
 def test_dropping_a_deep_graph_without_backward_is_harmless() -> None:
-    y = leaf(1.0)
+    x = y = leaf(1.0)
     for _ in range(20_000):
         y = y + 1.0
+    bottom = weakref.ref(x)                                   # the deepest node holds it
+    del x
+    assert bottom() is not None
     del y
     gc.collect()
+    assert bottom() is None
 
 
 def test_nodes_run_latest_first_whatever_the_shape_of_the_graph() -> None:

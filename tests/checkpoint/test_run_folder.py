@@ -68,6 +68,7 @@ def test_a_folder_of_other_things_is_refused_without_a_trace(tmp_path: Path) -> 
 def test_a_folder_left_by_a_run_killed_at_once_counts_as_empty(tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
     RunFolder(tmp_path).open().close()
+    assert tree(tmp_path) == ["checkpoints", "lock"]
 
 
 def test_resume_keeps_everything(tmp_path: Path) -> None:

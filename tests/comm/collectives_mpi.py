@@ -177,6 +177,7 @@ def test_objects_travel_as_json(channel: Channel, comm: Any) -> None:
 def test_agreement_and_barrier_pass_when_all_ranks_agree(channel: Channel) -> None:
     channel.agree({"a": [1, 2.5]}, "the configuration")
     channel.barrier()
+    assert channel.gather_objects("next") == ["next"] * channel.size          # they are at the same collective still
 
 
 def test_disagreement_names_the_ranks_and_both_values(channel: Channel, comm: Any) -> None:
@@ -304,7 +305,9 @@ def test_our_own_algorithms_are_proved_by_tests_and_not_at_start(comm: Any, monk
     monkeypatch.setattr(algorithms, "prove", None)
     for name in (*ALL_REDUCE, *ON_NODES):
         channel = Channel(comm.Dup(), "test", algorithm=name)
-        channel.allreduce(np.ones(70_000), name="x")
+        array = np.ones(70_000)
+        channel.allreduce(array, name="x")
+        assert (array == comm.size).all(), name
         channel.close()
 
 

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpitrain.data import Dataset, describe, write_shards
+from mpitrain.data.filters import fletcher32
 from mpitrain.data.report import verify
-from mpitrain.data.storage import fletcher32
 from mpitrain.errors import AccessError, DataError, MissingError, StorageError
 
 Write = Callable[..., Path]

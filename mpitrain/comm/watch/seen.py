@@ -1,8 +1,8 @@
 """A rank as another process of its node sees it: its record in shared memory, and what /proc says of it.
 
     record      words of 8 bytes: count, step, phase, answers, length of the text, over | at byte TEXT: the answer's text
-    pipe        takes ASK, to which a thread of the rank answers, and LEAVE, which ends it
-    stack       a file in memory that Python's fault handler writes on STACK_SIGNAL
+    pipe        takes ASK, to which a thread of the rank answers, STACKS, which has it write them, and LEAVE, which ends it
+    stack       a file in memory that Python's fault handler writes, for that thread or on STACK_SIGNAL
 
 This file is for the watcher too, which imports little and runs on the standard library alone.
 """
@@ -21,7 +21,7 @@ FILES = ("start", "save", "finish")       # phases in which a rank may read or w
 FILE_BYTES = 1 << 16                      # so many of them
 COUNT, STEP, PHASE, ANSWERS, LENGTH, OVER = range(6)
 TEXT, RECORD_BYTES = 64, 4096
-ASK, LEAVE = b"?", b"!"
+ASK, STACKS, LEAVE = b"?", b"#", b"!"
 ANSWER_S = 1.0                            # a rank that can run Python at all answers within this
 STACK_SIGNAL, LEAVE_SIGNAL = 61, 60       # realtime signals that neither MPI libraries nor the C library use
 STOP, CONTINUE, KILL = 19, 18, 9

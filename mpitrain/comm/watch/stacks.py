@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from mpitrain.comm.watch.seen import ANSWER_S, CONTINUE, STACK_SIGNAL, STOP, Rank
+from mpitrain.comm.watch.seen import ANSWER_S, CONTINUE, STACK_SIGNAL, STACKS, STOP, Rank
 
 
 def stacks_of(ranks: list[Rank], *, ends: bool) -> dict[Rank, str]:
@@ -26,16 +26,29 @@ def stacks_of(ranks: list[Rank], *, ends: bool) -> dict[Rank, str]:
 
 
 def ask(ranks: list[Rank]) -> dict[Rank, str]:
-    """The stacks of ranks that can be woken; "" of one that writes none in time."""
+    """The stacks of ranks that can be woken; "" of one that writes none in time.
+
+    A thread of the rank writes them, and a signal handler those of a rank whose interpreter gives that thread no turn.
+    """
     before = {rank: rank.stack_bytes() for rank in ranks}
-    for rank in ranks:
+    running = [rank for rank in ranks if not rank.stopped]
+    for rank in running:
+        rank.say(STACKS)
+    wait_for_stacks(running, before)
+    silent = [rank for rank in ranks if rank.stack_bytes() == before[rank]]
+    for rank in silent:
         rank.interrupt(STACK_SIGNAL)
         rank.signal(CONTINUE)
+    wait_for_stacks(silent, before)
+    return {rank: rank.stack_from(before[rank]) for rank in ranks}
+
+
+def wait_for_stacks(ranks: list[Rank], before: dict[Rank, int]) -> None:
+    """Return when each has written more bytes than `before`, and is not writing now; at the latest after ANSWER_S."""
     end, sizes, last = time.monotonic() + ANSWER_S, [0], [1]
-    while (sizes != last or any(size == before[rank] for size, rank in zip(sizes, ranks))) and time.monotonic() < end:
+    while ranks and (sizes != last or any(size == before[rank] for size, rank in zip(sizes, ranks))) and time.monotonic() < end:
         time.sleep(0.01)
         last, sizes = sizes, [rank.stack_bytes() for rank in ranks]
-    return {rank: rank.stack_from(before[rank]) for rank in ranks}
 
 
 def keep(folder: str, line: str, stacks: dict[Rank, str]) -> str:
