@@ -19,9 +19,9 @@ import os
 import select
 import sys
 import time
-from contextlib import suppress
 
 from mpitrain.comm.watch.ending import end_launcher, end_ranks
+from mpitrain.comm.watch.ignoring import ignoring
 from mpitrain.comm.watch.seen import (
     ANSWER_S,
     ASK,
@@ -94,7 +94,7 @@ class Watcher:
         return bool(read)
 
     def take(self, number: int, pid: int, pipe: int, record: int, stack: int) -> None:
-        with suppress(OSError):                              # its process cannot be seen from here: a container of its own
+        with ignoring(OSError):                              # its process cannot be seen from here: a container of its own
             self.ranks.append(Rank(number, pid, pipe, record, stack))
 
     def pause(self, files: list[int], seconds: float) -> list[int]:
@@ -233,7 +233,7 @@ class Watcher:
             os.kill(self.parent, LEAVE_SIGNAL if self.leaves else KILL)
             end_launcher(self.launcher, LAUNCHER_S)           # one with ULFM goes on when a rank ends, and so do its other ranks
             for _, pid in found:
-                with suppress(OSError):
+                with ignoring(OSError):
                     os.kill(pid, KILL)
 
     def print(self, text: str) -> None:
