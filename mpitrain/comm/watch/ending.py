@@ -6,7 +6,8 @@ import os
 import time
 
 from mpitrain.comm.watch.ignoring import ignoring
-from mpitrain.comm.watch.seen import ANSWER_S, BORN, CONTINUE, KILL, LEAVE, LEAVE_SIGNAL, Rank, stat
+from mpitrain.comm.watch.record import LEAVE, LEAVE_SIGNAL
+from mpitrain.comm.watch.seen import ANSWER_S, BORN, CONTINUE, KILL, Rank, stat
 
 LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted")
 

@@ -22,20 +22,8 @@ import time
 
 from mpitrain.comm.watch.ending import end_launcher, end_ranks
 from mpitrain.comm.watch.ignoring import ignoring
-from mpitrain.comm.watch.seen import (
-    ANSWER_S,
-    ASK,
-    COUNT,
-    KILL,
-    LEAVE_SIGNAL,
-    PARENT,
-    PHASES,
-    REST,
-    STOPPED,
-    Rank,
-    siblings,
-    stat,
-)
+from mpitrain.comm.watch.record import ASK, COUNT, LEAVE_SIGNAL, PHASES, REST
+from mpitrain.comm.watch.seen import ANSWER_S, KILL, PARENT, STOPPED, Rank, siblings, stat
 from mpitrain.comm.watch.stacks import keep, stacks_of
 from mpitrain.comm.watch.words import place_in, write
 
