@@ -19,6 +19,7 @@ from mpitrain.checkpoint.saver import Copies, arrays
 from mpitrain.comm.face import Objects
 from mpitrain.comm.messages.buffers import Host
 from mpitrain.comm.messages.link import Link
+from mpitrain.parallel.pipeline.nonfinite import is_finite
 
 
 class Spare(NamedTuple):
@@ -81,6 +82,12 @@ class Spares:
         other = {} if self.neighbour is None else self.neighbour.swap(own, theirs)
         self._memory.reverse()
         self.kept.append(Spare(step, meta, other | own))
+
+    def sound(self) -> list[Spare]:
+        """The copies whose parameters are finite, as those of a checkpoint have to be. One may be taken between the step that
+        spoils them and the next one, whose loss ends the run."""
+        return [spare for spare in self.kept if all(is_finite(piece.array) for piece in spare.pieces.values()
+                                                    if piece.name.startswith("parameters/"))]
 
 
 def newest_whole(everyone: Sequence[Mapping[str, Mapping[str, Sequence[Any]]]], expected: Mapping[str, Sequence[int]]

@@ -230,6 +230,11 @@ def _newest_whole(folder: Path, purpose: Purpose, warn: Callable[[str], None]) -
     raise MissingError(purpose.missing, file=folder)
 
 
+def newest_whole_since(folder: Path, step: int) -> int:
+    """The step of the newest checkpoint that verifies, of those of `step` and later ones; 0 if there is none. Rank 0 calls it."""
+    return next((step_of(path) for path in candidates(folder) if step_of(path) >= step and not _damage(path)), 0)
+
+
 def refuse_damage(text: str) -> None:
     """The `warn` of a run that would rather not go on from an older checkpoint."""
     raise CheckpointError(f"--strict: {text}; without --strict the run goes on from there")

@@ -48,19 +48,20 @@ class Limits:
 
 
 def describe(path: Path | str, *, x: str | None = None, y: str | None = None, limits: Limits = Limits(),  # noqa: B008
-             parser: Parser | None = None) -> dict[str, Any]:
+             parser: Parser | None = None, apart: Path | None = None) -> dict[str, Any]:
     """The description of a dataset: a plain HDF5 file, a folder of shards (with a manifest or without), or a built-in name.
 
     `x` and `y` name datasets inside the file; without them a manifest says, or the only sensible choice is taken. A bare
     name of a built-in set means that set ("./digits" is the folder). The result holds, in plain JSON types, `kind`
     ("classification", "regression" or "tokens"), and per file its size, time stamp and where the values of x and y lie.
-    `parser` is asked, within its `with` block, in place of one with these `limits`.
+    `parser` is asked, within its `with` block, in place of one with these `limits`. `apart` is a file with another use, such as
+    validation, which may lie in the folder unlisted.
 
     Raises MissingError, AccessError, or DataError naming file and dataset: not HDF5, damaged, values in other files,
-    a type or filter that is not read, shards that do not fit each other or the manifest.
+    a type or filter that is not read, shards that do not fit each other or the manifest, a file that would be left out.
     """
     root = BUILT_IN.get(str(path)) or Path(path)
-    files, manifest = find_files(root)
+    files, manifest = find_files(root, apart)
     if manifest is not None:
         x, y = x or manifest["x"], y or (manifest["y"] if x in (None, manifest["x"]) else None)
     elif y is not None and x is None:
@@ -93,20 +94,40 @@ def sample_file(path: Path, size: int, n_files: int) -> str:
             os.close(fd)
 
 
-def find_files(root: Path) -> tuple[list[Path], dict[str, Any] | None]:
-    """The files behind a path in a fixed order, and the manifest of the folder where it has one."""
+def find_files(root: Path, apart: Path | None = None) -> tuple[list[Path], dict[str, Any] | None]:
+    """The files behind a path in a fixed order, and the manifest of the folder where it has one; DataError where the folder has
+    HDF5 files besides, other than `apart`."""
     known = ", ".join(sorted(BUILT_IN))
     missing = f"no such file or folder, and no built-in data set of that name (built in: {known}); set data.path"
     with reading(root, missing, DENIED, "cannot look at the data"):
         if not stat.S_ISDIR(root.stat().st_mode):
             return [root], None
-        if (root / MANIFEST).exists():
-            manifest = read_manifest(root / MANIFEST)
-            return [root / shard["file"] for shard in manifest["shards"]], manifest
-        files = sorted(f for f in root.iterdir() if f.suffix.lower() in SUFFIXES)
+        manifest = read_manifest(root / MANIFEST) if (root / MANIFEST).exists() else None
+        files = sorted(f for f in root.iterdir() if f.suffix.lower() in SUFFIXES) if manifest is None else \
+            [root / shard["file"] for shard in manifest["shards"]]
+        chosen = {file.name for file in files}
+        left = sorted(entry.name for entry in os.scandir(root) if entry.name not in chosen and _is_left_out(entry, apart))
+    if left:
+        names = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
+        raise DataError(f"the folder also holds {names}, " + (
+            f"of which {MANIFEST} says nothing, so no run would train on it: move it away, or delete {MANIFEST} and make one of "
+            f"all files (`mpitrain data index`)" if manifest else
+            f"HDF5 by its content, but not by its name: no run would train on it; let it end in {SUFFIXES[0]}, or move it away"),
+            file=root)
     if not files:
         raise MissingError(f"the folder has neither {MANIFEST} nor files ending in {', '.join(SUFFIXES)}", file=root)
-    return files, None
+    return files, manifest
+
+
+def _is_left_out(entry: os.DirEntry[str], apart: Path | None) -> bool:
+    """Whether a file that is not read looks as if it were meant to be: HDF5 by its name or first bytes, and not hidden."""
+    if entry.name.startswith(".") or entry.is_dir() or apart and os.path.realpath(apart) == os.path.realpath(entry):
+        return False
+    if Path(entry.name).suffix.lower() in SUFFIXES:
+        return True
+    with suppress(OSError), open(os.open(entry, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        return os.pread(file.fileno(), 8, 0) == SIGNATURE
+    return False
 
 
 def check_file(path: Path) -> tuple[int, int]:

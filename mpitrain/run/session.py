@@ -13,7 +13,7 @@ from mpitrain.comm.job import guard
 from mpitrain.comm.job.start import launched_rank
 from mpitrain.comm.job.together import on_first, same_everywhere
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.shared.leftovers import SHARED_MEMORY, remove_leftovers
+from mpitrain.comm.shared.leftovers import remove_leftovers
 from mpitrain.comm.watch.pulse import Pulse
 from mpitrain.config import Config
 from mpitrain.errors import MpitrainError
@@ -54,7 +54,7 @@ class Session:
         one = config.train.reproducible == "layout" or config.train.precision == "bfloat16"
         self.threads = threads.pin(1 if one else config.train.threads, node)
         first = all(place.host != node[0].host for place in self.places[:control.rank])      # of its host
-        self.notes = self.told_once([remove_leftovers(SHARED_MEMORY) if first else "", "" if pulse is None else pulse.obstacle,
+        self.notes = self.told_once([*(remove_leftovers() if first else []), "" if pulse is None else pulse.obstacle,
                                      threads.crowded(self.threads, node), environment.slow_blas()])      # slow settings are told
         if control.size > 1:
             one_installation = len({files for *_, files in found}) == 1

@@ -3,14 +3,14 @@
     a rank dies      the others get an error out of MPI, or see its lock gone in shared memory
     leave            each revokes what connects the ranks, so that all others get an error too
     agree, shrink    a communicator of the ranks that are left
-    save             the newest copy that they hold in memory becomes a checkpoint, unless a newer one is on the disk
+    save             the newest copy that they hold in memory becomes a checkpoint, unless a whole one on the disk is as new
     resume           a new session on these ranks goes on from there, as --resume does
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
+import math
 import os
 import time
 import traceback
@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mpitrain.checkpoint import store
-from mpitrain.checkpoint.folders import candidates, step_of
 from mpitrain.checkpoint.parts import Piece
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.checkpoint.saver import Saver
@@ -38,7 +37,7 @@ from mpitrain.train.build.assembly import Job
 from mpitrain.train.observers.observer import Observer
 
 T = TypeVar("T")                                          # the result of a run
-SOUND = 255                                              # instead of an exit code: a rank without an error of its own
+SOUND = (1 << 16) - 1                                     # no bit is missing: no rank has an error of its own
 PATIENCE, ITS_TURN = 2.0, 1.0                            # seconds that an error waits for the others, and they for its line
 SWITCH = "OMPI_MCA_mpi_ft_enable"                        # mpirun sets it for its ranks: --with-ft ulfm
 
@@ -136,26 +135,47 @@ class Survivors:
 
         The error of this rank, or PeerError, where another one ends the job with an error of its own.
         """
-        from mpi4py import MPI
-        try:
-            said = self.comm.Agree(SOUND << 1 | done)         # the bits that all ranks have set
-        except MPI.Exception:
-            return False
-        if said >> 1 != SOUND:
+        code, done, lost = self._worst(None, done)
+        if code is not None:
             time.sleep(ITS_TURN)
             ends = failure if isinstance(failure, PeerError) else PeerError("another rank ends the job")
-            ends.exit_code = said >> 1
+            ends.exit_code = code
             raise ends
-        return bool(said & 1)
+        return done and not lost
 
     def _end_with_the_others(self, error: Exception) -> None:
         """Tells ranks that wait in `_agree` with which code this one ends the job: under ULFM not every abort reaches them."""
+        self._worst(describe(error).exit_code, False, time.monotonic() + PATIENCE)
+
+    def _worst(self, own: int | None, done: bool, end: float = math.inf) -> tuple[int | None, bool, bool]:
+        """The lowest of the ranks' exit codes (None: no rank has one), whether all are done, whether one was lost.
+
+        Bugs and causes have lower codes than requests to stop. MPI agrees on the bits that all ranks have set, so a rank clears
+        one of 16 for each half of its code. It waits until `end` at the latest.
+        """
+        def one_of(half: int | None) -> int:
+            return SOUND if half is None else SOUND ^ 1 << half
+
+        said, lost = self._common(one_of(None if own is None else own >> 4) << 1 | done, end)
+        high = lowest_missing(said >> 1)
+        if high is None:
+            return None, bool(said & 1), lost
+        low = lowest_missing(self._common(one_of(own & 15 if own is not None and own >> 4 == high else None), end)[0])
+        return PeerError.exit_code if low is None else high << 4 | low, False, lost      # None: who had it ended meanwhile
+
+    def _common(self, bits: int, end: float) -> tuple[int, bool]:
+        """The bits that all ranks have set, whether or not one was lost, which comes second; its own where time is up."""
         from mpi4py import MPI
-        with contextlib.suppress(MPI.Exception):
-            request = self.comm.Iagree(np.array([describe(error).exit_code << 1], np.int32))
-            end = time.monotonic() + PATIENCE
-            while not request.Test() and time.monotonic() < end:
+        agreed = np.array([bits], np.int32)
+        try:
+            request = self.comm.Iagree(agreed)
+            while not request.Test():
+                if time.monotonic() > end:
+                    return bits, False
                 time.sleep(0.001)
+        except MPI.Exception:                                 # the others hear of the loss, and the same bits, too
+            return int(agreed[0]), True
+        return int(agreed[0]), False
 
     def _shrink(self, failure: Exception | None) -> None:
         from mpi4py import MPI
@@ -189,10 +209,11 @@ class Survivors:
         """The last step that was done, the one to go on from, and where it is. It communicates."""
         keep, channel = self._keep, mesh.channel(mesh.axes, "copies")
         assert keep is not None
-        kept = [] if self._saved else keep.spares.kept
+        kept = [] if self._saved else keep.spares.sound()
         everyone = channel.gather_objects([keep.reached, {str(spare.step): spare.sizes() for spare in kept}])
         reached, chosen = max(step for step, _ in everyone), newest_whole([sizes for _, sizes in everyone], keep.expected)
-        newest = on_first(channel, lambda: next(map(step_of, candidates(folder.checkpoints)), 0))
+        since = 0 if chosen is None else chosen[0]
+        newest = on_first(channel, lambda: store.newest_whole_since(folder.checkpoints, since))
         if chosen is not None and chosen[0] > newest:
             newest, writers = chosen
             spare = next((one for one in kept if one.step == newest), None)
@@ -223,6 +244,11 @@ class Survivors:
         self.lost.append({"step": reached, "ranks": gone, "left": len(self.numbers), "resumed": step, "from": where})
         begins = f"from step {step} (of {where})" if step else f"from {where}"
         self.news = [f"{numbered('rank', gone)} {_were(gone)} lost after step {reached}; {len(self.numbers)} left go on {begins}"]
+
+
+def lowest_missing(bits: int) -> int | None:
+    """The number of the lowest of SOUND's bits that is not set."""
+    return next((number for number in range(SOUND.bit_length()) if not bits >> number & 1), None)
 
 
 def _were(ranks: list[int]) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import mmap
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
 import pytest
-from launch import launch, mpirun
+from launch import is_open_mpi, launch, mpirun
 
-from mpitrain.comm.shared.leftovers import SHARED_MEMORY, YOUNG, remove_leftovers
+from mpitrain.comm.shared.leftovers import SHARED_MEMORY, YOUNG, remove_files, remove_folders
 
 OLD = time.time() - 10 * YOUNG
 
@@ -28,10 +29,10 @@ def test_files_of_dead_jobs_are_removed_and_told_in_one_line(tmp_path: Path) -> 
         made(tmp_path / name)
     for name in ("sm_segment", "psm_1234", "mine.sm_segment.x", "sem.mp-abc"):
         made(tmp_path / name)
-    line = remove_leftovers(tmp_path)
+    line = remove_files(tmp_path)
     assert line == f"removed what killed jobs of yours left in {tmp_path}: mpitrain-alive-x1 and 3 more files, 4.0 MiB"
     assert sorted(os.listdir(tmp_path)) == ["mine.sm_segment.x", "psm_1234", "sem.mp-abc", "sm_segment"]
-    assert remove_leftovers(tmp_path) == "" == remove_leftovers(tmp_path / "nowhere")
+    assert remove_files(tmp_path) == "" == remove_files(tmp_path / "nowhere")
 
 
 def test_files_that_a_process_has_mapped_or_open_or_that_are_young_stay(tmp_path: Path) -> None:
@@ -41,10 +42,10 @@ def test_files_that_a_process_has_mapped_or_open_or_that_are_young_stay(tmp_path
     young = tmp_path / "sm_segment.c"
     young.write_bytes(b"x")
     with open(opened):
-        assert remove_leftovers(tmp_path) == ""
+        assert remove_files(tmp_path) == ""
     assert sorted(os.listdir(tmp_path)) == ["sm_segment.a", "sm_segment.b", "sm_segment.c"]
     memory.close()
-    assert "sm_segment.a and 1 more files" in remove_leftovers(tmp_path)
+    assert "sm_segment.a and 1 more files" in remove_files(tmp_path)
     assert os.listdir(tmp_path) == ["sm_segment.c"]
 
 
@@ -55,7 +56,66 @@ def test_links_folders_and_files_of_others_stay(tmp_path: Path) -> None:
     if os.getuid() == 0:
         os.chown(made(tmp_path / "sm_segment.others"), 12345, 12345)
     before = sorted(os.listdir(tmp_path))
-    assert remove_leftovers(tmp_path) == "" and sorted(os.listdir(tmp_path)) == before
+    assert remove_files(tmp_path) == "" and sorted(os.listdir(tmp_path)) == before
+
+
+def launcher(folder: Path, pid: int, host: str = socket.gethostname()) -> Path:
+    """A folder as Open MPI 5 makes one for the launcher with this number."""
+    made_for = folder / f"ompi.{pid}"
+    (made_for / "1" / "0").mkdir(parents=True)
+    (made_for / f"pmix.{host}.tool.{pid}").write_text("its address")
+    os.utime(made_for, (OLD, OLD))
+    return made_for
+
+
+@pytest.mark.promise("A11")
+def test_folders_of_dead_launchers_are_removed_and_no_others(tmp_path: Path) -> None:
+    processes = tmp_path / "processes"
+    for pid, name in ((11, "prterun\n"), (12, "prted\n"), (13, "mpirun\n"), (21, "bash\n")):
+        (processes / str(pid)).mkdir(parents=True)
+        (processes / str(pid) / "comm").write_text(name)
+    for pid in (11, 12, 13, 21, 22):
+        launcher(tmp_path, pid)
+    launcher(tmp_path, 31, host="another")
+    os.utime(launcher(tmp_path, 32))                                         # it is young
+    (tmp_path / "ompi.33").symlink_to(launcher(tmp_path / "elsewhere", 33))
+    (tmp_path / "ompi.22" / "link").symlink_to(made(tmp_path / "victim").parent)
+    os.utime(tmp_path / "ompi.22", (OLD, OLD))
+    launcher(tmp_path, 34).rename(tmp_path / "ompi.34.old")
+    left = {f"ompi.{number}" for number in ("11", "12", "13", "31", "32", "33", "34.old")}
+    if os.getuid() == 0:
+        os.chown(launcher(tmp_path, 35), 12345, 12345)
+        left.add("ompi.35")
+    line = remove_folders(tmp_path, processes)
+    assert line == f"removed what killed jobs of yours left in {tmp_path}: ompi.21 and 1 more folders"
+    assert {name for name in os.listdir(tmp_path) if name.startswith("ompi.")} == left
+    assert (tmp_path / "victim").exists() and (tmp_path / "elsewhere" / "ompi.33" / "1").exists()
+    assert remove_folders(tmp_path, processes) == "" == remove_folders(tmp_path / "nowhere", processes)
+    assert remove_folders(tmp_path, tmp_path / "unknown processes") == ""
+
+
+@pytest.mark.skipif(not is_open_mpi(), reason="the folder is Open MPI's")
+@pytest.mark.promise("A11")
+def test_the_next_run_removes_the_folder_of_a_killed_launcher_and_not_that_of_a_live_one(tmp_path: Path) -> None:
+    places, train = {"TMPDIR": str(tmp_path)}, ("-m", "mpitrain", "train", "train.eval_every=1000000", "checkpoint.every=0")
+    running = launch(1, *train, "train.steps=1000000", "run.out=running", cwd=tmp_path, env=places)
+    running.wait_for("step 1/")
+    killed = launch(1, "-c", "import time; print('here'); time.sleep(60)", cwd=tmp_path, env=places)
+    killed.wait_for("here")
+    before = {path.name for path in tmp_path.glob("ompi.*")}
+    alive, dead = tmp_path / f"ompi.{running.process.pid}", tmp_path / f"ompi.{killed.process.pid}"
+    if before != {alive.name, dead.name}:
+        pytest.skip(f"this Open MPI names its folders otherwise: {before}")
+    for pid in [killed.process.pid, *killed.ranks()]:
+        os.kill(pid, signal.SIGKILL)
+    killed.finish()
+    for folder in (alive, dead):
+        os.utime(folder, (OLD, OLD))
+    done = mpirun(1, "-m", "mpitrain", "train", "train.steps=3", "run.out=next", cwd=tmp_path, env=places)
+    assert done.rc == 0 and f"left in {tmp_path}: {dead.name}\n" in done.out, done.out + done.err
+    assert alive.exists() and not dead.exists()
+    running.signal(signal.SIGUSR1)
+    assert running.finish().rc == 85
 
 
 @pytest.mark.promise("A11")

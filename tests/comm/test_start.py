@@ -48,6 +48,24 @@ def test_each_signal_ends_a_process_with_the_exit_code_that_was_set_for_it() -> 
         assert subprocess.run([sys.executable, "-c", program, str(number)], env=clean_environment()).returncode == code
 
 
+@pytest.mark.promise("A12")
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_failure_of_mpis_own_end_after_a_loss_is_a_line_and_keeps_the_exit_code(fails: bool) -> None:
+    program = """if True:
+        import sys
+        from mpi4py import MPI
+        from mpitrain.comm.job.start import finalize_within
+        def fail():
+            raise MPI.Exception(MPI.ERR_OTHER)
+        if sys.argv[1] == "True":
+            MPI.Finalize = fail
+        finalize_within(5.0, 3)
+        sys.exit(3)"""
+    done = subprocess.run([sys.executable, "-c", program, str(fails)], env=clean_environment(), capture_output=True, text=True)
+    said = r"warning: the program is done, but MPI's own end failed: .*MPI_ERR_OTHER.*\n" if fails else ""
+    assert done.returncode == 3 and re.fullmatch(said, done.stderr), done.stderr
+
+
 def test_the_fast_settings_are_for_one_node() -> None:
     one = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
     two = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}

@@ -235,6 +235,7 @@ mlp train.loss=mse => the model's output for one sample is (10,), the targets ar
 mlp data.path=nowhere => no such file or folder, and no built-in data set of that name
 mlp data.path=empty => the folder has neither
 mlp data.path=own.py => is not an HDF5 file (no HDF5 signature found)
+gpt data.path=more => the folder also holds late.h5, of which manifest.json says nothing, so no run would train on it
 mlp data.x=foo => "foo"
 mlp data.validation=gone.h5 => no such file or folder
 mlp model.init_from=nope => model.init_from names neither a run folder nor a folder of checkpoints
@@ -287,6 +288,7 @@ mlp comm.algorithm=own.py:thing => that yields rounds, found <Thing object> (Thi
 mlp
 gpt
 experts
+gpt data.path=more data.validation=more/late.h5
 norm
 plain
 mlp comm.sharding=parameters
@@ -321,7 +323,9 @@ def write(folder: Path) -> None:
     write_hdf5(folder / "negative.h5", {"x": np.zeros((3, 1, 8, 8), np.float32), "y": np.array([1, -3, 2])})
     save(folder / "other" / "checkpoints", 1, [Piece.whole("parameters/weight", np.zeros(3, np.float32))], {})
     (folder / "corpus.txt").write_text("".join(chr(32 + (i * i + 3 * i) % 64) for i in range(400)))
-    main(["data", "import", "text", str(folder / "corpus.txt"), "--out", str(folder / "tokens")])
+    for out in ("tokens", "more"):
+        main(["data", "import", "text", str(folder / "corpus.txt"), "--out", str(folder / out)])
+    (folder / "more" / "late.h5").write_bytes((folder / "more" / "shard-00000.h5").read_bytes())
 
 
 def verdict(action: Callable[[], Any]) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,36 @@ def test_the_manifest_is_written_once_and_whole(tmp_path: Path, monkeypatch: pyt
         index(there)
     with pytest.raises(OutputError, match="is a file, and a manifest belongs to a folder"):
         index(there / "part0.h5")
+
+
+@pytest.mark.promise("C5")
+@pytest.mark.parametrize("name", ["part2.h5", "PART.HDF5", "part2", "part2.h5.bak"])
+def test_a_file_that_is_not_in_the_manifest_is_refused_instead_of_left_out(tmp_path: Path, name: str) -> None:
+    there = folder(tmp_path, {})
+    index(there, x="/fields", y="/labels")
+    for beside in ("README.md", ".hidden.h5", "notes.json"):
+        (there / beside).write_bytes(b"")
+    (there / "part9.h5").mkdir()
+    assert len(describe(there)["shards"]) == 2
+    shutil.copy(there / "part0.h5", there / name)
+    for look in (describe, verify):
+        with pytest.raises(DataError, match=f"the folder also holds {name}, of which manifest.json says nothing, .*move it away"):
+            look(there)
+    assert len(describe(there, apart=there / name)["shards"]) == 2           # data.validation may name it
+    for file in ("manifest.json", ".hidden.h5"):
+        (there / file).unlink()
+    (there / "part9.h5").rmdir()
+    if name in ("part2.h5", "PART.HDF5"):
+        assert index(there, x="/fields", y="/labels")[0] == 90
+    else:
+        with pytest.raises(DataError, match=f"holds {name}, HDF5 by its content, but not by its name"):
+            index(there, x="/fields", y="/labels")
+
+
+def test_of_many_such_files_three_are_named(tmp_path: Path) -> None:
+    there = folder(tmp_path, {})
+    index(there, x="/fields", y="/labels")
+    for number in range(5):
+        (there / f"late{number}.h5").touch()
+    with pytest.raises(DataError, match="also holds late0.h5, late1.h5, late2.h5 and 2 more, of which"):
+        describe(there)

@@ -14,19 +14,34 @@ from mpitrain.checkpoint.spare import Spares, different, newest_whole
 
 ONLY_OPEN_MPI = pytest.mark.skipif("not __import__('launch').is_open_mpi()", reason="needs Open MPI: its mpirun --with-ft ulfm")
 OWN = """
+import gc
 import os
 import signal
+from pathlib import Path
 
+from mpi4py import MPI
+
+from mpitrain.nn import Parameter
 from mpitrain.train import Observer
 
 
 class Faults(Observer):
+    def after_step(self, step, result, seconds):
+        if str(step) == os.environ.get("SPOIL"):
+            del os.environ["SPOIL"]
+            next(one for one in gc.get_objects() if type(one) is Parameter).array[...] = float("nan")
+
     def before_step(self, step):
         rank = os.environ["OMPI_COMM_WORLD_RANK"]
+        if f"{rank}:{step}" == os.environ.get("DAMAGE"):
+            os.truncate(next(Path("run/checkpoints").glob("step-*/part-*")), 1000)
         if f"{rank}:{step}" in os.environ.get("KILL", "").split():
             os.kill(os.getpid(), signal.SIGKILL)
         if f"{rank}:{step}" == os.environ.get("RAISE"):
             raise ValueError("mine alone")
+        if str(step) == os.environ.get("WAIT"):                # a loss is noticed before the next forward pass, once
+            del os.environ["WAIT"]
+            MPI.COMM_WORLD.Recv(bytearray(1), source=0)
 """
 
 
@@ -52,6 +67,61 @@ def test_ranks_that_are_left_go_on_to_the_same_bits(tmp_path: Path) -> None:
     keys = [(line["step"], line.get("split")) for line in lines(tmp_path / "run")]
     assert keys == [(line["step"], line.get("split")) for line in lines(tmp_path / "quiet")]
     assert "rank 0 was lost after step 24; 2 left go on from step 20 (of memory)" in result.out
+
+
+@ONLY_OPEN_MPI
+@pytest.mark.promise("A2", "B5")
+@pytest.mark.parametrize(("damage", "resumed"), [("0:26", (20, "memory")),
+                                                 pytest.param("", (24, "a checkpoint"), marks=pytest.mark.slow)])
+def test_a_copy_in_memory_is_taken_where_a_newer_checkpoint_is_damaged(tmp_path: Path, damage: str,
+                                                                       resumed: tuple[int, str]) -> None:
+    result = run(tmp_path, 3, "checkpoint.every=24", "checkpoint.asynchronous=false", DAMAGE=damage, KILL="0:26")
+    assert result.rc == 0 and not result.error_lines, result.err
+    lost, = record(tmp_path / "run")["lost"]
+    assert (lost["resumed"], lost["from"]) == resumed
+    assert ("newer checkpoints are damaged (step-00000024" in result.err) == bool(damage)
+
+
+@ONLY_OPEN_MPI
+@pytest.mark.promise("A2", "D1")
+@pytest.mark.parametrize("spoil", ["20", pytest.param("0", marks=pytest.mark.slow)])
+def test_a_copy_of_parameters_that_are_not_finite_is_not_taken(tmp_path: Path, spoil: str) -> None:
+    result = run(tmp_path, 3, "log.every=7", "optimizer.clip_norm=0", SPOIL=spoil, KILL="0:21", WAIT="21")
+    assert result.rc == 0 and not result.error_lines, result.err
+    resumed = [one["resumed"] for one in record(tmp_path / "run")["lost"]]
+    assert resumed == [15 if spoil == "20" else 20]           # the best one of the evaluations is on the disk
+
+
+CODES = """if True:
+    import sys
+    from mpitrain.comm.job.start import set_for_survivors, start
+    from mpitrain.errors import MpitrainError, PeerError
+    from mpitrain.run.survivors import Survivors
+    import os
+    set_for_survivors(os.environ)
+    survivors = Survivors(None, start().comm)
+    code = int(sys.argv[1 + survivors.comm.rank])
+    if code:
+        error = MpitrainError("mine")
+        error.exit_code = code
+        survivors._end_with_the_others(error)
+    else:
+        try:
+            print(f"all {survivors._agree(True, None)}", flush=True)
+        except PeerError as error:
+            print(f"heard {error.exit_code}", flush=True)
+    survivors.comm.Barrier()
+"""
+
+
+@ONLY_OPEN_MPI
+@pytest.mark.promise("A1")
+@pytest.mark.parametrize(("codes", "heard"), [
+    (("0", "75", "85"), "heard 75"), *(pytest.param(*one, marks=pytest.mark.slow) for one in [
+        (("0", "255", "65"), "heard 65"), (("143", "0", "0"), "heard 143"), (("0", "0", "0"), "all True")])])
+def test_of_ranks_that_fail_differently_at_once_the_others_hear_one_code(codes: tuple[str, ...], heard: str) -> None:
+    result = mpirun(3, "-c", CODES, *codes, mpi_args=("--with-ft", "ulfm"))
+    assert result.rc == 0 and result.out.split("\n")[:-1] == [heard] * codes.count("0"), result.err
 
 
 @ONLY_OPEN_MPI

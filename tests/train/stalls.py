@@ -53,7 +53,8 @@ def fail() -> None:
 KINDS: dict[str, Callable[[], None]] = {
     "stop": stop, "hold": hold_the_interpreter, "loop": loop, "mpi": call_mpi, "read": read_for_ever, "none": lambda: None,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
-    "abort": os.abort, "exception": fail, "slow": lambda: time.sleep(0.02)}
+    "abort": os.abort, "leave": lambda: os._exit(0), "exception": fail, "slow": lambda: time.sleep(0.02),
+    "timer": lambda: print("timer", *signal.getitimer(signal.ITIMER_REAL), flush=True)}
 done = threading.Event()
 
 

@@ -18,6 +18,7 @@ from mpitrain.train.observers.stragglers import straggler
 
 STALLS = Path(__file__).with_name("stalls.py")
 LIMIT = 5.0                                       # seconds beyond stall_s until the end of mpirun
+ONLY_OPEN_MPI = pytest.mark.skipif("not __import__('launch').is_open_mpi()", reason="needs Open MPI: its mpirun --with-ft ulfm")
 START = 8.0                                       # a start takes 1 to 6 seconds on a busy machine
 PHASES = ("start", "load", "forward", "backward", "exchange", "update", "evaluation", "save", "finish")
 STILL = ("stop", "hold", "loop", "mpi", "read")
@@ -27,9 +28,10 @@ CASES = EVERY if os.environ.get("MPITRAIN_EVERY_FAULT") else EVERY[::10]      # 
 
 
 def start(tmp_path: Path, n: int, kind: str, phase: str, rank: int, *arguments: str, seconds: float = 2.0,
-          env: dict[str, str] | None = None) -> Job:
+          env: dict[str, str] | None = None, mpi_args: tuple[str, ...] = ()) -> Job:
     return launch(n, STALLS, kind, phase, str(rank), write(tmp_path, SMALL), "run.out=run", "train.steps=8", "log.every=4",
-                  f"train.stall_s={seconds}", f"train.start_s={START}", *arguments, cwd=tmp_path, env=env)
+                  f"train.stall_s={seconds}", f"train.start_s={START}", *arguments, cwd=tmp_path, env=env,
+                  mpi_args=mpi_args)
 
 
 def run(tmp_path: Path, n: int, kind: str, phase: str, rank: int, *arguments: str, seconds: float = 2.0) -> Result:
@@ -110,6 +112,24 @@ def test_a_rank_that_never_comes_to_the_start_of_mpi_is_named(tmp_path: Path) ->
                         r"signal\); see .*", result.error_lines[0])
 
 
+@ONLY_OPEN_MPI
+@pytest.mark.promise("A2", "A4")
+@pytest.mark.parametrize(("n", "kind", "rank", "says"), [(2, "kill", 0, 1), (2, "kill", 1, 0), (3, "leave", 0, "[12]")])
+def test_a_rank_that_dies_before_mpi_starts_ends_the_job_under_ulfm(tmp_path: Path, n: int, kind: str, rank: int,
+                                                                    says: int | str) -> None:
+    result = start(tmp_path, n, kind, "mpi", rank, "train.start_s=0.5", mpi_args=("--with-ft", "ulfm")).finish(timeout=30)
+    assert result.rc == 75 and len(result.error_lines) == 1, result.err
+    why = r" \(other ranks are missing, .*\)" if rank else ", and nobody watches: the first rank of this node has probably ended"
+    assert re.fullmatch(rf"mpitrain: E_STALL rank={says}/{n} host=\S+ phase=start: MPI has not started for \d s{why}; see that "
+                        "all ranks start, or raise train.start_s", result.error_lines[0])
+
+
+@pytest.mark.promise("A4")
+def test_once_mpi_has_started_a_rank_has_no_alarm(tmp_path: Path) -> None:
+    result = run(tmp_path, 2, "timer", "forward", 1)
+    assert result.rc == 0 and "timer 0.0 0.0\n" in result.out, result.err
+
+
 @pytest.mark.promise("A4")
 def test_with_a_warning_alone_a_stopped_rank_may_go_on(tmp_path: Path) -> None:
     job = start(tmp_path, 2, "stop", "forward", 1, "train.stall=warn")
@@ -185,8 +205,9 @@ def test_ranks_that_take_about_as_long_are_not_told_of() -> None:
 
 
 @pytest.mark.promise("A1")
-def test_an_exception_in_the_midst_of_training_is_told_with_its_step_and_phase(tmp_path: Path) -> None:
-    ended(run(tmp_path, 2, "exception", "backward", 1), "exception", 1, 2, "backward")
+@pytest.mark.parametrize("phase", ["start", "backward"])
+def test_an_exception_is_told_with_its_step_and_phase(tmp_path: Path, phase: str) -> None:
+    ended(run(tmp_path, 2, "exception", phase, 1), "exception", 1, 2, phase)
 
 
 def ended(result: Result, kind: str, rank: int, n: int, phase: str) -> None:
@@ -195,8 +216,8 @@ def ended(result: Result, kind: str, rank: int, n: int, phase: str) -> None:
     assert result.ended - float(re.findall(r"failed at (\S+)", result.out)[0]) < LIMIT
     if kind == "exception":
         step = {"load": 4, "evaluation": 8, "save": 8, "finish": 8}.get(phase, 5)      # a trial has read one batch before
-        where = "" if phase == "start" else f" step={step} phase={phase}"
-        line = rf"mpitrain: E_BUG rank={rank}/{n} host=\S+{where}: ValueError at stalls.py:.* on purpose"
+        where = f"phase={phase}" if phase == "start" else f"step={step} phase={phase}"
+        line = rf"mpitrain: E_BUG rank={rank}/{n} host=\S+ {where}: ValueError at stalls.py:.* on purpose"
         assert len(result.error_lines) == 1 and re.fullmatch(line, result.error_lines[0]), result.err
     else:
         line = rf"mpitrain: E_PEER rank={rank}/{n} host=\S+ step=\d+ phase={phase}: its process has ended without a word: .*"

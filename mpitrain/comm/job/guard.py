@@ -19,7 +19,6 @@ import contextlib
 import faulthandler
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -27,7 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from mpitrain.comm.job import streams
+from mpitrain.comm.job import streams, turn
 from mpitrain.comm.job.failure import Failure, as_peer_error, describe, printable, write_record
 from mpitrain.comm.job.signals import StopRequest, on_terminate
 from mpitrain.comm.job.start import abort, finalize_within, is_last_one, launched_by_mpirun, launched_rank, local_rank, started
@@ -214,36 +213,10 @@ def _wait_for_turn(error: BaseException, rank: int, exit_code: int) -> None:
                 os._exit(exit_code)
     elif isinstance(error, (DesyncError, PeerError)) and rank != local_rank():
         time.sleep(WAIT_FOR_FIRST_NODE)
-    if not _claim_the_line():
+    if not turn.claim():
         time.sleep(LIMIT - WAIT_FOR_RANK_0)
         os._exit(exit_code)
     time.sleep(HOLD)
-
-
-def _claim_the_line() -> bool:
-    """Whether this process is the first of the job on this node."""
-    job = os.environ.get("PMIX_NAMESPACE") or "{}.{}".format(os.environ.get("SLURM_JOB_ID", f"p{os.getppid()}"),
-                                                            os.environ.get("SLURM_STEP_ID", ""))
-    folder = os.environ.get("PMIX_SERVER_TMPDIR")             # the launcher removes it with the job
-    with contextlib.suppress(OSError):
-        if folder:
-            try:
-                os.close(os.open(os.path.join(folder, f"mpitrain-{job}".replace("/", "-")), os.O_CREAT | os.O_EXCL, 0o600))
-                return True
-            except FileExistsError:
-                return False
-    if not sys.platform.startswith("linux"):
-        return True                                           # abstract socket names are Linux's: the line may come twice
-    try:
-        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    except OSError:
-        return True                                           # files have run out: better a line twice than never
-    try:
-        claim.bind(f"\0mpitrain-{os.getuid()}-{job}")
-        claim.detach()                                        # the socket stays open, and the name taken, until the end
-    except OSError:
-        return False
-    return True
 
 
 def _print(line: str) -> None:

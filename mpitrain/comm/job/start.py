@@ -10,6 +10,8 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from mpitrain.errors import print_warning, text_of
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -75,7 +77,10 @@ def abort(exit_code: int) -> NoReturn:
 
 
 def finalize_within(seconds: float, exit_code: int) -> None:
-    """Finalize MPI; where that takes longer, as it may after a loss, the process ends with this code, and mpirun with 1."""
+    """Finalize MPI; where that takes longer or fails, as it may after a loss, the process ends with this code, and mpirun with 1.
+
+    A failure is told in a line, and no other attempt follows at the interpreter's end.
+    """
     from mpi4py import MPI
 
     from mpitrain.backend import native
@@ -83,7 +88,11 @@ def finalize_within(seconds: float, exit_code: int) -> None:
     if library is not None:
         library.leave_on(signal.SIGALRM, exit_code)
     signal.setitimer(signal.ITIMER_REAL, seconds)
-    MPI.Finalize()
+    try:
+        MPI.Finalize()
+    except MPI.Exception as error:
+        print_warning(f"the program is done, but MPI's own end failed: {text_of(error)}")
+        os._exit(exit_code)
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 

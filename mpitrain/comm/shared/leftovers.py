@@ -1,6 +1,8 @@
-"""Files that killed jobs left in shared memory: found by MPI's names for them, and removed where no process uses them.
+"""What killed jobs left on a node: found by MPI's names for it, and removed where no process uses it.
 
 A node's /dev/shm is memory. What a job that was killed has left there is missing to the next one, until somebody removes it.
+The folder of Open MPI 5's launcher has its process number. Left by a killed one, it ends a later launcher that gets the number,
+before there is a rank ("PMIx server's listener thread failed to start").
 """
 
 from __future__ import annotations
@@ -8,8 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
+import socket
 import stat
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 # Open MPI's segments for messages (5: sm, 4: vader) and files behind shared windows, and the lock files of `alive`. The last two
@@ -17,9 +22,51 @@ from pathlib import Path
 OURS = re.compile(r"(sm_segment|vader_segment|osc_sm)\..+|mpitrain-(alive|shared)-\w+")
 SHARED_MEMORY = Path("/dev/shm")
 YOUNG = 10.0                     # seconds; a job that is just starting has made its file and not mapped it yet
+FOLDER = re.compile(r"ompi\.(\d+)")
+LAUNCHERS = ("prte", "mpi", "osh")        # prterun (mpirun itself), prted, prte, mpirun, mpiexec, oshrun
 
 
-def remove_leftovers(folder: Path, processes: Path = Path("/proc")) -> str:
+def remove_leftovers(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Removes what killed jobs of this user left on this node; a line for each place where there was any."""
+    own = Path(environment.get("PMIX_SERVER_TMPDIR", ""))     # where mpirun has started us, its folder lies beside the others
+    folder = own.parent if FOLDER.fullmatch(own.name) else Path(environment.get("TMPDIR", "/tmp"))
+    return list(filter(None, (remove_files(SHARED_MEMORY), remove_folders(folder))))
+
+
+def remove_folders(folder: Path, processes: Path = Path("/proc")) -> str:
+    """Removes this user's folders of launchers of this host that have ended; a line that says so, or "" where there were none."""
+    removed = []
+    with contextlib.suppress(OSError):
+        for name in sorted(filter(FOLDER.fullmatch, os.listdir(folder)) if processes.is_dir() else ()):
+            with contextlib.suppress(OSError):                # another job of this user cleans up too
+                about = os.lstat(folder / name)
+                mine = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and abs(time.time() - about.st_mtime) > YOUNG
+                if mine and _of_this_host(folder / name) and not _launches(processes / name.partition(".")[2]):
+                    shutil.rmtree(folder / name)              # it follows no link
+                    removed.append(name)
+    return _told(removed, folder, "folders") if removed else ""
+
+
+def _of_this_host(folder: Path) -> bool:
+    """Hosts may share the folder of folders, and know only their own processes. A launcher's contact has its host's name."""
+    host, number = socket.gethostname(), folder.name.partition(".")[2]
+    return any((folder / f"pmix.{name}.tool.{number}").exists() for name in (host, host.partition(".")[0]))
+
+
+def _launches(process: Path) -> bool:
+    """Whether this process lives and is a launcher; a number is given again."""
+    try:
+        return (process / "comm").read_text(errors="replace").startswith(LAUNCHERS)
+    except OSError:
+        return process.exists()
+
+
+def _told(removed: list[str], folder: Path, kind: str) -> str:
+    names = f"{removed[0]} and {len(removed) - 1} more {kind}" if len(removed) > 1 else removed[0]
+    return f"removed what killed jobs of yours left in {folder}: {names}"
+
+
+def remove_files(folder: Path, processes: Path = Path("/proc")) -> str:
     """Removes this user's files in `folder` that no process has mapped or open; a line that says so, or "" where none were."""
     found = _candidates(folder)
     if found:
@@ -32,8 +79,7 @@ def remove_leftovers(folder: Path, processes: Path = Path("/proc")) -> str:
             removed.append(name)
     if not removed:
         return ""
-    files = f"{removed[0]} and {len(removed) - 1} more files" if len(removed) > 1 else removed[0]
-    return f"removed what killed jobs of yours left in {folder}: {files}, {freed / 2**20:.1f} MiB"
+    return f"{_told(removed, folder, 'files')}, {freed / 2**20:.1f} MiB"
 
 
 def _candidates(folder: Path) -> set[str]:

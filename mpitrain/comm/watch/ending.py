@@ -9,6 +9,7 @@ from mpitrain.comm.watch.ignoring import ignoring
 from mpitrain.comm.watch.record import LEAVE, LEAVE_SIGNAL
 from mpitrain.comm.watch.seen import ANSWER_S, BORN, CONTINUE, KILL, Rank, stat
 
+LAUNCHER_S = 3.0                          # the launcher has so long to end after its ranks
 LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted")
 
 
@@ -24,6 +25,25 @@ def end_ranks(ranks: list[Rank], *, leaves: bool) -> None:
         rank.signal(KILL)
 
 
+def end_unconnected(first: int, ranks: list[int], launcher: int, *, leaves: bool) -> None:
+    """End the `ranks` of this node that MPI's start has not connected, all with the exit code of a stall where they can, and
+    the launcher. It ends the others together with the `first` one, but with ULFM it does not."""
+    started = stat(launcher)[BORN]
+    number = LEAVE_SIGNAL if leaves else KILL
+    send([first], number)
+    if _lasts(launcher, started, ANSWER_S):
+        send(ranks, number)
+        if _lasts(launcher, started, ANSWER_S):
+            send(ranks, KILL)                                 # one that is stopped
+    end_launcher(launcher, LAUNCHER_S)
+
+
+def send(processes: list[int], number: int) -> None:
+    for process in processes:
+        with ignoring(OSError):                               # it has ended
+            os.kill(process, number)
+
+
 def end_launcher(launcher: int, seconds: float) -> None:
     """Kill Open MPI's mpirun, or its daemon on another host, if it does not end by itself within `seconds`.
 
@@ -31,8 +51,13 @@ def end_launcher(launcher: int, seconds: float) -> None:
     """
     with ignoring(OSError), open(f"/proc/{launcher}/comm") as file:
         known, born = file.read().strip() in LAUNCHERS, stat(launcher)[BORN]
-        limit = time.monotonic() + seconds
-        while known and stat(launcher)[BORN] == born and time.monotonic() < limit:
-            time.sleep(0.01)
-        if known and stat(launcher)[BORN] == born:
+        if known and _lasts(launcher, born, seconds):
             os.kill(launcher, KILL)
+
+
+def _lasts(process: int, born: str, seconds: float) -> bool:
+    """Whether the process is still there after so long; it returns as soon as it is not."""
+    limit = time.monotonic() + seconds
+    while stat(process)[BORN] == born and time.monotonic() < limit:
+        time.sleep(0.01)
+    return stat(process)[BORN] == born

@@ -5,6 +5,7 @@
                     It writes the stacks of all threads, too: a signal handler has crashed while others ran Python
     STACK_SIGNAL    Python's fault handler writes them where the interpreter's lock is held, and that thread gets no turn
     LEAVE_SIGNAL    native/leave.c ends the process with the exit code of a stall; without a compiler the thread does
+    SIGALRM         native/leave.c ends a rank for which MPI does not start, where the first rank died before it had a watcher
 
 The watcher reaches all of this through /proc: nothing has a name, and nothing is left behind. The first rank of a node starts it
 before MPI, because nothing forks once MPI has started.
@@ -20,13 +21,14 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from mpitrain.backend import native
 from mpitrain.comm.job.start import launched_rank, local_rank
+from mpitrain.comm.job.turn import claim_file
 from mpitrain.comm.messages.progress import Progress
 from mpitrain.comm.watch.record import (
     ANSWERS,
@@ -52,6 +54,7 @@ LIBRARY = (str(Path(os.__file__).parent) + os.sep, "<frozen")
 WATCHER = (f"import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r}); "
            "from mpitrain.comm.watch.watcher import main; main()")
 BLOCKED = {signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}     # for ranks; the watcher sees its rank end instead
+ALARM_S = 5.0                                                     # a rank without a watcher waits so much longer for MPI's start
 # The phase that a span begins, by its row, and on the row "compute" by the first word of its name.
 ROWS = {"data": "load", "wait": "exchange", "optimizer": "update", "evaluation": "evaluation", "checkpoint": "save"}
 WORDS = {"forward": "forward", "backward": "backward", "weight": "backward", "exchange": "exchange", "gradients": "exchange"}
@@ -78,6 +81,7 @@ class Pulse:
         threading.Thread(target=self._answer, name="mpitrain-pulse", daemon=True).start()
         self.obstacle = ""                                    # it says why there is no watcher where there should be one
         self._orders = self._start_watcher(seconds, start, what, leaves) if local_rank() == 0 else None
+        self._stop_alarm = self._set_alarm(library, start) if self._orders is None and start and what == "end" else lambda: None
 
     def _start_watcher(self, seconds: float, start: float, what: str, leaves: bool) -> int | None:
         """The end of a pipe that gives it orders; it ends when this is closed. None where no process can be started."""
@@ -96,12 +100,32 @@ class Pulse:
             os.close(orders)
         return ours
 
+    def _set_alarm(self, library: Any, seconds: float) -> Callable[[], object]:
+        """Ends this rank, which has no watcher of its own, if MPI has not started a while after one would have said so.
+
+        MPI's start holds the interpreter's lock, so the alarm is in C; without a compiler Python's fault handler is one, with
+        stacks and exit code 1. What comes back stops it. The program's own timer is left alone.
+        """
+        (rank, size), late = launched_rank(), seconds + min(seconds, ALARM_S)
+        if size == 1 or signal.getitimer(signal.ITIMER_REAL)[0]:
+            return lambda: None
+        text = (f"\nmpitrain: E_STALL rank={rank}/{size} host={socket.gethostname()} phase=start: MPI has not started for "
+                f"{late:.0f} s, and nobody watches: the first rank of this node has probably ended; see that all ranks start, or "
+                "raise train.start_s\n")
+        if library is not None:
+            library.leave_in(int(late * 1000), StallError.exit_code, text.encode(), os.fsencode(claim_file()))
+            stop: Callable[[], object] = library.leave_not
+            return stop
+        faulthandler.dump_traceback_later(late, exit=True)
+        return faulthandler.cancel_dump_traceback_later
+
     def contact(self) -> list[Any]:
         """All that a watcher on this host needs to see this rank, as JSON."""
         return [socket.gethostname(), self._orders is not None, os.getpid(), self._ask, self._record, self._stack]
 
     def join(self, contacts: Sequence[list[Any] | None], own: int, progress: Progress) -> None:
         """Have this host's watcher watch the ranks on it: `contacts` are all ranks' (None: not watched), `own` is this rank."""
+        self._stop_alarm()
         self._progress = progress
         self._enter("start")                                  # another run of this process may have come before
         host = socket.gethostname()
@@ -129,9 +153,9 @@ class Pulse:
         self._words[STEP] = number
 
     def where(self) -> dict[str, object]:
-        """The step and phase for an error line; nothing before training and after it."""
+        """The step and phase for an error line; before the first step the phase alone, between two runs nothing."""
         step, phase = step_in(self._words), PHASES[self._words[PHASE]]
-        return {"step": step, "phase": phase} if step and phase != REST else {}
+        return {} if phase == REST else {"step": step, "phase": phase} if step else {"phase": phase}
 
     def heard(self, row: str, name: str) -> None:
         """A span begins. Called some ten times a step, so it may take no more than 0.3 us."""
@@ -155,6 +179,7 @@ class Pulse:
 
     def over(self) -> None:
         """This rank ends by itself from now on; one that has ended without this was killed, or has crashed."""
+        self._stop_alarm()
         self._words[OVER] = 1
 
     def leave_ends(self) -> None:

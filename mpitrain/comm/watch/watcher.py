@@ -20,15 +20,15 @@ import select
 import sys
 import time
 
-from mpitrain.comm.watch.ending import end_launcher, end_ranks
+from mpitrain.comm.watch.ending import LAUNCHER_S, end_launcher, end_ranks, end_unconnected
 from mpitrain.comm.watch.ignoring import ignoring
-from mpitrain.comm.watch.record import ASK, COUNT, LEAVE_SIGNAL, PHASES, REST
-from mpitrain.comm.watch.seen import ANSWER_S, KILL, PARENT, STOPPED, Rank, siblings, stat
+from mpitrain.comm.watch.record import ASK, COUNT, PHASES, REST
+from mpitrain.comm.watch.seen import ANSWER_S, PARENT, STOPPED, Rank, siblings, stat
 from mpitrain.comm.watch.stacks import keep, stacks_of
 from mpitrain.comm.watch.words import place_in, write
 
 MARGIN_S = 2.0                            # where all ranks of this node wait, another node has so long to name its own
-LAUNCHER_S, CUT_OFF_S = 3.0, 1.5          # the launcher has so long to end after its ranks; where other hosts cannot be reached
+CUT_OFF_S = 1.5                           # the launcher has so long to end after its ranks where other hosts cannot be reached
 LINE_LIMIT = 500
 STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "in a system call that does not return", "R": "running",
           "S": "asleep", "": "its process has ended"}
@@ -214,15 +214,13 @@ class Watcher:
         for other, pid in found:
             if stat(pid)[0] in STOPPED:
                 number, how = other, STATES["T"]
-        self.print(f"E_STALL rank={number}/{self.size} host={self.host} phase=start: MPI has not started for {seconds:.0f} s "
-                   f"({how}); see that all ranks start, or raise train.start_s")
         self.began = self.looked
+        from mpitrain.comm.job.turn import claim  # few jobs ever come here
+        if not self.ends or claim():
+            self.print(f"E_STALL rank={number}/{self.size} host={self.host} phase=start: MPI has not started for {seconds:.0f} s "
+                       f"({how}); see that all ranks start, or raise train.start_s")
         if self.ends:
-            os.kill(self.parent, LEAVE_SIGNAL if self.leaves else KILL)
-            end_launcher(self.launcher, LAUNCHER_S)           # one with ULFM goes on when a rank ends, and so do its other ranks
-            for _, pid in found:
-                with ignoring(OSError):
-                    os.kill(pid, KILL)
+            end_unconnected(self.parent, [pid for _, pid in found], self.launcher, leaves=self.leaves)
 
     def print(self, text: str) -> None:
         text = ("mpitrain: " if self.ends else "warning: ") + text

@@ -79,10 +79,11 @@ def describe_files(path: str, validation: float | str, folder: Path, x: str, y: 
 
     `started` is what `files.parser.start_parser` gave, and is ended.
     """
+    other = folder / validation if isinstance(validation, str) and data.share_of(validation) is None else None
     with data.Parser(process=started) as parser:
-        found = {"training": data.describe(locate(path, folder), x=x or None, y=y or None, parser=parser)}
-        if isinstance(validation, str) and data.share_of(validation) is None:
-            found["validation"] = data.describe(locate(validation, folder), x=x or None, y=y or None, parser=parser)
+        found = {"training": data.describe(locate(path, folder), x=x or None, y=y or None, parser=parser, apart=other)}
+        if other is not None:
+            found["validation"] = data.describe(locate(str(validation), folder), x=x or None, y=y or None, parser=parser)
     return found
 
 
