@@ -92,7 +92,7 @@ class Process:
             if isinstance(error, BrokenPipeError) and _is_alone() and not streams.finish():
                 sys.exit(streams.GONE)                        # whoever read our output has seen enough
             if isinstance(error, SystemExit) and (_is_alone() or (not error.code and started() is None)):
-                streams.finish()
+                self._write_output()
                 if self.pulse is not None:
                     self.pulse.over()
                 raise                                         # --help and the like: nobody waits for this rank
@@ -102,10 +102,16 @@ class Process:
         if self.pulse is not None:
             self.pulse.finish()
             self.pulse.over()
-        streams.finish()
+        self._write_output()
         if self.went_on:
             finalize_within(LIMIT / 2, code)
         sys.exit(code)
+
+    def _write_output(self) -> None:
+        try:
+            streams.finish()
+        except OSError as error:                              # a full disk
+            self.fail(error)
 
     @contextlib.contextmanager
     def guarding(self) -> Iterator[None]:
@@ -221,7 +227,7 @@ def _wait_for_turn(error: BaseException, rank: int, exit_code: int) -> None:
 
 def _print(line: str) -> None:
     with contextlib.suppress(OSError, ValueError):            # stdout or stderr closed: nobody reads, and we must still end
-        sys.stdout.flush()
+        streams.finish()
         sys.stderr.flush()
     with contextlib.suppress(OSError):
         os.write(2, line.encode() + b"\n")                    # one write a line: lines of ranks do not mix
