@@ -1,4 +1,5 @@
-"""SIGUSR1 asks a run to save and stop: batch systems send it ahead of the time limit, and launchers forward it to all ranks."""
+"""SIGUSR1 asks a run to save and stop: batch systems send it ahead of the time limit, and launchers forward it to all ranks.
+So does SIGTERM, under launchers that do not kill ranks after it."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from types import FrameType
 
 
 class StopRequest:
-    """`asked` becomes True when SIGUSR1 has arrived on this rank; nothing else happens.
+    """`asked` becomes True when a signal that is listened for has arrived on this rank; nothing else happens.
 
     Signals reach ranks at different times, perhaps only one of them: the ranks decide together, by adding up `asked` with
     something they all-reduce at each step anyway. The main thread calls `listen`.
@@ -18,13 +19,13 @@ class StopRequest:
     def __init__(self) -> None:
         self.asked = self.listens = False
 
-    def listen(self) -> None:
+    def listen(self, number: int = signal.SIGUSR1) -> None:
         """Catch the signal from now on; call this before heavy imports, or a signal while they run ends the program.
 
         Whoever starts the program may block the signal until then (`env --block-signal=USR1`); one that waits arrives now.
         """
-        signal.signal(signal.SIGUSR1, self._remember)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR1,))
+        signal.signal(number, self._remember)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (number,))
         self.listens = True
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
