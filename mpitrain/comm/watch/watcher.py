@@ -20,21 +20,11 @@ import resource
 import select
 import sys
 import time
-from contextlib import suppress
 
 from mpitrain.comm.watch.ending import LAUNCHER_S, end_launcher, end_ranks, end_unconnected
-from mpitrain.comm.watch.seen import (
-    ANSWER_S,
-    ASK,
-    COUNT,
-    PARENT,
-    PHASES,
-    REST,
-    STOPPED,
-    Rank,
-    siblings,
-    stat,
-)
+from mpitrain.comm.watch.ignoring import ignoring
+from mpitrain.comm.watch.record import ASK, COUNT, PHASES, REST
+from mpitrain.comm.watch.seen import ANSWER_S, PARENT, STOPPED, Rank, siblings, stat
 from mpitrain.comm.watch.stacks import keep, stacks_of
 from mpitrain.comm.watch.words import place_in, write
 
@@ -98,7 +88,7 @@ class Watcher:
         if EACH * (len(self.ranks) + 1) + SPARE > self.files:
             self.unseen.append(number)
             return
-        with suppress(OSError):                              # its process cannot be seen from here: a container of its own
+        with ignoring(OSError):                              # its process cannot be seen from here: a container of its own
             self.ranks.append(Rank(number, pid, pipe, record, stack))
 
     def tell_of_unseen(self) -> None:
@@ -254,7 +244,7 @@ class Watcher:
 def most_files() -> int:
     """The number of files that this process may open, raised as far as it may be."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):
+    with ignoring(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         return hard if hard > 0 else 1 << 20                 # a kernel may have no limit
     return soft
