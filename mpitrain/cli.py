@@ -37,7 +37,7 @@ def found_verbs(first: str = "") -> dict[str, Any]:
 
 def parser(found: dict[str, Any]) -> argparse.ArgumentParser:
     top = verbs.Parser(prog="mpitrain", description="Train neural networks over MPI.", epilog=EPILOG,
-                 formatter_class=argparse.RawDescriptionHelpFormatter)
+                       formatter_class=argparse.RawDescriptionHelpFormatter)
     of_verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, verb in found.items():
         verb.add_arguments(of_verbs.add_parser(name, help=verb.HELP))

@@ -5,22 +5,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
 import os
 import re
-import socket
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mpitrain.checkpoint import folders
+from mpitrain.checkpoint import claim, folders
 from mpitrain.errors import OutputError
 from mpitrain.files.disk import FILE_MODE, make_folder, refuse_strangers, storage_error, sync_folder, write_file
-
-if TYPE_CHECKING:
-    from mpitrain.checkpoint.claim import Claim
 
 FILES = ("config.toml", "metrics.jsonl", "run.json", "trace.json")
 ERRORS = re.compile(r"(rank|step)-[0-9]{1,9}\.(json|stack\.txt)")
@@ -39,7 +35,8 @@ class RunFolder:
         self.errors = self.path / "errors"
         self._lock_path = self.path / "lock"
         self._lock: int | None = None
-        self._claim: Claim | None = None                  # where the file system has no locks
+        self._is_locked = False
+        self._claim: claim.Claim | None = None            # where the file system, of this host or of another, has no locks
 
     def open(self, *, resume: bool = False, overwrite: bool = False) -> RunFolder:
         """Make the folder, or take the one that is there, and hold it until `close` or the end of the process.
@@ -90,48 +87,66 @@ class RunFolder:
 
         A file system without locks gets a `Claim`, which hosts that have locks there heed, too.
         """
-        unlocked = False
         path = self._lock_path
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
         except OSError as error:
             raise storage_error(error, "making the lock file", path) from error
-        holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
-        if holder and not holder.startswith("host="):
-            os.close(fd)
-            raise OutputError("expected the lock file of a run, found another file of that name; rename it or set run.out to "
-                              "another folder", file=path)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self._has_locks():
+                self._sign(claim.holder())
+                if claim.newest_in(self.path):
+                    self._take_claim()
+                    self._sign(claim.holder() + claim.CLAIMED)
+            else:                                         # some parallel file systems are mounted without locks
+                claim.refuse_locked(self.path, self._holder())
+                self._take_claim()
+                claim.refuse_locked(self.path, self._holder())
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                raise storage_error(error, "locking", path) from error
+            raise
+
+    def _has_locks(self) -> bool:
+        """Whether flock works here; it holds the file then. OutputError where another job does, or the file is another's."""
+        assert self._lock is not None
+        text = self._holder()
+        if text and not text.startswith("host="):
+            raise OutputError("expected the lock file of a run, found another file of that name; rename it or set run.out to "
+                              "another folder", file=self._lock_path)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(fd)
-            raise OutputError(f"the run folder is busy: a job holds it ({holder or 'it is just starting'}); wait for it, or set "
-                              f"run.out to another folder", file=self.path) from None
+            raise claim.busy(text, self.path) from None
         except OSError as error:
             if error.errno not in NO_LOCKS:
-                os.close(fd)
-                raise storage_error(error, "locking", path) from error
-            unlocked = True                               # some parallel file systems are mounted without locks
-        self._lock = fd
-        if unlocked or any(LOCKS.fullmatch(name) and name != "lock" for name in os.listdir(self.path)):
-            self._take_claim()
-        since = datetime.now().astimezone().isoformat(timespec="seconds")
+                raise
+            return False
+        self._is_locked = True
+        return True
+
+    def _holder(self) -> str:
+        """The text of `lock`, opened anew: only then does a network file system ask its server."""
+        file = os.open(self._lock_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"host={socket.gethostname()} pid={os.getpid()} since={since}\n".encode(), 0)
+            return os.pread(file, claim.LONGEST, 0).decode(errors="replace").strip()
+        finally:
+            os.close(file)
+
+    def _sign(self, text: str) -> None:
+        """Writes into `lock`; hosts without locks see it when this returns."""
+        assert self._lock is not None
+        try:
+            os.pwrite(self._lock, claim.padded(text), 0)
+            os.fsync(self._lock)
         except OSError as error:
-            self.close()
-            raise storage_error(error, "writing", path) from error
+            raise storage_error(error, "writing", self._lock_path) from error
 
     def _take_claim(self) -> None:
-        from mpitrain.checkpoint.claim import Claim
-        claim = Claim(self.path)
-        try:
-            claim.take()
-        except BaseException:
-            self.close()
-            raise
-        self._claim = claim
+        taken = claim.Claim(self.path)
+        taken.take()
+        self._claim = taken
 
     def close(self) -> None:
         """Free the folder for another job. The empty lock file stays: deleting it would let two jobs hold two of them."""
@@ -139,14 +154,19 @@ class RunFolder:
             self._claim.release()
             self._claim = None
         if self._lock is not None:
+            if self._is_locked:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._lock, 0)           # for hosts without locks
             os.close(self._lock)
-            self._lock = None
+            self._lock, self._is_locked = None, False
 
     def refuse_lost(self) -> None:
-        """OutputError where another job has taken the folder, as can happen only without locks: asked before anything gets its
-        final name."""
+        """OutputError where another job has taken the folder, as can happen only if a host has no locks: asked before anything
+        gets its final name."""
         if self._claim is not None:
             self._claim.refuse_lost()
+        elif self._is_locked:
+            claim.refuse_unlocked(self.path)
 
     def _delete_ours(self) -> None:
         folders.remove_all(self.checkpoints)

@@ -29,7 +29,7 @@ from mpitrain.errors import ConfigError, UsageError
 from mpitrain.parallel.gradients.timeline import no_span
 from mpitrain.placement.bytes import Forecast
 from mpitrain.plan.memory_lines import as_json, report_lines
-from mpitrain.run import evaluating, resuming
+from mpitrain.run import resuming
 from mpitrain.run.session import Session, before_mpi, look_at_files, n_virtual, predict_memory
 from mpitrain.train.build import experiment, measured_cut
 from mpitrain.train.build.assembly import Job
@@ -277,6 +277,7 @@ class Run(AbstractContextManager["Run"]):
 
     def evaluate(self, source: Path) -> Evaluated:
         """The metrics of the newest checkpoint of the run in the folder `source`, on the validation data."""
+        from mpitrain.run import evaluating
         with self._at_work():
             session, pulse = self._open(), self.process.pulse
             step, metrics = evaluating.evaluate(self.config, session, source, no_span if pulse is None else pulse.span)

@@ -43,10 +43,13 @@ class Session:
         d = config.data
         keep_freed_memory(config.train.cached_mb * 2**20 or None)
         self.control = control = self.mesh.channel(self.mesh.axes, "start-up")
-        found = control.gather_objects([threads.place(), None if pulse is None else pulse.contact()])
-        self.places = [Place(*place) for place, _ in found]
+        if control.size > 1:
+            from mpitrain.train.machine import alike
+        found = control.gather_objects([threads.place(), None if pulse is None else pulse.contact(),
+                                        alike.same_files() if control.size > 1 else ""])
+        self.places = [Place(*place) for place, *_ in found]
         if pulse is not None:
-            pulse.join([contact for _, contact in found], control.rank, self.mesh.progress)
+            pulse.join([contact for _, contact, _ in found], control.rank, self.mesh.progress)
         node = threads.on_node(self.places, control.rank)
         one = config.train.reproducible == "layout" or config.train.precision == "bfloat16"
         self.threads = threads.pin(1 if one else config.train.threads, node)
@@ -54,8 +57,7 @@ class Session:
         self.notes = self.told_once([*(remove_leftovers() if first else []), "" if pulse is None else pulse.obstacle,
                                      threads.crowded(self.threads, node), environment.slow_blas()])      # slow settings are told
         if control.size > 1:
-            from mpitrain.train.machine import alike
-            one_installation = len(set(control.gather_objects(alike.same_files()))) == 1
+            one_installation = len({files for *_, files in found}) == 1
             same_everywhere(control, alike.must_be_alike(config) | ({} if one_installation else alike.contents()))
         self.files = on_first(control, files)
         with guard.symmetric():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import signal
@@ -49,9 +50,10 @@ def jobs(tmp_path: Path) -> Iterator[Any]:
     compiled(tmp_path, NO_LOCKS)
     running: list[subprocess.Popen[str]] = []
 
-    def start() -> subprocess.Popen[str]:
+    def start(locks: bool = False) -> subprocess.Popen[str]:
+        preload = {} if locks else {"LD_PRELOAD": str(tmp_path / "source.so")}
         job = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "run")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                               env={**os.environ, "PYTHONPATH": str(ROOT), "LD_PRELOAD": str(tmp_path / "source.so")}, text=True)
+                               env={**os.environ, "PYTHONPATH": str(ROOT), **preload}, text=True)
         running.append(job)
         assert said(job) == "ready"
         return job
@@ -85,6 +87,37 @@ def test_of_jobs_that_race_without_locks_one_has_the_folder_until_it_is_killed(t
         assert [p.name for p in (tmp_path / "run").glob("lock.*")] == [f"lock.{round_ + 1}"]
         holder.send_signal(signal.SIGKILL)
         holder.wait()
+
+
+@pytest.mark.promise("B11")
+@pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_of_hosts_with_locks_and_without_one_job_at_most_has_the_folder(tmp_path: Path, jobs: Any, rounds: int) -> None:
+    for _ in range(rounds):
+        racing = [jobs(locks=True), jobs(), jobs(locks=True)]
+        for job in racing:
+            go(job)
+        answers = {job: said(job) for job in racing}
+        assert list(answers.values()).count("held") <= 1, answers
+        assert all(answer == "held" or re.match("73 .*busy: a job holds it", answer) for answer in answers.values()), answers
+        for job in racing:
+            job.kill()
+            job.wait()
+    for with_locks in (True, False):
+        first, second, third = jobs(locks=with_locks), jobs(locks=not with_locks), jobs(locks=not with_locks)
+        for job in (first, second):
+            go(job)
+            answer = said(job)
+            assert answer == "held" if job is first else f"pid={first.pid} " in answer and answer.startswith("73 "), answer
+        first.kill()
+        first.wait()
+        go(third)
+        assert said(third) == "held"
+        third.kill()
+        third.wait()
+
+
+def without_locks(file: int, operation: int) -> None:
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
 
 @pytest.fixture
@@ -180,3 +213,57 @@ def test_hosts_with_locks_heed_a_claim_and_leave_other_files_of_that_name_alone(
     with pytest.raises(OutputError, match="found another file of that name"):
         RunFolder(tmp_path).open(resume=True)
     assert (tmp_path / "lock.9").read_text() == "mine"
+
+
+@pytest.mark.promise("B11")
+def test_a_lock_of_another_host_that_nobody_sees_is_heeded_until_it_is_given_back(
+        tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(RunFolder(tmp_path).open()) as run:
+        with monkeypatch.context() as host, pytest.raises(OutputError, match=r"busy: .*by a lock of the file.*remove this"):
+            host.setattr(fcntl, "flock", without_locks)
+            RunFolder(tmp_path).open(resume=True)
+        assert not claim.numbers(tmp_path)
+        run.write_json(run.run_json, {})
+        other = Claim(tmp_path)                                          # of a host whose file server keeps its answers for long
+        other.take()
+        with pytest.raises(OutputError, match="another job has taken the run folder .* from a host without file locks"):
+            run.write_json(run.run_json, {})
+        other.release()
+    monkeypatch.setattr(fcntl, "flock", without_locks)
+    RunFolder(tmp_path).open(resume=True).close()
+
+
+@pytest.mark.promise("B11")
+def test_a_full_disk_leaves_no_empty_file_and_one_that_is_left_by_a_crash_is_soon_recognized(
+        tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with monkeypatch.context() as disk, pytest.raises(StorageError, match="making the lock file failed: .*ENOSPC"):
+        disk.setattr(os, "pwrite", full)
+        Claim(tmp_path).take()
+    assert not claim.numbers(tmp_path)
+    monkeypatch.setattr(claim, "STALE_S", 3600.0)
+    monkeypatch.setattr(claim, "EMPTY_S", 0.2)
+    (tmp_path / "lock.7").touch()
+    one = Claim(tmp_path)
+    one.take()
+    assert claim.numbers(tmp_path) == [8]
+    one.release()
+
+
+@pytest.mark.promise("B11")
+def test_a_holder_that_wakes_up_while_another_one_takes_its_place_keeps_it(
+        tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lock.1").touch()
+    monkeypatch.setattr(claim, "EMPTY_S", 0.0)
+    said = Claim._say
+
+    def wakes(self: Claim, text: str) -> None:
+        said(self, text)
+        if not (tmp_path / "lock.1").read_bytes():
+            (tmp_path / "lock.1").write_bytes(claim.padded(claim.holder() + " nonce=1"))
+            monkeypatch.setattr(claim, "is_alive", lambda text: True)
+    monkeypatch.setattr(Claim, "_say", wakes)
+    with pytest.raises(OutputError, match="busy"):
+        Claim(tmp_path).take()
+    assert claim.numbers(tmp_path) == [1]

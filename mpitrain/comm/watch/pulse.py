@@ -30,7 +30,7 @@ from mpitrain.backend import native
 from mpitrain.comm.job.start import launched_rank, local_rank
 from mpitrain.comm.job.turn import claim_file
 from mpitrain.comm.messages.progress import Progress
-from mpitrain.comm.watch.seen import (
+from mpitrain.comm.watch.record import (
     ANSWERS,
     COUNT,
     LEAVE,

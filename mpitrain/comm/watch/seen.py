@@ -1,8 +1,4 @@
-"""A rank as another process of its node sees it: its record in shared memory, and what /proc says of it.
-
-    record      words of 8 bytes: count, step, phase, answers, length of the text, over | at byte TEXT: the answer's text
-    pipe        takes ASK, to which a thread of the rank answers, STACKS, which has it write them, and LEAVE, which ends it
-    stack       a file in memory that Python's fault handler writes, for that thread or on STACK_SIGNAL
+"""A rank as another process of its node sees it: its record in shared memory (`record`), and what /proc says of it.
 
 This file is for the watcher too, which imports little and runs on the standard library alone.
 """
@@ -14,16 +10,11 @@ import time
 
 from mpitrain.comm.watch.ignoring import ignoring
 from mpitrain.comm.watch.memory import Memory
+from mpitrain.comm.watch.record import ANSWERS, COUNT, LENGTH, OVER, PHASE, PHASES, TEXT, step_in
 
-PHASES = ("start", "load", "forward", "backward", "exchange", "update", "evaluation", "save", "finish", "rest")
-REST = PHASES[-1]                         # between two runs of a program, which may take any time
 FILES = ("start", "save", "finish")       # phases in which a rank may read or write files for long; bytes are progress then
 FILE_BYTES = 1 << 16                      # so many of them
-COUNT, STEP, PHASE, ANSWERS, LENGTH, OVER = range(6)
-TEXT, RECORD_BYTES = 64, 4096
-ASK, STACKS, LEAVE = b"?", b"#", b"!"
 ANSWER_S = 1.0                            # a rank that can run Python at all answers within this
-STACK_SIGNAL, LEAVE_SIGNAL = 61, 60       # realtime signals that neither MPI libraries nor the C library use
 STOP, CONTINUE, KILL = 19, 18, 9
 STOPPED = ("T", "t")                      # states of proc(5): by a signal, by a debugger
 PARENT, BORN = 1, 19                      # fields of `stat`, of which the state is the first
@@ -135,11 +126,6 @@ class Rank:
             return any(stat(f"{self.pid}/task/{thread}")[0] == "D" for thread in os.listdir(f"/proc/{self.pid}/task"))
         except OSError:
             return False
-
-
-def step_in(words: list[int] | memoryview[int]) -> int:
-    """The step that a rank is in by the words of its record; it waits for the data of the next one before that begins."""
-    return words[STEP] + (PHASES[words[PHASE]] == "load")
 
 
 def stat(process: object) -> list[str]:

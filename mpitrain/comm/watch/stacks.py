@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-from mpitrain.comm.watch.seen import ANSWER_S, CONTINUE, STACK_SIGNAL, STACKS, STOP, Rank
+from mpitrain.comm.watch.record import STACK_SIGNAL, STACKS
+from mpitrain.comm.watch.seen import ANSWER_S, CONTINUE, STOP, Rank
 
 
 def stacks_of(ranks: list[Rank], *, ends: bool) -> dict[Rank, str]:

@@ -19,21 +19,11 @@ import os
 import select
 import sys
 import time
-from contextlib import suppress
 
 from mpitrain.comm.watch.ending import LAUNCHER_S, end_launcher, end_ranks, end_unconnected
-from mpitrain.comm.watch.seen import (
-    ANSWER_S,
-    ASK,
-    COUNT,
-    PARENT,
-    PHASES,
-    REST,
-    STOPPED,
-    Rank,
-    siblings,
-    stat,
-)
+from mpitrain.comm.watch.ignoring import ignoring
+from mpitrain.comm.watch.record import ASK, COUNT, PHASES, REST
+from mpitrain.comm.watch.seen import ANSWER_S, PARENT, STOPPED, Rank, siblings, stat
 from mpitrain.comm.watch.stacks import keep, stacks_of
 from mpitrain.comm.watch.words import place_in, write
 
@@ -92,7 +82,7 @@ class Watcher:
         return bool(read)
 
     def take(self, number: int, pid: int, pipe: int, record: int, stack: int) -> None:
-        with suppress(OSError):                              # its process cannot be seen from here: a container of its own
+        with ignoring(OSError):                              # its process cannot be seen from here: a container of its own
             self.ranks.append(Rank(number, pid, pipe, record, stack))
 
     def pause(self, files: list[int], seconds: float) -> list[int]:
