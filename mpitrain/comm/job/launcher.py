@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from mpitrain.comm.job.start import launched_by_hydra, launched_by_mpirun
+from mpitrain.comm.job.signals import launched_by_hydra
 from mpitrain.errors import MissingError, UsageError
 
 SETTING = "MPI4PY_LIBMPI"
@@ -42,7 +42,7 @@ LAUNCHERS = {"openmpi": "Open MPI's mpirun", "hydra": "mpiexec of MPICH or Intel
 
 def launcher_of(environment: Mapping[str, str]) -> str:
     """The launcher, by the variables that it sets: a key of LAUNCHERS."""
-    if launched_by_mpirun(environment):
+    if "OMPI_COMM_WORLD_SIZE" in environment:
         return "openmpi"
     if launched_by_hydra(environment):
         return "hydra"

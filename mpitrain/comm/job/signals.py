@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 
 
@@ -30,6 +30,13 @@ class StopRequest:
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
+
+
+def launched_by_hydra(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the mpiexec of MPICH or Intel MPI started us. It passes SIGTERM on and waits: MPICH 4.1 to 5.0 and Intel MPI
+    2021.18 killed no rank within 40 s. Where a rank fails it sends SIGKILL to the others, so SIGTERM is somebody's wish."""
+    slurm = "SLURM_STEP_NUM_TASKS" in environment and "HYDI_CONTROL_FD" not in environment
+    return "PMI_SIZE" in environment and "OMPI_COMM_WORLD_SIZE" not in environment and not slurm
 
 
 def on_terminate(action: Callable[[], object]) -> None:

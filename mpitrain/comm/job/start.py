@@ -194,13 +194,6 @@ def local_rank(environment: Mapping[str, str] = os.environ) -> int:
     return next((int(environment[name]) for name in LOCAL_RANKS if environment.get(name, "").isdigit()), 0)
 
 
-def launched_by_hydra(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the mpiexec of MPICH or Intel MPI started us. It passes SIGTERM on and waits: MPICH 4.1 to 5.0 and Intel MPI
-    2021.18 killed no rank within 40 s. Where a rank fails it sends SIGKILL to the others, so SIGTERM is somebody's wish."""
-    slurm = "SLURM_STEP_NUM_TASKS" in environment and "HYDI_CONTROL_FD" not in environment
-    return "PMI_SIZE" in environment and not slurm and not launched_by_mpirun(environment)
-
-
 def launched_by_mpirun(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether Open MPI's mpirun started us: it ends the whole job when one rank exits non-zero, even before MPI_Init."""
     return "OMPI_COMM_WORLD_SIZE" in environment
