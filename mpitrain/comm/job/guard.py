@@ -29,15 +29,7 @@ from typing import TYPE_CHECKING, NoReturn
 from mpitrain.comm.job import streams, turn
 from mpitrain.comm.job.failure import Failure, as_peer_error, describe, printable, write_record
 from mpitrain.comm.job.signals import StopRequest, launched_by_hydra, on_terminate
-from mpitrain.comm.job.start import (
-    abort,
-    finalize_within,
-    is_last_one,
-    launched_by_mpirun,
-    launched_rank,
-    local_rank,
-    started,
-)
+from mpitrain.comm.job.start import abort, finalize_within, is_last_one, launched_by_mpirun, launched_rank, local_rank, started
 from mpitrain.comm.messages.lost_peer import is_lost
 from mpitrain.errors import DesyncError, PeerError, Stopped
 
