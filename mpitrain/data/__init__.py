@@ -9,8 +9,9 @@
 from typing import Any
 
 from mpitrain.data.checks import check_finite, check_labels, scan_labels
+from mpitrain.data.found import BUILT_IN
 from mpitrain.data.loader import Loader, MicroBatch
-from mpitrain.data.probe import BUILT_IN, Limits, Parser, describe
+from mpitrain.data.probe import Limits, Parser, describe
 from mpitrain.data.sampler import Index, Sampler
 from mpitrain.data.shards import Dataset
 from mpitrain.data.split import share_of, split

@@ -13,7 +13,6 @@ import resource
 import selectors
 import signal
 import socket
-import stat
 import subprocess
 import time
 from collections.abc import Sequence
@@ -25,15 +24,12 @@ from typing import Any
 import numpy as np
 
 from mpitrain.data.content import sampled_sha256
-from mpitrain.data.manifest import MANIFEST, match_manifest, read_manifest
+from mpitrain.data.found import BUILT_IN, DENIED, check_file, find_files
+from mpitrain.data.manifest import MANIFEST, match_manifest
 from mpitrain.data.storage import reading
-from mpitrain.errors import DataError, MissingError, StorageError
+from mpitrain.errors import DataError, StorageError
 from mpitrain.files.parser import start_parser
 
-BUILT_IN = {"digits": Path(__file__).parent / "digits"}
-SUFFIXES = (".h5", ".hdf5", ".he5", ".nc", ".mat")
-DENIED = "no permission to read the data; check the file's mode and owner"
-SIGNATURE = b"\x89HDF\r\n\x1a\n"
 ENOUGH = 3 << 29                # The parser never needs more bytes of address space: 1 GiB for a file, the rest for itself.
 MAX_ANSWER = 1 << 28            # A description has at most so many bytes: about four million chunks.
 
@@ -92,59 +88,6 @@ def sample_file(path: Path, size: int, n_files: int) -> str:
             return sampled_sha256(fd, size, n_files)
         finally:
             os.close(fd)
-
-
-def find_files(root: Path, apart: Path | None = None) -> tuple[list[Path], dict[str, Any] | None]:
-    """The files behind a path in a fixed order, and the manifest of the folder where it has one; DataError where the folder has
-    HDF5 files besides, other than `apart`."""
-    known = ", ".join(sorted(BUILT_IN))
-    missing = f"no such file or folder, and no built-in data set of that name (built in: {known}); set data.path"
-    with reading(root, missing, DENIED, "cannot look at the data"):
-        if not stat.S_ISDIR(root.stat().st_mode):
-            return [root], None
-        manifest = read_manifest(root / MANIFEST) if (root / MANIFEST).exists() else None
-        files = sorted(f for f in root.iterdir() if f.suffix.lower() in SUFFIXES) if manifest is None else \
-            [root / shard["file"] for shard in manifest["shards"]]
-        chosen = {file.name for file in files}
-        left = sorted(entry.name for entry in os.scandir(root) if entry.name not in chosen and _is_left_out(entry, apart))
-    if left:
-        names = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
-        raise DataError(f"the folder also holds {names}, " + (
-            f"of which {MANIFEST} says nothing, so no run would train on it: move it away, or delete {MANIFEST} and make one of "
-            f"all files (`mpitrain data index`)" if manifest else
-            f"HDF5 by its content, but not by its name: no run would train on it; let it end in {SUFFIXES[0]}, or move it away"),
-            file=root)
-    if not files:
-        raise MissingError(f"the folder has neither {MANIFEST} nor files ending in {', '.join(SUFFIXES)}", file=root)
-    return files, manifest
-
-
-def _is_left_out(entry: os.DirEntry[str], apart: Path | None) -> bool:
-    """Whether a file that is not read looks as if it were meant to be: HDF5 by its name or first bytes, and not hidden."""
-    if entry.name.startswith(".") or entry.is_dir() or apart and os.path.realpath(apart) == os.path.realpath(entry):
-        return False
-    if Path(entry.name).suffix.lower() in SUFFIXES:
-        return True
-    with suppress(OSError), open(os.open(entry, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        return os.pread(file.fileno(), 8, 0) == SIGNATURE
-    return False
-
-
-def check_file(path: Path) -> tuple[int, int]:
-    """(bytes, mtime in ns) of a file that is a regular one and starts like HDF5; nothing else is ever opened for parsing."""
-    with (reading(path, "the data file is not there", DENIED, "reading the data failed"),
-          open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file):       # A FIFO must not hang us.
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise DataError("is not a regular file", file=path)
-        place = 0
-        while place < status.st_size and os.pread(file.fileno(), 8, place) != SIGNATURE:
-            place = max(512, 2 * place)                       # The signature may follow a user block of 512 * 2**k bytes.
-    if place >= status.st_size:
-        hint = "the file is empty" if status.st_size == 0 else "no HDF5 signature found"
-        raise DataError(f"is not an HDF5 file ({hint}); `mpitrain data import` converts IDX, NPZ, CSV, images and text",
-                        file=path, offset=0)
-    return status.st_size, status.st_mtime_ns
 
 
 def kind_of(shard: dict[str, Any]) -> str:
@@ -265,16 +208,27 @@ class Parser:
 
     def _died(self, file: Path) -> DataError | StorageError:
         assert self.process is not None
+        before = _processor_seconds()
         status = self.process.wait()
+        allowed = resource.getrlimit(resource.RLIMIT_CPU)[1 if self.ready else 0]      # once ready, it has a soft one of its own
+        if allowed != resource.RLIM_INFINITY and _processor_seconds() - before > allowed - 0.5:
+            return StorageError(f"the process that reads the metadata of {file.name} was ended by the limit on processor time, "
+                                f"{allowed} s (ulimit -t); raise it", file=file)
         if status != -signal.SIGXCPU:
             self._blame_the_limit(file)
         name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         if not self.ready:
             return StorageError(f"the process that reads HDF5 metadata ended before it could import h5py ({name}); try "
                                 f'"python -c \'import h5py\'"', file=file)
-        how = (f"keeps the HDF5 library busy for more than {self.limits.cpu_seconds:g} s" if name in ("SIGXCPU",)
+        how = (f"keeps the HDF5 library busy for more than {self.limits.cpu_seconds:g} s" if status == -signal.SIGXCPU
                else f"makes the HDF5 library crash ({name})")
         return DataError(f"{how}, so the file is refused; it is damaged or hostile", file=file)
+
+
+def _processor_seconds() -> float:
+    """What children that have ended, and were waited for, have taken."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def check_reply(reply: dict[str, Any], file: Path) -> dict[str, Any]:

@@ -341,7 +341,8 @@ def main() -> None:
         seconds = math.ceil(usage.ru_utime + usage.ru_stime + request["cpu_seconds"])
         spare = min(memory, base + spare_memory(request["file"]))
         resource.setrlimit(resource.RLIMIT_AS, (spare, memory))
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]                     # the job's own may be shorter (ulimit -t)
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds if hard == resource.RLIM_INFINITY else min(seconds, hard), hard))
         print(json.dumps(reply_to(request)), flush=True)
 
 

@@ -37,6 +37,8 @@ def raised(error: BaseException) -> BaseException:
     (PermissionError(errno.EACCES, "Permission denied", "x.h5"), "E_PERMISSION", 77),
     (FileNotFoundError(errno.ENOENT, "No such file or directory", "x.h5"), "E_MISSING", 66),
     (OSError(errno.EROFS, "Read-only file system", "out"), "E_OUTPUT", 73),
+    (OSError(errno.EFBIG, "File too large"), "E_IO", 74),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), "E_MEMORY", 71),
     (OSError(errno.EMFILE, "Too many open files"), "E_BUG", 70),
     (KeyError("x"), "E_BUG", 70),
 ])
@@ -76,6 +78,19 @@ def test_an_allocation_that_failed_without_a_text_says_so() -> None:
 def test_a_limit_on_memory_is_named_beside_the_allocation_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1500 << 20, -1))
     assert "an allocation failed (a process may have 1500 MiB: ulimit -v); use a" in describe(raised(MemoryError())).message
+
+
+@pytest.mark.promise("A3")
+@pytest.mark.parametrize("error", [ImportError("h5z.so: failed to map segment from shared object"),
+                                   RuntimeError("can't start new thread")])
+def test_below_a_limit_on_memory_a_library_or_thread_that_finds_no_room_is_no_bug(monkeypatch: pytest.MonkeyPatch,
+                                                                                 error: Exception) -> None:
+    assert describe(raised(error)).code == "E_BUG"                            # the control: there is no limit
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (500 << 20, -1))
+    failure = describe(raised(error))
+    assert (failure.code, failure.exit_code) == ("E_MEMORY", 71)
+    assert f"{error} (a process may have 500 MiB: ulimit -v); use a" in failure.message
+    assert describe(raised(type(error)("no such symbol"))).code == "E_BUG"
 
 
 @pytest.mark.promise("F10")

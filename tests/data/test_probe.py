@@ -426,6 +426,21 @@ def test_a_limit_on_address_space_that_leaves_too_little_is_blamed_and_not_the_f
             describe("digits")
 
 
+SHORT = """if True:
+    import resource, sys
+    from mpitrain.data import describe
+    resource.setrlimit(resource.RLIMIT_CPU, (2, 2))
+    describe(sys.argv[1], x=sys.argv[2] or None)"""
+
+
+@pytest.mark.parametrize(("name", "x", "said"), [
+    ("digits", "", ""),
+    (str(CORPUS / "mutant-hangs-libhdf5-1.h5"), "data/x", "was ended by the limit on processor time, 2 s (ulimit -t); raise it")])
+def test_a_limit_on_processor_time_is_blamed_where_it_ends_the_parser_and_not_the_file(name: str, x: str, said: str) -> None:
+    done = subprocess.run([sys.executable, "-c", SHORT, name, x], capture_output=True, text=True, cwd=ROOT)
+    assert said in done.stderr and bool(done.returncode) == bool(said) and "hostile" not in done.stderr, done.stderr
+
+
 @pytest.mark.promise("C7", "F5")
 def test_a_small_chunk_that_unpacks_to_very_much_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
     path = tmp_path / "bomb.h5"

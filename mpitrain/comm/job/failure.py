@@ -20,9 +20,12 @@ LINE_LIMIT = 500
 
 # (errno values, code, exit status) of an OSError that nobody turned into one of our own errors
 OS_ERRORS = (((errno.ENOENT,), "E_MISSING", 66),
-             ((errno.ENOSPC, errno.EIO, errno.EDQUOT), "E_IO", 74),
+             ((errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG), "E_IO", 74),
              ((errno.EACCES, errno.EPERM), "E_PERMISSION", 77),
              ((errno.EROFS,), "E_OUTPUT", 73))
+ADVICE = {errno.EFBIG: "; raise the limit on file sizes (ulimit -f)"}
+# Where a process may have only so much address space, a library that is imported late and a thread say so in words of their own.
+NO_ROOM = ("failed to map segment", "annot allocate memory", "can't start new thread")
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ def describe(error: BaseException, moment: Mapping[str, object] = NOWHERE) -> Fa
             return Failure(error.code, error.exit_code, error.where(moment), error.message, trace)
         case KeyboardInterrupt():
             return Failure("E_INTERRUPT", 130, where, "interrupted", trace)
-        case MemoryError():
+        case _ if ran_out_of_memory(error):
             what = f"out of memory {place(error)}: {said(error) or 'an allocation failed'}{_limit()}"
             return Failure("E_MEMORY", 71, where, f"{what}; use a smaller batch_size, more micro_batches, or more nodes", trace)
         case SystemExit():
@@ -62,6 +65,14 @@ def describe(error: BaseException, moment: Mapping[str, object] = NOWHERE) -> Fa
         case OSError():
             return describe_os_error(error, trace, where)
     return Failure("E_BUG", 70, where, name_and_text(error, place(error)), trace)
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation has failed, also where Python or the loader of libraries calls it otherwise."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    late = isinstance(error, (ImportError, RuntimeError)) and _limit() and any(words in said(error) for words in NO_ROOM)
+    return isinstance(error, MemoryError) or bool(late)
 
 
 def _limit() -> str:
@@ -85,7 +96,7 @@ def describe_os_error(error: OSError, trace: str, where: str) -> Failure:
         where = f'{where} file="{os.fsdecode(error.filename)}"'.lstrip()
     for numbers, code, exit_code in OS_ERRORS:
         if error.errno in numbers:
-            return Failure(code, exit_code, where, error.strerror or str(error), trace)
+            return Failure(code, exit_code, where, (error.strerror or str(error)) + ADVICE.get(error.errno or 0, ""), trace)
     message = f"{type(error).__name__} {place(error)}: {error.strerror}" if error.strerror else name_and_text(error, place(error))
     return Failure("E_BUG", 70, where, message, trace)
 

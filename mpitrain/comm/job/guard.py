@@ -28,7 +28,7 @@ from typing import NoReturn
 
 from mpitrain.comm.job import streams, turn
 from mpitrain.comm.job.failure import Failure, as_peer_error, describe, printable, write_record
-from mpitrain.comm.job.signals import StopRequest, on_terminate
+from mpitrain.comm.job.signals import StopRequest, launched_by_hydra, on_terminate
 from mpitrain.comm.job.start import abort, finalize_within, is_last_one, launched_by_mpirun, launched_rank, local_rank, started
 from mpitrain.comm.messages.lost_peer import is_lost
 from mpitrain.comm.watch.unwatched import NOBODY, Unwatched
@@ -129,9 +129,16 @@ class Process:
             self._folders.remove(folder)
 
     def on_terminate(self, error: Callable[[], BaseException]) -> None:
-        """From now on SIGTERM ends a program that listens for signals with this error, if it is alone: mpirun shows nothing that
-        ranks say after the signal, and sends it also where another rank has failed, which has said why."""
-        if self.stop.listens and _is_alone() and threading.current_thread() is threading.main_thread():
+        """From now on SIGTERM asks a program that listens for signals to save and stop, where the launcher waits for that.
+
+        A program that is alone ends with this error. Open MPI's mpirun shows nothing that ranks say after the signal, and sends
+        it also where another rank has failed, which has said why.
+        """
+        if not self.stop.listens or threading.current_thread() is not threading.main_thread():
+            return
+        if launched_by_hydra():
+            self.stop.listen(signal.SIGTERM)
+        elif _is_alone():
             on_terminate(lambda: self.fail(error()))
 
     def fail(self, error: BaseException) -> NoReturn:

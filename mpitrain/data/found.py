@@ -1,0 +1,71 @@
+"""Which files a data path means: a name of ours, a file, or those of a folder, of which none is left out in silence."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from mpitrain.data.manifest import MANIFEST, read_manifest
+from mpitrain.data.storage import reading
+from mpitrain.errors import DataError, MissingError
+
+BUILT_IN = {"digits": Path(__file__).parent / "digits"}
+SUFFIXES = (".h5", ".hdf5", ".he5", ".nc", ".mat")
+DENIED = "no permission to read the data; check the file's mode and owner"
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+
+
+def find_files(root: Path, apart: Path | None = None) -> tuple[list[Path], dict[str, Any] | None]:
+    """The files behind a path in a fixed order, and the manifest of the folder where it has one; DataError where the folder has
+    HDF5 files besides, other than `apart`."""
+    known = ", ".join(sorted(BUILT_IN))
+    missing = f"no such file or folder, and no built-in data set of that name (built in: {known}); set data.path"
+    with reading(root, missing, DENIED, "cannot look at the data"):
+        if not stat.S_ISDIR(root.stat().st_mode):
+            return [root], None
+        manifest = read_manifest(root / MANIFEST) if (root / MANIFEST).exists() else None
+        files = sorted(f for f in root.iterdir() if f.suffix.lower() in SUFFIXES) if manifest is None else \
+            [root / shard["file"] for shard in manifest["shards"]]
+        chosen = {file.name for file in files}
+        left = sorted(entry.name for entry in os.scandir(root) if entry.name not in chosen and _is_left_out(entry, apart))
+    if left:
+        names = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
+        raise DataError(f"the folder also holds {names}, " + (
+            f"of which {MANIFEST} says nothing, so no run would train on it: move it away, or delete {MANIFEST} and make one of "
+            f"all files (`mpitrain data index`)" if manifest else
+            f"HDF5 by its content, but not by its name: no run would train on it; let it end in {SUFFIXES[0]}, or move it away"),
+            file=root)
+    if not files:
+        raise MissingError(f"the folder has neither {MANIFEST} nor files ending in {', '.join(SUFFIXES)}", file=root)
+    return files, manifest
+
+
+def _is_left_out(entry: os.DirEntry[str], apart: Path | None) -> bool:
+    """Whether a file that is not read looks as if it were meant to be: HDF5 by its name or first bytes, and not hidden."""
+    if entry.name.startswith(".") or entry.is_dir() or apart and os.path.realpath(apart) == os.path.realpath(entry):
+        return False
+    if Path(entry.name).suffix.lower() in SUFFIXES:
+        return True
+    with suppress(OSError), open(os.open(entry, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        return os.pread(file.fileno(), 8, 0) == SIGNATURE
+    return False
+
+
+def check_file(path: Path) -> tuple[int, int]:
+    """(bytes, mtime in ns) of a file that is a regular one and starts like HDF5; nothing else is ever opened for parsing."""
+    with (reading(path, "the data file is not there", DENIED, "reading the data failed"),
+          open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file):       # A FIFO must not hang us.
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise DataError("is not a regular file", file=path)
+        place = 0
+        while place < status.st_size and os.pread(file.fileno(), 8, place) != SIGNATURE:
+            place = max(512, 2 * place)                       # The signature may follow a user block of 512 * 2**k bytes.
+    if place >= status.st_size:
+        hint = "the file is empty" if status.st_size == 0 else "no HDF5 signature found"
+        raise DataError(f"is not an HDF5 file ({hint}); `mpitrain data import` converts IDX, NPZ, CSV, images and text",
+                        file=path, offset=0)
+    return status.st_size, status.st_mtime_ns
