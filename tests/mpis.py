@@ -24,7 +24,7 @@ BODIES = sorted(map(str, (ROOT / "tests").rglob("*_mpi.py")))
 FAULTS = ROOT / "tests/comm/faults.py"
 LAUNCH = [str(ROOT / "tests" / name) for name in (
     "comm/test_start.py", "comm/test_launch.py", "comm/test_guard.py", "comm/test_shared.py", "comm/test_shared_window.py",
-    "train/test_terminal.py")]
+    "train/test_terminal.py", "train/test_time_left.py")]
 PLUGINS = ("-p", "pytest_mpi", "-p", "pytest_timeout", "-p", "no:cacheprovider")
 LAYOUT = ("train.reproducible=layout", "train.micro_batches=4", "train.steps=20")
 FAILED = "FAILED"

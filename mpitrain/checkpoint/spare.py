@@ -1,8 +1,8 @@
 """Copies of the state in memory, from which the ranks that are left go on when one is lost.
 
 Each rank keeps what it holds, also what another rank would write to a checkpoint, after two steps in turn: while one copy is
-being made, the other one is whole. Where ranks hold slices of their own, each also keeps those of the rank before it. A step can
-be gone on from if the ranks that are left hold every slice of every array.
+being made, the other one is whole. Where ranks hold slices of their own, each also keeps those of another rank, on another node
+if there is one (`keepers`). A step can be gone on from if the ranks that are left hold every slice of every array.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpitrain.checkpoint.parts import Piece
-from mpitrain.checkpoint.saver import Copies, arrays
+from mpitrain.checkpoint.saver import Snapshot, arrays
 from mpitrain.comm.face import Objects
 from mpitrain.comm.messages.buffers import Host
 from mpitrain.comm.messages.link import Link
@@ -38,20 +38,34 @@ class Spare(NamedTuple):
         return {key: hashlib.sha256(piece.array.data).hexdigest() for key, piece in self.pieces.items()}
 
 
-class Neighbour:
-    """The rank before this one in a ring, whose copies this one keeps too: of slices that no other rank holds."""
+def keepers(hosts: Sequence[str]) -> list[int]:
+    """Which rank keeps the copies of each rank; `hosts` are the ranks'. Every rank keeps those of one.
 
-    def __init__(self, link: Link, channel: Objects):
+    A keeper is on another node, so that a node may be lost as a whole, unless one node has more than half of the ranks: ranks
+    stand in the order of their nodes, and a copy goes as many places on as the largest node has ranks.
+    """
+    order = sorted(range(len(hosts)), key=lambda rank: hosts.index(hosts[rank]))
+    most = max(map(hosts.count, set(hosts)))
+    places = most if most < len(hosts) else 1
+    found = dict(zip(order, order[places:] + order[:places], strict=True))
+    return [found[rank] for rank in range(len(hosts))]
+
+
+class Neighbour:
+    """The rank whose copies this one keeps too, of slices that no other rank holds, and the one that keeps this one's."""
+
+    def __init__(self, link: Link, channel: Objects, hosts: Sequence[str]):
         self._link, self._channel = link, channel
+        keeper = keepers(hosts)
+        self._before, self._behind = keeper.index(link.rank), keeper[link.rank]
         self._known: list[list[Any]] = []
 
     def swap(self, own: Mapping[str, Piece], memory: list[Host]) -> dict[str, Piece]:
-        """The pieces of the rank before, in `memory`, which is filled at the first call; `own` go to the rank behind.
+        """The pieces of that rank, in `memory`, which is filled at the first call; `own` go to the other one.
 
         All ranks call it alike; it communicates.
         """
-        link = self._link
-        before, behind = (link.rank - 1) % link.size, (link.rank + 1) % link.size
+        link, before, behind = self._link, self._before, self._behind
         if not self._known:
             self._known = self._channel.gather_objects([[key, one.name, one.array.dtype.name, one.array.shape, one.global_shape,
                                                          one.start] for key, one in own.items()])[before]
@@ -72,7 +86,7 @@ class Spares:
     def __init__(self, neighbour: Neighbour | None = None) -> None:
         self.kept: list[Spare] = []
         self.neighbour = neighbour
-        self._memory: list[tuple[Copies, list[Host]]] = [(Copies(), []), (Copies(), [])]
+        self._memory: list[tuple[Snapshot, list[Host]]] = [(Snapshot(), []), (Snapshot(), [])]
 
     def keep(self, step: int, meta: dict[str, Any], pieces: Mapping[str, Piece]) -> None:
         """Copies the state after a step, into the memory of the older copy. It communicates where there is a neighbour."""

@@ -91,7 +91,7 @@ class Survivors:
         """A session is about to train: it will keep copies. What run.json says of lost ranks."""
         neighbour, state, mesh = None, job.state, session.mesh
         if self.comm.size > 1 and (state.is_cut or state.shards is not None):
-            neighbour = Neighbour(mesh.link(mesh.axes, "copies"), session.control)
+            neighbour = Neighbour(mesh.link(mesh.axes, "copies"), session.control, [place.host for place in session.places])
         self._keep, self._saved = Keep(job, saver, self.config.train.copy_every, neighbour), False
         job.trainer.observers.insert(0, self._keep)
         job.trainer.notes[:0], self.news = self.news, []

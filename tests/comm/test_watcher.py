@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
+import pytest
 from launch import clean_environment
 
-MANY = """if True:
-    import os, resource
+BEGIN = """if True:
+    import os, resource, sys
     from mpitrain.comm.watch.watcher import Watcher
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096) if hard > 0 else 4096, hard))
+    most = int(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, min(hard, most) if hard > 0 else most))
     orders, ours = os.pipe()
     os.dup2(orders, 0)
     pipe, record = os.pipe()[1], os.memfd_create("record")
@@ -21,8 +24,9 @@ MANY = """if True:
     def begin_run(*ranks):
         lines = [f"rank {rank} {os.getpid()} {pipe} {record} {record}" for rank in ranks]
         os.write(ours, "\\n".join([f"run {len(ranks)} ", *lines, ""]).encode())
-        assert watcher.take_orders() and len(watcher.ranks) == len(ranks)
-
+        assert watcher.take_orders() and len(watcher.ranks) + len(watcher.unseen) == len(ranks)
+"""
+MANY = BEGIN + """
     begin_run(0)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
@@ -39,5 +43,29 @@ MANY = """if True:
 
 
 def test_the_watcher_closes_what_former_runs_had_and_looks_at_more_descriptors_than_select_takes() -> None:
-    done = subprocess.run([sys.executable, "-c", MANY], env=clean_environment(), capture_output=True, text=True, timeout=60)
+    assert program(MANY, 4096) == ""
+
+
+def program(text: str, files: int) -> str:
+    """What it says in a process that may open so many files."""
+    command = [sys.executable, "-c", text, str(files)]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+LOOK = BEGIN + """
+    begin_run(*range(100))
+    watcher.look()
+    watcher.look()
+    print(len(watcher.ranks), file=sys.stderr)
+"""
+
+
+@pytest.mark.promise("A4")
+@pytest.mark.parametrize(("files", "said"), [
+    (1024, "100\n"),
+    (132, r"warning: 75 of 100 ranks on \S+ are not watched, rank 25 first: the limit of open files is 132; "
+          r"raise it \(ulimit -Hn\) to 432 before the job starts\n25\n")])
+def test_ranks_for_which_the_soft_limit_of_files_is_too_low_are_watched_and_others_are_told(files: int, said: str) -> None:
+    assert re.fullmatch(said, program(LOOK, files).lstrip())

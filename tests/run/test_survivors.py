@@ -86,7 +86,8 @@ def test_a_copy_in_memory_is_taken_where_a_newer_checkpoint_is_damaged(tmp_path:
 @pytest.mark.promise("A2", "D1")
 @pytest.mark.parametrize("spoil", ["20", pytest.param("0", marks=pytest.mark.slow)])
 def test_a_copy_of_parameters_that_are_not_finite_is_not_taken(tmp_path: Path, spoil: str) -> None:
-    result = run(tmp_path, 3, "log.every=7", "optimizer.clip_norm=0", SPOIL=spoil, KILL="0:21", WAIT="21")
+    result = run(tmp_path, 3, "log.every=7", "optimizer.clip_norm=0", "checkpoint.asynchronous=false", SPOIL=spoil, KILL="0:21",
+                 WAIT="21")
     assert result.rc == 0 and not result.error_lines, result.err
     resumed = [one["resumed"] for one in record(tmp_path / "run")["lost"]]
     assert resumed == [15 if spoil == "20" else 20]           # the best one of the evaluations is on the disk

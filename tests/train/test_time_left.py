@@ -7,7 +7,7 @@ import time
 from datetime import datetime, timedelta
 
 import pytest
-from launch import clean_environment
+from launch import clean_environment, send
 from runs import lines, record, start, train, without_times, write
 
 from mpitrain.checkpoint import store
@@ -93,6 +93,26 @@ def test_sigterm_to_a_lone_run_says_which_checkpoint_stands_and_it_does(tmp_path
     assert process.returncode == 143 and "E_TERMINATED rank=0/1" in line and "step=" in line
     kept = store.latest(tmp_path / "a/checkpoints").step
     assert kept >= 20 and f"the checkpoint of step {kept} stands" in line and "SIGUSR1" in line
+
+
+@pytest.mark.skipif("__import__('launch').is_open_mpi()", reason="Open MPI kills ranks after SIGTERM: for MPICH and Intel MPI")
+@pytest.mark.promise("E2")
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("killed", [False, True])
+def test_under_launchers_that_wait_sigterm_saves_and_a_kill_then_leaves_a_whole_checkpoint(tmp_path, n, killed) -> None:
+    job = start(n, write(tmp_path), "run.out=a", "train.steps=100000", "checkpoint.every=10", "train.eval_every=0")
+    job.wait_for("step 20  saved")
+    ranks = job.ranks()
+    job.signal(signal.SIGTERM)
+    if killed:
+        for rank in ranks:
+            send(rank, signal.SIGKILL)
+    result = job.finish(timeout=20)
+    kept = store.latest(tmp_path / "a/checkpoints").step
+    assert kept >= 20
+    if not killed:
+        assert result.rc == 85 and len(result.error_lines) == 1 and f"E_STOPPED rank=0/{n}" in result.err, result.err
+        assert f"step={kept}" in result.error_lines[0] and lines(tmp_path / "a")[-1]["step"] <= kept
 
 
 def test_sigusr1_still_stops_a_run_that_listens_for_both(tmp_path) -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from mpitrain.comm.job.signals import launched_by_hydra
 from mpitrain.errors import MissingError, UsageError
 
 SETTING = "MPI4PY_LIBMPI"
@@ -43,9 +44,9 @@ def launcher_of(environment: Mapping[str, str]) -> str:
     """The launcher, by the variables that it sets: a key of LAUNCHERS."""
     if "OMPI_COMM_WORLD_SIZE" in environment:
         return "openmpi"
-    if "SLURM_STEP_NUM_TASKS" in environment and "HYDI_CONTROL_FD" not in environment:
-        return "srun"
-    return "hydra" if "PMI_SIZE" in environment else "pmix"
+    if launched_by_hydra(environment):
+        return "hydra"
+    return "srun" if "SLURM_STEP_NUM_TASKS" in environment else "pmix"
 
 
 def command(library: str, path: str, size: int) -> str:

@@ -16,6 +16,7 @@ The process ends when its own rank does, because its stdin is closed then. Order
 from __future__ import annotations
 
 import os
+import resource
 import select
 import sys
 import time
@@ -30,6 +31,7 @@ from mpitrain.comm.watch.words import place_in, write
 MARGIN_S = 2.0                            # where all ranks of this node wait, another node has so long to name its own
 CUT_OFF_S = 1.5                           # the launcher has so long to end after its ranks where other hosts cannot be reached
 LINE_LIMIT = 500
+EACH, SPARE = 4, 32                       # open files: for a rank, and for all else (each look opens files of /proc)
 STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "in a system call that does not return", "R": "running",
           "S": "asleep", "": "its process has ended"}
 
@@ -46,6 +48,7 @@ class Watcher:
         self.short = max(seconds / 10, 4 * self.period)      # who stands still for so long and goes on is told of
         self.began = self.looked = self.left = time.monotonic()
         self.ranks: list[Rank] = []
+        self.files, self.unseen = most_files(), list[int]()  # `unseen`: ranks of this node for which they are not enough
         self.others, self.folder, self.rest, self.cut_off = "", "", b"", False
         self.tells, self.told_end = True, False
         self.parent, self.host = os.getppid(), os.uname().nodename
@@ -74,7 +77,7 @@ class Watcher:
                 size, self.others = rest.split(" ")
                 for rank in self.ranks:
                     rank.close()
-                self.size, self.ranks = int(size), []
+                self.size, self.ranks, self.unseen = int(size), [], []
             elif word == "silent":
                 self.tells = False
             elif word == "folder":
@@ -82,8 +85,17 @@ class Watcher:
         return bool(read)
 
     def take(self, number: int, pid: int, pipe: int, record: int, stack: int) -> None:
+        if EACH * (len(self.ranks) + 1) + SPARE > self.files:
+            self.unseen.append(number)
+            return
         with ignoring(OSError):                              # its process cannot be seen from here: a container of its own
             self.ranks.append(Rank(number, pid, pipe, record, stack))
+
+    def tell_of_unseen(self) -> None:
+        number = len(self.ranks) + len(self.unseen)
+        write(f"warning: {len(self.unseen)} of {number} ranks on {self.host} are not watched, rank {self.unseen[0]} first: the "
+              f"limit of open files is {self.files}; raise it (ulimit -Hn) to {EACH * number + SPARE} before the job starts")
+        self.unseen, self.others = [], self.others or "not watched"
 
     def pause(self, files: list[int], seconds: float) -> list[int]:
         """Those of `files` that can be read; it returns at once when a rank of this node ends."""
@@ -96,6 +108,8 @@ class Watcher:
     # -- looking -----------------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
+        if self.unseen:
+            self.tell_of_unseen()
         self.see_ends()
         now = time.monotonic()
         passed, lost = now - self.looked, max(0.0, now - self.left - 3 * self.period, self.left - self.looked - 3 * ANSWER_S)
@@ -225,6 +239,15 @@ class Watcher:
     def print(self, text: str) -> None:
         text = ("mpitrain: " if self.ends else "warning: ") + text
         write(text if len(text) <= LINE_LIMIT else text[:LINE_LIMIT - 3] + "...")
+
+
+def most_files() -> int:
+    """The number of files that this process may open, raised as far as it may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ignoring(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return hard if hard > 0 else 1 << 20                 # a kernel may have no limit
+    return soft
 
 
 def main() -> None:
