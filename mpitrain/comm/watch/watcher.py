@@ -25,7 +25,7 @@ from mpitrain.comm.watch.ending import LAUNCHER_S, end_launcher, end_ranks, end_
 from mpitrain.comm.watch.ignoring import ignoring
 from mpitrain.comm.watch.record import ASK, COUNT, PHASES, REST
 from mpitrain.comm.watch.seen import ANSWER_S, PARENT, STOPPED, Rank, siblings, stat
-from mpitrain.comm.watch.stacks import keep, stacks_of
+from mpitrain.comm.watch.stacks import has_checkpoint, keep, stacks_of
 from mpitrain.comm.watch.words import place_in, write
 
 MARGIN_S = 2.0                            # where all ranks of this node wait, another node has so long to name its own
@@ -151,14 +151,14 @@ class Watcher:
         if rank.memory.wanted():
             what, text = "E_MEMORY", rank.memory.words()
         elif self.tells and not (self.others and all(rank.ended for rank in self.ranks)):
-            what, text = "E_PEER", "its process has ended without a word: killed, or crashed; go on with --resume"
+            what, text = "E_PEER", "its process has ended without a word: it was killed, has crashed, or called os._exit or exit"
+            text += f"{rank.memory.narrow()}{'; go on with --resume' if has_checkpoint(self.folder) else ''}"
         else:
             return
         self.told_end = True
         self.goes_on(rank)
         write(f"mpitrain: {self.place(rank, what)}: {text}")
-        if what == "E_MEMORY":
-            keep(self.folder, f"{self.place(rank, what)}: {text}", {rank: "none: it was killed\n"})
+        keep(self.folder, f"{self.place(rank, what)}: {text}", {rank: "none: its process has ended\n"})
 
     def judge(self, silent: list[Rank]) -> None:
         if not silent:
