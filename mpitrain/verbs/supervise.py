@@ -194,7 +194,7 @@ def keep_going(job: Supervised, restarts: int, signals: Signals) -> int:
 
 
 def tie_of_death() -> Callable[[], object]:
-    """A function that asks the kernel to ask this process to save and stop when its parent dies, however that dies; it is Linux's."""
+    """A function that has the kernel (Linux) ask this process to save and stop when its parent dies, however that dies."""
     import ctypes
     prctl = getattr(ctypes.CDLL(None), "prctl", lambda *numbers: None)
     return partial(prctl, PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGUSR1))

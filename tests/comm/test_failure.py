@@ -77,7 +77,7 @@ def test_a_current_folder_that_was_deleted_is_named(tmp_path: Path, monkeypatch:
     with pytest.raises(FileNotFoundError) as found:
         os.getcwd()
     failure = describe(found.value)
-    assert failure.exit_code == 66 and failure.message.startswith("the folder that this process was started in does not exist any")
+    assert failure.exit_code == 66 and failure.message.startswith("the folder that this process was started in is gone")
 
 
 def test_a_bug_says_which_line_of_code() -> None:

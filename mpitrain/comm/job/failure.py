@@ -26,7 +26,7 @@ OS_ERRORS = (((errno.ENOENT,), "E_MISSING", 66),
 ADVICE = {errno.EFBIG: "; raise the limit on file sizes (ulimit -f)",
           errno.EMFILE: "; raise the limit on open files of a process (ulimit -n), or close some",
           errno.ENFILE: "; this host has too many files open"}
-NO_FOLDER = "the folder that this process was started in does not exist any more; start it in one that does"
+NO_FOLDER = "the folder that this process was started in is gone; start it in one that exists"
 # Where a process may have only so much address space, a library that is imported late and a thread say so in words of their own.
 NO_ROOM = ("failed to map segment", "annot allocate memory", "can't start new thread")
 
@@ -63,11 +63,11 @@ def describe(error: BaseException, moment: Mapping[str, object] = NOWHERE) -> Fa
             return Failure("E_MEMORY", 71, where, f"{what}; use a smaller batch_size, more micro_batches, or more nodes", trace)
         case SystemExit():
             code = error.code if isinstance(error.code, int) else 1
+            how = "the program ended by"
             if error.__traceback__:                           # its number would be read as ours: 85 is a run to start again
-                return Failure("E_EXIT", 70, where, f"the program ended by sys.exit({error.code!r}) {place(error)} in the midst of "
-                               "its work; raise an exception that says why instead", trace)
-            return Failure("E_EXIT", code % 256 or 70, where, f"the program ended by returning {code} while other ranks may go on",
-                           trace)
+                return Failure("E_EXIT", 70, where, f"{how} sys.exit({error.code!r}) {place(error)} in the midst of its work; "
+                               "raise an exception that says why instead", trace)
+            return Failure("E_EXIT", code % 256 or 70, where, f"{how} returning {code} while other ranks may go on", trace)
         case OSError():
             return describe_os_error(error, trace, where)
     return Failure("E_BUG", 70, where, name_and_text(error, place(error)), trace)
@@ -104,7 +104,8 @@ def describe_os_error(error: OSError, trace: str, where: str) -> Failure:
     for numbers, code, exit_code in OS_ERRORS:
         if error.errno in numbers:
             what = (error.strerror or str(error)) + ("" if named else f" {place(error)}") + ADVICE.get(error.errno or 0, "")
-            return Failure(code, exit_code, where, NO_FOLDER if code == "E_MISSING" and not named and _is_nowhere() else what, trace)
+            what = NO_FOLDER if code == "E_MISSING" and not named and _is_nowhere() else what
+            return Failure(code, exit_code, where, what, trace)
     message = f"{type(error).__name__} {place(error)}: {error.strerror}" if error.strerror else name_and_text(error, place(error))
     return Failure("E_BUG", 70, where, message, trace)
 

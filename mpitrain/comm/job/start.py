@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # 0.07 s without (Open MPI 5.0.11 of PyPI, 2 ranks). These names hold for Open MPI 4 and 5; other MPIs ignore them.
 ONE_NODE = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,uct", "OMPI_MCA_osc": "^ucx"}
 
-# A rank without a launcher has nobody who removes the 16 MiB of shared memory that Open MPI 5.0.11 makes for messages (sm_segment.*).
+# Without a launcher nobody removes the 16 MiB of shared memory that Open MPI 5.0.11 makes for messages (sm_segment.*).
 ALONE = {"OMPI_MCA_btl": "self"}
 
 # For ranks that go on when others are lost. By the shared-memory transport of Open MPI 5.0.11 a survivor was ended by MPI ("Send
