@@ -23,7 +23,7 @@ import time
 
 from mpitrain.comm.watch.ending import LAUNCHER_S, end_launcher, end_ranks, end_unconnected
 from mpitrain.comm.watch.ignoring import ignoring
-from mpitrain.comm.watch.record import ASK, COUNT, PHASES, REST
+from mpitrain.comm.watch.record import ASK, COUNT, HERE, PHASES, REST, silence
 from mpitrain.comm.watch.seen import ANSWER_S, PARENT, STOPPED, Rank, siblings, stat
 from mpitrain.comm.watch.stacks import keep, stacks_of
 from mpitrain.comm.watch.words import place_in, write
@@ -46,7 +46,7 @@ class Watcher:
         self.seconds, self.start, self.ends, self.number, self.size, self.leaves = seconds, start, ends, number, size, leaves
         self.period = min(1.0, seconds / 8)
         self.short = max(seconds / 10, 4 * self.period)      # who stands still for so long and goes on is told of
-        self.began = self.looked = self.left = time.monotonic()
+        self.began = self.looked = self.left = self.told_here = time.monotonic()
         self.ranks: list[Rank] = []
         self.files, self.unseen = most_files(), list[int]()  # `unseen`: ranks of this node for which they are not enough
         self.others, self.folder, self.rest, self.cut_off = "", "", b"", False
@@ -90,6 +90,7 @@ class Watcher:
             return
         with ignoring(OSError):                              # its process cannot be seen from here: a container of its own
             self.ranks.append(Rank(number, pid, pipe, record, stack))
+            self.ranks[-1].say(HERE)
 
     def tell_of_unseen(self) -> None:
         number = len(self.ranks) + len(self.unseen)
@@ -111,6 +112,7 @@ class Watcher:
         if self.unseen:
             self.tell_of_unseen()
         self.see_ends()
+        self.tell_of_itself()
         now = time.monotonic()
         passed, lost = now - self.looked, max(0.0, now - self.left - 3 * self.period, self.left - self.looked - 3 * ANSWER_S)
         self.looked = now                                    # `lost`: this process was stopped with the job, or had no core
@@ -125,6 +127,12 @@ class Watcher:
             rank.since += lost
             self.goes_on(rank)
         self.judge([rank for rank in self.ranks if self.stands(rank) >= self.short and (rank.state or rank.phase != "finish")])
+
+    def tell_of_itself(self) -> None:
+        if time.monotonic() - self.told_here >= silence(self.seconds) / 2:
+            self.told_here = time.monotonic()
+            for rank in self.ranks:
+                rank.say(HERE)
 
     def stands(self, rank: Rank) -> float:
         """Seconds since it moved."""
@@ -251,6 +259,7 @@ def most_files() -> int:
 
 
 def main() -> None:
+    os.closerange(3, 1 + max(map(int, os.listdir("/proc/self/fd"))))      # what MPI has open in this process's rank
     seconds, start, ends, number, size, leaves = sys.argv[1:]
     Watcher(float(seconds), float(start), ends == "end", int(number), int(size), leaves == "1").run()
     os._exit(0)                                              # at once: who waits for the job waits for this process
