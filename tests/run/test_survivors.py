@@ -153,8 +153,9 @@ def test_more_ways_to_go_on(tmp_path: Path, n: int, kill: str, arguments: tuple[
 @ONLY_OPEN_MPI
 @pytest.mark.slow
 @pytest.mark.promise("A1")
-def test_an_error_of_a_rank_is_no_loss_and_ends_the_job(tmp_path: Path) -> None:
-    result = run(tmp_path, 3, KILL="2:12", RAISE="1:22")
+@pytest.mark.parametrize("kill", ["2:12", "2:22"])
+def test_an_error_of_a_rank_is_no_loss_and_ends_the_job_also_where_another_one_is_lost_at_once(tmp_path: Path, kill: str) -> None:
+    result = run(tmp_path, 3, KILL=kill, RAISE="1:22")
     assert result.rc == 70 and len(result.error_lines) == 1, result.err
     assert "E_BUG rank=1/3" in result.error_lines[0] and "mine alone" in result.error_lines[0]
 

@@ -90,7 +90,7 @@ class Process:
             if isinstance(error, BrokenPipeError) and _is_alone() and not streams.finish():
                 sys.exit(streams.GONE)                        # whoever read our output has seen enough
             if isinstance(error, SystemExit) and (_is_alone() or (not error.code and started() is None)):
-                streams.finish()
+                self._write_output()
                 self.pulse.over()
                 raise                                         # --help and the like: nobody waits for this rank
             self.fail(error)
@@ -98,10 +98,16 @@ class Process:
             self.fail(SystemExit(code))
         self.pulse.finish()
         self.pulse.over()
-        streams.finish()
+        self._write_output()
         if self.went_on:
             finalize_within(LIMIT / 2, code)
         sys.exit(code)
+
+    def _write_output(self) -> None:
+        try:
+            streams.finish()
+        except OSError as error:                              # a full disk
+            self.fail(error)
 
     @contextlib.contextmanager
     def guarding(self) -> Iterator[None]:
@@ -223,7 +229,7 @@ def _wait_for_turn(error: BaseException, rank: int, exit_code: int) -> None:
 
 def _print(line: str) -> None:
     with contextlib.suppress(OSError, ValueError):            # stdout or stderr closed: nobody reads, and we must still end
-        sys.stdout.flush()
+        streams.finish()
         sys.stderr.flush()
     with contextlib.suppress(OSError):
         os.write(2, line.encode() + b"\n")                    # one write a line: lines of ranks do not mix
