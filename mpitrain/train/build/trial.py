@@ -87,7 +87,7 @@ def try_replicas(model: Module, inference: Inference, inputs: Inputs, mesh: Grid
     where = [mesh.coordinate(axis) for axis in ("pp", "cp", "tp")]            # ranks that differ along dp and ep have all rows
     everyone = control.gather_objects([where, *passes])
     if any(not alike(first, second, AGAIN) for _, first, second in everyone):
-        return [f"{named(model)} gives another output for the same sample at each pass: with random numbers that run.seed does not "
+        return [f"{named(model)} gives another output for one sample at each pass: with random numbers that run.seed does not "
                 "set, no run gives the same bits twice, and ranks train on different noise"]
     places: dict[str, list[int]] = {}
     for rank, (place, *_) in enumerate(everyone):
