@@ -23,8 +23,9 @@ import time
 
 from mpitrain.comm.watch.ending import LAUNCHER_S, end_launcher, end_ranks, end_unconnected
 from mpitrain.comm.watch.ignoring import ignoring
+from mpitrain.comm.watch.processes import PARENT, STOPPED, siblings, stat
 from mpitrain.comm.watch.record import ASK, COUNT, PHASES, REST
-from mpitrain.comm.watch.seen import ANSWER_S, PARENT, STOPPED, Rank, siblings, stat
+from mpitrain.comm.watch.seen import ANSWER_S, Rank
 from mpitrain.comm.watch.stacks import keep, stacks_of
 from mpitrain.comm.watch.words import place_in, write
 
