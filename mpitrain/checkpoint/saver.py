@@ -63,7 +63,7 @@ class Saver:
         self.fence, self.published = fence, published
         self.asynchronous, self.goes_on = asynchronous, goes_on
         self.all: list[Saved] = []
-        self._copies: Copies | None = None
+        self._snapshot: Snapshot | None = None
         self._save: Save | None = None
         self._at_once = False
         self._still_s = 0.0
@@ -88,7 +88,7 @@ class Saver:
         assert not self.busy, "finish the last checkpoint first"
         self._still_s, self._at_once = 0.0, at_once
         with self._standing_still(since):
-            if self.asynchronous and not at_once and self._copies is None:
+            if self.asynchronous and not at_once and self._snapshot is None:
                 self._agree_on_room(step)
             after = None if self.published is None else partial(self.published, meta)
             self._save = save = Save(self.folder, step, self.about(meta), self.channel, before=self.fence, after=after)
@@ -154,7 +154,7 @@ class Saver:
 
     def _taken(self, step: int) -> Sequence[Piece]:
         pieces = self.take(step)
-        return self._copies.of(pieces) if self._in_background and self._copies is not None else pieces
+        return self._snapshot.of(pieces) if self._in_background and self._snapshot is not None else pieces
 
     def _agree_on_room(self, step: int) -> None:
         """Memory for the copies; where a host lacks it, checkpoints are written while training waits, on all ranks."""
@@ -169,7 +169,7 @@ class Saver:
                 self.tell(f"training waits for its checkpoints: a copy of the {wanted >> 20} MiB that {host} writes does not fit "
                           f"in the {left >> 20} MiB of memory that are free there")
                 return
-        self._copies = Copies()
+        self._snapshot = Snapshot()
 
     def _work(self, save: Save) -> None:
         """The present stage of a save, by a thread if there is something to do."""
@@ -209,7 +209,7 @@ def _write(save: Save) -> None:
     save.work()
 
 
-class Copies:
+class Snapshot:
     """Memory for copies of this rank's pieces, kept from one checkpoint to the next: new pages take longer than the copy.
 
     It is not NumPy's, so that it counts as nothing that a step needs.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpitrain.checkpoint.parts import Piece
-from mpitrain.checkpoint.saver import Copies, arrays
+from mpitrain.checkpoint.saver import Snapshot, arrays
 from mpitrain.comm.face import Objects
 from mpitrain.comm.messages.buffers import Host
 from mpitrain.comm.messages.link import Link
@@ -86,7 +86,7 @@ class Spares:
     def __init__(self, neighbour: Neighbour | None = None) -> None:
         self.kept: list[Spare] = []
         self.neighbour = neighbour
-        self._memory: list[tuple[Copies, list[Host]]] = [(Copies(), []), (Copies(), [])]
+        self._memory: list[tuple[Snapshot, list[Host]]] = [(Snapshot(), []), (Snapshot(), [])]
 
     def keep(self, step: int, meta: dict[str, Any], pieces: Mapping[str, Piece]) -> None:
         """Copies the state after a step, into the memory of the older copy. It communicates where there is a neighbour."""

@@ -5,6 +5,9 @@
 
 One rank computes a global batch micro-batch by micro-batch. So the loss has the bits of any data-parallel run, wherever the
 parameters have them: in the step after a checkpoint always, in later ones if gradients are added in one order on any ranks.
+
+Where the run went back to a checkpoint (`train.on_nan = "rewind"`) that is gone, an older one, or the beginning, leads to the
+same state: the replay keeps it when it passes there, and goes back to it as the run did.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ from __future__ import annotations
 import json
 import math
 import socket
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,7 +57,8 @@ def replay(config: Config, folder: Path, comm: Any, files: Callable[[], Any], *,
     about = on_first(channel, lambda: read_about(run, step))
     description = on_first(channel, files)
     found = None if about["checkpoint"] is None else load(run.checkpoints / about["checkpoint"])
-    own = compute(by_itself(config, about["run"]), description, found, step, micro_batch)
+    back = {one["step"]: one["to"] for one in about["run"].get("rewinds", ())}
+    own = compute(by_itself(config, about["run"]), description, found, step, micro_batch, back)
     everyone = channel.gather_objects({**own, "rank": comm.rank, "host": socket.gethostname()})
     mesh.close()
     recorded, last = about["recorded"], about["parameters"]
@@ -84,7 +89,8 @@ def read_about(run: RunFolder, step: int) -> Found:
     line: Found = next((line for line in lines if line.get("step") == step and "split" not in line), {})
     before, after = None, None
     for path in folders.candidates(run.checkpoints):            # the newest first
-        if folders.step_of(path) > step or before is not None:
+        at = folders.step_of(path)
+        if at > step or before is not None or any(back["to"] < at < back["step"] < step for back in about.get("rewinds", ())):
             continue
         try:
             checkpoint = load(path)
@@ -96,11 +102,6 @@ def read_about(run: RunFolder, step: int) -> Found:
                      if name.startswith("parameters/")}
         else:
             before = path.name
-    start = -1 if before is None else folders.step_of(run.checkpoints / before)
-    for back in about.get("rewinds", ()):
-        if start < back["step"] < step and back["to"] != start:
-            raise UsageError(f"step {step} cannot be computed again: at step {back['step']} the run went back to the checkpoint "
-                             f"of step {back['to']}, which is no longer there; choose a step behind a later checkpoint")
     return {"run": about, "recorded": {name: line[name] for name in COMPARED if line.get(name) is not None},
             "checkpoint": before, "parameters": after}
 
@@ -120,8 +121,9 @@ def comparable(config: Config, about: Found, own: Found, step: int, *, sums: boo
     return not cut and (same_order or (not sums and step == own["from"] + 1))
 
 
-def compute(config: Config, description: Any, found: Checkpoint | None, step: int, micro_batch: int | None) -> Found:
-    """This rank's numbers, without any other rank."""
+def compute(config: Config, description: Any, found: Checkpoint | None, step: int, micro_batch: int | None,
+            back: Mapping[int, int]) -> Found:
+    """This rank's numbers, without any other rank. `back` has the steps at which the run went back, and where to."""
     from mpi4py import MPI
     session = Session(config, MPI.COMM_SELF)
     session.open(config, lambda: description)
@@ -133,10 +135,7 @@ def compute(config: Config, description: Any, found: Checkpoint | None, step: in
     policy, load_step, start = job.policy, job.trainer.loader.load, job.policy.step
     policy.want_norm, norm = True, None
     with np.errstate(all="ignore"):
-        for done in range(start, step - 1):
-            job.trainer.train_step(load_step(done))
-            if policy.blamed and found is not None and config.train.on_nan == "rewind":
-                job.state.restore(found)
+        repeat(job, found, step, back)
         batch = load_step(step - 1)
         if micro_batch is None:
             loss, _, norm, *_ = job.trainer.train_step(batch)
@@ -154,6 +153,19 @@ def compute(config: Config, description: Any, found: Checkpoint | None, step: in
             "gradient_sha256": total_sha256(hashes.values()), "gradients": {name: line.split("\t")[3].strip()
                                                                             for name, line in hashes.items()},
             "parameters": parameters, "numerics": job.numerics}
+
+
+def repeat(job: Job, found: Checkpoint | None, step: int, back: Mapping[int, int]) -> None:
+    """The steps before `step`, with the returns of `back`; one that the run has not recorded goes to `found`."""
+    states = {} if found is None else {found.step: found}
+    with tempfile.TemporaryDirectory(prefix="mpitrain-replay-") as scratch:
+        for done in range(job.policy.step, step - 1):
+            if done in back.values() and done not in states:
+                states[done] = load(store.save(Path(scratch), done, job.state.pieces(), {}))
+            job.trainer.train_step(job.trainer.loader.load(done))
+            to = back.get(done + 1, -1 if found is None else found.step)
+            if job.policy.blamed and job.config.train.on_nan == "rewind" and to in states:
+                job.state.restore(states[to])
 
 
 def gradients_of(job: Job) -> dict[str, str]:

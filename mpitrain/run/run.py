@@ -23,10 +23,10 @@ from mpitrain.comm.job import guard
 from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.start import set_for_survivors, start, started
 from mpitrain.comm.job.together import on_first
-from mpitrain.comm.watch.pulse import pulse_of
+from mpitrain.comm.watch.pulse import Pulse, pulse_of
+from mpitrain.comm.watch.unwatched import NOBODY
 from mpitrain.config import Config, changed, to_toml
 from mpitrain.errors import ConfigError, UsageError
-from mpitrain.parallel.gradients.timeline import no_span
 from mpitrain.placement.bytes import Forecast
 from mpitrain.plan.memory_lines import as_json, report_lines
 from mpitrain.run import resuming
@@ -92,7 +92,7 @@ class Run(AbstractContextManager["Run"]):
         """The run of all ranks of the job; it starts MPI. Ranks are watched (`train.stall_s`) if `process` runs the program.
         `parser` is that of `files.parser`, if rank 0 has started one before its imports."""
         keep_freed_memory()                                  # this may ask the compiler: nothing forks once MPI has started
-        if process is not None and process.runs and process.pulse is None and started() is None:
+        if process is not None and process.runs and process.pulse is NOBODY and started() is None:
             process.pulse = pulse_of(config.train.stall_s, config.train.start_s, config.train.stall)
         if config.train.on_lost != "stop":
             set_for_survivors(os.environ)
@@ -118,8 +118,7 @@ class Run(AbstractContextManager["Run"]):
         session, self._session, self._closed = self._session, None, True
         if session is not None:
             session.close() if self._survivors is None else self._survivors.close(session)
-        if self.process.pulse is not None:
-            self.process.pulse.rest()
+        self.process.pulse.rest()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is None:                                    # freeing is collective: not after a rank has failed
@@ -154,8 +153,7 @@ class Run(AbstractContextManager["Run"]):
                 return once(None)
             from mpitrain.run.survivors import Survivors
             self._survivors, self.process.goes_on = Survivors(self.config, self.comm), True
-            if self.process.pulse is not None:
-                self.process.pulse.leave_ends()
+            self.process.pulse.leave_ends()
             return self._survivors.train(once, folder)
 
     def _go_on_with(self, comm: Any) -> None:
@@ -178,7 +176,7 @@ class Run(AbstractContextManager["Run"]):
             job.trainer.notes += session.notes + session.told_once([environment.slow_kernels()])
             with guard.symmetric():
                 asked = [*observers_of(self.config), *observers]
-            if self.process.pulse is not None:
+            if isinstance(self.process.pulse, Pulse):
                 asked.append(Beats(self.process.pulse, job.timeline))
             if found is None:
                 self._take(session, folder, resume, overwrite, cleanup)
@@ -199,8 +197,7 @@ class Run(AbstractContextManager["Run"]):
         if self.comm.rank == 0:
             cleanup.callback(folder.close)
         cleanup.enter_context(self.process.recording(folder.path))
-        if self.process.pulse is not None:
-            self.process.pulse.keep_in(folder.path)
+        self.process.pulse.keep_in(folder.path)
 
     def _find(self, session: Session, folder: RunFolder, change: Sequence[str], strict: bool) -> Checkpoint:
         """The checkpoint to go on from, if it is this run's, of these data. It communicates."""
@@ -280,6 +277,5 @@ class Run(AbstractContextManager["Run"]):
         """The metrics of the newest checkpoint of the run in the folder `source`, on the validation data."""
         from mpitrain.run import evaluating
         with self._at_work():
-            session, pulse = self._open(), self.process.pulse
-            step, metrics = evaluating.evaluate(self.config, session, source, no_span if pulse is None else pulse.span)
+            step, metrics = evaluating.evaluate(self.config, self._open(), source, self.process.pulse.span)
         return Evaluated(step, metrics)

@@ -14,7 +14,7 @@ from mpitrain.comm.job.start import launched_rank
 from mpitrain.comm.job.together import on_first, same_everywhere
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.shared.leftovers import remove_leftovers
-from mpitrain.comm.watch.pulse import Pulse
+from mpitrain.comm.watch.unwatched import NOBODY, Unwatched
 from mpitrain.config import Config
 from mpitrain.errors import MpitrainError
 from mpitrain.placement.bytes import Forecast, Use
@@ -38,23 +38,21 @@ class Session:
         with guard.symmetric():
             self.mesh = Mesh(comm, pp=m.pp, dp=m.dp, ep=m.ep, cp=m.cp, tp=m.tp)
 
-    def open(self, config: Config, files: Callable[[], Any], pulse: Pulse | None = None) -> None:
+    def open(self, config: Config, files: Callable[[], Any], pulse: Unwatched = NOBODY) -> None:
         """`files()` gives, or raises, on rank 0 what `look_at_files` does."""
         d = config.data
         keep_freed_memory(config.train.cached_mb * 2**20 or None)
         self.control = control = self.mesh.channel(self.mesh.axes, "start-up")
         if control.size > 1:
             from mpitrain.train.machine import alike
-        found = control.gather_objects([threads.place(), None if pulse is None else pulse.contact(),
-                                        alike.same_files() if control.size > 1 else ""])
+        found = control.gather_objects([threads.place(), pulse.contact(), alike.same_files() if control.size > 1 else ""])
         self.places = [Place(*place) for place, *_ in found]
-        if pulse is not None:
-            pulse.join([contact for _, contact, _ in found], control.rank, self.mesh.progress)
+        pulse.join([contact for _, contact, _ in found], control.rank, self.mesh.progress)
         node = threads.on_node(self.places, control.rank)
         one = config.train.reproducible == "layout" or config.train.precision == "bfloat16"
         self.threads = threads.pin(1 if one else config.train.threads, node)
         first = all(place.host != node[0].host for place in self.places[:control.rank])      # of its host
-        self.notes = self.told_once([*(remove_leftovers() if first else []), "" if pulse is None else pulse.obstacle,
+        self.notes = self.told_once([*(remove_leftovers() if first else []), pulse.obstacle,
                                      threads.crowded(self.threads, node), environment.slow_blas()])      # slow settings are told
         if control.size > 1:
             one_installation = len({files for *_, files in found}) == 1

@@ -91,7 +91,7 @@ def test_copies_of_views_with_gaps_and_of_several_dtypes_are_exact(tmp_path: Pat
 
 
 def test_copies_go_to_the_same_memory_each_time_and_to_new_memory_for_other_shapes() -> None:
-    copies = saver.Copies()
+    copies = saver.Snapshot()
     first = copies.of([Piece.whole("w", np.ones(3)), Piece.whole("v", np.ones((2, 2), np.float32))])
     again = copies.of([Piece.whole("w", np.zeros(3)), Piece.whole("v", np.zeros((2, 2), np.float32))])
     assert all(a.array is b.array for a, b in zip(first, again)) and not any(piece.array.any() for piece in again)

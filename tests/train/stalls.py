@@ -18,6 +18,7 @@ from typing import Any
 
 from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.start import launched_rank
+from mpitrain.comm.watch.unwatched import NOBODY
 
 KIND, PHASE, RANK = sys.argv[1], sys.argv[2], int(sys.argv[3])
 STEP = 4
@@ -62,7 +63,7 @@ def happen() -> None:
     """The fault, once in the process; a slow rank is slow again and again."""
     if launched_rank()[0] == RANK and (KIND == "slow" or not done.is_set()):
         done.set()
-        while KIND != "slow" and PHASE == "load" and process.pulse and process.pulse.where().get("phase") != "load":
+        while KIND != "slow" and PHASE == "load" and process.pulse is not NOBODY and process.pulse.where().get("phase") != "load":
             time.sleep(0.001)                         # batches are read ahead, and the rank comes to wait for this one
         print("failed at", time.monotonic(), flush=True)
         KINDS[KIND]()

@@ -24,24 +24,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from mpitrain.comm.job import streams, turn
 from mpitrain.comm.job.failure import Failure, as_peer_error, describe, printable, write_record
 from mpitrain.comm.job.signals import StopRequest, launched_by_hydra, on_terminate
-from mpitrain.comm.job.start import (
-    abort,
-    finalize_within,
-    launched_by_mpirun,
-    launched_rank,
-    local_rank,
-    started,
-)
+from mpitrain.comm.job.start import abort, finalize_within, launched_by_mpirun, launched_rank, local_rank, started
 from mpitrain.comm.messages.lost_peer import is_lost
+from mpitrain.comm.watch.unwatched import NOBODY, Unwatched
 from mpitrain.errors import DesyncError, PeerError, Stopped
-
-if TYPE_CHECKING:
-    from mpitrain.comm.watch.pulse import Pulse
 
 # Seconds. A failed job ends within 5 in all cases, so the waits must fit below that one after the other.
 WAIT_FOR_RANK_0 = 1.5         # the other ranks wait so after a symmetric error; Abort took 0.2 s to end 3 ranks
@@ -86,7 +77,7 @@ class Process:
         self.traceback, self.stop = traceback, stop or StopRequest()
         self.runs = False                                     # whether `run` runs the program, which ends with its main function
         self.goes_on = self.went_on = False                   # whether a run goes on where another rank is lost; whether one did
-        self.pulse: Pulse | None = None                       # by which a watcher sees whether this rank moves
+        self.pulse: Unwatched = NOBODY                        # by which a watcher sees whether this rank moves
         self.tells_others: Callable[[], None] | None = None   # where mpirun lets them wait for a rank that has ended
         self._folders: list[Path] = []
         self._failing = threading.Lock()
@@ -101,20 +92,24 @@ class Process:
             if isinstance(error, BrokenPipeError) and _is_alone() and not streams.finish():
                 sys.exit(streams.GONE)                        # whoever read our output has seen enough
             if isinstance(error, SystemExit) and (_is_alone() or (not error.code and started() is None)):
-                streams.finish()
-                if self.pulse is not None:
-                    self.pulse.over()
+                self._write_output()
+                self.pulse.over()
                 raise                                         # --help and the like: nobody waits for this rank
             self.fail(error)
         if code != 0 and not _is_alone():
             self.fail(SystemExit(code))
-        if self.pulse is not None:
-            self.pulse.finish()
-            self.pulse.over()
-        streams.finish()
+        self.pulse.finish()
+        self.pulse.over()
+        self._write_output()
         if self.went_on:
             finalize_within(LIMIT / 2, code)
         sys.exit(code)
+
+    def _write_output(self) -> None:
+        try:
+            streams.finish()
+        except OSError as error:                              # a full disk
+            self.fail(error)
 
     @contextlib.contextmanager
     def guarding(self) -> Iterator[None]:
@@ -160,15 +155,14 @@ class Process:
             time.sleep(LIMIT + 1)                             # the first failing thread ends the process before
             os._exit(70)
         self._reserve = None
-        if self.pulse is not None:
-            self.pulse.over()
+        self.pulse.over()
         signal.setitimer(signal.ITIMER_REAL, LIMIT + 1)       # needs no thread, file or memory; the signal ends the process
         exit_code, (rank, size) = 70, _place()
         newline = "\n" if size > 1 else ""                    # the launcher's own text may have left a line open
         folder = getattr(error, "mpitrain_folder", self._folders[-1] if self._folders else None)
         try:
             error = as_peer_error(error) or error
-            failure = describe(error, {} if self.pulse is None or is_symmetric(error) else self.pulse.where())
+            failure = describe(error, {} if is_symmetric(error) else self.pulse.where())
             exit_code = failure.exit_code
             _bound(exit_code)
             self._record(failure, folder, rank, size)
@@ -247,7 +241,7 @@ def _wait_while_launched(seconds: float) -> None:
 
 def _print(line: str) -> None:
     with contextlib.suppress(OSError, ValueError):            # stdout or stderr closed: nobody reads, and we must still end
-        sys.stdout.flush()
+        streams.finish()
         sys.stderr.flush()
     with contextlib.suppress(OSError):
         os.write(2, line.encode() + b"\n")                    # one write a line: lines of ranks do not mix

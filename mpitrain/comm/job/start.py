@@ -91,7 +91,7 @@ def finalize_within(seconds: float, exit_code: int) -> None:
     try:
         MPI.Finalize()
     except MPI.Exception as error:
-        print_warning(f"the program is done, but MPI's own end failed: {text_of(error)}")
+        print_warning(f"the program is done, but MPI's own end failed: {' '.join(text_of(error).split())}")
         os._exit(exit_code)
     signal.setitimer(signal.ITIMER_REAL, 0)
 

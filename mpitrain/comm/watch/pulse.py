@@ -47,6 +47,7 @@ from mpitrain.comm.watch.record import (
     TEXT,
     step_in,
 )
+from mpitrain.comm.watch.unwatched import NOBODY, Unwatched
 from mpitrain.errors import StallError
 
 COMM = str(Path(__file__).resolve().parents[1]) + os.sep          # who is in code of this folder waits for other ranks
@@ -60,7 +61,7 @@ ROWS = {"data": "load", "wait": "exchange", "optimizer": "update", "evaluation":
 WORDS = {"forward": "forward", "backward": "backward", "weight": "backward", "exchange": "exchange", "gradients": "exchange"}
 
 
-class Pulse:
+class Pulse(Unwatched):
     """Made before MPI starts, by each rank of a job.
 
     `seconds` without progress (`start` of them until training begins) are a stall, and `what` is done: "end" or "warn".
@@ -226,6 +227,6 @@ def waits(frame: FrameType | None) -> bool:
     return frame is not None and frame.f_code.co_filename.startswith(COMM)
 
 
-def pulse_of(seconds: float, start: float, what: str) -> Pulse | None:
-    """The pulse of this rank; None where nobody is to watch (`seconds` is 0), or where there is no /proc to look through."""
-    return Pulse(seconds, start, what) if seconds and sys.platform.startswith("linux") else None
+def pulse_of(seconds: float, start: float, what: str) -> Unwatched:
+    """The pulse of this rank; NOBODY where no one is to watch (`seconds` is 0), or where there is no /proc to look through."""
+    return Pulse(seconds, start, what) if seconds and sys.platform.startswith("linux") else NOBODY
