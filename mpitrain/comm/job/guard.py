@@ -32,7 +32,7 @@ from mpitrain.comm.job.signals import StopRequest, launched_by_hydra, on_termina
 from mpitrain.comm.job.start import abort, finalize_within, launched_by_mpirun, launched_rank, local_rank, started
 from mpitrain.comm.messages.lost_peer import is_lost
 from mpitrain.comm.watch.unwatched import NOBODY, Unwatched
-from mpitrain.errors import DesyncError, PeerError, Stopped
+from mpitrain.errors import DesyncError, LostFolderError, PeerError, Stopped
 
 # Seconds. A failed job ends within 5 in all cases, so the waits must fit below that one after the other.
 WAIT_FOR_RANK_0 = 1.5         # the other ranks wait so after a symmetric error; Abort took 0.2 s to end 3 ranks
@@ -165,7 +165,7 @@ class Process:
             failure = describe(error, {} if is_symmetric(error) else self.pulse.where())
             exit_code = failure.exit_code
             _bound(exit_code)
-            self._record(failure, folder, rank, size)
+            self._record(failure, None if isinstance(error, LostFolderError) else folder, rank, size)
             if size > 1:
                 _wait_for_turn(error, rank, exit_code)
             _print(newline + failure.line(rank, size))
