@@ -90,9 +90,9 @@ def test_a_job_that_is_cancelled_leaves_its_last_checkpoint_and_no_process(clust
     assert folders.candidates(tmp_path / "run/checkpoints")
 
 
-def srun(cluster: slurm.Cluster, folder: Path, kind: str) -> subprocess.CompletedProcess[str]:
+def srun(cluster: slurm.Cluster, folder: Path, kind: str, *overrides: str) -> subprocess.CompletedProcess[str]:
     command = ["srun", "--ntasks=2", f"--mpi={kind}", sys.executable, "-P", "-m", "mpitrain", "train", str(write(folder, LAYOUT)),
-               "run.out=run"]
+               "run.out=run", *overrides]
     return subprocess.run(command, env=cluster.environment, cwd=folder, text=True, capture_output=True, timeout=120)
 
 
@@ -110,3 +110,13 @@ def test_srun_without_the_pmi_of_the_library_is_refused_in_one_line(cluster: slu
     said = [line for line in result.stderr.splitlines() if line.startswith("mpitrain:")]
     assert result.returncode == 64 and len(said) == 1 and not (tmp_path / "run").exists(), result.stderr
     assert "srun started 2 processes, but each is a job of its own" in said[0] and "srun --mpi=pmix" in said[0]
+
+
+@pytest.mark.parametrize("kind", ["none", "pmi2", "pmix"])
+def test_a_wrong_configuration_is_one_line_of_the_job_whether_srun_connects_its_processes_or_not(
+        cluster: slurm.Cluster, tmp_path: Path, kind: str) -> None:
+    result = srun(cluster, tmp_path, kind, "train.steps=many")
+    if "can not load PMIx library" in result.stderr:
+        pytest.skip("srun finds no libpmix.so: on Debian, apt-get install libpmix-dev")
+    said = [line for line in result.stderr.splitlines() if line.startswith("mpitrain:")]
+    assert result.returncode == 78 and len(said) == 1 and "E_CONFIG rank=0/2" in said[0], result.stderr

@@ -1,6 +1,6 @@
 """What a data file or folder holds, learned without letting libhdf5 near a rank.
 
-Metadata is parsed by a child process with limits (`probe_child`); a file that crashes or hangs libhdf5 costs that child
+Metadata is parsed by a child process with limits (`files.parser_child`); a file that crashes or hangs libhdf5 costs that child
 and gets a clear refusal. One rank calls `describe` before MPI starts; its result is plain JSON-able data for the rest.
 """
 

@@ -12,7 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[1] / "data" / "probe_child.py"
+CHILD = (f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); "
+         "from mpitrain.files.parser_child import main; main()")
 
 
 def start_parser() -> subprocess.Popen[bytes]:
@@ -23,7 +24,7 @@ def start_parser() -> subprocess.Popen[bytes]:
                  if not k.startswith(("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "PYTHON", "HDF5_"))}
     variables |= {"HDF5_PLUGIN_PRELOAD": "::", "HDF5_USE_FILE_LOCKING": "FALSE", "MPI4PY_RC_INITIALIZE": "0",
                   "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "-I", str(SCRIPT)], env=variables, stdin=subprocess.PIPE,
+    process = subprocess.Popen([sys.executable, "-I", "-c", CHILD], env=variables, stdin=subprocess.PIPE,
                                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
     with contextlib.suppress(OSError, AttributeError):                   # A launcher binds a rank to a core, which imports too:
         os.sched_setaffinity(process.pid, range(os.cpu_count() or 1))    # the process takes any that the job may use.

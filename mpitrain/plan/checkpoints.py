@@ -15,12 +15,16 @@ from mpitrain.plan.memory_lines import table
 from mpitrain.train.build.from_config import checkpoint_folder
 
 HEADS = ("step", "written", "MB", "parts", "mesh", "parameters_sha256", "state")
+WHOLE = "complete"
 FEW = 16                         # characters of a hash that tell two apart
 
 
 def listed(path: Path) -> Iterator[str]:
-    """A line for each checkpoint of a run, oldest first. Manifests are read, and the sizes of parts compared; values are not."""
-    yield from table(HEADS, [_row(folder) for folder in _folders(path)])
+    """A line for each checkpoint of a run, oldest first. Manifests are read, and the sizes of parts compared; values are not.
+    Raises CheckpointError at the end if one is damaged."""
+    rows = [_row(folder) for folder in _folders(path)]
+    yield from table(HEADS, rows)
+    _refuse(sum(row[-1] != WHOLE for row in rows), len(rows), path)
 
 
 def _row(folder: Path) -> tuple[str, ...]:
@@ -33,7 +37,7 @@ def _row(folder: Path) -> tuple[str, ...]:
     size, mesh = sum(part.size for part in found.parts) / 1e6, found.meta.get("mesh")
     axes = " ".join(f"{axis}={n}" for axis, n in mesh.items() if n != 1) or "1 rank" if isinstance(mesh, dict) else ""
     return (step, when.isoformat(" ", "minutes"), f"{size:.1f}", str(len(found.parts)), axes, parameters_sha256(found)[:FEW],
-            "complete")
+            WHOLE)
 
 
 def parameters_sha256(found: Checkpoint) -> str:
@@ -53,9 +57,14 @@ def verified(path: Path) -> Iterator[str]:
         defects = list(_defects(folder))
         bad += bool(defects)
         yield from defects or [f"{folder.name}: whole, {_counted(load(folder))}"]
+    _refuse(bad, len(folders), path)
+
+
+def _refuse(bad: int, n: int, path: Path) -> None:
+    """CheckpointError if some of `n` checkpoints are `bad`."""
     if bad:
-        raise CheckpointError(f"{bad} of {len(folders)} checkpoints are damaged; a run resumes from the newest whole one",
-                              file=path)
+        cure = "a run resumes from the newest whole one" if bad < n else "start the run again with --overwrite, or copy one back"
+        raise CheckpointError(f"{bad} of {n} checkpoints are damaged; {cure}", file=path)
 
 
 def _counted(found: Checkpoint) -> str:
@@ -85,9 +94,10 @@ def _defects(folder: Path) -> Iterator[str]:
 
 def _folders(path: Path) -> list[Path]:
     """The folders of checkpoints that `path` names, oldest first: a run, its folder of checkpoints, or one of them."""
-    found = candidates(checkpoint_folder(path))[::-1]
+    found = candidates(checkpoint_folder(path))[::-1] if path.is_dir() else []
     if not found and COMPLETE.fullmatch(path.name) and path.is_dir():
         found = [path]
     if not found:
-        raise MissingError("expected a run folder with checkpoints, or one checkpoint (step-...)", file=path)
+        what = "" if path.is_dir() else ", found a file" if path.exists() else ", and there is nothing"
+        raise MissingError(f"expected a run folder with checkpoints, or one checkpoint (step-...){what}", file=path)
     return found

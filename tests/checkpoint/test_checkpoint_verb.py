@@ -55,9 +55,14 @@ def test_list_says_what_is_wrong_with_a_manifest_or_a_size(run: Path, capsys: py
     flip(run / "checkpoints/step-00000010/manifest.json", -10)
     os.truncate(run / "checkpoints/step-00000020/part-00000.h5", 50)
     (run / "checkpoints/step-00000030").rename(run / "checkpoints/step-00000099")
-    _, *rows = printed(capsys, "list", str(run))
+    with pytest.raises(CheckpointError, match="3 of 3 checkpoints are damaged; start the run again with --overwrite, or copy"):
+        main(["checkpoint", "list", str(run)])
+    _, *rows = capsys.readouterr().out.splitlines()
     assert "the manifest is damaged" in rows[0] and "the file has 50 bytes" in rows[1] and "the folder was renamed" in rows[2]
     assert rows[2].split()[0] == "99"
+    (run / "checkpoints/step-00000099").rename(run / "checkpoints/step-00000030")
+    with pytest.raises(CheckpointError, match="2 of 3 checkpoints are damaged; a run resumes from the newest whole one"):
+        main(["checkpoint", "list", str(run)])
 
 
 def test_verify_reads_every_checkpoint_of_a_run_or_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,5 +103,9 @@ def test_a_folder_that_was_renamed_is_neither_resumed_from_nor_keeps_others_from
 
 @pytest.mark.parametrize("verb", ["list", "verify"])
 def test_a_folder_without_checkpoints_is_refused(tmp_path: Path, verb: str) -> None:
-    with pytest.raises(MissingError, match="expected a run folder with checkpoints"):
+    with pytest.raises(MissingError, match=r"expected a run folder with checkpoints, or one checkpoint \(step-...\)$"):
         main(["checkpoint", verb, str(tmp_path)])
+    with pytest.raises(MissingError, match=r"one checkpoint \(step-...\), found a file"):
+        main(["checkpoint", verb, __file__])
+    with pytest.raises(MissingError, match=r"one checkpoint \(step-...\), and there is nothing"):
+        main(["checkpoint", verb, str(tmp_path / "nowhere")])

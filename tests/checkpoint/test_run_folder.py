@@ -6,12 +6,13 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -20,7 +21,8 @@ import pytest
 
 from mpitrain.checkpoint import folders, store
 from mpitrain.checkpoint.run_folder import RunFolder
-from mpitrain.errors import AccessError, OutputError, StorageError
+from mpitrain.errors import AccessError, LostFolderError, OutputError, StorageError
+from mpitrain.files.disk import write_file
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -178,6 +180,50 @@ def test_a_closed_run_can_be_opened_again_by_the_same_program(tmp_path: Path) ->
             RunFolder(tmp_path).open(resume=True)
         run.close()
         RunFolder(tmp_path).open(resume=True).close()
+
+
+LOSSES: dict[str, Callable[[Path], object]] = {
+    "lock removed": lambda run: (run / "lock").unlink(),
+    "lock made anew": lambda run: ((run / "lock").rename(run / "kept"), (run / "lock").touch()),
+    "folder moved": lambda run: run.rename(run.with_name("moved")),
+    "another in its place": lambda run: (run.rename(run.with_name("moved")), run.mkdir()),
+    "another job in its place": lambda run: (run.rename(run.with_name("moved")), finished_run(run)),
+    "folder removed": shutil.rmtree,
+}
+
+
+@pytest.mark.promise("B11")
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_folder_that_was_moved_or_whose_lock_was_removed_gets_nothing_more(tmp_path: Path, loss: str) -> None:
+    array = store.Piece.whole("w", np.ones(3))
+    with closing(RunFolder(tmp_path / "run").open()) as run:
+        run.write_json(run.run_json, {"control": True})
+        store.save(run.checkpoints, 1, [array], {})
+        begun = store.Save(run.checkpoints, 2, {}, store.ALONE, before=run.refuse_lost)
+        begun.begin(lambda: [array])
+        LOSSES[loss](run.path)
+        before = tree(tmp_path)
+        said = "its lock file was removed, so another job may write" if "lock" in loss else "the run folder was moved or removed"
+        later = store.Save(run.checkpoints, 3, {}, store.ALONE, before=run.refuse_lost)
+        for publish in (lambda: run.write_json(run.run_json, {}), lambda: later.begin(lambda: [array]),
+                        lambda: (begun.work(), begun.agree(), begun.work(), begun.agree())):
+            with pytest.raises(LostFolderError, match=said) as caught:
+                publish()
+            assert caught.value.exit_code == 73
+        assert [name for name in tree(tmp_path) if "tmp-" not in name] == [name for name in before if "tmp-" not in name]
+
+
+def test_a_folder_that_was_moved_and_left_a_link_is_the_same(tmp_path: Path) -> None:
+    with closing(RunFolder(tmp_path / "run").open()) as run:
+        run.path.rename(tmp_path / "moved")
+        run.path.symlink_to(tmp_path / "moved")
+        run.write_json(run.run_json, {"a": 1})
+    assert (tmp_path / "moved" / "run.json").exists()
+
+
+def test_a_file_whose_folder_is_gone_blames_that(tmp_path: Path) -> None:
+    with pytest.raises(LostFolderError, match="making the file failed: No such .*: the folder .*/gone was moved or removed$"):
+        write_file(tmp_path / "gone" / "part-00000.h5", [b"x"])
 
 
 def test_a_lock_that_fails_otherwise_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

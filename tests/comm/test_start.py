@@ -62,7 +62,7 @@ def test_a_failure_of_mpis_own_end_after_a_loss_is_a_line_and_keeps_the_exit_cod
         finalize_within(5.0, 3)
         sys.exit(3)"""
     done = subprocess.run([sys.executable, "-c", program, str(fails)], env=clean_environment(), capture_output=True, text=True)
-    said = r"warning: the program is done, but MPI's own end failed: .*MPI_ERR_OTHER.*\n" if fails else ""
+    said = r"warning: the program is done, but MPI's own end failed: .+\n" if fails else ""
     assert done.returncode == 3 and re.fullmatch(said, done.stderr), done.stderr
 
 

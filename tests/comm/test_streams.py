@@ -1,15 +1,16 @@
-"""Output that nobody reads to its end: `mpitrain inspect RUN | head -1`."""
+"""Output that nobody reads to its end (`mpitrain inspect RUN | head -1`), or that cannot be written (`> FILE` on a full disk)."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import ROOT, clean_environment
+from launch import clean_environment
 
 from mpitrain.checkpoint import store
 from mpitrain.checkpoint.run_folder import RunFolder
@@ -29,14 +30,35 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder.path
 
 
+def start(run: Path, verb: tuple[str, ...], unbuffered: str, stdout: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mpitrain", *(word.format(run=run) for word in verb)]
+    environment = {**clean_environment(), "PYTHONUNBUFFERED": unbuffered}
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, env=environment, cwd=run, text=True)
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_reader_that_leaves_ends_a_verb_quietly(run: Path, verb: tuple[str, ...], unbuffered: str) -> None:
     """A pipe without a reader from the start: each line that is written fails; unbuffered, the first one does so at once."""
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "mpitrain", *(word.format(run=run) for word in verb)]
-    environment = {**clean_environment(), "PYTHONUNBUFFERED": unbuffered}
-    result = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=environment, cwd=ROOT, text=True)
+    result = start(run, verb, unbuffered, writing)
     os.close(writing)
     assert result.stderr == "" and result.returncode in (0, 141), result
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("verb", VERBS[:-1])
+def test_output_that_cannot_be_written_is_one_line_that_names_it(run: Path, verb: tuple[str, ...], unbuffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        result = start(run, verb, unbuffered, full)
+    assert result.returncode == 74, result
+    assert re.fullmatch(r'mpitrain: E_IO rank=0/1 host=\S+ file="standard output": No space left on device\n', result.stderr)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_run_whose_display_cannot_be_written_is_done_all_the_same(run: Path, unbuffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        result = start(run, ("train", "train.steps=2", f"run.out=shown{unbuffered}"), unbuffered, full)
+    assert result.returncode == 0 and "rror" not in result.stderr, result
+    assert '"status": "done"' in (run / f"shown{unbuffered}/run.json").read_text()

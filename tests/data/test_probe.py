@@ -21,9 +21,10 @@ import numpy as np
 import pytest
 from data_inputs import CORPUS, features, in_chunks
 
-from mpitrain.data import Dataset, Limits, describe, probe, probe_child, write_shards
+from mpitrain.data import Dataset, Limits, describe, probe, write_shards
 from mpitrain.data.probe import Parser, check_reply
 from mpitrain.errors import AccessError, DataError, MissingError, StorageError
+from mpitrain.files import hdf5_map, parser_child
 from mpitrain.files import parser as files_parser
 from mpitrain.files.parser import start_parser
 from mpitrain.train.build.inputs import describe_files
@@ -289,18 +290,17 @@ def test_a_parser_that_a_program_has_started_answers_for_several_files_and_is_en
 
 
 @pytest.mark.parametrize("reads", [True, False])
-def test_a_parser_that_ends_at_once_is_blamed_and_not_the_file(reads: bool, plain_file: Write, tmp_path: Path,
+def test_a_parser_that_ends_at_once_is_blamed_and_not_the_file(reads: bool, plain_file: Write,
                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     """It has ended before we write to it, or has read what we wrote."""
     path, popen = plain_file(x=features(9, 2), y=np.arange(9)), subprocess.Popen
-    (tmp_path / "ends.py").write_text("import sys\nif sys.argv[1:]: sys.stdin.readline()\nsys.exit(3)")
 
     def ended(command: list[str], **how: Any) -> Any:
         process = popen([*command, *["reads"] * reads], **how)
         if not reads:
             process.wait()
         return process
-    monkeypatch.setattr(files_parser, "SCRIPT", tmp_path / "ends.py")
+    monkeypatch.setattr(files_parser, "CHILD", "import sys\nif sys.argv[1:]: sys.stdin.readline()\nsys.exit(3)")
     monkeypatch.setattr(subprocess, "Popen", ended)
     with pytest.raises(StorageError, match=r"ended before it could import h5py \(exit status 3\)"):
         describe(path)
@@ -349,10 +349,10 @@ def test_the_limits_of_the_parser_are_said_with_their_numbers(plain_file: Write,
     for name, message in (("MAX_OBJECTS", "holds more than 1 objects; name the datasets"),
                           ("MAX_CHUNK", "has chunks of 16 bytes; at most 1")):
         with monkeypatch.context() as patch:
-            patch.setattr(probe_child, name, 1)
-            with pytest.raises(probe_child.Refused, match=message):
-                probe_child.answer(request)
-    assert probe_child.answer(request)["x"]["chunk"] == [1, 4]
+            patch.setattr(hdf5_map, name, 1)
+            with pytest.raises(hdf5_map.Refused, match=message):
+                parser_child.answer(request)
+    assert parser_child.answer(request)["x"]["chunk"] == [1, 4]
 
 
 @pytest.mark.promise("C7", "F5")
@@ -360,10 +360,10 @@ def test_so_many_objects_are_looked_at_as_the_limit_says_and_no_more(tmp_path: P
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for i in range(10_000):
             h5py.h5g.create(file.id, b"%d" % i)
-        assert probe_child.list_datasets(file)[0] == {}
+        assert hdf5_map.list_datasets(file)[0] == {}
         h5py.h5g.create(file.id, b"one more")
-        with pytest.raises(probe_child.Refused, match="^holds more than 10000 objects; name the datasets"):
-            probe_child.list_datasets(file)
+        with pytest.raises(hdf5_map.Refused, match="^holds more than 10000 objects; name the datasets"):
+            hdf5_map.list_datasets(file)
 
 
 @pytest.mark.promise("C7")
@@ -381,17 +381,17 @@ def test_chunks_beyond_the_end_of_the_file_are_refused(plain_file: Write, tmp_pa
 def test_parsing_a_small_file_may_take_less_memory_than_a_large_one(tmp_path: Path) -> None:
     file = tmp_path / "a.h5"
     file.write_bytes(bytes(10_000))
-    assert 192 << 20 < probe_child.spare_memory(str(file)) < 193 << 20
+    assert 192 << 20 < parser_child.spare_memory(str(file)) < 193 << 20
     os.truncate(file, 1 << 30)                                            # a sparse one
-    assert probe_child.spare_memory(str(file)) == 1 << 30
+    assert parser_child.spare_memory(str(file)) == 1 << 30
 
 
 @pytest.mark.promise("F4", "C7")
 def test_running_out_of_the_memory_limit_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     def explode(*_: object) -> None:
         raise MemoryError
-    monkeypatch.setattr(probe_child, "answer", explode)
-    reply = probe_child.reply_to({"file": "a.h5", "x": None, "y": None})
+    monkeypatch.setattr(parser_child, "answer", explode)
+    reply = parser_child.reply_to({"file": "a.h5", "x": None, "y": None})
     assert reply == {"refused": "parsing it needs more than 1024 MiB of memory", "dataset": None, "memory": True}
 
 
@@ -477,7 +477,7 @@ def test_a_question_may_take_so_much_processor_time_beyond_what_is_spent(monkeyp
     monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_utime=3.25, ru_stime=4.5))
     asked = [{"paths": []}, {"file": "a.h5", "cpu_seconds": 2.0}]
     monkeypatch.setattr(sys, "stdin", io.StringIO("".join(json.dumps(line) + "\n" for line in asked)))
-    monkeypatch.setattr(probe_child, "reply_to", lambda request: {})
-    probe_child.main()
+    monkeypatch.setattr(parser_child, "reply_to", lambda request: {})
+    parser_child.main()
     assert limits[resource.RLIMIT_CPU][0] == 10                           # 3.25 + 4.5 + 2, in whole seconds
     assert json.loads(capsys.readouterr().out.splitlines()[0]) == {"ready": True}

@@ -104,6 +104,16 @@ def test_a_step_after_a_return_is_replayed_with_the_recorded_bits_whatever_check
         assert found["from"] == start and set(found["recorded"]) >= {"loss", "grad_norm"}
 
 
+@pytest.mark.slow
+@pytest.mark.promise("D3")
+def test_a_step_after_one_that_was_left_out_is_replayed_with_the_recorded_bits(tmp_path: Path) -> None:
+    config = prepared(tmp_path, bad=[batch(7)[30]])
+    ok(train(2, config, "run.out=a", "train.on_nan=skip", "train.steps=9", "train.reproducible=layout", "train.micro_batches=4",
+             *SGD))
+    found = json.loads(ok(mpirun(2, "-m", "mpitrain", "replay", tmp_path / "a", "--step", "9", cwd=tmp_path)).out)
+    assert found["from"] == 5 and set(found["recorded"]) >= {"loss", "grad_norm"}
+
+
 @pytest.mark.promise("D1")
 def test_where_there_is_nothing_to_go_back_to_the_record_of_the_step_is_kept(tmp_path: Path) -> None:
     config = prepared(tmp_path, bad=[batch(3)[30]])

@@ -11,7 +11,7 @@ from launch import Job, Result, is_watcher, send, tagged, wait_until
 from runs import record
 from test_stalls import ONLY_OPEN_MPI, start
 
-from mpitrain.comm.watch.seen import PARENT, RANK_VARIABLES, stat
+from mpitrain.comm.watch.processes import PARENT, RANK_VARIABLES, stat
 
 
 def process_of(job: Job, rank: int) -> int:

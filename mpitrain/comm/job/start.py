@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 import warnings
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ LOOPBACK = {"OMPI_MCA_btl_tcp_if_include": "127.0.0.0/8"}
 # (rank, size) as launchers put them: Open MPI's mpirun, Hydra (MPICH, Intel MPI) and Slurm's PMI-2, PMIx without Open MPI, srun.
 LAUNCHERS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"),
              ("PMIX_RANK", "PMIX_SIZE"), ("PMIX_RANK", "SLURM_NTASKS"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
+# Seconds. Where MPI does not connect the processes of a launcher, others that fail alike look 1.5 s later than the one that
+# prints, and a little more where they started later; all end within 4 s.
+HELD_S = 2.5
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
 
@@ -72,7 +76,11 @@ def abort(exit_code: int) -> NoReturn:
     with contextlib.suppress(Exception):                      # memory or files may have run out
         from mpitrain.comm.job.launcher import abort_in_few_words
         abort_in_few_words(exit_code)
-    _everyone().Abort(exit_code)
+    everyone = _everyone()
+    if everyone.size == 1 < launched_rank()[1]:               # MPI ends nobody else: the others see who has said why, and go
+        time.sleep(HELD_S)
+        os._exit(exit_code)
+    everyone.Abort(exit_code)
     raise AssertionError("MPI_Abort returned")
 
 
@@ -91,22 +99,9 @@ def finalize_within(seconds: float, exit_code: int) -> None:
     try:
         MPI.Finalize()
     except MPI.Exception as error:
-        print_warning(f"the program is done, but MPI's own end failed: {text_of(error)}")
+        print_warning(f"the program is done, but MPI's own end failed: {' '.join(text_of(error).split())}")
         os._exit(exit_code)
     signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def is_last_one() -> bool:
-    """Whether MPI knows all other ranks to have died."""
-    if _world is None:
-        return False
-    from mpi4py import MPI
-    with contextlib.suppress(MPI.Exception):                  # it raises where a rank has died
-        _world.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)       # MPI learns of a death while it is called
-    try:
-        return bool(_world.comm.Get_failed().size == _world.size - 1)
-    except (MPI.Exception, NotImplementedError, AttributeError):      # an MPI, or mpi4py, without fault tolerance
-        return False
 
 
 def tag_upper_bound() -> int:

@@ -9,7 +9,7 @@
     SIGALRM         native/leave.c ends a rank for which MPI does not start, where the first rank or the watcher died before
 
 The watcher reaches all of this through /proc: nothing has a name, and nothing is left behind. The first rank of a node starts it
-before MPI (`process`).
+before MPI (`starting`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from mpitrain.backend import native
 from mpitrain.comm.job.start import launched_rank, local_rank
 from mpitrain.comm.job.turn import claim_file
 from mpitrain.comm.messages.progress import Progress
-from mpitrain.comm.watch.process import WatcherProcess
 from mpitrain.comm.watch.record import (
     ANSWERS,
     COUNT,
@@ -53,6 +52,7 @@ from mpitrain.comm.watch.record import (
     silence,
     step_in,
 )
+from mpitrain.comm.watch.starting import WatcherProcess
 from mpitrain.comm.watch.unwatched import NOBODY, Unwatched
 from mpitrain.comm.watch.words import write
 from mpitrain.errors import StallError

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mpitrain.comm.job.start import launched
+from mpitrain.comm.job.streams import Output, drop
 from mpitrain.files.disk import FILE_MODE, storage_error, write_fully
 
 if TYPE_CHECKING:
@@ -150,8 +151,10 @@ class Progress:
                 self._bar.refresh()
             else:
                 self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
-        except (OSError, UnicodeEncodeError):
-            self._stream = None                           # nobody watches any more; hours of training are worth more
+        except (OSError, UnicodeEncodeError):             # nobody watches any more; hours of training are worth more
+            if isinstance(self._stream, Output):
+                drop()
+            self._stream = None
 
     def close(self) -> None:
         """Leave the terminal as it was, with the bar where it stopped."""

@@ -1,18 +1,12 @@
-"""The short-lived process that parses HDF5 metadata, so that a damaged or hostile file cannot take a rank with it.
+"""Where the values of a dataset lie in an HDF5 file, found by libhdf5; `parser_child` calls this, and nobody else needs libhdf5.
 
-Run as a script by `probe` with the interpreter isolated, memory and CPU time limited and HDF5's plugins off. It reads
-one JSON request per line and answers each with one JSON line: where the values of a dataset lie in the file, so that
-nobody else needs libhdf5. A link is looked at before it is followed; nothing outside the file is ever opened.
+A link is looked at before it is followed; nothing outside the file is ever opened.
 """
 
 from __future__ import annotations
 
 import base64
-import json
 import math
-import os
-import resource
-import sys
 from typing import Any
 
 MAX_LINKS = 32                # One name leads over at most so many soft links.
@@ -21,9 +15,6 @@ MAX_CHUNK = 1 << 30           # A chunk has at most so many bytes.
 MAX_UNPACKED = 128 << 20      # A packed one may have more than so many, unpacked,
 MAX_RATIO = 100               # if it is not more than so many times larger than packed; gzip makes 1029 bytes of one.
 MAX_ATTRIBUTE = 1 << 20       # Attributes of more bytes are left unread.
-SPARE_MEMORY = 1 << 30        # The parser may use so many bytes on top of the interpreter,
-LEAST_MEMORY = 192 << 20      # and for a small file so many,
-MEMORY_A_BYTE = 16            # and so many more for each of its bytes: an entry of a chunk index takes 8 there and 130 here.
 FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32"}
 OTHER_FILTERS = {4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf", 32001: "blosc", 32004: "lz4", 32015: "zstd"}
 
@@ -277,74 +268,3 @@ def offset_shift(dataset: Any, path: str, offset: int, size: int, user_block: in
             if file.read(size) == expected:
                 return shift
     raise Refused(f'the chunks of "{name}" are not where the index says, in a file with a user block', name)
-
-
-def answer(request: dict[str, Any]) -> dict[str, Any]:
-    import h5py
-    path, size = request["file"], os.stat(request["file"]).st_size
-    with h5py.File(path, "r") as file:
-        read_attributes(file["/"], "/")
-        x, y = request["x"], request["y"]
-        if x is None:
-            x, y = choose(file)
-        user_block = file.userblock_size
-        found = {label: describe(resolve(file, name), f"/{name.strip('/')}", size, path, user_block)
-                 for label, name in (("x", x), ("y", y)) if name is not None}
-        return {"x": found["x"], "y": found.get("y")}
-
-
-def reply_to(request: dict[str, Any]) -> dict[str, Any]:
-    """The answer, or why there is none."""
-    try:
-        return answer(request)
-    except Refused as error:
-        return {"refused": str(error), "dataset": error.dataset and printable(error.dataset)}
-    except MemoryError:
-        spare = spare_memory(request["file"]) >> 20
-        return {"refused": f"parsing it needs more than {spare} MiB of memory", "dataset": None, "memory": True}
-    except Exception as error:          # Whatever libhdf5 says about a broken file is its refusal.
-        return {"refused": f"cannot be read as HDF5: {one_line(error)}", "dataset": None}
-
-
-def spare_memory(path: str) -> int:
-    """The bytes that parsing this file may take: a few bytes must not make libhdf5 fill the node."""
-    try:
-        return min(SPARE_MEMORY, LEAST_MEMORY + MEMORY_A_BYTE * os.stat(path).st_size)
-    except OSError:
-        return SPARE_MEMORY
-
-
-def address_space() -> int:
-    """The bytes of address space that this process uses."""
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[0]) * resource.getpagesize()
-
-
-def main() -> None:
-    setup = json.loads(sys.stdin.readline())
-    sys.path += [p for p in setup["paths"] if p not in sys.path]
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    try:
-        import h5py  # noqa: F401
-    except (ImportError, MemoryError, OSError) as error:
-        print(json.dumps({"ready": False, "message": one_line(error)}), flush=True)
-        return
-    base = address_space()
-    memory, allowed = base + SPARE_MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]
-    if allowed != resource.RLIM_INFINITY:
-        memory = min(memory, allowed)              # nobody may raise it: batch systems set it for the job (ulimit -v)
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        seconds = math.ceil(usage.ru_utime + usage.ru_stime + request["cpu_seconds"])
-        spare = min(memory, base + spare_memory(request["file"]))
-        resource.setrlimit(resource.RLIMIT_AS, (spare, memory))
-        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]                     # the job's own may be shorter (ulimit -t)
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds if hard == resource.RLIM_INFINITY else min(seconds, hard), hard))
-        print(json.dumps(reply_to(request)), flush=True)
-
-
-if __name__ == "__main__":
-    main()
