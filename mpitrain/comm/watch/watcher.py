@@ -23,12 +23,14 @@ import time
 
 from mpitrain.comm.watch.ending import LAUNCHER_S, end_launcher, end_ranks, end_unconnected
 from mpitrain.comm.watch.ignoring import ignoring
+from mpitrain.comm.watch.processes import PARENT, STOPPED, siblings, stat
 from mpitrain.comm.watch.record import ASK, COUNT, PHASES, REST
-from mpitrain.comm.watch.seen import ANSWER_S, PARENT, STOPPED, Rank, siblings, stat
+from mpitrain.comm.watch.seen import ANSWER_S, Rank
 from mpitrain.comm.watch.stacks import keep, stacks_of
 from mpitrain.comm.watch.words import place_in, write
 
 MARGIN_S = 2.0                            # where all ranks of this node wait, another node has so long to name its own
+STALL = 75                                # the exit code of a stall and of a lost rank
 CUT_OFF_S = 1.5                           # the launcher has so long to end after its ranks where other hosts cannot be reached
 LINE_LIMIT = 500
 EACH, SPARE = 4, 32                       # open files: for a rank, and for all else (each look opens files of /proc)
@@ -156,6 +158,9 @@ class Watcher:
             return
         self.told_end = True
         self.goes_on(rank)
+        from mpitrain.comm.job.turn import claim, leaves_ranks_out  # few jobs ever come here
+        if self.tells and leaves_ranks_out() and not claim(STALL):
+            return                                            # another rank, which is not ended with this one, has said so
         write(f"mpitrain: {self.place(rank, what)}: {text}")
         if what == "E_MEMORY":
             keep(self.folder, f"{self.place(rank, what)}: {text}", {rank: "none: it was killed\n"})
@@ -230,7 +235,7 @@ class Watcher:
                 number, how = other, STATES["T"]
         self.began = self.looked
         from mpitrain.comm.job.turn import claim  # few jobs ever come here
-        if not self.ends or claim():
+        if not self.ends or claim(STALL):
             self.print(f"E_STALL rank={number}/{self.size} host={self.host} phase=start: MPI has not started for {seconds:.0f} s "
                        f"({how}); see that all ranks start, or raise train.start_s")
         if self.ends:
