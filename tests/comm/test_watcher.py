@@ -102,3 +102,10 @@ LOOK = BEGIN + """
           r"raise it \(ulimit -Hn\) to 432 before the job starts\n25\n")])
 def test_ranks_for_which_the_soft_limit_of_files_is_too_low_are_watched_and_others_are_told(files: int, said: str) -> None:
     assert re.fullmatch(said, program(LOOK, files).lstrip())
+
+
+def test_the_watcher_starts_with_little_of_the_standard_library() -> None:
+    """Each job starts one on every node, beside ranks that start too."""
+    code = "import sys; from mpitrain.comm.watch import watcher; print(*sys.modules)"
+    told = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, env=clean_environment(), check=True)
+    assert not {"collections", "contextlib", "functools", "typing", "re", "dataclasses"} & set(told.stdout.split())

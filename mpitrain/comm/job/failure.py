@@ -127,7 +127,7 @@ def printable(text: str) -> str:
 def write_record(folder: Path, failure: Failure, rank: int, size: int) -> None:
     """``errors/rank-R.json`` in the run folder, readable by the owner only: the line, the code, and the traceback."""
     errors = folder / "errors"
-    errors.mkdir(mode=0o775, parents=True, exist_ok=True)
+    errors.mkdir(mode=0o775, exist_ok=True)                   # a run folder that was removed is not made again
     record = {"code": failure.code, "exit_code": failure.exit_code, "rank": rank, "size": size,
               "host": socket.gethostname(), "time": time.time(), "line": failure.line(rank, size),
               "traceback": failure.traceback}

@@ -107,19 +107,6 @@ def finalize_within(seconds: float, exit_code: int) -> None:
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def is_last_one() -> bool:
-    """Whether MPI knows all other ranks to have died."""
-    if _world is None:
-        return False
-    from mpi4py import MPI
-    with contextlib.suppress(MPI.Exception):                  # it raises where a rank has died
-        _world.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)       # MPI learns of a death while it is called
-    try:
-        return bool(_world.comm.Get_failed().size == _world.size - 1)
-    except (MPI.Exception, NotImplementedError, AttributeError):      # an MPI, or mpi4py, without fault tolerance
-        return False
-
-
 def tag_upper_bound() -> int:
     """The largest message tag, at least 32767. Open MPI 5 knows it of COMM_WORLD but not of Cartesian communicators."""
     from mpi4py import MPI

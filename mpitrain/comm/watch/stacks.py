@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 
 from mpitrain.comm.watch.record import STACK_SIGNAL, STACKS
 from mpitrain.comm.watch.seen import ANSWER_S, CONTINUE, STOP, Rank
@@ -66,7 +67,8 @@ def keep(folder: str, line: str, stacks: dict[Rank, str]) -> str:
         return ""
     errors = os.path.join(folder, "errors")
     try:
-        os.makedirs(errors, exist_ok=True)
+        with suppress(FileExistsError):
+            os.mkdir(errors)                                  # a run folder that was removed is not made again
         for rank, text in stacks.items():
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
             file = os.open(os.path.join(errors, f"rank-{rank.number}.stack.txt"), flags, 0o600)
