@@ -32,8 +32,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/train")]
 from launch import UNBORN, HangError, Job  # noqa: E402
 from runs import lines, record, start, train, without_times, write  # noqa: E402
 
+from mpitrain.comm.watch.processes import RANK_VARIABLES  # noqa: E402
 from mpitrain.comm.watch.record import PHASE, PHASES, STEP, TEXT  # noqa: E402
-from mpitrain.comm.watch.seen import RANK_VARIABLES  # noqa: E402
 
 RANKS, STEPS, LIMIT, POLL = (1, 1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 6, 7, 8), 60, 5.0, 1e-3      # the more ranks, the slower
 PLACES = ("python", "start", "load", "forward", "backward", "exchange", "update", "evaluation", "save", "writer", "finish",

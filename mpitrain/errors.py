@@ -90,6 +90,10 @@ class OutputError(MpitrainError):
     code, exit_code = "E_OUTPUT", 73
 
 
+class LostFolderError(OutputError):
+    """The folder that a run writes to is not its own any more: it was moved or removed, or its lock file was."""
+
+
 class StorageError(MpitrainError):
     """Writing or reading failed in the operating system: full disk, input/output error, quota."""
     code, exit_code = "E_IO", 74

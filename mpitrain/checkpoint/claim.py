@@ -23,7 +23,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from mpitrain.comm.watch.seen import BORN, stat
+from mpitrain.comm.watch.processes import BORN, stat
 from mpitrain.errors import MpitrainError, OutputError, StorageError
 from mpitrain.files.disk import FILE_MODE, storage_error
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mpitrain.checkpoint import claim, folders
-from mpitrain.errors import OutputError
+from mpitrain.errors import LostFolderError, OutputError, print_warning
 from mpitrain.files.disk import FILE_MODE, make_folder, refuse_strangers, storage_error, sync_folder, write_file
 
 FILES = ("config.toml", "metrics.jsonl", "run.json", "trace.json")
@@ -37,6 +37,7 @@ class RunFolder:
         self._lock: int | None = None
         self._is_locked = False
         self._claim: claim.Claim | None = None            # where the file system, of this host or of another, has no locks
+        self._held: tuple[os.stat_result, os.stat_result] | None = None       # the folder and `lock`, as they were locked
 
     def open(self, *, resume: bool = False, overwrite: bool = False) -> RunFolder:
         """Make the folder, or take the one that is there, and hold it until `close` or the end of the process.
@@ -76,10 +77,9 @@ class RunFolder:
         return self
 
     def _refuse_contents(self) -> None:
-        there = sorted(name for name in os.listdir(self.path) if not LOCKS.fullmatch(name))
+        there = [name for name in os.listdir(self.path) if not LOCKS.fullmatch(name)]
         if there:
-            listed = ", ".join(there[:3]) + (", ..." if len(there) > 3 else "")
-            raise OutputError(f"the run folder is not empty ({listed}): --resume continues its run, --overwrite "
+            raise OutputError(f"the run folder is not empty ({_some(there)}): --resume continues its run, --overwrite "
                               f"deletes that run and starts anew; or set run.out to another folder", file=self.path)
 
     def _take_lock(self) -> None:
@@ -102,6 +102,7 @@ class RunFolder:
                 claim.refuse_locked(self.path, self._holder())
                 self._take_claim()
                 claim.refuse_locked(self.path, self._holder())
+            self._held = os.stat(self.path), os.fstat(self._lock)
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):
@@ -158,18 +159,36 @@ class RunFolder:
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._lock, 0)           # for hosts without locks
             os.close(self._lock)
-            self._lock, self._is_locked = None, False
+            self._lock, self._is_locked, self._held = None, False, None
 
     def refuse_lost(self) -> None:
-        """OutputError where another job has taken the folder, as can happen only if a host has no locks: asked before anything
-        gets its final name."""
+        """OutputError where this job does not hold the folder any more: asked before something is made in it, or gets its final
+        name.
+
+        Somebody has moved or removed the folder or its lock file, or, if a host has no locks, another job has taken it.
+        """
+        if self._held is not None:
+            self._refuse_moved(*self._held)
         if self._claim is not None:
             self._claim.refuse_lost()
         elif self._is_locked:
             claim.refuse_unlocked(self.path)
 
+    def _refuse_moved(self, folder: os.stat_result, lock: os.stat_result) -> None:
+        """LostFolderError unless what stands at the paths is what was locked. The open file keeps both numbers from reuse."""
+        now = _looked_at(self.path)
+        if now is None or not os.path.samestat(now, folder):
+            raise LostFolderError(f"the run folder was moved or removed{', and another one made' if now else ''}; nothing more "
+                                  "is written: move it back and go on with --resume, or start anew", file=self.path)
+        now = _looked_at(self._lock_path)
+        if now is None or not os.path.samestat(now, lock):
+            raise LostFolderError("its lock file was removed, so another job may write to the run folder; nothing more is "
+                                  "written: wait for that job if there is one, and go on with --resume", file=self._lock_path)
+
     def _delete_ours(self) -> None:
-        folders.remove_all(self.checkpoints)
+        for kept in folders.remove_all(self.checkpoints):
+            inside = f" ({_some(os.listdir(kept))})" if kept.is_dir() and not kept.is_symlink() else ""
+            print_warning(f"--overwrite leaves {kept}, which is no run's or holds what no run writes{inside}: move or remove it")
         for name in FILES:
             for path in (self.path / name, self.path / (name + UNFINISHED)):
                 if path.is_symlink() or path.is_file():
@@ -215,6 +234,20 @@ class RunFolder:
         if len(kept) < len(lines):
             self.write_text(self.metrics, b"".join(kept).decode())
         return len(lines) - len(kept)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def _looked_at(path: Path) -> os.stat_result | None:
+    """What stands at the path, None if there is nothing. It follows links: a folder that a link replaces is the same one."""
+    try:
+        return os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise storage_error(error, "looking at the run folder", path) from error
 
 
 def _logged_by(line: bytes, step: int) -> bool:

@@ -80,7 +80,8 @@ class Save:
         rank 0       and makes the folder                              the parts         work: publishes
 
     `begin` and `agree` communicate, and every rank calls them alike; an error of one rank is raised on every rank there. `work`
-    does not, so another thread may do it. Rank 0 calls `before()` ahead of the rename, and `after(path)` at the end of its work.
+    does not, so another thread may do it. Rank 0 calls `before()`, which may refuse, before it makes anything and ahead of the
+    rename, and `after(path)` at the end of its work.
     """
 
     def __init__(self, folder: Path, step: int, meta: Mapping[str, Any], channel: Objects, *,
@@ -111,7 +112,11 @@ class Save:
 
         def start() -> str:
             self._pieces = take()
-            return _open_work(self.final) if self.channel.rank == 0 else ""
+            if self.channel.rank != 0:
+                return ""
+            if self.before is not None:
+                self.before()                             # a folder that was removed is not made again
+            return _open_work(self.final)
         with self._cleared():
             names = [value_of(outcome) for outcome in self.channel.gather_objects(self._attempt(start))]
         self._work = self.final.with_name(names[0])
@@ -148,7 +153,11 @@ class Save:
                 return action()
             except OSError as error:
                 raise storage_error(error, "saving a checkpoint", self._work) from error
-        return attempt(act)
+        outcome = attempt(act)
+        if "error" in outcome and self.channel.rank == 0 and self.before is not None:
+            refusal = attempt(self.before)                # if the folder is lost, this says more than what failed in it
+            return refusal if "error" in refusal else outcome
+        return outcome
 
     def _write(self) -> dict[str, Any] | None:
         if self.channel.rank == 0:
@@ -218,12 +227,12 @@ def _newest_whole(folder: Path, purpose: Purpose, warn: Callable[[str], None]) -
     if folder.is_file():
         raise MissingError(purpose.missing, file=folder)
     bad: list[str] = []
-    for path in candidates(folder):
+    for path in candidates(folder, links=True):
         if damage := _damage(path):
             bad.append(f"{path.name}: {damage}")
             continue
         if bad:
-            warn(f"{purpose.doing} {path.name}: newer checkpoints are damaged ({'; '.join(bad)})")
+            warn(f"{purpose.doing} {path.name}: newer checkpoints cannot be used ({'; '.join(bad)})")
         return path.name
     if bad:
         raise CheckpointError(f"none of the checkpoints is whole; tried {'; '.join(bad)}", file=folder)
@@ -266,6 +275,8 @@ def prune(folder: Path, keep: int, *, best: int | None = None, verified: Path | 
 
 def _damage(path: Path) -> str:
     """What is wrong with a checkpoint; nothing where it verifies."""
+    if path.is_symlink():
+        return "it is a symbolic link, which no run makes; put the folder itself there"
     try:
         named_rightly(load(path)).verify()
     except (CheckpointError, StorageError) as error:

@@ -93,18 +93,22 @@ class Mesh(Grid):
     def abandon(self) -> None:
         """Leave a mesh that has lost a rank, where MPI has ULFM. It does not communicate: who waits for this rank here gets an
         error, by messages at once, in shared memory at the next look. Communicators are not freed, which would be collective."""
-        for channel in self._channels:
-            for comm in (channel.messages.comm, *([channel.cross.comm] if channel.cross is not None else [])):
-                comm.Revoke()
-        for comm in (*(node.comm for node in self._nodes), *self._subsets.values(), self._grid):
-            if comm.size > 1:
-                comm.Revoke()
+        self.revoke()
         self.progress.close()                                 # its thread reads the memory that nodes give up
         for node in self._nodes:
             node.abandon()
         self._nodes.clear()
         self._channels.clear()
         self._subsets.clear()
+
+    def revoke(self) -> None:
+        """Where MPI has ULFM, who waits for messages of this mesh gets an error, on all ranks."""
+        for channel in self._channels:
+            for comm in (channel.messages.comm, *([channel.cross.comm] if channel.cross is not None else [])):
+                comm.Revoke()
+        for comm in (*(node.comm for node in self._nodes), *self._subsets.values(), self._grid):
+            if comm.size > 1:
+                comm.Revoke()
 
     def _label(self, names: Sequence[str], purpose: str) -> str:
         return f"{'+'.join(axis for axis in names if axis in ALWAYS_NAMED or self.lengths[axis] > 1) or names[0]}:{purpose}"

@@ -48,6 +48,13 @@ def load_config(path: Path | None, overrides: list[str]) -> Config:
     return config
 
 
+def load_run(folder: Path, overrides: list[str]) -> Config:
+    """The configuration that a run folder keeps, with overrides on top; errors as of `load_config`."""
+    if not (folder / "config.toml").is_file():
+        raise MissingError("expected a run folder with a config.toml", file=folder)
+    return load_config(folder / "config.toml", overrides)
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:

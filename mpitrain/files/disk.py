@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from mpitrain.errors import AccessError, CheckpointError, MpitrainError, OutputError, StorageError
+from mpitrain.errors import AccessError, CheckpointError, LostFolderError, MpitrainError, OutputError, StorageError
 
 DTYPES = frozenset(("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
                     "float16", "float32", "float64"))
@@ -28,6 +28,8 @@ ADVICE = {errno.ENOSPC: "; free some space or set run.out to another file system
 def storage_error(error: OSError, doing: str, path: Path, *, offset: int | None = None, needed: int = 0) -> MpitrainError:
     """The operating system's error as the error class of its exit code; `needed` bytes are compared with the free ones."""
     number, text = error.errno or errno.EIO, f"{doing} failed: {said(error)}"
+    if number == errno.ENOENT and not os.path.lexists(path.parent):
+        return LostFolderError(f"{text}: the folder {path.parent} was moved or removed", file=path, offset=offset)
     if needed:
         text += f"; it needs {needed} bytes{free(path.parent)}"
     kind: type[MpitrainError] = StorageError

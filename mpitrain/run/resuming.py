@@ -133,4 +133,4 @@ def open_folder(folder: RunFolder, resume: str | None, overwrite: bool) -> None:
 
 def continues(folder: RunFolder, resume: str | None) -> bool:
     """Whether there is a run to continue, and continuing is wanted."""
-    return resume is not None and (resume != "auto" or bool(folders.candidates(folder.checkpoints)))
+    return resume is not None and (resume != "auto" or bool(folders.candidates(folder.checkpoints, links=True)))

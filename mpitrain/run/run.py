@@ -106,6 +106,7 @@ class Run(AbstractContextManager["Run"]):
                 raise UsageError("this run is closed; make another one: Run(config, comm)")
         if self._session is None:
             self._session = Session(self.config, self.comm)
+            self.process.tells_others = self._session.mesh.revoke
             if self._survivors is not None:
                 self._survivors.session = self._session
             self._session.open(self.config, self._files, self.process.pulse)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +26,7 @@ from mpitrain.checkpoint.spare import Neighbour, Spares, different, newest_whole
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.failure import describe
 from mpitrain.comm.job.together import on_first
+from mpitrain.comm.job.turn import leaves_ranks_out
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.lost_peer import is_lost
 from mpitrain.config import Config
@@ -39,7 +39,6 @@ from mpitrain.train.observers.observer import Observer
 T = TypeVar("T")                                          # the result of a run
 SOUND = (1 << 16) - 1                                     # no bit is missing: no rank has an error of its own
 PATIENCE, ITS_TURN = 2.0, 1.0                            # seconds that an error waits for the others, and they for its line
-SWITCH = "OMPI_MCA_mpi_ft_enable"                        # mpirun sets it for its ranks: --with-ft ulfm
 
 
 class Keep(Observer):
@@ -113,7 +112,8 @@ class Survivors:
         except Exception as error:
             if self._keep is None:                            # before training begins there is nothing to go on from
                 raise
-            self._leave()
+            if not guard.is_symmetric(error):                 # else others may be in the last collective before it, and all leave
+                self._leave()
             if not is_lost(error):
                 self._end_with_the_others(error)
                 raise
@@ -257,6 +257,6 @@ def _were(ranks: list[int]) -> str:
 
 def refuse_without_ulfm(comm: Any) -> None:
     """UsageError where the ranks, which are several, cannot go on without one of them."""
-    if not hasattr(comm, "Shrink") or os.environ.get(SWITCH) not in ("1", "true"):
+    if not hasattr(comm, "Shrink") or not leaves_ranks_out():
         raise UsageError('train.on_lost = "go_on" needs an MPI that leaves lost ranks out, found none at work; start with Open '
                          f'MPI 5 and mpi4py 4.1: "mpirun --with-ft ulfm -n {comm.size} ...", or set train.on_lost = "stop"')

@@ -101,7 +101,7 @@ class BadSteps:
 
     def write(self, folder: Path | None, step: int, causes: Sequence[dict[str, Any]], **more: int) -> None:
         """``errors/step-S.json``; a disk that takes no more is no reason to end otherwise."""
-        if folder is None:
+        if folder is None or not folder.is_dir():              # one that was removed is not made again
             return
         files = RunFolder(folder)
         with contextlib.suppress(MpitrainError, OSError):

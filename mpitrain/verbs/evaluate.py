@@ -8,8 +8,7 @@ from pathlib import Path
 
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.guard import Process
-from mpitrain.config import load_config
-from mpitrain.errors import MissingError
+from mpitrain.config import load_run
 
 HELP = "the metrics of a run's newest checkpoint"
 
@@ -24,9 +23,7 @@ def run(options: Namespace, process: Process) -> int:
     from mpitrain.run import Run
     from mpitrain.train.observers.log import plain_values
     with guard.symmetric():
-        if not (options.folder / "config.toml").is_file():
-            raise MissingError("expected a run folder with a config.toml", file=options.folder)
-        config = load_config(options.folder / "config.toml", options.arguments)
+        config = load_run(options.folder, options.arguments)
     with Run.of_job(config, process) as started:
         found = started.evaluate(options.folder)
         if started.comm.rank == 0:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.guard import Process
-from mpitrain.config import load_config
-from mpitrain.errors import MissingError
+from mpitrain.config import load_run
 
 HELP = "compute a step of a run again and compare its bits: with the record, and between ranks"
 
@@ -27,9 +26,7 @@ def run(options: Namespace, process: Process) -> int:
     from mpitrain.run.replay import raise_alike, replay
     from mpitrain.run.session import before_mpi, look_at_files
     with guard.symmetric():
-        if not (options.folder / "config.toml").is_file():
-            raise MissingError("expected a run folder with a config.toml", file=options.folder)
-        config = load_config(options.folder / "config.toml", [])
+        config = load_run(options.folder, [])
     keep_freed_memory()                           # this may ask the compiler: nothing forks once MPI has started
     files = before_mpi(lambda: look_at_files(config))
     comm = start().comm

@@ -6,12 +6,13 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -20,7 +21,8 @@ import pytest
 
 from mpitrain.checkpoint import folders, store
 from mpitrain.checkpoint.run_folder import RunFolder
-from mpitrain.errors import AccessError, OutputError, StorageError
+from mpitrain.errors import AccessError, LostFolderError, OutputError, StorageError
+from mpitrain.files.disk import write_file
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -79,7 +81,7 @@ def test_resume_keeps_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("B12")
-def test_overwrite_deletes_what_runs_write_and_nothing_else(tmp_path: Path) -> None:
+def test_overwrite_deletes_what_runs_write_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = finished_run(tmp_path / "run")
     foreign = ["notes.md", "checkpoints/best.h5", "checkpoints/step-00000001/plot.png", "errors/rank-x.json", "metrics.jsonl.bak",
                "checkpoints/step-9/manifest.json", "checkpoints/step-00000001/sub"]
@@ -94,7 +96,23 @@ def test_overwrite_deletes_what_runs_write_and_nothing_else(tmp_path: Path) -> N
         "checkpoints/best.h5", "checkpoints/step-9/manifest.json", "errors/rank-x.json", "lock", "metrics.jsonl.bak", "notes.md"]
     assert sum("plot.png" in name or name.endswith("/sub") for name in files) == 2
     assert (path / "notes.md").read_text() == "mine"
+    (kept,) = [name for name in tree(path) if name.startswith("checkpoints/step-00000001.tmp-") and name.count("/") == 1]
+    assert capsys.readouterr().err == (f"warning: --overwrite leaves {path / kept}, which is no run's or holds what no run "
+                                       "writes (plot.png, sub): move or remove it\n")
     assert folders.candidates(path / "checkpoints") == []
+
+
+@pytest.mark.promise("B12")
+def test_overwrite_leaves_a_link_and_a_file_with_the_name_of_a_checkpoint_and_says_so(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = finished_run(tmp_path / "run")
+    RunFolder(path).open(overwrite=True).close()
+    assert capsys.readouterr().err == ""                                    # the control: all of it is a run's
+    (path / "checkpoints/step-00000005").touch()
+    (path / "checkpoints/step-00000006").symlink_to(tmp_path)
+    RunFolder(path).open(overwrite=True).close()
+    file, link = capsys.readouterr().err.splitlines()
+    assert "step-00000005.tmp-" in file and "step-00000006, which is no run's" in link
 
 
 @pytest.mark.promise("B12", "F7")
@@ -180,6 +198,50 @@ def test_a_closed_run_can_be_opened_again_by_the_same_program(tmp_path: Path) ->
             RunFolder(tmp_path).open(resume=True)
         run.close()
         RunFolder(tmp_path).open(resume=True).close()
+
+
+LOSSES: dict[str, Callable[[Path], object]] = {
+    "lock removed": lambda run: (run / "lock").unlink(),
+    "lock made anew": lambda run: ((run / "lock").rename(run / "kept"), (run / "lock").touch()),
+    "folder moved": lambda run: run.rename(run.with_name("moved")),
+    "another in its place": lambda run: (run.rename(run.with_name("moved")), run.mkdir()),
+    "another job in its place": lambda run: (run.rename(run.with_name("moved")), finished_run(run)),
+    "folder removed": shutil.rmtree,
+}
+
+
+@pytest.mark.promise("B11")
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_folder_that_was_moved_or_whose_lock_was_removed_gets_nothing_more(tmp_path: Path, loss: str) -> None:
+    array = store.Piece.whole("w", np.ones(3))
+    with closing(RunFolder(tmp_path / "run").open()) as run:
+        run.write_json(run.run_json, {"control": True})
+        store.save(run.checkpoints, 1, [array], {})
+        begun = store.Save(run.checkpoints, 2, {}, store.ALONE, before=run.refuse_lost)
+        begun.begin(lambda: [array])
+        LOSSES[loss](run.path)
+        before = tree(tmp_path)
+        said = "its lock file was removed, so another job may write" if "lock" in loss else "the run folder was moved or removed"
+        later = store.Save(run.checkpoints, 3, {}, store.ALONE, before=run.refuse_lost)
+        for publish in (lambda: run.write_json(run.run_json, {}), lambda: later.begin(lambda: [array]),
+                        lambda: (begun.work(), begun.agree(), begun.work(), begun.agree())):
+            with pytest.raises(LostFolderError, match=said) as caught:
+                publish()
+            assert caught.value.exit_code == 73
+        assert [name for name in tree(tmp_path) if "tmp-" not in name] == [name for name in before if "tmp-" not in name]
+
+
+def test_a_folder_that_was_moved_and_left_a_link_is_the_same(tmp_path: Path) -> None:
+    with closing(RunFolder(tmp_path / "run").open()) as run:
+        run.path.rename(tmp_path / "moved")
+        run.path.symlink_to(tmp_path / "moved")
+        run.write_json(run.run_json, {"a": 1})
+    assert (tmp_path / "moved" / "run.json").exists()
+
+
+def test_a_file_whose_folder_is_gone_blames_that(tmp_path: Path) -> None:
+    with pytest.raises(LostFolderError, match="making the file failed: No such .*: the folder .*/gone was moved or removed$"):
+        write_file(tmp_path / "gone" / "part-00000.h5", [b"x"])
 
 
 def test_a_lock_that_fails_otherwise_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from mpitrain.comm.shared import channel as shared_module
 from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.comm.shared.engine import ARRIVED, QUEUED
 from mpitrain.comm.shared.node import Node
+from mpitrain.comm.shared.queue import LOOK
 
 NAME, CULPRIT = sys.argv[1], int(sys.argv[2])
 CHOSEN = launched_rank()[0] == CULPRIT
@@ -92,7 +93,7 @@ def stopped() -> int:
     if CHOSEN:
         pid = os.getpid()
         if os.fork() == 0:                                    # a child holds no lock of ours, and letting go of it frees none
-            time.sleep(2.5)
+            time.sleep(6 * LOOK)                              # in which the others look six times whether it lives
             os.kill(pid, signal.SIGCONT)
             os._exit(0)
         os.kill(pid, signal.SIGSTOP)

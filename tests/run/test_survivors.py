@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,8 @@ class Faults(Observer):
             os.kill(os.getpid(), signal.SIGKILL)
         if f"{rank}:{step}" == os.environ.get("RAISE"):
             raise ValueError("mine alone")
+        if f"{rank}:{step}" == os.environ.get("STOP"):
+            os.kill(os.getppid(), signal.SIGUSR1)
         if str(step) == os.environ.get("WAIT"):                # a loss is noticed before the next forward pass, once
             del os.environ["WAIT"]
             MPI.COMM_WORLD.Recv(bytearray(1), source=0)
@@ -79,7 +82,7 @@ def test_a_copy_in_memory_is_taken_where_a_newer_checkpoint_is_damaged(tmp_path:
     assert result.rc == 0 and not result.error_lines, result.err
     lost, = record(tmp_path / "run")["lost"]
     assert (lost["resumed"], lost["from"]) == resumed
-    assert ("newer checkpoints are damaged (step-00000024" in result.err) == bool(damage)
+    assert ("newer checkpoints cannot be used (step-00000024" in result.err) == bool(damage)
 
 
 @ONLY_OPEN_MPI
@@ -158,6 +161,26 @@ def test_an_error_of_a_rank_is_no_loss_and_ends_the_job_also_where_another_one_i
     result = run(tmp_path, 3, KILL=kill, RAISE="1:22")
     assert result.rc == 70 and len(result.error_lines) == 1, result.err
     assert "E_BUG rank=1/3" in result.error_lines[0] and "mine alone" in result.error_lines[0]
+
+
+@ONLY_OPEN_MPI
+@pytest.mark.promise("A1", "A2")
+@pytest.mark.parametrize(("fault", "code", "says"), [({"RAISE": "1:12"}, 70, "E_BUG rank=1/4 .* mine alone"),
+                                                     ({"KILL": "1:12"}, 75, "E_PEER rank=./4 .*")])
+def test_where_nobody_goes_on_a_failing_rank_ends_the_others_under_ulfm_too(tmp_path: Path, fault: dict[str, str], code: int,
+                                                                           says: str) -> None:
+    """mpirun leaves them alone, and MPI tells them of a killed rank only; a rank that has an error tells them itself."""
+    result = run(tmp_path, 4, "train.on_lost=stop", **fault)
+    assert result.rc == code and len(result.error_lines) == 1, result.err
+    assert re.fullmatch(f"mpitrain: {says}", result.error_lines[0])
+
+
+@ONLY_OPEN_MPI
+@pytest.mark.slow
+@pytest.mark.promise("E1")
+def test_a_stop_on_request_is_no_loss_either(tmp_path: Path) -> None:
+    result = run(tmp_path, 4, STOP="0:12")
+    assert result.rc == 85 and len(result.error_lines) == 1 and "E_STOPPED rank=0/4" in result.error_lines[0], result.err
 
 
 @ONLY_OPEN_MPI

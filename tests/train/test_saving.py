@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import lines, record, train, without_times, write
+from runs import lines, record, refused, train, without_times, write
 from test_checkpoint_faults import small_disk  # noqa: F401  (a fixture)
 
 from mpitrain.checkpoint import folders, store
@@ -18,6 +18,7 @@ EVERY = ("checkpoint.every=10", "checkpoint.best=false", "checkpoint.keep=9", "l
 
 FAULTY = '''
 import os
+import shutil
 import signal
 import threading
 
@@ -57,6 +58,24 @@ class Full(Observer):
     def message(self, text):
         if self.rank == 0 and "not saved" in text:
             self.file.unlink()
+
+
+class Lost(Observer):
+    """Somebody moves or removes the run folder, or its lock file."""
+
+    def begin(self, run):
+        self.rank, self.folder, self.how = run.rank, run.folder, os.environ["HOW"]
+
+    def after_step(self, step, fields, seconds):
+        if self.rank or step != 15:
+            return
+        if self.how == "lock":
+            (self.folder / "lock").unlink()
+        elif self.how == "removed":
+            shutil.rmtree(self.folder)
+        else:
+            self.folder.rename(self.folder.with_name("moved"))
+            self.folder.mkdir()
 '''
 
 
@@ -126,3 +145,17 @@ def test_a_disk_that_fills_up_ends_the_run_with_74_or_is_told_and_trained_past(c
     whole = train(2, config, "run.out=whole", *EVERY)
     assert whole.rc == 0 and "not saved" not in whole.out
     assert record(out)["parameters_sha256"] == record(config.parent / "whole")["parameters_sha256"]
+
+
+@pytest.mark.promise("B11")
+@pytest.mark.parametrize("how, every, words", [
+    ("lock", 10, "its lock file was removed, so another job may write to the run folder; nothing more is written"),
+    ("removed", 10, "the run folder was moved or removed; nothing more is written"),
+    ("replaced", 0, "the run folder was moved or removed, and another one made; nothing more is written")])
+def test_a_run_whose_folder_is_not_its_own_any_more_ends_with_73(config, tmp_path, how: str, every: int, words: str) -> None:
+    done = train(2, config, "run.out=run", f"checkpoint.every={every}", "checkpoint.asynchronous=false", "train.steps=30",
+                 "log.observers=['own.py:Lost']",
+                 env={"HOW": how})
+    refused(done, 73, "E_OUTPUT", words)
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("run/**") if path.is_dir())
+    assert left == {"lock": ["run", "run/checkpoints", "run/checkpoints/step-00000010"], "removed": [], "replaced": ["run"]}[how]

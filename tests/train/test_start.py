@@ -27,7 +27,8 @@ def train():
     status = main(["train", *sys.argv[1:]])
     print("compiled", [text for text, _ in noted if " -o " in text])
     print("after MPI", [text for text, late in noted if late])
-    print("loaded", [name for name in ("numba", "llvmlite", "cupy", "rich") if name in sys.modules])
+    print("loaded", [name for name in ("numba", "llvmlite", "cupy", "rich", "mpitrain.comm.watch.seen", "mpitrain.run.evaluating")
+                     if name in sys.modules])
     return status
 Process().run(train)
 """

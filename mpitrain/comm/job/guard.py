@@ -29,16 +29,17 @@ from typing import NoReturn
 from mpitrain.comm.job import streams, turn
 from mpitrain.comm.job.failure import Failure, as_peer_error, describe, printable, write_record
 from mpitrain.comm.job.signals import StopRequest, launched_by_hydra, on_terminate
-from mpitrain.comm.job.start import abort, finalize_within, is_last_one, launched_by_mpirun, launched_rank, local_rank, started
+from mpitrain.comm.job.start import abort, finalize_within, launched_by_mpirun, launched_rank, local_rank, started
 from mpitrain.comm.messages.lost_peer import is_lost
 from mpitrain.comm.watch.unwatched import NOBODY, Unwatched
-from mpitrain.errors import DesyncError, PeerError, Stopped
+from mpitrain.errors import DesyncError, LostFolderError, PeerError, Stopped
 
 # Seconds. A failed job ends within 5 in all cases, so the waits must fit below that one after the other.
 WAIT_FOR_RANK_0 = 1.5         # the other ranks wait so after a symmetric error; Abort took 0.2 s to end 3 ranks
 WAIT_FOR_FIRST_NODE = 1.0     # other nodes wait so after an error that several nodes see together
 HOLD = 0.3                    # the pause between the claim and the line; a rank was ended 0.01 to 0.1 s after another one's Abort
 LIMIT = 4.0                   # the process ends after this, whatever MPI does
+LAUNCHER = os.getppid()
 RESERVE = 2 << 20             # bytes kept for a failure, when memory may have run out
 
 
@@ -77,6 +78,7 @@ class Process:
         self.runs = False                                     # whether `run` runs the program, which ends with its main function
         self.goes_on = self.went_on = False                   # whether a run goes on where another rank is lost; whether one did
         self.pulse: Unwatched = NOBODY                        # by which a watcher sees whether this rank moves
+        self.tells_others: Callable[[], None] | None = None   # where mpirun lets them wait for a rank that has ended
         self._folders: list[Path] = []
         self._failing = threading.Lock()
         self._reserve: bytearray | None = bytearray(RESERVE)
@@ -88,8 +90,9 @@ class Process:
             code = main()
         except BaseException as error:
             if isinstance(error, BrokenPipeError) and _is_alone() and not streams.finish():
+                self.pulse.over()
                 sys.exit(streams.GONE)                        # whoever read our output has seen enough
-            if isinstance(error, SystemExit) and (_is_alone() or (not error.code and started() is None)):
+            if isinstance(error, SystemExit) and started() is None and (_is_alone() or not error.code):
                 self._write_output()
                 self.pulse.over()
                 raise                                         # --help and the like: nobody waits for this rank
@@ -163,16 +166,19 @@ class Process:
             failure = describe(error, {} if is_symmetric(error) else self.pulse.where())
             exit_code = failure.exit_code
             _bound(exit_code)
-            self._record(failure, folder, rank, size)
+            self._record(failure, None if isinstance(error, LostFolderError) else folder, rank, size)
             if size > 1:
                 _wait_for_turn(error, rank, exit_code)
             _print(newline + failure.line(rank, size))
         except BaseException as another:                      # reporting itself failed; the other ranks must not wait for it
             _print(f"{newline}mpitrain: E_BUG rank={rank}/{size}: {type(error).__name__}, and then {type(another).__name__} "
                    "while saying so")
+        if self.tells_others is not None and turn.leaves_ranks_out():
+            with contextlib.suppress(BaseException):
+                self.tells_others()
         if is_unconnected(error):
             os._exit(exit_code)                               # MPI_Abort would add its own text, and end nobody else
-        _end(exit_code, size, lost=isinstance(error, PeerError))
+        _end(exit_code, size)
 
     def _thread_failed(self, arguments: threading.ExceptHookArgs) -> None:
         error = arguments.exc_value or arguments.exc_type()
@@ -216,15 +222,22 @@ def _wait_for_turn(error: BaseException, rank: int, exit_code: int) -> None:
     """Return on the rank that prints. The others are ended by its abort while they wait here, or end themselves."""
     if is_symmetric(error):
         if rank:
-            time.sleep(WAIT_FOR_RANK_0)
+            _wait_while_launched(WAIT_FOR_RANK_0)
             if is_unconnected(error):                         # rank 0 prints, and cannot end this process
                 os._exit(exit_code)
     elif isinstance(error, (DesyncError, PeerError)) and rank != local_rank():
         time.sleep(WAIT_FOR_FIRST_NODE)
-    if not turn.claim():
-        time.sleep(LIMIT - WAIT_FOR_RANK_0)
-        os._exit(exit_code)
+    if not turn.claim(exit_code):
+        _wait_while_launched(2 * HOLD if turn.leaves_ranks_out() else LIMIT - WAIT_FOR_RANK_0)      # ULFM: nobody ends this one
+        os._exit(turn.claimed_code(exit_code))
     time.sleep(HOLD)
+
+
+def _wait_while_launched(seconds: float) -> None:
+    """Returns early when the launcher has ended, as it does with ULFM before its ranks."""
+    end = time.monotonic() + seconds
+    while os.getppid() == LAUNCHER and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def _print(line: str) -> None:
@@ -235,13 +248,12 @@ def _print(line: str) -> None:
         os.write(2, line.encode() + b"\n")                    # one write a line: lines of ranks do not mix
 
 
-def _end(exit_code: int, size: int, lost: bool) -> NoReturn:
-    """`lost`: the failure is that another rank is gone."""
+def _end(exit_code: int, size: int) -> NoReturn:
     if size == 1 and threading.current_thread() is threading.main_thread():
         sys.exit(exit_code)
-    # Open MPI 5's fault-tolerant mpirun exits with 0 where the last rank alive aborts, and with its code where it just ends.
+    # With ULFM three of four ranks heard nothing of an MPI_Abort and waited on, and mpirun exits with 0 where the last rank alive
+    # aborts (Open MPI 5.0.11). It takes the exit code of a process that just ends.
     with contextlib.suppress(BaseException):
-        alone = launched_by_mpirun() and (size == 2 and lost or is_last_one())
-        if size > 1 and (started() or not launched_by_mpirun()) and not alone:
+        if size > 1 and (started() and not turn.leaves_ranks_out() or not launched_by_mpirun()):
             abort(exit_code)                                  # srun and others go on without a rank unless MPI tells them
     os._exit(exit_code)                                       # before MPI_Init, mpirun ends the job for a non-zero exit

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
+from collections.abc import Mapping
 
 
 def claim_file() -> str:
@@ -13,16 +15,20 @@ def claim_file() -> str:
     return os.path.join(folder, f"mpitrain-{_job()}".replace("/", "-")) if folder else ""
 
 
-def claim() -> bool:
-    """Whether this process is the first of the job on this node."""
+def claim(exit_code: int) -> bool:
+    """Whether this process is the first of the job on this node; `exit_code` is what the job ends with then."""
     if path := claim_file():
         try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
-            return True
+            file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         except FileExistsError:
             return False
         except OSError:
             pass
+        else:
+            with contextlib.suppress(OSError):
+                os.write(file, str(exit_code).encode())
+            os.close(file)
+            return True
     if not sys.platform.startswith("linux"):
         return True                                           # abstract socket names are Linux's: the line may come twice
     try:
@@ -35,6 +41,18 @@ def claim() -> bool:
     except OSError:
         return False
     return True
+
+
+def claimed_code(own: int) -> int:
+    """The exit code of the first one, `own` if that is not known: Open MPI's mpirun with ULFM may take anybody's."""
+    with contextlib.suppress(OSError, ValueError), open(claim_file() or os.devnull) as file:
+        return int(file.read())
+    return own
+
+
+def leaves_ranks_out(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether mpirun goes on when a rank is lost (--with-ft ulfm): it sets this variable for its ranks."""
+    return environment.get("OMPI_MCA_mpi_ft_enable") in ("1", "true")
 
 
 def _job() -> str:

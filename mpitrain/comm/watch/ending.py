@@ -6,8 +6,9 @@ import os
 import time
 
 from mpitrain.comm.watch.ignoring import ignoring
+from mpitrain.comm.watch.processes import BORN, stat
 from mpitrain.comm.watch.record import LEAVE, LEAVE_SIGNAL
-from mpitrain.comm.watch.seen import ANSWER_S, BORN, CONTINUE, KILL, Rank, stat
+from mpitrain.comm.watch.seen import ANSWER_S, CONTINUE, KILL, Rank
 
 LAUNCHER_S = 3.0                          # the launcher has so long to end after its ranks
 LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted")

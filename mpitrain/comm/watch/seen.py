@@ -1,6 +1,6 @@
-"""A rank as another process of its node sees it: its record in shared memory (`record`), and what /proc says of it.
+"""A rank as the watcher of its node sees it: its record in shared memory (`record`), and what /proc says of it (`processes`).
 
-This file is for the watcher too, which imports little and runs on the standard library alone.
+This file imports little and runs on the standard library alone, as the watcher does.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ import time
 
 from mpitrain.comm.watch.ignoring import ignoring
 from mpitrain.comm.watch.memory import Memory
+from mpitrain.comm.watch.processes import BORN, STOPPED, stat, transferred
 from mpitrain.comm.watch.record import ANSWERS, COUNT, LENGTH, OVER, PHASE, PHASES, TEXT, step_in
 
 FILES = ("start", "save", "finish")       # phases in which a rank may read or write files for long; bytes are progress then
 FILE_BYTES = 1 << 16                      # so many of them
 ANSWER_S = 1.0                            # a rank that can run Python at all answers within this
 STOP, CONTINUE, KILL = 19, 18, 9
-STOPPED = ("T", "t")                      # states of proc(5): by a signal, by a debugger
-PARENT, BORN = 1, 19                      # fields of `stat`, of which the state is the first
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
 class Rank:
@@ -126,33 +124,3 @@ class Rank:
             return any(stat(f"{self.pid}/task/{thread}")[0] == "D" for thread in os.listdir(f"/proc/{self.pid}/task"))
         except OSError:
             return False
-
-
-def stat(process: object) -> list[str]:
-    """The fields of proc(5)'s stat from the state on, of a process or "PID/task/THREAD"; empty ones if it has ended."""
-    try:
-        with open(f"/proc/{process}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].decode().split()
-    except OSError:
-        return [""] * (BORN + 1)
-
-
-def transferred(pid: int) -> int:
-    """Bytes that a process has read and written so far."""
-    try:
-        with open(f"/proc/{pid}/io") as file:
-            return sum(int(line.split()[1]) for line in file if line.startswith(("rchar", "wchar")))
-    except OSError:
-        return 0
-
-
-def siblings(pid: int) -> list[tuple[int, int]]:
-    """(rank, process) of the processes that the parent of `pid` has started, as far as the launcher numbers them."""
-    variable = next((name for name in RANK_VARIABLES if name in os.environ), "")
-    found = []
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        if variable and stat(entry)[PARENT] == stat(pid)[PARENT]:
-            with open(f"/proc/{entry}/environ", "rb") as file:
-                values = dict(part.split(b"=", 1) for part in file.read().split(b"\0") if b"=" in part)
-            found.append((int(values.get(variable.encode(), -1)), int(entry)))
-    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 
 from mpitrain.comm.watch.record import STACK_SIGNAL, STACKS
 from mpitrain.comm.watch.seen import ANSWER_S, CONTINUE, STOP, Rank
@@ -52,13 +53,22 @@ def wait_for_stacks(ranks: list[Rank], before: dict[Rank, int]) -> None:
         last, sizes = sizes, [rank.stack_bytes() for rank in ranks]
 
 
+def has_checkpoint(folder: str) -> bool:
+    """Whether there is one to go on from in the run folder."""
+    try:
+        return bool(folder) and any(name.startswith("step-") for name in os.listdir(os.path.join(folder, "checkpoints")))
+    except OSError:
+        return False
+
+
 def keep(folder: str, line: str, stacks: dict[Rank, str]) -> str:
     """Writes them to ``errors`` in the run folder, for the owner alone; the end of the line that says so."""
     if not folder:
         return ""
     errors = os.path.join(folder, "errors")
     try:
-        os.makedirs(errors, exist_ok=True)
+        with suppress(FileExistsError):
+            os.mkdir(errors)                                  # a run folder that was removed is not made again
         for rank, text in stacks.items():
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
             file = os.open(os.path.join(errors, f"rank-{rank.number}.stack.txt"), flags, 0o600)

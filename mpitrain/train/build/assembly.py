@@ -44,7 +44,7 @@ from mpitrain.placement.place import place
 from mpitrain.train.build import precision
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.measured_cut import MeasuredCut
-from mpitrain.train.build.trial import try_samples
+from mpitrain.train.build.trial import try_replicas, try_samples
 from mpitrain.train.build.validate import refuse_parts, validate
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.intervals import Plan, Step
@@ -198,6 +198,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     state = State(stage.model, stepper, inputs.transforms, whole=model, mesh=mesh, control=control, policy=policy)
     synchronise_batch_norm(stage.model, context.replicas)
     context.start_alike(state.arrays())
+    tried = [*tried, *try_replicas(model, inference, inputs, mesh, control)]
 
     first, last = placement.own_micro_batches
     policy.open(stepper, rate(plan.steps) if rate else lambda step: stepper.lr)

@@ -9,19 +9,26 @@ from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mpitrain.autograd import Tensor, no_grad
 from mpitrain.backend import array_module, asnumpy
 from mpitrain.comm.face import Objects
+from mpitrain.comm.job.guard import symmetric
 from mpitrain.comm.job.together import everywhere, on_first
 from mpitrain.data import Dataset, scan_labels
-from mpitrain.errors import ConfigError, GraphError, ShapeError
+from mpitrain.errors import ConfigError, DesyncError, GraphError, ShapeError
+from mpitrain.nn.module import Module
 from mpitrain.parallel.pipeline.inference import Inference
 from mpitrain.placement.place import Placement
 from mpitrain.registry import call, named
+from mpitrain.schedules.grid import Grid
 from mpitrain.train.build.inputs import Inputs
 
 ROWS = 4                     # samples on which a user's loss is tried, as a whole and in two unequal parts
 CLOSE = 1e-4                 # the sum over float32 samples in another order is nearer than this part of it
+APART = 1e-2                 # outputs of one sample, of one model on two processors, in bfloat16 perhaps, are nearer than this
+AGAIN = 1e-5                 # and those of two passes on one processor, which may sum in another order each time
 
 
 class Trial(NamedTuple):
@@ -67,8 +74,56 @@ def try_samples(inference: Inference, loss: Any, inputs: Inputs, placement: Plac
     return Trial(n_classes, list(dict.fromkeys(filter(None, told))))
 
 
+def try_replicas(model: Module, inference: Inference, inputs: Inputs, mesh: Grid, control: Objects) -> list[str]:
+    """Whether a user's model, given one sample twice, gives the same on all ranks that should; it communicates.
+
+    DesyncError, on all ranks, where one rank's replica is another function, apart from its parameters: their comparison during
+    training never sees that. A line about a model that gives something else at each pass.
+    """
+    if not any(is_own(module) for _, module in model.named_modules()):
+        return []
+    sample = inputs.sample()
+    passes = [[digest(output) for output, _ in inference.run([sample])] for _ in range(2)]
+    where = [mesh.coordinate(axis) for axis in ("pp", "cp", "tp")]            # ranks that differ along dp and ep have all rows
+    everyone = control.gather_objects([where, *passes])
+    if any(not alike(first, second, AGAIN) for _, first, second in everyone):
+        return [f"{named(model)} gives another output for one sample at each pass: with random numbers that run.seed does not "
+                "set, no run gives the same bits twice, and ranks train on different noise"]
+    places: dict[str, list[int]] = {}
+    for rank, (place, *_) in enumerate(everyone):
+        places.setdefault(str(place), []).append(rank)
+    for ranks in places.values():
+        most = max(ranks, key=lambda rank: sum(alike(everyone[rank][1], everyone[other][1]) for other in ranks))
+        refuse_other(model, [(rank, everyone[rank][1]) for rank in (most, *ranks)])
+    return []
+
+
+def refuse_other(model: Module, found: Sequence[tuple[int, list[list[float]]]]) -> None:
+    """DesyncError, for all ranks, unless what each has found is like the first's."""
+    most, wanted = found[0]
+    for rank, own in found:
+        if not alike(own, wanted):
+            with symmetric():
+                raise DesyncError(f"{named(model)} gives another output for one sample and equal parameters on rank {rank} (mean "
+                                  f"size {own[0][0]:.6g}) than on rank {most} ({wanted[0][0]:.6g}): something in it differs by "
+                                  "rank, such as a random number drawn when it is made, the rank's number or a file; make it the "
+                                  "same on all ranks, as a buffer if it is an array")
+
+
+def digest(output: Tensor) -> list[float]:
+    """Two numbers for an output: its mean size, and its mean with weights that differ by place."""
+    values = asnumpy(output.array).astype(np.float64).reshape(-1)
+    return [float(np.abs(values).mean()), float(values @ np.cos(np.arange(values.size))) / values.size]
+
+
+def alike(some: Sequence[Sequence[float]], others: Sequence[Sequence[float]], near: float = APART) -> bool:
+    """Whether digests are as near, as a part of the mean size, as those of one function; what is not finite is alike."""
+    return all(not math.isfinite(a[0] + b[0]) or max(abs(a[0] - b[0]), abs(a[1] - b[1])) <= near * max(a[0], b[0])
+               for a, b in zip(some, others))
+
+
 def is_own(loss: Any) -> bool:
-    """Whether the loss is a user's: those of the package are sums."""
+    """Whether a loss or a module is a user's: losses of the package are sums, and its modules the same on all ranks."""
     return not type(loss).__module__.startswith("mpitrain.")
 
 
