@@ -90,8 +90,9 @@ class Process:
             code = main()
         except BaseException as error:
             if isinstance(error, BrokenPipeError) and _is_alone() and not streams.finish():
+                self.pulse.over()
                 sys.exit(streams.GONE)                        # whoever read our output has seen enough
-            if isinstance(error, SystemExit) and (_is_alone() or (not error.code and started() is None)):
+            if isinstance(error, SystemExit) and started() is None and (_is_alone() or not error.code):
                 self._write_output()
                 self.pulse.over()
                 raise                                         # --help and the like: nobody waits for this rank
