@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from dataclasses import fields
 from pathlib import Path
@@ -13,6 +15,7 @@ from mpitrain.comm.job.failure import describe
 from mpitrain.config import SECTIONS, Config, load_config, to_toml
 from mpitrain.errors import ConfigError, MissingError, MpitrainError
 
+ROOT = Path(__file__).resolve().parents[1]
 GOOD = """
 [model]
 name = "mlp"
@@ -41,6 +44,11 @@ def test_a_file_gives_the_name_the_folder_and_the_models_arguments(tmp_path):
     config = load_config(write(tmp_path), [])
     assert config.run.name == "net" and config.run.out == "runs/net" and config.folder == tmp_path
     assert config.model.arguments == {"inputs": 4, "hidden": [8, 8], "outputs": 2}
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path):
+    (tmp_path / "run.toml").write_bytes(b'\xef\xbb\xbf[model]\nname = "mlp"\n[data]\npath = "digits"\n')
+    assert load_config(tmp_path / "run.toml", ["train.steps=3"]).train.steps == 3
 
 
 def test_overrides_win_and_are_read_as_toml_or_else_as_words(tmp_path):
@@ -214,6 +222,45 @@ def test_a_name_that_is_no_text_is_refused_in_a_line(tmp_path, key):
         load_config(write(tmp_path), [f"{key}={os.fsdecode(bytes([99, 0xE9]))}"])
     assert r"c\xe9" in describe(caught.value).line(0, 1)
     load_config(write(tmp_path), [f"{key}=caf\u00e9\U0001f600"])
+
+
+@pytest.mark.promise("C10")
+@pytest.mark.parametrize("key, longest, words", [
+    ("run.out", "a" * 255, "run.out has a name of 256 bytes, and file systems take 255 at most; shorten it"),
+    ("data.path", "files/" + "\u00e4" * 127 + "a", "data.path has a name of 256 bytes, and file systems take 255 at most"),
+    ("run.name", "a" * 255, "run.out has a name of 256 bytes"),
+    ("model.init_from", "b/" * 2047 + "b", "model.init_from is a path of 4096 bytes, and 4095 are the most that the"),
+    ("run.out", "b/" * 1997 + "b", "run.out is a path of 3996 bytes, and 3995 are the most")])
+def test_a_name_that_is_longer_than_systems_take_is_refused_in_a_line(tmp_path, key, longest, words):
+    load_config(write(tmp_path), [f"{key}={longest}"])
+    with pytest.raises(ConfigError, match=f"on the command line: {words}") as caught:
+        load_config(write(tmp_path), [f"{key}={longest}a"])
+    assert caught.value.exit_code == 78
+
+
+NAMED = """if True:
+    import pathlib, sys
+    from mpitrain.config import load_config
+    from mpitrain.errors import ConfigError
+    try:
+        load_config(pathlib.Path(sys.argv[1]), sys.argv[2:])
+    except ConfigError as error:
+        print(ascii(error.message))"""
+
+
+@pytest.mark.promise("C10")
+def test_letters_that_the_locale_has_not_are_its_fault(tmp_path):
+    def said(*words, **environment):
+        done = subprocess.run([sys.executable, "-c", NAMED, *words], capture_output=True, text=True, cwd=ROOT,
+                              env={**os.environ, "PYTHONPATH": str(ROOT), "LC_ALL": "C", **environment})
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+    inside = write(tmp_path, GOOD + '[run]\nout = "\u00f6 \u00fc"\n')
+    for words in ((inside,), (inside, "run.out=\u00f6 \u00fc\nx")):
+        assert said(*words, PYTHONUTF8="1") == ""
+        text = said(*words, PYTHONUTF8="0")
+        assert "letters that this locale, whose encoding is ascii, has not: set LC_ALL=C.UTF-8, or PYTHONUTF8=1" in text, text
+        assert "rename" not in text
 
 
 def test_every_default_has_the_type_its_key_asks_for():

@@ -24,13 +24,14 @@ def entries(folder: Path) -> list[str]:
         raise storage_error(error, "listing the folder", folder) from error
 
 
-def candidates(folder: Path) -> list[Path]:
+def candidates(folder: Path, *, links: bool = False) -> list[Path]:
     """The finished checkpoints in `folder`, newest step first, told by their names alone (never by file times).
 
-    A symbolic link is not one: no run makes them, and its target may belong to another.
+    A symbolic link is not one: no run makes them, and its target may belong to another. `links` names it all the same.
     """
     try:
-        found = [folder / name for name in entries(folder) if COMPLETE.fullmatch(name) and not (folder / name).is_symlink()]
+        found = [folder / name for name in entries(folder)
+                 if COMPLETE.fullmatch(name) and (links or not (folder / name).is_symlink())]
     except OSError as error:
         raise storage_error(error, "looking at checkpoints", folder) from error
     return sorted(found, key=lambda path: (step_of(path), ".old" not in path.name), reverse=True)
@@ -94,12 +95,13 @@ def remove_ours(path: Path) -> None:
         raise storage_error(error, "deleting an old checkpoint", path) from error
 
 
-def remove_all(folder: Path) -> None:
-    """Delete every checkpoint in `folder`, finished or not; for a run that starts anew.
+def remove_all(folder: Path) -> list[Path]:
+    """Delete every checkpoint in `folder`, finished or not, for a run that starts anew; returns what could not go.
 
     A checkpoint's folder with something else in it keeps that under an unfinished one's name, so that no later run takes it
-    for a checkpoint of its own.
+    for a checkpoint of its own. A link stays, too.
     """
     for path in candidates(folder):
         discard(path)
     sweep(folder)
+    return [folder / name for name in sorted(entries(folder)) if UNFINISHED.fullmatch(name) or COMPLETE.fullmatch(name)]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mpitrain.checkpoint import claim, folders
-from mpitrain.errors import LostFolderError, OutputError
+from mpitrain.errors import LostFolderError, OutputError, print_warning
 from mpitrain.files.disk import FILE_MODE, make_folder, refuse_strangers, storage_error, sync_folder, write_file
 
 FILES = ("config.toml", "metrics.jsonl", "run.json", "trace.json")
@@ -47,7 +47,7 @@ class RunFolder:
         AccessError when it may not be written.
         """
         assert not (resume and overwrite), "one or the other"
-        if self.path.is_symlink():
+        if os.path.islink(self.path):                     # pathlib's raises where the name is too long
             raise OutputError(f"the run folder is a symbolic link to {os.readlink(self.path)}; set run.out to the folder itself",
                               file=self.path)
         make_folder(self.path)
@@ -77,10 +77,9 @@ class RunFolder:
         return self
 
     def _refuse_contents(self) -> None:
-        there = sorted(name for name in os.listdir(self.path) if not LOCKS.fullmatch(name))
+        there = [name for name in os.listdir(self.path) if not LOCKS.fullmatch(name)]
         if there:
-            listed = ", ".join(there[:3]) + (", ..." if len(there) > 3 else "")
-            raise OutputError(f"the run folder is not empty ({listed}): --resume continues its run, --overwrite "
+            raise OutputError(f"the run folder is not empty ({_some(there)}): --resume continues its run, --overwrite "
                               f"deletes that run and starts anew; or set run.out to another folder", file=self.path)
 
     def _take_lock(self) -> None:
@@ -187,7 +186,9 @@ class RunFolder:
                                   "written: wait for that job if there is one, and go on with --resume", file=self._lock_path)
 
     def _delete_ours(self) -> None:
-        folders.remove_all(self.checkpoints)
+        for kept in folders.remove_all(self.checkpoints):
+            inside = f" ({_some(os.listdir(kept))})" if kept.is_dir() and not kept.is_symlink() else ""
+            print_warning(f"--overwrite leaves {kept}, which is no run's or holds what no run writes{inside}: move or remove it")
         for name in FILES:
             for path in (self.path / name, self.path / (name + UNFINISHED)):
                 if path.is_symlink() or path.is_file():
@@ -233,6 +234,10 @@ class RunFolder:
         if len(kept) < len(lines):
             self.write_text(self.metrics, b"".join(kept).decode())
         return len(lines) - len(kept)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def _looked_at(path: Path) -> os.stat_result | None:

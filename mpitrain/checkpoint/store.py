@@ -227,12 +227,12 @@ def _newest_whole(folder: Path, purpose: Purpose, warn: Callable[[str], None]) -
     if folder.is_file():
         raise MissingError(purpose.missing, file=folder)
     bad: list[str] = []
-    for path in candidates(folder):
+    for path in candidates(folder, links=True):
         if damage := _damage(path):
             bad.append(f"{path.name}: {damage}")
             continue
         if bad:
-            warn(f"{purpose.doing} {path.name}: newer checkpoints are damaged ({'; '.join(bad)})")
+            warn(f"{purpose.doing} {path.name}: newer checkpoints cannot be used ({'; '.join(bad)})")
         return path.name
     if bad:
         raise CheckpointError(f"none of the checkpoints is whole; tried {'; '.join(bad)}", file=folder)
@@ -275,6 +275,8 @@ def prune(folder: Path, keep: int, *, best: int | None = None, verified: Path | 
 
 def _damage(path: Path) -> str:
     """What is wrong with a checkpoint; nothing where it verifies."""
+    if path.is_symlink():
+        return "it is a symbolic link, which no run makes; put the folder itself there"
     try:
         named_rightly(load(path)).verify()
     except (CheckpointError, StorageError) as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 import typing
 from collections.abc import Iterator
 from datetime import datetime
@@ -24,6 +26,12 @@ WORDS: dict[str, Any] = {f"{name}.{key}": typing.get_args(hint) for name in SECT
          if typing.get_origin(hint) is Literal}
 WORDS["comm.sharding"] = POLICIES
 OWN = ("comm.sharding",)                 # keys that may name a user's own thing, too
+
+PATHS = ("run.out", "data.path", "data.validation", "model.init_from", "optimizer.offload_folder")
+LONGEST_NAME, LONGEST_PATH = 255, 4095   # bytes: NAME_MAX of all file systems but a few, which have less; PATH_MAX less its last
+IN_A_RUN = 100                           # bytes of the longest path inside a run folder, and some to spare
+BY_LOCALE = (f"has letters that this locale, whose encoding is {sys.getfilesystemencoding()}, has not: set LC_ALL=C.UTF-8, or "
+             "PYTHONUTF8=1, so that it can be")
 
 Refusal = tuple[str, tuple[str, ...]]    # the message, and the keys it is about
 
@@ -116,9 +124,29 @@ def texts(config: Config) -> Iterator[Refusal]:
     for section in SECTIONS:
         values = dict(vars(getattr(config, section)))
         for key, value in (values | values.pop("arguments", {})).items():
-            if not _is_text(value):
-                yield (f"{section}.{key} = {toml(value)} is not UTF-8, and the run's files, which name it, are; rename it",
-                       (f"{section}.{key}",))
+            if _is_text(value):
+                continue
+            why = f"{BY_LOCALE} read" if _is_utf8(value) else "is not UTF-8, and the run's files, which name it, are; rename it"
+            yield f"{section}.{key} = {toml(value)} {why}", (f"{section}.{key}",)
+
+
+def paths(config: Config) -> Iterator[Refusal]:
+    """Names of files must have a length that systems take, and letters that the locale has."""
+    for key in PATHS:
+        value = value_of(config, key)
+        if not isinstance(value, str):
+            continue
+        try:
+            whole = os.fsencode(value)
+        except UnicodeEncodeError:
+            yield f"{key} = {toml(value)} {BY_LOCALE} write", (key,)
+            continue
+        longest, room = max(map(len, whole.split(b"/"))), LONGEST_PATH - (IN_A_RUN if key == "run.out" else 0)
+        if longest > LONGEST_NAME:
+            yield (f"{key} has a name of {longest} bytes, and file systems take {LONGEST_NAME} at most; shorten it",
+                   (key, "run.name") if key == "run.out" else (key,))
+        elif len(whole) > room:
+            yield f"{key} is a path of {len(whole)} bytes, and {room} are the most that the system takes; shorten it", (key,)
 
 
 def times(config: Config) -> Iterator[Refusal]:
@@ -130,7 +158,7 @@ def times(config: Config) -> Iterator[Refusal]:
                ("train.stop_before",))
 
 
-VALUES = (texts, length_of_the_run, numbers, intervals, lists, words, one_thread, finite, times)
+VALUES = (texts, paths, length_of_the_run, numbers, intervals, lists, words, one_thread, finite, times)
 
 
 def _written(value: float | str) -> str:
@@ -154,6 +182,15 @@ def _is_text(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_is_text, value))
     return not isinstance(value, str) or not any("\ud800" <= c <= "\udfff" for c in value)
+
+
+def _is_utf8(value: Any) -> bool:
+    """Whether text was UTF-8 before a locale of another encoding made it none."""
+    try:
+        toml(value).encode("utf-8", "surrogateescape").decode()
+    except UnicodeError:
+        return False
+    return True
 
 
 def toml(value: Any) -> str:

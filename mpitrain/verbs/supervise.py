@@ -41,6 +41,7 @@ REQUEUE = 128 + signal.SIGUSR1        # the exit code that job scripts start aga
 ORDERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FREE_S = 30.0                         # a rank of a job that has ended may hold the run folder for so long; ranks end within 5 s
 LOOK_S = 0.1
+PR_SET_PDEATHSIG = 1                  # of prctl(2)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -113,8 +114,13 @@ class Signals:
 
     def attend(self, words: Sequence[str]) -> int:
         """Runs the job, in a process group of its own, which a terminal's keys do not reach; its exit code as a shell has it."""
+        own, tie = os.getpid(), tie_of_death()
+
         def as_before() -> None:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
+            tie()
+            if os.getppid() != own:                           # dead before the tie
+                os.kill(os.getpid(), signal.SIGUSR1)
         try:
             job = subprocess.Popen(words, process_group=0, stdin=subprocess.DEVNULL, preexec_fn=as_before)
         except OSError as error:
@@ -185,6 +191,13 @@ def keep_going(job: Supervised, restarts: int, signals: Signals) -> int:
         told.append({"at": datetime.now().astimezone().isoformat(timespec="seconds"), "exit_code": code, "step": max(step, 0)})
         written_down(job, told)
     raise AssertionError("attempts are numbered without end")
+
+
+def tie_of_death() -> Callable[[], object]:
+    """A function that has the kernel (Linux) ask this process to save and stop when its parent dies, however that dies."""
+    import ctypes
+    prctl = getattr(ctypes.CDLL(None), "prctl", lambda *numbers: None)
+    return partial(prctl, PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGUSR1))
 
 
 def is_free(folder: RunFolder) -> bool:

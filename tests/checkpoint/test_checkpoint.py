@@ -20,9 +20,11 @@ from hypothesis import strategies as st
 from mpitrain.checkpoint import folders, manifest
 from mpitrain.checkpoint.folders import candidates
 from mpitrain.checkpoint.manifest import Checkpoint, load
+from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.checkpoint.store import EVALUATE, READ, RESUME, START, Piece, Purpose, latest, prune, save
 from mpitrain.errors import CheckpointError, MissingError, ShapeError, StorageError
 from mpitrain.files import hdf5_file
+from mpitrain.run.resuming import continues
 
 
 def model(seed: int = 0) -> dict[str, np.ndarray]:
@@ -420,14 +422,28 @@ def spoil(folder: Path) -> None:
 
 
 @pytest.mark.promise("A10")
-def test_the_newest_is_told_by_its_step_and_not_by_file_times(tmp_path: Path) -> None:
+def test_the_newest_is_told_by_its_step_and_not_by_file_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for step in (9, 100, 20):
         os.utime(save_model(tmp_path, step), (0, 2_000_000_000 - step))
     (tmp_path / "step-00000300.tmp-0123abcd").mkdir()
     (tmp_path / "step-abc").mkdir()
     (tmp_path / "step-00000400").symlink_to(tmp_path / "step-00000009")
+    (tmp_path / "step-00000010").symlink_to(tmp_path / "step-00000009")
     assert latest(tmp_path).step == 100
+    assert capsys.readouterr().err == ("warning: reading step-00000100: newer checkpoints cannot be used (step-00000400: it is a "
+                                       "symbolic link, which no run makes; put the folder itself there)\n")
     assert [path.name for path in candidates(tmp_path)] == ["step-00000100", "step-00000020", "step-00000009"]
+
+
+@pytest.mark.promise("B5")
+def test_a_run_with_nothing_but_a_link_does_not_start_again(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.checkpoints.mkdir(parents=True)
+    assert not continues(run, "auto")
+    (run.checkpoints / "step-00000400").symlink_to(save_model(tmp_path, 400))
+    assert continues(run, "auto")
+    with pytest.raises(CheckpointError, match="none of the checkpoints is whole; tried step-00000400: it is a symbolic link"):
+        latest(run.checkpoints)
 
 
 @pytest.mark.promise("B5")
@@ -440,7 +456,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_one_warning_naming_it(
     assert latest(tmp_path, purpose=RESUME).step == 1
     warning, = capsys.readouterr().err.splitlines()
     assert "step-00000003" in warning and "step-00000002" in warning
-    assert warning.startswith("warning: resuming from step-00000001: newer checkpoints are damaged (step-00000003: file=")
+    assert warning.startswith("warning: resuming from step-00000001: newer checkpoints cannot be used (step-00000003: file=")
 
 
 @pytest.mark.promise("B6")

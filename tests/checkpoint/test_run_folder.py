@@ -81,7 +81,7 @@ def test_resume_keeps_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("B12")
-def test_overwrite_deletes_what_runs_write_and_nothing_else(tmp_path: Path) -> None:
+def test_overwrite_deletes_what_runs_write_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = finished_run(tmp_path / "run")
     foreign = ["notes.md", "checkpoints/best.h5", "checkpoints/step-00000001/plot.png", "errors/rank-x.json", "metrics.jsonl.bak",
                "checkpoints/step-9/manifest.json", "checkpoints/step-00000001/sub"]
@@ -96,7 +96,23 @@ def test_overwrite_deletes_what_runs_write_and_nothing_else(tmp_path: Path) -> N
         "checkpoints/best.h5", "checkpoints/step-9/manifest.json", "errors/rank-x.json", "lock", "metrics.jsonl.bak", "notes.md"]
     assert sum("plot.png" in name or name.endswith("/sub") for name in files) == 2
     assert (path / "notes.md").read_text() == "mine"
+    (kept,) = [name for name in tree(path) if name.startswith("checkpoints/step-00000001.tmp-") and name.count("/") == 1]
+    assert capsys.readouterr().err == (f"warning: --overwrite leaves {path / kept}, which is no run's or holds what no run "
+                                       "writes (plot.png, sub): move or remove it\n")
     assert folders.candidates(path / "checkpoints") == []
+
+
+@pytest.mark.promise("B12")
+def test_overwrite_leaves_a_link_and_a_file_with_the_name_of_a_checkpoint_and_says_so(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = finished_run(tmp_path / "run")
+    RunFolder(path).open(overwrite=True).close()
+    assert capsys.readouterr().err == ""                                    # the control: all of it is a run's
+    (path / "checkpoints/step-00000005").touch()
+    (path / "checkpoints/step-00000006").symlink_to(tmp_path)
+    RunFolder(path).open(overwrite=True).close()
+    file, link = capsys.readouterr().err.splitlines()
+    assert "step-00000005.tmp-" in file and "step-00000006, which is no run's" in link
 
 
 @pytest.mark.promise("B12", "F7")
@@ -106,6 +122,8 @@ def test_a_link_a_file_and_linked_folders_inside_are_refused(tmp_path: Path) -> 
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="the run folder is a symbolic link to .*real; set run.out to the folder itself"):
         RunFolder(tmp_path / "link").open()
+    with pytest.raises(OutputError, match="File name too long .*set run.out to a shorter name"):
+        RunFolder(tmp_path / ("a" * 300)).open()
     with pytest.raises(OutputError, match="the run folder is a file; remove it or set run.out"):
         RunFolder(tmp_path / "file").open()
     with pytest.raises(OutputError, match="Not a directory.*a file stands where a folder should"):

@@ -242,7 +242,7 @@ FAULTS: dict[str, Any] = {
     "missing": lambda: fail_in_a_loop(lambda channel: Path("/nonexistent/x.h5").read_bytes()),
     "interrupt": lambda: fail_in_a_loop(lambda channel: throw(KeyboardInterrupt())),
     "stopped": lambda: fail_in_a_loop(lambda channel: throw(Stopped("saved at step 10; start again with --resume"))),
-    "exit": lambda: fail_in_a_loop(lambda channel: sys.exit(3)),
+    "exit": lambda: fail_in_a_loop(lambda channel: sys.exit(85)),
     "exit_0": lambda: fail_in_a_loop(lambda channel: sys.exit(0)),
     "exit_text": lambda: fail_in_a_loop(lambda channel: sys.exit("enough")),
     "thread": lambda: fail_in_a_loop(in_thread),

@@ -28,18 +28,22 @@ def raised(error: BaseException) -> BaseException:
     (MeshError("does not fit"), "E_MESH", 78),
     (KeyboardInterrupt(), "E_INTERRUPT", 130),
     (MemoryError(), "E_MEMORY", 71),
-    (SystemExit(3), "E_EXIT", 3),
+    (SystemExit(3), "E_EXIT", 70),
+    (SystemExit(85), "E_EXIT", 70),
     (SystemExit(256), "E_EXIT", 70),
-    (SystemExit("text"), "E_EXIT", 1),
+    (SystemExit("text"), "E_EXIT", 70),
     (OSError(errno.ENOSPC, "No space left on device", "x.h5"), "E_IO", 74),
     (OSError(errno.EIO, "Input/output error"), "E_IO", 74),
     (OSError(errno.EDQUOT, "Disk quota exceeded"), "E_IO", 74),
     (PermissionError(errno.EACCES, "Permission denied", "x.h5"), "E_PERMISSION", 77),
     (FileNotFoundError(errno.ENOENT, "No such file or directory", "x.h5"), "E_MISSING", 66),
+    (OSError(errno.ENAMETOOLONG, "File name too long", "x" * 300), "E_MISSING", 66),
+    (NotADirectoryError(errno.ENOTDIR, "Not a directory", "file/x"), "E_MISSING", 66),
     (OSError(errno.EROFS, "Read-only file system", "out"), "E_OUTPUT", 73),
     (OSError(errno.EFBIG, "File too large"), "E_IO", 74),
     (OSError(errno.ENOMEM, "Cannot allocate memory"), "E_MEMORY", 71),
-    (OSError(errno.EMFILE, "Too many open files"), "E_BUG", 70),
+    (OSError(errno.EMFILE, "Too many open files"), "E_IO", 74),
+    (OSError(errno.EADDRINUSE, "Address already in use"), "E_BUG", 70),
     (KeyError("x"), "E_BUG", 70),
 ])
 def test_every_exception_has_a_code_and_an_exit_status(error: BaseException, code: str, exit_code: int) -> None:
@@ -58,6 +62,24 @@ def test_the_line_names_rank_host_and_place() -> None:
 def test_a_file_of_the_operating_systems_error_is_a_field() -> None:
     line = describe(raised(FileNotFoundError(errno.ENOENT, "No such file or directory", b"a\xffb"))).line(0, 1)
     assert line.endswith(r'file="a\xffb": No such file or directory')
+
+
+def test_an_error_of_the_operating_system_without_a_file_says_where_it_was_met_and_what_to_change() -> None:
+    assert re.fullmatch(r"No such file or directory at test_failure.py:\d+ in raised",
+                        describe(raised(FileNotFoundError(errno.ENOENT, "No such file or directory"))).message)
+    assert re.fullmatch(r"Too many open files at \S+ in raised; raise the limit on open files .*ulimit -n.*",
+                        describe(raised(OSError(errno.EMFILE, "Too many open files"))).message)
+
+
+@pytest.mark.promise("A1")
+def test_a_current_folder_that_was_deleted_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(FileNotFoundError) as found:
+        os.getcwd()
+    failure = describe(found.value)
+    assert failure.exit_code == 66 and failure.message.startswith("the folder that this process was started in is gone")
 
 
 def test_a_bug_says_which_line_of_code() -> None:
@@ -98,6 +120,13 @@ def test_the_line_is_short_printable_ascii_whatever_the_message() -> None:
     line = describe(DataError("\u00fc\n\x1b[0m\x00" * 300)).line(0, 2)
     assert len(line) == 500 and line.isascii() and line.isprintable() and line.endswith("...")
     assert printable("\u00fc\n\udcff") == r"\xc3\xbc\x0a\xff"
+
+
+def test_a_long_path_leaves_room_for_what_was_wrong_with_it() -> None:
+    line = describe(DataError("the file is damaged", step=7, file="/" + "a\u00fc" * 10_000 + ".h5", offset=12)).line(0, 1)
+    assert len(line) <= 500 and " step=7 file=\"/a" in line and line.endswith('.h5" offset=12: the file is damaged')
+    long = describe(DataError("word " * 200, file="/" + "a" * 1000)).line(0, 1)
+    assert len(long) == 500 and long.count("word") > 30 and long.count("a") > 150
 
 
 @pytest.mark.promise("F7")

@@ -7,10 +7,12 @@ import os
 import re
 import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from launch import Result, is_mpich, is_open_mpi, launch, mpirun
+from launch import Result, clean_environment, is_mpich, is_open_mpi, launch, mpirun
 
 FAULTS = Path(__file__).with_name("faults.py")
 ONLY_OPEN_MPI = pytest.mark.skipif("not __import__('launch').is_open_mpi()", reason="needs Open MPI: its mpirun --with-ft ulfm")
@@ -54,9 +56,9 @@ def test_bad_data_on_one_rank_while_the_others_wait(n: int, culprit: int) -> Non
     ("memory", 71, r"E_MEMORY rank=1/2 host=\S+: out of memory at faults.py:\d+ in <lambda>: Unable to allocate .*; use a .*"),
     ("missing", 66, r'E_MISSING rank=1/2 host=\S+ file="/nonexistent/x.h5": No such file or directory'),
     ("interrupt", 130, r"E_INTERRUPT rank=1/2 host=\S+: interrupted"),
-    ("exit", 3, r"E_EXIT rank=1/2 host=\S+: the program ended by sys.exit\(3\) at faults.py:\d+ in <lambda> while .*"),
+    ("exit", 70, r"E_EXIT rank=1/2 host=\S+: the program ended by sys.exit\(85\) at faults.py:\d+ in <lambda> in the midst .*"),
     ("exit_0", 70, r"E_EXIT rank=1/2 host=\S+: the program ended by sys.exit\(0\) at .*"),
-    ("exit_text", 1, r"E_EXIT rank=1/2 host=\S+: the program ended by sys.exit\('enough'\) at .*"),
+    ("exit_text", 70, r"E_EXIT rank=1/2 host=\S+: the program ended by sys.exit\('enough'\) at .*"),
     ("return_3", 3, r"E_EXIT rank=1/2 host=\S+: the program ended by returning 3 while .*"),
     ("thread", 70, r"E_BUG rank=1/2 host=\S+: ValueError at faults.py:\d+ in throw: from a thread"),
     ("before_mpi", 65, r"E_DATA rank=1/2 host=\S+: found before MPI started"),
@@ -67,7 +69,7 @@ def test_one_rank_fails(name: str, rc: int, message: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "rc", "message"), [
-    ("no_files", 70, r"E_BUG rank=1/2 host=\S+ file=.*: OSError at faults.py:\d+ in leak: Too many open files"),
+    ("no_files", 74, r"E_IO rank=1/2 host=\S+ file=.*: Too many open files; raise the limit on open files .*"),
     ("no_memory", 71, r"E_MEMORY rank=1/2 host=\S+: out of memory at faults.py:\d+ in leak: an allocation failed "
                         r"\(a process may have \d+ MiB: ulimit -v\); use a .*"),
     ("no_threads", 70, r"E_BUG rank=1/2 host=\S+: ValueError at faults.py:\d+ in fail_without: no thread left"),
@@ -77,6 +79,13 @@ def test_one_rank_fails(name: str, rc: int, message: str) -> None:
 @pytest.mark.promise("A3", "A12")
 def test_a_rank_that_has_run_out_of_something_does_not_leave_the_others_waiting(name: str, rc: int, message: str) -> None:
     one_line(run(name, 1), rc, "mpitrain: " + message, limit=LIMIT + 2)      # the wait for a turn comes on top
+
+
+@pytest.mark.promise("A1")
+def test_a_lone_rank_does_not_end_a_run_with_a_code_of_its_own(tmp_path: Path) -> None:
+    command = [sys.executable, FAULTS, "exit", "0"]
+    found = subprocess.run(command, env=clean_environment(), cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 70 and re.match(r"mpitrain: E_EXIT rank=0/1 .* sys.exit\(85\) at faults.py:", found.stderr)
 
 
 @ONLY_OPEN_MPI

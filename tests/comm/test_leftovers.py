@@ -25,13 +25,14 @@ def made(path: Path, size: int = 1 << 20) -> Path:
 
 @pytest.mark.promise("A11")
 def test_files_of_dead_jobs_are_removed_and_told_in_one_line(tmp_path: Path) -> None:
-    for name in ("sm_segment.n7.1000.5d3a0001.0", "vader_segment.n7.1000.1", "mpitrain-shared-x1", "mpitrain-alive-x1"):
+    for name in ("sm_segment.n7.1000.5d3a0001.0", "vader_segment.n7.1000.1", "mpitrain-shared-x1", "mpitrain-alive-x1",
+                 "mpich_shm_ab12CD", "mpich_shar_tmp104BbD", "Intel_MPI_0bghQG"):
         made(tmp_path / name)
-    for name in ("sm_segment", "psm_1234", "mine.sm_segment.x", "sem.mp-abc"):
+    for name in ("sm_segment", "psm_1234", "mine.sm_segment.x", "sem.mp-abc", "mpich_own"):
         made(tmp_path / name)
     line = remove_files(tmp_path)
-    assert line == f"removed what killed jobs of yours left in {tmp_path}: mpitrain-alive-x1 and 3 more files, 4.0 MiB"
-    assert sorted(os.listdir(tmp_path)) == ["mine.sm_segment.x", "psm_1234", "sem.mp-abc", "sm_segment"]
+    assert line == f"removed what killed jobs of yours left in {tmp_path}: Intel_MPI_0bghQG and 6 more files, 7.0 MiB"
+    assert sorted(os.listdir(tmp_path)) == ["mine.sm_segment.x", "mpich_own", "psm_1234", "sem.mp-abc", "sm_segment"]
     assert remove_files(tmp_path) == "" == remove_files(tmp_path / "nowhere")
 
 

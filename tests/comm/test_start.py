@@ -67,13 +67,14 @@ def test_a_failure_of_mpis_own_end_after_a_loss_is_a_line_and_keeps_the_exit_cod
 
 
 def test_the_fast_settings_are_for_one_node() -> None:
-    one = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+    one = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
     two = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
     assert on_one_node(one) and on_one_node({}) and not on_one_node(two)
     assert not on_one_node({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4"})
     set_fast_start(one)
     set_fast_start(two)
     assert one.items() >= ONE_NODE.items() and not ONE_NODE.keys() & two.keys()
+    assert not set_fast_start({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
     assert launched_by_mpirun(one) and not launched_by_mpirun({"PMI_RANK": "0"})
 
 
@@ -88,6 +89,16 @@ def test_importing_the_package_starts_no_mpi() -> None:
             "for module in pkgutil.iter_modules(c.__path__): importlib.import_module('mpitrain.comm.' + module.name)\n"
             "assert 'mpi4py' not in sys.modules")
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env=clean_environment(), timeout=60)
+
+
+@pytest.mark.promise("A11")
+def test_a_rank_without_a_launcher_leaves_no_shared_memory_and_no_setting_for_a_launcher_that_it_starts(tmp_path: Path) -> None:
+    code = ("import os; before = set(os.listdir('/dev/shm')); from mpitrain.comm.job import start; start.start()\n"
+            "new = set(os.listdir('/dev/shm')) - before\n"
+            "mapped = [line for line in open('/proc/self/maps') if any(f'/dev/shm/{name}' in line for name in new)]\n"
+            "assert not mapped, mapped\n"
+            "assert os.environ['OMPI_MCA_btl'] == start.ONE_NODE['OMPI_MCA_btl']")
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=clean_environment(), timeout=60)
 
 
 def test_without_a_launcher_there_is_one_rank(tmp_path: Path) -> None:

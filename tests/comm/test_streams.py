@@ -40,11 +40,26 @@ def start(run: Path, verb: tuple[str, ...], unbuffered: str, stdout: object) -> 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_reader_that_leaves_ends_a_verb_quietly(run: Path, verb: tuple[str, ...], unbuffered: str) -> None:
     """A pipe without a reader from the start: each line that is written fails; unbuffered, the first one does so at once."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    result = start(run, verb, unbuffered, writing)
+    result = start(run, verb, unbuffered, writing := no_reader())
     os.close(writing)
     assert result.stderr == "" and result.returncode in (0, 141), result
+
+
+def test_a_reader_that_leaves_an_evaluation_is_no_lost_rank(run: Path, tmp_path: Path) -> None:
+    """Unlike the verbs above it is watched, and the watcher is told of its end."""
+    command = [sys.executable, "-m", "mpitrain"]
+    environment = {**clean_environment(), "PYTHONUNBUFFERED": "1"}
+    subprocess.run([*command, "train", "train.steps=2", "run.out=own", "--quiet"], cwd=tmp_path, env=environment, check=True)
+    result = start(tmp_path / "own", ("evaluate", "{run}"), "1", closed := no_reader())
+    os.close(closed)
+    assert result.returncode == 141 and "mpitrain:" not in result.stderr, result
+
+
+def no_reader() -> int:
+    """A pipe that nobody reads any more."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

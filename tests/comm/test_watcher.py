@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from launch import clean_environment
+
+from mpitrain.comm.watch.memory import Memory
+from mpitrain.comm.watch.stacks import has_checkpoint
+from mpitrain.comm.watch.words import LIBRARY, place_in
 
 BEGIN = """if True:
     import os, resource, sys
@@ -40,6 +46,33 @@ MANY = BEGIN + """
     os.close(ours)
     assert not watcher.take_orders()
 """
+
+
+def test_the_place_of_a_stall_is_never_in_the_thread_that_answers_the_watcher() -> None:
+    pulse = 'Thread 0x2 (most recent call first):\n  File "/x/mpitrain/comm/watch/pulse.py", line 179 in _answer\n' \
+            '  File "/x/threading.py", line 982 in run\n'
+    own = 'Thread 0x3 (most recent call first):\n  File "/home/me/own.py", line 5 in tidy\n'
+    idle = f'Thread 0x1 (most recent call first):\n  File "{LIBRARY}/threading.py", line 1583 in _shutdown\n'
+    assert place_in("\n".join([pulse, idle]), "finish") == ""
+    assert place_in("\n".join([own, pulse, idle]), "finish") == " in tidy at own.py:5"
+
+
+def test_a_lost_rank_is_told_to_go_on_only_from_a_checkpoint_and_of_a_limit_that_it_nears(tmp_path: Path) -> None:
+    assert not has_checkpoint("") and not has_checkpoint(str(tmp_path))      # `evaluate` has no run folder
+    (tmp_path / "checkpoints" / "step-00000010").mkdir(parents=True)
+    assert has_checkpoint(str(tmp_path))
+    limited = [sys.executable, "-c", "import resource; "
+               "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, -1)); print(flush=True); input()"]
+    with subprocess.Popen(limited, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        memory = Memory(process.pid)
+        memory.look()
+        assert memory.size > 0 and memory.narrow() == ""
+        memory.size = 900 << 20
+        assert "1024 MiB (ulimit -v)" in memory.narrow()
+        process.communicate()
+    assert Memory(os.getpid()).narrow() == ""
 
 
 def test_the_watcher_closes_what_former_runs_had_and_looks_at_more_descriptors_than_select_takes() -> None:

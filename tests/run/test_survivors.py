@@ -82,7 +82,7 @@ def test_a_copy_in_memory_is_taken_where_a_newer_checkpoint_is_damaged(tmp_path:
     assert result.rc == 0 and not result.error_lines, result.err
     lost, = record(tmp_path / "run")["lost"]
     assert (lost["resumed"], lost["from"]) == resumed
-    assert ("newer checkpoints are damaged (step-00000024" in result.err) == bool(damage)
+    assert ("newer checkpoints cannot be used (step-00000024" in result.err) == bool(damage)
 
 
 @ONLY_OPEN_MPI

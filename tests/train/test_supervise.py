@@ -7,10 +7,11 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from launch import Job, Result, clean_environment, find_mpirun
+from launch import POLL, Job, Result, clean_environment, find_mpirun, tagged
 from runs import SMALL, lines, record, steps, train, without_times, write
 
 from mpitrain.checkpoint import folders
@@ -122,6 +123,21 @@ def test_the_runs_of_others_are_neither_continued_nor_touched(tmp_path: Path) ->
     words = [line.removeprefix(f"mpitrain train {config} ") for line in (tmp_path / "commands").read_text().splitlines()]
     assert words == [*["run.out=a"] * 3, *["run.out=a --overwrite"] * 2, "run.out=new --overwrite", "run.out=new --resume auto"]
     assert (tmp_path / "a/run.json").read_bytes() == before and not (tmp_path / "new").exists()
+
+
+@pytest.mark.promise("E1")
+def test_the_job_of_a_killed_supervisor_saves_and_stops(tmp_path: Path) -> None:
+    config = write_with_kills(tmp_path)
+    job = start(tmp_path, 1, find_mpirun(), "-n", "2", sys.executable, "-m", "mpitrain", "train", str(config), "run.out=a",
+                "train.steps=1000000")
+    job.wait_for("step 1/")
+    job.process.kill()
+    deadline = time.monotonic() + 30
+    while tagged(job.tag) and time.monotonic() < deadline:
+        time.sleep(POLL)
+    assert job.finish().rc == -signal.SIGKILL                             # nobody is left
+    kept = max(map(folders.step_of, folders.candidates(tmp_path / "a/checkpoints")))
+    assert kept == steps(tmp_path / "a")[-1]["step"]
 
 
 @pytest.mark.promise("E1", "E2")

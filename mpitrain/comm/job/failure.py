@@ -19,11 +19,14 @@ from mpitrain.errors import NOWHERE, MpitrainError, PeerError, name_and_text, pl
 LINE_LIMIT = 500
 
 # (errno values, code, exit status) of an OSError that nobody turned into one of our own errors
-OS_ERRORS = (((errno.ENOENT,), "E_MISSING", 66),
-             ((errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG), "E_IO", 74),
+OS_ERRORS = (((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG), "E_MISSING", 66),
+             ((errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE), "E_IO", 74),
              ((errno.EACCES, errno.EPERM), "E_PERMISSION", 77),
              ((errno.EROFS,), "E_OUTPUT", 73))
-ADVICE = {errno.EFBIG: "; raise the limit on file sizes (ulimit -f)"}
+ADVICE = {errno.EFBIG: "; raise the limit on file sizes (ulimit -f)",
+          errno.EMFILE: "; raise the limit on open files of a process (ulimit -n), or close some",
+          errno.ENFILE: "; this host has too many files open"}
+NO_FOLDER = "the folder that this process was started in is gone; start it in one that exists"
 # Where a process may have only so much address space, a library that is imported late and a thread say so in words of their own.
 NO_ROOM = ("failed to map segment", "annot allocate memory", "can't start new thread")
 
@@ -40,9 +43,13 @@ class Failure:
 
     def line(self, rank: int, size: int) -> str:
         """The one line of the job, without its line end: printable ASCII of at most LINE_LIMIT characters."""
-        where = f" {self.where[:LINE_LIMIT]}" if self.where else ""           # megabytes would take the seconds that are left
-        message = self.message[:LINE_LIMIT]
-        text = printable(f"mpitrain: {self.code} rank={rank}/{size} host={socket.gethostname()}{where}: {message}")
+        head = f"mpitrain: {self.code} rank={rank}/{size} host={socket.gethostname()}"
+        message = printable(self.message[:LINE_LIMIT])                        # megabytes would take the seconds that are left
+        where = printable(self.where if len(self.where) <= 2 * LINE_LIMIT else self.where[:LINE_LIMIT] + self.where[-LINE_LIMIT:])
+        room = max(LINE_LIMIT // 2, LINE_LIMIT - len(head) - len(message) - 3)
+        if len(where) > room:                                                 # of a long path, what was wrong with it is the news
+            where = f"{where[:room // 2 - 3]}...{where[-(room // 2):]}"
+        text = f"{head} {where}: {message}" if where else f"{head}: {message}"
         return text if len(text) <= LINE_LIMIT else text[:LINE_LIMIT - 3] + "..."
 
 
@@ -60,8 +67,11 @@ def describe(error: BaseException, moment: Mapping[str, object] = NOWHERE) -> Fa
             return Failure("E_MEMORY", 71, where, f"{what}; use a smaller batch_size, more micro_batches, or more nodes", trace)
         case SystemExit():
             code = error.code if isinstance(error.code, int) else 1
-            how = f"sys.exit({error.code!r}) {place(error)}" if error.__traceback__ else f"returning {code}"
-            return Failure("E_EXIT", code % 256 or 70, where, f"the program ended by {how} while other ranks may go on", trace)
+            how = "the program ended by"
+            if error.__traceback__:                           # its number would be read as ours: 85 is a run to start again
+                return Failure("E_EXIT", 70, where, f"{how} sys.exit({error.code!r}) {place(error)} in the midst of its work; "
+                               "raise an exception that says why instead", trace)
+            return Failure("E_EXIT", code % 256 or 70, where, f"{how} returning {code} while other ranks may go on", trace)
         case OSError():
             return describe_os_error(error, trace, where)
     return Failure("E_BUG", 70, where, name_and_text(error, place(error)), trace)
@@ -92,13 +102,25 @@ def as_peer_error(error: BaseException) -> PeerError | None:
 
 def describe_os_error(error: OSError, trace: str, where: str) -> Failure:
     """The same of an OSError; `where` is the step and phase."""
-    if isinstance(error.filename, (str, bytes)):
+    named = isinstance(error.filename, (str, bytes))
+    if named:
         where = f'{where} file="{os.fsdecode(error.filename)}"'.lstrip()
     for numbers, code, exit_code in OS_ERRORS:
         if error.errno in numbers:
-            return Failure(code, exit_code, where, (error.strerror or str(error)) + ADVICE.get(error.errno or 0, ""), trace)
+            what = (error.strerror or str(error)) + ("" if named else f" {place(error)}") + ADVICE.get(error.errno or 0, "")
+            what = NO_FOLDER if code == "E_MISSING" and not named and _is_nowhere() else what
+            return Failure(code, exit_code, where, what, trace)
     message = f"{type(error).__name__} {place(error)}: {error.strerror}" if error.strerror else name_and_text(error, place(error))
     return Failure("E_BUG", 70, where, message, trace)
+
+
+def _is_nowhere() -> bool:
+    """Whether the current folder has been deleted."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def printable(text: str) -> str:

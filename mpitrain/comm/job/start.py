@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 # 0.07 s without (Open MPI 5.0.11 of PyPI, 2 ranks). These names hold for Open MPI 4 and 5; other MPIs ignore them.
 ONE_NODE = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,uct", "OMPI_MCA_osc": "^ucx"}
 
+# Without a launcher nobody removes the 16 MiB of shared memory that Open MPI 5.0.11 makes for messages (sm_segment.*).
+ALONE = {"OMPI_MCA_btl": "self"}
+
 # For ranks that go on when others are lost. By the shared-memory transport of Open MPI 5.0.11 a survivor was ended by MPI ("Send
 # error after request freed") in 1 of 13 runs, by TCP in none of 40. Ranks that wait for all in MPI_Finalize did not come back
 # from it in 4 of 7 small programs, so none waits.
@@ -118,7 +121,7 @@ def library_version() -> str:
 
 def _everyone() -> MPI.Intracomm:
     """COMM_WORLD, with MPI initialised (the import does that). MissingError without an MPI library."""
-    set_fast_start(os.environ)
+    alone = set_fast_start(os.environ)
     # mpi4py warns of another library's launcher in four lines a rank; `start` says it in one line a job.
     warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
     try:
@@ -128,6 +131,8 @@ def _everyone() -> MPI.Intracomm:
     except (RuntimeError, ImportError) as error:              # the wheel's loader, or the system's
         from mpitrain.comm.job.launcher import no_library
         raise no_library(error) from error
+    if alone:
+        os.environ.update(ONE_NODE)                           # a launcher that this process starts hands its settings to ranks
     return MPI.COMM_WORLD
 
 
@@ -142,13 +147,17 @@ def refuse_mpich() -> None:
                 raise strangers(launched_rank()[1], "MPICH", os.environ)
 
 
-def set_fast_start(environment: MutableMapping[str, str]) -> None:
+def set_fast_start(environment: MutableMapping[str, str]) -> bool:
     """Set `ONE_NODE` where all ranks share this node and the user set none of it; must come before MPI_Init.
+
+    True where `ALONE` is set too, for a rank without a launcher.
 
     The three settings belong together: half of them beside a user's own choice of transport may leave no usable one.
     """
-    if on_one_node(environment) and not any(name in environment for name in ONE_NODE):
-        environment.update(ONE_NODE)
+    ours = on_one_node(environment) and not any(name in environment for name in ONE_NODE)
+    alone = ours and not launched(environment)
+    environment.update(ONE_NODE if ours else {}, **(ALONE if alone else {}))
+    return alone
 
 
 def set_for_survivors(environment: MutableMapping[str, str]) -> None:

@@ -17,9 +17,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-# Open MPI's segments for messages (5: sm, 4: vader) and files behind shared windows, and the lock files of `alive`. The last two
-# have a name for a moment only, so they stay where a job was killed in it.
-OURS = re.compile(r"(sm_segment|vader_segment|osc_sm)\..+|mpitrain-(alive|shared)-\w+")
+# Open MPI's segments for messages (5: sm, 4: vader) and files behind shared windows, MPICH's and Intel MPI's segments, and the
+# lock files of `alive`. Most of these have a name for a moment only, so they stay where a job was killed in it.
+OURS = re.compile(r"(sm_segment|vader_segment|osc_sm)\..+|mpich_(shm_|shar_tmp)\w+|Intel_MPI_\w+|mpitrain-(alive|shared)-\w+")
 SHARED_MEMORY = Path("/dev/shm")
 YOUNG = 10.0                     # seconds; a job that is just starting has made its file and not mapped it yet
 FOLDER = re.compile(r"ompi\.(\d+)")

@@ -26,14 +26,16 @@ class Memory:
     """The memory of a process, and its control group: they are looked at while it lives, since both may go with it."""
 
     def __init__(self, pid: int):
-        self.pid, self.resident = pid, 0
+        self.pid, self.resident, self.size = pid, 0, 0
+        self.addresses = addresses_of(pid)
         self.group, self.counter, self.limit = group_of(pid)
         self.counts, self.rose = [kills(self.counter), kills(HOST)], float("-inf")
 
     def look(self) -> None:
         self._count()
         with ignoring(OSError, ValueError, IndexError), open(f"/proc/{self.pid}/statm") as file:
-            self.resident = int(file.read().split()[1]) * PAGE or self.resident
+            size, resident = [int(number) * PAGE for number in file.read().split()[:2]]
+            self.resident, self.size = resident or self.resident, max(size, self.size)
 
     def wanted(self) -> bool:
         """Whether the system has just killed a process of this group for want of memory."""
@@ -53,6 +55,19 @@ class Memory:
         return (f"the system killed this rank, probably out of memory: it had {self.resident >> 20} MiB or more, and "
                 f"{self.group} may have {self.limit >> 20} MiB in all; ask for more memory, start fewer ranks on a node, or set "
                 "train.micro_batches higher, train.recompute = true, or comm.sharding")
+
+    def narrow(self) -> str:
+        """What a limit on its addresses says of the end of a process that used most of them; "" where there is none."""
+        if 2 * self.size < self.addresses:
+            return ""
+        return f"; it may have {self.addresses >> 20} MiB (ulimit -v), which is little: raise that limit"
+
+
+def addresses_of(pid: int) -> int:
+    """The limit on the address space of a process, in bytes; NO_LIMIT where there is none, or none is known."""
+    with ignoring(OSError, ValueError, IndexError), open(f"/proc/{pid}/limits") as file:
+        return [int(line.split()[3]) for line in file if line.startswith("Max address space")][0]       # or "unlimited"
+    return NO_LIMIT
 
 
 def group_of(pid: int) -> tuple[str, str, int]:

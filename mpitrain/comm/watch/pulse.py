@@ -1,14 +1,15 @@
-"""This rank's part in being watched: a record of where it is, a thread that answers, stacks on a signal, the watcher's start.
+"""This rank's part in being watched: a record of where it is, a thread that answers, stacks on a signal, the watcher's place.
 
     span begins     count, step and phase go into the record: three stores into memory that the watcher reads
     thread          sleeps in a pipe until the watcher asks: does the main thread wait for others, and in which collective?
-                    It writes the stacks of all threads, too: a signal handler has crashed while others ran Python
+                    It writes the stacks of all threads, too: a signal handler has crashed while others ran Python.
+                    The watcher says now and then that it is there, or the thread sees that it is not, and starts another
     STACK_SIGNAL    Python's fault handler writes them where the interpreter's lock is held, and that thread gets no turn
     LEAVE_SIGNAL    native/leave.c ends the process with the exit code of a stall; without a compiler the thread does
-    SIGALRM         native/leave.c ends a rank for which MPI does not start, where the first rank died before it had a watcher
+    SIGALRM         native/leave.c ends a rank for which MPI does not start, where the first rank or the watcher died before
 
 The watcher reaches all of this through /proc: nothing has a name, and nothing is left behind. The first rank of a node starts it
-before MPI, because nothing forks once MPI has started.
+before MPI (`starting`).
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import contextlib
 import faulthandler
 import mmap
 import os
+import select
 import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
@@ -33,6 +36,7 @@ from mpitrain.comm.messages.progress import Progress
 from mpitrain.comm.watch.record import (
     ANSWERS,
     COUNT,
+    HERE,
     LEAVE,
     LEAVE_SIGNAL,
     LENGTH,
@@ -45,17 +49,19 @@ from mpitrain.comm.watch.record import (
     STACKS,
     STEP,
     TEXT,
+    silence,
     step_in,
 )
+from mpitrain.comm.watch.starting import WatcherProcess
 from mpitrain.comm.watch.unwatched import NOBODY, Unwatched
+from mpitrain.comm.watch.words import write
 from mpitrain.errors import StallError
 
 COMM = str(Path(__file__).resolve().parents[1]) + os.sep          # who is in code of this folder waits for other ranks
 LIBRARY = (str(Path(os.__file__).parent) + os.sep, "<frozen")
-WATCHER = (f"import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r}); "
-           "from mpitrain.comm.watch.watcher import main; main()")
-BLOCKED = {signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}     # for ranks; the watcher sees its rank end instead
-ALARM_S = 5.0                                                     # a rank without a watcher waits so much longer for MPI's start
+ALARM_S = 5.0                             # a rank waits so much longer for MPI's start than a watcher does
+SILENCES = 2                              # the watcher is gone after so many; a rank more for each one before it on its node
+ENDING_S = 2.0                            # a launcher that ends the job may end the watcher so long before this rank
 # The phase that a span begins, by its row, and on the row "compute" by the first word of its name.
 ROWS = {"data": "load", "wait": "exchange", "optimizer": "update", "evaluation": "evaluation", "checkpoint": "save"}
 WORDS = {"forward": "forward", "backward": "backward", "weight": "backward", "exchange": "exchange", "gradients": "exchange"}
@@ -79,30 +85,21 @@ class Pulse(Unwatched):
         self._asked, self._ask = os.pipe()
         self._phases = {name: PHASES.index(phase) for name, phase in (ROWS | WORDS).items()}
         self._progress: Progress | None = None
-        threading.Thread(target=self._answer, name="mpitrain-pulse", daemon=True).start()
-        self.obstacle = ""                                    # it says why there is no watcher where there should be one
-        self._orders = self._start_watcher(seconds, start, what, leaves) if local_rank() == 0 else None
-        self._stop_alarm = self._set_alarm(library, start) if self._orders is None and start and what == "end" else lambda: None
-
-    def _start_watcher(self, seconds: float, start: float, what: str, leaves: bool) -> int | None:
-        """The end of a pipe that gives it orders; it ends when this is closed. None where no process can be started."""
-        orders, ours = os.pipe()
         rank, size = launched_rank()
-        told = map(str, (seconds, start, what, rank, size, int(leaves)))
-        arguments = [sys.executable, "-I", "-S", "-c", WATCHER, *told]
-        try:
-            os.posix_spawn(sys.executable, arguments, os.environ, setsigmask=BLOCKED, file_actions=[
-                (os.POSIX_SPAWN_DUP2, orders, 0), (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)])
-        except OSError as error:
-            os.close(ours)
-            self.obstacle = f"nobody watches for ranks that stand still: starting a process failed ({error.strerror})"
-            return None
-        finally:
-            os.close(orders)
-        return ours
+        self._watcher = WatcherProcess(seconds, start, what, rank, size, int(leaves))
+        self._silence, self._turn, self._heard = silence(seconds), 0, False
+        self.obstacle = ""                                    # it says why there is no watcher where there should be one
+        if local_rank() == 0:
+            self._start_watcher()
+        threading.Thread(target=self._listen, name="mpitrain-pulse", daemon=True).start()
+        self._stop_alarm = self._set_alarm(library, start) if start and what == "end" else lambda: None
+
+    def _start_watcher(self) -> None:
+        why = self._watcher.start()
+        self.obstacle = why and f"nobody watches for ranks that stand still on {socket.gethostname()}: {why}"
 
     def _set_alarm(self, library: Any, seconds: float) -> Callable[[], object]:
-        """Ends this rank, which has no watcher of its own, if MPI has not started a while after one would have said so.
+        """Ends this rank if MPI has not started a while after a watcher would have said so.
 
         MPI's start holds the interpreter's lock, so the alarm is in C; without a compiler Python's fault handler is one, with
         stacks and exit code 1. What comes back stops it. The program's own timer is left alone.
@@ -111,8 +108,8 @@ class Pulse(Unwatched):
         if size == 1 or signal.getitimer(signal.ITIMER_REAL)[0]:
             return lambda: None
         text = (f"\nmpitrain: E_STALL rank={rank}/{size} host={socket.gethostname()} phase=start: MPI has not started for "
-                f"{late:.0f} s, and nobody watches: the first rank of this node has probably ended; see that all ranks start, or "
-                "raise train.start_s\n")
+                f"{late:.0f} s, and nobody watches: the first rank of this node, or its watcher, has probably ended; see that "
+                "all ranks start, or raise train.start_s\n")
         if library is not None:
             library.leave_in(int(late * 1000), StallError.exit_code, text.encode(), os.fsencode(claim_file()))
             stop: Callable[[], object] = library.leave_not
@@ -122,7 +119,7 @@ class Pulse(Unwatched):
 
     def contact(self) -> list[Any]:
         """All that a watcher on this host needs to see this rank, as JSON."""
-        return [socket.gethostname(), self._orders is not None, os.getpid(), self._ask, self._record, self._stack]
+        return [socket.gethostname(), self._watcher.orders >= 0, os.getpid(), self._ask, self._record, self._stack]
 
     def join(self, contacts: Sequence[list[Any] | None], own: int, progress: Progress) -> None:
         """Have this host's watcher watch the ranks on it: `contacts` are all ranks' (None: not watched), `own` is this rank."""
@@ -132,22 +129,17 @@ class Pulse(Unwatched):
         host = socket.gethostname()
         known = [(rank, contact) for rank, contact in enumerate(contacts) if contact is not None]
         here = [(rank, contact) for rank, contact in known if contact[0] == host]
-        watching = [rank for rank, contact in here if contact[1]]
-        if not watching and not self.obstacle:
-            self.obstacle = f"nobody watches for ranks that stand still on {host} any more: the first rank there was lost"
-        if watching[:1] == [own]:
-            others = sorted({contact[0] for _, contact in known} - {host}) or ["not watched"] * (len(known) < len(contacts))
-            self._order(f"run {len(contacts)} {','.join(others)}",
-                        *(f"rank {rank} {' '.join(map(str, contact[2:]))}" for rank, contact in here))
+        others = sorted({contact[0] for _, contact in known} - {host}) or ["not watched"] * (len(known) < len(contacts))
+        self._watcher.order("run", f"run {len(contacts)} {','.join(others)}",
+                            *(f"rank {rank} {' '.join(map(str, contact[2:]))}" for rank, contact in here))
+        self._turn = [rank for rank, _ in here].index(own)
+        if not self._turn and not any(contact[1] for _, contact in here):        # the rank that had started it was lost
+            self._start_watcher()
+        self._heard |= self._watcher.orders >= 0
 
     def keep_in(self, folder: Path) -> None:
         """Stacks go to ``errors`` in this run folder."""
-        self._order(f"folder {os.fsencode(folder).hex()}")
-
-    def _order(self, *lines: str) -> None:
-        if self._orders is not None:
-            with contextlib.suppress(OSError):                # the watcher is gone; the run needs it no more than that
-                os.write(self._orders, "".join(line + "\n" for line in lines).encode())
+        self._watcher.order("folder", f"folder {os.fsencode(folder).hex()}")
 
     def step(self, number: int) -> None:
         """This rank has begun the step."""
@@ -185,7 +177,7 @@ class Pulse(Unwatched):
 
     def leave_ends(self) -> None:
         """The watcher need not tell that a rank was lost: the others do, and go on."""
-        self._order("silent")
+        self._watcher.order("silent", "silent")
 
     def rest(self) -> None:
         """The run is closed; the program may do what it likes now."""
@@ -195,19 +187,49 @@ class Pulse(Unwatched):
         self._words[COUNT] += 1
         self._words[PHASE] = PHASES.index(phase)
 
-    def _answer(self) -> None:
-        main = threading.main_thread().ident
+    def _listen(self) -> None:
+        """Answers the watcher. Another one is started when this rank's own has ended, or none says for long that it is there."""
+        silent = 0
         while True:
-            words = os.read(self._asked, 4096)
-            if LEAVE in words:
-                os._exit(StallError.exit_code)
-            if STACKS in words:
-                faulthandler.dump_traceback(self._stack, all_threads=True)
-            lines = ["waits" if waits(sys._current_frames().get(main or 0)) else "", *self._in_flight()]
-            text = "\n".join(lines).encode()[:RECORD_BYTES - TEXT]
-            self._memory[TEXT:TEXT + len(text)] = text
-            self._words[LENGTH] = len(text)
-            self._words[ANSWERS] += 1
+            looked = select.poll()
+            looked.register(self._asked, select.POLLIN)
+            if self._watcher.orders >= 0:
+                looked.register(self._watcher.orders, 0)      # an error, once nobody reads there
+            found = dict(looked.poll(1000 * self._silence))
+            silent = 0 if found else silent + 1               # counted, since a job that was stopped for long comes back to one
+            if self._asked in found:
+                self._heard = True
+                words = os.read(self._asked, 4096)
+                if words.strip(HERE):
+                    self._answer(words)
+            elif found:
+                time.sleep(ENDING_S)
+                self._replace("has ended")
+            elif silent >= SILENCES + self._turn and self._heard and self._words[PHASE] != PHASES.index(REST):
+                silent = 0
+                self._replace(f"has said nothing for {self._silence * (SILENCES + self._turn):.0f} s or more")
+
+    def _replace(self, why: str) -> None:
+        if self._words[OVER]:
+            self._watcher.end()
+            return
+        self._heard = False                                   # one that cannot see this rank is not replaced again
+        told = self.obstacle
+        self._start_watcher()
+        if not told:
+            then = self.obstacle or "another one takes its place"
+            write(f"warning: the watcher of {socket.gethostname()} {why}: {then}")
+
+    def _answer(self, words: bytes) -> None:
+        if LEAVE in words:
+            os._exit(StallError.exit_code)
+        if STACKS in words:
+            faulthandler.dump_traceback(self._stack, all_threads=True)
+        lines = ["waits" if waits(sys._current_frames().get(threading.main_thread().ident or 0)) else "", *self._in_flight()]
+        text = "\n".join(lines).encode()[:RECORD_BYTES - TEXT]
+        self._memory[TEXT:TEXT + len(text)] = text
+        self._words[LENGTH] = len(text)
+        self._words[ANSWERS] += 1
 
     def _in_flight(self) -> list[str]:
         """The collective that waits for others, as far as this is known: the oldest that some have not begun, else the oldest."""

@@ -24,9 +24,9 @@ import time
 from mpitrain.comm.watch.ending import LAUNCHER_S, end_launcher, end_ranks, end_unconnected
 from mpitrain.comm.watch.ignoring import ignoring
 from mpitrain.comm.watch.processes import PARENT, STOPPED, siblings, stat
-from mpitrain.comm.watch.record import ASK, COUNT, PHASES, REST
+from mpitrain.comm.watch.record import ASK, COUNT, HERE, PHASES, REST, silence
 from mpitrain.comm.watch.seen import ANSWER_S, Rank
-from mpitrain.comm.watch.stacks import keep, stacks_of
+from mpitrain.comm.watch.stacks import has_checkpoint, keep, stacks_of
 from mpitrain.comm.watch.words import place_in, write
 
 MARGIN_S = 2.0                            # where all ranks of this node wait, another node has so long to name its own
@@ -48,7 +48,7 @@ class Watcher:
         self.seconds, self.start, self.ends, self.number, self.size, self.leaves = seconds, start, ends, number, size, leaves
         self.period = min(1.0, seconds / 8)
         self.short = max(seconds / 10, 4 * self.period)      # who stands still for so long and goes on is told of
-        self.began = self.looked = self.left = time.monotonic()
+        self.began = self.looked = self.left = self.told_here = time.monotonic()
         self.ranks: list[Rank] = []
         self.files, self.unseen = most_files(), list[int]()  # `unseen`: ranks of this node for which they are not enough
         self.others, self.folder, self.rest, self.cut_off = "", "", b"", False
@@ -92,6 +92,7 @@ class Watcher:
             return
         with ignoring(OSError):                              # its process cannot be seen from here: a container of its own
             self.ranks.append(Rank(number, pid, pipe, record, stack))
+            self.ranks[-1].say(HERE)
 
     def tell_of_unseen(self) -> None:
         number = len(self.ranks) + len(self.unseen)
@@ -113,6 +114,7 @@ class Watcher:
         if self.unseen:
             self.tell_of_unseen()
         self.see_ends()
+        self.tell_of_itself()
         now = time.monotonic()
         passed, lost = now - self.looked, max(0.0, now - self.left - 3 * self.period, self.left - self.looked - 3 * ANSWER_S)
         self.looked = now                                    # `lost`: this process was stopped with the job, or had no core
@@ -127,6 +129,12 @@ class Watcher:
             rank.since += lost
             self.goes_on(rank)
         self.judge([rank for rank in self.ranks if self.stands(rank) >= self.short and (rank.state or rank.phase != "finish")])
+
+    def tell_of_itself(self) -> None:
+        if time.monotonic() - self.told_here >= silence(self.seconds) / 2:
+            self.told_here = time.monotonic()
+            for rank in self.ranks:
+                rank.say(HERE)
 
     def stands(self, rank: Rank) -> float:
         """Seconds since it moved."""
@@ -153,7 +161,8 @@ class Watcher:
         if rank.memory.wanted():
             what, text = "E_MEMORY", rank.memory.words()
         elif self.tells and not (self.others and all(rank.ended for rank in self.ranks)):
-            what, text = "E_PEER", "its process has ended without a word: killed, or crashed; go on with --resume"
+            what, text = "E_PEER", "its process has ended without a word: it was killed, has crashed, or called os._exit or exit"
+            text += f"{rank.memory.narrow()}{'; go on with --resume' if has_checkpoint(self.folder) else ''}"
         else:
             return
         self.told_end = True
@@ -162,8 +171,7 @@ class Watcher:
         if self.tells and leaves_ranks_out() and not claim(STALL):
             return                                            # another rank, which is not ended with this one, has said so
         write(f"mpitrain: {self.place(rank, what)}: {text}")
-        if what == "E_MEMORY":
-            keep(self.folder, f"{self.place(rank, what)}: {text}", {rank: "none: it was killed\n"})
+        keep(self.folder, f"{self.place(rank, what)}: {text}", {rank: "none: its process has ended\n"})
 
     def judge(self, silent: list[Rank]) -> None:
         if not silent:
@@ -256,6 +264,7 @@ def most_files() -> int:
 
 
 def main() -> None:
+    os.closerange(3, 1 + max(map(int, os.listdir("/proc/self/fd"))))      # what MPI has open in this process's rank
     seconds, start, ends, number, size, leaves = sys.argv[1:]
     Watcher(float(seconds), float(start), ends == "end", int(number), int(size), leaves == "1").run()
     os._exit(0)                                              # at once: who waits for the job waits for this process
