@@ -80,6 +80,10 @@ class CheckpointError(MpitrainError):
     code, exit_code = "E_CHECKPOINT", 65
 
 
+class OtherModelError(CheckpointError):
+    """A checkpoint's arrays are not those of the model and its optimizer."""
+
+
 class MissingError(MpitrainError):
     """An input file or folder is not there."""
     code, exit_code = "E_MISSING", 66

@@ -18,7 +18,7 @@ import numpy as np
 
 from mpitrain import errors
 from mpitrain.checkpoint.folders import MANIFEST, PART
-from mpitrain.errors import CheckpointError, MissingError
+from mpitrain.errors import CheckpointError, MissingError, OtherModelError
 from mpitrain.files import disk
 from mpitrain.files.disk import DTYPES
 from mpitrain.files.signed import body_sha256, parse
@@ -114,7 +114,7 @@ class Checkpoint:
     def check_names(self, expected: Mapping[str, tuple[Sequence[int], Any]], prefix: str = "") -> None:
         """Compare the stored names under `prefix` with the model's: name -> (shape, dtype).
 
-        CheckpointError counts the missing, unexpected and reshaped ones and names the first; call it before any weight is
+        OtherModelError counts the missing, unexpected and reshaped ones and names the first; call it before any weight is
         touched.
         """
         stored = {name: array for name, array in self.arrays.items() if name.startswith(prefix)}
@@ -128,7 +128,7 @@ class Checkpoint:
         found = [f"{len(which)} {word} ({', '.join(which[:3])}{', ...' if len(which) > 3 else ''})"
                  for word, which in (("missing", missing), ("unexpected", unexpected), ("reshaped", changed)) if which]
         if found:
-            raise CheckpointError(f"the checkpoint is of another model: {'; '.join(found)}; use the config it was saved with",
+            raise OtherModelError(f"the checkpoint is of another model: {'; '.join(found)}; use the config it was saved with",
                                   file=self.folder)
 
 

@@ -12,7 +12,16 @@ from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.comm.job.together import on_first
 from mpitrain.config import Config
-from mpitrain.errors import CheckpointError, ConfigError, DataError, DesyncError, OutputError, name_and_text, print_warning
+from mpitrain.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DesyncError,
+    OtherModelError,
+    OutputError,
+    name_and_text,
+    print_warning,
+)
 from mpitrain.run.session import Session
 from mpitrain.train.build import experiment
 from mpitrain.train.build.experiment import DATA, NUMERICS, Change, RateOf
@@ -95,6 +104,18 @@ def refuse(changes: Sequence[Change], found: Checkpoint, strict: bool = False) -
     raise kind(f"{'--strict: ' if strict else ''}the run is not the experiment of its checkpoint: "
                f"{'; '.join(change.text for change in changes)}; take it back, or allow it with {how}", code=code,
                file=found.folder)
+
+
+@contextmanager
+def blaming(changes: Sequence[Mapping[str, Any]], told: Sequence[str]) -> Iterator[None]:
+    """An OtherModelError inside begins with the changed keys that are why; `told` has the lines of the last of `changes`."""
+    try:
+        yield
+    except OtherModelError as error:
+        why = [text for change, text in zip(reversed(changes), reversed(told))
+               if change["key"].startswith(("model.", "optimizer.")) or change["key"] == "train.precision"]
+        raise OtherModelError(": ".join(["; ".join(reversed(why)), error.message] if why else [error.message]),
+                              file=error.file) from error
 
 
 def numerics_changed(texts: Sequence[str], found: Checkpoint, *, allowed: Sequence[str], strict: bool) -> list[dict[str, Any]]:

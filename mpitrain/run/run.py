@@ -226,7 +226,8 @@ class Run(AbstractContextManager["Run"]):
             folder.about(), found, mine, partial(make_rate, self.config), allowed=change, strict=strict))
         with guard.symmetric():
             before = len(job.trainer.notes)
-            job.resume(found)
+            with resuming.blaming(kept["changes"], told):
+                job.resume(found)
             kept["changes"] += resuming.numerics_changed(job.trainer.notes[before:], found, allowed=change, strict=strict)
         job.trainer.notes += told
         return dict(kept)

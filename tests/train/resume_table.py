@@ -69,6 +69,12 @@ CASES = (
     Case("clip and schedule", "optimizer.clip_norm=1 optimizer.schedule=cosine", said=(
         "optimizer.clip_norm was 0.0", 'optimizer.schedule was "constant"', "the run had 8 steps until step 8, has 12")),
     Case("loss", "train.label_smoothing=0.1", said=("train.label_smoothing was 0.0",)),
+    Case("another rule", "optimizer.name=sgd optimizer.lr=0.5", "E_CHECKPOINT", (
+        ': optimizer.name was "adamw" until step 8, is "sgd"; optimizer.lr was 0.1 until step 8, is 0.5: the checkpoint is of',
+        "another model: 4 missing (optimizer/momentum/first.weight", "use the config it was saved with")),
+    Case("precision", "train.precision=float64 train.label_smoothing=0.1", "E_CHECKPOINT", (
+        ': train.precision was "float32" until step 8, is "float64": the checkpoint is of another model: ',)),
+    Case("another width", "model.hidden=9", "E_CHECKPOINT", (": model.hidden was not given until step 8, is 9: ",)),
     Case("code", said=("the code of model.name, net.py, is not that of step 8",), prepare="other_code"),
     Case("moved file, the same bytes", "data.path=elsewhere/copy.h5"),
     Case("other data", "data.path=other.h5", "E_DATA_CHANGED", ("the training data", '"other.h5"', "--change data")),

@@ -19,7 +19,7 @@ from mpitrain.errors import NOWHERE, MpitrainError, PeerError, name_and_text, pl
 LINE_LIMIT = 500
 
 # (errno values, code, exit status) of an OSError that nobody turned into one of our own errors
-OS_ERRORS = (((errno.ENOENT,), "E_MISSING", 66),
+OS_ERRORS = (((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG), "E_MISSING", 66),
              ((errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE), "E_IO", 74),
              ((errno.EACCES, errno.EPERM), "E_PERMISSION", 77),
              ((errno.EROFS,), "E_OUTPUT", 73))
@@ -43,9 +43,13 @@ class Failure:
 
     def line(self, rank: int, size: int) -> str:
         """The one line of the job, without its line end: printable ASCII of at most LINE_LIMIT characters."""
-        where = f" {self.where[:LINE_LIMIT]}" if self.where else ""           # megabytes would take the seconds that are left
-        message = self.message[:LINE_LIMIT]
-        text = printable(f"mpitrain: {self.code} rank={rank}/{size} host={socket.gethostname()}{where}: {message}")
+        head = f"mpitrain: {self.code} rank={rank}/{size} host={socket.gethostname()}"
+        message = printable(self.message[:LINE_LIMIT])                        # megabytes would take the seconds that are left
+        where = printable(self.where if len(self.where) <= 2 * LINE_LIMIT else self.where[:LINE_LIMIT] + self.where[-LINE_LIMIT:])
+        room = max(LINE_LIMIT // 2, LINE_LIMIT - len(head) - len(message) - 3)
+        if len(where) > room:                                                 # of a long path, what was wrong with it is the news
+            where = f"{where[:room // 2 - 3]}...{where[-(room // 2):]}"
+        text = f"{head} {where}: {message}" if where else f"{head}: {message}"
         return text if len(text) <= LINE_LIMIT else text[:LINE_LIMIT - 3] + "..."
 
 

@@ -168,17 +168,20 @@ class Process:
             _bound(exit_code)
             self._record(failure, None if isinstance(error, LostFolderError) else folder, rank, size)
             if size > 1:
-                _wait_for_turn(error, rank, exit_code)
+                _wait_for_turn(error, rank, exit_code, self._tell_others)
             _print(newline + failure.line(rank, size))
         except BaseException as another:                      # reporting itself failed; the other ranks must not wait for it
             _print(f"{newline}mpitrain: E_BUG rank={rank}/{size}: {type(error).__name__}, and then {type(another).__name__} "
                    "while saying so")
-        if self.tells_others is not None and turn.leaves_ranks_out():
-            with contextlib.suppress(BaseException):
-                self.tells_others()
+        self._tell_others()
         if is_unconnected(error):
             os._exit(exit_code)                               # MPI_Abort would add its own text, and end nobody else
         _end(exit_code, size)
+
+    def _tell_others(self) -> None:
+        if self.tells_others is not None and turn.leaves_ranks_out():
+            with contextlib.suppress(BaseException):
+                self.tells_others()
 
     def _thread_failed(self, arguments: threading.ExceptHookArgs) -> None:
         error = arguments.exc_value or arguments.exc_type()
@@ -218,7 +221,7 @@ def _bound(exit_code: int) -> None:
         faulthandler.dump_traceback_later(LIMIT + 0.5, exit=True, file=os.dup(nowhere.fileno()))
 
 
-def _wait_for_turn(error: BaseException, rank: int, exit_code: int) -> None:
+def _wait_for_turn(error: BaseException, rank: int, exit_code: int, tell_others: Callable[[], None]) -> None:
     """Return on the rank that prints. The others are ended by its abort while they wait here, or end themselves."""
     if is_symmetric(error):
         if rank:
@@ -228,6 +231,7 @@ def _wait_for_turn(error: BaseException, rank: int, exit_code: int) -> None:
     elif isinstance(error, (DesyncError, PeerError)) and rank != local_rank():
         time.sleep(WAIT_FOR_FIRST_NODE)
     if not turn.claim(exit_code):
+        tell_others()
         _wait_while_launched(2 * HOLD if turn.leaves_ranks_out() else LIMIT - WAIT_FOR_RANK_0)      # ULFM: nobody ends this one
         os._exit(turn.claimed_code(exit_code))
     time.sleep(HOLD)
