@@ -46,6 +46,11 @@ def test_a_file_gives_the_name_the_folder_and_the_models_arguments(tmp_path):
     assert config.model.arguments == {"inputs": 4, "hidden": [8, 8], "outputs": 2}
 
 
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path):
+    (tmp_path / "run.toml").write_bytes(b'\xef\xbb\xbf[model]\nname = "mlp"\n[data]\npath = "digits"\n')
+    assert load_config(tmp_path / "run.toml", ["train.steps=3"]).train.steps == 3
+
+
 def test_overrides_win_and_are_read_as_toml_or_else_as_words(tmp_path):
     config = load_config(write(tmp_path), ["train.steps=20", "optimizer.betas=[0.8, 0.9]", "optimizer.lr=1",
                                            "data.transform=scale", "model.hidden=[3]", "data.validation=tail:0.1",

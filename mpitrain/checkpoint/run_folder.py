@@ -47,7 +47,7 @@ class RunFolder:
         AccessError when it may not be written.
         """
         assert not (resume and overwrite), "one or the other"
-        if self.path.is_symlink():
+        if os.path.islink(self.path):                     # pathlib's raises where the name is too long
             raise OutputError(f"the run folder is a symbolic link to {os.readlink(self.path)}; set run.out to the folder itself",
                               file=self.path)
         make_folder(self.path)

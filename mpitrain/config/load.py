@@ -61,7 +61,7 @@ def _read(path: Path) -> dict[str, Any]:
             text = file.read(LARGEST_FILE + 1)
         if len(text) > LARGEST_FILE:
             raise ConfigError(f"a configuration has at most {LARGEST_FILE:,} bytes, and this file has more", file=path)
-        return _parsed(text.decode())
+        return _parsed(text.decode("utf-8-sig"))          # some editors begin a file with a byte order mark
     except FileNotFoundError:
         raise MissingError("no such configuration file", file=path) from None
     except PermissionError:

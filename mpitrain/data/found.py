@@ -21,16 +21,17 @@ SIGNATURE = b"\x89HDF\r\n\x1a\n"
 def find_files(root: Path, apart: Path | None = None) -> tuple[list[Path], dict[str, Any] | None]:
     """The files behind a path in a fixed order, and the manifest of the folder where it has one; DataError where the folder has
     HDF5 files besides, other than `apart`."""
-    known = ", ".join(sorted(BUILT_IN))
-    missing = f"no such file or folder, and no built-in data set of that name (built in: {known}); set data.path"
+    missing = (f"no such file or folder, and no built-in data set of that name (built in: {', '.join(sorted(BUILT_IN))}); "
+               "set data.path")
     with reading(root, missing, DENIED, "cannot look at the data"):
         if not stat.S_ISDIR(root.stat().st_mode):
             return [root], None
         manifest = read_manifest(root / MANIFEST) if (root / MANIFEST).exists() else None
-        files = sorted(f for f in root.iterdir() if f.suffix.lower() in SUFFIXES) if manifest is None else \
-            [root / shard["file"] for shard in manifest["shards"]]
-        chosen = {file.name for file in files}
-        left = sorted(entry.name for entry in os.scandir(root) if entry.name not in chosen and _is_left_out(entry, apart))
+        entries = [entry for entry in os.scandir(root) if not entry.is_dir()]
+        chosen = sorted(e.name for e in entries if Path(e.name).suffix.lower() in SUFFIXES) if manifest is None else \
+            [shard["file"] for shard in manifest["shards"]]
+        known = set(chosen)
+        left = sorted(e.name for e in entries if e.name not in known and _is_left_out(e, apart))
     if left:
         names = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
         raise DataError(f"the folder also holds {names}, " + (
@@ -38,14 +39,14 @@ def find_files(root: Path, apart: Path | None = None) -> tuple[list[Path], dict[
             f"all files (`mpitrain data index`)" if manifest else
             f"HDF5 by its content, but not by its name: no run would train on it; let it end in {SUFFIXES[0]}, or move it away"),
             file=root)
-    if not files:
+    if not chosen:
         raise MissingError(f"the folder has neither {MANIFEST} nor files ending in {', '.join(SUFFIXES)}", file=root)
-    return files, manifest
+    return [root / name for name in chosen], manifest
 
 
 def _is_left_out(entry: os.DirEntry[str], apart: Path | None) -> bool:
     """Whether a file that is not read looks as if it were meant to be: HDF5 by its name or first bytes, and not hidden."""
-    if entry.name.startswith(".") or entry.is_dir() or apart and os.path.realpath(apart) == os.path.realpath(entry):
+    if entry.name.startswith(".") or apart and os.path.realpath(apart) == os.path.realpath(entry):
         return False
     if Path(entry.name).suffix.lower() in SUFFIXES:
         return True

@@ -157,7 +157,10 @@ def _load_numpy(path: Path) -> Any:
     except PermissionError:
         raise AccessError(DENIED, file=path) from None
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, OSError) as error:
-        raise DataError(f"cannot be read as NPZ or NPY: {' '.join(text_of(error).split())}", file=path) from None
+        said = ' '.join(text_of(error).split())
+        if "pickle" in said:                              # so NumPy takes whatever it does not know
+            said = "it is of another format, or holds Python objects, which are never loaded"
+        raise DataError(f"cannot be read as NPZ or NPY: {said}", file=path) from None
 
 
 def import_csv(source: Path | str, out: Path | str, *, label: str | int = -1, kind: str | None = None,

@@ -7,6 +7,7 @@ unaligned or big-endian file costs nothing extra, and NumPy never makes a hidden
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import mmap
 import os
@@ -27,6 +28,7 @@ from mpitrain.data.filters import DECODE
 from mpitrain.errors import AccessError, DataError, MissingError, StorageError, text_of
 
 Bytes = NDArray[np.uint8]
+NO_PLACE = (errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)          # What these say is no file, whatever the disk does.
 CACHE_BYTES = 256 << 20          # Each dataset of a shard keeps so many bytes of decompressed chunks.
 
 
@@ -45,7 +47,8 @@ def reading(file: Path, missing: str, denied: str, failed: str) -> Iterator[None
     except PermissionError:
         raise AccessError(denied, file=file) from None
     except OSError as error:
-        raise StorageError(f"{failed}: {error.strerror}", file=file) from error
+        kind = MissingError if error.errno in NO_PLACE else StorageError
+        raise kind(f"{failed}: {error.strerror}", file=file) from error
 
 
 class File:

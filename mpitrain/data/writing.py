@@ -79,6 +79,8 @@ def _check_values(x: Rows, y: Rows | None, kind: str, folder: Path) -> None:
     assert kind in KINDS, kind
     if x.shape[0] == 0:
         raise DataError("there are no rows to write", file=folder)
+    if 0 in x.shape:
+        raise DataError(f"the rows hold no values: the inputs' shape is {'x'.join(map(str, x.shape))}", file=folder)
     if y is not None and y.shape[0] != x.shape[0]:
         raise DataError(f"{x.shape[0]} rows of x but {y.shape[0]} of y; each input needs one target", file=folder)
     for name, values in (("x", x), ("y", y)):

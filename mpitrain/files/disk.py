@@ -21,6 +21,7 @@ ADVICE = {errno.ENOSPC: "; free some space or set run.out to another file system
           errno.EFBIG: "; raise the limit on file sizes (ulimit -f)",
           errno.EROFS: "; set run.out to a folder that can be written",
           errno.ENOTDIR: "; a file stands where a folder should: set run.out to another folder",
+          errno.ENAMETOOLONG: "; set run.out to a shorter name",
           errno.ELOOP: "; a symbolic link stands where a file of ours should: remove it"}
 
 
@@ -34,7 +35,7 @@ def storage_error(error: OSError, doing: str, path: Path, *, offset: int | None 
     kind: type[MpitrainError] = StorageError
     if number in (errno.EACCES, errno.EPERM):
         kind, text = AccessError, text + "; change its permissions or set run.out to a folder of yours"
-    elif number in (errno.EROFS, errno.ELOOP, errno.ENOTDIR):
+    elif number in (errno.EROFS, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG):
         kind = OutputError
     return kind(text + ADVICE.get(number, ""), file=path, offset=offset)
 

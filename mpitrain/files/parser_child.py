@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import resource
 import sys
 from typing import Any
@@ -44,7 +45,15 @@ def reply_to(request: dict[str, Any]) -> dict[str, Any]:
         spare = spare_memory(request["file"]) >> 20
         return {"refused": f"parsing it needs more than {spare} MiB of memory", "dataset": None, "memory": True}
     except Exception as error:          # Whatever libhdf5 says about a broken file is its refusal.
-        return {"refused": f"cannot be read as HDF5: {one_line(error)}", "dataset": None}
+        return {"refused": f"cannot be read as HDF5: {why(error)}; it is damaged or incomplete: copy it again from its source",
+                "dataset": None}
+
+
+def why(error: BaseException) -> str:
+    """What libhdf5 says, in numbers that mean something where a file ends too early."""
+    said = one_line(error)
+    early = re.search(r"truncated file: eof = (\d+), sblock->base_addr = (\d+), stored_eof = (\d+)", said)
+    return f"truncated file, {int(early[1]):,} bytes of {int(early[2]) + int(early[3]):,}" if early else said
 
 
 def spare_memory(path: str) -> int:

@@ -122,6 +122,8 @@ def test_a_link_a_file_and_linked_folders_inside_are_refused(tmp_path: Path) -> 
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="the run folder is a symbolic link to .*real; set run.out to the folder itself"):
         RunFolder(tmp_path / "link").open()
+    with pytest.raises(OutputError, match="File name too long .*set run.out to a shorter name"):
+        RunFolder(tmp_path / ("a" * 300)).open()
     with pytest.raises(OutputError, match="the run folder is a file; remove it or set run.out"):
         RunFolder(tmp_path / "file").open()
     with pytest.raises(OutputError, match="Not a directory.*a file stands where a folder should"):

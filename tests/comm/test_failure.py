@@ -37,6 +37,8 @@ def raised(error: BaseException) -> BaseException:
     (OSError(errno.EDQUOT, "Disk quota exceeded"), "E_IO", 74),
     (PermissionError(errno.EACCES, "Permission denied", "x.h5"), "E_PERMISSION", 77),
     (FileNotFoundError(errno.ENOENT, "No such file or directory", "x.h5"), "E_MISSING", 66),
+    (OSError(errno.ENAMETOOLONG, "File name too long", "x" * 300), "E_MISSING", 66),
+    (NotADirectoryError(errno.ENOTDIR, "Not a directory", "file/x"), "E_MISSING", 66),
     (OSError(errno.EROFS, "Read-only file system", "out"), "E_OUTPUT", 73),
     (OSError(errno.EFBIG, "File too large"), "E_IO", 74),
     (OSError(errno.ENOMEM, "Cannot allocate memory"), "E_MEMORY", 71),
@@ -118,6 +120,13 @@ def test_the_line_is_short_printable_ascii_whatever_the_message() -> None:
     line = describe(DataError("\u00fc\n\x1b[0m\x00" * 300)).line(0, 2)
     assert len(line) == 500 and line.isascii() and line.isprintable() and line.endswith("...")
     assert printable("\u00fc\n\udcff") == r"\xc3\xbc\x0a\xff"
+
+
+def test_a_long_path_leaves_room_for_what_was_wrong_with_it() -> None:
+    line = describe(DataError("the file is damaged", step=7, file="/" + "a\u00fc" * 10_000 + ".h5", offset=12)).line(0, 1)
+    assert len(line) <= 500 and " step=7 file=\"/a" in line and line.endswith('.h5" offset=12: the file is damaged')
+    long = describe(DataError("word " * 200, file="/" + "a" * 1000)).line(0, 1)
+    assert len(long) == 500 and long.count("word") > 30 and long.count("a") > 150
 
 
 @pytest.mark.promise("F7")

@@ -184,7 +184,7 @@ def test_an_idx_pair_that_is_not_complete_is_refused(tmp_path: Path) -> None:
 @pytest.mark.promise("F1")
 def test_pickles_and_other_wrong_arrays_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "evil.npz", x=np.array([print], dtype=object), y=np.arange(1))
-    with pytest.raises(DataError, match="allow_pickle=False"):
+    with pytest.raises(DataError, match="holds Python objects, which are never loaded"):
         import_npz(tmp_path / "evil.npz", tmp_path / "out")
     np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), z=np.zeros((3, 2), "i4"))
     with pytest.raises(DataError, match=r'no array "q" \(there: x, z\)'):
@@ -200,6 +200,8 @@ def test_pickles_and_other_wrong_arrays_are_refused(tmp_path: Path) -> None:
         import_npz(tmp_path / "one.npy", tmp_path / "out", targets=tmp_path / "a.npz")
     with pytest.raises(DataError, match="cannot be read as NPZ or NPY"):
         import_npz(write(tmp_path, "b.npz", b"PK\x03\x04 broken"), tmp_path / "out")
+    with pytest.raises(DataError, match="NPZ or NPY: it is of another format, or holds Python objects, which are never loaded"):
+        import_npz(write(tmp_path, "c.h5", b"\x89HDF\r\n\x1a\n"), tmp_path / "out")
     with pytest.raises(MissingError):
         import_npz(tmp_path / "none.npz", tmp_path / "out")
 
@@ -244,3 +246,9 @@ def test_tiny_shakespeare_comes_in_whole(tmp_path: Path, real_data: Path) -> Non
     assert "".join(np.array(vocabulary)[values]) == (real_data / "tinyshakespeare.txt").read_text()
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert len(manifest["shards"][0]["x"]["sha256"]) == 2
+
+
+def test_a_table_of_targets_alone_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the rows hold no values: the inputs' shape is 3x0"):
+        import_csv(write(tmp_path, "a.csv", b"1\n2\n3\n"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -96,7 +97,15 @@ def test_a_truncated_file_is_refused_at_every_length(plain_file: Write, tmp_path
         with pytest.raises(DataError) as caught:
             describe(path)
         assert caught.value.file == str(path)
-    assert "truncated file" in str(caught.value)
+    assert re.search(r"truncated file, [\d,]+ bytes of [\d,]+; it is damaged or incomplete: copy it again", str(caught.value))
+
+
+def test_a_path_that_can_be_no_file_is_missing_and_no_trouble_of_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    for name, words in (("file/x", "Not a directory"), ("loop", "Too many levels"), ("a" * 300, "File name too long")):
+        with pytest.raises(MissingError, match=f"cannot look at the data: {words}"):
+            describe(tmp_path / name)
 
 
 @pytest.mark.parametrize(("content", "message"), [(b"", "the file is empty"), (b"\0" * 5000, "no HDF5 signature"),

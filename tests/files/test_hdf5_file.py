@@ -177,6 +177,7 @@ def test_without_reserved_space_the_failing_offset_is_named(
     (errno.EIO, StorageError, "Input/output error"),
     (errno.EROFS, OutputError, "Read-only file system.*set run.out to a folder that can be written"),
     (errno.ELOOP, OutputError, "a symbolic link stands where a file of ours should"),
+    (errno.ENAMETOOLONG, OutputError, "set run.out to a shorter name"),
     (errno.ENOTDIR, OutputError, "a file stands where a folder should"),
     (errno.EACCES, AccessError, "Permission denied.*change its permissions"),
     (errno.EPERM, AccessError, "Operation not permitted"),

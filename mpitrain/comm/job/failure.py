@@ -19,7 +19,7 @@ from mpitrain.errors import NOWHERE, MpitrainError, PeerError, name_and_text, pl
 LINE_LIMIT = 500
 
 # (errno values, code, exit status) of an OSError that nobody turned into one of our own errors
-OS_ERRORS = (((errno.ENOENT,), "E_MISSING", 66),
+OS_ERRORS = (((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG), "E_MISSING", 66),
              ((errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE), "E_IO", 74),
              ((errno.EACCES, errno.EPERM), "E_PERMISSION", 77),
              ((errno.EROFS,), "E_OUTPUT", 73))
@@ -43,9 +43,13 @@ class Failure:
 
     def line(self, rank: int, size: int) -> str:
         """The one line of the job, without its line end: printable ASCII of at most LINE_LIMIT characters."""
-        where = f" {self.where[:LINE_LIMIT]}" if self.where else ""           # megabytes would take the seconds that are left
-        message = self.message[:LINE_LIMIT]
-        text = printable(f"mpitrain: {self.code} rank={rank}/{size} host={socket.gethostname()}{where}: {message}")
+        head = f"mpitrain: {self.code} rank={rank}/{size} host={socket.gethostname()}"
+        message = printable(self.message[:LINE_LIMIT])                        # megabytes would take the seconds that are left
+        where = printable(self.where if len(self.where) <= 2 * LINE_LIMIT else self.where[:LINE_LIMIT] + self.where[-LINE_LIMIT:])
+        room = max(LINE_LIMIT // 2, LINE_LIMIT - len(head) - len(message) - 3)
+        if len(where) > room:                                                 # of a long path, what was wrong with it is the news
+            where = f"{where[:room // 2 - 3]}...{where[-(room // 2):]}"
+        text = f"{head} {where}: {message}" if where else f"{head}: {message}"
         return text if len(text) <= LINE_LIMIT else text[:LINE_LIMIT - 3] + "..."
 
 
@@ -59,7 +63,7 @@ def describe(error: BaseException, moment: Mapping[str, object] = NOWHERE) -> Fa
         case KeyboardInterrupt():
             return Failure("E_INTERRUPT", 130, where, "interrupted", trace)
         case _ if ran_out_of_memory(error):
-            what = f"out of memory {place(error)}: {said(error) or 'an allocation failed'}{_limit()}"
+            what = f"out of memory {place(error)}: {said(error) or 'an allocation failed'}{memory_limit()}"
             return Failure("E_MEMORY", 71, where, f"{what}; use a smaller batch_size, more micro_batches, or more nodes", trace)
         case SystemExit():
             code = error.code if isinstance(error.code, int) else 1
@@ -77,11 +81,11 @@ def ran_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation has failed, also where Python or the loader of libraries calls it otherwise."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    late = isinstance(error, (ImportError, RuntimeError)) and _limit() and any(words in said(error) for words in NO_ROOM)
+    late = isinstance(error, (ImportError, RuntimeError)) and memory_limit() and any(words in said(error) for words in NO_ROOM)
     return isinstance(error, MemoryError) or bool(late)
 
 
-def _limit() -> str:
+def memory_limit() -> str:
     """What a limit on this process's memory (`ulimit -v`) says of a failed allocation; "" where there is none."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return "" if limit == resource.RLIM_INFINITY else f" (a process may have {limit >> 20} MiB: ulimit -v)"
