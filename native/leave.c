@@ -1,11 +1,13 @@
-/* Ends this process with an exit code of its own when a signal comes, whatever Python is doing: the handler is C, so it runs while
+/* Ends this process with an exit code of its own when a signal comes, or exit() of C, whatever Python is doing: the handler is C, so it runs while
    the interpreter's lock is held, in MPI's start and in its end (see comm/watch/pulse.py). */
 
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/time.h>
 #include <unistd.h>
 
@@ -15,6 +17,11 @@ static int status[65];               /* of each signal */
 static char line[512], claim[4096];
 static volatile sig_atomic_t ticks;
 static struct sigaction before;      /* what SIGALRM did */
+
+static volatile uint64_t *words;     /* the rank's record */
+static int over, ended_with;
+static pid_t own;
+static char ended[512];
 
 static void leave(int number)
 {
@@ -62,4 +69,31 @@ void leave_not(void)
 {
     setitimer(ITIMER_REAL, &(struct itimerval){{0, 0}, {0, 0}}, 0);
     sigaction(SIGALRM, &before, 0);
+}
+
+/* Something has called exit() of C. Python's end comes here too, but the record has said before that the rank is over. */
+static void at_exit(void)
+{
+    if (getpid() != own || words[over])
+        return;
+    if (open(claim, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600) >= 0 || errno != EEXIST) {
+        (void)!write(2, ended, strlen(ended));
+        usleep(100000);              /* for the launcher to read it before it hears of the end */
+    }
+    words[over] = 1;
+    _exit(ended_with);
+}
+
+/* A call of exit() writes the line `what` and ends the process with `with`, unless the word `word` of the record in `file` is set.
+   One that finds the file `once` there writes nothing. 0, or -1 where it cannot be had. */
+int64_t leave_at_exit(int64_t file, int64_t bytes, int64_t word, int64_t with, const char *what, const char *once)
+{
+    void *memory = mmap(0, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, (int)file, 0);
+    if (memory == MAP_FAILED)
+        return -1;
+    int first = !words;
+    words = memory, over = (int)word, ended_with = (int)with, own = getpid();
+    strncpy(ended, what, sizeof ended - 1);
+    strncpy(claim, once, sizeof claim - 1);
+    return first ? atexit(at_exit) : 0;
 }

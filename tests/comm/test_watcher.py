@@ -50,6 +50,7 @@ MANY = BEGIN + """
 
 def test_the_place_of_a_stall_is_never_in_the_thread_that_answers_the_watcher() -> None:
     pulse = 'Thread 0x2 (most recent call first):\n  File "/x/mpitrain/comm/watch/pulse.py", line 179 in _answer\n' \
+            '  File "/x/mpitrain/comm/watch/pulse.py", line 160 in _listen\n' \
             '  File "/x/threading.py", line 982 in run\n'
     own = 'Thread 0x3 (most recent call first):\n  File "/home/me/own.py", line 5 in tidy\n'
     idle = f'Thread 0x1 (most recent call first):\n  File "{LIBRARY}/threading.py", line 1583 in _shutdown\n'

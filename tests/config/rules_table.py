@@ -239,7 +239,7 @@ gpt data.path=more => the folder also holds late.h5, of which manifest.json says
 mlp data.x=foo => "foo"
 mlp data.validation=gone.h5 => no such file or folder
 mlp model.init_from=nope => model.init_from names neither a run folder nor a folder of checkpoints
-mlp optimizer.offload=file optimizer.offload_folder=nowhere/deeper => a file for optimizer state cannot be made: No such file
+mlp optimizer.offload=file optimizer.offload_folder=/proc/nonexistent => a file for optimizer state cannot be made: No such file
 mlp optimizer.offload=file optimizer.offload_folder=own.py => cannot be made: Not a directory (ENOTDIR); set optimizer.offload_fol
 mlp model.init_from=own.py => model.init_from names neither a run folder nor a folder of checkpoints
 mlp model.init_from=other => the checkpoint is of another model

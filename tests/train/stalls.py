@@ -6,6 +6,7 @@ happened (time.monotonic). Used by test_stalls.py.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import itertools
 import os
@@ -54,7 +55,8 @@ def fail() -> None:
 KINDS: dict[str, Callable[[], None]] = {
     "stop": stop, "hold": hold_the_interpreter, "loop": loop, "mpi": call_mpi, "read": read_for_ever, "none": lambda: None,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
-    "abort": os.abort, "leave": lambda: os._exit(0), "exception": fail, "slow": lambda: time.sleep(0.02),
+    "abort": os.abort, "exit": lambda: ctypes.CDLL(None).exit(85), "leave": lambda: os._exit(0), "exception": fail,
+    "lingers": lambda: print(atexit.register(time.sleep, 100)), "slow": lambda: time.sleep(0.02),
     "timer": lambda: print("timer", *signal.getitimer(signal.ITIMER_REAL), flush=True)}
 done = threading.Event()
 

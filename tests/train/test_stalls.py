@@ -230,6 +230,21 @@ def test_a_killed_rank_is_told_with_its_step_and_phase(tmp_path: Path, rank: int
     ended(run(tmp_path, 2, "kill", "backward", rank), "kill", rank, 2, "backward")
 
 
+@pytest.mark.promise("A4")
+def test_a_program_that_does_not_end_after_its_run_is_named_while_other_ranks_wait_in_mpis_end(tmp_path: Path) -> None:
+    named(run(tmp_path, 2, "lingers", "backward", 1), 1, 2, "finish", seconds=5.0)
+    assert "pulse.py" not in (tmp_path / "run/errors/rank-1.stack.txt").read_text().splitlines()[0]
+
+
+@pytest.mark.promise("A1", "A2")
+@pytest.mark.parametrize("phase", ["start", "backward"])
+def test_a_library_that_calls_exit_does_not_choose_the_exit_code_of_the_job(tmp_path: Path, phase: str) -> None:
+    result = run(tmp_path, 2, "exit", phase, 1)
+    assert result.rc == 70, result.err
+    line = r"mpitrain: E_EXIT rank=1/2 host=\S+: a library in C has ended the program by its own call of exit\(\); what .*"
+    assert len(result.error_lines) == 1 and re.fullmatch(line, result.error_lines[0]), result.err
+
+
 @pytest.mark.slow
 @pytest.mark.promise("A1", "A2", "A4", "C9")
 @pytest.mark.parametrize(("kind", "phase", "n"), CASES)

@@ -63,7 +63,7 @@ def describe(error: BaseException, moment: Mapping[str, object] = NOWHERE) -> Fa
         case KeyboardInterrupt():
             return Failure("E_INTERRUPT", 130, where, "interrupted", trace)
         case _ if ran_out_of_memory(error):
-            what = f"out of memory {place(error)}: {said(error) or 'an allocation failed'}{_limit()}"
+            what = f"out of memory {place(error)}: {said(error) or 'an allocation failed'}{memory_limit()}"
             return Failure("E_MEMORY", 71, where, f"{what}; use a smaller batch_size, more micro_batches, or more nodes", trace)
         case SystemExit():
             code = error.code if isinstance(error.code, int) else 1
@@ -81,11 +81,11 @@ def ran_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation has failed, also where Python or the loader of libraries calls it otherwise."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    late = isinstance(error, (ImportError, RuntimeError)) and _limit() and any(words in said(error) for words in NO_ROOM)
+    late = isinstance(error, (ImportError, RuntimeError)) and memory_limit() and any(words in said(error) for words in NO_ROOM)
     return isinstance(error, MemoryError) or bool(late)
 
 
-def _limit() -> str:
+def memory_limit() -> str:
     """What a limit on this process's memory (`ulimit -v`) says of a failed allocation; "" where there is none."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return "" if limit == resource.RLIM_INFINITY else f" (a process may have {limit >> 20} MiB: ulimit -v)"

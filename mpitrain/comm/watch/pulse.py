@@ -30,6 +30,7 @@ from types import FrameType
 from typing import Any
 
 from mpitrain.backend import native
+from mpitrain.comm.job.failure import memory_limit
 from mpitrain.comm.job.start import launched_rank, local_rank
 from mpitrain.comm.job.turn import claim_file
 from mpitrain.comm.messages.progress import Progress
@@ -79,6 +80,8 @@ class Pulse(Unwatched):
         self._memory = mmap.mmap(self._record, RECORD_BYTES)
         self._words = memoryview(self._memory)[:TEXT].cast("Q")
         self._stack = os.memfd_create("mpitrain-stack")
+        with contextlib.suppress(ValueError):                 # not the main thread
+            signal.signal(STACK_SIGNAL, signal.SIG_IGN)       # so it is again at Python's end: a rank may wait there in MPI's
         faulthandler.register(STACK_SIGNAL, self._stack, all_threads=True)
         library = native.load("leave")
         leaves = library is not None and library.leave_on(LEAVE_SIGNAL, StallError.exit_code) == 0
@@ -92,6 +95,8 @@ class Pulse(Unwatched):
         if local_rank() == 0:
             self._start_watcher()
         threading.Thread(target=self._listen, name="mpitrain-pulse", daemon=True).start()
+        if library is not None:
+            self._name_exits(library)
         self._stop_alarm = self._set_alarm(library, start) if start and what == "end" else lambda: None
 
     def _start_watcher(self) -> None:
@@ -116,6 +121,16 @@ class Pulse(Unwatched):
             return stop
         faulthandler.dump_traceback_later(late, exit=True)
         return faulthandler.cancel_dump_traceback_later
+
+    def _name_exits(self, library: Any) -> None:
+        """A library in C that ends the program by `exit` (OpenBLAS without memory, Fortran's STOP) does so with our code."""
+        rank, size = launched_rank()
+        limit = memory_limit()
+        code, number = ("E_MEMORY", 71) if limit else ("E_EXIT", 70)
+        cure = f", probably for want of memory{limit}; raise that limit" if limit else "; what it has said stands above"
+        text = (f"\nmpitrain: {code} rank={rank}/{size} host={socket.gethostname()}: a library in C has ended the program by "
+                f"its own call of exit(){cure}\n")
+        library.leave_at_exit(self._record, RECORD_BYTES, OVER, number, text.encode(), os.fsencode(claim_file()))
 
     def contact(self) -> list[Any]:
         """All that a watcher on this host needs to see this rank, as JSON."""

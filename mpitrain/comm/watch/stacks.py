@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
 
+from mpitrain.comm.watch.ignoring import ignoring
 from mpitrain.comm.watch.record import STACK_SIGNAL, STACKS
 from mpitrain.comm.watch.seen import ANSWER_S, CONTINUE, STOP, Rank
 
@@ -67,7 +67,7 @@ def keep(folder: str, line: str, stacks: dict[Rank, str]) -> str:
         return ""
     errors = os.path.join(folder, "errors")
     try:
-        with suppress(FileExistsError):
+        with ignoring(FileExistsError):
             os.mkdir(errors)                                  # a run folder that was removed is not made again
         for rank, text in stacks.items():
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW

@@ -161,7 +161,7 @@ class Watcher:
         if rank.memory.wanted():
             what, text = "E_MEMORY", rank.memory.words()
         elif self.tells and not (self.others and all(rank.ended for rank in self.ranks)):
-            what, text = "E_PEER", "its process has ended without a word: it was killed, has crashed, or called os._exit or exit"
+            what, text = "E_PEER", "its process has ended without a word: it was killed, has crashed, or called os._exit"
             text += f"{rank.memory.narrow()}{'; go on with --resume' if has_checkpoint(self.folder) else ''}"
         else:
             return
@@ -183,7 +183,9 @@ class Watcher:
         late = [rank for rank in still if self.stands(rank) >= self.limit(rank)]
         margin = MARGIN_S if self.others else 0.0
         if late:
-            self.stall(min(late, key=lambda rank: (not rank.stopped, rank.step, PHASES.index(rank.phase), rank.since)), answers)
+            in_mpis_end = {rank for rank in late if rank.over and rank not in answers}       # there Python's threads are gone
+            self.stall(min(late, key=lambda rank: (not rank.stopped, rank in in_mpis_end, rank.step, PHASES.index(rank.phase),
+                                                   rank.since)), answers)
         elif not still and len(silent) == len(self.ranks) and all(self.stands(r) >= self.limit(r) + margin for r in silent):
             self.all_wait(min(silent, key=lambda rank: (rank.step, rank.since)), answers)
 

@@ -7,13 +7,13 @@ import os
 from mpitrain.comm.watch.ignoring import ignoring
 
 LIBRARY = os.path.dirname(os.__file__)    # frames of the standard library say less than who called it
-ANSWERS = 'watch/pulse.py", line'         # with the function `_answer`: the thread that answers the watcher, in every rank
+ANSWERS = 'watch/pulse.py", line'         # with the function `_listen`: the thread that answers the watcher, in every rank
 
 
 def place_in(stacks: str, phase: str) -> str:
     """`` in FUNCTION at FILE:LINE`` of the innermost frame outside the standard library, of the thread that matters."""
     threads = [block for block in stacks.split("\n\n") if "(most recent call first)" in block
-               and not (ANSWERS in block and " in _answer" in block)]
+               and not (ANSWERS in block and " in _listen" in block)]
     reading = [block for block in threads[:-1] if 'loader.py", line' in block] if phase == "load" else []
     for block in [*reading, *reversed(threads)]:             # the main thread comes last
         for line in block.split("\n"):
