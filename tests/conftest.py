@@ -31,6 +31,7 @@ if "PYTHONPYCACHEPREFIX" not in os.environ:
     os.environ["PYTHONPYCACHEPREFIX"] = tempfile.mkdtemp(prefix="mpitrain-bytecode-")
     atexit.register(shutil.rmtree, os.environ["PYTHONPYCACHEPREFIX"], ignore_errors=True)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+signal.signal(signal.SIGINT, signal.default_int_handler)      # tests in the background of a shell inherit that it is ignored
 
 RANK, SIZE = launched_rank()
 if SIZE > 1:                              # ranks that share one folder of pytest's remove each other's in it

@@ -40,7 +40,7 @@ def inspected(folder: Path) -> dict[str, list[Any]]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("n", RANKS)
+@pytest.mark.parametrize("n", [*RANKS[:-1], pytest.param(RANKS[-1], marks=pytest.mark.slow)])
 def test_inspect_and_train_say_the_same(folder: Path, inspected: dict[str, list[Any]], n: int) -> None:
     result = mpirun(n, PROGRAM, folder, cwd=folder, timeout=280)
     assert result.rc == 0, result.err[-3000:]

@@ -94,6 +94,7 @@ def test_without_one_order_of_addition_the_loss_after_a_checkpoint_is_compared_a
     assert result.rc == 0 and found["recorded"] == {}, result.err
 
 
+@pytest.mark.slow
 @pytest.mark.promise("D3")
 def test_a_micro_batch_alone_has_the_same_bits_on_all_ranks_and_a_faulty_rank_is_named(config: Path) -> None:
     run = ran(2, config, *LAYOUT)

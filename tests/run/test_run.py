@@ -63,7 +63,7 @@ def alone(n, folder, name, *overrides):
     return {key: record(folder / name)[key] for key in ("parameters_sha256", "buffers_sha256")}
 
 
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.promise("D4")
 def test_runs_one_after_another_have_the_bits_of_separate_processes(tmp_path, n):
     result = run_program(n, tmp_path, f"one(world, 'a', *{FIRST})", f"one(world, 'b', *{SECOND})", f"one(world, 'c', *{FIRST})")

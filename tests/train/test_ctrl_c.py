@@ -28,7 +28,6 @@ class Terminal:
         self.tag, self.text = uuid.uuid4().hex, b""
         self.pid, self.file = pty.fork()
         if self.pid == 0:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)     # tests in the background of a shell inherit that it is ignored
             os.chdir(folder)
             os.execve(command[0], command, {**clean_environment(), TAG: self.tag, "TERM": "xterm"})
 

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import numpy as np
 import pytest
 
-from mpitrain.errors import StorageError
+from mpitrain.errors import LostFolderError, StorageError
 from mpitrain.train.observers import log
 from mpitrain.train.observers.log import Metrics, Progress, duration
 
@@ -98,7 +98,7 @@ def test_a_disk_that_fills_up_in_a_line_leaves_the_lines_before(tmp_path: Path, 
 
 
 def test_a_folder_that_is_gone_and_a_failing_sync_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(StorageError, match='m.jsonl": opening failed: No such file'):
+    with pytest.raises(LostFolderError, match='m.jsonl": opening failed: No such file.* was moved or removed'):
         Metrics(tmp_path / "none" / "m.jsonl")
     metrics = Metrics(tmp_path / "m.jsonl")
 

@@ -231,6 +231,7 @@ def net(): return nn.Sequential(("flat", nn.Flatten()), ("a", Over(64, 32)), ("b
 """
 
 
+@pytest.mark.slow
 @pytest.mark.promise("D1", "D8")
 def test_a_gradient_that_overflows_on_one_rank_is_left_out_before_the_update_also_between_log_lines(tmp_path: Path) -> None:
     """The loss is finite: the norm alone shows it. A run that stops finds it where it looks, at the latest in the next loss."""

@@ -73,6 +73,7 @@ def refused(result: Result, rc: int, *texts: str) -> None:
     assert all(text in result.error_lines[0] for text in texts), result.error_lines
 
 
+@pytest.mark.slow
 @pytest.mark.promise("B9", "C4")
 def test_a_file_that_changed_between_two_jobs_and_flags_of_the_command_line(tmp_path: Path) -> None:
     resume_table.write(tmp_path)
@@ -92,6 +93,7 @@ def test_a_file_that_changed_between_two_jobs_and_flags_of_the_command_line(tmp_
         (8, "optimizer.lr"), (8, "data"), (12, "optimizer.lr")]
 
 
+@pytest.mark.slow
 @pytest.mark.promise("B5", "B10")
 def test_evaluate_tells_of_other_rows_and_refuses_another_runs_checkpoint(tmp_path: Path) -> None:
     resume_table.write(tmp_path)

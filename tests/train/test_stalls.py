@@ -84,7 +84,7 @@ def test_a_rank_that_holds_the_interpreter_in_c_is_named(tmp_path: Path) -> None
 
 
 @pytest.mark.promise("A4")
-@pytest.mark.parametrize("kind", ["stop", "hold"])
+@pytest.mark.parametrize("kind", ["stop", pytest.param("hold", marks=pytest.mark.slow)])
 def test_without_a_compiler_the_exit_code_is_that_of_the_ranks_that_can_still_run_python(tmp_path: Path, kind: str) -> None:
     result = start(tmp_path, 2, kind, "forward", 1, env={"PATH": "/nonexistent", "CC": ""}).finish()
     named(result, 1, 2, "forward")
@@ -143,7 +143,7 @@ def test_with_a_warning_alone_a_stopped_rank_may_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("E4")
-@pytest.mark.parametrize("with_watcher", [True, False])
+@pytest.mark.parametrize("with_watcher", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_job_that_is_stopped_as_a_whole_goes_on_and_nothing_is_said(tmp_path: Path, with_watcher: bool) -> None:
     job = start(tmp_path, 2, "none", "forward", 1, "train.steps=500", "train.eval_every=500")
     job.wait_for("step 8/500")
@@ -230,6 +230,7 @@ def test_a_killed_rank_is_told_with_its_step_and_phase(tmp_path: Path, rank: int
     ended(run(tmp_path, 2, "kill", "backward", rank), "kill", rank, 2, "backward")
 
 
+@pytest.mark.slow
 @pytest.mark.promise("A4")
 def test_a_program_that_does_not_end_after_its_run_is_named_while_other_ranks_wait_in_mpis_end(tmp_path: Path) -> None:
     named(run(tmp_path, 2, "lingers", "backward", 1), 1, 2, "finish", seconds=5.0)

@@ -210,6 +210,7 @@ def test_a_command_that_cannot_be_supervised_is_refused_in_a_line(tmp_path: Path
     assert result.rc == 64 and len(result.error_lines) == 1 and said in result.error_lines[0], result.err
 
 
+@pytest.mark.slow
 def test_the_launcher_does_not_start_the_supervisor(tmp_path: Path) -> None:
     environment = {**clean_environment(), "PMI_RANK": "0", "PMI_SIZE": "2"}
     result = Job([sys.executable, "-m", "mpitrain", "supervise", "--", "mpitrain", "train"], environment, tmp_path).finish()

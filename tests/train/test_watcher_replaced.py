@@ -33,7 +33,8 @@ def replaced(result: Result, why: str) -> None:
 
 
 @pytest.mark.promise("A4")
-@pytest.mark.parametrize(("number", "why"), [(signal.SIGKILL, "has ended"), (signal.SIGSTOP, "has said nothing for 4 s or more")])
+@pytest.mark.parametrize(("number", "why"), [(signal.SIGKILL, "has ended"), pytest.param(
+    signal.SIGSTOP, "has said nothing for 4 s or more", marks=pytest.mark.slow)])
 def test_a_watcher_that_is_killed_or_stopped_is_replaced_by_one_that_names_a_stopped_rank(tmp_path: Path, number: int,
                                                                                           why: str) -> None:
     job = start(tmp_path, 2, "none", "forward", 1, "train.steps=100000")
