@@ -156,7 +156,7 @@ class Run(AbstractContextManager["Run"]):
             if self.config.train.on_lost == "stop" or self.comm.size == 1:      # nobody goes on without the only one
                 return once(None)
             from mpitrain.run.survivors import Survivors
-            self._survivors, self.process.goes_on = Survivors(self.config, self.comm), True
+            self._survivors, self.process.goes_on = Survivors(self.config, self.comm, self.process.pulse), True
             self.process.pulse.leave_ends()
             return self._survivors.train(once, folder)
 
