@@ -112,10 +112,11 @@ def refuse_other(model: Module, found: Sequence[tuple[int, list[list[float]]]]) 
 
 
 def digest(output: Tensor) -> list[float]:
-    """Two numbers for an output, of elements spread over it: their mean size, and their mean with weights that differ by place."""
+    """Two numbers for elements spread over an output: their mean size, and their mean with weights that differ by place."""
     array = output.array.reshape(-1)
     values = asnumpy(array[::max(array.size // ELEMENTS, 1)]).astype(np.float64)
-    return [float(np.abs(values).mean()), float(values @ np.cos(np.arange(values.size))) / values.size] if values.size else [0., 0.]
+    n = max(values.size, 1)
+    return [float(np.abs(values).sum()) / n, float(values @ np.cos(np.arange(values.size))) / n]
 
 
 def alike(some: Sequence[Sequence[float]], others: Sequence[Sequence[float]], near: float = APART) -> bool:
