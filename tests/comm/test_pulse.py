@@ -19,12 +19,15 @@ BEGIN = """if True:
     pulse = module.Pulse(60.0, 60.0, "end")
 """
 TIMER = BEGIN + """
+    stop, stops = pulse._stop_alarm, []
+    pulse._stop_alarm = lambda: stops.append(stop())
     assert (signal.getitimer(signal.ITIMER_REAL)[0] > 0) == (sys.argv[1] != "no compiler")
     pulse.started()
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     signal.setitimer(signal.ITIMER_REAL, 50.0)
     pulse.join([pulse.contact()], 0, None)
     pulse.over()
+    assert len(stops) == 1
     library = native.load("leave")
     if library is not None:
         library.leave_not()
@@ -37,6 +40,17 @@ DIES = BEGIN + """
     assert pulse._watcher.orders == -1
     pulse.over()
 """
+FAILS = BEGIN + """
+    pulse._watcher.start = lambda: 1 // 0
+    pulse._replace("has ended")
+    pulse._replace("has ended")
+    pulse.over()
+"""
+LIMITED = BEGIN.replace("import os,", "import ctypes, resource, os,") + """
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 34, resource.RLIM_INFINITY))
+    pulse._name_exits(native.load("leave"))
+    ctypes.CDLL(None).exit(3)
+"""
 ONE = BEGIN + """
     own = pulse.contact()
     assert own[1]
@@ -48,11 +62,11 @@ ONE = BEGIN + """
 """
 
 
-def said(text: str, how: str = "") -> str:
+def said(text: str, how: str = "", code: int = 0) -> str:
     """What it writes on stderr; the launcher says nothing of nodes."""
     done = subprocess.run([sys.executable, "-c", text, how], env=clean_environment() | {"PMI_RANK": "1", "PMI_SIZE": "2"},
                           capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return done.stderr
 
 
@@ -67,6 +81,17 @@ def test_watchers_that_always_die_are_not_replaced_for_ever() -> None:
     then = re.findall(r"^warning: the watcher of \S+ has ended: (.*)$", said(DIES), re.MULTILINE)
     assert then == ["another one takes its place"] * 3 + \
         ["nobody watches any more, since each of the last 4 ended within 10 s"]
+
+
+def test_an_error_in_the_thread_that_replaces_the_watcher_is_told_once_and_the_job_goes_on() -> None:
+    line = r"\nwarning: the watcher of \S+ has ended: nobody watches any more: ZeroDivisionError: .*\n"
+    assert re.fullmatch(line, said(FAILS))
+
+
+def test_an_exit_of_a_library_below_a_limit_names_the_limit_and_does_not_claim_that_it_was_the_cause() -> None:
+    line = r"\nmpitrain: E_MEMORY rank=1/2 \S+ .* call of exit\(\); if it found no memory \(a process may have 16384 MiB: " \
+           r"ulimit -v\), raise that limit\n"
+    assert re.fullmatch(line, said(LIMITED, code=71))
 
 
 def test_where_each_rank_has_started_a_watcher_the_first_one_stays() -> None:

@@ -145,7 +145,7 @@ def test_only_processes_of_the_job_are_its_ranks(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv("PMIX_RANK", "0")
         monkeypatch.setenv("PMIX_NAMESPACE", "a")
         assert sorted(siblings(started[1].pid, os.getpid())) == [(0, started[1].pid), (1, started[2].pid)]
-        assert siblings(started[1].pid, os.getppid()) == [] == siblings(started[1].pid, 1)
+        assert siblings(started[1].pid, 1) == [] == siblings(os.getpid(), os.getpid())       # another parent than at first
     finally:
         for process in started:
             process.kill()
