@@ -15,7 +15,7 @@ enum { TICKS = 8 };                  /* a job that is stopped as a whole takes o
 
 static int status[65];               /* of each signal */
 static char line[512], claim[4096];
-static volatile sig_atomic_t ticks;
+static volatile sig_atomic_t ticks, armed;
 static struct sigaction before;      /* what SIGALRM did */
 
 static volatile uint64_t *words;     /* the rank's record */
@@ -61,12 +61,16 @@ void leave_in(int64_t milliseconds, int64_t with, const char *what, const char *
     strncpy(claim, once, sizeof claim - 1);
     status[SIGALRM] = (int)with;
     ticks = 0;
+    armed = 1;
     sigaction(SIGALRM, &action, &before);
     setitimer(ITIMER_REAL, &(struct itimerval){tick, tick}, 0);
 }
 
 void leave_not(void)
 {
+    if (!armed)
+        return;                      /* the timer is the program's */
+    armed = 0;
     setitimer(ITIMER_REAL, &(struct itimerval){{0, 0}, {0, 0}}, 0);
     sigaction(SIGALRM, &before, 0);
 }

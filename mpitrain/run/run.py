@@ -97,7 +97,10 @@ class Run(AbstractContextManager["Run"]):
         if config.train.on_lost != "stop":
             set_for_survivors(os.environ)
         files = before_mpi(lambda: look_at_files(config, parser))
-        return cls(config, start().comm, process=process, quiet=quiet, files=files)
+        comm = start().comm
+        if process is not None:
+            process.pulse.started()
+        return cls(config, comm, process=process, quiet=quiet, files=files)
 
     def _open(self) -> Session:
         """The session of the run, made at the first call."""
@@ -105,6 +108,7 @@ class Run(AbstractContextManager["Run"]):
             if self._closed:
                 raise UsageError("this run is closed; make another one: Run(config, comm)")
         if self._session is None:
+            self.process.pulse.opens()
             self._session = Session(self.config, self.comm)
             self.process.tells_others = self._session.mesh.revoke
             if self._survivors is not None:
@@ -152,7 +156,7 @@ class Run(AbstractContextManager["Run"]):
             if self.config.train.on_lost == "stop" or self.comm.size == 1:      # nobody goes on without the only one
                 return once(None)
             from mpitrain.run.survivors import Survivors
-            self._survivors, self.process.goes_on = Survivors(self.config, self.comm), True
+            self._survivors, self.process.goes_on = Survivors(self.config, self.comm, self.process.pulse), True
             self.process.pulse.leave_ends()
             return self._survivors.train(once, folder)
 

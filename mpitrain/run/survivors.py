@@ -29,6 +29,7 @@ from mpitrain.comm.job.together import on_first
 from mpitrain.comm.job.turn import leaves_ranks_out
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.lost_peer import is_lost
+from mpitrain.comm.watch.unwatched import NOBODY, Unwatched
 from mpitrain.config import Config
 from mpitrain.errors import DesyncError, MeshError, PeerError, UsageError, numbered
 from mpitrain.run.session import Session
@@ -65,10 +66,10 @@ class Keep(Observer):
 class Survivors:
     """The ranks of a run that are left; each rank has one. `lost` tells of those that are not, as run.json does."""
 
-    def __init__(self, config: Config, comm: Any):
+    def __init__(self, config: Config, comm: Any, pulse: Unwatched = NOBODY):
         with guard.symmetric():
             refuse_without_ulfm(comm)
-        self.config, self.comm = config, comm
+        self.config, self.comm, self.pulse = config, comm, pulse
         self.numbers = list(range(comm.size))                 # at the start of the run
         self.lost: list[dict[str, Any]] = []
         self.news: list[str] = []
@@ -196,6 +197,7 @@ class Survivors:
                                 "start again with --resume") from None
 
     def _again(self, once: Callable[[Any], T], folder: RunFolder) -> T:
+        self.pulse.recovers()                                 # a checkpoint of any size is read, and one is written
         mesh = Mesh(self.comm, dp=self.comm.size)
         try:
             self._tell(*self._save(mesh, folder))

@@ -12,6 +12,7 @@ import pytest
 from launch import clean_environment
 
 from mpitrain.comm.watch.memory import Memory
+from mpitrain.comm.watch.processes import JOB_VARIABLES, RANK_VARIABLES, siblings
 from mpitrain.comm.watch.stacks import has_checkpoint
 from mpitrain.comm.watch.words import LIBRARY, place_in
 
@@ -103,6 +104,52 @@ LOOK = BEGIN + """
           r"raise it \(ulimit -Hn\) to 432 before the job starts\n25\n")])
 def test_ranks_for_which_the_soft_limit_of_files_is_too_low_are_watched_and_others_are_told(files: int, said: str) -> None:
     assert re.fullmatch(said, program(LOOK, files).lstrip())
+
+
+LATE = BEGIN + """
+    watcher.not_started = lambda seconds: print("not started", file=sys.stderr)
+
+    def told(order):
+        os.write(ours, order.encode())
+        watcher.take_orders()
+        watcher.start = 1e-9
+        watcher.look()
+        print(order.split("\\n")[0], file=sys.stderr)
+
+    told("start opens\\n")
+    told("start done\\n")
+    told("start opens\\n")
+    told(f"run 2 \\nrank 0 {os.getpid()} 900 900 900\\n")
+    told("start opens\\n")
+"""
+
+
+@pytest.mark.promise("A4")
+def test_mpi_has_started_once_a_rank_has_said_so() -> None:
+    """A program may open its run late; and a watcher that can see no rank must not take this for a start that fails."""
+    said = program(LATE, 1024).split("\n")
+    assert said[:4] == ["not started", "start opens", "start done", "not started"] and said[4] == "start opens"
+    assert [line for line in said[5:] if line][1:] == ["run 2 ", "start opens"] and "nobody watches" in "".join(said[5:])
+
+
+@pytest.mark.promise("A4")
+def test_only_processes_of_the_job_are_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a launcher, or a batch script, has started beside them is left alone, and so are children of who adopted them."""
+    for name in (*RANK_VARIABLES, *JOB_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    kinds = [{}, {"PMIX_RANK": "0", "PMIX_NAMESPACE": "a"}, {"PMIX_RANK": "1", "PMIX_NAMESPACE": "a"},
+             {"PMIX_RANK": "1", "PMIX_NAMESPACE": "b"}, {"PMIX_RANK": "", "PMIX_NAMESPACE": "a"}, {"PMIX_NAMESPACE": "a"}]
+    started = [subprocess.Popen(["sleep", "60"], env=clean_environment() | kind) for kind in kinds]
+    try:
+        assert siblings(started[1].pid, os.getpid()) == []                   # no launcher has started this process
+        monkeypatch.setenv("PMIX_RANK", "0")
+        monkeypatch.setenv("PMIX_NAMESPACE", "a")
+        assert sorted(siblings(started[1].pid, os.getpid())) == [(0, started[1].pid), (1, started[2].pid)]
+        assert siblings(started[1].pid, os.getppid()) == [] == siblings(started[1].pid, 1)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 def test_the_watcher_starts_with_little_of_the_standard_library() -> None:

@@ -8,6 +8,7 @@ from mpitrain.comm.watch.ignoring import ignoring
 
 STOPPED = ("T", "t")                      # states of proc(5): by a signal, by a debugger
 PARENT, BORN = 1, 19                      # fields of `stat`, of which the state is the first
+JOB_VARIABLES = ("PMIX_NAMESPACE", "PMI_JOBID", "SLURM_JOB_ID", "SLURM_STEP_ID")       # alike in all ranks of a job, and no other
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
@@ -29,13 +30,19 @@ def transferred(pid: int) -> int:
         return 0
 
 
-def siblings(pid: int) -> list[tuple[int, int]]:
-    """(rank, process) of the processes that the parent of `pid` has started, as far as the launcher numbers them."""
+def siblings(pid: int, launcher: int) -> list[tuple[int, int]]:
+    """(rank, process) of this process's job that `launcher` has started, as far as it numbers them.
+
+    There are none where `pid` has got another parent: the launcher is gone, and what adopts ranks has other children, too.
+    """
     variable = next((name for name in RANK_VARIABLES if name in os.environ), "")
-    found = []
+    if not variable or launcher <= 1 or stat(pid)[PARENT] != str(launcher):
+        return []
+    found, job = list[tuple[int, int]](), [os.environ.get(name) for name in JOB_VARIABLES]
     for entry in filter(str.isdigit, os.listdir("/proc")):
-        if variable and stat(entry)[PARENT] == stat(pid)[PARENT]:
-            with ignoring(OSError), open(f"/proc/{entry}/environ", "rb") as file:        # it may end meanwhile
-                values = dict(part.split(b"=", 1) for part in file.read().split(b"\0") if b"=" in part)
-                found.append((int(values.get(variable.encode(), -1)), int(entry)))
+        if stat(entry)[PARENT] == str(launcher):
+            with ignoring(OSError, ValueError), open(f"/proc/{entry}/environ", "rb") as file:        # it may end meanwhile
+                values = dict(part.split("=", 1) for part in os.fsdecode(file.read()).split("\0") if "=" in part)
+                if variable in values and [values.get(name) for name in JOB_VARIABLES] == job:
+                    found.append((int(values[variable]), int(entry)))
     return found

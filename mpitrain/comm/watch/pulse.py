@@ -62,6 +62,7 @@ COMM = str(Path(__file__).resolve().parents[1]) + os.sep          # who is in co
 LIBRARY = (str(Path(os.__file__).parent) + os.sep, "<frozen")
 ALARM_S = 5.0                             # a rank waits so much longer for MPI's start than a watcher does
 SILENCES = 2                              # the watcher is gone after so many; a rank more for each one before it on its node
+BRIEF_S, REPLACEMENTS = 10.0, 3           # so many that end within this are replaced in a row
 ENDING_S = 2.0                            # a launcher that ends the job may end the watcher so long before this rank
 # The phase that a span begins, by its row, and on the row "compute" by the first word of its name.
 ROWS = {"data": "load", "wait": "exchange", "optimizer": "update", "evaluation": "evaluation", "checkpoint": "save"}
@@ -91,6 +92,7 @@ class Pulse(Unwatched):
         rank, size = launched_rank()
         self._watcher = WatcherProcess(seconds, start, what, rank, size, int(leaves))
         self._silence, self._turn, self._heard = silence(seconds), 0, False
+        self._begun, self._brief = 0.0, 0                     # when the watcher was started; how many in a row ended soon
         self.obstacle = ""                                    # it says why there is no watcher where there should be one
         if local_rank() == 0:
             self._start_watcher()
@@ -100,6 +102,7 @@ class Pulse(Unwatched):
         self._stop_alarm = self._set_alarm(library, start) if start and what == "end" else lambda: None
 
     def _start_watcher(self) -> None:
+        self._begun = time.monotonic()
         why = self._watcher.start()
         self.obstacle = why and f"nobody watches for ranks that stand still on {socket.gethostname()}: {why}"
 
@@ -116,10 +119,10 @@ class Pulse(Unwatched):
                 f"{late:.0f} s, and nobody watches: the first rank of this node, or its watcher, has probably ended; see that "
                 "all ranks start, or raise train.start_s\n")
         if library is not None:
-            library.leave_in(int(late * 1000), StallError.exit_code, text.encode(), os.fsencode(claim_file()))
+            library.leave_in(min(int(late * 1000), 2**31 - 1), StallError.exit_code, text.encode(), os.fsencode(claim_file()))
             stop: Callable[[], object] = library.leave_not
             return stop
-        faulthandler.dump_traceback_later(late, exit=True)
+        faulthandler.dump_traceback_later(late, exit=True, file=2)
         return faulthandler.cancel_dump_traceback_later
 
     def _name_exits(self, library: Any) -> None:
@@ -127,7 +130,7 @@ class Pulse(Unwatched):
         rank, size = launched_rank()
         limit = memory_limit()
         code, number = ("E_MEMORY", 71) if limit else ("E_EXIT", 70)
-        cure = f", probably for want of memory{limit}; raise that limit" if limit else "; what it has said stands above"
+        cure = f"; if it found no memory{limit}, raise that limit" if limit else "; what it has said stands above"
         text = (f"\nmpitrain: {code} rank={rank}/{size} host={socket.gethostname()}: a library in C has ended the program by "
                 f"its own call of exit(){cure}\n")
         library.leave_at_exit(self._record, RECORD_BYTES, OVER, number, text.encode(), os.fsencode(claim_file()))
@@ -136,15 +139,35 @@ class Pulse(Unwatched):
         """All that a watcher on this host needs to see this rank, as JSON."""
         return [socket.gethostname(), self._watcher.orders >= 0, os.getpid(), self._ask, self._record, self._stack]
 
+    def started(self) -> None:
+        """MPI has started. The program may do what it likes until it opens a run."""
+        self._stop_alarm_once()
+        self._watcher.order("start", "start done")
+
+    def opens(self) -> None:
+        """A run is being opened: ranks wait for each other."""
+        self._watcher.order("start", "start opens")
+
+    def recovers(self) -> None:
+        """Ranks that were left look for what to go on from, which may take as long as a start."""
+        self._enter("start")
+
+    def _stop_alarm_once(self) -> None:
+        """Stops it; the timer and the signal are the program's from then on."""
+        stop, self._stop_alarm = self._stop_alarm, lambda: None
+        stop()
+
     def join(self, contacts: Sequence[list[Any] | None], own: int, progress: Progress) -> None:
         """Have this host's watcher watch the ranks on it: `contacts` are all ranks' (None: not watched), `own` is this rank."""
-        self._stop_alarm()
+        self._stop_alarm_once()
         self._progress = progress
         self._enter("start")                                  # another run of this process may have come before
         host = socket.gethostname()
         known = [(rank, contact) for rank, contact in enumerate(contacts) if contact is not None]
         here = [(rank, contact) for rank, contact in known if contact[0] == host]
         others = sorted({contact[0] for _, contact in known} - {host}) or ["not watched"] * (len(known) < len(contacts))
+        if any(contact[1] for rank, contact in here if rank < own):      # the launcher gave no local rank: one watcher is enough
+            self._watcher.end()
         self._watcher.order("run", f"run {len(contacts)} {','.join(others)}",
                             *(f"rank {rank} {' '.join(map(str, contact[2:]))}" for rank, contact in here))
         self._turn = [rank for rank, _ in here].index(own)
@@ -187,7 +210,7 @@ class Pulse(Unwatched):
 
     def over(self) -> None:
         """This rank ends by itself from now on; one that has ended without this was killed, or has crashed."""
-        self._stop_alarm()
+        self._stop_alarm_once()
         self._words[OVER] = 1
 
     def leave_ends(self) -> None:
@@ -219,7 +242,8 @@ class Pulse(Unwatched):
                     self._answer(words)
             elif found:
                 time.sleep(ENDING_S)
-                self._replace("has ended")
+                if self._watcher.orders >= 0:                 # this rank has not ended it
+                    self._replace("has ended")
             elif silent >= SILENCES + self._turn and self._heard and self._words[PHASE] != PHASES.index(REST):
                 silent = 0
                 self._replace(f"has said nothing for {self._silence * (SILENCES + self._turn):.0f} s or more")
@@ -230,10 +254,17 @@ class Pulse(Unwatched):
             return
         self._heard = False                                   # one that cannot see this rank is not replaced again
         told = self.obstacle
-        self._start_watcher()
+        self._brief = self._brief + 1 if time.monotonic() - self._begun < BRIEF_S else 0
+        try:
+            if self._brief > REPLACEMENTS:
+                self._watcher.end()
+                self.obstacle = f"nobody watches any more, since each of the last {self._brief} ended within {BRIEF_S:.0f} s"
+            else:
+                self._start_watcher()
+        except Exception as error:                            # the job goes on without one
+            self.obstacle = f"nobody watches any more: {type(error).__name__}: {error}"
         if not told:
-            then = self.obstacle or "another one takes its place"
-            write(f"warning: the watcher of {socket.gethostname()} {why}: {then}")
+            write(f"warning: the watcher of {socket.gethostname()} {why}: {self.obstacle or 'another one takes its place'}")
 
     def _answer(self, words: bytes) -> None:
         if LEAVE in words:

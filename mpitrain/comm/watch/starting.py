@@ -13,6 +13,8 @@ import sys
 import threading
 from pathlib import Path
 
+from mpitrain.comm.watch.processes import BORN, stat
+
 WATCHER = (f"import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r}); "
            "from mpitrain.comm.watch.watcher import main; main()")
 BLOCKED = {signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}     # for ranks; the watcher sees its rank end instead
@@ -29,13 +31,16 @@ class WatcherProcess:
         self._arguments = [sys.executable, "-I", "-S", "-c", WATCHER, *map(str, told)]
         self._said: dict[str, str] = {}                       # the last order of each kind
         self._lock = threading.Lock()                         # of the main thread, which orders, and of the one that replaces
-        self.orders, self._process = -1, 0
+        self.orders, self._process, self._born = -1, 0, ""
 
     def start(self) -> str:
         """Starts one in place of the former, if any, and tells it all; why that fails, or ""."""
         with self._lock:
             self._end()
-            orders, ours = os.pipe()
+            try:
+                orders, ours = os.pipe()
+            except OSError as error:
+                return f"making a pipe failed ({error.strerror})"
             try:
                 self._process = os.posix_spawn(sys.executable, self._arguments, os.environ, setsigmask=BLOCKED, file_actions=[
                     (os.POSIX_SPAWN_DUP2, orders, 0), (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)])
@@ -44,7 +49,7 @@ class WatcherProcess:
                 return f"starting a process failed ({error.strerror})"
             finally:
                 os.close(orders)
-            self.orders = ours
+            self.orders, self._born = ours, stat(self._process)[BORN]
             self._write("".join(self._said.values()))
             return ""
 
@@ -69,6 +74,8 @@ class WatcherProcess:
             return
         os.close(self.orders)
         self.orders = -1
+        if not self._born or stat(self._process)[BORN] != self._born:
+            return                                            # the program has waited for it, and its number may be another's
         with contextlib.suppress(OSError):
             os.kill(self._process, signal.SIGKILL)
             os.waitpid(self._process, os.WNOHANG)             # one in a system call that does not return would be waited for

@@ -19,6 +19,15 @@ class Unwatched:
     def contact(self) -> list[Any] | None:
         return None
 
+    def started(self) -> None:
+        pass
+
+    def opens(self) -> None:
+        pass
+
+    def recovers(self) -> None:
+        pass
+
     def join(self, contacts: Sequence[list[Any] | None], own: int, progress: Progress) -> None:
         pass
 

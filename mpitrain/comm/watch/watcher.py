@@ -7,6 +7,7 @@ There are no messages between nodes: the launcher ends the job on all of them wh
 
 The process ends when its own rank does, because its stdin is closed then. Orders come on it, a line each:
 
+    start done | opens                    MPI has started, and the program does what it likes | it opens a run, and ranks follow
     run SIZE HOSTS                        a run of so many ranks begins, which are also on these other hosts
     rank NUMBER PID PIPE RECORD STACK     a rank of this node, with its descriptors
     folder HEX                            the run folder, from now on
@@ -51,6 +52,8 @@ class Watcher:
         self.began = self.looked = self.left = self.told_here = time.monotonic()
         self.ranks: list[Rank] = []
         self.files, self.unseen = most_files(), list[int]()  # `unseen`: ranks of this node for which they are not enough
+        self.hidden = 0                                      # ranks of this node that cannot be looked at
+        self.awaits_start, self.joined = True, False         # whether MPI's start may take too long; whether there was a run
         self.others, self.folder, self.rest, self.cut_off = "", "", b"", False
         self.tells, self.told_end = True, False
         self.parent, self.host = os.getppid(), os.uname().nodename
@@ -79,7 +82,10 @@ class Watcher:
                 size, self.others = rest.split(" ")
                 for rank in self.ranks:
                     rank.close()
-                self.size, self.ranks, self.unseen = int(size), [], []
+                self.size, self.ranks, self.unseen, self.hidden = int(size), [], [], 0
+                self.awaits_start, self.joined = False, True
+            elif word == "start":
+                self.awaits_start, self.began = rest == "opens" and not self.joined, time.monotonic()
             elif word == "silent":
                 self.tells = False
             elif word == "folder":
@@ -93,6 +99,13 @@ class Watcher:
         with ignoring(OSError):                              # its process cannot be seen from here: a container of its own
             self.ranks.append(Rank(number, pid, pipe, record, stack))
             self.ranks[-1].say(HERE)
+            return
+        self.hidden += 1
+
+    def tell_of_hidden(self) -> None:
+        write(f"warning: nobody watches for ranks that stand still on {self.host}: the watcher may not open /proc/PID/fd of them "
+              f"({self.hidden} tried)")
+        self.hidden = 0
 
     def tell_of_unseen(self) -> None:
         number = len(self.ranks) + len(self.unseen)
@@ -120,7 +133,9 @@ class Watcher:
         self.looked = now                                    # `lost`: this process was stopped with the job, or had no core
         if not self.ranks:
             self.began += lost
-            if self.start and now - self.began >= self.start:
+            if self.hidden:
+                self.tell_of_hidden()
+            if self.awaits_start and self.start and now - self.began >= self.start:
                 self.not_started(now - self.began)
             return
         if all(rank.stopped for rank in self.ranks):
@@ -239,7 +254,7 @@ class Watcher:
     def not_started(self, seconds: float) -> None:
         """MPI_Init has not returned: a rank is missing, or stopped, which only its process shows."""
         number, how = self.number, "other ranks are missing, or do not get to MPI's start"
-        found = siblings(self.parent)
+        found = siblings(self.parent, self.launcher) if self.size > 1 else []
         for other, pid in found:
             if stat(pid)[0] in STOPPED:
                 number, how = other, STATES["T"]

@@ -1,0 +1,73 @@
+"""A rank's part in being watched, in one process that a launcher seems to have started."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+from launch import clean_environment
+
+BEGIN = """if True:
+    import os, signal, socket, sys
+    from mpitrain.backend import native
+    from mpitrain.comm.watch import pulse as module
+    if sys.argv[1] == "no compiler":
+        native.load = lambda name: None
+    module.ENDING_S = 100.0
+    pulse = module.Pulse(60.0, 60.0, "end")
+"""
+TIMER = BEGIN + """
+    assert (signal.getitimer(signal.ITIMER_REAL)[0] > 0) == (sys.argv[1] != "no compiler")
+    pulse.started()
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    signal.setitimer(signal.ITIMER_REAL, 50.0)
+    pulse.join([pulse.contact()], 0, None)
+    pulse.over()
+    library = native.load("leave")
+    if library is not None:
+        library.leave_not()
+    assert signal.getitimer(signal.ITIMER_REAL)[0] > 40
+"""
+DIES = BEGIN + """
+    pulse._watcher._arguments[1:] = ["-I", "-S", "-c", "pass"]
+    for _ in range(4):
+        pulse._replace("has ended")
+    assert pulse._watcher.orders == -1
+    pulse.over()
+"""
+ONE = BEGIN + """
+    own = pulse.contact()
+    assert own[1]
+    pulse.join([own], 0, None)
+    assert pulse._watcher.orders >= 0
+    pulse.join([own, own], 1, None)
+    assert pulse._watcher.orders == -1
+    pulse.over()
+"""
+
+
+def said(text: str, how: str = "") -> str:
+    """What it writes on stderr; the launcher says nothing of nodes."""
+    done = subprocess.run([sys.executable, "-c", text, how], env=clean_environment() | {"PMI_RANK": "1", "PMI_SIZE": "2"},
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.promise("A4")
+@pytest.mark.parametrize("how", ["", "no compiler"])
+def test_the_alarm_for_mpis_start_ends_with_it_and_the_timer_is_the_programs_then(how: str) -> None:
+    assert said(TIMER, how) == ""
+
+
+@pytest.mark.promise("A4")
+def test_watchers_that_always_die_are_not_replaced_for_ever() -> None:
+    then = re.findall(r"^warning: the watcher of \S+ has ended: (.*)$", said(DIES), re.MULTILINE)
+    assert then == ["another one takes its place"] * 3 + \
+        ["nobody watches any more, since each of the last 4 ended within 10 s"]
+
+
+def test_where_each_rank_has_started_a_watcher_the_first_one_stays() -> None:
+    assert said(ONE) == ""
