@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpitrain.comm.watch.processes import BORN, stat
-from mpitrain.errors import MpitrainError, OutputError, StorageError
+from mpitrain.errors import LostFolderError, MpitrainError, OutputError, StorageError
 from mpitrain.files.disk import FILE_MODE, storage_error
 
 NAME = re.compile(r"lock\.([0-9]{1,9})")
@@ -114,6 +114,10 @@ class Claim:
                               f"gave no sign of life for {STALE_S:.0f} s; nothing more is written: wait for that job",
                               file=self.folder)
 
+    def is_signed(self) -> bool:
+        """Whether the claim's own file is in the folder, with its nonce. OSError of a file system that does not say."""
+        return self.nonce in (read(self.folder, self.number) or "")
+
     def release(self) -> None:
         """Free the folder for another job. The file stays, so that numbers only grow."""
         self._end.set()
@@ -124,11 +128,14 @@ class Claim:
             self._say(FREE)
 
     def _live(self) -> None:
-        """The signs of life. An OutputError here ends the job."""
+        """The signs of life. Another job's claim on the folder, an OutputError, ends this one.
+
+        A folder that is away may be a mount that comes back; what is published meanwhile asks for itself.
+        """
         beat = 0
         while not self._end.wait(BEAT_S):
             beat += 1
-            with suppress(OSError, StorageError):            # a full disk, a server that is away: the next one may succeed
+            with suppress(OSError, StorageError, LostFolderError):      # a full disk, a server away: the next may succeed
                 self.refuse_lost()
                 self._say(self._text(beat))
 

@@ -35,7 +35,7 @@ class RunFolder:
         self.errors = self.path / "errors"
         self._lock_path = self.path / "lock"
         self._lock: int | None = None
-        self._is_locked = False
+        self._is_locked, self._signed = False, ""
         self._claim: claim.Claim | None = None            # where the file system, of this host or of another, has no locks
         self._held: tuple[os.stat_result, os.stat_result] | None = None       # the folder and `lock`, as they were locked
 
@@ -141,6 +141,7 @@ class RunFolder:
         try:
             os.pwrite(self._lock, claim.padded(text), 0)
             os.fsync(self._lock)
+            self._signed = text
         except OSError as error:
             raise storage_error(error, "writing", self._lock_path) from error
 
@@ -175,15 +176,32 @@ class RunFolder:
             claim.refuse_unlocked(self.path)
 
     def _refuse_moved(self, folder: os.stat_result, lock: os.stat_result) -> None:
-        """LostFolderError unless what stands at the paths is what was locked. The open file keeps both numbers from reuse."""
+        """LostFolderError unless what stands at the paths is what was locked. The open file keeps both numbers from reuse.
+
+        Where a mount has no lasting numbers (some of FUSE, CIFS, 9p), what we have signed is ours, too. So is a copy of it, until
+        somebody takes that, who signs it.
+        """
         now = _looked_at(self.path)
-        if now is None or not os.path.samestat(now, folder):
+        is_same = now is not None and os.path.samestat(now, folder)
+        if not is_same and self._is_signed():
+            return
+        if not is_same:
             raise LostFolderError(f"the run folder was moved or removed{', and another one made' if now else ''}; nothing more "
                                   "is written: move it back and go on with --resume, or start anew", file=self.path)
         now = _looked_at(self._lock_path)
-        if now is None or not os.path.samestat(now, lock):
+        if now is None or not (os.path.samestat(now, lock) or self._is_signed()):
             raise LostFolderError("its lock file was removed, so another job may write to the run folder; nothing more is "
                                   "written: wait for that job if there is one, and go on with --resume", file=self._lock_path)
+
+    def _is_signed(self) -> bool:
+        """Whether our text, or that of our claim, is in what stands at the path of `lock` now."""
+        try:
+            text = self._holder()                         # a claim signs its own file, and leaves this one as it was
+            return (text == self._signed or not self._is_locked) and (self._claim is None or self._claim.is_signed())
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise storage_error(error, "looking at the lock file", self._lock_path) from error
 
     def _delete_ours(self) -> None:
         for kept in folders.remove_all(self.checkpoints):

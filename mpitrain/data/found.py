@@ -15,12 +15,16 @@ from mpitrain.errors import DataError, MissingError
 BUILT_IN = {"digits": Path(__file__).parent / "digits"}
 SUFFIXES = (".h5", ".hdf5", ".he5", ".nc", ".mat")
 DENIED = "no permission to read the data; check the file's mode and owner"
+LOOKED_INTO = 300      # files of a folder without such a suffix; each costs a way to the file server
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
 def find_files(root: Path, apart: Path | None = None) -> tuple[list[Path], dict[str, Any] | None]:
-    """The files behind a path in a fixed order, and the manifest of the folder where it has one; DataError where the folder has
-    HDF5 files besides, other than `apart`."""
+    """The files behind a path in a fixed order, and the manifest of the folder where it has one.
+
+    DataError where the folder has HDF5 files besides, other than `apart`: by their names, or by the first bytes of the first
+    `LOOKED_INTO` others.
+    """
     missing = (f"no such file or folder, and no built-in data set of that name (built in: {', '.join(sorted(BUILT_IN))}); "
                "set data.path")
     with reading(root, missing, DENIED, "cannot look at the data"):
@@ -31,7 +35,7 @@ def find_files(root: Path, apart: Path | None = None) -> tuple[list[Path], dict[
         chosen = sorted(e.name for e in entries if Path(e.name).suffix.lower() in SUFFIXES) if manifest is None else \
             [shard["file"] for shard in manifest["shards"]]
         known = set(chosen)
-        left = sorted(e.name for e in entries if e.name not in known and _is_left_out(e, apart))
+        left = _left_out([entry for entry in entries if entry.name not in known and not entry.name.startswith(".")], apart)
     if left:
         names = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
         raise DataError(f"the folder also holds {names}, " + (
@@ -44,12 +48,16 @@ def find_files(root: Path, apart: Path | None = None) -> tuple[list[Path], dict[
     return [root / name for name in chosen], manifest
 
 
-def _is_left_out(entry: os.DirEntry[str], apart: Path | None) -> bool:
-    """Whether a file that is not read looks as if it were meant to be: HDF5 by its name or first bytes, and not hidden."""
-    if entry.name.startswith(".") or apart and os.path.realpath(apart) == os.path.realpath(entry):
-        return False
-    if Path(entry.name).suffix.lower() in SUFFIXES:
-        return True
+def _left_out(unread: list[os.DirEntry[str]], apart: Path | None) -> list[str]:
+    """Names of files that are not read and look as if they were meant to be: HDF5 by name or first bytes."""
+    others = sorted((e for e in unread if not e.name.lower().endswith(SUFFIXES)), key=lambda entry: entry.name)
+    found = [e for e in unread if e.name.lower().endswith(SUFFIXES)] + list(filter(_is_hdf5, others[:LOOKED_INTO]))
+    kept = os.path.realpath(apart) if apart else None
+    return sorted(entry.name for entry in found if os.path.realpath(entry) != kept)
+
+
+def _is_hdf5(entry: os.DirEntry[str]) -> bool:
+    """Whether a file begins as HDF5 does; False where it cannot be read."""
     with suppress(OSError), open(os.open(entry, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         return os.pread(file.fileno(), 8, 0) == SIGNATURE
     return False

@@ -23,7 +23,7 @@ from c_library import compiled
 from mpitrain.checkpoint import claim, store
 from mpitrain.checkpoint.claim import Claim, Kernel
 from mpitrain.checkpoint.run_folder import RunFolder
-from mpitrain.errors import OutputError, StorageError
+from mpitrain.errors import LostFolderError, OutputError, StorageError
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_LOCKS = """
@@ -177,27 +177,31 @@ def test_a_holder_that_slept_and_was_taken_for_dead_publishes_nothing_more(tmp_p
     other.release()
 
 
+@pytest.mark.parametrize(("number", "kind"), [(errno.ESTALE, StorageError), (errno.ENOENT, LostFolderError)])
 def test_a_file_server_that_is_away_for_a_moment_costs_a_holder_nothing(
-        tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]) -> None:
     ended: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", ended.append)
     asked = threading.Semaphore(0)
 
     def away(folder: Path) -> int:
         asked.release()
-        raise OSError(errno.ESTALE, "Stale file handle")
+        raise OSError(number, "away")
 
-    one = Claim(tmp_path)
+    one = Claim(tmp_path / "run")
+    one.folder.mkdir()
     one.take()
     with monkeypatch.context() as server:
+        if number == errno.ENOENT:
+            server.setattr(one, "folder", tmp_path / "unmounted")
         server.setattr(claim, "newest_in", away)
         assert asked.acquire(timeout=20) and asked.acquire(timeout=20)
-        with pytest.raises(StorageError, match="looking at the lock file failed: .*ESTALE"):
+        with pytest.raises(kind, match=f"looking at the lock file failed: .*{errno.errorcode[number]}"):
             one.refuse_lost()                                           # nothing is published without knowing
     one.refuse_lost()
     assert one._thread is not None and one._thread.is_alive() and not ended
     one.release()
-    assert claim.read(tmp_path, 1) == claim.FREE
+    assert claim.read(tmp_path / "run", 1) == claim.FREE
 
 
 @pytest.mark.promise("B11")

@@ -231,6 +231,25 @@ def test_a_folder_that_was_moved_or_whose_lock_was_removed_gets_nothing_more(tmp
         assert [name for name in tree(tmp_path) if "tmp-" not in name] == [name for name in before if "tmp-" not in name]
 
 
+@pytest.mark.promise("B11")
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_a_mount_that_gives_other_numbers_to_the_same_folder_is_no_loss(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_locks: bool) -> None:
+    def no_locks(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    if not has_locks:
+        monkeypatch.setattr(fcntl, "flock", no_locks)
+    with closing(RunFolder(tmp_path / "run").open()) as run:
+        monkeypatch.setattr(os.path, "samestat", lambda one, other: False)
+        run.write_json(run.run_json, {"a": 1})
+        for path in run.path.glob("lock.1" if run._claim else "lock"):
+            path.write_text("host=another")
+        with pytest.raises(LostFolderError, match="the run folder was moved or removed, and another one made"):
+            run.write_json(run.run_json, {"a": 2})
+    assert json.loads(run.run_json.read_text()) == {"a": 1}
+
+
 def test_a_folder_that_was_moved_and_left_a_link_is_the_same(tmp_path: Path) -> None:
     with closing(RunFolder(tmp_path / "run").open()) as run:
         run.path.rename(tmp_path / "moved")

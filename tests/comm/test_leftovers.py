@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from launch import is_open_mpi, launch, mpirun
 
-from mpitrain.comm.shared.leftovers import SHARED_MEMORY, YOUNG, remove_files, remove_folders
+from mpitrain.comm.shared.leftovers import HOST, SHARED_MEMORY, YOUNG, _sees_users, remove_files, remove_folders
 
 OLD = time.time() - 10 * YOUNG
 
@@ -60,11 +60,11 @@ def test_links_folders_and_files_of_others_stay(tmp_path: Path) -> None:
     assert remove_files(tmp_path) == "" and sorted(os.listdir(tmp_path)) == before
 
 
-def launcher(folder: Path, pid: int, host: str = socket.gethostname()) -> Path:
+def launcher(folder: Path, pid: int, host: str = socket.gethostname(), address: str = "tcp4://127.0.0.1:1") -> Path:
     """A folder as Open MPI 5 makes one for the launcher with this number."""
     made_for = folder / f"ompi.{pid}"
     (made_for / "1" / "0").mkdir(parents=True)
-    (made_for / f"pmix.{host}.tool.{pid}").write_text("its address")
+    (made_for / f"pmix.{host}.tool.{pid}").write_text(f"prterun-{host}-{pid}@0.0;{address}\n5.0.11\n{pid}\n")
     os.utime(made_for, (OLD, OLD))
     return made_for
 
@@ -93,6 +93,27 @@ def test_folders_of_dead_launchers_are_removed_and_no_others(tmp_path: Path) -> 
     assert (tmp_path / "victim").exists() and (tmp_path / "elsewhere" / "ompi.33" / "1").exists()
     assert remove_folders(tmp_path, processes) == "" == remove_folders(tmp_path / "nowhere", processes)
     assert remove_folders(tmp_path, tmp_path / "unknown processes") == ""
+
+
+@pytest.mark.promise("A11")
+def test_a_launcher_that_answers_keeps_its_folder_where_its_process_is_not_seen(tmp_path: Path) -> None:
+    (tmp_path / "processes").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        launcher(tmp_path, 41, address=f"tcp4://127.0.0.1:{server.getsockname()[1]}")
+        launcher(tmp_path, 42, address="of another kind")
+        assert remove_folders(tmp_path, tmp_path / "processes") == ""
+    assert remove_folders(tmp_path, tmp_path / "processes").endswith(": ompi.41")
+
+
+@pytest.mark.promise("A11")
+@pytest.mark.parametrize(("ipc", "pid", "sees"), [
+    (HOST["ipc"], HOST["pid"], True), (HOST["ipc"], "pid:[1]", False), ("ipc:[1]", "pid:[1]", True), (None, None, True)])
+def test_a_container_with_the_hosts_shared_memory_does_not_see_its_users(
+        tmp_path: Path, ipc: str | None, pid: str | None, sees: bool) -> None:
+    for name, value in (("ipc", ipc), ("pid", pid)):
+        if value:
+            (tmp_path / name).symlink_to(value)
+    assert _sees_users(tmp_path) == sees
 
 
 @pytest.mark.skipif(not is_open_mpi(), reason="the folder is Open MPI's")

@@ -14,7 +14,15 @@ from runs import write
 from mpitrain.backend import native
 from mpitrain.comm.job import launcher
 from mpitrain.comm.job.launcher import strangers
-from mpitrain.comm.job.start import ONE_NODE, launched_by_mpirun, launched_rank, local_rank, on_one_node, set_fast_start
+from mpitrain.comm.job.start import (
+    ONE_NODE,
+    STARTED,
+    launched_by_mpirun,
+    launched_rank,
+    local_rank,
+    on_one_node,
+    set_fast_start,
+)
 
 
 @pytest.mark.parametrize(("environment", "expected"), [
@@ -75,6 +83,9 @@ def test_the_fast_settings_are_for_one_node() -> None:
     set_fast_start(two)
     assert one.items() >= ONE_NODE.items() and not ONE_NODE.keys() & two.keys()
     assert not set_fast_start({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
+    assert set_fast_start({}) and set_fast_start({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"})      # not a task
+    for name in STARTED:                                                # such a rank has others, whose number it does not say
+        assert not set_fast_start(only := {name: "0"}) and only["OMPI_MCA_btl"] != "self", name
     assert launched_by_mpirun(one) and not launched_by_mpirun({"PMI_RANK": "0"})
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from data_inputs import features
 
-from mpitrain.data import Dataset, describe
+from mpitrain.data import Dataset, describe, found
 from mpitrain.data.index import index
 from mpitrain.data.report import verify
 from mpitrain.errors import DataError, OutputError
@@ -140,3 +140,13 @@ def test_of_many_such_files_three_are_named(tmp_path: Path) -> None:
         (there / f"late{number}.h5").touch()
     with pytest.raises(DataError, match="also holds late0.h5, late1.h5, late2.h5 and 2 more, of which"):
         describe(there)
+
+
+def test_a_folder_of_a_million_other_files_is_not_opened_file_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = folder(tmp_path, {})
+    for number in range(7):
+        (there / f"{number}.jpg").touch()
+    opened: list[str] = []
+    monkeypatch.setattr(found, "LOOKED_INTO", 4)
+    monkeypatch.setattr(found, "_is_hdf5", lambda entry: opened.append(entry.name))
+    assert len(found.find_files(there)[0]) == 2 and opened == ["0.jpg", "1.jpg", "2.jpg", "3.jpg"]

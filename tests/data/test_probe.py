@@ -490,3 +490,10 @@ def test_a_question_may_take_so_much_processor_time_beyond_what_is_spent(monkeyp
     parser_child.main()
     assert limits[resource.RLIMIT_CPU][0] == 10                           # 3.25 + 4.5 + 2, in whole seconds
     assert json.loads(capsys.readouterr().out.splitlines()[0]) == {"ready": True}
+
+
+def test_an_installed_package_does_not_stand_before_the_standard_library_in_the_parser() -> None:
+    order = files_parser.CHILD.partition("from mpitrain")[0] + (
+        f"import json, mpitrain; paths = sys.path; print(paths.index({str(ROOT)!r}) > paths.index(json.__path__[0][:-5]))")
+    done = subprocess.run([sys.executable, "-I", "-c", order], capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr

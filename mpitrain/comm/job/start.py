@@ -32,6 +32,9 @@ LOOPBACK = {"OMPI_MCA_btl_tcp_if_include": "127.0.0.0/8"}
 # (rank, size) as launchers put them: Open MPI's mpirun, Hydra (MPICH, Intel MPI) and Slurm's PMI-2, PMIx without Open MPI, srun.
 LAUNCHERS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"),
              ("PMIX_RANK", "PMIX_SIZE"), ("PMIX_RANK", "SLURM_NTASKS"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
+# What tells of a launcher that may not say how many it started: prun, Flux, PALS, ALPS, those of PMI-1 and PMI-2. MPI asks it.
+STARTED = ("PMIX_NAMESPACE", "PMIX_RANK", "PMI_RANK", "PMI_FD", "PMI_PORT", "FLUX_TASK_RANK", "PALS_RANKID", "ALPS_APP_PE",
+           "OMPI_COMM_WORLD_RANK")
 # Seconds. Where MPI does not connect the processes of a launcher, others that fail alike look 1.5 s later than the one that
 # prints, and a little more where they started later; all end within 4 s.
 HELD_S = 2.5
@@ -155,7 +158,7 @@ def set_fast_start(environment: MutableMapping[str, str]) -> bool:
     The three settings belong together: half of them beside a user's own choice of transport may leave no usable one.
     """
     ours = on_one_node(environment) and not any(name in environment for name in ONE_NODE)
-    alone = ours and not launched(environment)
+    alone = ours and not launched(environment) and not any(name in environment for name in STARTED)
     environment.update(ONE_NODE if ours else {}, **(ALONE if alone else {}))
     return alone
 

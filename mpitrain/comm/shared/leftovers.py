@@ -22,7 +22,10 @@ from pathlib import Path
 OURS = re.compile(r"(sm_segment|vader_segment|osc_sm)\..+|mpich_(shm_|shar_tmp)\w+|Intel_MPI_\w+|mpitrain-(alive|shared)-\w+")
 SHARED_MEMORY = Path("/dev/shm")
 YOUNG = 10.0                     # seconds; a job that is just starting has made its file and not mapped it yet
+HOST = {"ipc": "ipc:[4026531839]", "pid": "pid:[4026531836]"}      # Linux's fixed names of the host's own spaces
 FOLDER = re.compile(r"ompi\.(\d+)")
+ADDRESS = re.compile(r"tcp[46]://\[?([\w.:%]+?)\]?:(\d{1,5})$", re.MULTILINE)
+ANSWER_S = 0.2                   # for a launcher on this host; who does not answer in it is not known to have ended
 LAUNCHERS = ("prte", "mpi", "osh")        # prterun (mpirun itself), prted, prte, mpirun, mpiexec, oshrun
 
 
@@ -30,7 +33,14 @@ def remove_leftovers(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Removes what killed jobs of this user left on this node; a line for each place where there was any."""
     own = Path(environment.get("PMIX_SERVER_TMPDIR", ""))     # where mpirun has started us, its folder lies beside the others
     folder = own.parent if FOLDER.fullmatch(own.name) else Path(environment.get("TMPDIR", "/tmp"))
-    return list(filter(None, (remove_files(SHARED_MEMORY), remove_folders(folder))))
+    return list(filter(None, (remove_files(SHARED_MEMORY) if _sees_users() else "", remove_folders(folder))))
+
+
+def _sees_users(spaces: Path = Path("/proc/self/ns")) -> bool:
+    """False in a container with the host's shared memory and process numbers of its own: it does not see who uses it."""
+    with contextlib.suppress(OSError):
+        return os.readlink(spaces / "ipc") != HOST["ipc"] or os.readlink(spaces / "pid") == HOST["pid"]
+    return True
 
 
 def remove_folders(folder: Path, processes: Path = Path("/proc")) -> str:
@@ -41,16 +51,32 @@ def remove_folders(folder: Path, processes: Path = Path("/proc")) -> str:
             with contextlib.suppress(OSError):                # another job of this user cleans up too
                 about = os.lstat(folder / name)
                 mine = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and abs(time.time() - about.st_mtime) > YOUNG
-                if mine and _of_this_host(folder / name) and not _launches(processes / name.partition(".")[2]):
+                contact = _contact_here(folder / name)
+                if mine and contact and not _launches(processes / name.partition(".")[2]) and not _answers(contact):
                     shutil.rmtree(folder / name)              # it follows no link
                     removed.append(name)
     return _told(removed, folder, "folders") if removed else ""
 
 
-def _of_this_host(folder: Path) -> bool:
-    """Hosts may share the folder of folders, and know only their own processes. A launcher's contact has its host's name."""
+def _contact_here(folder: Path) -> Path | None:
+    """The file with a launcher's address, None for one of another host: hosts may share the folder of folders, and know only
+    their own processes. Its name has the host's."""
     host, number = socket.gethostname(), folder.name.partition(".")[2]
-    return any((folder / f"pmix.{name}.tool.{number}").exists() for name in (host, host.partition(".")[0]))
+    return next(filter(Path.exists, (folder / f"pmix.{name}.tool.{number}" for name in (host, host.partition(".")[0]))), None)
+
+
+def _answers(contact: Path) -> bool:
+    """Whether a launcher may listen at its address, though no process here has its number, as in a container."""
+    found = ADDRESS.search(contact.read_text(errors="replace"))
+    if found is None:
+        return True
+    try:
+        socket.create_connection((found[1], int(found[2])), ANSWER_S).close()
+    except (TimeoutError, OverflowError):
+        return True
+    except OSError:                                           # refused, or no address of this host any more
+        return False
+    return True
 
 
 def _launches(process: Path) -> bool:
