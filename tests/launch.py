@@ -124,14 +124,18 @@ class Job:
         return tuple(tagged(self.tag))
 
     def _dump_stacks(self) -> None:
-        """Every Python rank's stack on stderr. The launcher is stopped meanwhile: it would end the others with the first."""
+        """Every Python rank's stack on stderr. Launchers, of which MPICH has one per node, are stopped meanwhile: they would end
+        the others with the first."""
         ranks = [pid for pid in self.ranks() if is_python(pid)]
         expected = self.err.count(STACK) + len(ranks)
-        self.process.send_signal(signal.SIGSTOP)
+        launchers = {self.process.pid, *map(parent, ranks)} & {self.process.pid, *tagged(self.tag)}
+        for pid in launchers:
+            send(pid, signal.SIGSTOP)
         for pid in ranks:
             send(pid, signal.SIGABRT)
         wait_until(lambda: not set(ranks) & set(tagged(self.tag)))
-        self.process.send_signal(signal.SIGCONT)
+        for pid in launchers:
+            send(pid, signal.SIGCONT)
         wait_until(lambda: self.err.count(STACK) >= expected)
 
     def _kill(self) -> None:
@@ -230,6 +234,12 @@ def is_watcher(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return b"watch.watcher" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
+
+
+def parent(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 def send(pid: int, number: int) -> None:
