@@ -13,8 +13,7 @@ from launch import clean_environment
 
 from mpitrain.comm.watch.memory import Memory
 from mpitrain.comm.watch.processes import JOB_VARIABLES, RANK_VARIABLES, siblings
-from mpitrain.comm.watch.stacks import has_checkpoint
-from mpitrain.comm.watch.words import LIBRARY, place_in
+from mpitrain.comm.watch.words import LIBRARY, has_checkpoint, place_in
 
 BEGIN = """if True:
     import os, resource, sys

@@ -53,14 +53,6 @@ def wait_for_stacks(ranks: list[Rank], before: dict[Rank, int]) -> None:
         last, sizes = sizes, [rank.stack_bytes() for rank in ranks]
 
 
-def has_checkpoint(folder: str) -> bool:
-    """Whether there is one to go on from in the run folder."""
-    try:
-        return bool(folder) and any(name.startswith("step-") for name in os.listdir(os.path.join(folder, "checkpoints")))
-    except OSError:
-        return False
-
-
 def keep(folder: str, line: str, stacks: dict[Rank, str]) -> str:
     """Writes them to ``errors`` in the run folder, for the owner alone; the end of the line that says so."""
     if not folder:

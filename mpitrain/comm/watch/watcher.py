@@ -27,8 +27,8 @@ from mpitrain.comm.watch.ignoring import ignoring
 from mpitrain.comm.watch.processes import PARENT, STOPPED, siblings, stat
 from mpitrain.comm.watch.record import ASK, COUNT, HERE, PHASES, REST, silence
 from mpitrain.comm.watch.seen import ANSWER_S, Rank
-from mpitrain.comm.watch.stacks import has_checkpoint, keep, stacks_of
-from mpitrain.comm.watch.words import place_in, write
+from mpitrain.comm.watch.stacks import keep, stacks_of
+from mpitrain.comm.watch.words import has_checkpoint, place_in, write
 
 MARGIN_S = 2.0                            # where all ranks of this node wait, another node has so long to name its own
 STALL = 75                                # the exit code of a stall and of a lost rank

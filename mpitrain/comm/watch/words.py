@@ -1,4 +1,4 @@
-"""What the watcher writes, and the line of a program in stacks that Python's fault handler wrote."""
+"""What the watcher says: the line of a program in its stacks, whether there is something to go on from, and the writing."""
 
 from __future__ import annotations
 
@@ -23,6 +23,14 @@ def place_in(stacks: str, phase: str) -> str:
             if quote and (not path.startswith((LIBRARY, "<frozen")) or "site-packages" in path):
                 return f" in {function} at {os.path.basename(path)}:{number}"
     return ""
+
+
+def has_checkpoint(folder: str) -> bool:
+    """Whether there is one to go on from in the run folder."""
+    try:
+        return bool(folder) and any(name.startswith("step-") for name in os.listdir(os.path.join(folder, "checkpoints")))
+    except OSError:
+        return False
 
 
 def write(line: str) -> None:
