@@ -177,8 +177,9 @@ class Saver:
         if not self._in_background or (save.is_publishing and self.channel.rank != 0):
             save.work()
             return
-        self._thread = threading.Thread(target=_write, args=(save,), name="mpitrain-checkpoint", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=_write, args=(save,), name="mpitrain-checkpoint", daemon=True)
+        thread.start()
+        self._thread = thread                                 # one that Ctrl-C kept from starting is never waited for
 
     @contextlib.contextmanager
     def _standing_still(self, since: float | None = None) -> Iterator[None]:

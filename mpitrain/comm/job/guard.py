@@ -15,6 +15,7 @@ that comes later is ended by the first one's abort meanwhile.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import os
@@ -28,7 +29,7 @@ from typing import NoReturn
 
 from mpitrain.comm.job import streams, turn
 from mpitrain.comm.job.failure import Failure, as_peer_error, describe, printable, write_record
-from mpitrain.comm.job.signals import StopRequest, launched_by_hydra, on_terminate
+from mpitrain.comm.job.signals import StopRequest, interrupt_once, launched_by_hydra, on_terminate
 from mpitrain.comm.job.start import abort, finalize_within, launched_by_mpirun, launched_rank, local_rank, started
 from mpitrain.comm.messages.lost_peer import is_lost
 from mpitrain.comm.watch.unwatched import NOBODY, Unwatched
@@ -86,6 +87,7 @@ class Process:
     def run(self, main: Callable[[], int]) -> NoReturn:
         """Runs the program and exits with the code it returns; a failure of any thread on any rank ends the job with its code."""
         threading.excepthook, self.runs = self._thread_failed, True
+        interrupt_once(LIMIT / 2, lambda: self.fail(KeyboardInterrupt()))
         try:
             code = main()
         except BaseException as error:
@@ -254,7 +256,10 @@ def _print(line: str) -> None:
 
 def _end(exit_code: int, size: int) -> NoReturn:
     if size == 1 and threading.current_thread() is threading.main_thread():
-        sys.exit(exit_code)
+        atexit._run_exitfuncs()                               # a program's own
+        if started():
+            finalize_within(LIMIT / 2, exit_code)             # a process alone has files of MPI's to remove
+        os._exit(exit_code)                                   # Python's end waits for ever if a reader is inside HDF5
     # With ULFM three of four ranks heard nothing of an MPI_Abort and waited on, and mpirun exits with 0 where the last rank alive
     # aborts (Open MPI 5.0.11). It takes the exit code of a process that just ends.
     with contextlib.suppress(BaseException):

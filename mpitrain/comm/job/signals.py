@@ -3,6 +3,7 @@ So does SIGTERM, under launchers that do not kill ranks after it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -56,6 +57,25 @@ def on_terminate(action: Callable[[], object]) -> None:
     threading.Thread(target=wait, name="mpitrain-terminate", daemon=True).start()
     signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
     signal.signal(signal.SIGTERM, lambda number, frame: None)
+
+
+def interrupt_once(after: float, end: Callable[[], object]) -> None:
+    """SIGINT raises KeyboardInterrupt once; `end` is called `after` seconds later, from a thread, if the program still runs.
+
+    A second one would interrupt the end that the first began; and Python drops what is raised in a destructor or a callback.
+    A signal that is ignored, or caught by the program's own handler, stays so. The main thread calls this.
+    """
+    import threading
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, lambda number, frame: None)
+        timer = threading.Timer(after, end)
+        timer.daemon = True
+        with contextlib.suppress(RuntimeError, MemoryError):      # threads may have run out
+            timer.start()
+        raise KeyboardInterrupt
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, handle)
 
 
 def ignore() -> None:
