@@ -37,7 +37,7 @@ MAP: dict[str, Callable[..., Any]] = {
     "__radd__": lambda x, y: y + x, "__rmul__": lambda x, y: y * x, "__rdiv__": lambda x, y: y / x,
     "__rmatmul__": lambda x, y: y @ x, "matmul": ops.matmul, "mm": ops.matmul, "bmm": ops.matmul, "mv": ops.matmul,
     "sum": dims(ops.sum), "mean": dims(ops.mean), "logsumexp": dims(ops.logsumexp),
-    "reshape": ops.reshape, "permute": lambda x, dims: ops.transpose(x, *dims), 
+    "reshape": ops.reshape, "permute": lambda x, dims: ops.transpose(x, *dims),
     "expand": lambda x, shape: ops.broadcast_to(x, shape), "broadcast_to": ops.broadcast_to,
     "unsqueeze": ops.expand_dims, "cat": lambda xs, dim=0: ops.concatenate(xs, dim),
     "stack": ops.stack, "split": ops.split, "split.list_args": ops.split, "split_with_sizes": ops.split,
