@@ -117,7 +117,11 @@ def _parameter_gradients(ctx: Context, x: Array, y: Array, bias_of: str) -> tupl
 
 
 def pair(value: int | Pair) -> Pair:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+    if isinstance(value, int):
+        return value, value
+    if not isinstance(value, tuple | list) or len(value) != 2 or not all(isinstance(number, int) for number in value):
+        raise ShapeError(f"expected an integer for y and x, or two of them, found {value!r}")
+    return value[0], value[1]
 
 
 def check_images(name: str, x: Any) -> None:
