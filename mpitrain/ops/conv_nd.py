@@ -101,8 +101,8 @@ def _transposed(name: str, dims: int, x: Any, weight: Any, bias: Any, stride: Nu
         y = _transposed(name, dims, expand_dims(x, 0), weight, bias, stride, padding, output_padding, groups, dilation)
         return reshape(y, y.shape[1:])
     check_input(name, x, dims)
-    geometry = _Geometry(tuple(weight.shape[2:]), numbers(name, "stride", stride, dims), numbers(name, "padding", padding, dims, 0),
-                         numbers(name, "dilation", dilation, dims))
+    geometry = _Geometry(tuple(weight.shape[2:]), numbers(name, "stride", stride, dims),
+                         numbers(name, "padding", padding, dims, 0), numbers(name, "dilation", dilation, dims))
     if min(geometry.kernel) < 1:
         raise ShapeError(f"{name}: the weight has shape {tuple(weight.shape)}: its windows are empty")
     check_channels(name, x, weight, bias, groups, channels=weight.shape[0], outputs=weight.shape[1] * groups)

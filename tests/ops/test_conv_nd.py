@@ -52,8 +52,9 @@ def test_transposed_convolutions_of_one_and_three_dims_equal_pytorch(geometry):
 def test_padding_by_name_equals_pytorch(dims, padding):
     ours, theirs = getattr(ops, f"conv{dims}d"), getattr(functions(), f"conv{dims}d")
     for kernel, dilation in ((4, 1), (3, 2), (2, 3)):
-        check(lambda x, w, d=dilation: ours(x, w, padding=padding, dilation=d),
-              lambda x, w, d=dilation: theirs(x, w, padding=padding, dilation=d), (2, 2, *[8, 7, 9][:dims]), (3, 2, *[kernel] * dims))
+        options = {"padding": padding, "dilation": dilation}
+        check(lambda x, w, o=options: ours(x, w, **o), lambda x, w, o=options: theirs(x, w, **o),
+              (2, 2, *[8, 7, 9][:dims]), (3, 2, *[kernel] * dims))
 
 
 def test_images_and_rows_that_no_window_reaches_equal_pytorch():
