@@ -19,6 +19,7 @@ from mpitrain.ops.loss import *
 from mpitrain.ops.norm import *
 from mpitrain.ops.pool import *
 from mpitrain.ops.reduce import *
+from mpitrain.ops.resample import *
 from mpitrain.ops.shape import *
 
 operators.attach()
