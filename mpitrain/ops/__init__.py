@@ -13,7 +13,6 @@ from mpitrain.ops import operators
 from mpitrain.ops.activation import *
 from mpitrain.ops.attention import *
 from mpitrain.ops.conv import *
-from mpitrain.ops.conv_nd import *
 from mpitrain.ops.dropout import *
 from mpitrain.ops.elementwise import *
 from mpitrain.ops.experts import *
@@ -24,11 +23,10 @@ from mpitrain.ops.loss import *
 from mpitrain.ops.norm import *
 from mpitrain.ops.pool import *
 from mpitrain.ops.reduce import *
-from mpitrain.ops.resample import *
 from mpitrain.ops.shape import *
 
 # No file may have the name of an op: what is imported last would hide the other.
-LATER: tuple[str, ...] = ("unary",)
+LATER: tuple[str, ...] = ("unary", "conv_nd", "resample")
 
 operators.attach()
 

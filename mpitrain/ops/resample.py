@@ -44,8 +44,8 @@ def interpolate(x: Any, size: int | Sequence[int] | None = None, scale_factor: F
 
     `mode`: "nearest" (as OpenCV, for old models), "nearest-exact", "area" (means), for any number of dims; "linear" for one,
     "bilinear" and "bicubic" (Keys 1981, a = -0.75) for two, "trilinear" for three. `align_corners`: the first and last values
-    stay where they are; else values are the middles of pixels. `antialias` (bilinear and bicubic, a = -0.5) widens the filter where the
-    result is smaller. `recompute_scale_factor` computes positions from the sizes alone, not from `scale_factor`. ShapeError where
+    stay where they are; else values are the middles of pixels. `antialias` (bilinear and bicubic, a = -0.5) widens the filter
+    where the result is smaller. `recompute_scale_factor` computes positions from the sizes alone, not from `scale_factor`. ShapeError where
     these do not fit each other or x.
     """
     dims = len(x.shape) - 2
@@ -70,7 +70,7 @@ def _check_mode(mode: str, dims: int, align_corners: bool | None, antialias: boo
         raise ShapeError(f'interpolate: mode is "{mode}", expected one of {", ".join(_MODES)}')
     wanted = {"linear": 1, "bilinear": 2, "bicubic": 2, "trilinear": 3}.get(mode)
     if wanted not in (None, dims):
-        raise ShapeError(f'interpolate: mode "{mode}" wants {LAYOUTS[wanted]}, found {dims + 2} dims')    # type: ignore[index]
+        raise ShapeError(f'interpolate: mode "{mode}" wants {LAYOUTS[wanted]}, found {dims + 2} dims')
     if align_corners is not None and wanted is None:
         raise ShapeError(f'interpolate: align_corners has no meaning in mode "{mode}"; leave it out')
     if antialias and (mode not in ("bilinear", "bicubic")):
@@ -83,7 +83,8 @@ def _sizes(x: Any, dims: int, size: Any, scale_factor: Any) -> tuple[list[int], 
     given = size if size is not None else scale_factor
     values = [given] * dims if isinstance(given, int | float | np.number) else list(given)
     if len(values) != dims:
-        raise ShapeError(f"interpolate: {len(values)} sizes or factors {given} for the {dims} dims after N, C of {tuple(x.shape)}")
+        raise ShapeError(f"interpolate: {len(values)} sizes or factors {given} for the {dims} dims after N, C of "
+                         f"{tuple(x.shape)}")
     factors = [None] * dims if size is not None else [float(v) for v in values]
     sizes = [int(v) for v in values] if size is not None else [
         math.floor(n * v) if 0 < v < math.inf else 0 for n, v in zip(x.shape[2:], values)]

