@@ -45,8 +45,8 @@ def interpolate(x: Any, size: int | Sequence[int] | None = None, scale_factor: F
     `mode`: "nearest" (as OpenCV, for old models), "nearest-exact", "area" (means), for any number of dims; "linear" for one,
     "bilinear" and "bicubic" (Keys 1981, a = -0.75) for two, "trilinear" for three. `align_corners`: the first and last values
     stay where they are; else values are the middles of pixels. `antialias` (bilinear and bicubic, a = -0.5) widens the filter
-    where the result is smaller. `recompute_scale_factor` computes positions from the sizes alone, not from `scale_factor`. ShapeError where
-    these do not fit each other or x.
+    where the result is smaller. `recompute_scale_factor` computes positions from the sizes alone, not from `scale_factor`.
+    ShapeError where these do not fit each other or x.
     """
     dims = len(x.shape) - 2
     if dims not in LAYOUTS:

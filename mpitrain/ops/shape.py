@@ -28,6 +28,10 @@ class Reshape(Function):
     def backward(ctx: Context, grad: Array) -> Array:
         return grad.reshape(ctx.shape)
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return grad.reshape(ctx.shape)
+
 
 class Transpose(Function):
     views = True
@@ -45,6 +49,10 @@ class Transpose(Function):
     def backward(ctx: Context, grad: Array) -> Array:
         return grad.transpose(ctx.back)
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return grad.transpose(ctx.back)
+
 
 class BroadcastTo(Function):
     views = True
@@ -58,7 +66,7 @@ class BroadcastTo(Function):
             raise ShapeError(f"broadcast_to: shape {x.shape} does not broadcast to {shape}") from None
 
     @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
         return grad
 
 
@@ -77,6 +85,10 @@ class Concatenate(Function):
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
         return _parts(grad, ctx.sizes, ctx.dim)
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        return split(grad, ctx.sizes, ctx.dim)
+
 
 class Split(Function):
     views = True
@@ -89,6 +101,10 @@ class Split(Function):
     @staticmethod
     def backward(ctx: Context, *grads: Array) -> Array:
         return ctx.xp.concatenate(grads, axis=ctx.dim)
+
+    @staticmethod
+    def derivative(ctx: Context, *grads: Tensor) -> Tensor:
+        return concatenate(grads, ctx.dim)
 
 
 class Pad(Function):
@@ -103,12 +119,6 @@ class Pad(Function):
         kept = tuple(slice(max(-before, 0), n - max(-after, 0)) for n, (before, after) in zip(x.shape, widths))
         out[ctx.inside] = x[kept]
         return out
-
-    @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
-        inner = grad[ctx.inside]
-        cut = [(max(-before, 0), max(-after, 0)) for before, after in ctx.widths]
-        return ctx.xp.pad(inner, cut) if any(map(any, cut)) else inner
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> Tensor:
