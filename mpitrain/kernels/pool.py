@@ -28,6 +28,10 @@ class Side:
     stops: tuple[int, ...]
     size: int
 
+    @property
+    def count(self) -> int:
+        return len(self.starts)
+
     @cached_property
     def widest(self) -> int:
         return max((b - a for a, b in zip(self.starts, self.stops)), default=0)

@@ -27,8 +27,8 @@ def numbers(name: str, what: str, value: Numbers, dims: int, least: int = 1) -> 
 LAYOUTS = {1: "(N, C, L)", 2: "(N, C, H, W)", 3: "(N, C, D, H, W)"}
 
 
-def check_input(name: str, x: Any, dims: int) -> None:
-    if len(x.shape) != dims + 2:
+def check_input(name: str, x: Any, dims: int, batch: bool = True) -> None:
+    if len(x.shape) != dims + 2 and (batch or len(x.shape) != dims + 1):
         raise ShapeError(f"{name}: the input has shape {tuple(x.shape)}, expected {LAYOUTS[dims]}, or that without N")
 
 

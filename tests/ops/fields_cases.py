@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ops.parity import normal
+from ops.parity import apart, normal, positive
 
 from mpitrain import ops
 
@@ -18,4 +18,14 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
                     (lambda x: ops.interpolate(x, size=3), normal(1, 2, 4, 5))],
     "pad": [(lambda x: ops.pad(x, [(1, 0), (2, 1)], value=3.0), normal(2, 2)), (lambda x: ops.pad(x, (1, -1)), normal(2, 2)),
             (lambda x: ops.pad(x, (2, 1), "reflect"), normal(2, 4))],
+    **{f"max_pool{d}d": [(lambda x, d=d: getattr(ops, f"max_pool{d}d")(x, 2, ceil_mode=True), apart(2, 3, 4, 5)[(0,) * (3 - d)])]
+       for d in (1, 3)},
+    **{f"avg_pool{d}d": [(lambda x, d=d: getattr(ops, f"avg_pool{d}d")(x, 2, padding=1), normal(2, 3, 4, 5)[(0,) * (3 - d)])]
+       for d in (1, 3)},
+    **{f"adaptive_{kind}_pool{d}d": [(lambda x, d=d, k=kind: getattr(ops, f"adaptive_{k}_pool{d}d")(x, 2),
+                                      apart(2, 3, 4, 5)[(0,) * (3 - d)])] for d in (1, 3) for kind in ("avg", "max")},
+    **{f"lp_pool{d}d": [(lambda x, d=d: getattr(ops, f"lp_pool{d}d")(x, 2.0, 2), positive(2, 3, 4, 5)[(0,) * (3 - d)])]
+       for d in (1, 2, 3)},
+    **{f"max_unpool{d}d": [(lambda x, d=d: getattr(ops, f"max_unpool{d}d")(
+        *getattr(ops, f"max_pool{d}d")(x, 2, return_indices=True), 2), apart(2, 4, 4, 4)[(0,) * (3 - d)])] for d in (1, 2, 3)},
 }

@@ -18,4 +18,8 @@ MAP: dict[str, Callable[..., Any]] = {
     "nn.functional.interpolate.linear": ops.interpolate, "nn.functional.interpolate.bilinear": ops.interpolate,
     "nn.functional.interpolate.bicubic": ops.interpolate, "nn.functional.interpolate.trilinear": ops.interpolate,
     "nn.functional.interpolate.area": ops.interpolate,
+    **{f"nn.functional.{kind}_pool{dims}d": getattr(ops, f"{kind}_pool{dims}d") for dims in (1, 2, 3)
+       for kind in ("max", "avg", "adaptive_max", "adaptive_avg")},
+    **{f"nn.functional.max_unpool{dims}d{variant}": getattr(ops, f"max_unpool{dims}d") for dims in (1, 2, 3)
+       for variant in ("", ".grad")},
 }
