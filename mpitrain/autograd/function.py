@@ -123,6 +123,7 @@ class Function:
     `broadcasts`: the gradients are summed back to the shapes of the inputs. `views`: the output shows the input's memory.
     `result_dtype`: set where the result is meant to have another dtype than the floating-point inputs. `floats`: how many of the
     first inputs must be float32 or float64, since compiled code reads them; the others may be labels, indices or masks.
+    `makes_floats`: integers and booleans become float32 first, PyTorch's default (NumPy would make float16 of bytes).
     `recorded`: False for what is no operation of a program but only stands around some (see `autograd.record`).
     """
 
@@ -130,6 +131,7 @@ class Function:
     views = False
     result_dtype: Any = None
     floats = 0
+    makes_floats = False
     recorded = True
 
     @staticmethod
@@ -182,13 +184,18 @@ class Function:
                     if kind.kind == "f":
                         dtype = kind if dtype is None else _refuse(
                             cls, f"inputs of {dtype} and {kind}; convert one of them first")
+                    elif cls.makes_floats and kind.kind in "iub":
+                        x = x.astype("float32")
             arrays.append(x)
             edges.append(edge)
             leaf_meta.append(meta)
             needs.append(edge is not None)
         recording = True in needs and mode.recording
         ctx = Context(cls, xp if xp is not None else array_module(), tuple(needs) if recording else (False,) * len(needs))
-        result = cls.forward(ctx, *arrays, **params)
+        try:
+            result = cls.forward(ctx, *arrays, **params)
+        except _OF_ARRAYS as error:
+            raise ShapeError(_explained(cls, arrays, error)) from error
         several = type(result) is tuple
         wanted = cls.result_dtype if cls.result_dtype is not None else dtype
         outputs: tuple[Tensor, ...] = tuple([_as_output(cls, x, wanted, ctx.xp) for x in result]) if several else (
@@ -213,6 +220,15 @@ def _module_of(value: Any) -> Any:
     return found
 
 
+_OF_ARRAYS = (TypeError, ValueError, IndexError, AttributeError, ArithmeticError)     # what NumPy says where arrays do not fit
+
+
+def _explained(cls: type[Function], arrays: list[Any], error: Exception) -> str:
+    """What an array library said, in one line, with the operation and its inputs."""
+    found = ", ".join(f"{x.dtype} {x.shape}" if _module_of(x) is not None else repr(x)[:40] for x in arrays)
+    return f"{cls.__name__}: {' '.join(str(error).split())}; the inputs are {found or 'none'}"
+
+
 def _refuse(cls: type[Function], what: str) -> NoReturn:
     raise ShapeError(f"{cls.__name__}: {what}")
 
@@ -222,7 +238,7 @@ def _place(module: Any) -> str:
 
 
 def _as_output(cls: type[Function], value: Any, wanted: Any, xp: Any) -> Tensor:
-    if type(value) not in _modules and _module_of(value) is None:
+    if _modules.get(type(value)) is None and _module_of(value) is None:
         value = xp.asarray(value)                 # NumPy's reductions to a scalar are no arrays
     dtype = value.dtype
     if dtype is not wanted and wanted is not None and dtype != wanted and (dtype.kind == "f" or cls.result_dtype is not None):

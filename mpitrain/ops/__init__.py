@@ -8,6 +8,7 @@ from mpitrain.ops import operators
 from mpitrain.ops.activation import *
 from mpitrain.ops.attention import *
 from mpitrain.ops.conv import *
+from mpitrain.ops.conv_nd import *
 from mpitrain.ops.dropout import *
 from mpitrain.ops.elementwise import *
 from mpitrain.ops.experts import *

@@ -52,7 +52,7 @@ class Multiply(Function):
 
 
 class Divide(Function):
-    broadcasts = True
+    broadcasts = makes_floats = True
 
     @staticmethod
     def forward(ctx: Context, x: Any, y: Any) -> Array:
@@ -83,13 +83,15 @@ class Power(Function):
         by_x = by_y = None
         if ctx.needs[0]:
             if isinstance(y, int | float):
-                by_x = grad * (y * x ** (y - 1)) if y != 0 else xp.zeros_like(grad)
+                if y == 0.5:                      # 1 / sqrt(-0.0) is -inf, as PyTorch has it; (-0.0) ** -0.5 is inf
+                    by_x = grad * (0.5 / xp.sqrt(x))
+                else:
+                    by_x = grad * (y * x ** (y - 1)) if y != 0 else xp.zeros_like(grad)
             else:
                 # where y is 0, the derivative is 0 also at x = 0, so the exponent must not become -1 there
                 by_x = grad * y * xp.where(y == 0, 0, x) ** xp.where(y == 0, 1, y - 1)
         if ctx.needs[1]:
-            # x = 0 contributes nothing: the limit of x**y log(x) for y > 0
-            zero = x == 0
+            zero = (x == 0) & (y >= 0)            # these contribute nothing: the limit of x**y log(x) for y > 0
             by_y = grad * xp.where(zero, 0, result * xp.log(xp.where(zero, 1, x).astype(result.dtype)))
         return by_x, by_y
 
@@ -113,10 +115,17 @@ class Absolute(Function):
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
         x, = ctx.saved
-        return grad * ctx.xp.sign(x)
+        return grad * sign(x)
+
+
+def sign(x: Array) -> Array:
+    """-1, 0 or 1; 0 of NaN, where NumPy's is NaN: what PyTorch's gradients have."""
+    return (x > 0).astype(x.dtype) - (x < 0)
 
 
 class Exp(Function):
+    makes_floats = True
+
     @staticmethod
     def forward(ctx: Context, x: Array) -> Array:
         result = ctx.xp.exp(x)
@@ -130,6 +139,8 @@ class Exp(Function):
 
 
 class Log(Function):
+    makes_floats = True
+
     @staticmethod
     def forward(ctx: Context, x: Array) -> Array:
         ctx.save(x)
@@ -142,6 +153,8 @@ class Log(Function):
 
 
 class Sqrt(Function):
+    makes_floats = True
+
     @staticmethod
     def forward(ctx: Context, x: Array) -> Array:
         result = ctx.xp.sqrt(x)
@@ -155,10 +168,10 @@ class Sqrt(Function):
 
 
 class Maximum(Function):
-    """Where both are equal, each gets half of the gradient."""
+    """Where both are equal, each gets half of the gradient; where one is NaN, each gets all of it, as in PyTorch."""
 
     broadcasts = True
-    is_chosen, choice = operator.gt, "maximum"
+    is_passed_over, choice = operator.lt, "maximum"
 
     @staticmethod
     def forward(ctx: Context, x: Any, y: Any) -> Array:
@@ -167,21 +180,21 @@ class Maximum(Function):
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
-        (x, y), is_chosen = ctx.saved, ctx.function.is_chosen
-        return (grad * _share(is_chosen(x, y), x == y, grad) if ctx.needs[0] else None,
-                grad * _share(is_chosen(y, x), x == y, grad) if ctx.needs[1] else None)
+        (x, y), is_passed_over = ctx.saved, ctx.function.is_passed_over
+        return (grad * _share(is_passed_over(x, y), x == y, grad) if ctx.needs[0] else None,
+                grad * _share(is_passed_over(y, x), x == y, grad) if ctx.needs[1] else None)
 
 
 class Minimum(Maximum):
-    """Where both are equal, each gets half of the gradient."""
+    """Where both are equal, each gets half of the gradient; where one is NaN, each gets all of it, as in PyTorch."""
 
-    is_chosen, choice = operator.lt, "minimum"
+    is_passed_over, choice = operator.gt, "minimum"
 
 
-def _share(mine: Array, tie: Array, grad: Array) -> Array:
-    """1 where the value came from here, 1/2 at a tie, else 0."""
-    share = mine.astype(grad.dtype)
-    share += tie * grad.dtype.type(0.5)
+def _share(passed_over: Array, tie: Array, grad: Array) -> Array:
+    """0 where the value came from elsewhere, 1/2 at a tie, else 1."""
+    share = (~passed_over).astype(grad.dtype)
+    share -= tie * grad.dtype.type(0.5)
     return share
 
 
@@ -239,7 +252,7 @@ negative, absolute, exp, log, sqrt = map(_of_one, (Negative, Absolute, Exp, Log,
 
 
 def power(x: Any, y: Any) -> Tensor:
-    """``x ** y``; the gradient of the exponent wants x >= 0, and is 0 where x = 0."""
+    """``x ** y``; the gradient of the exponent wants x >= 0, and is 0 where x = 0 and y >= 0."""
     return Power.apply(x, y)
 
 

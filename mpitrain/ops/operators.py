@@ -26,6 +26,7 @@ METHODS: dict[str, Any] = {
     "__lt__": elementwise.less, "__le__": elementwise.less_equal,
     "__gt__": elementwise.greater, "__ge__": elementwise.greater_equal,
     "__getitem__": index.getitem,
+    "__iter__": lambda self: (index.getitem(self, i) for i in range(len(self))),
     "sum": reduce.sum, "mean": reduce.mean, "reshape": shape.reshape, "transpose": shape.transpose,
     "exp": elementwise.exp, "log": elementwise.log, "sqrt": elementwise.sqrt, "tanh": tanh,
     "T": property(lambda self: shape.transpose(self)),

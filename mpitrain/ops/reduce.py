@@ -56,7 +56,8 @@ class Extremum(Function):
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
         x, result = ctx.saved
-        chosen = (x == result.reshape(ctx.kept)).astype(grad.dtype)
+        result = result.reshape(ctx.kept)
+        chosen = ((x == result) | ((x != x) & (result != result))).astype(grad.dtype)      # NaN wins, so it has the gradient
         chosen *= grad.reshape(ctx.kept) / chosen.sum(axis=ctx.dim, keepdims=True)
         return chosen
 
@@ -106,7 +107,10 @@ def _dims(x: Array, dim: Dims) -> tuple[int, ...]:
     for d in dims:
         if not -x.ndim <= d < x.ndim:
             raise ShapeError(f"dim {d} of an array with {x.ndim} dims, shape {x.shape}")
-    return tuple(d % x.ndim for d in dims)
+    found = tuple(d % x.ndim for d in dims)
+    if len(set(found)) < len(found):
+        raise ShapeError(f"dims {dims} of shape {x.shape} name one dim twice")
+    return found
 
 
 def _kept(x: Array, dim: Dims) -> tuple[int, ...]:

@@ -95,6 +95,8 @@ class Pad(Function):
     def forward(ctx: Context, x: Array, *, widths: tuple[tuple[int, int], ...], value: float) -> Array:
         if len(widths) != x.ndim:
             raise ShapeError(f"pad: {len(widths)} pairs of widths for the {x.ndim} dims of shape {x.shape}")
+        if any(min(pair) < 0 for pair in widths):
+            raise ShapeError(f"pad: widths {widths}, expected 0 or more; cut off what is too much with x[...]")
         out = ctx.xp.full([n + before + after for n, (before, after) in zip(x.shape, widths)], value, dtype=x.dtype)
         ctx.inside = tuple(slice(before, before + n) for n, (before, _) in zip(x.shape, widths))
         out[ctx.inside] = x
@@ -126,6 +128,9 @@ def transpose(x: Any, *dims: Any) -> Tensor:
 
 def swapaxes(x: Any, a: int, b: int) -> Tensor:
     order = list(range(len(x.shape)))
+    for dim in (a, b):
+        if not -len(order) <= dim < len(order):
+            raise ShapeError(f"swapaxes: dim {dim} of an array with {len(order)} dims, shape {tuple(x.shape)}")
     order[a], order[b] = order[b], order[a]
     return Transpose.apply(x, dims=tuple(order))
 
@@ -138,6 +143,8 @@ def broadcast_to(x: Any, shape: Sequence[int]) -> Tensor:
 def squeeze(x: Any, dim: int | None = None) -> Tensor:
     """`x` without its dims of size 1, or without that one."""
     shape = x.shape
+    if dim is not None and not -len(shape) <= dim < len(shape):
+        raise ShapeError(f"squeeze: dim {dim} of an array with {len(shape)} dims, shape {shape}")
     if dim is not None and shape[dim] != 1:
         raise ShapeError(f"squeeze: dim {dim} of shape {shape} is not 1")
     gone = [i for i, n in enumerate(shape) if n == 1 and (dim is None or i == dim % len(shape))]
@@ -172,6 +179,8 @@ def split(x: Any, sizes: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...
     if not -len(shape) <= dim < len(shape):
         raise ShapeError(f"split: dim {dim} of an array with {len(shape)} dims, shape {shape}")
     n = shape[dim]
+    if not isinstance(sizes, int | list | tuple):
+        raise ShapeError(f"split: the sizes are {sizes!r}, expected one integer or a list of them")
     if isinstance(sizes, int):
         if sizes <= 0:
             raise ShapeError(f"split: parts of size {sizes}; the size must be positive")

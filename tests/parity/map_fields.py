@@ -1,0 +1,14 @@
+"""Convolutions, pools, padding, resampling, Fourier transforms and linear algebra: entries of op_db and our functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpitrain import ops
+
+MAP: dict[str, Callable[..., Any]] = {
+    "nn.functional.conv1d": ops.conv1d, "nn.functional.conv2d": ops.conv2d, "nn.functional.conv3d": ops.conv3d,
+    "nn.functional.conv_transpose1d": ops.conv_transpose1d, "nn.functional.conv_transpose2d": ops.conv_transpose2d,
+    "nn.functional.conv_transpose3d": ops.conv_transpose3d,
+}
