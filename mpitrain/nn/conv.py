@@ -27,7 +27,12 @@ class _Windows(Module):
     """What convolutions and their transposes have in common."""
 
     dims = 0
-    op: Callable[..., Tensor]
+    op = ""                                       # its name in ops
+
+    @property
+    def _op(self) -> Callable[..., Tensor]:
+        found: Callable[..., Tensor] = getattr(ops, self.op)
+        return found
 
     def _describe(self, channels: tuple[int, int], rest: tuple[int, int], kernel: Size, groups: int, bias: bool,
                   weight_init: Initialiser, bias_init: Initialiser | None) -> None:
@@ -54,7 +59,7 @@ class _Conv(_Windows):
         padding = self.padding
         if self.padding_mode != "zeros" and padding != "valid":
             x, padding = self._padded(x), 0
-        return self.op(x, self.weight, self.bias, stride=self.stride, padding=padding, dilation=self.dilation,
+        return self._op(x, self.weight, self.bias, stride=self.stride, padding=padding, dilation=self.dilation,
                        groups=self.groups)
 
     def _padded(self, x: Any) -> Tensor:
@@ -72,7 +77,7 @@ class _Conv(_Windows):
 class Conv1d(_Conv):
     """(N, inputs, L) to (N, outputs, L'), with weight (outputs, inputs/groups, k)."""
 
-    dims, op = 1, staticmethod(ops.conv1d)
+    dims, op = 1, "conv1d"
 
 
 class Conv2d(_Conv):
@@ -82,13 +87,13 @@ class Conv2d(_Conv):
     stands there: "zeros", "reflect", "replicate" or "circular".
     """
 
-    dims, op = 2, staticmethod(ops.conv2d)
+    dims, op = 2, "conv2d"
 
 
 class Conv3d(_Conv):
     """(N, inputs, D, H, W) to (N, outputs, D', H', W'), with weight (outputs, inputs/groups, kd, kh, kw)."""
 
-    dims, op = 3, staticmethod(ops.conv3d)
+    dims, op = 3, "conv3d"
 
 
 class _ConvTranspose(_Windows):
@@ -100,23 +105,23 @@ class _ConvTranspose(_Windows):
         self.dilation, self.groups = dilation, groups
 
     def forward(self, x: Any) -> Tensor:
-        return self.op(x, self.weight, self.bias, stride=self.stride, padding=self.padding, output_padding=self.output_padding,
+        return self._op(x, self.weight, self.bias, stride=self.stride, padding=self.padding, output_padding=self.output_padding,
                        dilation=self.dilation, groups=self.groups)
 
 
 class ConvTranspose1d(_ConvTranspose):
     """The transpose of a convolution of series; weight (inputs, outputs/groups, k)."""
 
-    dims, op = 1, staticmethod(ops.conv_transpose1d)
+    dims, op = 1, "conv_transpose1d"
 
 
 class ConvTranspose2d(_ConvTranspose):
     """The transpose of a convolution of images; weight (inputs, outputs/groups, kh, kw)."""
 
-    dims, op = 2, staticmethod(ops.conv_transpose2d)
+    dims, op = 2, "conv_transpose2d"
 
 
 class ConvTranspose3d(_ConvTranspose):
     """The transpose of a convolution of volumes; weight (inputs, outputs/groups, kd, kh, kw)."""
 
-    dims, op = 3, staticmethod(ops.conv_transpose3d)
+    dims, op = 3, "conv_transpose3d"

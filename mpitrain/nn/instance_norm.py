@@ -24,9 +24,9 @@ class _InstanceNorm(_Tracking):
     ndim = 0                                      # of a batch
 
     def __init__(self, features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = False,
-                 track_running_stats: bool = False):
+                 track_running_stats: bool = False, *, bias: bool = True):
         self.eps = eps
-        self._describe(features, momentum, affine, track_running_stats)
+        self._describe(features, momentum, affine, track_running_stats, bias)
 
     def forward(self, x: Any) -> Tensor:
         shape = tuple(x.shape)

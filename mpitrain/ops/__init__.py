@@ -17,19 +17,17 @@ from mpitrain.ops.conv_nd import *
 from mpitrain.ops.dropout import *
 from mpitrain.ops.elementwise import *
 from mpitrain.ops.experts import *
-from mpitrain.ops.gates import *
 from mpitrain.ops.index import *
 from mpitrain.ops.layer_norm import *
 from mpitrain.ops.linalg import *
 from mpitrain.ops.loss import *
 from mpitrain.ops.norm import *
 from mpitrain.ops.pool import *
-from mpitrain.ops.rectifiers import *
 from mpitrain.ops.reduce import *
 from mpitrain.ops.shape import *
 
 # No file may have the name of an op: what is imported last would hide the other.
-LATER: tuple[str, ...] = ("unary",)
+LATER: tuple[str, ...] = ("gates", "rectifiers", "unary")
 
 operators.attach()
 
