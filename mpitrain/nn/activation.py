@@ -79,7 +79,8 @@ class Softplus(OfEach):
     """log(1 + exp(x)); see `ops.softplus`."""
 
     def __init__(self, beta: float = 1.0, threshold: float = math.inf):
-        self.op = partial(ops.softplus, beta=beta, threshold=threshold) if (beta, threshold) != (1.0, math.inf) else ops.softplus
+        plain = beta == 1.0 and threshold == math.inf
+        self.op = ops.softplus if plain else partial(ops.softplus, beta=beta, threshold=threshold)
 
 
 class Softmax(Module):
@@ -92,7 +93,7 @@ class Softmax(Module):
         return ops.softmax(x, dim=self.dim)
 
 
-for _name, _class in {"celu": "CELU", "elu": "ELU", "hardsigmoid": "Hardsigmoid", "hardswish": "Hardswish", "hardtanh": "Hardtanh",
-                      "log_sigmoid": "LogSigmoid", "mish": "Mish", "relu6": "ReLU6", "selu": "SELU", "softsign": "Softsign",
+for _name, _class in {"celu": "CELU", "elu": "ELU", "hardsigmoid": "Hardsigmoid", "hardswish": "Hardswish",
+                      "hardtanh": "Hardtanh", "log_sigmoid": "LogSigmoid", "mish": "Mish", "relu6": "ReLU6", "selu": "SELU", "softsign": "Softsign",
                       "tanhshrink": "Tanhshrink"}.items():
     ACTIVATIONS.register_later(_name, f"mpitrain.nn.rectifiers:{_class}")

@@ -98,7 +98,7 @@ class DropoutAdd(_Dropping):
 
 
 class Flatten(Module):
-    """Dims `start` to `end` as one, (B, ...) to (B, I) by default. Where `inputs` is given, another size of it raises ShapeError."""
+    """Dims `start` to `end` as one: (B, ...) to (B, I) by default. ShapeError where its size is not `inputs`, if given."""
 
     def __init__(self, inputs: int | None = None, start: int = 1, end: int = -1):
         self.inputs, self.start, self.end = inputs, start, end

@@ -76,12 +76,12 @@ class ModuleList(_Held):
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
             return type(self)(list(self)[index])
-        return self.parts[self._name(index)]
+        return self.parts[self._key(index)]
 
     def __setitem__(self, index: int, module: Any) -> None:
-        self._put(self._name(index), module)
+        self._put(self._key(index), module)
 
-    def _name(self, index: int) -> str:
+    def _key(self, index: int) -> str:
         if not -len(self) <= index < len(self):
             raise ShapeError(f"{type(self).__name__}: no part {index} among {len(self)}")
         return str(index % len(self))

@@ -12,7 +12,6 @@ from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.backend import Array, array_module
 from mpitrain.errors import ShapeError
-from mpitrain.nn.basic import _Dropping
 from mpitrain.nn.module import Module
 from mpitrain.ops.rectifiers import SELU_ALPHA, SELU_SCALE
 

@@ -31,7 +31,7 @@ class _Tracking(Module):
     Without `affine` there is no weight and bias, without `track_running_stats` no buffer: eval then normalises as training does.
     """
 
-    def _describe(self, features: int, momentum: float | None, affine: bool, track_running_stats: bool, bias: bool = True) -> None:
+    def _describe(self, features: int, momentum: float | None, affine: bool, track_running_stats: bool, bias: bool) -> None:
         if momentum is not None and not 0.0 < momentum <= 1.0:
             raise ConfigError(f"the momentum of batch norm lies in (0, 1], not {momentum}")
         self.features = features

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ShapeError
@@ -43,24 +45,31 @@ class CosineSimilarity(Module):
         self.dim, self.eps = dim, eps
 
     def forward(self, x: Any, z: Any) -> Tensor:
+        try:
+            shape = np.broadcast_shapes(tuple(x.shape), tuple(z.shape))
+        except ValueError:
+            raise ShapeError(f"CosineSimilarity: shapes {tuple(x.shape)} and {tuple(z.shape)} do not broadcast") from None
+
         def unit(a: Any) -> Tensor:
+            if tuple(a.shape) != shape:
+                a = ops.broadcast_to(a, shape)
             length = ops.sqrt(ops.maximum(ops.sum(ops.multiply(a, a), dim=self.dim, keepdim=True), self.eps ** 2))
             return ops.divide(a, length)
         return ops.sum(unit(x) * unit(z), dim=self.dim)
 
 
 class PairwiseDistance(Module):
-    """The p-norm of x - z + eps over the last dim; p is positive, or math.inf."""
+    """The p-norm of x - z + eps over the last dim; p is any number but 0, math.inf too."""
 
     def __init__(self, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False):
-        if not p > 0:
-            raise ShapeError(f"PairwiseDistance: p is {p}, expected more than 0")
+        if p == 0 or math.isnan(p):
+            raise ShapeError(f"PairwiseDistance: p is {p}, expected another number")
         self.p, self.eps, self.keepdim = p, eps, keepdim
 
     def forward(self, x: Any, z: Any) -> Tensor:
         gap = ops.absolute(ops.subtract(x, z) + self.eps)
-        if self.p == math.inf:
-            return ops.max(gap, dim=-1, keepdim=self.keepdim)
+        if math.isinf(self.p):
+            return (ops.max if self.p > 0 else ops.min)(gap, dim=-1, keepdim=self.keepdim)
         if self.p == 1:
             return ops.sum(gap, dim=-1, keepdim=self.keepdim)
         if self.p == 2:

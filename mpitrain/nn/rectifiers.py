@@ -12,8 +12,8 @@ from mpitrain.nn.activation import OfEach, Softmax
 from mpitrain.nn.module import Module
 from mpitrain.nn.parameter import Parameter
 
-__all__ = ["CELU", "ELU", "GLU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "LogSigmoid", "LogSoftmax", "Mish", "PReLU",
-           "RReLU", "ReLU6", "SELU", "Softmax2d", "Softmin", "Softshrink", "Softsign", "Tanhshrink", "Threshold"]
+__all__ = ["CELU", "ELU", "GLU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "LogSigmoid", "LogSoftmax", "Mish",
+           "PReLU", "RReLU", "ReLU6", "SELU", "Softmax2d", "Softmin", "Softshrink", "Softsign", "Tanhshrink", "Threshold"]
 
 
 class ELU(OfEach):

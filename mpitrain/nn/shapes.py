@@ -66,7 +66,7 @@ class PixelUnshuffle(Module):
 
 
 class ChannelShuffle(Module):
-    """(N, C, ...) with the channels of `groups` groups in turns: the first of each, then the second of each (Zhang et al. 2018)."""
+    """(N, C, ...) with channels of `groups` groups in turns: the first of each, the second of each, ... (Zhang et al. 2018)."""
 
     def __init__(self, groups: int):
         self.groups = _at_least_one("ChannelShuffle", "groups", groups)

@@ -99,7 +99,7 @@ def silu(x: Any) -> Tensor:
 
 
 def softplus(x: Any, beta: float = 1.0, threshold: float = math.inf) -> Tensor:
-    """``log(1 + exp(beta x)) / beta`` without overflow; x itself where beta x > threshold, which PyTorch's default 20 rounds off."""
+    """``log(1 + exp(beta x)) / beta`` without overflow, and x where beta x > threshold (20 in PyTorch, which costs digits)."""
     if beta == 1.0 and threshold == math.inf:
         return Softplus.apply(x)
     if beta == 0:

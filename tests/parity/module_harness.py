@@ -1,4 +1,4 @@
-"""PyTorch's own samples of modules through our layers: outputs, gradients of inputs and parameters, and buffers, in training and eval.
+"""PyTorch's own samples of modules through our layers: outputs, gradients of inputs and parameters, buffers; training and eval.
 
 A map is a dict {name in module_db: make}, `MAP` of a file modules_<area>.py beside this one. `make` is called as PyTorch's
 constructor is and returns our layer, or a `Fitted` where its parameters have other names or it is called in another way. The
