@@ -8,8 +8,9 @@ from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
-from mpitrain.errors import DataError, ShapeError
+from mpitrain.errors import ConfigError, DataError, ShapeError
 from mpitrain.kernels import pointwise, rows
+from mpitrain.ops.elementwise import sign
 
 __all__ = ["binary_cross_entropy_with_logits", "cross_entropy", "cross_entropy_count", "element_count", "huber",
            "kl_divergence", "l1", "mse"]
@@ -64,7 +65,7 @@ class AbsoluteError(Distance):
     def forward(ctx: Context, prediction: Array, target: Array) -> Array:
         _same_shape("l1", prediction, target)
         difference = prediction - target
-        ctx.save(ctx.xp.sign(difference))
+        ctx.save(sign(difference))
         ctx.factor = 1
         return ctx.xp.abs(difference).sum()
 
@@ -171,6 +172,8 @@ def l1(prediction: Any, target: Any) -> Tensor:
 
 def huber(prediction: Any, target: Any, delta: float = 1.0) -> Tensor:
     """Half of squared differences up to `delta`, linear beyond, summed; equal shapes."""
+    if not delta > 0:
+        raise ConfigError(f"huber: delta is {delta}, expected more than 0")
     return Huber.apply(prediction, target, delta=delta)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
+from mpitrain.ops.shape import broadcast_to
 
 __all__ = ["logsumexp", "max", "mean", "min", "sum", "var"]
 
@@ -24,6 +25,10 @@ class Sum(Function):
     def backward(ctx: Context, grad: Array) -> Array:
         return ctx.xp.broadcast_to(grad.reshape(ctx.kept), ctx.shape)
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return broadcast_to(grad.reshape(ctx.kept), ctx.shape)
+
 
 class Mean(Function):
     @staticmethod
@@ -37,6 +42,10 @@ class Mean(Function):
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
         return ctx.xp.broadcast_to((grad / ctx.count).reshape(ctx.kept), ctx.shape)
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return broadcast_to((grad / ctx.count).reshape(ctx.kept), ctx.shape)
 
 
 class Extremum(Function):
@@ -56,7 +65,8 @@ class Extremum(Function):
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
         x, result = ctx.saved
-        chosen = (x == result.reshape(ctx.kept)).astype(grad.dtype)
+        result = result.reshape(ctx.kept)
+        chosen = ((x == result) | ((x != x) & (result != result))).astype(grad.dtype)      # NaN wins, so it has the gradient
         chosen *= grad.reshape(ctx.kept) / chosen.sum(axis=ctx.dim, keepdims=True)
         return chosen
 
@@ -106,7 +116,10 @@ def _dims(x: Array, dim: Dims) -> tuple[int, ...]:
     for d in dims:
         if not -x.ndim <= d < x.ndim:
             raise ShapeError(f"dim {d} of an array with {x.ndim} dims, shape {x.shape}")
-    return tuple(d % x.ndim for d in dims)
+    found = tuple(d % x.ndim for d in dims)
+    if len(set(found)) < len(found):
+        raise ShapeError(f"dims {dims} of shape {x.shape} name one dim twice")
+    return found
 
 
 def _kept(x: Array, dim: Dims) -> tuple[int, ...]:
