@@ -93,7 +93,8 @@ class Softmax(Module):
         return ops.softmax(x, dim=self.dim)
 
 
-for _name, _class in {"celu": "CELU", "elu": "ELU", "hardsigmoid": "Hardsigmoid", "hardswish": "Hardswish",
-                      "hardtanh": "Hardtanh", "log_sigmoid": "LogSigmoid", "mish": "Mish", "relu6": "ReLU6", "selu": "SELU", "softsign": "Softsign",
-                      "tanhshrink": "Tanhshrink"}.items():
+for _name, _class in {
+        "celu": "CELU", "elu": "ELU", "hardsigmoid": "Hardsigmoid", "hardswish": "Hardswish", "hardtanh": "Hardtanh",
+        "log_sigmoid": "LogSigmoid", "mish": "Mish", "relu6": "ReLU6", "selu": "SELU", "softsign": "Softsign",
+        "tanhshrink": "Tanhshrink"}.items():
     ACTIVATIONS.register_later(_name, f"mpitrain.nn.rectifiers:{_class}")

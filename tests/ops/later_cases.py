@@ -13,7 +13,8 @@ ANY = """
 POSITIVE = "log10 log1p log2 rsqrt"
 BELOW_ONE = "acos asin atanh"
 ACTIVATIONS = """
-    celu elu glu hardshrink hardsigmoid hardswish hardtanh log_sigmoid mish relu6 selu softmin softshrink softsign swiglu tanhshrink"""
+    celu elu glu hardshrink hardsigmoid hardswish hardtanh log_sigmoid mish relu6 selu softmin softshrink softsign swiglu
+    tanhshrink"""
 
 CASES: dict[str, list[tuple[Any, ...]]] = {
     **{name: [(getattr(ops, name), normal(3, 4))] for name in ANY.split()},
