@@ -9,6 +9,7 @@ from mpitrain.nn.loss import *
 from mpitrain.nn.module import *
 from mpitrain.nn.moe import *
 from mpitrain.nn.norm import *
+from mpitrain.nn.packed import *
 from mpitrain.nn.parameter import *
 from mpitrain.nn.recurrent import *
 from mpitrain.nn.sequential import *

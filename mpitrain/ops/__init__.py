@@ -18,6 +18,7 @@ from mpitrain.ops.linalg import *
 from mpitrain.ops.loss import *
 from mpitrain.ops.norm import *
 from mpitrain.ops.pool import *
+from mpitrain.ops.recurrent import *
 from mpitrain.ops.reduce import *
 from mpitrain.ops.shape import *
 
