@@ -8,6 +8,7 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
+from mpitrain.ops.shape import broadcast_to
 
 __all__ = ["logsumexp", "max", "mean", "min", "sum", "var"]
 
@@ -24,6 +25,10 @@ class Sum(Function):
     def backward(ctx: Context, grad: Array) -> Array:
         return ctx.xp.broadcast_to(grad.reshape(ctx.kept), ctx.shape)
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return broadcast_to(grad.reshape(ctx.kept), ctx.shape)
+
 
 class Mean(Function):
     @staticmethod
@@ -37,6 +42,10 @@ class Mean(Function):
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
         return ctx.xp.broadcast_to((grad / ctx.count).reshape(ctx.kept), ctx.shape)
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return broadcast_to((grad / ctx.count).reshape(ctx.kept), ctx.shape)
 
 
 class Extremum(Function):

@@ -27,6 +27,10 @@ class Reshape(Function):
     def backward(ctx: Context, grad: Array) -> Array:
         return grad.reshape(ctx.shape)
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return grad.reshape(ctx.shape)
+
 
 class Transpose(Function):
     views = True
@@ -44,6 +48,10 @@ class Transpose(Function):
     def backward(ctx: Context, grad: Array) -> Array:
         return grad.transpose(ctx.back)
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return grad.transpose(ctx.back)
+
 
 class BroadcastTo(Function):
     views = True
@@ -57,7 +65,7 @@ class BroadcastTo(Function):
             raise ShapeError(f"broadcast_to: shape {x.shape} does not broadcast to {shape}") from None
 
     @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
         return grad
 
 
@@ -76,6 +84,10 @@ class Concatenate(Function):
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
         return _parts(grad, ctx.sizes, ctx.dim)
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        return split(grad, ctx.sizes, ctx.dim)
+
 
 class Split(Function):
     views = True
@@ -88,6 +100,10 @@ class Split(Function):
     @staticmethod
     def backward(ctx: Context, *grads: Array) -> Array:
         return ctx.xp.concatenate(grads, axis=ctx.dim)
+
+    @staticmethod
+    def derivative(ctx: Context, *grads: Tensor) -> Tensor:
+        return concatenate(grads, ctx.dim)
 
 
 class Pad(Function):
@@ -103,7 +119,7 @@ class Pad(Function):
         return out
 
     @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
         return grad[ctx.inside]
 
 
