@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.backend.native import load
 from mpitrain.kernels.kernel import Kernel
@@ -35,7 +33,7 @@ def walk(sizes: Array, reverse: bool) -> Steps:
 
 
 def previous(values: Array, start: Array, sizes: Array, reverse: bool) -> Array:
-    """For each row of `values` (R, ...), one step's after the other's, that of the step before in time; `start` (B, ...) first."""
+    """For each row of `values` (R, ...) that of the step before in time; `start` (B, ...) stands before the first one."""
     result = array_module(values).empty_like(values)
     for first, count, before, known in walk(sizes, reverse):
         known = min(known, count)
@@ -90,7 +88,8 @@ def _lstm_gradients(gates: Array, dout: Array, dh: Array, dc: Array, c: Array, c
         dh[:count] = xp.matmul(a, weight)
 
 
-def _gru(gates: Array, h: Array, out: Array, inner: Array, weight: Array, bias: Array | None, sizes: Array, reverse: bool) -> None:
+def _gru(gates: Array, h: Array, out: Array, inner: Array, weight: Array, bias: Array | None, sizes: Array, reverse: bool
+         ) -> None:
     xp, n = array_module(gates), h.shape[1]
     for first, count, _, _ in walk(sizes, reverse):
         a, rows = gates[first:first + count], slice(first, first + count)
@@ -127,7 +126,8 @@ def _rnn(gates: Array, h: Array, out: Array, weight: Array, sizes: Array, revers
         out[first:first + count] = h[:count] = xp.maximum(a, a.dtype.type(0)) if relu else xp.tanh(a)
 
 
-def _rnn_gradients(gates: Array, dout: Array, dh: Array, out: Array, weight: Array, sizes: Array, reverse: bool, relu: bool) -> None:
+def _rnn_gradients(gates: Array, dout: Array, dh: Array, out: Array, weight: Array, sizes: Array, reverse: bool, relu: bool
+                   ) -> None:
     xp = array_module(gates)
     for first, count, _, _ in backwards(sizes, reverse):
         y = out[first:first + count]
@@ -181,7 +181,8 @@ def _gru_gradients_host(call: CFunction, gates: Array, states: Array, dout: Arra
 
 
 @host("recurrent", "rnn", "ppppppiiii")
-def _rnn_host(call: CFunction, gates: Array, h: Array, out: Array, weight: Array, sizes: Array, reverse: bool, relu: bool) -> None:
+def _rnn_host(call: CFunction, gates: Array, h: Array, out: Array, weight: Array, sizes: Array, reverse: bool, relu: bool
+              ) -> None:
     n = h.shape[1]
     call(gates, h, out, weight, sizes, _scratch.room(_memory(gates.dtype, n, n, 1)), len(sizes), n, reverse, relu)
 
@@ -200,7 +201,7 @@ is not None. gates take what their functions make of them. weight (4 H, P)."""
 
 lstm_gradients = Kernel("lstm_gradients", _lstm_gradients, host=_lstm_gradients_host)
 """gates go from their values to the gradients of the products; dh, dc from the gradients of the last states to those of the
-first. dout (R, P) is out's, c (B, H) the first state; `projected` (R, P) takes the gradients of every h where that is projected."""
+first. dout (R, P) is out's, c (B, H) the first state; `projected` (R, P) takes the gradients of h where that is projected."""
 
 gru = Kernel("gru", _gru, host=_gru_host)
 """From gates (R, 3 H; reset, update, new): the products with the inputs, and their biases. inner (R, H) takes what the new gate

@@ -4,6 +4,7 @@ from mpitrain.nn import init as init
 from mpitrain.nn.activation import *
 from mpitrain.nn.attention import *
 from mpitrain.nn.basic import *
+from mpitrain.nn.cells import *
 from mpitrain.nn.conv import *
 from mpitrain.nn.loss import *
 from mpitrain.nn.module import *

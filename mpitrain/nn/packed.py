@@ -39,7 +39,8 @@ class PackedSequence(NamedTuple):
 def _lengths(lengths: Any, batch: int, longest: int) -> Array:
     found = asnumpy(lengths.array if isinstance(lengths, Tensor) else np.asarray(lengths))
     if found.shape != (batch,) or not batch or (found != found.astype(np.int64)).any():
-        raise ShapeError(f"pack_padded_sequence: lengths of shape {found.shape}, expected a whole number for each of {batch} sequences")
+        raise ShapeError(f"pack_padded_sequence: lengths of shape {found.shape}, expected a whole number for each of {batch} "
+                         "sequences")
     found = found.astype(np.int64)
     if found.min() < 1 or found.max() > longest:
         raise ShapeError(f"pack_padded_sequence: lengths from {found.min()} to {found.max()}, expected 1 to {longest}; leave out "
@@ -82,7 +83,8 @@ def pad_packed_sequence(sequence: PackedSequence, batch_first: bool = True, padd
     lengths = sequence.lengths()
     length = len(sequence.batch_sizes) if total_length is None else total_length
     if length < len(sequence.batch_sizes):
-        raise ShapeError(f"pad_packed_sequence: total_length is {length}, the longest sequence has {len(sequence.batch_sizes)} steps")
+        raise ShapeError(f"pad_packed_sequence: total_length is {length}, the longest sequence has {len(sequence.batch_sizes)} "
+                         "steps")
     _, which, step = _rows(lengths)
     data, rows = sequence.data, len(which)
     if len(data.shape) < 1 or data.shape[0] != rows:

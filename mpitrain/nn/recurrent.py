@@ -39,7 +39,8 @@ class Recurrent(Module):
         self.suffixes = ("", "_reverse") if bidirectional else ("",)
         values, rows = init.uniform(1.0 / math.sqrt(hidden)), self.gates * hidden
         for layer in range(num_layers):
-            shapes = {"weight_ih": (rows, self.width * len(self.suffixes) if layer else inputs), "weight_hh": (rows, self.width)}
+            shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, self.width * len(self.suffixes) if layer else inputs),
+                                                  "weight_hh": (rows, self.width)}
             if bias:
                 shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
             if proj_size:
@@ -83,7 +84,8 @@ class Recurrent(Module):
     def _packed(self, x: PackedSequence, state: Any) -> tuple[PackedSequence, Any]:
         states = self._first(state, (int(x.batch_sizes[0]),))
         if len(x.data.shape) != 2 or x.data.shape[1] != self.inputs:
-            raise ShapeError(f"{type(self).__name__} expects packed input of shape (rows, {self.inputs}), got {tuple(x.data.shape)}")
+            raise ShapeError(f"{type(self).__name__} expects packed input of shape (rows, {self.inputs}), got "
+                             f"{tuple(x.data.shape)}")
         if x.sorted_indices is not None:
             states = tuple(None if each is None else ops.getitem(each, (slice(None), x.sorted_indices)) for each in states)
         y, last = self._run(x.data, states, x)

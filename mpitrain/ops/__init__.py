@@ -23,12 +23,11 @@ from mpitrain.ops.linalg import *
 from mpitrain.ops.loss import *
 from mpitrain.ops.norm import *
 from mpitrain.ops.pool import *
-from mpitrain.ops.recurrent import *
 from mpitrain.ops.reduce import *
 from mpitrain.ops.shape import *
 
 # No file may have the name of an op: what is imported last would hide the other.
-LATER: tuple[str, ...] = ("unary",)
+LATER: tuple[str, ...] = ("unary", "cells", "recurrent")
 
 operators.attach()
 

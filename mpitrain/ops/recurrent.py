@@ -5,15 +5,17 @@ Letters: `L` length, `B` batch, `I` inputs, `H` hidden, `P` numbers of the state
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.autograd.derivatives import differentiate
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import recurrent as kernels
 from mpitrain.kernels.product import product
+from mpitrain.ops.cells import unrolled
 from mpitrain.ops.linalg import _operands, room_for
 from mpitrain.ops.shape import reshape
 
@@ -43,11 +45,11 @@ class Layer(Function):
         batch = int(sizes[0])
         shapes = ((batch, width), (batch, hidden))
         start = [ctx.xp.zeros(shape, x.dtype) if state is None else state for shape, state in zip(shapes, states)]
+        ctx.given = [array is not None for array in (x, w_input, w_state, b_input, b_state, projection, *states)]
         last = [ctx.xp.array(state, order="C") for state in start]
         out = ctx.xp.empty((len(x), width), x.dtype)
         kept = layer.run(ctx, made, last, out, w_state, b_state, projection)
-        ctx.save(x, w_input, w_state, projection, out, made, *kept, *start)
-        ctx.n_kept = len(kept)
+        ctx.save(x, w_input, w_state, projection, out, made, b_input, b_state, *start, *kept)
         return out, *last
 
     bias_apart = False                            # True where a gate needs what it has of the state by itself
@@ -61,14 +63,14 @@ class Layer(Function):
     @classmethod
     def run_back(cls, ctx: Context, made: Array, grads: list[Array], out: Array, weight: Array, projection: Array | None,
                  kept: list[Array], start: list[Array]) -> Arrays:
-        """Takes `made` and grads[1:] on to the gradients of the products and of `start`; (those of the state, of h) where unlike."""
+        """Takes `made` and grads[1:] on to the gradients of products and of `start`; answers those of the state's, and of h."""
         raise NotImplementedError
 
     @staticmethod
     def backward(ctx: Context, *grads: Array) -> Arrays:
         layer: type[Layer] = ctx.function
-        x, w_input, w_state, projection, out, made, *rest = ctx.saved
-        kept, start = rest[:ctx.n_kept], rest[ctx.n_kept:]
+        x, w_input, w_state, projection, out, made, _, _, *rest = ctx.saved
+        start, kept = rest[:layer.n_states], rest[layer.n_states:]
         xp = ctx.xp
         if ctx.before is None:                    # the second half of a split backward finds it made
             ready = [xp.ascontiguousarray(grads[0]), *(xp.array(grad, order="C") for grad in grads[1:])]
@@ -87,6 +89,17 @@ class Layer(Function):
         if needs[5]:
             found[5] = product(by_h.T, kept[1], out=ctx.out(5))
         return *found, *(grad if need else None for grad, need in zip(by_start, needs[6:]))
+
+    @staticmethod
+    def derivative(ctx: Context, *grads: Tensor) -> Arrays:
+        """By the same steps made of other operations: slow, and of every order."""
+        start = ctx.saved[8:8 + ctx.function.n_states]
+        inputs = [ctx.input(i) if there else None if i < 6 else Tensor(start[i - 6]) for i, there in enumerate(ctx.given)]
+
+        def steps(*tensors: Any) -> tuple[Tensor, ...]:
+            x, *weights = tensors[:6]
+            return unrolled(ctx.function.__name__.lower(), x, tuple(weights), tensors[6:], ctx.sizes, ctx.reverse, ctx.relu)
+        return differentiate(ctx, steps, inputs, grads)
 
 
 class LSTM(Layer):
@@ -171,7 +184,8 @@ def _layer(layer: type[Layer], x: Any, weights: Arrays, states: Arrays, sizes: A
                              "never grow, whose sum is the number of rows")
         sizes = sizes.astype(np.int64)
     _check(layer, name, shape[-1], int(sizes[0]), weights, states)
-    out, *last = layer.apply(rows, *weights, *states, sizes=sizes, reverse=bool(reverse), operands=_operands(weights[0]), relu=relu)
+    out, *last = layer.apply(rows, *weights, *states, sizes=sizes, reverse=bool(reverse), relu=relu,
+                             operands=_operands(weights[0]))
     return out if len(shape) == 2 else reshape(out, *shape[:2], out.shape[1]), *last
 
 
@@ -184,7 +198,8 @@ def _check(layer: type[Layer], name: str, inputs: int, batch: int, weights: Arra
     width = hidden if projection is None else projection.shape[0]
     expected = {"the input's weight": (weights[0], (layer.gates * hidden, inputs)),
                 "the state's weight": (w_state, (layer.gates * hidden, width)),
-                "the input's bias": (weights[2], (layer.gates * hidden,)), "the state's bias": (weights[3], (layer.gates * hidden,)),
+                "the input's bias": (weights[2], (layer.gates * hidden,)),
+                "the state's bias": (weights[3], (layer.gates * hidden,)),
                 "the projection": (projection, (width, hidden)), "h": (states[0], (batch, width)),
                 "c": (states[-1] if len(states) > 1 else None, (batch, hidden))}
     for what, (array, shape) in expected.items():
@@ -192,8 +207,8 @@ def _check(layer: type[Layer], name: str, inputs: int, batch: int, weights: Arra
             raise ShapeError(f"{name}: {what} has shape {tuple(array.shape)}, expected {shape}")
 
 
-def lstm(x: Any, weight_input: Any, weight_state: Any, bias_input: Any = None, bias_state: Any = None, h: Any = None, c: Any = None,
-         *, projection: Any = None, sizes: Any = None, reverse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def lstm(x: Any, weight_input: Any, weight_state: Any, bias_input: Any = None, bias_state: Any = None, h: Any = None,
+         c: Any = None, *, projection: Any = None, sizes: Any = None, reverse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """(out, last h, last c) of x (L, B, I): out is (L, B, P), the states (B, P) and (B, H).
 
     weight_input (4 H, I), weight_state (4 H, P), biases (4 H,), gates in the order input, forget, cell, output; `projection`

@@ -64,8 +64,9 @@ def agree(ours, theirs, mine, others, results, expected, dtype):
         np.testing.assert_allclose(parameter.grad, gradients[name].grad.numpy(), err_msg=name, **near)
 
 
-OPTIONS = {"two layers": {"num_layers": 2}, "both directions": {"num_layers": 2, "bidirectional": True}, "no bias": {"bias": False},
-           "projected": {"proj_size": 3, "num_layers": 2, "bidirectional": True}, "relu": {"nonlinearity": "relu", "num_layers": 2}}
+OPTIONS = {"two layers": {"num_layers": 2}, "both directions": {"num_layers": 2, "bidirectional": True},
+           "no bias": {"bias": False}, "projected": {"proj_size": 3, "num_layers": 2, "bidirectional": True},
+           "relu": {"nonlinearity": "relu", "num_layers": 2}}
 CASES = [(kind, name) for kind, name in itertools.product(("LSTM", "GRU", "RNN"), OPTIONS)
          if {"projected": kind == "LSTM", "relu": kind == "RNN"}.get(name, True)]
 
@@ -77,7 +78,8 @@ def test_a_layer_is_pytorch_s(kind, name, shape):
     x, other = both(normal(*{"length first": (5, 4, 3), "one sequence": (5, 3)}.get(shape, (4, 5, 3))), "float64")
     count = ours.layers * len(ours.suffixes)
     batch = () if shape == "one sequence" else (4,)
-    starts = [both(normal(count, *batch, width, seed=3 + width), "float64") for width in (ours.width, ours.hidden)[:ours.n_states]]
+    widths = (ours.width, ours.hidden)[:ours.n_states]
+    starts = [both(normal(count, *batch, width, seed=3 + width), "float64") for width in widths]
     mine, others = [x, *(each[0] for each in starts)], [other, *(each[1] for each in starts)]
     given, right = x, other
     if "packed" in shape:
@@ -180,3 +182,27 @@ def test_what_does_not_fit_is_refused_in_a_line():
             ((x[0], w, np.zeros((16, 4), np.float32)), {"sizes": [1, 2, 2]}, "never grow")):
         with pytest.raises(ShapeError, match=said):
             ops.lstm(*arguments, **options)
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("kind", ["LSTMCell", "GRUCell", "RNNCell"])
+def test_a_cell_is_pytorch_s(kind, single):
+    ours, theirs = pair(kind, 3, 7, **({"nonlinearity": "relu"} if single and kind == "RNNCell" else {}))
+    x, other = both(normal(*(() if single else (4,)), 3), "float64")
+    starts = [both(normal(*x.shape[:-1], 7, seed=1 + i), "float64") for i in range(2 if kind == "LSTMCell" else 1)]
+    mine, others = [x, *(each[0] for each in starts)], [other, *(each[1] for each in starts)]
+    state, first = (tuple(mine[1:]), tuple(others[1:])) if kind == "LSTMCell" else (mine[1], others[1])
+    agree(ours, theirs, mine, others, ours(x, ours(x, state)), theirs(other, theirs(other, first)), "float64")
+    for result, expected in zip(flat(ours(x.array)), flat(theirs(other)), strict=True):
+        np.testing.assert_allclose(result.array, expected.detach().numpy(), rtol=1e-12, atol=1e-12)
+
+
+def test_cells_refuse_what_does_not_fit():
+    cell = nn.GRUCell(3, 4)
+    cell.initialize()
+    with pytest.raises(ShapeError, match=r"GRUCell expects input of shape \(batch, 3\), got \(2, 4\)"):
+        cell(np.zeros((2, 4), np.float32))
+    with pytest.raises(ShapeError, match=r"GRUCell expects a state of shape \(2, 4\), got \(2, 3\)"):
+        cell(np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32))
+    with pytest.raises(ShapeError, match=r"rnn_cell: h has shape \(2, 4\), expected \(2, 5\)"):
+        ops.rnn_cell(np.zeros((2, 3)), np.zeros((2, 4)), np.zeros((5, 3)), np.zeros((5, 5)))
