@@ -13,7 +13,6 @@ from mpitrain.ops import operators
 from mpitrain.ops.activation import *
 from mpitrain.ops.attention import *
 from mpitrain.ops.conv import *
-from mpitrain.ops.conv_nd import *
 from mpitrain.ops.dropout import *
 from mpitrain.ops.elementwise import *
 from mpitrain.ops.experts import *
@@ -27,7 +26,7 @@ from mpitrain.ops.reduce import *
 from mpitrain.ops.shape import *
 
 # No file may have the name of an op: what is imported last would hide the other.
-LATER: tuple[str, ...] = ("unary", "cells", "recurrent")
+LATER: tuple[str, ...] = ("unary", "conv_nd", "resample", "cells", "recurrent")
 
 operators.attach()
 
