@@ -29,6 +29,15 @@ static T sum_##NAME(const T *x, i64 n)                                          
     return fold_##NAME(lanes);                                                                                          \
 }                                                                                                                       \
                                                                                                                         \
+static T sum_above_##NAME(const T *x, T below, i64 n)                                                                   \
+{                                                                                                                       \
+    T lanes[LANES] = {0};                                                                                               \
+    i64 i = 0;                                                                                                          \
+    for (; i + LANES <= n; i += LANES) for (int l = 0; l < LANES; l++) lanes[l] += x[i + l] - below;                    \
+    for (int l = 0; i < n; i++, l++) lanes[l] += x[i] - below;                                                          \
+    return fold_##NAME(lanes);                                                                                          \
+}                                                                                                                       \
+                                                                                                                        \
 static T dot_##NAME(const T *x, const T *y, i64 n)                                                                      \
 {                                                                                                                       \
     T lanes[LANES] = {0};                                                                                               \
@@ -117,7 +126,7 @@ int cross_entropy_##NAME(const T *x, const i64 *labels, T *losses, T *exps, T *t
         T total = exps ? sum_exp_##NAME(x, exps + r * n, top, n, 1) : sum_exp_##NAME(x, NULL, top, n, 0);               \
         if (exps) totals[r] = total;                                                                                    \
         losses[r] = LOG(total) - (T)(1 - smoothing) * (x[labels[r]] - top);                                             \
-        if (smoothing != 0) losses[r] -= (T)smoothing * (sum_##NAME(x, n) / (T)n - top);                                \
+        if (smoothing != 0) losses[r] -= (T)smoothing * (sum_above_##NAME(x, top, n) / (T)n);                              \
     }                                                                                                                   \
     return 0;                                                                                                           \
 }                                                                                                                       \

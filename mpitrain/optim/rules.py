@@ -19,7 +19,7 @@ from mpitrain.optim.optimizer import OPTIMIZERS, Allocate, Optimizer, Run, requi
 class SGD(Optimizer):
     """b = momentum b + (1 - dampening) g, at first g;  w -= lr b, or with `nesterov` w -= lr (g + momentum b)."""
 
-    def __init__(self, model: Any, lr: float = 0.01, *, momentum: float = 0.0, dampening: float = 0.0, nesterov: bool = False,
+    def __init__(self, model: Any, lr: float = 0.001, *, momentum: float = 0.0, dampening: float = 0.0, nesterov: bool = False,
                  weight_decay: float = 0.0, decay: str = "all", maximize: bool = False, allocate: Allocate | None = None):
         require(0.0 <= momentum < 1.0, "momentum", momentum, "in [0, 1)")
         require(momentum > 0.0 or not nesterov, "momentum", momentum, "more than 0 with nesterov")

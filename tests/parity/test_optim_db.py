@@ -37,8 +37,6 @@ def cases() -> list[tuple[str, str, dict[str, Any]]]:
 def arguments(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     """PyTorch's arguments as ours: tensors are numbers; Adafactor's pair has two names."""
     plain = {key: value.item() if hasattr(value, "item") else value for key, value in kwargs.items()}
-    if name == "SGD":
-        plain.setdefault("lr", 1e-3)
     if plain.get("adjust_lr_fn", "") is None:
         del plain["adjust_lr_fn"]
     if "eps" in plain and name == "Adafactor":
