@@ -103,14 +103,7 @@ AND_SLOPE = Example(lambda rng, dtype: ((x := points(rng, dtype)), x), 2e-6)
 GRADIENT = Example(lambda rng, dtype: (points(rng, dtype), points(rng, dtype), np.empty(33, dtype)), 2e-6)
 STREAM = Example(lambda rng, dtype: (np.empty(1037, dtype), KEY, (1 << 40) - 5), dtypes=("float64",))
 
-def resample_arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
-    counts = rng.integers(0, 7, 23)
-    taps = Taps(19, counts, rng.integers(0, 19, counts.sum()), rng.standard_normal(counts.sum()))
-    return rng.standard_normal((3, 19, 37)).astype(dtype), taps, 1
-
-
 EXAMPLES: dict[str, Example] = {
-    "resample": Example(resample_arguments, 1e-6),
     "attention_weights": of_shapes((2, 3, 21, 19), then=(0.5, True), tolerance=1e-6),
     "attention_weights_gradient": Example(lambda rng, dtype: (
         attention.attention_weights.reference(*normal(rng, dtype, (2, 21, 19)), 0.5, True), *normal(rng, dtype, (2, 21, 19)),

@@ -28,12 +28,14 @@ from mpitrain.ops.shape import *
 # No file may have the name of an op: what is imported last would hide the other.
 LATER: tuple[str, ...] = (
     "cells",
+    "complex_numbers",
     "conv_nd",
     "gates",
     "pool_nd",
     "recurrent",
     "rectifiers",
     "resample",
+    "spectral",
     "unary",
 )
 

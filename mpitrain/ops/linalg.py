@@ -23,6 +23,7 @@ FUSED_ACTIVATIONS = frozenset(ACTIVATIONS)
 class MatMul(Function):
     """The product over the last dim of x and the last but one of y; leading dims broadcast."""
 
+    complex_inputs = "analytic"
     broadcasts = True
 
     @staticmethod

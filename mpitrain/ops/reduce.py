@@ -17,6 +17,8 @@ Dims = int | tuple[int, ...] | None
 
 
 class Sum(Function):
+    complex_inputs = "analytic"
+
     @staticmethod
     def forward(ctx: Context, x: Array, *, dim: Dims, keepdim: bool) -> Array:
         ctx.shape, ctx.kept = x.shape, _kept(x, dim)
@@ -32,6 +34,8 @@ class Sum(Function):
 
 
 class Mean(Function):
+    complex_inputs = "analytic"
+
     @staticmethod
     def forward(ctx: Context, x: Array, *, dim: Dims, keepdim: bool) -> Array:
         ctx.shape, ctx.kept = x.shape, _kept(x, dim)

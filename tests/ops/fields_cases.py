@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from fakegpu import put
 from ops.parity import apart, normal, positive
 
 from mpitrain import ops
+from mpitrain.autograd import Tensor
 
 CASES: dict[str, list[tuple[Any, ...]]] = {
     "conv1d": [(lambda x, w, b: ops.conv1d(x, w, b, padding="same"), normal(2, 3, 5), normal(4, 3, 2), normal(4))],
@@ -28,4 +30,16 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
        for d in (1, 2, 3)},
     **{f"max_unpool{d}d": [(lambda x, d=d: getattr(ops, f"max_unpool{d}d")(
         *getattr(ops, f"max_pool{d}d")(x, 2, return_indices=True), 2), apart(2, 4, 4, 4)[(0,) * (3 - d)])] for d in (1, 2, 3)},
+    **{name: [(lambda x, name=name: ops.view_as_real(getattr(ops, name)(x)), normal(3, 4, 5))]
+       for name in ("fft", "fft2", "fftn", "ifft", "ifft2", "ifftn", "rfft", "rfft2", "rfftn", "ihfft", "ihfft2", "ihfftn")},
+    **{name: [(getattr(ops, name), normal(3, 4, 5))]
+       for name in ("irfft", "irfft2", "irfftn", "hfft", "hfft2", "hfftn", "fftshift", "ifftshift", "angle", "real", "conj")},
+    **{name: [(lambda n, name=name: Tensor(put(getattr(ops, name)(len(n)).array)), normal(4))]
+       for name in ("fftfreq", "rfftfreq")},
+    "complex": [(lambda a, b: abs(ops.complex(a, b)), normal(3), normal(3))],
+    "polar": [(lambda a, b: ops.view_as_real(ops.polar(a, b)), normal(3), normal(3))],
+    "imag": [(lambda a, b: ops.imag(ops.complex(a, b)), normal(3), normal(3))],
+    "view_as_real": [(lambda a, b: ops.view_as_real(ops.complex(a, b)), normal(3), normal(3))],
+    "view_as_complex": [(lambda x: ops.angle(ops.view_as_complex(x)), normal(3, 2))],
+    "is_complex": [(lambda x: Tensor(put(float(ops.is_complex(x)))), normal(3))],
 }

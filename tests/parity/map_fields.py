@@ -22,4 +22,9 @@ MAP: dict[str, Callable[..., Any]] = {
        for kind in ("max", "avg", "adaptive_max", "adaptive_avg")},
     **{f"nn.functional.max_unpool{dims}d{variant}": getattr(ops, f"max_unpool{dims}d") for dims in (1, 2, 3)
        for variant in ("", ".grad")},
+    **{f"fft.{inverse}{kind}fft{dims}": getattr(ops, f"{inverse}{kind}fft{dims}") for inverse in ("", "i")
+       for kind in ("", "r", "h") for dims in ("", "2", "n")},
+    "fft.fftshift": ops.fftshift, "fft.ifftshift": ops.ifftshift,
+    "complex": ops.complex, "angle": ops.angle, "real": ops.real, "conj": ops.conj,
+    "conj_physical": ops.conj, "resolve_conj": lambda x: x, "resolve_neg": lambda x: x, "polar": ops.polar,
 }
