@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
@@ -89,8 +91,7 @@ class Complex(Function):
 
     @staticmethod
     def forward(ctx: Context, real: Array, imag: Any) -> Array:
-        xp = ctx.xp
-        result = xp.empty(xp.broadcast(real, imag).shape if hasattr(imag, "shape") else real.shape, PAIRS[real.dtype.char])
+        result = ctx.xp.empty(np.broadcast_shapes(real.shape, getattr(imag, "shape", ())), PAIRS[real.dtype.char])
         result.real[...] = real
         result.imag[...] = imag
         return result
