@@ -54,20 +54,21 @@ def grad(outputs: Tensors, inputs: Tensors, grad_outputs: Any = None, create_gra
     return tuple(found)
 
 
-def differentiate(ctx: Context, compute: Callable[..., Any], inputs: Sequence[Any], grads: Sequence[Tensor]) -> tuple[Any, ...]:
-    """A `derivative` for an op that `compute`, made of other ops, computes too: the gradients of `inputs`, as `ctx.needs` says.
+def differentiate(compute: Callable[..., Any], inputs: Sequence[Any], grads: Sequence[Tensor],
+                  needs: Sequence[bool]) -> tuple[Any, ...]:
+    """A `derivative` for an op that `compute`, made of other ops, computes too: the gradients of `inputs`, where `needs` says so.
 
     `compute` runs again; with recording, the results have derivatives of every order.
     """
     recording = grad_enabled()
     with enable_grad():
-        apart = [Same.apply(x) if recording and isinstance(x, Tensor) and x.requires_grad else
-                 Tensor(x.array, requires_grad=needed) if isinstance(x, Tensor) else x for x, needed in zip(inputs, ctx.needs)]
+        apart = [Same.apply(x) if recording and needed else Tensor(x.array, requires_grad=needed) if isinstance(x, Tensor) else x
+                 for x, needed in zip(inputs, needs)]
         made = compute(*apart)
     pairs = [(y, g) for y, g in zip(made if isinstance(made, tuple) else (made,), grads) if y.requires_grad]
-    wanted = [x for x, needed in zip(apart, ctx.needs) if needed]
+    wanted = [x for x, needed in zip(apart, needs) if needed]
     found = iter(grad([y for y, _ in pairs], wanted, [g for _, g in pairs], recording, allow_unused=True))
-    return tuple([next(found) if needed else None for needed in ctx.needs])
+    return tuple([next(found) if needed else None for needed in needs])
 
 
 def stand_in(ctx: Context, i: int, values: Array) -> Tensor:
