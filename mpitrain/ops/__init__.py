@@ -27,7 +27,7 @@ from mpitrain.ops.reduce import *
 from mpitrain.ops.shape import *
 
 # No file may have the name of an op: what is imported last would hide the other.
-LATER: tuple[str, ...] = ("unary",)
+LATER: tuple[str, ...] = ("binary", "logic", "scans", "scattering", "scatter_reductions", "unary")
 
 operators.attach()
 

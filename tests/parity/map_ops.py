@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from harness import Absent
-
 from mpitrain import ops
 
 
@@ -25,14 +23,14 @@ def dims(op: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def division(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
-    if rounding_mode is not None:
-        raise Absent(f"rounding_mode={rounding_mode}")
-    return ops.divide(x, y)
+    return {None: ops.divide, "floor": ops.floor_divide, "trunc": ops.trunc_divide}[rounding_mode](x, y)
 
 
 MAP: dict[str, Callable[..., Any]] = {
-    "abs": ops.absolute, "add": alpha(ops.add), "sub": alpha(ops.subtract), "mul": ops.multiply, "div.no_rounding_mode": division,
-    "true_divide": division, "pow": ops.power, "neg": ops.negative, "exp": ops.exp, "log": ops.log, "sqrt": ops.sqrt,
+    "abs": ops.absolute, "add": alpha(ops.add), "sub": alpha(ops.subtract), "mul": ops.multiply,
+    "div.no_rounding_mode": division,
+    "div.floor_rounding": division, "div.trunc_rounding": division, "true_divide": division,
+    "pow": ops.power, "neg": ops.negative, "exp": ops.exp, "log": ops.log, "sqrt": ops.sqrt,
     "eq": ops.equal, "ne": ops.not_equal, "gt": ops.greater, "ge": ops.greater_equal, "lt": ops.less, "le": ops.less_equal,
     "__radd__": lambda x, y: y + x, "__rmul__": lambda x, y: y * x, "__rdiv__": lambda x, y: y / x,
     "__rmatmul__": lambda x, y: y @ x, "matmul": ops.matmul, "mm": ops.matmul, "bmm": ops.matmul, "mv": ops.matmul,
@@ -46,7 +44,16 @@ MAP: dict[str, Callable[..., Any]] = {
 
 # The same name, and the same arguments.
 SAME = """
-    acos acosh asin asinh atan atanh ceil cos cosh deg2rad exp2 expm1 floor frac log10 log1p log2 rad2deg positive reciprocal
-    round rsqrt sgn sign sin sinh square tan tanh trunc"""
+    acos acosh addcdiv addcmul allclose asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or
+    bitwise_right_shift bitwise_xor ceil clamp copysign cos cosh cummax cummin cumprod cumsum cumulative_trapezoid deg2rad
+    diff exp2 expm1 floor floor_divide fmax fmin fmod frac gather gcd heaviside hypot index_add index_copy index_fill
+    index_put index_select isclose isfinite isin isinf isnan isneginf isposinf isreal lcm ldexp lerp log10 log1p log2
+    logaddexp logaddexp2 logcumsumexp logical_and logical_not logical_or logical_xor masked_fill masked_scatter masked_select
+    positive rad2deg reciprocal remainder round rsqrt scatter scatter_add sgn sign signbit sin sinh square take_along_dim tan
+    tanh trapezoid trunc xlogy"""
 MAP |= {name: getattr(ops, name) for name in SAME.split()}
 MAP |= {f"round.{variant}": ops.round for variant in ("decimals_0", "decimals_3", "decimals_neg_3")}
+MAP |= {"clamp_max": lambda x, y: ops.clamp(x, max=y), "clamp_min": lambda x, y: ops.clamp(x, min=y)}
+MAP |= {f"scatter_reduce.{kind}": ops.scatter_reduce for kind in ("sum", "prod", "mean", "amin", "amax")}
+MAP |= {f"index_reduce.{kind}": ops.index_reduce for kind in ("prod", "mean", "amin", "amax")}
+MAP |= {"special.xlog1py": ops.xlog1py, "nn.functional.one_hot": ops.one_hot, "trapz": ops.trapezoid}
