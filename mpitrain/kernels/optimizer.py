@@ -26,7 +26,11 @@ def _kernel(name: str, reference: Function, arrays: int) -> Kernel:
     @host("optimizer", name, "p" * (arrays + 1) + "i")
     def update(run: CFunction, *arguments: Any) -> None:
         run(*arguments[:arrays], np.array(arguments[arrays:], arguments[0].dtype), arguments[0].size)
-    return Kernel(name, reference, host=update)
+
+    def numba() -> Function:
+        from mpitrain.kernels.loops import optimizer
+        return optimizer.update(name, arrays)
+    return Kernel(name, reference, update, numba)
 
 
 def part_function(kernel: Kernel, dtype: Any) -> int:
@@ -142,9 +146,12 @@ def _square_sums(x: Any, work: Any, out: Any) -> None:
         out[block] = work[0]
 
 
-def _square_sums_host() -> Callable[[Array], Array]:
-    fill = bind("optimizer", "square_sums", "pip") or _square_sums_by_numba()
+def _square_sums_host() -> Callable[[Array], Array] | None:
+    fill = bind("optimizer", "square_sums", "pip")
+    return None if fill is None else _square_sums_by(fill)
 
+
+def _square_sums_by(fill: Callable[..., None]) -> Callable[[Array], Array]:
     def sums(x: Array) -> Array:
         out = np.empty(-(-len(x) // NORM_BLOCK), np.float64)
         fill(x, len(x), out)
@@ -152,12 +159,12 @@ def _square_sums_host() -> Callable[[Array], Array]:
     return sums
 
 
-def _square_sums_by_numba() -> Callable[..., None]:
+def _square_sums_by_numba() -> Callable[[Array], Array]:
     loop = compiled([f"void({t}[::1], float64[::1], float64[::1])" for t in ("float32", "float64")])(_square_sums)
-    return lambda x, n, out: loop(x, np.empty(NORM_BLOCK // 2, np.float64), out)
+    return _square_sums_by(lambda x, n, out: loop(x, np.empty(NORM_BLOCK // 2, np.float64), out))
 
 
-square_sums = Kernel("square_sums", _square_sums_reference, host=_square_sums_host)
+square_sums = Kernel("square_sums", _square_sums_reference, host=_square_sums_host, numba=_square_sums_by_numba)
 """float64 (blocks,): the sum of the squares of each 4,096 elements of x (n,), the last block filled up with zeros.
 
 A block is folded in halves, square i plus square i + 2048 first: a fixed order, so the bits depend on nothing else, which

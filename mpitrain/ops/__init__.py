@@ -13,7 +13,6 @@ from mpitrain.ops import operators
 from mpitrain.ops.activation import *
 from mpitrain.ops.attention import *
 from mpitrain.ops.conv import *
-from mpitrain.ops.conv_nd import *
 from mpitrain.ops.dropout import *
 from mpitrain.ops.elementwise import *
 from mpitrain.ops.experts import *
@@ -27,7 +26,16 @@ from mpitrain.ops.reduce import *
 from mpitrain.ops.shape import *
 
 # No file may have the name of an op: what is imported last would hide the other.
-LATER: tuple[str, ...] = ("binary", "logic", "scans", "scattering", "scatter_reductions", "unary")
+LATER: tuple[str, ...] = (
+    "binary",
+    "conv_nd",
+    "logic",
+    "resample",
+    "scans",
+    "scatter_reductions",
+    "scattering",
+    "unary",
+)
 
 operators.attach()
 

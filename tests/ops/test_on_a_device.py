@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakegpu import DEVICES, open_device, put, xp
-from ops import later_cases
+from ops import fields_cases, later_cases
 from ops.parity import normal, positive
 
 from mpitrain import ops
@@ -45,7 +45,6 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
     "stack": [(lambda x, y: ops.stack([x, y], 1), normal(2, 3), normal(2, 3))],
     "split": [(lambda x: ops.split(x, 2), normal(5, 2))],
     "expand_dims": [(lambda x: ops.expand_dims(x, 0), normal(2))],
-    "pad": [(lambda x: ops.pad(x, [(1, 0), (2, 1)], 3.0), normal(2, 2))],
     "getitem": [(lambda x: x[1:, None], normal(3, 2)), (lambda x, i: x[i], normal(3, 2), INDEX),
                 (lambda x, m: x[m], normal(3, 2), MASK)],
     "take": [(lambda x, i: ops.take(x, i, 1), normal(2, 3), INDEX)],
@@ -88,6 +87,7 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
     "cross_entropy_count": [(lambda t: Tensor(put(float(ops.cross_entropy_count(t, ignore_index=0)))), INDEX)],
     "element_count": [(lambda x: Tensor(put(float(ops.element_count(x)))), normal(3))],
     **later_cases.CASES,
+    **fields_cases.CASES,
 }
 
 
