@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.autograd import Context, Function, Tensor, grad_enabled
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import pointwise, rows
 from mpitrain.kernels.pointwise import ACTIVATIONS
+from mpitrain.ops.elementwise import exp, where
 
 __all__ = ["gelu", "leaky_relu", "log_softmax", "relu", "sigmoid", "silu", "softmax", "softplus", "tanh"]
 
@@ -20,7 +22,7 @@ class Pointwise(Function):
 
     @staticmethod
     def forward(ctx: Context, x: Array, *, activation: str) -> Array:
-        ctx.activation = ACTIVATIONS[activation]
+        ctx.activation, ctx.name = ACTIVATIONS[activation], activation
         result, kept = ctx.activation.forward(x, ours=False, training=ctx.needs[0])
         ctx.save(kept)
         return result
@@ -31,6 +33,56 @@ class Pointwise(Function):
         activation: pointwise.Activation = ctx.activation
         ctx.release()                             # the gradient may be written over what was kept
         return activation.gradient(kept, grad, None)
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return gradient_before(ctx, ctx.name, grad, ctx.saved[0], lambda: ctx.input(0))
+
+
+class NormalDistribution(Function):
+    """The probability that a normal number is below x."""
+
+    floats = 1
+
+    @staticmethod
+    def forward(ctx: Context, x: Array) -> Array:
+        ctx.save(x)
+        return 0.5 * (1 + pointwise.erf(x * pointwise.SQRT_HALF))
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        x = ctx.input(0)
+        return grad * exp(x * x * -0.5) * pointwise.INVERSE_SQRT_2PI
+
+
+def _gelu_slope(x: Tensor) -> Tensor:
+    density = exp(x * x * -0.5) * pointwise.INVERSE_SQRT_2PI
+    return NormalDistribution.apply(x) + x * density
+
+
+def _gelu_tanh_slope(x: Tensor) -> Tensor:
+    square = x * x
+    t = tanh((x + square * x * pointwise.TANH_CUBIC) * pointwise.TANH_SCALE)
+    return (t + 1) * 0.5 + x * (1 - t * t) * (square * (3 * pointwise.TANH_CUBIC) + 1) * (0.5 * pointwise.TANH_SCALE)
+
+
+def _silu_slope(x: Tensor) -> Tensor:
+    s = sigmoid(x)
+    return s * (x * (1 - s) + 1)
+
+
+SLOPES = {"gelu": _gelu_slope, "gelu_tanh": _gelu_tanh_slope, "silu": _silu_slope}
+"""Of those activations that keep their slope instead of their result."""
+
+
+def gradient_before(ctx: Context, name: str, grad: Tensor, kept: Array, before: Callable[[], Tensor]) -> Tensor:
+    """The gradient of an activation's input `before()`, in the `derivative` of what ends with that activation and kept `kept`."""
+    if name in SLOPES:
+        return grad * (SLOPES[name](before()) if grad_enabled() else kept.reshape(grad.shape))
+    y = ctx.output()
+    if name == "relu":
+        return where(y.array <= 0, grad.dtype.type(0), grad)
+    return ((1 - y * y) if name == "tanh" else (1 - y) * y) * grad
 
 
 class LeakyRelu(Function):
@@ -44,6 +96,11 @@ class LeakyRelu(Function):
     def backward(ctx: Context, grad: Array) -> Array:
         x, = ctx.saved
         return ctx.xp.where(x > 0, grad, grad * grad.dtype.type(ctx.slope))
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        x, = ctx.saved
+        return where(x > 0, grad, grad * grad.dtype.type(ctx.slope))
 
 
 class Softplus(Function):
@@ -65,6 +122,10 @@ class Softplus(Function):
         slope = pointwise.sigmoid(x)
         slope *= grad
         return slope
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return sigmoid(ctx.input(0)) * grad
 
 
 def tanh(x: Any) -> Tensor:
@@ -117,9 +178,18 @@ class Softmax(Function):
         result, = ctx.saved
         return _along_last(result, ctx.dim, ctx.function.gradient, grad)
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        y = ctx.output()
+        return y * (grad - (grad * y).sum(ctx.dim, True))
+
 
 class LogSoftmax(Softmax):
     kernel, gradient = rows.log_softmax, rows.log_softmax_grad
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return grad - exp(ctx.output()) * grad.sum(ctx.dim, True)
 
 
 def _along_last(x: Array, dim: int, kernel: Any, *more: Array) -> Array:
