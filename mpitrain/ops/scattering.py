@@ -12,7 +12,7 @@ from mpitrain.kernels.rows import scatter_add_rows
 from mpitrain.ops.elementwise import where
 from mpitrain.ops.index import getitem, take
 from mpitrain.ops.inputs import as_array, as_tensor, dim_of, integers, numpy_names
-from mpitrain.ops.shape import broadcast_to, reshape
+from mpitrain.ops.shape import broadcast_to, reshape, transpose
 
 __all__ = ["gather", "index_add", "index_copy", "index_fill", "index_put", "index_select", "masked_fill", "masked_scatter",
            "masked_select", "one_hot", "scatter", "scatter_add", "take_along_dim"]
@@ -154,7 +154,7 @@ def scatter_add(x: Any, dim: int, index: Any, source: Any) -> Tensor:
 def scatter(x: Any, dim: int, index: Any, source: Any = None, *, value: Any = None, reduce: str | None = None) -> Tensor:
     """A copy of x with `source`, or the number `value`, at x[index[i, j], j] for dim 0 of two, and so on.
 
-    Of several at one place the last one counts. `reduce` "add" adds it, "multiply" multiplies by it.
+    Of several at one place the last one counts; `reduce` "add" adds all of them.
     """
     x = as_tensor(x)
     shape = x.shape
@@ -171,12 +171,8 @@ def scatter(x: Any, dim: int, index: Any, source: Any = None, *, value: Any = No
         return x + 0
     part = given if tensor is None else getitem(tensor, tuple(slice(0, n) for n in index.shape))
     places = grid(wide.xp, index, dim)
-    if reduce == "multiply":
-        from mpitrain.ops.scatter_reductions import scatter_reduce
-        part = part if isinstance(part, Tensor) else Tensor(wide.xp.full(index.shape, part, wide.dtype))
-        return reshape(scatter_reduce(wide, dim, index, part, "prod"), shape)
     if reduce not in (None, "add"):
-        raise ShapeError(f'scatter: reduce is None, "add" or "multiply", not {reduce!r}')
+        raise ShapeError(f'scatter: reduce is {reduce!r}, expected None or "add"; scatter_reduce has the others, "prod" for a product')
     return reshape(Put.apply(wide, part, index=places, accumulate=reduce == "add"), shape)
 
 
@@ -235,8 +231,8 @@ def index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: float = 1) ->
                          "do not fit")
     source = source if alpha == 1 else source * alpha
     order = (dim, *(d for d in range(x.ndim) if d != dim))
-    made = IndexAdd.apply(x.transpose(*order), index, source.transpose(*order))
-    return made.transpose(*sorted(range(x.ndim), key=lambda d: order[d]))
+    made = IndexAdd.apply(transpose(x, order), index, transpose(source, order))
+    return transpose(made, tuple(sorted(range(x.ndim), key=lambda d: order[d])))
 
 
 @numpy_names
