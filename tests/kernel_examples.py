@@ -86,6 +86,12 @@ def random_rows(rng: Any) -> np.ndarray:
     return found
 
 
+def recurrent(*widths: tuple[int, ...] | None, then: tuple[Any, ...] = (), tolerance: float = 2e-6) -> Example:
+    """Arrays of these shapes: 24 rows in 4 steps of up to 9 sequences, from the last step to the first."""
+    return Example(lambda rng, dtype: (*(None if shape is None else normal(rng, dtype, shape)[0] for shape in widths),
+                                       np.array([9, 8, 6, 1]), True, *then), tolerance)
+
+
 WINDOW = Window((3, 2), (2, 1), (1, 2), (1, 2))           # images of 7x6 become 4x8
 ROWS, COLUMNS = Side((0, 1, 3, 3), (2, 4, 5, 6), 6), Side((0, 2, 3), (3, 4, 5), 5)
 VALUES = Example(lambda rng, dtype: (points(rng, dtype),), 2e-6)
@@ -132,6 +138,13 @@ EXAMPLES: dict[str, Example] = {
     "linear_gradients": Example(lambda rng, dtype: (
         *normal(rng, dtype, (75, 60), (75, 60), (75, 45), (60, 45)), ACTIVATIONS["gelu"], np.empty(60, dtype),
         np.empty((60, 45), dtype), True), 3e-6),
+    "lstm": recurrent((24, 148), (9, 21), (9, 37), (24, 21), (24, 37), (24, 37), (148, 21), (21, 37)),
+    "lstm_gradients": recurrent((24, 148), (24, 21), (9, 21), (9, 37), (9, 37), (24, 37), (24, 21), (148, 21), (21, 37),
+                                tolerance=1e-5),
+    "gru": recurrent((24, 111), (9, 37), (24, 37), (24, 37), (111, 37), (111,)),
+    "gru_gradients": recurrent((24, 111), (24, 111), (24, 37), (9, 37), (9, 37), (24, 37), (24, 37), (111, 37), tolerance=1e-5),
+    "rnn": recurrent((24, 37), (9, 37), (24, 37), (37, 37), then=(False,)),
+    "rnn_gradients": recurrent((24, 37), (24, 37), (9, 37), (24, 37), (37, 37), then=(False,), tolerance=1e-5),
     "sgd": update(2, 0.1, 0.01, 0.5),
     "sgd_momentum": update(3, 0.1, 0.9, 1.0, 0.9, 0.01, 0.5),
     "adam": update(4, 0.01, 0.99, 0.1, 0.1, 0.99, 0.01, 1.5, 1e-8, 0.5),

@@ -28,8 +28,12 @@ from mpitrain.ops.shape import *
 # No file may have the name of an op: what is imported last would hide the other.
 LATER: tuple[str, ...] = (
     "binary",
+    "cells",
     "conv_nd",
+    "gates",
     "logic",
+    "rectifiers",
+    "recurrent",
     "resample",
     "scans",
     "scatter_reductions",

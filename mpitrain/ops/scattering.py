@@ -172,7 +172,7 @@ def scatter(x: Any, dim: int, index: Any, source: Any = None, *, value: Any = No
     part = given if tensor is None else getitem(tensor, tuple(slice(0, n) for n in index.shape))
     places = grid(wide.xp, index, dim)
     if reduce not in (None, "add"):
-        raise ShapeError(f'scatter: reduce is {reduce!r}, expected None or "add"; scatter_reduce has the others, "prod" for a product')
+        raise ShapeError(f'scatter: reduce is {reduce!r}, expected None or "add"; scatter_reduce has the others')
     return reshape(Put.apply(wide, part, index=places, accumulate=reduce == "add"), shape)
 
 

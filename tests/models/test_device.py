@@ -73,7 +73,7 @@ def test_every_optimizer_works_on_a_device_and_its_state_loads_from_the_host(nam
 
 @pytest.mark.parametrize("layer", ["LSTM", "GRU"])
 def test_recurrent_layers_run_on_a_device(layer):
-    model = getattr(nn, layer)(3, 4, layers=2, dropout=0.5)
+    model = getattr(nn, layer)(3, 4, num_layers=2, dropout=0.5)
     model.initialize(device=GPU)
     y, _ = model(put(np.ones((2, 5, 3), np.float32)))
     y.backward(put(np.ones(y.shape, np.float32)))

@@ -21,6 +21,9 @@ SCANS = "cummax cummin cumprod cumsum logcumsumexp"
 INDEX = np.array([[2, 0], [2, 1]])
 ROWS = np.array([2, 0, 2])
 MASK = np.array([[True, False], [False, False], [True, True]])
+ACTIVATIONS = """
+    celu elu glu hardshrink hardsigmoid hardswish hardtanh log_sigmoid mish relu6 selu softmin softshrink softsign swiglu
+    tanhshrink"""
 
 CASES: dict[str, list[tuple[Any, ...]]] = {
     **{name: [(getattr(ops, name), normal(3, 4))] for name in ANY.split()},
@@ -58,4 +61,8 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
     "masked_select": [(ops.masked_select, normal(3, 2), MASK)],
     "masked_scatter": [(ops.masked_scatter, normal(3, 2), MASK, normal(6))],
     "one_hot": [(ops.one_hot, INDEX)],
+    **{name: [(getattr(ops, name), normal(3, 4))] for name in ACTIVATIONS.split()},
+    "prelu": [(ops.prelu, normal(3, 4), normal(4, seed=1)), (ops.prelu, normal(3, 4), normal(1))],
+    "rrelu": [(lambda x: ops.rrelu(x, "a layer"), normal(3, 4))],
+    "threshold": [(lambda x: ops.threshold(x, 0.1, 2.0), normal(3, 4))],
 }
