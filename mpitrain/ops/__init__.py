@@ -27,6 +27,10 @@ from mpitrain.ops.shape import *
 
 # No file may have the name of an op: what is imported last would hide the other.
 LATER: tuple[str, ...] = (
+    "creation",
+    "diagonals",
+    "joining",
+    "moving",
     "binary",
     "cells",
     "conv_nd",
