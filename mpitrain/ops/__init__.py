@@ -27,14 +27,24 @@ from mpitrain.ops.shape import *
 
 # No file may have the name of an op: what is imported last would hide the other.
 LATER: tuple[str, ...] = (
+    "binary",
     "cells",
     "complex_numbers",
+    "contraction",
     "conv_nd",
+    "creation",
+    "diagonals",
     "gates",
+    "joining",
+    "logic",
+    "moving",
     "pool_nd",
-    "recurrent",
     "rectifiers",
+    "recurrent",
     "resample",
+    "scans",
+    "scatter_reductions",
+    "scattering",
     "spectral",
     "unary",
 )
