@@ -42,4 +42,7 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
     "view_as_real": [(lambda a, b: ops.view_as_real(ops.complex(a, b)), normal(3), normal(3))],
     "view_as_complex": [(lambda x: ops.angle(ops.view_as_complex(x)), normal(3, 2))],
     "is_complex": [(lambda x: Tensor(put(float(ops.is_complex(x)))), normal(3))],
+    "einsum": [(lambda x, y: ops.einsum("bij,bkj->kib", x, y), normal(2, 3, 4), normal(2, 5, 4)),
+               (lambda x, y: ops.einsum("iij,k->jk", x, y), normal(3, 3, 2), normal(4))],
+    "tensordot": [(lambda x, y: ops.tensordot(x, y, 2), normal(2, 3, 4), normal(3, 4, 5))],
 }

@@ -27,4 +27,5 @@ MAP: dict[str, Callable[..., Any]] = {
     "fft.fftshift": ops.fftshift, "fft.ifftshift": ops.ifftshift,
     "complex": ops.complex, "angle": ops.angle, "real": ops.real, "conj": ops.conj,
     "conj_physical": ops.conj, "resolve_conj": lambda x: x, "resolve_neg": lambda x: x, "polar": ops.polar,
+    "einsum": lambda tensors, equation: ops.einsum(equation, *tensors), "tensordot": ops.tensordot,
 }
