@@ -32,6 +32,7 @@ LATER: tuple[str, ...] = (
     "gates",
     "recurrent",
     "rectifiers",
+    "rotary",
     "resample",
     "unary",
 )
