@@ -105,7 +105,7 @@ def _wrap(value: Any) -> Any:
     if isinstance(value, np.generic):
         return DeviceArray(np.asarray(value))
     if isinstance(value, tuple | list):
-        return type(value)(_wrap(v) for v in value)
+        return list(map(_wrap, value)) if isinstance(value, list) else tuple(map(_wrap, value))   # of linalg's named tuples, too
     return value
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from fakegpu import put
 from ops.parity import apart, normal, positive
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor
+
+SQUARE = positive(3, 3) + 2 * np.eye(3)
 
 CASES: dict[str, list[tuple[Any, ...]]] = {
     "conv1d": [(lambda x, w, b: ops.conv1d(x, w, b, padding="same"), normal(2, 3, 5), normal(4, 3, 2), normal(4))],
@@ -45,4 +48,24 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
     "einsum": [(lambda x, y: ops.einsum("bij,bkj->kib", x, y), normal(2, 3, 4), normal(2, 5, 4)),
                (lambda x, y: ops.einsum("iij,k->jk", x, y), normal(3, 3, 2), normal(4))],
     "tensordot": [(lambda x, y: ops.tensordot(x, y, 2), normal(2, 3, 4), normal(3, 4, 5))],
+    **{name: [(getattr(ops, name), SQUARE)]
+       for name in ("cond", "det", "eigvalsh", "inv", "logdet", "matrix_norm", "matrix_rank", "pinv", "qr", "slogdet", "svdvals",
+                    "vander", "vector_norm")},
+    **{name: [(getattr(ops, name), x, y)] for name, x, y in (
+        ("mm", normal(2, 3), normal(3, 4)), ("bmm", normal(2, 2, 3), normal(2, 3, 4)), ("mv", normal(2, 3), normal(3)),
+        ("dot", normal(3), normal(3)), ("vdot", normal(3), normal(3)), ("vecdot", normal(2, 3), normal(2, 3)),
+        ("inner", normal(2, 3), normal(4, 3)), ("outer", normal(2), normal(3)), ("kron", normal(2, 3), normal(4)),
+        ("cross", normal(2, 3), normal(2, 3)), ("cdist", normal(2, 3), normal(4, 3)), ("solve", SQUARE, normal(3, 2)))},
+    **{name: [(getattr(ops, name), x, y, z)] for name, x, y, z in (
+        ("addmm", normal(4), normal(2, 3), normal(3, 4)), ("addmv", normal(2), normal(2, 3), normal(3)),
+        ("addr", normal(2, 3), normal(2), normal(3)), ("baddbmm", normal(4), normal(2, 2, 3), normal(2, 3, 4)),
+        ("addbmm", normal(4), normal(2, 2, 3), normal(2, 3, 4)))},
+    "multi_dot": [(lambda x, y, z: ops.multi_dot([x, y, z]), normal(2, 3), normal(3, 4), normal(4))],
+    "matrix_power": [(lambda x: ops.matrix_power(x, 3), SQUARE), (lambda x: ops.matrix_power(x, -1), SQUARE)],
+    "solve_triangular": [(lambda a, b: ops.solve_triangular(a, b, upper=True, unitriangular=True), SQUARE, normal(3, 2))],
+    "cholesky": [(lambda a: ops.cholesky(a @ a.T), SQUARE)], "cholesky_inverse": [(ops.cholesky_inverse, SQUARE)],
+    "cholesky_solve": [(ops.cholesky_solve, normal(3, 2), SQUARE)],
+    "eigh": [(lambda a: ops.eigh(a + a.T), SQUARE)], "svd": [(lambda a: ops.svd(a.array), SQUARE)],
+    "tensorinv": [(lambda a: ops.tensorinv(a.reshape(3, 1, 3), 2), SQUARE)],
+    "tensorsolve": [(lambda a, b: ops.tensorsolve(a, b), SQUARE, normal(3))],
 }
