@@ -16,7 +16,7 @@ from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array, asnumpy
 from mpitrain.errors import ShapeError
 from mpitrain.ops.inputs import as_tensor, raw
-from mpitrain.ops.losses import reduced
+from mpitrain.ops.losses import constant, reduced
 
 __all__ = ["ctc_loss"]
 
@@ -29,7 +29,7 @@ class CTC(Function):
     floats = 1
 
     @staticmethod
-    def forward(ctx: Context, log_p: Array, labels: Host, times: Host, lengths: Host, *, blank: int,
+    def forward(ctx: Context, log_p: Array, *, labels: Host, times: Host, lengths: Host, blank: int,
                 zero_infinity: bool) -> Array:
         host = asnumpy(log_p).astype(np.float64)
         places = np.full((len(labels), 2 * labels.shape[1] + 1), blank)
@@ -42,7 +42,7 @@ class CTC(Function):
         return ctx.xp.asarray(np.where(ctx.zero, 0.0, -total).astype(log_p.dtype))
 
     @staticmethod
-    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
+    def backward(ctx: Context, grad: Array) -> Array:
         log_p, host, places, scores, alpha, total, times, lengths = ctx.saved
         beta = backward_sums(scores, places, ctx.blank, times, lengths)
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
@@ -53,7 +53,8 @@ class CTC(Function):
         found *= asnumpy(grad).astype(np.float64)[:, None]
         found[np.arange(len(found))[:, None] >= times] = 0
         found[:, ctx.zero] = 0
-        return ctx.xp.asarray(found.astype(log_p.dtype)), None, None, None
+        result: Array = ctx.xp.asarray(found.astype(log_p.dtype))
+        return result
 
 
 def skips(places: Host, blank: int) -> Host:
@@ -138,9 +139,9 @@ def ctc_loss(log_probs: Any, targets: Any, input_lengths: Any, target_lengths: A
     padded = padded_labels(labels, lengths, n, blank)
     if padded.size and (padded.min() < 0 or padded.max() >= classes):
         raise ShapeError(f"ctc_loss: a label lies outside of 0 ... {classes - 1}")
-    terms = CTC.apply(log_p, padded, times, lengths, blank=blank, zero_infinity=zero_infinity)
+    terms = CTC.apply(log_p, labels=padded, times=times, lengths=lengths, blank=blank, zero_infinity=zero_infinity)
     if reduction == "mean":
-        terms = terms * (1.0 / np.maximum(lengths, 1)).astype(terms.dtype)
+        terms = terms * constant(terms, 1.0 / np.maximum(lengths, 1))
     return terms.reshape(()) if single and reduction == "none" else reduced(terms, reduction)
 
 
