@@ -35,6 +35,7 @@ LATER: tuple[str, ...] = (
     "pairs",
     "rectifiers",
     "shapes",
+    "transformer",
 )
 
 

@@ -29,12 +29,22 @@ from mpitrain.ops.shape import *
 LATER: tuple[str, ...] = (
     "ctc",
     "losses",
+    "creation",
+    "diagonals",
+    "joining",
+    "moving",
+    "binary",
     "cells",
     "conv_nd",
     "gates",
-    "recurrent",
+    "logic",
     "rectifiers",
+    "recurrent",
     "resample",
+    "rotary",
+    "scans",
+    "scatter_reductions",
+    "scattering",
     "unary",
 )
 
