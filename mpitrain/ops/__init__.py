@@ -20,7 +20,7 @@ from mpitrain.ops.index import *
 from mpitrain.ops.layer_norm import *
 from mpitrain.ops.linalg import *
 from mpitrain.ops.loss import *
-from mpitrain.ops.norm import *
+from mpitrain.ops.normalisation import *
 from mpitrain.ops.pool import *
 from mpitrain.ops.reduce import *
 from mpitrain.ops.shape import *
@@ -33,10 +33,12 @@ LATER: tuple[str, ...] = (
     "contraction",
     "conv_nd",
     "creation",
+    "ctc",
     "diagonals",
     "gates",
     "joining",
     "logic",
+    "losses",
     "matrices",
     "moving",
     "pool_nd",
@@ -48,7 +50,10 @@ LATER: tuple[str, ...] = (
     "scans",
     "scatter_reductions",
     "scattering",
+    "sorting",
+    "special",
     "spectral",
+    "statistics",
     "unary",
 )
 
