@@ -1,4 +1,4 @@
-"""Convolutions without C: by Winograd where that suits, else products of BLAS over unfolded windows as the reference does them."""
+"""Convolutions without C: by Winograd where that suits, else products of BLAS over unfolded windows, as the reference."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def _dropout(x: Any, rows: Any, added: Any, y: Any, bits: Any, key: Any, least: 
     factor, zero = x.dtype.type(scale), x.dtype.type(0)
     for r in range(height):
         to = r * ((width + 7) // 8)
-        first = np.int64(rows[u(height + r)])
+        first: Any = np.int64(rows[u(height + r)])
         skipped = first % 4
         for start in range(0, width, AT_ONCE):
             n, at = min(AT_ONCE, width - start), r * width + start
