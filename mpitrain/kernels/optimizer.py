@@ -113,6 +113,50 @@ rmsprop = _kernel("rmsprop", _rmsprop_reference, 4)
 """(values, gradients, square, buffer, lr, momentum, old, new, eps, decay, scale); old = alpha, new = 1 - alpha."""
 
 
+def _dampened_reference(values: Array, gradients: Array, buffer: Array, lr: float, momentum: float, new: float, own: float,
+                        ahead: float, decay: float, scale: float) -> None:
+    g = gradients * scale + decay * values
+    buffer *= momentum
+    buffer += new * g
+    values -= lr * (own * g + ahead * buffer)
+
+
+sgd_dampened = Kernel("sgd_dampened", _dampened_reference)
+"""As `sgd_momentum`, with the factor `new` of the gradient in the buffer (1 - dampening)."""
+
+
+def _amsgrad_reference(values: Array, gradients: Array, m: Array, v: Array, largest: Array, step_size: float, keep: float,
+                       penalty: float, new1: float, old2: float, new2: float, root: float, eps: float, scale: float) -> None:
+    xp = array_module(values)
+    g = gradients * scale + penalty * values
+    m += new1 * (g - m)
+    v *= old2
+    v += new2 * g * g
+    xp.maximum(largest, v, out=largest)
+    values *= keep
+    values -= step_size * m / (xp.sqrt(largest) * root + eps)
+
+
+amsgrad = Kernel("amsgrad", _amsgrad_reference)
+"""As `adam`, with the largest v so far in its place (Reddi, Kale, Kumar, 2018)."""
+
+
+def _centered_reference(values: Array, gradients: Array, square: Array, buffer: Array, mean: Array, lr: float, momentum: float,
+                        old: float, new: float, eps: float, decay: float, scale: float) -> None:
+    g = gradients * scale + decay * values
+    square *= old
+    square += new * g * g
+    mean += new * (g - mean)
+    xp = array_module(square)
+    buffer *= momentum
+    buffer += g / (xp.sqrt(xp.maximum(square - mean * mean, square.dtype.type(0))) + eps)      # Rounding may leave less than 0.
+    values -= lr * buffer
+
+
+rmsprop_centered = Kernel("rmsprop_centered", _centered_reference)
+"""As `rmsprop`, over the variance: the square of the running mean of the gradient is taken off (Graves, 2013)."""
+
+
 def _square_sums_reference(x: Array) -> Array:
     xp = array_module(x)
     squares = xp.zeros((-(-len(x) // NORM_BLOCK), NORM_BLOCK), xp.float64)

@@ -26,7 +26,24 @@ from mpitrain.ops.reduce import *
 from mpitrain.ops.shape import *
 
 # No file may have the name of an op: what is imported last would hide the other.
-LATER: tuple[str, ...] = ("unary", "conv_nd", "resample")
+LATER: tuple[str, ...] = (
+    "creation",
+    "diagonals",
+    "joining",
+    "moving",
+    "binary",
+    "cells",
+    "conv_nd",
+    "gates",
+    "logic",
+    "rectifiers",
+    "recurrent",
+    "resample",
+    "scans",
+    "scatter_reductions",
+    "scattering",
+    "unary",
+)
 
 operators.attach()
 
