@@ -15,7 +15,7 @@ from mpitrain.kernels.library import CFunction, host, packed, same_shape
 
 
 def _moments(x: Array) -> tuple[Array, Array]:
-    mean = x.mean(axis=(0, 2), dtype="float64")
+    mean = x.sum(axis=(0, 2), dtype="float64") / max(x.shape[0] * x.shape[2], 1)
     return mean, ((x - mean[:, None]) ** 2).sum(axis=(0, 2))
 
 
@@ -42,7 +42,7 @@ def _batch_norm(x: Array, weight: Array | None, bias: Array | None, residual: Ar
                 relu: bool) -> tuple[Array, Array, Array, Array]:
     xp = array_module(x)
     mean, squares = _moments(x)
-    variance = squares / (x.shape[0] * x.shape[2])
+    variance = squares / max(x.shape[0] * x.shape[2], 1)
     inverse = 1 / xp.sqrt(variance + eps)
     y = _affine(x, mean.astype(x.dtype), channel_scale(inverse, weight, x.dtype), channel_shift(bias, x))
     if residual is not None:
@@ -62,7 +62,7 @@ def _batch_norm_gradients(grad: Array, x: Array, y: Array | None, centre: Array,
     plain, product = _sums(grad, x, centre)
     if not wanted:
         return None, grad, plain, product
-    count = x.shape[0] * x.shape[2]
+    count = max(x.shape[0] * x.shape[2], 1)
     slope, shift = -scale * inverse * inverse * (product / count), -scale * (plain / count)
     return _combine(grad, x, centre, scale, slope.astype(x.dtype), shift.astype(x.dtype)), grad, plain, product
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.kernels.dropout import Dropping
 
@@ -53,13 +55,13 @@ def rescale(total: Array, factors: Array) -> None:
 EXPRESSIONS = Between(weigh, slopes, rescale)
 
 
-def _filled(x: Array) -> Array:
-    """Rows (B, H, L, D) without gaps, zeros after them up to whole blocks."""
+def _block(x: Array, rows: slice) -> Array:
+    """BLOCK rows of x (B, H, L, ...) without gaps, zeros where there are none."""
     xp = array_module(x)
-    rows = -(-x.shape[2] // BLOCK) * BLOCK
-    result = xp.empty((*x.shape[:2], rows, x.shape[3]), x.dtype)
-    result[:, :, :x.shape[2]] = x
-    result[:, :, x.shape[2]:] = 0
+    result = xp.empty((*x.shape[:2], BLOCK, *x.shape[3:]), x.dtype)
+    there = min(BLOCK, x.shape[2] - rows.start)
+    result[:, :, :there] = x[:, :, rows]
+    result[:, :, there:] = 0
     return result
 
 
@@ -74,7 +76,8 @@ def _hide(s: Array, rows: slice, columns: slice, keys: int, causal: bool, value:
         s[..., keys - columns.start:] = value
     if causal and columns.stop > rows.start + 1:
         xp = array_module(s)
-        s[..., xp.arange(columns.start, columns.stop) > xp.arange(rows.start, rows.stop)[:, None]] = value
+        later = xp.arange(columns.start, columns.stop) > xp.arange(rows.start, rows.stop)[:, None]
+        xp.copyto(s, s.dtype.type(value), where=later)
 
 
 def _drop(s: Array, factors: Array | None, rows: slice, columns: slice) -> Array:
@@ -95,25 +98,25 @@ def _factors(dropping: Dropping | None, q: Array, k: Array) -> Array | None:
     return dropping.factors(array_module(q).broadcast_to(q.dtype.type(0), (*q.shape[:3], k.shape[2])))
 
 
+@np.errstate(invalid="ignore", over="ignore")              # NaN where the numbers ask for it, also in rows that are filled up
 def forward(between: Between, q: Array, k: Array, v: Array, out: Array, scale: float, causal: bool,
             dropping: Dropping | None = None) -> tuple[Array, Array]:
     xp = array_module(q)
     queries, keys = q.shape[2], k.shape[2]
     tops, inverses = xp.empty((2, *q.shape[:3]), q.dtype)
     factors = _factors(dropping, q, k)
-    q, k, v = _filled(q), _filled(k), _filled(v)
-    q *= q.dtype.type(scale)
     for rows in _blocks(queries):
-        top = xp.full((*q.shape[:2], BLOCK), -float("inf"), q.dtype)
-        total, sums = xp.zeros((*q.shape[:2], BLOCK, v.shape[3]), q.dtype), xp.zeros(top.shape, q.dtype)
-        part = xp.ascontiguousarray(q[:, :, rows])
+        part = _block(q, rows)
+        part *= part.dtype.type(scale)
+        top = xp.full(part.shape[:3], -float("inf"), q.dtype)
+        total, sums = xp.zeros((*part.shape[:3], v.shape[3]), q.dtype), xp.zeros(top.shape, q.dtype)
         for columns in _blocks(min(rows.stop, keys) if causal else keys):
-            s = xp.matmul(part, k[:, :, columns].swapaxes(-1, -2))
+            s = xp.matmul(part, _block(k, columns).swapaxes(-1, -2))
             _hide(s, rows, columns, keys, causal, -float("inf"))
             change = between.weigh(s, top, sums)
             if columns.start:
                 between.rescale(total, change)
-            total += xp.matmul(_drop(s, factors, rows, columns), v[:, :, columns])
+            total += xp.matmul(_drop(s, factors, rows, columns), _block(v, columns))
         inverse = xp.where(sums == 0, sums, 1 / xp.where(sums == 0, sums.dtype.type(1), sums))
         between.rescale(total, inverse)
         there = min(BLOCK, queries - rows.start)
@@ -123,34 +126,31 @@ def forward(between: Between, q: Array, k: Array, v: Array, out: Array, scale: f
     return tops, inverses
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def backward(between: Between, q: Array, k: Array, v: Array, out: Array, grad: Array, tops: Array, inverses: Array, scale: float,
              causal: bool, dq: Array | None, dk: Array | None, dv: Array | None, dropping: Dropping | None = None) -> None:
     xp = array_module(q)
-    queries, keys = q.shape[2], k.shape[2]
-    factors = _factors(dropping, q, k)
-    means = _filled((grad * out).sum(axis=-1)[..., None])[..., 0]
-    tops, inverses = _filled(tops[..., None])[..., 0], _filled(inverses[..., None])[..., 0]
-    q, k, v, grad = _filled(q), _filled(k), _filled(v), _filled(grad)
-    by_k, by_v = (None if x is None else xp.zeros(like.shape, like.dtype) for x, like in ((dk, k), (dv, v)))
-    for rows in _blocks(queries):
-        part, slope = xp.ascontiguousarray(q[:, :, rows]), xp.ascontiguousarray(grad[:, :, rows])
+    keys, factors = k.shape[2], _factors(dropping, q, k)
+    for wanted in (dk, dv):
+        if wanted is not None:
+            wanted[...] = 0
+    for rows in _blocks(q.shape[2]):
+        part, slope = _block(q, rows), _block(grad, rows)
         scaled = part * part.dtype.type(scale)
+        known = [_block(tops, rows), _block(inverses, rows), (slope * _block(out, rows)).sum(axis=-1)]
         by_q = None if dq is None else xp.zeros(part.shape, part.dtype)
-        known = [xp.ascontiguousarray(x[:, :, rows]) for x in (tops, inverses, means)]
         for columns in _blocks(min(rows.stop, keys) if causal else keys):
-            s = xp.matmul(scaled, k[:, :, columns].swapaxes(-1, -2))
+            there, k_here = min(BLOCK, keys - columns.start), _block(k, columns)
+            s = xp.matmul(scaled, k_here.swapaxes(-1, -2))
             _hide(s, rows, columns, keys, causal, -float("inf"))
-            ds = _drop(xp.matmul(slope, v[:, :, columns].swapaxes(-1, -2)), factors, rows, columns)
+            ds = _drop(xp.matmul(slope, _block(v, columns).swapaxes(-1, -2)), factors, rows, columns)
             between.slopes(s, ds, *known, scale)
-            if by_v is not None:
-                by_v[:, :, columns] += xp.matmul(_drop(s, factors, rows, columns).swapaxes(-1, -2), slope)
+            if dv is not None:
+                dv[:, :, columns] += xp.matmul(_drop(s, factors, rows, columns).swapaxes(-1, -2), slope)[:, :, :there]
             _hide(ds, rows, columns, keys, causal, 0.0)
             if by_q is not None:
-                by_q += xp.matmul(ds, k[:, :, columns])
-            if by_k is not None:
-                by_k[:, :, columns] += xp.matmul(ds.swapaxes(-1, -2), part)
+                by_q += xp.matmul(ds, k_here)
+            if dk is not None:
+                dk[:, :, columns] += xp.matmul(ds.swapaxes(-1, -2), part)[:, :, :there]
         if dq is not None and by_q is not None:
-            dq[:, :, rows] = by_q[:, :, :min(BLOCK, queries - rows.start)]
-    for to, made in ((dk, by_k), (dv, by_v)):
-        if to is not None and made is not None:
-            to[...] = made[:, :, :keys]
+            dq[:, :, rows] = by_q[:, :, :min(BLOCK, q.shape[2] - rows.start)]

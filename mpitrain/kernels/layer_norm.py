@@ -28,6 +28,10 @@ def _row_norm(x: Array, added: Array | None, weight: Array, bias: Array | None, 
         total = x + added
     means = total.mean(axis=1) if centred else xp.zeros(len(x), x.dtype)
     y = total - means[:, None]
+    if centred:                                                # A row of equal numbers becomes 0, not the mean's rounding error.
+        drift = y.mean(axis=1)
+        y -= drift[:, None]
+        means = means + drift
     inverses = 1 / xp.sqrt((y * y).mean(axis=1) + x.dtype.type(eps))
     y *= inverses[:, None]
     y *= weight

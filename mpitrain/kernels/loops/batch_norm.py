@@ -65,7 +65,7 @@ def moments_about(x: Any, centre: Any, samples: int, channels: int, size: int, j
 def moments(x: Any, samples: int, channels: int, size: int, j: int, a: Any, b: Any, all_a: Any, all_b: Any) -> Any:
     """(mean, sum of squared distances from it) of channel j, from distances from the mean of a few numbers; anew where that is
     far from the mean."""
-    total, few, count = 0.0, min(size, FEW), samples * size
+    total, few, count = 0.0, min(size, FEW), max(samples * size, 1)
     for i in range(few):
         total += x[j * size + i]
     centre = x.dtype.type(total / few) if few and samples else x.dtype.type(0)
@@ -123,33 +123,30 @@ def channel_combine(grad: Array, x: Array, centre: Array, a: Array, b: Array, d:
 
 
 @register_jitable
-def add_gradients(x: Any, made: Any, first: int, n: int, m: Any, a: Any, b: Any) -> None:
+def add_gradients(x: Any, made: Any, at: int, first: int, n: int, m: Any, a: Any, b: Any) -> None:
     """Adds what `made` has of the gradient, and its products with x - m."""
     whole = n - n % LANES
     for i in range(0, whole, LANES):
         for k in range(LANES):
-            h = made[u(i + k)]
+            h = made[u(at + i + k)]
             a[k] += h
             b[k] += h * (x[u(first + i + k)] - m)
     for k in range(n - whole):
-        h = made[u(whole + k)]
+        h = made[u(at + whole + k)]
         a[k] += h
         b[k] += h * (x[u(first + whole + k)] - m)
 
 
 @register_jitable
-def gated(grad: Any, x: Any, y: Any, first: int, n: int, m: Any, s: Any, shift: Any, masked: int, made: Any) -> None:
-    """made[0 : n] = grad, but 0 where ReLU made 0: where y <= 0 (masked 1), or (x - m) s + shift, which y was (2)."""
+def gated(grad: Any, x: Any, y: Any, first: int, n: int, m: Any, s: Any, shift: Any, masked: int, made: Any, at: int) -> None:
+    """made[at : at + n] = grad, but 0 where ReLU made 0: where y <= 0 (masked 1), or (x - m) s + shift, which y was (2)."""
     zero = grad.dtype.type(0)
     if masked == 1:
         for i in range(n):
-            made[i] = choose(y[u(first + i)] <= 0, zero, grad[u(first + i)])
-    elif masked == 2:
-        for i in range(n):
-            made[i] = choose((x[u(first + i)] - m) * s + shift <= 0, zero, grad[u(first + i)])
+            made[u(at + i)] = choose(y[u(first + i)] <= 0, zero, grad[u(first + i)])
     else:
         for i in range(n):
-            made[i] = grad[u(first + i)]
+            made[u(at + i)] = choose((x[u(first + i)] - m) * s + shift <= 0, zero, grad[u(first + i)])
 
 
 @register_jitable
@@ -161,11 +158,14 @@ def sums_of(grad: Any, x: Any, y: Any, h: Any, samples: int, channels: int, size
         first, stop = (sample * channels + j) * size, (sample * channels + j + 1) * size
         while first < stop:
             n, count = room(count, stop - first, a, b, all_a, all_b)
-            gated(grad, x, y, first, n, m, s, shift, masked, made)
-            if h.size:
-                for i in range(n):
-                    h[u(first + i)] = made[i]
-            add_gradients(x, made, first, n, m, a, b)
+            if masked == 0:
+                add_gradients(x, grad, first, first, n, m, a, b)
+            elif masked == 1:
+                gated(grad, x, y, first, n, m, s, shift, masked, h, first)
+                add_gradients(x, h, first, first, n, m, a, b)
+            else:
+                gated(grad, x, y, first, n, m, s, shift, masked, made, 0)
+                add_gradients(x, made, 0, first, n, m, a, b)
             first += n
     emptied(a, all_a)
     emptied(b, all_b)
@@ -195,7 +195,7 @@ def _batch_norm(x: Any, weight: Any, bias: Any, residual: Any, y: Any, mean: Any
     zero = real(0)
     for j in range(channels):
         middle, squares = moments(x, samples, channels, size, j, a, b, all_a, all_b)
-        mean[j], variance[j] = middle, squares / (samples * size)
+        mean[j], variance[j] = middle, squares / max(samples * size, 1)
         inverse[j] = 1 / math.sqrt(variance[j] + eps)
         m, s, shift = real(middle), real(inverse[j] * weight[j] if weight.size else inverse[j]), bias[j] if bias.size else zero
         for sample in range(samples):
@@ -224,7 +224,7 @@ def batch_norm(x: Array, weight: Array | None, bias: Array | None, residual: Arr
 def _gradients(grad: Any, x: Any, y: Any, centre: Any, weight: Any, bias: Any, inverse: Any, dx: Any, h: Any, plain: Any,
                product: Any, samples: int, channels: int, size: int, masked: int) -> None:
     a, b, all_a, all_b = np.empty(LANES, x.dtype), np.empty(LANES, x.dtype), np.empty(LANES), np.empty(LANES)
-    made, real, count = np.empty(SPAN, x.dtype), x.dtype.type, samples * size
+    made, real, count = np.empty(SPAN, x.dtype), x.dtype.type, max(samples * size, 1)
     for j in range(channels):
         m, s = centre[j], real(inverse[j] * weight[j] if weight.size else inverse[j])
         shift = bias[j] if bias.size else real(0)
@@ -233,14 +233,17 @@ def _gradients(grad: Any, x: Any, y: Any, centre: Any, weight: Any, bias: Any, i
             slope = real(-s * inverse[j] * inverse[j] * (product[j] / count))
             constant = real(-s * (plain[j] / count))
             for sample in range(samples):
-                for first in range((sample * channels + j) * size, (sample * channels + j + 1) * size, SPAN):
-                    n = min(SPAN, (sample * channels + j + 1) * size - first)
-                    if h.size:
-                        gated(h, x, y, first, n, m, s, shift, 0, made)
-                    else:
-                        gated(grad, x, y, first, n, m, s, shift, masked, made)
-                    for i in range(n):
-                        dx[u(first + i)] = s * made[i] + slope * (x[u(first + i)] - m) + constant
+                first = (sample * channels + j) * size
+                if masked == 2:
+                    for i in range(first, first + size):
+                        z = x[u(i)] - m
+                        dx[u(i)] = s * choose(z * s + shift <= 0, real(0), grad[u(i)]) + slope * z + constant
+                elif masked == 1:
+                    for i in range(first, first + size):
+                        dx[u(i)] = s * h[u(i)] + slope * (x[u(i)] - m) + constant
+                else:
+                    for i in range(first, first + size):
+                        dx[u(i)] = s * grad[u(i)] + slope * (x[u(i)] - m) + constant
 
 
 def batch_norm_gradients(grad: Array, x: Array, y: Array | None, centre: Array, weight: Array | None, bias: Array | None,

@@ -108,23 +108,23 @@ def cos_of_turns(u: Any) -> Any:
     return choose((quarter == 1) | (quarter == 2), -result, result)
 
 
-@compiled("void(float64[::1], uint64, int64)")
-def _uniform(out: Any, key: Any, start: int) -> None:
+@compiled("void(float64[::1], uint64, uint64)")
+def _uniform(out: Any, key: Any, start: Any) -> None:
     for i in range(out.size):
-        w0, w1, _, _ = mixed(key, np.uint64(start + i), np.uint64(0))
+        w0, w1, _, _ = mixed(key, start + np.uint64(i), np.uint64(0))
         out[i] = fraction(w0, w1)
 
 
-@compiled("void(float64[::1], uint64, int64)")
-def _normal(out: Any, key: Any, start: int) -> None:
+@compiled("void(float64[::1], uint64, uint64)")
+def _normal(out: Any, key: Any, start: Any) -> None:
     for i in range(out.size):
-        w0, w1, w2, w3 = mixed(key, np.uint64(start + i), np.uint64(0))
+        w0, w1, w2, w3 = mixed(key, start + np.uint64(i), np.uint64(0))
         out[i] = math.sqrt(-2.0 * log_of(1.0 - fraction(w0, w1))) * cos_of_turns(fraction(w2, w3))
 
 
 def _filled(run: Callable[..., None]) -> Callable[..., Array]:
     def fill(out: Array, key: int, start: int) -> Array:
-        run(out, np.uint64(key % (1 << 64)), start)
+        run(out, np.uint64(key % (1 << 64)), np.uint64(start % (1 << 64)))
         return out
     return fill
 

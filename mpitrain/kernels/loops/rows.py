@@ -41,6 +41,19 @@ def total_of(x: Any, first: int, n: int, lanes: Any) -> Any:
 
 
 @register_jitable
+def total_above(x: Any, top: Any, first: int, n: int, lanes: Any) -> Any:
+    """The sum of x - top."""
+    lanes[:] = 0
+    whole = n - n % LANES
+    for i in range(first, first + whole, LANES):
+        for k in range(LANES):
+            lanes[k] += x[u(i + k)] - top
+    for k in range(n - whole):
+        lanes[k] += x[u(first + whole + k)] - top
+    return folded(lanes)
+
+
+@register_jitable
 def dot(x: Any, y: Any, first: int, n: int, lanes: Any) -> Any:
     """The sum of products of these."""
     lanes[:] = 0
@@ -146,7 +159,7 @@ def _cross_entropy(x: Any, labels: Any, losses: Any, made: Any, totals: Any, smo
             totals[r] = total
         loss = math.log(total) - real(1 - smoothing) * (x[first + labels[r]] - top)
         if smoothing != 0:
-            loss -= real(smoothing) * (total_of(x, first, n, lanes) / real(n) - top)
+            loss -= real(smoothing) * (total_above(x, top, first, n, lanes) / real(n))
         losses[r] = loss
 
 

@@ -11,7 +11,6 @@ kept in two planes, even and odd ones, for the same reason. The number i of 16 i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +19,10 @@ from numba.extending import register_jitable
 from mpitrain.backend.namespace import Array
 from mpitrain.kernels.library import Scratch
 from mpitrain.kernels.loops.mathematics import u
+from mpitrain.kernels.loops.tile import ROWS, SIDE, WIDE, dots, tile
 from mpitrain.kernels.loops.typed import loop
 
-ROOM = 1104                                       # Tiles at a time: those of 4 images of 32 x 32.
+ROOM = 288                                        # Tiles at a time: those of an image of 32 x 32. Whole columns of `tile`.
 HALF = 4 * ROOM                                   # Numbers of a plane, where rows of an image have ROOM pixels at most.
 G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
 BOTH = np.kron(G, G)                              # (16, 9): G w G' of a flat w.
@@ -43,19 +43,18 @@ class Tiles(NamedTuple):
         """Tiles of a row, and one."""
         return (self.width + 1) // 2 + 1
 
-    def parts(self, images: int) -> Iterator[tuple[int, int, int, int]]:
-        """(first image, number, first row of tiles, number of rows)."""
+    def parts(self, images: int) -> Array:
+        """(first image, number, first row of tiles, number of rows) of each part."""
         rows = min(self.tall, ROOM // self.row)
         together = ROOM // (rows * self.row) if rows == self.tall else 1
-        for image in range(0, images, together):
-            for row in range(0, self.tall, rows):
-                yield image, min(together, images - image), row, min(rows, self.tall - row)
+        return np.array([(image, min(together, images - image), row, min(rows, self.tall - row))
+                         for image in range(0, images, together) for row in range(0, self.tall, rows)], np.int64)
 
 
 def suits(x: Array, weight: Array, window: Any, groups: int) -> bool:
     """Whether a convolution is done here: a rule on shapes alone, that of native/convolution_choice.h."""
     return (groups == 1 and window.kernel == (3, 3) and window.stride == window.dilation == (1, 1) and min(weight.shape[:2]) >= 16
-            and max(window.padding) <= 2 and x.shape[3] <= ROOM)
+            and max(window.padding) <= 2 and x.shape[3] + 8 <= 2 * ROOM)
 
 
 @register_jitable
@@ -73,7 +72,7 @@ def spread(x: Any, plane: int, height: int, width: int, top: int, left: int, row
                 planes[u(to + i)] = x[u(first + i)]
 
 
-@loop("x y y i i i i i i i i i i")
+@register_jitable
 def _tiles(x: Any, values: Any, planes: Any, image: int, images: int, first: int, rows: int, row: int, channels: int,
            height: int, width: int, above: int, left: int) -> None:
     """B' d B of each tile."""
@@ -106,7 +105,7 @@ def _tiles(x: Any, values: Any, planes: Any, image: int, images: int, first: int
                 values[u(at + 14 * ROOM)], values[u(at + 15 * ROOM)] = v - q, q - w
 
 
-@loop("x x y y i i i i i i i i")
+@register_jitable
 def _results(values: Any, bias: Any, y: Any, planes: Any, image: int, images: int, first: int, rows: int, row: int,
              channels: int, height: int, width: int) -> None:
     """A' m A of each tile, and the bias, to rows of y."""
@@ -135,7 +134,7 @@ def _results(values: Any, bias: Any, y: Any, planes: Any, image: int, images: in
                     y[u(to + i)] = planes[u(start + i)] + shift
 
 
-@loop("x y y i i i i i i i i")
+@register_jitable
 def _slopes(y: Any, values: Any, planes: Any, image: int, images: int, first: int, rows: int, row: int, channels: int,
             height: int, width: int) -> None:
     """A g A' of each tile of a gradient: what the products of `_tiles` get."""
@@ -158,6 +157,55 @@ def _slopes(y: Any, values: Any, planes: Any, image: int, images: int, first: in
                 values[u(at)], values[u(at + ROOM)], values[u(at + 2 * ROOM)], values[u(at + 3 * ROOM)] = -g, -g - h, h - g, h
 
 
+@register_jitable
+def _products(left: Any, values: Any, made: Any, outputs: int, channels: int, count: int) -> None:
+    """made (outputs, 16, count) = left (16, outputs, channels) values (channels, 16, count)."""
+    columns = 192 // left.itemsize if WIDE == 64 else 96 // left.itemsize
+    for k in range(16):
+        for t in range(0, count, columns):
+            for o in range(0, outputs, ROWS):
+                tile(left, (k * outputs + o) * channels, channels, values, k * ROOM + t, 16 * ROOM, made, (o * 16 + k) * ROOM + t,
+                     16 * ROOM, channels)
+
+
+@register_jitable
+def _sums(slopes: Any, values: Any, total: Any, outputs: int, channels: int, count: int) -> None:
+    """total (16, outputs, channels) += slopes (outputs, 16, count) values (channels, 16, count)'; whole vectors of them."""
+    for k in range(16):
+        for o in range(0, outputs, SIDE):
+            for c in range(0, channels, SIDE):
+                dots(slopes, (o * 16 + k) * ROOM, 16 * ROOM, values, (c * 16 + k) * ROOM, 16 * ROOM, total,
+                     (k * outputs + o) * channels + c, channels, count)
+
+
+@loop("x x x y y y y int64 i i i i i i i i i i")
+def _convolve(x: Any, left: Any, bias: Any, y: Any, values: Any, made: Any, planes: Any, parts: Any, channels: int, whole: int,
+              outputs: int, h: int, w: int, above: int, before: int, row: int, height: int, width: int) -> None:
+    for p in range(0, parts.size, 4):
+        image, images, first, rows = parts[p], parts[p + 1], parts[p + 2], parts[p + 3]
+        _tiles(x, values, planes, image, images, first, rows, row, channels, h, w, above, before)
+        _products(left, values, made, whole, channels, images * rows * row)
+        _results(made, bias, y, planes, image, images, first, rows, row, outputs, height, width)
+
+
+@loop("x x y y y y int64 i i i i i i i i i i i")
+def _gradient(x: Any, y: Any, total: Any, values: Any, slopes: Any, planes: Any, parts: Any, channels: int, outputs: int,
+              right: int, left: int, h: int, w: int, above: int, before: int, row: int, height: int, width: int) -> None:
+    for p in range(0, parts.size, 4):
+        image, images, first, rows = parts[p], parts[p + 1], parts[p + 2], parts[p + 3]
+        count = images * rows * row
+        stop = (count + 15) // 16 * 16
+        for to in range(0, right * 16 * ROOM, ROOM):
+            for i in range(to + count, to + stop):
+                values[u(i)] = 0
+        for to in range(0, left * 16 * ROOM, ROOM):
+            for i in range(to + count, to + stop):
+                slopes[u(i)] = 0
+        _tiles(x, values, planes, image, images, first, rows, row, channels, h, w, above, before)
+        _slopes(y, slopes, planes, image, images, first, rows, row, outputs, height, width)
+        _sums(slopes, values, total, left, right, stop)
+
+
 _scratch = [Scratch(), Scratch(), Scratch()]
 
 
@@ -171,17 +219,20 @@ def convolve(x: Array, weight: Array, bias: Array | None, padding: tuple[int, in
     """y (N, O, OH, OW), from weight (O, C, 3, 3)."""
     outputs, channels = weight.shape[:2]
     n, _, h, w = x.shape
-    tiles = Tiles(h + 2 * padding[0] - 2, w + 2 * padding[1] - 2)
+    tiles, whole = Tiles(h + 2 * padding[0] - 2, w + 2 * padding[1] - 2), up(outputs, ROWS)
     y = np.empty((n, outputs, tiles.height, tiles.width), x.dtype)
-    left = (BOTH.astype(x.dtype) @ weight.reshape(-1, 9).T).reshape(16, outputs, channels)
-    values, made = _memory(0, (channels, 16, ROOM), x.dtype), _memory(1, (outputs, 16, ROOM), x.dtype)
+    left = np.zeros((16, whole, channels), x.dtype)
+    left[:, :outputs] = (BOTH.astype(x.dtype) @ weight.reshape(-1, 9).T).reshape(16, outputs, channels)
+    values, made = _memory(0, (channels, 16, ROOM), x.dtype), _memory(1, (whole, 16, ROOM), x.dtype)
     planes, added = _memory(2, (2 * HALF,), x.dtype), x.reshape(-1)[:0] if bias is None else np.ascontiguousarray(bias)
-    for image, images, first, rows in tiles.parts(n):
-        count = images * rows * tiles.row
-        _tiles(x, values, planes, image, images, first, rows, tiles.row, channels, h, w, *padding)
-        np.matmul(left, values.transpose(1, 0, 2)[:, :, :count], out=made.transpose(1, 0, 2)[:, :, :count])
-        _results(made, added, y, planes, image, images, first, rows, tiles.row, outputs, tiles.height, tiles.width)
+    _convolve(x, left, added, y, values, made, planes, tiles.parts(n), channels, whole, outputs, h, w, *padding, tiles.row,
+              tiles.height, tiles.width)
     return y
+
+
+def up(n: int, step: int) -> int:
+    """The next multiple of `step`."""
+    return -(-n // step) * step
 
 
 def adjoint(y: Array, weight: Array, bias: Array | None, padding: tuple[int, int]) -> Array:
@@ -193,14 +244,13 @@ def adjoint(y: Array, weight: Array, bias: Array | None, padding: tuple[int, int
 def kernel_gradient(x: Array, y: Array, padding: tuple[int, int]) -> Array:
     """weight (O, C, 3, 3)."""
     n, channels, h, w = x.shape
-    outputs = y.shape[1]
-    tiles = Tiles(*y.shape[2:])
-    total, part = np.zeros((16, outputs, channels), x.dtype), np.empty((16, outputs, channels), x.dtype)
-    values, slopes = _memory(0, (channels, 16, ROOM), x.dtype), _memory(1, (outputs, 16, ROOM), x.dtype)
+    outputs, tiles = y.shape[1], Tiles(*y.shape[2:])
+    left, right = up(outputs, SIDE), up(channels, SIDE)
+    total = np.zeros((16, left, right), x.dtype)
+    values, slopes = _memory(0, (right, 16, ROOM), x.dtype), _memory(1, (left, 16, ROOM), x.dtype)
+    values[channels:], slopes[outputs:] = 0, 0
     planes = _memory(2, (2 * HALF,), x.dtype)
-    for image, images, first, rows in tiles.parts(n):
-        count = images * rows * tiles.row
-        _tiles(x, values, planes, image, images, first, rows, tiles.row, channels, h, w, *padding)
-        _slopes(y, slopes, planes, image, images, first, rows, tiles.row, outputs, *y.shape[2:])
-        total += np.matmul(slopes.transpose(1, 0, 2)[:, :, :count], values.transpose(1, 2, 0)[:, :count], out=part)
-    return np.ascontiguousarray((BOTH.T.astype(x.dtype) @ total.reshape(16, -1)).T).reshape(outputs, channels, 3, 3)
+    _gradient(x, y, total, values, slopes, planes, tiles.parts(n), channels, outputs, right, left, h, w, *padding, tiles.row,
+              tiles.height, tiles.width)
+    made = BOTH.T.astype(x.dtype) @ total[:, :outputs, :channels].reshape(16, -1)
+    return np.ascontiguousarray(made.T).reshape(outputs, channels, 3, 3)
