@@ -26,7 +26,15 @@ from mpitrain.ops.reduce import *
 from mpitrain.ops.shape import *
 
 # No file may have the name of an op: what is imported last would hide the other.
-LATER: tuple[str, ...] = ("unary", "conv_nd", "resample", "cells", "recurrent")
+LATER: tuple[str, ...] = (
+    "cells",
+    "conv_nd",
+    "gates",
+    "recurrent",
+    "rectifiers",
+    "resample",
+    "unary",
+)
 
 operators.attach()
 

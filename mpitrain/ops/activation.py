@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import pointwise, rows
 from mpitrain.kernels.pointwise import ACTIVATIONS
-from mpitrain.ops.elementwise import exp, where
+from mpitrain.ops.elementwise import exp, multiply, where
 
 __all__ = ["gelu", "leaky_relu", "log_softmax", "relu", "sigmoid", "silu", "softmax", "softplus", "tanh"]
 
@@ -157,9 +158,14 @@ def silu(x: Any) -> Tensor:
     return Pointwise.apply(x, activation="silu")
 
 
-def softplus(x: Any) -> Tensor:
-    """``log(1 + exp(x))`` without overflow."""
-    return Softplus.apply(x)
+def softplus(x: Any, beta: float = 1.0, threshold: float = math.inf) -> Tensor:
+    """``log(1 + exp(beta x)) / beta`` without overflow, and x where beta x > threshold (20 in PyTorch, which costs digits)."""
+    if beta == 1.0 and threshold == math.inf:
+        return Softplus.apply(x)
+    if beta == 0:
+        raise ShapeError("softplus: beta is 0, expected another number; the result is divided by it")
+    above = (x.array if isinstance(x, Tensor) else x) * beta > threshold
+    return where(above, x, Softplus.apply(multiply(x, beta)) / beta)
 
 
 class Softmax(Function):
@@ -194,10 +200,12 @@ class LogSoftmax(Softmax):
 
 def _along_last(x: Array, dim: int, kernel: Any, *more: Array) -> Array:
     """The kernel on matrices whose rows lie along `dim`."""
-    if not -x.ndim <= dim < x.ndim:
+    if not -max(x.ndim, 1) <= dim < max(x.ndim, 1):           # a number counts as a row of one, as in PyTorch
         raise ShapeError(f"softmax: dim {dim} of an array with {x.ndim} dims, shape {x.shape}")
     if x.size == 0:
         return x.copy()
+    if x.ndim == 0:
+        return kernel(*(a.reshape(1, 1) for a in (x, *more))).reshape(())
     arrays = [a.swapaxes(dim, -1) for a in (x, *more)]
     shape = arrays[0].shape
     return kernel(*(a.reshape(-1, shape[-1]) for a in arrays)).reshape(shape).swapaxes(dim, -1)
