@@ -88,7 +88,7 @@ def random_rows(rng: Any) -> np.ndarray:
 
 def recurrent(*widths: tuple[int, ...] | None, then: tuple[Any, ...] = (), tolerance: float = 2e-6) -> Example:
     """Arrays of these shapes: 24 rows in 4 steps of up to 9 sequences, from the last step to the first."""
-    return Example(lambda rng, dtype: (*(None if shape is None else normal(rng, dtype, shape)[0] for shape in widths),
+    return Example(lambda rng, dtype: (*(None if shape is None else normal(rng, dtype, shape)[0] / 3 for shape in widths),
                                        np.array([9, 8, 6, 1]), True, *then), tolerance)
 
 
