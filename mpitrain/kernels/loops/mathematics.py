@@ -150,8 +150,10 @@ def _tanh(x: Any) -> Any:
         s = fma(s, r, f(0.1666657338))
         s = fma(s, r, f(0.5))
         power = number_of(np.uint32(bits_of(shifted) << np.uint32(23)))
-        e = fma(power, fma(s * r, r, r), power - f(1.0))
-        size = bits_of(-e / (e + f(2.0))) & np.uint32(0x7FFFFFFF)
+        q = fma(s * r, r, r)
+        t = fma(power, q, power)
+        over = choose(y > f(-1.0), -fma(power, q, power - f(1.0)), f(-2.0) * t)
+        size = bits_of(choose(y > f(-1.0), f(0.0), f(1.0)) + over / (t + f(1.0))) & np.uint32(0x7FFFFFFF)
         return number_of(np.uint32(size | (bits_of(x) & np.uint32(0x80000000))))
 
     def double(x: Any) -> Any:
@@ -161,8 +163,10 @@ def _tanh(x: Any) -> Any:
         n = shifted - 6755399441056767.0
         r = fma(n, -1.90821492927058770e-10, fma(n, -0.693147180369123816, y))
         power = number_of(bits_of(shifted) << np.uint64(52))
-        e = fma(power, _less_one(r), power - 1.0)
-        size = bits_of(-e / (e + 2.0)) & np.uint64(0x7FFFFFFFFFFFFFFF)
+        q = _less_one(r)
+        t = fma(power, q, power)
+        over = choose(y > -1.0, -fma(power, q, power - 1.0), -2.0 * t)
+        size = bits_of(choose(y > -1.0, 0.0, 1.0) + over / (t + 1.0)) & np.uint64(0x7FFFFFFFFFFFFFFF)
         return number_of(size | (bits_of(x) & np.uint64(0x8000000000000000)))
     return single if x == types.float32 else double
 

@@ -160,8 +160,8 @@ def lstm(gates: Array, h: Array, c: Array, out: Array, cells: Array, raw: Array 
         h[:count] = out[rows]
 
 
-def lstm_gradients(gates: Array, dout: Array, dh: Array, dc: Array, c: Array, cells: Array, projected: Array | None, weight: Array,
-                   projection: Array | None, sizes: Array, reverse: bool) -> None:
+def lstm_gradients(gates: Array, dout: Array, dh: Array, dc: Array, c: Array, cells: Array, projected: Array | None,
+                   weight: Array, projection: Array | None, sizes: Array, reverse: bool) -> None:
     for first, count, *before in backwards(sizes, reverse):
         rows, by_h = slice(first, first + count), dh[:count]
         by_h += dout[rows]
@@ -199,7 +199,8 @@ def rnn(gates: Array, h: Array, out: Array, weight: Array, sizes: Array, reverse
         h[:count] = out[rows]
 
 
-def rnn_gradients(gates: Array, dout: Array, dh: Array, out: Array, weight: Array, sizes: Array, reverse: bool, relu: bool) -> None:
+def rnn_gradients(gates: Array, dout: Array, dh: Array, out: Array, weight: Array, sizes: Array, reverse: bool, relu: bool
+                  ) -> None:
     for first, count, _, _ in backwards(sizes, reverse):
         rows = slice(first, first + count)
         _rnn_gates_back(gates[rows], dh[:count] + dout[rows], out[rows], relu)
