@@ -34,6 +34,7 @@ LATER: tuple[str, ...] = (
     "rectifiers",
     "recurrent",
     "shapes",
+    "transformer",
 )
 
 

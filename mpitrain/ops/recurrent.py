@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.autograd import Context, Function, Tensor
-from mpitrain.autograd.derivatives import differentiate
+from mpitrain.autograd import Context, Function, Tensor, differentiate
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import recurrent as kernels
@@ -46,7 +45,7 @@ class Layer(Function):
         shapes = ((batch, width), (batch, hidden))
         start = [ctx.xp.zeros(shape, x.dtype) if state is None else state for shape, state in zip(shapes, states)]
         ctx.given = [array is not None for array in (x, w_input, w_state, b_input, b_state, projection, *states)]
-        last = [ctx.xp.array(state, order="C") for state in start]
+        last = [state.copy() for state in start]
         out = ctx.xp.empty((len(x), width), x.dtype)
         kept = layer.run(ctx, made, last, out, w_state, b_state, projection)
         ctx.save(x, w_input, w_state, projection, out, made, b_input, b_state, *start, *kept)
@@ -73,7 +72,7 @@ class Layer(Function):
         start, kept = rest[:layer.n_states], rest[layer.n_states:]
         xp = ctx.xp
         if ctx.before is None:                    # the second half of a split backward finds it made
-            ready = [xp.ascontiguousarray(grads[0]), *(xp.array(grad, order="C") for grad in grads[1:])]
+            ready = [xp.ascontiguousarray(grads[0]), *(grad.copy() for grad in grads[1:])]
             ctx.before = *layer.run_back(ctx, made, ready, out, w_state, projection, kept, start), ready[1:]
         states, by_h, by_start = ctx.before
         needs, found = ctx.needs, [None] * 6
@@ -99,7 +98,7 @@ class Layer(Function):
         def steps(*tensors: Any) -> tuple[Tensor, ...]:
             x, *weights = tensors[:6]
             return unrolled(ctx.function.__name__.lower(), x, tuple(weights), tensors[6:], ctx.sizes, ctx.reverse, ctx.relu)
-        return differentiate(ctx, steps, inputs, grads)
+        return differentiate(steps, inputs, grads, ctx.needs)
 
 
 class LSTM(Layer):
