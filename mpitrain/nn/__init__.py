@@ -28,6 +28,7 @@ LATER: tuple[str, ...] = (
     "cells",
     "containers",
     "instance_norm",
+    "losses",
     "noise",
     "packed",
     "pairs",
