@@ -13,9 +13,14 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from mpitrain.autograd.context import Context
 from mpitrain.autograd.function import Function
 from mpitrain.autograd.tensor import Tensor
+from mpitrain.backend import Array
+
+PAIRS = {"f": "F", "d": "D", "F": "f", "D": "d"}  # dtype of a complex number by that of its parts, and back
 
 
 @cache
@@ -43,10 +48,9 @@ def _as(x: Any, dtype: Any) -> Any:
 
 
 def _tensors(function: type[Function], ctx: Context, grads: tuple[Tensor, ...]) -> tuple[Any, ...]:
-    from mpitrain.ops.complex_numbers import conj, real
-    result = function.derivative(ctx, *map(conj, grads))
+    result = function.derivative(ctx, *[Conjugate.apply(grad) for grad in grads])
     found = result if isinstance(result, tuple) else (result,)
-    return tuple([x if x is None else real(x) if dtype is not None and dtype.kind == "f" else conj(x)
+    return tuple([x if x is None else _plain(x, dtype)
                   for x, dtype in zip(found, _dtypes(ctx))])
 
 
@@ -54,3 +58,63 @@ def _dtypes(ctx: Context) -> list[Any]:
     """Those of the inputs that have gradients."""
     return [None if edge is None else edge[0].output_meta[edge[1]][1] if type(edge) is tuple else meta[1]
             for edge, meta in zip(ctx.edges, ctx.leaf_meta)]
+
+
+def _plain(x: Tensor, dtype: Any) -> Tensor:
+    if x.dtype.kind == "c":
+        x = Real.apply(x) if dtype is not None and dtype.kind == "f" else Conjugate.apply(x)
+    return x
+
+
+class Complex(Function):
+    """real + i imag."""
+
+    broadcasts = True
+    floats = 2
+
+    @staticmethod
+    def forward(ctx: Context, real: Array, imag: Any) -> Array:
+        result = ctx.xp.empty(np.broadcast_shapes(real.shape, getattr(imag, "shape", ())), PAIRS[real.dtype.char])
+        result.real[...] = real
+        result.imag[...] = imag
+        return result
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        return Real.apply(grad) if ctx.needs[0] else None, Imaginary.apply(grad) if ctx.needs[1] else None
+
+
+class Real(Function):
+    complex_inputs = "own"
+
+    @staticmethod
+    def forward(ctx: Context, z: Array) -> Array:
+        return z.real.copy()
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return Complex.apply(grad, 0.0)
+
+
+class Imaginary(Function):
+    complex_inputs = "own"
+
+    @staticmethod
+    def forward(ctx: Context, z: Array) -> Array:
+        return z.imag.copy()
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return Complex.apply(grad * 0.0, grad)
+
+
+class Conjugate(Function):
+    complex_inputs = "own"
+
+    @staticmethod
+    def forward(ctx: Context, z: Array) -> Array:
+        return z.conj()
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return Conjugate.apply(grad)

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.autograd.analytic import PAIRS, Complex, Conjugate, Imaginary, Real
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.ops.inputs import as_tensor
 
-__all__ = ["angle", "complex", "conj", "imag", "is_complex", "polar", "real", "view_as_complex", "view_as_real"]
-
-PAIRS = {"f": "F", "d": "D", "F": "f", "D": "d"}  # dtype of a complex number by that of its parts, and back
+__all__ = ["complex", "conj", "imag", "is_complex", "polar", "real", "view_as_complex", "view_as_real"]
 
 
 def is_complex(x: Any) -> bool:
@@ -51,12 +48,6 @@ def conj(x: Any) -> Tensor:
     return Conjugate.apply(x) if x.dtype.kind == "c" else x
 
 
-def angle(x: Any) -> Tensor:
-    """The argument in radians, from -pi to pi; of real numbers 0, or pi where negative."""
-    x = as_tensor(x)
-    return (Angle if x.dtype.kind == "c" else RealAngle).apply(x)
-
-
 def polar(absolute: Any, angle: Any) -> Tensor:
     """absolute (cos angle + i sin angle)."""
     from mpitrain.ops.unary import cos, sin
@@ -81,60 +72,6 @@ def _complex(name: str, x: Any) -> Tensor:
     if x.dtype.kind != "c":
         raise ShapeError(f"{name}: the input is {x.dtype}, expected complex numbers; make them with ops.complex")
     return x
-
-
-class Complex(Function):
-    """real + i imag."""
-
-    broadcasts = True
-    floats = 2
-
-    @staticmethod
-    def forward(ctx: Context, real: Array, imag: Any) -> Array:
-        result = ctx.xp.empty(np.broadcast_shapes(real.shape, getattr(imag, "shape", ())), PAIRS[real.dtype.char])
-        result.real[...] = real
-        result.imag[...] = imag
-        return result
-
-    @staticmethod
-    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
-        return real(grad) if ctx.needs[0] else None, imag(grad) if ctx.needs[1] else None
-
-
-class Real(Function):
-    complex_inputs = "own"
-
-    @staticmethod
-    def forward(ctx: Context, z: Array) -> Array:
-        return z.real.copy()
-
-    @staticmethod
-    def derivative(ctx: Context, grad: Tensor) -> Tensor:
-        return Complex.apply(grad, 0.0)
-
-
-class Imaginary(Function):
-    complex_inputs = "own"
-
-    @staticmethod
-    def forward(ctx: Context, z: Array) -> Array:
-        return z.imag.copy()
-
-    @staticmethod
-    def derivative(ctx: Context, grad: Tensor) -> Tensor:
-        return Complex.apply(grad * 0.0, grad)
-
-
-class Conjugate(Function):
-    complex_inputs = "own"
-
-    @staticmethod
-    def forward(ctx: Context, z: Array) -> Array:
-        return z.conj()
-
-    @staticmethod
-    def derivative(ctx: Context, grad: Tensor) -> Tensor:
-        return Conjugate.apply(grad)
 
 
 class AsReal(Function):
@@ -194,17 +131,3 @@ class Angle(Function):
         squared = real(z * conj(z))
         squared = squared + Tensor((squared.array == 0) * squared.dtype.type(1))
         return Complex.apply(-grad * imag(z) / squared, grad * real(z) / squared)
-
-
-class RealAngle(Function):
-    """0, or pi where x is negative; NaN of NaN. Its slope is 0."""
-
-    makes_floats = True
-
-    @staticmethod
-    def forward(ctx: Context, x: Array) -> Array:
-        return ctx.xp.where(x != x, x, (x < 0) * x.dtype.type(ctx.xp.pi))
-
-    @staticmethod
-    def derivative(ctx: Context, grad: Tensor) -> Tensor:
-        return grad * 0.0

@@ -251,8 +251,11 @@ def log_ndtr(x: Any) -> Tensor:
 
 
 def angle(x: Any) -> Tensor:
-    """pi where x is below 0, else 0: the angle of a number in the plane of complex ones. NaN stays."""
+    """The argument in radians, from -pi to pi; of real numbers 0, or pi where negative."""
     x = as_tensor(x)
+    if x.dtype.kind == "c":
+        from mpitrain.ops.complex_numbers import Angle
+        return Angle.apply(x)
     kind = x.dtype if x.dtype.kind == "f" else np.dtype("float32")
     made = where(less(x, 0), kind.type(math.pi), kind.type(0))
     return where(isnan(x), x * 0, made + x * 0) if x.dtype.kind == "f" else made
