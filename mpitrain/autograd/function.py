@@ -27,7 +27,8 @@ Where speed does not matter, `backward` is left out: it is `derivative`, not rec
 from __future__ import annotations
 
 import itertools
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, ClassVar, NoReturn
 
 from mpitrain.autograd.context import Context
 from mpitrain.autograd.tensor import Tensor, mode, no_grad
@@ -57,6 +58,7 @@ class Function:
     makes_floats = False
     complex_inputs = ""
     recorded = True
+    conjugating: ClassVar[Callable[[Any], Any]]   # `analytic.conjugating`, attached by the package: its file imports this one
 
     @staticmethod
     def forward(ctx: Context, *arrays: Any, **params: Any) -> Any:
@@ -206,8 +208,7 @@ def _record(ctx: Context, arrays: list[Any], inputs: tuple[Any, ...], outputs: t
             tensor.requires_grad = True
             tensor.edge = (ctx, len(output_meta))
             if dtype.kind == "c" and ctx.function.complex_inputs == "analytic":
-                from mpitrain.autograd.analytic import conjugating
-                ctx.function = conjugating(ctx.function)
+                ctx.function = Function.conjugating(ctx.function)
         output_meta.append((array.shape, dtype))
         arrays.append(array)
     if ctx._saved:

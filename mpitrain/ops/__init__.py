@@ -41,6 +41,7 @@ LATER: tuple[str, ...] = (
     "losses",
     "matrices",
     "moving",
+    "patches",
     "pool_nd",
     "products",
     "rectifiers",

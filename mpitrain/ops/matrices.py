@@ -22,7 +22,7 @@ from mpitrain.ops.reduce import sum as total
 from mpitrain.ops.shape import expand_dims, reshape, squeeze, swapaxes
 
 __all__ = ["cholesky", "cholesky_inverse", "cholesky_solve", "cond", "det", "eigh", "eigvalsh", "inv", "logdet", "matrix_norm",
-           "matrix_rank", "pinv", "qr", "slogdet", "solve", "solve_triangular", "svd", "svdvals", "tensorinv", "tensorsolve"]
+           "matrix_power", "matrix_rank", "pinv", "qr", "slogdet", "solve", "solve_triangular", "svd", "svdvals", "tensorinv", "tensorsolve"]
 
 
 def _floats(name: str, *arrays: Any) -> list[Tensor]:
@@ -83,6 +83,17 @@ def solve_triangular(a: Any, b: Any, *, upper: bool, left: bool = True, unitrian
 def inv(a: Any) -> Tensor:
     """The inverse."""
     return Inverse.apply(_square("inv", *_floats("inv", a)))
+
+
+def matrix_power(x: Any, n: int) -> Tensor:
+    """x times itself, n times; n = 0 gives the identity, n < 0 powers of the inverse."""
+    x = _square("matrix_power", x)
+    if n < 0:
+        return matrix_power(inv(x), -n)
+    if n == 0:
+        return x * 0 + Tensor(x.xp.eye(x.shape[-1], dtype=x.dtype))
+    half = matrix_power(x, n // 2) if n > 1 else x
+    return x if n == 1 else matmul(matmul(half, half), x) if n % 2 else matmul(half, half)
 
 
 class Inverse(Function):

@@ -19,7 +19,7 @@ from mpitrain.ops.reduce import min as smallest
 from mpitrain.ops.reduce import sum as total
 from mpitrain.ops.shape import broadcast_to, expand_dims, reshape, swapaxes
 
-__all__ = ["addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "cdist", "cross", "dot", "inner", "kron", "matrix_power", "mm",
+__all__ = ["addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "cdist", "cross", "dot", "inner", "kron", "mm",
            "multi_dot", "mv", "outer", "vander", "vdot", "vecdot", "vector_norm"]
 
 
@@ -132,18 +132,6 @@ def cross(x: Any, y: Any, dim: int = -1) -> Tensor:
         raise ShapeError(f"cross: dim {dim} of shapes {x.shape} and {y.shape}, expected 3 in both")
     first, second = x.xp.asarray([1, 2, 0]), x.xp.asarray([2, 0, 1])
     return take(x, first, d) * take(y, second, d) - take(x, second, d) * take(y, first, d)
-
-
-def matrix_power(x: Any, n: int) -> Tensor:
-    """x times itself, n times; n = 0 gives the identity, n < 0 powers of the inverse."""
-    x = _square("matrix_power", x)
-    if n < 0:
-        from mpitrain.ops.matrices import inv
-        return matrix_power(inv(x), -n)
-    if n == 0:
-        return x * 0 + Tensor(x.xp.eye(x.shape[-1], dtype=x.dtype))
-    half = matrix_power(x, n // 2) if n > 1 else x
-    return x if n == 1 else matmul(matmul(half, half), x) if n % 2 else matmul(half, half)
 
 
 def _square(name: str, x: Any) -> Tensor:

@@ -68,4 +68,11 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
     "eigh": [(lambda a: ops.eigh(a + a.T), SQUARE)], "svd": [(lambda a: ops.svd(a.array), SQUARE)],
     "tensorinv": [(lambda a: ops.tensorinv(a.reshape(3, 1, 3), 2), SQUARE)],
     "tensorsolve": [(lambda a, b: ops.tensorsolve(a, b), SQUARE, normal(3))],
+    "im2col": [(lambda x: ops.im2col(x, 2), normal(1, 2, 3, 4))], "fold": [(lambda x: ops.fold(x, 3, 2), normal(1, 8, 4))],
+    "pixel_shuffle": [(lambda x: ops.pixel_shuffle(x, 2), normal(4, 2, 3))],
+    "pixel_unshuffle": [(lambda x: ops.pixel_unshuffle(x, 2), normal(1, 2, 4))],
+    "channel_shuffle": [(lambda x: ops.channel_shuffle(x, 2), normal(1, 4, 3))],
+    "affine_grid": [(lambda t: ops.affine_grid(t, (2, 1, 3, 3)), normal(2, 2, 3))],
+    "grid_sample": [(lambda x, g, m=mode, p=padding: ops.grid_sample(x, g, m, p), normal(1, 2, 3, 4), normal(1, 2, 2, 2))
+                    for mode, padding in (("bilinear", "reflection"), ("bicubic", "zeros"), ("nearest", "border"))],
 }
