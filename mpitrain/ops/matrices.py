@@ -22,7 +22,8 @@ from mpitrain.ops.reduce import sum as total
 from mpitrain.ops.shape import expand_dims, reshape, squeeze, swapaxes
 
 __all__ = ["cholesky", "cholesky_inverse", "cholesky_solve", "cond", "det", "eigh", "eigvalsh", "inv", "logdet", "matrix_norm",
-           "matrix_power", "matrix_rank", "pinv", "qr", "slogdet", "solve", "solve_triangular", "svd", "svdvals", "tensorinv", "tensorsolve"]
+           "matrix_power", "matrix_rank", "pinv", "qr", "slogdet", "solve", "solve_triangular", "svd", "svdvals", "tensorinv",
+           "tensorsolve"]
 
 
 def _floats(name: str, *arrays: Any) -> list[Tensor]:

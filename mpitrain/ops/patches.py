@@ -14,6 +14,7 @@ from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import convolution
 from mpitrain.kernels.convolution import Pair, Window
+from mpitrain.ops.elementwise import absolute, clip
 from mpitrain.ops.geometry import Numbers, numbers
 from mpitrain.ops.index import getitem
 from mpitrain.ops.inputs import as_tensor
@@ -160,10 +161,11 @@ def grid_sample(x: Any, grid: Any, mode: str = "bilinear", padding_mode: str = "
     total: Any = None
     for chosen in product(*taps):
         weight: Any = None
-        index, valid = [], True
+        index: list[Any] = []
+        valid: Any = True
         for (place, share), n in zip(chosen, x.shape[2:]):
             if mode == "bicubic" and padding_mode != "zeros":
-                place = np.asarray(_inside(Tensor(place), n, padding_mode, bool(align_corners)).array)
+                place = _inside(Tensor(place), n, padding_mode, bool(align_corners)).array
             valid = valid & (place >= 0) & (place <= n - 1)
             index.append(place.clip(0, n - 1).astype("int64"))
             if share is not None:
@@ -183,13 +185,12 @@ def _inside(p: Tensor, n: int, padding: str, align: bool) -> Tensor:
     """Positions moved to where there are pixels; NaN to the first, as PyTorch does."""
     if padding == "zeros":
         return p
-    from mpitrain.ops.elementwise import clip
     if padding == "reflection":
         low, span = (0.0, float(n - 1)) if align else (-0.5, float(n))
         if span == 0:
             return p * 0.0
-        away = abs(p - low)
-        flips = Tensor(np.floor(away.array / span).astype(p.dtype))
+        away = absolute(p - low)
+        flips = Tensor(p.xp.floor(away.array / span).astype(p.dtype))
         rest = away - flips * span
         odd = Tensor((flips.array % 2).astype(p.dtype))
         p = rest * (1.0 - odd * 2.0) + odd * span + low
@@ -199,8 +200,8 @@ def _inside(p: Tensor, n: int, padding: str, align: bool) -> Tensor:
 def _taps(p: Tensor, mode: str) -> list[tuple[Any, Any]]:
     """Pixels next to p, and their shares of it; None for all."""
     if mode == "nearest":
-        return [(np.rint(p.array), None)]
-    left = np.floor(p.array)
+        return [(p.xp.rint(p.array), None)]
+    left = p.xp.floor(p.array)
     share = p - Tensor(left)
     if mode == "bilinear":
         return [(left, 1.0 - share), (left + 1, share)]
