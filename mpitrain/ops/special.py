@@ -19,7 +19,7 @@ from mpitrain.ops.reduce import sum as total
 from mpitrain.ops.shape import reshape
 from mpitrain.ops.unary import log1p, sin
 
-__all__ = ["angle", "digamma", "entr", "erf", "erfc", "erfcx", "erfinv", "lgamma", "log_ndtr", "logit", "mvlgamma", "nan_to_num",
+__all__ = ["digamma", "entr", "erf", "erfc", "erfcx", "erfinv", "lgamma", "log_ndtr", "logit", "mvlgamma", "nan_to_num",
            "ndtr", "polygamma", "sinc"]
 
 TWO_OVER_ROOT_PI = 2 / math.sqrt(math.pi)
@@ -248,11 +248,3 @@ def log_ndtr(x: Any) -> Tensor:
     below, above = where(low, x, kind(-1)), where(low, kind(-1), x)
     tail = log(erfcx(below * -math.sqrt(0.5)) * 0.5) - below * below * 0.5
     return where(low, tail, log1p(erfc(above * math.sqrt(0.5)) * -0.5))
-
-
-def angle(x: Any) -> Tensor:
-    """pi where x is below 0, else 0: the angle of a number in the plane of complex ones. NaN stays."""
-    x = as_tensor(x)
-    kind = x.dtype if x.dtype.kind == "f" else np.dtype("float32")
-    made = where(less(x, 0), kind.type(math.pi), kind.type(0))
-    return where(isnan(x), x * 0, made + x * 0) if x.dtype.kind == "f" else made
