@@ -30,10 +30,12 @@ LATER: tuple[str, ...] = (
     "blocks",
     "containers",
     "instance_norm",
+    "losses",
     "noise",
     "pairs",
     "rectifiers",
     "shapes",
+    "transformer",
 )
 
 

@@ -8,32 +8,40 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mpitrain.autograd import Context, Function, Tensor
+import numpy as np
+
+from mpitrain.autograd import Context, Function, Tensor, differentiate
 from mpitrain.backend import Array, is_float
 from mpitrain.backend.random import current
-from mpitrain.errors import ConfigError, ShapeError
+from mpitrain.errors import ConfigError, GraphError, ShapeError
 from mpitrain.kernels.attention import attention_weights, attention_weights_gradient
 from mpitrain.kernels.dropout import Dropping
 from mpitrain.kernels.flash_attention import flash_attention, flash_attention_grad
-from mpitrain.ops.shape import reshape
+from mpitrain.ops import composed
+from mpitrain.ops.shape import broadcast_to, expand_dims, reshape
 
 __all__ = ["scaled_dot_product_attention", "self_attention"]
 
 
 def scaled_dot_product_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None,
-                                 mask: Any = None) -> Tensor:
+                                 mask: Any = None, enable_gqa: bool = False) -> Tensor:
     """(B, H, L, E) from q (B, H, L, D), k (B, H, S, D) and v (B, H, S, E); `scale` is 1 / sqrt(D) by default.
 
     `mask` broadcasts to (B, H, L, S): boolean, True where a query may look, or floating-point numbers that are added to
-    the scaled scores. With `causal`, query i looks at keys 0..i. A query that may look nowhere gets zeros.
-    Without a mask the L x S weights are never kept, on the host. Raises ShapeError where the shapes do not fit.
+    the scaled scores. With `causal`, query i looks at keys 0..i. A query that may look nowhere gets zeros. Leading dims
+    broadcast. With `enable_gqa`, k and v may have fewer heads than q, each for as many neighbouring heads of q (Ainslie et al.,
+    2023). Without a mask the L x S weights are never kept, on the host. Raises ShapeError where the shapes do not fit.
     """
     shapes = [tuple(t.shape) for t in (q, k, v)]
-    if (min(len(s) for s in shapes) < 2 or not shapes[0][:-2] == shapes[1][:-2] == shapes[2][:-2]
-            or shapes[0][-1] != shapes[1][-1] or shapes[1][-2] != shapes[2][-2]):
+    if min(map(len, shapes)) < 2 or shapes[0][-1] != shapes[1][-1] or shapes[1][-2] != shapes[2][-2]:
         raise ShapeError("scaled_dot_product_attention: expected q (..., L, D), k (..., S, D) and v (..., S, E), found "
                          f"{shapes[0]}, {shapes[1]} and {shapes[2]}")
-    wanted = (*shapes[0][:-1], shapes[1][-2])
+    if enable_gqa:
+        k, v = (_for_all_heads(shapes[0], t) for t in (k, v))
+    if not tuple(q.shape[:-2]) == tuple(k.shape[:-2]) == tuple(v.shape[:-2]):
+        q, k, v = _of_one_batch(q, k, v)
+    lead = tuple(q.shape[:-2])
+    wanted = (*lead, shapes[0][-2], shapes[1][-2])
     if mask is not None and not _broadcasts(tuple(mask.shape), wanted):
         raise ShapeError(f"scaled_dot_product_attention: the mask has shape {tuple(mask.shape)}, expected one that broadcasts "
                          f"to {wanted}")
@@ -43,10 +51,9 @@ def scaled_dot_product_attention(q: Any, k: Any, v: Any, *, causal: bool = False
     factor = _default_scale(shapes[0][-1]) if scale is None else scale
     if mask is not None:
         return MaskedAttention.apply(q, k, v, mask, causal=causal, scale=factor)
-    if len(shapes[0]) != 4:
-        leading = shapes[0][:-2]
-        q, k, v = (reshape(t, math.prod(leading), 1, *t.shape[-2:]) for t in (q, k, v))
-        return reshape(Attention.apply(q, k, v, causal=causal, scale=factor), *shapes[0][:-1], shapes[2][-1])
+    if len(lead) != 2:
+        q, k, v = (reshape(t, math.prod(lead), 1, *t.shape[-2:]) for t in (q, k, v))
+        return reshape(Attention.apply(q, k, v, causal=causal, scale=factor), *lead, shapes[0][-2], shapes[2][-1])
     return Attention.apply(q, k, v, causal=causal, scale=factor)
 
 
@@ -86,6 +93,10 @@ class Attention(Function):
         _backward(ctx, (q, k, v, known[0], grad), known[1:], grads)
         return grads
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        return _derivatives(ctx, grad, None)
+
 
 class SelfAttention(Function):
     """Attention among the parts of one array, whose gradient is one array too."""
@@ -110,6 +121,21 @@ class SelfAttention(Function):
                   _parts(result, ctx.heads), ctx.dropping)
         return result
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        if ctx.dropping is not None:
+            raise GraphError("SelfAttention: with dropped weights it has a first derivative only; set dropout=0 where grad with "
+                             "create_graph or retain_graph goes through")
+
+        def attend(qkv: Tensor) -> Tensor:
+            batch, length, width = qkv.shape
+            parts = qkv.reshape(batch, length, 3, ctx.heads, width // (3 * ctx.heads)).transpose(2, 0, 3, 1, 4)
+            mixed = composed.attention(parts[0], parts[1], parts[2], None, causal=ctx.causal, scale=ctx.scale)
+            return mixed.transpose(0, 2, 1, 3).reshape(batch, length, width // 3)
+
+        found: Tensor = differentiate(attend, [ctx.input(0)], [grad], (True,))[0]
+        return found
+
 
 class MaskedAttention(Function):
     """The weights softmax(scale * q k' + mask) are kept for backward."""
@@ -130,12 +156,12 @@ class MaskedAttention(Function):
         else:
             xp.copyto(scores, -math.inf, where=~mask)
         weights = attention_weights(scores, scale, causal, scores) if scores.size else scores
-        ctx.save(q, k, v, weights)
+        ctx.save(q, k, v, weights, mask)
         return xp.matmul(weights, v, out=_like(q, v.shape[-1], xp))
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
-        q, k, v, weights = ctx.saved
+        q, k, v, weights, _ = ctx.saved
         xp = ctx.xp
         dq = dk = dv = dmask = None
         if ctx.needs[2]:
@@ -151,6 +177,17 @@ class MaskedAttention(Function):
             if ctx.needs[1]:
                 dk = xp.matmul(scores.swapaxes(-1, -2), q, out=xp.empty_like(k))
         return dq, dk, dv, dmask
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        return _derivatives(ctx, grad, ctx.input(3))
+
+
+def _derivatives(ctx: Context, grad: Tensor, mask: Any) -> tuple[Any, ...]:
+    def attend(q: Tensor, k: Tensor, v: Tensor, *masks: Any) -> Tensor:
+        return composed.attention(q, k, v, *(masks or (None,)), causal=ctx.causal, scale=ctx.scale)
+
+    return differentiate(attend, [*(ctx.input(i) for i in range(3)), *([] if mask is None else [mask])], [grad], ctx.needs)
 
 
 def _forward(ctx: Context, q: Array, k: Array, v: Array, out: Array, dropping: Dropping | None = None) -> tuple[Array, ...]:
@@ -182,6 +219,28 @@ def _parts(qkv: Array, heads: int) -> tuple[Array, Array, Array]:
 def _heads(x: Array, heads: int) -> Array:
     """(B, H, L, D) of (B, L, H * D)."""
     return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).swapaxes(1, 2)
+
+
+def _for_all_heads(shape: tuple[int, ...], x: Any) -> Any:
+    """x (..., Hx, S, D) with each head as often as queries of `shape` (..., H, L, D) have heads for it."""
+    own = tuple(x.shape)
+    if len(shape) < 3 or len(own) < 3 or not own[-3] or shape[-3] % own[-3]:
+        raise ShapeError(f"scaled_dot_product_attention: the heads of queries {shape} are no multiple of those of keys or values "
+                         f"{own}, dims (..., heads, length, width)")
+    if shape[-3] == own[-3]:
+        return x
+    repeated = broadcast_to(expand_dims(x, -3), (*own[:-2], shape[-3] // own[-3], *own[-2:]))
+    return reshape(repeated, *own[:-3], shape[-3], *own[-2:])
+
+
+def _of_one_batch(*tensors: Any) -> list[Any]:
+    """The tensors with their leading dims broadcast."""
+    try:
+        lead = np.broadcast_shapes(*(tuple(t.shape[:-2]) for t in tensors))
+    except ValueError:
+        raise ShapeError("scaled_dot_product_attention: the leading dims of queries, keys and values do not broadcast: "
+                         f"{', '.join(str(tuple(t.shape)) for t in tensors)}") from None
+    return [broadcast_to(t, (*lead, *t.shape[-2:])) for t in tensors]
 
 
 def _default_scale(width: int) -> float:
