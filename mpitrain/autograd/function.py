@@ -43,6 +43,7 @@ class Function:
     `broadcasts`: the gradients are summed back to the shapes of the inputs. `views`: the output shows the input's memory.
     `result_dtype`: set where the result is meant to have another dtype than the floating-point inputs. `floats`: how many of the
     first inputs must be float32 or float64, since compiled code reads them; the others may be labels, indices or masks.
+    `is_arithmetic`: of integers and a number with fractions float32 comes, too, and of integers alone integers.
     `makes_floats`: integers and booleans become float32 first, PyTorch's default (NumPy would make float16 of bytes).
     `recorded`: False for what is no operation of a program but only stands around some (see `autograd.record`).
     """
@@ -51,7 +52,7 @@ class Function:
     views = False
     result_dtype: Any = None
     floats = 0
-    makes_floats = False
+    makes_floats = is_arithmetic = False
     recorded = True
 
     @staticmethod
@@ -177,6 +178,8 @@ def _as_output(ctx: Context, value: Any, wanted: Any) -> Tensor:
     if dtype is not wanted and wanted is not None and dtype != wanted and (
             dtype.kind == "f" or ctx.function.result_dtype is not None):
         raise ShapeError(f"{ctx.function.__name__}: the result is {dtype}, expected {wanted}; a promotion crept in")
+    if wanted is None and ctx.function.is_arithmetic and dtype == "float64":
+        value = value.astype("float32")           # integers beside a number with fractions, as in PyTorch
     return Tensor(value)
 
 

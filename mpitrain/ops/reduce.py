@@ -21,6 +21,8 @@ class Sum(Function):
     @staticmethod
     def forward(ctx: Context, x: Array, *, dim: Dims, keepdim: bool) -> Array:
         ctx.shape, ctx.kept = x.shape, _kept(x, dim)
+        if x.dtype.kind in "bu":                  # PyTorch's dtype of sums of integers
+            x = x.astype("int64")
         return x.sum(axis=dim, keepdims=keepdim)
 
     @staticmethod
@@ -95,6 +97,8 @@ class Variance(Function):
 
 
 class LogSumExp(Function):
+    makes_floats = True
+
     @staticmethod
     def forward(ctx: Context, x: Array, *, dim: Dims, keepdim: bool) -> Array:
         xp = ctx.xp

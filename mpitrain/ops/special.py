@@ -13,7 +13,7 @@ from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.ops.elementwise import equal, greater, less, log, where
-from mpitrain.ops.inputs import as_tensor, floating
+from mpitrain.ops.inputs import as_tensor, float_tensor, floating
 from mpitrain.ops.logic import isnan
 from mpitrain.ops.reduce import sum as total
 from mpitrain.ops.shape import reshape
@@ -196,7 +196,7 @@ def mvlgamma(x: Any, p: int) -> Tensor:
 
 def sinc(x: Any) -> Tensor:
     """sin(pi x) / (pi x), 1 at 0."""
-    x = as_tensor(x)
+    x = float_tensor("sinc", x)
     none = equal(x, 0)
     angle = where(none, 1.0, x) * math.pi
     return where(none, 1.0, sin(angle) / angle)
@@ -204,8 +204,7 @@ def sinc(x: Any) -> Tensor:
 
 def logit(x: Any, eps: float | None = None) -> Tensor:
     """log(x / (1 - x)), of x limited to [eps, 1 - eps] where eps is given."""
-    x = as_tensor(x)
-    x = Tensor(floating("logit", x.array)) if x.dtype.kind != "f" else x
+    x = float_tensor("logit", x)
     if eps is not None:
         low, high = x.dtype.type(eps), x.dtype.type(1 - eps)
         x = where(less(x, eps), low, where(greater(x, 1 - eps), high, x))
@@ -227,8 +226,7 @@ def nan_to_num(x: Any, nan: float | None = 0.0, posinf: float | None = None, neg
 
 def entr(x: Any) -> Tensor:
     """-x log(x), 0 at 0, and -inf below."""
-    x = as_tensor(x)
-    x = Tensor(floating("entr", x.array)) if x.dtype.kind != "f" else x
+    x = float_tensor("entr", x)
     kind, positive = x.dtype.type, greater(x, 0)
     inside = where(positive, x, kind(1))
     result = where(positive, -inside * log(inside), where(equal(x, 0), kind(0), kind(-math.inf)))
@@ -237,13 +235,12 @@ def entr(x: Any) -> Tensor:
 
 def ndtr(x: Any) -> Tensor:
     """The share of the standard normal distribution that is below x."""
-    return erfc(as_tensor(x) * -math.sqrt(0.5)) * 0.5
+    return erfc(float_tensor("ndtr", x) * -math.sqrt(0.5)) * 0.5
 
 
 def log_ndtr(x: Any) -> Tensor:
     """log(ndtr(x)), exact also where that is small."""
-    x = as_tensor(x)
-    x = Tensor(floating("log_ndtr", x.array)) if x.dtype.kind != "f" else x
+    x = float_tensor("log_ndtr", x)
     kind, low = x.dtype.type, less(x, -1)
     below, above = where(low, x, kind(-1)), where(low, kind(-1), x)
     tail = log(erfcx(below * -math.sqrt(0.5)) * 0.5) - below * below * 0.5

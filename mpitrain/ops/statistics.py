@@ -30,7 +30,7 @@ class Prod(Function):
     @staticmethod
     def forward(ctx: Context, x: Array) -> Array:
         ctx.save(x)
-        return x.prod(axis=-1)
+        return x.prod(axis=-1, dtype="int64" if x.dtype.kind in "biu" else None)
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> Tensor:

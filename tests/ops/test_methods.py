@@ -50,6 +50,19 @@ def test_an_expression_gives_what_pytorch_gives(name: str) -> None:
     check(expression, expression, normal(3, 4), positive(3, 4))
 
 
+@pytest.mark.parametrize("expression", [
+    lambda x: x * 0.5, lambda x: 0.5 + x, lambda x: x - 1.5, lambda x: x / 2, lambda x: x ** 0.5, lambda x: 2.0 ** x,
+    lambda x: x % 2.5, lambda x: x * 2, lambda x: x // 2, lambda x: -x, lambda x: x ** 2, lambda x: abs(x), lambda x: x > 0.5,
+    lambda x: x.sum(), lambda x: x.cumsum(0), lambda x: x.prod(), lambda x: x.sqrt(), lambda x: x.sin(), lambda x: x.clamp(1, 2),
+    lambda x: x.floor()])
+@pytest.mark.parametrize("kind", ["int64", "uint8"])
+def test_integers_become_what_they_become_in_pytorch(expression: Any, kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    values = np.arange(1, 5).astype(kind)
+    mine, theirs = expression(Tensor(values)).array, expression(torch.tensor(values)).numpy()
+    assert mine.dtype == theirs.dtype and np.allclose(mine, theirs, rtol=1e-6)
+
+
 @pytest.mark.parametrize("axis", [0, -1, (0, 1), None])
 @pytest.mark.parametrize("name", ["sum", "mean", "std", "var", "max", "prod", "norm", "any", "logsumexp"])
 def test_axis_and_keepdims_mean_dim_and_keepdim(name: str, axis: Any) -> None:
