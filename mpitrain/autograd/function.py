@@ -129,6 +129,8 @@ class Function:
             if not cls.__module__.startswith("mpitrain."):
                 raise                             # whoever wrote the operation wants to see where
             raise ShapeError(_explained(cls, arrays, error)) from error
+        if dtype is None and cls.is_arithmetic and xp is not None and result.dtype == "float64":
+            result = result.astype("float32")     # integers beside a number with fractions, as in PyTorch
         several = type(result) is tuple
         wanted = cls.result_dtype if cls.result_dtype is not None else dtype
         outputs: tuple[Tensor, ...] = tuple([_as_output(ctx, x, wanted) for x in result]) if several else (
@@ -178,8 +180,6 @@ def _as_output(ctx: Context, value: Any, wanted: Any) -> Tensor:
     if dtype is not wanted and wanted is not None and dtype != wanted and (
             dtype.kind == "f" or ctx.function.result_dtype is not None):
         raise ShapeError(f"{ctx.function.__name__}: the result is {dtype}, expected {wanted}; a promotion crept in")
-    if wanted is None and ctx.function.is_arithmetic and dtype == "float64":
-        value = value.astype("float32")           # integers beside a number with fractions, as in PyTorch
     return Tensor(value)
 
 
