@@ -95,13 +95,13 @@ def _erfcx(xp: Any, x: Array) -> Array:
 
 
 def _erfinv(xp: Any, x: Array) -> Array:
-    """Winitzki's guess, to 2e-3, and three steps of Halley, each of which triples the digits."""
+    """Winitzki's guess, to 2e-3, and two steps of Halley, each of which triples the digits."""
     x = x.astype("float64")
     size = xp.abs(x)
     beyond = xp.log((1 - size) * (1 + size))
     half = 2 / (math.pi * 0.147) + beyond / 2
     y = xp.sqrt(xp.sqrt(half * half - beyond / 0.147) - half)
-    for _ in range(3):
+    for _ in range(2):
         gap = xp.where(size < 0.5, _erf(xp, y) - size, (1 - size) - _erfc(xp, y)) / (TWO_OVER_ROOT_PI * xp.exp(-y * y))
         y = y - gap / (1 + y * gap)
     return xp.where(size < 1, xp.copysign(y, x), xp.where(size == 1, xp.copysign(math.inf, x), math.nan))
