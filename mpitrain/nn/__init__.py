@@ -27,12 +27,15 @@ from mpitrain.nn.statistics import *
 from mpitrain.nn.storage import *
 
 LATER: tuple[str, ...] = (
+    "bags",
     "blocks",
     "containers",
     "instance_norm",
     "noise",
+    "padding",
     "pairs",
     "rectifiers",
+    "reparametrised",
     "shapes",
     "transformer",
 )
