@@ -31,6 +31,7 @@ LATER: tuple[str, ...] = (
     "blocks",
     "containers",
     "instance_norm",
+    "losses",
     "noise",
     "padding",
     "pairs",

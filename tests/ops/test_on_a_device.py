@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakegpu import DEVICES, open_device, put, xp
-from ops import fields_cases, later_cases, recurrent_cases
+from ops import fields_cases, later_cases, loss_cases, recurrent_cases
 from ops.parity import normal, positive
 
 from mpitrain import ops
@@ -87,6 +87,7 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
     "cross_entropy_count": [(lambda t: Tensor(put(float(ops.cross_entropy_count(t, ignore_index=0)))), INDEX)],
     "element_count": [(lambda x: Tensor(put(float(ops.element_count(x)))), normal(3))],
     **later_cases.CASES,
+    **loss_cases.CASES,
     **fields_cases.CASES,
     **recurrent_cases.CASES,
 }
