@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpitrain.backend import Array, array_module
-from mpitrain.kernels.kernel import Kernel
+from mpitrain.kernels.kernel import Kernel, numba_loop
 from mpitrain.kernels.library import CFunction, Scratch, host, packed
 
 Pair = tuple[int, int]
@@ -183,12 +183,12 @@ def _kernel_gradient_host(function: CFunction, x: Array, y: Array, window: Windo
     return weight, bias
 
 
-convolve = Kernel("convolve", _convolve, host=_convolve_host)
+convolve = Kernel("convolve", _convolve, _convolve_host, numba_loop("convolution", "convolve"))
 """y (N, O, OH, OW) from (x, weight, bias or None, window, groups)."""
 
-convolve_adjoint = Kernel("convolve_adjoint", _adjoint, host=_adjoint_host)
+convolve_adjoint = Kernel("convolve_adjoint", _adjoint, _adjoint_host, numba_loop("convolution", "convolve_adjoint"))
 """x (N, C, *size) from (y, weight, bias or None, window, groups, size)."""
 
-kernel_gradient = Kernel("kernel_gradient", _kernel_gradient, host=_kernel_gradient_host)
+kernel_gradient = Kernel("kernel_gradient", _kernel_gradient, _kernel_gradient_host, numba_loop("convolution", "kernel_gradient"))
 """weight (O, C/groups, kh, kw) from (x, y, window, groups, out=None, bias_of=""), in `out` where given; and what is added to each
 channel of "x" or "y", `bias_of`: its gradient, else None."""
