@@ -13,7 +13,7 @@ from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.ops.inputs import as_tensor
 
-__all__ = ["complex", "conj", "imag", "is_complex", "polar", "real", "view_as_complex", "view_as_real"]
+__all__ = ["angle", "complex", "conj", "imag", "is_complex", "polar", "real", "view_as_complex", "view_as_real"]
 
 
 def is_complex(x: Any) -> bool:
@@ -46,6 +46,12 @@ def imag(x: Any) -> Tensor:
 def conj(x: Any) -> Tensor:
     x = as_tensor(x)
     return Conjugate.apply(x) if x.dtype.kind == "c" else x
+
+
+def angle(x: Any) -> Tensor:
+    """The argument in radians, from -pi to pi; of real numbers 0, or pi where negative."""
+    x = as_tensor(x)
+    return (Angle if x.dtype.kind == "c" else RealAngle).apply(x)
 
 
 def polar(absolute: Any, angle: Any) -> Tensor:
@@ -131,3 +137,17 @@ class Angle(Function):
         squared = real(z * conj(z))
         squared = squared + Tensor((squared.array == 0) * squared.dtype.type(1))
         return Complex.apply(-grad * imag(z) / squared, grad * real(z) / squared)
+
+
+class RealAngle(Function):
+    """0, or pi where x is negative; NaN of NaN. Its slope is 0."""
+
+    makes_floats = True
+
+    @staticmethod
+    def forward(ctx: Context, x: Array) -> Array:
+        return ctx.xp.where(x != x, x, (x < 0) * x.dtype.type(ctx.xp.pi))
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return grad * 0.0

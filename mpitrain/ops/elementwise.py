@@ -15,7 +15,7 @@ __all__ = ["absolute", "add", "clip", "divide", "equal", "exp", "greater", "grea
 
 class Add(Function):
     complex_inputs = "analytic"
-    broadcasts = True
+    broadcasts = is_arithmetic = True
 
     @staticmethod
     def forward(ctx: Context, x: Any, y: Any) -> Array:
@@ -32,7 +32,7 @@ class Add(Function):
 
 class Subtract(Function):
     complex_inputs = "analytic"
-    broadcasts = True
+    broadcasts = is_arithmetic = True
 
     @staticmethod
     def forward(ctx: Context, x: Any, y: Any) -> Array:
@@ -49,7 +49,7 @@ class Subtract(Function):
 
 class Multiply(Function):
     complex_inputs = "analytic"
-    broadcasts = True
+    broadcasts = is_arithmetic = True
 
     @staticmethod
     def forward(ctx: Context, x: Any, y: Any) -> Array:
@@ -90,7 +90,7 @@ class Divide(Function):
 
 class Power(Function):
     complex_inputs = "analytic"
-    broadcasts = True
+    broadcasts = is_arithmetic = True
 
     @staticmethod
     def forward(ctx: Context, x: Any, y: Any) -> Array:
@@ -195,7 +195,7 @@ class Sqrt(Function):
 class Maximum(Function):
     """Where both are equal, each gets half of the gradient; where one is NaN, each gets all of it, as in PyTorch."""
 
-    broadcasts = True
+    broadcasts = is_arithmetic = True
     is_passed_over, choice = operator.lt, "maximum"
 
     @staticmethod

@@ -36,7 +36,7 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
     **{name: [(lambda x, name=name: ops.view_as_real(getattr(ops, name)(x)), normal(3, 4, 5))]
        for name in ("fft", "fft2", "fftn", "ifft", "ifft2", "ifftn", "rfft", "rfft2", "rfftn", "ihfft", "ihfft2", "ihfftn")},
     **{name: [(getattr(ops, name), normal(3, 4, 5))]
-       for name in ("irfft", "irfft2", "irfftn", "hfft", "hfft2", "hfftn", "fftshift", "ifftshift", "real", "conj")},
+       for name in ("irfft", "irfft2", "irfftn", "hfft", "hfft2", "hfftn", "fftshift", "ifftshift", "angle", "real", "conj")},
     **{name: [(lambda n, name=name: Tensor(put(getattr(ops, name)(len(n)).array)), normal(4))]
        for name in ("fftfreq", "rfftfreq")},
     "complex": [(lambda a, b: abs(ops.complex(a, b)), normal(3), normal(3))],

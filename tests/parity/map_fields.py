@@ -58,7 +58,7 @@ MAP: dict[str, Callable[..., Any]] = {
     **{f"fft.{inverse}{kind}fft{dims}": getattr(ops, f"{inverse}{kind}fft{dims}") for inverse in ("", "i")
        for kind in ("", "r", "h") for dims in ("", "2", "n")},
     "fft.fftshift": ops.fftshift, "fft.ifftshift": ops.ifftshift,
-    "complex": ops.complex, "real": ops.real, "conj": ops.conj,
+    "complex": ops.complex, "angle": ops.angle, "real": ops.real, "conj": ops.conj,
     "conj_physical": ops.conj, "resolve_conj": lambda x: x, "resolve_neg": lambda x: x, "polar": ops.polar,
     **{name: getattr(ops, name) for name in (
         "addbmm", "addmm", "addmv", "addr", "baddbmm", "cdist", "dot", "inner", "kron", "logdet", "outer", "qr", "vdot")},
