@@ -11,9 +11,8 @@ import pytest
 
 from mpitrain.backend import native
 from mpitrain.errors import ConfigError
-from mpitrain.kernels import KERNELS
+from mpitrain.kernels import KERNELS, pointwise, rows
 from mpitrain.kernels import kernel as module
-from mpitrain.kernels import pointwise, rows
 
 
 def test_a_loop_of_numba_takes_arrays_that_are_read_only() -> None:
