@@ -51,38 +51,42 @@ def ends(g: Any, px: int) -> Any:
 def spread(x: Any, at: int, g: Any, planes: Any) -> None:
     """One channel of an image to its planes."""
     planes[:] = 0
-    sh, sw, w = g[SH], g[SW], g[W]
-    for r in range(min((g[PLANE] // g[ROW]) * sh, g[H] + g[PH])):
-        y = r - g[PH]
-        if y >= 0:
-            for px in range(sw):
-                to, first = (r % sh * sw + px) * g[PLANE] + r // sh * g[ROW], at + y * w + px - g[PW]
-                start, stop = ends(g, px)
-                if sw == 1:
-                    for q in range(start, stop):
-                        planes[u(to + q)] = x[u(first + q)]
-                elif sw == 2:
-                    for q in range(start, stop):
-                        planes[u(to + q)] = x[u(first + 2 * q)]
-                else:
-                    for q in range(start, stop):
-                        planes[u(to + q)] = x[u(first + q * sw)]
+    sh, sw, h, w, row = g[SH], g[SW], g[H], g[W], g[ROW]
+    for py in range(sh):
+        for px in range(sw):
+            start, stop = ends(g, px)
+            to, first = (py * sw + px) * g[PLANE], at + px - g[PW] + (py - g[PH]) * w
+            for y in range(py - g[PH], min(h, (g[PLANE] // row) * sh + py - g[PH]), sh):
+                if y >= 0:
+                    if sw == 1:
+                        for q in range(start, stop):
+                            planes[u(to + q)] = x[u(first + q)]
+                    elif sw == 2:
+                        for q in range(start, stop):
+                            planes[u(to + q)] = x[u(first + 2 * q)]
+                    else:
+                        for q in range(start, stop):
+                            planes[u(to + q)] = x[u(first + q * sw)]
+                to += row
+                first += sh * w
 
 
 @register_jitable
 def gathered(planes: Any, at: int, g: Any, shift: Any, x: Any) -> None:
     """The opposite way, plus `shift`."""
-    sh, sw, w = g[SH], g[SW], g[W]
-    for y in range(g[H]):
-        for i in range(at + y * w, at + y * w + w):
-            x[u(i)] = shift
-        r = y + g[PH]
-        if r // sh < g[PLANE] // g[ROW]:
-            for px in range(sw):
-                first, to = (r % sh * sw + px) * g[PLANE] + r // sh * g[ROW], at + y * w + px - g[PW]
-                start, stop = ends(g, px)
-                for q in range(start, stop):
-                    x[u(to + q * sw)] += planes[u(first + q)]
+    sh, sw, h, w, row = g[SH], g[SW], g[H], g[W], g[ROW]
+    for i in range(at, at + h * w):
+        x[u(i)] = shift
+    for py in range(sh):
+        for px in range(sw):
+            start, stop = ends(g, px)
+            first, to = (py * sw + px) * g[PLANE], at + px - g[PW] + (py - g[PH]) * w
+            for y in range(py - g[PH], min(h, (g[PLANE] // row) * sh + py - g[PH]), sh):
+                if y >= 0:
+                    for q in range(start, stop):
+                        x[u(to + q * sw)] += planes[u(first + q)]
+                first += row
+                to += sh * w
 
 
 @register_jitable
