@@ -71,7 +71,6 @@ MAP: dict[str, Callable[..., Any]] = {
         "solve_triangular", "svdvals", "tensorinv", "tensorsolve", "vander", "vecdot")},
     "linalg.cholesky_ex": with_info(ops.cholesky), "linalg.inv_ex": with_info(ops.inv), "linalg.solve_ex": with_info(ops.solve),
     "einsum": lambda tensors, equation: ops.einsum(equation, *tensors), "tensordot": ops.tensordot,
-    **{f"nn.functional.{name}": getattr(ops, name) for name in (
-        "channel_shuffle", "grid_sample", "pixel_shuffle", "pixel_unshuffle")},
+    "nn.functional.grid_sample": ops.grid_sample,
     "nn.functional.unfold": ops.im2col,
 }
