@@ -19,8 +19,8 @@ from mpitrain.ops.reduce import min as smallest
 from mpitrain.ops.reduce import sum as total
 from mpitrain.ops.shape import broadcast_to, expand_dims, reshape, swapaxes
 
-__all__ = ["addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "cdist", "cross", "dot", "inner", "kron", "mm",
-           "multi_dot", "mv", "outer", "vander", "vdot", "vecdot", "vector_norm"]
+__all__ = ["addbmm", "addmm", "addmv", "addr", "baddbmm", "cdist", "cross", "dot", "inner", "kron",
+           "multi_dot", "outer", "vander", "vdot", "vecdot", "vector_norm"]
 
 
 def _of_dims(name: str, *tensors: tuple[Any, int]) -> list[Tensor]:

@@ -52,7 +52,6 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
        for name in ("cond", "det", "eigvalsh", "inv", "logdet", "matrix_norm", "matrix_rank", "pinv", "qr", "slogdet", "svdvals",
                     "vander", "vector_norm")},
     **{name: [(getattr(ops, name), x, y)] for name, x, y in (
-        ("mm", normal(2, 3), normal(3, 4)), ("bmm", normal(2, 2, 3), normal(2, 3, 4)), ("mv", normal(2, 3), normal(3)),
         ("dot", normal(3), normal(3)), ("vdot", normal(3), normal(3)), ("vecdot", normal(2, 3), normal(2, 3)),
         ("inner", normal(2, 3), normal(4, 3)), ("outer", normal(2), normal(3)), ("kron", normal(2, 3), normal(4)),
         ("cross", normal(2, 3), normal(2, 3)), ("cdist", normal(2, 3), normal(4, 3)), ("solve", SQUARE, normal(3, 2)))},
