@@ -52,26 +52,26 @@ METHODS: dict[str, Any] = {
 
 # Methods by the name of the op they are; the ops of files that are read later, among them.
 LATER = """
-    acos acosh add addcdiv addcmul adjoint all allclose aminmax any argmax argmin argsort argwhere asin asinh astype atan
-    atan2 atanh bincount bitwise_and bitwise_not bitwise_or bitwise_xor bmm broadcast_to bucketize ceil chunk clamp clip clone
-    contiguous copysign cos cosh count_nonzero cummax cummin cumprod cumsum deg2rad diag diag_embed diagflat diagonal
+    acos acosh add addcdiv addcmul adjoint all allclose aminmax any argmax argmin argsort argwhere asin asinh astype
+    atan atan2 atanh bincount bitwise_and bitwise_not bitwise_or bitwise_xor broadcast_to bucketize ceil chunk clamp clip
+    clone contiguous copysign cos cosh count_nonzero cummax cummin cumprod cumsum deg2rad diag diag_embed diagflat diagonal
     diagonal_scatter diff digamma divide equal erf erfc erfinv exp2 expand expand_as expand_dims expm1 flatten flip fliplr
     flipud floor floor_divide fmax fmin fmod frac gather greater greater_equal heaviside hypot index_add index_copy index_fill
     index_put index_reduce index_select isclose isfinite isin isinf isnan kthvalue ldexp lerp less less_equal lgamma log10
     log1p log2 log_softmax logaddexp logaddexp2 logcumsumexp logical_and logical_not logical_or logical_xor logit logsumexp
-    masked_fill masked_scatter masked_select matmul maximum median minimum mm movedim msort multiply mv nan_to_num nanmean
-    nanmedian nanquantile nansum narrow negative new_full new_ones new_zeros nonzero norm not_equal permute positive power
-    prod quantile rad2deg ravel reciprocal relu remainder repeat repeat_interleave reshape_as roll rot90 round rsqrt scatter
-    scatter_add scatter_reduce select select_scatter sgn sigmoid sign sin sinc sinh slice_scatter softmax sort split square
-    squeeze std subtract sum_to_size swapaxes t take_along_dim tan tensor_split tile topk trace tril triu trunc unbind
-    unflatten unfold unique unique_consecutive var xlogy"""
+    masked_fill masked_scatter masked_select matmul maximum median minimum movedim msort multiply nan_to_num nanmean nanmedian
+    nanquantile nansum narrow negative new_full new_ones new_zeros nonzero norm not_equal permute positive power prod quantile
+    rad2deg ravel reciprocal relu remainder repeat repeat_interleave reshape_as roll rot90 round rsqrt scatter scatter_add
+    scatter_reduce select select_scatter sgn sigmoid sign sin sinc sinh slice_scatter softmax sort split square squeeze std
+    subtract sum_to_size swapaxes t take_along_dim tan tensor_split tile topk trace tril triu trunc unbind unflatten unfold
+    unique unique_consecutive var xlogy"""
 
 # What PyTorch calls an op that has another name here; both names are of one function.
 PYTORCH_NAMES = {
     "abs": "absolute", "amax": "max", "amin": "min", "arccos": "acos", "arccosh": "acosh", "arcsin": "asin", "arcsinh": "asinh",
-    "arctan": "atan", "arctan2": "atan2", "arctanh": "atanh", "cat": "concatenate", "concat": "concatenate",
-    "div": "divide", "eq": "equal", "ge": "greater_equal", "gt": "greater", "le": "less_equal", "lt": "less",
-    "moveaxis": "movedim", "mul": "multiply", "ne": "not_equal", "neg": "negative",
+    "arctan": "atan", "arctan2": "atan2", "arctanh": "atanh", "bmm": "matmul", "cat": "concatenate", "concat": "concatenate",
+    "div": "divide", "eq": "equal", "ge": "greater_equal", "gt": "greater", "le": "less_equal", "lt": "less", "mm": "matmul",
+    "moveaxis": "movedim", "mul": "multiply", "mv": "matmul", "ne": "not_equal", "neg": "negative",
     "pow": "power", "sub": "subtract", "swapdims": "swapaxes", "to": "astype", "trapz": "trapezoid", "true_divide": "divide",
     "unsqueeze": "expand_dims", "view": "reshape", "view_as": "reshape_as",
 }
