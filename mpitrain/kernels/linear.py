@@ -9,10 +9,11 @@ import numpy as np
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.kernels.kernel import Kernel
 from mpitrain.kernels.library import CFunction, Scratch, host
-from mpitrain.kernels.pointwise import Activation
+from mpitrain.kernels.pointwise import ACTIVATIONS, Activation
 from mpitrain.kernels.product import KINDS, LEAST_COLUMNS, LEAST_ROWS, LEAST_WORK, is_fast, one_thread, work_bytes
 
 LEAST = max(LEAST_ROWS, LEAST_COLUMNS)
+IN_C = {activation.number: activation for activation in ACTIVATIONS.values() if activation.number}     # native/linear.h's tables
 
 
 def suits(x: Array, weight: Array, activation: Activation | None, operands: str) -> bool:
@@ -33,9 +34,11 @@ def _linear(x: Array, weight: Array, bias: Array | None, activation: Activation 
     return (made, None) if activation is None else activation.forward(made, ours=True, training=training)
 
 
-@host("product", "linear", "ppppppiiii")
+@host("product", "linear", "X:mk X:nk X?:n X!:mn X?!:mn M! im in ik i")
 def _linear_host(call: CFunction, x: Array, weight: Array, bias: Array | None, activation: Activation | None, training: bool
                  ) -> tuple[Array, Array | None]:
+    if activation is not None and IN_C.get(activation.number) is not activation:
+        return _linear(x, weight, bias, activation, training)
     (m, k), n = x.shape, len(weight)
     y, kept = np.empty((m, n), x.dtype), None
     if activation is not None:
@@ -57,9 +60,11 @@ def _gradients(grad: Array, kept: Array | None, x: Array, weight: Array, activat
     return grad, xp.matmul(grad, weight) if wanted else None
 
 
-@host("product", "linear_gradients", "pppppppppiiii")
+@host("product", "linear_gradients", "X:mn X?:mn X:mk X:nk X:mn X?!:n X?!:mk X?!:nk M! im in ik i")
 def _gradients_host(call: CFunction, grad: Array, kept: Array | None, x: Array, weight: Array, activation: Activation | None,
                     sums: Array | None, by_weight: Array | None, wanted: bool) -> tuple[Array, Array | None]:
+    if activation is not None and IN_C.get(activation.number) is not activation:
+        return _gradients(grad, kept, x, weight, activation, sums, by_weight, wanted)
     made = grad = np.asarray(grad, order="C")
     if activation is not None:
         kept = np.asarray(kept, order="C")

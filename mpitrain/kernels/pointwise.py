@@ -137,15 +137,16 @@ def _run_gradient(call: CFunction, kept: Array, grad: Array, sums: Array | None,
     return result
 
 
-AND_SLOPE, GRADIENT = (_run_and_slope, "pppi"), (_run_gradient, "ppppii")
+AND_SLOPE, GRADIENT = (_run_and_slope, "X:n X!:n X!:n in"), (_run_gradient, "X:rn X:rn X!:rn X?!:n ir in")
 
 
-def _kernel(name: str, reference: Callable[..., Array], run: Callable[..., Array] = _run, signature: str = "ppi") -> Kernel:
+def _kernel(name: str, reference: Callable[..., Array], run: Callable[..., Array] = _run,
+            signature: str = "X:n X!:n in") -> Kernel:
     return Kernel(name, reference, host=host("pointwise", name, signature)(run))
 
 
 relu, sigmoid = _kernel("relu", _relu), _kernel("sigmoid", _sigmoid)
-slope_grad = _kernel("slope_grad", _slope_grad, partial(_run_gradient, in_place=True), "ppppii")
+slope_grad = _kernel("slope_grad", _slope_grad, partial(_run_gradient, in_place=True), GRADIENT[1])
 
 
 @dataclass(frozen=True)

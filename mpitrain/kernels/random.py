@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.backend import native
 from mpitrain.backend import random as philox
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.kernels.kernel import Kernel, compiled
-from mpitrain.kernels.library import of_arrays
+from mpitrain.kernels.library import bind
 
 
 def _reference(rows: Array, key: int, width: int) -> Array:
@@ -23,8 +22,7 @@ def _reference(rows: Array, key: int, width: int) -> Array:
 
 
 def _host() -> Callable[..., Array]:
-    library = native.load("random")
-    fill = _by_numba() if library is None else of_arrays(library.random_words, "ippii")
+    fill = bind("random", "random_words", "i L:h U!:hw ih iw") or _by_numba()
 
     def words(rows: Array, key: int, width: int) -> Array:
         out = np.empty((len(rows), width), dtype=np.uint32)
@@ -97,13 +95,12 @@ def signed(key: int) -> int:
 
 def _elements(name: str, reference: Callable[..., Array]) -> Kernel:
     def host() -> Callable[..., Array] | None:
-        library = native.load("random")
-        if library is None:
+        run = bind("random", name, "D!:n i i in")
+        if run is None:
             return None
-        run = of_arrays(getattr(library, name), "piii")
 
         def fill(out: Array, key: int, start: int) -> Array:
-            run(out, signed(key), start, len(out))
+            run(out, signed(key), signed(start), len(out))
             return out
         return fill
     return Kernel(name, reference, host)

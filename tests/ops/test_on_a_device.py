@@ -134,7 +134,7 @@ class Planted(Function):
 
 def test_an_op_that_uses_numpy_is_caught() -> None:
     Planted.apply(np.ones(2))
-    with pytest.raises(TypeError, match="a NumPy array was mixed with device arrays"):
+    with pytest.raises(ShapeError, match="Planted: a NumPy array was mixed with device arrays"):
         Planted.apply(put(np.ones(2)))
 
 
