@@ -6,6 +6,7 @@
     batch_norm      with ReLU, 128 x 16 x 32 x 32, the first stage of ResNet-20
     max_pool        with ReLU, 2 x 2, 128 x 6 x 28 x 28, LeNet's first; avg_pool: the mean of images, 128 x 64 x 8 x 8
     attention       12 sequences x 4 heads x 64 positions x 32, causal (nanoGPT's on a CPU); PyTorch: scaled_dot_product_attention
+    lstm, gru       2 layers of 128, 64 sequences of 100 steps
     adamw           an update of 4 million parameters; PyTorch: fused
 
 Some calls of one side follow some of the other, A B A B, on the same inputs; the ratio is the median over pairs of PyTorch's time
@@ -38,6 +39,7 @@ from mpitrain.comm.job.guard import Process, symmetric
 from mpitrain.errors import NumericsError
 
 ROWS, WIDTH, HEADS, PARAMETERS = 768, 512, (12, 4, 64, 32), 4_000_000
+RECURRENT = (100, 64, 128, 2)                     # length, batch, width, layers
 NORM, POOL, MEAN = (128, 16, 32, 32), (128, 6, 28, 28), (128, 64, 8, 8)
 AT_ONCE = 0.004                                   # seconds of a turn: many calls of a short op
 TOLERANCE = 2e-5                                  # of the largest number of a result
@@ -149,13 +151,34 @@ def make(name: str) -> Op | AdamW:
         return Op(lambda x: ops.max_pool2d(x, 2, relu=True), lambda x: F.max_pool2d(F.relu(x), 2), normal(POOL))
     if name == "avg_pool":
         return Op(lambda x: ops.adaptive_avg_pool2d(x, 1), lambda x: F.adaptive_avg_pool2d(x, 1), normal(MEAN))
+    if name in ("lstm", "gru"):
+        return recurrent(name)
     ours, theirs = {"gelu_tanh": (lambda x: ops.gelu(x, "tanh"), lambda x: F.gelu(x, approximate="tanh")),
                     "gelu_erf": (ops.gelu, F.gelu), "softmax": (ops.softmax, lambda x: F.softmax(x, dim=-1))}[name]
     return Op(ours, theirs, normal((ROWS, WIDTH)))
 
 
+def recurrent(name: str) -> Op:
+    """Layers and gradients of everything; weights as large as a layer starts with."""
+    length, batch, width, layers = RECURRENT
+    gates = {"lstm": 4, "gru": 3}[name] * width
+    layer = {"lstm": ops.lstm, "gru": ops.gru}[name]
+
+    def ours(x: Any, *weights: Any) -> Any:
+        for i in range(layers):
+            x = layer(x, *weights[4 * i:4 * i + 4])[0]
+        return x
+
+    def theirs(x: Any, *weights: Any) -> Any:
+        state = torch.zeros(layers, batch, width)
+        run = {"lstm": torch.lstm, "gru": torch.gru}[name]
+        return run(x, (state, state) if name == "lstm" else state, weights, True, layers, 0.0, True, False, False)[0]
+    x, *weights = normal((length, batch, width), *[(gates, width), (gates, width), (gates,), (gates,)] * layers)
+    return Op(ours, theirs, [x, *(weight * np.float32(0.5 / width**0.5) for weight in weights)])
+
+
 OPS = ("gelu_tanh", "gelu_erf", "layer_norm", "softmax", "cross_entropy", "batch_norm", "max_pool", "avg_pool", "attention",
-       "adamw")
+       "lstm", "gru", "adamw")
 
 
 def difference(op: Op | AdamW, name: str) -> float:

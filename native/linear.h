@@ -1,4 +1,4 @@
-/* A linear layer y = f(x w' + bias) and its gradients, each one call. x is (m, k), w (n, k), y (m, n), all without gaps.
+/* A product, and a linear layer y = f(x w' + bias) with its gradients, each one call. x is (m, k), w (n, k), y (m, n), all without gaps.
 
    The activation f is a number: its place in the tables below. `work` holds product_work_bytes() bytes from a cache line on. */
 
@@ -8,6 +8,12 @@ static int (*const NAME(value_and_slope_of)[])(const T *, T *, T *, i64) = {
     NULL, NULL, NULL, NAME(gelu_and_slope), NAME(gelu_tanh_and_slope), NAME(silu_and_slope)};
 static int (*const NAME(gradient_of)[])(const T *, const T *, T *, T *, i64, i64) = {
     NULL, NAME(relu_grad), NAME(sigmoid_grad), NAME(slope_grad), NAME(slope_grad), NAME(slope_grad)};
+
+void NAME(product)(const T *a, const T *b, const T *bias, T *c, T *work, i64 m, i64 n, i64 k, i64 a_row, i64 a_term, i64 b_term,
+                   i64 b_column)
+{
+    NAME(multiply)(a, b, bias, c, work, m, n, k, a_row, a_term, b_term, b_column, NULL);
+}
 
 /* Where `slope` is not NULL it takes the derivative of f. */
 void NAME(linear)(const T *x, const T *w, const T *bias, T *y, T *slope, T *work, i64 m, i64 n, i64 k, i64 activation)

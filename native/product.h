@@ -184,12 +184,6 @@ static void NAME(multiply)(const T *a, const T *b, const T *bias, T *c, T *work,
     if (f_of_c && most < n) NAME(finish)(f_of_c, c, 0, m * n);     /* pieces of rows took longer than a pass over all */
 }
 
-void NAME(product)(const T *a, const T *b, const T *bias, T *c, T *work, i64 m, i64 n, i64 k, i64 a_row, i64 a_term, i64 b_term,
-                   i64 b_column)
-{
-    NAME(multiply)(a, b, bias, c, work, m, n, k, a_row, a_term, b_term, b_column, NULL);
-}
-
 #undef V
 #undef MASK
 #undef WIDTH

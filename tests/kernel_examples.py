@@ -12,6 +12,7 @@ from mpitrain.kernels.convolution import Window
 from mpitrain.kernels.dropout import Dropping
 from mpitrain.kernels.pointwise import ACTIVATIONS
 from mpitrain.kernels.pool import Side, window_maximum
+from mpitrain.kernels.resample import Taps
 
 KEY = 0xF234567890ABCDEF
 
@@ -86,6 +87,12 @@ def random_rows(rng: Any) -> np.ndarray:
     return found
 
 
+def recurrent(*widths: tuple[int, ...] | None, then: tuple[Any, ...] = (), tolerance: float = 2e-6) -> Example:
+    """Arrays of these shapes: 24 rows in 4 steps of up to 9 sequences, from the last step to the first."""
+    return Example(lambda rng, dtype: (*(None if shape is None else normal(rng, dtype, shape)[0] for shape in widths),
+                                       np.array([9, 8, 6, 1]), True, *then), tolerance)
+
+
 WINDOW = Window((3, 2), (2, 1), (1, 2), (1, 2))           # images of 7x6 become 4x8
 ROWS, COLUMNS = Side((0, 1, 3, 3), (2, 4, 5, 6), 6), Side((0, 2, 3), (3, 4, 5), 5)
 VALUES = Example(lambda rng, dtype: (points(rng, dtype),), 2e-6)
@@ -132,11 +139,21 @@ EXAMPLES: dict[str, Example] = {
     "linear_gradients": Example(lambda rng, dtype: (
         *normal(rng, dtype, (75, 60), (75, 60), (75, 45), (60, 45)), ACTIVATIONS["gelu"], np.empty(60, dtype),
         np.empty((60, 45), dtype), True), 3e-6),
+    "lstm": recurrent((24, 148), (9, 21), (9, 37), (24, 21), (24, 37), (24, 37), (148, 21), (21, 37)),
+    "lstm_gradients": recurrent((24, 148), (24, 21), (9, 21), (9, 37), (9, 37), (24, 37), (24, 21), (148, 21), (21, 37),
+                                tolerance=1e-5),
+    "gru": recurrent((24, 111), (9, 37), (24, 37), (24, 37), (111, 37), (111,)),
+    "gru_gradients": recurrent((24, 111), (24, 111), (24, 37), (9, 37), (9, 37), (24, 37), (24, 37), (111, 37), tolerance=1e-5),
+    "rnn": recurrent((24, 37), (9, 37), (24, 37), (37, 37), then=(False,)),
+    "rnn_gradients": recurrent((24, 37), (24, 37), (9, 37), (24, 37), (37, 37), then=(False,), tolerance=1e-5),
     "sgd": update(2, 0.1, 0.01, 0.5),
     "sgd_momentum": update(3, 0.1, 0.9, 1.0, 0.9, 0.01, 0.5),
     "adam": update(4, 0.01, 0.99, 0.1, 0.1, 0.99, 0.01, 1.5, 1e-8, 0.5),
     "lamb": update(5, 0.1, 0.99, 0.01, 1.5, 1.5, 1e-6, 0.01, 0.5),
     "rmsprop": update(4, 0.01, 0.9, 0.99, 0.01, 1e-8, 0.01, 0.5),
+    "sgd_dampened": update(3, 0.1, 0.9, 0.7, 1.0, 0.9, 0.01, 0.5),
+    "amsgrad": update(5, 0.01, 0.99, 0.1, 0.1, 0.99, 0.01, 1.5, 1e-8, 0.5),
+    "rmsprop_centered": update(5, 0.01, 0.9, 0.99, 0.01, 1e-8, 0.01, 0.5),
     "square_sums": of_shapes((2 * optimizer.NORM_BLOCK + 13,)),
     **dict.fromkeys(("relu", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu"), VALUES),
     **dict.fromkeys(("gelu_and_slope", "gelu_tanh_and_slope", "silu_and_slope"), AND_SLOPE),
@@ -150,6 +167,8 @@ EXAMPLES: dict[str, Example] = {
         *normal(rng, dtype, (7, 5)), rng.integers(0, 7, 20), *normal(rng, dtype, (20, 5)))),
     "subsample": of_shapes((2, 3, 5, 37), then=(2, 1, 2)),
     "subsample_gradient": of_shapes((2, 6, 3, 19), then=((2, 3, 5, 37), 2, 1)),
+    "resample": of_shapes((2, 7, 3), then=(
+        Taps(7, np.array([2, 0, 3]), np.array([0, 6, 3, 3, 1]), np.array([0.5, 0.25, 1, 2, -1])), 1), tolerance=1e-6),
     "window_maximum": of_shapes((2, 3, 6, 5), then=(ROWS, COLUMNS)),
     "window_maximum_gradient": Example(lambda rng, dtype: (
         *normal(rng, dtype, (2, 3, 4, 3)), window_maximum.reference(rng.standard_normal((2, 3, 6, 5)), ROWS, COLUMNS)[1], ROWS,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.autograd.function import Context
+from mpitrain.autograd.context import Context
 from mpitrain.autograd.tensor import Tensor
 from mpitrain.backend import Array, array_module, is_array
 from mpitrain.errors import GraphError

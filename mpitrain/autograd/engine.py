@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.autograd.accumulate import ONE, accumulate, add_to_leaf, fit, is_private
-from mpitrain.autograd.function import Context
+from mpitrain.autograd.context import Context
 from mpitrain.autograd.tensor import Tensor, mode
 from mpitrain.backend import Array, is_array
 from mpitrain.errors import GraphError, ShapeError
@@ -268,5 +268,8 @@ _sequence = operator.attrgetter("sequence")
 
 def current_walk() -> Backward:
     """The pass whose node is running now; for ops that need the engine itself (recomputation, module hooks)."""
-    walk: Backward = mode.walks[-1]
+    walk = mode.walks[-1]
+    if not isinstance(walk, Backward):
+        raise GraphError(f"{walk}: only Tensor.backward comes through here, since what this op does for a module (it gathers "
+                         "parameters or runs hooks) is done once for each backward; take grad of what is computed without it")
     return walk

@@ -1,4 +1,4 @@
-"""Function: what the author of an operation writes; Context: one use of it, a node of the graph.
+"""Function: what the author of an operation writes.
 
     class Multiply(Function):
         "x * y, elementwise."
@@ -14,107 +14,27 @@
             x, y = ctx.saved
             return (grad * y if ctx.needs[0] else None,     # only what is asked for
                     grad * x if ctx.needs[1] else None)
+
+        @staticmethod
+        def derivative(ctx, grad):                          # the same on tensors, for derivatives of derivatives
+            x, y = ctx.input(0), ctx.input(1)
+            return (grad * y if ctx.needs[0] else None,
+                    grad * x if ctx.needs[1] else None)
+
+Where speed does not matter, `backward` is left out: it is `derivative`, not recorded.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from mpitrain.autograd.tensor import Tensor, Version, mode
-from mpitrain.backend import Array, array_module, is_array
+from mpitrain.autograd.context import Context
+from mpitrain.autograd.tensor import Tensor, mode, no_grad
+from mpitrain.backend import array_module, is_array
 from mpitrain.errors import GraphError, ShapeError
 
 _sequence = itertools.count(1)                    # program order: the only thing the order of backward depends on
-
-
-class Context:
-    """One use of a Function: what it saved for backward, and the edges to what it was computed from.
-
-    An edge is a leaf tensor, or the (node, output) that made the input, or None where no gradient can flow. The input
-    tensors themselves are not kept, so an activation that no op saved is freed at once.
-    """
-
-    __slots__ = ("__dict__", "_saved", "_watched", "edges", "function", "grads", "landed", "leaf_meta", "needs", "out_requests",
-                 "output_meta", "passed", "sequence", "wanted", "xp")
-
-    needs: tuple[bool, ...]                       # which inputs' gradients this call of backward must return
-    # set where the graph is recorded only:
-    sequence: int
-    edges: list[Any]
-    wanted: tuple[bool, ...]                      # which inputs have a gradient at all
-    leaf_meta: list[Any]                          # (shape, dtype) of each of those that is a leaf
-    output_meta: list[Any]                        # (shape, dtype)
-    grads: list[Array | None]                     # gradients of the outputs that have arrived
-    landed: set[int] | None                       # leaves whose contribution a recomputed block has landed already
-    out_requests: Any                             # the engine's answer to `out`
-    passed: bool                                  # a backward has come here, and what it needed is, or will be, released
-
-    def __init__(self, function: type[Function], xp: Any, needs: tuple[bool, ...]):
-        self.function: Any = function                      # an op may have attributes of its own
-        self.xp, self.needs = xp, needs
-        self._saved: Sequence[Any] | None = ()
-        self._watched: Sequence[tuple[int, Version, int, bool]] = ()    # see `watch`
-
-    if TYPE_CHECKING:                             # an op may keep what it likes as attributes: ctx.stride = stride
-        def __getattr__(self, name: str) -> Any: ...
-        def __setattr__(self, name: str, value: Any) -> None: ...
-
-    def save(self, *arrays: Any) -> None:
-        """Keeps arrays (or anything else) for backward, in `saved`. In forward only.
-
-        A parameter is kept by reference and looked up again at backward, since sharded parameters come and go.
-        """
-        self._saved = (*self._saved, *arrays) if self._saved else arrays
-
-    def watch(self, arrays: list[Any], tensors: tuple[Any, ...]) -> None:
-        """From now on a change of what was saved is noticed, where that is one of `arrays`, those of `tensors`."""
-        saved, watched = [*(self._saved or ())], []
-        place = -1                                # counted by hand, here and below: enumerate takes longer than the loop
-        for kept in saved:
-            place += 1
-            at = -1
-            for array in arrays:
-                at += 1
-                if array is kept and isinstance(tensor := tensors[at], Tensor):
-                    version = tensor.version
-                    if version is None:
-                        version = tensor.shared_version()
-                    watched.append((place, version, version.count, tensor.is_parameter))
-                    if tensor.is_parameter:
-                        saved[place] = tensor
-                    break
-        self._saved, self._watched = saved, watched
-
-    @property
-    def saved(self) -> list[Any]:
-        """What forward saved. Raises GraphError where it has changed since, or was released."""
-        if self._saved is None:
-            self.refuse()
-        saved = [*self._saved]
-        for place, version, count, is_parameter in self._watched:
-            if version.count != count:
-                version.require(count, f"{self.function.__name__}: an array it saved for backward")
-            if is_parameter:
-                saved[place] = saved[place].array
-        return saved
-
-    def refuse(self) -> NoReturn:
-        raise GraphError(f"{self.function.__name__}: backward ran twice through the same graph; "
-                         "what it saved was released the first time, so run forward again")
-
-    def release(self) -> None:
-        self._saved = None
-        self.__dict__.clear()
-
-    def out(self, i: int) -> Array | None:
-        """In backward: memory where the gradient of input i may be written directly, or None.
-
-        It is the bucket's memory of a leaf whose first contribution this is: a product can be written where it will
-        be sent from. Whoever takes it must fill it and return it.
-        """
-        return self.out_requests(self, i) if self.out_requests is not None else None
 
 
 class Function:
@@ -140,11 +60,21 @@ class Function:
 
     @staticmethod
     def backward(ctx: Context, *grads: Any) -> Any:
-        """Gradients of the inputs, None where `ctx.needs` is False; one argument per output.
+        """Gradients of the inputs, None where `ctx.needs` is False; one argument per output. By default `derivative`.
 
         May be called twice for one node, with different `ctx.needs`: activations first, parameters later.
         """
-        raise GraphError("a Function defines backward")
+        if ctx.function.derivative is Function.derivative:
+            raise GraphError(f"{ctx.function.__name__}: a Function defines backward or derivative")
+        with no_grad():
+            result = ctx.function.derivative(ctx, *[Tensor(grad) for grad in grads])
+        return tuple([_raw(x) for x in result]) if isinstance(result, tuple) else _raw(result)
+
+    @staticmethod
+    def derivative(ctx: Context, *grads: Any) -> Any:
+        """`backward` written with operations on tensors (`grads` too), so that it has derivatives itself; see `ctx.input`."""
+        raise GraphError(f"{ctx.function.__name__}: it has a first derivative only, and grad with create_graph or retain_graph "
+                         "wants more; compute with other operations there, or write `derivative` of your own Function")
 
     @classmethod
     def apply(cls, *inputs: Any, **params: Any) -> Any:
@@ -198,8 +128,8 @@ class Function:
             raise ShapeError(_explained(cls, arrays, error)) from error
         several = type(result) is tuple
         wanted = cls.result_dtype if cls.result_dtype is not None else dtype
-        outputs: tuple[Tensor, ...] = tuple([_as_output(cls, x, wanted, ctx.xp) for x in result]) if several else (
-            _as_output(cls, result, wanted, ctx.xp),)
+        outputs: tuple[Tensor, ...] = tuple([_as_output(ctx, x, wanted) for x in result]) if several else (
+            _as_output(ctx, result, wanted),)
         if cls.views and isinstance(inputs[0], Tensor):
             version = inputs[0].shared_version()
             for tensor in outputs:
@@ -237,13 +167,19 @@ def _place(module: Any) -> str:
     return "the host (numpy)" if module.__name__ == "numpy" else f"the device ({module.__name__})"
 
 
-def _as_output(cls: type[Function], value: Any, wanted: Any, xp: Any) -> Tensor:
+def _as_output(ctx: Context, value: Any, wanted: Any) -> Tensor:
     if _modules.get(type(value)) is None and _module_of(value) is None:
-        value = xp.asarray(value)                 # NumPy's reductions to a scalar are no arrays
+        scalar, value = value, ctx.xp.asarray(value)      # NumPy's reductions to a scalar are no arrays
+        ctx._saved = [value if kept is scalar else kept for kept in ctx._saved or ()]
     dtype = value.dtype
-    if dtype is not wanted and wanted is not None and dtype != wanted and (dtype.kind == "f" or cls.result_dtype is not None):
-        raise ShapeError(f"{cls.__name__}: the result is {dtype}, expected {wanted}; a promotion crept in")
+    if dtype is not wanted and wanted is not None and dtype != wanted and (
+            dtype.kind == "f" or ctx.function.result_dtype is not None):
+        raise ShapeError(f"{ctx.function.__name__}: the result is {dtype}, expected {wanted}; a promotion crept in")
     return Tensor(value)
+
+
+def _raw(value: Any) -> Any:
+    return value.array if isinstance(value, Tensor) else value
 
 
 def _record(ctx: Context, arrays: list[Any], inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
@@ -264,3 +200,8 @@ def _record(ctx: Context, arrays: list[Any], inputs: tuple[Any, ...], outputs: t
         arrays.append(array)
     if ctx._saved:
         ctx.watch(arrays, inputs + outputs)
+    if mode.keeps_inputs:
+        ctx.beside = Context(ctx.function, ctx.xp, ctx.needs)
+        ctx.beside.edges = ctx.edges
+        ctx.beside.save(*arrays[:len(inputs)])
+        ctx.beside.watch(arrays, inputs + outputs)

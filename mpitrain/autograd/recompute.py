@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mpitrain.autograd.context import Context
 from mpitrain.autograd.engine import Backward, current_walk
-from mpitrain.autograd.function import Context, Function
+from mpitrain.autograd.function import Function
 from mpitrain.autograd.tensor import Tensor, Version, enable_grad, mode, no_grad
 from mpitrain.backend import is_array, random
 from mpitrain.errors import GraphError

@@ -203,6 +203,7 @@ class _Mode(threading.local):
 
     recording = True
     recomputing = False
+    keeps_inputs = False
     recorder: Callable[[type[Any], tuple[Any, ...], dict[str, Any], tuple[Tensor, ...]], None] | None = None
     path = ""
     share: Callable[[], float] | None = None
@@ -222,6 +223,20 @@ def grad_enabled() -> bool:
 def recomputing() -> bool:
     """True while a block runs again for backward: side effects such as batch statistics were recorded the first time."""
     return mode.recomputing
+
+
+@contextmanager
+def keep_inputs() -> Iterator[None]:
+    """While it is entered, operations that are recorded keep their inputs, too: what derivatives of derivatives may need.
+
+    Most operations have what `grad` with `create_graph` wants of them; those that keep a result or a slope instead of an input
+    (GELU and SiLU by themselves, for instance) say that they want this.
+    """
+    before, mode.keeps_inputs = mode.keeps_inputs, True
+    try:
+        yield
+    finally:
+        mode.keeps_inputs = before
 
 
 class _Recording(ContextDecorator):

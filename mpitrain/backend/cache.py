@@ -70,7 +70,11 @@ def one_at_a_time(name: str) -> Iterator[None]:
         yield
 
 
-def prepare_numba() -> None:
-    """Points Numba's cache at our folder unless the user chose one; to be called before Numba is imported."""
+def prepare_numba(version: str) -> None:
+    """Points Numba's cache at our folder unless the user chose one; to be called before Numba is imported.
+
+    Numba compiles a function anew where its file has changed, not where a file has of which it calls something: `version` stands
+    for the content of them all.
+    """
     if "numba" not in sys.modules:
-        os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder() / "numba"))
+        os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder() / f"numba-{version}"))

@@ -2,8 +2,8 @@
 
 A library is keyed by its source, the compiler's version and the CPU's features, so one cache folder serves a cluster
 of different nodes. The first rank of a node compiles while the others wait (`cache.one_at_a_time`).
-Without a compiler every kernel has a slower stand-in, so `load` answers None and says so once, in `missing()`. So it does where
-the cache folder takes no file: a cache is never what ends a run.
+Without a compiler every kernel has a stand-in, so `load` answers None and says so once, in `missing()`. So it does where
+the cache folder takes no file: a cache is never what ends a run; and where $MPITRAIN_KERNELS wants no C.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from mpitrain.backend.cache import cache_folder, one_at_a_time
 from mpitrain.backend.cpu import cpu_flags
-from mpitrain.errors import text_of
+from mpitrain.errors import ConfigError, nearest, text_of
 
 # -ffp-contract=off: a fused multiply-add rounds once instead of twice, so bits would depend on what the compiler fused.
 # Never -ffast-math when linking: its start-up code flushes denormal numbers for the whole process.
@@ -65,11 +65,35 @@ class Obstacle(NamedTuple):
 
 
 NO_COMPILER = Obstacle("no C compiler (cc, gcc or clang)", "install one, or set CC to its command")
+VARIABLE, KINDS = "MPITRAIN_KERNELS", ("c", "numba", "numpy")
+
+
+@cache
+def wanted() -> str:
+    """What $MPITRAIN_KERNELS asks for: "c", "numba" or "numpy"; "" where it is not set. ConfigError for another word."""
+    word = os.environ.get(VARIABLE, "")
+    if word not in ("", *KINDS):
+        raise ConfigError(f'{VARIABLE} is "{word}"{nearest(word, KINDS)}')
+    return word
 
 
 @cache
 def load(name: str) -> ctypes.CDLL | None:
-    """The library compiled from ``native/<name>.c``; None without a compiler or a place to keep it, or where compiling fails."""
+    """The library compiled from ``native/<name>.c``; None without a compiler or a place to keep it, or where compiling fails.
+
+    ConfigError where it fails and MPITRAIN_KERNELS=c wants nothing else.
+    """
+    found = _load(name)
+    if found is None and wanted() == "c":
+        reason, cure = _missing[name]
+        raise ConfigError(f"{VARIABLE}=c, but {reason}; {cure}, or unset {VARIABLE}")
+    return found
+
+
+def _load(name: str) -> ctypes.CDLL | None:
+    if wanted() in ("numba", "numpy"):
+        _missing[name] = Obstacle(f"{VARIABLE}={wanted()}", "unset it")
+        return None
     source = source_folder() / f"{name}.c"
     cc = compiler()
     if cc is None or not source.is_file():

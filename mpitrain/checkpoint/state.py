@@ -12,6 +12,7 @@ Names depend on no rank, so a checkpoint of one layout is read by any other. A f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,8 +141,8 @@ class State:
         if optimizer is not None:
             sliced = self.shards is not None
             self.kept += [in_flat(f"optimizer/{kind}", optimizer.storage, flat, sliced) for kind, flat in optimizer.state.items()]
-            self.kept.append(Values("optimizer", lambda: {"steps": np.array(optimizer.steps)},
-                                    lambda found: setattr(optimizer, "steps", int(found["steps"]))))
+            self.kept.append(Values("optimizer", lambda: {"steps": np.array(optimizer.steps), **optimizer.numbers},
+                                    partial(_take_numbers, optimizer)))
         if transforms is not None:
             self.kept.append(Values("data", transforms.state_dict, transforms.load_state_dict, exact=False))
 
@@ -245,6 +246,12 @@ class State:
             whole[tuple(slice(a, a + n) for a, n in zip(start, part.shape))] = part
         control.allreduce(whole.reshape(-1).view(np.int32), name=f"the bytes of {name}")
         return whole
+
+
+def _take_numbers(optimizer: Optimizer, found: dict[str, Any]) -> None:
+    optimizer.steps = int(found["steps"])
+    for name, array in optimizer.numbers.items():
+        array[...] = found[name]
 
 
 def in_flat(prefix: str, storage: Any, flat: Array, sliced: bool) -> Kept:

@@ -156,6 +156,8 @@ class Facts(NamedTuple):
     fewest: int                              # rows of the smallest global batch
     mixture: str = ""                        # the first mixture of experts
     synchronised: str = ""                   # the first layer with statistics over all ranks' rows
+    closure: str = ""                        # the optimizer, if it computes the loss of a step several times
+    running: str = ""                        # the first layer with running statistics, looked for with a closure alone
     splits_backward: bool = False            # whether the schedule has weight gradients as actions of their own
 
 
@@ -211,7 +213,29 @@ def even_statistics(config: Config, grid: Grid, facts: Facts) -> Iterator[Config
                           "have; set data.drop_last = true")
 
 
-MODEL_RULES = (even_experts, layers, even_slices, even_statistics)
+def closures(config: Config, grid: Grid, facts: Facts) -> Iterator[ConfigError]:
+    """An optimizer with a closure multiplies whole vectors, and asks for the loss where it has moved the parameters to."""
+    if not facts.closure:
+        return
+    c, what = config.comm, f"{facts.closure} adds up products over all parameters and computes the loss several times in a step"
+    for axis in ("pp", "tp", "ep", "cp"):
+        if grid.size(axis) > 1:
+            yield ConfigError(f"{what}, and mesh.{axis} = {grid.size(axis)} gives ranks parts of the model; set mesh.{axis} = 1")
+    for wrong, found, instead in (
+            (c.sharding != "none", f'comm.sharding = "{c.sharding}"', '"none"'),
+            (c.node_shared, "comm.node_shared = true", "false"),
+            (c.bucket_mb == "auto", 'comm.bucket_mb = "auto"', "a number"),
+            (bool(config.optimizer.clip_norm), f"optimizer.clip_norm = {config.optimizer.clip_norm}", "0"),
+            (config.optimizer.offload != "none", f'optimizer.offload = "{config.optimizer.offload}"', '"none"'),
+            (config.train.on_nan != "stop", f'train.on_nan = "{config.train.on_nan}"', '"stop"')):
+        if wrong:
+            yield ConfigError(f"{what}, found {found}; set it to {instead}, or another optimizer.name")
+    if facts.running:
+        yield ConfigError(f'{what}, and the running statistics of "{facts.running}" would count each of them; use layer norm or '
+                          "group norm, or another optimizer.name")
+
+
+MODEL_RULES = (closures, even_experts, layers, even_slices, even_statistics)
 
 
 def _uneven(grid: Grid, facts: Facts) -> str:

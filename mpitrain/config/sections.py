@@ -75,6 +75,13 @@ class OptimizerConfig:
     arguments: dict[str, Any] = field(default_factory=dict)       # further keys, which the optimizer or the schedule takes
 
 
+# Keys of [optimizer] whose default is another one with these optimizers, that of the class. Others have the section's.
+DEFAULTS_OF: dict[str, dict[str, Any]] = {
+    "adagrad": {"lr": 0.01, "eps": 1e-10}, "adadelta": {"lr": 1.0, "eps": 1e-6}, "adamax": {"lr": 2e-3}, "nadam": {"lr": 2e-3},
+    "lion": {"lr": 1e-4, "betas": [0.9, 0.99]}, "asgd": {"lr": 0.01}, "rprop": {"lr": 0.01}, "adafactor": {"lr": 0.01},
+    "muon": {"momentum": 0.95, "nesterov": True, "weight_decay": 0.1, "eps": 1e-7}, "lbfgs": {"lr": 1.0}}
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     epochs: int = 0                          # epochs or steps, not both

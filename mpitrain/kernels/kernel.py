@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mpitrain.backend.cache import one_at_a_time, prepare_numba
 from mpitrain.backend.namespace import array_module
+from mpitrain.backend.native import VARIABLE, load, wanted
+from mpitrain.errors import ConfigError
 
 Function = Callable[..., Any]
+Factory = Callable[[], Function | None]
 KERNELS: dict[str, Kernel] = {}              # tests run each compiled version against its reference
 
 
 class Kernel:
-    """`reference` works on any arrays and defines the result; `host`, in C or by Numba, is faster on arrays of NumPy.
+    """`reference` works on any arrays and defines the result; on arrays of NumPy a compiled version is faster: `c` or `numba`.
 
-    `host` is a factory, called at the first use, so that importing compiles nothing. It answers None where its version
-    cannot be had (no compiler), and then the reference serves. The first argument decides where the kernel runs.
+    Both are factories, called at the first use, so that importing compiles nothing. C's answers None where its version cannot be
+    had (no compiler); then Numba's serves, and where that is not there either (or MPITRAIN_KERNELS=numpy), the reference. The
+    first argument decides where the kernel runs.
     """
 
-    def __init__(self, name: str, reference: Function, host: Callable[[], Function | None] = lambda: None):
-        self.name, self.reference, self.host = name, reference, cache(host)
+    def __init__(self, name: str, reference: Function, host: Factory = lambda: None, numba: Factory = lambda: None):
+        self.name, self.reference, self.numba = name, reference, numba
+        self.host = cache(lambda: host() or (numba() if has_numba() else None))
         assert name not in KERNELS, f"kernel {name!r} defined twice"
         KERNELS[name] = self
 
@@ -33,6 +42,31 @@ class Kernel:
         return (version or self.reference)(*arguments)
 
 
+def numba_loop(module: str, name: str) -> Factory:
+    """The function `name` of ``kernels/loops/<module>.py`` as a Kernel takes it; importing that imports Numba."""
+    return lambda: getattr(import_module(f"mpitrain.kernels.loops.{module}"), name)
+
+
+@cache
+def has_numba() -> bool:
+    """Whether Numba's loops serve where C's do not: it is installed, and MPITRAIN_KERNELS is not "numpy".
+
+    ConfigError where it is not installed, and MPITRAIN_KERNELS=numba wants nothing else.
+    """
+    if wanted() == "numpy":
+        return False
+    found = find_spec("numba") is not None
+    if wanted() == "numba" and not found:
+        raise ConfigError(f"{VARIABLE}=numba, but Numba is not installed; pip install numba, or unset {VARIABLE}")
+    return found
+
+
+@cache
+def kind() -> str:
+    """What kernels run as here: "c", "numba" or "numpy". Bits differ between them. Loads a library, or tries to."""
+    return "c" if load("rows") is not None else "numba" if has_numba() else "numpy"
+
+
 def compiled(signature: Any) -> Callable[[Function], Function]:
     """Numba's njit with our settings: cached on disk, no interpreter lock, no fast-math (it changes bits).
 
@@ -40,7 +74,7 @@ def compiled(signature: Any) -> Callable[[Function], Function]:
     left to inference. So all is compiled here, by one process at a time; the next ones find it on the disk. Where the cache
     folder takes no file each process compiles for itself, in memory.
     """
-    prepare_numba()
+    prepare()
     import numba
     settings: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 
@@ -53,3 +87,12 @@ def compiled(signature: Any) -> Callable[[Function], Function]:
             made = numba.njit(signature, **settings)(function)
         return made
     return decorate
+
+
+@cache
+def prepare() -> None:
+    """Numba's cache is that of the present content of ``kernels/loops``; to be called before Numba is imported."""
+    found = hashlib.sha256()
+    for path in sorted((Path(__file__).parent / "loops").glob("*.py")):
+        found.update(path.read_bytes())
+    prepare_numba(found.hexdigest()[:12])

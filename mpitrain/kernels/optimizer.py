@@ -26,7 +26,11 @@ def _kernel(name: str, reference: Function, arrays: int, scalars: int) -> Kernel
     @host("optimizer", name, " ".join(["X!:n", "X:n", *["X!:n"] * (arrays - 2), f"X:{scalars}", "in"]))
     def update(run: CFunction, *arguments: Any) -> None:
         run(*arguments[:arrays], np.array(arguments[arrays:], arguments[0].dtype), arguments[0].size)
-    return Kernel(name, reference, host=update)
+
+    def numba() -> Function:
+        from mpitrain.kernels.loops import optimizer
+        return optimizer.update(name, arrays)
+    return Kernel(name, reference, update, numba)
 
 
 def part_function(kernel: Kernel, dtype: Any) -> int:
@@ -109,6 +113,50 @@ rmsprop = _kernel("rmsprop", _rmsprop_reference, 4, 7)
 """(values, gradients, square, buffer, lr, momentum, old, new, eps, decay, scale); old = alpha, new = 1 - alpha."""
 
 
+def _dampened_reference(values: Array, gradients: Array, buffer: Array, lr: float, momentum: float, new: float, own: float,
+                        ahead: float, decay: float, scale: float) -> None:
+    g = gradients * scale + decay * values
+    buffer *= momentum
+    buffer += new * g
+    values -= lr * (own * g + ahead * buffer)
+
+
+sgd_dampened = Kernel("sgd_dampened", _dampened_reference)
+"""As `sgd_momentum`, with the factor `new` of the gradient in the buffer (1 - dampening)."""
+
+
+def _amsgrad_reference(values: Array, gradients: Array, m: Array, v: Array, largest: Array, step_size: float, keep: float,
+                       penalty: float, new1: float, old2: float, new2: float, root: float, eps: float, scale: float) -> None:
+    xp = array_module(values)
+    g = gradients * scale + penalty * values
+    m += new1 * (g - m)
+    v *= old2
+    v += new2 * g * g
+    xp.maximum(largest, v, out=largest)
+    values *= keep
+    values -= step_size * m / (xp.sqrt(largest) * root + eps)
+
+
+amsgrad = Kernel("amsgrad", _amsgrad_reference)
+"""As `adam`, with the largest v so far in its place (Reddi, Kale, Kumar, 2018)."""
+
+
+def _centered_reference(values: Array, gradients: Array, square: Array, buffer: Array, mean: Array, lr: float, momentum: float,
+                        old: float, new: float, eps: float, decay: float, scale: float) -> None:
+    g = gradients * scale + decay * values
+    square *= old
+    square += new * g * g
+    mean += new * (g - mean)
+    xp = array_module(square)
+    buffer *= momentum
+    buffer += g / (xp.sqrt(xp.maximum(square - mean * mean, square.dtype.type(0))) + eps)      # Rounding may leave less than 0.
+    values -= lr * buffer
+
+
+rmsprop_centered = Kernel("rmsprop_centered", _centered_reference)
+"""As `rmsprop`, over the variance: the square of the running mean of the gradient is taken off (Graves, 2013)."""
+
+
 def _square_sums_reference(x: Array) -> Array:
     xp = array_module(x)
     squares = xp.zeros((-(-len(x) // NORM_BLOCK), NORM_BLOCK), xp.float64)
@@ -142,9 +190,12 @@ def _square_sums(x: Any, work: Any, out: Any) -> None:
         out[block] = work[0]
 
 
-def _square_sums_host() -> Callable[[Array], Array]:
-    fill = bind("optimizer", "square_sums", "X:n in D!:n/4096") or _square_sums_by_numba()
+def _square_sums_host() -> Callable[[Array], Array] | None:
+    fill = bind("optimizer", "square_sums", "X:n in D!:n/4096")
+    return None if fill is None else _square_sums_by(fill)
 
+
+def _square_sums_by(fill: Callable[..., None]) -> Callable[[Array], Array]:
     def sums(x: Array) -> Array:
         out = np.empty(-(-len(x) // NORM_BLOCK), np.float64)
         fill(x, len(x), out)
@@ -152,12 +203,12 @@ def _square_sums_host() -> Callable[[Array], Array]:
     return sums
 
 
-def _square_sums_by_numba() -> Callable[..., None]:
+def _square_sums_by_numba() -> Callable[[Array], Array]:
     loop = compiled([f"void({t}[::1], float64[::1], float64[::1])" for t in ("float32", "float64")])(_square_sums)
-    return lambda x, n, out: loop(x, np.empty(NORM_BLOCK // 2, np.float64), out)
+    return _square_sums_by(lambda x, n, out: loop(x, np.empty(NORM_BLOCK // 2, np.float64), out))
 
 
-square_sums = Kernel("square_sums", _square_sums_reference, host=_square_sums_host)
+square_sums = Kernel("square_sums", _square_sums_reference, host=_square_sums_host, numba=_square_sums_by_numba)
 """float64 (blocks,): the sum of the squares of each 4,096 elements of x (n,), the last block filled up with zeros.
 
 A block is folded in halves, square i plus square i + 2048 first: a fixed order, so the bits depend on nothing else, which

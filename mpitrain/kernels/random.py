@@ -21,9 +21,12 @@ def _reference(rows: Array, key: int, width: int) -> Array:
     return philox.words(key, rows, width, array_module(rows))
 
 
-def _host() -> Callable[..., Array]:
-    fill = bind("random", "random_words", "i L:h U!:hw ih iw") or _by_numba()
+def _host() -> Callable[..., Array] | None:
+    fill = bind("random", "random_words", "i L:h U!:hw ih iw")
+    return None if fill is None else _words_by(fill)
 
+
+def _words_by(fill: Callable[..., None]) -> Callable[..., Array]:
     def words(rows: Array, key: int, width: int) -> Array:
         out = np.empty((len(rows), width), dtype=np.uint32)
         fill(signed(key), np.ascontiguousarray(rows, dtype=np.uint64), out, *out.shape)
@@ -31,7 +34,7 @@ def _host() -> Callable[..., Array]:
     return words
 
 
-def _by_numba() -> Callable[..., None]:
+def _by_numba() -> Callable[..., Array]:
     m0, m1 = (np.uint64(m) for m in philox.MULTIPLIERS)
     w0, w1 = (np.uint64(w) for w in philox.WEYL)
     mask, shift, rounds = np.uint64(philox.MASK), np.uint64(32), philox.ROUNDS
@@ -50,10 +53,10 @@ def _by_numba() -> Callable[..., None]:
                 for j, word in enumerate((c0, c1, c2, c3)):
                     if block * 4 + j < width:
                         out[r, block * 4 + j] = np.uint32(word)
-    return lambda key, *others: fill(np.uint64(key % (1 << 64)), *others)
+    return _words_by(lambda key, *others: fill(np.uint64(key % (1 << 64)), *others))
 
 
-random_words = Kernel("random_words", _reference, host=_host)
+random_words = Kernel("random_words", _reference, host=_host, numba=_by_numba)
 """uint32 (R, width) from (rows (R,) uint64, key, width): see `backend.random.words`."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mpitrain.backend.namespace import Array, array_module
-from mpitrain.kernels.kernel import Kernel
+from mpitrain.kernels.kernel import Function, Kernel, numba_loop
 from mpitrain.kernels.library import CFunction, host, same_shape
 
 
@@ -87,19 +87,25 @@ def _ignored(ignore: int | None) -> tuple[int, int]:
 
 MATRIX, TWO = "X:rn X!:rn ir in", "X:rn X:rn X!:rn ir in"        # one matrix and the result, and two
 
-softmax = Kernel("softmax", _softmax, host=host("rows", "softmax", MATRIX)(same_shape))
-softmax_grad = Kernel("softmax_grad", _softmax_grad, host=host("rows", "softmax_grad", TWO)(same_shape))
-log_softmax = Kernel("log_softmax", _log_softmax, host=host("rows", "log_softmax", MATRIX)(same_shape))
-log_softmax_grad = Kernel("log_softmax_grad", _log_softmax_grad, host=host("rows", "log_softmax_grad", TWO)(same_shape))
 
-cross_entropy = Kernel("cross_entropy", _cross_entropy, host=_cross_entropy_host)
+def _of_rows(name: str, reference: Function, signature: str) -> Kernel:
+    return Kernel(name, reference, host("rows", name, signature)(same_shape), numba_loop("rows", name))
+
+
+softmax = _of_rows("softmax", _softmax, MATRIX)
+softmax_grad = _of_rows("softmax_grad", _softmax_grad, TWO)
+log_softmax = _of_rows("log_softmax", _log_softmax, MATRIX)
+log_softmax_grad = _of_rows("log_softmax_grad", _log_softmax_grad, TWO)
+
+cross_entropy = Kernel("cross_entropy", _cross_entropy, _cross_entropy_host, numba_loop("rows", "cross_entropy"))
 """(losses (R,), exponentials (R, C), totals (R,)) of (logits, labels (R,) int64, smoothing, label to ignore or None, training).
 
 The exponentials, of logits less the largest of their row, and their sums are for the gradient: undefined in rows that are
 ignored, and empty where not `training`.
 """
 
-cross_entropy_grad = Kernel("cross_entropy_grad", _cross_entropy_grad, host=_cross_entropy_grad_host)
+cross_entropy_grad = Kernel("cross_entropy_grad", _cross_entropy_grad, _cross_entropy_grad_host,
+                            numba_loop("rows", "cross_entropy_grad"))
 """The gradient times `grad` (a 0-d array), in the memory of exps, of (exps, labels, totals, smoothing, ignore, grad)."""
 
 
@@ -117,5 +123,5 @@ def _scatter_host(call: CFunction, out: Array, indices: Array, values: Array) ->
     return out
 
 
-scatter_add_rows = Kernel("scatter_add_rows", _scatter, host=_scatter_host)
+scatter_add_rows = Kernel("scatter_add_rows", _scatter, _scatter_host, numba_loop("rows", "scatter_add_rows"))
 """Adds row i of `values` (N, D) to row indices[i] of `out` (V, D), in place and in order of i; returns `out`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -75,9 +76,11 @@ class Sigmoid(OfEach):
 
 @ACTIVATIONS.register("softplus")
 class Softplus(OfEach):
-    """log(1 + exp(x))."""
+    """log(1 + exp(x)); see `ops.softplus`."""
 
-    op = staticmethod(ops.softplus)
+    def __init__(self, beta: float = 1.0, threshold: float = math.inf):
+        plain = beta == 1.0 and threshold == math.inf
+        self.op = ops.softplus if plain else partial(ops.softplus, beta=beta, threshold=threshold)
 
 
 class Softmax(Module):
@@ -88,3 +91,10 @@ class Softmax(Module):
 
     def forward(self, x: Any) -> Tensor:
         return ops.softmax(x, dim=self.dim)
+
+
+for _name, _class in {
+        "celu": "CELU", "elu": "ELU", "hardsigmoid": "Hardsigmoid", "hardswish": "Hardswish", "hardtanh": "Hardtanh",
+        "log_sigmoid": "LogSigmoid", "mish": "Mish", "relu6": "ReLU6", "selu": "SELU", "softsign": "Softsign",
+        "tanhshrink": "Tanhshrink"}.items():
+    ACTIVATIONS.register_later(_name, f"mpitrain.nn.rectifiers:{_class}")

@@ -98,17 +98,25 @@ class DropoutAdd(_Dropping):
 
 
 class Flatten(Module):
-    """(B, ...) to (B, I). Where `inputs` is given, a sample of any other size raises ShapeError."""
+    """Dims `start` to `end` as one: (B, ...) to (B, I) by default. ShapeError where its size is not `inputs`, if given."""
 
-    def __init__(self, inputs: int | None = None):
-        self.inputs = inputs
+    def __init__(self, inputs: int | None = None, start: int = 1, end: int = -1):
+        self.inputs, self.start, self.end = inputs, start, end
 
     def forward(self, x: Any) -> Tensor:
-        size = math.prod(x.shape[1:])
-        if self.inputs is not None and (size != self.inputs or not x.shape):
-            raise ShapeError(f"the model expects {self.inputs} numbers a sample, the input of shape {tuple(x.shape)} has "
+        shape = tuple(x.shape)
+        if (self.start, self.end) == (1, -1) and shape:
+            first, last = 1, len(shape)
+        else:
+            dims = max(len(shape), 1)
+            if not (-dims <= self.start < dims and -dims <= self.end < dims and self.start % dims <= self.end % dims):
+                raise ShapeError(f"Flatten: no dims {self.start} to {self.end} in an input of shape {shape}")
+            first, last = self.start % dims, self.end % dims + 1
+        size = math.prod(shape[first:last])
+        if self.inputs is not None and size != self.inputs:
+            raise ShapeError(f"the model expects {self.inputs} numbers a sample, the input of shape {shape} has "
                              f"{size}; change model.inputs or the data")
-        return ops.reshape(x, x.shape[0], size)
+        return ops.reshape(x, *shape[:first], size, *shape[last:])
 
 
 class Check(Module):

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from mpitrain import ops
 from mpitrain.autograd import Tensor
+from mpitrain.backend import Array, array_module
 from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.nn import init
 from mpitrain.nn.basic import Dropout
@@ -19,10 +22,32 @@ from mpitrain.nn.parameter import Buffer, Parameter
 from mpitrain.nn.statistics import Running
 from mpitrain.registry import Registry
 
-__all__ = ["BatchNorm1d", "BatchNorm2d", "GroupNorm", "LayerNorm", "RMSNorm", "SyncBatchNorm"]
+__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "LayerNorm", "RMSNorm", "SyncBatchNorm"]
 
 
-class _BatchNorm(Module):
+class _Tracking(Module):
+    """The parameters and running statistics of a norm of channels. `momentum` None keeps the mean over all steps.
+
+    Without `affine` there is no weight and bias, without `track_running_stats` no buffer: eval then normalises as training does.
+    """
+
+    def _describe(self, features: int, momentum: float | None, affine: bool, track_running_stats: bool, bias: bool) -> None:
+        if momentum is not None and not 0.0 < momentum <= 1.0:
+            raise ConfigError(f"the momentum of batch norm lies in (0, 1], not {momentum}")
+        self.features = features
+        self.weight = Parameter((features,), init.ones) if affine else None
+        self.bias = Parameter((features,), init.zeros) if affine and bias else None
+        self.running: Running | None = None
+        if track_running_stats:
+            self.running_mean = Buffer((features,), init.zeros)
+            self.running_var = Buffer((features,), init.ones)
+            steps = None
+            if momentum is None:
+                steps = self.num_batches_tracked = Buffer((), init.zeros)
+            self.running = Running([self.running_mean, self.running_var], 0.0 if momentum is None else momentum, steps)
+
+
+class _BatchNorm(_Tracking):
     """Normalises each channel (dim 1) by its mean and variance over the micro-batch, in eval by the running ones.
 
     Parameters, buffers, eps and momentum as in PyTorch; the running variance is the unbiased one. ReLU can be computed in the
@@ -31,24 +56,19 @@ class _BatchNorm(Module):
 
     ndims: tuple[int, ...] = ()                   # numbers of dims that an input may have
 
-    def __init__(self, features: int, eps: float = 1e-5, momentum: float = 0.1, *, activation: str | None = None):
+    def __init__(self, features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
+                 track_running_stats: bool = True, *, bias: bool = True, activation: str | None = None):
         if activation not in (None, "relu"):
             raise ConfigError(f'batch norm takes "relu" as its activation, or None, not "{activation}"; put others after it')
-        if not 0.0 < momentum <= 1.0:
-            raise ConfigError(f"the momentum of batch norm lies in (0, 1], not {momentum}")
-        self.features, self.eps, self.relu = features, eps, activation == "relu"
-        self.weight = Parameter((features,), init.ones)
-        self.bias = Parameter((features,), init.zeros)
-        self.running_mean = Buffer((features,), init.zeros)
-        self.running_var = Buffer((features,), init.ones)
-        self.running = Running([self.running_mean, self.running_var], momentum)
+        self.eps, self.relu = eps, activation == "relu"
+        self._describe(features, momentum, affine, track_running_stats, bias)
 
     def forward(self, x: Any, residual: Any = None) -> Tensor:
         shape = tuple(x.shape)
         if len(shape) not in self.ndims or shape[1] != self.features:
             raise ShapeError(f"{type(self).__name__} expects {' or '.join(map(str, self.ndims))} dims with {self.features} "
                              f"channels in dim 1, got shape {shape}")
-        if not self.training:
+        if not self.training and self.running is not None:
             return ops.batch_norm_inference(x, self.running_mean, self.running_var, self.weight, self.bias, residual=residual,
                                             relu=self.relu, eps=self.eps)
         y, mean, var, count = ops.batch_norm(x, self.weight, self.bias, residual=residual, relu=self.relu, eps=self.eps,
@@ -57,7 +77,8 @@ class _BatchNorm(Module):
         if count < 2:
             raise ShapeError(f"{type(self).__name__}: training needs more than one value for each channel over all ranks, "
                              f"the input here is {shape}; use larger micro-batches")
-        self.running.record(mean, var * (count / (count - 1)))
+        if self.running is not None:
+            self.running.record(mean, var * (count / (count - 1)))
         return y
 
 
@@ -73,6 +94,12 @@ class BatchNorm2d(_BatchNorm):
     ndims = (4,)
 
 
+class BatchNorm3d(_BatchNorm):
+    """Over volumes (N, C, D, H, W)."""
+
+    ndims = (5,)
+
+
 class SyncBatchNorm(_BatchNorm):
     """Over the micro-batches of all ranks that run at the same time.
 
@@ -80,54 +107,67 @@ class SyncBatchNorm(_BatchNorm):
     batch norm.
     """
 
-    ndims = (2, 3, 4)
+    ndims = (2, 3, 4, 5)
+
+    def __init__(self, features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True, *,
+                 bias: bool = True, activation: str | None = None):
+        super().__init__(features, eps, momentum, affine, bias=bias, activation=activation)      # eval does not ask other ranks
 
 
 class LayerNorm(Module):
     """Over the last dims, of sizes `shape` (Ba, Kiros, Hinton 2016)."""
 
-    def __init__(self, shape: int | Sequence[int], eps: float = 1e-5, bias: bool = True):
+    def __init__(self, shape: int | Sequence[int], eps: float = 1e-5, bias: bool = True, *, elementwise_affine: bool = True):
         self.eps = eps
-        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-        self.by_position = len(sizes) == 1
-        self.weight = Parameter(sizes, init.ones)
-        self.bias = Parameter(sizes, init.zeros) if bias else None
+        self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        self.by_position = len(self.shape) == 1
+        self.weight = Parameter(self.shape, init.ones) if elementwise_affine else None
+        self.bias = Parameter(self.shape, init.zeros) if bias and elementwise_affine else None
 
     def forward(self, x: Any, residual: Any = None, dropping: Dropout | None = None) -> Any:
         """The norm of x; where `residual` is given, (residual + dropping(x), the norm of that), in one pass over memory."""
+        weight = _ones(self.shape, x) if self.weight is None else self.weight
         if residual is not None:
             if dropping is None or not dropping.drops:
-                return ops.add_layer_norm(x, residual, self.weight, self.bias, eps=self.eps)
-            return ops.add_layer_norm(x, residual, self.weight, self.bias, eps=self.eps, dropout=dropping.p, layer=dropping.path,
+                return ops.add_layer_norm(x, residual, weight, self.bias, eps=self.eps)
+            return ops.add_layer_norm(x, residual, weight, self.bias, eps=self.eps, dropout=dropping.p, layer=dropping.path,
                                       part=dropping.part, positions=dropping.places(x))
-        return ops.layer_norm(x, self.weight, self.bias, eps=self.eps)
+        return ops.layer_norm(x, weight, self.bias, eps=self.eps)
 
 
 class GroupNorm(Module):
     """Over groups of channels of (N, C, ...) (Wu and He 2018)."""
 
-    def __init__(self, groups: int, channels: int, eps: float = 1e-5):
+    def __init__(self, groups: int, channels: int, eps: float = 1e-5, affine: bool = True, *, bias: bool = True):
         if groups < 1 or channels % groups:
             raise ShapeError(f"{channels} channels cannot be cut into {groups} groups; channels must be a multiple of groups")
         self.groups, self.eps = groups, eps
-        self.weight = Parameter((channels,), init.ones)
-        self.bias = Parameter((channels,), init.zeros)
+        self.weight = Parameter((channels,), init.ones) if affine else None
+        self.bias = Parameter((channels,), init.zeros) if affine and bias else None
 
     def forward(self, x: Any) -> Tensor:
         return ops.group_norm(x, self.groups, self.weight, self.bias, eps=self.eps)
 
 
 class RMSNorm(Module):
-    """x / sqrt(mean x^2 + eps), times a gain, over the last dim (Zhang and Sennrich 2019)."""
+    """x / sqrt(mean x^2 + eps), times a gain, over the last dims, of sizes `shape` (Zhang and Sennrich 2019).
 
-    by_position = True
+    `eps` None is PyTorch's default: the distance from 1 to the next number of x's dtype.
+    """
 
-    def __init__(self, width: int, eps: float = 1e-6):
+    def __init__(self, shape: int | Sequence[int], eps: float | None = 1e-6, *, elementwise_affine: bool = True):
         self.eps = eps
-        self.weight = Parameter((width,), init.ones)
+        self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        self.by_position = len(self.shape) == 1
+        self.weight = Parameter(self.shape, init.ones) if elementwise_affine else None
 
     def forward(self, x: Any) -> Tensor:
-        return ops.rms_norm(x, self.weight, eps=self.eps)
+        weight = _ones(self.shape, x) if self.weight is None else self.weight
+        return ops.rms_norm(x, weight, eps=float(np.finfo(x.dtype).eps) if self.eps is None else self.eps)
+
+
+def _ones(shape: tuple[int, ...], x: Any) -> Array:
+    return array_module(x.array if isinstance(x, Tensor) else x).ones(shape, x.dtype)
 
 
 NORMS: Registry[Callable[..., Module]] = Registry("norm")

@@ -28,10 +28,13 @@ __all__ = ["apply_statistics", "collect_statistics", "running_layers"]
 
 
 class Running:
-    """Exponential averages of per-batch statistics, kept in `buffers`; new = (1 - momentum) old + momentum batch."""
+    """Exponential averages of per-batch statistics, kept in `buffers`; new = (1 - momentum) old + momentum batch.
 
-    def __init__(self, buffers: Sequence[Buffer], momentum: float):
-        self.buffers, self.momentum = list(buffers), momentum
+    With `steps`, a buffer that counts, the mean of all steps instead: the momentum is 1 / steps.
+    """
+
+    def __init__(self, buffers: Sequence[Buffer], momentum: float, steps: Buffer | None = None):
+        self.buffers, self.momentum, self.steps = list(buffers), momentum, steps
         self.sums: list[Array] | None = None          # float64, on the device
         self.count = 0
 
@@ -63,12 +66,16 @@ class Running:
         """Moves the buffers towards the mean of what was recorded; nothing recorded, nothing changed."""
         if flat[-1] == 0:
             return
-        start = 0
+        start, momentum = 0, self.momentum
+        if self.steps is not None:
+            self.steps.array += 1
+            self.steps.mark_changed()
+            momentum = 1.0 / float(self.steps.array)
         for buffer in self.buffers:
             mean = (flat[start:start + buffer.size] / flat[-1]).reshape(buffer.shape)
             start += buffer.size
             old = buffer.array
-            old[...] = (1.0 - self.momentum) * old + self.momentum * array_module(old).asarray(mean)
+            old[...] = (1.0 - momentum) * old + momentum * array_module(old).asarray(mean)
             buffer.mark_changed()
 
 

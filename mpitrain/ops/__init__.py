@@ -1,8 +1,13 @@
 """Every differentiable operation, once. Inputs are tensors, arrays or numbers; results are tensors.
 
 An op is here as soon as its file has its name in `__all__`. Importing this package attaches the operators (``x + y``, ``x[i]``,
-``x.sum()``) to Tensor.
+``x.sum()``) to Tensor. The files in `LATER` are read when a name is asked for that none of the others has: most runs need none.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
 
 from mpitrain.ops import operators
 from mpitrain.ops.activation import *
@@ -20,4 +25,32 @@ from mpitrain.ops.pool import *
 from mpitrain.ops.reduce import *
 from mpitrain.ops.shape import *
 
+# No file may have the name of an op: what is imported last would hide the other.
+LATER: tuple[str, ...] = (
+    "cells",
+    "conv_nd",
+    "gates",
+    "recurrent",
+    "rectifiers",
+    "resample",
+    "unary",
+)
+
 operators.attach()
+
+
+def __getattr__(name: str) -> Any:
+    if not name.startswith("_"):
+        ours = operators.PYTORCH_NAMES.get(name, name)
+        if ours != name:
+            return globals().setdefault(name, globals()[ours] if ours in globals() else __getattr__(ours))
+        for file in LATER:
+            module = importlib.import_module(f"{__name__}.{file}")
+            if name in module.__all__:
+                return globals().setdefault(name, getattr(module, name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    later = [name for file in LATER for name in importlib.import_module(f"{__name__}.{file}").__all__]
+    return sorted({*globals(), *later, *operators.PYTORCH_NAMES})

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
-from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.autograd import Context, Function, Tensor, grad_enabled
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import pointwise, rows
 from mpitrain.kernels.pointwise import ACTIVATIONS
+from mpitrain.ops.elementwise import exp, multiply, where
 
 __all__ = ["gelu", "leaky_relu", "log_softmax", "relu", "sigmoid", "silu", "softmax", "softplus", "tanh"]
 
@@ -20,7 +23,7 @@ class Pointwise(Function):
 
     @staticmethod
     def forward(ctx: Context, x: Array, *, activation: str) -> Array:
-        ctx.activation = ACTIVATIONS[activation]
+        ctx.activation, ctx.name = ACTIVATIONS[activation], activation
         result, kept = ctx.activation.forward(x, ours=False, training=ctx.needs[0])
         ctx.save(kept)
         return result
@@ -31,6 +34,56 @@ class Pointwise(Function):
         activation: pointwise.Activation = ctx.activation
         ctx.release()                             # the gradient may be written over what was kept
         return activation.gradient(kept, grad, None)
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return gradient_before(ctx, ctx.name, grad, ctx.saved[0], lambda: ctx.input(0))
+
+
+class NormalDistribution(Function):
+    """The probability that a normal number is below x."""
+
+    floats = 1
+
+    @staticmethod
+    def forward(ctx: Context, x: Array) -> Array:
+        ctx.save(x)
+        return 0.5 * (1 + pointwise.erf(x * pointwise.SQRT_HALF))
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        x = ctx.input(0)
+        return grad * exp(x * x * -0.5) * pointwise.INVERSE_SQRT_2PI
+
+
+def _gelu_slope(x: Tensor) -> Tensor:
+    density = exp(x * x * -0.5) * pointwise.INVERSE_SQRT_2PI
+    return NormalDistribution.apply(x) + x * density
+
+
+def _gelu_tanh_slope(x: Tensor) -> Tensor:
+    square = x * x
+    t = tanh((x + square * x * pointwise.TANH_CUBIC) * pointwise.TANH_SCALE)
+    return (t + 1) * 0.5 + x * (1 - t * t) * (square * (3 * pointwise.TANH_CUBIC) + 1) * (0.5 * pointwise.TANH_SCALE)
+
+
+def _silu_slope(x: Tensor) -> Tensor:
+    s = sigmoid(x)
+    return s * (x * (1 - s) + 1)
+
+
+SLOPES = {"gelu": _gelu_slope, "gelu_tanh": _gelu_tanh_slope, "silu": _silu_slope}
+"""Of those activations that keep their slope instead of their result."""
+
+
+def gradient_before(ctx: Context, name: str, grad: Tensor, kept: Array, before: Callable[[], Tensor]) -> Tensor:
+    """The gradient of an activation's input `before()`, in the `derivative` of what ends with that activation and kept `kept`."""
+    if name in SLOPES:
+        return grad * (SLOPES[name](before()) if grad_enabled() else kept.reshape(grad.shape))
+    y = ctx.output()
+    if name == "relu":
+        return where(y.array <= 0, grad.dtype.type(0), grad)
+    return ((1 - y * y) if name == "tanh" else (1 - y) * y) * grad
 
 
 class LeakyRelu(Function):
@@ -44,6 +97,11 @@ class LeakyRelu(Function):
     def backward(ctx: Context, grad: Array) -> Array:
         x, = ctx.saved
         return ctx.xp.where(x > 0, grad, grad * grad.dtype.type(ctx.slope))
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        x, = ctx.saved
+        return where(x > 0, grad, grad * grad.dtype.type(ctx.slope))
 
 
 class Softplus(Function):
@@ -65,6 +123,10 @@ class Softplus(Function):
         slope = pointwise.sigmoid(x)
         slope *= grad
         return slope
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return sigmoid(ctx.input(0)) * grad
 
 
 def tanh(x: Any) -> Tensor:
@@ -96,9 +158,14 @@ def silu(x: Any) -> Tensor:
     return Pointwise.apply(x, activation="silu")
 
 
-def softplus(x: Any) -> Tensor:
-    """``log(1 + exp(x))`` without overflow."""
-    return Softplus.apply(x)
+def softplus(x: Any, beta: float = 1.0, threshold: float = math.inf) -> Tensor:
+    """``log(1 + exp(beta x)) / beta`` without overflow, and x where beta x > threshold (20 in PyTorch, which costs digits)."""
+    if beta == 1.0 and threshold == math.inf:
+        return Softplus.apply(x)
+    if beta == 0:
+        raise ShapeError("softplus: beta is 0, expected another number; the result is divided by it")
+    above = (x.array if isinstance(x, Tensor) else x) * beta > threshold
+    return where(above, x, Softplus.apply(multiply(x, beta)) / beta)
 
 
 class Softmax(Function):
@@ -117,17 +184,28 @@ class Softmax(Function):
         result, = ctx.saved
         return _along_last(result, ctx.dim, ctx.function.gradient, grad)
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        y = ctx.output()
+        return y * (grad - (grad * y).sum(ctx.dim, True))
+
 
 class LogSoftmax(Softmax):
     kernel, gradient = rows.log_softmax, rows.log_softmax_grad
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return grad - exp(ctx.output()) * grad.sum(ctx.dim, True)
+
 
 def _along_last(x: Array, dim: int, kernel: Any, *more: Array) -> Array:
     """The kernel on matrices whose rows lie along `dim`."""
-    if not -x.ndim <= dim < x.ndim:
+    if not -max(x.ndim, 1) <= dim < max(x.ndim, 1):           # a number counts as a row of one, as in PyTorch
         raise ShapeError(f"softmax: dim {dim} of an array with {x.ndim} dims, shape {x.shape}")
     if x.size == 0:
         return x.copy()
+    if x.ndim == 0:
+        return kernel(*(a.reshape(1, 1) for a in (x, *more))).reshape(())
     arrays = [a.swapaxes(dim, -1) for a in (x, *more)]
     shape = arrays[0].shape
     return kernel(*(a.reshape(-1, shape[-1]) for a in arrays)).reshape(shape).swapaxes(dim, -1)

@@ -8,41 +8,67 @@ from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels.convolution import Pair, Window, channel_sums, convolve, convolve_adjoint, kernel_gradient
+from mpitrain.ops.geometry import Numbers, Padding, check_channels, check_input, check_weight, numbers, padding_by_name
+from mpitrain.ops.shape import expand_dims, pad, reshape
 
 __all__ = ["conv2d", "conv_transpose2d"]
 
 
-def conv2d(x: Any, weight: Any, bias: Any = None, *, stride: int | Pair = 1, padding: int | Pair = 0,
-           dilation: int | Pair = 1, groups: int = 1) -> Tensor:
+def conv2d(x: Any, weight: Any, bias: Any = None, stride: Numbers = 1, padding: Padding = 0, dilation: Numbers = 1,
+           groups: int = 1) -> Tensor:
     """Cross-correlation of x (N, C, H, W) with weight (O, C/groups, kh, kw), plus bias (O,): (N, O, OH, OW).
 
-    Raises ShapeError where the channels do not fit, or the window is larger than the padded image.
+    x may come without N. `padding` is zeros on both sides, or "same" (with a stride of 1: OH = H; where that is odd, one zero
+    more at the end), or "valid": none. Raises ShapeError where the channels do not fit, or the window is larger than the padded
+    image.
     """
+    if len(x.shape) == 3:
+        return _first(conv2d(expand_dims(x, 0), weight, bias, stride, padding, dilation, groups))
+    check_input("conv2d", x, 2)
+    if isinstance(padding, str):
+        check_weight("conv2d", weight, 2)
+        steps, apart = numbers("conv2d", "stride", stride, 2), numbers("conv2d", "dilation", dilation, 2)
+        padding, more = padding_by_name("conv2d", padding, weight.shape[2:], steps, apart)
+        x = pad(x, [(0, 0), (0, 0), (0, more[0]), (0, more[1])]) if any(more) else x
     window = _window("conv2d", weight, stride, padding, dilation)
-    _check("conv2d", x, weight, bias, groups, channels=weight.shape[1] * groups, outputs=weight.shape[0])
+    check_channels("conv2d", x, weight, bias, groups, channels=weight.shape[1] * groups, outputs=weight.shape[0])
     if min(window.outputs(*x.shape[2:])) < 1:
         raise ShapeError(f"conv2d: the window {window.kernel} with dilation {window.dilation} does not fit into images of "
                          f"{x.shape[2]}x{x.shape[3]} with padding {window.padding}; make it smaller or pad more")
     return Conv2d.apply(x, weight, bias, window=window, groups=groups)
 
 
-def conv_transpose2d(x: Any, weight: Any, bias: Any = None, *, stride: int | Pair = 1, padding: int | Pair = 0,
-                     output_padding: int | Pair = 0, dilation: int | Pair = 1, groups: int = 1) -> Tensor:
+def conv_transpose2d(x: Any, weight: Any, bias: Any = None, stride: Numbers = 1, padding: Numbers = 0,
+                     output_padding: Numbers = 0, groups: int = 1, dilation: Numbers = 1) -> Tensor:
     """The adjoint of conv2d, with x (N, C, H, W), weight (C, O/groups, kh, kw) and bias (O,): (N, O, OH, OW).
 
-    `output_padding` adds rows and columns at the end, since several image sizes have a convolution of the same size.
-    Raises ShapeError where the channels do not fit, or nothing would come out.
+    x may come without N. `output_padding` adds rows and columns at the end, since several image sizes have a convolution of the
+    same size. Raises ShapeError where the channels do not fit, or nothing would come out.
     """
+    if len(x.shape) == 3:
+        return _first(conv_transpose2d(expand_dims(x, 0), weight, bias, stride, padding, output_padding, groups, dilation))
+    check_input("conv_transpose2d", x, 2)
     window = _window("conv_transpose2d", weight, stride, padding, dilation)
-    _check("conv_transpose2d", x, weight, bias, groups, channels=weight.shape[0], outputs=weight.shape[1] * groups)
-    extra = pair(output_padding)
-    if not all(0 <= e < s for e, s in zip(extra, window.stride)):
-        raise ShapeError(f"conv_transpose2d: output_padding is {extra}; it must be smaller than the stride {window.stride}")
-    size = tuple((n - 1) * s - 2 * p + d * (k - 1) + 1 + e for n, k, s, p, d, e in zip(x.shape[2:], *window, extra))
-    if min(size) < 1:
-        raise ShapeError(f"conv_transpose2d: images of {x.shape[2]}x{x.shape[3]} with padding {window.padding} "
-                         f"would give {size[0]}x{size[1]}; pad less")
+    check_channels("conv_transpose2d", x, weight, bias, groups, channels=weight.shape[0], outputs=weight.shape[1] * groups)
+    extra = numbers("conv_transpose2d", "output_padding", output_padding, 2, 0)
+    x, size = transposed_size("conv_transpose2d", x, window, extra)
     return ConvTranspose2d.apply(x, weight, bias, window=window, groups=groups, size=size)
+
+
+def transposed_size(name: str, x: Any, window: Any, extra: tuple[int, ...]) -> tuple[Any, Any]:
+    """The size of a transposed convolution's result, and its input: with zeros behind it where there are windows that begin in
+    the output padding."""
+    if not all(e < max(s, d) for e, s, d in zip(extra, window.stride, window.dilation)):
+        raise ShapeError(f"{name}: output_padding is {extra}; it must be smaller than the stride {window.stride} "
+                         f"or the dilation {window.dilation}")
+    shape = x.shape[2:]
+    size = tuple((n - 1) * s - 2 * p + d * (k - 1) + 1 + e
+                 for n, k, s, p, d, e in zip(shape, window.kernel, window.stride, window.padding, window.dilation, extra))
+    if min(shape) < 1 or min(size) < 1:
+        raise ShapeError(f"{name}: an input of {'x'.join(map(str, shape))} with padding {window.padding} would give "
+                         f"{'x'.join(map(str, size))}; pad less")
+    more = [e // s for e, s in zip(extra, window.stride)]
+    return pad(x, [(0, 0), (0, 0), *((0, m) for m in more)]) if any(more) else x, size
 
 
 class Conv2d(Function):
@@ -103,22 +129,15 @@ def check_images(name: str, x: Any) -> None:
         raise ShapeError(f"{name}: the input has shape {x.shape}, expected (N, C, H, W)")
 
 
-def _window(name: str, weight: Any, stride: int | Pair, padding: int | Pair, dilation: int | Pair) -> Window:
-    if len(weight.shape) != 4:
-        raise ShapeError(f"{name}: the weight has shape {weight.shape}, expected 4 dims")
-    window = Window((weight.shape[2], weight.shape[3]), pair(stride), pair(padding), pair(dilation))
-    if min(window.kernel) < 1 or min(window.stride) < 1 or min(window.dilation) < 1 or min(window.padding) < 0:
-        raise ShapeError(f"{name}: kernel {window.kernel}, stride {window.stride} and dilation {window.dilation} must be at "
-                         f"least 1, padding {window.padding} at least 0")
+def _window(name: str, weight: Any, stride: Any, padding: Any, dilation: Any) -> Window:
+    check_weight(name, weight, 2)
+    window: Any = Window((weight.shape[2], weight.shape[3]), *(
+        numbers(name, what, value, 2, least)                           # type: ignore[arg-type]
+        for what, value, least in (("stride", stride, 1), ("padding", padding, 0), ("dilation", dilation, 1))))
+    if min(window.kernel) < 1:
+        raise ShapeError(f"{name}: the weight has shape {tuple(weight.shape)}: its windows are empty")
     return window
 
 
-def _check(name: str, x: Any, weight: Any, bias: Any, groups: int, *, channels: int, outputs: int) -> None:
-    check_images(name, x)
-    if groups < 1 or channels % groups or outputs % groups:
-        raise ShapeError(f"{name}: {channels} input and {outputs} output channels cannot be split into {groups} groups")
-    if x.shape[1] != channels:
-        raise ShapeError(f"{name}: the input has {x.shape[1]} channels, the weight {weight.shape} with groups={groups} "
-                         f"expects {channels}")
-    if bias is not None and tuple(bias.shape) != (outputs,):
-        raise ShapeError(f"{name}: the bias has shape {tuple(bias.shape)}, expected ({outputs},)")
+def _first(x: Tensor) -> Tensor:
+    return reshape(x, x.shape[1:])

@@ -24,6 +24,10 @@ class Add(Function):
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
         return grad, grad
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        return grad, grad
+
 
 class Subtract(Function):
     broadcasts = True
@@ -34,6 +38,10 @@ class Subtract(Function):
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
+        return grad, -grad if ctx.needs[1] else None
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
         return grad, -grad if ctx.needs[1] else None
 
 
@@ -49,6 +57,10 @@ class Multiply(Function):
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
         x, y = ctx.saved
         return grad * y if ctx.needs[0] else None, grad * x if ctx.needs[1] else None
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        return grad * ctx.input(1) if ctx.needs[0] else None, grad * ctx.input(0) if ctx.needs[1] else None
 
 
 class Divide(Function):
@@ -66,6 +78,11 @@ class Divide(Function):
         by_x = grad / y
         return by_x, -by_x * result if ctx.needs[1] else None
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        by_x = grad / ctx.input(1)
+        return by_x, -by_x * ctx.output() if ctx.needs[1] else None
+
 
 class Power(Function):
     broadcasts = True
@@ -77,22 +94,24 @@ class Power(Function):
         return result
 
     @staticmethod
-    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
-        x, y, result = ctx.saved
-        xp = ctx.xp
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        x, y, result = ctx.input(0), ctx.input(1), ctx.output()
         by_x = by_y = None
         if ctx.needs[0]:
             if isinstance(y, int | float):
                 if y == 0.5:                      # 1 / sqrt(-0.0) is -inf, as PyTorch has it; (-0.0) ** -0.5 is inf
-                    by_x = grad * (0.5 / xp.sqrt(x))
+                    by_x = grad * (0.5 / sqrt(x))
                 else:
-                    by_x = grad * (y * x ** (y - 1)) if y != 0 else xp.zeros_like(grad)
+                    by_x = grad * (y * x ** (y - 1)) if y != 0 else Tensor(ctx.xp.zeros(grad.shape, grad.dtype))
             else:
                 # where y is 0, the derivative is 0 also at x = 0, so the exponent must not become -1 there
-                by_x = grad * y * xp.where(y == 0, 0, x) ** xp.where(y == 0, 1, y - 1)
+                zero = equal(y, 0)
+                by_x = grad * y * where(zero, 0, x) ** where(zero, 1, y - 1)
         if ctx.needs[1]:
-            zero = (x == 0) & (y >= 0)            # these contribute nothing: the limit of x**y log(x) for y > 0
-            by_y = grad * xp.where(zero, 0, result * xp.log(xp.where(zero, 1, x).astype(result.dtype)))
+            # these contribute nothing: the limit of x**y log(x) for y > 0
+            base, exponent = (a.array if isinstance(a, Tensor) else a for a in (x, y))
+            zero = (base == 0) & (exponent >= 0)
+            by_y = grad * where(zero, 0, result * log(where(zero, result.dtype.type(1), x)))
         return by_x, by_y
 
 
@@ -102,7 +121,7 @@ class Negative(Function):
         return -x
 
     @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
         return -grad
 
 
@@ -113,9 +132,8 @@ class Absolute(Function):
         return ctx.xp.abs(x)
 
     @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
-        x, = ctx.saved
-        return grad * sign(x)
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return grad * sign(ctx.input(0).array)
 
 
 def sign(x: Array) -> Array:
@@ -133,9 +151,8 @@ class Exp(Function):
         return result
 
     @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
-        result, = ctx.saved
-        return grad * result
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return grad * ctx.output()
 
 
 class Log(Function):
@@ -147,9 +164,8 @@ class Log(Function):
         return ctx.xp.log(x)
 
     @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
-        x, = ctx.saved
-        return grad / x
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return grad / ctx.input(0)
 
 
 class Sqrt(Function):
@@ -162,9 +178,8 @@ class Sqrt(Function):
         return result
 
     @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
-        result, = ctx.saved
-        return grad / (2 * result)
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return grad / (2 * ctx.output())
 
 
 class Maximum(Function):
@@ -179,7 +194,7 @@ class Maximum(Function):
         return getattr(ctx.xp, ctx.function.choice)(x, y)
 
     @staticmethod
-    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
         (x, y), is_passed_over = ctx.saved, ctx.function.is_passed_over
         return (grad * _share(is_passed_over(x, y), x == y, grad) if ctx.needs[0] else None,
                 grad * _share(is_passed_over(y, x), x == y, grad) if ctx.needs[1] else None)
@@ -191,7 +206,7 @@ class Minimum(Maximum):
     is_passed_over, choice = operator.gt, "minimum"
 
 
-def _share(passed_over: Array, tie: Array, grad: Array) -> Array:
+def _share(passed_over: Array, tie: Array, grad: Tensor) -> Array:
     """0 where the value came from elsewhere, 1/2 at a tie, else 1."""
     share = (~passed_over).astype(grad.dtype)
     share -= tie * grad.dtype.type(0.5)
@@ -206,7 +221,7 @@ class Clip(Function):
         return ctx.xp.clip(x, low, high)
 
     @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
         x, = ctx.saved
         inside = ctx.xp.ones(x.shape, dtype=bool)
         if ctx.low is not None:
@@ -225,11 +240,11 @@ class Where(Function):
         return ctx.xp.where(condition, x, y)
 
     @staticmethod
-    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
         condition, = ctx.saved
         zero = grad.dtype.type(0)
-        return (None, ctx.xp.where(condition, grad, zero) if ctx.needs[1] else None,
-                ctx.xp.where(condition, zero, grad) if ctx.needs[2] else None)
+        return (None, where(condition, grad, zero) if ctx.needs[1] else None,
+                where(condition, zero, grad) if ctx.needs[2] else None)
 
 
 def _of_one(function: type[Function]) -> Callable[[Any], Tensor]:

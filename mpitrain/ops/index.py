@@ -29,6 +29,10 @@ class Slice(Function):
         whole[ctx.index] = grad
         return whole
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return AddAt.apply(grad, shape=ctx.shape, index=ctx.index)
+
 
 class Gather(Function):
     """x[index] with arrays of integers or booleans, `chosen`, at those places of the index that are "array"."""
@@ -44,6 +48,25 @@ class Gather(Function):
         whole = ctx.xp.zeros(ctx.shape, dtype=grad.dtype)
         ctx.xp.add.at(whole, ctx.index, grad)
         return whole, *(None for _ in ctx.needs[1:])
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        return AddAt.apply(grad, shape=ctx.shape, index=ctx.index), *(None for _ in ctx.needs[1:])
+
+
+class AddAt(Function):
+    """Zeros of a shape, to which x is added at an index: the adjoint of x[index]."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, shape: tuple[int, ...], index: tuple[Any, ...]) -> Array:
+        whole = ctx.xp.zeros(shape, dtype=x.dtype)
+        ctx.xp.add.at(whole, index, x)
+        ctx.index = index
+        return whole
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return getitem(grad, ctx.index)
 
 
 class Take(Function):
@@ -68,6 +91,10 @@ class Take(Function):
         summed = _add_rows(ctx.xp, shape[dim], indices, grad.transpose(order).reshape(indices.shape + rest))
         return ctx.xp.moveaxis(summed, 0, dim), None
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        return AddAt.apply(grad, shape=ctx.shape, index=(slice(None),) * ctx.dim + (ctx.saved[0],)), None
+
 
 class Embedding(Function):
     """Rows of a table; rows asked for several times get the sum of their gradients."""
@@ -86,6 +113,10 @@ class Embedding(Function):
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
         indices, = ctx.saved
         return None, _add_rows(ctx.xp, ctx.rows, indices, grad, ctx.out(1))
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        return None, AddAt.apply(grad, shape=(ctx.rows, grad.shape[-1]), index=(ctx.saved[0],))
 
 
 def _add_rows(xp: Any, n: int, indices: Array, values: Array, out: Array | None = None) -> Array:

@@ -106,6 +106,8 @@ def _gradients(ctx: Context, grad: Array, around: Array | None, needed: bool, ce
     beside = None if around is None else _rows(around, weight)
     dx, product, plain, dropped = row_norm_gradients(_rows(grad, weight), _rows(x, weight), _flat(weight), beside, means,
                                                      inverses, centred, (needed, needs_weight or needs_bias), bits, p)
+    if centred and weight.size == 1 and around is None and needed:
+        dx[...] = 0                               # a number alone is its own mean: what the loops leave is rounding
     return (_as(dx, x) if needed else None,
             None if dropped is None else _as(dropped, x),
             _as(product, weight) if needs_weight else None,

@@ -11,6 +11,8 @@ from mpitrain.errors import ShapeError
 from mpitrain.kernels import linear as layers
 from mpitrain.kernels.pointwise import ACTIVATIONS
 from mpitrain.kernels.product import product
+from mpitrain.ops.activation import gradient_before
+from mpitrain.ops.shape import swapaxes
 
 __all__ = ["linear", "matmul"]
 
@@ -57,6 +59,26 @@ class MatMul(Function):
             by_y = by_y[..., 0] if y.ndim == 1 else by_y
         return by_x, by_y
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        x, y = ctx.input(0), ctx.input(1)
+        by_x = by_y = None
+        if y.ndim == 2 and x.ndim > 1:
+            if ctx.needs[0]:
+                by_x = MatMul.apply(grad, y.transpose(), operands=ctx.operands)
+            if ctx.needs[1]:
+                by_y = MatMul.apply(_matrix(x).transpose(), _matrix(grad), operands=ctx.operands)
+            return by_x, by_y
+        left, right = x[None, :] if x.ndim == 1 else x, y[:, None] if y.ndim == 1 else y
+        grad = grad[..., None] if y.ndim == 1 else grad
+        grad = grad[..., None, :] if x.ndim == 1 else grad
+        if ctx.needs[0]:
+            by_x = matmul(grad, swapaxes(right, -1, -2))
+        if ctx.needs[1]:
+            by_y = matmul(swapaxes(left, -1, -2), grad)
+            by_y = by_y[..., 0] if y.ndim == 1 else by_y
+        return by_x, by_y
+
 
 class Linear(Function):
     """a(x W' + b); the gradients of weight and bias are written where they will be sent from.
@@ -78,7 +100,7 @@ class Linear(Function):
             raise ShapeError(f"linear: a bias of shape {bias.shape} does not fit a weight of shape {weight.shape}")
         rows = _rows(x)
         fused = None if activation is None else ACTIVATIONS[activation]
-        ctx.activation, ctx.operands, ctx.before = fused, operands, None
+        ctx.activation, ctx.name, ctx.operands, ctx.before = fused, activation, operands, None
         ctx.together = layers.suits(rows, weight, fused, operands)
         if ctx.together:
             made, kept = layers.linear(rows, weight, bias, fused, True in ctx.needs)
@@ -90,7 +112,8 @@ class Linear(Function):
         if fused is None:
             ctx.save(x, weight)
             return result
-        ctx.save(x, weight, result if kept is made else kept)   # the very array that is handed out, so that it is watched
+        # The result is the very array that is handed out, so that it is watched; the bias is for the derivative of a slope.
+        ctx.save(x, weight, result) if kept is made else ctx.save(x, weight, kept, bias)
         return result
 
     @staticmethod
@@ -125,6 +148,21 @@ class Linear(Function):
         made, by_x = layers.linear_gradients(grad, before, _rows(x), weight, activation, sums, by_weight, ctx.needs[0])
         ctx.before = made, by_bias
         return None if by_x is None else by_x.reshape(x.shape), by_weight, by_bias
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        x, weight = ctx.input(0), ctx.input(1)
+        if ctx.activation is not None:
+            grad = gradient_before(ctx, ctx.name, grad, ctx.saved[2],
+                                   lambda: linear(x, weight, ctx.input(2), operands=ctx.operands))
+        return (MatMul.apply(grad, weight, operands=ctx.operands) if ctx.needs[0] else None,
+                MatMul.apply(_matrix(grad).transpose(), _matrix(x), operands=ctx.operands) if ctx.needs[1] else None,
+                _matrix(grad).sum(0) if ctx.needs[2] else None)
+
+
+def _matrix(x: Tensor) -> Tensor:
+    """A matrix whose rows are the last dim of x."""
+    return x if x.ndim == 2 else x.reshape(prod(x.shape[:-1]), x.shape[-1])
 
 
 def room_for(ctx: Context, place: int, shape: tuple[int, ...], dtype: Any) -> Array:

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.autograd import Context, Function, Tensor, stand_in
 from mpitrain.backend import Array
 from mpitrain.errors import ConfigError, DataError, ShapeError
 from mpitrain.kernels import pointwise, rows
-from mpitrain.ops.elementwise import sign
+from mpitrain.ops.activation import sigmoid, softmax
+from mpitrain.ops.elementwise import log, sign, where
 
 __all__ = ["binary_cross_entropy_with_logits", "cross_entropy", "cross_entropy_count", "element_count", "huber",
            "kl_divergence", "l1", "mse"]
@@ -39,6 +40,18 @@ class CrossEntropy(Function):
         ctx.release()                             # the gradient is written over the exponentials
         return rows.cross_entropy_grad(exps, labels, totals, smoothing, ignore, grad).reshape(shape), None
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        exps, labels, totals = ctx.saved
+        classes, xp = exps.shape[1], ctx.xp
+        counted = xp.ones(len(labels), bool) if ctx.ignore is None else labels != ctx.ignore
+        share = xp.where(counted[:, None], exps, 1) / xp.where(counted, totals, 1)[:, None]      # of ignored rows, anything
+        log_p = xp.log(xp.maximum(share, xp.finfo(exps.dtype).tiny))
+        p = softmax(stand_in(ctx, 0, log_p.reshape(ctx.shape)))       # a shift of the logits changes nothing
+        wanted = xp.full(exps.shape, ctx.smoothing / classes, exps.dtype)
+        wanted[xp.arange(len(labels)), xp.where(counted, labels, 0)] += 1 - ctx.smoothing
+        return (p - wanted.reshape(ctx.shape)) * grad * counted.reshape(*ctx.shape[:-1], 1).astype(exps.dtype), None
+
 
 class Distance(Function):
     """A sum over differences: its derivative is `ctx.factor` times what forward saved."""
@@ -48,6 +61,18 @@ class Distance(Function):
         slope, = ctx.saved
         by_prediction = slope * (ctx.factor * grad)
         return by_prediction, -by_prediction if ctx.needs[1] else None
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        slope, = ctx.saved
+        difference = stand_in(ctx, 0, slope) - stand_in(ctx, 1, ctx.xp.zeros_like(slope))
+        by_prediction = ctx.function.slope(ctx, slope, difference) * (ctx.factor * grad)
+        return by_prediction, -by_prediction if ctx.needs[1] else None
+
+    @staticmethod
+    def slope(ctx: Context, known: Array, difference: Tensor) -> Tensor:
+        """`known`, what was saved, as a function of the difference, whose values are the same."""
+        return difference
 
 
 class SquaredError(Distance):
@@ -69,6 +94,10 @@ class AbsoluteError(Distance):
         ctx.factor = 1
         return ctx.xp.abs(difference).sum()
 
+    @staticmethod
+    def slope(ctx: Context, known: Array, difference: Tensor) -> Tensor:
+        return Tensor(known)                          # the sign
+
 
 class Huber(Distance):
     """Half the square up to delta, a straight line from there; Huber, 1964."""
@@ -79,10 +108,14 @@ class Huber(Distance):
         difference = prediction - target
         limited = ctx.xp.clip(difference, -delta, delta)
         ctx.save(limited)
-        ctx.factor = 1
+        ctx.factor, ctx.delta = 1, delta
         difference -= limited / 2
         difference *= limited                     # d^2/2 inside, delta (|d| - delta/2) outside
         return difference.sum()
+
+    @staticmethod
+    def slope(ctx: Context, known: Array, difference: Tensor) -> Tensor:
+        return where(ctx.xp.abs(known) < ctx.delta, difference, known)
 
 
 class BinaryCrossEntropy(Function):
@@ -105,6 +138,12 @@ class BinaryCrossEntropy(Function):
             by_logits *= grad
         return by_logits, -logits * grad if ctx.needs[1] else None
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        logits, targets = ctx.input(0), ctx.input(1)
+        return ((sigmoid(logits) - targets) * grad if ctx.needs[0] else None,
+                -logits * grad if ctx.needs[1] else None)
+
 
 class KLDivergence(Function):
     """p (log p - log q), 0 where p = 0."""
@@ -122,6 +161,15 @@ class KLDivergence(Function):
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
         p, distance, zero = ctx.saved
         return -p * grad, (distance + ~zero) * grad if ctx.needs[1] else None
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        p, (values, distance, zero) = ctx.input(1), ctx.saved
+        log_q = stand_in(ctx, 0, ctx.xp.where(zero, 0, ctx.xp.log(ctx.xp.where(zero, 1, values)) - distance).astype(values.dtype))
+        by_p = None
+        if ctx.needs[1]:
+            by_p = where(zero, distance, log(where(zero, grad.dtype.type(1), p)) - log_q + 1) * grad
+        return -p * grad, by_p
 
 
 def _same_shape(name: str, x: Array, y: Array) -> None:

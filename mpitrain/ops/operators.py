@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,8 @@ METHODS: dict[str, Any] = {
     "__sub__": elementwise.subtract, "__rsub__": _swapped(elementwise.subtract),
     "__mul__": elementwise.multiply, "__rmul__": _swapped(elementwise.multiply),
     "__truediv__": elementwise.divide, "__rtruediv__": _swapped(elementwise.divide),
-    "__pow__": elementwise.power, "__neg__": elementwise.negative,
+    "__pow__": elementwise.power, "__rpow__": _swapped(elementwise.power), "__neg__": elementwise.negative,
+    "__abs__": elementwise.absolute,
     "__matmul__": linalg.matmul, "__rmatmul__": _swapped(linalg.matmul),
     "__lt__": elementwise.less, "__le__": elementwise.less_equal,
     "__gt__": elementwise.greater, "__ge__": elementwise.greater_equal,
@@ -33,7 +35,23 @@ METHODS: dict[str, Any] = {
     "__array_ufunc__": None,                      # so that array + tensor asks the tensor, not each of its elements
 }
 
+# Methods by the name of the op they are; the ops of files that are read later, among them.
+LATER = """acos acosh asin asinh atan atanh ceil cos cosh deg2rad exp2 expm1 floor frac log10 log1p log2 rad2deg reciprocal round
+           rsqrt sgn sign sin sinh square tan trunc"""
+
+# What PyTorch calls an op that has another name here; both names are of one function.
+PYTORCH_NAMES: dict[str, str] = {}
+
+
+def _later(name: str) -> Callable[..., Any]:
+    def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return getattr(sys.modules[__package__], name)(self, *args, **kwargs)
+    method.__name__ = method.__qualname__ = name
+    return method
+
 
 def attach() -> None:
     for name, method in METHODS.items():
         setattr(Tensor, name, method)
+    for name in LATER.split():
+        setattr(Tensor, name, _later(name))

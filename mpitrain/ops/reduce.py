@@ -5,9 +5,11 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.autograd import Context, Function, Tensor, stand_in
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
+from mpitrain.ops.elementwise import exp
+from mpitrain.ops.shape import broadcast_to
 
 __all__ = ["logsumexp", "max", "mean", "min", "sum", "var"]
 
@@ -24,6 +26,10 @@ class Sum(Function):
     def backward(ctx: Context, grad: Array) -> Array:
         return ctx.xp.broadcast_to(grad.reshape(ctx.kept), ctx.shape)
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return broadcast_to(grad.reshape(ctx.kept), ctx.shape)
+
 
 class Mean(Function):
     @staticmethod
@@ -37,6 +43,10 @@ class Mean(Function):
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
         return ctx.xp.broadcast_to((grad / ctx.count).reshape(ctx.kept), ctx.shape)
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return broadcast_to((grad / ctx.count).reshape(ctx.kept), ctx.shape)
 
 
 class Extremum(Function):
@@ -54,12 +64,11 @@ class Extremum(Function):
         return result
 
     @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
         x, result = ctx.saved
         result = result.reshape(ctx.kept)
         chosen = ((x == result) | ((x != x) & (result != result))).astype(grad.dtype)      # NaN wins, so it has the gradient
-        chosen *= grad.reshape(ctx.kept) / chosen.sum(axis=ctx.dim, keepdims=True)
-        return chosen
+        return (grad.reshape(ctx.kept) / chosen.sum(axis=ctx.dim, keepdims=True)) * chosen
 
 
 class Variance(Function):
@@ -68,7 +77,7 @@ class Variance(Function):
         count = _count(x, dim)
         if count <= correction:
             raise ShapeError(f"var with correction={correction} over {count} elements: shape {x.shape}, dim {dim}")
-        ctx.kept, ctx.degrees = _kept(x, dim), count - correction
+        ctx.dim, ctx.kept, ctx.degrees = dim, _kept(x, dim), count - correction
         centred = x - x.sum(axis=dim, keepdims=True) / count
         ctx.save(centred)
         return (centred * centred).sum(axis=dim, keepdims=keepdim) / ctx.degrees
@@ -77,6 +86,11 @@ class Variance(Function):
     def backward(ctx: Context, grad: Array) -> Array:
         centred, = ctx.saved
         return centred * (grad.reshape(ctx.kept) * (2 / ctx.degrees))
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        centred = stand_in(ctx, 0, ctx.saved[0])      # a shift changes nothing
+        return (centred - centred.mean(ctx.dim, True)) * (grad.reshape(ctx.kept) * (2 / ctx.degrees))
 
 
 class LogSumExp(Function):
@@ -98,6 +112,10 @@ class LogSumExp(Function):
     def backward(ctx: Context, grad: Array) -> Array:
         x, result = ctx.saved
         return ctx.xp.exp(x - result.reshape(ctx.kept)) * grad.reshape(ctx.kept)
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return exp(ctx.input(0) - ctx.output().reshape(ctx.kept)) * grad.reshape(ctx.kept)
 
 
 def _dims(x: Array, dim: Dims) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,10 @@ class Reshape(Function):
     def backward(ctx: Context, grad: Array) -> Array:
         return grad.reshape(ctx.shape)
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return grad.reshape(ctx.shape)
+
 
 class Transpose(Function):
     views = True
@@ -44,6 +49,10 @@ class Transpose(Function):
     def backward(ctx: Context, grad: Array) -> Array:
         return grad.transpose(ctx.back)
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return grad.transpose(ctx.back)
+
 
 class BroadcastTo(Function):
     views = True
@@ -57,7 +66,7 @@ class BroadcastTo(Function):
             raise ShapeError(f"broadcast_to: shape {x.shape} does not broadcast to {shape}") from None
 
     @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
         return grad
 
 
@@ -76,6 +85,10 @@ class Concatenate(Function):
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
         return _parts(grad, ctx.sizes, ctx.dim)
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        return split(grad, ctx.sizes, ctx.dim)
+
 
 class Split(Function):
     views = True
@@ -89,22 +102,27 @@ class Split(Function):
     def backward(ctx: Context, *grads: Array) -> Array:
         return ctx.xp.concatenate(grads, axis=ctx.dim)
 
+    @staticmethod
+    def derivative(ctx: Context, *grads: Tensor) -> Tensor:
+        return concatenate(grads, ctx.dim)
+
 
 class Pad(Function):
     @staticmethod
     def forward(ctx: Context, x: Array, *, widths: tuple[tuple[int, int], ...], value: float) -> Array:
-        if len(widths) != x.ndim:
-            raise ShapeError(f"pad: {len(widths)} pairs of widths for the {x.ndim} dims of shape {x.shape}")
-        if any(min(pair) < 0 for pair in widths):
-            raise ShapeError(f"pad: widths {widths}, expected 0 or more; cut off what is too much with x[...]")
-        out = ctx.xp.full([n + before + after for n, (before, after) in zip(x.shape, widths)], value, dtype=x.dtype)
-        ctx.inside = tuple(slice(before, before + n) for n, (before, _) in zip(x.shape, widths))
-        out[ctx.inside] = x
+        sizes = [n + before + after for n, (before, after) in zip(x.shape, widths)]
+        if any(n + min(before, 0) + min(after, 0) < 0 for n, (before, after) in zip(x.shape, widths)):
+            raise ShapeError(f"pad: widths {widths} take away more than shape {x.shape} has")
+        out = ctx.xp.full(sizes, value, dtype=x.dtype)
+        ctx.widths = widths
+        ctx.inside = tuple(slice(max(before, 0), size - max(after, 0)) for size, (before, after) in zip(sizes, widths))
+        kept = tuple(slice(max(-before, 0), n - max(-after, 0)) for n, (before, after) in zip(x.shape, widths))
+        out[ctx.inside] = x[kept]
         return out
 
     @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
-        return grad[ctx.inside]
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return Pad.apply(grad, widths=tuple((-before, -after) for before, after in ctx.widths), value=0.0)
 
 
 def _parts(x: Array, sizes: Sequence[int], dim: int) -> tuple[Array, ...]:
@@ -190,9 +208,40 @@ def split(x: Any, sizes: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...
     return Split.apply(x, sizes=tuple(sizes), dim=dim % len(shape))
 
 
-def pad(x: Any, widths: Sequence[tuple[int, int]], value: float = 0.0) -> Tensor:
-    """`x` with `value` around it: one pair (before, after) for each dim."""
-    return Pad.apply(x, widths=tuple((before, after) for before, after in widths), value=value)
+def pad(x: Any, widths: Sequence[Any], mode: str = "constant", value: float | None = None) -> Tensor:
+    """`x` with more around it, or less where a width is negative: one pair (before, after) for each dim of x.
+
+    Or PyTorch's way: one flat list of integers, two for the last dim, two for the one before, and so on, for as many dims as it
+    names. `mode` says what is put there: "constant", `value` (0 by default); "reflect", the values inside, mirrored at the first
+    and the last, which are not repeated; "replicate", the first and the last; "circular", those of the other end. ShapeError
+    where the widths do not fit x, or there is not enough to reflect.
+    """
+    pairs = _width_pairs(x, widths)
+    if mode != "constant":
+        if value is not None:
+            raise ShapeError(f'pad: value is {value}, which mode "{mode}" does not use; leave it out')
+        from mpitrain.ops.padding import padded_from_itself
+        return padded_from_itself(x, pairs, mode)
+    return Pad.apply(x, widths=pairs, value=0.0 if value is None else value)
+
+
+def _width_pairs(x: Any, widths: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+    """One pair for each dim of x."""
+    shape, given = tuple(x.shape), list(widths)
+    try:
+        if not all(isinstance(entry, Sequence) for entry in given):
+            flat = [operator.index(n) for n in given]
+            if len(flat) % 2 or len(flat) > 2 * len(shape):
+                raise ShapeError(f"pad: {len(flat)} widths for the {len(shape)} dims of shape {shape}; expected two for each "
+                                 "dim, from the last on")
+            named = list(zip(flat[::2], flat[1::2]))[::-1]
+            return (*[(0, 0)] * (len(shape) - len(named)), *named)
+        pairs = tuple((operator.index(before), operator.index(after)) for before, after in given)
+    except (TypeError, ValueError):
+        raise ShapeError(f"pad: widths {widths!r}, expected a pair of integers for each dim, or a flat list of them") from None
+    if len(pairs) != len(shape):
+        raise ShapeError(f"pad: {len(pairs)} pairs of widths for the {len(shape)} dims of shape {shape}")
+    return pairs
 
 
 def _numbers(given: tuple[Any, ...]) -> tuple[int, ...]:

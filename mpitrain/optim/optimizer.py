@@ -55,6 +55,7 @@ class Run(NamedTuple):
     stop: int
     decay: float
     matrix: bool
+    shape: tuple[int, ...] = ()                   # of the parameter, where a run is a whole one
 
 
 class Optimizer:
@@ -63,14 +64,16 @@ class Optimizer:
 
     `decay` says which parameters `weight_decay` is for: "all", or "matrices" (two dims or more). A parameter described
     with ``decay=False`` is never decayed, and one that is frozen (``requires_grad = False``) stays as it is. Subclasses name
-    their state, and define `kernel` and `scalars` where the rule treats each element by itself, else `change`.
+    their state, and define `kernel` and `scalars` where the rule treats each element by itself, else `change`. `maximize` climbs:
+    the gradients' signs are turned on their way in.
     """
 
     whole_parameters = False                      # True: the rule needs norms of whole parameters, so it cannot update parts.
+    needs_closure = False                         # True: `step` asks for the loss and the gradient several times (L-BFGS).
     kernel: Kernel | None = None                  # The kernel takes values, gradients, all of the state, and `scalars`.
 
     def __init__(self, model: Any, lr: float, *, state: Sequence[str] = (), weight_decay: float = 0.0, decay: str = "all",
-                 allocate: Allocate | None = None):
+                 maximize: bool = False, allocate: Allocate | None = None):
         storage: Storage | None = getattr(model, "storage", model)
         if storage is None:
             raise GraphError("the optimizer needs a model with memory; call initialize() on the model first")
@@ -79,8 +82,10 @@ class Optimizer:
         require(0.0 <= lr < float("inf"), "lr", lr, "a number >= 0")
         require(0.0 <= weight_decay < float("inf"), "weight_decay", weight_decay, "a number >= 0")
         self.storage, self.lr, self.weight_decay, self.decay = storage, lr, weight_decay, decay
+        self.sign = -1.0 if maximize else 1.0
         self.state: dict[str, Array] = {name: storage.new_flat(allocate or storage.allocate) for name in state}
         self.steps = 0
+        self.numbers: dict[str, Any] = {}         # Small arrays of NumPy that a resumed run needs besides, changed in place.
         ordered = [s for s in storage.segments if s.stop > s.start]
         self._follows = {a.stop: b.start for a, b in zip(ordered, ordered[1:])}
         self._extents = {s.name: (s.start, s.stop) for s in storage.segments}
@@ -96,10 +101,14 @@ class Optimizer:
         if gradients.shape != self.storage.values.shape:
             raise ShapeError(f"the gradients are a flat array of shape {self.storage.values.shape}, got {gradients.shape}")
         for run in self._runs_of_all() if segments is None else self.runs(segments):
-            self.change(run, gradients[run.start:run.stop], lr, step, scale)
+            self.change(run, gradients[run.start:run.stop], lr, step, self.sign * scale)
         for segment in self.storage.segments if segments is None else segments:
             segment.parameter.mark_changed()
         self.steps = step
+
+    def minimise(self, evaluate: Callable[[], tuple[float, Array]], lr: float) -> float:
+        """A step with `needs_closure`: `evaluate` gives the loss and the flat gradient where the parameters are."""
+        raise GraphError(f"{type(self).__name__} needs no closure")
 
     def change(self, run: Run, gradients: Array, lr: float, step: int, scale: float) -> None:
         """The formula, on one run."""
@@ -121,9 +130,13 @@ class Optimizer:
         """Of the state."""
         return sum(flat.nbytes for flat in self.state.values())
 
-    def step(self) -> None:
+    def step(self) -> Any:
         """One update with `self.lr` from the parameters' own gradients; a parameter without one is left alone."""
         arena = self.storage.attach_gradients()
+        self.update(arena, lr=self.lr, step=self.steps + 1, segments=self.present())
+
+    def present(self) -> list[Segment]:
+        """The segments of the parameters that have a gradient, which lies in the storage's arena then."""
         present = []
         for segment in self.storage.segments:
             grad, view = segment.parameter.grad, segment.parameter.grad_buffer
@@ -132,7 +145,7 @@ class Optimizer:
             if grad is not view:                  # The gradient was computed before the arena existed.
                 array_module(view).copyto(view, grad)
             present.append(segment)
-        self.update(arena, lr=self.lr, step=self.steps + 1, segments=present)
+        return present
 
     def zero_grad(self) -> None:
         """Forgets the gradients, so that the next backward starts anew."""
@@ -163,7 +176,7 @@ class Optimizer:
             if not self.whole_parameters and last and last.decay == decay and self._follows.get(last.stop) == s.start:
                 runs[-1] = last._replace(stop=s.stop)
             else:
-                runs.append(Run(s.start, s.stop, decay, matrix))
+                runs.append(Run(s.start, s.stop, decay, matrix, s.parameter.shape))
         return runs
 
 
@@ -175,3 +188,8 @@ def require(fine: bool, name: str, value: object, expected: str) -> None:
 
 OPTIMIZERS: Registry[Callable[..., Optimizer]] = Registry("optimizer")
 """Optimizers by name; each is called with the model (or its storage), lr, and its own keywords."""
+for _name, _place in (("adagrad", "elementwise:Adagrad"), ("adadelta", "elementwise:Adadelta"), ("adamax", "elementwise:Adamax"),
+                      ("nadam", "elementwise:NAdam"), ("radam", "elementwise:RAdam"), ("lion", "elementwise:Lion"),
+                      ("asgd", "elementwise:ASGD"), ("rprop", "elementwise:Rprop"), ("adafactor", "matrices:Adafactor"),
+                      ("muon", "matrices:Muon"), ("lbfgs", "lbfgs:LBFGS")):
+    OPTIMIZERS.register_later(_name, f"mpitrain.optim.{_place}")

@@ -17,36 +17,40 @@ from mpitrain.optim.optimizer import OPTIMIZERS, Allocate, Optimizer, Run, requi
 
 @OPTIMIZERS.register("sgd")
 class SGD(Optimizer):
-    """b = momentum b + g;  w -= lr b, or with `nesterov` w -= lr (g + momentum b)."""
+    """b = momentum b + (1 - dampening) g, at first g;  w -= lr b, or with `nesterov` w -= lr (g + momentum b)."""
 
-    def __init__(self, model: Any, lr: float = 0.001, *, momentum: float = 0.0, nesterov: bool = False,
-                 weight_decay: float = 0.0, decay: str = "all", allocate: Allocate | None = None):
+    def __init__(self, model: Any, lr: float = 0.001, *, momentum: float = 0.0, dampening: float = 0.0, nesterov: bool = False,
+                 weight_decay: float = 0.0, decay: str = "all", maximize: bool = False, allocate: Allocate | None = None):
         require(0.0 <= momentum < 1.0, "momentum", momentum, "in [0, 1)")
         require(momentum > 0.0 or not nesterov, "momentum", momentum, "more than 0 with nesterov")
+        require(not (nesterov and dampening), "dampening", dampening, "0 with nesterov")
         super().__init__(model, lr, state=("momentum",) if momentum else (), weight_decay=weight_decay, decay=decay,
-                         allocate=allocate)
-        self.momentum = momentum
+                         maximize=maximize, allocate=allocate)
+        self.momentum, self.dampening = momentum, dampening
         self.weights = (1.0, momentum) if nesterov else (0.0, 1.0)      # The weights of g and of b in the step.
-        self.kernel = kernels.sgd_momentum if momentum else kernels.sgd
+        self.kernel = kernels.sgd if not momentum else kernels.sgd_dampened if dampening else kernels.sgd_momentum
 
     def scalars(self, decay: float, lr: float, step: int, scale: float) -> tuple[float, ...]:
-        return (lr, self.momentum, *self.weights, decay, scale) if self.momentum else (lr, decay, scale)
+        new = (1.0 - self.dampening if step > 1 else 1.0,) if self.dampening else ()
+        return (lr, self.momentum, *new, *self.weights, decay, scale) if self.momentum else (lr, decay, scale)
 
 
 @OPTIMIZERS.register("adam")
 class Adam(Optimizer):
-    """Kingma and Ba 2015; weight decay is added to the gradient (L2)."""
+    """Kingma and Ba 2015; weight decay is added to the gradient (L2). `amsgrad` divides by the largest v so far."""
 
     decoupled = False
-    kernel = kernels.adam
 
     def __init__(self, model: Any, lr: float = 1e-3, *, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8,
-                 weight_decay: float = 0.0, decay: str = "all", allocate: Allocate | None = None):
+                 weight_decay: float = 0.0, decay: str = "all", amsgrad: bool = False, maximize: bool = False,
+                 allocate: Allocate | None = None):
         fine = len(betas) == 2 and all(0.0 <= beta < 1.0 for beta in betas)
         require(fine, "betas", list(betas), "two numbers in [0, 1)")
         require(eps > 0.0, "eps", eps, "more than 0")
-        super().__init__(model, lr, state=("m", "v"), weight_decay=weight_decay, decay=decay, allocate=allocate)
+        super().__init__(model, lr, state=("m", "v", "largest")[:2 + amsgrad], weight_decay=weight_decay, decay=decay,
+                         maximize=maximize, allocate=allocate)
         self.betas, self.eps = (betas[0], betas[1]), eps
+        self.kernel = kernels.amsgrad if amsgrad else kernels.adam
 
     def scalars(self, decay: float, lr: float, step: int, scale: float) -> tuple[float, ...]:
         beta1, beta2 = self.betas
@@ -62,23 +66,29 @@ class AdamW(Adam):
     decoupled = True
 
     def __init__(self, model: Any, lr: float = 1e-3, *, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8,
-                 weight_decay: float = 0.01, decay: str = "all", allocate: Allocate | None = None):
-        super().__init__(model, lr, betas=betas, eps=eps, weight_decay=weight_decay, decay=decay, allocate=allocate)
+                 weight_decay: float = 0.01, decay: str = "all", amsgrad: bool = False, maximize: bool = False,
+                 allocate: Allocate | None = None):
+        super().__init__(model, lr, betas=betas, eps=eps, weight_decay=weight_decay, decay=decay, amsgrad=amsgrad,
+                         maximize=maximize, allocate=allocate)
 
 
 @OPTIMIZERS.register("rmsprop")
 class RMSprop(Optimizer):
-    """s = alpha s + (1 - alpha) g^2;  b = momentum b + g / (sqrt(s) + eps);  w -= lr b (Hinton, lecture 6e)."""
+    """s = alpha s + (1 - alpha) g^2;  b = momentum b + g / (sqrt(s) + eps);  w -= lr b (Hinton, lecture 6e).
 
-    kernel = kernels.rmsprop
+    `centered` takes the square of the running mean of g off s.
+    """
 
     def __init__(self, model: Any, lr: float = 0.01, *, alpha: float = 0.99, eps: float = 1e-8, momentum: float = 0.0,
-                 weight_decay: float = 0.0, decay: str = "all", allocate: Allocate | None = None):
+                 weight_decay: float = 0.0, centered: bool = False, decay: str = "all", maximize: bool = False,
+                 allocate: Allocate | None = None):
         require(0.0 <= alpha < 1.0, "alpha", alpha, "in [0, 1)")
         require(0.0 <= momentum < 1.0, "momentum", momentum, "in [0, 1)")
         require(eps > 0.0, "eps", eps, "more than 0")
-        super().__init__(model, lr, state=("square", "momentum"), weight_decay=weight_decay, decay=decay, allocate=allocate)
+        super().__init__(model, lr, state=("square", "momentum", "mean")[:2 + centered], weight_decay=weight_decay, decay=decay,
+                         maximize=maximize, allocate=allocate)
         self.alpha, self.momentum, self.eps = alpha, momentum, eps
+        self.kernel = kernels.rmsprop_centered if centered else kernels.rmsprop
 
     def scalars(self, decay: float, lr: float, step: int, scale: float) -> tuple[float, ...]:
         return lr, self.momentum, self.alpha, 1.0 - self.alpha, self.eps, decay, scale

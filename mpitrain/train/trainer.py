@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,21 @@ class Trainer:
         self.update.begin()                                      # gradient arenas for this step
         loss = self.pipeline.run(micro_batches, flags=self.flags)    # forward and backward; buckets leave as they fill
         with self.span("compute", UPDATE):
-            outcome = self.update.finish()                       # the rest of the exchange, norm, clip, optimizer
+            outcome = self.update.finish(partial(self.again, micro_batches, loss))   # exchange, norm, clip, optimizer
         with self.span("compute", "exchange of the loss"):
             tally, exposed_s = self.pipeline.take_tally(), outcome["comm_exposed_s"]
             worked_s = time.perf_counter() - self._began - exposed_s - self.pipeline.waited_s
             mean, outcome["comm_exposed_s"], worked, loaded = self.share(loss, (exposed_s, worked_s, self._loaded_s), tally)
         return Step(loss=mean, **outcome, tally=tally, worked=worked, loaded=loaded)
+
+    def again(self, micro_batches: Sequence[MicroBatch], parts: np.ndarray[Any, Any], begun: bool) -> tuple[float, Any]:
+        """The mean loss of a step's batch where the parameters are, over all ranks, and its gradient. If `begun`, forward and
+        backward have run, and `parts` are the micro-batches' parts of the loss."""
+        if not begun:
+            self.update.begin()
+            parts = self.pipeline.run(micro_batches, flags=self.flags)
+            self.update.reducer.finish()
+        return self.share(parts, (0.0, 0.0, 0.0), self.pipeline.take_tally())[0], self.update.reducer.gradients
 
     @property
     def flags(self) -> tuple[bool, bool]:

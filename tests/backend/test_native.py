@@ -287,8 +287,8 @@ def test_where_no_lock_can_be_made_the_work_is_done_without(own_cache: Path) -> 
 
 
 NUMBA_WORDS = """
-from mpitrain.backend.cache import prepare_numba
-prepare_numba()
+from mpitrain.kernels.kernel import prepare
+prepare()
 import numba.core.event as event
 with event.install_recorder("numba:compile") as recorder:
     from mpitrain.backend import native

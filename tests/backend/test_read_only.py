@@ -35,8 +35,9 @@ rows.softmax(np.ones((2, 3)))
 print(*sorted(source.stem for source, *_ in seen), cache.cache_folder())
 """
 NUMBA = """
-from mpitrain.backend.cache import cache_folder, prepare_numba
-prepare_numba()
+from mpitrain.backend.cache import cache_folder
+from mpitrain.kernels.kernel import prepare
+prepare()
 import numba.core.event as event
 with event.install_recorder("numba:compile") as recorder:
     from mpitrain.kernels.random import random_words

@@ -81,10 +81,10 @@ LAYERS = {
     "sigmoid": (nn.Sigmoid, torch.nn.Sigmoid, (3, 4)),
     "softplus": (nn.Softplus, torch.nn.Softplus, (3, 4)),
     "softmax": (lambda: nn.Softmax(dim=0), lambda: torch.nn.Softmax(dim=0), (3, 4)),
-    "lstm": (lambda: nn.LSTM(3, 4, layers=2), lambda: torch.nn.LSTM(3, 4, num_layers=2, batch_first=True), (2, 5, 3)),
+    "lstm": (lambda: nn.LSTM(3, 4, num_layers=2), lambda: torch.nn.LSTM(3, 4, num_layers=2, batch_first=True), (2, 5, 3)),
     "lstm without bias": (lambda: nn.LSTM(3, 4, bias=False), lambda: torch.nn.LSTM(3, 4, bias=False, batch_first=True),
                           (2, 1, 3)),
-    "gru": (lambda: nn.GRU(3, 4, layers=3), lambda: torch.nn.GRU(3, 4, num_layers=3, batch_first=True), (2, 5, 3)),
+    "gru": (lambda: nn.GRU(3, 4, num_layers=3), lambda: torch.nn.GRU(3, 4, num_layers=3, batch_first=True), (2, 5, 3)),
 }
 
 
@@ -174,7 +174,7 @@ def test_a_recurrent_state_goes_in_and_out(make):
 
 
 def test_dropout_between_recurrent_layers_acts_in_training_only():
-    layer = nn.GRU(3, 4, layers=2, dropout=0.5)
+    layer = nn.GRU(3, 4, num_layers=2, dropout=0.5)
     layer.initialize(dtype="float64")
     x = normal(2, 5, 3)
     quiet = layer.eval()(x)[0].array
@@ -191,7 +191,7 @@ def test_recurrent_layers_name_wrong_input():
         layer(np.zeros((2, 0, 3), np.float32))
     bare = Recurrent(3, 4)
     bare.initialize()
-    with pytest.raises((GraphError, ShapeError)):
+    with pytest.raises(GraphError, match="defines no layer"):
         bare(np.zeros((2, 1, 3), np.float32))
 
 

@@ -134,12 +134,12 @@ def test_a_transposed_convolution_of_no_images_gives_no_images():
 def test_shapes_that_do_not_fit_are_refused():
     x, weight = np.zeros((2, 4, 5, 5)), np.zeros((6, 4, 3, 3))
     cases = [
-        (lambda: ops.conv2d(x[0], weight), r"conv2d: the input has shape \(4, 5, 5\), expected \(N, C, H, W\)"),
+        (lambda: ops.conv2d(x[0, 0], weight), r"conv2d: the input has shape \(5, 5\), expected \(N, C, H, W\)"),
         (lambda: ops.conv2d(x, weight[0]), r"conv2d: the weight has shape \(4, 3, 3\), expected 4 dims"),
         (lambda: ops.conv2d(x[:, :3], weight), "conv2d: the input has 3 channels, the weight .* expects 4"),
         (lambda: ops.conv2d(x, weight, groups=4), "conv2d: 16 input and 6 output channels cannot be split into 4 groups"),
         (lambda: ops.conv2d(x, weight, dilation=3), "does not fit into images of 5x5"),
-        (lambda: ops.conv2d(x, weight, stride=0), r"stride \(0, 0\) .* must be at least 1"),
+        (lambda: ops.conv2d(x, weight, stride=0), "conv2d: stride is 0, expected an integer of at least 1"),
         (lambda: ops.conv2d(x, weight, np.zeros(4)), r"conv2d: the bias has shape \(4,\), expected \(6,\)"),
         (lambda: ops.conv_transpose2d(x, weight), "conv_transpose2d: the input has 4 channels, the weight .* expects 6"),
         (lambda: ops.conv_transpose2d(x, weight[:4], output_padding=1), r"output_padding is \(1, 1\); it must be smaller"),

@@ -43,3 +43,10 @@ MAP: dict[str, Callable[..., Any]] = {
     "stack": ops.stack, "split": ops.split, "split.list_args": ops.split, "split_with_sizes": ops.split,
     "__getitem__": ops.getitem,
 }
+
+# The same name, and the same arguments.
+SAME = """
+    acos acosh asin asinh atan atanh ceil cos cosh deg2rad exp2 expm1 floor frac log10 log1p log2 rad2deg positive reciprocal
+    round rsqrt sgn sign sin sinh square tan tanh trunc"""
+MAP |= {name: getattr(ops, name) for name in SAME.split()}
+MAP |= {f"round.{variant}": ops.round for variant in ("decimals_0", "decimals_3", "decimals_neg_3")}

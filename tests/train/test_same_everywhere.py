@@ -64,3 +64,8 @@ def test_values_are_shown_where_they_differ() -> None:
     said = mismatch(["a.b"], [{"a.b": one}, {"a.b": two}, {"a.b": one}, {}])
     cut = "..." + "x" * 20, "y" * 39 + "..."
     assert said.startswith(f"a.b is {cut[0]}1{cut[1]} on ranks 0, 2, {cut[0]}2{cut[1]} on rank 1 and absent on rank 3: start")
+
+
+def test_other_kernels_on_one_rank_are_named(tmp_path: Path) -> None:
+    write(tmp_path)
+    refused(each(tmp_path, env=("-x", "MPITRAIN_KERNELS=numpy")), ": what kernels run as (MPITRAIN_KERNELS) is ")

@@ -50,7 +50,7 @@ def test_a_warm_start_compiles_nothing_loads_no_compiler_and_starts_no_process_a
 
 
 def said(out: str) -> list[str]:
-    return [line for line in out.splitlines() if "kernels run as plain NumPy" in line]
+    return [line for line in out.splitlines() if "kernels run as loops of Numba" in line]
 
 
 @pytest.mark.timeout(200)                         # stand-ins, and Numba compiles in memory

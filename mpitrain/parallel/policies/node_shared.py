@@ -163,12 +163,12 @@ class NodeShared(Policy):
         if self._scalars_step != self.step:
             self._scalars_step = self.step
             for decay, scalars in self._scalars.items():
-                scalars[...] = self.optimizer.scalars(decay, self.rate(self.step), self.step + 1, 1.0)
+                scalars[...] = self.optimizer.scalars(decay, self.rate(self.step), self.step + 1, self.optimizer.sign)
         return own.passes
 
     def _scalars_for(self, decay: float) -> Array:
         if decay not in self._scalars:
-            values = self.optimizer.scalars(decay, self.rate(self.step), self.step + 1, 1.0)
+            values = self.optimizer.scalars(decay, self.rate(self.step), self.step + 1, self.optimizer.sign)
             self._scalars[decay] = np.array(values, self.storage.values.dtype)
         return self._scalars[decay]
 

@@ -18,7 +18,7 @@ from mpitrain.comm.face import AnyChannel
 from mpitrain.comm.messages.algorithms import hosts_of, name_of
 from mpitrain.config import Config
 from mpitrain.config.rules import Rule
-from mpitrain.errors import NumericsError
+from mpitrain.errors import GraphError, NumericsError
 from mpitrain.nn import FlatLayout
 from mpitrain.optim import Optimizer, Segment, clip_factor
 from mpitrain.parallel.connect import ParallelContext
@@ -29,6 +29,8 @@ from mpitrain.parallel.gradients.statistics import Statistics
 from mpitrain.placement.bytes import Bytes
 from mpitrain.placement.shards import Shards
 from mpitrain.schedules.collectives import ON_NODES
+
+Evaluate = Callable[[bool], tuple[float, Array]]
 
 
 class Outcome(TypedDict):
@@ -166,16 +168,22 @@ class Policy(ABC):
         """To be called before the first forward of a step."""
         self.reducer.begin()
 
-    def finish(self) -> Outcome:
-        """The rest of the exchange, then the update, unless `blamed`. NumericsError before any parameter changes."""
+    def finish(self, again: Evaluate | None = None) -> Outcome:
+        """The rest of the exchange, then the update, unless `blamed`. NumericsError before any parameter changes.
+
+        `again(begun)` is for an optimizer that needs a closure: the loss over all ranks of the step's batch, where the parameters
+        are now, and the reducer's gradient; where `begun`, of the exchange that this call has ended.
+        """
         gradients = self.own_gradients(self.reducer.finish())
         lr, norm, self.blamed = self.rate(self.step), None, ""
         if not self.is_updated:                               # A step added here belongs into `needs_all_gradients`, too.
             if self.tied is not None:
                 self.tied.add(gradients)
             norm, scale = self._norm_and_scale(gradients)
-            if not self.blamed:
+            if not self.blamed and not self.optimizer.needs_closure:
                 self.update(gradients, lr, scale)
+            elif not self.blamed:
+                self.minimise(again, lr)
         self.optimizer.steps = self.step + 1
         self.settle()
         if self.blamed:
@@ -184,6 +192,14 @@ class Policy(ABC):
             self.statistics.apply()
         self.step += 1
         return {"lr": lr, "grad_norm": norm, "comm_exposed_s": self.reducer.exposed_s}
+
+    def minimise(self, again: Evaluate | None, lr: float) -> None:
+        """The update by an optimizer that computes the loss several times."""
+        if again is None:
+            raise GraphError(f"{type(self.optimizer).__name__} needs a closure, and finish() got none")
+        evaluate = again
+        begun = [True]
+        self.optimizer.minimise(lambda: evaluate(begun.pop() if begun else False), lr)
 
     @property
     def is_updated(self) -> bool:

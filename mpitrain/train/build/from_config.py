@@ -122,7 +122,7 @@ def make_optimizer(config: Config, storage: nn.FlatStorage) -> optim.Optimizer:
     if not isinstance(made, optim.Optimizer):
         raise ConfigError(f"{what} must give an mpitrain.optim.Optimizer, found {named(made)}")
     own, base = type(made), optim.Optimizer
-    if own.change is base.change and (made.kernel is None or own.scalars is base.scalars):
+    if own.change is base.change and not made.needs_closure and (made.kernel is None or own.scalars is base.scalars):
         raise ConfigError(f"{what} must define change, or kernel and scalars, and {named(made)} does not")
     return made
 

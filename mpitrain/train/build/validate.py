@@ -14,6 +14,7 @@ from mpitrain.config.sections import Config
 from mpitrain.config.values import check_values
 from mpitrain.data import Index, Sampler
 from mpitrain.errors import ConfigError
+from mpitrain.nn.statistics import running_layers
 from mpitrain.parallel.policies.choose import find_policy
 from mpitrain.placement.place import Placement, micro_batches
 from mpitrain.placement.shard_cuts import probe
@@ -57,11 +58,12 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
     tried = optimizer(probe())
     if rate is not None:
         rate(t.steps or t.epochs * sampler.steps_per_epoch)
-    mixed, modules = nn.mixtures(model), model.named_modules()
+    mixed, modules = nn.mixtures(model), list(model.named_modules())
     rules.check_model(config, grid, rules.Facts(
         n_micro, sampler.size(sampler.steps_per_epoch - 1), mixture=mixed[0][0] if mixed else "",
         synchronised=next((name for name, layer in modules if isinstance(layer, nn.SyncBatchNorm)), ""),
-        splits_backward=halves))
+        splits_backward=halves, closure=type(tried).__name__ if tried.needs_closure else "",
+        running=next((name for name, layer in modules if running_layers(layer)), "") if tried.needs_closure else ""))
     return Validated(n_micro, sampler, algorithm, schedule, type(tried).__name__ if tried.whole_parameters else "")
 
 

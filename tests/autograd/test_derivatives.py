@@ -1,0 +1,110 @@
+"""`grad`: its results are values with a graph, equal to PyTorch's; what has no higher derivatives is refused by name."""
+
+import numpy as np
+import pytest
+import torch
+
+from mpitrain import Tensor, autograd, ops
+from mpitrain.autograd import Function, grad
+from mpitrain.errors import GraphError
+
+
+def values(*shape):
+    return np.random.default_rng(len(shape)).normal(size=shape) + 3
+
+
+def test_third_derivatives_of_a_cube_are_what_the_formula_says():
+    x = Tensor(values(3, 4), requires_grad=True)
+    first, = grad((x * x * x).sum(), x, create_graph=True)
+    second, = grad((first * first).sum(), x, create_graph=True)           # sum of (3 x^2)^2
+    third, = grad(second.sum(), x)
+    assert abs(second.array - 36 * x.array ** 3).max() < 1e-11
+    assert abs(third.array - 108 * x.array ** 2).max() < 1e-11
+    assert x.grad is None and not third.requires_grad
+
+
+def test_the_gradient_of_a_penalty_on_a_gradient_reaches_a_leaf_as_in_pytorch():
+    x0, w0 = values(3, 4), values(4)
+    x, w = Tensor(x0, requires_grad=True), Tensor(w0, requires_grad=True)
+    y = ((x * w) ** 3.0).mean(0) / (x + 1)
+    slope, = grad(y.sum(), [x], create_graph=True)
+    ((slope * slope).sum() + y.sum()).backward()
+    tx, tw = torch.tensor(x0, requires_grad=True), torch.tensor(w0, requires_grad=True)
+    ty = ((tx * tw) ** 3.0).mean(0) / (tx + 1)
+    t, = torch.autograd.grad(ty.sum(), tx, create_graph=True)
+    ((t * t).sum() + ty.sum()).backward()
+    for ours, theirs in ((x, tx), (w, tw)):
+        assert np.abs(ours.grad / theirs.grad.numpy() - 1).max() < 1e-12
+
+
+def test_results_and_two_uses_of_one_tensor_can_be_differentiated_by():
+    x = Tensor(values(3), requires_grad=True)
+    y = x * 2
+    z = (y * y + y.detach() * y).sum()
+    by_y, by_x = grad(z, [y, x], retain_graph=True)
+    assert np.allclose(by_y.array, 3 * y.array) and np.allclose(by_x.array, 6 * y.array)
+    first, = grad((y * y.detach()).sum(), y, create_graph=True)
+    assert not first.requires_grad
+
+
+def test_a_graph_is_kept_where_asked_and_released_otherwise():
+    x = Tensor(values(2), requires_grad=True)
+    y = (x * x).sum()
+    grad(y, x, retain_graph=True)
+    grad(y, x)
+    with pytest.raises(GraphError, match="ran twice"):
+        grad(y, x)
+
+
+def test_what_was_not_used_is_refused_or_none():
+    x, other = (Tensor(values(2), requires_grad=True) for _ in range(2))
+    y = (x * x).sum()
+    with pytest.raises(GraphError, match="input 1, of shape"):
+        grad(y, [x, other], create_graph=True)
+    assert grad(y, [x, other], allow_unused=True)[1] is None
+    with pytest.raises(GraphError, match="does not require a gradient"):
+        grad(y, Tensor(values(2)))
+
+
+class Cube(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save(x * 1)
+        return x * x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 3 * ctx.saved[0] ** 2 * grad
+
+
+class KeptCube(Cube):
+    @staticmethod
+    def derivative(ctx, grad):
+        return 3 * ctx.input(0) ** 2 * grad
+
+
+def test_an_op_without_derivative_is_refused_by_name_and_one_that_kept_no_input_says_how():
+    x = Tensor(values(2), requires_grad=True)
+    with pytest.raises(GraphError, match="Cube: it has a first derivative only"):
+        grad(Cube.apply(x).sum(), x, create_graph=True)
+    with pytest.raises(GraphError, match="KeptCube: .*keep_inputs"):
+        grad(KeptCube.apply(x).sum(), x, create_graph=True)
+    with autograd.keep_inputs():
+        y = KeptCube.apply(x * 1).sum()
+    first, = grad(y, x, create_graph=True)
+    assert np.allclose(grad(first.sum(), x)[0].array, 6 * x.array)
+
+
+def test_derivative_alone_gives_backward_its_values():
+    x = Tensor(values(), requires_grad=True)
+    ops.exp(ops.sqrt(x)).backward()
+    assert np.isclose(x.grad, np.exp(np.sqrt(x.array)) / (2 * np.sqrt(x.array)))
+
+
+def test_a_change_in_place_between_the_two_is_noticed():
+    x = Tensor(values(2), requires_grad=True)
+    first, = grad((x * x * x).sum(), x, create_graph=True)
+    with autograd.no_grad():
+        x[0] = 1
+    with pytest.raises(GraphError, match="changed in place"):
+        first.sum().backward()
