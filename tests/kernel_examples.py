@@ -88,8 +88,11 @@ def random_rows(rng: Any) -> np.ndarray:
 
 
 def recurrent(*widths: tuple[int, ...] | None, then: tuple[Any, ...] = (), tolerance: float = 2e-6) -> Example:
-    """Arrays of these shapes: 24 rows in 4 steps of up to 9 sequences, from the last step to the first."""
-    return Example(lambda rng, dtype: (*(None if shape is None else normal(rng, dtype, shape)[0] for shape in widths),
+    """Arrays of these shapes: 24 rows in 4 steps of up to 9 sequences, from the last step to the first.
+
+    Numbers are as small as layers have them: from step to step rounding grows with the norm of the recurrent weight.
+    """
+    return Example(lambda rng, dtype: (*(None if w is None else (normal(rng, dtype, w)[0] / 6).astype(dtype) for w in widths),
                                        np.array([9, 8, 6, 1]), True, *then), tolerance)
 
 
@@ -119,6 +122,8 @@ EXAMPLES: dict[str, Example] = {
     "cross_entropy": Example(lambda rng, dtype: (matrix(rng, dtype), labels(rng), 0.1, None, True), 2e-6),
     "cross_entropy_grad": Example(lambda rng, dtype: (
         e := np.exp(-abs(matrix(rng, dtype))), labels(rng, -1), e.sum(1), 0.1, -1, np.asarray(0.5, dtype)), 2e-6),
+    "resample": of_shapes((3, 9, 5), then=(Taps(9, [2, 0, 3], [0, 8, 4, 4, 1], [0.25, 0.75, 1.0, -0.5, 0.125]), 1),
+                          tolerance=1e-6),
     "softmax": Example(lambda rng, dtype: (matrix(rng, dtype),), 4e-7),
     "softmax_grad": Example(lambda rng, dtype: (rows.softmax.reference(matrix(rng, dtype)), matrix(rng, dtype)), 2e-6),
     "log_softmax": Example(lambda rng, dtype: (matrix(rng, dtype),), 4e-7),
