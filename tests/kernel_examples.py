@@ -172,8 +172,6 @@ EXAMPLES: dict[str, Example] = {
         *normal(rng, dtype, (7, 5)), rng.integers(0, 7, 20), *normal(rng, dtype, (20, 5)))),
     "subsample": of_shapes((2, 3, 5, 37), then=(2, 1, 2)),
     "subsample_gradient": of_shapes((2, 6, 3, 19), then=((2, 3, 5, 37), 2, 1)),
-    "resample": of_shapes((2, 7, 3), then=(
-        Taps(7, np.array([2, 0, 3]), np.array([0, 6, 3, 3, 1]), np.array([0.5, 0.25, 1, 2, -1])), 1), tolerance=1e-6),
     "window_maximum": of_shapes((2, 3, 6, 5), then=(ROWS, COLUMNS)),
     "window_maximum_gradient": Example(lambda rng, dtype: (
         *normal(rng, dtype, (2, 3, 4, 3)), window_maximum.reference(rng.standard_normal((2, 3, 6, 5)), ROWS, COLUMNS)[1], ROWS,
