@@ -46,7 +46,7 @@ class Layer(Function):
         shapes = ((batch, width), (batch, hidden))
         start = [ctx.xp.zeros(shape, x.dtype) if state is None else state for shape, state in zip(shapes, states)]
         ctx.given = [array is not None for array in (x, w_input, w_state, b_input, b_state, projection, *states)]
-        last = [ctx.xp.array(state, order="C") for state in start]
+        last = [state.copy() for state in start]
         out = ctx.xp.empty((len(x), width), x.dtype)
         kept = layer.run(ctx, made, last, out, w_state, b_state, projection)
         ctx.save(x, w_input, w_state, projection, out, made, b_input, b_state, *start, *kept)
@@ -73,7 +73,7 @@ class Layer(Function):
         start, kept = rest[:layer.n_states], rest[layer.n_states:]
         xp = ctx.xp
         if ctx.before is None:                    # the second half of a split backward finds it made
-            ready = [xp.ascontiguousarray(grads[0]), *(xp.array(grad, order="C") for grad in grads[1:])]
+            ready = [xp.ascontiguousarray(grads[0]), *(grad.copy() for grad in grads[1:])]
             ctx.before = *layer.run_back(ctx, made, ready, out, w_state, projection, kept, start), ready[1:]
         states, by_h, by_start = ctx.before
         needs, found = ctx.needs, [None] * 6
