@@ -125,6 +125,8 @@ class Function:
         try:
             result = cls.forward(ctx, *arrays, **params)
         except _OF_ARRAYS as error:
+            if not cls.__module__.startswith("mpitrain."):
+                raise                             # whoever wrote the operation wants to see where
             raise ShapeError(_explained(cls, arrays, error)) from error
         several = type(result) is tuple
         wanted = cls.result_dtype if cls.result_dtype is not None else dtype

@@ -121,7 +121,15 @@ class Tensor:
         return bool(self.array)
 
     def __float__(self) -> float:
-        return self.item()
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __index__(self) -> int:
+        if self.dtype.kind not in "iu":
+            raise ShapeError(f"a tensor of {self.dtype} stands where an integer is wanted; convert it, for instance with int(x)")
+        return int(self)
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """The values on the host, read-only where they are the tensor's own memory."""

@@ -27,12 +27,21 @@ from mpitrain.ops.shape import *
 
 # No file may have the name of an op: what is imported last would hide the other.
 LATER: tuple[str, ...] = (
+    "creation",
+    "diagonals",
+    "joining",
+    "moving",
+    "binary",
     "cells",
     "conv_nd",
     "gates",
-    "recurrent",
+    "logic",
     "rectifiers",
+    "recurrent",
     "resample",
+    "scans",
+    "scatter_reductions",
+    "scattering",
     "unary",
 )
 

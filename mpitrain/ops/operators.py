@@ -17,6 +17,13 @@ def _swapped(op: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
     return reflected
 
 
+def _later(name: str) -> Callable[..., Any]:
+    def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return getattr(sys.modules[__package__], name)(self, *args, **kwargs)
+    method.__name__ = method.__qualname__ = name
+    return method
+
+
 METHODS: dict[str, Any] = {
     "__add__": elementwise.add, "__radd__": _swapped(elementwise.add),
     "__sub__": elementwise.subtract, "__rsub__": _swapped(elementwise.subtract),
@@ -24,6 +31,11 @@ METHODS: dict[str, Any] = {
     "__truediv__": elementwise.divide, "__rtruediv__": _swapped(elementwise.divide),
     "__pow__": elementwise.power, "__rpow__": _swapped(elementwise.power), "__neg__": elementwise.negative,
     "__abs__": elementwise.absolute,
+    "__floordiv__": _later("floor_divide"), "__rfloordiv__": _swapped(_later("floor_divide")),
+    "__mod__": _later("remainder"), "__rmod__": _swapped(_later("remainder")),
+    "__and__": _later("bitwise_and"), "__rand__": _swapped(_later("bitwise_and")),
+    "__or__": _later("bitwise_or"), "__ror__": _swapped(_later("bitwise_or")),
+    "__xor__": _later("bitwise_xor"), "__rxor__": _swapped(_later("bitwise_xor")), "__invert__": _later("bitwise_not"),
     "__matmul__": linalg.matmul, "__rmatmul__": _swapped(linalg.matmul),
     "__lt__": elementwise.less, "__le__": elementwise.less_equal,
     "__gt__": elementwise.greater, "__ge__": elementwise.greater_equal,
@@ -36,18 +48,15 @@ METHODS: dict[str, Any] = {
 }
 
 # Methods by the name of the op they are; the ops of files that are read later, among them.
-LATER = """acos acosh asin asinh atan atanh ceil cos cosh deg2rad exp2 expm1 floor frac log10 log1p log2 rad2deg reciprocal round
-           rsqrt sgn sign sin sinh square tan trunc"""
+LATER = """
+    acos acosh addcdiv addcmul allclose asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp
+    copysign cos cosh cummax cummin cumprod cumsum deg2rad diff exp2 expm1 floor floor_divide fmod frac gather index_add
+    index_copy index_fill index_put index_select isclose isfinite isinf isnan lerp log10 log1p log2 logaddexp logcumsumexp
+    logical_and logical_not logical_or logical_xor masked_fill masked_scatter masked_select rad2deg reciprocal remainder round
+    rsqrt scatter scatter_add scatter_reduce sgn sign sin sinh square take_along_dim tan trunc xlogy"""
 
 # What PyTorch calls an op that has another name here; both names are of one function.
 PYTORCH_NAMES: dict[str, str] = {}
-
-
-def _later(name: str) -> Callable[..., Any]:
-    def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return getattr(sys.modules[__package__], name)(self, *args, **kwargs)
-    method.__name__ = method.__qualname__ = name
-    return method
 
 
 def attach() -> None:

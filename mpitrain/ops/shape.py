@@ -139,7 +139,9 @@ def reshape(x: Any, *shape: Any) -> Tensor:
 
 
 def transpose(x: Any, *dims: Any) -> Tensor:
-    """`x` with its dims in the given order, reversed where none is given."""
+    """`x` with its dims in the given order, reversed where none is given; two numbers swap those dims, as PyTorch's do."""
+    if len(dims) == 2:
+        return swapaxes(x, *dims)
     order = _numbers(dims) if dims else tuple(reversed(range(len(x.shape))))
     return Transpose.apply(x, dims=order)
 
@@ -158,9 +160,13 @@ def broadcast_to(x: Any, shape: Sequence[int]) -> Tensor:
     return BroadcastTo.apply(x, shape=tuple(shape))
 
 
-def squeeze(x: Any, dim: int | None = None) -> Tensor:
-    """`x` without its dims of size 1, or without that one."""
+def squeeze(x: Any, dim: int | Sequence[int] | None = None) -> Tensor:
+    """`x` without its dims of size 1, or without that one, or those."""
     shape = x.shape
+    if isinstance(dim, Sequence):
+        for d in sorted((d + len(shape) if d < 0 else d for d in dim), reverse=True):
+            x = squeeze(x, d)
+        return x
     if dim is not None and not -len(shape) <= dim < len(shape):
         raise ShapeError(f"squeeze: dim {dim} of an array with {len(shape)} dims, shape {shape}")
     if dim is not None and shape[dim] != 1:

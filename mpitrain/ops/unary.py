@@ -14,7 +14,6 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
-from mpitrain.ops.elementwise import sqrt as sqrt
 from mpitrain.ops.inputs import as_tensor, floating
 
 __all__ = ["acos", "acosh", "asin", "asinh", "atan", "atanh", "ceil", "cos", "cosh", "deg2rad", "exp2", "expm1", "floor", "frac",
@@ -42,7 +41,7 @@ class Unary(Function):
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> Tensor:
         kept = ctx.output(0) if ctx.function.keeps_output else ctx.input(0)
-        return grad * ctx.function.slope(sys.modules[__name__], kept)
+        return grad * ctx.function.slope(sys.modules[__package__], kept)
 
 
 def unary(name: str, value: Callable[[Any, Any], Any], slope: Callable[[Any, Any], Any], doc: str, *,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakegpu import DEVICES, open_device, put, xp
-from ops import fields_cases, later_cases
+from ops import fields_cases, later_cases, recurrent_cases
 from ops.parity import normal, positive
 
 from mpitrain import ops
@@ -93,6 +93,7 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
        for name, gates in (("gru_cell", 3), ("rnn_cell", 1))},
     **later_cases.CASES,
     **fields_cases.CASES,
+    **recurrent_cases.CASES,
 }
 
 

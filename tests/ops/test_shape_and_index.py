@@ -112,7 +112,7 @@ def test_changing_the_memory_behind_a_view_is_noticed() -> None:
 
 ERRORS = {
     "reshape: 6 values of shape (2, 3) do not fill the shape (4, 2)": lambda x: ops.reshape(x, 4, 2),
-    "transpose: dims (0, 0) are no order of the 2 dims of shape (2, 3)": lambda x: ops.transpose(x, 0, 0),
+    "transpose: dims (0, 0) are no order of the 2 dims of shape (2, 3)": lambda x: ops.transpose(x, (0, 0)),
     "broadcast_to: shape (2, 3) does not broadcast to (3, 3)": lambda x: ops.broadcast_to(x, (3, 3)),
     "concatenate along dim 0: shapes (2, 3), (2, 2) do not fit": lambda x: ops.concatenate([x, x[:, :2]]),
     "concatenate along dim 5: shapes (2, 3), (2, 3) do not fit": lambda x: ops.concatenate([x, x], 5),

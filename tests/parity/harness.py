@@ -101,12 +101,10 @@ def run(names: Iterable[str] | None = None, samples: int = SAMPLES) -> list[Resu
 
 def run_entry(torch: Any, entry: Any, name: str, ours: Callable[..., Any], samples: int) -> Result:
     result = Result(name)
-    for dtype in ("float64", "float32"):
+    for dtype in ("float64", "float32") if torch.float64 in entry.dtypes else ("int64",):
         kind = getattr(torch, dtype)
-        if kind not in entry.dtypes:
-            continue
         torch.manual_seed(0)
-        gradients = entry.supports_autograd and kind in entry.backward_dtypes
+        gradients = entry.supports_autograd and kind.is_floating_point and kind in entry.backward_dtypes
         for number, sample in enumerate(islice(entry.sample_inputs("cpu", kind, requires_grad=gradients), samples)):
             variants = [("", sample)]
             if dtype == "float64":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from harness import Absent
+from harness import takes
 
 from mpitrain import ops
 
@@ -25,20 +25,20 @@ def dims(op: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def division(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
-    if rounding_mode is not None:
-        raise Absent(f"rounding_mode={rounding_mode}")
-    return ops.divide(x, y)
+    return {None: ops.divide, "floor": ops.floor_divide, "trunc": ops.trunc_divide}[rounding_mode](x, y)
 
 
 MAP: dict[str, Callable[..., Any]] = {
-    "abs": ops.absolute, "add": alpha(ops.add), "sub": alpha(ops.subtract), "mul": ops.multiply, "div.no_rounding_mode": division,
-    "true_divide": division, "pow": ops.power, "neg": ops.negative, "exp": ops.exp, "log": ops.log, "sqrt": ops.sqrt,
+    "abs": ops.absolute, "add": alpha(ops.add), "sub": alpha(ops.subtract), "mul": ops.multiply,
+    "div.no_rounding_mode": division,
+    "div.floor_rounding": division, "div.trunc_rounding": division, "true_divide": division,
+    "pow": ops.power, "neg": ops.negative, "exp": ops.exp, "log": ops.log, "sqrt": ops.sqrt,
     "eq": ops.equal, "ne": ops.not_equal, "gt": ops.greater, "ge": ops.greater_equal, "lt": ops.less, "le": ops.less_equal,
     "__radd__": lambda x, y: y + x, "__rmul__": lambda x, y: y * x, "__rdiv__": lambda x, y: y / x,
     "__rmatmul__": lambda x, y: y @ x, "matmul": ops.matmul, "mm": ops.matmul, "bmm": ops.matmul, "mv": ops.matmul,
     "sum": dims(ops.sum), "mean": dims(ops.mean), "logsumexp": dims(ops.logsumexp),
     "reshape": ops.reshape, "permute": lambda x, dims: ops.transpose(x, *dims),
-    "expand": lambda x, shape: ops.broadcast_to(x, shape), "broadcast_to": ops.broadcast_to,
+    "broadcast_to": ops.broadcast_to,
     "unsqueeze": ops.expand_dims, "cat": lambda xs, dim=0: ops.concatenate(xs, dim),
     "stack": ops.stack, "split": ops.split, "split.list_args": ops.split, "split_with_sizes": ops.split,
     "__getitem__": ops.getitem,
@@ -46,7 +46,40 @@ MAP: dict[str, Callable[..., Any]] = {
 
 # The same name, and the same arguments.
 SAME = """
-    acos acosh asin asinh atan atanh ceil cos cosh deg2rad exp2 expm1 floor frac log10 log1p log2 rad2deg positive reciprocal
-    round rsqrt sgn sign sin sinh square tan tanh trunc"""
+    acos acosh addcdiv addcmul allclose asin asinh atan atan2 atanh atleast_1d atleast_2d atleast_3d bitwise_and
+    bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor block_diag broadcast_shapes broadcast_tensors
+    cartesian_prod ceil chunk clamp column_stack combinations copysign cos cosh cummax cummin cumprod cumsum
+    cumulative_trapezoid deg2rad diag diag_embed diagflat diagonal diagonal_scatter diff dsplit dstack exp2 expand expand_as
+    expm1 flatten flip fliplr flipud floor floor_divide fmax fmin fmod frac gather gcd heaviside hsplit hstack hypot index_add
+    index_copy index_fill index_put index_select isclose isfinite isin isinf isnan isneginf isposinf isreal lcm ldexp lerp
+    log10 log1p log2 logaddexp logaddexp2 logcumsumexp logical_and logical_not logical_or logical_xor masked_fill
+    masked_scatter masked_select movedim narrow positive rad2deg ravel reciprocal remainder repeat repeat_interleave
+    reshape_as roll rot90 round rsqrt scatter scatter_add select select_scatter sgn sign signbit sin sinh slice_scatter square
+    sum_to_size t take_along_dim tan tanh tensor_split tile trace trapezoid tril tril_indices triu triu_indices trunc unbind
+    unflatten unfold vsplit vstack xlogy"""
 MAP |= {name: getattr(ops, name) for name in SAME.split()}
 MAP |= {f"round.{variant}": ops.round for variant in ("decimals_0", "decimals_3", "decimals_neg_3")}
+MAP |= {"clamp_max": lambda x, y: ops.clamp(x, max=y), "clamp_min": lambda x, y: ops.clamp(x, min=y)}
+MAP |= {f"scatter_reduce.{kind}": ops.scatter_reduce for kind in ("sum", "prod", "mean", "amin", "amax")}
+MAP |= {f"index_reduce.{kind}": ops.index_reduce for kind in ("prod", "mean", "amin", "amax")}
+MAP |= {"special.xlog1py": ops.xlog1py, "nn.functional.one_hot": ops.one_hot, "trapz": ops.trapezoid}
+
+MAP |= {copy: MAP[name] for copy, name in (
+    ("permute_copy", "permute"), ("expand_copy", "expand"), ("narrow_copy", "narrow"), ("diagonal_copy", "diagonal"),
+    ("unfold_copy", "unfold"), ("unbind_copy", "unbind"), ("unsqueeze_copy", "unsqueeze"), ("unsafe_chunk", "chunk"),
+    ("unsafe_split", "split"), ("split_with_sizes_copy", "split_with_sizes"), ("t_copy", "t"), ("view", "reshape"),
+    ("view_as", "reshape_as"), ("view_copy", "reshape"))}
+MAP |= {
+    "meshgrid.variadic_tensors": ops.meshgrid, "meshgrid.list_of_tensors": ops.meshgrid, "linalg.diagonal": (
+        lambda x, offset=0, dim1=-2, dim2=-1: ops.diagonal(x, offset, dim1, dim2)), "T": ops.transpose, "mT": ops.adjoint,
+    "H": ops.t, "mH": ops.adjoint, "transpose": ops.swapaxes, "transpose_copy": ops.swapaxes, "squeeze": ops.squeeze,
+    "squeeze_copy": ops.squeeze, "squeeze.multiple": ops.squeeze,
+}
+MAP |= {name: takes(getattr(ops, name)) for name in (
+    "arange", "clone", "contiguous", "eye", "full", "full_like", "linspace", "logspace", "new_full", "new_ones", "new_zeros",
+    "ones", "ones_like", "tril_indices", "triu_indices", "zeros", "zeros_like")}
+MAP["flip"] = lambda x, dims: ops.flip(x, dims)
+MAP |= {name: takes(lambda x, kind=kind: ops.astype(x, kind)) for name, kind in (
+    ("bool", "bool"), ("byte", "uint8"), ("char", "int8"), ("double", "float64"), ("float", "float32"), ("int", "int32"),
+    ("long", "int64"), ("short", "int16"))}
+MAP |= {"linspace.tensor_overload": MAP["linspace"], "logspace.tensor_overload": MAP["logspace"]}

@@ -1,0 +1,200 @@
+"""New tensors, copies, and other dtypes. float32 where no dtype is given and none follows, as in PyTorch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.backend import Array, array_module
+from mpitrain.errors import ShapeError
+from mpitrain.ops.inputs import as_tensor, raw, sizes_of
+
+__all__ = ["arange", "astype", "clone", "contiguous", "eye", "full", "full_like", "linspace", "logspace", "new_full", "new_ones",
+           "new_zeros", "ones", "ones_like", "tensor", "zeros", "zeros_like"]
+
+FLOATS = ("float32", "float64")
+
+
+def dtype_of(name: str, dtype: Any) -> np.dtype[Any]:
+    """The NumPy dtype that a name or a type says; ShapeError where it is none that tensors have."""
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = np.dtype(object)
+    if found.kind not in "fiubc" or found == np.float16:
+        raise ShapeError(f"{name}: dtype is {dtype!r}, expected float32, float64, bool or integers such as int64")
+    return found
+
+
+class ToFloat32(Function):
+    """Another dtype; the gradient comes back in the old one."""
+
+    result_dtype: Any = np.dtype("float32")
+
+    @staticmethod
+    def forward(ctx: Context, x: Array) -> Array:
+        ctx.kind = x.dtype
+        return x.astype(ctx.function.result_dtype)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        return grad.astype(ctx.kind)
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return astype(grad, ctx.kind)
+
+
+class ToFloat64(ToFloat32):
+    result_dtype = np.dtype("float64")
+
+
+class Clone(Function):
+    @staticmethod
+    def forward(ctx: Context, x: Array) -> Array:
+        return x.copy()
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        return grad
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return grad
+
+
+def astype(x: Any, dtype: Any) -> Tensor:
+    """`x` in another dtype; gradients flow between float32 and float64, none through integers or booleans."""
+    x, wanted = as_tensor(x), dtype_of("astype", dtype)
+    if x.dtype == wanted:
+        return x
+    if wanted.name in FLOATS:
+        return (ToFloat32 if wanted == np.float32 else ToFloat64).apply(x)
+    with np.errstate(invalid="ignore"):           # NaN as an integer is whatever the machine makes of it
+        return Tensor(x.array.astype(wanted))
+
+
+def clone(x: Any) -> Tensor:
+    """A copy of x in the graph: its gradient is x's."""
+    return Clone.apply(as_tensor(x))
+
+
+def contiguous(x: Any) -> Tensor:
+    """`x` itself where its rows lie one after the other in memory, else a copy of which that is true."""
+    x = as_tensor(x)
+    return x if x.array.flags.c_contiguous else Clone.apply(x)
+
+
+def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    """A new tensor of numbers or lists; the dtype that PyTorch gives them: int64 of integers, bool, else float32."""
+    array = np.array(raw(data))
+    if dtype is None:
+        dtype = array.dtype if hasattr(data, "dtype") or array.dtype.kind in "biu" else np.float32
+    return Tensor(array.astype(dtype_of("tensor", dtype)), requires_grad)
+
+
+def zeros(*size: Any, dtype: Any = "float32") -> Tensor:
+    """Zeros of that shape."""
+    return Tensor(array_module().zeros(_shape("zeros", size), dtype_of("zeros", dtype)))
+
+
+def ones(*size: Any, dtype: Any = "float32") -> Tensor:
+    """Ones of that shape."""
+    return Tensor(array_module().ones(_shape("ones", size), dtype_of("ones", dtype)))
+
+
+def full(size: Any, value: Any, dtype: Any = None) -> Tensor:
+    """That shape, filled with one value, whose type says the dtype where none is given."""
+    value = raw(value)
+    return Tensor(array_module().full(_shape("full", (size,)), value, _kind("full", dtype, value)))
+
+
+def eye(n: int, m: int | None = None, *, dtype: Any = "float32") -> Tensor:
+    """The identity, of n rows and m columns."""
+    if n < 0 or (m is not None and m < 0):
+        raise ShapeError(f"eye: {n} rows and {m} columns, expected 0 or more")
+    return Tensor(array_module().eye(n, m, dtype=dtype_of("eye", dtype)))
+
+
+def arange(start: Any, end: Any = None, step: Any = 1, *, dtype: Any = None) -> Tensor:
+    """start, start + step, ... below `end`; from 0 where one number is given. int64 of integers."""
+    start, end = (0, start) if end is None else (start, end)
+    numbers = [n.item() if hasattr(n, "item") else n for n in (start, end, step)]
+    if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers) or not numbers[2] or (
+            (numbers[1] - numbers[0]) * numbers[2] < 0):
+        raise ShapeError(f"arange: from {start} to {end} by {step}: the numbers must be finite, and the step lead to the end")
+    wanted = dtype_of("arange", dtype or ("int64" if all(isinstance(n, int) for n in numbers) else "float32"))
+    count = max(math.ceil((numbers[1] - numbers[0]) / numbers[2]), 0)
+    steps = array_module().arange(count, dtype="int64" if all(isinstance(n, int) for n in numbers) else "float64")
+    return Tensor((numbers[0] + steps * numbers[2]).astype(wanted))
+
+
+def linspace(start: Any, end: Any, steps: int, *, dtype: Any = "float32") -> Tensor:
+    """`steps` numbers from `start` to `end`, both included, equally far apart."""
+    if steps < 0:
+        raise ShapeError(f"linspace: {steps} steps, expected 0 or more")
+    start, end = float(raw(start)), float(raw(end))
+    wanted = dtype_of("linspace", dtype)
+    made = np.linspace(start, end, steps, dtype="float64")
+    return Tensor(made.astype(wanted))
+
+
+def logspace(start: Any, end: Any, steps: int, base: float = 10.0, *, dtype: Any = "float32") -> Tensor:
+    """`base` to the power of each number of `linspace`."""
+    wanted = dtype_of("logspace", dtype)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return Tensor(np.power(base, linspace(start, end, steps, dtype="float64").array).astype(wanted))
+
+
+def zeros_like(x: Any, *, dtype: Any = None) -> Tensor:
+    """Zeros of the shape and dtype of x."""
+    return _like("zeros_like", x, None, 0, dtype)
+
+
+def ones_like(x: Any, *, dtype: Any = None) -> Tensor:
+    """Ones of the shape and dtype of x."""
+    return _like("ones_like", x, None, 1, dtype)
+
+
+def full_like(x: Any, value: Any, *, dtype: Any = None) -> Tensor:
+    """One value in the shape and dtype of x."""
+    return _like("full_like", x, None, raw(value), dtype)
+
+
+def new_zeros(x: Any, *size: Any, dtype: Any = None) -> Tensor:
+    """Zeros of that shape, in the dtype of x."""
+    return _like("new_zeros", x, size, 0, dtype)
+
+
+def new_ones(x: Any, *size: Any, dtype: Any = None) -> Tensor:
+    """Ones of that shape, in the dtype of x."""
+    return _like("new_ones", x, size, 1, dtype)
+
+
+def new_full(x: Any, size: Any, value: Any, *, dtype: Any = None) -> Tensor:
+    """One value in that shape, in the dtype of x."""
+    return _like("new_full", x, (size,), raw(value), dtype)
+
+
+def _like(name: str, x: Any, size: tuple[Any, ...] | None, value: Any, dtype: Any) -> Tensor:
+    x = as_tensor(x)
+    shape = x.shape if size is None else _shape(name, size)
+    return Tensor(x.xp.full(shape, value, x.dtype if dtype is None else dtype_of(name, dtype)))
+
+
+def _shape(name: str, size: tuple[Any, ...]) -> tuple[int, ...]:
+    shape = sizes_of(name, size)
+    if any(n < 0 for n in shape):
+        raise ShapeError(f"{name}: shape {shape}, expected sizes of 0 or more")
+    return shape
+
+
+def _kind(name: str, dtype: Any, value: Any) -> np.dtype[Any]:
+    if dtype is not None:
+        return dtype_of(name, dtype)
+    if hasattr(value, "dtype"):
+        return np.dtype(value.dtype)
+    return np.dtype("bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float32")

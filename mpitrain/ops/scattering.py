@@ -1,0 +1,315 @@
+"""Values taken from places along a dim, and put or added there. Sums run in the order of the index: the same bits everywhere."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.backend import Array, array_module
+from mpitrain.errors import ShapeError
+from mpitrain.kernels.rows import scatter_add_rows
+from mpitrain.ops.elementwise import where
+from mpitrain.ops.index import getitem, take
+from mpitrain.ops.inputs import as_array, as_tensor, dim_of, integers, numpy_names
+from mpitrain.ops.shape import broadcast_to, reshape, transpose
+
+__all__ = ["gather", "index_add", "index_copy", "index_fill", "index_put", "index_select", "masked_fill", "masked_scatter",
+           "masked_select", "one_hot", "scatter", "scatter_add", "take_along_dim"]
+
+
+class GatherAlong(Function):
+    """x[..., index[..., i, ...], ...] along `dim`."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, index: Array, *, dim: int) -> Array:
+        ctx.index, ctx.dim, ctx.shape = index, dim, x.shape
+        return x[grid(ctx.xp, index, dim)]
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
+        return add_along(ctx.xp.zeros(ctx.shape, grad.dtype), ctx.index, grad, ctx.dim), None
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        return ScatterAdd.apply(ctx.xp.zeros(ctx.shape, grad.dtype), ctx.index, grad, dim=ctx.dim), None
+
+
+class ScatterAdd(Function):
+    @staticmethod
+    def forward(ctx: Context, x: Array, index: Array, source: Array, *, dim: int) -> Array:
+        ctx.index, ctx.dim, ctx.shape = index, dim, source.shape
+        part = source[tuple(slice(0, n) for n in index.shape)]
+        return add_along(x.copy(), index, part, dim)
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        by_source = None
+        if ctx.needs[2]:
+            by_source = widened(GatherAlong.apply(grad, ctx.index, dim=ctx.dim), ctx.shape)
+        return grad, None, by_source
+
+
+class Put(Function):
+    """A copy of x with `values` at x[index], or added there."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, values: Any, *, index: Any, accumulate: bool = False) -> Array:
+        out = x.copy()
+        ctx.index, ctx.accumulate, ctx.shape = index, accumulate, getattr(values, "shape", ())
+        try:
+            if accumulate:
+                ctx.xp.add.at(out, index, values)
+            else:
+                out[index] = values
+        except (IndexError, ValueError):
+            raise ShapeError(f"index_put: values of shape {ctx.shape} at these places of an array of shape {x.shape}: the places "
+                             "must exist, and the values broadcast to them") from None
+        return out
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        by_values = None
+        if ctx.needs[1]:
+            by_values = _summed_to(getitem(grad, ctx.index), ctx.shape)
+        return grad if ctx.accumulate or not ctx.needs[0] else Put.apply(grad, 0, index=ctx.index), by_values
+
+
+def grid(xp: Any, index: Array, dim: int) -> tuple[Array, ...]:
+    """Integer arrays that choose x[i, j, index[i, j, k]] for dim 2 of 3, and so on."""
+    n = index.ndim
+    return tuple(index if d == dim else xp.arange(index.shape[d]).reshape((-1,) + (1,) * (n - 1 - d)) for d in range(n))
+
+
+def add_along(out: Array, index: Array, source: Array, dim: int) -> Array:
+    """Adds `source` to `out`, which is contiguous, at the places of `index` along `dim`."""
+    places: Any = 0
+    for d, coordinates in enumerate(grid(array_module(out), index, dim)):
+        places = places + coordinates * math.prod(out.shape[d + 1:])
+    scatter_add_rows(out.reshape(-1, 1), places.reshape(-1), source.reshape(-1, 1))
+    return out
+
+
+def _summed_to(grad: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """`grad` summed over the dims along which values of that shape were repeated."""
+    extra = grad.ndim - len(shape)
+    dims = tuple(i for i, n in enumerate(grad.shape) if i < extra or shape[i - extra] != n)
+    return reshape(grad.sum(dims), shape) if dims else grad
+
+
+def widened(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """x with zeros at the ends of its dims, up to that shape."""
+    if x.shape == shape:
+        return x
+    return Put.apply(x.xp.zeros(shape, x.dtype), x, index=tuple(slice(0, n) for n in x.shape))
+
+
+def checked(name: str, x: Tensor, dim: Any, index: Any, source: Any = None) -> tuple[Tensor, int, Array, Any]:
+    """What gather and scatter want to be true of their arguments; arrays without dims get one."""
+    dim, index = dim_of(name, x, dim), integers(name, as_array(index))
+    if x.ndim == 0 or index.ndim == 0 or (source is not None and source.ndim == 0):
+        x, index = (reshape(x, 1) if x.ndim == 0 else x), (index.reshape(1) if index.ndim == 0 else index)
+        source = reshape(source, 1) if source is not None and source.ndim == 0 else source
+    if index.size and (index.ndim != x.ndim or any(
+            index.shape[d] > x.shape[d] for d in range(x.ndim) if d != dim)):
+        raise ShapeError(f"{name}: an index of shape {index.shape} for an array of shape {x.shape}; it must have as many dims, "
+                         f"and be no larger but along dim {dim}")
+    if source is not None and index.size and (index.ndim != source.ndim or any(
+            a > b for a, b in zip(index.shape, source.shape))):
+        raise ShapeError(f"{name}: an index of shape {index.shape} for a source of shape {source.shape}; it may be no larger")
+    within(name, index, x.shape[dim] if x.ndim > dim else 1)
+    return x, dim, index, source
+
+
+def within(name: str, index: Array, n: int) -> None:
+    if index.size and (int(index.min()) < 0 or int(index.max()) >= n):
+        wrong = index[(index < 0) | (index >= n)].reshape(-1)[0]
+        raise ShapeError(f"{name}: index {int(wrong)} is not in 0 ... {n - 1}")
+
+
+@numpy_names
+def gather(x: Any, dim: int, index: Any) -> Tensor:
+    """x[index[i, j], j] for dim 0 of two, x[i, index[i, j]] for dim 1; of the shape of `index`."""
+    x = as_tensor(x)
+    shape = as_array(index).shape
+    x, dim, index, _ = checked("gather", x, dim, index)
+    if not index.size:
+        return Tensor(x.xp.zeros(shape, x.dtype)) if not x.requires_grad else x.sum() * x.xp.zeros(shape, x.dtype)
+    found = GatherAlong.apply(x, index, dim=dim)
+    return found if found.shape == shape else reshape(found, shape)
+
+
+@numpy_names
+def scatter_add(x: Any, dim: int, index: Any, source: Any) -> Tensor:
+    """A copy of x with `source` added at x[index[i, j], j] for dim 0 of two, and so on; sums in the order of the index."""
+    x = as_tensor(x)
+    shape = x.shape
+    wide, dim, index, source = checked("scatter_add", x, dim, index, as_tensor(source))
+    if not index.size:
+        return x + 0
+    return reshape(ScatterAdd.apply(wide, index, source, dim=dim), shape)
+
+
+@numpy_names
+def scatter(x: Any, dim: int, index: Any, source: Any = None, *, value: Any = None, reduce: str | None = None) -> Tensor:
+    """A copy of x with `source`, or the number `value`, at x[index[i, j], j] for dim 0 of two, and so on.
+
+    Of several at one place the last one counts; `reduce` "add" adds all of them.
+    """
+    x = as_tensor(x)
+    shape = x.shape
+    if (source is None) == (value is None):
+        raise ShapeError("scatter: give a source or a value, one of them")
+    given = value if source is None else source
+    tensor = None if isinstance(given, int | float) else as_tensor(given)
+    wide, dim, index, tensor = checked("scatter", x, dim, index, tensor if source is not None else None)
+    if source is not None and tensor is None:
+        given = source
+    elif tensor is not None:
+        given = tensor
+    if not index.size:
+        return x + 0
+    part = given if tensor is None else getitem(tensor, tuple(slice(0, n) for n in index.shape))
+    places = grid(wide.xp, index, dim)
+    if reduce not in (None, "add"):
+        raise ShapeError(f'scatter: reduce is {reduce!r}, expected None or "add"; scatter_reduce has the others')
+    return reshape(Put.apply(wide, part, index=places, accumulate=reduce == "add"), shape)
+
+
+@numpy_names
+def take_along_dim(x: Any, indices: Any, dim: int | None = None) -> Tensor:
+    """`gather`, whose index and x broadcast against each other; along all of x, flat, where `dim` is None."""
+    x, index = as_tensor(x), integers("take_along_dim", as_array(indices))
+    if dim is None:
+        return gather(reshape(x, -1), 0, index.reshape(-1))
+    dim = dim_of("take_along_dim", x, dim)
+    if index.ndim != x.ndim:
+        raise ShapeError(f"take_along_dim: an index of shape {index.shape} for an array of shape {x.shape}; it wants as many")
+    index = index + (index < 0) * x.shape[dim]
+    shapes = [(1 if d == dim else a, 1 if d == dim else b) for d, (a, b) in enumerate(zip(x.shape, index.shape))]
+    if any(a != b and 1 not in (a, b) for a, b in shapes):
+        raise ShapeError(f"take_along_dim: shapes {x.shape} and {index.shape} do not broadcast besides dim {dim}")
+    common = [max(a, b) if a and b else 0 for a, b in shapes]
+    x = broadcast_to(x, [x.shape[d] if d == dim else n for d, n in enumerate(common)])
+    return gather(x, dim, x.xp.broadcast_to(index, [index.shape[d] if d == dim else n for d, n in enumerate(common)]))
+
+
+def _rows_index(name: str, x: Tensor, dim: Any, index: Any) -> tuple[int, Array]:
+    dim, index = dim_of(name, x, dim), integers(name, as_array(index))
+    if index.ndim > 1:
+        raise ShapeError(f"{name}: the index has shape {index.shape}, expected one dim")
+    within(name, index, x.shape[dim] if x.ndim else 1)
+    return dim, index.reshape(-1)
+
+
+class IndexAdd(Function):
+    """Along the first dim."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, index: Array, source: Array) -> Array:
+        ctx.index = index
+        out = x.copy(order="C")
+        width = math.prod(x.shape[1:])
+        scatter_add_rows(out.reshape(len(out), width), index, source.reshape(index.size, width))
+        return out
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        return grad, None, take(grad, ctx.index, 0) if ctx.needs[2] else None
+
+
+@numpy_names
+def index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: float = 1) -> Tensor:
+    """A copy of x with the rows of `source` (along `dim`) times `alpha` added to its rows `index`, in their order."""
+    x, source = as_tensor(x), as_tensor(source)
+    dim, index = _rows_index("index_add", x, dim, index)
+    if x.ndim == 0:
+        return reshape(index_add(reshape(x, 1), 0, index, reshape(source, -1), alpha=alpha), ())
+    source = reshape(source, 1) if source.ndim == 0 else source
+    if source.shape != (*x.shape[:dim], index.size, *x.shape[dim + 1:]):
+        raise ShapeError(f"index_add: a source of shape {source.shape} and {index.size} rows along dim {dim} of shape {x.shape} "
+                         "do not fit")
+    source = source if alpha == 1 else source * alpha
+    order = (dim, *(d for d in range(x.ndim) if d != dim))
+    made = IndexAdd.apply(transpose(x, order), index, transpose(source, order))
+    return transpose(made, tuple(sorted(range(x.ndim), key=lambda d: order[d])))
+
+
+@numpy_names
+def index_select(x: Any, dim: int, index: Any) -> Tensor:
+    """The rows `index` of x along `dim`."""
+    x = as_tensor(x)
+    dim, index = _rows_index("index_select", x, dim, index)
+    return take(x, index, dim) if x.ndim else reshape(take(reshape(x, 1), index, 0), ())
+
+
+@numpy_names
+def index_copy(x: Any, dim: int, index: Any, source: Any) -> Tensor:
+    """A copy of x whose rows `index` along `dim` are those of `source`."""
+    x, source = as_tensor(x), as_tensor(source)
+    dim, index = _rows_index("index_copy", x, dim, index)
+    if x.ndim == 0:
+        return reshape(index_copy(reshape(x, 1), 0, index, reshape(source, 1)), ())
+    return Put.apply(x, source, index=(slice(None),) * dim + (index,))
+
+
+@numpy_names
+def index_fill(x: Any, dim: int, index: Any, value: Any) -> Tensor:
+    """A copy of x whose rows `index` along `dim` are filled with one value."""
+    x = as_tensor(x)
+    dim, index = _rows_index("index_fill", x, dim, index)
+    chosen = x.xp.zeros(x.shape[dim] if x.ndim else 1, bool)
+    chosen[index] = True
+    return masked_fill(x, chosen.reshape((-1,) + (1,) * (x.ndim - 1 - dim) if x.ndim else ()), value)
+
+
+def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Tensor:
+    """A copy of x with x[indices] = values, or += with `accumulate`, where a place may come several times."""
+    index = tuple(None if i is None else as_array(i) for i in indices)
+    return Put.apply(as_tensor(x), as_tensor(values), index=index, accumulate=accumulate)
+
+
+def _mask(name: str, x: Tensor, mask: Any) -> tuple[Tensor, Array]:
+    """x and the mask, broadcast against each other."""
+    mask = as_array(mask)
+    if mask.dtype.kind != "b":
+        raise ShapeError(f"{name}: the mask is {mask.dtype}, expected bool")
+    shapes = [(1,) * (max(x.ndim, mask.ndim) - a.ndim) + tuple(a.shape) for a in (x, mask)]
+    if any(a != b and 1 not in (a, b) for a, b in zip(*shapes)):
+        raise ShapeError(f"{name}: a mask of shape {mask.shape} does not broadcast with shape {x.shape}")
+    shape = tuple(b if a == 1 else a for a, b in zip(*shapes))
+    return (x if x.shape == shape else broadcast_to(x, shape)), x.xp.broadcast_to(mask, shape)
+
+
+def masked_fill(x: Any, mask: Any, value: Any) -> Tensor:
+    """`value`, a number or a tensor without dims, where `mask` is True, else x."""
+    x, mask = _mask("masked_fill", as_tensor(x), mask)
+    if not isinstance(value, bool | int | float) and as_tensor(value).ndim:
+        raise ShapeError(f"masked_fill: a value of shape {as_tensor(value).shape}, expected a number; use where")
+    return where(mask, value, x)
+
+
+def masked_select(x: Any, mask: Any) -> Tensor:
+    """The values where `mask` is True, in one dim."""
+    x, mask = _mask("masked_select", as_tensor(x), mask)
+    return getitem(x, mask)
+
+
+def masked_scatter(x: Any, mask: Any, source: Any) -> Tensor:
+    """A copy of x with the values of `source`, in their order, where `mask` is True."""
+    x, mask = _mask("masked_scatter", as_tensor(x), mask)
+    source, count = as_tensor(source), int(mask.sum())
+    if source.size < count:
+        raise ShapeError(f"masked_scatter: {source.size} values for {count} places; expected as many at least")
+    return Put.apply(x, reshape(source, -1)[:count], index=(mask,))
+
+
+def one_hot(x: Any, num_classes: int = -1) -> Tensor:
+    """int64 (..., C): 1 at the class that the integer says, else 0; C is the largest one + 1 where it is not given."""
+    index = integers("one_hot", as_array(x), "input")
+    if num_classes < 0:
+        if not index.size:
+            raise ShapeError("one_hot: the number of classes cannot be told of no labels; give num_classes")
+        num_classes = int(index.max()) + 1
+    within("one_hot", index, num_classes)
+    return Tensor((index[..., None] == array_module(index).arange(num_classes)).astype("int64"))
