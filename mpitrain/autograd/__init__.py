@@ -1,5 +1,8 @@
 """Reverse-mode differentiation: Tensor, Function, the engine, derivatives as values, recomputation, and a gradient check."""
 
+import importlib
+from typing import Any
+
 from mpitrain.autograd.context import Context
 from mpitrain.autograd.derivatives import differentiate, grad, stand_in
 from mpitrain.autograd.engine import Backward, Deferred, current_walk, run_backward
@@ -19,7 +22,14 @@ from mpitrain.autograd.tensor import (
 )
 
 __all__ = ["Backward", "Context", "Deferred", "Function", "Operation", "Tensor", "Value", "batch_share", "current_walk",
-           "differentiate", "enable_grad", "grad", "grad_enabled", "gradcheck", "keep_inputs", "no_grad", "part_of_batch",
-           "recompute", "recomputing", "record", "run_backward", "stand_in"]
+           "differentiate", "enable_grad", "grad", "grad_enabled", "gradcheck", "hessian", "hvp", "jacobian", "jvp",
+           "keep_inputs", "no_grad", "part_of_batch", "recompute", "recomputing", "record", "run_backward", "stand_in", "vjp"]
 
 Tensor.backward = run_backward
+
+
+def __getattr__(name: str) -> Any:
+    """Products with Jacobians are read when one is asked for: most runs need none."""
+    if name in ("hessian", "hvp", "jacobian", "jvp", "vjp"):
+        return getattr(importlib.import_module("mpitrain.autograd.functional"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

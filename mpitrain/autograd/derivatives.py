@@ -43,10 +43,7 @@ def grad(outputs: Tensors, inputs: Tensors, grad_outputs: Any = None, create_gra
         raise ShapeError(f"grad: {len(given)} grad_outputs for {len(roots)} outputs; give one for each")
     starts = [_start(root, g) for root, g in zip(roots, given)]
     retain = create_graph if retain_graph is None else retain_graph
-    walk = _Pass({_key(x) for x in targets}, by_derivative=create_graph or retain)
-    with enable_grad() if create_graph else no_grad():
-        walk.run(roots, starts)
-    found = [walk.grads.get(_key(x)) for x in targets]
+    found = _gradients(roots, targets, starts, create_graph, retain)
     for place, (x, result) in enumerate(zip(targets, found)):
         if result is None and not allow_unused:
             raise GraphError(f"grad: input {place}, of shape {x.shape}, was not used for the outputs; allow_unused=True gives "
@@ -54,20 +51,31 @@ def grad(outputs: Tensors, inputs: Tensors, grad_outputs: Any = None, create_gra
     return tuple(found)
 
 
-def differentiate(ctx: Context, compute: Callable[..., Any], inputs: Sequence[Any], grads: Sequence[Tensor]) -> tuple[Any, ...]:
-    """A `derivative` for an op that `compute`, made of other ops, computes too: the gradients of `inputs`, as `ctx.needs` says.
+def _gradients(roots: Sequence[Tensor], targets: Sequence[Tensor], starts: Sequence[Tensor], create_graph: bool, retain: bool,
+               ends: Sequence[Tensor] = ()) -> list[Tensor | None]:
+    walk = _Pass({_key(x) for x in targets}, create_graph or retain, {id(x.node) for x in ends})
+    with enable_grad() if create_graph else no_grad():
+        walk.run(roots, starts)
+    return [walk.grads.get(_key(x)) for x in targets]
 
-    `compute` runs again; with recording, the results have derivatives of every order.
+
+def differentiate(compute: Callable[..., Any], inputs: Sequence[Any], grads: Sequence[Tensor], needs: Sequence[bool],
+                  leaves: Sequence[Tensor | None] = ()) -> tuple[Any, ...]:
+    """A `derivative` for an op that `compute`, made of other ops, computes too: the gradients of `inputs`, where `needs` says so.
+
+    `compute` runs again; with recording, the results have derivatives of every order. Gradients of `leaves`, which it uses by
+    itself, come after those of the inputs.
     """
     recording = grad_enabled()
     with enable_grad():
-        apart = [Same.apply(x) if recording and isinstance(x, Tensor) and x.requires_grad else
-                 Tensor(x.array, requires_grad=needed) if isinstance(x, Tensor) else x for x, needed in zip(inputs, ctx.needs)]
+        apart = [Same.apply(x) if recording and needed else Tensor(x.array, requires_grad=needed) if isinstance(x, Tensor) else x
+                 for x, needed in zip(inputs, needs)]
         made = compute(*apart)
     pairs = [(y, g) for y, g in zip(made if isinstance(made, tuple) else (made,), grads) if y.requires_grad]
-    wanted = [x for x, needed in zip(apart, ctx.needs) if needed]
-    found = iter(grad([y for y, _ in pairs], wanted, [g for _, g in pairs], recording, allow_unused=True))
-    return tuple([next(found) if needed else None for needed in ctx.needs])
+    wanted = [x for x, needed in zip(apart, needs) if needed]
+    found = iter(_gradients([y for y, _ in pairs], [*wanted, *(x for x in leaves if x is not None)], [g for _, g in pairs],
+                            recording, recording, wanted))
+    return tuple([next(found) if needed else None for needed in (*needs, *(x is not None for x in leaves))])
 
 
 def stand_in(ctx: Context, i: int, values: Array) -> Tensor:
@@ -94,8 +102,8 @@ class Same(Function):
 class _Pass:
     """One pass from the outputs to the targets, latest op first: the order in which gradients are added is the program's."""
 
-    def __init__(self, targets: set[Any], by_derivative: bool):
-        self.targets, self.by_derivative = targets, by_derivative
+    def __init__(self, targets: set[Any], by_derivative: bool, ends: set[int]):
+        self.targets, self.by_derivative, self.ends = targets, by_derivative, ends
         self.grads: dict[Any, Tensor] = {}            # by place: a leaf, or a node and the number of its output
 
     def run(self, roots: Sequence[Tensor], starts: Sequence[Tensor]) -> None:
@@ -110,7 +118,7 @@ class _Pass:
         stack = list(found.values())
         while stack:
             for edge in stack.pop().edges:
-                if type(edge) is tuple and id(edge[0]) not in found:
+                if type(edge) is tuple and id(edge[0]) not in found and id(edge[0]) not in self.ends:
                     found[id(edge[0])] = edge[0]
                     stack.append(edge[0])
         self.leads: set[int] = set()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mpitrain.autograd.context import Context
+from mpitrain.autograd.derivatives import differentiate
 from mpitrain.autograd.engine import Backward, current_walk
 from mpitrain.autograd.function import Function
 from mpitrain.autograd.tensor import Tensor, Version, enable_grad, mode, no_grad
@@ -99,6 +100,8 @@ class Recompute(Function):
         if inner is not None:                     # the second call of a split backward: parameters only
             inner.run_deferred()
             return (None,) * len(ctx.edges)
+        if not isinstance(mode.walks[-1], Backward):  # `grad`, which lands nothing in leaves
+            return tuple(Function.backward(ctx, *grads))
         walk = current_walk()
         copies = [Tensor(x, requires_grad=needed) if is_array(x) else x for x, needed in zip(ctx.saved, ctx.needs)]
         outputs = ctx.repeat(copies)
@@ -113,3 +116,10 @@ class Recompute(Function):
             ctx.inner = inner
         passed = [x.grad if isinstance(x, Tensor) else None for x in copies]
         return (*passed, *(None for _ in ctx.edges[len(passed):]))
+
+    @staticmethod
+    def derivative(ctx: Context, *grads: Tensor) -> tuple[Any, ...]:
+        """The block runs again, recorded, and is differentiated by its inputs and by the leaves it uses."""
+        n = ctx.repeat.n_inputs
+        return differentiate(lambda *inputs: ctx.repeat([*inputs]), [ctx.input(i) for i in range(n)], grads, ctx.needs[:n],
+                             [leaf if needed else None for leaf, needed in zip(ctx.edges[n:], ctx.needs[n:])])

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.autograd import Context, Function, Tensor, current_walk, grad_enabled
+from mpitrain.errors import GraphError
 
 Hook = Callable[..., None]
 
@@ -45,9 +46,10 @@ class Hooks:
             return output
 
         def entered() -> None:
+            walk = current_walk()                     # before the hooks: they are refused there as a whole
             for hook in self.before_backward:
                 hook(module)
-            current_walk().after(entry, left)
+            walk.after(entry, left)
 
         def left() -> None:
             for hook in self.after_backward:
@@ -73,6 +75,11 @@ class Marker(Function):
     def backward(ctx: Context, *grads: Any) -> tuple[Any, ...]:
         ctx.entered()
         return grads
+
+    @staticmethod
+    def derivative(ctx: Context, *grads: Tensor) -> Any:
+        raise GraphError("Marker: a module on the way has backward hooks (those with parameters in slices, for instance), which "
+                         "run in Tensor.backward alone; grad with create_graph or retain_graph wants modules without them")
 
 
 def _now() -> int:

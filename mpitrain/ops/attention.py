@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.autograd import Context, Function, Tensor, differentiate
 from mpitrain.backend import Array, is_float
 from mpitrain.backend.random import current
-from mpitrain.errors import ConfigError, ShapeError
+from mpitrain.errors import ConfigError, GraphError, ShapeError
 from mpitrain.kernels.attention import attention_weights, attention_weights_gradient
 from mpitrain.kernels.dropout import Dropping
 from mpitrain.kernels.flash_attention import flash_attention, flash_attention_grad
+from mpitrain.ops import composed
 from mpitrain.ops.shape import reshape
 
 __all__ = ["scaled_dot_product_attention", "self_attention"]
@@ -86,6 +87,10 @@ class Attention(Function):
         _backward(ctx, (q, k, v, known[0], grad), known[1:], grads)
         return grads
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        return _derivatives(ctx, grad, None)
+
 
 class SelfAttention(Function):
     """Attention among the parts of one array, whose gradient is one array too."""
@@ -110,6 +115,21 @@ class SelfAttention(Function):
                   _parts(result, ctx.heads), ctx.dropping)
         return result
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        if ctx.dropping is not None:
+            raise GraphError("SelfAttention: with dropped weights it has a first derivative only; set dropout=0 where grad with "
+                             "create_graph or retain_graph goes through")
+
+        def attend(qkv: Tensor) -> Tensor:
+            batch, length, width = qkv.shape
+            parts = qkv.reshape(batch, length, 3, ctx.heads, width // (3 * ctx.heads)).transpose(2, 0, 3, 1, 4)
+            mixed = composed.attention(parts[0], parts[1], parts[2], None, causal=ctx.causal, scale=ctx.scale)
+            return mixed.transpose(0, 2, 1, 3).reshape(batch, length, width // 3)
+
+        found: Tensor = differentiate(attend, [ctx.input(0)], [grad], (True,))[0]
+        return found
+
 
 class MaskedAttention(Function):
     """The weights softmax(scale * q k' + mask) are kept for backward."""
@@ -130,12 +150,12 @@ class MaskedAttention(Function):
         else:
             xp.copyto(scores, -math.inf, where=~mask)
         weights = attention_weights(scores, scale, causal, scores) if scores.size else scores
-        ctx.save(q, k, v, weights)
+        ctx.save(q, k, v, weights, mask)
         return xp.matmul(weights, v, out=_like(q, v.shape[-1], xp))
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
-        q, k, v, weights = ctx.saved
+        q, k, v, weights, _ = ctx.saved
         xp = ctx.xp
         dq = dk = dv = dmask = None
         if ctx.needs[2]:
@@ -151,6 +171,17 @@ class MaskedAttention(Function):
             if ctx.needs[1]:
                 dk = xp.matmul(scores.swapaxes(-1, -2), q, out=xp.empty_like(k))
         return dq, dk, dv, dmask
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        return _derivatives(ctx, grad, ctx.input(3))
+
+
+def _derivatives(ctx: Context, grad: Tensor, mask: Any) -> tuple[Any, ...]:
+    def attend(q: Tensor, k: Tensor, v: Tensor, *masks: Any) -> Tensor:
+        return composed.attention(q, k, v, *(masks or (None,)), causal=ctx.causal, scale=ctx.scale)
+
+    return differentiate(attend, [*(ctx.input(i) for i in range(3)), *([] if mask is None else [mask])], [grad], ctx.needs)
 
 
 def _forward(ctx: Context, q: Array, k: Array, v: Array, out: Array, dropping: Dropping | None = None) -> tuple[Array, ...]:

@@ -88,6 +88,14 @@ class Conv2d(Function):
         return (convolve_adjoint(grad, weight, None, ctx.window, ctx.groups, x.shape[2:]) if ctx.needs[0] else None,
                 *_parameter_gradients(ctx, x, grad, "y"))
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        x, weight = ctx.input(0), ctx.input(1)
+        common = {"window": ctx.window, "groups": ctx.groups}
+        return (ConvTranspose2d.apply(grad, weight, None, size=x.shape[2:], **common) if ctx.needs[0] else None,
+                KernelGradient.apply(x, grad, **common) if ctx.needs[1] else None,
+                grad.sum((0, 2, 3)) if ctx.needs[2] else None)
+
 
 class ConvTranspose2d(Function):
     """The adjoint of Conv2d's linear map, plus b."""
@@ -106,6 +114,33 @@ class ConvTranspose2d(Function):
         x, weight = ctx.saved
         return (convolve(grad, weight, None, ctx.window, ctx.groups) if ctx.needs[0] else None,
                 *_parameter_gradients(ctx, grad, x, "x"))
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        x, weight = ctx.input(0), ctx.input(1)
+        common = {"window": ctx.window, "groups": ctx.groups}
+        return (Conv2d.apply(grad, weight, None, **common) if ctx.needs[0] else None,
+                KernelGradient.apply(grad, x, **common) if ctx.needs[1] else None,
+                grad.sum((0, 2, 3)) if ctx.needs[2] else None)
+
+
+class KernelGradient(Function):
+    """The weight's gradient from x and that of y: linear in both, as the convolution is in x and the weight."""
+
+    floats = 4
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, y: Array, *, window: Window, groups: int) -> Array:
+        ctx.save(x, y)
+        ctx.window, ctx.groups = window, groups
+        return kernel_gradient(x, y, window, groups)[0]
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        x, y = ctx.input(0), ctx.input(1)
+        common = {"window": ctx.window, "groups": ctx.groups}
+        return (ConvTranspose2d.apply(y, grad, None, size=x.shape[2:], **common) if ctx.needs[0] else None,
+                Conv2d.apply(x, grad, None, **common) if ctx.needs[1] else None)
 
 
 def _parameter_gradients(ctx: Context, x: Array, y: Array, bias_of: str) -> tuple[Array | None, Array | None]:

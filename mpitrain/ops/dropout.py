@@ -61,6 +61,25 @@ class Dropout(Function):
         bits, = ctx.saved
         return kernels.dropout_grad(_flat(grad, len(bits)), bits, ctx.p).reshape(grad.shape) if ctx.needs[0] else None, grad
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        return Dropped.apply(grad, bits=ctx.saved[0], p=ctx.p) if ctx.needs[0] else None, grad
+
+
+class Dropped(Function):
+    """x with what dropout dropped, by its bits: linear, and its own adjoint."""
+
+    floats = 1
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, bits: Array, p: float) -> Array:
+        ctx.bits, ctx.p = bits, p
+        return kernels.dropout_grad(_flat(x, len(bits)), bits, p).reshape(x.shape)
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return Dropped.apply(grad, bits=ctx.bits, p=ctx.p)
+
 
 def _flat(x: Array, rows: int) -> Array:
     return x.reshape(rows, x.size // max(rows, 1))

@@ -5,14 +5,15 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.autograd import Context, Function, Tensor, differentiate
 from mpitrain.backend import Array
 from mpitrain.backend.random import current
 from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.kernels.dropout import Dropping
 from mpitrain.kernels.layer_norm import row_norm, row_norm_gradients
+from mpitrain.ops.composed import normalised
+from mpitrain.ops.dropout import Dropped, pieces
 from mpitrain.ops.dropout import dropout as drop
-from mpitrain.ops.dropout import pieces
 
 __all__ = ["add_layer_norm", "layer_norm", "rms_norm"]
 
@@ -63,13 +64,17 @@ class RowNorm(Function):
     def forward(ctx: Context, x: Array, weight: Array, bias: Array | None, *, eps: float, centred: bool) -> Array:
         y, _, means, inverses, _ = row_norm(_rows(x, weight), None, _flat(weight), _flat(bias), eps, centred)
         ctx.save(x, weight, means, inverses)
-        ctx.centred = centred
+        ctx.centred, ctx.eps = centred, eps
         return _as(y, x)
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
         dx, _, *others = _gradients(ctx, grad, None, ctx.needs[0], ctx.centred)
         return dx, *others
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        return _derivatives(ctx, ctx.input(0), ctx.input(1), grad, ctx.needs[0], ctx.centred)
 
 
 class AddRowNorm(Function):
@@ -88,7 +93,7 @@ class AddRowNorm(Function):
                                                    eps, True, dropping)
         total = total.reshape(x.shape)
         ctx.save(total, weight, means, inverses, bits)
-        ctx.p = dropout
+        ctx.p, ctx.eps = dropout, eps
         return total, y.reshape(x.shape)
 
     @staticmethod
@@ -96,6 +101,14 @@ class AddRowNorm(Function):
         bits = ctx.saved[-1]
         dx, dropped, *others = _gradients(ctx, grad, around, ctx.needs[0] or ctx.needs[1], True, bits, ctx.p)
         return dx if ctx.needs[0] else None, (dx if bits is None else dropped) if ctx.needs[1] else None, *others
+
+    @staticmethod
+    def derivative(ctx: Context, around: Tensor, grad: Tensor) -> tuple[Any, ...]:
+        bits = ctx.saved[-1]
+        by_total, *others = _derivatives(ctx, ctx.output(), ctx.input(2), grad, ctx.needs[0] or ctx.needs[1], True)
+        dx = around if by_total is None else around + by_total
+        dropped = dx if bits is None else Dropped.apply(dx, bits=bits, p=ctx.p)
+        return dx if ctx.needs[0] else None, dropped if ctx.needs[1] else None, *others
 
 
 def _gradients(ctx: Context, grad: Array, around: Array | None, needed: bool, centred: bool, bits: Array | None = None,
@@ -112,6 +125,16 @@ def _gradients(ctx: Context, grad: Array, around: Array | None, needed: bool, ce
             None if dropped is None else _as(dropped, x),
             _as(product, weight) if needs_weight else None,
             _as(plain, weight) if needs_bias else None)
+
+
+def _derivatives(ctx: Context, x: Tensor, weight: Tensor, grad: Tensor, needed: bool, centred: bool) -> tuple[Any, ...]:
+    """The gradients of x, of weight and of bias, the last two inputs, as tensors."""
+    def normalise(x: Tensor, weight: Tensor) -> Tensor:
+        return normalised(x, tuple(range(x.ndim - weight.ndim, x.ndim)), ctx.eps, centred=centred) * weight
+
+    needs_weight, needs_bias = ctx.needs[-2:]
+    return (*differentiate(normalise, [x, weight], [grad], (needed, needs_weight)),
+            grad.sum(tuple(range(x.ndim - weight.ndim))) if needs_bias else None)
 
 
 def _rows(x: Array, weight: Array) -> Array:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.autograd import Context, Function, Tensor, differentiate, no_grad
 from mpitrain.backend import Array
-from mpitrain.errors import ShapeError
+from mpitrain.errors import GraphError, ShapeError
 from mpitrain.kernels import batch_norm as by_channel
 from mpitrain.kernels import pointwise
 from mpitrain.kernels.batch_norm import channel_affine, channel_scale, channel_shift, channel_sums
-from mpitrain.ops import activation, elementwise
+from mpitrain.ops import activation, composed, elementwise
 
 __all__ = ["batch_norm", "batch_norm_inference", "group_norm"]
 
@@ -85,7 +85,7 @@ class BatchNorm(Function):
         y = y.reshape(x.shape)
         again = reduce is None and residual is None and channels.shape[2] > 1      # y's sign, from x
         ctx.save(x, weight, bias, centre, inverse, y if relu and not again else None)
-        ctx.count, ctx.reduce, ctx.relu, ctx.sums = count, reduce, relu, None
+        ctx.count, ctx.reduce, ctx.relu, ctx.eps, ctx.sums = count, reduce, relu, eps, None
         if record is not None:
             record((centre, variance.astype(x.dtype), count))
         return y
@@ -140,6 +140,25 @@ class BatchNorm(Function):
         shift = (-scale * total[0]).astype(x.dtype)
         return by_channel.channel_combine(flat, channels, centre, scale, slope, shift).reshape(x.shape), flat
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        if ctx.reduce is not None:
+            raise GraphError("BatchNorm: with statistics over ranks it has a first derivative only; use local statistics, layer "
+                             "or group norm where grad with create_graph or retain_graph goes through")
+        x, weight, bias, *_, y = ctx.saved
+
+        def normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+            scaled = composed.by_channel(composed.normalised(x, (0, *range(2, x.ndim)), ctx.eps), weight)
+            return scaled if bias is None else scaled + bias.reshape(-1, *(1,) * (x.ndim - 2))
+
+        given = [ctx.input(i) for i in range(3)]
+        if ctx.relu and y is None:                    # nothing was added before it
+            with no_grad():
+                y = normalise(*given).array
+        if ctx.relu:
+            grad = elementwise.where(y <= 0, grad.dtype.type(0), grad)
+        return *differentiate(normalise, given, [grad], ctx.needs[:3]), grad
+
 
 class FixedNorm(Function):
     """The same with given statistics: a map of each channel."""
@@ -169,6 +188,15 @@ class FixedNorm(Function):
                 (product * inverse).astype(x.dtype) if ctx.needs[1] else None,
                 plain.astype(x.dtype) if ctx.needs[2] else None, None, None)
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        x, weight, centre, inverse = ctx.input(0), ctx.input(1), *ctx.saved[2:]
+        across = (-1, *(1,) * (x.ndim - 2))
+        scaled = grad * inverse.astype(x.dtype).reshape(across)
+        return (composed.by_channel(scaled, weight) if ctx.needs[0] else None,
+                composed.channel_sums(scaled * (x - centre.reshape(across))) if ctx.needs[1] else None,
+                composed.channel_sums(grad) if ctx.needs[2] else None, None, None)
+
 
 class GroupNorm(Function):
     """Statistics of each (sample, group); with x seen as one sample of N * C channels, the loops of batch norm do the rest."""
@@ -184,7 +212,7 @@ class GroupNorm(Function):
         inverse = (1 / xp.sqrt(squares / max(count, 1) + eps)).repeat(c // groups)
         centre = mean.astype(x.dtype).repeat(c // groups)
         ctx.save(x, weight, centre, inverse)
-        ctx.groups, ctx.count, ctx.sums = groups, count, None
+        ctx.groups, ctx.count, ctx.eps, ctx.sums = groups, count, eps, None
         scale = channel_scale(inverse, _tiled(weight, n, xp), x.dtype)
         shift = channel_shift(_tiled(bias, n, xp), x.reshape(1, n * c, size))
         return channel_affine(x.reshape(1, n * c, size), centre, scale, shift).reshape(x.shape)
@@ -210,6 +238,15 @@ class GroupNorm(Function):
         return (dx,
                 (product * inverse).reshape(n, c).sum(axis=0).astype(x.dtype) if ctx.needs[1] else None,
                 plain.reshape(n, c).sum(axis=0).astype(x.dtype) if ctx.needs[2] else None)
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        def normalise(x: Tensor, weight: Tensor | None) -> Tensor:
+            groups = x.reshape(x.shape[0] * ctx.groups, -1)
+            return composed.by_channel(composed.normalised(groups, (1,), ctx.eps).reshape(x.shape), weight)
+
+        return (*differentiate(normalise, [ctx.input(0), ctx.input(1)], [grad], ctx.needs[:2]),
+                composed.channel_sums(grad) if ctx.needs[2] else None)
 
 
 def _channels(x: Array) -> Array:

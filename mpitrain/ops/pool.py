@@ -111,6 +111,23 @@ class Subsample(Function):
     def backward(ctx: Context, grad: Array) -> Array:
         return pool.subsample_gradient(grad, ctx.shape, ctx.stride, ctx.before)
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return Scattered.apply(grad, shape=ctx.shape, stride=ctx.stride, before=ctx.before)
+
+
+class Scattered(Function):
+    """The adjoint of Subsample: pixels stride apart among zeros, without the channels that it added."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, shape: tuple[int, ...], stride: int, before: int) -> Array:
+        ctx.stride, ctx.before, ctx.after = stride, before, x.shape[1] - shape[1] - before
+        return pool.subsample_gradient(x, shape, stride, before)
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return Subsample.apply(grad, stride=ctx.stride, before=ctx.before, after=ctx.after)
+
 
 def _areas(rows: Side, columns: Side, x: Array, xp: Any) -> Any:
     """The area of each window; one number where all are equal."""

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.autograd import Context, Function, Tensor
-from mpitrain.autograd.derivatives import differentiate
+from mpitrain.autograd import Context, Function, Tensor, differentiate
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import recurrent as kernels
@@ -99,7 +98,7 @@ class Layer(Function):
         def steps(*tensors: Any) -> tuple[Tensor, ...]:
             x, *weights = tensors[:6]
             return unrolled(ctx.function.__name__.lower(), x, tuple(weights), tensors[6:], ctx.sizes, ctx.reverse, ctx.relu)
-        return differentiate(ctx, steps, inputs, grads)
+        return differentiate(steps, inputs, grads, ctx.needs)
 
 
 class LSTM(Layer):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mpitrain import Tensor, autograd, ops
+from mpitrain import Tensor, autograd, nn, ops
 from mpitrain.autograd import Function, grad
 from mpitrain.errors import GraphError
 
@@ -108,3 +108,42 @@ def test_a_change_in_place_between_the_two_is_noticed():
         x[0] = 1
     with pytest.raises(GraphError, match="changed in place"):
         first.sum().backward()
+
+
+def test_a_recomputed_block_has_the_derivatives_of_the_block():
+    x, w = Tensor(values(3, 4), requires_grad=True), Tensor(values(4), requires_grad=True)
+
+    def block(h, v):
+        return ops.tanh(h * v * w) * w
+
+    found = []
+    for run in (block, lambda *given: autograd.recompute(block, *given)):
+        h = x * w                                  # the leaf is used outside of the block, too
+        y = run(h, w * w).sum()
+        first = grad(y, [x, w], create_graph=True)
+        second = grad((first[0] * first[0]).sum() + first[1].sum(), [x, w], retain_graph=True)
+        plain = grad(run(x * w, w * w).sum(), [x, w])
+        found.append([g.array for g in (*first, *second, *plain)])
+    for ours, wanted in zip(*found):
+        assert np.abs(ours - wanted).max() < 1e-12 and np.abs(wanted).max() > 0
+
+
+def test_a_module_with_backward_hooks_is_refused_before_a_hook_runs():
+    model, calls = nn.Sequential(("only", nn.Linear(3, 3))), []
+    model.initialize(seed=0, dtype="float64")
+    model.before_backward(calls.append)
+    x = Tensor(values(2, 3), requires_grad=True)
+    with pytest.raises(GraphError, match="Marker: a module on the way has backward hooks"):
+        grad(model(x).sum(), x, create_graph=True)
+    with pytest.raises(GraphError, match="Marker: only Tensor.backward comes through here"):
+        grad(model(x).sum(), x)
+    assert not calls
+    model(x).sum().backward()
+    assert len(calls) == 1
+
+
+def test_two_passes_give_the_same_bits():
+    x, w = (Tensor(np.random.default_rng(i).normal(size=(40, 40)).astype("float32"), requires_grad=True) for i in (0, 1))
+    y = ops.softmax(x @ w) * ops.tanh(x) + x
+    found = [grad(g.sum(), [x, w], retain_graph=True) for _ in range(2) for g in grad((y * y).sum(), [x], create_graph=True)]
+    assert all(a.array.tobytes() == b.array.tobytes() for a, b in zip(*found))

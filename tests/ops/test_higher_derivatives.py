@@ -96,6 +96,77 @@ CASES = {
     "kl_divergence": case(ops.kl_divergence, lambda q, p: F.kl_div(q, p, reduction="sum"), X, positive(3, 4)),
 }
 
+IMAGES, WEIGHT = normal(2, 4, 5, 6), normal(6, 2, 3, 2)
+CONVOLUTION = {"stride": (2, 1), "padding": (1, 2), "dilation": (1, 2), "groups": 2}
+Q, K, V = normal(2, 1, 3, 4), normal(2, 1, 5, 4), normal(2, 1, 5, 2)
+MASK = np.array([[1, 0, 1, 1, 0], [1, 1, 0, 0, 1], [0, 0, 1, 0, 0]], bool)
+
+
+def normed(op, **more):
+    return lambda x, *others: op(x, *others, **more) ** 3.0
+
+
+def torch_norm(x, dims, weight=1.0, bias=0.0, eps=1e-5):
+    """Composed: the third derivatives of torch.layer_norm and torch.batch_norm are wrong in 2.13, by differences, too."""
+    centred = x - x.mean(dims, True)
+    return centred / (centred.square().mean(dims, True) + eps).sqrt() * weight + bias
+
+
+def torch_batch_norm(x, w, b):
+    return torch_norm(x, (0, *range(2, x.ndim)), *(p.reshape(-1, *(1,) * (x.ndim - 2)) for p in (w, b)))
+
+
+def torch_attention(q, k, v, mask=0.0):
+    return (q @ k.mT / q.shape[-1] ** 0.5 + mask).softmax(-1) @ v
+
+
+CASES |= {
+    "conv2d": case(lambda x, w, b: ops.conv2d(x, w, b, **CONVOLUTION), lambda x, w, b: F.conv2d(x, w, b, **CONVOLUTION),
+                   IMAGES, WEIGHT, normal(6)),
+    "conv_transpose2d": case(
+        lambda x, w, b: ops.conv_transpose2d(x, w, b, output_padding=(1, 0), **CONVOLUTION),
+        lambda x, w, b: F.conv_transpose2d(x, w, b, output_padding=(1, 0), **CONVOLUTION), IMAGES, normal(4, 3, 2, 3), normal(6)),
+    "conv1d": case(ops.conv1d, F.conv1d, normal(2, 3, 7), normal(2, 3, 3), normal(2)),
+    "conv3d": case(ops.conv3d, F.conv3d, normal(1, 2, 3, 3, 4), normal(2, 2, 2, 2, 2), normal(2)),
+    "layer_norm": case(lambda x, w, b: ops.layer_norm(x, w, b) ** 3.0, lambda x, w, b: torch_norm(x, -1, w, b) ** 3.0,
+                       normal(2, 3, 4), normal(4), normal(4)),
+    "layer_norm over two dims": case(normed(ops.layer_norm), lambda x, w: torch_norm(x, (1, 2), w) ** 3.0, normal(2, 3, 4), X),
+    "rms_norm": case(normed(ops.rms_norm, eps=1e-3), lambda x, w: F.rms_norm(x, (4,), w, 1e-3) ** 3.0, X, normal(4)),
+    "add_layer_norm": case(lambda x, r, w, b: multiplied(*ops.add_layer_norm(x, r, w, b)),
+                           lambda x, r, w, b: multiplied(x + r, torch_norm(x + r, -1, w, b)), X, Y, normal(4), normal(4)),
+    "batch_norm": case(lambda x, w, b: ops.batch_norm(x, w, b)[0] ** 3.0, lambda *all: torch_batch_norm(*all) ** 3.0,
+                       IMAGES[:, :2, :2], normal(2), normal(2)),
+    "batch_norm of vectors": case(lambda x, w, b: ops.batch_norm(x, w, b)[0] ** 3.0, lambda *all: torch_batch_norm(*all) ** 3.0,
+                                  X, ROW, normal(4)),
+    "batch_norm with relu": case(lambda x, w, b: ops.batch_norm(x, w, b, relu=True)[0] ** 3.0,
+                                 lambda x, w, b: F.relu(torch_batch_norm(x, w, b)) ** 3.0,
+                                 IMAGES[:, :2, :2], normal(2), normal(2)),
+    "batch_norm with relu of a sum": case(
+        lambda x, w, b, r: ops.batch_norm(x, w, b, residual=r, relu=True)[0] ** 3.0,
+        lambda x, w, b, r: F.relu(torch_batch_norm(x, w, b) + r) ** 3.0,
+        IMAGES[:, :2, :2], normal(2), normal(2), normal(2, 2, 2, 6)),
+    "batch_norm_inference": case(lambda x, w, b: ops.batch_norm_inference(x, Y[0], Y[1] ** 2, w, b) ** 3.0, lambda x, w, b: (
+        (x - torch.tensor(Y[0])) / (torch.tensor(Y[1] ** 2) + 1e-5).sqrt() * w + b) ** 3.0, X, ROW, normal(4)),
+    "group_norm": case(lambda x, w, b: ops.group_norm(x, 2, w, b) ** 3.0, lambda x, w, b: F.group_norm(x, 2, w, b) ** 3.0,
+                       IMAGES[..., :2], normal(4), normal(4)),
+    "subsample2d": case(lambda x: ops.subsample2d(x, 2, (1, 0)) ** 3.0, lambda x: F.pad(x[..., ::2, ::2],
+                                                                                            (0,) * 4 + (1, 0)) ** 3.0, IMAGES),
+    "attention": case(ops.scaled_dot_product_attention, torch_attention, Q, K, V),
+    "causal attention": case(lambda q, k, v: ops.scaled_dot_product_attention(q, k, v, causal=True), lambda q, k, v:
+                             torch_attention(q, k, v, torch.full((3, 5), -torch.inf, dtype=q.dtype).triu(1)), Q, K, V),
+    "attention with a mask": case(lambda q, k, v: ops.scaled_dot_product_attention(q, k, v, mask=MASK), lambda q, k, v:
+                                  torch_attention(q, k, v, torch.tensor(np.where(MASK, 0.0, -np.inf))), Q, K, V),
+    "attention with a trained mask": case(lambda q, k, v, m: ops.scaled_dot_product_attention(q, k, v, mask=m), torch_attention,
+                                          Q, K, V, normal(3, 5)),
+    "attention to itself": case(lambda x: ops.scaled_dot_product_attention(x, x, x), lambda x: torch_attention(x, x, x), Q),
+    "self_attention": case(lambda x: ops.self_attention(x, 2), lambda x: torch_attention(*(
+        part.reshape(2, 3, 2, 2).swapaxes(1, 2) for part in x.split(4, 2))).swapaxes(1, 2).reshape(2, 3, 4), normal(2, 3, 12)),
+}
+
+
+def multiplied(total, normed):
+    return total * normed
+
 
 def ladder(of, gradients, make, inputs, orders=3):
     """The derivatives of orders 1 to `orders`, each of the sum of the one before in fixed directions."""
