@@ -18,6 +18,7 @@ import numpy as np
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.kernel import Kernel
 from mpitrain.kernels.library import CFunction, Scratch, host, misfit, packed
+from mpitrain.kernels.sums import sum_rows
 
 Pair = tuple[int, int]
 Shape: TypeAlias = tuple[int, ...]
@@ -131,7 +132,7 @@ def _kernel_gradient(x: Array, y: Array, window: Window, groups: int, out: Array
 
 def channel_sums(x: Array) -> Array:
     """(C,) of images (N, C, H, W)."""
-    return x.sum(axis=(2, 3)).sum(axis=0)
+    return sum_rows(x.sum(axis=(2, 3)))
 
 
 @lru_cache(1024)

@@ -11,6 +11,7 @@ from mpitrain.kernels.kernel import Kernel
 from mpitrain.kernels.library import CFunction, Scratch, host
 from mpitrain.kernels.pointwise import ACTIVATIONS, Activation
 from mpitrain.kernels.product import KINDS, LEAST_COLUMNS, LEAST_ROWS, LEAST_WORK, is_fast, one_thread, work_bytes
+from mpitrain.kernels.sums import EXACT, sum_rows
 
 LEAST = max(LEAST_ROWS, LEAST_COLUMNS)
 IN_C = {activation.number: activation for activation in ACTIVATIONS.values() if activation.number}     # native/linear.h's tables
@@ -54,7 +55,7 @@ def _gradients(grad: Array, kept: Array | None, x: Array, weight: Array, activat
     if activation is not None:
         grad = activation.gradient(kept, grad, sums)
     elif sums is not None:
-        xp.sum(grad, axis=0, out=sums)
+        sum_rows(grad, sums)
     if by_weight is not None:
         xp.matmul(grad.T, x, out=by_weight)
     return grad, xp.matmul(grad, weight) if wanted else None
@@ -70,11 +71,14 @@ def _gradients_host(call: CFunction, grad: Array, kept: Array | None, x: Array, 
         kept = np.asarray(kept, order="C")
         made = kept if activation.and_slope is not None else np.empty_like(kept)
     by_x = np.empty_like(x) if wanted else None
-    to_bias, to_weight = _memory_for(sums, x.dtype), _memory_for(by_weight, x.dtype)
+    apart = sums if len(x) > EXACT else None          # C adds up row after row
+    to_bias, to_weight = _memory_for(None if apart is not None else sums, x.dtype), _memory_for(by_weight, x.dtype)
     call(grad, kept, x, weight, made, to_bias, by_x, to_weight, _scratch.room(work_bytes()), len(x), len(weight), x.shape[1],
          0 if activation is None else activation.number)
+    if apart is not None:
+        sum_rows(made, apart)
     for out, made_there in ((sums, to_bias), (by_weight, to_weight)):
-        if out is not None and out is not made_there:
+        if out is not None and made_there is not None and out is not made_there:
             out[...] = made_there
     return made, by_x
 
