@@ -34,6 +34,7 @@ LATER: tuple[str, ...] = (
     "pairs",
     "rectifiers",
     "shapes",
+    "transformer",
 )
 
 

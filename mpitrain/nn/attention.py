@@ -1,11 +1,8 @@
-"""Multi-head self-attention (Vaswani et al. 2017). Letters: `B` batch, `L` length, `D` width, `H` heads."""
+"""Multi-head attention (Vaswani et al. 2017). Letters: `B` batch, `L` length, `S` length of the keys, `D` width, `H` heads."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
-
-import numpy as np
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor
@@ -14,62 +11,105 @@ from mpitrain.nn import init
 from mpitrain.nn.basic import Dropout, Linear
 from mpitrain.nn.init import Initialiser
 from mpitrain.nn.module import Module
+from mpitrain.nn.parameter import Parameter
 
 __all__ = ["MultiHeadAttention"]
 
 
 class MultiHeadAttention(Module):
-    """(B, L, D) to (B, L, D). One weight makes queries, keys and values: rows [q; k; v], as PyTorch's in_proj_weight.
+    """(B, L, D) to (B, L, D), or (L, D) to (L, D). One weight makes queries, keys and values: rows [q; k; v], as PyTorch's
+    in_proj_weight.
 
     `causal`: a position sees itself and what came before. `dropout` acts on the attention weights. Where `qkv` and `out` are cut
     over ranks, each rank has some of the heads, and the same of them in the queries, the keys and the values.
+
+    With `key_width` or `value_width`, the widths of other inputs for keys and values, or with `key_heads` fewer heads for these,
+    each for as many neighbouring heads of the queries (Ainslie et al. 2023), there are three weights, `query`, `key` and `value`.
+    `rope` turns queries and keys by their positions: the base of `ops.rotary_embedding`, 10000 in the paper. `alibi` lowers the
+    scores of far keys, by a slope for each head (Press et al. 2021). `bias_kv` adds a trained key and value to each sample's,
+    `zero_attention` ones of zeros.
     """
 
     by_position = True                                # as the rest of a model sees it: where positions are cut, `across` knows
 
     def __init__(self, width: int, heads: int, *, causal: bool = False, dropout: float = 0.0, bias: bool = True,
-                 qkv_init: Initialiser | None = None, out_init: Initialiser = init.default_weight):
+                 qkv_init: Initialiser | None = None, out_init: Initialiser = init.default_weight, key_width: int | None = None,
+                 value_width: int | None = None, key_heads: int | None = None, rope: float | None = None, alibi: bool = False,
+                 bias_kv: bool = False, zero_attention: bool = False):
         if heads < 1 or width % heads:
             raise ShapeError(f"a width of {width} cannot be cut into {heads} heads; width must be a multiple of heads")
         self.heads, self.head_width, self.causal = heads, width // heads, causal
-        self.qkv = Linear(width, 3 * width, bias, weight_init=qkv_init or init.xavier_uniform(), bias_init=init.zeros)
+        self.key_heads = heads if key_heads is None else key_heads
+        if self.key_heads < 1 or heads % self.key_heads:
+            raise ShapeError(f"{heads} heads of queries cannot share {self.key_heads} of keys; heads must be a multiple of it")
+        self.rope, self.alibi, self.zero_attention = rope, alibi, zero_attention
+        first = qkv_init or init.xavier_uniform()
+        widths = (width if key_width is None else key_width, width if value_width is None else value_width)
+        self.joint = widths == (width, width) and self.key_heads == heads
+        if self.joint:
+            self.qkv = Linear(width, 3 * width, bias, weight_init=first, bias_init=init.zeros)
+            self.qkv.out_groups, self.qkv.out_unit = 3, self.head_width
+        else:
+            outputs = self.key_heads * self.head_width
+            self.query = Linear(width, width, bias, weight_init=first, bias_init=init.zeros)
+            self.key = Linear(widths[0], outputs, bias, weight_init=first, bias_init=init.zeros)
+            self.value = Linear(widths[1], outputs, bias, weight_init=first, bias_init=init.zeros)
+            self.query.out_unit = self.key.out_unit = self.value.out_unit = self.head_width
         self.out = Linear(width, width, bias, weight_init=out_init, bias_init=init.zeros)
+        self.out.in_unit = self.head_width
         self.dropout = Dropout(dropout)
-        self.qkv.out_groups, self.qkv.out_unit, self.out.in_unit = 3, self.head_width, self.head_width
+        shape = (1, 1, self.key_heads * self.head_width)
+        self.bias_k, self.bias_v = (Parameter(shape, init.normal(0.02)) if bias_kv else None for _ in range(2))
+        self.plain = self.joint and not (alibi or bias_kv or zero_attention)
 
-    def forward(self, x: Any, mask: Any = None) -> Tensor:
-        """`mask` broadcasts to (B, H, L, L): True where a position may look, or numbers added to the scores."""
+    def forward(self, x: Any, mask: Any = None, key: Any = None, value: Any = None, key_padding_mask: Any = None,
+                need_weights: bool = False) -> Any:
+        """Queries are made of x, keys and values of `key` (B, S, ...), x by default, and `value`, which is `key` by default.
+
+        `mask` broadcasts to (B, H, L, S): True where a position may look, or numbers added to the scores. `key_padding_mask`
+        (B, S) is True where a key is padding that nobody looks at, as PyTorch's is, or numbers added to the scores. With
+        `need_weights` the result is (y, the weights (B, H, L, S)). A query that may look nowhere gets zeros.
+        """
+        if not (self.plain and key is None and value is None and key_padding_mask is None) or need_weights or len(x.shape) != 3:
+            from mpitrain.nn.general_attention import attend as general  # most models do without
+            return general(self, x, mask, key, value, key_padding_mask, need_weights)
         qkv, dropping = self.qkv(x), self.dropout.drops
         batch, length, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
         heads = width // self.head_width                                        # here
         self.dropout.part = self.qkv.weight.offset[0] // width
         if mask is None:
+            if self.rope is not None:
+                qkv = self.turned(qkv, heads)
             attend = ops.self_attention if self.across is None else self.across.attend
             y = attend(qkv, heads, causal=self.causal, dropout=self.dropout.p if dropping else 0.0, layer=self.dropout.path,
                        part=self.dropout.part)
         else:
-            if heads < self.heads == (mask.shape[-3] if len(mask.shape) > 2 else 1):
-                mask = mask[..., self.dropout.part * heads:(self.dropout.part + 1) * heads, :, :]
+            mask = self.here(mask, heads)
             q, k, v = (ops.swapaxes(ops.reshape(part, batch, length, heads, self.head_width), 1, 2)
                        for part in ops.split(qkv, width, dim=-1))
-            y = (self._with_dropout(q, k, v, mask) if dropping
-                 else ops.scaled_dot_product_attention(q, k, v, causal=self.causal, mask=mask))
+            if self.rope is not None:
+                q, k = self.turn(q), self.turn(k)
+            if dropping:
+                from mpitrain.nn.general_attention import explicit
+                y = explicit(self, q, k, v, mask, self.causal)[0]
+            else:
+                y = ops.scaled_dot_product_attention(q, k, v, causal=self.causal, mask=mask)
             y = ops.reshape(ops.swapaxes(y, 1, 2), batch, length, width)
         return self.out(y)
 
-    def _with_dropout(self, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
-        """The same with a mask, with the weights at hand, which the fused op does not show."""
-        xp = q.xp
-        scores = (q * (1.0 / math.sqrt(q.shape[3]))) @ ops.swapaxes(k, 2, 3)
-        allowed = xp.tri(q.shape[2], dtype=bool) if self.causal else None
-        if mask.dtype == bool:
-            allowed = mask if allowed is None else allowed & mask
-        else:
-            scores = scores + mask
-        if allowed is None:
-            weights = ops.softmax(scores)
-        else:
-            lowest = xp.asarray(np.finfo(scores.dtype).min, scores.dtype)       # not -inf: a row may be all of it
-            weights = ops.where(allowed, ops.softmax(ops.where(allowed, scores, lowest)), xp.zeros((), scores.dtype))
-        dropped: Tensor = self.dropout(weights)
-        return dropped @ v
+    def turn(self, x: Tensor) -> Tensor:
+        return ops.rotary_embedding(x, self.positions(x.shape[2]), base=self.rope)
+
+    def turned(self, qkv: Tensor, heads: int) -> Tensor:
+        """qkv with its queries and keys turned by their positions."""
+        batch, length, width = qkv.shape
+        parts = ops.reshape(qkv, batch, length, 3, heads, self.head_width)
+        turned = ops.rotary_embedding(ops.transpose(parts[:, :, :2], 0, 2, 3, 1, 4), self.positions(length), base=self.rope)
+        joined = ops.concatenate([ops.transpose(turned, 0, 3, 1, 2, 4), parts[:, :, 2:]], dim=2)
+        return ops.reshape(joined, batch, length, width)
+
+    def here(self, mask: Any, heads: int) -> Any:
+        """The part of the mask for the heads that are here."""
+        if heads < self.heads == (mask.shape[-3] if len(mask.shape) > 2 else 1):
+            mask = mask[..., self.dropout.part * heads:(self.dropout.part + 1) * heads, :, :]
+        return mask

@@ -39,6 +39,7 @@ LATER: tuple[str, ...] = (
     "rectifiers",
     "recurrent",
     "resample",
+    "rotary",
     "scans",
     "scatter_reductions",
     "scattering",

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from mpitrain.autograd import Context, Function, Tensor, differentiate
 from mpitrain.backend import Array, is_float
 from mpitrain.backend.random import current
@@ -16,25 +18,30 @@ from mpitrain.kernels.attention import attention_weights, attention_weights_grad
 from mpitrain.kernels.dropout import Dropping
 from mpitrain.kernels.flash_attention import flash_attention, flash_attention_grad
 from mpitrain.ops import composed
-from mpitrain.ops.shape import reshape
+from mpitrain.ops.shape import broadcast_to, expand_dims, reshape
 
 __all__ = ["scaled_dot_product_attention", "self_attention"]
 
 
 def scaled_dot_product_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None,
-                                 mask: Any = None) -> Tensor:
+                                 mask: Any = None, enable_gqa: bool = False) -> Tensor:
     """(B, H, L, E) from q (B, H, L, D), k (B, H, S, D) and v (B, H, S, E); `scale` is 1 / sqrt(D) by default.
 
     `mask` broadcasts to (B, H, L, S): boolean, True where a query may look, or floating-point numbers that are added to
-    the scaled scores. With `causal`, query i looks at keys 0..i. A query that may look nowhere gets zeros.
-    Without a mask the L x S weights are never kept, on the host. Raises ShapeError where the shapes do not fit.
+    the scaled scores. With `causal`, query i looks at keys 0..i. A query that may look nowhere gets zeros. Leading dims
+    broadcast. With `enable_gqa`, k and v may have fewer heads than q, each for as many neighbouring heads of q (Ainslie et al.,
+    2023). Without a mask the L x S weights are never kept, on the host. Raises ShapeError where the shapes do not fit.
     """
     shapes = [tuple(t.shape) for t in (q, k, v)]
-    if (min(len(s) for s in shapes) < 2 or not shapes[0][:-2] == shapes[1][:-2] == shapes[2][:-2]
-            or shapes[0][-1] != shapes[1][-1] or shapes[1][-2] != shapes[2][-2]):
+    if min(map(len, shapes)) < 2 or shapes[0][-1] != shapes[1][-1] or shapes[1][-2] != shapes[2][-2]:
         raise ShapeError("scaled_dot_product_attention: expected q (..., L, D), k (..., S, D) and v (..., S, E), found "
                          f"{shapes[0]}, {shapes[1]} and {shapes[2]}")
-    wanted = (*shapes[0][:-1], shapes[1][-2])
+    if enable_gqa:
+        k, v = (_for_all_heads(shapes[0], t) for t in (k, v))
+    if not tuple(q.shape[:-2]) == tuple(k.shape[:-2]) == tuple(v.shape[:-2]):
+        q, k, v = _of_one_batch(q, k, v)
+    lead = tuple(q.shape[:-2])
+    wanted = (*lead, shapes[0][-2], shapes[1][-2])
     if mask is not None and not _broadcasts(tuple(mask.shape), wanted):
         raise ShapeError(f"scaled_dot_product_attention: the mask has shape {tuple(mask.shape)}, expected one that broadcasts "
                          f"to {wanted}")
@@ -44,10 +51,9 @@ def scaled_dot_product_attention(q: Any, k: Any, v: Any, *, causal: bool = False
     factor = _default_scale(shapes[0][-1]) if scale is None else scale
     if mask is not None:
         return MaskedAttention.apply(q, k, v, mask, causal=causal, scale=factor)
-    if len(shapes[0]) != 4:
-        leading = shapes[0][:-2]
-        q, k, v = (reshape(t, math.prod(leading), 1, *t.shape[-2:]) for t in (q, k, v))
-        return reshape(Attention.apply(q, k, v, causal=causal, scale=factor), *shapes[0][:-1], shapes[2][-1])
+    if len(lead) != 2:
+        q, k, v = (reshape(t, math.prod(lead), 1, *t.shape[-2:]) for t in (q, k, v))
+        return reshape(Attention.apply(q, k, v, causal=causal, scale=factor), *lead, shapes[0][-2], shapes[2][-1])
     return Attention.apply(q, k, v, causal=causal, scale=factor)
 
 
@@ -213,6 +219,28 @@ def _parts(qkv: Array, heads: int) -> tuple[Array, Array, Array]:
 def _heads(x: Array, heads: int) -> Array:
     """(B, H, L, D) of (B, L, H * D)."""
     return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).swapaxes(1, 2)
+
+
+def _for_all_heads(shape: tuple[int, ...], x: Any) -> Any:
+    """x (..., Hx, S, D) with each head as often as queries of `shape` (..., H, L, D) have heads for it."""
+    own = tuple(x.shape)
+    if len(shape) < 3 or len(own) < 3 or not own[-3] or shape[-3] % own[-3]:
+        raise ShapeError(f"scaled_dot_product_attention: the heads of queries {shape} are no multiple of those of keys or values "
+                         f"{own}, dims (..., heads, length, width)")
+    if shape[-3] == own[-3]:
+        return x
+    repeated = broadcast_to(expand_dims(x, -3), (*own[:-2], shape[-3] // own[-3], *own[-2:]))
+    return reshape(repeated, *own[:-3], shape[-3], *own[-2:])
+
+
+def _of_one_batch(*tensors: Any) -> list[Any]:
+    """The tensors with their leading dims broadcast."""
+    try:
+        lead = np.broadcast_shapes(*(tuple(t.shape[:-2]) for t in tensors))
+    except ValueError:
+        raise ShapeError("scaled_dot_product_attention: the leading dims of queries, keys and values do not broadcast: "
+                         f"{', '.join(str(tuple(t.shape)) for t in tensors)}") from None
+    return [broadcast_to(t, (*lead, *t.shape[-2:])) for t in tensors]
 
 
 def _default_scale(width: int) -> float:

@@ -108,6 +108,8 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
     **{name: [(lambda x, name=name, args=args: put_like(x, getattr(ops, name)(*args)), normal(3))] for name, args in NEW.items()},
     **{name: [(getattr(ops, name), normal(3, 4))] for name in ACTIVATIONS.split()},
     "prelu": [(ops.prelu, normal(3, 4), normal(4, seed=1)), (ops.prelu, normal(3, 4), normal(1))],
+    "rotary_embedding": [(ops.rotary_embedding, normal(2, 3, 4)),
+                         (lambda x: ops.rotary_embedding(x, width=2, interleaved=True), normal(2, 3, 4))],
     "rrelu": [(lambda x: ops.rrelu(x, "a layer"), normal(3, 4))],
     "threshold": [(lambda x: ops.threshold(x, 0.1, 2.0), normal(3, 4))],
 }

@@ -81,6 +81,13 @@ def embedding(weight: Any, x: Any, max_norm: Any = None, **kwargs: Any) -> Any:
     return ops.embedding(x, weight)
 
 
+def attention(q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+              scale: float | None = None, enable_gqa: bool = False) -> Any:
+    if dropout_p:
+        raise Absent("random numbers of PyTorch's")
+    return ops.scaled_dot_product_attention(q, k, v, causal=is_causal, scale=scale, mask=attn_mask, enable_gqa=enable_gqa)
+
+
 def no_dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     if training and p:
         raise Absent("random numbers of PyTorch's")
@@ -101,7 +108,8 @@ MAP: dict[str, Callable[..., Any]] = {
         leaky_relu=plain(ops.leaky_relu, negative_slope="slope"), prelu=ops.prelu, rrelu=rrelu, logsigmoid=ops.log_sigmoid,
         softplus=plain(ops.softplus), softmin=softmax(ops.softmin),
         layer_norm=layer_norm, rms_norm=rms_norm, group_norm=group_norm, batch_norm=batch_norm, instance_norm=instance_norm,
-        local_response_norm=layer(nn.LocalResponseNorm), bilinear=bilinear, embedding=embedding, linear=ops.linear,
+        scaled_dot_product_attention=attention, local_response_norm=layer(nn.LocalResponseNorm),
+        bilinear=bilinear, embedding=embedding, linear=ops.linear,
         pixel_shuffle=lambda x, upscale_factor: nn.PixelShuffle(upscale_factor)(x),
         pixel_unshuffle=lambda x, downscale_factor: nn.PixelUnshuffle(downscale_factor)(x),
         channel_shuffle=layer(nn.ChannelShuffle), dropout=no_dropout, dropout2d=no_dropout, dropout3d=no_dropout,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from harness import Absent
+from module_harness import Fitted
 
-from mpitrain import nn
+from mpitrain import nn, ops
 
 SAME = """
     BatchNorm1d BatchNorm2d BatchNorm3d Bilinear CELU ELU GELU GLU Hardshrink Hardswish Hardtanh InstanceNorm1d InstanceNorm2d
@@ -39,8 +40,91 @@ def pool(kind: str) -> Any:
     return make
 
 
+ATTENTION = {"in_proj_weight": "qkv.weight", "in_proj_bias": "qkv.bias", "out_proj.weight": "out.weight",
+             "out_proj.bias": "out.bias"}
+
+
+def renamed(name: str) -> str:
+    """Our name of a parameter, inside a transformer too."""
+    for theirs, mine in ATTENTION.items():
+        name = name.removesuffix(theirs) + mine if name.endswith(theirs) else name
+    return name
+
+
+def looking(mask: Any, heads: int = 0, samples: int = 1) -> Any:
+    """PyTorch's mask, True where nobody looks, as ours; one with a first dim of samples x heads has two dims then."""
+    if mask is None:
+        return None
+    if mask.dtype == bool:
+        mask = ~(mask.array if hasattr(mask, "array") else mask)
+    return mask.reshape(samples, heads, *mask.shape[1:]) if heads and len(mask.shape) == 3 else mask
+
+
+def attention(embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, add_bias_kv: bool = False,
+              add_zero_attn: bool = False, batch_first: bool = False) -> Fitted:
+    module = nn.MultiHeadAttention(embed_dim, num_heads, dropout=dropout, bias=bias, bias_kv=add_bias_kv,
+                                   zero_attention=add_zero_attn)
+
+    def call(query: Any, key: Any, value: Any, key_padding_mask: Any = None, need_weights: bool = True, attn_mask: Any = None,
+             average_attn_weights: bool = True, is_causal: bool = False) -> Any:
+        swapped = not batch_first and len(query.shape) == 3
+        query, key, value = (ops.swapaxes(x, 0, 1) if swapped else x for x in (query, key, value))
+        samples = query.shape[0] if len(query.shape) == 3 else 1
+        y, weights = module(query, looking(attn_mask, num_heads, samples), key, value, key_padding_mask, True)
+        weights = ops.mean(weights, dim=-3) if average_attn_weights else weights
+        return ops.swapaxes(y, 0, 1) if swapped else y, weights if need_weights else None
+    return Fitted(module, call, renamed)
+
+
+def transformer(make: Any, masks: dict[str, str]) -> Any:
+    """A layer or a whole transformer; `masks` are PyTorch's names of masks and ours."""
+    def made(d_model: int = 512, nhead: int = 8, *args: Any, dim_feedforward: int = 2048, batch_first: bool = False,
+             num_encoder_layers: int = 6, num_decoder_layers: int = 6, **kwargs: Any) -> Fitted:
+        if make is nn.Transformer:
+            kwargs |= {"encoder_layers": num_encoder_layers, "decoder_layers": num_decoder_layers}
+        kwargs = {"eps" if name == "layer_norm_eps" else name: value for name, value in kwargs.items()}
+        kwargs |= dict(zip(("dropout", "activation"), args[1:]))
+        if callable(kwargs.get("activation")):
+            kwargs["activation"] = kwargs["activation"].__name__
+        module = make(d_model, nhead, hidden=args[0] if args else dim_feedforward, **kwargs)
+
+        def call(*inputs: Any, **named: Any) -> Any:
+            swapped = not batch_first and len(inputs[0].shape) == 3
+            xs = [ops.swapaxes(x, 0, 1) if swapped else x for x in inputs]
+            ours = {masks[name]: mask if "padding" in name else looking(mask) for name, mask in named.items() if mask is not None}
+            y = module(*xs, **ours)
+            return ops.swapaxes(y, 0, 1) if swapped else y
+        return Fitted(module, call, renamed)
+    return made
+
+
+def encoder(layer: Any, num_layers: int, norm: Any = None, enable_nested_tensor: bool = True, mask_check: bool = True) -> Fitted:
+    ours = nn.TransformerEncoderLayer(layer.linear1.in_features, layer.self_attn.num_heads, layer.linear1.out_features,
+                                      layer.dropout.p, layer.activation.__name__, layer.norm1.eps, layer.norm_first,
+                                      layer.linear1.bias is not None)
+    module = nn.TransformerEncoder(ours, num_layers)
+    first = layer.self_attn.batch_first
+
+    def call(x: Any, mask: Any = None, src_key_padding_mask: Any = None) -> Any:
+        swapped = not first and len(x.shape) == 3
+        y = module(ops.swapaxes(x, 0, 1) if swapped else x, looking(mask), src_key_padding_mask)
+        return ops.swapaxes(y, 0, 1) if swapped else y
+    return Fitted(module, call, renamed)
+
+
+ENCODER = {"src_mask": "mask", "src_key_padding_mask": "key_padding_mask"}
+DECODER = {"tgt_mask": "mask", "memory_mask": "memory_mask", "tgt_key_padding_mask": "key_padding_mask",
+           "memory_key_padding_mask": "memory_key_padding_mask"}
+BOTH = {"src_mask": "source_mask", "tgt_mask": "target_mask", "src_key_padding_mask": "source_key_padding_mask",
+        "tgt_key_padding_mask": "target_key_padding_mask"}
+
+
 MAP: dict[str, Any] = {
     **{f"nn.{name}": getattr(nn, name) for name in (SAME + " " + CONVOLUTIONS).split()},
     **{f"nn.{name}": pool(name) for name in ("AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "AvgPool2d", "MaxPool2d")},
+    "nn.MultiheadAttention": attention, "nn.TransformerEncoder": encoder,
+    "nn.TransformerEncoderLayer": transformer(nn.TransformerEncoderLayer, ENCODER),
+    "nn.TransformerDecoderLayer": transformer(nn.TransformerDecoderLayer, DECODER),
+    "nn.Transformer": transformer(nn.Transformer, BOTH),
     "nn.GroupNorm": group_norm, "nn.LayerNorm": layer_norm, "nn.RMSNorm": rms_norm, "nn.Embedding": embedding,
 }

@@ -23,12 +23,14 @@ class AcrossPositions(Across):
     def __init__(self, ring: Ring, path: str):
         self.ring, self.path, self.attend = ring, path, partial(ring_attention, ring=ring)
 
-    def forward(self, inner: Callable[..., Any], x: Any, mask: Any = None) -> Any:
-        """Refuses a mask, which has a row for each query and a column for each key: no rank has all of them."""
+    def forward(self, inner: Callable[..., Any], x: Any, mask: Any = None, **further: Any) -> Any:
+        """Refuses a mask, which has a row for each query and a column for each key: no rank has all of them.
+
+        The layer itself refuses what else it may be given (`further`)."""
         if mask is not None:
             raise ConfigError(f"mesh.cp = {self.ring.size} cuts samples along their positions, and the attention "
                               f'"{self.path}" is given a mask of whole samples; use causal = True, or set mesh.cp = 1')
-        return inner(x)
+        return inner(x, **further)
 
     def alone(self) -> Across:
         return AcrossPositions(LoneRing(self.ring.rank, self.ring.size), self.path)
