@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("tests", ".")]
-PAGE, ROOM, REGIONS = 4096, 1 << 20, 64
+PAGE, ROOM, REGIONS = 4096, 1 << 21, 64
 LONGEST_S, MOST_BYTES = 30, 2 << 30               # of a call, and of memory
 WIRE = {"pack": "fh", "unpack": "hf", "round": "fh", "add": "hf", "add_pack": "hfh", "add_round": "hfh"}
 DTYPES = ["float32", "float64", "int32", "int64", "uint64", "uint8", "bool", "float16", "uint16", "complex64", ">f4", ">f8"]
