@@ -216,9 +216,10 @@ class Backward:
         key = id(leaf)
         self.pending[key] = left = self.pending[key] - 1
         if left == 0 and key in self.touched:
-            if self.parent is not None and key not in self.private:
-                assert self.parent_node is not None
-                self.parent.inner_final(self.parent_node, leaf)
+            node = self.parent_node
+            if self.parent is not None and node is not None and key not in self.private and (
+                    leaf.is_parameter or any(edge is leaf for edge in node.edges)):     # others the block made itself
+                self.parent.inner_final(node, leaf)
             else:
                 for hook in leaf.grad_hooks:
                     hook(leaf)

@@ -30,6 +30,7 @@ LATER: tuple[str, ...] = (
     "blocks",
     "containers",
     "instance_norm",
+    "losses",
     "noise",
     "pairs",
     "rectifiers",

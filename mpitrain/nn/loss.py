@@ -6,7 +6,10 @@ The trainer adds counts over all ranks and divides once, so uneven batches and i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor
@@ -21,7 +24,7 @@ class Loss:
     """``loss(output, target)`` is the sum, ``loss.count(target)`` the number of terms in it.
 
     `kind` says what a target is: "classes" (integer labels, output (..., C)), "binary" (0 ... 1, like the output),
-    "distribution" (probabilities, like the output), or "values" (numbers, like the output).
+    "distribution" (probabilities, like the output), "values" (numbers, like the output), or "rows" (anything, for each row).
     """
 
     kind = "values"
@@ -35,30 +38,42 @@ class Loss:
         """The sum, for a target of the output's shape and dtype."""
         raise GraphError(f"{type(self).__name__} defines no total")
 
-    def count(self, target: Array) -> int:
+    def count(self, target: Array) -> Any:
         return int(target.size)
 
 
 LOSSES: Registry[Callable[..., Loss]] = Registry("loss")
+for _name in ("nll", "smooth_l1", "poisson_nll", "gaussian_nll", "ctc", "triplet", "cosine_embedding", "margin_ranking",
+              "hinge_embedding", "multi_margin", "multilabel_margin", "multilabel_soft_margin", "soft_margin", "dice", "focal"):
+    LOSSES.register_later(_name, f"mpitrain.nn.losses:{_name}")
 
 
 @LOSSES.register("cross_entropy")
 class CrossEntropy(Loss):
-    """Cross-entropy of logits (..., C) and integer labels (...); one term a label, less those equal to `ignore_index`."""
+    """Cross-entropy of logits (..., C) and integer labels (...); one term a label, less those equal to `ignore_index`.
+
+    With `weight`, a number for each class, the count is the sum of the weights of those labels, so that the loss of a run is the
+    weighted mean over all rows of all ranks.
+    """
 
     kind = "classes"
 
-    def __init__(self, label_smoothing: float = 0.0, ignore_index: int | None = None):
+    def __init__(self, label_smoothing: float = 0.0, ignore_index: int | None = None, weight: Sequence[float] | None = None):
         if not 0.0 <= label_smoothing <= 1.0:
             raise ConfigError(f"label_smoothing lies in [0, 1], not {label_smoothing}")
         if not isinstance(ignore_index, int | None):
             raise TypeError("ignore_index is a label")
-        self.label_smoothing, self.ignore_index = label_smoothing, ignore_index
+        self.label_smoothing, self.ignore_index, self.weight = label_smoothing, ignore_index, weight
 
     def __call__(self, output: Tensor, target: Array) -> Tensor:
+        if self.weight is not None:
+            return ops.cross_entropy_loss(output, target, self.weight, self.ignore_index, "sum", self.label_smoothing, dim=-1)
         return ops.cross_entropy(output, target, label_smoothing=self.label_smoothing, ignore_index=self.ignore_index)
 
-    def count(self, target: Array) -> int:
+    def count(self, target: Array) -> Any:
+        if self.weight is not None:
+            counted = target == target if self.ignore_index is None else target != self.ignore_index
+            return float(np.asarray(self.weight, np.float64)[np.where(counted, target, 0)][counted].sum())
         return ops.cross_entropy_count(target, ignore_index=self.ignore_index)
 
 
@@ -93,11 +108,17 @@ class Huber(Loss):
 
 @LOSSES.register("binary_cross_entropy")
 class BinaryCrossEntropy(Loss):
-    """Cross-entropy of logits and targets in 0 ... 1; one term an element."""
+    """Cross-entropy of logits and targets in 0 ... 1; one term an element. `pos_weight`, a number or one for each element of the
+    last dim, is the weight of what is there."""
 
     kind = "binary"
 
+    def __init__(self, pos_weight: float | Sequence[float] | None = None):
+        self.pos_weight = pos_weight
+
     def total(self, output: Tensor, target: Array) -> Tensor:
+        if self.pos_weight is not None:
+            return ops.binary_cross_entropy_with_logits_loss(output, target, None, "sum", self.pos_weight)
         return ops.binary_cross_entropy_with_logits(output, target)
 
 

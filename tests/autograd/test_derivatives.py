@@ -147,3 +147,17 @@ def test_two_passes_give_the_same_bits():
     y = ops.softmax(x @ w) * ops.tanh(x) + x
     found = [grad(g.sum(), [x, w], retain_graph=True) for _ in range(2) for g in grad((y * y).sum(), [x], create_graph=True)]
     assert all(a.array.tobytes() == b.array.tobytes() for a, b in zip(*found))
+
+
+def test_a_recomputed_block_may_take_derivatives_inside():
+    found = []
+    for run in (lambda f, x: f(x), autograd.recompute):
+        w = Tensor(values(3), requires_grad=True)
+
+        def block(x, w=w):
+            with autograd.enable_grad():
+                inner = Tensor(x.array, requires_grad=True)
+                return grad(ops.tanh(inner * w).sum(), inner, create_graph=True)[0]
+        run(block, Tensor(values(3) / 9)).sum().backward()
+        found.append(w.grad)
+    assert np.array_equal(*found) and found[0].any()

@@ -50,7 +50,10 @@ def test_a_loss_is_pytorch_s_sum_and_knows_its_count(case):
 def test_every_loss_says_what_its_targets_are():
     assert {name: make().kind for name, make in ((n, LOSSES[n]) for n in LOSSES)} == {
         "cross_entropy": "classes", "mse": "values", "l1": "values", "huber": "values",
-        "binary_cross_entropy": "binary", "kl": "distribution"}
+        "binary_cross_entropy": "binary", "kl": "distribution", "smooth_l1": "values", "poisson_nll": "values",
+        "hinge_embedding": "values", "soft_margin": "values", "multilabel_margin": "values", "multilabel_soft_margin": "binary",
+        "dice": "binary", "nll": "classes", "focal": "classes", "multi_margin": "classes",
+        **dict.fromkeys(("gaussian_nll", "ctc", "triplet", "cosine_embedding", "margin_ranking"), "rows")}
 
 
 def test_a_column_of_outputs_meets_a_row_of_targets_and_their_dtype_is_the_outputs():

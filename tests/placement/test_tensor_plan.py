@@ -124,7 +124,7 @@ def test_what_does_not_go_with_layers_on_several_ranks_is_said_in_one_line():
     for make, message in (
             (lambda: CutLoss(nn.LOSSES["mse"](), None, 0, 4, "head"),
              'mesh.plan leaves the outputs of "head" cut ("vocabulary"), which is for train.loss = '
-             '"cross_entropy"; make "head" "gathered" for MSE'),
+             '"cross_entropy" without weights; make "head" "gathered" for MSE'),
             (lambda: Channels(Layer("drop", nn.Dropout(), "channels"), None, False).forward(None, np.zeros((2, 3, 4))),
              'mesh.plan: "drop" is "channels", which for a Dropout is about (B, features) or (B, channels, H, W), found (2, 3, '
              "4)"),

@@ -59,7 +59,7 @@ def try_samples(inference: Inference, loss: Any, inputs: Inputs, placement: Plac
     found = outputs[0].shape if outputs else None
     shape, host_y, y = output_shape(found), y, inference.feed.part(y)
     classes = loss.kind == "classes"
-    fits = shape[:-1] == y.shape if classes else without_ones(shape[1:]) == without_ones(y.shape[1:])
+    fits = shape[:-1] == y.shape if classes else loss.kind == "rows" or without_ones(shape[1:]) == without_ones(y.shape[1:])
     if not fits:
         wanted = f"{y.shape[1:]} and a last dim of classes" if classes else f"{y.shape[1:]}"
         raise ShapeError(f"the model's output for one sample is {shape[1:]}, the targets are {y.shape[1:]} ({y.dtype}) "
@@ -134,6 +134,9 @@ def try_loss(loss: Any, outputs: Sequence[Any], target: Any, counted: Any) -> st
     """ConfigError where the loss fails on an output, or gives no sum; `counted` is the target on the host. A line about a loss
     that is neither a sum nor a mean."""
     what, note = f'train.loss, "{named(loss)}",', ""
+    if getattr(loss, "reduction", "sum") != "sum":
+        raise ConfigError(f'{what} has reduction = "{loss.reduction}", and the run divides by the number of terms over all ranks '
+                          'itself; set reduction = "sum"')
     for output in outputs:
         if not isinstance(output, Tensor):
             raise ConfigError(f"the model must return a Tensor, found {named(output)}: training needs its graph, so compute it "

@@ -1,0 +1,359 @@
+"""Losses with PyTorch's arguments, as compositions of operations: they have derivatives of every order.
+
+`reduction` is "mean" (the default), "sum" or "none". Shapes must be equal where they mean the same thing: broadcasting would
+change the number of terms without a word. Classes are along `dim` (1, as PyTorch has them; of a single row 0).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from mpitrain.autograd import Tensor
+from mpitrain.backend import Array, array_module
+from mpitrain.errors import ConfigError, ShapeError
+from mpitrain.ops.activation import log_softmax, softplus
+from mpitrain.ops.elementwise import absolute, clip, exp, log, maximum, minimum, power, sqrt, where
+from mpitrain.ops.index import getitem
+from mpitrain.ops.inputs import as_tensor, dim_of, raw
+from mpitrain.ops.loss import check_labels
+from mpitrain.ops.reduce import max as largest
+from mpitrain.ops.reduce import mean, sum
+from mpitrain.ops.shape import expand_dims, swapaxes
+
+__all__ = ["binary_cross_entropy", "binary_cross_entropy_with_logits_loss", "cosine_embedding_loss",
+           "cross_entropy_loss", "dice_loss", "focal_loss", "gaussian_nll_loss", "hinge_embedding_loss", "huber_loss", "kl_div",
+           "l1_loss", "margin_ranking_loss", "mse_loss", "multi_margin_loss", "multilabel_margin_loss",
+           "multilabel_soft_margin_loss", "nll_loss", "poisson_nll_loss", "smooth_l1_loss",
+           "soft_margin_loss", "triplet_margin_loss", "triplet_margin_with_distance_loss"]
+
+
+def reduced(terms: Tensor, reduction: str, count: float | None = None) -> Tensor:
+    """The terms, their sum, or that over `count` (default: their number)."""
+    if reduction == "none":
+        return terms
+    if reduction == "sum":
+        return sum(terms)
+    if reduction != "mean":
+        raise ConfigError(f'reduction is "none", "mean" or "sum", not "{reduction}"')
+    return mean(terms) if count is None else sum(terms) * (1.0 / count if count else math.nan)
+
+
+def pair(name: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
+    """Both as tensors of one shape; integers and booleans beside floats become those."""
+    x, y = as_tensor(x), as_tensor(y)
+    if x.dtype.kind != "f" or y.dtype.kind != "f":
+        x, y = (t if t.dtype.kind == "f" else Tensor(t.array.astype(other.dtype if other.dtype.kind == "f" else "float32"))
+                for t, other in ((x, y), (y, x)))
+    if x.shape != y.shape:
+        raise ShapeError(f"{name}: shapes {x.shape} and {y.shape} differ; they must be equal")
+    return x, y
+
+
+def constant(x: Tensor, values: Any) -> Array:
+    """`values` as an array beside x, of its dtype."""
+    return array_module(x.array).asarray(raw(values), dtype=x.dtype)
+
+
+def distance(name: str, x: Any, y: Any) -> Tensor:
+    x, y = pair(name, x, y)
+    return x - y
+
+
+def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
+    """(input - target)^2."""
+    d = distance("mse_loss", input, target)
+    return reduced(d * d, reduction)
+
+
+def l1_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
+    """|input - target|."""
+    return reduced(absolute(distance("l1_loss", input, target)), reduction)
+
+
+def huber_loss(input: Any, target: Any, reduction: str = "mean", delta: float = 1.0) -> Tensor:
+    """Half the square up to `delta`, a straight line of slope `delta` from there (Huber, 1964)."""
+    if not delta > 0:
+        raise ConfigError(f"the delta of huber_loss is more than 0, not {delta}")
+    d = distance("huber_loss", input, target)
+    inside = clip(d, -delta, delta)
+    return reduced(inside * (d - inside * 0.5), reduction)
+
+
+def smooth_l1_loss(input: Any, target: Any, reduction: str = "mean", beta: float = 1.0) -> Tensor:
+    """Half the square over `beta` where the difference is smaller, a straight line of slope 1 from there (Girshick, 2015)."""
+    if beta < 0:
+        raise ConfigError(f"the beta of smooth_l1_loss is 0 or more, not {beta}")
+    return l1_loss(input, target, reduction) if beta == 0 else huber_loss(input, target, reduction, beta) * (1.0 / beta)
+
+
+def kl_div(input: Any, target: Any, reduction: str = "mean", log_target: bool = False) -> Tensor:
+    """p (log p - input) for the target p, or its logarithm; "batchmean" divides the sum by the rows, as the divergence wants."""
+    x, t = pair("kl_div", input, target)
+    if log_target:
+        terms = exp(t) * (t - x)
+    else:
+        nothing = t.array == 0
+        terms = where(nothing, constant(x, 0.0), t * (log(where(nothing, constant(x, 1.0), t)) - x))
+    if reduction == "batchmean":
+        return reduced(terms, "mean", x.shape[0] if x.shape else 1)
+    return reduced(terms, reduction)
+
+
+def binary_cross_entropy(input: Any, target: Any, weight: Any = None, reduction: str = "mean") -> Tensor:
+    """-t log p - (1 - t) log(1 - p) of probabilities; logarithms are at least -100."""
+    p, t = pair("binary_cross_entropy", input, target)
+    terms = -(t * maximum(log(p), constant(p, -100.0)) + (1 - t) * maximum(log(1 - p), constant(p, -100.0)))
+    return reduced(terms if weight is None else terms * constant(p, weight), reduction)
+
+
+def binary_cross_entropy_with_logits_loss(input: Any, target: Any, weight: Any = None, reduction: str = "mean",
+                                          pos_weight: Any = None) -> Tensor:
+    """-w t log s(x) - (1 - t) log(1 - s(x)), s the sigmoid; `pos_weight` is w, the weight of what is there (broadcast)."""
+    x, t = pair("binary_cross_entropy_with_logits", input, target)
+    more = 0.0 if pos_weight is None else constant(x, pos_weight) - 1
+    terms = (1 - t) * x + (t * more + 1 if pos_weight is not None else 1.0) * softplus(-x)
+    return reduced(terms if weight is None else terms * constant(x, weight), reduction)
+
+
+def last(name: str, x: Any, dim: int) -> Tensor:
+    """x with the classes in its last dim."""
+    x = as_tensor(x)
+    at = dim_of(name, x, dim if len(x.shape) > 1 else 0)
+    for d in range(at, len(x.shape) - 1):
+        x = swapaxes(x, d, d + 1)
+    return x
+
+
+def labelled(name: str, x: Tensor, target: Any, ignore: int | None) -> tuple[Any, Array]:
+    """The labels as flat int64, 0 where ignored, and which of them count; x (..., C)."""
+    labels = array_module(x.array).asarray(raw(target))
+    if labels.dtype.kind not in "iu" or labels.shape != x.shape[:-1]:
+        raise ShapeError(f"{name}: {x.shape[-1] if x.shape else 0} classes of shape {x.shape} want integer labels of shape "
+                         f"{x.shape[:-1]}, found {labels.dtype} of shape {labels.shape}")
+    flat = labels.reshape(-1).astype("int64")
+    check_labels(flat, x.shape[-1], ignore, labels)
+    counted = flat == flat if ignore is None else flat != ignore
+    return flat * counted, counted
+
+
+def picked(x: Tensor, labels: Any) -> Tensor:
+    """Of x (..., C), the number of each row's label, flat."""
+    rows = x.reshape(len(labels), x.shape[-1])
+    return getitem(rows, (array_module(x.array).arange(len(labels)), labels))
+
+
+def nll_loss(input: Any, target: Any, weight: Any = None, ignore_index: int | None = -100, reduction: str = "mean", *,
+             dim: int = 1) -> Tensor:
+    """-w[label] input[label], for log-probabilities; the mean divides by the sum of the weights of the labels that count."""
+    return labels_loss("nll_loss", last("nll_loss", input, dim), target, weight, ignore_index, reduction, 0.0)
+
+
+def labels_loss(name: str, log_p: Tensor, target: Any, weight: Any, ignore: int | None, reduction: str, smoothing: float
+                ) -> Tensor:
+    if not log_p.shape:
+        raise ShapeError(f"{name}: the input has no dim of classes")
+    labels, counted = labelled(name, log_p, target, ignore)
+    classes = log_p.shape[-1]
+    each = constant(log_p, [1.0] * classes if weight is None else weight)
+    if each.shape != (classes,):
+        raise ShapeError(f"{name}: weights of shape {each.shape} for {classes} classes; give one for each")
+    zero, own = constant(log_p, 0.0), each[labels] * counted
+    terms = where(counted, -picked(log_p, labels) * own, zero)
+    if smoothing:
+        spread = sum(-(log_p.reshape(len(labels), classes) * each), 1)
+        terms = terms * (1 - smoothing) + where(counted, spread, zero) * (smoothing / classes)
+    return reduced(terms.reshape(log_p.shape[:-1]), reduction, float(own.sum()))
+
+
+def cross_entropy_loss(input: Any, target: Any, weight: Any = None, ignore_index: int | None = -100, reduction: str = "mean",
+                       label_smoothing: float = 0.0, *, dim: int = 1) -> Tensor:
+    """-log softmax(input)[label], with class weights; a target of floats gives the probability of each class instead."""
+    log_p = log_softmax(last("cross_entropy_loss", input, dim))
+    if as_tensor(target).dtype.kind in "iu":
+        return labels_loss("cross_entropy_loss", log_p, target, weight, ignore_index, reduction, label_smoothing)
+    log_p, p = pair("cross_entropy_loss", log_p, last("cross_entropy_loss", target, dim))
+    if label_smoothing:
+        p = p * (1 - label_smoothing) + label_smoothing / p.shape[-1]
+    terms = p * log_p
+    return reduced(-sum(terms if weight is None else terms * constant(log_p, weight), -1), reduction)
+
+
+def focal_loss(input: Any, target: Any, gamma: float = 2.0, weight: Any = None, ignore_index: int | None = -100,
+               reduction: str = "mean", *, dim: int = 1) -> Tensor:
+    """-w[label] (1 - p)^gamma log p of the label's probability p = softmax(input)[label] (Lin et al., 2017).
+
+    The mean divides by the number of labels that count.
+    """
+    log_p = log_softmax(last("focal_loss", input, dim))
+    labels, counted = labelled("focal_loss", log_p, target, ignore_index)
+    own = picked(log_p, labels)
+    terms = -power(1 - exp(own), gamma) * own if gamma else -own
+    if weight is not None:
+        terms = terms * constant(log_p, weight)[labels]
+    return reduced(where(counted, terms, constant(log_p, 0.0)).reshape(log_p.shape[:-1]), reduction, float(counted.sum()))
+
+
+def dice_loss(input: Any, target: Any, eps: float = 1.0, reduction: str = "mean") -> Tensor:
+    """1 - (2 sum(p t) + eps) / (sum(p) + sum(t) + eps) of each sample (dim 0), for probabilities (Milletari et al., 2016)."""
+    p, t = pair("dice_loss", input, target)
+    if not p.shape:
+        raise ShapeError("dice_loss: the input has no dim of samples")
+    p, t = (x.reshape(x.shape[0], math.prod(x.shape[1:])) for x in (p, t))
+    return reduced(1 - (sum(p * t, 1) * 2 + eps) / (sum(p, 1) + sum(t, 1) + eps), reduction)
+
+
+def poisson_nll_loss(input: Any, target: Any, log_input: bool = True, full: bool = False, eps: float = 1e-8,
+                     reduction: str = "mean") -> Tensor:
+    """exp(x) - t x, or x - t log(x + eps); `full` adds Stirling's t log t - t + log(2 pi t) / 2 where t > 1."""
+    x, t = pair("poisson_nll_loss", input, target)
+    terms = exp(x) - t * x if log_input else x - t * log(x + eps)
+    if full:
+        safe = where(t.array > 1, t, constant(x, 1.0))
+        stirling = safe * log(safe) - safe + log(safe * (2 * math.pi)) * 0.5
+        terms = terms + where(t.array > 1, stirling, constant(x, 0.0))
+    return reduced(terms, reduction)
+
+
+def gaussian_nll_loss(input: Any, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+                      ) -> Tensor:
+    """(log v + (input - target)^2 / v) / 2, v = max(var, eps), whose gradient passes; `full` adds log(2 pi) / 2.
+
+    `var` has the input's shape, that without the last dim or with 1 there, or is a number.
+    """
+    x, t = pair("gaussian_nll_loss", input, target)
+    v = as_tensor(var) if not isinstance(var, int | float) else Tensor(constant(x, [var]).reshape((1,) * len(x.shape)))
+    if v.shape != x.shape and v.shape == x.shape[:-1]:
+        v = expand_dims(v, -1)
+    if len(v.shape) != len(x.shape) or any(n not in (m, 1) for n, m in zip(v.shape, x.shape)):
+        raise ShapeError(f"gaussian_nll_loss: variances of shape {v.shape} for an input of shape {x.shape}")
+    if (v.array < 0).any():
+        raise ShapeError("gaussian_nll_loss: a variance is less than 0; give exp or softplus of the model's output")
+    v = v + array_module(x.array).maximum(constant(x, eps) - v.array, constant(x, 0.0))
+    d = x - t
+    terms = (log(v) + d * d / v) * 0.5
+    return reduced(terms + 0.5 * math.log(2 * math.pi) if full else terms, reduction)
+
+
+def soft_margin_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
+    """log(1 + exp(-y x)) for y of 1 and -1."""
+    x, y = pair("soft_margin_loss", input, target)
+    return reduced(softplus(-(y * x)), reduction)
+
+
+def hinge_embedding_loss(input: Any, target: Any, margin: float = 1.0, reduction: str = "mean") -> Tensor:
+    """x where y is 1, max(0, margin - x) where it is -1."""
+    x, y = pair("hinge_embedding_loss", input, target)
+    zero = constant(x, 0.0)
+    return reduced(where(y.array == 1, zero, above(margin - x)) + where(y.array == -1, zero, x), reduction)
+
+
+def above(x: Tensor) -> Tensor:
+    """max(0, x); its slope at 0 is 1, as PyTorch's clamp has it."""
+    return where(~(x.array < 0), x, constant(x, 0.0))
+
+
+def margin_ranking_loss(input1: Any, input2: Any, target: Any, margin: float = 0.0, reduction: str = "mean") -> Tensor:
+    """max(0, margin - y (x1 - x2)): y is 1 where x1 should be larger, else -1."""
+    d = distance("margin_ranking_loss", input1, input2)
+    d, y = pair("margin_ranking_loss", d, target)
+    return reduced(above(margin - y * d), reduction)
+
+
+def cosine_embedding_loss(input1: Any, input2: Any, target: Any, margin: float = 0.0, reduction: str = "mean") -> Tensor:
+    """1 - cos(x1, x2) where y is 1, max(0, cos - margin) where it is -1; the vectors are in the last dim."""
+    x1, x2 = pair("cosine_embedding_loss", input1, input2)
+    y = raw(target)
+    if y.shape != x1.shape[:-1] or not 1 <= len(x1.shape) <= 2:
+        raise ShapeError(f"cosine_embedding_loss: vectors of shape {x1.shape} want targets of shape {x1.shape[:-1]}, "
+                         f"found {y.shape}")
+    tiny = 1e-12
+    cos = sum(x1 * x2, -1) / sqrt((sum(x1 * x1, -1) + tiny) * (sum(x2 * x2, -1) + tiny))
+    zero = constant(cos, 0.0)
+    return reduced(where(y == 1, 1 - cos, zero) + where(y == -1, above(cos - margin), zero), reduction)
+
+
+def apart(x: Tensor, y: Tensor, p: float = 2.0, eps: float = 1e-6) -> Tensor:
+    """The p-norm of x - y + eps over the last dim."""
+    d = absolute(x - y + eps)
+    if p == math.inf:
+        return largest(d, -1)
+    if p == 2:
+        return sqrt(sum(d * d, -1))
+    return sum(d, -1) if p == 1 else power(sum(power(d, p), -1), 1 / p)
+
+
+def triplet_margin_loss(anchor: Any, positive: Any, negative: Any, margin: float = 1.0, p: float = 2.0, eps: float = 1e-6,
+                        swap: bool = False, reduction: str = "mean") -> Tensor:
+    """max(0, margin + d(anchor, positive) - d(anchor, negative)), d the p-norm (Balntas et al., 2016).
+
+    `swap` takes the smaller of the distances of the negative from the other two.
+    """
+    return triplet_margin_with_distance_loss(anchor, positive, negative, margin=margin, swap=swap, reduction=reduction,
+                                             distance_function=lambda x, y: apart(x, y, p, eps))
+
+
+def triplet_margin_with_distance_loss(anchor: Any, positive: Any, negative: Any, *, margin: float = 1.0, swap: bool = False,
+                                      distance_function: Callable[[Any, Any], Tensor] | None = None, reduction: str = "mean"
+                                      ) -> Tensor:
+    """`triplet_margin_loss` with a distance of your own."""
+    if not margin > 0:
+        raise ConfigError(f"the margin of a triplet loss is more than 0, not {margin}")
+    between = distance_function or apart
+    anchor, positive = pair("triplet_margin_loss", anchor, positive)
+    anchor, negative = pair("triplet_margin_loss", anchor, negative)
+    far = between(anchor, negative)
+    if swap:
+        far = minimum(far, between(positive, negative))
+    return reduced(above(between(anchor, positive) - far + margin), reduction)
+
+
+def rows_of(name: str, x: Any) -> Tensor:
+    x = as_tensor(x)
+    if not 0 < len(x.shape) <= 2:
+        raise ShapeError(f"{name}: expected (C,) or (rows, C), found shape {x.shape}")
+    return x
+
+
+def multi_margin_loss(input: Any, target: Any, p: int = 1, margin: float = 1.0, weight: Any = None, reduction: str = "mean"
+                      ) -> Tensor:
+    """sum over other classes of w[label] max(0, margin - x[label] + x)^p, over the number of classes."""
+    if p not in (1, 2):
+        raise ConfigError(f"the p of multi_margin_loss is 1 or 2, not {p}")
+    single = len(as_tensor(input).shape) == 1
+    x = rows_of("multi_margin_loss", input)
+    x = x.reshape(1, x.shape[0]) if single else x
+    labels, _ = labelled("multi_margin_loss", x, raw(target).reshape(-1) if single else target, None)
+    over = above(x - picked(x, labels).reshape(len(labels), 1) + margin)
+    over = over if p == 1 else over * over
+    others = constant(x, 1.0) - (array_module(x.array).arange(x.shape[1]) == labels[:, None])
+    terms = sum(over * others.astype(x.dtype), 1) * (1.0 / x.shape[1])
+    terms = terms if weight is None else terms * constant(x, weight)[labels]
+    return reduced(terms.reshape(()) if single else terms, reduction)
+
+
+def multilabel_margin_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
+    """sum over labels j and other classes k of max(0, 1 - x[j] + x[k]), over the number of classes; -1 ends a row's labels."""
+    x, labels = rows_of("multilabel_margin_loss", input), raw(target)
+    if labels.shape != x.shape or labels.dtype.kind not in "iu":
+        raise ShapeError(f"multilabel_margin_loss: an input of shape {x.shape} wants integer labels of that shape, found "
+                         f"{labels.dtype} of shape {labels.shape}")
+    shape, xp = x.shape, array_module(x.array)
+    classes = shape[-1]
+    x, labels = x.reshape(math.prod(shape[:-1]), classes), labels.reshape(-1, classes)
+    listed = xp.cumsum(labels < 0, axis=1) == 0
+    check_labels(xp.where(listed, labels, 0).reshape(-1), classes, None, labels)
+    member = xp.zeros(labels.shape, bool)
+    rows, places = xp.nonzero(listed)
+    member[rows, labels[rows, places]] = True
+    gaps = above(1 - expand_dims(x, 2) + expand_dims(x, 1))                        # (rows, label j, class k)
+    counted = xp.zeros((*labels.shape, classes), x.dtype)
+    xp.add.at(counted, (rows, labels[rows, places]), (~member[rows]).astype(x.dtype))
+    return reduced((sum(gaps * counted, (1, 2)) * (1.0 / classes)).reshape(shape[:-1]), reduction)
+
+
+def multilabel_soft_margin_loss(input: Any, target: Any, weight: Any = None, reduction: str = "mean") -> Tensor:
+    """Binary cross-entropy of logits, its mean over the classes (the last dim) of each row."""
+    terms = binary_cross_entropy_with_logits_loss(input, target, weight, "none")
+    return reduced(mean(terms, -1), reduction)
