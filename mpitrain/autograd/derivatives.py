@@ -68,13 +68,13 @@ def differentiate(compute: Callable[..., Any], inputs: Sequence[Any], grads: Seq
     """
     recording = grad_enabled()
     with enable_grad():
-        apart = [Same.apply(x) if recording and needed else Tensor(x.array, requires_grad=needed) if isinstance(x, Tensor) else x
-                 for x, needed in zip(inputs, needs)]
+        apart = [x if not isinstance(x, Tensor) else Same.apply(x) if recording and x.requires_grad else
+                 Tensor(x.array, requires_grad=needed) for x, needed in zip(inputs, needs)]
         made = compute(*apart)
     pairs = [(y, g) for y, g in zip(made if isinstance(made, tuple) else (made,), grads) if y.requires_grad]
     wanted = [x for x, needed in zip(apart, needs) if needed]
     found = iter(_gradients([y for y, _ in pairs], [*wanted, *(x for x in leaves if x is not None)], [g for _, g in pairs],
-                            recording, recording, wanted))
+                            recording, recording, [x for x in apart if isinstance(x, Tensor)]))
     return tuple([next(found) if needed else None for needed in (*needs, *(x is not None for x in leaves))])
 
 

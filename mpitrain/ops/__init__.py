@@ -20,7 +20,7 @@ from mpitrain.ops.index import *
 from mpitrain.ops.layer_norm import *
 from mpitrain.ops.linalg import *
 from mpitrain.ops.loss import *
-from mpitrain.ops.norm import *
+from mpitrain.ops.normalisation import *
 from mpitrain.ops.pool import *
 from mpitrain.ops.reduce import *
 from mpitrain.ops.shape import *
@@ -45,6 +45,9 @@ LATER: tuple[str, ...] = (
     "scans",
     "scatter_reductions",
     "scattering",
+    "sorting",
+    "special",
+    "statistics",
     "unary",
 )
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mpitrain import nn, ops
-from mpitrain.autograd import Tensor
+from mpitrain.autograd import Tensor, grad
 from mpitrain.backend import random
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import recurrent
@@ -206,3 +206,24 @@ def test_cells_refuse_what_does_not_fit():
         cell(np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32))
     with pytest.raises(ShapeError, match=r"rnn_cell: h has shape \(2, 4\), expected \(2, 5\)"):
         ops.rnn_cell(np.zeros((2, 3)), np.zeros((2, 4)), np.zeros((5, 3)), np.zeros((5, 5)))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("kind", ["lstm", "gru", "rnn"])
+def test_the_second_derivative_of_a_layer_is_pytorch_s(kind, reverse):
+    """Of a penalty on the gradient of the input, with respect to the input and all weights."""
+    x, h, c = normal(4, 2, 3), normal(2, 5, seed=1), normal(2, 5, seed=2)
+    rows = {"lstm": 20, "gru": 15, "rnn": 5}[kind]
+    weights = [0.4 * normal(*shape, seed=3 + i) for i, shape in enumerate(((rows, 3), (rows, 5), (rows,), (rows,)))]
+    mine, others = zip(*(both(array, "float64") for array in (x, *weights, h, *([c] if kind == "lstm" else []))))
+    out, last, *_ = getattr(ops, kind)(*mine, reverse=reverse)
+    states = tuple(each[None] for each in others[5:])
+    start = others[0].flip(0) if reverse else others[0]
+    named = {"lstm": torch.lstm, "gru": torch.gru, "rnn": torch.rnn_tanh}[kind]
+    expected, right, *_ = named(start, states if kind == "lstm" else states[0], others[1:5], True, 1, 0.0, True, False, False)
+    slope, = torch.autograd.grad((expected**2).sum() + (right**3).sum(), others[0], create_graph=True)
+    wanted = torch.autograd.grad((slope**2).sum(), others)
+    steep, = grad((out * out).sum() + (last * last * last).sum(), mine[0], create_graph=True)
+    np.testing.assert_allclose(steep.array, slope.detach().numpy(), rtol=1e-10, atol=1e-10)
+    for found, there in zip(grad((steep * steep).sum(), mine), wanted, strict=True):
+        np.testing.assert_allclose(found.array, there.numpy(), rtol=1e-9, atol=1e-9)

@@ -27,6 +27,9 @@ ACTIVATIONS = """
 SHAPES = """adjoint atleast_1d atleast_2d atleast_3d clone contiguous diag diag_embed diagflat diagonal fliplr flipud flatten
     ravel rot90 t trace tril triu unbind"""
 STACKS = "column_stack dstack hstack vstack"
+REDUCTIONS = """
+    all aminmax angle any argmax argmin argsort argwhere count_nonzero entr erf erfc erfcx log_ndtr median msort nan_to_num
+    nanmean nanmedian nansum ndtr nonzero norm prod sinc sort std std_mean var_mean"""
 PARTS = "chunk dsplit hsplit tensor_split vsplit"
 NEW: dict[str, tuple[Any, ...]] = {
     "arange": (3,), "broadcast_shapes": ((3, 1), (2,)), "eye": (2,), "full": ((2,), 3.0), "linspace": (0, 1, 3),
@@ -100,6 +103,20 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
     "broadcast_tensors": [(ops.broadcast_tensors, normal(3), normal(2, 1))],
     "block_diag": [(ops.block_diag, normal(2, 3), normal(1, 2))],
     **{name: [(getattr(ops, name), normal(2, 3))] for name in ("zeros_like", "ones_like")},
+    **{name: [(getattr(ops, name), normal(3, 4))] for name in REDUCTIONS.split()},
+    **{name: [(lambda x, name=name: getattr(ops, name)(x, 1), normal(3, 4))]
+       for name in ("max_with_index", "min_with_index", "topk")},
+    "kthvalue": [(lambda x: ops.kthvalue(x, 2), normal(3, 4))],
+    **{name: [(lambda x, name=name: getattr(ops, name)(x, [0.2, 0.5], 1), normal(3, 4))] for name in ("quantile", "nanquantile")},
+    **{name: [(getattr(ops, name), np.array([3, 1, 1, 2]))] for name in ("bincount", "unique", "unique_consecutive")},
+    "searchsorted": [(ops.searchsorted, np.array([1.0, 2.0]), normal(3))],
+    "bucketize": [(ops.bucketize, normal(3), np.array([1.0, 2.0]))],
+    "erfinv": [(ops.erfinv, positive(3) / 2.1)],
+    "logit": [(ops.logit, positive(3) / 2.1)],
+    "lgamma": [(ops.lgamma, normal(9)), (ops.lgamma, 8 * positive(9))],
+    "digamma": [(ops.digamma, normal(9)), (ops.digamma, 8 * positive(9))],
+    "polygamma": [(lambda x: ops.polygamma(2, x), positive(9))],
+    "mvlgamma": [(lambda x: ops.mvlgamma(x, 3), positive(9) + 1)],
     "full_like": [(lambda x: ops.full_like(x, 2), normal(3))],
     "new_zeros": [(lambda x: ops.new_zeros(x, 2), normal(3))],
     "new_ones": [(lambda x: ops.new_ones(x, 2), normal(3))],

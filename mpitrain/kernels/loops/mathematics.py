@@ -46,6 +46,7 @@ def choose(context: Any, condition: Any, a: Any, b: Any) -> Any:
 def exp(x: Any) -> Any: ...
 def exp_of_negative(x: Any) -> Any: ...
 def density(x: Any) -> Any: ...
+def tanh(x: Any) -> Any: ...
 def normal_tail(x: Any, density: Any) -> Any: ...
 def constant(x: Any, value: Any) -> Any: ...
 
@@ -75,11 +76,8 @@ def _exp(x: Any) -> Any:
 
 
 @register_jitable
-def _exp_times(x: Any, bias: Any) -> Any:
-    """exp(x) in float64, without its ends; `bias` goes to the exponent."""
-    shifted = fma(x, 1.44269504088896341, 6755399441055744.0)
-    n = shifted - 6755399441055744.0
-    r = fma(n, -1.90821492927058770e-10, fma(n, -0.693147180369123816, x))
+def _less_one(r: Any) -> Any:
+    """exp(r) - 1 in float64, next to 0."""
     s = 2.51013469283503402e-8
     s = fma(s, r, 2.76213386691429238e-7)
     s = fma(s, r, 2.75572664186123037e-6)
@@ -90,7 +88,16 @@ def _exp_times(x: Any, bias: Any) -> Any:
     s = fma(s, r, 0.0416666666666206386)
     s = fma(s, r, 0.166666666666666675)
     s = fma(s, r, 0.500000000000000113)
-    s = fma(s * r, r, r) + 1.0
+    return fma(s * r, r, r)
+
+
+@register_jitable
+def _exp_times(x: Any, bias: Any) -> Any:
+    """exp(x) in float64, without its ends; `bias` goes to the exponent."""
+    shifted = fma(x, 1.44269504088896341, 6755399441055744.0)
+    n = shifted - 6755399441055744.0
+    r = fma(n, -1.90821492927058770e-10, fma(n, -0.693147180369123816, x))
+    s = _less_one(r) + 1.0
     return s * number_of((bits_of(shifted) + bias) << np.uint64(52))
 
 
@@ -126,6 +133,41 @@ def _density(x: Any) -> Any:
 
     def double(x: Any) -> Any:
         return 0.398942280401432678 * exp_of_negative(-0.5 * x * x)
+    return single if x == types.float32 else double
+
+
+@overload(tanh)
+def _tanh(x: Any) -> Any:
+    def single(x: Any) -> Any:
+        y = f(-2.0) * abs(x)
+        y = choose(y < f(-20.0), f(-20.0), y)
+        shifted = fma(y, f(1.442695041), f(12583039.0))
+        n = shifted - f(12583039.0)
+        r = fma(n, f(2.12194440e-4), fma(n, f(-0.693359375), y))
+        s = f(0.001392692661)
+        s = fma(s, r, f(0.008363773874))
+        s = fma(s, r, f(0.04166655011))
+        s = fma(s, r, f(0.1666657338))
+        s = fma(s, r, f(0.5))
+        power = number_of(np.uint32(bits_of(shifted) << np.uint32(23)))
+        q = fma(s * r, r, r)
+        t = fma(power, q, power)
+        over = choose(y > f(-1.0), -fma(power, q, power - f(1.0)), f(-2.0) * t)
+        size = bits_of(choose(y > f(-1.0), f(0.0), f(1.0)) + over / (t + f(1.0))) & np.uint32(0x7FFFFFFF)
+        return number_of(np.uint32(size | (bits_of(x) & np.uint32(0x80000000))))
+
+    def double(x: Any) -> Any:
+        y = -2.0 * abs(x)
+        y = choose(y < -40.0, -40.0, y)
+        shifted = fma(y, 1.44269504088896341, 6755399441056767.0)
+        n = shifted - 6755399441056767.0
+        r = fma(n, -1.90821492927058770e-10, fma(n, -0.693147180369123816, y))
+        power = number_of(bits_of(shifted) << np.uint64(52))
+        q = _less_one(r)
+        t = fma(power, q, power)
+        over = choose(y > -1.0, -fma(power, q, power - 1.0), -2.0 * t)
+        size = bits_of(choose(y > -1.0, 0.0, 1.0) + over / (t + 1.0)) & np.uint64(0x7FFFFFFFFFFFFFFF)
+        return number_of(size | (bits_of(x) & np.uint64(0x8000000000000000)))
     return single if x == types.float32 else double
 
 

@@ -1,0 +1,216 @@
+"""Products, norms, deviations, counts and questions over all dims, one, or several."""
+
+from __future__ import annotations
+
+from math import inf
+from math import prod as _length
+from typing import Any
+
+from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.backend import Array
+from mpitrain.errors import ShapeError
+from mpitrain.ops.elementwise import absolute, equal, sqrt, where
+from mpitrain.ops.inputs import Dims, as_tensor, dim_of, dims_of, numpy_names
+from mpitrain.ops.logic import isnan, plain
+from mpitrain.ops.reduce import max as largest
+from mpitrain.ops.reduce import mean, var
+from mpitrain.ops.reduce import min as smallest
+from mpitrain.ops.reduce import sum as total
+from mpitrain.ops.scans import cumprod
+from mpitrain.ops.scattering import gather
+from mpitrain.ops.shape import concatenate, reshape, transpose
+
+__all__ = ["all", "aminmax", "any", "argmax", "argmin", "count_nonzero", "max_with_index", "min_with_index", "nanmean", "nansum",
+           "norm", "prod", "std", "std_mean", "var_mean"]
+
+
+class Prod(Function):
+    """Over the last dim. The gradient is the product of what comes before and after, so that zeros may be among the factors."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Array) -> Array:
+        ctx.save(x)
+        return x.prod(axis=-1)
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        x = ctx.input(0)
+        if not x.shape[-1]:
+            return x * 0
+        first = Tensor(ctx.xp.ones((*x.shape[:-1], 1), x.dtype))
+        back = (..., slice(None, None, -1))
+        before = concatenate([first, cumprod(x, -1)[..., :-1]], -1)
+        after = concatenate([first, cumprod(x[back], -1)[..., :-1]], -1)[back]
+        return reshape(grad, (*grad.shape, 1)) * before * after
+
+
+def _merged(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """x with these dims as one, the last."""
+    rest = tuple(d for d in range(x.ndim) if d not in dims)
+    return reshape(transpose(x, rest + dims), (*(x.shape[d] for d in rest), _length(x.shape[d] for d in dims)))
+
+
+def _kept(x: Tensor, dims: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(1 if d in dims else n for d, n in enumerate(x.shape))
+
+
+@numpy_names
+def prod(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    """The product; of integers and booleans int64."""
+    x = as_tensor(x)
+    dims = dims_of("prod", x, dim)
+    made = Prod.apply(_merged(x, dims))
+    return reshape(made, _kept(x, dims)) if keepdim else made
+
+
+def _over(x: Any, dim: Dims, name: str) -> tuple[Tensor, tuple[int, ...] | None]:
+    """x, and its dims as the sums take them."""
+    x = as_tensor(x)
+    return x, dims_of(name, x, dim)
+
+
+@numpy_names
+def std(x: Any, dim: Dims = None, keepdim: bool = False, correction: int = 1) -> Tensor:
+    """The standard deviation, the root of `var`; its gradient is 0 where it is 0."""
+    x, dims = _over(x, dim, "std")
+    return _root(var(x, dims, keepdim, correction))
+
+
+def _root(squares: Tensor) -> Tensor:
+    """The square root, whose gradient is 0 at 0."""
+    none = equal(squares, 0)
+    return where(none, squares.dtype.type(0), sqrt(where(none, squares.dtype.type(1), squares)))
+
+
+@numpy_names
+def var_mean(x: Any, dim: Dims = None, keepdim: bool = False, correction: int = 1) -> tuple[Tensor, Tensor]:
+    """The variance and the mean."""
+    x, dims = _over(x, dim, "var_mean")
+    return var(x, dims, keepdim, correction), mean(x, dims, keepdim)
+
+
+@numpy_names
+def std_mean(x: Any, dim: Dims = None, keepdim: bool = False, correction: int = 1) -> tuple[Tensor, Tensor]:
+    """The standard deviation and the mean."""
+    return std(x, dim, keepdim, correction), mean(x, dims_of("std_mean", as_tensor(x), dim), keepdim)
+
+
+@numpy_names
+def norm(x: Any, p: float | str = 2, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    """(sum |x|^p)^(1/p) over all dims or some: the largest |x| for p = inf, the number of those that are not 0 for p = 0.
+
+    "fro" is p = 2. The gradient is 0 where the norm is 0.
+    """
+    x, dims = _over(x, dim, "norm")
+    p = 2 if p == "fro" else p
+    if isinstance(p, str) or x.dtype.kind != "f":
+        raise ShapeError(f'norm: p {p!r} of {x.dtype}; expected a number or "fro", of float32 or float64')
+    if p in (inf, -inf):
+        if not x.size:
+            raise ShapeError(f"norm: the norm {p} over no elements, shape {x.shape}")
+        return (largest if p > 0 else smallest)(absolute(x), dims, keepdim)
+    if p == 0:
+        return Tensor(total((x.array != 0).astype(x.dtype), dims, keepdim).array)
+    if p == 1:
+        return total(absolute(x), dims, keepdim)
+    if p == 2:
+        return _root(total(x * x, dims, keepdim))
+    size = absolute(x)
+    none = equal(size, 0)
+    at_zero = x.dtype.type(0 if p > 0 else inf)
+    powers = total(where(none, at_zero, where(none, x.dtype.type(1), size) ** p), dims, keepdim)
+    none = equal(powers, 0)
+    return where(none, x.dtype.type(0), where(none, x.dtype.type(1), powers) ** (1 / p))
+
+
+@numpy_names
+def nansum(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    """The sum of what is not NaN."""
+    x, dims = _over(x, dim, "nansum")
+    return total(where(isnan(x), x.dtype.type(0), x) if x.dtype.kind == "f" else x, dims, keepdim)
+
+
+@numpy_names
+def nanmean(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    """The mean of what is not NaN; NaN where there is nothing else."""
+    x, dims = _over(x, dim, "nanmean")
+    count = total((~isnan(x).array).astype(x.dtype), dims, keepdim).array
+    return nansum(x, dims, keepdim) / Tensor(x.xp.where(count == 0, x.dtype.type(float("nan")), count))
+
+
+@numpy_names
+def any(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    """True where one element at least is not 0."""
+    x, dims = _over(x, dim, "any")
+    return _any(x, dims=dims, keepdim=keepdim)
+
+
+@numpy_names
+def all(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    """True where no element is 0."""
+    x, dims = _over(x, dim, "all")
+    return _all(x, dims=dims, keepdim=keepdim)
+
+
+_any = plain("any", lambda xp, x, dims, keepdim: xp.any(x, axis=dims, keepdims=keepdim), "")
+_all = plain("all", lambda xp, x, dims, keepdim: xp.all(x, axis=dims, keepdims=keepdim), "")
+
+
+@numpy_names
+def count_nonzero(x: Any, dim: Dims = None) -> Tensor:
+    """How many elements are not 0 (int64)."""
+    x, dims = _over(x, dim, "count_nonzero")
+    return Tensor(x.xp.asarray((x.array != 0).sum(axis=dims, dtype="int64")))
+
+
+def _arg(name: str, x: Any, dim: int | None, keepdim: bool) -> Tensor:
+    x = as_tensor(x)
+    if dim is not None and x.ndim:
+        dim = dim_of(name, x, dim)
+    if (x.size if dim is None or not x.ndim else x.shape[dim]) == 0:
+        raise ShapeError(f"{name} over no elements: shape {x.shape}, dim {dim}")
+    values = x.array if x.dtype.kind != "b" else x.array.astype("uint8")
+    found = getattr(x.xp, name)(values, axis=dim if x.ndim else None)
+    made = x.xp.asarray(found, dtype="int64")
+    return Tensor(made.reshape(_kept(x, tuple(range(x.ndim)) if dim is None else (dim,))) if keepdim and x.ndim else made)
+
+
+@numpy_names
+def argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """Where the largest value is (int64), the first place at a tie; in all of x, flat, where no dim is given."""
+    return _arg("argmax", x, dim, keepdim)
+
+
+@numpy_names
+def argmin(x: Any, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """Where the smallest value is (int64), the first place at a tie; in all of x, flat, where no dim is given."""
+    return _arg("argmin", x, dim, keepdim)
+
+
+def _with_index(name: str, x: Any, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
+    x = as_tensor(x)
+    places = _arg(name, x, dim, True)
+    values = gather(x, dim_of(name, x, dim), places)
+    if not keepdim and x.ndim:
+        shape = tuple(n for d, n in enumerate(x.shape) if d != dim_of(name, x, dim))
+        return reshape(values, shape), Tensor(places.array.reshape(shape))
+    return values, places
+
+
+@numpy_names
+def max_with_index(x: Any, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The largest values along `dim`, and where they are, the first place at a tie: what PyTorch's x.max(dim) gives."""
+    return _with_index("argmax", x, dim, keepdim)
+
+
+@numpy_names
+def min_with_index(x: Any, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The smallest values along `dim`, and where they are, the first place at a tie: what PyTorch's x.min(dim) gives."""
+    return _with_index("argmin", x, dim, keepdim)
+
+
+@numpy_names
+def aminmax(x: Any, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest value; equal ones share the gradient equally."""
+    x, dims = _over(x, dim, "aminmax")
+    return smallest(x, dims, keepdim), largest(x, dims, keepdim)
