@@ -24,6 +24,7 @@ Pair = tuple[int, int]
 Shape: TypeAlias = tuple[int, ...]
 
 MEMORY = "M!:b ib L!:1"                          # memory, its size, and a place for the size that C wants
+FORWARD, GRADIENT = "X X X? X! L:16 " + MEMORY, "X X X! X?! i L:16 " + MEMORY
 MOST = 1 << 31                                    # of strides and the like
 MOST_KEPT = 16 << 20                              # bytes of working memory kept between calls; the rest is had anew by each
 
@@ -136,8 +137,8 @@ def channel_sums(x: Array) -> Array:
 
 
 @lru_cache(1024)
-def _geometry(product: str, x_shape: Shape, y_shape: Shape, weight_shape: Shape, bias_shape: Shape | None, window: Window,
-              groups: int, dtype: Any) -> tuple[Array, Array]:
+def _geometry(function: Any, product: str, x_shape: Shape, y_shape: Shape, weight_shape: Shape, bias_shape: Shape | None,
+              window: Window, groups: int, dtype: Any) -> tuple[Array, Array]:
     """The C code's struct Geometry, and where it writes how many bytes of working memory it wants: the same at each call.
 
     Raises ShapeError where the arrays do not fit each other: C takes their sizes from these numbers."""
@@ -161,46 +162,45 @@ def _call(function: Callable[..., None], arrays: tuple[Any, ...], geometry: Arra
     function(*arrays, geometry, memory, len(memory), wanted)
 
 
-@host("convolution", "forward", "X X X? X! L:16 " + MEMORY, answers=True)
-def _convolve_host(function: CFunction, x: Array, weight: Array, bias: Array | None, window: Window, groups: int) -> Array:
+def run_forward(function: CFunction, x: Array, weight: Array, bias: Array | None, window: Window, groups: int) -> Array:
     if 0 in weight.shape or 0 in x.shape:
         return _convolve(x, weight, bias, window, groups)
     y = np.empty((len(x), len(weight), *window.outputs(*x.shape[2:])), x.dtype)
     _call(function, (packed(x), packed(weight), packed(bias), y), *_geometry(
-        "forward", x.shape, y.shape, weight.shape, None if bias is None else bias.shape, window, groups, x.dtype))
+        function, "forward", x.shape, y.shape, weight.shape, None if bias is None else bias.shape, window, groups, x.dtype))
     return y
 
 
-@host("convolution", "adjoint", "X X X? X! L:16 " + MEMORY, answers=True)
-def _adjoint_host(function: CFunction, y: Array, weight: Array, bias: Array | None, window: Window, groups: int,
-                  size: Pair) -> Array:
+def run_adjoint(function: CFunction, y: Array, weight: Array, bias: Array | None, window: Window, groups: int,
+                size: Pair) -> Array:
     if 0 in weight.shape or 0 in y.shape:
         return _adjoint(y, weight, bias, window, groups, size)
     x = np.empty((len(y), weight.shape[1] * groups, *size), y.dtype)
     _call(function, (packed(y), packed(weight), packed(bias), x),
-          *_geometry("adjoint", x.shape, y.shape, weight.shape, None if bias is None else bias.shape, window, groups, x.dtype))
+          *_geometry(function, "adjoint", x.shape, y.shape, weight.shape, None if bias is None else bias.shape, window, groups,
+                     x.dtype))
     return x
 
 
-@host("convolution", "kernel_gradient", "X X X! X?! i L:16 " + MEMORY, answers=True)
-def _kernel_gradient_host(function: CFunction, x: Array, y: Array, window: Window, groups: int, out: Array | None = None,
-                          bias_of: str = "") -> tuple[Array, Array | None]:
+def run_gradient(function: CFunction, x: Array, y: Array, window: Window, groups: int, out: Array | None = None,
+                 bias_of: str = "") -> tuple[Array, Array | None]:
     outputs = y.shape[1]
     if 0 in x.shape or 0 in y.shape or (out is not None and not out.flags.c_contiguous):
         return _kernel_gradient(x, y, window, groups, out, bias_of)
     weight = np.empty((outputs, x.shape[1] // groups, *window.kernel), x.dtype) if out is None else out
     bias = np.empty(x.shape[1] if bias_of == "x" else outputs, x.dtype) if bias_of else None
     _call(function, (packed(x), packed(y), weight, bias, bias_of == "x"),
-          *_geometry("gradient", x.shape, y.shape, weight.shape, None, window, groups, x.dtype))
+          *_geometry(function, "gradient", x.shape, y.shape, weight.shape, None, window, groups, x.dtype))
     return weight, bias
 
 
-convolve = Kernel("convolve", _convolve, host=_convolve_host)
+convolve = Kernel("convolve", _convolve, host("convolution", "forward", FORWARD, answers=True)(run_forward))
 """y (N, O, OH, OW) from (x, weight, bias or None, window, groups)."""
 
-convolve_adjoint = Kernel("convolve_adjoint", _adjoint, host=_adjoint_host)
+convolve_adjoint = Kernel("convolve_adjoint", _adjoint, host("convolution", "adjoint", FORWARD, answers=True)(run_adjoint))
 """x (N, C, *size) from (y, weight, bias or None, window, groups, size)."""
 
-kernel_gradient = Kernel("kernel_gradient", _kernel_gradient, host=_kernel_gradient_host)
+kernel_gradient = Kernel("kernel_gradient", _kernel_gradient,
+                         host("convolution", "kernel_gradient", GRADIENT, answers=True)(run_gradient))
 """weight (O, C/groups, kh, kw) from (x, y, window, groups, out=None, bias_of=""), in `out` where given; and what is added to each
 channel of "x" or "y", `bias_of`: its gradient, else None."""

@@ -72,11 +72,11 @@ def work_bytes() -> int:
 
 
 def _product_bfloat16(x: Array, y: Array, bias: Array | None, out: Array | None) -> Array:
-    return _product(_rounded(x), _rounded(y), bias, out)
+    return _product(rounded(x), rounded(y), bias, out)
 
 
-def _rounded(x: Array) -> Array:
-    """float32 (rows, columns) with the values of the nearest bfloat16 numbers."""
+def rounded(x: Array) -> Array:
+    """float32 with the values of the nearest bfloat16 numbers."""
     result = np.array(x, np.float32, order="C")
     format_of("bfloat16").round(result.reshape(-1), np.empty(result.size, np.uint16))
     return result
