@@ -353,7 +353,7 @@ def test_the_documents_name_everything_that_has_a_name() -> None:
     from mpitrain import data, nn, optim
     from mpitrain.comm.messages.algorithms import names
     named: list[tuple[Any, str]] = [
-        (optim.OPTIMIZERS, keys_of("optimizer")["name"][2]), (optim.SCHEDULES, keys_of("optimizer")["schedule"][2]),
+        (optim.OPTIMIZERS, keys_of("optimizer")["name"][2]), (optim.SCHEDULES, sections()["optimizer"]),
         (nn.LOSSES, sections()["train"]), (names(), keys_of("comm")["algorithm"][2]),
         (data.TRANSFORMS, keys_of("data")["transform"][2]), (data.AUGMENTATIONS, keys_of("data")["augment"][2]),
         (nn.ACTIVATIONS, sections()["model"])]

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import Array, array_module
-from mpitrain.kernels.kernel import Kernel
+from mpitrain.kernels.kernel import Kernel, numba_loop
 from mpitrain.kernels.library import CFunction, host, packed, same_shape
 
 
 def _moments(x: Array) -> tuple[Array, Array]:
-    mean = x.mean(axis=(0, 2), dtype="float64")
+    mean = x.sum(axis=(0, 2), dtype="float64") / max(x.shape[0] * x.shape[2], 1)
     return mean, ((x - mean[:, None]) ** 2).sum(axis=(0, 2))
 
 
@@ -42,7 +42,7 @@ def _batch_norm(x: Array, weight: Array | None, bias: Array | None, residual: Ar
                 relu: bool) -> tuple[Array, Array, Array, Array]:
     xp = array_module(x)
     mean, squares = _moments(x)
-    variance = squares / (x.shape[0] * x.shape[2])
+    variance = squares / max(x.shape[0] * x.shape[2], 1)
     inverse = 1 / xp.sqrt(variance + eps)
     y = _affine(x, mean.astype(x.dtype), channel_scale(inverse, weight, x.dtype), channel_shift(bias, x))
     if residual is not None:
@@ -62,7 +62,7 @@ def _batch_norm_gradients(grad: Array, x: Array, y: Array | None, centre: Array,
     plain, product = _sums(grad, x, centre)
     if not wanted:
         return None, grad, plain, product
-    count = x.shape[0] * x.shape[2]
+    count = max(x.shape[0] * x.shape[2], 1)
     slope, shift = -scale * inverse * inverse * (product / count), -scale * (plain / count)
     return _combine(grad, x, centre, scale, slope.astype(x.dtype), shift.astype(x.dtype)), grad, plain, product
 
@@ -107,26 +107,31 @@ def _batch_norm_gradients_host(function: CFunction, grad: Array, x: Array, y: Ar
 
 
 channel_moments = Kernel("channel_moments", _moments, host(
-    "batch_norm", "channel_moments", "X:ncl D!:c D!:c in ic il")(_two_sums))
+    "batch_norm", "channel_moments", "X:ncl D!:c D!:c in ic il")(_two_sums),
+    numba_loop("batch_norm", "channel_moments"))
 """(mean, sum of squared distances from it), float64 (C,), from x."""
 
 channel_affine = Kernel("channel_affine", _affine, host(
-    "batch_norm", "channel_affine", "X:ncl X:c X:c X:c X!:ncl in ic il")(same_shape))
+    "batch_norm", "channel_affine", "X:ncl X:c X:c X:c X!:ncl in ic il")(same_shape),
+    numba_loop("batch_norm", "channel_affine"))
 """(x - centre) * scale + shift from (x, centre, scale, shift)."""
 
 channel_sums = Kernel("channel_sums", _sums, host(
-    "batch_norm", "channel_sums", "X:ncl X:ncl X:c D!:c D!:c in ic il")(_two_sums))
+    "batch_norm", "channel_sums", "X:ncl X:ncl X:c D!:c D!:c in ic il")(_two_sums),
+    numba_loop("batch_norm", "channel_sums"))
 """Sums of grad and of grad * (x - centre), float64 (C,), from (grad, x, centre)."""
 
 channel_combine = Kernel("channel_combine", _combine, host(
-    "batch_norm", "channel_combine", "X:ncl X:ncl X:c X:c X:c X:c X!:ncl in ic il")(same_shape))
+    "batch_norm", "channel_combine", "X:ncl X:ncl X:c X:c X:c X:c X!:ncl in ic il")(same_shape),
+    numba_loop("batch_norm", "channel_combine"))
 """a * grad + b * (x - centre) + d from (grad, x, centre, a, b, d)."""
 
-batch_norm = Kernel("batch_norm", _batch_norm, host=_batch_norm_host)
+batch_norm = Kernel("batch_norm", _batch_norm, _batch_norm_host, numba_loop("batch_norm", "batch_norm"))
 """(y, mean, variance, inverse deviation; the latter float64 (C,)) from (x, weight, bias, residual or None, eps, relu): x
 normalised over N and L, plus the residual, and ReLU of that where `relu`."""
 
-batch_norm_gradients = Kernel("batch_norm_gradients", _batch_norm_gradients, host=_batch_norm_gradients_host)
+batch_norm_gradients = Kernel("batch_norm_gradients", _batch_norm_gradients, _batch_norm_gradients_host,
+                              numba_loop("batch_norm", "batch_norm_gradients"))
 """(gradient of x or None, gradient before ReLU, sums of that, and of its product with x - centre, float64 (C,)) from (grad, x,
 y, centre, weight, bias, inverse deviation, relu, whether the first is wanted). y is not wanted without relu, and may be None
 where there was no residual: then the second result is undefined."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.backend.random import words_at
-from mpitrain.kernels.kernel import Kernel
+from mpitrain.kernels.kernel import Kernel, numba_loop
 from mpitrain.kernels.library import CFunction, host
 from mpitrain.kernels.random import random_words, signed
 
@@ -50,7 +50,7 @@ class Dropping:
 
     def for_c(self, size: int) -> tuple[Array, int, int]:
         """(rows and then their first words, key, the least word that keeps), as C takes them; `size` numbers a sample."""
-        return _rows_and_first(self.rows, self.first(size)), signed(self.key), round(self.p * WORDS)
+        return rows_and_first(self.rows, self.first(size)), signed(self.key), round(self.p * WORDS)
 
     def steps(self, queries: int, keys: int) -> tuple[int, int]:
         """The words of weights (B, H, queries, keys) that lie between two heads, and between two queries."""
@@ -80,7 +80,7 @@ class DroppingWindow(Dropping):
         return self.whole[0] * self.whole[1], self.whole[1]
 
 
-def _rows_and_first(rows: Array, first: Any) -> Array:
+def rows_and_first(rows: Array, first: Any) -> Array:
     both = np.empty((2, len(rows)), np.uint64)
     both[0], both[1] = rows, first
     return both
@@ -129,7 +129,7 @@ def _dropout_host(call: CFunction, x: Array, rows: Array, key: int, p: float, ad
                   first: Any = 0) -> tuple[Array, Array]:
     x = np.ascontiguousarray(x)
     y, bits = np.empty_like(x), np.empty((x.shape[0], (x.shape[1] + 7) // 8), np.uint8)
-    call(x, _rows_and_first(rows, first), None if added is None else np.ascontiguousarray(added), y, bits,
+    call(x, rows_and_first(rows, first), None if added is None else np.ascontiguousarray(added), y, bits,
          signed(key), round(p * WORDS), 1 / (1 - p), *x.shape)
     return y, bits
 
@@ -142,10 +142,10 @@ def _dropout_grad_host(call: CFunction, grad: Array, bits: Array, p: float) -> A
     return result
 
 
-dropout = Kernel("dropout", _dropout, host=_dropout_host)
+dropout = Kernel("dropout", _dropout, _dropout_host, numba_loop("dropout", "dropout"))
 """(y, bits) from (x (R, D), rows (R,) uint64, key, p, what is added to y or None, first = 0): word first + j of row r of the
 stream `key` keeps or drops element j, where `first` is one number, or one for each row (uint64); what
 is kept is divided by 1 - p. The bits (R, ceil(D / 8)) uint8 are for the gradient."""
 
-dropout_grad = Kernel("dropout_grad", _dropout_grad, host=_dropout_grad_host)
+dropout_grad = Kernel("dropout_grad", _dropout_grad, _dropout_grad_host, numba_loop("dropout", "dropout_grad"))
 """The gradient of x from (grad (R, D), bits, p)."""

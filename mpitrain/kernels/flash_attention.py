@@ -11,15 +11,16 @@ softmax", 2018).
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.backend.native import load
+from mpitrain.kernels.blocked_attention import EXPRESSIONS, backward, forward
 from mpitrain.kernels.dropout import Dropping
-from mpitrain.kernels.kernel import Kernel
+from mpitrain.kernels.kernel import Kernel, numba_loop
 from mpitrain.kernels.library import CFunction, Scratch, host, misfit
 
 
@@ -27,60 +28,6 @@ def _for_c(dropping: Dropping | None, q: Array, k: Array) -> tuple[Any, ...]:
     if dropping is None:
         return None, 0, 0, 0.0
     return *dropping.for_c(q.shape[1] * q.shape[2] * k.shape[2]), dropping.scale
-
-
-def _dropped(weights: Array, dropping: Dropping | None) -> Array:
-    """NaN that is dropped is gone."""
-    if dropping is None:
-        return weights
-    factors = dropping.factors(weights)
-    return array_module(weights).where(factors == 0, factors, weights * factors)
-
-
-def _weights(q: Array, k: Array, scale: float, causal: bool) -> Array:
-    """Scaled scores (B, H, L, S), minus infinity where a query may not look."""
-    xp = array_module(q)
-    scores = xp.matmul(q, k.swapaxes(-1, -2))
-    scores *= scores.dtype.type(scale)
-    if causal:
-        scores[..., ~xp.tri(*scores.shape[-2:], dtype=bool)] = -float("inf")
-    return scores
-
-
-def _forward(q: Array, k: Array, v: Array, out: Array, scale: float, causal: bool,
-             dropping: Dropping | None = None) -> tuple[Array, Array]:
-    xp = array_module(q)
-    weights = _weights(q, k, scale, causal)
-    tops = weights.max(axis=-1)
-    tops = xp.where(tops == -float("inf"), tops.dtype.type(0), tops)      # a row without any score becomes zeros
-    weights -= tops[..., None]
-    xp.exp(weights, out=weights)
-    sums = weights.sum(axis=-1)
-    inverses = xp.where(sums == 0, sums, 1 / xp.where(sums == 0, sums.dtype.type(1), sums))
-    weights *= inverses[..., None]
-    out[...] = xp.matmul(_dropped(weights, dropping), v)
-    return tops, inverses
-
-
-def _backward(q: Array, k: Array, v: Array, out: Array, grad: Array, tops: Array, inverses: Array, scale: float, causal: bool,
-              dq: Array | None, dk: Array | None, dv: Array | None, dropping: Dropping | None = None) -> None:
-    xp = array_module(q)
-    weights = _weights(q, k, scale, causal)
-    weights -= tops[..., None]
-    xp.exp(weights, out=weights)
-    weights *= inverses[..., None]
-    if dv is not None:
-        dv[...] = xp.matmul(_dropped(weights, dropping).swapaxes(-1, -2), grad)
-    if dq is None and dk is None:
-        return
-    slopes = _dropped(xp.matmul(grad, v.swapaxes(-1, -2)), dropping)
-    slopes -= (grad * out).sum(axis=-1, keepdims=True)
-    slopes *= weights
-    slopes *= slopes.dtype.type(scale)
-    if dq is not None:
-        dq[...] = xp.matmul(slopes, k)
-    if dk is not None:
-        dk[...] = xp.matmul(slopes.swapaxes(-1, -2), q)
 
 
 @host("flash_attention", "forward", "X! X! X X X X! L:21 d M! L? i i d")
@@ -154,7 +101,7 @@ def _shape(q: Array, k: Array, v: Array, causal: bool, arrays: tuple[Array | Non
     return np.array(numbers, np.int64)
 
 
-flash_attention = Kernel("flash_attention", _forward, host=_forward_host)
+flash_attention = Kernel("flash_attention", partial(forward, EXPRESSIONS), _forward_host, numba_loop("attention", "forward"))
 """Writes softmax(scale * q k') v into `out` and returns (tops, inverses), both (B, H, L): what the gradient wants to know.
 
 They are each query's largest scaled score, and the inverse of its sum of exps above that, before any weight is dropped.
@@ -162,7 +109,8 @@ Arguments: q (B, H, L, D), k (B, H, S, D), v (B, H, S, E), out (B, H, L, E), sca
 `Dropping` or None. Arrays may have any strides, `out` any but in its last dim. At least one key.
 """
 
-flash_attention_grad = Kernel("flash_attention_grad", _backward, host=_backward_host)
+flash_attention_grad = Kernel("flash_attention_grad", partial(backward, EXPRESSIONS), _backward_host,
+                              numba_loop("attention", "backward"))
 """Writes the gradients into dq, dk and dv, each where it is not None.
 
 Arguments: q, k, v, out, grad (of out), tops, inverses, scale, causal, dq, dk, dv, the `Dropping` or None; strides as above.

@@ -8,7 +8,7 @@ import numpy as np
 
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.dropout import Dropping, dropout, dropout_grad
-from mpitrain.kernels.kernel import Kernel
+from mpitrain.kernels.kernel import Kernel, numba_loop
 from mpitrain.kernels.library import CFunction, Scratch, host, misfit, packed
 
 Normed = tuple[Array, Array, Array, Array, Array | None]
@@ -28,6 +28,10 @@ def _row_norm(x: Array, added: Array | None, weight: Array, bias: Array | None, 
         total = x + added
     means = total.mean(axis=1) if centred else xp.zeros(len(x), x.dtype)
     y = total - means[:, None]
+    if centred:                                                # A row of equal numbers becomes 0, not the mean's rounding error.
+        drift = y.mean(axis=1)
+        y -= drift[:, None]
+        means = means + drift
     inverses = 1 / xp.sqrt((y * y).mean(axis=1) + x.dtype.type(eps))
     y *= inverses[:, None]
     y *= weight
@@ -96,7 +100,7 @@ def _row_norm_gradients_host(function: CFunction, grad: Array, x: Array, weight:
     return dx, product, plain, dropped
 
 
-row_norm = Kernel("row_norm", _row_norm, host=_row_norm_host)
+row_norm = Kernel("row_norm", _row_norm, _row_norm_host, numba_loop("layer_norm", "row_norm"))
 """(y, x + added, means, inverse deviations, bits) from (x, added or None, weight, bias or None, eps, centred, a `Dropping` of
 parts of `added`, or None): y is the second, normalised; it is x where nothing is added. RMS norm is not centred.
 
@@ -104,7 +108,8 @@ Where something is dropped, D is a multiple of 8, and R one of the rows of the d
 (B, R D / B / 8) uint8 say what was kept, else they are None.
 """
 
-row_norm_gradients = Kernel("row_norm_gradients", _row_norm_gradients, host=_row_norm_gradients_host)
+row_norm_gradients = Kernel("row_norm_gradients", _row_norm_gradients, _row_norm_gradients_host,
+                            numba_loop("layer_norm", "row_norm_gradients"))
 """(gradient of x, sums over rows of grad * normalised x, and of grad, (D,), made in float64, gradient of what was added) from
 (grad, x, weight, what is added to the first or None, means, inverse deviations, centred, (whether the first is wanted, whether
 the sums are), bits of dropout or None, its p); None for what is not wanted, the last also where nothing was dropped: it is the

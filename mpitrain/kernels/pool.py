@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import Array, array_module
-from mpitrain.kernels.kernel import Kernel
+from mpitrain.kernels.kernel import Kernel, numba_loop
 from mpitrain.kernels.library import CFunction, host, misfit, packed
 
 NUMBERED = 1 << 31                                # pixels of a plane have numbers of 32 bits
@@ -78,10 +78,10 @@ def _maximum(x: Array, rows: Side, columns: Side, relu: bool = False) -> tuple[A
 
 def _total(x: Array, rows: Side, columns: Side) -> Array:
     xp = array_module(x)
-    result = xp.zeros((*x.shape[:2], len(rows.starts), len(columns.starts)), x.dtype)
+    result = xp.zeros((*x.shape[:2], len(rows.starts), len(columns.starts)), xp.float64)     # a window may be a whole plane
     for y, c, is_inside in _steps(rows, columns, xp):
         result += xp.where(is_inside, x[:, :, y[:, None], c[None, :]], x.dtype.type(0))
-    return result
+    return result.astype(x.dtype)
 
 
 def _maximum_gradient(grad: Array, where: Array | None, rows: Side, columns: Side) -> Array:
@@ -151,17 +151,19 @@ def _total_gradient_host(function: CFunction, grad: Array, rows: Side, columns: 
     return result
 
 
-window_maximum = Kernel("window_maximum", _maximum, host=_maximum_host)
+window_maximum = Kernel("window_maximum", _maximum, _maximum_host, numba_loop("pool", "window_maximum"))
 """(largest, where in the plane as int32), both (N, C, OH, OW), from (x (N, C, H, W), rows, columns, relu or nothing). With relu
 what is 0 or less becomes 0, and is NOWHERE."""
 
-window_maximum_gradient = Kernel("window_maximum_gradient", _maximum_gradient, host=_maximum_gradient_host)
+window_maximum_gradient = Kernel("window_maximum_gradient", _maximum_gradient, _maximum_gradient_host,
+                                 numba_loop("pool", "window_maximum_gradient"))
 """(N, C, H, W) from (gradient (N, C, OH, OW), where, rows, columns)."""
 
-window_total = Kernel("window_total", _total, host=_total_host)
+window_total = Kernel("window_total", _total, _total_host, numba_loop("pool", "window_total"))
 """The sum over each window: (N, C, OH, OW) from (x (N, C, H, W), rows, columns)."""
 
-window_total_gradient = Kernel("window_total_gradient", _total_gradient, host=_total_gradient_host)
+window_total_gradient = Kernel("window_total_gradient", _total_gradient, _total_gradient_host,
+                               numba_loop("pool", "window_total_gradient"))
 """The adjoint of `window_total`: (N, C, H, W) from (gradient (N, C, OH, OW), rows, columns)."""
 
 

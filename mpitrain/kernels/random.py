@@ -1,6 +1,6 @@
 """Philox words, uniform and normal numbers, as compiled loops beside the expressions that define them.
 
-The loop is C; where no compiler is, Numba's. Importing Numba takes longer than a short run, so it is not the first choice.
+The loops are C; where no compiler is, Numba's. Importing Numba takes longer than a short run, so it is not the first choice.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from mpitrain.backend import random as philox
 from mpitrain.backend.namespace import Array, array_module
-from mpitrain.kernels.kernel import Kernel, compiled
+from mpitrain.kernels.kernel import Kernel, numba_loop
 from mpitrain.kernels.library import bind
 
 
@@ -23,10 +23,9 @@ def _reference(rows: Array, key: int, width: int) -> Array:
 
 def _host() -> Callable[..., Array] | None:
     fill = bind("random", "random_words", "i L:h U!:hw ih iw")
-    return None if fill is None else _words_by(fill)
+    if fill is None:
+        return None
 
-
-def _words_by(fill: Callable[..., None]) -> Callable[..., Array]:
     def words(rows: Array, key: int, width: int) -> Array:
         out = np.empty((len(rows), width), dtype=np.uint32)
         fill(signed(key), np.ascontiguousarray(rows, dtype=np.uint64), out, *out.shape)
@@ -34,29 +33,7 @@ def _words_by(fill: Callable[..., None]) -> Callable[..., Array]:
     return words
 
 
-def _by_numba() -> Callable[..., Array]:
-    m0, m1 = (np.uint64(m) for m in philox.MULTIPLIERS)
-    w0, w1 = (np.uint64(w) for w in philox.WEYL)
-    mask, shift, rounds = np.uint64(philox.MASK), np.uint64(32), philox.ROUNDS
-
-    @compiled("void(uint64, uint64[::1], uint32[:,::1], int64, int64)")
-    def fill(key: Any, rows: Any, out: Any, height: int, width: int) -> None:
-        for r in range(height):
-            high0, high1 = rows[r] & mask, rows[r] >> shift
-            for block in range((width + 3) // 4):
-                c0, c1, c2, c3 = np.uint64(block) & mask, np.uint64(block) >> shift, high0, high1
-                k0, k1 = key & mask, key >> shift
-                for _ in range(rounds):
-                    a, b = c0 * m0, c2 * m1
-                    c0, c1, c2, c3 = (b >> shift) ^ c1 ^ k0, b & mask, (a >> shift) ^ c3 ^ k1, a & mask
-                    k0, k1 = (k0 + w0) & mask, (k1 + w1) & mask
-                for j, word in enumerate((c0, c1, c2, c3)):
-                    if block * 4 + j < width:
-                        out[r, block * 4 + j] = np.uint32(word)
-    return _words_by(lambda key, *others: fill(np.uint64(key % (1 << 64)), *others))
-
-
-random_words = Kernel("random_words", _reference, host=_host, numba=_by_numba)
+random_words = Kernel("random_words", _reference, _host, numba_loop("philox", "random_words"))
 """uint32 (R, width) from (rows (R,) uint64, key, width): see `backend.random.words`."""
 
 
@@ -106,7 +83,7 @@ def _elements(name: str, reference: Callable[..., Array]) -> Kernel:
             run(out, signed(key), signed(start), len(out))
             return out
         return fill
-    return Kernel(name, reference, host)
+    return Kernel(name, reference, host, numba_loop("philox", name))
 
 
 random_uniform = _elements("random_uniform", _uniform)

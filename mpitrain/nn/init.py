@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, TypeAlias
 
-from mpitrain.backend import Array
+import numpy as np
+
+from mpitrain.backend import Array, asnumpy
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import random
 
@@ -101,3 +104,95 @@ def _kaiming_std(shape: Shape, slope: float, fan: str) -> float:
     if fan not in choices:
         raise ShapeError(f'fan is "in" or "out", not "{fan}"')
     return math.sqrt(2.0 / (1.0 + slope ** 2)) / math.sqrt(max(1, choices[fan]))
+
+
+def calculate_gain(nonlinearity: str, slope: float = 0.01) -> float:
+    """The gain of PyTorch's name for a nonlinearity: what keeps the variance of a layer's output that goes through it."""
+    known = {"linear": 1.0, "sigmoid": 1.0, "tanh": 5.0 / 3.0, "relu": math.sqrt(2.0), "selu": 0.75,
+             "leaky_relu": math.sqrt(2.0 / (1.0 + slope ** 2))}
+    if nonlinearity not in known:
+        raise ShapeError(f'a gain is known for {", ".join(known)}, not "{nonlinearity}"')
+    return known[nonlinearity]
+
+
+def truncated_normal(std: float = 1.0, mean: float = 0.0, low: float = -2.0, high: float = 2.0) -> Initialiser:
+    """Normal with this mean and standard deviation, of which only values in [low, high] are taken; PyTorch's `trunc_normal_`."""
+    from statistics import NormalDist
+    if not (std > 0.0 and low < high):
+        raise ShapeError(f"truncated_normal wants std > 0 and low < high, found {std}, {low} and {high}")
+    normal = NormalDist(mean, std)
+    first, last = normal.cdf(low), normal.cdf(high)
+
+    def values(key: int, start: int, count: int, shape: Shape, xp: Any) -> Array:
+        share = first + (last - first) * asnumpy(random.uniform(key, start, count, xp))
+        share = np.clip(share, np.nextafter(0.0, 1.0), np.nextafter(1.0, 0.0))
+        found = np.fromiter(map(normal.inv_cdf, share.tolist()), np.float64, count)
+        return xp.asarray(np.clip(found, low, high))
+    return values
+
+
+def of_whole(make: Callable[[int, Shape], Any]) -> Initialiser:
+    """For values that follow from the whole parameter: each part is cut out of ``make(key, shape)``, which one part after
+    another of the same parameter uses again."""
+    made = cache_of_one(make)
+
+    def values(key: int, start: int, count: int, shape: Shape, xp: Any) -> Array:
+        return xp.asarray(made(key, shape)[start:start + count])
+    return values
+
+
+def cache_of_one(make: Callable[[int, Shape], Any]) -> Callable[[int, Shape], Any]:
+    return lru_cache(maxsize=1)(lambda key, shape: make(key, shape).reshape(-1))
+
+
+def orthogonal(gain: float = 1.0) -> Initialiser:
+    """Rows or columns (dim 0, and the rest), whichever are fewer, are orthogonal and of length `gain` (Saxe et al., 2014).
+
+    The Q of a normal matrix, with the signs that make it uniform over such matrices; a rank that has a part makes the whole.
+    """
+    def whole(key: int, shape: Shape) -> Any:
+        fans(shape)
+        rows, columns = shape[0], math.prod(shape[1:])
+        matrix = random.normal(key, 0, rows * columns, np).reshape(rows, columns)
+        q, r = np.linalg.qr(matrix if rows >= columns else matrix.T)
+        q *= np.where(np.diagonal(r) < 0, -1.0, 1.0)
+        return np.ascontiguousarray(q if rows >= columns else q.T) * gain
+    return of_whole(whole)
+
+
+def sparse(sparsity: float, std: float = 0.01) -> Initialiser:
+    """Normal, with this share of each column (dim 1) zero (Martens, 2010); of matrices."""
+    if not 0.0 <= sparsity <= 1.0:
+        raise ShapeError(f"sparse wants a share in [0, 1], found {sparsity}")
+
+    def whole(key: int, shape: Shape) -> Any:
+        if len(shape) != 2:
+            raise ShapeError(f"sparse is for matrices, this parameter has shape {shape}")
+        size, zeros = math.prod(shape), math.ceil(sparsity * shape[0])
+        found = random.normal(key, 0, size, np).reshape(shape) * std
+        order = np.argsort(random.uniform(key ^ 1, 0, size, np).reshape(shape), axis=0)
+        np.put_along_axis(found, order[:zeros], 0.0, 0)
+        return found
+    return of_whole(whole)
+
+
+def eye(key: int, start: int, count: int, shape: Shape, xp: Any) -> Array:
+    """The identity, of matrices."""
+    if len(shape) != 2:
+        raise ShapeError(f"eye is for matrices, this parameter has shape {shape}")
+    places = xp.arange(start, start + count)
+    return (places // shape[1] == places % shape[1]).astype(xp.float64)
+
+
+def dirac(groups: int = 1) -> Initialiser:
+    """A convolution that hands on its first channels, of each of `groups` (Zagoruyko and Komodakis, 2017)."""
+    def values(key: int, start: int, count: int, shape: Shape, xp: Any) -> Array:
+        if not 3 <= len(shape) <= 5 or shape[0] % groups:
+            raise ShapeError(f"dirac is for weights of convolutions whose outputs divide by {groups} groups, this one has shape "
+                             f"{shape}")
+        indices = np.unravel_index(np.arange(start, start + count), shape)
+        found = indices[0] % (shape[0] // groups) == indices[1]
+        for index, n in zip(indices[2:], shape[2:]):
+            found &= index == n // 2
+        return xp.asarray(found.astype(np.float64))
+    return values

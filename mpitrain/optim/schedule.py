@@ -10,12 +10,29 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, GraphError
 from mpitrain.registry import Registry, named
 
 Rate: TypeAlias = Callable[[int], float]
 SCHEDULES: Registry[Callable[..., Rate]] = Registry("schedule")
 """Each is called with lr, min_lr, warmup_steps, total_steps and its own keywords, and gives the rate from warm-up on."""
+
+
+class Adaptive:
+    """A rate that follows the evaluations of a run: it has a state, which checkpoints keep. `rate(step)` as any other's."""
+
+    def __call__(self, step: int) -> float:
+        raise GraphError(f"{type(self).__name__} defines no rate")
+
+    def observe(self, loss: float) -> None:
+        """The validation loss of an evaluation, the same on all ranks."""
+
+    def record(self) -> dict[str, Any]:
+        """The state, plain JSON."""
+        return {}
+
+    def restore(self, record: dict[str, Any]) -> None:
+        """Goes on from a state."""
 
 
 def schedule(name: str | Callable[..., Rate], *, lr: float, min_lr: float = 0.0, warmup_steps: int = 0, total_steps: int,
@@ -32,7 +49,7 @@ def schedule(name: str | Callable[..., Rate], *, lr: float, min_lr: float = 0.0,
     after = make(lr=lr, min_lr=min_lr, warmup_steps=warmup_steps, total_steps=total_steps, **options)
     if not callable(after):
         raise ConfigError(f"optimizer.schedule must give a function of the step, and {named(make)} gives {named(after)}")
-    if make is one_cycle:                         # One-cycle has a rise of its own.
+    if make is one_cycle or isinstance(after, Adaptive):      # One-cycle has a rise of its own, and what adapts knows its own.
         return after
 
     def rate(step: int) -> float:
@@ -48,8 +65,15 @@ def constant(*, lr: float, min_lr: float, warmup_steps: int, total_steps: int) -
 
 @SCHEDULES.register("step")
 def step(*, lr: float, min_lr: float, warmup_steps: int, total_steps: int, milestones: Sequence[int] | None = None,
-         gamma: float = 0.1) -> Rate:
-    """lr times `gamma` for each milestone passed, at least min_lr; by default at half and three quarters of the run."""
+         gamma: float = 0.1, step_size: int = 0) -> Rate:
+    """lr times `gamma` for each milestone passed, at least min_lr; by default at half and three quarters of the run.
+
+    With `step_size` it falls each time so many steps have passed.
+    """
+    if step_size < 0:
+        raise ConfigError(f"optimizer.step_size must be a number of steps, 0 or more, found {step_size}")
+    if step_size:
+        return lambda step: max(min_lr, lr * gamma ** (step // step_size))
     at = sorted(milestones) if milestones is not None else [total_steps // 2, total_steps * 3 // 4]
     return lambda step: max(min_lr, lr * gamma ** bisect_right(at, step))
 
@@ -95,3 +119,7 @@ def _done(step: int, warmup_steps: int, total_steps: int) -> float:
 
 def _along_cosine(start: float, end: float, done: float) -> float:
     return end + 0.5 * (start - end) * (1.0 + math.cos(math.pi * done))
+
+
+for _name in ("exponential", "polynomial", "warm_restarts", "cyclic", "inverse_square_root", "sequential", "chained", "plateau"):
+    SCHEDULES.register_later(_name, f"mpitrain.optim.schedules:{_name}")

@@ -18,6 +18,7 @@ from mpitrain.comm.messages.prepare import ALONE
 from mpitrain.comm.work import Collective
 from mpitrain.data import Loader, MicroBatch
 from mpitrain.errors import NumericsError, Stopped, Terminated
+from mpitrain.optim.schedule import Adaptive
 from mpitrain.parallel.gradients.timeline import SpanMaker, no_span
 from mpitrain.parallel.pipeline.runner import Pipeline
 from mpitrain.parallel.policies.policy import Policy
@@ -198,6 +199,8 @@ class Trainer:
             observer.after_evaluation(done, self.metrics, seconds)
         self.evaluated = True
         loss = self.metrics["loss"]
+        if isinstance(self.update.rate, Adaptive):
+            self.update.rate.observe(loss)
         improved = math.isfinite(loss) and (self.best is None or loss < self.best[0])
         if improved:
             self.best = (loss, done)
@@ -221,6 +224,7 @@ class Trainer:
         """What a run that goes on after this step has to know besides the arrays."""
         metrics = {name: value for name, value in self.metrics.items() if math.isfinite(value)}
         return {"step": done, "best": list(self.best) if self.best else None, "evaluated": self.evaluated, "metrics": metrics,
+                **({"rate": self.update.rate.record()} if isinstance(self.update.rate, Adaptive) else {}),
                 **self.bad_steps.record()}
 
     def _saved(self, step: int | None) -> None:

@@ -59,3 +59,60 @@ def test_fans_need_two_dims_and_a_known_name():
 
 def test_a_weight_without_inputs_is_no_division_by_zero():
     assert init.fan_in_uniform((3, 0))(0, 0, 2, (2,), np).tolist() == [0.0, 0.0] and draw(init.default_weight, (3, 0)).size == 0
+
+
+@pytest.mark.parametrize("shape", [(7, 20), (20, 7), (8, 3, 2, 2), (5, 5)])
+def test_orthogonal_rows_or_columns_have_the_length_asked_for(shape):
+    matrix = draw(init.orthogonal(gain=1.5), shape).reshape(shape[0], -1)
+    product = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
+    np.testing.assert_allclose(product, 2.25 * np.eye(len(product)), atol=1e-13)
+
+
+def test_orthogonal_matrices_have_no_preferred_signs():
+    signs = [np.sign(draw(init.orthogonal(), (6, 6), key)[0]) for key in range(60)]
+    assert abs(sum(signs)) < 30
+
+
+def test_truncated_normal_values_follow_the_cut_density():
+    from statistics import NormalDist
+    values, n = draw(init.truncated_normal(std=0.5, mean=0.2, low=-0.4, high=0.9)), NormalDist(0.2, 0.5)
+    assert -0.4 <= values.min() < -0.38 and 0.88 < values.max() <= 0.9
+    for at in (-0.2, 0.1, 0.5):
+        expected = (n.cdf(at) - n.cdf(-0.4)) / (n.cdf(0.9) - n.cdf(-0.4))
+        assert abs((values < at).mean() - expected) < 4 * math.sqrt(0.25 / values.size)
+
+
+def test_dirac_and_eye_are_pytorchs():
+    torch = pytest.importorskip("torch")
+    for shape, groups in (((6, 3, 3, 3), 2), ((4, 6, 5), 1), ((6, 2, 3, 4, 5), 3)):
+        np.testing.assert_array_equal(draw(init.dirac(groups), shape).reshape(shape),
+                                      torch.nn.init.dirac_(torch.empty(shape), groups).numpy())
+    np.testing.assert_array_equal(draw(init.eye, (4, 6)).reshape(4, 6), np.eye(4, 6))
+    for name in ("linear", "tanh", "relu", "leaky_relu", "selu", "sigmoid"):
+        assert init.calculate_gain(name) == pytest.approx(torch.nn.init.calculate_gain(name), rel=1e-15)
+
+
+def test_sparse_columns_have_their_share_of_zeros_and_normal_values_elsewhere():
+    values = draw(init.sparse(0.3, std=2.0), (50, 40)).reshape(50, 40)
+    assert ((values == 0).sum(axis=0) == 15).all() and abs(values[values != 0].std() / 2 - 1) < 0.05
+    assert len({tuple(np.flatnonzero(column == 0)) for column in values.T}) > 35
+
+
+@pytest.mark.parametrize(("initialiser", "shape"), [
+    (init.orthogonal(), (7, 9)), (init.truncated_normal(), (7, 9)), (init.dirac(), (7, 9, 3)), (init.sparse(0.4), (7, 9)),
+    (init.eye, (7, 9))])
+def test_a_part_made_alone_has_the_bits_of_the_whole(initialiser, shape):
+    whole, n = draw(initialiser, shape), math.prod(shape)
+    parts = [initialiser(1, a, b - a, shape, np) for a, b in ((0, 5), (5, n // 2), (n // 2, n))]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+def test_an_initialiser_of_matrices_refuses_what_is_none():
+    for initialiser, shape in ((init.eye, (3,)), (init.sparse(0.5), (3, 3, 3)), (init.dirac(), (3, 3)),
+                               (init.dirac(2), (3, 3, 1)), (init.orthogonal(), (3,))):
+        with pytest.raises(ShapeError):
+            draw(initialiser, shape)
+    for wrong in (lambda: init.sparse(2.0), lambda: init.truncated_normal(low=1.0, high=0.0),
+                  lambda: init.calculate_gain("swish")):
+        with pytest.raises(ShapeError):
+            wrong()

@@ -15,6 +15,7 @@ from numba.extending import register_jitable
 intrinsic: Any = extending.intrinsic              # to mypy its functions had the arguments of their makers
 overload: Any = extending.overload
 f, d = np.float32, np.float64
+u = np.uint64                                     # x[u(i)] in a loop: an index that may be negative is looked at, which is slow
 
 
 @intrinsic

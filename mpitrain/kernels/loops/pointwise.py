@@ -13,7 +13,7 @@ from numba.extending import register_jitable
 
 from mpitrain.backend.namespace import Array
 from mpitrain.kernels.kernel import Function
-from mpitrain.kernels.loops.mathematics import choose, constant, density, fma, normal_tail, sigmoid
+from mpitrain.kernels.loops.mathematics import choose, constant, density, fma, normal_tail, sigmoid, u
 from mpitrain.kernels.loops.typed import loop
 from mpitrain.kernels.sums import EXACT, sum_rows
 
@@ -28,9 +28,9 @@ def values(of: Function) -> Function:
         for at in range(0, x.size, PART):
             n = min(PART, x.size - at)
             for i in range(n):
-                part[i] = x[at + i]
+                part[i] = x[u(at + i)]
             for i in range(n):
-                y[at + i] = of(part[i])
+                y[u(at + i)] = of(part[i])
 
     def call(x: Array, out: Array | None = None) -> Array:
         x = np.asarray(x, order="C")
@@ -48,9 +48,9 @@ def values_and_slopes(of: Function) -> Function:
         for at in range(0, x.size, PART):
             n = min(PART, x.size - at)
             for i in range(n):
-                part[i] = x[at + i]
+                part[i] = x[u(at + i)]
             for i in range(n):
-                y[at + i], slope[at + i] = of(part[i])
+                y[u(at + i)], slope[u(at + i)] = of(part[i])
 
     def call(x: Array, slope: Array) -> Array:
         x = np.asarray(x, order="C")
@@ -71,12 +71,12 @@ def gradients(of: Function, in_place: bool = False) -> Function:
             for first in range(0, width, PART):
                 n, at = min(PART, width - first), row * width + first
                 for i in range(n):
-                    part[i] = of(kept[at + i], grad[at + i])
+                    part[i] = of(kept[u(at + i)], grad[u(at + i)])
                 for i in range(n):
-                    made[at + i] = part[i]
+                    made[u(at + i)] = part[i]
                 if sums.size:
                     for i in range(n):
-                        sums[first + i] += part[i]
+                        sums[u(first + i)] += part[i]
 
     def call(kept: Array, grad: Array, sums: Array | None) -> Array:
         kept, grad = np.asarray(kept, order="C"), np.asarray(grad, order="C")

@@ -10,7 +10,7 @@ import numpy as np
 from numba.extending import register_jitable
 
 from mpitrain.backend.namespace import Array
-from mpitrain.kernels.loops.mathematics import choose, exp_of_negative
+from mpitrain.kernels.loops.mathematics import choose, exp_of_negative, u
 from mpitrain.kernels.loops.typed import loop
 
 LANES = 32
@@ -22,7 +22,7 @@ def folded(lanes: Any) -> Any:
     step = lanes.size // 2
     while step > 0:
         for i in range(step):
-            lanes[i] += lanes[i + step]
+            lanes[i] += lanes[u(i + step)]
         step //= 2
     return lanes[0]
 
@@ -34,9 +34,22 @@ def total_of(x: Any, first: int, n: int, lanes: Any) -> Any:
     whole = n - n % LANES
     for i in range(first, first + whole, LANES):
         for k in range(LANES):
-            lanes[k] += x[i + k]
+            lanes[k] += x[u(i + k)]
     for k in range(n - whole):
-        lanes[k] += x[first + whole + k]
+        lanes[k] += x[u(first + whole + k)]
+    return folded(lanes)
+
+
+@register_jitable
+def total_above(x: Any, top: Any, first: int, n: int, lanes: Any) -> Any:
+    """The sum of x - top."""
+    lanes[:] = 0
+    whole = n - n % LANES
+    for i in range(first, first + whole, LANES):
+        for k in range(LANES):
+            lanes[k] += x[u(i + k)] - top
+    for k in range(n - whole):
+        lanes[k] += x[u(first + whole + k)] - top
     return folded(lanes)
 
 
@@ -47,9 +60,9 @@ def dot(x: Any, y: Any, first: int, n: int, lanes: Any) -> Any:
     whole = n - n % LANES
     for i in range(first, first + whole, LANES):
         for k in range(LANES):
-            lanes[k] += x[i + k] * y[i + k]
+            lanes[k] += x[u(i + k)] * y[u(i + k)]
     for k in range(n - whole):
-        lanes[k] += x[first + whole + k] * y[first + whole + k]
+        lanes[k] += x[u(first + whole + k)] * y[u(first + whole + k)]
     return folded(lanes)
 
 
@@ -60,13 +73,13 @@ def largest(x: Any, first: int, n: int, lanes: Any) -> Any:
     whole = n - n % LANES
     for i in range(first, first + whole, LANES):
         for k in range(LANES):
-            lanes[k] = choose(x[i + k] > lanes[k], x[i + k], lanes[k])
+            lanes[k] = choose(x[u(i + k)] > lanes[k], x[u(i + k)], lanes[k])
     for k in range(n - whole):
-        lanes[k] = choose(x[first + whole + k] > lanes[k], x[first + whole + k], lanes[k])
+        lanes[k] = choose(x[u(first + whole + k)] > lanes[k], x[u(first + whole + k)], lanes[k])
     step = LANES // 2
     while step > 0:
         for k in range(step):
-            lanes[k] = choose(lanes[k + step] > lanes[k], lanes[k + step], lanes[k])
+            lanes[k] = choose(lanes[u(k + step)] > lanes[k], lanes[u(k + step)], lanes[k])
         step //= 2
     return lanes[0]
 
@@ -75,7 +88,7 @@ def largest(x: Any, first: int, n: int, lanes: Any) -> Any:
 def exps(x: Any, first: int, n: int, top: Any, made: Any, to: int) -> None:
     """made[to : to + n] = exp(x - top), where no x is above top."""
     for i in range(n):
-        made[to + i] = exp_of_negative(x[first + i] - top)
+        made[u(to + i)] = exp_of_negative(x[u(first + i)] - top)
 
 
 @loop("x y i i")
@@ -85,7 +98,7 @@ def _softmax(x: Any, y: Any, rows: int, n: int) -> None:
         exps(x, first, n, largest(x, first, n, lanes), y, first)
         scale = x.dtype.type(1) / total_of(y, first, n, lanes)
         for i in range(first, first + n):
-            y[i] *= scale
+            y[u(i)] *= scale
 
 
 @loop("x x y i i")
@@ -94,7 +107,7 @@ def _softmax_grad(y: Any, grad: Any, dx: Any, rows: int, n: int) -> None:
     for first in range(0, rows * n, max(n, 1)):
         mean = dot(y, grad, first, n, lanes)
         for i in range(first, first + n):
-            dx[i] = (grad[i] - mean) * y[i]
+            dx[u(i)] = (grad[u(i)] - mean) * y[u(i)]
 
 
 @loop("x y i i")
@@ -105,7 +118,7 @@ def _log_softmax(x: Any, y: Any, rows: int, n: int) -> None:
         exps(x, first, n, top, y, first)
         rest = math.log(total_of(y, first, n, lanes))
         for i in range(first, first + n):
-            y[i] = (x[i] - top) - rest
+            y[u(i)] = (x[u(i)] - top) - rest
 
 
 @loop("x x y i i")
@@ -114,7 +127,7 @@ def _log_softmax_grad(y: Any, grad: Any, dx: Any, rows: int, n: int) -> None:
     for first in range(0, rows * n, max(n, 1)):
         total = total_of(grad, first, n, lanes)
         for i in range(first, first + n):
-            dx[i] = grad[i] - exp_of_negative(y[i]) * total
+            dx[u(i)] = grad[u(i)] - exp_of_negative(y[u(i)]) * total
 
 
 def _of_rows(run: Any) -> Any:
@@ -146,7 +159,7 @@ def _cross_entropy(x: Any, labels: Any, losses: Any, made: Any, totals: Any, smo
             totals[r] = total
         loss = math.log(total) - real(1 - smoothing) * (x[first + labels[r]] - top)
         if smoothing != 0:
-            loss -= real(smoothing) * (total_of(x, first, n, lanes) / real(n) - top)
+            loss -= real(smoothing) * (total_above(x, top, first, n, lanes) / real(n))
         losses[r] = loss
 
 
@@ -173,7 +186,7 @@ def _cross_entropy_grad(made: Any, labels: Any, totals: Any, smoothing: float, s
             continue
         share = factor / totals[r]
         for i in range(first, first + n):
-            made[i] = made[i] * share - uniform
+            made[u(i)] = made[u(i)] * share - uniform
         made[first + labels[r]] -= real(1 - smoothing) * factor
 
 
@@ -188,7 +201,7 @@ def _scatter(out: Any, indices: Any, values: Any, n: int) -> None:
     for r in range(indices.size):
         to, first = indices[r] * n, r * n
         for i in range(n):
-            out[to + i] += values[first + i]
+            out[u(to + i)] += values[u(first + i)]
 
 
 def scatter_add_rows(out: Array, indices: Array, values: Array) -> Array:

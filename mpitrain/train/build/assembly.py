@@ -30,6 +30,7 @@ from mpitrain.config import CommConfig, Config
 from mpitrain.config.rules import name_of
 from mpitrain.data import Loader, Sampler
 from mpitrain.errors import CheckpointError, ConfigError
+from mpitrain.optim.schedule import Adaptive
 from mpitrain.parallel.connect import ParallelContext, connect
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.replicas import synchronise_batch_norm
@@ -135,6 +136,8 @@ class Job:
         self._restore(found)
         self.trainer.update.step = found.step
         self.trainer.bad_steps.resume(found.meta)
+        if isinstance(self.trainer.update.rate, Adaptive) and isinstance(found.meta.get("rate"), dict):
+            self.trainer.update.rate.restore(found.meta["rate"])
         chosen = found.meta.get("choices") or {}
         self.tuning.restore(chosen)
         best = found.meta.get("best")

@@ -1,0 +1,104 @@
+"""What attention does between its products, row by row of scores: softmax, its gradient, and dropping."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from mpitrain.backend.namespace import Array
+from mpitrain.kernels import blocked_attention
+from mpitrain.kernels.loops.mathematics import choose, exp, u
+from mpitrain.kernels.loops.rows import LANES, dot, largest, total_of
+from mpitrain.kernels.loops.typed import loop
+
+
+@loop("y y y y i")
+def _weigh(s: Any, tops: Any, sums: Any, factors: Any, n: int) -> None:
+    lanes, none, part = np.empty(LANES, s.dtype), s.dtype.type(-np.inf), np.empty(n, s.dtype)
+    for r in range(tops.size):
+        first = r * n
+        most = largest(s, first, n, lanes)
+        most = choose(most > tops[r], most, tops[r])
+        base = choose(most == none, s.dtype.type(0), most)
+        factors[r] = exp(tops[r] - base)
+        tops[r] = most
+        for i in range(n):
+            part[i] = exp(s[u(first + i)] - base)
+        for i in range(n):
+            s[u(first + i)] = part[i]
+        sums[r] = sums[r] * factors[r] + total_of(part, 0, n, lanes)
+
+
+def weigh(s: Array, tops: Array, sums: Array) -> Array:
+    factors = np.empty_like(tops)
+    _weigh(s, tops, sums, factors, s.shape[-1])
+    return factors
+
+
+@loop("y y x x x d i")
+def _slopes(s: Any, ds: Any, tops: Any, inverses: Any, means: Any, scale: float, n: int) -> None:
+    part, factor = np.empty(n, s.dtype), s.dtype.type(scale)
+    for r in range(tops.size):
+        first, top, inverse, mean = r * n, tops[r], inverses[r], means[r]
+        for i in range(n):
+            part[i] = exp(s[u(first + i)] - top) * inverse
+        for i in range(n):
+            s[u(first + i)] = part[i]
+        for i in range(n):
+            ds[u(first + i)] = (ds[u(first + i)] - mean) * part[i] * factor
+
+
+def slopes(s: Array, ds: Array, tops: Array, inverses: Array, means: Array, scale: float) -> None:
+    _slopes(s, ds, tops, inverses, means, scale, s.shape[-1])
+
+
+BETWEEN = blocked_attention.Between(weigh, slopes, blocked_attention.rescale)
+forward, backward = (partial(way, BETWEEN) for way in (blocked_attention.forward, blocked_attention.backward))
+
+
+@loop("x y d i i i")
+def _weights(x: Any, y: Any, scale: float, rows: int, n: int, causal: int) -> None:
+    lanes, part, factor = np.empty(LANES, x.dtype), np.empty(n, x.dtype), x.dtype.type(scale)
+    zero, one = x.dtype.type(0), x.dtype.type(1)
+    for r in range(y.size // max(n, 1)):
+        first, seen = r * n, min(r % rows + 1, n) if causal else n
+        for i in range(seen):
+            part[i] = x[u(first + i)] * factor
+        top = largest(part, 0, seen, lanes)
+        top = choose(top == x.dtype.type(-np.inf), zero, top)
+        for i in range(seen):
+            part[i] = exp(part[i] - top)
+        total = total_of(part, 0, seen, lanes)
+        inverse = zero if total == zero else one / total
+        for i in range(seen):
+            y[u(first + i)] = part[i] * inverse
+        for i in range(seen, n):
+            y[u(first + i)] = zero
+
+
+def attention_weights(scores: Array, scale: float, causal: bool, out: Array | None = None) -> Array:
+    result = np.empty(scores.shape, scores.dtype) if out is None else out
+    _weights(np.ascontiguousarray(scores), result, scale, *scores.shape[-2:], causal)
+    return result
+
+
+@loop("x x y d i i i")
+def _weights_gradient(y: Any, grad: Any, dx: Any, scale: float, rows: int, n: int, causal: int) -> None:
+    lanes, part, factor = np.empty(LANES, y.dtype), np.empty(n, y.dtype), y.dtype.type(scale)
+    for r in range(dx.size // max(n, 1)):
+        first, seen = r * n, min(r % rows + 1, n) if causal else n
+        mean = dot(y, grad, first, seen, lanes)
+        for i in range(seen):
+            part[i] = (grad[u(first + i)] - mean) * (y[u(first + i)] * factor)
+        for i in range(seen):
+            dx[u(first + i)] = part[i]
+        for i in range(seen, n):
+            dx[u(first + i)] = y.dtype.type(0)
+
+
+def attention_weights_gradient(weights: Array, grad: Array, scale: float, causal: bool, out: Array | None = None) -> Array:
+    result = np.empty(grad.shape, grad.dtype) if out is None else out
+    _weights_gradient(np.ascontiguousarray(weights), np.ascontiguousarray(grad), result, scale, *grad.shape[-2:], causal)
+    return result
