@@ -67,7 +67,7 @@ class Context:
                     if tensor.is_parameter:
                         saved[place] = tensor
                     break
-        self._saved, self._watched, self._identities = saved, watched, [id(array) for array in arrays]
+        self._saved, self._watched, self._identities = saved, watched, [*map(id, arrays)]
 
     @property
     def saved(self) -> list[Any]:

@@ -47,7 +47,7 @@ class Placed(NamedTuple):
     def boxes(self, array: Array) -> Iterable[tuple[Array, tuple[int, ...]]]:
         """(view, its start in the whole) of each box that `array`, this one or a copy, consists of."""
         if self.first is None:
-            return [(array[own], start) for own, start in self.leaf.boxes()]
+            return [(array[(*own, ...)], start) for own, start in self.leaf.boxes()]    # `...`: a view of a number, too
         return self.leaf.pieces(array, self.first)
 
     def is_ours(self, mesh: Mesh | None) -> bool:

@@ -24,6 +24,7 @@ from mpitrain.nn.statistics import *
 from mpitrain.nn.storage import *
 
 LATER: tuple[str, ...] = (
+    "bags",
     "blocks",
     "cells",
     "containers",
@@ -31,9 +32,11 @@ LATER: tuple[str, ...] = (
     "losses",
     "noise",
     "packed",
+    "padding",
     "pairs",
     "rectifiers",
     "recurrent",
+    "reparametrised",
     "shapes",
     "transformer",
 )

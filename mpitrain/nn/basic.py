@@ -42,15 +42,40 @@ class Linear(Module):
 
 
 class Embedding(Module):
-    """Integers (...) in [0, count) to rows (..., width) of the weight (count, width), which starts standard normal."""
+    """Integers (...) in [0, count) to rows (..., width) of the weight (count, width), which starts standard normal.
+
+    The row `padding_idx` starts as zeros and gets no gradient. With `max_norm`, rows whose `norm_type`-norm is larger come out
+    scaled to it, and gradients are those of the scaled row, as in PyTorch; but the weight keeps the row as it is: a rank that
+    changed the rows of its own samples would no longer have the weight that the others have.
+    """
 
     by_position = True
 
-    def __init__(self, count: int, width: int, *, weight_init: Initialiser | None = None):
-        self.weight = Parameter((count, width), weight_init or init.normal(1.0))
+    def __init__(self, count: int, width: int, *, padding_idx: int | None = None, max_norm: float | None = None,
+                 norm_type: float = 2.0, weight_init: Initialiser | None = None):
+        if padding_idx is not None and not -count <= padding_idx < count:
+            raise ShapeError(f"Embedding: padding_idx is {padding_idx}, expected one of {count} rows")
+        self.padding_idx = None if padding_idx is None else padding_idx % count
+        self.max_norm, self.norm_type = max_norm, norm_type
+        values = weight_init or init.normal(1.0)
+        if self.padding_idx is not None:
+            values = init.without_row(values, self.padding_idx)
+        self.weight = Parameter((count, width), values)
 
     def forward(self, indices: Any) -> Tensor:
-        return ops.embedding(indices, self.weight)
+        rows = ops.embedding(indices, self.weight)
+        if self.padding_idx is None and self.max_norm is None:
+            return rows
+        xp, values = rows.xp, rows.array
+        if self.max_norm is not None:
+            norms = (xp.abs(values) ** self.norm_type).sum(axis=-1, keepdims=True) ** (1 / self.norm_type)
+            over = norms > self.max_norm
+            values = xp.where(over, values * (self.max_norm / (xp.where(over, norms, 1) + 1e-7)), values)
+            rows = rows + (values - rows.array)
+        if self.padding_idx is not None:
+            plain = indices.array if isinstance(indices, Tensor) else indices
+            rows = ops.where((plain == self.padding_idx)[..., None], values, rows)
+        return rows
 
 
 class _Dropping(Module):

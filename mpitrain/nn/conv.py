@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor
-from mpitrain.errors import ShapeError
+from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.nn import init
 from mpitrain.nn.init import Initialiser
 from mpitrain.nn.module import Module
@@ -20,6 +20,7 @@ from mpitrain.ops.geometry import numbers
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 
 Size: TypeAlias = int | Sequence[int]
+MODES = ("zeros", "reflect", "replicate", "circular")
 
 
 class _Windows(Module):
@@ -46,14 +47,31 @@ class _Windows(Module):
 
 class _Conv(_Windows):
     def __init__(self, inputs: int, outputs: int, kernel: Size, stride: Size = 1, padding: Size | str = 0, dilation: Size = 1,
-                 groups: int = 1, bias: bool = True, *, weight_init: Initialiser = init.default_weight,
-                 bias_init: Initialiser | None = None):
+                 groups: int = 1, bias: bool = True, padding_mode: str = "zeros", *,
+                 weight_init: Initialiser = init.default_weight, bias_init: Initialiser | None = None):
+        if padding_mode not in MODES:
+            raise ConfigError(f'padding_mode is "{padding_mode}", expected one of {", ".join(MODES)}')
         self._describe((inputs, outputs), (outputs, inputs), kernel, groups, bias, weight_init, bias_init)
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+        self.padding_mode = padding_mode
 
     def forward(self, x: Any) -> Tensor:
-        return self._op(x, self.weight, self.bias, stride=self.stride, padding=self.padding, dilation=self.dilation,
+        padding = self.padding
+        if self.padding_mode != "zeros" and padding != "valid":
+            x, padding = self._padded(x), 0
+        return self._op(x, self.weight, self.bias, stride=self.stride, padding=padding, dilation=self.dilation,
                         groups=self.groups)
+
+    def _padded(self, x: Any) -> Tensor:
+        """x with what the padding mode puts around it."""
+        name = type(self).__name__
+        if isinstance(self.padding, str):
+            around = [d * (k - 1) for k, d in zip(self.weight.shape[2:], numbers(name, "dilation", self.dilation, self.dims))]
+            widths = [(total // 2, total - total // 2) for total in around]
+        else:
+            widths = [(n, n) for n in numbers(name, "padding", self.padding, self.dims, 0)]
+        leading = [(0, 0)] * (len(x.shape) - self.dims)
+        return ops.pad(x, [*leading, *widths], mode=self.padding_mode)
 
 
 class Conv1d(_Conv):
@@ -65,7 +83,8 @@ class Conv1d(_Conv):
 class Conv2d(_Conv):
     """(N, inputs, H, W) to (N, outputs, H', W'), with weight (outputs, inputs/groups, kh, kw).
 
-    `padding` is numbers, "valid" (none) or "same" (the output is as large as the input, for stride 1).
+    `padding` is numbers, "valid" (none) or "same" (the output is as large as the input, for stride 1). `padding_mode` says what
+    stands there: "zeros", "reflect", "replicate" or "circular".
     """
 
     dims, op = 2, "conv2d"

@@ -90,6 +90,16 @@ def of_each(values: Initialiser) -> Initialiser:
     return lambda key, start, count, shape, xp: values(key, start, count, shape[1:], xp)
 
 
+def without_row(values: Initialiser, row: int) -> Initialiser:
+    """`values`, but zeros in this row of a matrix."""
+    def made(key: int, start: int, count: int, shape: Shape, xp: Any) -> Array:
+        found = values(key, start, count, shape, xp)
+        first, last = (max(0, min(count, place * shape[1] - start)) for place in (row, row + 1))
+        found[first:last] = 0.0
+        return found
+    return made
+
+
 def fans(shape: Shape) -> tuple[int, int]:
     """(fan in, fan out) of a weight; ShapeError for fewer than two dims."""
     if len(shape) < 2:

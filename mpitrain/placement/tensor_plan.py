@@ -169,6 +169,12 @@ def _refuse_style(layer: Layer, paths: Sequence[str]) -> None:
         instead = f"; such a layer may be {' or '.join(fits)}" if fits else "; name the layers in it"
         raise ConfigError(f'mesh.plan: "{path}" is a {type(module).__name__}, and "{style}" ({means}) is for '
                           f"{', '.join(kind.__name__ for kind in kinds)}{instead}")
+    own = vars(module)
+    lacking = [what for name, what in (("weight", "a weight"), ("running", "running statistics"))
+               if name in own and own[name] is None]
+    if style != "sequence" and (lacking or isinstance(module, nn.Linear | nn.Conv2d) and "weight" not in own):
+        raise ConfigError(f'mesh.plan: "{path}" is a {type(module).__name__} without {(lacking or ["a weight"])[0]} of its own, '
+                          "which cannot be cut; leave it whole")
     if isinstance(module, nn.Conv2d) and module.groups > 1:
         raise ConfigError(f'mesh.plan: "{path}" is a convolution of {module.groups} groups, which cannot be cut; leave it whole')
     if style == "vocabulary" and isinstance(module, nn.Linear) and path != paths[-1]:

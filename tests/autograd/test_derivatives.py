@@ -161,3 +161,12 @@ def test_a_recomputed_block_may_take_derivatives_inside():
         run(block, Tensor(values(3) / 9)).sum().backward()
         found.append(w.grad)
     assert np.array_equal(*found) and found[0].any()
+
+
+def test_a_parameter_that_is_both_inputs_of_an_op_is_found_for_both():
+    model = nn.Linear(3, 3)
+    model.initialize(seed=0, dtype="float64")
+    w = model.weight
+    first, = grad((w * w * w).sum(), w, create_graph=True)
+    second, = grad((first * first).sum(), w)
+    assert np.allclose(second.array, 36 * w.array ** 3, rtol=1e-12)

@@ -13,6 +13,8 @@ SAME = """
     BatchNorm1d BatchNorm2d BatchNorm3d Bilinear CELU ELU GELU GLU Hardshrink Hardswish Hardtanh InstanceNorm1d InstanceNorm2d
     InstanceNorm3d LeakyReLU Linear LocalResponseNorm LogSigmoid LogSoftmax Mish PReLU ReLU ReLU6 SELU SiLU Sigmoid Softmax
     Softmax2d Softmin Softplus Softshrink Softsign Tanh Tanhshrink Threshold"""
+PADS = " ".join(f"{kind}Pad{dims}d" for kind in ("Circular", "Constant", "Reflection", "Replication", "Zero")
+                for dims in (1, 2, 3))
 CONVOLUTIONS = "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d"
 
 
@@ -120,7 +122,7 @@ BOTH = {"src_mask": "source_mask", "tgt_mask": "target_mask", "src_key_padding_m
 
 
 MAP: dict[str, Any] = {
-    **{f"nn.{name}": getattr(nn, name) for name in (SAME + " " + CONVOLUTIONS).split()},
+    **{f"nn.{name}": getattr(nn, name) for name in f"{SAME} {CONVOLUTIONS} {PADS}".split()},
     **{f"nn.{name}": pool(name) for name in ("AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "AvgPool2d", "MaxPool2d")},
     "nn.MultiheadAttention": attention, "nn.TransformerEncoder": encoder,
     "nn.TransformerEncoderLayer": transformer(nn.TransformerEncoderLayer, ENCODER),

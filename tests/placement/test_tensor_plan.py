@@ -93,6 +93,10 @@ def test_a_size_that_does_not_fit_is_named_with_the_nearest_that_does(model, n, 
                                            "along dim 0; cut it alike in both"),
     (nn.Sequential(("conv", nn.Conv2d(4, 4, 3, groups=2))), {"conv": "column"}, '"conv" is a convolution of 2 groups, which '
                                                                                "cannot be cut; leave it whole"),
+    (nn.Sequential(("a", nn.weight_norm(nn.Linear(4, 4)))), {"a.layer": "column"},
+     '"a.layer" is a Linear without a weight of its own, which cannot be cut; leave it whole'),
+    (nn.Sequential(("norm", nn.BatchNorm2d(4, affine=False))), {"norm": "channels"}, "without a weight of its own"),
+    (nn.Sequential(("norm", nn.BatchNorm2d(4, track_running_stats=False))), {"norm": "channels"}, "without running statistics"),
     (nn.Sequential(("a", nn.Linear(4, 4)), ("drop", nn.Dropout(0.1)), ("b", nn.Linear(4, 4))), {"a": "column", "b": "row"},
      'mesh.plan: "drop" takes the outputs of "a", of which each rank has some; give it the style "channels"'),
 ])
