@@ -94,9 +94,8 @@ class Optimizer:
         """An optimizer of a model or its storage; of a list of parameters or groups, a `groups.Grouped` of this kind."""
         if cls.__name__ != "Grouped" and isinstance(model, Iterable) and not hasattr(model, "segments") \
                 and not hasattr(model, "storage"):
-            from mpitrain.optim.groups import of_list
             lr = positional[0] if positional else keys.pop("lr", None)
-            return of_list(cls, model, lr, keys)
+            return OF_LISTS["groups"](cls, model, lr, keys)
         return super().__new__(cls)
 
     def __init__(self, model: Any, lr: float, *, state: Sequence[str] = (), weight_decay: float = 0.0, decay: str = "all",
@@ -222,6 +221,8 @@ def require(fine: bool, name: str, value: object, expected: str) -> None:
         raise ConfigError(f"optimizer.{name} is {expected}, not {value}")
 
 
+OF_LISTS: Registry[Callable[..., Optimizer]] = Registry("maker of optimizers of lists")
+OF_LISTS.register_later("groups", "mpitrain.optim.groups:of_list")
 OPTIMIZERS: Registry[Callable[..., Optimizer]] = Registry("optimizer")
 """Optimizers by name; each is called with the model (or its storage), lr, and its own keywords."""
 for _name, _place in (("adagrad", "elementwise:Adagrad"), ("adadelta", "elementwise:Adadelta"), ("adamax", "elementwise:Adamax"),
