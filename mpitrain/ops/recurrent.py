@@ -14,6 +14,7 @@ from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import recurrent as kernels
 from mpitrain.kernels.product import product
+from mpitrain.kernels.sums import sum_rows
 from mpitrain.ops.cells import unrolled
 from mpitrain.ops.linalg import _operands, room_for
 from mpitrain.ops.shape import reshape
@@ -84,7 +85,7 @@ class Layer(Function):
             found[2] = product(states.T, kernels.previous(out, start[0], ctx.sizes, ctx.reverse), out=ctx.out(2))
         for place, summed in ((3, made), (4, states)):
             if needs[place]:
-                found[place] = xp.sum(summed, axis=0, out=room_for(ctx, place, summed.shape[1:], summed.dtype))
+                found[place] = sum_rows(summed, room_for(ctx, place, summed.shape[1:], summed.dtype))
         if needs[5]:
             found[5] = product(by_h.T, kept[1], out=ctx.out(5))
         return *found, *(grad if need else None for grad, need in zip(by_start, needs[6:]))

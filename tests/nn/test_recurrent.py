@@ -227,3 +227,11 @@ def test_the_second_derivative_of_a_layer_is_pytorch_s(kind, reverse):
     np.testing.assert_allclose(steep.array, slope.detach().numpy(), rtol=1e-10, atol=1e-10)
     for found, there in zip(grad((steep * steep).sum(), mine), wanted, strict=True):
         np.testing.assert_allclose(found.array, there.numpy(), rtol=1e-9, atol=1e-9)
+
+
+def test_gradients_of_biases_lose_no_digits_over_many_rows():
+    x, weight, bias = np.zeros((4, 25_000, 1), np.float32), np.zeros((2, 1), np.float32), np.ones(2, np.float32)
+    bias = Tensor(bias, requires_grad=True)
+    out, _ = ops.rnn(x, weight, np.zeros((2, 2), np.float32), bias, nonlinearity="relu")
+    out.backward(np.full(out.shape, 0.1, np.float32))
+    np.testing.assert_allclose(bias.grad, 1e5 * float(np.float32(0.1)), rtol=1e-6)
