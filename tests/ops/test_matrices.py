@@ -25,6 +25,7 @@ CASES = {
     "solve for many": (ops.solve, linalg.solve, SQUARE[0], (3, 4, 2)),
     "inv": (ops.inv, linalg.inv, SQUARE), "det": (ops.det, linalg.det, SQUARE),
     "slogdet": (ops.slogdet, lambda a: tuple(linalg.slogdet(a)), -SQUARE), "logdet": (ops.logdet, torch.logdet, DEFINITE),
+    "cholesky of what is symmetric": (ops.cholesky, linalg.cholesky, DEFINITE),
     "cholesky": (lambda a: ops.cholesky(a + ops.swapaxes(a, -1, -2)), lambda a: linalg.cholesky(a + a.mT), DEFINITE),
     "solve a triangle": (lambda a, b: ops.solve_triangular(a, b, upper=True),
                          lambda a, b: linalg.solve_triangular(a, b, upper=True), SQUARE, (2, 4, 3)),

@@ -66,6 +66,12 @@ def test_unpooling_and_pools_of_powers_equal_pytorch(dims):
     check(ours, theirs, shape)
 
 
+def test_a_last_window_does_not_begin_behind_the_padding():
+    f = functions()
+    check(lambda x: ops.avg_pool1d(x, 2, 3, 1, True), lambda x: f.avg_pool1d(x, 2, 3, 1, True), (2, 3, 4))
+    check(lambda x: ops.max_pool2d(x, 2, 3, 1, 1, True), lambda x: f.max_pool2d(x, 2, 3, 1, 1, True), apart(1, 2, 4, 4))
+
+
 def test_divisors_and_dims_that_are_kept_equal_pytorch():
     f = functions()
     check(lambda x: ops.avg_pool2d(x, 3, 2, 1, divisor_override=5), lambda x: f.avg_pool2d(x, 3, 2, 1, divisor_override=5),
