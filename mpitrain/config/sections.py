@@ -70,6 +70,7 @@ class OptimizerConfig:
     warmup_steps: int = 0
     milestones: tuple[int, ...] = ()         # schedule "step": steps at which ...
     gamma: float = 0.1                       # ... the rate is multiplied by this
+    groups: tuple[dict[str, Any], ...] = ()  # parameters with rates or keys of their own, or frozen: tables with `params`
     offload: Offloaded = "none"              # place of its state: "host" of a GPU, or "file"
     offload_folder: str = ""                 # folder of those files; default: run.out
     arguments: dict[str, Any] = field(default_factory=dict)       # further keys, which the optimizer or the schedule takes

@@ -201,7 +201,7 @@ class Parameter(Described):
     who asks for that is lent one by `lend`.
     """
 
-    __slots__ = ("away", "decay", "lend", "operands", "twin_of")
+    __slots__ = ("away", "decay", "home", "lend", "operands", "trained_from", "twin_of")
     is_parameter = True
 
     def __init__(self, shape: Sequence[int], init: Initialiser, *, decay: bool = True):
@@ -211,6 +211,8 @@ class Parameter(Described):
         self.twin_of = ""
         self.away = ""
         self.lend: Callable[[Parameter], Array] | None = None
+        self.home: Callable[[], Any] | None = None            # its storage, by a weak reference
+        self.trained_from = 0.0                               # the step from which a group of an optimizer trains it; inf: never
         self.requires_grad = True
 
     def __getattr__(self, attribute: str) -> Any:
@@ -231,6 +233,7 @@ class Parameter(Described):
         other._shape, other._groups = self._shape, self._groups
         other.offset, other.placement = self.offset, dict(self.placement)
         other.twin_of = self.twin_of or name
+        other.trained_from, other.requires_grad = self.trained_from, self.requires_grad
         return other
 
 

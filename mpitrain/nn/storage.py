@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -118,6 +119,7 @@ class FlatStorage(FlatLayout):
         self.values = self.memory(self.size, allocate)
         for segment, view in zip(self.segments, self.views(self.values)):
             segment.parameter.array = view
+            segment.parameter.home = ref(self)
         self.gradients: Array | None = None
         self._gradient_views: list[Array] = []
 

@@ -12,6 +12,7 @@ from mpitrain.errors import ShapeError
 from mpitrain.kernels import pointwise, rows
 from mpitrain.kernels.pointwise import ACTIVATIONS
 from mpitrain.ops.elementwise import exp, multiply, where
+from mpitrain.ops.inputs import numpy_names
 
 __all__ = ["gelu", "leaky_relu", "log_softmax", "relu", "sigmoid", "silu", "softmax", "softplus", "tanh"]
 
@@ -211,9 +212,11 @@ def _along_last(x: Array, dim: int, kernel: Any, *more: Array) -> Array:
     return kernel(*(a.reshape(-1, shape[-1]) for a in arrays)).reshape(shape).swapaxes(dim, -1)
 
 
+@numpy_names
 def softmax(x: Any, dim: int = -1) -> Tensor:
     return Softmax.apply(x, dim=dim)
 
 
+@numpy_names
 def log_softmax(x: Any, dim: int = -1) -> Tensor:
     return LogSoftmax.apply(x, dim=dim)

@@ -13,9 +13,9 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array, is_array
 from mpitrain.errors import ShapeError
-from mpitrain.ops.elementwise import clip, divide
+from mpitrain.ops.elementwise import clip
 from mpitrain.ops.inputs import as_tensor, floating
-from mpitrain.ops.unary import exp2, trunc
+from mpitrain.ops.unary import exp2
 
 __all__ = ["addcdiv", "addcmul", "atan2", "clamp", "copysign", "floor_divide", "fmax", "fmin", "fmod", "hypot", "ldexp", "lerp",
            "logaddexp", "logaddexp2", "remainder", "trunc_divide", "xlog1py", "xlogy"]
@@ -24,11 +24,11 @@ __all__ = ["addcdiv", "addcmul", "atan2", "clamp", "copysign", "floor_divide", "
 class Binary(Function):
     """A function of two elements: `value(xp, x, y)`, and `by_x(module, x, y)` and `by_y`, what the gradient is multiplied by."""
 
-    broadcasts = True
+    broadcasts = is_arithmetic = True
     value: Callable[[Any, Any, Any], Any]
     by_x: Callable[[Any, Any, Any], Any]
     by_y: Callable[[Any, Any, Any], Any]
-    exact = False                                 # integers stay integers
+    exact = divides = False                       # integers stay integers; and are divided by y
 
     @staticmethod
     def forward(ctx: Context, x: Any, y: Any) -> Array:
@@ -37,7 +37,7 @@ class Binary(Function):
         check_broadcast(name, x, y)
         if op.exact:
             if not any(is_array(a) and a.dtype.kind == "f" or isinstance(a, float) for a in (x, y)):
-                if not ctx.xp.all(ctx.xp.asarray(y) != 0):
+                if op.divides and not ctx.xp.all(ctx.xp.asarray(y) != 0):
                     raise ShapeError(f"{name}: an integer was divided by 0; integers have no infinity, convert them to floats")
                 return op.value(ctx.xp, x, y)
         else:
@@ -66,10 +66,11 @@ def check_broadcast(name: str, *arrays: Any) -> None:
 
 
 def binary(name: str, value: Callable[..., Any], by_x: Callable[..., Any], by_y: Callable[..., Any], doc: str, *,
-           exact: bool = False) -> Callable[[Any, Any], Tensor]:
+           exact: bool = False, divides: bool = False) -> Callable[[Any, Any], Tensor]:
     """An op of this name; see `Binary`."""
     function: Any = type(name.capitalize(), (Binary,), {
-        "value": staticmethod(value), "by_x": staticmethod(by_x), "by_y": staticmethod(by_y), "exact": exact, "__doc__": doc})
+        "value": staticmethod(value), "by_x": staticmethod(by_x), "by_y": staticmethod(by_y),
+        "exact": exact or divides, "divides": divides, "__doc__": doc})
 
     def op(x: Any, y: Any) -> Tensor:
         return function.apply(*operands(x, y))
@@ -120,11 +121,13 @@ logaddexp = binary("logaddexp", lambda xp, x, y: xp.logaddexp(x, y), lambda m, x
 logaddexp2 = binary("logaddexp2", lambda xp, x, y: xp.logaddexp2(x, y), lambda m, x, y: 1 / (1 + m.exp2(y - x)),
                     lambda m, x, y: 1 / (1 + m.exp2(x - y)), "log2(2^x + 2^y) without overflow.")
 remainder = binary("remainder", lambda xp, x, y: xp.remainder(x, y), _one, lambda m, x, y: -m.floor(x / y),
-                   "x - y floor(x / y), with the sign of y, as Python's %.", exact=True)
+                   "x - y floor(x / y), with the sign of y, as Python's %.", divides=True)
 fmod = binary("fmod", lambda xp, x, y: xp.fmod(x, y), _one, lambda m, x, y: -m.trunc(x / y),
-              "x - y trunc(x / y), with the sign of x, as C's fmod.", exact=True)
+              "x - y trunc(x / y), with the sign of x, as C's fmod.", divides=True)
 floor_divide = binary("floor_divide", lambda xp, x, y: xp.floor_divide(x, y), _nothing, _nothing,
-                      "floor(x / y), as Python's //; the gradient is 0.", exact=True)
+                      "floor(x / y), as Python's //; the gradient is 0.", divides=True)
+trunc_divide = binary("trunc_divide", lambda xp, x, y: _truncated(xp, x, y), _nothing, _nothing,
+                      "x / y without what comes after the decimal point; the gradient is 0.", divides=True)
 copysign = binary("copysign", lambda xp, x, y: xp.copysign(x, y), _sign_kept, _nothing, "|x| with the sign of y.")
 xlogy = binary("xlogy", lambda xp, x, y: _product(xp, x, y, xp.log), lambda m, x, y: _factor(m, x, y, m.log, 0.0),
                lambda m, x, y: x / y, "x log(y), 0 where x is 0.")
@@ -132,10 +135,10 @@ xlog1py = binary("xlog1py", lambda xp, x, y: _product(xp, x, y, xp.log1p), lambd
                  lambda m, x, y: x / (y + 1), "x log(1 + y), 0 where x is 0.")
 fmax = binary("fmax", lambda xp, x, y: xp.fmax(x, y), lambda m, x, y: _is_first(m, x, y, "less_equal"),
               lambda m, x, y: m.logical_not(_is_first(m, x, y, "less_equal")),
-              "The larger of x and y, the other one where one is NaN; the gradient goes to x where both are equal.")
+              "The larger of x and y, the other one where one is NaN; the gradient goes to x where both are equal.", exact=True)
 fmin = binary("fmin", lambda xp, x, y: xp.fmin(x, y), lambda m, x, y: _is_first(m, x, y, "greater_equal"),
               lambda m, x, y: m.logical_not(_is_first(m, x, y, "greater_equal")),
-              "The smaller of x and y, the other one where one is NaN; the gradient goes to x where both are equal.")
+              "The smaller of x and y, the other one where one is NaN; the gradient goes to x where both are equal.", exact=True)
 
 
 def _product(xp: Any, x: Any, y: Any, logarithm: Any) -> Any:
@@ -150,9 +153,9 @@ def _factor(m: Any, x: Any, y: Any, logarithm: Any, edge: float) -> Any:
     return m.where(none, 0.0, logarithm(m.where(none, edge + 1.0, y)))
 
 
-def trunc_divide(x: Any, y: Any) -> Tensor:
-    """trunc(x / y): division without what comes after the decimal point; the gradient is 0."""
-    return trunc(divide(*operands(x, y)))
+def _truncated(xp: Any, x: Any, y: Any) -> Any:
+    result = xp.floor_divide(abs(x), abs(y)) * xp.sign(x) * xp.sign(y)
+    return result if result.dtype.kind in "iu" else xp.trunc(x / y)
 
 
 def ldexp(x: Any, y: Any) -> Tensor:

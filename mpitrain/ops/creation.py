@@ -127,6 +127,8 @@ def arange(start: Any, end: Any = None, step: Any = 1, *, dtype: Any = None) -> 
             (numbers[1] - numbers[0]) * numbers[2] < 0):
         raise ShapeError(f"arange: from {start} to {end} by {step}: the numbers must be finite, and the step lead to the end")
     wanted = dtype_of("arange", dtype or ("int64" if all(isinstance(n, int) for n in numbers) else "float32"))
+    if wanted.kind in "iu":
+        numbers = [int(n) for n in numbers]
     count = max(math.ceil((numbers[1] - numbers[0]) / numbers[2]), 0)
     steps = array_module().arange(count, dtype="int64" if all(isinstance(n, int) for n in numbers) else "float64")
     return Tensor((numbers[0] + steps * numbers[2]).astype(wanted))

@@ -14,7 +14,7 @@ __all__ = ["absolute", "add", "clip", "divide", "equal", "exp", "greater", "grea
 
 
 class Add(Function):
-    broadcasts = True
+    broadcasts = is_arithmetic = True
 
     @staticmethod
     def forward(ctx: Context, x: Any, y: Any) -> Array:
@@ -30,7 +30,7 @@ class Add(Function):
 
 
 class Subtract(Function):
-    broadcasts = True
+    broadcasts = is_arithmetic = True
 
     @staticmethod
     def forward(ctx: Context, x: Any, y: Any) -> Array:
@@ -46,7 +46,7 @@ class Subtract(Function):
 
 
 class Multiply(Function):
-    broadcasts = True
+    broadcasts = is_arithmetic = True
 
     @staticmethod
     def forward(ctx: Context, x: Any, y: Any) -> Array:
@@ -85,7 +85,7 @@ class Divide(Function):
 
 
 class Power(Function):
-    broadcasts = True
+    broadcasts = is_arithmetic = True
 
     @staticmethod
     def forward(ctx: Context, x: Any, y: Any) -> Array:
@@ -185,7 +185,7 @@ class Sqrt(Function):
 class Maximum(Function):
     """Where both are equal, each gets half of the gradient; where one is NaN, each gets all of it, as in PyTorch."""
 
-    broadcasts = True
+    broadcasts = is_arithmetic = True
     is_passed_over, choice = operator.lt, "maximum"
 
     @staticmethod

@@ -9,6 +9,7 @@ from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array, array_module, is_array
 from mpitrain.errors import DataError, ShapeError
 from mpitrain.kernels.rows import scatter_add_rows
+from mpitrain.ops.inputs import numpy_names
 
 __all__ = ["embedding", "getitem", "take"]
 
@@ -154,6 +155,7 @@ def getitem(x: Any, index: Any) -> Tensor:
     return Gather.apply(x, *map(xp.asarray, chosen), index=places)
 
 
+@numpy_names
 def take(x: Any, indices: Any, dim: int = 0) -> Tensor:
     """The entries `indices` along `dim`; the dims of `indices` stand in for `dim`. DataError where one is out of range."""
     return Take.apply(x, indices, dim=dim)

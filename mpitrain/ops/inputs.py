@@ -38,6 +38,12 @@ def floating(name: str, x: Array) -> Array:
     return x.astype("float32")
 
 
+def float_tensor(name: str, x: Any) -> Tensor:
+    """`x` as a tensor that has fractions; see `floating`."""
+    x = as_tensor(x)
+    return x if x.dtype.kind == "f" else Tensor(floating(name, x.array))
+
+
 def integers(name: str, x: Array, what: str = "index") -> Array:
     if x.dtype.kind not in "iu":
         raise ShapeError(f"{name}: the {what} is {x.dtype}, expected integers (int64)")

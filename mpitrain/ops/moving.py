@@ -13,8 +13,9 @@ from mpitrain.ops.index import getitem, take
 from mpitrain.ops.inputs import as_array, as_tensor, dim_of, dims_of, integers, numpy_names, sizes_of
 from mpitrain.ops.shape import broadcast_to, reshape, transpose
 
-__all__ = ["adjoint", "expand", "expand_as", "flatten", "flip", "fliplr", "flipud", "movedim", "narrow", "ravel", "repeat",
-           "repeat_interleave", "reshape_as", "roll", "rot90", "select", "sum_to_size", "t", "tile", "unflatten", "unfold"]
+__all__ = ["adjoint", "expand", "expand_as", "flatten", "flip", "fliplr", "flipud", "movedim", "narrow", "permute", "ravel",
+           "repeat", "repeat_interleave", "reshape_as", "roll", "rot90", "select", "sum_to_size", "t", "tile", "unflatten",
+           "unfold"]
 
 
 class Roll(Function):
@@ -136,6 +137,11 @@ def movedim(x: Any, source: int | Sequence[int], destination: int | Sequence[int
     for place, d in sorted(zip(b, a)):
         order.insert(place, d)
     return transpose(x, tuple(order))
+
+
+def permute(x: Any, *dims: Any) -> Tensor:
+    """`x` with its dims in the given order."""
+    return transpose(as_tensor(x), sizes_of("permute", dims))
 
 
 def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Tensor:

@@ -7,8 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from mpitrain.autograd import Tensor
+from mpitrain.backend import is_array
+from mpitrain.errors import GraphError
 from mpitrain.ops import elementwise, index, linalg, reduce, shape
 from mpitrain.ops.activation import tanh
+from mpitrain.ops.inputs import numpy_names
 
 
 def _swapped(op: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
@@ -49,18 +52,84 @@ METHODS: dict[str, Any] = {
 
 # Methods by the name of the op they are; the ops of files that are read later, among them.
 LATER = """
-    acos acosh addcdiv addcmul allclose asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp
-    copysign cos cosh cummax cummin cumprod cumsum deg2rad diff exp2 expm1 floor floor_divide fmod frac gather index_add
-    index_copy index_fill index_put index_select isclose isfinite isinf isnan lerp log10 log1p log2 logaddexp logcumsumexp
-    logical_and logical_not logical_or logical_xor masked_fill masked_scatter masked_select rad2deg reciprocal remainder round
-    rsqrt scatter scatter_add scatter_reduce sgn sign sin sinh square take_along_dim tan trunc xlogy"""
+    acos acosh add addcdiv addcmul adjoint all allclose aminmax any argmax argmin argsort argwhere asin asinh astype
+    atan atan2 atanh bincount bitwise_and bitwise_not bitwise_or bitwise_xor broadcast_to bucketize ceil chunk clamp clip
+    clone contiguous copysign cos cosh count_nonzero cummax cummin cumprod cumsum deg2rad diag diag_embed diagflat diagonal
+    diagonal_scatter diff digamma divide equal erf erfc erfinv exp2 expand expand_as expand_dims expm1 flatten flip fliplr
+    flipud floor floor_divide fmax fmin fmod frac gather greater greater_equal heaviside hypot index_add index_copy index_fill
+    index_put index_reduce index_select isclose isfinite isin isinf isnan kthvalue ldexp lerp less less_equal lgamma log10
+    log1p log2 log_softmax logaddexp logaddexp2 logcumsumexp logical_and logical_not logical_or logical_xor logit logsumexp
+    masked_fill masked_scatter masked_select matmul maximum median minimum movedim msort multiply nan_to_num nanmean nanmedian
+    nanquantile nansum narrow negative new_full new_ones new_zeros nonzero norm not_equal permute positive power prod quantile
+    rad2deg ravel reciprocal relu remainder repeat repeat_interleave reshape_as roll rot90 round rsqrt scatter scatter_add
+    scatter_reduce select select_scatter sgn sigmoid sign sin sinc sinh slice_scatter softmax sort split square squeeze std
+    subtract sum_to_size swapaxes t take_along_dim tan tensor_split tile topk trace tril triu trunc unbind unflatten unfold
+    unique unique_consecutive var xlogy"""
 
 # What PyTorch calls an op that has another name here; both names are of one function.
-PYTORCH_NAMES: dict[str, str] = {}
+PYTORCH_NAMES = {
+    "abs": "absolute", "amax": "max", "amin": "min", "arccos": "acos", "arccosh": "acosh", "arcsin": "asin", "arcsinh": "asinh",
+    "arctan": "atan", "arctan2": "atan2", "arctanh": "atanh", "bmm": "matmul", "cat": "concatenate", "concat": "concatenate",
+    "div": "divide", "eq": "equal", "ge": "greater_equal", "gt": "greater", "le": "less_equal", "lt": "less", "mm": "matmul",
+    "moveaxis": "movedim", "mul": "multiply", "mv": "matmul", "ne": "not_equal", "neg": "negative",
+    "pow": "power", "sub": "subtract", "swapdims": "swapaxes", "to": "astype", "trapz": "trapezoid", "true_divide": "divide",
+    "unsqueeze": "expand_dims", "view": "reshape", "view_as": "reshape_as",
+}
+
+# Methods that make a tensor of another dtype, by PyTorch's names.
+CASTS = {"bool": "bool", "byte": "uint8", "double": "float64", "float": "float32", "int": "int32", "long": "int64",
+         "short": "int16"}
+
+# What changes a tensor in place in PyTorch, and what to do here: a backward would need the old values.
+IN_PLACE = """
+    abs add addcdiv addcmul bitwise_and bitwise_or ceil clamp clip cos cumsum div erf erfinv exp floor floor_divide index_add
+    index_copy index_fill index_put lerp log log1p logical_and logical_not logical_or masked_fill masked_scatter mul
+    nan_to_num neg pow reciprocal relu remainder round rsqrt scatter scatter_add scatter_reduce sigmoid sign sin softmax sqrt
+    square squeeze sub t tanh transpose tril triu trunc unsqueeze"""
+FILLS = "bernoulli exponential fill normal random uniform zero"
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    way = (f"x = x.{name}(...) makes a new one" if name in IN_PLACE.split() else
+           "x.copy_(values) under no_grad() overwrites one that no backward needs, and mpitrain.nn.init has initial values")
+
+    def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        raise GraphError(f"{name}_: operations do not change tensors in place; {way}")
+    method.__name__ = method.__qualname__ = f"{name}_"
+    return method
+
+
+def _equals(op: Callable[[Any, Any], Tensor], otherwise: bool) -> Callable[[Any, Any], Any]:
+    """Element by element beside numbers, arrays and tensors; None and the like are just not equal."""
+    def method(self: Tensor, other: Any) -> Any:
+        return op(self, other) if isinstance(other, Tensor | bool | int | float) or is_array(other) or isinstance(
+            other, list) else otherwise
+    return method
+
+
+def _extremum(name: str, pairwise: Callable[[Any, Any], Tensor]) -> Callable[..., Any]:
+    """As PyTorch's methods: one value of all; along a dim values and indices; with another tensor the larger of both."""
+    @numpy_names
+    def method(self: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+        if isinstance(dim, Tensor):
+            return pairwise(self, dim)
+        return getattr(reduce, name)(self) if dim is None else _later(f"{name}_with_index")(self, dim, keepdim)
+    method.__name__ = method.__qualname__ = name
+    return method
+
+
+METHODS |= {
+    "__eq__": _equals(elementwise.equal, False), "__ne__": _equals(elementwise.not_equal, True), "__hash__": object.__hash__,
+    "max": _extremum("max", elementwise.maximum), "min": _extremum("min", elementwise.minimum),
+    "mT": property(_later("adjoint")), "dim": lambda self: self.ndim, "numel": lambda self: self.size,
+    "tolist": lambda self: self.numpy().tolist(), "type_as": lambda self, other: _later("astype")(self, other.dtype),
+    **{name: (lambda self, dtype=dtype: _later("astype")(self, dtype)) for name, dtype in CASTS.items()},
+    **{f"{name}_": _refused(name) for name in (IN_PLACE + " " + FILLS).split()},
+}
 
 
 def attach() -> None:
+    for name in (*LATER.split(), *PYTORCH_NAMES):
+        setattr(Tensor, name, _later(name))
     for name, method in METHODS.items():
         setattr(Tensor, name, method)
-    for name in LATER.split():
-        setattr(Tensor, name, _later(name))

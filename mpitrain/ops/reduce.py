@@ -9,6 +9,7 @@ from mpitrain.autograd import Context, Function, Tensor, stand_in
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.ops.elementwise import exp
+from mpitrain.ops.inputs import numpy_names
 from mpitrain.ops.shape import broadcast_to
 
 __all__ = ["logsumexp", "max", "mean", "min", "sum", "var"]
@@ -20,6 +21,8 @@ class Sum(Function):
     @staticmethod
     def forward(ctx: Context, x: Array, *, dim: Dims, keepdim: bool) -> Array:
         ctx.shape, ctx.kept = x.shape, _kept(x, dim)
+        if x.dtype.kind in "bu":                  # PyTorch's dtype of sums of integers
+            x = x.astype("int64")
         return x.sum(axis=dim, keepdims=keepdim)
 
     @staticmethod
@@ -94,6 +97,8 @@ class Variance(Function):
 
 
 class LogSumExp(Function):
+    makes_floats = True
+
     @staticmethod
     def forward(ctx: Context, x: Array, *, dim: Dims, keepdim: bool) -> Array:
         xp = ctx.xp
@@ -147,29 +152,35 @@ def _count(x: Array, dim: Dims) -> int:
 
 
 
+@numpy_names
 def sum(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
     return Sum.apply(x, dim=dim, keepdim=keepdim)
 
 
+@numpy_names
 def mean(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
     return Mean.apply(x, dim=dim, keepdim=keepdim)
 
 
+@numpy_names
 def max(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """The largest values (not where they are); equal ones share the gradient equally."""
     return Extremum.apply(x, dim=dim, keepdim=keepdim, largest=True)
 
 
+@numpy_names
 def min(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """The smallest values (not where they are); equal ones share the gradient equally."""
     return Extremum.apply(x, dim=dim, keepdim=keepdim, largest=False)
 
 
+@numpy_names
 def var(x: Any, dim: Dims = None, keepdim: bool = False, correction: int = 1) -> Tensor:
     """The variance: squared distances from the mean, summed and divided by ``count - correction``."""
     return Variance.apply(x, dim=dim, keepdim=keepdim, correction=correction)
 
 
+@numpy_names
 def logsumexp(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """``log(sum(exp(x)))`` without overflow."""
     return LogSumExp.apply(x, dim=dim, keepdim=keepdim)

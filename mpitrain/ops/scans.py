@@ -9,7 +9,7 @@ from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.ops.elementwise import add, not_equal, subtract
-from mpitrain.ops.inputs import as_tensor, dim_of, floating, numpy_names, raw
+from mpitrain.ops.inputs import as_tensor, dim_of, float_tensor, numpy_names, raw
 from mpitrain.ops.reduce import sum as total
 from mpitrain.ops.scattering import gather
 from mpitrain.ops.shape import concatenate, reshape, swapaxes
@@ -176,7 +176,7 @@ def _trapezoids(name: str, y: Any, x: Any, dx: Any, dim: int) -> tuple[Tensor, i
     y = as_tensor(y)
     if not y.ndim:
         raise ShapeError(f"{name}: the samples have no dims, expected one at least")
-    y = Tensor(floating(name, y.array)) if y.dtype.kind != "f" else y
+    y = float_tensor(name, y)
     dim = dim_of(name, y, dim)
     if x is not None:
         x = as_tensor(x)

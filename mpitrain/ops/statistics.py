@@ -9,7 +9,7 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
-from mpitrain.ops.elementwise import absolute, equal, sqrt, where
+from mpitrain.ops.elementwise import absolute, clip, equal, sqrt, where
 from mpitrain.ops.inputs import Dims, as_tensor, dim_of, dims_of, numpy_names
 from mpitrain.ops.logic import isnan, plain
 from mpitrain.ops.reduce import max as largest
@@ -21,7 +21,7 @@ from mpitrain.ops.scattering import gather
 from mpitrain.ops.shape import concatenate, reshape, transpose
 
 __all__ = ["all", "aminmax", "any", "argmax", "argmin", "count_nonzero", "max_with_index", "min_with_index", "nanmean", "nansum",
-           "norm", "prod", "std", "std_mean", "var_mean"]
+           "norm", "normalize", "prod", "std", "std_mean", "var_mean"]
 
 
 class Prod(Function):
@@ -30,7 +30,7 @@ class Prod(Function):
     @staticmethod
     def forward(ctx: Context, x: Array) -> Array:
         ctx.save(x)
-        return x.prod(axis=-1)
+        return x.prod(axis=-1, dtype="int64" if x.dtype.kind in "biu" else None)
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> Tensor:
@@ -121,6 +121,13 @@ def norm(x: Any, p: float | str = 2, dim: Dims = None, keepdim: bool = False) ->
     powers = total(where(none, at_zero, where(none, x.dtype.type(1), size) ** p), dims, keepdim)
     none = equal(powers, 0)
     return where(none, x.dtype.type(0), where(none, x.dtype.type(1), powers) ** (1 / p))
+
+
+@numpy_names
+def normalize(x: Any, p: float = 2.0, dim: Dims = 1, eps: float = 1e-12) -> Tensor:
+    """`x` over its norm along `dim`, which counts as `eps` where it is smaller: rows of length 1."""
+    x = as_tensor(x)
+    return x / clip(norm(x, p, dim, True), eps)
 
 
 @numpy_names

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import Array, asnumpy, overwrite
-from mpitrain.optim.optimizer import Allocate, Optimizer, Segment
+from mpitrain.optim.optimizer import Allocate, Held, Optimizer, Segment
 
 
 class HostStorage:
@@ -31,6 +31,14 @@ class HostStorage:
         self.values: Array = np.zeros(storage.values.shape, self.dtype)
         self.views = storage.views
         self.attach_gradients = storage.attach_gradients      # An optimizer's `step` is not for state on the host, `update` is.
+
+    def memory(self, size: int, allocate: Allocate | None = None) -> Array:
+        """A host array of so many elements; its content is undefined."""
+        nbytes = size * self.dtype.itemsize
+        if allocate is None or not nbytes:
+            return np.empty(size, self.dtype)
+        flat: Array = np.frombuffer(allocate(nbytes), np.uint8)[:nbytes].view(self.dtype)
+        return flat
 
     def new_flat(self, allocate: Allocate | None = None) -> Array:
         """A host array of the storage's layout, zero."""
@@ -54,6 +62,9 @@ class OnHost(Optimizer):
         self.whole_parameters = self.inner.whole_parameters
         self._gradients = np.zeros_like(host.values)
         self._seen: list[int] | None = None               # The copy was made when parameters had been changed so often.
+
+    def held(self) -> list[Held]:
+        return self.inner.held()
 
     @property
     def nbytes(self) -> int:

@@ -8,7 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from mpitrain.backend import Array, array_module
@@ -58,6 +59,15 @@ class Run(NamedTuple):
     shape: tuple[int, ...] = ()                   # of the parameter, where a run is a whole one
 
 
+class Held(NamedTuple):
+    """A state of an optimizer: a flat array in the layout of `storage`, for the parameters whose names are `among` it."""
+
+    kind: str
+    storage: Any
+    flat: Array
+    among: Callable[[str], bool] | None = None
+
+
 class Optimizer:
     """`state` maps a name ("m") to a flat array of the storage's layout; `allocate` supplies its memory (default: what
     supplied the storage's own).
@@ -69,8 +79,24 @@ class Optimizer:
     """
 
     whole_parameters = False                      # True: the rule needs norms of whole parameters, so it cannot update parts.
+    __signature__: inspect.Signature
+    n_states: int                                 # numbers of state for each of a parameter's, at most
     needs_closure = False                         # True: `step` asks for the loss and the gradient several times (L-BFGS).
     kernel: Kernel | None = None                  # The kernel takes values, gradients, all of the state, and `scalars`.
+
+    def __init_subclass__(cls, **keys: Any) -> None:
+        """The arguments are those of `__init__`, wherever somebody asks for them; `__new__` has none of its own."""
+        super().__init_subclass__(**keys)
+        whole = inspect.signature(cls.__init__)
+        cls.__signature__ = whole.replace(parameters=list(whole.parameters.values())[1:])
+
+    def __new__(cls, model: Any = None, *positional: Any, **keys: Any) -> Any:
+        """An optimizer of a model or its storage; of a list of parameters or groups, a `groups.Grouped` of this kind."""
+        if cls.__name__ != "Grouped" and isinstance(model, Iterable) and not hasattr(model, "segments") \
+                and not hasattr(model, "storage"):
+            lr = positional[0] if positional else keys.pop("lr", None)
+            return OF_LISTS["groups"](cls, model, lr, keys)
+        return super().__new__(cls)
 
     def __init__(self, model: Any, lr: float, *, state: Sequence[str] = (), weight_decay: float = 0.0, decay: str = "all",
                  maximize: bool = False, allocate: Allocate | None = None):
@@ -84,7 +110,7 @@ class Optimizer:
         self.storage, self.lr, self.weight_decay, self.decay = storage, lr, weight_decay, decay
         self.sign = -1.0 if maximize else 1.0
         self.state: dict[str, Array] = {name: storage.new_flat(allocate or storage.allocate) for name in state}
-        self.steps = 0
+        self.n_states, self.steps = len(self.state), 0
         self.numbers: dict[str, Any] = {}         # Small arrays of NumPy that a resumed run needs besides, changed in place.
         ordered = [s for s in storage.segments if s.stop > s.start]
         self._follows = {a.stop: b.start for a, b in zip(ordered, ordered[1:])}
@@ -124,6 +150,15 @@ class Optimizer:
     def parts(self, run: Run) -> tuple[Array, ...]:
         """The run's values and its parts of the state, in order."""
         return tuple(flat[run.start:run.stop] for flat in (self.storage.values, *self.state.values()))
+
+    @property
+    def title(self) -> str:
+        """Its name in messages."""
+        return type(self).__name__
+
+    def held(self) -> list[Held]:
+        """The states, and where they lie."""
+        return [Held(kind, self.storage, flat) for kind, flat in self.state.items()]
 
     @property
     def nbytes(self) -> int:
@@ -186,6 +221,8 @@ def require(fine: bool, name: str, value: object, expected: str) -> None:
         raise ConfigError(f"optimizer.{name} is {expected}, not {value}")
 
 
+OF_LISTS: Registry[Callable[..., Optimizer]] = Registry("maker of optimizers of lists")
+OF_LISTS.register_later("groups", "mpitrain.optim.groups:of_list")
 OPTIMIZERS: Registry[Callable[..., Optimizer]] = Registry("optimizer")
 """Optimizers by name; each is called with the model (or its storage), lr, and its own keywords."""
 for _name, _place in (("adagrad", "elementwise:Adagrad"), ("adadelta", "elementwise:Adadelta"), ("adamax", "elementwise:Adamax"),

@@ -58,6 +58,11 @@ class Bucket:
         first, last = self.segments[0].name, self.segments[-1].name
         self.name = f"gradient bucket {self.index} ({first}" + (f" .. {last})" if first != last else ")")
 
+    @property
+    def trained(self) -> bool:
+        """Whether any of its parameters is: else ranks have nothing to add up."""
+        return any(s.parameter.requires_grad for s in self.segments)
+
     def part(self, arenas: Sequence[Array], index: int) -> Array:
         """The bucket's part of arena `index`."""
         while len(self.parts) <= index:
@@ -85,6 +90,11 @@ def plan_buckets(segments: Sequence[Segment], total: int, bucket_elements: int,
 def runs(kinds: Sequence[object]) -> list[int]:
     """The lengths of runs of neighbours of one kind."""
     return [len(list(same)) for _, same in groupby(kinds, key=id)]
+
+
+def frozen_alike(segments: Sequence[Any]) -> list[int]:
+    """The lengths of runs of neighbours that are trained from the same step on: others share no bucket with them."""
+    return [len(list(same)) for _, same in groupby(s.parameter.trained_from for s in segments)]
 
 
 def cut_buckets(segments: Sequence[Segment], total: int, bounds: Sequence[int]) -> list[Bucket]:

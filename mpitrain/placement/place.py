@@ -20,7 +20,7 @@ from mpitrain.errors import ConfigError, MeshError
 from mpitrain.nn import FlatLayout, Linear, MixtureOfExperts, Module, Sequential
 from mpitrain.nn.parameter import Described
 from mpitrain.placement import zigzag
-from mpitrain.placement.buckets import Bucket, plan_buckets, runs
+from mpitrain.placement.buckets import Bucket, frozen_alike, plan_buckets, runs
 from mpitrain.placement.bytes import Bytes, predicted
 from mpitrain.placement.experts import AXIS, cut_experts
 from mpitrain.placement.shard_cuts import shared_keys, where_to_cut
@@ -119,7 +119,8 @@ class Placement:
         one_copy = self.comm.node_shared and self.grid.count(REPLICAS) > 1
         blocks = self.kind == "parameters" and not one_copy if blocks is None else blocks
         found = where_to_cut(self.stage, layout, blocks=blocks) if one_copy or self.kind != "none" else self.stage.sizes
-        return finer(found, [*accumulate(runs([self.sums_over(s.parameter) for s in layout.segments]))])
+        return finer(found, [*accumulate(runs([self.sums_over(s.parameter) for s in layout.segments])),
+                             *accumulate(frozen_alike(layout.segments))])
 
     def buckets(self, layout: FlatLayout) -> list[Bucket]:
         """The buckets of the flat gradient, in the order in which they start."""

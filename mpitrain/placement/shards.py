@@ -95,6 +95,10 @@ class Shards:
             part.parameter.fill(seed, flat[part.start:part.stop], part.first, self.device.xp)
         return flat
 
+    def memory(self, size: int, allocate: Callable[[int], Any] | None = None) -> Array:
+        """An array of so many elements, of this storage's kind; its content is undefined."""
+        return self.layout.memory(size, allocate)
+
     def new_flat(self, allocate: Callable[[int], Any] | None = None) -> Array:
         """An array of the shard's elements, zero."""
         flat = self.layout.memory(self.size, allocate)

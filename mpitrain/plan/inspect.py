@@ -92,7 +92,7 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
         yield from stage_lines([p.stage for p in stages])
     yield from schedule_lines(pp, grid.n_places, n_micro, name=str(m.schedule), chunks=m.chunks, folder=config.folder)
     yield from bucket_lines(stages)
-    yield bytes_line(stages, len(made.optimizer(probe()).state))
+    yield bytes_line(stages, made.optimizer(probe()).n_states)
     yield from forecast_lines(forecast_of(config, placed, inputs))
 
 

@@ -45,7 +45,7 @@ def forecast(p: Placement, sample: tuple[Any, Any], *, loss: Any, optimizer: Any
         loss = cut_loss(loss, p.head, alone(p))
     stages = [p.at_stage(index) for index in range(p.stage.n_stages)]
     layouts = [stage.layout() for stage in stages]
-    states = len(optimizer(probe()).state)
+    states = optimizer(probe()).n_states
     kept = [_kept(stage, layout, states, offload) for stage, layout in zip(stages, layouts)]
     others = [_on_their_way(stage, layout) for stage, layout in zip(stages, layouts)]
     if p.part is not None:

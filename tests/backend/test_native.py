@@ -164,6 +164,7 @@ def test_room_that_runs_out_at_the_end_leaves_no_part_of_a_library(own_cache: Pa
 
 def test_a_compiler_that_fails_is_named_with_what_it_says(
         own_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(native, "wanted", lambda: "")
     for text, said in (("exit 3", "exit status 3"), ("exit 0", "[Errno 2] No such file"),
                        ("echo fatal error: no room >&2; echo ended >&2; exit 1", "fatal error: no room")):
         (tmp_path / "bad").write_text(f"#!/bin/sh\n{text}\n")
@@ -219,6 +220,7 @@ def test_source_that_does_not_compile_leaves_a_reason(own_cache: Path, monkeypat
 
 
 def test_without_a_compiler_the_stand_ins_serve(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "wanted", lambda: "")
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.delenv("CC", raising=False)
     assert native.load("rows") is None and native.missing() == {"rows": "no C compiler (cc, gcc or clang)"}

@@ -9,6 +9,9 @@ import sys
 import pytest
 from launch import clean_environment
 
+from mpitrain.backend.native import compiler
+
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C compiler")
 BEGIN = """if True:
     import os, signal, socket, sys
     from mpitrain.backend import native
@@ -71,7 +74,7 @@ def said(text: str, how: str = "", code: int = 0) -> str:
 
 
 @pytest.mark.promise("A4")
-@pytest.mark.parametrize("how", ["", "no compiler"])
+@pytest.mark.parametrize("how", [pytest.param("", marks=needs_compiler), "no compiler"])
 def test_the_alarm_for_mpis_start_ends_with_it_and_the_timer_is_the_programs_then(how: str) -> None:
     assert said(TIMER, how) == ""
 
@@ -88,6 +91,7 @@ def test_an_error_in_the_thread_that_replaces_the_watcher_is_told_once_and_the_j
     assert re.fullmatch(line, said(FAILS))
 
 
+@needs_compiler
 def test_an_exit_of_a_library_below_a_limit_names_the_limit_and_does_not_claim_that_it_was_the_cause() -> None:
     line = r"\nmpitrain: E_MEMORY rank=1/2 \S+ .* call of exit\(\); if it found no memory \(a process may have 16384 MiB: " \
            r"ulimit -v\), raise that limit\n"

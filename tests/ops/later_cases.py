@@ -28,8 +28,8 @@ SHAPES = """adjoint atleast_1d atleast_2d atleast_3d clone contiguous diag diag_
     ravel rot90 t trace tril triu unbind"""
 STACKS = "column_stack dstack hstack vstack"
 REDUCTIONS = """
-    all aminmax angle any argmax argmin argsort argwhere count_nonzero entr erf erfc erfcx log_ndtr median msort nan_to_num
-    nanmean nanmedian nansum ndtr nonzero norm prod sinc sort std std_mean var_mean"""
+    all aminmax any argmax argmin argsort argwhere count_nonzero entr erf erfc erfcx log_ndtr median msort nan_to_num nanmean
+    nanmedian nansum ndtr nonzero norm normalize prod sinc sort std std_mean var_mean"""
 PARTS = "chunk dsplit hsplit tensor_split vsplit"
 NEW: dict[str, tuple[Any, ...]] = {
     "arange": (3,), "broadcast_shapes": ((3, 1), (2,)), "eye": (2,), "full": ((2,), 3.0), "linspace": (0, 1, 3),
@@ -83,6 +83,7 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
     "repeat": [(lambda x: ops.repeat(x, 2, 3), normal(3))],
     "tile": [(lambda x: ops.tile(x, 2), normal(2, 3))],
     "repeat_interleave": [(lambda x: ops.repeat_interleave(x, 2, 0), normal(2, 3)), (ops.repeat_interleave, normal(3), ROWS)],
+    "permute": [(lambda x: ops.permute(x, 1, 0), normal(2, 3))],
     "movedim": [(lambda x: ops.movedim(x, 0, 1), normal(2, 3))],
     "unflatten": [(lambda x: ops.unflatten(x, 0, (2, -1)), normal(4, 3))],
     "expand": [(lambda x: ops.expand(x, 2, -1), normal(3))],

@@ -218,7 +218,7 @@ def unlike(mine: Any, theirs: Any, truth: Any, dtype: str) -> str:
         return f"{mine.dtype} instead of {theirs.dtype}"
     if mine.dtype.kind not in "fc":
         return "" if np.array_equal(mine, theirs) else f"{mine.ravel()[:5]} instead of {theirs.ravel()[:5]}"
-    tolerance = TOLERANCE["float64" if mine.dtype in (np.float64, np.complex128) and truth is None else dtype]
+    tolerance = TOLERANCE["float64" if mine.dtype in (np.float64, np.complex128) and truth is None else "float32"]
     first = error_of(mine, theirs)
     if first <= tolerance or truth is None:
         return "" if first <= tolerance else f"off by {first:.1e}: {worst(mine, theirs)}"

@@ -54,7 +54,7 @@ MAP: dict[str, Callable[..., Any]] = {
     "__radd__": lambda x, y: y + x, "__rmul__": lambda x, y: y * x, "__rdiv__": lambda x, y: y / x,
     "__rmatmul__": lambda x, y: y @ x, "matmul": ops.matmul, "mm": ops.matmul, "bmm": ops.matmul, "mv": ops.matmul,
     "sum": dims(ops.sum), "mean": dims(ops.mean), "logsumexp": dims(ops.logsumexp),
-    "reshape": ops.reshape, "permute": lambda x, dims: ops.transpose(x, *dims),
+    "reshape": ops.reshape, "permute": ops.permute,
     "broadcast_to": ops.broadcast_to,
     "unsqueeze": ops.expand_dims, "cat": lambda xs, dim=0: ops.concatenate(xs, dim),
     "stack": ops.stack, "split": ops.split, "split.list_args": ops.split, "split_with_sizes": ops.split,
@@ -63,7 +63,7 @@ MAP: dict[str, Callable[..., Any]] = {
 
 # The same name, and the same arguments.
 SAME = """
-    acos acosh addcdiv addcmul allclose aminmax angle argmax argmin argsort argwhere asin asinh atan atan2 atanh atleast_1d
+    acos acosh addcdiv addcmul allclose aminmax argmax argmin argsort argwhere asin asinh atan atan2 atanh atleast_1d
     atleast_2d atleast_3d bincount bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor
     block_diag broadcast_shapes broadcast_tensors bucketize cartesian_prod ceil chunk clamp column_stack combinations copysign
     cos cosh cummax cummin cumprod cumsum cumulative_trapezoid deg2rad diag diag_embed diagflat diagonal diagonal_scatter diff
@@ -80,7 +80,8 @@ MAP |= {f"round.{variant}": ops.round for variant in ("decimals_0", "decimals_3"
 MAP |= {"clamp_max": lambda x, y: ops.clamp(x, max=y), "clamp_min": lambda x, y: ops.clamp(x, min=y)}
 MAP |= {f"scatter_reduce.{kind}": ops.scatter_reduce for kind in ("sum", "prod", "mean", "amin", "amax")}
 MAP |= {f"index_reduce.{kind}": ops.index_reduce for kind in ("prod", "mean", "amin", "amax")}
-MAP |= {"special.xlog1py": ops.xlog1py, "nn.functional.one_hot": ops.one_hot, "trapz": ops.trapezoid}
+MAP |= {"special.xlog1py": ops.xlog1py, "nn.functional.one_hot": ops.one_hot,
+        "nn.functional.normalize": ops.normalize, "trapz": ops.trapezoid}
 
 MAP |= {copy: MAP[name] for copy, name in (
     ("permute_copy", "permute"), ("expand_copy", "expand"), ("narrow_copy", "narrow"), ("diagonal_copy", "diagonal"),

@@ -12,6 +12,7 @@ from mpitrain import MpitrainError, Process, Run, load_config, start
 
 process, world = Process(), start().comm
 MODES = {"whole": (), "slices": ("comm.sharding=optimizer",), "node": ("comm.node_shared=true",)}
+IN_RUN = {"whole": (), "gradients": ("comm.sharding=gradients",), "parameters": ("comm.sharding=parameters",)}     # of two ranks
 SHAPE = ("model.name=mlp", "model.inputs=64", "model.hidden=[24]", "model.outputs=10", "data.path=digits",
          "data.validation=0.05", "train.epochs=0", "train.batch_size=48", "train.micro_batches=6", "train.reproducible=layout",
          "optimizer.schedule=constant", "optimizer.clip_norm=0", "comm.bucket_mb=0.002", "log.progress_s=0")
@@ -33,11 +34,11 @@ def main() -> int:
     for case in sys.argv[2:]:
         name, *keys = case.split(";")
         settings = [f"optimizer.name={name}", *(key if "." in key.partition("=")[0] else f"optimizer.{key}" for key in keys)]
-        found = {}
-        for n in (1, 2, 3):
+        found, plain = {}, "train.reproducible=run" in settings
+        for n in (2,) if plain else (1, 2, 3):
             part = world.Split(int(world.rank < n), world.rank)
             if world.rank < n:
-                for mode, more in MODES.items() if n > 1 else (("whole", ()),):
+                for mode, more in (IN_RUN if plain else MODES).items() if n > 1 else (("whole", ()),):
                     out = f"{folder}/{name}-{n}-{mode}"
                     found[f"{n} {mode}"] = hash_of(out, part, *settings, *more, "train.steps=4")
                     if n == 2 and mode != "whole":

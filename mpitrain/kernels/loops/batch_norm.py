@@ -12,6 +12,7 @@ from numba.extending import register_jitable
 from mpitrain.backend.namespace import Array
 from mpitrain.kernels.loops.mathematics import choose, u
 from mpitrain.kernels.loops.rows import folded
+from mpitrain.kernels.loops.tile import add_products
 from mpitrain.kernels.loops.typed import loop
 
 LANES, SPAN, FEW = 64, 1024, 16
@@ -126,11 +127,8 @@ def channel_combine(grad: Array, x: Array, centre: Array, a: Array, b: Array, d:
 def add_gradients(x: Any, made: Any, at: int, first: int, n: int, m: Any, a: Any, b: Any) -> None:
     """Adds what `made` has of the gradient, and its products with x - m."""
     whole = n - n % LANES
-    for i in range(0, whole, LANES):
-        for k in range(LANES):
-            h = made[u(at + i + k)]
-            a[k] += h
-            b[k] += h * (x[u(first + i + k)] - m)
+    if whole:
+        add_products(a, b, x, first, m, made, at, whole)
     for k in range(n - whole):
         h = made[u(at + whole + k)]
         a[k] += h

@@ -1,4 +1,4 @@
-"""Convolutions without C: by Winograd where that suits, else products of BLAS over unfolded windows, as the reference."""
+"""Convolutions without C: by Winograd where that suits, else over unfolded windows."""
 
 from __future__ import annotations
 
@@ -7,27 +7,40 @@ import numpy as np
 from mpitrain.backend.namespace import Array
 from mpitrain.kernels import convolution
 from mpitrain.kernels.convolution import Pair, Window
-from mpitrain.kernels.loops import winograd
+from mpitrain.kernels.loops import unfolded, winograd
 
 
 def convolve(x: Array, weight: Array, bias: Array | None, window: Window, groups: int) -> Array:
+    x = np.ascontiguousarray(x)
     if winograd.suits(x, weight, window, groups):
-        return winograd.convolve(np.ascontiguousarray(x), weight, bias, window.padding)
-    return convolution.convolve.reference(x, weight, bias, window, groups)
+        return winograd.convolve(x, weight, bias, window.padding)
+    g = unfolded.geometry(x.shape, window, len(weight), groups, x.itemsize)
+    if not unfolded.suits(g, x.itemsize):
+        return convolution.convolve.reference(x, weight, bias, window, groups)
+    return unfolded.convolve(x, weight, bias, groups, g)
 
 
 def convolve_adjoint(y: Array, weight: Array, bias: Array | None, window: Window, groups: int, size: Pair) -> Array:
+    y = np.ascontiguousarray(y)
     if winograd.suits(y, weight, window, groups):
-        return winograd.adjoint(np.ascontiguousarray(y), weight, bias, window.padding)
-    return convolution.convolve_adjoint.reference(y, weight, bias, window, groups, size)
+        return winograd.adjoint(y, weight, bias, window.padding)
+    g = unfolded.geometry((len(y), weight.shape[1] * groups, *size), window, len(weight), groups, y.itemsize)
+    if not unfolded.suits(g, y.itemsize):
+        return convolution.convolve_adjoint.reference(y, weight, bias, window, groups, size)
+    return unfolded.adjoint(y, weight, bias, groups, size, g)
 
 
 def kernel_gradient(x: Array, y: Array, window: Window, groups: int, out: Array | None = None,
                     bias_of: str = "") -> tuple[Array, Array | None]:
-    if not winograd.suits(x, np.empty((y.shape[1], x.shape[1], 0), x.dtype), window, groups):
+    x, y = np.ascontiguousarray(x), np.ascontiguousarray(y)
+    g = unfolded.geometry(x.shape, window, y.shape[1], groups, x.itemsize)
+    if winograd.suits(x, np.empty((y.shape[1], x.shape[1], 0), x.dtype), window, groups):
+        made = winograd.kernel_gradient(x, y, window.padding)
+    elif unfolded.suits(g, x.itemsize):
+        made = unfolded.kernel_gradient(x, y, window, groups, g)
+    else:
         return convolution.kernel_gradient.reference(x, y, window, groups, out, bias_of)
     bias = convolution.channel_sums(x if bias_of == "x" else y) if bias_of else None
-    made = winograd.kernel_gradient(np.ascontiguousarray(x), np.ascontiguousarray(y), window.padding)
     if out is None:
         return made, bias
     out[...] = made

@@ -34,7 +34,7 @@ from mpitrain.comm.work import Work
 from mpitrain.nn import FlatLayout, Parameter
 from mpitrain.parallel.gradients.bucket_sum import BucketSum
 from mpitrain.parallel.gradients.timeline import Timeline
-from mpitrain.placement.buckets import Bucket, Turn, cut_buckets, plan_buckets, runs
+from mpitrain.placement.buckets import Bucket, Turn, cut_buckets, frozen_alike, plan_buckets, runs
 from mpitrain.placement.shards import finer
 from mpitrain.schedules.microtree import Counter, RankTree
 
@@ -61,7 +61,8 @@ class GradientReducer:
         self._chunks = list(chunks or [len(storage.segments)])
         self._apart = list(apart or [None] * len(storage.segments))
         self.buckets = plan_buckets(storage.segments, storage.size, max(1, bucket_bytes // storage.dtype.itemsize),
-                                    finer(cuts or self._chunks, list(accumulate(runs(self._apart)))))
+                                    finer(cuts or self._chunks, [*accumulate(runs(self._apart)),
+                                                                       *accumulate(frozen_alike(storage.segments))]))
         self._allocate = allocate
         self._arenas: list[Array] = []
         self._views: list[list[Array]] = []                 # The part of each parameter in each arena.
@@ -142,7 +143,7 @@ class GradientReducer:
         turn.arena = len(turn.buckets[0].sums.nodes) if turn.buckets else 0
         views, filled = self._arena_views(turn.arena), self._filled[turn.arena]
         for bucket in turn.buckets:
-            bucket.waiting = len(bucket.segments)
+            bucket.waiting = sum(s.parameter.requires_grad for s in bucket.segments)
             for segment in bucket.segments:
                 i = self._place[segment.name]
                 segment.parameter.grad, segment.parameter.grad_buffer = None, views[i]
@@ -190,7 +191,7 @@ class GradientReducer:
             if bucket.turn.last:
                 self._push(bucket)
             arrays = self._own_sum(bucket) if self.tree is None else self._own_nodes(bucket, self.tree)
-            if (bucket.apart or self.bucket_sum).size > 1 or self.tree is not None:
+            if bucket.trained and ((bucket.apart or self.bucket_sum).size > 1 or self.tree is not None):
                 self._launch(bucket, arrays)
 
     def _launch(self, bucket: Bucket, arrays: list[Array]) -> None:

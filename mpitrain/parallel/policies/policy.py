@@ -158,6 +158,7 @@ class Policy(ABC):
         self.norm, self.tied = self.norm_of(own), self.context.tied_parameters(own)
         self.statistics = Statistics(self.stage.chunks, self.channel if self.tree else self.context.replicas, self.tree)
         self._say_choice(self.layout.dtype.name)
+        self._thawing = [s.parameter for s in self.layout.segments if 0 < s.parameter.trained_from < math.inf]
 
     def reducer_over(self, bucket_sum: BucketSum, **options: Any) -> GradientReducer:
         """The reducer of whole gradients whose buckets `bucket_sum` adds up; `options` as `GradientReducer` has them."""
@@ -166,6 +167,8 @@ class Policy(ABC):
 
     def begin(self) -> None:
         """To be called before the first forward of a step."""
+        for parameter in self._thawing:
+            parameter.requires_grad = self.step >= parameter.trained_from
         self.reducer.begin()
 
     def finish(self, again: Evaluate | None = None) -> Outcome:

@@ -61,7 +61,8 @@ class Sharded(Policy):
         works = []
         for unit in self.shards.units:
             self.optimizer.update(gradients, lr=lr, step=self.step + 1, scale=scale, segments=unit.parts)
-            works.append(self.start_gather(unit))
+            if any(s.parameter.requires_grad for s in unit.segments):
+                works.append(self.start_gather(unit))
         for segment in self.layout.segments:                  # The slices of other ranks change too.
             segment.parameter.mark_changed()
         for work in works:

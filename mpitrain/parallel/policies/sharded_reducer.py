@@ -86,7 +86,7 @@ class ShardedReducer(GradientReducer):
         turn.leaf, turn.next, turn.last = turn.next, turn.next + 1, turn.next + 1 == self.rounds
         self._started = 0                                     # How many of the turn's buckets have started.
         for bucket in turn.buckets:
-            bucket.waiting = len(bucket.segments)
+            bucket.waiting = sum(s.parameter.requires_grad for s in bucket.segments)
             for segment in bucket.segments:
                 self._await(segment.parameter)
 
@@ -147,7 +147,7 @@ class ShardedReducer(GradientReducer):
         self._started += 1
         flat = self._filled_bucket(bucket)
         work, seen = None, Seen()
-        if self.bucket_sum.size > 1:
+        if self.bucket_sum.size > 1 and bucket.trained:
             collective: Any = bucket.collective or self.bucket_sum.prepare(bucket, [flat])
             if self.ring is not None:                         # With a ring, `flat` is the same each time.
                 bucket.collective = collective

@@ -29,7 +29,7 @@ ROWS = keys(                                     # These decide the order of the
 ARITHMETIC = keys(                               # These change what is computed from the same rows. So do all further keys.
     model="name", train="loss label_smoothing device precision micro_batches on_nan", comm="wire_dtype",
     optimizer="name lr min_lr momentum nesterov betas eps weight_decay decay clip_norm schedule warmup_steps milestones gamma "
-              "offload")
+              "groups offload")
 ELSEWHERE = keys(                                # These are compared by their effect: data, learning rates, numerics, exchange.
     data="path x y", train="steps epochs reproducible threads", comm="algorithm")
 FREE = keys(                                     # These change no result, or only its rounding, as other ranks do.

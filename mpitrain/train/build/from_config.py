@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,7 +58,11 @@ class Described(NamedTuple):
 
 def describe(config: Config, tokens: bool) -> Described:
     """Model, loss, optimizer and learning rate of a configuration; `tokens` says whether its data are tokens."""
-    return Described(make_model(config), make_loss(config, tokens), partial(make_optimizer, config), partial(make_rate, config))
+    model = make_model(config)
+    if config.optimizer.groups:
+        from mpitrain.optim.groups import apply
+        apply(groups_of(config), list(model.named_parameters()))
+    return Described(model, make_loss(config, tokens), partial(make_optimizer, config), partial(make_rate, config))
 
 
 def make_model(config: Config) -> nn.Module:
@@ -118,13 +122,27 @@ def make_optimizer(config: Config, storage: nn.FlatStorage) -> optim.Optimizer:
     offered = {"lr": o.lr, "momentum": o.momentum, "nesterov": o.nesterov, "betas": o.betas, "eps": o.eps,
                "weight_decay": o.weight_decay, "decay": o.decay, **o.arguments}
     what = f'optimizer.name = "{o.name}"'
-    made = call(kind, what, accepted(kind, offered), storage, section="optimizer")
+
+    def make(storage: Any, more: Mapping[str, Any]) -> Any:
+        return call(kind, what, accepted(kind, {**offered, **more}), storage, section="optimizer")
+    made = make(storage, {})
     if not isinstance(made, optim.Optimizer):
         raise ConfigError(f"{what} must give an mpitrain.optim.Optimizer, found {named(made)}")
     own, base = type(made), optim.Optimizer
     if own.change is base.change and not made.needs_closure and (made.kernel is None or own.scalars is base.scalars):
         raise ConfigError(f"{what} must define change, or kernel and scalars, and {named(made)} does not")
+    if o.groups:
+        from mpitrain.optim.groups import Grouped
+        return Grouped(make, storage, groups_of(config))
     return made
+
+
+def groups_of(config: Config) -> list[Any]:
+    """The groups of parameters that [optimizer] describes."""
+    from mpitrain.optim.groups import read_group
+    o = config.optimizer
+    kind: Any = optim.OPTIMIZERS.resolve(o.name, config.folder)
+    return [read_group(entry, kind, o.lr) for entry in o.groups]
 
 
 def make_rate(config: Config, steps: int) -> Callable[[int], float]:

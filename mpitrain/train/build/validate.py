@@ -62,9 +62,9 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
     rules.check_model(config, grid, rules.Facts(
         n_micro, sampler.size(sampler.steps_per_epoch - 1), mixture=mixed[0][0] if mixed else "",
         synchronised=next((name for name, layer in modules if isinstance(layer, nn.SyncBatchNorm)), ""),
-        splits_backward=halves, closure=type(tried).__name__ if tried.needs_closure else "",
+        splits_backward=halves, closure=tried.title if tried.needs_closure else "",
         running=next((name for name, layer in modules if running_layers(layer)), "") if tried.needs_closure else ""))
-    return Validated(n_micro, sampler, algorithm, schedule, type(tried).__name__ if tried.whole_parameters else "")
+    return Validated(n_micro, sampler, algorithm, schedule, tried.title if tried.whole_parameters else "")
 
 
 def refuse_parts(whole_parameters: str, placement: Placement) -> None:

@@ -1,0 +1,213 @@
+"""Groups of parameters, each with a rule of its own: other rates, decay or keys of the optimizer, or frozen.
+
+    AdamW([{"params": model.head.parameters(), "lr": 1e-3}, {"params": "body.*", "freeze_until": 100}], lr=1e-4)
+
+A group is an optimizer over a `Subset` of the storage, which has state for its own parameters alone: those that are never trained
+have none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from mpitrain.backend import Array
+from mpitrain.errors import ConfigError, GraphError, nearest
+from mpitrain.optim.optimizer import Allocate, Held, Optimizer, Segment
+from mpitrain.registry import parameters_of
+
+ALIGN = 16                 # elements, as in `nn.storage`
+GIVEN = ("self", "model", "allocate")
+OWN = ("params", "lr", "lr_factor", "frozen", "freeze_until")
+Make = Callable[[Any, Mapping[str, Any]], Optimizer]          # (storage, further keys) -> an optimizer
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters by patterns over their names. Their rate is `factor` times the optimizer's; they are trained from step `start`
+    on (infinity: never), counted from 0; `keys` are further arguments of the optimizer."""
+
+    patterns: tuple[str, ...]
+    factor: float = 1.0
+    start: float = 0.0
+    keys: Mapping[str, Any] = field(default_factory=dict)
+
+    def matches(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self.patterns)
+
+
+def read_group(entry: Mapping[str, Any], kind: Callable[..., Any], lr: float) -> Group:
+    """The group of a table with `params` (patterns, names or parameters), `lr` or `lr_factor`, `frozen` or `freeze_until`, and
+    keys of the optimizer `kind`. ConfigError for anything else."""
+    known = [*OWN, *(name for name in parameters_of(kind) if name not in GIVEN)]
+    for key in entry:
+        if key not in known:
+            raise ConfigError(f"optimizer.groups: a group has no key {key}{nearest(key, known)}")
+    given = entry.get("params", ())
+    patterns = tuple(p if isinstance(p, str) else p.key for p in ([given] if isinstance(given, str) else given))
+    what = f"optimizer.groups: the group of {', '.join(patterns) or 'no params'}"
+    if not patterns:
+        raise ConfigError(f'{what} needs params: a pattern over names of parameters such as "head.*", or a list of them')
+    if "lr" in entry and ("lr_factor" in entry or not lr):
+        raise ConfigError(f"{what} has lr = {entry['lr']}, and {'lr_factor, too' if lr else 'optimizer.lr = 0'}; give one rate")
+    factor = entry["lr"] / lr if "lr" in entry else entry.get("lr_factor", 1.0)
+    if not 0.0 <= factor < math.inf:
+        raise ConfigError(f"{what} has a rate of {factor} times optimizer.lr; it must be finite, 0 or more")
+    until = entry.get("freeze_until", 0)
+    if not isinstance(until, int) or until < 0 or (until and "frozen" in entry):
+        raise ConfigError(f"{what}: freeze_until is a number of steps, 0 or more, and goes without frozen; found {until}")
+    return Group(patterns, factor, math.inf if entry.get("frozen") else float(until),
+                 {key: value for key, value in entry.items() if key not in OWN})
+
+
+def apply(groups: Sequence[Group], parameters: Iterable[tuple[str, Any]]) -> None:
+    """Freezes the parameters of groups that are not trained at first. ConfigError, by name, for a pattern without a parameter."""
+    named = list(parameters)
+    for group in groups:
+        for pattern in group.patterns:
+            if not any(fnmatchcase(name, pattern) for name, _ in named):
+                raise ConfigError(f'optimizer.groups: params = "{pattern}" names no parameter of the model'
+                                  f'{nearest(pattern, [name for name, _ in named])}')
+    for name, parameter in named:
+        found = group_of(groups, name)
+        if found is not None and found.start > 0:
+            parameter.trained_from, parameter.requires_grad = found.start, False
+
+
+def group_of(groups: Sequence[Group], name: str) -> Group | None:
+    """The first group that has the parameter."""
+    return next((group for group in groups if group.matches(name)), None)
+
+
+class Subset:
+    """Some segments of a storage, as one of its own: an `optimizer.Storage`."""
+
+    def __init__(self, storage: Any, segments: Sequence[Segment]):
+        self.whole, self.allocate = storage, storage.allocate
+        self.segments: list[Any] = []
+        self.places: list[slice] = []                         # of the segments in the storage
+        self.size = 0
+        for s in segments:
+            self.places.append(slice(s.start, s.stop))
+            self.segments.append(replace(s, start=self.size, stop=self.size + s.stop - s.start))  # type: ignore[type-var]
+            self.size = -(-(self.size + s.stop - s.start) // ALIGN) * ALIGN
+        self.by_name = {s.name: (s, own) for s, own in zip(segments, self.segments)}
+        self.values: Any = self.strips(storage.values) if storage.values is not None else None
+
+    def strips(self, flat: Any) -> Strips:
+        return Strips(flat, self)
+
+    def own(self, segments: Sequence[Any]) -> list[Any]:
+        """Those of the storage's segments, or parts of them, that are here, as they lie here."""
+        found = []
+        for part in segments:
+            if part.name in self.by_name:
+                whole, own = self.by_name[part.name]
+                shift = own.start - whole.start
+                found.append(replace(part, start=part.start + shift, stop=part.stop + shift))
+        return found
+
+    def new_flat(self, allocate: Allocate | None = None) -> Array:
+        flat: Array = self.whole.memory(self.size, allocate or self.allocate)
+        flat.fill(0)
+        return flat
+
+    def views(self, flat: Array) -> list[Array]:
+        return [flat[s.start:s.stop].reshape(s.shape) if hasattr(s, "shape") else flat[s.start:s.stop] for s in self.segments]
+
+    def attach_gradients(self) -> Array:
+        raise GraphError("a group of parameters is updated by its optimizer")
+
+
+class Strips:
+    """A flat array of the whole storage, seen as one of a subset: ``strips[a:b]`` lies in one parameter."""
+
+    def __init__(self, flat: Any, subset: Subset):
+        self.flat, self.subset, self.shape = flat, subset, (subset.size,)
+        self.starts = {own.start: place.start - own.start for own, place in zip(subset.segments, subset.places)}
+        self.ordered = sorted(self.starts)
+
+    def __getitem__(self, part: slice) -> Array:
+        from bisect import bisect_right
+        shift = self.starts[self.ordered[bisect_right(self.ordered, part.start) - 1]]
+        found: Array = self.flat[part.start + shift:part.stop + shift]
+        return found
+
+
+class Grouped(Optimizer):
+    """An optimizer whose parameters follow several rules; `make` makes each, with the keys of its group.
+
+    Parameters in no group follow the plain rule, if there is one for `others`, else they are left alone.
+    """
+
+    def __init__(self, make: Make, storage: Any, groups: Sequence[Group], *, others: bool = True):
+        everyone = [*groups, *([Group(("*",))] if others else [])]
+        self.rules: list[tuple[Group, Subset, Optimizer]] = []
+        chosen: dict[int, list[Any]] = {}
+        for s in storage.segments:
+            found = group_of(everyone, s.parameter.key or s.name)
+            if found is not None:
+                chosen.setdefault(everyone.index(found), []).append(s)
+        for i, group in enumerate(everyone):
+            if group.start < math.inf:
+                subset = Subset(storage, chosen.get(i, []))
+                rule = make(subset, group.keys)
+                if rule.needs_closure:
+                    raise ConfigError(f"{type(rule).__name__} has one rule for all parameters; leave out optimizer.groups")
+                rule._follows = {}
+                self.rules.append((group, subset, rule))
+        first = make(Subset(storage, []), {})
+        super().__init__(storage, first.lr)
+        self.everyone, self.kind = everyone, first.title
+        self.whole_parameters = first.whole_parameters
+        self.state = {f"{kind} of group {i}": flat for i, (_, _, rule) in enumerate(self.rules)
+                      for kind, flat in rule.state.items()}
+        self.n_states = max([first.n_states, *(rule.n_states for _, _, rule in self.rules)])
+
+    @property
+    def title(self) -> str:
+        return self.kind
+
+    def held(self) -> list[Held]:
+        def among(group: Group) -> Callable[[str], bool]:
+            return lambda name: group_of(self.everyone, name) is group
+        return [Held(kind, subset, flat, among(group)) for group, subset, rule in self.rules for kind, flat in rule.state.items()]
+
+    def update(self, gradients: Array, *, lr: float, step: int, scale: float = 1.0,
+               segments: Sequence[Segment] | None = None) -> None:
+        for group, subset, rule in self.rules:
+            own = None if segments is None else subset.own(segments)
+            if step > group.start and (own is None or own):
+                rule.update(subset.strips(gradients), lr=lr * group.factor, step=step - int(group.start), scale=scale,
+                            segments=own)
+        self.steps = step
+
+    def step(self) -> Any:
+        """One update from the parameters' own gradients; then groups are thawed whose next step is their first."""
+        super().step()
+        for s in self.storage.segments:
+            if 0 < s.parameter.trained_from < math.inf:
+                s.parameter.requires_grad = self.steps >= s.parameter.trained_from
+
+
+def of_list(kind: Callable[..., Optimizer], entries: Iterable[Any], lr: float | None, keys: Mapping[str, Any]) -> Grouped:
+    """The optimizer of a list of groups, or of parameters, of one model that has memory."""
+    listed = list(entries)
+    tables = [entry if isinstance(entry, Mapping) else {"params": [entry]} for entry in listed]
+    tables = tables if any(isinstance(entry, Mapping) for entry in listed) else [{"params": listed}]
+    homes = {id(p.home): p.home for table in tables for p in table.get("params", ()) if not isinstance(p, str)}
+    storages = [home() for home in homes.values() if home is not None]
+    if len({id(s) for s in storages}) != 1 or storages[0] is None:
+        raise GraphError("an optimizer of a list of parameters needs parameters of one model with memory; call initialize() on "
+                         "the model first, or give the model itself")
+    rate = float(parameters_of(kind)["lr"].default) if lr is None else lr
+    groups = [read_group({**table, "params": as_list(table.get("params", ()))}, kind, rate) for table in tables]
+    apply(groups, [(s.parameter.key, s.parameter) for s in storages[0].segments])
+    return Grouped(lambda storage, more: kind(storage, rate, **{**keys, **more}), storages[0], groups, others=False)
+
+
+def as_list(params: Any) -> Any:
+    return params if isinstance(params, str) else [params] if hasattr(params, "requires_grad") else list(params)

@@ -1,0 +1,121 @@
+"""Methods and operators of Tensor as people who know PyTorch, or NumPy, type them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from ops.parity import check, normal, positive
+
+from mpitrain import Tensor, no_grad, ops
+from mpitrain.errors import GraphError, ShapeError
+from mpitrain.ops import operators
+
+# One expression for both libraries.
+EXPRESSIONS = {
+    "2 ** x": lambda x, y: 2 ** x, "x ** y": lambda x, y: y ** x, "abs(x)": lambda x, y: abs(x), "x % y": lambda x, y: x % y,
+    "x // y": lambda x, y: x.detach() // y.detach() + 0 * x, "1 % y": lambda x, y: 1 % y.detach() + 0 * y,
+    "3 // y": lambda x, y: 3 // y.detach() + 0 * y, "1 / y": lambda x, y: 1 / y,
+    "~(x > y)": lambda x, y: ~(x > y), "(x > 0) & (y > 1)": lambda x, y: (x > 0) & (y > 1),
+    "(x > 0) | (y > 1)": lambda x, y: (x > 0) | (y > 1), "x == y": lambda x, y: x.floor() == y.floor(),
+    "x != 0": lambda x, y: x.floor() != 0, "mul, add, sub, div": lambda x, y: x.mul(y).add(1).sub(y).div(y),
+    "max of a dim": lambda x, y: x.max(dim=1)[0] + x.min(1)[0], "the index of the largest": lambda x, y: x.max(dim=-1)[1],
+    "max of all": lambda x, y: x.max() + y.min(), "max of two": lambda x, y: x.max(y),
+    "permute, unsqueeze, view": lambda x, y: x.permute(1, 0).unsqueeze(0).contiguous().view(2, -1),
+    "transpose": lambda x, y: x.transpose(0, 1) @ y,
+    "chunks": lambda x, y: x.chunk(2, dim=-1),
+    "cumsum, clamp, sin": lambda x, y: x.cumsum(dim=0).clamp(min=-1).clamp(max=y).sin(),
+    "topk": lambda x, y: x.topk(2, dim=1)[0], "masked_fill": lambda x, y: x.masked_fill(y > 1, 3.0),
+    "for row in x": lambda x, y: sum(row * i for i, row in enumerate(x)), "std": lambda x, y: x.std(dim=(0, 1), keepdim=True),
+    "norm": lambda x, y: x.norm(dim=1), "x.T, x.mT": lambda x, y: x.T @ y + y.mT @ x, "repeat": lambda x, y: x.repeat(2, 1, 2),
+    "expand": lambda x, y: x.unsqueeze(1).expand(-1, 3, -1), "flatten, flip": lambda x, y: x.flatten().flip(0),
+    "x += y": lambda x, y: _plus_equals(x, y), "softmax": lambda x, y: x.softmax(dim=1).log_softmax(-1),
+    "roll, tril": lambda x, y: x.roll(1, 0).tril(), "argmax": lambda x, y: x.argmax(dim=1),
+    "any": lambda x, y: (x > 1).any(dim=1),
+    "gather": lambda x, y: x.gather(1, x.argsort(dim=1)), "to int": lambda x, y: x.long(),
+    "numbers": lambda x, y: x.numel() * x.dim() * y,
+}
+
+
+def _plus_equals(x: Any, y: Any) -> Any:
+    z = x * 1
+    z += y
+    return z
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_an_expression_gives_what_pytorch_gives(name: str) -> None:
+    expression = EXPRESSIONS[name]
+    check(expression, expression, normal(3, 4), positive(3, 4))
+
+
+@pytest.mark.parametrize("expression", [
+    lambda x: x * 0.5, lambda x: 0.5 + x, lambda x: x - 1.5, lambda x: x / 2, lambda x: x ** 0.5, lambda x: 2.0 ** x,
+    lambda x: x % 2.5, lambda x: x * 2, lambda x: x // 2, lambda x: -x, lambda x: x ** 2, lambda x: abs(x), lambda x: x > 0.5,
+    lambda x: x.sum(), lambda x: x.cumsum(0), lambda x: x.prod(), lambda x: x.sqrt(), lambda x: x.sin(), lambda x: x.clamp(1, 2),
+    lambda x: x.floor()])
+@pytest.mark.parametrize("kind", ["int64", "uint8"])
+def test_integers_become_what_they_become_in_pytorch(expression: Any, kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    values = np.arange(1, 5).astype(kind)
+    mine, theirs = expression(Tensor(values)).array, expression(torch.tensor(values)).numpy()
+    assert mine.dtype == theirs.dtype and np.allclose(mine, theirs, rtol=1e-6)
+
+
+@pytest.mark.parametrize("axis", [0, -1, (0, 1), None])
+@pytest.mark.parametrize("name", ["sum", "mean", "std", "var", "max", "prod", "norm", "any", "logsumexp"])
+def test_axis_and_keepdims_mean_dim_and_keepdim(name: str, axis: Any) -> None:
+    x, op = normal(3, 4), getattr(ops, name)
+    assert np.array_equal(op(x, axis=axis, keepdims=True).array, op(x, dim=axis, keepdim=True).array)
+    assert np.array_equal(op(x, axis=axis).array, op(x, dim=axis).array)
+    with pytest.raises(ShapeError, match="dim and axis were both given"):
+        op(x, dim=axis, axis=axis)
+
+
+def test_a_tensor_is_itself_in_dicts_and_lists_though_equality_is_by_elements() -> None:
+    x, y = Tensor(np.ones(2)), Tensor(np.ones(2))
+    assert {x: 1, y: 2}[x] == 1 and x in [x] and len({x, y}) == 2
+    assert (x == y).array.all() and not (x != y).array.any() and (x == 1).array.all()
+    assert (x == None) is False and (x != None) is True and x != "a"  # noqa: E711
+
+
+def test_one_value_is_a_number_and_a_truth() -> None:
+    one = Tensor(np.array([2.5]))
+    assert (float(one), int(one), bool(one > 2), len(one), one.tolist()) == (2.5, 2, True, 1, [2.5])
+    assert [10, 20, 30][Tensor(np.array(1))] == 20
+    with pytest.raises(ShapeError, match="float64 stands where an integer is wanted"):
+        [10, 20, 30][one]
+    with pytest.raises(ShapeError, match="ambiguous"):
+        bool(Tensor(np.ones(2)) == 1)
+
+
+@pytest.mark.parametrize("name", ["add_", "mul_", "clamp_", "masked_fill_", "relu_", "zero_", "fill_", "normal_"])
+def test_changing_a_tensor_in_place_is_refused_with_the_way_round(name: str) -> None:
+    x = Tensor(np.ones(2))
+    with no_grad(), pytest.raises(GraphError, match=rf"{name}: operations do not change tensors in place; x"):
+        getattr(x, name)(1)
+    assert np.array_equal(x.array, np.ones(2))
+
+
+def test_every_pytorch_name_is_of_an_operation() -> None:
+    for name, ours in operators.PYTORCH_NAMES.items():
+        assert getattr(ops, name) is getattr(ops, ours)
+
+
+@pytest.mark.parametrize("call", [
+    lambda x: ops.gather(x, 0, np.array([[5]])), lambda x: ops.roll(x, (1, 2), (0,)), lambda x: x.cumsum(3),
+    lambda x: x.topk(9), lambda x: x.repeat(2), lambda x: ops.add(x, np.ones((5, 5))), lambda x: x.view(7),
+    lambda x: ops.atan2(x, np.ones(5)), lambda x: x.flatten(1, 0), lambda x: x.unflatten(0, (2, 2)), lambda x: x.sum("a"),
+    lambda x: ops.prod(x, dim=(0, 0)), lambda x: ops.where(x > 0, x, np.ones(7)), lambda x: x.to("cuda"),
+    lambda x: x.select(0, 9),
+    lambda x: x.narrow(0, 2, 5), lambda x: ops.one_hot(np.array([3]), 2), lambda x: x.index_add(0, np.array([0]), x),
+    lambda x: ops.arange(0, 5, 0), lambda x: x.quantile(2.0), lambda x: ops.meshgrid(x), lambda x: x.tril(0).diagonal(0, 0, 0),
+    lambda x: x.chunk(0), lambda x: ops.hstack([]), lambda x: x.movedim((0, 1), 0), lambda x: x.int() // 0,
+    lambda x: x.masked_fill(x, 1.0), lambda x: ops.isclose(x, x, rtol=-1),
+    lambda x: x.scatter_reduce(0, np.array([[0]]), x, "median"),
+    lambda x: ops.bitwise_not(x), lambda x: ops.sort(x, dim=2), lambda x: ops.unique(x, dim=4)])
+def test_a_mistake_is_one_line(call: Any) -> None:
+    with pytest.raises(ShapeError) as caught:
+        call(Tensor(normal(3, 4)))
+    assert "\n" not in str(caught.value)
