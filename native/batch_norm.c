@@ -127,7 +127,7 @@ static void NAME(moments_about)(const T *x, const T *centre, double *mean, doubl
 static void NAME(moments)(const T *x, double *mean, double *squares, i64 n, i64 c, i64 l, i64 first, i64 last)
 {
     T centre[MOST_TOGETHER] = {0};
-    const i64 few = at_most(l, FEW);
+    const i64 few = n ? at_most(l, FEW) : 0;
     for (i64 j = first; j < last; j++) {
         double sum = 0;
         for (i64 i = 0; i < few; i++) sum += x[j * l + i];

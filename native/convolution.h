@@ -11,7 +11,7 @@ INLINE void NAME(tile)(const T *left, const T *const *from, const i64 *offset, i
     for (i64 r = 0; r < terms; r++, left += ROWS) {
         V b[VECTORS];
         UNROLL for (int v = 0; v < vectors; v++) b[v] = *(const V *)(right[v] + offset[r]);
-        UNROLL for (int i = 0; i < rows; i++) UNROLL for (int v = 0; v < vectors; v++) sum[i][v] += left[i] * b[v];
+        UNROLL for (int i = 0; i < rows; i++) UNROLL for (int v = 0; v < vectors; v++) sum[i][v] = ADD_SCALED(sum[i][v], left[i], b[v]);
     }
     UNROLL for (int i = 0; i < rows; i++)
         UNROLL for (int v = 0; v < vectors; v++) *(V *)(out + (i * VECTORS + v) * LANES) = sum[i][v];

@@ -26,7 +26,7 @@ INLINE void NAME(gradient_tile)(const T *y, i64 y_step, const T *packed, i64 ste
             V a[2];
             UNROLL for (int v = 0; v < vectors; v++) a[v] = *(const V *)(pixel + v * LANES);
             UNROLL for (int l = 0; l < lines; l++) UNROLL for (int k = 0; k < run; k++) UNROLL for (int v = 0; v < vectors; v++)
-                sum[(l * run + k) * vectors + v] += a[v] * from[l][i + k];
+                sum[(l * run + k) * vectors + v] = ADD_SCALED(sum[(l * run + k) * vectors + v], from[l][i + k], a[v]);
         }
     }
     UNROLL for (int i = 0; i < lines * run * vectors; i++) *(V *)(total + i * LANES) += sum[i];

@@ -197,7 +197,7 @@ void NAME(maximum_gradient)(const T *restrict g, const int32_t *restrict where, 
     }
     memset(dx, 0, planes * h * w * sizeof(T));
     for (i64 p = 0; p < planes; p++, g += oh * ow, where += oh * ow, dx += h * w)
-        for (i64 i = 0; i < oh * ow; i++) if (where[i] != NOWHERE) dx[where[i]] += g[i];
+        for (i64 i = 0; i < oh * ow; i++) if ((uint32_t)where[i] < (uint32_t)(h * w)) dx[where[i]] += g[i];      /* not NOWHERE */
 }
 
 #endif

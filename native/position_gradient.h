@@ -11,7 +11,7 @@ INLINE void NAME(inner)(const T *left, i64 left_step, i64 left_stride, const T *
             for (int i = 0; i < LEFT; i++) a[i] = *(const V *)(left + i * left_stride + p);
             for (int j = 0; j < RIGHT; j++) {
                 V b = *(const V *)(right + offset[j] + p);
-                for (int i = 0; i < LEFT; i++) sum[i][j] += a[i] * b;
+                for (int i = 0; i < LEFT; i++) sum[i][j] = ADD_PRODUCT(sum[i][j], a[i], b);
             }
         }
     /* Each vector is folded in halves; turned round, as many as a vector has lanes are folded at once. */

@@ -5,20 +5,13 @@
    one 32-bit word, the first in its low half; it is also where the rounding happens, so that nothing in 16 bits is ever
    stored outside the blocks in the caches. Without the instruction the same sums are made of two fused multiply-adds, in
    its order (the later term of a pair first): slower than product.c, there for tests. The instruction takes numbers below
-   2^-126 for zeros, the multiply-adds do not.
+   2^-126 for zeros and makes zeros of results below it, the multiply-adds do not.
 
    A number of c is the sum over blocks of TERMS terms, each summed pair after pair, and the bias last. That does not depend
    on m, n, or the layout of a and b: a row of the result has the same bits whatever batch it is part of. */
 
 #include "tile.h"
-#include "sixteen.h"
-
-#if defined(__AVX512BF16__) && defined(__AVX512F__)
-#include <immintrin.h>
-#define HAS_INSTRUCTION 1
-#else
-#define HAS_INSTRUCTION 0
-#endif
+#include "pairs.h"
 
 #define TERMS 512                   /* part of the order of the sums */
 #define PAIRS (TERMS / 2)
@@ -34,25 +27,10 @@
 
 #include "turn.h"
 
-typedef u32 Words __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
-typedef int32_t Mask __attribute__((vector_size(VECTOR_BYTES)));
-typedef float Floats __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
-
 /* Whether products run on the CPU's own bfloat16 instruction. */
 int product_bfloat16_is_fast(void) { return HAS_INSTRUCTION; }
 
 i64 product_bfloat16_work_bytes(void) { return PAIRS * ROWS * sizeof(u32) + PACKED_BYTES; }
-
-/* Floats as bits -> bfloat16 in the high halves; the low halves are left over. What pack_bfloat16_1 does. */
-INLINE Words rounded(Words bits)
-{
-    Words nan = (Words)((Mask)(bits & 0x7fffffff) > 0x7f800000);
-    return ((bits + 0x7fff + (bits >> 16 & 1)) & ~nan) | (nan & 0x7fc00000);
-}
-
-INLINE Words pairs_of(Words first, Words second) { return rounded(first) >> 16 | (rounded(second) & 0xffff0000); }
-
-INLINE u32 pair_of(float first, float second) { return pack_bfloat16_1(first) | (u32)pack_bfloat16_1(second) << 16; }
 
 /* The pairs that `terms` numbers make, `term` apart; an odd number's last partner is zero. */
 INLINE u32 pair_at(const float *from, i64 term, i64 pair, i64 terms)
@@ -109,18 +87,6 @@ static void pack_columns(const float *b, i64 term, i64 column, i64 terms, i64 co
     i64 rest = columns % WIDTH;
     u32 *last = to + (columns - rest) * pairs;
     if (rest) for (i64 r = 0; r < pairs; r++) for (i64 j = (rest + LANES - 1) / LANES * LANES; j < WIDTH; j++) last[r * WIDTH + j] = 0;
-}
-
-/* sum + both products of a pair, in each lane. */
-INLINE Floats add_products(Floats sum, u32 a, Words b)
-{
-#if HAS_INSTRUCTION
-    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)a), (__m512bh)b);
-#else
-    sum += float_of(a & 0xffff0000) * (Floats)(b & 0xffff0000);
-    sum += float_of(a << 16) * (Floats)(b << 16);
-    return sum;
-#endif
 }
 
 /* ROWS x (vectors * LANES) numbers of c: the products of one block of terms, added to what is there or not. */

@@ -94,7 +94,7 @@ void NAME(resample)(const T *x, T *y, const int32_t *starts, const int32_t *inde
                     i64 outputs, i64 inner, i64 taps)
 {
     for (i64 a = 0; a < outer; a++, x += size * inner, y += outputs * inner) {
-        if (inner > 1) NAME(rows)(x, y, starts, index, weight, outputs, inner);
+        if (inner != 1) NAME(rows)(x, y, starts, index, weight, outputs, inner);
         else if (taps > 0) NAME(uniform)(x, y, index, weight, outputs, taps);
         else NAME(ragged)(x, y, starts, index, weight, outputs);
     }

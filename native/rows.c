@@ -1,4 +1,5 @@
-/* Softmax, cross-entropy and the sum of rows by index. Matrices are (rows, n), contiguous. All functions return 0.
+/* Softmax, cross-entropy and the sum of rows by index. Matrices are (rows, n), contiguous. All functions return 0,
+   or 2 where a label or an index lies outside.
 
    Sums run in LANES partial sums that are folded in a fixed order: the bits do not depend on the width of vectors. */
 
@@ -122,6 +123,7 @@ int cross_entropy_##NAME(const T *x, const i64 *labels, T *losses, T *exps, T *t
 {                                                                                                                       \
     for (i64 r = 0; r < rows; r++, x += n) {                                                                            \
         if (ignoring && labels[r] == ignored) { losses[r] = 0; continue; }                                              \
+        if (labels[r] < 0 || labels[r] >= n) return 2;                                                                  \
         T top = largest_##NAME(x, n);                                                                                   \
         T total = exps ? sum_exp_##NAME(x, exps + r * n, top, n, 1) : sum_exp_##NAME(x, NULL, top, n, 0);               \
         if (exps) totals[r] = total;                                                                                    \
@@ -138,6 +140,7 @@ int cross_entropy_grad_##NAME(T *exps, const i64 *labels, const T *totals, doubl
     T factor = (T)scale, uniform = (T)(smoothing / (double)n) * factor;                                                 \
     for (i64 r = 0; r < rows; r++, exps += n) {                                                                         \
         if (ignoring && labels[r] == ignored) { memset(exps, 0, n * sizeof(T)); continue; }                             \
+        if (labels[r] < 0 || labels[r] >= n) return 2;                                                                  \
         T share = factor / totals[r];                                                                                   \
         for (i64 i = 0; i < n; i++) exps[i] = exps[i] * share - uniform;                                                \
         exps[labels[r]] -= (T)(1 - smoothing) * factor;                                                                 \
@@ -146,8 +149,9 @@ int cross_entropy_grad_##NAME(T *exps, const i64 *labels, const T *totals, doubl
 }                                                                                                                       \
                                                                                                                         \
 /* out[index[r]] += x[r], in the order of r. */                                                                         \
-int scatter_add_rows_##NAME(T *restrict out, const i64 *index, const T *restrict x, i64 rows, i64 n)                    \
+int scatter_add_rows_##NAME(T *restrict out, const i64 *index, const T *restrict x, i64 rows, i64 n, i64 outputs)       \
 {                                                                                                                       \
+    for (i64 r = 0; r < rows; r++) if (index[r] < 0 || index[r] >= outputs) return 2;                                   \
     for (i64 r = 0; r < rows; r++, x += n) {                                                                            \
         T *to = out + index[r] * n;                                                                                     \
         for (i64 i = 0; i < n; i++) to[i] += x[i];                                                                      \

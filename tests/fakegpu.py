@@ -10,6 +10,7 @@ numbers may be mixed in. Unlike CuPy it computes on the host, so it says nothing
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -104,7 +105,7 @@ def _wrap(value: Any) -> Any:
     if isinstance(value, np.generic):
         return DeviceArray(np.asarray(value))
     if isinstance(value, tuple | list):
-        return type(value)(_wrap(v) for v in value)
+        return list(map(_wrap, value)) if isinstance(value, list) else tuple(map(_wrap, value))   # of linalg's named tuples, too
     return value
 
 
@@ -136,6 +137,8 @@ class _Module:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(np, name)
+        if isinstance(found, ModuleType):         # xp.fft.rfft
+            return _on_device(found)
         return _on_device(found) if callable(found) and not isinstance(found, type) else found
 
 

@@ -116,9 +116,16 @@ EXAMPLES: dict[str, Example] = {
     "channel_combine": of_shapes((3, 4, 37), (3, 4, 37), (4,), (4,), (4,), (4,), tolerance=1e-5),
     "channel_moments": of_shapes((3, 4, 37), tolerance=1e-5),
     "channel_sums": of_shapes((3, 4, 37), (3, 4, 37), (4,), tolerance=1e-5),
+    "column_sums": Example(lambda rng, dtype: (*normal(rng, dtype, (4500, 37)), np.empty(37, dtype))),
     "convolve": of_shapes((3, 4, 7, 6), (6, 2, 3, 2), (6,), then=(WINDOW, 2), tolerance=1e-5),
     "convolve_adjoint": of_shapes((3, 6, 4, 8), (6, 2, 3, 2), (4,), then=(WINDOW, 2, (7, 6)), tolerance=1e-5),
     "kernel_gradient": of_shapes((3, 4, 7, 6), (3, 6, 4, 8), then=(WINDOW, 2, None, "y"), tolerance=1e-5),
+    "convolve_bfloat16": of_shapes((3, 6, 7, 6), (6, 3, 3, 2), (6,), then=(WINDOW, 2), tolerance=1e-5)._replace(
+        dtypes=("float32",)),
+    "convolve_adjoint_bfloat16": of_shapes((3, 6, 4, 8), (6, 3, 3, 2), (6,), then=(WINDOW, 2, (7, 6)), tolerance=1e-5)._replace(
+        dtypes=("float32",)),
+    "kernel_gradient_bfloat16": of_shapes((3, 6, 7, 6), (3, 6, 4, 8), then=(WINDOW, 2, None, "y"), tolerance=1e-5)._replace(
+        dtypes=("float32",)),
     "cross_entropy": Example(lambda rng, dtype: (matrix(rng, dtype), labels(rng), 0.1, None, True), 2e-6),
     "cross_entropy_grad": Example(lambda rng, dtype: (
         e := np.exp(-abs(matrix(rng, dtype))), labels(rng, -1), e.sum(1), 0.1, -1, np.asarray(0.5, dtype)), 2e-6),

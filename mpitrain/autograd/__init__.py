@@ -3,6 +3,7 @@
 import importlib
 from typing import Any
 
+from mpitrain.autograd.analytic import conjugating
 from mpitrain.autograd.context import Context
 from mpitrain.autograd.derivatives import differentiate, grad, stand_in
 from mpitrain.autograd.engine import Backward, Deferred, current_walk, run_backward
@@ -33,3 +34,4 @@ def __getattr__(name: str) -> Any:
     if name in ("hessian", "hvp", "jacobian", "jvp", "vjp"):
         return getattr(importlib.import_module("mpitrain.autograd.functional"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+Function.conjugating = staticmethod(conjugating)

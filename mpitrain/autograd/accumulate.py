@@ -11,6 +11,7 @@ from mpitrain.autograd.context import Context
 from mpitrain.autograd.tensor import Tensor
 from mpitrain.backend import Array, array_module, is_array
 from mpitrain.errors import GraphError
+from mpitrain.kernels.sums import sum_over
 
 
 def accumulate(node: Context, output: int, grad: Array) -> None:
@@ -69,4 +70,4 @@ def sum_to_shape(grad: Array, shape: tuple[int, ...]) -> Array:
     """Sums `grad` over the dims along which an array of `shape` was repeated."""
     extra = grad.ndim - len(shape)
     dims = tuple(range(extra)) + tuple(extra + i for i, n in enumerate(shape) if n == 1 and grad.shape[extra + i] != 1)
-    return grad.sum(axis=dims, keepdims=True).reshape(shape) if dims else grad.reshape(shape)
+    return sum_over(grad, dims, True).reshape(shape) if dims else grad.reshape(shape)

@@ -27,7 +27,8 @@ Where speed does not matter, `backward` is left out: it is `derivative`, not rec
 from __future__ import annotations
 
 import itertools
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, ClassVar, NoReturn
 
 from mpitrain.autograd.context import Context
 from mpitrain.autograd.tensor import Tensor, mode, no_grad
@@ -45,6 +46,9 @@ class Function:
     first inputs must be float32 or float64, since compiled code reads them; the others may be labels, indices or masks.
     `is_arithmetic`: of integers and a number with fractions float32 comes, too, and of integers alone integers.
     `makes_floats`: integers and booleans become float32 first, PyTorch's default (NumPy would make float16 of bytes).
+    `complex_inputs`: "" (the default): they are refused. "analytic": each output is an analytic function of each input, and
+    backward multiplies with its derivative (see `analytic.py`, which conjugates around it). "own": backward follows PyTorch's
+    convention by itself, the gradient being dL/dRe + i dL/dIm.
     `recorded`: False for what is no operation of a program but only stands around some (see `autograd.record`).
     """
 
@@ -53,7 +57,9 @@ class Function:
     result_dtype: Any = None
     floats = 0
     makes_floats = is_arithmetic = False
+    complex_inputs = ""
     recorded = True
+    conjugating: ClassVar[Callable[[Any], Any]]   # `analytic.conjugating`, attached by the package: its file imports this one
 
     @staticmethod
     def forward(ctx: Context, *arrays: Any, **params: Any) -> Any:
@@ -115,6 +121,9 @@ class Function:
                     if kind.kind == "f":
                         dtype = kind if dtype is None else _refuse(
                             cls, f"inputs of {dtype} and {kind}; convert one of them first")
+                    elif kind.kind == "c":
+                        if not cls.complex_inputs:
+                            _refuse(cls, f"an input is {kind}, expected real numbers; compute with its .real and .imag")
                     elif cls.makes_floats and kind.kind in "iub":
                         x = x.astype("float32")
             arrays.append(x)
@@ -198,9 +207,11 @@ def _record(ctx: Context, arrays: list[Any], inputs: tuple[Any, ...], outputs: t
     for tensor in outputs:
         array = tensor.array
         dtype = array.dtype
-        if dtype.kind == "f":
+        if dtype.kind == "f" or dtype.kind == "c":
             tensor.requires_grad = True
             tensor.edge = (ctx, len(output_meta))
+            if dtype.kind == "c" and ctx.function.complex_inputs == "analytic":
+                ctx.function = Function.conjugating(ctx.function)
         output_meta.append((array.shape, dtype))
         arrays.append(array)
     if ctx._saved:

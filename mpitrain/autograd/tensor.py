@@ -66,8 +66,8 @@ class Tensor:
         self.grad_hooks: list[Callable[[Any], None]] = []   # called once per backward, when `grad` is final
         self.edge: tuple[Node, int] | None = None    # the node, and the number of its output; None for a leaf
         self.requires_grad = requires_grad
-        if requires_grad and not is_float(array.dtype):
-            raise ShapeError(f"only float32 and float64 arrays have gradients, not {array.dtype}")
+        if requires_grad and not (is_float(array.dtype) or array.dtype.kind == "c"):
+            raise ShapeError(f"only floating-point and complex arrays have gradients, not {array.dtype}")
 
     @property
     def node(self) -> Any:

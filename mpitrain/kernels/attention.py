@@ -33,14 +33,14 @@ def _weights_gradient(weights: Array, grad: Array, scale: float, causal: bool, o
     return result
 
 
-@host("attention", "weights", "ppdiiii")
+@host("attention", "weights", "X:mrc X!:mrc d im ir ic i")
 def _weights_host(function: CFunction, scores: Array, scale: float, causal: bool, out: Array | None = None) -> Array:
     result = np.empty(scores.shape, scores.dtype) if out is None else out
     function(np.ascontiguousarray(scores), result, scale, prod(scores.shape[:-2]), *scores.shape[-2:], causal)
     return result
 
 
-@host("attention", "weights_gradient", "pppdiiii")
+@host("attention", "weights_gradient", "X:mrc X:mrc X!:mrc d im ir ic i")
 def _weights_gradient_host(function: CFunction, weights: Array, grad: Array, scale: float, causal: bool,
                            out: Array | None = None) -> Array:
     result = np.empty(grad.shape, grad.dtype) if out is None else out

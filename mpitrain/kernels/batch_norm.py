@@ -83,7 +83,7 @@ def _two_sums(function: CFunction, *arrays: Array) -> tuple[Array, Array]:
     return first, second
 
 
-@host("batch_norm", "batch_norm", "ppppppppdiiii")
+@host("batch_norm", "batch_norm", "X:ncl X?:c X?:c X?:ncl X!:ncl D!:c D!:c D!:c d in ic il i")
 def _batch_norm_host(function: CFunction, x: Array, weight: Array | None, bias: Array | None, residual: Array | None,
                      eps: float, relu: bool) -> tuple[Array, Array, Array, Array]:
     y, (mean, variance, inverse) = np.empty(x.shape, x.dtype), np.empty((3, x.shape[1]))
@@ -91,7 +91,8 @@ def _batch_norm_host(function: CFunction, x: Array, weight: Array | None, bias: 
     return y, mean, variance, inverse
 
 
-@host("batch_norm", "batch_norm_gradients", "pppppppppppiiii")
+@host("batch_norm", "batch_norm_gradients",
+      "X:ncl X:ncl X?:ncl X:c X?:c X?:c D:c X?!:ncl X?!:ncl D!:c D!:c in ic il i")
 def _batch_norm_gradients_host(function: CFunction, grad: Array, x: Array, y: Array | None, centre: Array, weight: Array | None,
                                bias: Array | None, inverse: Array, relu: bool, wanted: bool) -> tuple[Array | None, Array,
                                Array, Array]:
@@ -105,20 +106,24 @@ def _batch_norm_gradients_host(function: CFunction, grad: Array, x: Array, y: Ar
     return dx, before, plain, product
 
 
-channel_moments = Kernel("channel_moments", _moments, host("batch_norm", "channel_moments", "pppiii")(_two_sums),
-                         numba_loop("batch_norm", "channel_moments"))
+channel_moments = Kernel("channel_moments", _moments, host(
+    "batch_norm", "channel_moments", "X:ncl D!:c D!:c in ic il")(_two_sums),
+    numba_loop("batch_norm", "channel_moments"))
 """(mean, sum of squared distances from it), float64 (C,), from x."""
 
-channel_affine = Kernel("channel_affine", _affine, host("batch_norm", "channel_affine", "pppppiii")(same_shape),
-                        numba_loop("batch_norm", "channel_affine"))
+channel_affine = Kernel("channel_affine", _affine, host(
+    "batch_norm", "channel_affine", "X:ncl X:c X:c X:c X!:ncl in ic il")(same_shape),
+    numba_loop("batch_norm", "channel_affine"))
 """(x - centre) * scale + shift from (x, centre, scale, shift)."""
 
-channel_sums = Kernel("channel_sums", _sums, host("batch_norm", "channel_sums", "pppppiii")(_two_sums),
-                      numba_loop("batch_norm", "channel_sums"))
+channel_sums = Kernel("channel_sums", _sums, host(
+    "batch_norm", "channel_sums", "X:ncl X:ncl X:c D!:c D!:c in ic il")(_two_sums),
+    numba_loop("batch_norm", "channel_sums"))
 """Sums of grad and of grad * (x - centre), float64 (C,), from (grad, x, centre)."""
 
-channel_combine = Kernel("channel_combine", _combine, host("batch_norm", "channel_combine", "pppppppiii")(same_shape),
-                         numba_loop("batch_norm", "channel_combine"))
+channel_combine = Kernel("channel_combine", _combine, host(
+    "batch_norm", "channel_combine", "X:ncl X:ncl X:c X:c X:c X:c X!:ncl in ic il")(same_shape),
+    numba_loop("batch_norm", "channel_combine"))
 """a * grad + b * (x - centre) + d from (grad, x, centre, a, b, d)."""
 
 batch_norm = Kernel("batch_norm", _batch_norm, _batch_norm_host, numba_loop("batch_norm", "batch_norm"))

@@ -11,17 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.kernel import Kernel, numba_loop
-from mpitrain.kernels.library import CFunction, Scratch, host, packed
+from mpitrain.kernels.library import CFunction, Scratch, host, misfit, packed
+from mpitrain.kernels.sums import sum_rows
 
 Pair = tuple[int, int]
+Shape: TypeAlias = tuple[int, ...]
 
-MEMORY = "pip"                                    # memory, its size, and a place for the size that C wants
+MEMORY = "M!:b ib L!:1"                          # memory, its size, and a place for the size that C wants
+FORWARD, GRADIENT = "X X X? X! L:16 " + MEMORY, "X X X! X?! i L:16 " + MEMORY
+MOST = 1 << 31                                    # of strides and the like
 MOST_KEPT = 16 << 20                              # bytes of working memory kept between calls; the rest is had anew by each
 
 
@@ -129,16 +133,25 @@ def _kernel_gradient(x: Array, y: Array, window: Window, groups: int, out: Array
 
 def channel_sums(x: Array) -> Array:
     """(C,) of images (N, C, H, W)."""
-    return x.sum(axis=(2, 3)).sum(axis=0)
+    return sum_rows(x.sum(axis=(2, 3)))
 
 
 @lru_cache(1024)
-def _geometry(product: str, x_shape: tuple[int, ...], window: Window, outputs: int, groups: int,
-              dtype: Any) -> tuple[Array, Array]:
-    """The C code's struct Geometry, and where it writes how many bytes of working memory it wants: the same at each call."""
-    numbers = (*x_shape, *window.kernel, *window.stride, *window.padding, *window.dilation, *window.outputs(*x_shape[2:]),
-               outputs, groups)
-    return np.array(numbers, np.int64), np.zeros(1, np.int64)
+def _geometry(function: Any, product: str, x_shape: Shape, y_shape: Shape, weight_shape: Shape, bias_shape: Shape | None,
+              window: Window, groups: int, dtype: Any) -> tuple[Array, Array]:
+    """The C code's struct Geometry, and where it writes how many bytes of working memory it wants: the same at each call.
+
+    Raises ShapeError where the arrays do not fit each other: C takes their sizes from these numbers."""
+    outputs = weight_shape[0]
+    numbers = tuple(window.kernel + window.stride + window.padding + window.dilation)
+    if (len(x_shape) != 4 or len(numbers) != 8 or not all(isinstance(n, int) and n < MOST for n in (*numbers, groups))
+            or min(*window.kernel, *window.stride, *window.dilation, groups) < 1 or min(window.padding) < 0
+            or weight_shape != (outputs, x_shape[1] // groups, *window.kernel) or x_shape[1] % groups or outputs % groups
+            or bias_shape not in (None, (outputs if product == "forward" else x_shape[1],))
+            or min(window.outputs(*x_shape[2:])) < 1
+            or y_shape != (x_shape[0], outputs, *window.outputs(*x_shape[2:]))):
+        misfit(f"convolution with {window} and {groups} groups", x_shape, weight_shape, bias_shape, y_shape)
+    return np.array((*x_shape, *numbers, *window.outputs(*x_shape[2:]), outputs, groups), np.int64), np.zeros(1, np.int64)
 
 
 _scratch = Scratch()
@@ -149,46 +162,48 @@ def _call(function: Callable[..., None], arrays: tuple[Any, ...], geometry: Arra
     function(*arrays, geometry, memory, len(memory), wanted)
 
 
-@host("convolution", "forward", "ppppp" + MEMORY, allocates=True)
-def _convolve_host(function: CFunction, x: Array, weight: Array, bias: Array | None, window: Window, groups: int) -> Array:
-    y = np.empty((len(x), len(weight), *window.outputs(*x.shape[2:])), x.dtype)
+def run_forward(function: CFunction, x: Array, weight: Array, bias: Array | None, window: Window, groups: int) -> Array:
     if 0 in weight.shape or 0 in x.shape:
         return _convolve(x, weight, bias, window, groups)
-    _call(function, (packed(x), packed(weight), packed(bias), y),
-          *_geometry("forward", x.shape, window, len(weight), groups, x.dtype))
+    y = np.empty((len(x), len(weight), *window.outputs(*x.shape[2:])), x.dtype)
+    _call(function, (packed(x), packed(weight), packed(bias), y), *_geometry(
+        function, "forward", x.shape, y.shape, weight.shape, None if bias is None else bias.shape, window, groups, x.dtype))
     return y
 
 
-@host("convolution", "adjoint", "ppppp" + MEMORY, allocates=True)
-def _adjoint_host(function: CFunction, y: Array, weight: Array, bias: Array | None, window: Window, groups: int,
-                  size: Pair) -> Array:
+def run_adjoint(function: CFunction, y: Array, weight: Array, bias: Array | None, window: Window, groups: int,
+                size: Pair) -> Array:
     if 0 in weight.shape or 0 in y.shape:
         return _adjoint(y, weight, bias, window, groups, size)
     x = np.empty((len(y), weight.shape[1] * groups, *size), y.dtype)
     _call(function, (packed(y), packed(weight), packed(bias), x),
-          *_geometry("adjoint", x.shape, window, len(weight), groups, x.dtype))
+          *_geometry(function, "adjoint", x.shape, y.shape, weight.shape, None if bias is None else bias.shape, window, groups,
+                     x.dtype))
     return x
 
 
-@host("convolution", "kernel_gradient", "ppppip" + MEMORY, allocates=True)
-def _kernel_gradient_host(function: CFunction, x: Array, y: Array, window: Window, groups: int, out: Array | None = None,
-                          bias_of: str = "") -> tuple[Array, Array | None]:
+def run_gradient(function: CFunction, x: Array, y: Array, window: Window, groups: int, out: Array | None = None,
+                 bias_of: str = "") -> tuple[Array, Array | None]:
     outputs = y.shape[1]
     if 0 in x.shape or 0 in y.shape or (out is not None and not out.flags.c_contiguous):
         return _kernel_gradient(x, y, window, groups, out, bias_of)
     weight = np.empty((outputs, x.shape[1] // groups, *window.kernel), x.dtype) if out is None else out
     bias = np.empty(x.shape[1] if bias_of == "x" else outputs, x.dtype) if bias_of else None
     _call(function, (packed(x), packed(y), weight, bias, bias_of == "x"),
-          *_geometry("gradient", x.shape, window, outputs, groups, x.dtype))
+          *_geometry(function, "gradient", x.shape, y.shape, weight.shape, None, window, groups, x.dtype))
     return weight, bias
 
 
-convolve = Kernel("convolve", _convolve, _convolve_host, numba_loop("convolution", "convolve"))
+convolve = Kernel("convolve", _convolve, host("convolution", "forward", FORWARD, answers=True)(run_forward),
+                  numba_loop("convolution", "convolve"))
 """y (N, O, OH, OW) from (x, weight, bias or None, window, groups)."""
 
-convolve_adjoint = Kernel("convolve_adjoint", _adjoint, _adjoint_host, numba_loop("convolution", "convolve_adjoint"))
+convolve_adjoint = Kernel("convolve_adjoint", _adjoint, host("convolution", "adjoint", FORWARD, answers=True)(run_adjoint),
+                          numba_loop("convolution", "convolve_adjoint"))
 """x (N, C, *size) from (y, weight, bias or None, window, groups, size)."""
 
-kernel_gradient = Kernel("kernel_gradient", _kernel_gradient, _kernel_gradient_host, numba_loop("convolution", "kernel_gradient"))
+kernel_gradient = Kernel("kernel_gradient", _kernel_gradient,
+                         host("convolution", "kernel_gradient", GRADIENT, answers=True)(run_gradient),
+                         numba_loop("convolution", "kernel_gradient"))
 """weight (O, C/groups, kh, kw) from (x, y, window, groups, out=None, bias_of=""), in `out` where given; and what is added to each
 channel of "x" or "y", `bias_of`: its gradient, else None."""

@@ -124,7 +124,7 @@ def _packed(keep: Array) -> Array:
     return (whole << xp.arange(8, dtype=xp.uint8)).sum(axis=2, dtype=xp.uint8)
 
 
-@host("random", "dropout", "pppppiidii")
+@host("random", "dropout", "X:hw L:2h X?:hw X!:hw B!:w/8h i i d ih iw")
 def _dropout_host(call: CFunction, x: Array, rows: Array, key: int, p: float, added: Array | None,
                   first: Any = 0) -> tuple[Array, Array]:
     x = np.ascontiguousarray(x)
@@ -134,7 +134,7 @@ def _dropout_host(call: CFunction, x: Array, rows: Array, key: int, p: float, ad
     return y, bits
 
 
-@host("random", "dropout_grad", "pppdii")
+@host("random", "dropout_grad", "X:hw B:w/8h X!:hw d ih iw")
 def _dropout_grad_host(call: CFunction, grad: Array, bits: Array, p: float) -> Array:
     grad = np.ascontiguousarray(grad)
     result = np.empty_like(grad)

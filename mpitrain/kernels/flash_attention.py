@@ -21,7 +21,7 @@ from mpitrain.backend.native import load
 from mpitrain.kernels.blocked_attention import EXPRESSIONS, backward, forward
 from mpitrain.kernels.dropout import Dropping
 from mpitrain.kernels.kernel import Kernel, numba_loop
-from mpitrain.kernels.library import CFunction, Scratch, host
+from mpitrain.kernels.library import CFunction, Scratch, host, misfit
 
 
 def _for_c(dropping: Dropping | None, q: Array, k: Array) -> tuple[Any, ...]:
@@ -30,21 +30,38 @@ def _for_c(dropping: Dropping | None, q: Array, k: Array) -> tuple[Any, ...]:
     return *dropping.for_c(q.shape[1] * q.shape[2] * k.shape[2]), dropping.scale
 
 
-@host("flash_attention", "forward", "pppppppdppiid")
+@host("flash_attention", "forward", "X! X! X X X X! L:21 d M! L? i i d")
 def _forward_host(call: CFunction, q: Array, k: Array, v: Array, out: Array, scale: float, causal: bool,
                   dropping: Dropping | None = None) -> tuple[Array, Array]:
     q, k, v = _along_rows(q), _along_rows(k), _along_rows(v)
     tops, inverses = np.empty((2, *q.shape[:-1]), q.dtype)
+    _check("flash_attention", q, k, v, tops, inverses, out=out, dropping=dropping)
     _call(call, tops, inverses, (q, k, v, out), scale, causal, dropping)
     return tops, inverses
 
 
-@host("flash_attention", "backward", "ppppppppppp" + "dppiid")
+@host("flash_attention", "backward", "X X X X X X X X?! X?! X?! L:33 d M! L? i i d")
 def _backward_host(call: CFunction, q: Array, k: Array, v: Array, out: Array, grad: Array, tops: Array, inverses: Array,
                    scale: float, causal: bool, dq: Array | None, dk: Array | None, dv: Array | None,
                    dropping: Dropping | None = None) -> None:
     arrays = (_along_rows(q), _along_rows(k), _along_rows(v), out, _along_rows(grad), dq, dk, dv)
+    _check("flash_attention_grad", *arrays[:3], tops, inverses, out=out, grad=arrays[4], dq=dq, dk=dk, dv=dv, dropping=dropping)
     _call(call, tops, inverses, arrays, scale, causal, dropping)
+
+
+def _check(name: str, q: Array, k: Array, v: Array, tops: Array, inverses: Array, *, out: Array, grad: Array | None = None,
+           dq: Array | None = None, dk: Array | None = None, dv: Array | None = None, dropping: Dropping | None = None) -> None:
+    """C is handed the first row of each array and the steps to the others: here it is seen that these are there."""
+    b, h, length, width = q.shape
+    keys, values = k.shape[2], v.shape[3]
+    shapes = ((q, q.shape), (k, (b, h, keys, width)), (v, (b, h, keys, values)), (out, (b, h, length, values)),
+              (grad, out.shape), (dq, q.shape), (dk, k.shape), (dv, v.shape))
+    for x, shape in shapes:
+        if x is not None and (x.shape != shape or 0 in shape or not x.flags.aligned
+                              or (x.strides[3] != x.itemsize and shape[3] != 1)):
+            misfit(f"{name}, rows without gaps", q, k, v, out, grad)
+    if tops.shape != q.shape[:3] or inverses.shape != q.shape[:3] or (dropping is not None and len(dropping.rows) != b):
+        misfit(name, q, tops, inverses)
 
 
 def _call(call: CFunction, tops: Array, inverses: Array, arrays: tuple[Any, ...], scale: float, causal: bool,
@@ -120,9 +137,12 @@ def _share(inverses: Array, tops: Array, top: Array) -> Array:
     return xp.where(none, inverses, xp.exp(xp.where(none, top, tops) - top) / xp.where(none, top.dtype.type(1), inverses))
 
 
-@host("joined_attention", "join", "ppppppp")
+@host("joined_attention", "join", "X! X! X! X X X L:10")
 def _join_host(call: CFunction, out: Array, tops: Array, inverses: Array, other: Array, other_tops: Array,
                other_inverses: Array) -> None:
+    for x, shape in ((other, out.shape), *((x, out.shape[:3]) for x in (tops, inverses, other_tops, other_inverses))):
+        if x.shape != shape or not (x.flags.aligned and out.flags.aligned):
+            misfit("join_attention", out, tops, inverses, other, other_tops, other_inverses)
     if out.size:
         steps = [x.strides[dim] // x.itemsize for x in (out, other) for dim in range(3)]
         shape = np.array([*out.shape, *steps], np.int64)

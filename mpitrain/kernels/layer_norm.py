@@ -9,7 +9,7 @@ import numpy as np
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.dropout import Dropping, dropout, dropout_grad
 from mpitrain.kernels.kernel import Kernel, numba_loop
-from mpitrain.kernels.library import CFunction, Scratch, host, packed
+from mpitrain.kernels.library import CFunction, Scratch, host, misfit, packed
 
 Normed = tuple[Array, Array, Array, Array, Array | None]
 Gradients = tuple[Array | None, Array | None, Array | None, Array | None]
@@ -61,13 +61,16 @@ def _row_norm_gradients(grad: Array, x: Array, weight: Array, around: Array | No
     return dx, product, plain, dropped
 
 
-@host("layer_norm", "row_norm", "ppppppppdiiippiiid")
+@host("layer_norm", "row_norm",
+      "X:rn X?:rn X?!:rn X:n X?:n X!:rn X!:r X!:r d ir in i L?:2r/p B?!:rn/8 i i ip d")
 def _row_norm_host(function: CFunction, x: Array, added: Array | None, weight: Array, bias: Array | None, eps: float,
                    centred: bool, dropping: Dropping | None = None) -> Normed:
     x, y, (means, inverses) = np.ascontiguousarray(x), np.empty(x.shape, x.dtype), np.empty((2, len(x)), x.dtype)
     total = x if added is None else np.empty(x.shape, x.dtype)
     drops: tuple[Any, ...] = (None, None, 0, 0, 1, 0.0)
-    if dropping is not None:
+    if dropping is not None and added is not None:
+        if x.shape[1] % 8:
+            misfit("row_norm with dropout, in parts of 8", x)
         samples = max(len(dropping.rows), 1)
         rows, key, least = dropping.for_c(x.size // samples)
         bits = np.empty((len(dropping.rows), x.size // (8 * samples)), np.uint8)
@@ -80,11 +83,14 @@ def _row_norm_host(function: CFunction, x: Array, added: Array | None, weight: A
 _scratch = Scratch()
 
 
-@host("layer_norm", "row_norm_gradients", "pppppppppppiiippd")
+@host("layer_norm", "row_norm_gradients",
+      "X:rn X:rn X:n X?:rn X:r X:r X?!:rn X?!:n X?!:n M!:16n M!:16n ir in i B?:rn/8 X?!:rn d")
 def _row_norm_gradients_host(function: CFunction, grad: Array, x: Array, weight: Array, around: Array | None, means: Array,
                              inverses: Array, centred: bool, wanted: tuple[bool, bool], bits: Array | None = None,
                              p: float = 0.0) -> Gradients:
     dtype, d = x.dtype, x.shape[1]
+    if bits is not None and d % 8:
+        misfit("row_norm_gradients with dropout, in parts of 8", x)
     dx = np.empty(x.shape, dtype) if wanted[0] else None
     product, plain = (np.empty(d, dtype), np.empty(d, dtype)) if wanted[1] else (None, None)
     dropped = np.empty(x.shape, dtype) if bits is not None and wanted[0] else None

@@ -9,10 +9,12 @@ import numpy as np
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.kernels.kernel import Kernel
 from mpitrain.kernels.library import CFunction, Scratch, host
-from mpitrain.kernels.pointwise import Activation
+from mpitrain.kernels.pointwise import ACTIVATIONS, Activation
 from mpitrain.kernels.product import KINDS, LEAST_COLUMNS, LEAST_ROWS, LEAST_WORK, is_fast, one_thread, work_bytes
+from mpitrain.kernels.sums import EXACT, sum_rows
 
 LEAST = max(LEAST_ROWS, LEAST_COLUMNS)
+IN_C = {activation.number: activation for activation in ACTIVATIONS.values() if activation.number}     # native/linear.h's tables
 
 
 def suits(x: Array, weight: Array, activation: Activation | None, operands: str) -> bool:
@@ -33,9 +35,11 @@ def _linear(x: Array, weight: Array, bias: Array | None, activation: Activation 
     return (made, None) if activation is None else activation.forward(made, ours=True, training=training)
 
 
-@host("product", "linear", "ppppppiiii")
+@host("product", "linear", "X:mk X:nk X?:n X!:mn X?!:mn M! im in ik i")
 def _linear_host(call: CFunction, x: Array, weight: Array, bias: Array | None, activation: Activation | None, training: bool
                  ) -> tuple[Array, Array | None]:
+    if activation is not None and IN_C.get(activation.number) is not activation:
+        return _linear(x, weight, bias, activation, training)
     (m, k), n = x.shape, len(weight)
     y, kept = np.empty((m, n), x.dtype), None
     if activation is not None:
@@ -51,25 +55,30 @@ def _gradients(grad: Array, kept: Array | None, x: Array, weight: Array, activat
     if activation is not None:
         grad = activation.gradient(kept, grad, sums)
     elif sums is not None:
-        xp.sum(grad, axis=0, out=sums)
+        sum_rows(grad, sums)
     if by_weight is not None:
         xp.matmul(grad.T, x, out=by_weight)
     return grad, xp.matmul(grad, weight) if wanted else None
 
 
-@host("product", "linear_gradients", "pppppppppiiii")
+@host("product", "linear_gradients", "X:mn X?:mn X:mk X:nk X:mn X?!:n X?!:mk X?!:nk M! im in ik i")
 def _gradients_host(call: CFunction, grad: Array, kept: Array | None, x: Array, weight: Array, activation: Activation | None,
                     sums: Array | None, by_weight: Array | None, wanted: bool) -> tuple[Array, Array | None]:
+    if activation is not None and IN_C.get(activation.number) is not activation:
+        return _gradients(grad, kept, x, weight, activation, sums, by_weight, wanted)
     made = grad = np.asarray(grad, order="C")
     if activation is not None:
         kept = np.asarray(kept, order="C")
         made = kept if activation.and_slope is not None else np.empty_like(kept)
     by_x = np.empty_like(x) if wanted else None
-    to_bias, to_weight = _memory_for(sums, x.dtype), _memory_for(by_weight, x.dtype)
+    apart = sums if len(x) > EXACT else None          # C adds up row after row
+    to_bias, to_weight = _memory_for(None if apart is not None else sums, x.dtype), _memory_for(by_weight, x.dtype)
     call(grad, kept, x, weight, made, to_bias, by_x, to_weight, _scratch.room(work_bytes()), len(x), len(weight), x.shape[1],
          0 if activation is None else activation.number)
+    if apart is not None:
+        sum_rows(made, apart)
     for out, made_there in ((sums, to_bias), (by_weight, to_weight)):
-        if out is not None and out is not made_there:
+        if out is not None and made_there is not None and out is not made_there:
             out[...] = made_there
     return made, by_x
 

@@ -21,9 +21,9 @@ from mpitrain.kernels.library import CFunction, bind, host
 NORM_BLOCK = 4096          # elements of a parameter whose squares are added before anything else: part of the result's bits
 
 
-def _kernel(name: str, reference: Function, arrays: int) -> Kernel:
+def _kernel(name: str, reference: Function, arrays: int, scalars: int) -> Kernel:
     """A kernel of so many arrays and then scalars, which go to C as one array of the arrays' dtype."""
-    @host("optimizer", name, "p" * (arrays + 1) + "i")
+    @host("optimizer", name, " ".join(["X!:n", "X:n", *["X!:n"] * (arrays - 2), f"X:{scalars}", "in"]))
     def update(run: CFunction, *arguments: Any) -> None:
         run(*arguments[:arrays], np.array(arguments[arrays:], arguments[0].dtype), arguments[0].size)
 
@@ -49,7 +49,7 @@ def _sgd_reference(values: Array, gradients: Array, lr: float, decay: float, sca
     values -= lr * (gradients * scale + decay * values)
 
 
-sgd = _kernel("sgd", _sgd_reference, 2)
+sgd = _kernel("sgd", _sgd_reference, 2, 3)
 """(values, gradients, lr, decay, scale)."""
 
 
@@ -61,7 +61,7 @@ def _sgd_momentum_reference(values: Array, gradients: Array, buffer: Array, lr: 
     values -= lr * (own * g + ahead * buffer)
 
 
-sgd_momentum = _kernel("sgd_momentum", _sgd_momentum_reference, 3)
+sgd_momentum = _kernel("sgd_momentum", _sgd_momentum_reference, 3, 6)
 """(values, gradients, buffer, lr, momentum, own, ahead, decay, scale): the step is own * gradient + ahead * buffer."""
 
 
@@ -75,7 +75,7 @@ def _adam_reference(values: Array, gradients: Array, m: Array, v: Array, step_si
     values -= step_size * m / (array_module(v).sqrt(v) * root + eps)
 
 
-adam = _kernel("adam", _adam_reference, 4)
+adam = _kernel("adam", _adam_reference, 4, 9)
 """(values, gradients, m, v, step_size, keep, penalty, new1, old2, new2, root, eps, scale).
 
 new1 = 1 - beta1, old2 = beta2, new2 = 1 - beta2, root = 1 / sqrt(1 - beta2^step), step_size = lr / (1 - beta1^step);
@@ -92,7 +92,7 @@ def _lamb_reference(values: Array, gradients: Array, direction: Array, m: Array,
     direction[...] = correct1 * m / (array_module(v).sqrt(v) * root + eps) + decay * values
 
 
-lamb = _kernel("lamb", _lamb_reference, 5)
+lamb = _kernel("lamb", _lamb_reference, 5, 8)
 """(values, gradients, direction, m, v, new1, old2, new2, correct1, root, eps, decay, scale): writes LAMB's direction.
 
 correct1 = 1 / (1 - beta1^step), the others as in `adam`; `values` is only read.
@@ -109,7 +109,7 @@ def _rmsprop_reference(values: Array, gradients: Array, square: Array, buffer: A
     values -= lr * buffer
 
 
-rmsprop = _kernel("rmsprop", _rmsprop_reference, 4)
+rmsprop = _kernel("rmsprop", _rmsprop_reference, 4, 7)
 """(values, gradients, square, buffer, lr, momentum, old, new, eps, decay, scale); old = alpha, new = 1 - alpha."""
 
 
@@ -191,7 +191,7 @@ def _square_sums(x: Any, work: Any, out: Any) -> None:
 
 
 def _square_sums_host() -> Callable[[Array], Array] | None:
-    fill = bind("optimizer", "square_sums", "pip")
+    fill = bind("optimizer", "square_sums", "X:n in D!:n/4096")
     return None if fill is None else _square_sums_by(fill)
 
 

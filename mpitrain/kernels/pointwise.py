@@ -12,6 +12,7 @@ import numpy as np
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.kernels.kernel import Kernel
 from mpitrain.kernels.library import CFunction, host
+from mpitrain.kernels.sums import EXACT, sum_rows
 
 SQRT_HALF = math.sqrt(0.5)
 INVERSE_SQRT_2PI = 1 / math.sqrt(2 * math.pi)
@@ -112,7 +113,7 @@ def _sigmoid_grad(y: Array, grad: Array, sums: Array | None) -> Array:
 
 def _summed(result: Array, sums: Array | None) -> Array:
     if sums is not None:
-        array_module(result).sum(result, axis=0, out=sums)
+        sum_rows(result, sums)
     return result
 
 
@@ -133,14 +134,16 @@ def _run_and_slope(call: CFunction, x: Array, slope: Array) -> Array:
 def _run_gradient(call: CFunction, kept: Array, grad: Array, sums: Array | None, in_place: bool = False) -> Array:
     kept, grad = np.asarray(kept, order="C"), np.asarray(grad, order="C")
     result = kept if in_place else np.empty_like(kept)
-    call(kept, grad, result, sums, *((1, kept.size) if sums is None else kept.shape))
-    return result
+    apart = sums is not None and len(kept) > EXACT             # C adds up row after row
+    call(kept, grad, result, None if apart else sums, *((1, kept.size) if sums is None or apart else kept.shape))
+    return _summed(result, sums) if apart else result
 
 
-AND_SLOPE, GRADIENT = (_run_and_slope, "pppi"), (_run_gradient, "ppppii")
+AND_SLOPE, GRADIENT = (_run_and_slope, "X:n X!:n X!:n in"), (_run_gradient, "X:rn X:rn X!:rn X?!:n ir in")
 
 
-def _kernel(name: str, reference: Callable[..., Array], run: Callable[..., Array] = _run, signature: str = "ppi") -> Kernel:
+def _kernel(name: str, reference: Callable[..., Array], run: Callable[..., Array] = _run,
+            signature: str = "X:n X!:n in") -> Kernel:
     def numba() -> Callable[..., Array]:
         from mpitrain.kernels.loops import pointwise as loops
         if signature == GRADIENT[1]:
@@ -152,7 +155,7 @@ def _kernel(name: str, reference: Callable[..., Array], run: Callable[..., Array
 
 
 relu, sigmoid = _kernel("relu", _relu), _kernel("sigmoid", _sigmoid)
-slope_grad = _kernel("slope_grad", _slope_grad, partial(_run_gradient, in_place=True), "ppppii")
+slope_grad = _kernel("slope_grad", _slope_grad, partial(_run_gradient, in_place=True), GRADIENT[1])
 
 
 @dataclass(frozen=True)

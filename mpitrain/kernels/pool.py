@@ -15,8 +15,9 @@ import numpy as np
 
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.kernel import Kernel, numba_loop
-from mpitrain.kernels.library import CFunction, host, packed
+from mpitrain.kernels.library import CFunction, host, misfit, packed
 
+NUMBERED = 1 << 31                                # pixels of a plane have numbers of 32 bits
 NOWHERE = -1                                      # the place of a largest value that ReLU made 0: no gradient goes there
 
 
@@ -28,6 +29,10 @@ class Side:
     stops: tuple[int, ...]
     size: int
 
+    @property
+    def count(self) -> int:
+        return len(self.starts)
+
     @cached_property
     def widest(self) -> int:
         return max((b - a for a, b in zip(self.starts, self.stops)), default=0)
@@ -38,7 +43,9 @@ class Side:
 
     @cached_property
     def bounds(self) -> tuple[Array, Array]:
-        """Starts and stops, for C."""
+        """Starts and stops, for C; ShapeError where a window is not inside."""
+        if not all(0 <= a <= b <= self.size for a, b in zip(self.starts, self.stops, strict=True)):
+            misfit(f"pooling of {self.size} positions", self.starts, self.stops)
         return np.array(self.starts, np.int32), np.array(self.stops, np.int32)
 
     @cached_property
@@ -99,37 +106,50 @@ def _total_gradient(grad: Array, rows: Side, columns: Side) -> Array:
 
 
 def _sizes(planes: int, rows: Side, columns: Side) -> tuple[int, ...]:
+    if rows.size * columns.size >= NUMBERED:
+        misfit(f"pooling of images of less than {NUMBERED} pixels", (rows.size, columns.size))
     return planes, rows.size, columns.size, len(rows.starts), len(columns.starts)
 
 
-@host("pool", "maximum", "pppppppiiiiii")
+def _check(name: str, x: Array, size: tuple[int, int]) -> None:
+    if x.shape[2:] != size:
+        misfit(name, x, size)
+
+
+@host("pool", "maximum", "X:phw X!:pab I!:pab I:a I:a I:b I:b ip ih iw ia ib i")
 def _maximum_host(function: CFunction, x: Array, rows: Side, columns: Side, relu: bool = False) -> tuple[Array, Array]:
     n, c = x.shape[:2]
+    _check("window_maximum", x, (rows.size, columns.size))
+    if (rows.starts and rows.narrowest < 1) or (columns.starts and columns.narrowest < 1):
+        misfit("window_maximum of empty windows", rows.starts, rows.stops, columns.starts, columns.stops)
     y = np.empty((n, c, len(rows.starts), len(columns.starts)), x.dtype)
     where = np.empty(y.shape, np.int32)
     function(packed(x), y, where, *rows.bounds, *columns.bounds, *_sizes(n * c, rows, columns), relu)
     return y, where
 
 
-@host("pool", "maximum_gradient", "pppiiiiii")
+@host("pool", "maximum_gradient", "X:pab I:pab X!:phw ip ih iw ia ib i")
 def _maximum_gradient_host(function: CFunction, grad: Array, where: Array, rows: Side, columns: Side) -> Array:
     n, c = grad.shape[:2]
+    _check("window_maximum_gradient", grad, (len(rows.bounds[0]), len(columns.bounds[0])))
     result = np.empty((n, c, rows.size, columns.size), grad.dtype)
     function(packed(grad), where, result, *_sizes(n * c, rows, columns), rows.pairs and columns.pairs)
     return result
 
 
-@host("window_sum", "total", "ppppppiiiii")
+@host("window_sum", "total", "X:phw X!:pab I:a I:a I:b I:b ip ih iw ia ib")
 def _total_host(function: CFunction, x: Array, rows: Side, columns: Side) -> Array:
     n, c = x.shape[:2]
+    _check("window_total", x, (rows.size, columns.size))
     y = np.empty((n, c, len(rows.starts), len(columns.starts)), x.dtype)
     function(packed(x), y, *rows.bounds, *columns.bounds, *_sizes(n * c, rows, columns))
     return y
 
 
-@host("window_sum", "total_gradient", "ppppppiiiii")
+@host("window_sum", "total_gradient", "X:pab X!:phw I:a I:a I:b I:b ip ih iw ia ib")
 def _total_gradient_host(function: CFunction, grad: Array, rows: Side, columns: Side) -> Array:
     n, c = grad.shape[:2]
+    _check("window_total_gradient", grad, (len(rows.starts), len(columns.starts)))
     result = np.empty((n, c, rows.size, columns.size), grad.dtype)
     function(packed(grad), result, *rows.bounds, *columns.bounds, *_sizes(n * c, rows, columns))
     return result
@@ -161,16 +181,20 @@ def _subsample_gradient(grad: Array, shape: tuple[int, ...], stride: int, before
     return result
 
 
-@host("subsample", "subsample", "ppiiiiiiiii")
+@host("subsample", "subsample", "X:nchw X!:nboq+ncoq+naoq in ic ih iw io iq i ib ia")
 def _subsample_host(function: CFunction, x: Array, stride: int, before: int, after: int) -> Array:
     n, c, h, w = x.shape
+    if stride < 1:
+        misfit(f"subsample of stride {stride}", x)
     y = np.empty((n, before + c + after, -(-h // stride), -(-w // stride)), x.dtype)
     function(packed(x), y, *x.shape, *y.shape[2:], stride, before, after)
     return y
 
 
-@host("subsample", "subsample_gradient", "ppiiiiiiiii")
+@host("subsample", "subsample_gradient", "X:nboq+ncoq+naoq X!:nchw in ic ih iw io iq i ib ia")
 def _subsample_gradient_host(function: CFunction, grad: Array, shape: tuple[int, ...], stride: int, before: int) -> Array:
+    if stride < 1 or grad.shape[2:] != (-(-shape[2] // stride), -(-shape[3] // stride)):
+        misfit(f"subsample_gradient of stride {stride}", grad, shape)
     result = np.empty(shape, grad.dtype)
     function(packed(grad), result, *shape, *grad.shape[2:], stride, before, grad.shape[1] - before - shape[1])
     return result

@@ -11,11 +11,11 @@ import numpy as np
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.backend.native import load
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import Scratch, bind, of_arrays
+from mpitrain.kernels.library import Scratch, bind
 from mpitrain.kernels.wire import format_of
 
 LEAST_ROWS, LEAST_COLUMNS, LEAST_WORK = 8, 8, 1 << 20         # M, N and M N K; NumPy is faster at smaller products
-SIGNATURE = "ppppp" + "i" * 7                                 # x, y, bias, out, memory, M, N, K, and four strides
+SIGNATURE = "X:mk X:kn X?:n X!:mn M! im in ik i i i i"       # x, y, bias, out, memory, M, N, K, and four strides
 SINGLE = np.dtype(np.float32)
 KINDS = (np.dtype(np.float32), np.dtype(np.float64))          # Other byte orders are left to NumPy.
 
@@ -72,22 +72,22 @@ def work_bytes() -> int:
 
 
 def _product_bfloat16(x: Array, y: Array, bias: Array | None, out: Array | None) -> Array:
-    return _product(_rounded(x), _rounded(y), bias, out)
+    return _product(rounded(x), rounded(y), bias, out)
 
 
-def _rounded(x: Array) -> Array:
-    """float32 (rows, columns) with the values of the nearest bfloat16 numbers."""
+def rounded(x: Array) -> Array:
+    """float32 with the values of the nearest bfloat16 numbers."""
     result = np.array(x, np.float32, order="C")
     format_of("bfloat16").round(result.reshape(-1), np.empty(result.size, np.uint16))
     return result
 
 
 def _product_bfloat16_host() -> Callable[..., Array] | None:
-    library = load("product_bfloat16")
-    if library is None:
+    library, call = load("product_bfloat16"), bind("product_bfloat16", "product_bfloat16", SIGNATURE.replace("X", "F"))
+    if library is None or call is None:
         return None
     library.product_bfloat16_work_bytes.restype = ctypes.c_int64
-    return _with_memory(of_arrays(library.product_bfloat16, SIGNATURE), int(library.product_bfloat16_work_bytes()))
+    return _with_memory(call, int(library.product_bfloat16_work_bytes()))
 
 
 def has_bfloat16_instruction() -> bool:

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.backend import native
 from mpitrain.backend import random as philox
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.kernels.kernel import Kernel, numba_loop
-from mpitrain.kernels.library import of_arrays
+from mpitrain.kernels.library import bind
 
 
 def _reference(rows: Array, key: int, width: int) -> Array:
@@ -23,10 +22,9 @@ def _reference(rows: Array, key: int, width: int) -> Array:
 
 
 def _host() -> Callable[..., Array] | None:
-    library = native.load("random")
-    if library is None:
+    fill = bind("random", "random_words", "i L:h U!:hw ih iw")
+    if fill is None:
         return None
-    fill = of_arrays(library.random_words, "ippii")
 
     def words(rows: Array, key: int, width: int) -> Array:
         out = np.empty((len(rows), width), dtype=np.uint32)
@@ -77,13 +75,12 @@ def signed(key: int) -> int:
 
 def _elements(name: str, reference: Callable[..., Array]) -> Kernel:
     def host() -> Callable[..., Array] | None:
-        library = native.load("random")
-        if library is None:
+        run = bind("random", name, "D!:n i i in")
+        if run is None:
             return None
-        run = of_arrays(getattr(library, name), "piii")
 
         def fill(out: Array, key: int, start: int) -> Array:
-            run(out, signed(key), start, len(out))
+            run(out, signed(key), signed(start), len(out))
             return out
         return fill
     return Kernel(name, reference, host, numba_loop("philox", name))

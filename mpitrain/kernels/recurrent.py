@@ -15,7 +15,7 @@ from typing import Any
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.backend.native import load
 from mpitrain.kernels.kernel import Kernel, numba_loop
-from mpitrain.kernels.library import CFunction, Scratch, host
+from mpitrain.kernels.library import CFunction, Scratch, host, misfit
 from mpitrain.kernels.pointwise import _sigmoid as sigmoid
 
 Steps = Iterator[tuple[int, int, int, int]]
@@ -149,48 +149,71 @@ def _memory(dtype: Any, hidden: int, state: int, gates: int) -> int:
 _scratch = Scratch()
 
 
-@host("recurrent", "lstm", "ppppppppppiiii")
+def _check(name: str, sizes: Array, batch: int, rest: bool, *shapes: tuple[Array | None, int, int]) -> None:
+    """What C takes the sizes of arrays from: how many samples go on at each step, never more than before."""
+    rows = shapes[0][1]
+    if not rest or sizes.ndim != 1 or int(sizes.sum()) != rows or (len(sizes) and (
+            sizes[0] > batch or sizes[-1] < 0 or bool((sizes[1:] > sizes[:-1]).any()))):
+        misfit(f"{name} of {batch} samples", sizes, rows)
+    for array, *shape in shapes:
+        if array is not None and array.shape != tuple(shape):
+            misfit(name, array, tuple(shape))
+
+
+@host("recurrent", "lstm", "X! X! X! X! X! X?! X X? L:t M! it i i i")
 def _lstm_host(call: CFunction, gates: Array, h: Array, c: Array, out: Array, cells: Array, raw: Array | None, weight: Array,
                projection: Array | None, sizes: Array, reverse: bool) -> None:
-    n, p = c.shape[1], h.shape[1]
+    (batch, n), p, rows = c.shape, h.shape[1], len(gates)
+    _check("lstm", sizes, batch, n == p if projection is None else raw is not None, (gates, rows, 4 * n), (h, batch, p),
+           (out, rows, p), (cells, rows, n), (raw, rows, n), (weight, 4 * n, p), (projection, p, n))
     call(gates, h, c, out, cells, raw, weight, projection, sizes, _scratch.room(_memory(gates.dtype, n, p, 4)), len(sizes), n, p,
          reverse)
 
 
-@host("recurrent", "lstm_gradients", "pppppppppppiiii")
+@host("recurrent", "lstm_gradients", "X! X X! X! X X X?! X X? L:t M! it i i i")
 def _lstm_gradients_host(call: CFunction, gates: Array, dout: Array, dh: Array, dc: Array, c: Array, cells: Array,
                          projected: Array | None, weight: Array, projection: Array | None, sizes: Array, reverse: bool) -> None:
-    n, p = c.shape[1], dh.shape[1]
+    (batch, n), p, rows = c.shape, dh.shape[1], len(gates)
+    _check("lstm_gradients", sizes, batch, n == p if projection is None else projected is not None, (gates, rows, 4 * n),
+           (dout, rows, p), (dh, batch, p), (dc, batch, n), (cells, rows, n), (projected, rows, p), (weight, 4 * n, p),
+           (projection, p, n))
     call(gates, dout, dh, dc, c, cells, projected, weight, projection, sizes, _scratch.room(_memory(gates.dtype, n, p, 4)),
          len(sizes), n, p, reverse)
 
 
-@host("recurrent", "gru", "ppppppppiii")
+@host("recurrent", "gru", "X! X! X! X! X X? L:t M! it i i")
 def _gru_host(call: CFunction, gates: Array, h: Array, out: Array, inner: Array, weight: Array, bias: Array | None, sizes: Array,
               reverse: bool) -> None:
-    n = h.shape[1]
+    (batch, n), rows = h.shape, len(gates)
+    _check("gru", sizes, batch, True, (gates, rows, 3 * n), (out, rows, n), (inner, rows, n), (weight, 3 * n, n))
+    if bias is not None and bias.size != 3 * n:
+        misfit("gru", bias)
     call(gates, h, out, inner, weight, bias, sizes, _scratch.room(_memory(gates.dtype, n, n, 3)), len(sizes), n, reverse)
 
 
-@host("recurrent", "gru_gradients", "ppppppppppiii")
+@host("recurrent", "gru_gradients", "X! X! X X! X X X X L:t M! it i i")
 def _gru_gradients_host(call: CFunction, gates: Array, states: Array, dout: Array, dh: Array, h: Array, out: Array, inner: Array,
                         weight: Array, sizes: Array, reverse: bool) -> None:
-    n = h.shape[1]
+    (batch, n), rows = h.shape, len(gates)
+    _check("gru_gradients", sizes, batch, True, (gates, rows, 3 * n), (states, rows, 3 * n), (dout, rows, n), (dh, batch, n),
+           (out, rows, n), (inner, rows, n), (weight, 3 * n, n))
     call(gates, states, dout, dh, h, out, inner, weight, sizes, _scratch.room(_memory(gates.dtype, n, n, 3)), len(sizes), n,
          reverse)
 
 
-@host("recurrent", "rnn", "ppppppiiii")
+@host("recurrent", "rnn", "X! X! X! X L:t M! it i i i")
 def _rnn_host(call: CFunction, gates: Array, h: Array, out: Array, weight: Array, sizes: Array, reverse: bool, relu: bool
               ) -> None:
-    n = h.shape[1]
+    (batch, n), rows = h.shape, len(gates)
+    _check("rnn", sizes, batch, True, (gates, rows, n), (out, rows, n), (weight, n, n))
     call(gates, h, out, weight, sizes, _scratch.room(_memory(gates.dtype, n, n, 1)), len(sizes), n, reverse, relu)
 
 
-@host("recurrent", "rnn_gradients", "pppppppiiii")
+@host("recurrent", "rnn_gradients", "X! X X! X X L:t M! it i i i")
 def _rnn_gradients_host(call: CFunction, gates: Array, dout: Array, dh: Array, out: Array, weight: Array, sizes: Array,
                         reverse: bool, relu: bool) -> None:
-    n = out.shape[1]
+    (batch, n), rows = dh.shape, len(gates)
+    _check("rnn_gradients", sizes, batch, True, (gates, rows, n), (dout, rows, n), (out, rows, n), (weight, n, n))
     call(gates, dout, dh, out, weight, sizes, _scratch.room(_memory(gates.dtype, n, n, 1)), len(sizes), n, reverse, relu)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import CFunction, host, packed
+from mpitrain.kernels.library import CFunction, host, misfit, packed
 
 MOST_UNIFORM = 4                                  # resample.c's
 
@@ -24,6 +24,7 @@ class Taps:
         self.counts = np.asarray(counts, np.int64)
         self.index, self.weight = np.ascontiguousarray(index, np.int32), np.ascontiguousarray(weight, np.float64)
         self.starts = np.concatenate(([0], np.cumsum(self.counts))).astype(np.int32)
+        assert self.counts.min(initial=0) >= 0
         assert self.index.size == self.weight.size == self.starts[-1]
         assert self.index.size == 0 or 0 <= self.index.min() <= self.index.max() < size
         self._tables: dict[tuple[Any, bool], tuple[Array, Array]] = {}
@@ -85,10 +86,12 @@ def _resample(x: Array, taps: Taps, dim: int) -> Array:
     return xp.moveaxis(result, 0, dim)
 
 
-@host("resample", "resample", "pppppiiiii")
+@host("resample", "resample", "X:osn X!:oun I:u+1 I X io is iu in i")
 def _resample_host(function: CFunction, x: Array, taps: Taps, dim: int) -> Array:
     if x.dtype.char not in "fd":
         return _resample(x, taps, dim)
+    if x.shape[dim] != taps.size:
+        misfit(f"resample along dim {dim}, {taps.size} long", x)
     inner = prod(x.shape[dim + 1:])
     by_tap = taps.uniform if inner == 1 else 0
     y = np.empty((*x.shape[:dim], taps.outputs, *x.shape[dim + 1:]), x.dtype)

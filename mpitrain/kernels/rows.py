@@ -62,18 +62,19 @@ def _counted(labels: Array, ignore: int | None) -> Array:
     return array_module(labels).ones(labels.shape, dtype=bool) if ignore is None else labels != ignore
 
 
-@host("rows", "cross_entropy", "pppppdiiii")
+@host("rows", "cross_entropy", "X:rn L:r X!:r X?!:rn X?!:r d i i ir in", answers=True)
 def _cross_entropy_host(call: CFunction, logits: Array, labels: Array, smoothing: float, ignore: int | None,
                         training: bool) -> tuple[Array, Array, Array]:
     logits = np.ascontiguousarray(logits)
     losses = np.empty(len(logits), logits.dtype)
     kept = len(logits) if training else 0
     exps, totals = np.empty((kept, logits.shape[1]), logits.dtype), np.empty(kept, logits.dtype)
-    call(logits, labels, losses, exps if training else None, totals, smoothing, *_ignored(ignore), *logits.shape)
+    kept_arrays = (exps, totals) if training else (None, None)
+    call(logits, labels, losses, *kept_arrays, smoothing, *_ignored(ignore), *logits.shape)
     return losses, exps, totals
 
 
-@host("rows", "cross_entropy_grad", "pppddiiii")
+@host("rows", "cross_entropy_grad", "X!:rn L:r X:r d d i i ir in", answers=True)
 def _cross_entropy_grad_host(call: CFunction, exps: Array, labels: Array, totals: Array, smoothing: float, ignore: int | None,
                              grad: Array) -> Array:
     call(exps, labels, totals, smoothing, float(grad), *_ignored(ignore), *exps.shape)
@@ -84,14 +85,17 @@ def _ignored(ignore: int | None) -> tuple[int, int]:
     return (0, 0) if ignore is None else (1, ignore)
 
 
+MATRIX, TWO = "X:rn X!:rn ir in", "X:rn X:rn X!:rn ir in"        # one matrix and the result, and two
+
+
 def _of_rows(name: str, reference: Function, signature: str) -> Kernel:
     return Kernel(name, reference, host("rows", name, signature)(same_shape), numba_loop("rows", name))
 
 
-softmax = _of_rows("softmax", _softmax, "ppii")
-softmax_grad = _of_rows("softmax_grad", _softmax_grad, "pppii")
-log_softmax = _of_rows("log_softmax", _log_softmax, "ppii")
-log_softmax_grad = _of_rows("log_softmax_grad", _log_softmax_grad, "pppii")
+softmax = _of_rows("softmax", _softmax, MATRIX)
+softmax_grad = _of_rows("softmax_grad", _softmax_grad, TWO)
+log_softmax = _of_rows("log_softmax", _log_softmax, MATRIX)
+log_softmax_grad = _of_rows("log_softmax_grad", _log_softmax_grad, TWO)
 
 cross_entropy = Kernel("cross_entropy", _cross_entropy, _cross_entropy_host, numba_loop("rows", "cross_entropy"))
 """(losses (R,), exponentials (R, C), totals (R,)) of (logits, labels (R,) int64, smoothing, label to ignore or None, training).
@@ -110,12 +114,12 @@ def _scatter(out: Array, indices: Array, values: Array) -> Array:
     return out
 
 
-@host("rows", "scatter_add_rows", "pppii")
+@host("rows", "scatter_add_rows", "X!:vd L:r X:rd ir id iv", answers=True)
 def _scatter_host(call: CFunction, out: Array, indices: Array, values: Array) -> Array:
     assert values.shape == (indices.size, out.shape[1]) and values.dtype == out.dtype
     if not out.flags.c_contiguous:
         return _scatter(out, indices, values)
-    call(out, np.ascontiguousarray(indices, dtype=np.int64), np.ascontiguousarray(values), *values.shape)
+    call(out, np.ascontiguousarray(indices, dtype=np.int64), np.ascontiguousarray(values), *values.shape, len(out))
     return out
 
 

@@ -5,16 +5,14 @@ NumPy has no bfloat16, so packed values of either format live in uint16 arrays.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mpitrain.backend import native
 from mpitrain.errors import ConfigError, nearest
-from mpitrain.kernels.library import of_arrays
+from mpitrain.kernels.library import bind
 
 Host: TypeAlias = np.ndarray[Any, Any]
 Function: TypeAlias = Callable[..., None]
@@ -95,15 +93,17 @@ def _reference(pack: Function, unpack: Function) -> dict[str, Function]:
 REFERENCE = {"bfloat16": _reference(pack_bfloat16, unpack_bfloat16), "float16": _reference(pack_float16, unpack_float16)}
 
 
+SIGNATURES = {"pack": "F:n H!:n in", "unpack": "H:n F!:n in", "round": "F!:n H!:n in", "add": "H:n F!:n in",
+              "add_pack": "H:n F:n H!:n in", "add_round": "H:n F!:n H!:n in"}
+
+
 def compiled(name: str) -> dict[str, Function] | None:
     """The C functions of one format; None without a compiler."""
-    library = native.load("wire")
-    return None if library is None else {what: _bind(library, f"{what}_{name}") for what in REFERENCE[name]}
+    found = {what: bind("wire", f"{what}_{name}", signature) for what, signature in SIGNATURES.items()}
+    return {what: _sized(call) for what, call in found.items() if call is not None} or None
 
 
-def _bind(library: ctypes.CDLL, function: str) -> Function:
-    call = of_arrays(getattr(library, function), "pppi" if function.startswith(("add_pack", "add_round")) else "ppi")
-
+def _sized(call: Function) -> Function:
     def run(*arrays: Host) -> None:
         call(*arrays, arrays[0].size)
     return run

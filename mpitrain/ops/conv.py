@@ -35,7 +35,7 @@ def conv2d(x: Any, weight: Any, bias: Any = None, stride: Numbers = 1, padding: 
     if min(window.outputs(*x.shape[2:])) < 1:
         raise ShapeError(f"conv2d: the window {window.kernel} with dilation {window.dilation} does not fit into images of "
                          f"{x.shape[2]}x{x.shape[3]} with padding {window.padding}; make it smaller or pad more")
-    return Conv2d.apply(x, weight, bias, window=window, groups=groups)
+    return Conv2d.apply(x, weight, bias, window=window, groups=groups, operands=_operands(weight))
 
 
 def conv_transpose2d(x: Any, weight: Any, bias: Any = None, stride: Numbers = 1, padding: Numbers = 0,
@@ -52,7 +52,7 @@ def conv_transpose2d(x: Any, weight: Any, bias: Any = None, stride: Numbers = 1,
     check_channels("conv_transpose2d", x, weight, bias, groups, channels=weight.shape[0], outputs=weight.shape[1] * groups)
     extra = numbers("conv_transpose2d", "output_padding", output_padding, 2, 0)
     x, size = transposed_size("conv_transpose2d", x, window, extra)
-    return ConvTranspose2d.apply(x, weight, bias, window=window, groups=groups, size=size)
+    return ConvTranspose2d.apply(x, weight, bias, window=window, groups=groups, size=size, operands=_operands(weight))
 
 
 def transposed_size(name: str, x: Any, window: Any, extra: tuple[int, ...]) -> tuple[Any, Any]:
@@ -77,15 +77,17 @@ class Conv2d(Function):
     floats = 4
 
     @staticmethod
-    def forward(ctx: Context, x: Array, weight: Array, bias: Array | None, *, window: Window, groups: int) -> Array:
+    def forward(ctx: Context, x: Array, weight: Array, bias: Array | None, *, window: Window, groups: int,
+                operands: str = "") -> Array:
         ctx.save(x, weight)
-        ctx.window, ctx.groups = window, groups
-        return convolve(x, weight, bias, window, groups)
+        ctx.window, ctx.groups, ctx.products = window, groups, _products(x, weight, groups, operands)
+        result: Array = ctx.products[0](x, weight, bias, window, groups)
+        return result
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
         x, weight = ctx.saved
-        return (convolve_adjoint(grad, weight, None, ctx.window, ctx.groups, x.shape[2:]) if ctx.needs[0] else None,
+        return (ctx.products[1](grad, weight, None, ctx.window, ctx.groups, x.shape[2:]) if ctx.needs[0] else None,
                 *_parameter_gradients(ctx, x, grad, "y"))
 
     @staticmethod
@@ -104,15 +106,16 @@ class ConvTranspose2d(Function):
 
     @staticmethod
     def forward(ctx: Context, x: Array, weight: Array, bias: Array | None, *, window: Window, groups: int,
-                size: Pair) -> Array:
+                size: Pair, operands: str = "") -> Array:
         ctx.save(x, weight)
-        ctx.window, ctx.groups = window, groups
-        return convolve_adjoint(x, weight, bias, window, groups, size)
+        ctx.window, ctx.groups, ctx.products = window, groups, _products(x, weight, groups, operands)
+        result: Array = ctx.products[1](x, weight, bias, window, groups, size)
+        return result
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
         x, weight = ctx.saved
-        return (convolve(grad, weight, None, ctx.window, ctx.groups) if ctx.needs[0] else None,
+        return (ctx.products[0](grad, weight, None, ctx.window, ctx.groups) if ctx.needs[0] else None,
                 *_parameter_gradients(ctx, grad, x, "x"))
 
     @staticmethod
@@ -143,10 +146,23 @@ class KernelGradient(Function):
                 Conv2d.apply(x, grad, None, **common) if ctx.needs[1] else None)
 
 
+def _products(x: Array, weight: Array, groups: int, operands: str) -> tuple[Any, ...]:
+    """Convolution, adjoint and gradient of the kernel: of rounded numbers where `operands` is "bfloat16", but for depthwise
+    convolutions, which memory limits."""
+    if operands != "bfloat16" or x.dtype.char != "f" or min(weight.shape[1], weight.shape[0] // groups) < 2:
+        return convolve, convolve_adjoint, kernel_gradient
+    from mpitrain.kernels import convolution_bfloat16 as rounded
+    return rounded.convolve_bfloat16, rounded.convolve_adjoint_bfloat16, rounded.kernel_gradient_bfloat16
+
+
+def _operands(weight: Any) -> str:
+    return weight.operands if isinstance(weight, Tensor) else ""
+
+
 def _parameter_gradients(ctx: Context, x: Array, y: Array, bias_of: str) -> tuple[Array | None, Array | None]:
     """The gradients of weight and bias, in one pass where both are wanted; the bias is added to `bias_of`."""
     if ctx.needs[1]:
-        weight, bias = kernel_gradient(x, y, ctx.window, ctx.groups, ctx.out(1), bias_of if ctx.needs[2] else "")
+        weight, bias = ctx.products[2](x, y, ctx.window, ctx.groups, ctx.out(1), bias_of if ctx.needs[2] else "")
         return weight, bias
     return None, channel_sums(x if bias_of == "x" else y) if ctx.needs[2] else None
 

@@ -17,6 +17,8 @@ __all__ = ["block_diag", "diag", "diag_embed", "diagflat", "diagonal", "diagonal
 
 
 class Diagonal(Function):
+    complex_inputs = "analytic"
+
     @staticmethod
     def forward(ctx: Context, x: Array, *, offset: int, dims: tuple[int, int]) -> Array:
         ctx.offset, ctx.dims, ctx.sizes = offset, dims, (x.shape[dims[0]], x.shape[dims[1]])
@@ -29,6 +31,8 @@ class Diagonal(Function):
 
 class DiagEmbed(Function):
     """Matrices of these sizes, in the dims `dims` of the result, with the last dim of x on their diagonal."""
+
+    complex_inputs = "analytic"
 
     @staticmethod
     def forward(ctx: Context, x: Array, *, offset: int, dims: tuple[int, int], sizes: tuple[int, int]) -> Array:

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
-from mpitrain.backend import Array
+from mpitrain.backend import Array, is_array
 
 __all__ = ["absolute", "add", "clip", "divide", "equal", "exp", "greater", "greater_equal", "less", "less_equal", "log",
            "maximum", "minimum", "multiply", "negative", "not_equal", "power", "sqrt", "subtract", "where"]
 
 
 class Add(Function):
+    complex_inputs = "analytic"
     broadcasts = is_arithmetic = True
 
     @staticmethod
@@ -30,6 +31,7 @@ class Add(Function):
 
 
 class Subtract(Function):
+    complex_inputs = "analytic"
     broadcasts = is_arithmetic = True
 
     @staticmethod
@@ -46,6 +48,7 @@ class Subtract(Function):
 
 
 class Multiply(Function):
+    complex_inputs = "analytic"
     broadcasts = is_arithmetic = True
 
     @staticmethod
@@ -64,6 +67,7 @@ class Multiply(Function):
 
 
 class Divide(Function):
+    complex_inputs = "analytic"
     broadcasts = makes_floats = True
 
     @staticmethod
@@ -85,6 +89,7 @@ class Divide(Function):
 
 
 class Power(Function):
+    complex_inputs = "analytic"
     broadcasts = is_arithmetic = True
 
     @staticmethod
@@ -116,6 +121,8 @@ class Power(Function):
 
 
 class Negative(Function):
+    complex_inputs = "analytic"
+
     @staticmethod
     def forward(ctx: Context, x: Array) -> Array:
         return -x
@@ -142,6 +149,7 @@ def sign(x: Array) -> Array:
 
 
 class Exp(Function):
+    complex_inputs = "analytic"
     makes_floats = True
 
     @staticmethod
@@ -156,6 +164,7 @@ class Exp(Function):
 
 
 class Log(Function):
+    complex_inputs = "analytic"
     makes_floats = True
 
     @staticmethod
@@ -169,6 +178,7 @@ class Log(Function):
 
 
 class Sqrt(Function):
+    complex_inputs = "analytic"
     makes_floats = True
 
     @staticmethod
@@ -232,6 +242,7 @@ class Clip(Function):
 
 
 class Where(Function):
+    complex_inputs = "analytic"
     broadcasts = True
 
     @staticmethod
@@ -263,7 +274,15 @@ def _of_two(function: type[Function]) -> Callable[[Any, Any], Tensor]:
 
 
 add, subtract, multiply, divide, maximum, minimum = map(_of_two, (Add, Subtract, Multiply, Divide, Maximum, Minimum))
-negative, absolute, exp, log, sqrt = map(_of_one, (Negative, Absolute, Exp, Log, Sqrt))
+negative, exp, log, sqrt = map(_of_one, (Negative, Exp, Log, Sqrt))
+
+
+def absolute(x: Any) -> Tensor:
+    """|x|; of complex numbers sqrt(Re^2 + Im^2), with PyTorch's gradient: 0 at 0."""
+    if is_array(array := x.array if isinstance(x, Tensor) else x) and array.dtype.kind == "c":
+        from mpitrain.ops.complex_numbers import Magnitude
+        return Magnitude.apply(x)
+    return Absolute.apply(x)
 
 
 def power(x: Any, y: Any) -> Tensor:

@@ -15,6 +15,7 @@ from mpitrain.errors import ShapeError
 from mpitrain.kernels import experts as kernels
 from mpitrain.kernels.pointwise import ACTIVATIONS
 from mpitrain.kernels.product import product
+from mpitrain.kernels.sums import EXACT, sum_over
 from mpitrain.ops.linalg import room_for
 
 __all__ = ["combine", "dispatch", "expert_balance", "expert_gates", "expert_linear"]
@@ -185,7 +186,9 @@ class ExpertLinear(Function):
                 product(grad[e], weight[e], out=by_x[e], operands=ctx.operands)
             if by_weight is not None:
                 product(grad[e].T, x[e], out=by_weight[e], operands=ctx.operands)
-        by_bias = ctx.xp.sum(grad, axis=1, out=ctx.out(2)) if ctx.needs[2] else None
+        by_bias = None
+        if ctx.needs[2]:
+            by_bias = ctx.xp.sum(grad, axis=1, out=ctx.out(2)) if grad.shape[1] <= EXACT else sum_over(grad, 1)
         return by_x, by_weight, by_bias
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ Padding = int | Sequence[int] | str
 def numbers(name: str, what: str, value: Numbers, dims: int, least: int = 1) -> tuple[int, ...]:
     """`value` once for each of the dims; ShapeError where it is none of that, or below `least`."""
     try:
-        found = (int(value),) * dims if not isinstance(value, Sequence) else tuple(int(v) for v in value)
+        found = tuple(map(operator.index, value)) if isinstance(value, Sequence) else (operator.index(value),) * dims
     except (TypeError, ValueError):
         raise ShapeError(f"{name}: {what} is {value!r}, expected an integer or {dims} of them") from None
     if len(found) == 1:
@@ -27,8 +28,8 @@ def numbers(name: str, what: str, value: Numbers, dims: int, least: int = 1) -> 
 LAYOUTS = {1: "(N, C, L)", 2: "(N, C, H, W)", 3: "(N, C, D, H, W)"}
 
 
-def check_input(name: str, x: Any, dims: int) -> None:
-    if len(x.shape) != dims + 2:
+def check_input(name: str, x: Any, dims: int, batch: bool = True) -> None:
+    if len(x.shape) != dims + 2 and (batch or len(x.shape) != dims + 1):
         raise ShapeError(f"{name}: the input has shape {tuple(x.shape)}, expected {LAYOUTS[dims]}, or that without N")
 
 

@@ -17,6 +17,7 @@ __all__ = ["embedding", "getitem", "take"]
 class Slice(Function):
     """x[index] for numbers, slices, None and Ellipsis."""
 
+    complex_inputs = "analytic"
     views = True
 
     @staticmethod
@@ -38,6 +39,8 @@ class Slice(Function):
 class Gather(Function):
     """x[index] with arrays of integers or booleans, `chosen`, at those places of the index that are "array"."""
 
+    complex_inputs = "analytic"
+
     @staticmethod
     def forward(ctx: Context, x: Array, *chosen: Array, index: tuple[Any, ...]) -> Array:
         rest = iter(chosen)
@@ -58,6 +61,8 @@ class Gather(Function):
 class AddAt(Function):
     """Zeros of a shape, to which x is added at an index: the adjoint of x[index]."""
 
+    complex_inputs = "analytic"
+
     @staticmethod
     def forward(ctx: Context, x: Array, *, shape: tuple[int, ...], index: tuple[Any, ...]) -> Array:
         whole = ctx.xp.zeros(shape, dtype=x.dtype)
@@ -72,6 +77,8 @@ class AddAt(Function):
 
 class Take(Function):
     """Rows of x along one dim."""
+
+    complex_inputs = "analytic"
 
     @staticmethod
     def forward(ctx: Context, x: Array, indices: Array, *, dim: int) -> Array:

@@ -11,6 +11,7 @@ from mpitrain.errors import ShapeError
 from mpitrain.kernels import linear as layers
 from mpitrain.kernels.pointwise import ACTIVATIONS
 from mpitrain.kernels.product import product
+from mpitrain.kernels.sums import sum_rows
 from mpitrain.ops.activation import gradient_before
 from mpitrain.ops.shape import swapaxes
 
@@ -23,6 +24,7 @@ FUSED_ACTIVATIONS = frozenset(ACTIVATIONS)
 class MatMul(Function):
     """The product over the last dim of x and the last but one of y; leading dims broadcast."""
 
+    complex_inputs = "analytic"
     broadcasts = True
 
     @staticmethod
@@ -129,7 +131,7 @@ class Linear(Function):
                 ctx.before = ctx.activation.gradient(_rows(kept[0]), flat, sums), sums
             flat, by_bias = ctx.before
         elif ctx.needs[2]:
-            by_bias = ctx.xp.sum(flat, axis=0, out=ctx.out(2))
+            by_bias = sum_rows(flat, ctx.out(2))
         if ctx.needs[0]:
             by_x = product(flat, weight, operands=ctx.operands).reshape(x.shape)
         if ctx.needs[1]:

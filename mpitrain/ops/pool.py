@@ -2,52 +2,54 @@
 
 from __future__ import annotations
 
-from functools import cache
+from math import prod
 from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import pool
-from mpitrain.kernels.convolution import Pair
 from mpitrain.kernels.pool import Side
-from mpitrain.ops.conv import check_images, pair
+from mpitrain.ops.conv import check_images
+from mpitrain.ops.geometry import Numbers
+from mpitrain.ops.index import getitem
+from mpitrain.ops.shape import reshape
+from mpitrain.ops.spans import ONE, Counts, Sizes, Spans, each
 
 __all__ = ["adaptive_avg_pool2d", "adaptive_max_pool2d", "avg_pool2d", "max_pool2d", "subsample2d"]
 
 
-def max_pool2d(x: Any, kernel: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0, *,
-               relu: bool = False) -> Tensor:
-    """The largest value of each window; `stride` is the kernel's size by default, padding never wins.
+def max_pool2d(x: Any, kernel_size: Numbers, stride: Numbers | None = None, padding: Numbers = 0, dilation: Numbers = 1,
+               ceil_mode: bool = False, return_indices: bool = False, *, relu: bool = False) -> Any:
+    """The largest value of each window of x (N, C, H, W), or (C, H, W); `stride` is the kernel's size by default.
 
-    With `relu`, 0 where that is negative: what ReLU before or after the pooling gives, to the bit, gradients too.
-
-    Raises ShapeError where no window fits, or padding is more than half of the kernel.
+    Padding never wins. With `ceil_mode` a last window may reach beyond the padding. With `return_indices` the result is a pair
+    with the places of the values in their plane, h W + w, int64: what `max_unpool2d` wants. With `relu`, 0 where the value is
+    negative: what ReLU before or after the pooling gives, to the bit, gradients too. Raises ShapeError where no window fits, or
+    padding is more than half of the kernel.
     """
-    rows, columns = _fixed("max_pool2d", x, kernel, stride, padding)[:2]
-    return MaxPool.apply(x, rows=rows, columns=columns, relu=relu)
+    if relu and return_indices:
+        raise ShapeError("max_pool2d: relu with return_indices: a value that ReLU made 0 has no place; leave one of them out")
+    return max_pooled("max_pool2d", 2, x, Spans.of("max_pool2d", 2, x, kernel_size, stride, padding, dilation, ceil_mode),
+                      return_indices, relu)
 
 
-def avg_pool2d(x: Any, kernel: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0, *,
-               count_include_pad: bool = True) -> Tensor:
-    """The mean of each window; padding counts as zeros, or not at all without `count_include_pad`.
-
-    Raises ShapeError as `max_pool2d` does.
-    """
-    rows, columns, area = _fixed("avg_pool2d", x, kernel, stride, padding)
-    return MeanPool.apply(x, rows=rows, columns=columns, area=area if count_include_pad else None)
+def avg_pool2d(x: Any, kernel_size: Numbers, stride: Numbers | None = None, padding: Numbers = 0, ceil_mode: bool = False,
+               count_include_pad: bool = True, divisor_override: int | None = None) -> Tensor:
+    """The mean of each window of x (N, C, H, W), or (C, H, W); padding counts as zeros, or not at all without
+    `count_include_pad`. `divisor_override` is what sums are divided by instead. Raises ShapeError as `max_pool2d` does."""
+    spans = Spans.of("avg_pool2d", 2, x, kernel_size, stride, padding, 1, ceil_mode)
+    return mean_pooled("avg_pool2d", 2, x, spans, count_include_pad, divisor_override)
 
 
-def adaptive_max_pool2d(x: Any, size: int | Pair) -> Tensor:
-    """The largest value of windows that cut an image into `size` parts, as equal as can be."""
-    rows, columns = _adaptive("adaptive_max_pool2d", x, size)
-    return MaxPool.apply(x, rows=rows, columns=columns)
+def adaptive_max_pool2d(x: Any, output_size: Sizes, return_indices: bool = False) -> Any:
+    """The largest value of windows that cut an image into `output_size` parts, as equal as can be; None keeps a dim."""
+    return max_pooled("adaptive_max_pool2d", 2, x, Spans.adaptive("adaptive_max_pool2d", 2, x, output_size), return_indices)
 
 
-def adaptive_avg_pool2d(x: Any, size: int | Pair) -> Tensor:
-    """The mean of windows that cut an image into `size` parts, as equal as can be; size 1 is the mean of the image."""
-    rows, columns = _adaptive("adaptive_avg_pool2d", x, size)
-    return MeanPool.apply(x, rows=rows, columns=columns, area=None)
+def adaptive_avg_pool2d(x: Any, output_size: Sizes) -> Tensor:
+    """The mean of windows that cut an image into `output_size` parts, as equal as can be; size 1 is the mean of the image."""
+    return mean_pooled("adaptive_avg_pool2d", 2, x, Spans.adaptive("adaptive_avg_pool2d", 2, x, output_size), False, None)
 
 
 def subsample2d(x: Any, stride: int, channels: tuple[int, int] = (0, 0)) -> Tensor:
@@ -60,6 +62,55 @@ def subsample2d(x: Any, stride: int, channels: tuple[int, int] = (0, 0)) -> Tens
         raise ShapeError(f"subsample2d: the stride is {stride}, expected at least 1; the channels to add are {channels}, "
                          "expected two numbers of at least 0")
     return Subsample.apply(x, stride=stride, before=channels[0], after=channels[1])
+
+
+def max_pooled(name: str, dims: int, x: Any, spans: Spans, return_indices: bool, relu: bool = False) -> Any:
+    """Maxima over windows of the last dims; of volumes first in each plane, then along the depth: the first of equals wins in
+    both, as it does in all dims at once."""
+    if min(x.shape[-dims:]) < 1:
+        raise ShapeError(f"{name}: an input of {tuple(x.shape[-dims:])} has no largest value; it must be at least 1 in each dim")
+    if return_indices or not spans.plain:
+        places = spans.places(x)
+        planes = reshape(x, (prod(x.shape[:-dims]), prod(x.shape[-dims:])))
+        rows = places.reshape(len(planes), -1)
+        found = reshape(getitem(planes, (planes.xp.arange(len(planes))[:, None], rows)), places.shape)
+        return (found, Tensor(places)) if return_indices else found
+    outer, sides = x.shape[:-dims], spans.sides
+    if dims == 1:
+        y = MaxPool.apply(reshape(x, (1, prod(outer), 1, x.shape[-1])), rows=ONE, columns=sides[0])
+        return reshape(y, (*outer, sides[0].count))
+    if dims == 2 and len(x.shape) == 4:
+        return MaxPool.apply(x, rows=sides[0], columns=sides[1], relu=relu)
+    y = MaxPool.apply(reshape(x, (1, prod(x.shape[:-2]), *x.shape[-2:])), rows=sides[-2], columns=sides[-1], relu=relu)
+    shape = (*x.shape[:-2], *(side.count for side in sides[-2:]))
+    if dims == 2:
+        return reshape(y, shape)
+    area = prod(shape[-2:])
+    y = MaxPool.apply(reshape(y, (1, prod(outer), x.shape[-3], area)), rows=sides[0], columns=each(area))
+    return reshape(y, (*outer, *spans.outputs))
+
+
+def mean_pooled(name: str, dims: int, x: Any, spans: Spans, include_padding: bool, divisor: int | None) -> Tensor:
+    """Means over windows of the last dims; of volumes first in each plane, then along the depth."""
+    if divisor == 0:
+        raise ShapeError(f"{name}: divisor_override is 0, expected another integer")
+    outer, sides, counts = x.shape[:-dims], spans.sides, spans.counts(include_padding)
+    if divisor is not None:
+        counts = [(1,) * n for n in spans.outputs[:-1]] + [(divisor,) * spans.outputs[-1]]
+    if dims == 1:
+        y = MeanPool.apply(reshape(x, (1, prod(outer), 1, x.shape[-1])), rows=ONE, columns=sides[0], counts=((1,), counts[0]))
+        return reshape(y, (*outer, sides[0].count))
+    if dims == 2 and len(x.shape) == 4:
+        return MeanPool.apply(x, rows=sides[0], columns=sides[1], counts=(counts[0], counts[1]))
+    y = MeanPool.apply(reshape(x, (1, prod(x.shape[:-2]), *x.shape[-2:])), rows=sides[-2], columns=sides[-1],
+                       counts=(counts[-2], counts[-1]))
+    shape = (*x.shape[:-2], *(side.count for side in sides[-2:]))
+    if dims == 2:
+        return reshape(y, shape)
+    area = prod(shape[-2:])
+    y = MeanPool.apply(reshape(y, (1, prod(outer), x.shape[-3], area)), rows=sides[0], columns=each(area),
+                       counts=(counts[0], (1,) * area))
+    return reshape(y, (*outer, *spans.outputs))
 
 
 class MaxPool(Function):
@@ -78,16 +129,50 @@ class MaxPool(Function):
     def backward(ctx: Context, grad: Array) -> Array:
         return pool.window_maximum_gradient(grad, *ctx.saved, *ctx.windows)
 
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return Placed.apply(grad, ctx.saved[0], windows=ctx.windows)
+
+
+class Placed(Function):
+    """The values at the places in their planes that a max pool found, 0 elsewhere: its adjoint."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, where: Array, *, windows: tuple[Side, Side]) -> Array:
+        ctx.save(where)
+        ctx.windows = windows
+        return pool.window_maximum_gradient(x, where, *windows)
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        return Picked.apply(grad, ctx.saved[0], windows=ctx.windows), None
+
+
+class Picked(Function):
+    """The values that stand where a max pool found its own, 0 where ReLU made that 0."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, where: Array, *, windows: tuple[Side, Side]) -> Array:
+        ctx.save(where)
+        ctx.windows, xp = windows, ctx.xp
+        planes = x.reshape(*x.shape[:2], -1)
+        found = xp.take_along_axis(planes, xp.maximum(where, 0).reshape(*x.shape[:2], -1), axis=2).reshape(where.shape)
+        return xp.where(where < 0, x.dtype.type(0), found)
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        return Placed.apply(grad, ctx.saved[0], windows=ctx.windows), None
+
 
 class MeanPool(Function):
-    """The sum of each window, divided by `area`, or by the number of its pixels where that is None."""
+    """The sum of each window, divided by the product of the numbers that `counts` has for its row and its column."""
 
     floats = 4
 
     @staticmethod
-    def forward(ctx: Context, x: Array, *, rows: Side, columns: Side, area: int | None) -> Array:
-        ctx.windows = rows, columns
-        ctx.area = area or _areas(rows, columns, x, ctx.xp)
+    def forward(ctx: Context, x: Array, *, rows: Side, columns: Side, counts: Counts) -> Array:
+        ctx.windows, ctx.area = (rows, columns), _areas(counts, x, ctx.xp)
+        ctx.counts = counts
         total: Array = pool.window_total(x, rows, columns)
         total /= ctx.area
         return total
@@ -95,6 +180,23 @@ class MeanPool(Function):
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
         return pool.window_total_gradient(grad / ctx.area, *ctx.windows)
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return Spread.apply(grad, windows=ctx.windows, counts=ctx.counts)
+
+
+class Spread(Function):
+    """The adjoint of MeanPool: each value, divided, is added all over its window."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, windows: tuple[Side, Side], counts: Counts) -> Array:
+        ctx.windows, ctx.counts = windows, counts
+        return pool.window_total_gradient(x / _areas(counts, x, ctx.xp), *windows)
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return MeanPool.apply(grad, rows=ctx.windows[0], columns=ctx.windows[1], counts=ctx.counts)
 
 
 class Subsample(Function):
@@ -129,46 +231,9 @@ class Scattered(Function):
         return Subsample.apply(grad, stride=ctx.stride, before=ctx.before, after=ctx.after)
 
 
-def _areas(rows: Side, columns: Side, x: Array, xp: Any) -> Any:
+def _areas(counts: Counts, x: Array, xp: Any) -> Any:
     """The area of each window; one number where all are equal."""
-    if rows.narrowest == rows.widest and columns.narrowest == columns.widest:
-        return rows.widest * columns.widest
-    heights, widths = ([b - a for a, b in zip(side.starts, side.stops)] for side in (rows, columns))
+    heights, widths = counts
+    if len(set(heights)) == 1 == len(set(widths)):
+        return heights[0] * widths[0]
     return xp.asarray(heights, dtype=x.dtype)[:, None] * xp.asarray(widths, dtype=x.dtype)
-
-
-def _fixed(name: str, x: Any, kernel: int | Pair, stride: int | Pair | None, padding: int | Pair) -> tuple[Side, Side, int]:
-    """The windows in y and x, and the area of a window that is not cut off."""
-    check_images(name, x)
-    sizes = pair(kernel)
-    strides, paddings = sizes if stride is None else pair(stride), pair(padding)
-    sides = []
-    for size, k, s, p in zip(x.shape[2:], sizes, strides, paddings):
-        if k < 1 or s < 1 or not 0 <= p <= k // 2:
-            raise ShapeError(f"{name}: kernel {sizes} and stride {strides} must be at least 1, padding {paddings} between 0 "
-                             "and half of the kernel")
-        if size + 2 * p < k:
-            raise ShapeError(f"{name}: the window {sizes} does not fit into images of {x.shape[2]}x{x.shape[3]} with padding "
-                             f"{paddings}; make it smaller or pad more")
-        sides.append(_windows(size, k, s, p))
-    return sides[0], sides[1], sizes[0] * sizes[1]
-
-
-@cache
-def _windows(size: int, kernel: int, stride: int, padding: int) -> Side:
-    starts = [i * stride - padding for i in range((size + 2 * padding - kernel) // stride + 1)]
-    return Side(tuple(max(a, 0) for a in starts), tuple(min(a + kernel, size) for a in starts), size)
-
-
-def _adaptive(name: str, x: Any, size: int | Pair) -> tuple[Side, Side]:
-    check_images(name, x)
-    counts = pair(size)
-    if min(counts) < 1 or min(x.shape[2:]) < 1:
-        raise ShapeError(f"{name}: images of {x.shape[2]}x{x.shape[3]} cannot be cut into {counts} parts; both must be at "
-                         "least 1x1")
-    return _parts(x.shape[2], counts[0]), _parts(x.shape[3], counts[1])
-
-
-@cache
-def _parts(size: int, count: int) -> Side:
-    return Side(tuple(i * size // count for i in range(count)), tuple(-(-(i + 1) * size // count) for i in range(count)), size)

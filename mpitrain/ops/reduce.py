@@ -8,6 +8,7 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor, stand_in
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
+from mpitrain.kernels.sums import sum_over
 from mpitrain.ops.elementwise import exp
 from mpitrain.ops.inputs import numpy_names
 from mpitrain.ops.shape import broadcast_to
@@ -18,12 +19,14 @@ Dims = int | tuple[int, ...] | None
 
 
 class Sum(Function):
+    complex_inputs = "analytic"
+
     @staticmethod
     def forward(ctx: Context, x: Array, *, dim: Dims, keepdim: bool) -> Array:
         ctx.shape, ctx.kept = x.shape, _kept(x, dim)
         if x.dtype.kind in "bu":                  # PyTorch's dtype of sums of integers
             x = x.astype("int64")
-        return x.sum(axis=dim, keepdims=keepdim)
+        return sum_over(x, dim, keepdim)
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
@@ -35,13 +38,15 @@ class Sum(Function):
 
 
 class Mean(Function):
+    complex_inputs = "analytic"
+
     @staticmethod
     def forward(ctx: Context, x: Array, *, dim: Dims, keepdim: bool) -> Array:
         ctx.shape, ctx.kept = x.shape, _kept(x, dim)
         ctx.count = _count(x, dim)
         if ctx.count == 0:
             raise ShapeError(f"mean over no elements: shape {x.shape}, dim {dim}")
-        return x.sum(axis=dim, keepdims=keepdim) / ctx.count
+        return sum_over(x, dim, keepdim) / ctx.count
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
@@ -81,9 +86,9 @@ class Variance(Function):
         if count <= correction:
             raise ShapeError(f"var with correction={correction} over {count} elements: shape {x.shape}, dim {dim}")
         ctx.dim, ctx.kept, ctx.degrees = dim, _kept(x, dim), count - correction
-        centred = x - x.sum(axis=dim, keepdims=True) / count
+        centred = x - sum_over(x, dim, True) / count
         ctx.save(centred)
-        return (centred * centred).sum(axis=dim, keepdims=keepdim) / ctx.degrees
+        return sum_over(centred * centred, dim, keepdim) / ctx.degrees
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
@@ -106,7 +111,7 @@ class LogSumExp(Function):
             raise ShapeError(f"logsumexp over no elements: shape {x.shape}, dim {dim}")
         top = x.max(axis=dim, keepdims=True)
         top = xp.where(xp.isfinite(top), top, top.dtype.type(0))        # inf - inf would be NaN
-        result = xp.log(xp.exp(x - top).sum(axis=dim, keepdims=True)) + top
+        result = xp.log(sum_over(xp.exp(x - top), dim, True)) + top
         ctx.kept = result.shape
         if not keepdim:
             result = result.reshape(_dropped(x, dim))

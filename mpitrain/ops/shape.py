@@ -15,6 +15,7 @@ __all__ = ["broadcast_to", "concatenate", "expand_dims", "pad", "reshape", "spli
 
 
 class Reshape(Function):
+    complex_inputs = "analytic"
     views = True
 
     @staticmethod
@@ -35,6 +36,7 @@ class Reshape(Function):
 
 
 class Transpose(Function):
+    complex_inputs = "analytic"
     views = True
 
     @staticmethod
@@ -56,6 +58,7 @@ class Transpose(Function):
 
 
 class BroadcastTo(Function):
+    complex_inputs = "analytic"
     views = True
     broadcasts = True
 
@@ -72,6 +75,8 @@ class BroadcastTo(Function):
 
 
 class Concatenate(Function):
+    complex_inputs = "analytic"
+
     @staticmethod
     def forward(ctx: Context, *arrays: Array, dim: int) -> Array:
         first = arrays[0]
@@ -92,6 +97,7 @@ class Concatenate(Function):
 
 
 class Split(Function):
+    complex_inputs = "analytic"
     views = True
 
     @staticmethod
@@ -109,6 +115,8 @@ class Split(Function):
 
 
 class Pad(Function):
+    complex_inputs = "analytic"
+
     @staticmethod
     def forward(ctx: Context, x: Array, *, widths: tuple[tuple[int, int], ...], value: float) -> Array:
         sizes = [n + before + after for n, (before, after) in zip(x.shape, widths)]

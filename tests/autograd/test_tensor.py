@@ -20,7 +20,7 @@ def test_lists_and_numbers_become_float32_and_arrays_keep_their_dtype() -> None:
 
 
 def test_only_floating_point_tensors_have_gradients() -> None:
-    with pytest.raises(ShapeError, match="only float32 and float64 arrays have gradients, not int64"):
+    with pytest.raises(ShapeError, match="only floating-point and complex arrays have gradients, not int64"):
         Tensor(np.arange(3), requires_grad=True)
 
 

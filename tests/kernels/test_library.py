@@ -16,7 +16,7 @@ from c_library import compiled
 from mpitrain.backend import native
 from mpitrain.kernels import library
 
-MIXED = "pidipidiiiiiiidiiid"                     # 15 integers, and 4 doubles among them
+MIXED = "X!:18 i d i X?:1 i d" + 7 * " i" + " d i i i d"        # 15 integers, and 4 doubles among them
 SOURCE = """
 #include <stdint.h>
 #define PROBE(T, NAME)                                                                                                        \\
@@ -90,7 +90,7 @@ REST = [1, 2.0, 3, None, 5, 6.0, *range(7), 1.0, 2, 3, 4, 5.0]
 
 @pytest.mark.parametrize("first", [np.zeros(18, "int32"), np.zeros(18, ">f4"), np.zeros(18, "float16"), None])
 def test_a_first_array_of_another_dtype_and_none_are_refused(bound: Any, first: Any) -> None:
-    with pytest.raises(TypeError, match="a C function wants an array of float32 or float64 first"):
+    with pytest.raises(TypeError, match="argument 0 has another dtype than C takes it for"):
         bound("probe", "mixed", MIXED)(first, *REST)
 
 
@@ -103,7 +103,7 @@ def unaligned(dtype: str) -> np.ndarray:
 def test_numbers_that_are_not_aligned_are_refused(bound: Any, place: int) -> None:
     arguments = [np.zeros(18), *REST]
     arguments[place] = unaligned("float64")
-    with pytest.raises((ValueError, TypeError), match=r"not aligned|float32 or float64 first"):
+    with pytest.raises((ValueError, TypeError), match=r"not aligned|another dtype"):
         bound("probe", "mixed", MIXED)(*arguments)
 
 
@@ -125,8 +125,6 @@ def test_whatever_it_is_called_with_it_answers_or_raises_and_keeps_nothing(bound
             arguments[place] = WRONG[rng.integers(len(WRONG))]
         if rng.random() < 0.1:
             del arguments[rng.integers(len(arguments)):]
-        if arguments and getattr(arguments[0], "size", 18) < 18:
-            continue                              # no room for what C writes: that is the caller's to know
         try:
             assert call(*arguments) is None
         except (TypeError, ValueError, OverflowError, IndexError, ctypes.ArgumentError):
@@ -152,7 +150,7 @@ def test_another_thread_runs_while_c_does_and_none_can_take_the_memory(tmp_path:
     monkeypatch.setattr(native, "load", lambda name: waiting if name == "waiting" else load(name))
     if library._builtin() is None:
         pytest.skip("no builtin on this machine")
-    call, x = library.bind("waiting", "wait", "pi"), np.zeros(1000, np.float32)
+    call, x = library.bind("waiting", "wait", "X!:n in"), np.zeros(1000, np.float32)
     assert call is not None
     thread = threading.Thread(target=call, args=(x, x.size))
     thread.start()

@@ -50,7 +50,8 @@ def test_the_largest_of_windows_and_their_gradient_equal_the_reference(size: tup
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_nothing_is_written_beyond_the_results(size: tuple[int, int], dtype: str) -> None:
-    maximum, gradient = bind("pool", "maximum", "pppppppiiiiii"), bind("pool", "maximum_gradient", "pppiiiiii")
+    maximum, gradient = (bind("pool", name, signature) for name, signature in (
+        ("maximum", "X:phw X!:pab I!:pab I I I I ip ih iw ia ib i"), ("maximum_gradient", "X:pab I:pab X!:phw ip ih iw ia ib i")))
     if maximum is None or gradient is None:
         pytest.skip("no C compiler")
     rows, columns = (side(n, 2, 2) for n in size)

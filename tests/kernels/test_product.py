@@ -173,10 +173,10 @@ def test_a_read_only_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_compiler
 def test_the_bridge_to_c_refuses_an_array_with_gaps() -> None:
-    call = bind("product", "product", "ppppp" + "i" * 7)
+    call = bind("product", "product", module.SIGNATURE)
     assert call is not None
     with pytest.raises(ValueError, match="array with gaps"):
-        call(np.zeros((4, 4), np.float32)[:, ::2], *[None] * 4, *[0] * 7)
+        call(np.zeros((4, 4), np.float32)[:, ::2], *[np.zeros(1, np.float32)] * 4, *[0] * 7)
 
 
 @needs_compiler

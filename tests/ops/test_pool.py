@@ -103,11 +103,11 @@ def test_a_nan_in_a_window_is_its_maximum_and_a_tie_goes_to_the_first():
 @pytest.mark.parametrize("op", [ops.max_pool2d, ops.avg_pool2d])
 def test_windows_that_do_not_fit_are_refused(op):
     x = np.zeros((1, 1, 4, 4))
-    with pytest.raises(ShapeError, match=r"the window \(5, 5\) does not fit into images of 4x4 with padding \(0, 0\)"):
+    with pytest.raises(ShapeError, match=r"the window \(5, 5\) .* does not fit into an input of \(4, 4\) with"):
         op(x, 5)
-    with pytest.raises(ShapeError, match="padding .2, 2. between 0 and half of the kernel"):
+    with pytest.raises(ShapeError, match="padding is .2, 2.; it must be between 0 and half of the kernel"):
         op(x, 2, padding=2)
-    with pytest.raises(ShapeError, match="must be at least 1"):
+    with pytest.raises(ShapeError, match="expected an integer of at least 1"):
         op(x, 2, 0)
     with pytest.raises(ShapeError, match=r"has shape \(4, 4\), expected \(N, C, H, W\)"):
         op(x[0, 0], 2)
@@ -115,7 +115,7 @@ def test_windows_that_do_not_fit_are_refused(op):
 
 @pytest.mark.parametrize("op", [ops.adaptive_max_pool2d, ops.adaptive_avg_pool2d])
 def test_images_are_not_cut_into_nothing(op):
-    with pytest.raises(ShapeError, match=r"images of 4x4 cannot be cut into \(0, 2\) parts"):
+    with pytest.raises(ShapeError, match=r"output_size is .0, 2., expected an integer of at least 1"):
         op(np.zeros((1, 1, 4, 4)), (0, 2))
 
 

@@ -15,6 +15,7 @@ from mpitrain.backend.namespace import Array
 from mpitrain.kernels.kernel import Function
 from mpitrain.kernels.loops.mathematics import choose, constant, density, fma, normal_tail, sigmoid, u
 from mpitrain.kernels.loops.typed import loop
+from mpitrain.kernels.sums import EXACT, sum_rows
 
 PART = 512
 
@@ -80,8 +81,10 @@ def gradients(of: Function, in_place: bool = False) -> Function:
     def call(kept: Array, grad: Array, sums: Array | None) -> Array:
         kept, grad = np.asarray(kept, order="C"), np.asarray(grad, order="C")
         result = kept if in_place else np.empty_like(kept)
-        if sums is None:
+        if sums is None or len(kept) > EXACT:
             run(kept, grad, result, result.reshape(-1)[:0], 1, kept.size)
+            if sums is not None:
+                sum_rows(result, sums)
         else:
             run(kept, grad, result, sums, *kept.shape)
         return result

@@ -1,0 +1,70 @@
+"""Sums over dims that lose no digits where there are many terms.
+
+NumPy adds the rows of a matrix one after the other: at a million rows of float32 that is wrong in the third digit or so, while
+sums along memory are made in halves. So a sum over more than `EXACT` rows is made of blocks, here and wherever a gradient is
+summed over rows; one over fewer rows has NumPy's bits.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from mpitrain.backend.namespace import Array, array_module
+from mpitrain.kernels.kernel import Kernel
+from mpitrain.kernels.library import CFunction, host
+
+EXACT = 4096                                      # rows; their order is part of the bits of a run
+BLOCK = 64                                        # column_sums.c's
+
+
+def _column_sums(x: Array, out: Array) -> Array:
+    whole = len(x) // BLOCK * BLOCK
+    total = x[:whole].reshape(-1, BLOCK, x.shape[1]).sum(axis=1).sum(axis=0, dtype="float64")
+    if whole < len(x):
+        total += x[whole:].sum(axis=0)
+    out[...] = total
+    return out
+
+
+@host("column_sums", "column_sums", "X:rn X!:n ir in")
+def _column_sums_host(call: CFunction, x: Array, out: Array) -> Array:
+    made = out if out.flags.c_contiguous and out.dtype == x.dtype else np.empty(out.shape, x.dtype)
+    call(np.ascontiguousarray(x), made, *x.shape)
+    if made is not out:
+        out[...] = made
+    return out
+
+
+column_sums = Kernel("column_sums", _column_sums, host=_column_sums_host)
+"""Writes the sums over the rows of x (R, D), R and D more than 1, into `out` (D,), and returns it."""
+
+
+def sum_rows(x: Array, out: Array | None = None) -> Array:
+    """The sums over the rows of a matrix, in `out` where given."""
+    if len(x) <= EXACT or x.shape[1] < 2 or x.dtype.char not in "fd":
+        return x.sum(axis=0, out=out)
+    return column_sums(x, array_module(x).empty(x.shape[1], x.dtype) if out is None else out)
+
+
+def sum_over(x: Array, dims: tuple[int, ...] | int | None, keepdims: bool = False) -> Array:
+    """``x.sum(dims)``, by `sum_rows` where that adds up more than `EXACT` numbers that are no neighbours in memory."""
+    if x.size <= EXACT or x.dtype.char not in "fd":
+        return x.sum(axis=dims, keepdims=keepdims)
+    chosen = range(x.ndim) if dims is None else dims if isinstance(dims, tuple) else (dims,)
+    gone = {dim % x.ndim for dim in chosen}
+    order = sorted(range(x.ndim), key=lambda dim: -abs(x.strides[dim]))       # as dims lie in memory
+    last = x.ndim
+    while last and order[last - 1] in gone:
+        last -= 1
+    if last < x.ndim - 1 and not (x.flags.c_contiguous or x.flags.f_contiguous):
+        last = x.ndim - 1                         # NumPy adds along one dim in halves, and over the others row by row
+    outer = [dim for dim in order[:last] if dim in gone]
+    if prod(x.shape[dim] for dim in outer) <= EXACT:
+        return x.sum(axis=dims, keepdims=keepdims)
+    stays = [dim for dim in range(x.ndim) if dim not in outer]
+    matrix = x.transpose(outer + stays).reshape(prod(x.shape[dim] for dim in outer), -1)
+    result = sum_rows(matrix).reshape([1 if dim in outer else n for dim, n in enumerate(x.shape)])
+    result = result.sum(axis=tuple(gone), keepdims=True)
+    return result if keepdims else result.reshape([n for dim, n in enumerate(x.shape) if dim not in gone])

@@ -1,0 +1,69 @@
+"""Sums over many rows have the rounding errors of a few: those of PyTorch, or less."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpitrain import ops
+from mpitrain.autograd import Tensor
+from mpitrain.kernels.sums import EXACT, column_sums, sum_over, sum_rows
+
+torch = pytest.importorskip("torch")
+ROWS = 50_003
+
+
+def error(found: Any, exact: Any) -> float:
+    return float(np.abs(np.asarray(found, np.float64) - exact).max() / np.abs(exact).max())
+
+
+def uniform(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).random(shape, np.float32)
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((ROWS, 16), 0), ((ROWS, 7), 0), ((ROWS, 1), 0), ((ROWS,), 0), ((16, ROWS), 1),
+                                            ((ROWS // 10, 3, 10), (0, 2)), ((10, ROWS // 10, 5), (0, 1)), ((ROWS, 40), None)])
+@pytest.mark.parametrize("layout", ["C", "F", "every other"])
+@pytest.mark.parametrize("name", ["sum", "mean", "var"])
+def test_sums_means_and_variances_are_as_exact_as_pytorchs(name: str, shape: tuple[int, ...], dim: Any, layout: str) -> None:
+    x = uniform(*shape)
+    x = np.asarray(x, order="F") if layout == "F" else np.repeat(x, 2, axis=-1)[..., ::2] if layout == "every other" else x
+    options = {"correction": 1} if name == "var" else {}
+    found = getattr(ops, name)(x, dim).array
+    exact = getattr(torch, name)(torch.tensor(x, dtype=torch.float64), dim=dim, **options).numpy()
+    theirs = getattr(torch, name)(torch.tensor(x), dim=dim, **options).numpy()
+    assert found.shape == exact.shape and found.dtype == np.float32
+    assert error(found, exact) <= max(4 * error(theirs, exact), 5e-7)
+
+
+@pytest.mark.parametrize("columns", [2, 3, 4, 5, 8, 16, 17, 33, 600])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_columns_are_added_in_one_order(columns: int, dtype: str) -> None:
+    x = np.random.default_rng(1).random((EXACT + 77, columns)).astype(dtype)
+    out = np.empty(columns, dtype)
+    assert column_sums(x, out).tobytes() == column_sums.reference(x, out.copy()).tobytes()
+    assert error(out, x.sum(axis=0, dtype=np.longdouble)) < (1e-6 if dtype == "float32" else 1e-15)
+
+
+def test_up_to_so_many_rows_the_bits_are_those_of_numpy() -> None:
+    x = uniform(EXACT, 33)
+    assert sum_rows(x).tobytes() == x.sum(axis=0).tobytes() == sum_over(x, 0).tobytes()
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+def test_gradients_of_biases_are_as_exact(activation: str | None) -> None:
+    x, w, b = (Tensor(a, requires_grad=True) for a in (uniform(ROWS, 4), uniform(16, 4), uniform(16)))
+    ops.sum(ops.linear(x, w, b, activation=activation) if activation else ops.linear(x, w, b)).backward()
+    theirs = [torch.tensor(t.array, requires_grad=True, dtype=torch.float64) for t in (x, w, b)]
+    made = torch.nn.functional.linear(*theirs)
+    (made if activation is None else getattr(torch.nn.functional, activation)(made)).sum().backward()
+    assert error(b.grad, theirs[2].grad.numpy()) < 5e-7
+
+
+def test_the_gradient_of_what_was_broadcast_is_as_exact() -> None:
+    bias = Tensor(np.zeros(5, np.float32), requires_grad=True)
+    weights = uniform(ROWS, 5)
+    ops.sum((Tensor(np.zeros((ROWS, 5), np.float32)) + bias) * weights).backward()
+    assert error(bias.grad, weights.sum(axis=0, dtype="float64")) < 5e-7

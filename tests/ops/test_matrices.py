@@ -1,0 +1,111 @@
+"""Linear algebra against PyTorch: values, gradients, second derivatives, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mpitrain import ops
+from mpitrain.autograd import Tensor, grad
+from mpitrain.errors import ShapeError
+from tests.ops.parity import check, check_gradient, normal
+
+torch = pytest.importorskip("torch")
+linalg = torch.linalg
+
+SQUARE = normal(2, 4, 4, seed=3) + 3 * np.eye(4)
+DEFINITE = SQUARE @ SQUARE.swapaxes(-1, -2)
+WIDE = {"float64": 1e-10, "float32": 3e-5}
+
+CASES = {
+    "solve": (ops.solve, linalg.solve, SQUARE, (2, 4, 3)),
+    "solve vectors": (ops.solve, linalg.solve, SQUARE, (2, 4)),
+    "solve from the right": (lambda a, b: ops.solve(a, b, left=False), lambda a, b: linalg.solve(a, b, left=False), SQUARE,
+                             (2, 3, 4)),
+    "solve for many": (ops.solve, linalg.solve, SQUARE[0], (3, 4, 2)),
+    "inv": (ops.inv, linalg.inv, SQUARE), "det": (ops.det, linalg.det, SQUARE),
+    "slogdet": (ops.slogdet, lambda a: tuple(linalg.slogdet(a)), -SQUARE), "logdet": (ops.logdet, torch.logdet, DEFINITE),
+    "cholesky": (lambda a: ops.cholesky(a + ops.swapaxes(a, -1, -2)), lambda a: linalg.cholesky(a + a.mT), DEFINITE),
+    "solve a triangle": (lambda a, b: ops.solve_triangular(a, b, upper=True),
+                         lambda a, b: linalg.solve_triangular(a, b, upper=True), SQUARE, (2, 4, 3)),
+    "pinv": (ops.pinv, linalg.pinv, (2, 5, 3)), "qr": (ops.qr, lambda a: tuple(linalg.qr(a)), (2, 5, 3)),
+    "eigenvalues": (lambda a: ops.eigvalsh(a + ops.swapaxes(a, -1, -2)), lambda a: linalg.eigvalsh(a + a.mT), SQUARE),
+    "projectors": (lambda a: (lambda v: v[:, :, None, :2] * v[:, None, :, :2])(ops.eigh(a + ops.swapaxes(a, -1, -2))[1]),
+                   lambda a: (lambda v: v[:, :, None, :2] * v[:, None, :, :2])(linalg.eigh(a + a.mT)[1]), SQUARE),
+    "singular values": (ops.svdvals, linalg.svdvals, (2, 5, 3)),
+    "powers": (lambda a: ops.matrix_power(a, 5), lambda a: linalg.matrix_power(a, 5), (3, 3)),
+    "chain": (lambda *xs: ops.multi_dot(xs), lambda *xs: linalg.multi_dot(xs), (4, 2), (2, 5), (5, 3), (3,)),
+    "cross": (ops.cross, linalg.cross, (4, 3), (1, 3)), "kron": (ops.kron, torch.kron, (2, 3), (4, 1, 2)),
+    "addmm": (lambda x, a, b: ops.addmm(x, a, b, beta=0.5, alpha=2.0), lambda x, a, b: torch.addmm(x, a, b, beta=0.5, alpha=2.0),
+              (4,), (2, 3), (3, 4)),
+    "distances": (ops.cdist, torch.cdist, (2, 4, 3), (2, 5, 3)),
+    "a third norm": (lambda x: ops.vector_norm(x, 3, 1), lambda x: linalg.vector_norm(x, 3, 1), (3, 4)),
+    "a norm below 1": (lambda x: ops.vector_norm(x, 0.5, 1), lambda x: linalg.vector_norm(x, 0.5, 1), (3, 4)),
+    "the largest": (lambda x: ops.vector_norm(x, float("inf")), lambda x: linalg.vector_norm(x, float("inf")), (3, 4)),
+    "the nuclear norm": (lambda x: ops.matrix_norm(x, "nuc"), lambda x: linalg.matrix_norm(x, "nuc"), (2, 3, 4)),
+    "the sum of a column": (lambda x: ops.matrix_norm(x, 1), lambda x: linalg.matrix_norm(x, 1), (2, 3, 4)),
+}
+FIRST_ONLY = ("singular values", "the nuclear norm", "distances")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_linear_algebra_equals_pytorch(name):
+    check(*CASES[name], tolerance=WIDE)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in FIRST_ONLY])
+def test_its_second_derivatives_equal_pytorchs(name):
+    ours, theirs, *given = CASES[name]
+    arrays = [normal(*x, seed=i) if isinstance(x, tuple) else x for i, x in enumerate(given)]
+    found = []
+    for of, derive, function in ((lambda x: Tensor(x, requires_grad=True), grad, ours),
+                                 (lambda x: torch.tensor(x, requires_grad=True), torch.autograd.grad, theirs)):
+        leaves = [of(x) for x in arrays]
+        results = function(*leaves)
+        results = [r for r in (results if isinstance(results, tuple) else (results,)) if r.requires_grad]
+        first = derive(sum((r ** 3).sum() for r in results), leaves, create_graph=True)
+        found.append([np.asarray(g.array if of(arrays[0]).__class__ is Tensor else g) for g in
+                      derive(sum((g ** 2).sum() for g in first), leaves)])
+    for mine, wanted in zip(*found):
+        assert np.abs(mine - wanted).max() <= 1e-9 * max(np.abs(wanted).max(), 1)
+
+
+def test_the_determinant_of_a_singular_matrix_has_its_gradient():
+    """The cofactors, where PyTorch 2.13 gives 0."""
+    a = Tensor(np.array([[2.0, 0, 2], [2, 0, 4], [3, 0, 6]]), requires_grad=True)
+    ops.det(a).backward()
+    np.testing.assert_allclose(a.grad, [[0, 0, 0], [0, 6, 0], [0, -4, 0]], atol=1e-12)
+
+
+def test_a_norm_of_nothing_has_the_slope_0():
+    for order in (2, 3, 0.5, 1, float("inf")):
+        x = Tensor(np.zeros(3), requires_grad=True)
+        ops.vector_norm(x, order).backward()
+        assert x.grad.tolist() == [0, 0, 0]
+
+
+def test_factors_solve_and_pass_the_gradient_check():
+    check_gradient(lambda b, a: ops.cholesky_solve(b, ops.cholesky(a @ a.T)), (3, 2), SQUARE[0, :3, :3])
+    lower = ops.cholesky(DEFINITE[0])
+    np.testing.assert_allclose(ops.cholesky_inverse(lower).array, np.linalg.inv(DEFINITE[0]), rtol=1e-9)
+    u, s, v = ops.svd(SQUARE[0])
+    np.testing.assert_allclose((u.array * s.array) @ v.array, SQUARE[0], atol=1e-12)
+    assert ops.matrix_rank(np.outer([1.0, 2], [1.0, 2])).item() == 1
+
+
+def test_matrices_that_do_not_fit_are_refused():
+    a, b = np.zeros((2, 2)), np.zeros((3, 2))
+    cases = [
+        (lambda: ops.inv(b), r"inv: shape \(3, 2\), expected square matrices"), (lambda: ops.inv(a), "Inverse: Singular matrix"),
+        (lambda: ops.cholesky(-np.eye(2)), "not positive definite"), (lambda: ops.solve(a, b), "solve: matrices .* do not fit"),
+        (lambda: ops.det(np.zeros((2, 2), int)), "det: an input is int64, expected float32"),
+        (lambda: ops.addmm(a, a, b), r"mm: shapes \(2, 2\) and \(3, 2\) do not fit"),
+        (lambda: ops.baddbmm(a, a, b), "expected 3, 3 dims"),
+        (lambda: ops.cross(a, a), "cross: dim -1 of shapes .* expected 3 in both"),
+        (lambda: ops.multi_dot([a]), "expected two matrices"),
+        (lambda: ops.matrix_norm(a, "max"), "matrix_norm: shape .* expected two dims, and"),
+        (lambda: ops.tensorinv(a, 2), "tensorinv: ind 2"), (lambda: ops.cdist(a, np.zeros((2, 3))), "expected rows of one width"),
+    ]
+    for call, message in cases:
+        with pytest.raises(ShapeError, match=message):
+            call()
