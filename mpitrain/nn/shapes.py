@@ -10,8 +10,9 @@ from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ShapeError
 from mpitrain.nn.module import Module
+from mpitrain.ops.geometry import Numbers
 
-__all__ = ["ChannelShuffle", "PixelShuffle", "PixelUnshuffle", "Unflatten"]
+__all__ = ["ChannelShuffle", "Fold", "PixelShuffle", "PixelUnshuffle", "Unflatten", "Unfold"]
 
 
 class Unflatten(Module):
@@ -35,51 +36,47 @@ class PixelShuffle(Module):
     """(..., C r^2, H, W) to (..., C, H r, W r): channels become pixels (Shi et al. 2016)."""
 
     def __init__(self, factor: int):
-        self.factor = _at_least_one("PixelShuffle", "factor", factor)
+        self.factor = factor
 
     def forward(self, x: Any) -> Tensor:
-        shape, r = tuple(x.shape), self.factor
-        if len(shape) < 3 or shape[-3] % (r * r):
-            raise ShapeError(f"PixelShuffle expects (..., C, H, W) with a multiple of {r * r} channels, got shape {shape}")
-        *lead, c, h, w = shape
-        n = len(lead)
-        x = ops.reshape(x, *lead, c // (r * r), r, r, h, w)
-        x = ops.transpose(x, *range(n), n, n + 3, n + 1, n + 4, n + 2)
-        return ops.reshape(x, *lead, c // (r * r), h * r, w * r)
+        return ops.pixel_shuffle(x, self.factor)
 
 
 class PixelUnshuffle(Module):
     """(..., C, H r, W r) to (..., C r^2, H, W): the inverse of `PixelShuffle`."""
 
     def __init__(self, factor: int):
-        self.factor = _at_least_one("PixelUnshuffle", "factor", factor)
+        self.factor = factor
 
     def forward(self, x: Any) -> Tensor:
-        shape, r = tuple(x.shape), self.factor
-        if len(shape) < 3 or shape[-1] % r or shape[-2] % r:
-            raise ShapeError(f"PixelUnshuffle expects (..., C, H, W), H and W multiples of {r}, got shape {shape}")
-        *lead, c, h, w = shape
-        n = len(lead)
-        x = ops.reshape(x, *lead, c, h // r, r, w // r, r)
-        x = ops.transpose(x, *range(n), n, n + 2, n + 4, n + 1, n + 3)
-        return ops.reshape(x, *lead, c * r * r, h // r, w // r)
+        return ops.pixel_unshuffle(x, self.factor)
 
 
 class ChannelShuffle(Module):
     """(N, C, ...) with channels of `groups` groups in turns: the first of each, the second of each, ... (Zhang et al. 2018)."""
 
     def __init__(self, groups: int):
-        self.groups = _at_least_one("ChannelShuffle", "groups", groups)
+        self.groups = groups
 
     def forward(self, x: Any) -> Tensor:
-        shape = tuple(x.shape)
-        if len(shape) < 3 or shape[1] % self.groups:
-            raise ShapeError(f"ChannelShuffle expects (N, C, ...) with a multiple of {self.groups} channels, got shape {shape}")
-        x = ops.reshape(x, shape[0], self.groups, shape[1] // self.groups, *shape[2:])
-        return ops.reshape(ops.swapaxes(x, 1, 2), *shape)
+        return ops.channel_shuffle(x, self.groups)
 
 
-def _at_least_one(name: str, what: str, value: int) -> int:
-    if value < 1:
-        raise ShapeError(f"{name}: {what} is {value}, expected 1 or more")
-    return value
+class Unfold(Module):
+    """Patches of images (N, C, H, W) as columns (N, C kh kw, L); see `ops.im2col`."""
+
+    def __init__(self, kernel: Numbers, dilation: Numbers = 1, padding: Numbers = 0, stride: Numbers = 1):
+        self.arguments = kernel, dilation, padding, stride
+
+    def forward(self, x: Any) -> Tensor:
+        return ops.im2col(x, *self.arguments)
+
+
+class Fold(Module):
+    """Columns (N, C kh kw, L) added up to images (N, C, H, W) of `size`, the adjoint of `Unfold`; see `ops.fold`."""
+
+    def __init__(self, size: Numbers, kernel: Numbers, dilation: Numbers = 1, padding: Numbers = 0, stride: Numbers = 1):
+        self.arguments = size, kernel, dilation, padding, stride
+
+    def forward(self, x: Any) -> Tensor:
+        return ops.fold(x, *self.arguments)

@@ -1,11 +1,13 @@
 """Modules: what they consist of, names, state, slices, and hooks."""
 
 import copy
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
-from mpitrain import ops
+from mpitrain import nn, ops
 from mpitrain.autograd import Function, Tensor, no_grad, recompute, run_backward
 from mpitrain.errors import ConfigError, GraphError, ShapeError
 from mpitrain.nn import BatchNorm1d, Buffer, Linear, Module, Parameter, ReLU, Sequential, init
@@ -296,3 +298,10 @@ def test_a_parameter_before_initialize_says_what_to_do():
         weight.nonsense  # noqa: B018
     with pytest.raises(ShapeError, match="no negative numbers"):
         Buffer((-1,), init.zeros)
+
+
+def test_importing_the_layers_reads_none_of_the_later_files():
+    program = ("import sys, mpitrain.nn as nn; before = [f for f in nn.LATER if f'mpitrain.nn.{f}' in sys.modules]; "
+               "nn.DropPath(0.1); print(before, 'mpitrain.nn.noise' in sys.modules)")
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "[] True\n"
+    assert not [file for file in nn.LATER if isinstance(getattr(nn, file, None), type)]

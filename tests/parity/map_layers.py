@@ -110,9 +110,8 @@ MAP: dict[str, Callable[..., Any]] = {
         layer_norm=layer_norm, rms_norm=rms_norm, group_norm=group_norm, batch_norm=batch_norm, instance_norm=instance_norm,
         scaled_dot_product_attention=attention, local_response_norm=layer(nn.LocalResponseNorm),
         bilinear=bilinear, embedding=embedding, linear=ops.linear,
-        pixel_shuffle=lambda x, upscale_factor: nn.PixelShuffle(upscale_factor)(x),
-        pixel_unshuffle=lambda x, downscale_factor: nn.PixelUnshuffle(downscale_factor)(x),
-        channel_shuffle=layer(nn.ChannelShuffle), dropout=no_dropout, dropout2d=no_dropout, dropout3d=no_dropout,
+        pixel_shuffle=ops.pixel_shuffle, pixel_unshuffle=ops.pixel_unshuffle, channel_shuffle=ops.channel_shuffle,
+        dropout=no_dropout, dropout2d=no_dropout, dropout3d=no_dropout,
         cosine_similarity=lambda x, z, dim=1, eps=1e-8: nn.CosineSimilarity(dim, eps)(x, z),
         pairwise_distance=lambda x, z, p=2.0, eps=1e-6, keepdim=False: nn.PairwiseDistance(p, eps, keepdim)(x, z)),
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness import Absent
 from module_harness import Fitted
 
 from mpitrain import nn, ops
@@ -35,13 +34,13 @@ def embedding(num_embeddings: int, embedding_dim: int) -> nn.Module:
 
 
 def pool(kind: str) -> Any:
+    """Ours take by name what comes after the padding; the sizes of adaptive pools come first."""
     def make(*args: Any, kernel_size: Any = None, **kwargs: Any) -> nn.Module:
-        if not hasattr(nn, kind):
-            raise Absent(kind)
         return getattr(nn, kind)(*(args if kernel_size is None else (kernel_size, *args)), **kwargs)
     return make
 
 
+POOLS = [f"{kind}Pool{dims}d" for kind in ("AdaptiveAvg", "AdaptiveMax", "Avg", "LP", "Max") for dims in (1, 2, 3)]
 ATTENTION = {"in_proj_weight": "qkv.weight", "in_proj_bias": "qkv.bias", "out_proj.weight": "out.weight",
              "out_proj.bias": "out.bias"}
 
@@ -123,7 +122,7 @@ BOTH = {"src_mask": "source_mask", "tgt_mask": "target_mask", "src_key_padding_m
 
 MAP: dict[str, Any] = {
     **{f"nn.{name}": getattr(nn, name) for name in f"{SAME} {CONVOLUTIONS} {PADS}".split()},
-    **{f"nn.{name}": pool(name) for name in ("AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "AvgPool2d", "MaxPool2d")},
+    **{f"nn.{name}": pool(name) for name in POOLS},
     "nn.MultiheadAttention": attention, "nn.TransformerEncoder": encoder,
     "nn.TransformerEncoderLayer": transformer(nn.TransformerEncoderLayer, ENCODER),
     "nn.TransformerDecoderLayer": transformer(nn.TransformerDecoderLayer, DECODER),

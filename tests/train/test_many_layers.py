@@ -24,11 +24,13 @@ class Images(nn.Module):
             nn.Upsample(scale_factor=2), nn.Conv2d(8, 4, 5, stride=3), nn.RReLU(), nn.Flatten(), nn.Linear(64, 16))
         self.series = nn.Sequential(
             nn.Unflatten(1, (4, 16)), nn.CircularPad1d(1), nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6, track_running_stats=False),
+            nn.AvgPool1d(3, 1, 1, count_include_pad=False),
             nn.GLU(1), nn.Dropout1d(0.1), nn.ConvTranspose1d(3, 2, 2, stride=2), nn.SELU(), nn.AlphaDropout(0.1), nn.Flatten(),
             nn.Linear(64, 8, activation="mish"))
         self.volumes = nn.Sequential(
             nn.Unflatten(1, (1, 4, 4, 4)), nn.Conv3d(1, 3, 2), nn.BatchNorm3d(3, affine=False), nn.CELU(), nn.Dropout3d(0.1),
-            nn.GroupNorm(3, 3), nn.Flatten(), nn.Linear(81, 8, activation="elu"))
+            nn.GroupNorm(3, 3), nn.MaxPool3d(2, 1, 1, ceil_mode=True), nn.AdaptiveAvgPool3d(3), nn.Flatten(),
+            nn.Linear(81, 8, activation="elu"))
 
     def forward(self, x):
         return ops.concatenate([self.images(x), self.series(x), self.volumes(x)], dim=1)
