@@ -30,6 +30,7 @@ LATER: tuple[str, ...] = (
     "containers",
     "instance_norm",
     "losses",
+    "losses_of_several",
     "noise",
     "packed",
     "padding",

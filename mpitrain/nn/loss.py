@@ -43,9 +43,12 @@ class Loss:
 
 
 LOSSES: Registry[Callable[..., Loss]] = Registry("loss")
-for _name in ("nll", "smooth_l1", "poisson_nll", "gaussian_nll", "ctc", "triplet", "cosine_embedding", "margin_ranking",
-              "hinge_embedding", "multi_margin", "multilabel_margin", "multilabel_soft_margin", "soft_margin", "dice", "focal"):
-    LOSSES.register_later(_name, f"mpitrain.nn.losses:{_name}")
+for _file, _names in {
+        "losses": ("nll", "smooth_l1", "poisson_nll", "hinge_embedding", "multi_margin", "multilabel_margin",
+                   "multilabel_soft_margin", "soft_margin", "dice", "focal"),
+        "losses_of_several": ("gaussian_nll", "ctc", "triplet", "cosine_embedding", "margin_ranking")}.items():
+    for _name in _names:
+        LOSSES.register_later(_name, f"mpitrain.nn.{_file}:{_name}")
 
 
 @LOSSES.register("cross_entropy")

@@ -12,6 +12,7 @@ from typing import Any
 from mpitrain.ops import operators
 from mpitrain.ops.activation import *
 from mpitrain.ops.attention import *
+from mpitrain.ops.comparison import *
 from mpitrain.ops.conv import *
 from mpitrain.ops.dropout import *
 from mpitrain.ops.elementwise import *
@@ -34,11 +35,14 @@ LATER: tuple[str, ...] = (
     "conv_nd",
     "creation",
     "ctc",
+    "decompositions",
     "diagonals",
     "gates",
     "joining",
     "logic",
     "losses",
+    "margin_losses",
+    "masks",
     "matrices",
     "moving",
     "patches",

@@ -1,4 +1,4 @@
-"""Arithmetic with broadcasting, choices, and comparisons, element by element."""
+"""Arithmetic with broadcasting, and choices, element by element."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array, is_array
+from mpitrain.ops.comparison import equal
 
-__all__ = ["absolute", "add", "clip", "divide", "equal", "exp", "greater", "greater_equal", "less", "less_equal", "log",
-           "maximum", "minimum", "multiply", "negative", "not_equal", "power", "sqrt", "subtract", "where"]
+__all__ = ["absolute", "add", "clip", "divide", "exp", "log", "maximum", "minimum", "multiply", "negative", "power", "sqrt",
+           "subtract", "where"]
 
 
 class Add(Function):
@@ -297,23 +298,3 @@ def clip(x: Any, low: float | None = None, high: float | None = None) -> Tensor:
 
 def where(condition: Any, x: Any, y: Any) -> Tensor:
     return Where.apply(condition, x, y)
-
-
-class Compare(Function):
-    """A boolean array: no gradient flows through it."""
-
-    @staticmethod
-    def forward(ctx: Context, x: Any, y: Any, *, test: str) -> Array:
-        return getattr(operator, test)(x, y)
-
-
-def _comparison(name: str, test: str) -> Callable[[Any, Any], Tensor]:
-    def op(x: Any, y: Any) -> Tensor:
-        return Compare.apply(x.array if isinstance(x, Tensor) else x, y.array if isinstance(y, Tensor) else y, test=test)
-    op.__name__ = op.__qualname__ = name
-    return op
-
-
-greater, greater_equal = _comparison("greater", "gt"), _comparison("greater_equal", "ge")
-less, less_equal = _comparison("less", "lt"), _comparison("less_equal", "le")
-equal, not_equal = _comparison("equal", "eq"), _comparison("not_equal", "ne")

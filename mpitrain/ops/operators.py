@@ -9,7 +9,7 @@ from typing import Any
 from mpitrain.autograd import Tensor
 from mpitrain.backend import is_array
 from mpitrain.errors import GraphError
-from mpitrain.ops import elementwise, index, linalg, reduce, shape
+from mpitrain.ops import comparison, elementwise, index, linalg, reduce, shape
 from mpitrain.ops.activation import tanh
 from mpitrain.ops.inputs import numpy_names
 
@@ -40,8 +40,8 @@ METHODS: dict[str, Any] = {
     "__or__": _later("bitwise_or"), "__ror__": _swapped(_later("bitwise_or")),
     "__xor__": _later("bitwise_xor"), "__rxor__": _swapped(_later("bitwise_xor")), "__invert__": _later("bitwise_not"),
     "__matmul__": linalg.matmul, "__rmatmul__": _swapped(linalg.matmul),
-    "__lt__": elementwise.less, "__le__": elementwise.less_equal,
-    "__gt__": elementwise.greater, "__ge__": elementwise.greater_equal,
+    "__lt__": comparison.less, "__le__": comparison.less_equal,
+    "__gt__": comparison.greater, "__ge__": comparison.greater_equal,
     "__getitem__": index.getitem,
     "__iter__": lambda self: (index.getitem(self, i) for i in range(len(self))),
     "sum": reduce.sum, "mean": reduce.mean, "reshape": shape.reshape, "transpose": shape.transpose,
@@ -119,7 +119,7 @@ def _extremum(name: str, pairwise: Callable[[Any, Any], Tensor]) -> Callable[...
 
 
 METHODS |= {
-    "__eq__": _equals(elementwise.equal, False), "__ne__": _equals(elementwise.not_equal, True), "__hash__": object.__hash__,
+    "__eq__": _equals(comparison.equal, False), "__ne__": _equals(comparison.not_equal, True), "__hash__": object.__hash__,
     "max": _extremum("max", elementwise.maximum), "min": _extremum("min", elementwise.minimum),
     "mT": property(_later("adjoint")), "dim": lambda self: self.ndim, "numel": lambda self: self.size,
     "tolist": lambda self: self.numpy().tolist(), "type_as": lambda self, other: _later("astype")(self, other.dtype),

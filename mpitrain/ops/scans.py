@@ -8,7 +8,8 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
-from mpitrain.ops.elementwise import add, not_equal, subtract
+from mpitrain.ops.comparison import not_equal
+from mpitrain.ops.elementwise import add, subtract
 from mpitrain.ops.inputs import as_tensor, dim_of, float_tensor, numpy_names, raw
 from mpitrain.ops.reduce import sum as total
 from mpitrain.ops.scattering import gather

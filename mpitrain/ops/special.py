@@ -12,7 +12,8 @@ import numpy as np
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
-from mpitrain.ops.elementwise import equal, greater, less, log, where
+from mpitrain.ops.comparison import equal, greater, less
+from mpitrain.ops.elementwise import log, where
 from mpitrain.ops.inputs import as_tensor, float_tensor, floating
 from mpitrain.ops.logic import isnan
 from mpitrain.ops.reduce import sum as total
