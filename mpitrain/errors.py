@@ -188,7 +188,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """`` (did you mean "x"?)`` for the closest known name, or the list of known names, cut off where it is long."""
     import difflib  # few runs have a mistake
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6) if len(name) <= LONGEST_NAME else []
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.67) if len(name) <= LONGEST_NAME else []
     if close:
         return f' (did you mean "{close[0]}"?)'
     listed = known if len(known) <= LISTED else [*known[:LISTED], "..."]
