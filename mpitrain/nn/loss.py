@@ -13,7 +13,7 @@ import numpy as np
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor
-from mpitrain.backend import Array
+from mpitrain.backend import Array, asnumpy
 from mpitrain.errors import ConfigError, GraphError, ShapeError
 from mpitrain.registry import Registry
 
@@ -51,6 +51,15 @@ for _file, _names in {
         LOSSES.register_later(_name, f"mpitrain.nn.{_file}:{_name}")
 
 
+def refuse_weight(name: str, weight: Any) -> None:
+    """ConfigError unless `weight` is None, or a number for each class, 0 or more: what a loss is divided by is their sum."""
+    if weight is None:
+        return
+    given = asnumpy(weight.array) if isinstance(weight, Tensor) else np.asarray(weight)
+    if given.ndim != 1 or given.dtype.kind not in "fiu" or not (given >= 0).all():
+        raise ConfigError(f"{name}: weight has a number for each class, 0 or more, not {str(weight)[:60]}")
+
+
 @LOSSES.register("cross_entropy")
 class CrossEntropy(Loss):
     """Cross-entropy of logits (..., C) and integer labels (...); one term a label, less those equal to `ignore_index`.
@@ -66,6 +75,7 @@ class CrossEntropy(Loss):
             raise ConfigError(f"label_smoothing lies in [0, 1], not {label_smoothing}")
         if not isinstance(ignore_index, int | None):
             raise TypeError("ignore_index is a label")
+        refuse_weight("cross_entropy", weight)
         self.label_smoothing, self.ignore_index, self.weight = label_smoothing, ignore_index, weight
 
     def __call__(self, output: Tensor, target: Array) -> Tensor:

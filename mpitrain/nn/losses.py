@@ -17,7 +17,7 @@ import numpy as np
 from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.backend import Array
-from mpitrain.nn.loss import Loss
+from mpitrain.nn.loss import Loss, refuse_weight
 
 __all__ = ["BCELoss", "BCEWithLogitsLoss", "CrossEntropyLoss", "DiceLoss", "FocalLoss", "HingeEmbeddingLoss", "HuberLoss",
            "KLDivLoss", "L1Loss", "MSELoss", "MultiLabelMarginLoss", "MultiLabelSoftMarginLoss", "MultiMarginLoss", "NLLLoss",
@@ -175,7 +175,9 @@ class Classes(Reduced):
     kind = "classes"
 
     def __init__(self, weight: Any, ignore_index: int | None, reduction: str, dim: int, **more: Any):
+        refuse_weight(type(self).__name__, weight)
         super().__init__(reduction, weight=weight, ignore_index=ignore_index, dim=dim, **more)
+        self.ignore_index = ignore_index
 
     def count(self, target: Array) -> Any:
         weight, ignore = self.options["weight"], self.options["ignore_index"]
@@ -238,4 +240,4 @@ nll = in_runs(NLLLoss, ignore_index=None, dim=-1)
 focal = in_runs(FocalLoss, ignore_index=None, dim=-1)
 smooth_l1, poisson_nll, hinge_embedding = map(in_runs, (SmoothL1Loss, PoissonNLLLoss, HingeEmbeddingLoss))
 soft_margin, multi_margin, dice = map(in_runs, (SoftMarginLoss, MultiMarginLoss, DiceLoss))
-multilabel_margin, multilabel_soft_margin = map(in_runs, (MultiLabelMarginLoss, MultiLabelSoftMarginLoss))
+multilabel_margin, multilabel_soft_margin = in_runs(MultiLabelMarginLoss), in_runs(MultiLabelSoftMarginLoss)

@@ -114,8 +114,8 @@ def _is_first(m: Any, x: Any, y: Any, test: str) -> Any:
 
 atan2 = binary("atan2", lambda xp, x, y: xp.arctan2(x, y), lambda m, x, y: _over_squares(m, y, x, y),
                lambda m, x, y: -_over_squares(m, x, x, y), "The angle of the point (y, x), in radians in (-pi, pi].")
-hypot = binary("hypot", lambda xp, x, y: xp.hypot(x, y), lambda m, x, y: x / (x * x + y * y) ** 0.5,
-               lambda m, x, y: y / (x * x + y * y) ** 0.5, "sqrt(x^2 + y^2) without overflow.")
+hypot = binary("hypot", lambda xp, x, y: xp.hypot(x, y), lambda m, x, y: x / m.hypot(x, y),
+               lambda m, x, y: y / m.hypot(x, y), "sqrt(x^2 + y^2) without overflow.")
 logaddexp = binary("logaddexp", lambda xp, x, y: xp.logaddexp(x, y), lambda m, x, y: 1 / (1 + m.exp(y - x)),
                    lambda m, x, y: 1 / (1 + m.exp(x - y)), "log(exp(x) + exp(y)) without overflow.")
 logaddexp2 = binary("logaddexp2", lambda xp, x, y: xp.logaddexp2(x, y), lambda m, x, y: 1 / (1 + m.exp2(y - x)),

@@ -8,15 +8,20 @@ from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
+from mpitrain.errors import ShapeError
 
 __all__ = ["equal", "greater", "greater_equal", "less", "less_equal", "not_equal"]
 
 
 class Compare(Function):
-    """A boolean array: no gradient flows through it."""
+    """A boolean array: no gradient flows through it. Complex numbers have no order, and only these two tests."""
+
+    complex_inputs = "own"
 
     @staticmethod
     def forward(ctx: Context, x: Any, y: Any, *, test: str) -> Array:
+        if test not in ("eq", "ne") and any(getattr(getattr(a, "dtype", None), "kind", "") == "c" for a in (x, y)):
+            raise ShapeError("an input is complex, and complex numbers have no order; compare their .real or abs")
         return getattr(operator, test)(x, y)
 
 

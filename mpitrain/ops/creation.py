@@ -53,6 +53,8 @@ class ToFloat64(ToFloat32):
 
 
 class Clone(Function):
+    complex_inputs = "analytic"
+
     @staticmethod
     def forward(ctx: Context, x: Array) -> Array:
         return x.copy()

@@ -114,7 +114,7 @@ class Eigen(Function):
         xp, n = v.xp, v.shape[-1]
         eye = xp.eye(n, dtype=v.dtype)
         inner = Tensor(eye) * expand_dims(by_values, -1)
-        if by_vectors.array.any():
+        if by_vectors.requires_grad or by_vectors.array.any():
             gaps = expand_dims(values, -2) - expand_dims(values, -1)
             inner = inner + matmul(_turned(v), by_vectors) * Tensor(1 - eye) / (gaps + Tensor(eye))
         return matmul(matmul(v, inner), _turned(v))

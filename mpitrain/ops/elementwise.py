@@ -225,6 +225,8 @@ def _share(passed_over: Array, tie: Array, grad: Tensor) -> Array:
 
 
 class Clip(Function):
+    is_arithmetic = True
+
     @staticmethod
     def forward(ctx: Context, x: Array, *, low: float | None, high: float | None) -> Array:
         ctx.save(x)
@@ -244,7 +246,7 @@ class Clip(Function):
 
 class Where(Function):
     complex_inputs = "analytic"
-    broadcasts = True
+    broadcasts = is_arithmetic = True
 
     @staticmethod
     def forward(ctx: Context, condition: Array, x: Any, y: Any) -> Array:

@@ -134,8 +134,10 @@ def _add_rows(xp: Any, n: int, indices: Array, values: Array, out: Array | None 
         out = xp.zeros((n, *rest), dtype=values.dtype)
     else:
         out[...] = 0
-    width = prod(rest)
-    scatter_add_rows(out.reshape(n, width), indices.reshape(-1), values.reshape(indices.size, width))
+    rows, added = out.reshape(n, prod(rest)), values.reshape(indices.size, prod(rest))
+    if values.dtype.kind == "c":                  # pairs of numbers
+        rows, added = rows.view(values.real.dtype), xp.ascontiguousarray(added).view(values.real.dtype)
+    scatter_add_rows(rows, indices.reshape(-1), added)
     return out
 
 

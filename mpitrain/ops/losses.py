@@ -13,7 +13,7 @@ from mpitrain.autograd import Tensor
 from mpitrain.backend import Array, array_module
 from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.ops.activation import log_softmax, softplus
-from mpitrain.ops.elementwise import absolute, clip, exp, log, maximum, power, where
+from mpitrain.ops.elementwise import absolute, clip, exp, log, power, where
 from mpitrain.ops.index import getitem
 from mpitrain.ops.inputs import as_tensor, dim_of, raw
 from mpitrain.ops.loss import check_labels
@@ -100,8 +100,14 @@ def kl_div(input: Any, target: Any, reduction: str = "mean", log_target: bool = 
 def binary_cross_entropy(input: Any, target: Any, weight: Any = None, reduction: str = "mean") -> Tensor:
     """-t log p - (1 - t) log(1 - p) of probabilities; logarithms are at least -100."""
     p, t = pair("binary_cross_entropy", input, target)
-    terms = -(t * maximum(log(p), constant(p, -100.0)) + (1 - t) * maximum(log(1 - p), constant(p, -100.0)))
+    terms = -(t * _bounded_log(p) + (1 - t) * _bounded_log(1 - p))
     return reduced(terms if weight is None else terms * constant(p, weight), reduction)
+
+
+def _bounded_log(p: Tensor) -> Tensor:
+    """log p, at least -100; the gradient is 0 where that bounds it (that of log at 0 is inf, and 0 times inf no number)."""
+    low = p.array < math.exp(-100.0)
+    return where(low, constant(p, -100.0), log(where(low, constant(p, 1.0), p)))
 
 
 def binary_cross_entropy_with_logits_loss(input: Any, target: Any, weight: Any = None, reduction: str = "mean",

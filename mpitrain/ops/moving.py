@@ -19,6 +19,8 @@ __all__ = ["adjoint", "expand", "expand_as", "flatten", "flip", "fliplr", "flipu
 
 
 class Roll(Function):
+    complex_inputs = "analytic"
+
     @staticmethod
     def forward(ctx: Context, x: Array, *, shifts: tuple[int, ...], dims: tuple[int, ...]) -> Array:
         ctx.shifts, ctx.dims = shifts, dims
@@ -30,6 +32,8 @@ class Roll(Function):
 
 
 class Flip(Function):
+    complex_inputs = "analytic"
+
     @staticmethod
     def forward(ctx: Context, x: Array, *, dims: tuple[int, ...]) -> Array:
         ctx.dims = dims
@@ -213,11 +217,15 @@ def t(x: Any) -> Tensor:
 
 
 def adjoint(x: Any) -> Tensor:
-    """`x` with its last two dims swapped, as `mT`: numbers here are real."""
+    """`x` with its last two dims swapped, and conjugated where it is complex (Hermitian transpose)."""
     x = as_tensor(x)
     if x.ndim < 2:
         raise ShapeError(f"adjoint: shape {x.shape}, expected 2 dims or more")
-    return transpose(x, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
+    turned = transpose(x, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
+    if turned.dtype.kind != "c":
+        return turned
+    from mpitrain.ops.complex_numbers import conj
+    return conj(turned)
 
 
 @numpy_names
@@ -253,7 +261,7 @@ def unfold(x: Any, dim: int, size: int, step: int) -> Tensor:
     dim = dim_of("unfold", x, dim)
     if not x.ndim and size in (0, 1):
         return reshape(x, 1)[:size]
-    if not 0 <= size <= x.shape[dim] or step < 1:
+    if not 0 <= size <= (x.shape[dim] if x.ndim else 1) or step < 1:
         raise ShapeError(f"unfold: windows of {size} places, {step} apart, along dim {dim} of shape {x.shape}")
     xp = x.xp
     windows = take(x, xp.arange(0, x.shape[dim] - size + 1, step)[:, None] + xp.arange(size), dim)

@@ -121,7 +121,7 @@ def _extremum(name: str, pairwise: Callable[[Any, Any], Tensor]) -> Callable[...
 METHODS |= {
     "__eq__": _equals(comparison.equal, False), "__ne__": _equals(comparison.not_equal, True), "__hash__": object.__hash__,
     "max": _extremum("max", elementwise.maximum), "min": _extremum("min", elementwise.minimum),
-    "mT": property(_later("adjoint")), "dim": lambda self: self.ndim, "numel": lambda self: self.size,
+    "mT": property(lambda self: shape.swapaxes(self, -1, -2)), "dim": lambda self: self.ndim, "numel": lambda self: self.size,
     "tolist": lambda self: self.numpy().tolist(), "type_as": lambda self, other: _later("astype")(self, other.dtype),
     **{name: (lambda self, dtype=dtype: _later("astype")(self, dtype)) for name, dtype in CASTS.items()},
     **{f"{name}_": _refused(name) for name in (IN_PLACE + " " + FILLS).split()},

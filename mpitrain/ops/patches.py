@@ -14,7 +14,7 @@ from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import convolution
 from mpitrain.kernels.convolution import Pair, Window
-from mpitrain.ops.elementwise import absolute, clip
+from mpitrain.ops.elementwise import absolute, clip, where
 from mpitrain.ops.geometry import Numbers, numbers
 from mpitrain.ops.index import getitem
 from mpitrain.ops.inputs import as_tensor
@@ -185,6 +185,7 @@ def _inside(p: Tensor, n: int, padding: str, align: bool) -> Tensor:
     """Positions moved to where there are pixels; NaN to the first, as PyTorch does."""
     if padding == "zeros":
         return p
+    p = where(p.array == p.array, p, p.dtype.type(0))
     if padding == "reflection":
         low, span = (0.0, float(n - 1)) if align else (-0.5, float(n))
         if span == 0:

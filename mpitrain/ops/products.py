@@ -160,7 +160,7 @@ def multi_dot(tensors: Sequence[Any]) -> Tensor:
 def vander(x: Any, N: int | None = None) -> Tensor:               # noqa: N803  (PyTorch's name)
     """(..., n, N): powers 0 ... N - 1 of x (..., n)."""
     x = as_tensor(x)
-    count = x.shape[-1] if N is None else N
+    count = (x.shape or (0,))[-1] if N is None else N
     if x.ndim == 0 or count < 1:
         raise ShapeError(f"vander: shape {x.shape} and N {N}, expected one dim or more, and N of at least 1")
     from mpitrain.ops.shape import stack
@@ -180,7 +180,7 @@ def vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False) 
         raise ShapeError(f"vector_norm: the input is {x.dtype}, expected floating-point or complex numbers")
     if ord in (float("inf"), float("-inf")):
         return (largest if ord > 0 else smallest)(absolute(x), dims, keepdim) if x.ndim else absolute(x)
-    sizes = absolute(x)
+    sizes = x if ord == 2 and x.dtype.kind == "f" else absolute(x)      # with the curvature that squares have at 0
     if ord == 0:
         return Tensor((sizes.array != 0).sum(axis=dims, keepdims=keepdim, dtype=sizes.dtype))
     return total(sizes, dims, keepdim) if ord == 1 else Norm.apply(sizes, ord=float(ord), dims=dims, keepdim=keepdim)

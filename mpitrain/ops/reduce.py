@@ -39,6 +39,7 @@ class Sum(Function):
 
 class Mean(Function):
     complex_inputs = "analytic"
+    makes_floats = True
 
     @staticmethod
     def forward(ctx: Context, x: Array, *, dim: Dims, keepdim: bool) -> Array:
@@ -80,6 +81,8 @@ class Extremum(Function):
 
 
 class Variance(Function):
+    makes_floats = True
+
     @staticmethod
     def forward(ctx: Context, x: Array, *, dim: Dims, keepdim: bool, correction: int) -> Array:
         count = _count(x, dim)

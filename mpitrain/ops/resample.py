@@ -25,6 +25,8 @@ class Resample(Function):
 
     @staticmethod
     def forward(ctx: Context, x: Array, *, taps: Taps, dim: int) -> Array:
+        if not taps.copies and x.dtype.kind != "f":
+            raise ShapeError(f"interpolate: the input is {x.dtype}, expected float32 or float64; convert it first")
         ctx.taps, ctx.dim = taps, dim
         return resample(x, taps, dim)
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
-from mpitrain.backend import Array, array_module
+from mpitrain.backend import Array, array_module, is_array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels.rows import scatter_add_rows
 from mpitrain.ops.index import getitem, take
@@ -54,6 +54,8 @@ class Put(Function):
     @staticmethod
     def forward(ctx: Context, x: Array, values: Any, *, index: Any, accumulate: bool = False) -> Array:
         out = x.copy()
+        if is_array(values) and values.dtype.kind == "f" and x.dtype.kind not in "fc":
+            raise ShapeError(f"values of {values.dtype} do not fit in an array of {x.dtype}; convert one of them first")
         ctx.index, ctx.accumulate, ctx.shape = index, accumulate, getattr(values, "shape", ())
         try:
             if accumulate:
@@ -83,7 +85,7 @@ def add_along(out: Array, index: Array, source: Array, dim: int) -> Array:
     """Adds `source` to `out`, which is contiguous, at the places of `index` along `dim`."""
     places: Any = 0
     for d, coordinates in enumerate(grid(array_module(out), index, dim)):
-        places = places + coordinates * math.prod(out.shape[d + 1:])
+        places = places + coordinates.astype("int64") * math.prod(out.shape[d + 1:])
     scatter_add_rows(out.reshape(-1, 1), places.reshape(-1), source.reshape(-1, 1))
     return out
 

@@ -11,7 +11,7 @@ from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.ops.comparison import equal
 from mpitrain.ops.elementwise import absolute, clip, sqrt, where
-from mpitrain.ops.inputs import Dims, as_tensor, dim_of, dims_of, numpy_names
+from mpitrain.ops.inputs import Dims, as_tensor, dim_of, dims_of, float_tensor, numpy_names
 from mpitrain.ops.logic import isnan, plain
 from mpitrain.ops.reduce import max as largest
 from mpitrain.ops.reduce import mean, var
@@ -141,7 +141,7 @@ def nansum(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
 @numpy_names
 def nanmean(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """The mean of what is not NaN; NaN where there is nothing else."""
-    x, dims = _over(x, dim, "nanmean")
+    x, dims = _over(float_tensor("nanmean", x), dim, "nanmean")
     count = total((~isnan(x).array).astype(x.dtype), dims, keepdim).array
     return nansum(x, dims, keepdim) / Tensor(x.xp.where(count == 0, x.dtype.type(float("nan")), count))
 

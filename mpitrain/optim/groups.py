@@ -47,6 +47,7 @@ def read_group(entry: Mapping[str, Any], kind: Callable[..., Any], lr: float) ->
         if key not in known:
             raise ConfigError(f"optimizer.groups: a group has no key {key}{nearest(key, known)}")
     given = entry.get("params", ())
+    _refuse_types(entry, given)
     patterns = tuple(p if isinstance(p, str) else p.key for p in ([given] if isinstance(given, str) else given))
     what = f"optimizer.groups: the group of {', '.join(patterns) or 'no params'}"
     if not patterns:
@@ -57,10 +58,21 @@ def read_group(entry: Mapping[str, Any], kind: Callable[..., Any], lr: float) ->
     if not 0.0 <= factor < math.inf:
         raise ConfigError(f"{what} has a rate of {factor} times optimizer.lr; it must be finite, 0 or more")
     until = entry.get("freeze_until", 0)
-    if not isinstance(until, int) or until < 0 or (until and "frozen" in entry):
+    if not isinstance(until, int) or isinstance(until, bool) or until < 0 or (until and "frozen" in entry):
         raise ConfigError(f"{what}: freeze_until is a number of steps, 0 or more, and goes without frozen; found {until}")
     return Group(patterns, factor, math.inf if entry.get("frozen") else float(until),
                  {key: value for key, value in entry.items() if key not in OWN})
+
+
+def _refuse_types(entry: Mapping[str, Any], given: Any) -> None:
+    listed = [given] if isinstance(given, str) else given
+    if not isinstance(listed, list | tuple) or not all(isinstance(p, str) or hasattr(p, "key") for p in listed):
+        raise ConfigError(f"optimizer.groups: params is a pattern over names of parameters, or a list of them, not {given!r}")
+    for name, kinds, expected in (("lr", int | float, "a number"), ("lr_factor", int | float, "a number"),
+                                  ("frozen", bool, "true or false")):
+        value = entry.get(name, False if kinds is bool else 1.0)
+        if not isinstance(value, kinds) or (kinds is not bool and isinstance(value, bool)):
+            raise ConfigError(f"optimizer.groups: {name} is {expected}, not {value!r}")
 
 
 def apply(groups: Sequence[Group], parameters: Iterable[tuple[str, Any]]) -> None:
@@ -198,13 +210,14 @@ def of_list(kind: Callable[..., Optimizer], entries: Iterable[Any], lr: float | 
     listed = list(entries)
     tables = [entry if isinstance(entry, Mapping) else {"params": [entry]} for entry in listed]
     tables = tables if any(isinstance(entry, Mapping) for entry in listed) else [{"params": listed}]
+    tables = [{**table, "params": as_list(table.get("params", ()))} for table in tables]
     homes = {id(p.home): p.home for table in tables for p in table.get("params", ()) if not isinstance(p, str)}
     storages = [home() for home in homes.values() if home is not None]
     if len({id(s) for s in storages}) != 1 or storages[0] is None:
         raise GraphError("an optimizer of a list of parameters needs parameters of one model with memory; call initialize() on "
                          "the model first, or give the model itself")
     rate = float(parameters_of(kind)["lr"].default) if lr is None else lr
-    groups = [read_group({**table, "params": as_list(table.get("params", ()))}, kind, rate) for table in tables]
+    groups = [read_group(table, kind, rate) for table in tables]
     apply(groups, [(s.parameter.key, s.parameter) for s in storages[0].segments])
     return Grouped(lambda storage, more: kind(storage, rate, **{**keys, **more}), storages[0], groups, others=False)
 

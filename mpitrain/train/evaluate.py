@@ -36,7 +36,7 @@ class Evaluator:
 
     def run(self) -> dict[str, float]:
         """``{"loss": ..., "accuracy": ...}``; accuracy only where the targets are classes. It communicates."""
-        table = np.zeros((self.n_chunks, 3))                       # loss sum, terms, correct
+        table = np.zeros((self.n_chunks, 4))                       # loss sum, terms, correct, labels
         place, n_places = self.context.mesh.place, self.context.mesh.n_places
         mine = [*range(place, self.n_chunks, n_places)]
         most = -(-self.n_chunks // n_places)
@@ -46,23 +46,24 @@ class Evaluator:
             if self.context.counts and i < len(mine):
                 table[mine[i]] = sums
         self.context.control.allreduce(table.reshape(-1), name="evaluation")
-        loss, count, correct = (math.fsum(column) for column in table.T)
-        metrics = {"loss": loss / max(count, 1.0)}
+        loss, count, correct, labels = (math.fsum(column) for column in table.T)
+        metrics = {"loss": loss / (count or 1.0)}
         if self.loss.kind == "classes":
-            metrics["accuracy"] = correct / max(count, 1.0)
+            metrics["accuracy"] = correct / max(labels, 1.0)
         return metrics
 
     def _read(self, chunk: int) -> tuple[Any, Any]:
         with self.span("evaluation", f"read chunk {chunk}"):
             return self.read(chunk)
 
-    def _sums(self, output: Tensor, y: Any) -> tuple[float, float, float]:
+    def _sums(self, output: Tensor, y: Any) -> tuple[float, float, float, float]:
         target = self.inference.feed.targets(y)
         with no_grad():
             loss = float(asnumpy(self.loss(output, target).array))
-        correct = 0.0
+        correct = labels = 0.0
         if self.loss.kind == "classes":
             right = self.context.classes(output.array) == target
             ignored = getattr(self.loss, "ignore_index", None)
-            correct = float((right if ignored is None else right & (target != ignored)).sum())
-        return loss, float(self.loss.count(self.inference.feed.part(y))), correct
+            counts = target == target if ignored is None else target != ignored
+            correct, labels = float((right & counts).sum()), float(counts.sum())
+        return loss, float(self.loss.count(self.inference.feed.part(y))), correct, labels

@@ -61,7 +61,7 @@ class Pipeline:
         self._losses = np.zeros(0)
         self._lost: set[int] = set()                        # Micro-batches whose loss is not finite.
         self._split = False                                 # Whether backward runs as two calls in this step.
-        self._local = np.zeros(4)
+        self._local = np.zeros(n_micro + 3)                     # Terms of each micro-batch, rows, flags.
         self._add = channel.prepare(self._local, "loss count")
         self._counting: Any = None
         self._travels = any(layer.across is not None for _, layer in mixtures(stage.model))     # Other ranks wait for our rows.
@@ -74,8 +74,10 @@ class Pipeline:
         `flags` travel with the count and come back as sums over ranks, in `self.flags`.
         """
         counted = micro_batches if self.counts else ()
-        terms, rows = sum(self.loss.count(self.feed.part(m.y)) for m in counted), sum(len(m.x) for m in counted)
-        self._local[:] = terms, rows, *flags
+        self._local[:] = 0.0
+        self._local[-3:] = sum(len(m.x) for m in counted), *flags
+        for m in counted:
+            self._local[m.index] = self.loss.count(self.feed.part(m.y))
         self._counting = self._add.start() if self.channel.size > 1 else None
         self._micro, self._losses, self.waited_s = micro_batches, np.zeros(self.n_micro), 0.0
         self._lost, self.blamed = set(), []
@@ -93,8 +95,8 @@ class Pipeline:
             else:
                 self._weights(action)
         self._total()
-        self.flags = float(self._local[2]), float(self._local[3])
-        return self._losses / max(self.count, 1.0)
+        self.flags = float(self._local[-2]), float(self._local[-1])
+        return self._losses / (self.count or 1.0)
 
     @property
     def sent_bytes(self) -> int:
@@ -134,7 +136,7 @@ class Pipeline:
         key, virtual = (action.chunk, action.micro), self.stage.virtual(action.chunk)
         output, x = self._outputs.pop(key), self._inputs.pop(key)
         if virtual == self.stage.n_virtual - 1:
-            grad = output.xp.asarray(1.0 / max(self._total(), 1.0), dtype=output.dtype)
+            grad = output.xp.asarray(1.0 / (self._total() or 1.0), dtype=output.dtype)
         else:
             grad = self._receive(action).array
         split, rest = self._split, None
@@ -190,20 +192,20 @@ class Pipeline:
         return Tensor(array, requires_grad=needs)
 
     def _total(self) -> float:
-        """The terms of the loss over all ranks; waits for them once."""
+        """The terms of the loss over all ranks, which may be a sum of weights: rounded once. Waits for them once."""
         if self._counting is not None:
             began = time.perf_counter()
             with self.span("compute", "exchange of the count"):
                 self._counting.wait()
             self._counting = None
             self.waited_s += time.perf_counter() - began
-        self.count = float(self._local[0])
+        self.count = math.fsum(self._local[:-3])
         return self.count
 
     def _share(self, action: Action) -> float:
         """The micro-batch's share of the rows of all ranks."""
         self._total()
-        return len(self._micro[action.micro].x) / max(float(self._local[1]), 1.0)
+        return len(self._micro[action.micro].x) / max(float(self._local[-3]), 1.0)
 
     def forward(self, micro: MicroBatch, x: Tensor, chunk: int = 0) -> Tensor:
         """The output of one chunk, of the last one the summed loss of the micro-batch.

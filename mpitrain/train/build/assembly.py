@@ -215,6 +215,8 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     read, n_chunks = inputs.chunks(n_classes)
     evaluator = Evaluator(inference, loss, read, n_chunks, context, cuts_parameters=policy.cuts_parameters,
                           span=timeline.span) if n_chunks else None
+    if evaluator is None and isinstance(policy.rate, Adaptive):
+        raise ConfigError(f'optimizer.schedule = "{config.optimizer.schedule}" follows evaluations; set data.validation')
     tuning = make_tuning(comm, reducer, control, mesh)
     trainer = Trainer(pipeline=pipeline, update=policy, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       span=timeline.span)
