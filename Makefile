@@ -21,7 +21,7 @@ train: $(VENV)/ready            ## train the built-in digits run on 2 ranks
 	$(MPIRUN) -n $(RANKS) $(BIN)/python -P -m mpitrain train --overwrite $(ARGS)
 
 # Tests of one process each, two at a time; those that start jobs need the machine to themselves.
-UNIT_TESTS = $(addprefix tests/,autograd backend config kernels models nn ops optim parity placement plan schedules)
+UNIT_TESTS = $(addprefix tests/,autograd backend checkpoint config data files kernels models nn ops optim parity placement plan schedules)
 
 test: $(VENV)/ready-test        ## every test but the slow ones, serial and under mpirun
 	$(BIN)/python -m pytest -q -m "not slow and not gpu" -n 2 $(wildcard $(UNIT_TESTS))
