@@ -33,6 +33,22 @@ def test_vectors_of_eigh_have_a_directional_derivative() -> None:
     assert np.allclose(found, wanted, atol=1e-8)
 
 
+@pytest.mark.parametrize("side", "LU")
+def test_the_second_derivative_of_eigenvalues_along_symmetric_directions(side: str) -> None:
+    rng = np.random.default_rng(0)
+    a, s, weight = (m + m.T for m in rng.standard_normal((3, 4, 4)))
+    c = rng.standard_normal(4)
+
+    def slope(b: Any) -> Any:
+        v = np.linalg.eigh(b, side)[1]
+        return v @ np.diag(c) @ v.T
+    x = leaf(a)
+    first, = autograd.grad((ops.eigvalsh(x, side) * c).sum(), (x,), create_graph=True)
+    found, = autograd.grad((first * weight).sum(), (x,))
+    wanted = ((slope(a + 1e-6 * s) - slope(a - 1e-6 * s)) * weight).sum() / 2e-6
+    assert np.allclose((found.array * s).sum(), wanted, rtol=1e-7)
+
+
 def test_places_beyond_the_range_of_a_small_index_type() -> None:
     index = np.full((1, 300), 3, np.uint8)
     found, = gradient(lambda x: ops.gather(x, 0, index), leaf(np.ones((4, 300))))
