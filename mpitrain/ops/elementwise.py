@@ -246,7 +246,7 @@ class Clip(Function):
 
 class Where(Function):
     complex_inputs = "analytic"
-    broadcasts = is_arithmetic = True
+    broadcasts = True
 
     @staticmethod
     def forward(ctx: Context, condition: Array, x: Any, y: Any) -> Array:
