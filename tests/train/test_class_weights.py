@@ -1,4 +1,4 @@
-"""Class weights in a run: equal weights of any size change nothing, and the sum of unequal ones has the same bits on any ranks."""
+"""Class weights in a run: equal ones of any size change nothing, and the sum of unequal ones has the same bits on any ranks."""
 
 from __future__ import annotations
 
