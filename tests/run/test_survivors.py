@@ -137,7 +137,7 @@ def test_of_ranks_that_fail_differently_at_once_the_others_hear_one_code(codes: 
     (4, "3:12 0:22", (), [([3], 10, "memory"), ([0], 20, "memory")]),
     (2, "0:28", (), [([0], 20, "memory")]),
     (4, "2:28", ("comm.sharding=optimizer",), [([2], 20, "memory")]),
-    (4, "3:18 1:28", ("comm.sharding=optimizer", "comm.node_shared=true"), [([3], 10, "memory"), ([1], 20, "memory")]),
+    (4, "3:12 1:28", ("comm.sharding=optimizer", "comm.node_shared=true"), [([3], 10, "memory"), ([1], 20, "memory")]),
     (3, "1:28", ("comm.node_shared=true",), [([1], 20, "memory")]),
     (3, "2:14 0:28", ("comm.progress=thread",), [([2], 10, "memory"), ([0], 20, "memory")]),
 ])
