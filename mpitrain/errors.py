@@ -188,7 +188,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """`` (did you mean "x"?)`` for the closest known name, or the list of known names, cut off where it is long."""
     import difflib  # few runs have a mistake
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.67) if len(name) <= LONGEST_NAME else []
+    alike = [k for k in known if k[:1] == name[:1]]       # of others, two letters of "dice" are no guess at "ce"
+    close = (difflib.get_close_matches(name, known, n=1, cutoff=0.7) or difflib.get_close_matches(name, alike, n=1)
+             if len(name) <= LONGEST_NAME else [])
     if close:
         return f' (did you mean "{close[0]}"?)'
     listed = known if len(known) <= LISTED else [*known[:LISTED], "..."]
