@@ -12,10 +12,13 @@ import pytest
 
 from mpitrain.backend import native
 from mpitrain.kernels import library
+from mpitrain.kernels.kernel import kind
 from mpitrain.kernels.library import Slot, bind, slots_of
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from kernel_fuzz import Guarded, fuzz
+
+pytestmark = pytest.mark.skipif(kind() != "c", reason="the door is that of C; the loops of Numba check dtypes alone")
 
 
 def test_wrong_calls_end_in_results_or_exceptions() -> None:

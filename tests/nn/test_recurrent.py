@@ -10,6 +10,7 @@ from mpitrain.autograd import Tensor, grad
 from mpitrain.backend import random
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import recurrent
+from mpitrain.kernels.kernel import kind as kernels_are
 
 torch = pytest.importorskip("torch")
 TOLERANCE = {"float64": 1e-10, "float32": 2e-5}
@@ -101,7 +102,7 @@ def test_float32_and_wide_layers_are_pytorch_s(kind, batch):
 @pytest.mark.parametrize("kind", ["lstm", "gru", "rnn"])
 def test_a_row_has_the_same_bits_in_every_batch(kind):
     kernel = getattr(recurrent, kind)
-    if kernel.host() is None:
+    if kernels_are() != "c":
         pytest.skip("NumPy's products have other bits in other batches")
     gates = {"lstm": 4, "gru": 3, "rnn": 1}[kind]
     made, weight = normal(4, 13, gates * 40).astype(np.float32), normal(gates * 40, 40).astype(np.float32)
