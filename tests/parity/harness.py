@@ -77,10 +77,10 @@ def op_db() -> dict[str, Any]:
     return {f"{e.name}.{e.variant_test_name}" if e.variant_test_name else e.name: e for e in entries}
 
 
-def maps() -> dict[str, Callable[..., Any]]:
-    """All maps in one; a name that two of them have is a mistake."""
+def maps(files: str = "map_*.py") -> dict[str, Callable[..., Any]]:
+    """All maps of these files in one; a name that two of them have is a mistake."""
     found: dict[str, Callable[..., Any]] = {}
-    for path in sorted(Path(__file__).parent.glob("map_*.py")):
+    for path in sorted(Path(__file__).parent.glob(files)):
         if str(path.parent) not in sys.path:
             sys.path.insert(0, str(path.parent))
         mine = importlib.import_module(path.stem).MAP

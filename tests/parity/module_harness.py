@@ -8,15 +8,12 @@ layer gets the values of PyTorch's parameters and buffers. Outcomes and toleranc
 from __future__ import annotations
 
 import copy
-import importlib
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Absent, Result, databases, flat, unlike
+from harness import Absent, Result, databases, flat, maps, unlike
 
 from mpitrain import nn
 from mpitrain.autograd import Backward, Tensor
@@ -39,21 +36,8 @@ def module_db() -> dict[str, Any]:
     return {entry.name: entry for entry in modules.module_db}
 
 
-def maps() -> dict[str, Callable[..., Any]]:
-    """All maps in one; a name that two of them have is a mistake."""
-    found: dict[str, Callable[..., Any]] = {}
-    for path in sorted(Path(__file__).parent.glob("modules_*.py")):
-        if str(path.parent) not in sys.path:
-            sys.path.insert(0, str(path.parent))
-        mine = importlib.import_module(path.stem).MAP
-        if twice := found.keys() & mine.keys():
-            raise ValueError(f"{path.name}: {sorted(twice)} are in another map already")
-        found.update(mine)
-    return found
-
-
 def run(names: Any = None) -> list[Result]:
-    torch, entries, ours = databases(), module_db(), maps()
+    torch, entries, ours = databases(), module_db(), maps("modules_*.py")
     if unknown := ours.keys() - entries.keys():
         raise ValueError(f"no entries of module_db: {sorted(unknown)}")
     torch.set_num_threads(1)
