@@ -141,6 +141,8 @@ EXAMPLES: dict[str, Example] = {
         *normal(rng, dtype, (5, 37)), rng.integers(0, 256, (5, 5)).astype(np.uint8), 0.3)),
     "flash_attention": Example(lambda rng, dtype: flash_arguments(rng, dtype, False), 1e-6),
     "flash_attention_grad": Example(lambda rng, dtype: flash_arguments(rng, dtype, True), 2e-6),
+    "flash_attention_bfloat16": Example(lambda rng, dtype: flash_arguments(rng, dtype, False), 2e-3, ("float32",)),
+    "flash_attention_grad_bfloat16": Example(lambda rng, dtype: flash_arguments(rng, dtype, True), 4e-3, ("float32",)),
     "join_attention": Example(joined_arguments, 1e-6),
     "row_norm": of_shapes((9, 568), (9, 568), (568,), (568,), then=(
         1e-5, True, Dropping(np.array([3, 1 << 40, 7], np.uint64), KEY, 0.3, 5)), tolerance=1e-5),
