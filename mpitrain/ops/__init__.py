@@ -12,6 +12,7 @@ from typing import Any
 from mpitrain.ops import operators
 from mpitrain.ops.activation import *
 from mpitrain.ops.attention import *
+from mpitrain.ops.choice import *
 from mpitrain.ops.comparison import *
 from mpitrain.ops.conv import *
 from mpitrain.ops.dropout import *

@@ -11,7 +11,8 @@ from mpitrain.backend import Array
 from mpitrain.errors import ConfigError, DataError, ShapeError
 from mpitrain.kernels import pointwise, rows
 from mpitrain.ops.activation import sigmoid, softmax
-from mpitrain.ops.elementwise import log, sign, where
+from mpitrain.ops.choice import where
+from mpitrain.ops.elementwise import log, sign
 
 __all__ = ["binary_cross_entropy_with_logits", "cross_entropy", "cross_entropy_count", "element_count", "huber",
            "kl_divergence", "l1", "mse"]

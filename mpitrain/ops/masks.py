@@ -7,7 +7,7 @@ from typing import Any
 from mpitrain.autograd import Tensor
 from mpitrain.backend import Array, array_module
 from mpitrain.errors import ShapeError
-from mpitrain.ops.elementwise import where
+from mpitrain.ops.choice import where
 from mpitrain.ops.index import getitem
 from mpitrain.ops.inputs import as_array, as_tensor, integers, numpy_names
 from mpitrain.ops.scattering import Put, _rows_index, within

@@ -9,7 +9,7 @@ from typing import Any
 from mpitrain.autograd import Tensor
 from mpitrain.backend import is_array
 from mpitrain.errors import GraphError
-from mpitrain.ops import comparison, elementwise, index, linalg, reduce, shape
+from mpitrain.ops import choice, comparison, elementwise, index, linalg, reduce, shape
 from mpitrain.ops.activation import tanh
 from mpitrain.ops.inputs import numpy_names
 
@@ -120,7 +120,7 @@ def _extremum(name: str, pairwise: Callable[[Any, Any], Tensor]) -> Callable[...
 
 METHODS |= {
     "__eq__": _equals(comparison.equal, False), "__ne__": _equals(comparison.not_equal, True), "__hash__": object.__hash__,
-    "max": _extremum("max", elementwise.maximum), "min": _extremum("min", elementwise.minimum),
+    "max": _extremum("max", choice.maximum), "min": _extremum("min", choice.minimum),
     "mT": property(lambda self: shape.swapaxes(self, -1, -2)), "dim": lambda self: self.ndim, "numel": lambda self: self.size,
     "tolist": lambda self: self.numpy().tolist(), "type_as": lambda self, other: _later("astype")(self, other.dtype),
     **{name: (lambda self, dtype=dtype: _later("astype")(self, dtype)) for name, dtype in CASTS.items()},

@@ -14,7 +14,8 @@ from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import convolution
 from mpitrain.kernels.convolution import Pair, Window
-from mpitrain.ops.elementwise import absolute, clip, where
+from mpitrain.ops.choice import clip, where
+from mpitrain.ops.elementwise import absolute
 from mpitrain.ops.geometry import Numbers, numbers
 from mpitrain.ops.index import getitem
 from mpitrain.ops.inputs import as_tensor

@@ -9,8 +9,9 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
+from mpitrain.ops.choice import clip, where
 from mpitrain.ops.comparison import equal
-from mpitrain.ops.elementwise import absolute, clip, sqrt, where
+from mpitrain.ops.elementwise import absolute, sqrt
 from mpitrain.ops.inputs import Dims, as_tensor, dim_of, dims_of, float_tensor, numpy_names
 from mpitrain.ops.logic import isnan, plain
 from mpitrain.ops.reduce import max as largest
