@@ -46,6 +46,7 @@ LATER: tuple[str, ...] = (
     "masks",
     "matrices",
     "moving",
+    "norms",
     "patches",
     "pool_nd",
     "products",

@@ -5,10 +5,14 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import numpy as np
+
 from mpitrain.autograd import Context, Function, Tensor
-from mpitrain.backend import Array
+from mpitrain.backend import Array, is_array
 
 __all__ = ["clip", "maximum", "minimum", "where"]
+
+_WIDE = {np.dtype("float64"): "float32", np.dtype("complex128"): "complex64"}
 
 
 class Maximum(Function):
@@ -69,7 +73,13 @@ class Where(Function):
     @staticmethod
     def forward(ctx: Context, condition: Array, x: Any, y: Any) -> Array:
         ctx.save(condition)
-        return ctx.xp.where(condition, x, y)
+        for number, beside in ((x, y), (y, x)):   # NumPy's where lets integers that are too large wrap around
+            if type(number) is int and is_array(beside) and beside.dtype.kind in "iu":
+                beside.dtype.type(number)
+        made = ctx.xp.where(condition, x, y)
+        if made.dtype.char in "dD" and not any(getattr(a, "dtype", None) in _WIDE for a in (x, y)):
+            made = made.astype(_WIDE[made.dtype])     # of Python's numbers, which have PyTorch's default dtype
+        return made
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
@@ -95,4 +105,10 @@ def clip(x: Any, low: float | None = None, high: float | None = None) -> Tensor:
 
 
 def where(condition: Any, x: Any, y: Any) -> Tensor:
+    """x where `condition` is True, else y. Numbers take the dtype of the other; two of them are float32, int64 or bool."""
     return Where.apply(condition, x, y)
+
+
+def signs(x: Array) -> Array:
+    """-1, 0 or 1; 0 of NaN, where NumPy's is NaN: what PyTorch has."""
+    return (x > 0).astype(x.dtype) - (x < 0)

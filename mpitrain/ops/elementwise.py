@@ -7,7 +7,7 @@ from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array, is_array
-from mpitrain.ops.choice import where
+from mpitrain.ops.choice import signs, where
 from mpitrain.ops.comparison import equal
 
 __all__ = ["absolute", "add", "divide", "exp", "log", "multiply", "negative", "power", "sqrt", "subtract"]
@@ -140,12 +140,7 @@ class Absolute(Function):
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> Tensor:
-        return grad * sign(ctx.input(0).array)
-
-
-def sign(x: Array) -> Array:
-    """-1, 0 or 1; 0 of NaN, where NumPy's is NaN: what PyTorch's gradients have."""
-    return (x > 0).astype(x.dtype) - (x < 0)
+        return grad * signs(ctx.input(0).array)
 
 
 class Exp(Function):
