@@ -63,6 +63,24 @@ class Registry(Generic[T]):
         return self[name]
 
 
+class Later:
+    """Names of a package's files that are imported when one is asked for; `files` has the `__all__` of each, in one text."""
+
+    def __init__(self, package: str, files: Mapping[str, str]):
+        self.package, self.files = package, files
+        self._file_of = functools.cache(lambda: {name: file for file, names in files.items() for name in names.split()})
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of()
+
+    def __getitem__(self, name: str) -> Any:
+        """The object of this name, whose file is imported, and no other. KeyError where none has it."""
+        return getattr(importlib.import_module(f"{self.package}.{self._file_of()[name]}"), name)
+
+    def names(self) -> list[str]:
+        return list(self._file_of())
+
+
 def import_object(name: str, kind: str, folder: Path | None = None) -> Any:
     """The object that ``package.module:name`` or ``path/file.py:name`` names; `folder` is searched first."""
     source, _, attribute = name.rpartition(":")

@@ -13,7 +13,8 @@ from mpitrain.autograd import Tensor
 from mpitrain.backend import Array, array_module
 from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.ops.activation import log_softmax, softplus
-from mpitrain.ops.elementwise import absolute, clip, exp, log, power, where
+from mpitrain.ops.choice import clip, where
+from mpitrain.ops.elementwise import absolute, exp, log, power
 from mpitrain.ops.index import getitem
 from mpitrain.ops.inputs import as_tensor, dim_of, raw
 from mpitrain.ops.loss import check_labels
