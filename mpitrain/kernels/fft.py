@@ -149,5 +149,5 @@ half_transform = Kernel("half_transform", _half, host=_half_host)
 transform along `dims`, others than the last; from (x, dims, scale, inner)."""
 
 real_transform = Kernel("real_transform", _real, host=_real_host)
-"""The inverse along `dims`, others than the last, unscaled; of that, z (..., n // 2 + 1) times `scale`, and `inner` where one stands for two, the n real
-numbers whose unscaled spectrum begins so, from (z, n, dims, scale, inner)."""
+"""The inverse along `dims`, others than the last, unscaled; of that, z (..., n // 2 + 1) times `scale`, and `inner` where one
+stands for two, the n real numbers whose unscaled spectrum begins so; from (z, n, dims, scale, inner)."""
