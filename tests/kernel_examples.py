@@ -71,6 +71,11 @@ def product_arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
             rng.standard_normal(75).astype(dtype), None)
 
 
+def pairs(rng: Any, dtype: Any, *shape: int) -> np.ndarray:
+    """Complex numbers of this precision."""
+    return normal(rng, dtype, (*shape, 2))[0].view({"f": "F", "d": "D"}[np.dtype(dtype).char])[..., 0]
+
+
 def matrix(rng: Any, dtype: Any) -> np.ndarray:
     x: np.ndarray = (4 * rng.standard_normal((6, 37))).astype(dtype)
     return x
@@ -131,6 +136,9 @@ EXAMPLES: dict[str, Example] = {
         e := np.exp(-abs(matrix(rng, dtype))), labels(rng, -1), e.sum(1), 0.1, -1, np.asarray(0.5, dtype)), 2e-6),
     "resample": of_shapes((3, 9, 5), then=(Taps(9, [2, 0, 3], [0, 8, 4, 4, 1], [0.25, 0.75, 1.0, -0.5, 0.125]), 1),
                           tolerance=1e-6),
+    "full_transform": Example(lambda rng, dtype: (pairs(rng, dtype, 3, 272, 2, 30), (1, 3), True, 0.5), 1e-6),
+    "half_transform": Example(lambda rng, dtype: (*normal(rng, dtype, (19, 6, 44)), (0,), 0.5, 2.0), 1e-6),
+    "real_transform": Example(lambda rng, dtype: (pairs(rng, dtype, 19, 3, 26), 51, (0,), 0.5, 0.5), 1e-6),
     "softmax": Example(lambda rng, dtype: (matrix(rng, dtype),), 4e-7),
     "softmax_grad": Example(lambda rng, dtype: (rows.softmax.reference(matrix(rng, dtype)), matrix(rng, dtype)), 2e-6),
     "log_softmax": Example(lambda rng, dtype: (matrix(rng, dtype),), 4e-7),

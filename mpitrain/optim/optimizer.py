@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +19,7 @@ from mpitrain.kernels.kernel import Kernel
 from mpitrain.registry import Registry
 
 Allocate = Callable[[int], Any]
+ALIGN = 16                                        # elements, as in `nn.storage`
 
 
 class Segment(Protocol):
@@ -80,7 +82,6 @@ class Optimizer:
 
     whole_parameters = False                      # True: the rule needs norms of whole parameters, so it cannot update parts.
     __signature__: inspect.Signature
-    n_states: int                                 # numbers of state for each of a parameter's, at most
     needs_closure = False                         # True: `step` asks for the loss and the gradient several times (L-BFGS).
     kernel: Kernel | None = None                  # The kernel takes values, gradients, all of the state, and `scalars`.
 
@@ -110,7 +111,7 @@ class Optimizer:
         self.storage, self.lr, self.weight_decay, self.decay = storage, lr, weight_decay, decay
         self.sign = -1.0 if maximize else 1.0
         self.state: dict[str, Array] = {name: storage.new_flat(allocate or storage.allocate) for name in state}
-        self.n_states, self.steps = len(self.state), 0
+        self.steps = 0
         self.numbers: dict[str, Any] = {}         # Small arrays of NumPy that a resumed run needs besides, changed in place.
         ordered = [s for s in storage.segments if s.stop > s.start]
         self._follows = {a.stop: b.start for a, b in zip(ordered, ordered[1:])}
@@ -159,6 +160,11 @@ class Optimizer:
     def held(self) -> list[Held]:
         """The states, and where they lie."""
         return [Held(kind, self.storage, flat) for kind, flat in self.state.items()]
+
+    def state_size(self, parameter: Any) -> int:
+        """The elements that all states have for a parameter, with what lies between."""
+        size: int = math.prod(parameter.shape)
+        return len(self.state) * -(-size // ALIGN) * ALIGN
 
     @property
     def nbytes(self) -> int:
