@@ -14,6 +14,7 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
+from mpitrain.kernels import elementwise as kernels
 from mpitrain.ops.inputs import as_tensor, floating
 
 __all__ = ["acos", "acosh", "asin", "asinh", "atan", "atanh", "ceil", "cos", "cosh", "deg2rad", "exp2", "expm1", "floor", "frac",
@@ -102,7 +103,8 @@ class Step(Function):
     def forward(ctx: Context, x: Array, *, name: str) -> Array:
         if x.dtype.kind == "b":
             raise ShapeError(f"{name}: the input is boolean, expected numbers")
-        return x.copy() if x.dtype.kind in "iu" and name != "sign" else getattr(ctx.xp, name)(x)
+        return x.copy() if x.dtype.kind in "iu" and name != "sign" else kernels.sign(x) if name == "sign" else (
+            getattr(ctx.xp, name)(x))
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
