@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -90,7 +91,7 @@ def ratios(case: Case) -> tuple[float, float, float]:
     found = []
     for run in (result, step):
         run(0), run(1)
-        pairs = [(seconds(lambda: run(0)), seconds(lambda: run(1))) for _ in range(ROUNDS)]
+        pairs = [(seconds(partial(run, 0)), seconds(partial(run, 1))) for _ in range(ROUNDS)]
         found.append((median(a / b for a, b in pairs), median(a for a, _ in pairs)))
     return found[0][0], found[1][0], 1e3 * found[1][1]
 

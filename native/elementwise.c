@@ -71,10 +71,6 @@ INLINE double logaddexp_of(double a, double b)
     {                                                                                                                   \
         const T a = (T)missing, b = (T)most, c = (T)least;                                                              \
         EACH(i, n) { const T v = x[i]; y[i] = v != v ? a : v == (T)INFINITY ? b : v == -(T)INFINITY ? c : v; }          \
-    }                                                                                                                   \
-    void sign_##NAME(const T *x, T *y, i64 n)                                                                           \
-    {                                                                                                                   \
-        EACH(i, n) { T v = x[i]; y[i] = v > 0 ? (T)1 : v < 0 ? (T)-1 : v == 0 ? (T)0 : v; }                             \
     }
 
 #if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__)

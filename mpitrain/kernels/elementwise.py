@@ -52,20 +52,3 @@ def _replace_host(call: CFunction, x: Array, missing: float, most: float, least:
 
 replace = Kernel("replace", _replace, _replace_host)
 """x with these numbers in place of NaN and the infinities."""
-
-
-def _sign(x: Array) -> Array:
-    return array_module(x).sign(x)
-
-
-@host("elementwise", "sign", "X:n X!:n in")
-def _sign_host(call: CFunction, x: Array) -> Array:
-    if x.dtype.char not in "fd":
-        return _sign(x)
-    result = np.empty(x.shape, x.dtype)
-    call(np.asarray(x, order="C"), result, x.size)
-    return result
-
-
-sign = Kernel("sign", _sign, _sign_host)
-"""-1, 0 or 1; NaN of NaN."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from mpitrain.ops import operators
 from mpitrain.ops.activation import *
+from mpitrain.ops.choice import *
 from mpitrain.ops.comparison import *
 from mpitrain.ops.dropout import *
 from mpitrain.ops.elementwise import *

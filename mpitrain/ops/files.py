@@ -44,12 +44,13 @@ FILES = {
         adjoint expand expand_as flatten flip fliplr flipud movedim narrow permute ravel repeat repeat_interleave reshape_as
         roll rot90 select sum_to_size t tile unflatten unfold""",
     "normalisation": "batch_norm batch_norm_inference group_norm",
+    "norms": "cdist norm normalize vector_norm",
     "patches": "affine_grid channel_shuffle fold grid_sample im2col pixel_shuffle pixel_unshuffle",
     "pool": "adaptive_avg_pool2d adaptive_max_pool2d avg_pool2d max_pool2d subsample2d",
     "pool_nd": """
         adaptive_avg_pool1d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool3d avg_pool1d avg_pool3d lp_pool1d
         lp_pool2d lp_pool3d max_pool1d max_pool3d max_unpool1d max_unpool2d max_unpool3d""",
-    "products": "addbmm addmm addmv addr baddbmm cdist cross dot inner kron multi_dot outer vander vdot vecdot vector_norm",
+    "products": "addbmm addmm addmv addr baddbmm cross dot inner kron multi_dot outer vander vdot vecdot",
     "rectifiers": "celu elu hardshrink hardsigmoid hardswish hardtanh prelu relu6 rrelu selu softshrink threshold",
     "recurrent": "gru lstm rnn",
     "resample": "interpolate",
@@ -65,8 +66,8 @@ FILES = {
         fft fft2 fftfreq fftn fftshift hfft hfft2 hfftn ifft ifft2 ifftn ifftshift ihfft ihfft2 ihfftn irfft irfft2 irfftn
         rfft rfft2 rfftfreq rfftn""",
     "statistics": """
-        all aminmax any argmax argmin count_nonzero max_with_index min_with_index nanmean nansum norm normalize prod std
-        std_mean var_mean""",
+        all aminmax any argmax argmin count_nonzero max_with_index min_with_index nanmean nansum prod std std_mean
+        var_mean""",
     "unary": """
         acos acosh asin asinh atan atanh ceil cos cosh deg2rad exp2 expm1 floor frac log10 log1p log2 positive rad2deg
         reciprocal round rsqrt sgn sign sin sinh square tan trunc""",

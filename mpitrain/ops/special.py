@@ -14,8 +14,9 @@ from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import special as kernels
 from mpitrain.kernels.elementwise import replace
+from mpitrain.ops.choice import where
 from mpitrain.ops.comparison import equal, greater, less
-from mpitrain.ops.elementwise import log, where
+from mpitrain.ops.elementwise import log
 from mpitrain.ops.inputs import as_tensor, float_tensor, floating
 from mpitrain.ops.logic import isnan
 from mpitrain.ops.reduce import sum as total
