@@ -126,14 +126,11 @@ def _lgamma(xp: Any, x: Array) -> Array:
 
 
 def _polygamma(xp: Any, n: int, x: Array) -> Array:
-    """The asymptotic series from 12 on, and the recurrence that leads there; below 1/2 by reflection for n = 0 and 1."""
+    """The asymptotic series from 12 on, and the recurrence that leads there; below 1/2 by reflection."""
     x = x.astype("float64")
-    z = xp.where(x < 0.5, 1 - x, x) if n < 2 else x
-    sign, factorial = (-1.0) ** (n + 1), math.factorial(n)
-    lowest = float(xp.min(xp.where(xp.isfinite(z), z, 12))) if z.size else 12.0
-    steps = max(0, math.ceil(12 - max(lowest, -1000.0)))
+    z = xp.where(x < 0.5, 1 - x, x)
     total, shifted = xp.zeros_like(z), z
-    for _ in range(steps):
+    for _ in range(12):
         below = shifted < 12
         total = total + xp.where(below, 1 / shifted ** (n + 1), 0)
         shifted = xp.where(below, shifted + 1, shifted)
@@ -142,18 +139,26 @@ def _polygamma(xp: Any, n: int, x: Array) -> Array:
         for k, b in enumerate(BERNOULLI, 1):
             series = series - b / (2 * k * shifted ** (2 * k))
         result = series - total
-        whole = x == xp.floor(x)
-        reflected = result - math.pi / xp.tan(math.pi * (x - xp.rint(x)))
-        reflected = xp.where(x == 0, xp.copysign(math.inf, -x), xp.where(whole, math.nan, reflected))
-        return xp.where(x < 0.5, reflected, result)
-    series = math.factorial(n - 1) / shifted ** n + factorial / (2 * shifted ** (n + 1))
-    for k, b in enumerate(BERNOULLI, 1):
-        series = series + b * (math.factorial(2 * k + n - 1) / math.factorial(2 * k)) / shifted ** (2 * k + n)
-    result = sign * (series + factorial * total)
-    if n == 1:
-        sine = xp.sin(math.pi * (x - xp.rint(x)))
-        return xp.where(x < 0.5, math.pi ** 2 / (sine * sine) - result, result)
-    return xp.where(x < -1000, math.nan, result)
+    else:
+        factorial = math.factorial(n)
+        series = math.factorial(n - 1) / shifted ** n + factorial / (2 * shifted ** (n + 1))
+        for k, b in enumerate(BERNOULLI, 1):
+            series = series + b * (math.factorial(2 * k + n - 1) / math.factorial(2 * k)) / shifted ** (2 * k + n)
+        result = (-1.0) ** (n + 1) * (series + factorial * total)
+    poles = xp.where(x == 0, xp.copysign(math.inf, -x), math.nan) if n == 0 else (-1.0) ** (n + 1) * math.inf
+    reflected = (-1) ** n * result - math.pi ** (n + 1) * _cotangent(xp, n, math.pi * (x - xp.rint(x)))
+    return xp.where(x < 0.5, xp.where((x == xp.floor(x)) & xp.isfinite(x), poles, reflected), result)
+
+
+def _cotangent(xp: Any, n: int, angle: Array) -> Array:
+    """The n-th derivative of the cotangent, a polynomial in it: c' = -1 - c^2."""
+    coefficients = np.polynomial.Polynomial([0, 1])
+    for _ in range(n):
+        coefficients = -coefficients.deriv() * np.polynomial.Polynomial([1, 0, 1])
+    c, result = 1 / xp.tan(angle), 0.0
+    for k in coefficients.coef[::-1]:
+        result = result * c + k
+    return result
 
 
 erf = special("erf", _erf, lambda m, x: TWO_OVER_ROOT_PI * m.exp(-x * x),
@@ -181,7 +186,7 @@ class Polygamma(Function):
 
 
 def polygamma(n: int, x: Any) -> Tensor:
-    """The n-th derivative of `digamma`; NaN below -1000 for n of 2 and more."""
+    """The n-th derivative of `digamma`."""
     if not isinstance(n, int) or n < 0:
         raise ShapeError(f"polygamma: n is {n!r}, expected an integer of 0 or more")
     return Polygamma.apply(as_tensor(x), n=n)
@@ -192,7 +197,7 @@ def mvlgamma(x: Any, p: int) -> Tensor:
     x = as_tensor(x)
     if p < 1:
         raise ShapeError(f"mvlgamma: p is {p}, expected 1 or more")
-    shifts = Tensor((-0.5 * x.xp.arange(p)).astype(x.dtype if x.dtype.kind == "f" else "float32"))
+    shifts = Tensor((0.0 - 0.5 * x.xp.arange(p)).astype(x.dtype if x.dtype.kind == "f" else "float32"))
     return total(lgamma(reshape(x, (*x.shape, 1)) + shifts), -1) + p * (p - 1) / 4 * math.log(math.pi)
 
 
@@ -210,8 +215,11 @@ def logit(x: Any, eps: float | None = None) -> Tensor:
     if eps is not None:
         low, high = x.dtype.type(eps), x.dtype.type(1 - eps)
         x = where(less(x, eps), low, where(greater(x, 1 - eps), high, x))
-    with np.errstate(all="ignore"):
-        return log(x / (1.0 - x))
+    return _logit(x)
+
+
+_logit = special("logit", lambda xp, x: xp.log(x / (1 - x)),
+                 lambda m, x: m.where((x.array < 0) | (x.array > 1), math.nan, 1.0 / ((x + 0.0) * (1.0 - x))), "")
 
 
 def nan_to_num(x: Any, nan: float | None = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
@@ -227,12 +235,12 @@ def nan_to_num(x: Any, nan: float | None = 0.0, posinf: float | None = None, neg
 
 
 def entr(x: Any) -> Tensor:
-    """-x log(x), 0 at 0, and -inf below."""
-    x = float_tensor("entr", x)
-    kind, positive = x.dtype.type, greater(x, 0)
-    inside = where(positive, x, kind(1))
-    result = where(positive, -inside * log(inside), where(equal(x, 0), kind(0), kind(-math.inf)))
-    return where(isnan(x), x, result)
+    """-x log(x), 0 at 0, and -inf below, where the gradient is NaN."""
+    return _entr(x)
+
+
+_entr = special("entr", lambda xp, x: xp.where(x > 0, -x * xp.log(x), xp.where(x == 0, 0, xp.where(x < 0, -math.inf, x))),
+                lambda m, x: -1.0 - m.log(x), "")
 
 
 def ndtr(x: Any) -> Tensor:
