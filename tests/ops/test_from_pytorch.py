@@ -158,14 +158,14 @@ def test_renamed_arguments_have_gradients() -> None:
 # ---- Names of arguments -----------------------------------------------------------------------------------------------
 
 # PyTorch's arguments that an op of the same name has not, and why.
-NOT_HERE = {                                      # refused by a line; old or inner; not PyTorch's documented name, or given by place
+NOT_HERE = {                                      # refused by a line; old; inner; not the documented name
     "out", "layout", "device", "requires_grad", "inplace", "dtype", "out_dtype", "sparse_grad", "train",
     "size_average", "reduce", "_stacklevel", "some", "compute_uv", "names", "other", "te", "ang"}
 REASONS = {
     **each("batch_norm gru lstm gru_cell lstm_cell", "another function: the layers of nn have these arguments"),
     **each("binary_cross_entropy_with_logits cross_entropy", "the sum that a run trains on; nn and nll_loss have weights"),
     **each("layer_norm rms_norm", "the weight has the shape; refused by a line"),
-    **each("dropout rrelu scaled_dot_product_attention", "random numbers have a layer's name; refused by a line"),
+    **each("rrelu scaled_dot_product_attention", "random numbers have a layer's name; refused by a line"),
     **each("bmm mv outer pow heaviside cholesky_solve", "the second operand, by place"),
     **each("huber_loss l1_loss mse_loss", "a weight of each element is a product"),
     **each("broadcast_to diag_embed index_reduce isin meshgrid msort permute searchsorted swapdims topk transpose",
