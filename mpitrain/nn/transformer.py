@@ -16,7 +16,7 @@ from mpitrain.nn.basic import Dropout, Linear
 from mpitrain.nn.init import Initialiser
 from mpitrain.nn.module import Module
 from mpitrain.nn.norm import LayerNorm
-from mpitrain.nn.parameter import Buffer, Parameter
+from mpitrain.nn.parameter import Described
 
 __all__ = ["Transformer", "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer"]
 
@@ -88,9 +88,16 @@ class _Stack(Module):
 
 def _another(layer: Module) -> Module:
     """A layer like this one, which has no memory yet, with parameters and buffers of its own."""
-    leaves: dict[int, Any] = {id(p): Parameter(p.global_shape, p.init, decay=p.decay) for _, p in layer.named_parameters()}
-    leaves |= {id(buffer): Buffer(buffer.global_shape, buffer.init) for _, buffer in layer.named_buffers()}
-    return copy.deepcopy(layer, leaves)
+    copies: dict[int, Any] = {}
+
+    def another(leaf: Described) -> Described:
+        if id(leaf) not in copies:
+            copies[id(leaf)] = leaf.like(another)
+        copied: Described = copies[id(leaf)]
+        return copied
+    for _, leaf in (*layer.named_parameters(), *layer.named_buffers()):
+        another(leaf)
+    return copy.deepcopy(layer, copies)
 
 
 class TransformerEncoder(_Stack):

@@ -85,6 +85,32 @@ def test_spectral_norm_follows_the_largest_singular_value_as_pytorch_does_step_b
     assert abs(np.linalg.norm(made, 2) - 1) < 0.02        # near from the start: 15 iterations of the power method
 
 
+def test_a_stack_of_layers_with_norms_inside_has_them_in_each_of_its_own() -> None:
+    layer = nn.TransformerEncoderLayer(6, 2, 10, dropout=0.0)
+    layer.linear1, layer.linear2 = nn.weight_norm(layer.linear1), nn.spectral_norm(layer.linear2)
+    ours = nn.TransformerEncoder(layer, 2)
+    theirs = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(6, 2, 10, 0.0, batch_first=True), 2,
+                                         enable_nested_tensor=False)
+    for each in theirs.layers:
+        with pytest.warns(FutureWarning):
+            torch.nn.utils.weight_norm(each.linear1)
+        torch.nn.utils.parametrizations.spectral_norm(each.linear2)
+        for p in each.parameters():
+            torch.nn.init.uniform_(p, -0.5, 0.5)
+    short = {"in_proj_weight": "qkv.weight", "in_proj_bias": "qkv.bias", "out_proj": "out", "linear1.bias": "linear1.layer.bias",
+             "linear2.bias": "linear2.layer.bias", "parametrizations.weight.original": "original",
+             "parametrizations.weight.0._": ""}
+    names = {name: name for name in theirs.state_dict()}
+    for found, wanted in short.items():
+        names = {name: mine.replace(found, wanted) for name, mine in names.items()}
+    compare(ours, theirs, normal(2, 4, 6), rename=names, steps=2)
+    ours.initialize(seed=2, dtype="float64")
+    for first in ours.layers:
+        v, g = first.linear1.weight_v.array, first.linear1.weight_g.array
+        np.testing.assert_allclose(g, np.linalg.norm(v, axis=1, keepdims=True), rtol=1e-14)
+    assert not np.array_equal(ours.layers[0].linear2.u.array, ours.layers[1].linear2.u.array)
+
+
 def test_a_padding_row_starts_as_zeros_and_gets_no_gradient() -> None:
     indices = np.array([[0, 3, 1], [3, 3, 2]])
     compare(nn.Embedding(5, 4, padding_idx=3), torch.nn.Embedding(5, 4, padding_idx=3), indices)
