@@ -63,8 +63,12 @@ class Embedding(Module):
         self.weight = Parameter((count, width), values)
 
     def forward(self, indices: Any) -> Tensor:
+        return self.rows(indices, self.padding_idx)
+
+    def rows(self, indices: Any, padding_idx: int | None) -> Tensor:
+        """The rows of the weight that is here, in which `padding_idx` is the one without a gradient."""
         rows = ops.embedding(indices, self.weight)
-        if self.padding_idx is None and self.max_norm is None:
+        if padding_idx is None and self.max_norm is None:
             return rows
         xp, values = rows.xp, rows.array
         if self.max_norm is not None:
@@ -72,9 +76,9 @@ class Embedding(Module):
             over = norms > self.max_norm
             values = xp.where(over, values * (self.max_norm / (xp.where(over, norms, 1) + 1e-7)), values)
             rows = rows + (values - rows.array)
-        if self.padding_idx is not None:
+        if padding_idx is not None:
             plain = indices.array if isinstance(indices, Tensor) else indices
-            rows = ops.where((plain == self.padding_idx)[..., None], values, rows)
+            rows = ops.where((plain == padding_idx)[..., None], values, rows)
         return rows
 
 
@@ -90,7 +94,7 @@ class _Dropping(Module):
     def __init__(self, p: float = 0.5):
         if not 0.0 <= p < 1.0:
             raise ShapeError(f"the probability of dropout lies in [0, 1), not {p}")
-        self.p = p
+        self.p, self.by_element = p, p == 0.0
 
     @property
     def drops(self) -> bool:
@@ -127,6 +131,7 @@ class Flatten(Module):
 
     def __init__(self, inputs: int | None = None, start: int = 1, end: int = -1):
         self.inputs, self.start, self.end = inputs, start, end
+        self.by_channel = (start, end) == (1, -1)     # A channel's numbers lie together then.
 
     def forward(self, x: Any) -> Tensor:
         shape = tuple(x.shape)

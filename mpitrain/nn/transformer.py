@@ -20,6 +20,8 @@ from mpitrain.nn.parameter import Described
 
 __all__ = ["Transformer", "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer"]
 
+NETWORK = "linear1", "dropout", "linear2"
+
 
 class _Layer(Module):
     """Attention and a feed-forward network of `hidden` numbers, each with a residual and a norm, after it or `norm_first`."""
@@ -57,6 +59,7 @@ class TransformerEncoderLayer(_Layer):
     """(B, L, D) to (B, L, D): self-attention, then the feed-forward network."""
 
     by_position = True                            # but for the attention, which knows where positions are
+    chains = NETWORK,
 
     def forward(self, x: Any, mask: Any = None, key_padding_mask: Any = None) -> Any:
         x = self._around(x, self.norm1, self.dropout1,
@@ -68,6 +71,7 @@ class TransformerDecoderLayer(_Layer):
     """(B, L, D) and a memory (B, S, D) to (B, L, D): self-attention, attention to the memory, the feed-forward network."""
 
     crossing = True
+    chains = NETWORK,
 
     def forward(self, x: Any, memory: Any, mask: Any = None, memory_mask: Any = None, key_padding_mask: Any = None,
                 memory_key_padding_mask: Any = None) -> Any:

@@ -122,13 +122,42 @@ def dropping() -> nn.Sequential:
     return model
 
 
-@pytest.mark.parametrize("name", ["resnet20", "lenet", "dropping"])
+def windows() -> nn.Sequential:
+    """What may stand between a column and its row, and what a row pads with."""
+    model = nn.Sequential(
+        ("conv1", nn.Conv2d(1, 12, 3)), ("norm1", nn.BatchNorm2d(12, bias=False)), ("pool", nn.MaxPool2d(2)),
+        ("pad", nn.ZeroPad2d(1)), ("norm2", nn.BatchNorm2d(12, affine=False, track_running_stats=False)),
+        ("conv2", nn.Conv2d(12, 4, 3, padding=1, padding_mode="circular")), ("flatten", nn.Flatten()), ("head", nn.Linear(196, 10)))
+    model.plan = {"conv1": "column", "norm?": "channels", "conv2": "row"}
+    return model
+
+
+def tokens(max_norm: float | None = None) -> nn.Sequential:
+    """An encoder layer whose own dropout lies between its linear layers, and a table with a row that is padding."""
+    embed = nn.Embedding(26, 24, padding_idx=4, max_norm=max_norm)
+    embed.block = meshes.LENGTH
+    model = nn.Sequential(("embed", embed), ("layer", nn.TransformerEncoderLayer(24, 12, 48, 0.3)), ("head", nn.Linear(24, 26)))
+    model.plan = {"embed": "vocabulary", "layer.self_attn.qkv": "column", "layer.self_attn.out": "row", "layer.linear1": "column",
+                  "layer.dropout": "channels", "layer.linear2": "row", "head": "vocabulary"}
+    return model
+
+
+def test_dropout_of_features_and_a_padding_row_are_those_of_one_rank(comm: Any) -> None:
+    if comm.size == 1:
+        pytest.skip("layers are cut over two ranks or more")
+    options: dict[str, Any] = {"precision": "float64"}
+    np.testing.assert_allclose(meshes.losses(comm, tokens, {"tp": comm.size}, 4, **options), alone(comm, tokens, 4, **options),
+                               rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["resnet20", "lenet", "dropping", "windows"])
 def test_convolutions_are_cut_by_channels(comm: Any, name: str) -> None:
     tp = 2 if comm.size % 2 == 0 else comm.size
     if comm.size == 1 or (name == "resnet20" and 16 % tp):
         pytest.skip("channels are cut over 2 or 4 ranks")
     shape = (3, 8, 8) if name == "resnet20" else (1, 12, 12)
-    make: Make = {"lenet": partial(models.lenet, size=12), "resnet20": models.resnet20, "dropping": dropping}[name]
+    make: Make = {"lenet": partial(models.lenet, size=12), "resnet20": models.resnet20, "dropping": dropping,
+                  "windows": windows}[name]
     inputs = meshes.samples(make(), shape=shape)
     options: dict[str, Any] = {"inputs": inputs, "micro_batches": 2 * comm.size // tp, "rate": 1e-3}
     expected = alone(comm, make, 4, **options)
