@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpitrain import nn
+from mpitrain import nn, optim
 from mpitrain.autograd import Tensor
 from mpitrain.backend import random
 from mpitrain.errors import ConfigError, MpitrainError, ShapeError
@@ -125,6 +125,23 @@ def test_a_padding_row_starts_as_zeros_and_gets_no_gradient() -> None:
 def test_rows_longer_than_max_norm_come_out_scaled_as_in_pytorch(norm_type: float) -> None:
     compare(nn.Embedding(5, 4, max_norm=1.5, norm_type=norm_type), torch.nn.Embedding(5, 4, max_norm=1.5, norm_type=norm_type),
             np.array([[0, 3, 1], [3, 3, 2]]))
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, np.inf])
+def test_stored_rows_longer_than_max_norm_are_scaled_in_steps_of_an_optimizer_as_in_pytorch(norm_type: float) -> None:
+    ours, theirs = (library.Embedding(6, 4, max_norm=0.7, norm_type=norm_type) for library in (nn, torch.nn))
+    ours.initialize(dtype="float64")
+    theirs.double()
+    with torch.no_grad():
+        theirs.weight.copy_(torch.tensor(ours.weight.array))
+    mine, other = optim.SGD(ours, lr=0.3), torch.optim.SGD(theirs.parameters(), lr=0.3)
+    for step in range(3):
+        indices = np.array([[0, 3, 1], [3, 3, step]])
+        for model, optimizer, x in ((ours, mine, indices), (theirs, other, torch.tensor(indices))):
+            optimizer.zero_grad()
+            (model(x) ** 3.0).sum().backward()
+            optimizer.step()
+    np.testing.assert_allclose(ours.weight.array, theirs.weight.detach().numpy(), **CLOSE)
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])

@@ -150,6 +150,25 @@ def test_dropout_of_features_and_a_padding_row_are_those_of_one_rank(comm: Any) 
                                rtol=1e-10)
 
 
+def test_rows_that_any_rank_looks_up_are_scaled_on_all(comm: Any) -> None:
+    """Some rows only one rank's samples have: the tables stay equal to the bit, and are those of one rank; so are losses."""
+    def trained(ranks: Any, mesh: dict[str, int], **options: Any) -> tuple[list[float], np.ndarray[Any, Any]]:
+        with meshes.job(ranks, partial(tokens, 0.5), mesh, precision="float64", **options) as run:
+            found = meshes.step_losses(run, 3)
+            table = run.state.arrays()["parameters/embed.weight"]
+            run.channel.agree(checksum({"table": table}), "the table")
+            return found, np.array(table)
+
+    expected = None
+    if comm.rank == 0:
+        from mpi4py import MPI
+        expected = trained(MPI.COMM_SELF, {}, micro_batches=comm.size, batch_size=comm.size)
+    losses, table = comm.bcast(expected)
+    found = trained(comm, {"dp": comm.size}, micro_batches=comm.size, batch_size=comm.size)
+    np.testing.assert_allclose(found[0], losses, rtol=1e-10)
+    np.testing.assert_allclose(found[1], table, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", ["resnet20", "lenet", "dropping", "windows"])
 def test_convolutions_are_cut_by_channels(comm: Any, name: str) -> None:
     tp = 2 if comm.size % 2 == 0 else comm.size

@@ -211,6 +211,8 @@ def test_what_declares_it_may_stand_there():
      '"layer.dropout" takes the outputs of "layer.linear1", of which each rank has some; give it the style "channels"'),
     (nn.Sequential(("bag", nn.EmbeddingBag(8, 4))), {"bag": "vocabulary"},
      '"bag" is a EmbeddingBag, a Embedding with a forward of its own, which ranks that have a part would not follow; leave it whole'),
+    (nn.Sequential(("table", nn.Embedding(8, 4, max_norm=1.0))), {"table": "vocabulary"},
+     '"table" is an Embedding with max_norm, whose rows change with what each rank looks up; leave it whole'),
     (between(nn.ReLU(), second=OwnLinear(8, 4)), PLAN, '"b" is a OwnLinear, a Linear with a forward of its own'),
 ])
 def test_cut_numbers_that_go_where_nothing_is_known_of_are_refused(model, plan, message):
