@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from fakegpu import put
 
-from mpitrain import models, nn, ops
+from mpitrain import models, nn, ops, optim
 from mpitrain.autograd import Tensor
 from mpitrain.backend import asnumpy
 from mpitrain.checkpoint import store
@@ -181,6 +181,23 @@ def test_convolutions_are_cut_by_channels(comm: Any, name: str) -> None:
     options: dict[str, Any] = {"inputs": inputs, "micro_batches": 2 * comm.size // tp, "rate": 1e-3}
     expected = alone(comm, make, 4, **options)
     close(meshes.losses(comm, make, {"tp": tp}, 4, **options), expected, name)
+
+
+def test_a_line_search_goes_back_from_a_loss_that_is_not_finite_and_experts_are_counted_once(comm: Any) -> None:
+    """On all ranks alike, whichever had the sample; the tally is that of the step's first forward."""
+    def searching(storage: Any) -> optim.LBFGS:
+        return optim.LBFGS(storage, lr=1e30, line_search_fn="strong_wolfe", history_size=2, max_iter=2, max_eval=6)
+
+    make = partial(meshes.gpt, layers=1, experts=2, dropout=0.0)
+    with meshes.job(comm, make, {"dp": comm.size}, optimizer=searching, clip_norm=0.0, micro_batches=comm.size) as run:
+        blamed = []
+        pipeline_run = run.trainer.pipeline.run
+        run.trainer.pipeline.run = lambda *a, **k: [pipeline_run(*a, **k), blamed.extend(run.trainer.pipeline.blamed)][0]
+        with np.errstate(all="ignore"):
+            steps = [run.trainer.train_step(run.trainer.loader.load(step)) for step in range(2)]
+        assert comm.allreduce(len(blamed)) > 0                    # there was such a place
+    assert [step.tally[1] for step in steps] == [meshes.BATCH * meshes.LENGTH] * 2
+    assert all(math.isfinite(step.loss) for step in steps)
 
 
 @contextmanager
