@@ -244,7 +244,8 @@ def scaled_rows(config: Config, grid: Grid, facts: Facts) -> Iterator[ConfigErro
             (facts.closure, facts.closure, "another optimizer.name")):
         if facts.scaled and wrong:
             yield ConfigError(f'max_norm of the embedding "{facts.scaled}" changes rows on all ranks before the update, which '
-                              f"needs whole parameters and one update a step, found {found}; set {instead}, or leave max_norm out")
+                              f"needs whole parameters and one update a step, found {found}; set {instead}, or leave max_norm "
+                              "out")
 
 
 MODEL_RULES = (closures, even_experts, layers, even_slices, even_statistics, scaled_rows)

@@ -45,9 +45,10 @@ class Linear(Module):
 class Embedding(Module):
     """Integers (...) in [0, count) to rows (..., width) of the weight (count, width), which starts standard normal.
 
-    The row `padding_idx` starts as zeros and gets no gradient. With `max_norm`, rows that are looked up and whose `norm_type`-norm
-    is larger are scaled to it in the weight itself, as in PyTorch. A run does so once a step, before the update, for the rows that
-    any rank has looked up in training; until then they come out scaled, and gradients are those of the scaled row.
+    The row `padding_idx` starts as zeros and gets no gradient. With `max_norm`, rows that are looked up and whose
+    `norm_type`-norm is larger are scaled to it in the weight itself, as in PyTorch. A run does so once a step, before the
+    update, for the rows that any rank has looked up in training; until then they come out scaled, and gradients are those of
+    the scaled row.
     """
 
     used: Callable[[Any], None] | None = None     # told of the indices of a forward, where a run scales rows

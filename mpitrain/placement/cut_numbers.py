@@ -43,9 +43,9 @@ def follow(model: nn.Module, styles: Mapping[str, str]) -> dict[str, str]:
             while parent not in modules:                      # a list is no module
                 parent = parent.rpartition(".")[0]
             owner = modules[parent]
-            raise ConfigError(f'mesh.plan: "{path}" is "{style}" in "{parent or "the model"}" ({type(owner).__name__}), which does '
-                              "not say where its numbers go from a column to a row; name the layers between them in its class, "
-                              'chains = (("column", ..., "row"),), or make columns "gathered" and leave rows out')
+            raise ConfigError(f'mesh.plan: "{path}" is "{style}" in "{parent or "the model"}" ({type(owner).__name__}), which '
+                              "does not say where its numbers go from a column to a row; name the layers between them in its "
+                              'class, chains = (("column", ..., "row"),), or make columns "gathered" and leave rows out')
     return walk.cuts
 
 
@@ -58,8 +58,8 @@ class _Walk:
         for name, module in chain:
             cut = self.through(name, module, cut)
         if cut is not None:
-            raise ConfigError(f'mesh.plan: the outputs of "{cut.by}" leave "{path or "the model"}" cut; let a "row" follow, or make '
-                              f'"{cut.by}" "gathered"')
+            raise ConfigError(f'mesh.plan: the outputs of "{cut.by}" leave "{path or "the model"}" cut; let a "row" follow, or '
+                              f'make "{cut.by}" "gathered"')
 
     def through(self, path: str, module: nn.Module, cut: Cut | None) -> Cut | None:
         """What is cut of the outputs of a module."""

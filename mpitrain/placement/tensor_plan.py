@@ -179,8 +179,8 @@ def _refuse_style(layer: Layer, paths: Sequence[str]) -> None:
         raise ConfigError(f'mesh.plan: "{path}" is a {type(module).__name__} without a weight of its own, which cannot be cut; '
                           "leave it whole")
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
-        raise ConfigError(f'mesh.plan: "{path}" is an Embedding with max_norm, whose rows change with what each rank looks up; leave '
-                          "it whole, or leave max_norm out")
+        raise ConfigError(f'mesh.plan: "{path}" is an Embedding with max_norm, whose rows change with what each rank looks up; '
+                          "leave it whole, or leave max_norm out")
     after = vars(module).get("after")
     if style in ("column", "gathered", "vocabulary") and after is not None and (
             not declared(after, "by_element") or after.parameters()):

@@ -93,8 +93,9 @@ def test_both_commands_end_alike(folder: Path, case: Case) -> None:
 def test_rows_that_are_scaled_on_all_ranks_need_whole_tables(overrides: list[str], closure: str, found: str) -> None:
     config = load_config(None, ["model.name=mlp", "data.path=digits", "optimizer.clip_norm=0", *overrides])
     facts = Facts(2, 8, scaled="table", closure=closure)
-    with pytest.raises(ConfigError, match=re.escape(f'max_norm of the embedding "table" changes rows on all ranks before the update, '
-                                                    f"which needs whole parameters and one update a step, found {found}, or leave")):
+    said = (f'max_norm of the embedding "table" changes rows on all ranks before the update, which needs whole parameters and '
+            f"one update a step, found {found}, or leave")
+    with pytest.raises(ConfigError, match=re.escape(said)):
         check_model(config, Grid({"dp": 2}), facts)
     if not closure:
         check_model(config, Grid({"dp": 1}), facts)

@@ -127,7 +127,8 @@ def windows() -> nn.Sequential:
     model = nn.Sequential(
         ("conv1", nn.Conv2d(1, 12, 3)), ("norm1", nn.BatchNorm2d(12, bias=False)), ("pool", nn.MaxPool2d(2)),
         ("pad", nn.ZeroPad2d(1)), ("norm2", nn.BatchNorm2d(12, affine=False, track_running_stats=False)),
-        ("conv2", nn.Conv2d(12, 4, 3, padding=1, padding_mode="circular")), ("flatten", nn.Flatten()), ("head", nn.Linear(196, 10)))
+        ("conv2", nn.Conv2d(12, 4, 3, padding=1, padding_mode="circular")), ("flatten", nn.Flatten()),
+        ("head", nn.Linear(196, 10)))
     model.plan = {"conv1": "column", "norm?": "channels", "conv2": "row"}
     return model
 

@@ -163,9 +163,9 @@ PLAN = {"a": "column", "b": "row"}
 
 
 @pytest.mark.parametrize("middle", [
-    nn.AlphaDropout(0.1), nn.Dropout1d(0.1), nn.Dropout2d(0.1), nn.Dropout3d(0.1), nn.DropPath(0.1), nn.RReLU(), nn.GLU(), nn.PReLU(),
-    nn.PReLU(8), nn.Softmax(), nn.LogSoftmax(), nn.Softmin(), nn.LayerNorm(8), nn.RMSNorm(8), nn.GroupNorm(2, 8), nn.MaxPool2d(2),
-    nn.BatchNorm1d(8), nn.LSTM(8, 8), nn.MultiHeadAttention(8, 2), nn.Linear(8, 8), nn.Flatten(), nn.PixelShuffle(2), Own(),
+    nn.AlphaDropout(0.1), nn.Dropout1d(0.1), nn.Dropout2d(0.1), nn.Dropout3d(0.1), nn.DropPath(0.1), nn.RReLU(), nn.GLU(),
+    nn.PReLU(), nn.PReLU(8), nn.Softmax(), nn.LogSoftmax(), nn.Softmin(), nn.LayerNorm(8), nn.RMSNorm(8), nn.GroupNorm(2, 8),
+    nn.MaxPool2d(2), nn.BatchNorm1d(8), nn.LSTM(8, 8), nn.MultiHeadAttention(8, 2), nn.Linear(8, 8), nn.Flatten(), nn.PixelShuffle(2), Own(),
     Changed(), Scaled(), nn.Sequential(nn.ReLU(), nn.Softmax()), nn.DropoutAdd(0.1)],
     ids=lambda module: type(module).__name__)
 def test_what_does_not_declare_that_it_treats_numbers_apart_is_refused_between_a_column_and_its_row(middle):
@@ -175,16 +175,17 @@ def test_what_does_not_declare_that_it_treats_numbers_apart_is_refused_between_a
             read_plan(model, plan)
 
 
-@pytest.mark.parametrize("middle", [nn.AlphaDropout(), nn.Dropout2d(), nn.MaxPool3d(1), nn.ZeroPad3d(1), nn.AvgPool3d(2), nn.GroupNorm(2, 8),
-                                    nn.InstanceNorm2d(8), nn.PReLU(8), nn.PixelShuffle(2), nn.Softmax2d(), nn.BatchNorm2d(8),
-                                    nn.LocalResponseNorm(2)], ids=lambda module: type(module).__name__)
+@pytest.mark.parametrize("middle", [nn.AlphaDropout(), nn.Dropout2d(), nn.MaxPool3d(1), nn.ZeroPad3d(1), nn.AvgPool3d(2),
+                                    nn.GroupNorm(2, 8), nn.InstanceNorm2d(8), nn.PReLU(8), nn.PixelShuffle(2), nn.Softmax2d(),
+                                    nn.BatchNorm2d(8), nn.LocalResponseNorm(2)], ids=lambda module: type(module).__name__)
 def test_so_it_is_between_convolutions(middle):
     with pytest.raises(ConfigError, match='"x" takes the outputs of "a", of which each rank has some'):
         read_plan(between(middle, nn.Conv2d(4, 8, 3), nn.Conv2d(8, 4, 3)), PLAN)
 
 
 def test_what_declares_it_may_stand_there():
-    for middle in (nn.ReLU(), nn.GELU(), nn.Hardswish(), nn.Identity(), nn.Dropout(0.0), Declared(), nn.Sequential(nn.Tanh(), nn.ELU())):
+    for middle in (nn.ReLU(), nn.GELU(), nn.Hardswish(), nn.Identity(), nn.Dropout(0.0), Declared(),
+                   nn.Sequential(nn.Tanh(), nn.ELU())):
         read_plan(between(middle), PLAN)
         read_plan(Told(middle), {"first": "column", "second": "row"})
     for middle in (nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(2), nn.ReflectionPad2d(1), nn.Upsample(scale_factor=2), nn.SiLU()):
@@ -202,15 +203,18 @@ def test_what_declares_it_may_stand_there():
      'the outputs of "a" leave "the model" cut; let a "row" follow, or make "a" "gathered"'),
     (between(nn.ReLU()), {"a": "column"}, '"b" takes the outputs of "a", of which each rank has some; make it "row", or "a" '
                                           '"gathered"'),
-    (between(nn.ReLU()), {"b": "row"}, '"b" is "row", and its inputs are whole; make the layer before it "column", or leave "b" whole'),
-    (between(nn.ReLU()), {"a": "column", "b": "column"}, '"b" is "column", which is for whole inputs, and takes the outputs of "a"'),
+    (between(nn.ReLU()), {"b": "row"},
+     '"b" is "row", and its inputs are whole; make the layer before it "column", or leave "b" whole'),
+    (between(nn.ReLU()), {"a": "column", "b": "column"},
+     '"b" is "column", which is for whole inputs, and takes the outputs of "a"'),
     (between(nn.Dropout(0.2)), {"x": "channels"}, '"x" is "channels", and its inputs are whole'),
     (nn.MultiHeadAttention(8, 2, key_heads=1), {"query": "column", "out": "row"}, '"out" is "row", and its inputs are whole'),
     (nn.SwiGLU(4, 8), {"gate": "column", "down": "row"}, '"down" is "row", and its inputs are whole'),
     (nn.Sequential(("layer", nn.TransformerEncoderLayer(8, 2, 16))), {"layer.linear1": "column", "layer.linear2": "row"},
      '"layer.dropout" takes the outputs of "layer.linear1", of which each rank has some; give it the style "channels"'),
     (nn.Sequential(("bag", nn.EmbeddingBag(8, 4))), {"bag": "vocabulary"},
-     '"bag" is a EmbeddingBag, a Embedding with a forward of its own, which ranks that have a part would not follow; leave it whole'),
+     '"bag" is a EmbeddingBag, a Embedding with a forward of its own, which ranks that have a part would not follow; '
+     "leave it whole"),
     (nn.Sequential(("table", nn.Embedding(8, 4, max_norm=1.0))), {"table": "vocabulary"},
      '"table" is an Embedding with max_norm, whose rows change with what each rank looks up; leave it whole'),
     (between(nn.ReLU(), second=OwnLinear(8, 4)), PLAN, '"b" is a OwnLinear, a Linear with a forward of its own'),
@@ -225,7 +229,7 @@ def test_an_activation_of_a_column_declares_it_too():
     linear = nn.Linear(4, 8)
     linear.after = nn.Softmax()
     for style in ("column", "gathered"):
-        with pytest.raises(ConfigError, match='"a" has the activation Softmax, which does not declare that it treats each number'):
+        with pytest.raises(ConfigError, match='"a" has the activation Softmax, which does not declare that it treats each'):
             read_plan(between(nn.ReLU(), linear), {"a": style})
 
 
