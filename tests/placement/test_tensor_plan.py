@@ -165,8 +165,8 @@ PLAN = {"a": "column", "b": "row"}
 @pytest.mark.parametrize("middle", [
     nn.AlphaDropout(0.1), nn.Dropout1d(0.1), nn.Dropout2d(0.1), nn.Dropout3d(0.1), nn.DropPath(0.1), nn.RReLU(), nn.GLU(),
     nn.PReLU(), nn.PReLU(8), nn.Softmax(), nn.LogSoftmax(), nn.Softmin(), nn.LayerNorm(8), nn.RMSNorm(8), nn.GroupNorm(2, 8),
-    nn.MaxPool2d(2), nn.BatchNorm1d(8), nn.LSTM(8, 8), nn.MultiHeadAttention(8, 2), nn.Linear(8, 8), nn.Flatten(), nn.PixelShuffle(2), Own(),
-    Changed(), Scaled(), nn.Sequential(nn.ReLU(), nn.Softmax()), nn.DropoutAdd(0.1)],
+    nn.MaxPool2d(2), nn.BatchNorm1d(8), nn.LSTM(8, 8), nn.MultiHeadAttention(8, 2), nn.Linear(8, 8), nn.Flatten(),
+    nn.PixelShuffle(2), Own(), Changed(), Scaled(), nn.Sequential(nn.ReLU(), nn.Softmax()), nn.DropoutAdd(0.1)],
     ids=lambda module: type(module).__name__)
 def test_what_does_not_declare_that_it_treats_numbers_apart_is_refused_between_a_column_and_its_row(middle):
     for model in (between(middle), Told(middle)):
