@@ -71,6 +71,11 @@ def product_arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
             rng.standard_normal(75).astype(dtype), None)
 
 
+def pairs(rng: Any, dtype: Any, *shape: int) -> np.ndarray:
+    """Complex numbers of this precision."""
+    return normal(rng, dtype, (*shape, 2))[0].view({"f": "F", "d": "D"}[np.dtype(dtype).char])[..., 0]
+
+
 def matrix(rng: Any, dtype: Any) -> np.ndarray:
     x: np.ndarray = (4 * rng.standard_normal((6, 37))).astype(dtype)
     return x
@@ -131,6 +136,9 @@ EXAMPLES: dict[str, Example] = {
         e := np.exp(-abs(matrix(rng, dtype))), labels(rng, -1), e.sum(1), 0.1, -1, np.asarray(0.5, dtype)), 2e-6),
     "resample": of_shapes((3, 9, 5), then=(Taps(9, [2, 0, 3], [0, 8, 4, 4, 1], [0.25, 0.75, 1.0, -0.5, 0.125]), 1),
                           tolerance=1e-6),
+    "full_transform": Example(lambda rng, dtype: (pairs(rng, dtype, 3, 272, 2, 30), (1, 3), True, 0.5), 1e-6),
+    "half_transform": Example(lambda rng, dtype: (*normal(rng, dtype, (19, 6, 44)), (0,), 0.5, 2.0), 1e-6),
+    "real_transform": Example(lambda rng, dtype: (pairs(rng, dtype, 19, 3, 26), 51, (0,), 0.5, 0.5), 1e-6),
     "softmax": Example(lambda rng, dtype: (matrix(rng, dtype),), 4e-7),
     "softmax_grad": Example(lambda rng, dtype: (rows.softmax.reference(matrix(rng, dtype)), matrix(rng, dtype)), 2e-6),
     "log_softmax": Example(lambda rng, dtype: (matrix(rng, dtype),), 4e-7),
@@ -141,6 +149,8 @@ EXAMPLES: dict[str, Example] = {
         *normal(rng, dtype, (5, 37)), rng.integers(0, 256, (5, 5)).astype(np.uint8), 0.3)),
     "flash_attention": Example(lambda rng, dtype: flash_arguments(rng, dtype, False), 1e-6),
     "flash_attention_grad": Example(lambda rng, dtype: flash_arguments(rng, dtype, True), 2e-6),
+    "flash_attention_bfloat16": Example(lambda rng, dtype: flash_arguments(rng, dtype, False), 2e-3, ("float32",)),
+    "flash_attention_grad_bfloat16": Example(lambda rng, dtype: flash_arguments(rng, dtype, True), 4e-3, ("float32",)),
     "join_attention": Example(joined_arguments, 1e-6),
     "row_norm": of_shapes((9, 568), (9, 568), (568,), (568,), then=(
         1e-5, True, Dropping(np.array([3, 1 << 40, 7], np.uint64), KEY, 0.3, 5)), tolerance=1e-5),

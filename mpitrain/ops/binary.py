@@ -13,7 +13,7 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array, is_array
 from mpitrain.errors import ShapeError
-from mpitrain.ops.elementwise import clip
+from mpitrain.ops.choice import clip
 from mpitrain.ops.inputs import as_tensor, floating
 from mpitrain.ops.unary import exp2
 

@@ -7,7 +7,7 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array, array_module
 from mpitrain.errors import ShapeError
-from mpitrain.ops.elementwise import where
+from mpitrain.ops.choice import where
 from mpitrain.ops.inputs import as_tensor, dim_of
 from mpitrain.ops.reduce import sum as total
 from mpitrain.ops.shape import reshape

@@ -10,7 +10,7 @@ from mpitrain.backend import Array, array_module, is_array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels.rows import scatter_add_rows
 from mpitrain.ops.index import getitem, take
-from mpitrain.ops.inputs import as_array, as_tensor, dim_of, integers, numpy_names
+from mpitrain.ops.inputs import as_array, as_tensor, dim_of, fitting, integers, numpy_names
 from mpitrain.ops.shape import broadcast_to, reshape, transpose
 
 __all__ = ["gather", "index_add", "index_copy", "index_put", "index_select", "scatter", "scatter_add", "take_along_dim"]
@@ -163,10 +163,7 @@ def scatter(x: Any, dim: int, index: Any, source: Any = None, *, value: Any = No
     given = value if source is None else source
     tensor = None if isinstance(given, int | float) else as_tensor(given)
     wide, dim, index, tensor = checked("scatter", x, dim, index, tensor if source is not None else None)
-    if source is not None and tensor is None:
-        given = source
-    elif tensor is not None:
-        given = tensor
+    given = fitting("scatter", given, x.dtype) if tensor is None else tensor
     if not index.size:
         return x + 0
     part = given if tensor is None else getitem(tensor, tuple(slice(0, n) for n in index.shape))
@@ -255,5 +252,8 @@ def index_copy(x: Any, dim: int, index: Any, source: Any) -> Tensor:
 
 def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Tensor:
     """A copy of x with x[indices] = values, or += with `accumulate`, where a place may come several times."""
-    index = tuple(None if i is None else as_array(i) for i in indices)
+    if any(i is None for i in indices):
+        raise ShapeError("index_put: an index is None, expected tensors; move the dims that are taken whole to the "
+                         "end (movedim), or write x[:, i] = values under no_grad()")
+    index = tuple(map(as_array, indices))
     return Put.apply(as_tensor(x), as_tensor(values), index=index, accumulate=accumulate)

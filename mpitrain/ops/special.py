@@ -12,8 +12,9 @@ import numpy as np
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
+from mpitrain.ops.choice import where
 from mpitrain.ops.comparison import equal, greater, less
-from mpitrain.ops.elementwise import log, where
+from mpitrain.ops.elementwise import log
 from mpitrain.ops.inputs import as_tensor, float_tensor, floating
 from mpitrain.ops.logic import isnan
 from mpitrain.ops.reduce import sum as total
