@@ -10,11 +10,14 @@ from typing import Any
 import meshes
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from mpitrain import Run, load_config, models, nn, optim
 from mpitrain.comm.work import Collective, Work
+from mpitrain.errors import Stopped
 from mpitrain.optim.groups import Group, apply
 from mpitrain.parallel.gradients.bucket_sum import AllReduce
+from mpitrain.train.trainer import Trainer
 
 SHAPE = ("model.name=mlp", "model.inputs=64", "model.hidden=[24,24]", "model.outputs=10", "data.path=digits",
          "data.validation=0.05", "train.batch_size=24", "train.micro_batches=4", "train.precision=float64",
@@ -37,33 +40,25 @@ def trained(ranks: Any, out: Path, *settings: str, resume: str | None = None) ->
     return [line["loss"] for line in steps], [line["lr"] for line in steps], hashes["parameters_sha256"]
 
 
-def two(comm: Any) -> Any:
-    """A communicator of the first two ranks; the others are left out of the test."""
-    from mpi4py import MPI
-    if comm.size == 1:
-        pytest.skip("two ranks or more")
-    return comm.Split(0 if comm.rank < 2 else MPI.UNDEFINED, comm.rank)
+def only_of_two(comm: Any) -> None:
+    if comm.size != 2:
+        pytest.skip("runs of two ranks, of a second each")
 
 
 @pytest.mark.parametrize("cut", ["pp", "tp"])
 def test_groups_are_those_of_one_rank_where_ranks_have_parts_of_the_model(comm: Any, mpi_tmp_path: Path, cut: str) -> None:
     """Rates, decay and keys of their own, frozen, and thawed at step 2, also after resuming there."""
-    from mpi4py import MPI
-    ranks = two(comm)
-    if ranks == MPI.COMM_NULL:
-        return
-    try:
-        expected, _, _ = trained(MPI.COMM_SELF, mpi_tmp_path / f"one{ranks.rank}", GROUPS, "train.steps=4")
-        plain, _, _ = trained(MPI.COMM_SELF, mpi_tmp_path / f"plain{ranks.rank}", "train.steps=4")
-        found, _, whole = trained(ranks, mpi_tmp_path / "cut", GROUPS, f"mesh.{cut}=2", "train.steps=4")
-        trained(ranks, mpi_tmp_path / "again", GROUPS, f"mesh.{cut}=2", "train.steps=2")
-        again, _, resumed = trained(ranks, mpi_tmp_path / "again", GROUPS, f"mesh.{cut}=2", "train.steps=4", resume="auto")
-        if ranks.rank == 0:
-            np.testing.assert_allclose(found, expected, rtol=1e-10)
-            np.testing.assert_allclose(again, expected, rtol=1e-10)
-            assert whole == resumed and abs(plain[-1] / expected[-1] - 1) > 1e-4
-    finally:
-        ranks.Free()
+    only_of_two(comm)
+    found, _, whole = trained(comm, mpi_tmp_path / "cut", GROUPS, f"mesh.{cut}=2", "train.steps=4")
+    trained(comm, mpi_tmp_path / "again", GROUPS, f"mesh.{cut}=2", "train.steps=2")
+    again, _, resumed = trained(comm, mpi_tmp_path / "again", GROUPS, f"mesh.{cut}=2", "train.steps=4", resume="auto")
+    assert whole == resumed and again == found
+    if comm.rank == 0:
+        expected, _, _ = trained(MPI.COMM_SELF, mpi_tmp_path / "one", GROUPS, "train.steps=4")
+        plain, _, _ = trained(MPI.COMM_SELF, mpi_tmp_path / "plain", "train.steps=4")
+        np.testing.assert_allclose(found, expected, rtol=1e-10)
+        assert abs(plain[-1] / expected[-1] - 1) > 1e-4
+    comm.barrier()
 
 
 @pytest.mark.parametrize("rate", [
@@ -71,35 +66,18 @@ def test_groups_are_those_of_one_rank_where_ranks_have_parts_of_the_model(comm: 
      "train.eval_every=1"),
     ('optimizer.schedules=[{name="linear"},{name="cosine"},{name="warm_restarts",t_0=2}]', "optimizer.schedule=sequential",
      "optimizer.milestones=[1,4]")], ids=["plateau", "sequential"])
-def test_a_rate_goes_on_where_the_run_stopped(comm: Any, mpi_tmp_path: Path, rate: tuple[str, ...]) -> None:
+def test_a_rate_goes_on_where_the_run_stopped(comm: Any, mpi_tmp_path: Path, rate: tuple[str, ...],
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
     """Rates, losses and bits of a run that never stopped; the stop falls inside the second schedule, and between two falls."""
-    from mpi4py import MPI
-    ranks = two(comm)
-    if ranks == MPI.COMM_NULL:
-        return
-    try:
-        expected = trained(ranks, mpi_tmp_path / "whole", *rate, "train.steps=6")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("mpitrain.train.trainer.Trainer.checkpoint", stopping_at(2))
-            with pytest.raises(InterruptedError):
-                trained(ranks, mpi_tmp_path / "parts", *rate, "train.steps=6")
-        found = trained(ranks, mpi_tmp_path / "parts", *rate, "train.steps=6", resume="auto")
-        assert found == expected
-        assert ranks.rank or len(set(expected[1])) > 3
-    finally:
-        ranks.Free()
-
-
-def stopping_at(step: int) -> Any:
-    """`Trainer.checkpoint`, after which the run is interrupted at that step."""
-    from mpitrain.train.trainer import Trainer
-    checkpoint = Trainer.checkpoint
-
-    def and_stop(self: Any, done: int, *, at_once: bool = False) -> None:
-        checkpoint(self, done, at_once=True)
-        if done == step:
-            raise InterruptedError
-    return and_stop
+    only_of_two(comm)
+    settings = ("optimizer.warmup_steps=0", *rate, "train.steps=6")
+    expected = trained(comm, mpi_tmp_path / "whole", *settings)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "flags", property(lambda trainer: (trainer.update.step == 1, False)))
+        with pytest.raises(Stopped):
+            trained(comm, mpi_tmp_path / "parts", *settings)
+    assert trained(comm, mpi_tmp_path / "parts", *settings, resume="auto") == expected
+    assert comm.rank or len(set(expected[1])) > 3
 
 
 def test_frozen_parameters_send_no_bytes(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
