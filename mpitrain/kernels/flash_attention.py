@@ -20,7 +20,7 @@ from mpitrain.backend.namespace import Array, array_module
 from mpitrain.backend.native import load
 from mpitrain.kernels.blocked_attention import EXPRESSIONS, backward, forward
 from mpitrain.kernels.dropout import Dropping
-from mpitrain.kernels.kernel import Kernel, numba_loop
+from mpitrain.kernels.kernel import Function, Kernel
 from mpitrain.kernels.library import CFunction, Scratch, host, misfit
 
 
@@ -51,7 +51,8 @@ def _backward_host(call: CFunction, q: Array, k: Array, v: Array, out: Array, gr
 
 def _check(name: str, q: Array, k: Array, v: Array, tops: Array, inverses: Array, *, out: Array, grad: Array | None = None,
            dq: Array | None = None, dk: Array | None = None, dv: Array | None = None, dropping: Dropping | None = None) -> None:
-    """C is handed the first row of each array and the steps to the others: here it is seen that these are there."""
+    """C is handed the first row of each array and the steps to the others: here it is seen that these are there. Shapes that
+    NumPy would broadcast are refused with the others."""
     b, h, length, width = q.shape
     keys, values = k.shape[2], v.shape[3]
     shapes = ((q, q.shape), (k, (b, h, keys, width)), (v, (b, h, keys, values)), (out, (b, h, length, values)),
@@ -101,7 +102,29 @@ def _shape(q: Array, k: Array, v: Array, causal: bool, arrays: tuple[Array | Non
     return np.array(numbers, np.int64)
 
 
-flash_attention = Kernel("flash_attention", partial(forward, EXPRESSIONS), _forward_host, numba_loop("attention", "forward"))
+def _in_numba() -> Function:
+    from mpitrain.kernels.loops import attention as loops
+
+    def run(q: Array, k: Array, v: Array, out: Array, scale: float, causal: bool, dropping: Dropping | None = None
+            ) -> tuple[Array, Array]:
+        q, k, v = _along_rows(q), _along_rows(k), _along_rows(v)
+        _check("flash_attention", q, k, v, q[..., 0], q[..., 0], out=out, dropping=dropping)
+        return loops.forward(q, k, v, out, scale, causal, dropping)
+    return run
+
+
+def _gradient_in_numba() -> Function:
+    from mpitrain.kernels.loops import attention as loops
+
+    def run(q: Array, k: Array, v: Array, out: Array, grad: Array, tops: Array, inverses: Array, scale: float, causal: bool,
+            dq: Array | None, dk: Array | None, dv: Array | None, dropping: Dropping | None = None) -> None:
+        q, k, v, grad = _along_rows(q), _along_rows(k), _along_rows(v), _along_rows(grad)
+        _check("flash_attention_grad", q, k, v, tops, inverses, out=out, grad=grad, dq=dq, dk=dk, dv=dv, dropping=dropping)
+        loops.backward(q, k, v, out, grad, tops, inverses, scale, causal, dq, dk, dv, dropping)
+    return run
+
+
+flash_attention = Kernel("flash_attention", partial(forward, EXPRESSIONS), _forward_host, _in_numba)
 """Writes softmax(scale * q k') v into `out` and returns (tops, inverses), both (B, H, L): what the gradient wants to know.
 
 They are each query's largest scaled score, and the inverse of its sum of exps above that, before any weight is dropped.
@@ -110,7 +133,7 @@ Arguments: q (B, H, L, D), k (B, H, S, D), v (B, H, S, E), out (B, H, L, E), sca
 """
 
 flash_attention_grad = Kernel("flash_attention_grad", partial(backward, EXPRESSIONS), _backward_host,
-                              numba_loop("attention", "backward"))
+                              _gradient_in_numba)
 """Writes the gradients into dq, dk and dv, each where it is not None.
 
 Arguments: q, k, v, out, grad (of out), tops, inverses, scale, causal, dq, dk, dv, the `Dropping` or None; strides as above.

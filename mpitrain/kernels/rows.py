@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mpitrain.backend.namespace import Array, array_module
-from mpitrain.kernels.kernel import Function, Kernel, numba_loop
+from mpitrain.kernels.kernel import Function, Kernel
 from mpitrain.kernels.library import CFunction, host, same_shape
 
 
@@ -89,7 +89,8 @@ MATRIX, TWO = "X:rn X!:rn ir in", "X:rn X:rn X!:rn ir in"        # one matrix an
 
 
 def _of_rows(name: str, reference: Function, signature: str) -> Kernel:
-    return Kernel(name, reference, host("rows", name, signature)(same_shape), numba_loop("rows", name))
+    version = host("rows", name, signature)(same_shape)
+    return Kernel(name, reference, version, version.loop("rows"))
 
 
 softmax = _of_rows("softmax", _softmax, MATRIX)
@@ -97,7 +98,7 @@ softmax_grad = _of_rows("softmax_grad", _softmax_grad, TWO)
 log_softmax = _of_rows("log_softmax", _log_softmax, MATRIX)
 log_softmax_grad = _of_rows("log_softmax_grad", _log_softmax_grad, TWO)
 
-cross_entropy = Kernel("cross_entropy", _cross_entropy, _cross_entropy_host, numba_loop("rows", "cross_entropy"))
+cross_entropy = Kernel("cross_entropy", _cross_entropy, _cross_entropy_host, _cross_entropy_host.loop("rows"))
 """(losses (R,), exponentials (R, C), totals (R,)) of (logits, labels (R,) int64, smoothing, label to ignore or None, training).
 
 The exponentials, of logits less the largest of their row, and their sums are for the gradient: undefined in rows that are
@@ -105,7 +106,7 @@ ignored, and empty where not `training`.
 """
 
 cross_entropy_grad = Kernel("cross_entropy_grad", _cross_entropy_grad, _cross_entropy_grad_host,
-                            numba_loop("rows", "cross_entropy_grad"))
+                            _cross_entropy_grad_host.loop("rows"))
 """The gradient times `grad` (a 0-d array), in the memory of exps, of (exps, labels, totals, smoothing, ignore, grad)."""
 
 
@@ -123,5 +124,5 @@ def _scatter_host(call: CFunction, out: Array, indices: Array, values: Array) ->
     return out
 
 
-scatter_add_rows = Kernel("scatter_add_rows", _scatter, _scatter_host, numba_loop("rows", "scatter_add_rows"))
+scatter_add_rows = Kernel("scatter_add_rows", _scatter, _scatter_host, _scatter_host.loop("rows"))
 """Adds row i of `values` (N, D) to row indices[i] of `out` (V, D), in place and in order of i; returns `out`."""

@@ -1,47 +1,55 @@
-"""Convolutions without C: by Winograd where that suits, else over unfolded windows."""
+"""Convolutions without C: by Winograd where that suits, else over unfolded windows. Their signatures are those of C, where the
+geometry is native/geometry.h's; the working memory behind it is C's.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
 from mpitrain.backend.namespace import Array
 from mpitrain.kernels import convolution
-from mpitrain.kernels.convolution import Pair, Window
+from mpitrain.kernels.convolution import Window
 from mpitrain.kernels.loops import unfolded, winograd
 
 
-def convolve(x: Array, weight: Array, bias: Array | None, window: Window, groups: int) -> Array:
-    x = np.ascontiguousarray(x)
-    if winograd.suits(x, weight, window, groups):
-        return winograd.convolve(x, weight, bias, window.padding)
+def _of(geometry: Array) -> tuple[tuple[int, ...], Window, int]:
+    """(the shape of the images, the windows, how many groups)."""
+    n, c, h, w, kh, kw, sh, sw, ph, pw, dh, dw, _, _, _, groups = geometry.tolist()
+    return (n, c, h, w), Window((kh, kw), (sh, sw), (ph, pw), (dh, dw)), groups
+
+
+def forward(x: Array, weight: Array, bias: Array | None, y: Array, geometry: Array, *memory: Any) -> None:
+    _, window, groups = _of(geometry)
     g = unfolded.geometry(x.shape, window, len(weight), groups, x.itemsize)
-    if not unfolded.suits(g, x.itemsize):
-        return convolution.convolve.reference(x, weight, bias, window, groups)
-    return unfolded.convolve(x, weight, bias, groups, g)
-
-
-def convolve_adjoint(y: Array, weight: Array, bias: Array | None, window: Window, groups: int, size: Pair) -> Array:
-    y = np.ascontiguousarray(y)
-    if winograd.suits(y, weight, window, groups):
-        return winograd.adjoint(y, weight, bias, window.padding)
-    g = unfolded.geometry((len(y), weight.shape[1] * groups, *size), window, len(weight), groups, y.itemsize)
-    if not unfolded.suits(g, y.itemsize):
-        return convolution.convolve_adjoint.reference(y, weight, bias, window, groups, size)
-    return unfolded.adjoint(y, weight, bias, groups, size, g)
-
-
-def kernel_gradient(x: Array, y: Array, window: Window, groups: int, out: Array | None = None,
-                    bias_of: str = "") -> tuple[Array, Array | None]:
-    x, y = np.ascontiguousarray(x), np.ascontiguousarray(y)
-    g = unfolded.geometry(x.shape, window, y.shape[1], groups, x.itemsize)
-    if winograd.suits(x, np.empty((y.shape[1], x.shape[1], 0), x.dtype), window, groups):
-        made = winograd.kernel_gradient(x, y, window.padding)
+    if winograd.suits(x, weight, window, groups):
+        winograd.convolve(x, weight, bias, window.padding, y)
     elif unfolded.suits(g, x.itemsize):
-        made = unfolded.kernel_gradient(x, y, window, groups, g)
+        unfolded.convolve(x, weight, bias, groups, g, y)
     else:
-        return convolution.kernel_gradient.reference(x, y, window, groups, out, bias_of)
-    bias = convolution.channel_sums(x if bias_of == "x" else y) if bias_of else None
-    if out is None:
-        return made, bias
-    out[...] = made
-    return out, bias
+        y[...] = convolution.convolve.reference(x, weight, bias, window, groups)
+
+
+def adjoint(y: Array, weight: Array, bias: Array | None, x: Array, geometry: Array, *memory: Any) -> None:
+    shape, window, groups = _of(geometry)
+    g = unfolded.geometry(shape, window, len(weight), groups, y.itemsize)
+    if winograd.suits(y, weight, window, groups):
+        winograd.adjoint(y, weight, bias, window.padding, x)
+    elif unfolded.suits(g, y.itemsize):
+        unfolded.adjoint(y, weight, bias, groups, g, x)
+    else:
+        x[...] = convolution.convolve_adjoint.reference(y, weight, bias, window, groups, shape[2:])
+
+
+def kernel_gradient(x: Array, y: Array, weight: Array, bias: Array | None, of_x: int, geometry: Array, *memory: Any) -> None:
+    _, window, groups = _of(geometry)
+    g = unfolded.geometry(x.shape, window, y.shape[1], groups, x.itemsize)
+    if winograd.suits(x, weight, window, groups):
+        weight[...] = winograd.kernel_gradient(x, y, window.padding)
+    elif unfolded.suits(g, x.itemsize):
+        weight[...] = unfolded.kernel_gradient(x, y, window, groups, g)
+    else:
+        convolution.kernel_gradient.reference(x, y, window, groups, weight)
+    if bias is not None:
+        bias[...] = convolution.channel_sums(x if of_x else y)

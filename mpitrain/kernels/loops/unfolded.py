@@ -13,7 +13,7 @@ import numpy as np
 from numba.extending import register_jitable
 
 from mpitrain.backend.namespace import Array
-from mpitrain.kernels.convolution import Pair, Window
+from mpitrain.kernels.convolution import Window
 from mpitrain.kernels.loops.mathematics import u
 from mpitrain.kernels.loops.tile import ROWS, SIDE, WIDE, dots, tile
 from mpitrain.kernels.loops.typed import loop
@@ -132,7 +132,7 @@ def multiply(left: Any, at: int, terms: int, right: Any, made: Any, rows: int, s
             tile(left, at + r * terms, terms, right, t, step, made, r * step + t, step, terms)
 
 
-@loop("x x x y y y y int64 i i")
+@loop("X X X? X! X! X! X! L:18 i i")
 def _convolve(x: Any, left: Any, bias: Any, y: Any, planes: Any, columns: Any, rows: Any, g: Any, images: int,
               whole: int) -> None:
     outputs, terms, width = g[O] // g[GROUPS], g[C] // g[GROUPS] * g[KH] * g[KW], g[OW]
@@ -149,7 +149,7 @@ def _convolve(x: Any, left: Any, bias: Any, y: Any, planes: Any, columns: Any, r
                         y[u(to + i)] = rows[u(first + i)] + shift
 
 
-@loop("x x x y y y y int64 i i")
+@loop("X X X? X! X! X! X! L:18 i i")
 def _adjoint(y: Any, left: Any, bias: Any, x: Any, planes: Any, columns: Any, rows: Any, g: Any, images: int,
              whole: int) -> None:
     outputs, channels, count = g[O] // g[GROUPS], g[C] // g[GROUPS], g[OH] * g[ROW]
@@ -170,7 +170,7 @@ def _adjoint(y: Any, left: Any, bias: Any, x: Any, planes: Any, columns: Any, ro
                 gathered(planes, (image * g[C] + channel) * g[H] * g[W], g, bias[channel] if bias.size else x.dtype.type(0), x)
 
 
-@loop("x x y y y y int64 i i i")
+@loop("X X X! X! X! X! L:18 i i i")
 def _gradient(x: Any, y: Any, total: Any, planes: Any, columns: Any, rows: Any, g: Any, images: int, left: int,
               right: int) -> None:
     for image in range(images):
@@ -189,28 +189,20 @@ def _memory(g: Array, dtype: Any, terms: int, outputs: int) -> tuple[Array, Arra
     return planes, np.zeros(terms * g[STEP], dtype), np.zeros(outputs * g[STEP], dtype)
 
 
-def _added(bias: Array | None, dtype: Any) -> Array:
-    return np.empty(0, dtype) if bias is None else np.ascontiguousarray(bias)
-
-
-def convolve(x: Array, weight: Array, bias: Array | None, groups: int, g: Array) -> Array:
+def convolve(x: Array, weight: Array, bias: Array | None, groups: int, g: Array, y: Array) -> None:
     outputs, terms = len(weight) // groups, weight[0].size
     whole = up(outputs, ROWS)
     left = np.zeros((groups, whole, terms), x.dtype)
     left[:, :outputs] = weight.reshape(groups, outputs, terms)
-    y = np.empty((len(x), len(weight), g[OH], g[OW]), x.dtype)
-    _convolve(x, left, _added(bias, x.dtype), y, *_memory(g, x.dtype, terms, whole), g, len(x), whole)
-    return y
+    _convolve(x, left, bias, y, *_memory(g, x.dtype, terms, whole), g, len(x), whole)
 
 
-def adjoint(y: Array, weight: Array, bias: Array | None, groups: int, size: Pair, g: Array) -> Array:
+def adjoint(y: Array, weight: Array, bias: Array | None, groups: int, g: Array, x: Array) -> None:
     outputs, terms = len(weight) // groups, weight[0].size
     whole = up(terms, ROWS)
     left = np.zeros((groups, whole, outputs), y.dtype)
     left[:, :terms] = weight.reshape(groups, outputs, terms).swapaxes(1, 2)
-    x = np.empty((len(y), weight.shape[1] * groups, *size), y.dtype)
-    _adjoint(y, left, _added(bias, y.dtype), x, *_memory(g, y.dtype, whole, outputs), g, len(y), whole)
-    return x
+    _adjoint(y, left, bias, x, *_memory(g, y.dtype, whole, outputs), g, len(y), whole)
 
 
 def kernel_gradient(x: Array, y: Array, window: Window, groups: int, g: Array) -> Array:

@@ -178,20 +178,21 @@ def _sums(slopes: Any, values: Any, total: Any, outputs: int, channels: int, cou
                      (k * outputs + o) * channels + c, channels, count)
 
 
-@loop("x x x y y y y int64 i i i i i i i i i i")
-def _convolve(x: Any, left: Any, bias: Any, y: Any, values: Any, made: Any, planes: Any, parts: Any, channels: int, whole: int,
-              outputs: int, h: int, w: int, above: int, before: int, row: int, height: int, width: int) -> None:
-    for p in range(0, parts.size, 4):
+@loop("X X X? X! X! X! X! L:4p ip i i i i i i i i i i")
+def _convolve(x: Any, left: Any, bias: Any, y: Any, values: Any, made: Any, planes: Any, parts: Any, count: int, channels: int,
+              whole: int, outputs: int, h: int, w: int, above: int, before: int, row: int, height: int, width: int) -> None:
+    for p in range(0, 4 * count, 4):
         image, images, first, rows = parts[p], parts[p + 1], parts[p + 2], parts[p + 3]
         _tiles(x, values, planes, image, images, first, rows, row, channels, h, w, above, before)
         _products(left, values, made, whole, channels, images * rows * row)
         _results(made, bias, y, planes, image, images, first, rows, row, outputs, height, width)
 
 
-@loop("x x y y y y int64 i i i i i i i i i i i")
-def _gradient(x: Any, y: Any, total: Any, values: Any, slopes: Any, planes: Any, parts: Any, channels: int, outputs: int,
-              right: int, left: int, h: int, w: int, above: int, before: int, row: int, height: int, width: int) -> None:
-    for p in range(0, parts.size, 4):
+@loop("X X X! X! X! X! L:4p ip i i i i i i i i i i i")
+def _gradient(x: Any, y: Any, total: Any, values: Any, slopes: Any, planes: Any, parts: Any, there: int, channels: int,
+              outputs: int, right: int, left: int, h: int, w: int, above: int, before: int, row: int, height: int,
+              width: int) -> None:
+    for p in range(0, 4 * there, 4):
         image, images, first, rows = parts[p], parts[p + 1], parts[p + 2], parts[p + 3]
         count = images * rows * row
         stop = (count + 15) // 16 * 16
@@ -215,19 +216,17 @@ def _memory(which: int, shape: tuple[int, ...], dtype: Any) -> Array:
     return _scratch[which].room(count * dtype.itemsize)[:count * dtype.itemsize].view(dtype).reshape(shape)
 
 
-def convolve(x: Array, weight: Array, bias: Array | None, padding: tuple[int, int]) -> Array:
+def convolve(x: Array, weight: Array, bias: Array | None, padding: tuple[int, int], y: Array) -> None:
     """y (N, O, OH, OW), from weight (O, C, 3, 3)."""
     outputs, channels = weight.shape[:2]
     n, _, h, w = x.shape
     tiles, whole = Tiles(h + 2 * padding[0] - 2, w + 2 * padding[1] - 2), up(outputs, ROWS)
-    y = np.empty((n, outputs, tiles.height, tiles.width), x.dtype)
     left = np.zeros((16, whole, channels), x.dtype)
     left[:, :outputs] = (BOTH.astype(x.dtype) @ weight.reshape(-1, 9).T).reshape(16, outputs, channels)
     values, made = _memory(0, (channels, 16, ROOM), x.dtype), _memory(1, (whole, 16, ROOM), x.dtype)
-    planes, added = _memory(2, (2 * HALF,), x.dtype), x.reshape(-1)[:0] if bias is None else np.ascontiguousarray(bias)
-    _convolve(x, left, added, y, values, made, planes, tiles.parts(n), channels, whole, outputs, h, w, *padding, tiles.row,
+    planes, parts = _memory(2, (2 * HALF,), x.dtype), tiles.parts(n)
+    _convolve(x, left, bias, y, values, made, planes, parts, len(parts), channels, whole, outputs, h, w, *padding, tiles.row,
               tiles.height, tiles.width)
-    return y
 
 
 def up(n: int, step: int) -> int:
@@ -235,10 +234,10 @@ def up(n: int, step: int) -> int:
     return -(-n // step) * step
 
 
-def adjoint(y: Array, weight: Array, bias: Array | None, padding: tuple[int, int]) -> Array:
+def adjoint(y: Array, weight: Array, bias: Array | None, padding: tuple[int, int], x: Array) -> None:
     """x, from y and weight (O, C, 3, 3): a convolution with the kernel turned round."""
     turned = np.ascontiguousarray(weight.swapaxes(0, 1)[:, :, ::-1, ::-1])
-    return convolve(y, turned, bias, (2 - padding[0], 2 - padding[1]))
+    convolve(y, turned, bias, (2 - padding[0], 2 - padding[1]), x)
 
 
 def kernel_gradient(x: Array, y: Array, padding: tuple[int, int]) -> Array:
@@ -249,8 +248,8 @@ def kernel_gradient(x: Array, y: Array, padding: tuple[int, int]) -> Array:
     total = np.zeros((16, left, right), x.dtype)
     values, slopes = _memory(0, (right, 16, ROOM), x.dtype), _memory(1, (left, 16, ROOM), x.dtype)
     values[channels:], slopes[outputs:] = 0, 0
-    planes = _memory(2, (2 * HALF,), x.dtype)
-    _gradient(x, y, total, values, slopes, planes, tiles.parts(n), channels, outputs, right, left, h, w, *padding, tiles.row,
+    planes, parts = _memory(2, (2 * HALF,), x.dtype), tiles.parts(n)
+    _gradient(x, y, total, values, slopes, planes, parts, len(parts), channels, outputs, right, left, h, w, *padding, tiles.row,
               tiles.height, tiles.width)
     made = BOTH.T.astype(x.dtype) @ total[:, :outputs, :channels].reshape(16, -1)
     return np.ascontiguousarray(made.T).reshape(outputs, channels, 3, 3)
