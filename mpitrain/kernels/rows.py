@@ -38,7 +38,7 @@ def _cross_entropy(logits: Array, labels: Array, smoothing: float, ignore: int |
     shifted = logits - logits.max(axis=1)[:, None]
     exps = xp.exp(shifted)
     totals = exps.sum(axis=1)
-    counted = _counted(labels, ignore)
+    counted = _counted(labels, ignore, logits.shape[1])
     losses = xp.log(totals) - (1 - smoothing) * shifted[xp.arange(len(labels)), xp.where(counted, labels, 0)]
     if smoothing:
         losses -= smoothing * shifted.mean(axis=1)
@@ -52,14 +52,22 @@ def _cross_entropy_grad(exps: Array, labels: Array, totals: Array, smoothing: fl
     exps *= (grad / totals)[:, None]
     if smoothing:
         exps -= smoothing / exps.shape[1] * grad
-    counted = _counted(labels, ignore)
+    counted = _counted(labels, ignore, exps.shape[1])
     exps[xp.arange(len(labels)), xp.where(counted, labels, 0)] -= (1 - smoothing) * grad
     exps[~counted] = 0
     return exps
 
 
-def _counted(labels: Array, ignore: int | None) -> Array:
-    return array_module(labels).ones(labels.shape, dtype=bool) if ignore is None else labels != ignore
+def _counted(labels: Array, ignore: int | None, classes: int) -> Array:
+    counted: Array = array_module(labels).ones(labels.shape, dtype=bool) if ignore is None else labels != ignore
+    _within("cross_entropy", labels[counted] if array_module(labels) is np else labels, classes)
+    return counted
+
+
+def _within(name: str, indices: Array, count: int) -> None:
+    """NumPy would count an index below 0 from the end. (A GPU is not asked: the answer would be waited for.)"""
+    if array_module(indices) is np and indices.size and not 0 <= indices.min() <= indices.max() < count:
+        raise IndexError(f"{name}: an index lies outside of what it counts")
 
 
 @host("rows", "cross_entropy", "X:rn L:r X!:r X?!:rn X?!:r d i i ir in", answers=True)
@@ -111,6 +119,7 @@ cross_entropy_grad = Kernel("cross_entropy_grad", _cross_entropy_grad, _cross_en
 
 
 def _scatter(out: Array, indices: Array, values: Array) -> Array:
+    _within("scatter_add_rows", indices, len(out))
     array_module(out).add.at(out, indices, values)
     return out
 
