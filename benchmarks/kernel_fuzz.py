@@ -4,9 +4,9 @@
 
 Each call takes the arguments of tests/kernel_examples.py, with up to four changes. Arrays end where a page of no access begins
 (or begin where one ends), those that the kernel makes too, so that a number read or written outside of one ends the process, a
-child of this one; on the other side of an array lie bytes that must stay what they are. What may come of a call is a result or an
-exception. `--kind numba` calls the loops of Numba, `numpy` the expressions. Prints the deaths, each with what repeats it: the exit
-status is 1 where there are any.
+child of this one; on the other side of an array lie bytes that must stay what they are. What may come of a call is a result or
+an exception. `--kind numba` calls the loops of Numba, `numpy` the expressions. Prints the deaths, each with what repeats it: the
+exit status is 1 where there are any.
 """
 
 from __future__ import annotations
@@ -282,8 +282,8 @@ def main() -> int:
     counts, deaths = fuzz(arguments.calls, arguments.seed, arguments.kernels, arguments.kind)
     for number, status in deaths:
         print(f"{known[number % len(known)]}: call {number} of seed {arguments.seed} ended with {status}")
-    print(f"{arguments.calls} calls of {len(known)} functions in {arguments.kind} in {time.perf_counter() - began:.0f} s: {counts['r']} results, "
-          f"{counts['e']} exceptions, {len(deaths)} deaths")
+    print(f"{arguments.calls} calls of {len(known)} functions in {arguments.kind} in {time.perf_counter() - began:.0f} s: "
+          f"{counts['r']} results, {counts['e']} exceptions, {len(deaths)} deaths")
     return bool(deaths)
 
 

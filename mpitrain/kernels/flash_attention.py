@@ -103,24 +103,24 @@ def _shape(q: Array, k: Array, v: Array, causal: bool, arrays: tuple[Array | Non
 
 
 def _in_numba() -> Function:
-    from mpitrain.kernels.loops import attention as loops
+    from mpitrain.kernels.loops.attention import BETWEEN
 
     def run(q: Array, k: Array, v: Array, out: Array, scale: float, causal: bool, dropping: Dropping | None = None
             ) -> tuple[Array, Array]:
         q, k, v = _along_rows(q), _along_rows(k), _along_rows(v)
         _check("flash_attention", q, k, v, q[..., 0], q[..., 0], out=out, dropping=dropping)
-        return loops.forward(q, k, v, out, scale, causal, dropping)
+        return forward(BETWEEN, q, k, v, out, scale, causal, dropping)
     return run
 
 
 def _gradient_in_numba() -> Function:
-    from mpitrain.kernels.loops import attention as loops
+    from mpitrain.kernels.loops.attention import BETWEEN
 
     def run(q: Array, k: Array, v: Array, out: Array, grad: Array, tops: Array, inverses: Array, scale: float, causal: bool,
             dq: Array | None, dk: Array | None, dv: Array | None, dropping: Dropping | None = None) -> None:
         q, k, v, grad = _along_rows(q), _along_rows(k), _along_rows(v), _along_rows(grad)
         _check("flash_attention_grad", q, k, v, tops, inverses, out=out, grad=grad, dq=dq, dk=dk, dv=dv, dropping=dropping)
-        loops.backward(q, k, v, out, grad, tops, inverses, scale, causal, dq, dk, dv, dropping)
+        backward(BETWEEN, q, k, v, out, grad, tops, inverses, scale, causal, dq, dk, dv, dropping)
     return run
 
 

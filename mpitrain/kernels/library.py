@@ -74,7 +74,9 @@ def bind(library: str, function: str, signature: str, answers: bool = False) -> 
 
 
 class Host:
-    """What `Kernel` takes as `host`, a factory: ``body(function, *arguments)`` with a function of C, None where `bind` finds none."""
+    """A kernel's body, called as ``body(function, *arguments)``, and what the function is. Itself what `Kernel` takes as `host`:
+    a factory, with the function of C; None where `bind` finds none.
+    """
 
     def __init__(self, body: Callable[..., Any], library: str, function: str, signature: str, answers: bool):
         self.body, self.library, self.function, self.signature, self.answers = body, library, function, signature, answers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,7 +55,6 @@ def slopes(s: Array, ds: Array, tops: Array, inverses: Array, means: Array, scal
 
 
 BETWEEN = blocked_attention.Between(weigh, slopes, blocked_attention.rescale)
-forward, backward = (partial(way, BETWEEN) for way in (blocked_attention.forward, blocked_attention.backward))
 
 
 def weights(x: Any, y: Any, scale: float, matrices: int, rows: int, n: int, causal: int) -> None:

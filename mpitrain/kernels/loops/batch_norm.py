@@ -92,7 +92,8 @@ def channel_affine(x: Any, centre: Any, scale: Any, shift: Any, y: Any, samples:
             y[u(i)] = (x[u(i)] - m) * s + b
 
 
-def channel_combine(grad: Any, x: Any, centre: Any, a: Any, b: Any, d: Any, out: Any, samples: int, channels: int, size: int) -> None:
+def channel_combine(grad: Any, x: Any, centre: Any, a: Any, b: Any, d: Any, out: Any, samples: int, channels: int,
+                    size: int) -> None:
     for run in range(samples * channels):
         j = run % channels
         m, aj, bj, dj = centre[j], a[j], b[j], d[j]
@@ -178,8 +179,8 @@ def batch_norm(x: Any, weight: Any, bias: Any, residual: Any, y: Any, mean: Any,
                     y[u(i)] = choose(y[u(i)] < 0, zero, y[u(i)])
 
 
-def batch_norm_gradients(grad: Any, x: Any, y: Any, centre: Any, weight: Any, bias: Any, inverse: Any, dx: Any, h: Any, plain: Any,
-               product: Any, samples: int, channels: int, size: int, masked: int) -> None:
+def batch_norm_gradients(grad: Any, x: Any, y: Any, centre: Any, weight: Any, bias: Any, inverse: Any, dx: Any, h: Any,
+                         plain: Any, product: Any, samples: int, channels: int, size: int, masked: int) -> None:
     a, b, all_a, all_b = np.empty(LANES, x.dtype), np.empty(LANES, x.dtype), np.empty(LANES), np.empty(LANES)
     made, real, count = np.empty(SPAN, x.dtype), x.dtype.type, max(samples * size, 1)
     for j in range(channels):

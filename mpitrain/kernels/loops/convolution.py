@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from mpitrain.backend.namespace import Array
 from mpitrain.kernels import convolution
 from mpitrain.kernels.convolution import Window
@@ -22,7 +20,7 @@ def _of(geometry: Array) -> tuple[tuple[int, ...], Window, int]:
 
 def forward(x: Array, weight: Array, bias: Array | None, y: Array, geometry: Array, *memory: Any) -> None:
     _, window, groups = _of(geometry)
-    g = unfolded.geometry(x.shape, window, len(weight), groups, x.itemsize)
+    g = unfolded.geometry(x.shape, window, len(weight), groups)
     if winograd.suits(x, weight, window, groups):
         winograd.convolve(x, weight, bias, window.padding, y)
     elif unfolded.suits(g, x.itemsize):
@@ -33,7 +31,7 @@ def forward(x: Array, weight: Array, bias: Array | None, y: Array, geometry: Arr
 
 def adjoint(y: Array, weight: Array, bias: Array | None, x: Array, geometry: Array, *memory: Any) -> None:
     shape, window, groups = _of(geometry)
-    g = unfolded.geometry(shape, window, len(weight), groups, y.itemsize)
+    g = unfolded.geometry(shape, window, len(weight), groups)
     if winograd.suits(y, weight, window, groups):
         winograd.adjoint(y, weight, bias, window.padding, x)
     elif unfolded.suits(g, y.itemsize):
@@ -44,7 +42,7 @@ def adjoint(y: Array, weight: Array, bias: Array | None, x: Array, geometry: Arr
 
 def kernel_gradient(x: Array, y: Array, weight: Array, bias: Array | None, of_x: int, geometry: Array, *memory: Any) -> None:
     _, window, groups = _of(geometry)
-    g = unfolded.geometry(x.shape, window, y.shape[1], groups, x.itemsize)
+    g = unfolded.geometry(x.shape, window, y.shape[1], groups)
     if winograd.suits(x, weight, window, groups):
         weight[...] = winograd.kernel_gradient(x, y, window.padding)
     elif unfolded.suits(g, x.itemsize):
