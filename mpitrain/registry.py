@@ -7,8 +7,9 @@ import importlib
 import importlib.util
 import inspect
 import json
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib.machinery import SourceFileLoader
 from numbers import Integral, Real
 from pathlib import Path
@@ -60,6 +61,24 @@ class Registry(Generic[T]):
             raise ConfigError(f'unknown {self.kind} "{name}"{nearest(name, self)}; '
                               f'your own is "package.module:name" or "file.py:name"')
         return self[name]
+
+
+class Later:
+    """Names of a package's files that are imported when one is asked for; `files` has the `__all__` of each, in one text."""
+
+    def __init__(self, package: str, files: Mapping[str, str]):
+        self.package, self.files = package, files
+        self._file_of = functools.cache(lambda: {name: file for file, names in files.items() for name in names.split()})
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of()
+
+    def __getitem__(self, name: str) -> Any:
+        """The object of this name, whose file is imported, and no other. KeyError where none has it."""
+        return getattr(importlib.import_module(f"{self.package}.{self._file_of()[name]}"), name)
+
+    def names(self) -> list[str]:
+        return list(self._file_of())
 
 
 def import_object(name: str, kind: str, folder: Path | None = None) -> Any:
@@ -183,8 +202,12 @@ def bound(function: Callable[..., Any], arguments: Mapping[str, Any], what: str,
 def call(function: Callable[..., Any], what: str, arguments: Mapping[str, Any], *given: Any, section: str = "") -> Any:
     """``function(*given, **arguments)``, with a ConfigError that says where `what` refuses the arguments or fails with them.
 
-    Errors of our own, of the operating system and of MPI pass. `section` is that of the arguments in a configuration.
+    Arguments of other types than the signature asks for are refused before the call. Errors of our own, of the operating system
+    and of MPI pass. `section` is that of the arguments in a configuration.
     """
+    wrong = misfit(function, arguments, f"{what}: {section}{'.' if section else ''}")
+    if wrong:
+        raise ConfigError(wrong)
     try:
         return function(*given, **arguments)
     except (MpitrainError, OSError, MemoryError):
@@ -196,23 +219,69 @@ def call(function: Callable[..., Any], what: str, arguments: Mapping[str, Any], 
         those = f" {dict(arguments)}" if arguments else " its arguments" if refused else ""
         how = f"does not accept{those}: {text_of(error)}" if refused else \
             f"failed{' with' if those else ''}{those}: {name_and_text(error, place(error))}"
-        raise ConfigError(misfit(function, arguments, f"{what}: {section}") or f"{what} {how}") from error
+        raise ConfigError(f"{what} {how}") from error
 
 
-KINDS = {"float": (Real, "a number"), "int": (Integral, "an integer"), "str": (str, "a string"), "bool": (bool, "true or false"),
-         "None": (type(None), "")}
+KINDS: dict[str, tuple[Any, tuple[str, str]]] = {             # of a hint: the type, and the words for one and for several
+    "float": (Real, ("a number", "numbers")), "int": (Integral, ("an integer", "integers")),
+    "str": (str, ("a string", "strings")), "bool": (bool, ("true or false", "true or false")), "None": (type(None), ("", ""))}
+LISTS = ("Sequence", "Iterable", "list", "tuple")
+TABLES = ("Mapping", "dict")
 
 
 def misfit(function: Callable[..., Any], arguments: Mapping[str, Any], start: str) -> str:
-    """``<start>.trust must be a number, found "a"`` for the first argument that is not of the plain type that the signature
-    asks for; "" if there is none."""
-    for name, parameter in parameters_of(function).items():
+    """``<start>trust must be a number, found "a"`` for the first argument that is not of the type that the signature asks for;
+    "" if there is none. Types that TOML has not, and hints that are not plain, take anything."""
+    for name, parameter in parameters_of(function).items() if arguments else ():
         hint = parameter.annotation if isinstance(parameter.annotation, str) else inspect.formatannotation(parameter.annotation)
-        kinds = [KINDS.get(kind, (object, "")) for kind in hint.split(" | ")]
-        if name in arguments and not isinstance(arguments[name], tuple(kind for kind, _ in kinds)):
-            wanted = " or ".join(words for _, words in kinds if words)
-            return f"{start}.{name} must be {wanted}, found {json.dumps(arguments[name], default=str)}"
+        if name in arguments and not any(_fits(arguments[name], option) for option in _options(hint)):
+            wanted = " or ".join(words for words in map(_words, _options(hint)) if words)
+            return f"{start}{name} must be {wanted}, found {json.dumps(arguments[name], default=str)}"
     return ""
+
+
+def _options(hint: str) -> list[str]:
+    """The parts of a union: those of ``Sequence[int | None] | None`` are two."""
+    found, depth = [""], 0
+    for letter in hint.replace(" ", ""):
+        depth += {"[": 1, "]": -1}.get(letter, 0)
+        if letter == "|" and not depth:
+            found.append("")
+        else:
+            found[-1] += letter
+    return found
+
+
+def _parts(option: str) -> tuple[str, str]:
+    """``collections.abc.Sequence[int]``: its plain name, and what stands in brackets; of a tuple with dots, the kind."""
+    base, _, inner = option.partition("[")
+    return base.rpartition(".")[2], inner.removesuffix("]").removesuffix(",...")
+
+
+def _fits(value: Any, option: str) -> bool:
+    base, inner = _parts(option)
+    if base in KINDS:
+        return isinstance(value, KINDS[base][0]) and (base == "bool" or not isinstance(value, bool))
+    if base in LISTS:
+        several = "," in re.sub(r"\[.*\]", "", inner)
+        listed = isinstance(value, Collection) and not isinstance(value, str | Mapping)
+        return listed and (not inner or several or all(any(_fits(x, kind) for kind in _options(inner)) for x in value))
+    return isinstance(value, Mapping) if base in TABLES else True
+
+
+def _words(option: str, *, many: bool = False) -> str:
+    base, inner = _parts(option)
+    if base in KINDS:
+        return KINDS[base][1][many]
+    if base in LISTS:
+        kinds = [_words(kind, many=True) for kind in _options(inner) if inner and "," not in re.sub(r"\[.*\]", "", inner)]
+        return f"{'lists' if many else 'a list'}{' of ' + ' or '.join(kinds) if all(kinds) and kinds else ''}"
+    return ("tables" if many else "a table") if base in TABLES else ""
+
+
+def is_own(thing: Any) -> bool:
+    """Whether an object is of a user's class, and none of this package's."""
+    return not type(thing).__module__.startswith("mpitrain.")
 
 
 def named(value: Any) -> str:

@@ -42,18 +42,21 @@
 #else
 
 #include "sums.h"
+#include "normalise.h"
 
 /* Adds d = x - centre, and d * d. */
-INLINE void NAME(add_moments)(SUMS *s, const T *x, T centre, i64 n)
+INLINE void NAME(add_moments)(SUMS *s, const T *x, i64 later, T centre, i64 n)
 {
     for (i64 there; n > 0; x += there, n -= there) {
         there = NAME(room)(s, n);
         i64 i = 0;
-        for (; i + AHEAD * LANES <= there; i += AHEAD * LANES)
+        for (; i + AHEAD * LANES <= there; i += AHEAD * LANES) {
+            NAME(bring)(x + i + later, 0);
             for (i64 u = 0; u < AHEAD; u++) {
                 V d = *(const V *)(x + i + u * LANES) - centre;
                 NAME(add)(s, u, d, d * d);
             }
+        }
         for (i64 u = 0; i < there; i += LANES, u++) {
             V d = NAME(load)(x + i, at_most(there - i, LANES), centre) - centre;
             NAME(add)(s, u, d, d * d);
@@ -70,12 +73,17 @@ INLINE V NAME(passed)(V g, V z, V y, T s, T b, const int masked)
 }
 
 /* Adds h = passed(g), and h * (x - m); keeps h where masked is 1. */
-INLINE void NAME(add_gradients)(SUMS *sums, const T *g, const T *x, const T *y, T *h, i64 n, T m, T s, T b, const int masked)
+INLINE void NAME(add_gradients)(SUMS *sums, const T *g, const T *x, const T *y, T *h, i64 n, i64 later, T m, T s, T b,
+                               const int masked)
 {
     for (i64 done = 0, there; done < n; done += there) {
         there = NAME(room)(sums, n - done);
         i64 i = done, stop = done + there;
-        for (; i + AHEAD * LANES <= stop; i += AHEAD * LANES)
+        for (; i + AHEAD * LANES <= stop; i += AHEAD * LANES) {
+            NAME(bring)(g + i + later, 0);
+            NAME(bring)(x + i + later, 0);
+            if (masked == 1) NAME(bring)(y + i + later, 0);
+            if (masked == 1) NAME(bring)(h + i + later, 1);
             for (i64 u = 0; u < AHEAD; u++) {
                 const i64 at = i + u * LANES;
                 V z = *(const V *)(x + at) - m, zero = {0};
@@ -83,6 +91,7 @@ INLINE void NAME(add_gradients)(SUMS *sums, const T *g, const T *x, const T *y, 
                 if (masked == 1) *(V *)(h + at) = v;
                 NAME(add)(sums, u, v, v * z);
             }
+        }
         for (i64 u = 0; i < stop; i += LANES, u++) {
             const i64 size = at_most(stop - i, LANES);
             V z = NAME(load)(x + i, size, m) - m, zero = {0};
@@ -93,9 +102,12 @@ INLINE void NAME(add_gradients)(SUMS *sums, const T *g, const T *x, const T *y, 
     }
 }
 
-/* Channels [first, last) of (N, C, L), sample by sample: k is the sample, j the channel, `at` where its run of l begins. */
+/* Channels [first, last) of (N, C, L), sample by sample: k is the sample, j the channel, `at` where its run of l begins. What was read
+   last is read first the next time, backwards: the cache still has it. */
 #define RUNS(k, j, at) \
     for (i64 k = 0; k < n; k++) for (i64 j = first; j < last; j++) for (i64 at = (k * c + j) * l, once = 1; once; once = 0)
+#define RUNS_BACK(k, j, at) \
+    for (i64 k = n - 1; k >= 0; k--) for (i64 j = last - 1; j >= first; j--) for (i64 at = (k * c + j) * l, once = 1; once; once = 0)
 
 /* A few channels at a time: those that stay in the cache until they are read again. */
 #define GROUPS(first, last) \
@@ -112,7 +124,7 @@ static void NAME(moments_about)(const T *x, const T *centre, double *mean, doubl
 {
     SUMS sums[MOST_TOGETHER];
     memset(sums, 0, (last - first) * sizeof *sums);
-    RUNS(k, j, at) NAME(add_moments)(sums + j - first, x + at, centre[j - first], l);
+    RUNS(k, j, at) NAME(add_moments)(sums + j - first, x + at, NAME(later)(j, first, last, c, l), centre[j - first], l);
     for (i64 j = first; j < last; j++) {
         SUMS *s = sums + j - first;
         double sum = NAME(total)(s, 0), distance = sum / (n * l), square = NAME(total)(s, 1) - sum * distance;
@@ -181,7 +193,7 @@ INLINE void NAME(sums_of)(const T *g, const T *x, const T *y, const T *centre, c
     memset(sums, 0, (last - first) * sizeof *sums);
     RUNS(k, j, at)
         NAME(add_gradients)(sums + j - first, g + at, x + at, masked == 1 ? y + at : NULL, masked == 1 ? h + at : NULL, l,
-                            centre[j], scale ? scale[j - first] : 0, bias ? bias[j] : 0, masked);
+                            NAME(later)(j, first, last, c, l), centre[j], scale ? scale[j - first] : 0, bias ? bias[j] : 0, masked);
     for (i64 j = first; j < last; j++) {
         plain[j] = NAME(total)(sums + j - first, 0);
         product[j] = NAME(total)(sums + j - first, 1);
@@ -234,14 +246,13 @@ void NAME(batch_norm)(const T *restrict x, const T *weight, const T *bias, const
             centre[j - first] = (T)mean[j];
             scale[j - first] = (T)(weight ? inverse[j] * weight[j] : inverse[j]);
         }
-        RUNS(k, j, at) {
+        RUNS_BACK(k, j, at) {
             T m = centre[j - first], s = scale[j - first], b = bias ? bias[j] : 0;
-            const T *xs = x + at, *rs = residual + at;
-            T *ys = y + at;
-            if (residual && relu) for (i64 i = 0; i < l; i++) { T v = (xs[i] - m) * s + b + rs[i]; ys[i] = v < 0 ? 0 : v; }
-            else if (residual) for (i64 i = 0; i < l; i++) ys[i] = (xs[i] - m) * s + b + rs[i];
-            else if (relu) for (i64 i = 0; i < l; i++) { T v = (xs[i] - m) * s + b; ys[i] = v < 0 ? 0 : v; }
-            else for (i64 i = 0; i < l; i++) ys[i] = (xs[i] - m) * s + b;
+            i64 next = NAME(earlier)(j, first, last, c, l);
+            if (residual && relu) NAME(normalised)(x + at, residual + at, y + at, l, next, m, s, b, 1, 1);
+            else if (residual) NAME(normalised)(x + at, residual + at, y + at, l, next, m, s, b, 1, 0);
+            else if (relu) NAME(normalised)(x + at, NULL, y + at, l, next, m, s, b, 0, 1);
+            else NAME(normalised)(x + at, NULL, y + at, l, next, m, s, b, 0, 0);
         }
     }
 }
@@ -266,20 +277,18 @@ void NAME(batch_norm_gradients)(const T *restrict g, const T *restrict x, const 
             slope[j - first] = (T)(-scale[j - first] * inverse[j] * inverse[j] * (product[j] / (n * l)));
             shift[j - first] = (T)(-scale[j - first] * (plain[j] / (n * l)));
         }
-        if (dx) RUNS(k, j, at) {
+        if (dx) RUNS_BACK(k, j, at) {
             T m = centre[j], s = scale[j - first], b = bias ? bias[j] : 0, d = slope[j - first], e = shift[j - first];
-            const T *gs = from + at, *xs = x + at;
-            T *to = dx + at;
-            if (masked == 2)
-                for (i64 i = 0; i < l; i++) {
-                    T z = xs[i] - m;
-                    to[i] = s * (z * s + b <= 0 ? 0 : gs[i]) + d * z + e;
-                }
-            else for (i64 i = 0; i < l; i++) to[i] = s * gs[i] + d * (xs[i] - m) + e;
+            i64 next = NAME(earlier)(j, first, last, c, l);
+            if (masked == 2) NAME(sloped)(from + at, x + at, dx + at, l, next, m, s, b, d, e, 2);
+            else NAME(sloped)(from + at, x + at, dx + at, l, next, m, s, b, d, e, 0);
         }
     }
 }
 
 #undef RUNS
+#undef RUNS_BACK
+#undef EACH_256_BYTES
+#undef EACH_VECTOR
 #undef GROUPS
 #endif

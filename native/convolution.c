@@ -27,6 +27,7 @@
 #define LANES FLOATS
 #define NAME(name) name##_float32
 #include "turn.h"
+#include "images.h"
 #include "convolution.h"
 #include "winograd.h"
 #include "channel_sums.h"
@@ -48,6 +49,7 @@
 #define LANES DOUBLES
 #define NAME(name) name##_float64
 #include "turn.h"
+#include "images.h"
 #include "convolution.h"
 #include "winograd.h"
 #include "channel_sums.h"

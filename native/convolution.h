@@ -213,24 +213,24 @@ static void NAME(multiply)(const NAME(Product) *product, const Views *s, const T
     }
 }
 
-/* All products of n images x. Returns 1 without memory. */
-static int NAME(multiply_all)(Memory *m, const NAME(Product) *product, const Views *s, i64 products, const T *x, i64 n, T *to)
+/* All products of the images. Returns 1 without memory. */
+static int NAME(multiply_all)(Memory *m, const NAME(Product) *product, const Views *s, i64 products, NAME(Images) *x, T *to)
 {
-    i64 most = 0;
+    i64 most = 0, n = x->n;
     for (i64 k = 0; k < products; k++) most = at_least(most, s[k].c * s[k].views * s[k].phases * s[k].rows * s[k].width);
     i64 chunk = clip(PACKED_BYTES / (i64)sizeof(T) / at_least(most, 1), 1, n), size = s->c * s->h * s->w;
     if (chunk > VECTORS) chunk -= chunk % VECTORS;                             /* then all tiles are whole */
     T *packed = borrow(m, (chunk * most + SLACK) * sizeof(T));
-    if (!packed) return 1;
-    for (i64 first = 0; first < n; first += chunk) for (i64 k = 0; k < products; k++) {
-        i64 image = s[k].c * s[k].views * s[k].phases * s[k].rows * s[k].width, images = at_most(chunk, n - first);
-        for (i64 y0 = 0; y0 < s[k].oh && s[k].ow > 0; y0 += s[k].block) {
+    if (!packed || NAME(make_room)(m, x, chunk)) return 1;
+    for (i64 first = 0; first < n; first += chunk) {
+        i64 images = at_most(chunk, n - first);
+        const T *end, *from = NAME(ready)(x, first, images, &end);
+        for (i64 k = 0; k < products; k++) for (i64 y0 = 0; y0 < s[k].oh && s[k].ow > 0; y0 += s[k].block) {
+            i64 image = s[k].c * s[k].views * s[k].phases * s[k].rows * s[k].width;
             int last = k == products - 1 && y0 + s[k].block >= s[k].oh;
-            const T *next = x + (first + images) * size;
-            Ahead ahead = look_ahead(next, next + (last ? at_most(chunk, n - first - images) * size : 0),
-                                     images * product[k].vectors * s[k].groups * ((s[k].outputs + ROWS - 1) / ROWS) / VECTORS);
-            for (i64 i = 0; i < images; i++)
-                NAME(pack_views)(x + (first + i) * size, s + k, y0, packed + i * image, x + n * size);
+            Ahead ahead = NAME(images_ahead)(x, first + images, last ? chunk : 0,
+                                             images * product[k].vectors * s[k].groups * ((s[k].outputs + ROWS - 1) / ROWS) / VECTORS);
+            for (i64 i = 0; i < images; i++) NAME(pack_views)(from + i * size, s + k, y0, packed + i * image, end);
             NAME(multiply)(product + k, s + k, packed, images, y0, at_most(s[k].block, s[k].oh - y0),
                            to + first * s[k].image + s[k].corner, ahead);
         }

@@ -19,13 +19,6 @@
 #define LANES FLOATS
 #define NAME(name) name##_pairs
 #include "turn.h"
-#include "convolution.h"
-#include "channel_sums.h"
-#include "position_gradient.h"
-#include "dense_gradient.h"
-
-/* Whether convolutions run on the CPU's own bfloat16 instruction. */
-int convolution_bfloat16_is_fast(void) { return HAS_INSTRUCTION; }
 
 /* to[i] = the pair of one[i] and two[i], or of one[i] and zero. */
 static void pair_up(const float *one, const float *two, u32 *to, i64 n)
@@ -36,16 +29,58 @@ static void pair_up(const float *one, const float *two, u32 *to, i64 n)
     for (; i < n; i++) to[i] = pair_of(one[i], two ? two[i] : 0);
 }
 
-/* `sets` of `count` planes each, two planes a pair: (sets, (count + 1) / 2, plane). NULL without memory. */
-static T *pairs_from(Memory *m, const float *x, i64 sets, i64 count, i64 plane)
+/* Images of pairs, made from x when they are wanted: they are not to be written to memory and read again. An image has `sets` of
+   `count` planes each; two planes make one of pairs, the last of a set, and the one before `end`, pairs with zeros. */
+typedef struct { const float *x, *end; i64 sets, count, plane, n; u32 *room; } Images_pairs;
+
+static i64 size_of_image(const Images_pairs *s) { return s->sets * ((s->count + 1) / 2) * s->plane; }
+
+static int make_room_pairs(Memory *m, Images_pairs *s, i64 count)
 {
-    i64 pairs = (count + 1) / 2;
-    u32 *to = borrow(m, (sets * pairs * plane + LANES) * sizeof(u32));
-    for (i64 s = 0; to && s < sets; s++) for (i64 k = 0; k < pairs; k++) {
-        const float *one = x + (s * count + 2 * k) * plane;
-        pair_up(one, 2 * k + 1 < count ? one + plane : NULL, to + (s * pairs + k) * plane, plane);
+    s->room = borrow(m, (count * size_of_image(s) + LANES) * sizeof(u32));
+    return !s->room;
+}
+
+static const T *ready_pairs(const Images_pairs *s, i64 first, i64 count, const T **end)
+{
+    u32 *to = s->room;
+    for (i64 set = first * s->sets; set < (first + count) * s->sets; set++) for (i64 k = 0; k < s->count; k += 2, to += s->plane) {
+        const float *one = s->x + (set * s->count + k) * s->plane, *two = one + s->plane;
+        pair_up(one, k + 1 < s->count && two < s->end ? two : NULL, to, s->plane);
     }
-    return (T *)to;
+    *end = (const T *)to;
+    return (const T *)s->room;
+}
+
+static Ahead images_ahead_pairs(const Images_pairs *s, i64 first, i64 count, i64 times)
+{
+    i64 size = s->sets * s->count * s->plane, rest = s->end - s->x - first * size;
+    return look_ahead(s->x + first * size, s->x + first * size + clip(rest, 0, count * size), times);
+}
+
+#include "convolution.h"
+#include "channel_sums.h"
+#include "position_gradient.h"
+#include "dense_gradient.h"
+
+/* Whether convolutions run on the CPU's own bfloat16 instruction. */
+int convolution_bfloat16_is_fast(void) { return HAS_INSTRUCTION; }
+
+/* n images of `channels` in `groups`, two channels of a group a pair. */
+static Images_pairs by_channels(const float *x, i64 n, i64 groups, i64 channels, i64 plane)
+{
+    return (Images_pairs){x, x + n * groups * channels * plane, groups, channels, plane, n, NULL};
+}
+
+/* n images, two images a pair. */
+static Images_pairs by_images(const float *x, i64 n, i64 size) { return (Images_pairs){x, x + n * size, 1, 2, size, (n + 1) / 2, NULL}; }
+
+/* A kernel's `sets` of `count` parts, two of them a pair. NULL without memory. */
+static const T *weight_pairs(Memory *m, const float *weight, i64 sets, i64 count, i64 part)
+{
+    const T *end;
+    Images_pairs one = by_channels(weight, 1, sets, count, part);
+    return make_room_pairs(m, &one, 1) ? NULL : ready_pairs(&one, 0, 1, &end);
 }
 
 static int forward_in(Memory *m, const float *x, const float *weight, const float *bias, float *y, const Geometry *g)
@@ -55,11 +90,12 @@ static int forward_in(Memory *m, const float *x, const float *weight, const floa
     of_pairs.c = g->groups * pairs;
     Product_pairs product = {0};
     Room room = views_room(m, area, g->sh);
-    T *images = pairs_from(m, x, g->n * g->groups, channels, g->h * g->w), *weights = pairs_from(m, weight, g->o, channels, area);
-    if (!room.memory || !images || !weights) return 1;
+    Images_pairs images = by_channels(x, g->n, g->groups, channels, g->h * g->w);
+    const T *weights = weight_pairs(m, weight, g->o, channels, area);
+    if (!room.memory || !weights) return 1;
     Views s = forward_views(&of_pairs, &room, LANES, PACKED_BYTES / sizeof(T));
     return prepare_pairs(m, &product, &s, weights, outputs * pairs * area, pairs * area, area, bias)
-           || multiply_all_pairs(m, &product, &s, 1, images, g->n, y);
+           || multiply_all_pairs(m, &product, &s, 1, &images, y);
 }
 
 /* y (N, O, OH, OW) = x (N, C, H, W) * weight (O, C/groups, kh, kw) + bias (or NULL). */
@@ -80,9 +116,9 @@ static int adjoint_in(Memory *m, const float *y, const float *weight, const floa
     of_pairs.o = g->groups * pairs;
     Product_pairs *product = borrow(m, phases * sizeof *product);
     Views *s = borrow(m, phases * sizeof *s);
-    T *maps = pairs_from(m, y, g->n * g->groups, outputs, g->oh * g->ow);
-    T *weights = pairs_from(m, weight, g->groups, outputs, channels * area);     /* (groups, pairs, channels, area) */
-    if (!product || !s || !maps || !weights) return 1;
+    Images_pairs maps = by_channels(y, g->n, g->groups, outputs, g->oh * g->ow);
+    const T *weights = weight_pairs(m, weight, g->groups, outputs, channels * area);     /* (groups, pairs, channels, area) */
+    if (!product || !s || !weights) return 1;
     for (i64 k = 0; k < phases; k++) {
         Room room = views_room(m, area, 1);
         if (!room.memory) return 1;
@@ -90,7 +126,7 @@ static int adjoint_in(Memory *m, const float *y, const float *weight, const floa
         if (s[k].oh > 0 && s[k].ow > 0
             && prepare_pairs(m, product + k, s + k, weights, pairs * channels * area, area, channels * area, bias)) return 1;
     }
-    return multiply_all_pairs(m, product, s, phases, maps, g->n, x);
+    return multiply_all_pairs(m, product, s, phases, &maps, x);
 }
 
 /* x (N, C, H, W) = the adjoint of forward applied to y (N, O, OH, OW), plus bias (or NULL) of each channel of x. */
@@ -111,11 +147,10 @@ static int kernel_gradient_in(Memory *m, const float *x, const float *y, float *
     Geometry of_pairs = *g;
     of_pairs.n = (g->n + 1) / 2;
     Channels_pairs none = {0};
-    T *images = pairs_from(m, x, 1, g->n, g->c * g->h * g->w), *maps = pairs_from(m, y, 1, g->n, g->o * g->oh * g->ow);
-    if (!images || !maps) return 1;
+    Images_pairs images = by_images(x, g->n, g->c * g->h * g->w), maps = by_images(y, g->n, g->o * g->oh * g->ow);
     best_gradient_tile_pairs(g, &dense);
     int suits = dense * g->oh * g->ow < POSITION_SLOWNESS * tiles * LEFT * RIGHT * parts;
-    return (suits ? dense_gradient_pairs : position_gradient_pairs)(m, images, maps, weight, &of_pairs, &none);
+    return (suits ? dense_gradient_pairs : position_gradient_pairs)(m, &images, &maps, weight, &of_pairs, &none);
 }
 
 /* weight (O, C/groups, kh, kw) = sum over images and positions of y (N, O, OH, OW) times the window of x there; bias (or NULL) of

@@ -12,8 +12,9 @@ static int NAME(forward_in)(Memory *m, const T *x, const T *weight, const T *bia
     if (!room.memory) return 1;
     if (NAME(suits_winograd)(&s))
         return NAME(winograd)(m, &s, weight, outputs * channels * area, channels * area, area, bias, x, g->n, y);
+    NAME(Images) images = {x, g->c * g->h * g->w, g->n};
     return NAME(prepare)(m, &product, &s, weight, outputs * channels * area, channels * area, area, bias)
-           || NAME(multiply_all)(m, &product, &s, 1, x, g->n, y);
+           || NAME(multiply_all)(m, &product, &s, 1, &images, y);
 }
 
 /* y (N, O, OH, OW) = x (N, C, H, W) * weight (O, C/groups, kh, kw) + bias (or NULL). */
@@ -43,7 +44,8 @@ static int NAME(adjoint_in)(Memory *m, const T *y, const T *weight, const T *bia
         if (s[k].oh > 0 && s[k].ow > 0
             && NAME(prepare)(m, product + k, s + k, weight, outputs * channels * area, area, channels * area, bias)) return 1;
     }
-    return NAME(multiply_all)(m, product, s, phases, y, g->n, x);
+    NAME(Images) maps = {y, g->o * g->oh * g->ow, g->n};
+    return NAME(multiply_all)(m, product, s, phases, &maps, x);
 }
 
 /* x (N, C, H, W) = the adjoint of forward applied to y (N, O, OH, OW), plus bias (or NULL) of each channel of x. */
@@ -71,7 +73,8 @@ static int NAME(kernel_gradient_in)(Memory *m, const T *x, const T *y, T *weight
     if (NAME(suits_winograd_gradient)(&s)) return NAME(winograd_gradient)(m, &s, x, y, weight, g->n, bias);
     NAME(best_gradient_tile)(g, &dense);
     int suits = dense * g->oh * g->ow < POSITION_SLOWNESS * tiles * LEFT * RIGHT * parts;
-    return (suits ? NAME(dense_gradient) : NAME(position_gradient))(m, x, y, weight, g, bias);
+    NAME(Images) images = {x, g->c * g->h * g->w, g->n}, maps = {y, g->o * g->oh * g->ow, g->n};
+    return (suits ? NAME(dense_gradient) : NAME(position_gradient))(m, &images, &maps, weight, g, bias);
 }
 
 /* weight (O, C/groups, kh, kw) = sum over images and positions of y (N, O, OH, OW) times the window of x there; bias (or NULL) of

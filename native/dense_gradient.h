@@ -105,7 +105,7 @@ static void NAME(pack_outputs)(const T *y, i64 pixels, i64 groups, i64 outputs, 
 }
 
 /* See kernel_gradient(). */
-static int NAME(dense_gradient)(Memory *m, const T *x, const T *y, T *weight, const Geometry *g,
+static int NAME(dense_gradient)(Memory *m, NAME(Images) *x, NAME(Images) *y, T *weight, const Geometry *g,
                                 const NAME(Channels) *bias)
 {
     i64 channels = g->c / g->groups, outputs = g->o / g->groups, area = g->kh * g->kw, terms = channels * area, cost;
@@ -113,28 +113,28 @@ static int NAME(dense_gradient)(Memory *m, const T *x, const T *y, T *weight, co
     i64 wide = tile->vectors * LANES, blocks = (outputs + wide - 1) / wide, each = tile->lines * tile->run;
     i64 padded = (terms + each - 1) / each * each, most = MAPS_BYTES / (i64)sizeof(T) / wide, pixels = g->oh * g->ow;
     i64 chunk = clip(most / pixels, 1, at_least(g->n, 1)), block = clip(most / g->ow, 1, g->oh);
-    i64 map = g->groups * blocks * pixels * wide, size = g->c * g->h * g->w;
+    i64 map = g->groups * blocks * pixels * wide;
     Room room = views_room(m, area, g->sh);
     Views s = forward_views(g, &room, 1, INT64_MAX / 2);
     i64 plane = s.views * s.phases * s.rows * s.width;
     T *packed = borrow(m, (chunk * g->c * plane + LANES) * sizeof(T)), *maps = borrow(m, chunk * map * sizeof(T));
     T *total = borrow_zeros(m, g->groups * blocks * padded * wide * sizeof(T));
     i64 *offset = borrow_zeros(m, padded * sizeof(i64));
-    if (!room.memory || !packed || !maps || !total || !offset) return 1;
+    if (!room.memory || !packed || !maps || !total || !offset || NAME(make_room)(m, x, 1) || NAME(make_room)(m, y, 1)) return 1;
 
     for (i64 r = 0; r < terms; r += tile->run)
         offset[r / tile->run] = r / area * plane + s.tap[r % area].offset;
     for (i64 first = 0; first < g->n; first += chunk) {
         i64 images = at_most(chunk, g->n - first);
         for (i64 n = 0; n < images; n++) {
-            NAME(pack_views)(x + (first + n) * size, &s, 0, packed + n * g->c * plane, x + g->n * size);
-            NAME(pack_outputs)(y + (first + n) * g->o * pixels, pixels, g->groups, outputs, tile->vectors, maps + n * map);
+            const T *end, *image = NAME(ready)(x, first + n, 1, &end);
+            NAME(pack_views)(image, &s, 0, packed + n * g->c * plane, end);
+            NAME(pack_outputs)(NAME(ready)(y, first + n, 1, &end), pixels, g->groups, outputs, tile->vectors, maps + n * map);
             NAME(add_image)(bias, first + n);
         }
-        i64 next = first + images, more = at_most(chunk, g->n - next);
         i64 times = images * g->oh * g->groups * blocks * padded / each;
-        Ahead ahead[2] = {look_ahead(x + next * size, x + (next + more) * size, (times + 1) / 2),
-                          look_ahead(y + next * g->o * pixels, y + (next + more) * g->o * pixels, times / 2)};
+        Ahead ahead[2] = {NAME(images_ahead)(x, first + images, chunk, (times + 1) / 2),
+                          NAME(images_ahead)(y, first + images, chunk, times / 2)};
         for (i64 b = 0; b < g->groups * blocks; b++) for (i64 y0 = 0; y0 < g->oh; y0 += block)
             for (i64 r = 0; r < padded; r += each)
                 tile->add(maps + (b * pixels + y0 * g->ow) * wide, map,

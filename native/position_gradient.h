@@ -27,11 +27,11 @@ INLINE void NAME(inner)(const T *left, i64 left_step, i64 left_stride, const T *
 }
 
 /* See kernel_gradient(). */
-static int NAME(position_gradient)(Memory *m, const T *x, const T *y, T *weight, const Geometry *g,
+static int NAME(position_gradient)(Memory *m, NAME(Images) *x, NAME(Images) *y, T *weight, const Geometry *g,
                                    const NAME(Channels) *bias)
 {
     i64 channels = g->c / g->groups, outputs = g->o / g->groups, padded = (outputs + LEFT - 1) / LEFT * LEFT;
-    i64 area = g->kh * g->kw, terms = channels * area, size = g->c * g->h * g->w, pixels = g->oh * g->ow;
+    i64 area = g->kh * g->kw, terms = channels * area, pixels = g->oh * g->ow;
     Room room = views_room(m, area, g->sh);
     Views s = forward_views(g, &room, 1, INT64_MAX / 2);
     i64 plane = s.views * s.phases * s.rows * s.width, image = g->c * plane;
@@ -43,18 +43,19 @@ static int NAME(position_gradient)(Memory *m, const T *x, const T *y, T *weight,
     T *packed = borrow_zeros(m, (chunk * image + SLACK) * sizeof(T));  /* what is read beyond is multiplied by zero, and zero times */
     T *left = borrow_zeros(m, (chunk * maps + SLACK) * sizeof(T));     /* garbage may be NaN */
     i64 *offset = borrow_zeros(m, (terms + RIGHT) * sizeof(i64));
-    if (!room.memory || !packed || !left || !offset) return 1;
+    if (!room.memory || !packed || !left || !offset || NAME(make_room)(m, x, 1) || NAME(make_room)(m, y, 1)) return 1;
 
     memset(weight, 0, g->o * terms * sizeof(T));
     for (i64 r = 0; r < terms; r++) offset[r] = r / area * plane + s.tap[r % area].offset;
     for (i64 first = 0; first < g->n; first += chunk) {
         i64 images = at_most(chunk, g->n - first);
         for (i64 n = 0; n < images; n++) {
-            NAME(pack_views)(x + (first + n) * size, &s, 0, packed + n * image, x + g->n * size);
+            const T *end, *from = NAME(ready)(x, first + n, 1, &end);
+            NAME(pack_views)(from, &s, 0, packed + n * image, end);
+            from = NAME(ready)(y, first + n, 1, &end);
             for (i64 o = 0; o < g->o; o++) {
                 T *to = left + n * maps + (o / outputs * padded + o % outputs) * step;
-                NAME(copy_rows)(to, y + ((first + n) * g->o + o) * pixels, g->oh, s.width, 0, g->ow, 1, g->ow,
-                                y + g->n * g->o * pixels);
+                NAME(copy_rows)(to, from + o * pixels, g->oh, s.width, 0, g->ow, 1, g->ow, end);
                 NAME(clear)(to + g->oh * s.width, to + step);
             }
             NAME(add_image)(bias, first + n);

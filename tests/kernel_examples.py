@@ -71,6 +71,11 @@ def product_arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
             rng.standard_normal(75).astype(dtype), None)
 
 
+def pairs(rng: Any, dtype: Any, *shape: int) -> np.ndarray:
+    """Complex numbers of this precision."""
+    return normal(rng, dtype, (*shape, 2))[0].view({"f": "F", "d": "D"}[np.dtype(dtype).char])[..., 0]
+
+
 def matrix(rng: Any, dtype: Any) -> np.ndarray:
     x: np.ndarray = (4 * rng.standard_normal((6, 37))).astype(dtype)
     return x
@@ -131,6 +136,9 @@ EXAMPLES: dict[str, Example] = {
         e := np.exp(-abs(matrix(rng, dtype))), labels(rng, -1), e.sum(1), 0.1, -1, np.asarray(0.5, dtype)), 2e-6),
     "resample": of_shapes((3, 9, 5), then=(Taps(9, [2, 0, 3], [0, 8, 4, 4, 1], [0.25, 0.75, 1.0, -0.5, 0.125]), 1),
                           tolerance=1e-6),
+    "full_transform": Example(lambda rng, dtype: (pairs(rng, dtype, 3, 272, 2, 30), (1, 3), True, 0.5), 1e-6),
+    "half_transform": Example(lambda rng, dtype: (*normal(rng, dtype, (19, 6, 44)), (0,), 0.5, 2.0), 1e-6),
+    "real_transform": Example(lambda rng, dtype: (pairs(rng, dtype, 19, 3, 26), 51, (0,), 0.5, 0.5), 1e-6),
     "softmax": Example(lambda rng, dtype: (matrix(rng, dtype),), 4e-7),
     "softmax_grad": Example(lambda rng, dtype: (rows.softmax.reference(matrix(rng, dtype)), matrix(rng, dtype)), 2e-6),
     "log_softmax": Example(lambda rng, dtype: (matrix(rng, dtype),), 4e-7),
@@ -141,6 +149,8 @@ EXAMPLES: dict[str, Example] = {
         *normal(rng, dtype, (5, 37)), rng.integers(0, 256, (5, 5)).astype(np.uint8), 0.3)),
     "flash_attention": Example(lambda rng, dtype: flash_arguments(rng, dtype, False), 1e-6),
     "flash_attention_grad": Example(lambda rng, dtype: flash_arguments(rng, dtype, True), 2e-6),
+    "flash_attention_bfloat16": Example(lambda rng, dtype: flash_arguments(rng, dtype, False), 2e-3, ("float32",)),
+    "flash_attention_grad_bfloat16": Example(lambda rng, dtype: flash_arguments(rng, dtype, True), 4e-3, ("float32",)),
     "join_attention": Example(joined_arguments, 1e-6),
     "row_norm": of_shapes((9, 568), (9, 568), (568,), (568,), then=(
         1e-5, True, Dropping(np.array([3, 1 << 40, 7], np.uint64), KEY, 0.3, 5)), tolerance=1e-5),
@@ -175,6 +185,24 @@ EXAMPLES: dict[str, Example] = {
     "random_words": Example(lambda rng, dtype: (random_rows(rng), 0x1234567890ABCDEF, 13)),
     "random_uniform": STREAM,
     "random_normal": STREAM._replace(tolerance=1e-9),
+    **dict.fromkeys(("erf", "erfc", "erfcx", "erfinv", "lgamma", "digamma", "trigamma"), Example(
+        lambda rng, dtype: (np.append(rng.uniform(-0.99, 0.99, 700), [1e-7, -1e-4, 0.5]).astype(dtype),), 1e-5)),
+    **dict.fromkeys(("remainder", "fmod"), of_shapes((700,), (700,))),
+    "logaddexp": of_shapes((700,), (700,), tolerance=3e-7),
+    "replace": of_shapes((70,), then=(0.5, 3.0, -4.0)),
+    "cumsum": of_shapes((7, 9, 5), then=(1, True)),
+    "cumprod": of_shapes((9, 13), then=(1,)),
+    "cumprod_gradient": of_shapes((9, 13), (9, 13), tolerance=1e-6),
+    "prod_gradient": of_shapes((9, 13), (9,), tolerance=1e-6),
+    "prod": of_shapes((9, 37), tolerance=1e-6),
+    "cumextremum": Example(lambda rng, dtype: (np.rint(rng.standard_normal((3, 40, 5))).astype(dtype), 1, False)),
+    "extreme": Example(lambda rng, dtype: (np.rint(rng.normal(0, 3, (3, 400))).astype(dtype), 90, True)),
+    "place_of_rank": Example(lambda rng, dtype: (
+        np.rint(rng.normal(0, 3, (3, 400))).astype(dtype), np.array([[0], [7], [399]]))),
+    "gather": Example(lambda rng, dtype: (*normal(rng, dtype, (4, 6, 5)), rng.integers(0, 6, (3, 9, 4)), 1)),
+    "scatter": Example(lambda rng, dtype: (*normal(rng, dtype, (3, 6, 5)), rng.integers(0, 6, (3, 9, 5)),
+                                           *normal(rng, dtype, (3, 9, 5)), 1, True)),
+    "triangle": of_shapes((3, 5, 7), then=(-2, False)),
     "scatter_add_rows": Example(lambda rng, dtype: (
         *normal(rng, dtype, (7, 5)), rng.integers(0, 7, 20), *normal(rng, dtype, (20, 5)))),
     "subsample": of_shapes((2, 3, 5, 37), then=(2, 1, 2)),

@@ -14,7 +14,7 @@ from runs import SMALL, lines, record, steps, write
 
 from mpitrain.checkpoint import folders, store
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SCRIPT = str(ROOT / "examples/slurm/train.sbatch")
 LAYOUT = SMALL.replace("eval_every = 25", 'eval_every = 25\nreproducible = "layout"\nmicro_batches = 4\nstop_before = "never"')

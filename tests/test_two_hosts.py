@@ -29,7 +29,7 @@ STEPS = 30
 PARAMETERS = 64 * 128 + 128 + 128 * 64 + 64 + 64 * 10 + 10        # of the built-in digits run
 LIMIT = 5.0                                                      # seconds from a failure to the end of mpirun
 
-pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.alone, pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module", autouse=True)

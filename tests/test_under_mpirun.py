@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from launch import ROOT, mpirun
 
+pytestmark = pytest.mark.alone
+
 FILES = sorted((ROOT / "tests").rglob("*_mpi.py"))
 
 

@@ -59,7 +59,11 @@ class Tensor:
         elif isinstance(array, Tensor):
             array, self.version = array.array, array.shared_version()
         elif not is_array(array):
-            array = np.asarray(array, dtype=None if isinstance(array, np.generic) else np.float32)
+            try:
+                array = np.asarray(array, dtype=None if isinstance(array, np.generic) else np.float32)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise ShapeError(f"Tensor: {' '.join(str(error).split())}; expected real numbers, lists of equal lengths, or an "
+                                 "array (ops.tensor makes complex numbers of lists)") from None
         self.array = array
         self.grad: Array | None = None
         self.grad_buffer: Array | None = None     # where the first contribution is written, e.g. a view into a bucket

@@ -12,7 +12,7 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
-from mpitrain.config.sections import DEFAULTS_OF, OPEN, SECTIONS, Config, Origin, keys_of
+from mpitrain.config.sections import DEFAULTS_OF, DEFAULTS_OF_SCHEDULES, OPEN, SECTIONS, Config, Origin, keys_of
 from mpitrain.config.values import check_values, toml
 from mpitrain.errors import AccessError, ConfigError, MissingError, nearest
 
@@ -35,7 +35,8 @@ def load_config(path: Path | None, overrides: list[str]) -> Config:
     for override in overrides:
         _apply(tables, override, overridden)
     own = tables.get("optimizer", {})
-    tables |= {"optimizer": DEFAULTS_OF[own["name"]] | own} if own.get("name") in DEFAULTS_OF else {}
+    defaults = DEFAULTS_OF.get(own.get("name"), {}) | DEFAULTS_OF_SCHEDULES.get(own.get("schedule"), {})
+    tables |= {"optimizer": defaults | own} if defaults else {}
     config = Config(**{name: _section(name, table, None) for name, table in tables.items()})
     name = config.run.name or source.stem
     folder = config.run.folder or str(source.resolve().parent if path is not None else Path.cwd())

@@ -81,6 +81,7 @@ DEFAULTS_OF: dict[str, dict[str, Any]] = {
     "adagrad": {"lr": 0.01, "eps": 1e-10}, "adadelta": {"lr": 1.0, "eps": 1e-6}, "adamax": {"lr": 2e-3}, "nadam": {"lr": 2e-3},
     "lion": {"lr": 1e-4, "betas": [0.9, 0.99]}, "asgd": {"lr": 0.01}, "rprop": {"lr": 0.01}, "adafactor": {"lr": 0.01},
     "muon": {"momentum": 0.95, "nesterov": True, "weight_decay": 0.1, "eps": 1e-7}, "lbfgs": {"lr": 1.0}}
+DEFAULTS_OF_SCHEDULES: dict[str, dict[str, Any]] = {"cyclic": {"gamma": 1.0}}          # The same, of schedules.
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 # This package comes before another one of its name that is installed, and after the standard library: where it is installed
 # itself, so are others, one of which may be called `json` or `math`.
-CHILD = ("import sys; place = next((i for i, p in enumerate(sys.path) if p.endswith('-packages')), len(sys.path)); "
+CHILD = ("import gc, sys; gc.disable(); "
+         "place = next((i for i, p in enumerate(sys.path) if p.endswith('-packages')), len(sys.path)); "
          f"sys.path.insert(place, {str(Path(__file__).parents[2])!r}); "
          "from mpitrain.files.parser_child import main; main()")
 

@@ -7,7 +7,7 @@ from typing import Any
 from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ShapeError
-from mpitrain.models.registry import MODELS, require_sizes
+from mpitrain.models.registry import require_sizes
 from mpitrain.nn import AdaptiveAvgPool2d, Conv2d, Flatten, Linear, MaxPool2d, Module, Sequential, init
 from mpitrain.nn.basic import Check
 from mpitrain.nn.norm import NORMS
@@ -16,7 +16,6 @@ HE = init.kaiming_normal(fan="out")
 RESIDUAL_PLAN = {"stage*.conv1": "column", "stage*.norm1": "channels", "stage*.conv2": "row"}
 
 
-@MODELS.register("lenet")
 def lenet(classes: int = 10, channels: int = 1, size: int = 28) -> Sequential:
     """LeNet-5 (LeCun et al. 1998) with ReLU and max-pooling, for images of `size` x `size`.
 
@@ -95,25 +94,21 @@ def _cifar_resnet(blocks: int, classes: int, channels: int, norm: str) -> Sequen
     return model
 
 
-@MODELS.register("resnet20")
 def resnet20(classes: int = 10, channels: int = 3, norm: str = "batch") -> Sequential:
     """20 layers for small images such as CIFAR's; `norm` is "batch" or "sync" (statistics over all ranks)."""
     return _cifar_resnet(3, classes, channels, norm)
 
 
-@MODELS.register("resnet32")
 def resnet32(classes: int = 10, channels: int = 3, norm: str = "batch") -> Sequential:
     """32 layers for small images; see `resnet20`."""
     return _cifar_resnet(5, classes, channels, norm)
 
 
-@MODELS.register("resnet56")
 def resnet56(classes: int = 10, channels: int = 3, norm: str = "batch") -> Sequential:
     """56 layers for small images; see `resnet20`."""
     return _cifar_resnet(9, classes, channels, norm)
 
 
-@MODELS.register("resnet18")
 def resnet18(classes: int = 1000, channels: int = 3, norm: str = "batch") -> Sequential:
     """18 layers for images of about 224 x 224 (He et al. 2016a, table 1)."""
     require_sizes(classes=classes, channels=channels)

@@ -55,9 +55,21 @@ def refuse_weight(name: str, weight: Any) -> None:
     """ConfigError unless `weight` is None, or a number for each class, 0 or more: what a loss is divided by is their sum."""
     if weight is None:
         return
-    given = asnumpy(weight.array) if isinstance(weight, Tensor) else np.asarray(weight)
-    if given.ndim != 1 or given.dtype.kind not in "fiu" or not (given >= 0).all():
-        raise ConfigError(f"{name}: weight has a number for each class, 0 or more, not {str(weight)[:60]}")
+    given = asnumpy(weight.array if isinstance(weight, Tensor) else weight)
+    if given.ndim != 1 or given.dtype.kind not in "fiu" or not (given >= 0).all() or not given.any():
+        raise ConfigError(f"{name}: weight has a number for each class, 0 or more, and not all 0, found {str(weight)[:60]}")
+
+
+def count_of_labels(target: Any, weight: Any, ignore_index: int | None) -> int | float:
+    """The number of labels that are not ignored; with `weight`, a number for each class, the sum of theirs."""
+    if weight is None:
+        return ops.cross_entropy_count(target, ignore_index=ignore_index)
+    labels, given = (asnumpy(x.array if isinstance(x, Tensor) else x) for x in (target, weight))
+    counted = np.ones(labels.shape, bool) if ignore_index is None else labels != ignore_index
+    wrong = labels[counted & ((labels < 0) | (labels >= given.size))]
+    if wrong.size:
+        raise ShapeError(f"a label is {wrong[0]}, and there are weights for {given.size} classes, 0 to {given.size - 1}")
+    return float(given.astype(np.float64)[np.where(counted, labels, 0)][counted].sum())
 
 
 @LOSSES.register("cross_entropy")
@@ -84,10 +96,7 @@ class CrossEntropy(Loss):
         return ops.cross_entropy(output, target, label_smoothing=self.label_smoothing, ignore_index=self.ignore_index)
 
     def count(self, target: Array) -> Any:
-        if self.weight is not None:
-            counted = target == target if self.ignore_index is None else target != self.ignore_index
-            return float(np.asarray(self.weight, np.float64)[np.where(counted, target, 0)][counted].sum())
-        return ops.cross_entropy_count(target, ignore_index=self.ignore_index)
+        return count_of_labels(target, self.weight, self.ignore_index)
 
 
 @LOSSES.register("mse")

@@ -12,12 +12,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.backend import Array
-from mpitrain.nn.loss import Loss, refuse_weight
+from mpitrain.nn.loss import Loss, count_of_labels, refuse_weight
 
 __all__ = ["BCELoss", "BCEWithLogitsLoss", "CrossEntropyLoss", "DiceLoss", "FocalLoss", "HingeEmbeddingLoss", "HuberLoss",
            "KLDivLoss", "L1Loss", "MSELoss", "MultiLabelMarginLoss", "MultiLabelSoftMarginLoss", "MultiMarginLoss", "NLLLoss",
@@ -180,12 +178,7 @@ class Classes(Reduced):
         self.ignore_index = ignore_index
 
     def count(self, target: Array) -> Any:
-        weight, ignore = self.options["weight"], self.options["ignore_index"]
-        counted = np.ones(target.shape, bool) if ignore is None else target != ignore
-        if weight is None:
-            return int(counted.sum())
-        given = weight.array if isinstance(weight, Tensor) else weight
-        return float(np.asarray(given, np.float64)[np.where(counted, target, 0)][counted].sum())
+        return count_of_labels(target, self.options["weight"], self.ignore_index)
 
 
 class NLLLoss(Classes):
@@ -216,9 +209,8 @@ class FocalLoss(Classes):
                  dim: int = 1):
         super().__init__(weight, ignore_index, reduction, dim, gamma=gamma)
 
-    def count(self, target: Array) -> int:
-        ignore = self.options["ignore_index"]
-        return int(target.size if ignore is None else (target != ignore).sum())
+    def count(self, target: Array) -> Any:
+        return count_of_labels(target, None, self.ignore_index)
 
 
 class MultiMarginLoss(Reduced):

@@ -127,6 +127,9 @@ class CTCLoss(Several):
             return ops.ctc_loss(*inputs, reduction=self.reduction, **self.options)
         output, target = inputs
         labels = target.array if isinstance(target, Tensor) else target
+        if len(output.shape) != 3 or labels.ndim != 2:
+            raise ShapeError(f"CTCLoss: in a run it wants logits (B, T, C) and labels (B, S), found outputs {output.shape} and "
+                             f"labels {labels.shape}")
         lengths = np.cumprod(labels >= 0, axis=1).sum(axis=1)
         log_p = ops.log_softmax(ops.swapaxes(output, 0, 1))
         return ops.ctc_loss(log_p, labels.astype(np.int64), [output.shape[1]] * output.shape[0], lengths,

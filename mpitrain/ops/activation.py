@@ -11,7 +11,8 @@ from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import pointwise, rows
 from mpitrain.kernels.pointwise import ACTIVATIONS
-from mpitrain.ops.elementwise import exp, multiply, where
+from mpitrain.ops.choice import where
+from mpitrain.ops.elementwise import exp, multiply
 from mpitrain.ops.inputs import numpy_names
 
 __all__ = ["gelu", "leaky_relu", "log_softmax", "relu", "sigmoid", "silu", "softmax", "softplus", "tanh"]

@@ -7,7 +7,8 @@ from typing import Any
 from mpitrain.autograd import Tensor
 from mpitrain.backend import Array
 from mpitrain.ops.activation import softmax
-from mpitrain.ops.elementwise import sqrt, where
+from mpitrain.ops.choice import where
+from mpitrain.ops.elementwise import sqrt
 from mpitrain.ops.linalg import matmul
 from mpitrain.ops.reduce import mean
 from mpitrain.ops.shape import reshape, swapaxes

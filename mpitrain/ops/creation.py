@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.autograd.analytic import Real
 from mpitrain.backend import Array, array_module
 from mpitrain.errors import ShapeError
 from mpitrain.ops.inputs import as_tensor, raw, sizes_of
 
 __all__ = ["arange", "astype", "clone", "contiguous", "eye", "full", "full_like", "linspace", "logspace", "new_full", "new_ones",
            "new_zeros", "ones", "ones_like", "tensor", "zeros", "zeros_like"]
-
-FLOATS = ("float32", "float64")
 
 
 def dtype_of(name: str, dtype: Any) -> np.dtype[Any]:
@@ -52,6 +51,29 @@ class ToFloat64(ToFloat32):
     result_dtype = np.dtype("float64")
 
 
+class ToComplex64(Function):
+    """Complex numbers of real ones, or of another precision; a real input has the real part of the gradient."""
+
+    complex_inputs = "own"
+    result_dtype: Any = np.dtype("complex64")
+
+    @staticmethod
+    def forward(ctx: Context, x: Array) -> Array:
+        ctx.kind = x.dtype
+        return x.astype(ctx.function.result_dtype)
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return astype(grad if ctx.kind.kind == "c" else Real.apply(grad), ctx.kind)
+
+
+class ToComplex128(ToComplex64):
+    result_dtype = np.dtype("complex128")
+
+
+CASTS = {kind.result_dtype.name: kind for kind in (ToFloat32, ToFloat64, ToComplex64, ToComplex128)}
+
+
 class Clone(Function):
     complex_inputs = "analytic"
 
@@ -69,12 +91,17 @@ class Clone(Function):
 
 
 def astype(x: Any, dtype: Any) -> Tensor:
-    """`x` in another dtype; gradients flow between float32 and float64, none through integers or booleans."""
+    """`x` in another dtype; gradients flow between those with fractions, complex ones too, none through integers or booleans.
+
+    ShapeError where an imaginary part would be lost.
+    """
     x, wanted = as_tensor(x), dtype_of("astype", dtype)
     if x.dtype == wanted:
         return x
-    if wanted.name in FLOATS:
-        return (ToFloat32 if wanted == np.float32 else ToFloat64).apply(x)
+    if wanted.name in CASTS:
+        return CASTS[wanted.name].apply(x)
+    if x.dtype.kind == "c" and wanted != "bool":
+        raise ShapeError(f"astype: {x.dtype} to {wanted} would lose the imaginary part; convert x.real, or ops.real(x)")
     with np.errstate(invalid="ignore"):           # NaN as an integer is whatever the machine makes of it
         return Tensor(x.array.astype(wanted))
 
@@ -91,11 +118,18 @@ def contiguous(x: Any) -> Tensor:
 
 
 def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-    """A new tensor of numbers or lists; the dtype that PyTorch gives them: int64 of integers, bool, else float32."""
-    array = np.array(raw(data))
+    """A new tensor of numbers or lists; the dtype that PyTorch gives them: int64 of integers, bool, complex64, else float32."""
+    try:
+        array = np.array(raw(data))
+    except (TypeError, ValueError) as error:
+        raise ShapeError(f"tensor: {' '.join(str(error).split())}; expected numbers, or lists of equal lengths") from None
     if dtype is None:
-        dtype = array.dtype if hasattr(data, "dtype") or array.dtype.kind in "biu" else np.float32
-    return Tensor(array.astype(dtype_of("tensor", dtype)), requires_grad)
+        dtype = array.dtype if hasattr(data, "dtype") or array.dtype.kind in "biu" else "complex64" if (
+            array.dtype.kind == "c") else "float32"
+    wanted = dtype_of("tensor", dtype)
+    if array.dtype.kind not in "fiubc" or (array.dtype.kind == "c" and wanted.kind not in "cb"):
+        raise ShapeError(f"tensor: the numbers are {array.dtype}, which are no {wanted}")
+    return Tensor(array.astype(wanted), requires_grad)
 
 
 def zeros(*size: Any, dtype: Any = "float32") -> Tensor:

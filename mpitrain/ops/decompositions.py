@@ -15,7 +15,8 @@ from mpitrain.ops.elementwise import absolute
 from mpitrain.ops.inputs import as_tensor
 from mpitrain.ops.linalg import matmul
 from mpitrain.ops.matrices import Solve, _floats, _turned, inv
-from mpitrain.ops.products import _square, vector_norm
+from mpitrain.ops.norms import vector_norm
+from mpitrain.ops.products import _square
 from mpitrain.ops.reduce import max as largest
 from mpitrain.ops.reduce import min as smallest
 from mpitrain.ops.reduce import sum as total

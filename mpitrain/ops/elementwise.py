@@ -1,17 +1,16 @@
-"""Arithmetic with broadcasting, and choices, element by element."""
+"""Arithmetic with broadcasting, element by element."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array, is_array
+from mpitrain.ops.choice import signs, where
 from mpitrain.ops.comparison import equal
 
-__all__ = ["absolute", "add", "clip", "divide", "exp", "log", "maximum", "minimum", "multiply", "negative", "power", "sqrt",
-           "subtract", "where"]
+__all__ = ["absolute", "add", "divide", "exp", "log", "multiply", "negative", "power", "sqrt", "subtract"]
 
 
 class Add(Function):
@@ -141,12 +140,7 @@ class Absolute(Function):
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> Tensor:
-        return grad * sign(ctx.input(0).array)
-
-
-def sign(x: Array) -> Array:
-    """-1, 0 or 1; 0 of NaN, where NumPy's is NaN: what PyTorch's gradients have."""
-    return (x > 0).astype(x.dtype) - (x < 0)
+        return grad * signs(ctx.input(0).array)
 
 
 class Exp(Function):
@@ -193,74 +187,6 @@ class Sqrt(Function):
         return grad / (2 * ctx.output())
 
 
-class Maximum(Function):
-    """Where both are equal, each gets half of the gradient; where one is NaN, each gets all of it, as in PyTorch."""
-
-    broadcasts = is_arithmetic = True
-    is_passed_over, choice = operator.lt, "maximum"
-
-    @staticmethod
-    def forward(ctx: Context, x: Any, y: Any) -> Array:
-        ctx.save(x, y)
-        return getattr(ctx.xp, ctx.function.choice)(x, y)
-
-    @staticmethod
-    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
-        (x, y), is_passed_over = ctx.saved, ctx.function.is_passed_over
-        return (grad * _share(is_passed_over(x, y), x == y, grad) if ctx.needs[0] else None,
-                grad * _share(is_passed_over(y, x), x == y, grad) if ctx.needs[1] else None)
-
-
-class Minimum(Maximum):
-    """Where both are equal, each gets half of the gradient; where one is NaN, each gets all of it, as in PyTorch."""
-
-    is_passed_over, choice = operator.gt, "minimum"
-
-
-def _share(passed_over: Array, tie: Array, grad: Tensor) -> Array:
-    """0 where the value came from elsewhere, 1/2 at a tie, else 1."""
-    share = (~passed_over).astype(grad.dtype)
-    share -= tie * grad.dtype.type(0.5)
-    return share
-
-
-class Clip(Function):
-    is_arithmetic = True
-
-    @staticmethod
-    def forward(ctx: Context, x: Array, *, low: float | None, high: float | None) -> Array:
-        ctx.save(x)
-        ctx.low, ctx.high = low, high
-        return ctx.xp.clip(x, low, high)
-
-    @staticmethod
-    def derivative(ctx: Context, grad: Tensor) -> Tensor:
-        x, = ctx.saved
-        inside = ctx.xp.ones(x.shape, dtype=bool)
-        if ctx.low is not None:
-            inside &= x >= ctx.low
-        if ctx.high is not None:
-            inside &= x <= ctx.high
-        return grad * inside
-
-
-class Where(Function):
-    complex_inputs = "analytic"
-    broadcasts = True
-
-    @staticmethod
-    def forward(ctx: Context, condition: Array, x: Any, y: Any) -> Array:
-        ctx.save(condition)
-        return ctx.xp.where(condition, x, y)
-
-    @staticmethod
-    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
-        condition, = ctx.saved
-        zero = grad.dtype.type(0)
-        return (None, where(condition, grad, zero) if ctx.needs[1] else None,
-                where(condition, zero, grad) if ctx.needs[2] else None)
-
-
 def _of_one(function: type[Function]) -> Callable[[Any], Tensor]:
     def op(x: Any) -> Tensor:
         return function.apply(x)
@@ -272,11 +198,10 @@ def _of_two(function: type[Function]) -> Callable[[Any, Any], Tensor]:
     def op(x: Any, y: Any) -> Tensor:
         return function.apply(x, y)
     op.__name__ = op.__qualname__ = function.__name__.lower()
-    op.__doc__ = function.__doc__
     return op
 
 
-add, subtract, multiply, divide, maximum, minimum = map(_of_two, (Add, Subtract, Multiply, Divide, Maximum, Minimum))
+add, subtract, multiply, divide = map(_of_two, (Add, Subtract, Multiply, Divide))
 negative, exp, log, sqrt = map(_of_one, (Negative, Exp, Log, Sqrt))
 
 
@@ -291,12 +216,3 @@ def absolute(x: Any) -> Tensor:
 def power(x: Any, y: Any) -> Tensor:
     """``x ** y``; the gradient of the exponent wants x >= 0, and is 0 where x = 0 and y >= 0."""
     return Power.apply(x, y)
-
-
-def clip(x: Any, low: float | None = None, high: float | None = None) -> Tensor:
-    """`x` limited to [low, high]; the gradient passes where x is inside, the limits included."""
-    return Clip.apply(x, low=low, high=high)
-
-
-def where(condition: Any, x: Any, y: Any) -> Tensor:
-    return Where.apply(condition, x, y)

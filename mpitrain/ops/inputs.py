@@ -7,6 +7,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from mpitrain.autograd import Tensor
 from mpitrain.backend import Array, is_array
 from mpitrain.errors import ShapeError
@@ -23,6 +25,21 @@ def as_tensor(x: Any) -> Tensor:
 def raw(x: Any) -> Any:
     """The array of a tensor; anything else as it is: what an op takes that no gradient flows into."""
     return x.array if isinstance(x, Tensor) else x
+
+
+def fitting(name: str, number: Any, dtype: np.dtype[Any]) -> Any:
+    """`number` as one of that dtype. ShapeError where it is none: 2.5 is no int64, 300 no int8, 1j no float32."""
+    given = raw(number)
+    given = given.item() if hasattr(given, "item") else given
+    try:
+        with np.errstate(over="ignore"):
+            made = dtype.type(given)
+            fits = made.item() == given or given != given or (dtype.kind in "fc" and bool(np.isfinite(made)))
+    except (TypeError, ValueError, OverflowError):
+        fits = False
+    if not fits:
+        raise ShapeError(f"{name}: the value {given} is no {dtype}; convert the array, or the value, first")
+    return made
 
 
 def as_array(x: Any) -> Array:
@@ -61,6 +78,11 @@ def dim_of(name: str, x: Any, dim: Any, extra: int = 0) -> int:
         raise ShapeError(f"{name}: dim {number} of an array with {len(x.shape)} dims, shape {tuple(x.shape)}; "
                          f"expected {-n} ... {n - 1}")
     return number % n
+
+
+def reduced(name: str, x: Any, dim: Dims) -> int | tuple[int, ...] | None:
+    """`dims_of`, and None for all: the usual dim, one number, is left for the Function to check."""
+    return dim if dim is None or (type(dim) is int and len(x.shape)) else dims_of(name, as_tensor(x), dim) or None
 
 
 def dims_of(name: str, x: Any, dim: Dims) -> tuple[int, ...]:

@@ -11,7 +11,8 @@ from mpitrain.backend import Array
 from mpitrain.errors import ConfigError, DataError, ShapeError
 from mpitrain.kernels import pointwise, rows
 from mpitrain.ops.activation import sigmoid, softmax
-from mpitrain.ops.elementwise import log, sign, where
+from mpitrain.ops.choice import signs, where
+from mpitrain.ops.elementwise import log
 
 __all__ = ["binary_cross_entropy_with_logits", "cross_entropy", "cross_entropy_count", "element_count", "huber",
            "kl_divergence", "l1", "mse"]
@@ -90,7 +91,7 @@ class AbsoluteError(Distance):
     def forward(ctx: Context, prediction: Array, target: Array) -> Array:
         _same_shape("l1", prediction, target)
         difference = prediction - target
-        ctx.save(sign(difference))
+        ctx.save(signs(difference))
         ctx.factor = 1
         return ctx.xp.abs(difference).sum()
 

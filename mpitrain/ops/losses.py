@@ -13,12 +13,14 @@ from mpitrain.autograd import Tensor
 from mpitrain.backend import Array, array_module
 from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.ops.activation import log_softmax, softplus
-from mpitrain.ops.elementwise import absolute, clip, exp, log, power, where
+from mpitrain.ops.choice import clip, where
+from mpitrain.ops.elementwise import absolute, exp, log, power
 from mpitrain.ops.index import getitem
 from mpitrain.ops.inputs import as_tensor, dim_of, raw
 from mpitrain.ops.loss import check_labels
 from mpitrain.ops.reduce import mean, sum
 from mpitrain.ops.shape import expand_dims, swapaxes
+from mpitrain.ops.unary import expm1
 
 __all__ = ["binary_cross_entropy", "binary_cross_entropy_with_logits_loss", "cross_entropy_loss", "dice_loss", "focal_loss",
            "gaussian_nll_loss", "huber_loss", "kl_div", "l1_loss", "mse_loss", "nll_loss", "poisson_nll_loss",
@@ -186,15 +188,18 @@ def focal_loss(input: Any, target: Any, gamma: float = 2.0, weight: Any = None, 
                reduction: str = "mean", *, dim: int = 1) -> Tensor:
     """-w[label] (1 - p)^gamma log p of the label's probability p = softmax(input)[label] (Lin et al., 2017).
 
-    The mean divides by the number of labels that count.
+    The mean divides by the number of labels that count. Where p is 1 the gradient is 0, its limit for every gamma above 0.
     """
+    if not 0 <= gamma < math.inf:
+        raise ConfigError(f"the gamma of focal_loss is a finite number, 0 or more, not {gamma}")
     log_p = log_softmax(last("focal_loss", input, dim))
     labels, counted = labelled("focal_loss", log_p, target, ignore_index)
     own = picked(log_p, labels)
-    terms = -power(1 - exp(own), gamma) * own if gamma else -own
+    sure, zero = own.array >= 0, constant(log_p, 0.0)         # p is 1: the power's own slope there is infinite for gamma below 1
+    terms = where(sure, zero, power(where(sure, zero + 1, -expm1(own)), gamma) * -own) if gamma else -own
     if weight is not None:
         terms = terms * constant(log_p, weight)[labels]
-    return reduced(where(counted, terms, constant(log_p, 0.0)).reshape(log_p.shape[:-1]), reduction, float(counted.sum()))
+    return reduced(where(counted, terms, zero).reshape(log_p.shape[:-1]), reduction, float(counted.sum()))
 
 
 def dice_loss(input: Any, target: Any, eps: float = 1.0, reduction: str = "mean") -> Tensor:

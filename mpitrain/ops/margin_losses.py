@@ -10,7 +10,8 @@ from mpitrain.autograd import Tensor
 from mpitrain.backend import array_module
 from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.ops.activation import softplus
-from mpitrain.ops.elementwise import absolute, minimum, power, sqrt, where
+from mpitrain.ops.choice import minimum, where
+from mpitrain.ops.elementwise import absolute, power, sqrt
 from mpitrain.ops.inputs import as_tensor, raw
 from mpitrain.ops.loss import check_labels
 from mpitrain.ops.losses import binary_cross_entropy_with_logits_loss, constant, distance, labelled, pair, picked, reduced

@@ -7,9 +7,10 @@ from typing import Any
 from mpitrain.autograd import Tensor
 from mpitrain.backend import Array, array_module
 from mpitrain.errors import ShapeError
-from mpitrain.ops.elementwise import where
+from mpitrain.ops.choice import where
+from mpitrain.ops.creation import astype
 from mpitrain.ops.index import getitem
-from mpitrain.ops.inputs import as_array, as_tensor, integers, numpy_names
+from mpitrain.ops.inputs import as_array, as_tensor, fitting, integers, numpy_names
 from mpitrain.ops.scattering import Put, _rows_index, within
 from mpitrain.ops.shape import broadcast_to, reshape
 
@@ -39,11 +40,13 @@ def _mask(name: str, x: Tensor, mask: Any) -> tuple[Tensor, Array]:
 
 
 def masked_fill(x: Any, mask: Any, value: Any) -> Tensor:
-    """`value`, a number or a tensor without dims, where `mask` is True, else x."""
+    """`value`, a number or a tensor without dims, where `mask` is True, else x; the dtype is x's, which must have the value."""
     x, mask = _mask("masked_fill", as_tensor(x), mask)
-    if not isinstance(value, bool | int | float) and as_tensor(value).ndim:
+    if not isinstance(value, bool | int | float | complex) and as_tensor(value).ndim:
         raise ShapeError(f"masked_fill: a value of shape {as_tensor(value).shape}, expected a number; use where")
-    return where(mask, value, x)
+    if isinstance(value, Tensor) and value.requires_grad:
+        return where(mask, astype(value, x.dtype), x)
+    return where(mask, fitting("masked_fill", value, x.dtype), x)
 
 
 def masked_select(x: Any, mask: Any) -> Tensor:

@@ -12,7 +12,7 @@ from mpitrain.errors import GraphError, ShapeError
 from mpitrain.kernels import batch_norm as by_channel
 from mpitrain.kernels import pointwise
 from mpitrain.kernels.batch_norm import channel_affine, channel_scale, channel_shift, channel_sums
-from mpitrain.ops import activation, composed, elementwise
+from mpitrain.ops import activation, choice, composed
 
 __all__ = ["batch_norm", "batch_norm_inference", "group_norm"]
 
@@ -49,7 +49,7 @@ def batch_norm_inference(x: Any, mean: Any, variance: Any, weight: Any = None, b
     _check_channels("batch_norm_inference", x, weight, bias, residual)
     result: Tensor = FixedNorm.apply(x, weight, bias, mean, variance, eps=eps)
     if residual is not None:
-        result = elementwise.add(result, residual)
+        result = result + residual
     return activation.relu(result) if relu else result
 
 
@@ -156,7 +156,7 @@ class BatchNorm(Function):
             with no_grad():
                 y = normalise(*given).array
         if ctx.relu:
-            grad = elementwise.where(y <= 0, grad.dtype.type(0), grad)
+            grad = choice.where(y <= 0, grad.dtype.type(0), grad)
         return *differentiate(normalise, given, [grad], ctx.needs[:3]), grad
 
 

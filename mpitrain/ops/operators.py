@@ -9,7 +9,7 @@ from typing import Any
 from mpitrain.autograd import Tensor
 from mpitrain.backend import is_array
 from mpitrain.errors import GraphError
-from mpitrain.ops import comparison, elementwise, index, linalg, reduce, shape
+from mpitrain.ops import choice, comparison, elementwise, index, linalg, reduce, shape
 from mpitrain.ops.activation import tanh
 from mpitrain.ops.inputs import numpy_names
 
@@ -80,17 +80,13 @@ PYTORCH_NAMES = {
 CASTS = {"bool": "bool", "byte": "uint8", "double": "float64", "float": "float32", "int": "int32", "long": "int64",
          "short": "int16"}
 
-# What changes a tensor in place in PyTorch, and what to do here: a backward would need the old values.
-IN_PLACE = """
-    abs add addcdiv addcmul bitwise_and bitwise_or ceil clamp clip cos cumsum div erf erfinv exp floor floor_divide index_add
-    index_copy index_fill index_put lerp log log1p logical_and logical_not logical_or masked_fill masked_scatter mul
-    nan_to_num neg pow reciprocal relu remainder round rsqrt scatter scatter_add scatter_reduce sigmoid sign sin softmax sqrt
-    square squeeze sub t tanh transpose tril triu trunc unsqueeze"""
+# What changes a tensor in place in PyTorch, each method with an underscore among it: a backward would need the old values.
+IN_PLACE = {*LATER.split(), *PYTORCH_NAMES, "exp", "log", "sqrt", "tanh", "transpose"}
 FILLS = "bernoulli exponential fill normal random uniform zero"
 
 
 def _refused(name: str) -> Callable[..., Any]:
-    way = (f"x = x.{name}(...) makes a new one" if name in IN_PLACE.split() else
+    way = (f"x = x.{name}(...) makes a new one" if name in IN_PLACE else
            "x.copy_(values) under no_grad() overwrites one that no backward needs, and mpitrain.nn.init has initial values")
 
     def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -120,11 +116,11 @@ def _extremum(name: str, pairwise: Callable[[Any, Any], Tensor]) -> Callable[...
 
 METHODS |= {
     "__eq__": _equals(comparison.equal, False), "__ne__": _equals(comparison.not_equal, True), "__hash__": object.__hash__,
-    "max": _extremum("max", elementwise.maximum), "min": _extremum("min", elementwise.minimum),
+    "max": _extremum("max", choice.maximum), "min": _extremum("min", choice.minimum),
     "mT": property(lambda self: shape.swapaxes(self, -1, -2)), "dim": lambda self: self.ndim, "numel": lambda self: self.size,
     "tolist": lambda self: self.numpy().tolist(), "type_as": lambda self, other: _later("astype")(self, other.dtype),
     **{name: (lambda self, dtype=dtype: _later("astype")(self, dtype)) for name, dtype in CASTS.items()},
-    **{f"{name}_": _refused(name) for name in (IN_PLACE + " " + FILLS).split()},
+    **{f"{name}_": _refused(name) for name in (*IN_PLACE, *FILLS.split())},
 }
 
 

@@ -14,7 +14,8 @@ from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import convolution
 from mpitrain.kernels.convolution import Pair, Window
-from mpitrain.ops.elementwise import absolute, clip, where
+from mpitrain.ops.choice import clip, where
+from mpitrain.ops.elementwise import absolute
 from mpitrain.ops.geometry import Numbers, numbers
 from mpitrain.ops.index import getitem
 from mpitrain.ops.inputs import as_tensor
@@ -166,13 +167,15 @@ def grid_sample(x: Any, grid: Any, mode: str = "bilinear", padding_mode: str = "
         for (place, share), n in zip(chosen, x.shape[2:]):
             if mode == "bicubic" and padding_mode != "zeros":
                 place = _inside(Tensor(place), n, padding_mode, bool(align_corners)).array
-            valid = valid & (place >= 0) & (place <= n - 1)
-            index.append(place.clip(0, n - 1).astype("int64"))
+            inside = (place >= 0) & (place <= n - 1)          # NaN is nowhere
+            index.append(x.xp.where(inside, place, 0).astype("int64"))
+            valid = valid & inside
             if share is not None:
                 weight = share if weight is None else weight * share
-        value = getitem(x, (x.xp.arange(len(x)).reshape(-1, *[1] * dims), slice(None), *index))
-        mask = Tensor(valid.astype(x.dtype))
-        part = value * expand_dims(mask if weight is None else weight * mask, -1)
+        part = getitem(x, (x.xp.arange(len(x)).reshape(-1, *[1] * dims), slice(None), *index))
+        part = where(valid[..., None], part, x.dtype.type(0))
+        if weight is not None:
+            part = part * expand_dims(weight, -1)
         total = part if total is None else total + part
     return transpose(total, (0, dims + 1, *range(1, dims + 1)))
 
@@ -182,16 +185,14 @@ def _pixels(position: Tensor, n: int, align: bool) -> Tensor:
 
 
 def _inside(p: Tensor, n: int, padding: str, align: bool) -> Tensor:
-    """Positions moved to where there are pixels; NaN to the first, as PyTorch does."""
+    """Positions moved to where there are pixels; NaN, and what infinity is reflected to, to the first, as PyTorch does."""
     if padding == "zeros":
         return p
-    p = where(p.array == p.array, p, p.dtype.type(0))
+    p = where(p.xp.isfinite(p.array) if padding == "reflection" else p.array == p.array, p, p.dtype.type(0))
     if padding == "reflection":
         low, span = (0.0, float(n - 1)) if align else (-0.5, float(n))
-        if span == 0:
-            return p * 0.0
         away = absolute(p - low)
-        flips = Tensor(p.xp.floor(away.array / span).astype(p.dtype))
+        flips = Tensor(p.xp.floor(away.array / (span or p.xp.inf)).astype(p.dtype))
         rest = away - flips * span
         odd = Tensor((flips.array % 2).astype(p.dtype))
         p = rest * (1.0 - odd * 2.0) + odd * span + low

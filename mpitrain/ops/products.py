@@ -1,26 +1,23 @@
-"""Products of vectors and matrices by PyTorch's names, and norms and distances."""
+"""Products of vectors and matrices by PyTorch's names."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from mpitrain.autograd import Context, Function, Tensor
-from mpitrain.backend import Array
+from mpitrain.autograd import Tensor
 from mpitrain.errors import ShapeError
 from mpitrain.ops.complex_numbers import conj
 from mpitrain.ops.contraction import tensordot
-from mpitrain.ops.elementwise import absolute, multiply, subtract
+from mpitrain.ops.elementwise import multiply
 from mpitrain.ops.index import take
-from mpitrain.ops.inputs import as_tensor, dim_of, dims_of, numpy_names
+from mpitrain.ops.inputs import as_tensor, dim_of, numpy_names
 from mpitrain.ops.linalg import matmul
-from mpitrain.ops.reduce import max as largest
-from mpitrain.ops.reduce import min as smallest
 from mpitrain.ops.reduce import sum as total
-from mpitrain.ops.shape import broadcast_to, expand_dims, reshape, swapaxes
+from mpitrain.ops.shape import broadcast_to, expand_dims, reshape
 
-__all__ = ["addbmm", "addmm", "addmv", "addr", "baddbmm", "cdist", "cross", "dot", "inner", "kron",
-           "multi_dot", "outer", "vander", "vdot", "vecdot", "vector_norm"]
+__all__ = ["addbmm", "addmm", "addmv", "addr", "baddbmm", "cross", "dot", "inner", "kron",
+           "multi_dot", "outer", "vander", "vdot", "vecdot"]
 
 
 def _of_dims(name: str, *tensors: tuple[Any, int]) -> list[Tensor]:
@@ -168,56 +165,3 @@ def vander(x: Any, N: int | None = None) -> Tensor:               # noqa: N803  
     while len(powers) < count:
         powers.append(powers[-1] * x)
     return stack(powers, -1)
-
-
-@numpy_names
-def vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False) -> Tensor:
-    """(sum of |x| ** ord) ** (1 / ord) over `dim`, by default all; inf and -inf are the largest and smallest |x|, 0 counts what
-    is not 0. The gradient at a norm of 0 is 0."""
-    x = as_tensor(x)
-    dims = dims_of("vector_norm", x, dim)
-    if x.dtype.kind not in "fc":
-        raise ShapeError(f"vector_norm: the input is {x.dtype}, expected floating-point or complex numbers")
-    if ord in (float("inf"), float("-inf")):
-        return (largest if ord > 0 else smallest)(absolute(x), dims, keepdim) if x.ndim else absolute(x)
-    sizes = x if ord == 2 and x.dtype.kind == "f" else absolute(x)      # with the curvature that squares have at 0
-    if ord == 0:
-        return Tensor((sizes.array != 0).sum(axis=dims, keepdims=keepdim, dtype=sizes.dtype))
-    return total(sizes, dims, keepdim) if ord == 1 else Norm.apply(sizes, ord=float(ord), dims=dims, keepdim=keepdim)
-
-
-class Norm(Function):
-    """(sum x ** ord) ** (1 / ord) of x >= 0; 0 has the slope 0, and so has what a norm of 0 is made of."""
-
-    @staticmethod
-    def forward(ctx: Context, x: Array, *, ord: float, dims: tuple[int, ...], keepdim: bool) -> Array:
-        xp = ctx.xp
-        ctx.kept = tuple(1 if d in dims else n for d, n in enumerate(x.shape))
-        ctx.ord = ord
-        powers = x * x if ord == 2 else x ** ord
-        summed = powers.sum(axis=dims, keepdims=keepdim)
-        result = xp.asarray(xp.sqrt(summed) if ord == 2 else summed ** (1 / ord))
-        ctx.save(x, result)
-        return result
-
-    @staticmethod
-    def derivative(ctx: Context, grad: Tensor) -> Tensor:
-        x, norm = ctx.input(0), reshape(ctx.output(0), ctx.kept)
-        one = norm.dtype.type(1)
-        share = reshape(grad, ctx.kept) * (Tensor((norm.array != 0) * one))
-        norm = norm + Tensor((norm.array == 0) * one)
-        if ctx.ord == 2:
-            return x * (share / norm)
-        base = x + Tensor((x.array == 0) * one)
-        return base ** (ctx.ord - 1) * Tensor((x.array != 0) * one) * (share * norm ** (1 - ctx.ord))
-
-
-def cdist(x: Any, y: Any, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
-    """(..., I, J): the p-norms of the differences of the rows of x (..., I, D) and y (..., J, D), each from its difference.
-
-    `compute_mode` is PyTorch's choice between that and a product of matrices; differences are what is computed here.
-    """
-    x, y = as_tensor(x), as_tensor(y)
-    if x.ndim < 2 or y.ndim < 2 or x.shape[-1] != y.shape[-1] or p < 0:
-        raise ShapeError(f"cdist: shapes {x.shape} and {y.shape} with p={p}; expected rows of one width, and p of at least 0")
-    return vector_norm(subtract(expand_dims(x, -2), swapaxes(expand_dims(y, -2), -2, -3)), p, -1)

@@ -11,7 +11,8 @@ from mpitrain.backend import Array
 from mpitrain.backend.random import current
 from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.kernels.random import random_words
-from mpitrain.ops.elementwise import exp, minimum, where
+from mpitrain.ops.choice import minimum, where
+from mpitrain.ops.elementwise import exp
 from mpitrain.ops.shape import reshape
 
 __all__ = ["celu", "elu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "prelu", "relu6", "rrelu", "selu", "softshrink",

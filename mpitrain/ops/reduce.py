@@ -10,7 +10,8 @@ from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels.sums import sum_over
 from mpitrain.ops.elementwise import exp
-from mpitrain.ops.inputs import numpy_names
+from mpitrain.ops.inputs import Dims as Given
+from mpitrain.ops.inputs import numpy_names, reduced
 from mpitrain.ops.shape import broadcast_to
 
 __all__ = ["logsumexp", "max", "mean", "min", "sum", "var"]
@@ -159,36 +160,35 @@ def _count(x: Array, dim: Dims) -> int:
     return prod(x.shape[d] for d in _dims(x, dim))
 
 
-
 @numpy_names
-def sum(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    return Sum.apply(x, dim=dim, keepdim=keepdim)
-
-
-@numpy_names
-def mean(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    return Mean.apply(x, dim=dim, keepdim=keepdim)
+def sum(x: Any, dim: Given = None, keepdim: bool = False) -> Tensor:
+    return Sum.apply(x, dim=reduced("sum", x, dim), keepdim=keepdim)
 
 
 @numpy_names
-def max(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
+def mean(x: Any, dim: Given = None, keepdim: bool = False) -> Tensor:
+    return Mean.apply(x, dim=reduced("mean", x, dim), keepdim=keepdim)
+
+
+@numpy_names
+def max(x: Any, dim: Given = None, keepdim: bool = False) -> Tensor:
     """The largest values (not where they are); equal ones share the gradient equally."""
-    return Extremum.apply(x, dim=dim, keepdim=keepdim, largest=True)
+    return Extremum.apply(x, dim=reduced("max", x, dim), keepdim=keepdim, largest=True)
 
 
 @numpy_names
-def min(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
+def min(x: Any, dim: Given = None, keepdim: bool = False) -> Tensor:
     """The smallest values (not where they are); equal ones share the gradient equally."""
-    return Extremum.apply(x, dim=dim, keepdim=keepdim, largest=False)
+    return Extremum.apply(x, dim=reduced("min", x, dim), keepdim=keepdim, largest=False)
 
 
 @numpy_names
-def var(x: Any, dim: Dims = None, keepdim: bool = False, correction: int = 1) -> Tensor:
+def var(x: Any, dim: Given = None, keepdim: bool = False, correction: int = 1) -> Tensor:
     """The variance: squared distances from the mean, summed and divided by ``count - correction``."""
-    return Variance.apply(x, dim=dim, keepdim=keepdim, correction=correction)
+    return Variance.apply(x, dim=reduced("var", x, dim), keepdim=keepdim, correction=correction)
 
 
 @numpy_names
-def logsumexp(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
+def logsumexp(x: Any, dim: Given = None, keepdim: bool = False) -> Tensor:
     """``log(sum(exp(x)))`` without overflow."""
-    return LogSumExp.apply(x, dim=dim, keepdim=keepdim)
+    return LogSumExp.apply(x, dim=reduced("logsumexp", x, dim), keepdim=keepdim)

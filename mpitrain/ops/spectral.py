@@ -1,19 +1,20 @@
 """Discrete Fourier transforms over one or more dims, with gradients. Names, dims and `norm` are PyTorch's torch.fft.
 
-Each is a linear map, so its derivative is its adjoint: the transform the other way with the same scale, or, where half of a
-Hermitian spectrum stands for the whole, that with the weights 1 and 2 of the numbers that stand for themselves and for two.
+Each is a linear map, so its derivative is its adjoint: the transform the other way with the same scale. Where half of a
+Hermitian spectrum stands for the whole, the numbers in it that stand for two have a weight of their own, `inner`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod, sqrt
 from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
+from mpitrain.kernels.fft import full_transform, half_transform, real_transform
 from mpitrain.ops.complex_numbers import conj, to_complex
-from mpitrain.ops.elementwise import multiply
 from mpitrain.ops.inputs import as_tensor, dims_of, numpy_names
 from mpitrain.ops.shape import concatenate, pad, split
 
@@ -29,7 +30,8 @@ def _full(name: str, x: Any, sizes: Sizes, dim: Any, norm: str | None, inverse: 
     z = to_complex(x)
     dims, lengths = _plan(name, z, sizes, dim)
     z = _fitted(z, dims, lengths)
-    return FullTransform.apply(z, dims=dims, norm=_norm(name, norm), inverse=inverse) if dims else z
+    scale = _scale(name, norm, lengths, inverse)
+    return FullTransform.apply(z, dims=dims, inverse=inverse, scale=scale) if dims else z
 
 
 def _half(name: str, x: Any, sizes: Sizes, dim: Any, norm: str | None) -> Tensor:
@@ -39,8 +41,7 @@ def _half(name: str, x: Any, sizes: Sizes, dim: Any, norm: str | None) -> Tensor
         raise ShapeError(f"{name}: the input is {x.dtype}, expected real numbers; use {name.replace('rf', 'f')} for complex ones")
     x = Tensor(x.array.astype("float32")) if x.dtype.kind in "biu" else x
     dims, lengths = _plan(name, x, sizes, dim, least=1)
-    z = HalfTransform.apply(_fitted(x, dims, lengths), dim=dims[-1], norm=_norm(name, norm))
-    return FullTransform.apply(z, dims=dims[:-1], norm=_norm(name, norm), inverse=False) if len(dims) > 1 else z
+    return HalfTransform.apply(_fitted(x, dims, lengths), dims=dims, scale=_scale(name, norm, lengths, False), inner=1.0)
 
 
 def _real(name: str, x: Any, sizes: Sizes, dim: Any, norm: str | None) -> Tensor:
@@ -49,14 +50,18 @@ def _real(name: str, x: Any, sizes: Sizes, dim: Any, norm: str | None) -> Tensor
     dims, lengths = _plan(name, z, sizes, dim, least=1, half=True)
     length = lengths[-1]
     z = _fitted(z, dims, (*lengths[:-1], length // 2 + 1))
-    z = FullTransform.apply(z, dims=dims[:-1], norm=_norm(name, norm), inverse=True) if len(dims) > 1 else z
-    return RealTransform.apply(z, dim=dims[-1], size=length, norm=_norm(name, norm))
+    return RealTransform.apply(z, dims=dims, size=length, scale=_scale(name, norm, lengths, True), inner=1.0)
 
 
 def _norm(name: str, norm: str | None) -> str:
     if norm not in (None, *OTHER):
         raise ShapeError(f'{name}: norm is {norm!r}, expected "backward", "forward" or "ortho"')
     return norm or "backward"
+
+
+def _scale(name: str, norm: str | None, lengths: Sequence[int], inverse: bool) -> float:
+    norm, n = _norm(name, norm), prod(lengths)
+    return 1 / sqrt(n) if norm == "ortho" else 1 / n if (norm == "backward") == inverse else 1.0
 
 
 def _plan(name: str, x: Tensor, sizes: Sizes, dim: Any, least: int = 0,
@@ -92,9 +97,9 @@ class FullTransform(Function):
     complex_inputs = "own"
 
     @staticmethod
-    def forward(ctx: Context, z: Array, *, dims: tuple[int, ...], norm: str, inverse: bool) -> Array:
-        ctx.plan = {"dims": dims, "norm": OTHER[norm], "inverse": not inverse}
-        return (ctx.xp.fft.ifftn if inverse else ctx.xp.fft.fftn)(z, axes=dims, norm=norm)
+    def forward(ctx: Context, z: Array, *, dims: tuple[int, ...], inverse: bool, scale: float) -> Array:
+        ctx.plan = {"dims": dims, "inverse": not inverse, "scale": scale}
+        return full_transform(z, dims, inverse, scale)
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> Tensor:
@@ -102,17 +107,17 @@ class FullTransform(Function):
 
 
 class HalfTransform(Function):
-    """The spectrum of real numbers, without its second half."""
+    """The spectrum of real numbers, without the second half of the last of `dims`."""
 
     @staticmethod
-    def forward(ctx: Context, x: Array, *, dim: int, norm: str) -> Array:
-        ctx.dim, ctx.norm, ctx.size = dim, norm, x.shape[dim]
-        return ctx.xp.fft.rfft(x, axis=dim, norm=norm)
+    def forward(ctx: Context, x: Array, *, dims: tuple[int, ...], scale: float, inner: float) -> Array:
+        ctx.plan = {"dims": dims, "size": x.shape[dims[-1]], "scale": scale, "inner": inner / 2}
+        x, others = _last(ctx.xp, x, dims)
+        return ctx.xp.moveaxis(half_transform(x, others, scale, inner), -1, dims[-1])
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> Tensor:
-        halved = multiply(grad, _weights(ctx.xp, grad, ctx.dim, ctx.size, 0.5))
-        return RealTransform.apply(halved, dim=ctx.dim, size=ctx.size, norm=OTHER[ctx.norm])
+        return RealTransform.apply(grad, **ctx.plan)
 
 
 class RealTransform(Function):
@@ -121,23 +126,20 @@ class RealTransform(Function):
     complex_inputs = "own"
 
     @staticmethod
-    def forward(ctx: Context, z: Array, *, dim: int, size: int, norm: str) -> Array:
-        ctx.dim, ctx.norm, ctx.size = dim, norm, size
-        return ctx.xp.fft.irfft(z, size, axis=dim, norm=norm)
+    def forward(ctx: Context, z: Array, *, dims: tuple[int, ...], size: int, scale: float, inner: float) -> Array:
+        ctx.plan = {"dims": dims, "scale": scale, "inner": 2 * inner}
+        z, others = _last(ctx.xp, z, dims)
+        return ctx.xp.moveaxis(real_transform(z, size, others, scale, inner), -1, dims[-1])
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> Tensor:
-        half = HalfTransform.apply(grad, dim=ctx.dim, norm=OTHER[ctx.norm])
-        return multiply(half, _weights(ctx.xp, half, ctx.dim, ctx.size, 2.0))
+        return HalfTransform.apply(grad, **ctx.plan)
 
 
-def _weights(xp: Any, z: Tensor, dim: int, size: int, weight: float) -> Array:
-    """`weight` for those numbers of a half spectrum that stand for two; 1 for the first, and the last of an even size."""
-    weights = xp.full(z.shape[dim], weight, dtype=z.array.real.dtype)
-    weights[0] = 1
-    if size % 2 == 0:
-        weights[-1] = 1
-    return weights.reshape([-1 if d == dim else 1 for d in range(z.ndim)])
+def _last(xp: Any, x: Array, dims: tuple[int, ...]) -> tuple[Array, tuple[int, ...]]:
+    """x with the last of `dims` as its own last, and where the others are then."""
+    last = dims[-1]
+    return xp.moveaxis(x, last, -1), tuple(d - (d > last) for d in dims[:-1])
 
 
 @numpy_names

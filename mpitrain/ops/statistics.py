@@ -1,16 +1,17 @@
-"""Products, norms, deviations, counts and questions over all dims, one, or several."""
+"""Products, deviations, counts and questions over all dims, one, or several."""
 
 from __future__ import annotations
 
-from math import inf
 from math import prod as _length
 from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
+from mpitrain.kernels import lines as kernels
+from mpitrain.ops.choice import where
 from mpitrain.ops.comparison import equal
-from mpitrain.ops.elementwise import absolute, clip, sqrt, where
+from mpitrain.ops.elementwise import sqrt
 from mpitrain.ops.inputs import Dims, as_tensor, dim_of, dims_of, float_tensor, numpy_names
 from mpitrain.ops.logic import isnan, plain
 from mpitrain.ops.reduce import max as largest
@@ -22,7 +23,7 @@ from mpitrain.ops.scattering import gather
 from mpitrain.ops.shape import concatenate, reshape, transpose
 
 __all__ = ["all", "aminmax", "any", "argmax", "argmin", "count_nonzero", "max_with_index", "min_with_index", "nanmean", "nansum",
-           "norm", "normalize", "prod", "std", "std_mean", "var_mean"]
+           "prod", "std", "std_mean", "var_mean"]
 
 
 class Prod(Function):
@@ -31,7 +32,11 @@ class Prod(Function):
     @staticmethod
     def forward(ctx: Context, x: Array) -> Array:
         ctx.save(x)
-        return x.prod(axis=-1, dtype="int64" if x.dtype.kind in "biu" else None)
+        return kernels.prod(x)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        return kernels.prod_gradient(ctx.saved[0], grad)
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> Tensor:
@@ -97,41 +102,6 @@ def std_mean(x: Any, dim: Dims = None, keepdim: bool = False, correction: int = 
 
 
 @numpy_names
-def norm(x: Any, p: float | str = 2, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    """(sum |x|^p)^(1/p) over all dims or some: the largest |x| for p = inf, the number of those that are not 0 for p = 0.
-
-    "fro" is p = 2. The gradient is 0 where the norm is 0.
-    """
-    x, dims = _over(x, dim, "norm")
-    p = 2 if p == "fro" else p
-    if isinstance(p, str) or x.dtype.kind != "f":
-        raise ShapeError(f'norm: p {p!r} of {x.dtype}; expected a number or "fro", of float32 or float64')
-    if p in (inf, -inf):
-        if not x.size:
-            raise ShapeError(f"norm: the norm {p} over no elements, shape {x.shape}")
-        return (largest if p > 0 else smallest)(absolute(x), dims, keepdim)
-    if p == 0:
-        return Tensor(total((x.array != 0).astype(x.dtype), dims, keepdim).array)
-    if p == 1:
-        return total(absolute(x), dims, keepdim)
-    if p == 2:
-        return _root(total(x * x, dims, keepdim))
-    size = absolute(x)
-    none = equal(size, 0)
-    at_zero = x.dtype.type(0 if p > 0 else inf)
-    powers = total(where(none, at_zero, where(none, x.dtype.type(1), size) ** p), dims, keepdim)
-    none = equal(powers, 0)
-    return where(none, x.dtype.type(0), where(none, x.dtype.type(1), powers) ** (1 / p))
-
-
-@numpy_names
-def normalize(x: Any, p: float = 2.0, dim: Dims = 1, eps: float = 1e-12) -> Tensor:
-    """`x` over its norm along `dim`, which counts as `eps` where it is smaller: rows of length 1."""
-    x = as_tensor(x)
-    return x / clip(norm(x, p, dim, True), eps)
-
-
-@numpy_names
 def nansum(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """The sum of what is not NaN."""
     x, dims = _over(x, dim, "nansum")
@@ -148,16 +118,18 @@ def nanmean(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
 
 @numpy_names
 def any(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    """True where one element at least is not 0."""
-    x, dims = _over(x, dim, "any")
-    return _any(x, dims=dims, keepdim=keepdim)
+    """True where one element at least is not 0; of each element by itself where `dim` is empty, as in PyTorch."""
+    return _any(x, dims=_asked(x, dim, "any"), keepdim=keepdim)
 
 
 @numpy_names
 def all(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    """True where no element is 0."""
-    x, dims = _over(x, dim, "all")
-    return _all(x, dims=dims, keepdim=keepdim)
+    """True where no element is 0; of each element by itself where `dim` is empty, as in PyTorch."""
+    return _all(x, dims=_asked(x, dim, "all"), keepdim=keepdim)
+
+
+def _asked(x: Any, dim: Dims, name: str) -> tuple[int, ...]:
+    return () if dim is not None and not isinstance(dim, int) and not len(dim) else dims_of(name, as_tensor(x), dim)
 
 
 _any = plain("any", lambda xp, x, dims, keepdim: xp.any(x, axis=dims, keepdims=keepdim), "")

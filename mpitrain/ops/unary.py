@@ -14,6 +14,7 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
+from mpitrain.ops.choice import signs
 from mpitrain.ops.inputs import as_tensor, floating
 
 __all__ = ["acos", "acosh", "asin", "asinh", "atan", "atanh", "ceil", "cos", "cosh", "deg2rad", "exp2", "expm1", "floor", "frac",
@@ -102,7 +103,7 @@ class Step(Function):
     def forward(ctx: Context, x: Array, *, name: str) -> Array:
         if x.dtype.kind == "b":
             raise ShapeError(f"{name}: the input is boolean, expected numbers")
-        return x.copy() if x.dtype.kind in "iu" and name != "sign" else getattr(ctx.xp, name)(x)
+        return x.copy() if x.dtype.kind in "iu" else getattr(ctx.xp, name)(x)
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
@@ -111,6 +112,14 @@ class Step(Function):
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> Tensor:
         return Tensor(ctx.xp.zeros_like(grad.array))
+
+
+class Sign(Step):
+    @staticmethod
+    def forward(ctx: Context, x: Array) -> Array:  # type: ignore[override]
+        if x.dtype.kind == "b":
+            raise ShapeError("sign: the input is boolean, expected numbers")
+        return signs(x)
 
 
 class Round(Step):
@@ -158,8 +167,8 @@ def trunc(x: Any) -> Tensor:
 
 
 def sign(x: Any) -> Tensor:
-    """-1, 0 or 1; the gradient is 0."""
-    return Step.apply(as_tensor(x), name="sign")
+    """-1, 0 or 1; 0 of NaN, as in PyTorch. The gradient is 0."""
+    return Sign.apply(as_tensor(x))
 
 
 sgn = sign

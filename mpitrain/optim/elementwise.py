@@ -224,6 +224,8 @@ class ASGD(Elementwise):
 
     def __init__(self, model: Any, lr: float = 0.01, *, lambd: float = 1e-4, alpha: float = 0.75, t0: float = 1e6,
                  weight_decay: float = 0.0, decay: str = "all", maximize: bool = False, allocate: Allocate | None = None):
+        for name, value in (("lambd", lambd), ("alpha", alpha), ("t0", t0)):
+            require(value >= 0.0, name, value, "0 or more")
         super().__init__(model, lr, state=("average",), weight_decay=weight_decay, decay=decay, maximize=maximize,
                          allocate=allocate)
         self.lambd, self.alpha, self.t0 = lambd, alpha, t0

@@ -16,11 +16,10 @@ from typing import Any
 
 from mpitrain.backend import Array
 from mpitrain.errors import ConfigError, GraphError, nearest
-from mpitrain.optim.optimizer import Allocate, Held, Optimizer, Segment
-from mpitrain.registry import parameters_of
+from mpitrain.optim.optimizer import ALIGN, Allocate, Held, Optimizer, Segment
+from mpitrain.registry import misfit, parameters_of
 
-ALIGN = 16                 # elements, as in `nn.storage`
-GIVEN = ("self", "model", "allocate")
+GIVEN = ("self", "model", "allocate", "lr")
 OWN = ("params", "lr", "lr_factor", "frozen", "freeze_until")
 Make = Callable[[Any, Mapping[str, Any]], Optimizer]          # (storage, further keys) -> an optimizer
 
@@ -38,6 +37,9 @@ class Group:
     def matches(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self.patterns)
 
+    def __str__(self) -> str:
+        return f"optimizer.groups: the group of {', '.join(self.patterns)}"
+
 
 def read_group(entry: Mapping[str, Any], kind: Callable[..., Any], lr: float) -> Group:
     """The group of a table with `params` (patterns, names or parameters), `lr` or `lr_factor`, `frozen` or `freeze_until`, and
@@ -46,33 +48,40 @@ def read_group(entry: Mapping[str, Any], kind: Callable[..., Any], lr: float) ->
     for key in entry:
         if key not in known:
             raise ConfigError(f"optimizer.groups: a group has no key {key}{nearest(key, known)}")
-    given = entry.get("params", ())
-    _refuse_types(entry, given)
-    patterns = tuple(p if isinstance(p, str) else p.key for p in ([given] if isinstance(given, str) else given))
-    what = f"optimizer.groups: the group of {', '.join(patterns) or 'no params'}"
-    if not patterns:
-        raise ConfigError(f'{what} needs params: a pattern over names of parameters such as "head.*", or a list of them')
-    if "lr" in entry and ("lr_factor" in entry or not lr):
-        raise ConfigError(f"{what} has lr = {entry['lr']}, and {'lr_factor, too' if lr else 'optimizer.lr = 0'}; give one rate")
-    factor = entry["lr"] / lr if "lr" in entry else entry.get("lr_factor", 1.0)
-    if not 0.0 <= factor < math.inf:
-        raise ConfigError(f"{what} has a rate of {factor} times optimizer.lr; it must be finite, 0 or more")
-    until = entry.get("freeze_until", 0)
-    if not isinstance(until, int) or isinstance(until, bool) or until < 0 or (until and "frozen" in entry):
-        raise ConfigError(f"{what}: freeze_until is a number of steps, 0 or more, and goes without frozen; found {until}")
-    return Group(patterns, factor, math.inf if entry.get("frozen") else float(until),
-                 {key: value for key, value in entry.items() if key not in OWN})
+    keys = {key: value for key, value in entry.items() if key not in OWN}
+    group = Group(_patterns(entry.get("params", ())), keys=keys)
+    wrong = misfit(_own_keys, {key: entry[key] for key in OWN[1:] if key in entry}, "") or misfit(kind, keys, "")
+    if wrong:
+        raise ConfigError(f"{group}: {wrong}")
+    factor, start = _own_keys(group, lr, **{key: value for key, value in entry.items() if key in OWN[1:]})
+    return replace(group, factor=factor, start=start)
 
 
-def _refuse_types(entry: Mapping[str, Any], given: Any) -> None:
+def _patterns(given: Any) -> tuple[str, ...]:
     listed = [given] if isinstance(given, str) else given
     if not isinstance(listed, list | tuple) or not all(isinstance(p, str) or hasattr(p, "key") for p in listed):
         raise ConfigError(f"optimizer.groups: params is a pattern over names of parameters, or a list of them, not {given!r}")
-    for name, kinds, expected in (("lr", int | float, "a number"), ("lr_factor", int | float, "a number"),
-                                  ("frozen", bool, "true or false")):
-        value = entry.get(name, False if kinds is bool else 1.0)
-        if not isinstance(value, kinds) or (kinds is not bool and isinstance(value, bool)):
-            raise ConfigError(f"optimizer.groups: {name} is {expected}, not {value!r}")
+    if not listed:
+        raise ConfigError('optimizer.groups: a group needs params: a pattern over names of parameters such as "head.*", or a '
+                          "list of them")
+    return tuple(p if isinstance(p, str) else p.key for p in listed)
+
+
+def _own_keys(group: Any, base: Any, *, lr: float | None = None, lr_factor: float | None = None, frozen: bool = False,
+              freeze_until: int = 0) -> tuple[float, float]:
+    """The factor of the rate `base`, and the first step, of a group with these keys."""
+    rates = [f"{key} = {value}" for key, value in (("lr", lr), ("lr_factor", lr_factor)) if value is not None]
+    if len(rates) > 1 or (lr is not None and not base):
+        raise ConfigError(f"{group} has {' and '.join(rates)}{'' if base else ', and optimizer.lr = 0'}; give one rate")
+    if rates and not 0.0 <= (lr if lr_factor is None else lr_factor) < math.inf:      # type: ignore[operator]
+        raise ConfigError(f"{group} has {rates[0]}, which must be finite, 0 or more")
+    if freeze_until < 0:
+        raise ConfigError(f"{group}: freeze_until is a number of steps, 0 or more, found {freeze_until}")
+    if frozen and (freeze_until or rates):
+        raise ConfigError(f"{group} is frozen for the whole run, and has "
+                          f"{rates[0] if rates else f'freeze_until = {freeze_until}'}; leave out one of them")
+    factor = 1.0 if not rates else lr / base if lr is not None else lr_factor
+    return factor, math.inf if frozen else float(freeze_until)        # type: ignore[return-value]
 
 
 def apply(groups: Sequence[Group], parameters: Iterable[tuple[str, Any]]) -> None:
@@ -83,8 +92,14 @@ def apply(groups: Sequence[Group], parameters: Iterable[tuple[str, Any]]) -> Non
             if not any(fnmatchcase(name, pattern) for name, _ in named):
                 raise ConfigError(f'optimizer.groups: params = "{pattern}" names no parameter of the model'
                                   f'{nearest(pattern, [name for name, _ in named])}')
-    for name, parameter in named:
-        found = group_of(groups, name)
+    of_each = [group_of(groups, name) for name, _ in named]
+    for group in groups:
+        if not any(found is group for found in of_each):
+            raise ConfigError(f"{group} has no parameter: all that its params match are in groups before it, and the first one "
+                              "counts")
+    if named and all(found is not None and found.start == math.inf for found in of_each):
+        raise ConfigError("optimizer.groups freeze every parameter of the model, so that nothing is trained; leave one out")
+    for (_, parameter), found in zip(named, of_each):
         if found is not None and found.start > 0:
             parameter.trained_from, parameter.requires_grad = found.start, False
 
@@ -122,8 +137,12 @@ class Subset:
                 found.append(replace(part, start=part.start + shift, stop=part.stop + shift))
         return found
 
+    def memory(self, size: int, allocate: Allocate | None = None) -> Array:
+        flat: Array = self.whole.memory(size, allocate or self.allocate)
+        return flat
+
     def new_flat(self, allocate: Allocate | None = None) -> Array:
-        flat: Array = self.whole.memory(self.size, allocate or self.allocate)
+        flat = self.memory(self.size, allocate)
         flat.fill(0)
         return flat
 
@@ -150,12 +169,12 @@ class Strips:
 
 
 class Grouped(Optimizer):
-    """An optimizer whose parameters follow several rules; `make` makes each, with the keys of its group.
+    """An optimizer whose parameters follow several rules; `make` makes each, with the rate and the keys of its group.
 
     Parameters in no group follow the plain rule, if there is one for `others`, else they are left alone.
     """
 
-    def __init__(self, make: Make, storage: Any, groups: Sequence[Group], *, others: bool = True):
+    def __init__(self, make: Make, storage: Any, groups: Sequence[Group], lr: float, *, others: bool = True):
         everyone = [*groups, *([Group(("*",))] if others else [])]
         self.rules: list[tuple[Group, Subset, Optimizer]] = []
         chosen: dict[int, list[Any]] = {}
@@ -166,27 +185,38 @@ class Grouped(Optimizer):
         for i, group in enumerate(everyone):
             if group.start < math.inf:
                 subset = Subset(storage, chosen.get(i, []))
-                rule = make(subset, group.keys)
+                rule = self._rule(make, subset, group, lr, named=i < len(groups))
                 if rule.needs_closure:
                     raise ConfigError(f"{type(rule).__name__} has one rule for all parameters; leave out optimizer.groups")
                 rule._follows = {}
                 self.rules.append((group, subset, rule))
-        first = make(Subset(storage, []), {})
-        super().__init__(storage, first.lr)
-        self.everyone, self.kind = everyone, first.title
-        self.whole_parameters = first.whole_parameters
+        if not self.rules:
+            raise ConfigError("optimizer.groups: every group is frozen, so that nothing is left to train")
+        super().__init__(storage, lr)
+        self.everyone = everyone
+        self.whole_parameters = any(rule.whole_parameters for _, _, rule in self.rules)
         self.state = {f"{kind} of group {i}": flat for i, (_, _, rule) in enumerate(self.rules)
                       for kind, flat in rule.state.items()}
-        self.n_states = max([first.n_states, *(rule.n_states for _, _, rule in self.rules)])
+
+    @staticmethod
+    def _rule(make: Make, subset: Subset, group: Group, lr: float, *, named: bool) -> Optimizer:
+        try:
+            return make(subset, {"lr": lr * group.factor, **group.keys})
+        except ConfigError as error:
+            raise ConfigError(f"{group}: {error.message}") if named else error from None
 
     @property
     def title(self) -> str:
-        return self.kind
+        return self.rules[0][2].title
+
+    def state_size(self, parameter: Any) -> int:
+        found = group_of(self.everyone, parameter.key)
+        return next((rule.state_size(parameter) for group, _, rule in self.rules if group is found), 0)
 
     def held(self) -> list[Held]:
         def among(group: Group) -> Callable[[str], bool]:
             return lambda name: group_of(self.everyone, name) is group
-        return [Held(kind, subset, flat, among(group)) for group, subset, rule in self.rules for kind, flat in rule.state.items()]
+        return [one._replace(among=among(group)) for group, _, rule in self.rules for one in rule.held()]
 
     def update(self, gradients: Array, *, lr: float, step: int, scale: float = 1.0,
                segments: Sequence[Segment] | None = None) -> None:
@@ -219,7 +249,7 @@ def of_list(kind: Callable[..., Optimizer], entries: Iterable[Any], lr: float | 
     rate = float(parameters_of(kind)["lr"].default) if lr is None else lr
     groups = [read_group(table, kind, rate) for table in tables]
     apply(groups, [(s.parameter.key, s.parameter) for s in storages[0].segments])
-    return Grouped(lambda storage, more: kind(storage, rate, **{**keys, **more}), storages[0], groups, others=False)
+    return Grouped(lambda storage, more: kind(storage, **{**keys, **more}), storages[0], groups, rate, others=False)
 
 
 def as_list(params: Any) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from mpitrain.errors import ConfigError, GraphError
-from mpitrain.registry import Registry, named
+from mpitrain.registry import Registry, misfit, named
 
 Rate: TypeAlias = Callable[[int], float]
 SCHEDULES: Registry[Callable[..., Rate]] = Registry("schedule")
@@ -41,12 +41,20 @@ def schedule(name: str | Callable[..., Rate], *, lr: float, min_lr: float = 0.0,
 
     `name` may be a function like those in SCHEDULES. ConfigError where the numbers make no sense.
     """
+    make = SCHEDULES.resolve(name) if isinstance(name, str) else name
+    given = {"lr": lr, "min_lr": min_lr, "warmup_steps": warmup_steps, "total_steps": total_steps}
+    wrong = misfit(schedule, given, "optimizer.") or misfit(make, {**given, **options}, "optimizer.")
+    if wrong:
+        raise ConfigError(wrong)
+    if not 0.0 <= lr < math.inf:
+        raise ConfigError(f"optimizer.lr must be a finite number, 0 or more, found {lr}")
     if not 0.0 <= min_lr <= lr:
         raise ConfigError(f"optimizer.min_lr must lie between 0 and lr = {lr}, not {min_lr}")
     if warmup_steps < 0:
         raise ConfigError(f"optimizer.warmup_steps must be 0 or more, not {warmup_steps}")
-    make = SCHEDULES.resolve(name) if isinstance(name, str) else name
-    after = make(lr=lr, min_lr=min_lr, warmup_steps=warmup_steps, total_steps=total_steps, **options)
+    if not 0.0 <= options.get("gamma", 0.0) < math.inf:
+        raise ConfigError(f"optimizer.gamma must be a finite number, 0 or more, found {options['gamma']}")
+    after = make(**given, **options)
     if not callable(after):
         raise ConfigError(f"optimizer.schedule must give a function of the step, and {named(make)} gives {named(after)}")
     if make is one_cycle or isinstance(after, Adaptive):      # One-cycle has a rise of its own, and what adapts knows its own.

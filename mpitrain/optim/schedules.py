@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpitrain.errors import ConfigError, nearest
-from mpitrain.optim.schedule import SCHEDULES, Adaptive, Rate
-from mpitrain.registry import accepted, parameters_of
+from mpitrain.optim.schedule import SCHEDULES, Adaptive, Rate, schedule
+from mpitrain.registry import parameters_of
 
 
 def exponential(*, lr: float, min_lr: float, warmup_steps: int, total_steps: int, gamma: float = 0.1) -> Rate:
@@ -73,12 +73,15 @@ def sequential(*, lr: float, min_lr: float, warmup_steps: int, total_steps: int,
                schedules: Sequence[Mapping[str, Any]] = ()) -> Rate:
     """One schedule after another: `schedules` are tables of a name and its keys, and each but the first begins at one of
     `milestones`, with its own step 0. A schedule's run ends where the next one begins."""
+    if not schedules:
+        raise ConfigError("optimizer.schedules must name the schedules that follow each other, found none")
     at = [warmup_steps, *(milestones or ())]
     if len(at) != len(schedules) or at != sorted(set(at)):
-        raise ConfigError(f"optimizer.schedules are {len(schedules)} schedules, which want {max(0, len(schedules) - 1)} "
-                          f"milestones in rising order after the warm-up, found optimizer.milestones = {list(milestones or ())}")
+        raise ConfigError(f"optimizer.schedules are {len(schedules)} schedules, which want {len(schedules) - 1} milestones in "
+                          f"rising order after the {warmup_steps} steps of warm-up, found optimizer.milestones = "
+                          f"{list(milestones or ())}")
     ends = [*at[1:], max(total_steps, at[-1] + 1)]
-    parts = [made(entry, lr, min_lr, end - begin) for entry, begin, end in zip(schedules, at, ends)]
+    parts = [made(i, schedules[i], lr, min_lr, end - begin) for i, (begin, end) in enumerate(zip(at, ends))]
 
     def rate(step: int) -> float:
         i = max(0, bisect_right(at, step) - 1)
@@ -91,22 +94,25 @@ def chained(*, lr: float, min_lr: float, warmup_steps: int, total_steps: int, sc
     """lr times what each of `schedules` (tables of a name and its keys) makes of a rate of 1, at least min_lr."""
     if not schedules:
         raise ConfigError("optimizer.schedules must name the schedules that are multiplied, found none")
-    parts = [made(entry, 1.0, 0.0, total_steps - warmup_steps) for entry in schedules]
+    parts = [made(i, entry, 1.0, 0.0, total_steps - warmup_steps) for i, entry in enumerate(schedules)]
     return lambda step: max(min_lr, lr * math.prod(part(step - warmup_steps) for part in parts))
 
 
-def made(entry: Mapping[str, Any], lr: float, min_lr: float, steps: int) -> Rate:
-    """The schedule of a table, for a run of its own of so many steps; rates and their ends may be its own, too."""
-    name, keys = entry.get("name"), {key: value for key, value in entry.items() if key != "name"}
+def made(i: int, entry: Any, lr: float, min_lr: float, steps: int) -> Rate:
+    """The schedule of the i-th table, for a run of its own of so many steps; its rates, warm-up and end may be its own, too."""
+    name = entry.get("name") if isinstance(entry, Mapping) else None
     if not isinstance(name, str):
-        raise ConfigError(f"each of optimizer.schedules is a table with a name, found {dict(entry)}")
-    make = SCHEDULES.resolve(name)
+        raise ConfigError(f'optimizer.schedules[{i}] must be a table with a name, such as {{name = "cosine"}}, found {entry!r}')
+    keys, known = {key: value for key, value in entry.items() if key != "name"}, parameters_of(SCHEDULES.resolve(name))
     for key in keys:
-        if key not in parameters_of(make):
-            raise ConfigError(f'optimizer.schedules: "{name}" has no key {key}{nearest(key, parameters_of(make))}')
-    rate = make(**{"lr": lr, "min_lr": min_lr, "warmup_steps": 0, "total_steps": max(1, steps), **accepted(make, keys)})
+        if key not in known:
+            raise ConfigError(f'optimizer.schedules[{i}]: "{name}" has no key {key}{nearest(key, known)}')
+    try:
+        rate = schedule(name, **{"lr": lr, "min_lr": min_lr, "total_steps": max(1, steps), **keys})
+    except ConfigError as error:
+        raise ConfigError(f'optimizer.schedules[{i}], "{name}": {error.message}') from None
     if isinstance(rate, Adaptive):
-        raise ConfigError(f'optimizer.schedules: "{name}" follows the evaluations, and cannot be one of several')
+        raise ConfigError(f'optimizer.schedules[{i}]: "{name}" follows the evaluations, and cannot be one of several')
     return rate
 
 
@@ -114,16 +120,19 @@ class plateau(Adaptive):  # noqa: N801  (a schedule like the others)
     """lr, times `factor` whenever `patience` evaluations have passed without a better validation loss, at least min_lr.
 
     Better is lower than the best by `threshold` of it ("rel") or by that ("abs"). After a fall, `cooldown` evaluations are not
-    counted. A fall by less than `eps` is none. The state is in checkpoints.
+    counted. A fall by `lr_eps` (PyTorch's `eps`, which is the optimizer's in a configuration) or less is none. The state is in
+    checkpoints.
     """
 
     def __init__(self, *, lr: float, min_lr: float, warmup_steps: int, total_steps: int, factor: float = 0.1, patience: int = 10,
-                 threshold: float = 1e-4, threshold_mode: str = "rel", cooldown: int = 0, eps: float = 1e-8):
+                 threshold: float = 1e-4, threshold_mode: str = "rel", cooldown: int = 0, lr_eps: float = 1e-8):
         if not 0.0 < factor < 1.0 or patience < 0 or cooldown < 0 or threshold_mode not in ("rel", "abs"):
             raise ConfigError("schedule plateau wants a factor in (0, 1), patience and cooldown of 0 or more and threshold_mode "
                               f'"rel" or "abs", found {factor}, {patience}, {cooldown} and "{threshold_mode}"')
+        if not (threshold >= 0.0 and lr_eps >= 0.0):
+            raise ConfigError(f"schedule plateau wants threshold and lr_eps of 0 or more, found {threshold} and {lr_eps}")
         self.peak, self.min_lr, self.warmup_steps, self.factor, self.patience = lr, min_lr, warmup_steps, factor, patience
-        self.threshold, self.relative, self.cooldown, self.eps = threshold, threshold_mode == "rel", cooldown, eps
+        self.threshold, self.relative, self.cooldown, self.lr_eps = threshold, threshold_mode == "rel", cooldown, lr_eps
         self.lr, self.best, self.bad, self.waits = lr, math.inf, 0, 0
 
     def __call__(self, step: int) -> float:
@@ -139,7 +148,7 @@ class plateau(Adaptive):  # noqa: N801  (a schedule like the others)
             self.waits, self.bad = self.waits - 1, 0
         if self.bad > self.patience:
             lower = max(self.lr * self.factor, self.min_lr)
-            if self.lr - lower > self.eps:
+            if self.lr - lower > self.lr_eps:
                 self.lr = lower
             self.waits, self.bad = self.cooldown, 0
 

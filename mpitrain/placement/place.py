@@ -19,6 +19,7 @@ from mpitrain.config.sections import CommConfig, MeshConfig, TrainConfig
 from mpitrain.errors import ConfigError, MeshError
 from mpitrain.nn import FlatLayout, Linear, MixtureOfExperts, Module, Sequential
 from mpitrain.nn.parameter import Described
+from mpitrain.optim import Optimizer
 from mpitrain.placement import zigzag
 from mpitrain.placement.buckets import Bucket, frozen_alike, plan_buckets, runs
 from mpitrain.placement.bytes import Bytes, predicted
@@ -134,9 +135,10 @@ class Placement:
                       cuts=self.cuts(layout, blocks=blocks), bucket_bytes=self.comm.bucket_bytes,
                       alike=shared_keys(self.stage))
 
-    def bytes(self, layout: FlatLayout, kind: str, *, states: int, per_node: int = 1) -> Bytes:
-        """Bytes of this rank by the formula, with `states` numbers of optimizer state for each parameter's."""
-        return predicted(layout.size, kind, self.grid.count(REPLICAS), itemsize=layout.dtype.itemsize, states=states,
+    def bytes(self, layout: FlatLayout, kind: str, optimizer: Optimizer, *, per_node: int = 1) -> Bytes:
+        """Bytes of this rank by the formula; the optimizer, made for any storage, says what state each parameter has."""
+        state = sum(optimizer.state_size(s.parameter) for s in layout.segments)
+        return predicted(layout.size, kind, self.grid.count(REPLICAS), itemsize=layout.dtype.itemsize, state=state,
                          per_node=per_node)
 
 

@@ -19,6 +19,7 @@ from mpitrain.config import Config, load_config
 from mpitrain.data import report
 from mpitrain.data.transforms import FIT_ROWS
 from mpitrain.errors import MissingError, UsageError
+from mpitrain.optim import Optimizer
 from mpitrain.parallel.layers.join import alone
 from mpitrain.parallel.layers.tensor_loss import cut_loss
 from mpitrain.parallel.pipeline.feed import Feed
@@ -92,7 +93,7 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
         yield from stage_lines([p.stage for p in stages])
     yield from schedule_lines(pp, grid.n_places, n_micro, name=str(m.schedule), chunks=m.chunks, folder=config.folder)
     yield from bucket_lines(stages)
-    yield bytes_line(stages, made.optimizer(probe()).n_states)
+    yield bytes_line(stages, made.optimizer(probe()))
     yield from forecast_lines(forecast_of(config, placed, inputs))
 
 
@@ -119,11 +120,11 @@ def open_data(config: Config) -> Inputs:
                        transform=d.transform, augment=d.augment, folder=config.folder)
 
 
-def bytes_line(stages: Sequence[Placement], states: int) -> str:
+def bytes_line(stages: Sequence[Placement], optimizer: Optimizer) -> str:
     """Parameters, gradients and optimizer state of a rank, by formula, for the stage that has most; with one
     copy per node as if there were one node."""
     comm, replicas = stages[0].comm, stages[0].grid.count(REPLICAS)
-    found = [p.bytes(p.layout(), p.kind, states=states, per_node=replicas if comm.node_shared else 1) for p in stages]
+    found = [p.bytes(p.layout(), p.kind, optimizer, per_node=replicas if comm.node_shared else 1) for p in stages]
     return memory_text(found, comm.sharding, per_node=comm.node_shared and replicas > 1)
 
 

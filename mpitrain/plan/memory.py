@@ -17,6 +17,7 @@ from mpitrain.backend.memory import pool_in_use
 from mpitrain.config import Config
 from mpitrain.errors import MpitrainError, name_and_text, place
 from mpitrain.nn import FlatLayout
+from mpitrain.optim import Optimizer
 from mpitrain.placement.bytes import Forecast, Use, sums_at_once
 from mpitrain.placement.place import Placement
 from mpitrain.placement.shard_cuts import largest_neighbours, probe
@@ -45,8 +46,8 @@ def forecast(p: Placement, sample: tuple[Any, Any], *, loss: Any, optimizer: Any
         loss = cut_loss(loss, p.head, alone(p))
     stages = [p.at_stage(index) for index in range(p.stage.n_stages)]
     layouts = [stage.layout() for stage in stages]
-    states = optimizer(probe()).n_states
-    kept = [_kept(stage, layout, states, offload) for stage, layout in zip(stages, layouts)]
+    tried = optimizer(probe())
+    kept = [_kept(stage, layout, tried, offload) for stage, layout in zip(stages, layouts)]
     others = [_on_their_way(stage, layout) for stage, layout in zip(stages, layouts)]
     if p.part is not None:
         sample = p.part(sample[0]), p.part(sample[1])
@@ -78,10 +79,10 @@ def _rows(p: Placement) -> int:
     return -(-p.train.batch_size // p.n_micro)
 
 
-def _kept(p: Placement, layout: FlatLayout, states: int, offload: str) -> Use:
+def _kept(p: Placement, layout: FlatLayout, optimizer: Optimizer, offload: str) -> Use:
     """The memory that stays from step to step, by formula."""
     kind = _cut_states(p)
-    parameters, gradients, state = p.bytes(layout, kind, states=states)
+    parameters, gradients, state = p.bytes(layout, kind, optimizer)
     if kind in ("none", "optimizer"):
         gradients *= sums_at_once(p.n_micro, p.grid.n_places, tree=p.tree is not None)
     if offload == "none":

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.autograd import Tensor, no_grad
+from mpitrain.autograd import Tensor
 from mpitrain.backend import asnumpy
 from mpitrain.nn.loss import Loss
 from mpitrain.parallel.connect import ParallelContext
 from mpitrain.parallel.gradients.timeline import SpanMaker, no_span
-from mpitrain.parallel.pipeline.inference import Inference
+from mpitrain.parallel.pipeline.inference import Inference, given_to
 
 
 class Evaluator:
@@ -58,8 +58,8 @@ class Evaluator:
 
     def _sums(self, output: Tensor, y: Any) -> tuple[float, float, float, float]:
         target = self.inference.feed.targets(y)
-        with no_grad():
-            loss = float(asnumpy(self.loss(output, target).array))
+        with given_to(self.loss, output) as given:
+            loss = float(asnumpy(self.loss(given, target).array))
         correct = labels = 0.0
         if self.loss.kind == "classes":
             right = self.context.classes(output.array) == target

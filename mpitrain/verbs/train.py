@@ -44,7 +44,8 @@ def run(options: Namespace, process: Process) -> int:
     if not options.quiet:
         announce(config)
     parser = start_parser() if launched_rank()[0] == 0 else None      # it imports h5py while we import
-    from mpitrain.run import Run
+    with guard.importing():
+        from mpitrain.run import Run
     with Run.of_job(config, process, quiet=options.quiet, parser=parser) as started:
         started.train(resume=resume, overwrite=options.overwrite, profile=options.profile, change=options.change,
                       strict=options.strict)

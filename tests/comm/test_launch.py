@@ -9,6 +9,8 @@ import pytest
 from launch import ROOT, HangError, Result, clean_environment, launch, mpirun
 from psutil import STATUS_ZOMBIE, NoSuchProcess, Process
 
+pytestmark = pytest.mark.alone
+
 UNDER_PYTEST = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "MPITRAIN_TEST_LIMIT": "2"}
 HANG = """
 import threading

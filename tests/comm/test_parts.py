@@ -194,6 +194,7 @@ def test_progress_moves_everything_and_forgets_what_has_landed() -> None:
     assert second.done and len(progress) == 0
 
 
+@pytest.mark.alone
 def test_idle_progress_costs_less_than_ten_empty_calls() -> None:
     def cost(function: Callable[[], object]) -> float:
         return min(timeit.repeat(function, number=10_000, repeat=20))

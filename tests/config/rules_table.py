@@ -270,6 +270,22 @@ mlp optimizer.schedule=own.py:poly optimizer.power=two => asked for step 0, fail
 mlp optimizer.schedule=own.py:given optimizer.values=[] => must give a finite number for each step, found None for step 0
 mlp optimizer.schedule=own.py:given optimizer.values=["a"] => must give a finite number for each step, found 'a' for step 0
 mlp optimizer.schedule=own.py:late train.steps=5 => must give a finite number for each step, found nan for step 2
+mlp optimizer.maximize="false" => optimizer.name = "adamw": optimizer.maximize must be true or false, found "false"
+mlp optimizer.amsgrad=1 => optimizer.amsgrad must be true or false, found 1
+mlp optimizer.name=asgd optimizer.lambd=x => optimizer.name = "asgd": optimizer.lambd must be a number, found "x"
+mlp optimizer.name=rprop optimizer.weight_decay=0.1 => optimizer.name = "rprop" has no weight decay
+mlp optimizer.name=lbfgs optimizer.weight_decay=0.1 => optimizer.name = "lbfgs" has no weight decay
+mlp optimizer.schedule=sequential optimizer.schedules=["cosine"] => optimizer.schedules must be a list of tables, found ["cosine"]
+mlp optimizer.schedule=plateau optimizer.lr_eps=-1 => schedule plateau wants threshold and lr_eps of 0 or more
+mlp optimizer.groups=[{lr=0.1}] => optimizer.groups: a group needs params
+mlp optimizer.groups=[{params="hed*"}] => optimizer.groups: params = "hed*" names no parameter of the model
+mlp optimizer.groups=[{params="*",frozen=true}] => optimizer.groups freeze every parameter of the model
+mlp optimizer.groups=[{params="*"},{params="*.bias"}] => optimizer.groups: the group of *.bias has no parameter
+mlp optimizer.groups=[{params="*.bias",maximize="no"}] => the group of *.bias: maximize must be true or false, found "no"
+mlp optimizer.groups=[{params="*.bias",betas=[2,3]}] => the group of *.bias: optimizer.betas is two numbers in [0, 1), not [2, 3]
+mlp train.loss=focal train.gamma=-1 => the gamma of focal_loss is a finite number, 0 or more, not -1
+mlp train.loss=huber train.delta=0 => train.loss = "huber": the delta of the huber loss is more than 0, not 0
+mlp train.weight=[0,0] => train.loss = "cross_entropy": cross_entropy: weight has a number for each class, 0 or more, and not
 mlp optimizer.gamma=-3 => optimizer.gamma must be a finite number, 0 or more, found -3
 mlp optimizer.momentum=5 => optimizer.momentum must lie in [0, 1), found 5.0
 mlp model.activation=7 => model "mlp": model.activation must be a string, found 7

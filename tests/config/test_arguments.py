@@ -14,7 +14,8 @@ from mpitrain.config import Config, load_config, to_toml
 from mpitrain.data.transforms import Transforms, augmentations
 from mpitrain.errors import ConfigError
 from mpitrain.nn import FlatStorage, Parameter, init
-from mpitrain.train.build.from_config import describe, make_loss, make_optimizer, make_rate
+from mpitrain.registry import misfit
+from mpitrain.train.build.from_config import describe, make_loss, make_optimizer, make_rate, never_thawed
 
 OWN = """
 import numpy as np
@@ -143,6 +144,118 @@ def test_a_key_that_nothing_takes_is_refused_with_the_nearest(tmp_path: Path, ov
         stepped(loaded(tmp_path, *overrides), np.ones((2, 2), np.float32), np.ones((2, 2), np.float32))
     assert message in caught.value.message and "\n" not in caught.value.message
     assert not message.startswith("unknown") or caught.value.message.startswith("on the command line: ")
+
+
+WRONG = {                                          # keys of [optimizer], and what is said
+    'schedule="sequential", schedules=[{name="cosine"}, {name="constant"}], milestones=[3], warmup_steps=5':
+        "2 schedules, which want 1 milestones in rising order after the 5 steps of warm-up, found optimizer.milestones = [3]",
+    'schedule="sequential"': "optimizer.schedules must name the schedules that follow each other, found none",
+    'schedule="chained", schedules=[{nam="cosine"}]': "optimizer.schedules[0] must be a table with a name",
+    'schedule="chained", schedules=[{name="cosine"}, {name="cosine", lr="x"}]':
+        'optimizer.schedules[1], "cosine": optimizer.lr must be a number, found "x"',
+    'schedule="chained", schedules=[{name="step", milestones=[1.5]}]':
+        'optimizer.schedules[0], "step": optimizer.milestones must be a list of integers, found [1.5]',
+    'schedule="chained", schedules=[{name="step", gamma=-1.0}]': "optimizer.gamma must be a finite number, 0 or more",
+    'schedule="chained", schedules=[{name="cosine", lr=-1.0}]': "optimizer.lr must be a finite number, 0 or more, found -1.0",
+    'schedule="chained", schedules=[{name="cosine", warmup_steps=2.5}]': "optimizer.warmup_steps must be an integer, found 2.5",
+    'schedule="chained", schedules=[{name="cosine", warmup=2}]': 'has no key warmup (did you mean "warmup_steps"?)',
+    'schedule="cyclic", mode=3': "optimizer.mode must be a string, found 3",
+    'schedule="cyclic", step_size_up=1.5': "optimizer.step_size_up must be an integer, found 1.5",
+    'schedule="plateau", patience="long"': 'optimizer.patience must be an integer, found "long"',
+    'schedule="plateau", threshold=-1': "wants threshold and lr_eps of 0 or more, found -1 and",
+    'name="muon", ns_coefficients=1': 'optimizer.name = "muon": optimizer.ns_coefficients must be a list of numbers, found 1',
+    'name="lbfgs", history_size=2.5': "optimizer.history_size must be an integer, found 2.5",
+    'name="adafactor", eps1=true': "optimizer.eps1 must be a number, found true",
+    'name="asgd", t0=-1': "optimizer.t0 is 0 or more, not -1",
+    "groups=[{}]": "optimizer.groups: a group needs params",
+    "groups=[{params=3}]": "params is a pattern over names of parameters, or a list of them, not 3",
+    'groups=[{params="*.bias", frozen="yes"}]': 'groups: the group of *.bias: frozen must be true or false, found "yes"',
+    'groups=[{params="*.bias", frozen=true, lr=0.1}]': "is frozen for the whole run, and has lr = 0.1; leave out",
+    'groups=[{params="*.bias", frozen=true, freeze_until=3}]': "is frozen for the whole run, and has freeze_until = 3",
+    'groups=[{params="*.bias", freeze_until=1.5}]': "freeze_until must be an integer, found 1.5",
+    'groups=[{params="*.bias", freeze_until=-5}]': "freeze_until is a number of steps, 0 or more, found -5",
+    'groups=[{params="*.bias", lr=-1}]': "the group of *.bias has lr = -1, which must be finite, 0 or more",
+    'groups=[{params="*.bias", lr=0.1, lr_factor=2}]': "has lr = 0.1 and lr_factor = 2; give one rate",
+    'groups=[{params="*.bias", lr=0.1}], lr=0.0': "has lr = 0.1, and optimizer.lr = 0; give one rate",
+    'groups=[{params="*.bias", betas=3}]': "the group of *.bias: betas must be a list of numbers, found 3",
+    'groups=[{params="*.bias", weight_decay=-1}]': "the group of *.bias: optimizer.weight_decay is a number >= 0, not -1",
+    'groups=[{params="*.bias", clip_norm=1}]':
+        "clip_norm (known: amsgrad, betas, decay, eps, freeze_until, frozen, lr, lr_factor, maximize, params, weight_decay)",
+    'name="lbfgs", groups=[{params="*.bias"}]': "LBFGS has one rule for all parameters; leave out optimizer.groups",
+    'name="rprop", groups=[{params="*.bias", weight_decay=0.1}]': "a group has no key weight_decay",
+}
+
+
+@pytest.mark.parametrize("keys", WRONG)
+def test_a_wrong_optimizer_schedule_or_group_is_refused_in_one_line(tmp_path: Path, keys: str) -> None:
+    head, tail = SMALL.partition("[optimizer]")[0], SMALL.partition("[train]")[2]
+    with pytest.raises(ConfigError) as caught:
+        config = load_config(write(tmp_path, f"optimizer = {{{keys}}}\n{head}[train]{tail}"), [])
+        made = describe(config, tokens=False)
+        made.rate(10)
+        stepped(config, np.ones((2, 2), np.float32), np.ones((2, 2), np.float32))
+    assert WRONG[keys] in caught.value.message and "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(("hint", "right", "wrong", "said"), [
+    ("float", [1, 2.5, np.float32(1)], [True, "x", [1.0]], "a number"), ("bool", [True], [1, "true"], "true or false"),
+    ("int | None", [3, None], [1.5, True], "an integer"),
+    ("Sequence[float]", [[1, 2.0], (), np.ones(2)], [3, "ab", ["a"], [True]], "a list of numbers"),
+    ("float | Sequence[float]", [1, [2]], ["x"], "a number or a list of numbers"),
+    ("list[list[int]]", [[[1]]], [[1], [["a"]]], "a list of lists of integers"),
+    ("Sequence[Mapping[str, Any]]", [[{"a": 1}]], [["a"], {"a": 1}], "a list of tables"),
+    ("dict[str, int]", [{}], [[]], "a table"), ("tuple[int, float]", [[1, 2.0]], [3], "a list"),
+    ("collections.abc.Sequence[str | int] | None", [["a", 1], None], [[1.5]], "a list of strings or integers"),
+    ("Literal['a|b']", ["c"], [], "")])
+def test_hints_say_what_a_key_may_be(hint: str, right: list[Any], wrong: list[Any], said: str) -> None:
+    def function(key: Any) -> None: ...
+    function.__annotations__["key"] = hint
+    assert [misfit(function, {"key": value}, "") for value in right] == [""] * len(right)
+    for value in wrong:
+        assert misfit(function, {"key": value}, "at.").startswith(f"at.key must be {said}, found ")
+
+
+def test_a_cyclic_rate_falls_only_where_a_gamma_is_given(tmp_path: Path) -> None:
+    keys = ["optimizer.schedule=cyclic", "optimizer.mode=exp_range", "optimizer.step_size_up=4", "optimizer.warmup_steps=0"]
+    assert make_rate(loaded(tmp_path, *keys), 20)(12) == pytest.approx(3e-3, rel=1e-15)
+    assert make_rate(loaded(tmp_path, *keys, "optimizer.gamma=0.9"), 20)(12) == pytest.approx(3e-3 * 0.9 ** 12, rel=1e-15)
+
+
+def test_the_least_fall_of_a_plateau_is_a_key_of_the_file(tmp_path: Path) -> None:
+    keys = ["optimizer.schedule=plateau", "optimizer.patience=0", "optimizer.threshold=10.0", "optimizer.warmup_steps=0"]
+    for key, wanted in (("optimizer.lr_eps=0.1", 3e-3), ("optimizer.eps=0.1", 3e-4)):
+        rate: Any = make_rate(loaded(tmp_path, *keys, key), 20)
+        rate.observe(1.0)
+        assert rate(0) == pytest.approx(wanted)
+
+
+def test_a_run_with_groups_makes_the_state_that_it_uses_and_no_other(tmp_path: Path) -> None:
+    groups = '[{params = "a", frozen = true}, {params = "b", lr = 0.1}]'
+    config, asked = loaded(tmp_path, f"optimizer.groups={groups}"), []
+    parameters = [Parameter((40,), init.zeros) for _ in "abc"]
+    for parameter, name in zip(parameters, "abc"):
+        parameter.name = name
+    storage = FlatStorage(parameters)
+
+    def allocate(nbytes: int) -> Any:
+        asked.append(nbytes)
+        return aligned(nbytes)
+    storage.allocate = allocate
+    made = make_optimizer(config, storage)
+    assert asked == [4 * 48] * 4 and made.nbytes == sum(asked)        # AdamW's two, of "b" and of "c"
+    assert sum(made.state_size(p) for p in parameters) * 4 == made.nbytes
+
+
+def test_a_group_that_the_run_never_thaws_gets_a_line(tmp_path: Path) -> None:
+    config = loaded(tmp_path, 'optimizer.groups=[{params="*.bias", freeze_until=30}, {params="head.*", frozen=true}]')
+    line, = never_thawed(config, 30)
+    assert line == "optimizer.groups: the group of *.bias is not trained: freeze_until = 30, and the run has 30 steps"
+    assert never_thawed(config, 31) == []
+
+
+def aligned(nbytes: int) -> Any:
+    raw = np.empty(nbytes + 64, np.uint8)
+    return raw[-raw.ctypes.data % 64:][:nbytes]
 
 
 def test_a_mistake_in_the_file_names_the_file(tmp_path: Path) -> None:

@@ -42,8 +42,9 @@ def largest_difference(found: Any, wanted: Any) -> float:
     for a, b in zip(arrays_of(found), arrays_of(wanted), strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype
         if b.size:
-            scale = float(np.abs(b.astype(np.float64)).max()) or 1.0
-            worst = max(worst, float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max()) / scale)
+            wide = np.complex128 if b.dtype.kind == "c" else np.float64
+            scale = float(np.abs(b.astype(wide)).max()) or 1.0
+            worst = max(worst, float(np.abs(a.astype(wide) - b.astype(wide)).max()) / scale)
     return worst
 
 

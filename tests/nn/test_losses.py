@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,28 @@ RUNS: dict[str, tuple[Any, Any, dict[str, Any]]] = {          # output, target, 
     "ctc": (RNG.standard_normal((6, 7, 5)),
             np.array([[1, 2, 2], [3, -1, -1], [-1, -1, -1], [1, 2, 3], [4, 4, -1], [2, 1, 2]]), {}),
 }
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "nll"])
+def test_the_weights_of_labels_are_counted_without_those_that_are_ignored(name: str) -> None:
+    loss = nn.LOSSES[name](weight=[1.0, 0.5, 4.0], ignore_index=1)
+    assert loss.count(np.array([0, 1, 2, 2])) == 9.0 and loss.count(Tensor(np.array([[0], [1]]))) == 1.0
+    for label in (3, -1):
+        with pytest.raises(ShapeError, match=f"a label is {label}, and there are weights for 3 classes, 0 to 2"):
+            loss.count(np.array([0, label]))
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.3, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("gap", [-3.0, 2.0, 14.0, 40.0, 800.0])
+def test_the_gradient_of_the_focal_loss_is_finite_up_to_certainty(gamma: float, gap: float) -> None:
+    """Against the derivative in closed form, by the gap z between two logits; where p is 1 both are 0, the limit."""
+    x = Tensor(np.array([[gap, 0.0]], np.float32), requires_grad=True)
+    loss = nn.LOSSES["focal"](gamma=gamma)(x, np.array([0]))
+    loss.backward()
+    rest, log_p = 1 / (1 + math.exp(min(gap, 700))), -math.log1p(math.exp(-gap))
+    slope = 0.0 if rest < 1e-300 else rest ** gamma * (gamma * (1 - rest) * log_p - rest)
+    assert float(loss) == pytest.approx(-rest ** gamma * log_p, rel=1e-4, abs=1e-7)
+    np.testing.assert_allclose(x.grad, [[slope, -slope]], rtol=1e-4, atol=3e-8 ** min(1, gamma or 1))
 
 
 def test_every_loss_of_a_run_is_tried_here() -> None:

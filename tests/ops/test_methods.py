@@ -98,6 +98,30 @@ def test_changing_a_tensor_in_place_is_refused_with_the_way_round(name: str) -> 
     assert np.array_equal(x.array, np.ones(2))
 
 
+def test_every_method_with_an_underscore_is_refused() -> None:
+    for name in (*operators.LATER.split(), *operators.PYTORCH_NAMES, "exp", "transpose"):
+        with pytest.raises(GraphError, match=rf"x = x\.{name}\("):
+            getattr(Tensor(np.ones(2)), f"{name}_")()
+
+
+def test_what_overwrites_a_tensor_does_as_the_page_says() -> None:
+    x = old = Tensor(np.ones(2), requires_grad=True)
+    x += 1
+    assert x is not old and old.array.tolist() == [1, 1]
+    x.sum().backward()
+    assert old.grad is not None and old.grad.tolist() == [1, 1]
+    for change in (lambda: x.__setitem__(0, 1), lambda: old.__setitem__(0, 1), lambda: old.copy_(x)):
+        with pytest.raises(GraphError, match="compute a new one, or do it under no_grad"):
+            change()
+    with no_grad():
+        old[0] = 5
+    assert old.array.tolist() == [5, 1]
+    with pytest.raises(ValueError, match="read-only"):
+        old.data[0] = 1
+    with pytest.raises(TypeError, match="out"):
+        ops.add(x, x, out=old)  # type: ignore[call-arg]
+
+
 def test_every_pytorch_name_is_of_an_operation() -> None:
     for name, ours in operators.PYTORCH_NAMES.items():
         assert getattr(ops, name) is getattr(ops, ours)

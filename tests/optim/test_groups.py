@@ -10,7 +10,7 @@ import pytest
 from mpitrain import nn, ops
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ConfigError, GraphError
-from mpitrain.optim import SGD, Adam, AdamW, Lion
+from mpitrain.optim import SGD, Adam, AdamW, Lion, Rprop
 
 X, Y = np.random.default_rng(0).standard_normal((2, 12, 5))
 
@@ -53,6 +53,23 @@ def test_groups_step_as_pytorchs_with_rates_decay_and_keys_of_their_own() -> Non
         other.step()
     for name, p in net.named_parameters():
         np.testing.assert_allclose(p.numpy(), twin[name].detach().numpy(), rtol=1e-10, atol=1e-12)
+
+
+def test_the_steps_of_rprop_begin_at_the_rate_of_the_group() -> None:
+    torch = pytest.importorskip("torch")
+    net = model()
+    first, head = (p.numpy().copy() for p in (parts(net, "first.weight")[0], parts(net, "head.weight")[0]))
+    optimizer: Any = Rprop([{"params": parts(net, "first"), "lr": 0.5}, {"params": "head.*"}], lr=0.01)
+    arena = net.storage.attach_gradients()
+    arena[...] = np.linspace(-1, 1, arena.size)
+    optimizer.update(arena, lr=0.01, step=1)
+    for name, before, lr in (("first.weight", first, 0.5), ("head.weight", head, 0.01)):
+        mine, = parts(net, name)
+        other = torch.nn.Parameter(torch.tensor(before))
+        theirs = torch.optim.Rprop([{"params": [other], "lr": lr}])
+        other.grad = torch.tensor(mine.grad_buffer)
+        theirs.step()
+        np.testing.assert_allclose(mine.numpy(), other.detach().numpy(), rtol=1e-12)
 
 
 def test_one_group_of_everything_has_the_bits_of_none() -> None:
@@ -101,10 +118,13 @@ def test_mistakes_are_named_in_one_line() -> None:
                           ([{"params": "head.*", "momentum": 0.9}], "a group has no key momentum"),
                           ([{"lr": 0.1}, {"params": "head.*"}], "needs params"),
                           ([{"params": "head.*", "lr": 0.1, "lr_factor": 2}], "give one rate"),
-                          ([{"params": "head.*", "freeze_until": -1}], "freeze_until is a number of steps")):
+                          ([{"params": "head.*", "freeze_until": -1}], "freeze_until is a number of steps"),
+                          ([{"params": "head.*"}, {"params": "head.weight"}], "the group of head.weight has no parameter")):
         with pytest.raises(ConfigError, match=words.replace("*", r"\*")):
             Adam([*groups, {"params": parts(net, "first")}], lr=0.01)
     with pytest.raises(GraphError, match="parameters of one model with memory"):
         Lion(nn.Linear(2, 2).parameters())
+    with pytest.raises(ConfigError, match="every group is frozen"):
+        Adam([{"params": "head.*", "frozen": True}, {"params": parts(net, "first"), "frozen": True}])
     with pytest.raises(ConfigError, match="momentum"):
         SGD([{"params": net.parameters(), "momentum": 1.5}], 0.1)

@@ -58,6 +58,15 @@ def test_warm_up_comes_before_any_of_them_and_the_root_follows_it() -> None:
     assert [rate(k) for k in range(6)] == [0.25, 0.5, 0.75, 1.0, 0.5, 0.25]
 
 
+@pytest.mark.parametrize(("name", "more"), [("sequential", {}), ("chained", {})])
+def test_a_part_of_a_schedule_warms_up_by_itself(name: str, more: dict[str, Any]) -> None:
+    part = {"name": "linear", "warmup_steps": 4}
+    rate, alone = schedule(name, lr=0.5, total_steps=20, schedules=[part], **more), schedule("linear", lr=0.5, warmup_steps=4,
+                                                                                             total_steps=20)
+    assert [rate(k) for k in range(20)] == pytest.approx([alone(k) for k in range(20)], rel=1e-15)
+    assert rate(0) == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize("options", [{}, {"patience": 2, "factor": 0.5, "cooldown": 3, "min_lr": 0.01},
                                      {"patience": 0, "threshold": 0.05, "threshold_mode": "abs"}])
 def test_the_plateau_is_pytorchs_and_goes_on_from_its_record(options: dict[str, Any]) -> None:
@@ -81,6 +90,8 @@ def test_what_makes_no_sense_is_refused_in_one_line() -> None:
     for name, options in (("cyclic", {"mode": "square"}), ("polynomial", {"power": 0.0}), ("warm_restarts", {"t_mult": 0}),
                           ("sequential", {"schedules": [{"name": "cosine"}], "milestones": [4]}), ("chained", {}),
                           ("chained", {"schedules": [{"name": "plateau"}]}), ("chained", {"schedules": [{"gamma": 2}]}),
+                          ("chained", {"schedules": ["cosine"]}), ("sequential", {"schedules": [3]}),
+                          ("plateau", {"lr_eps": -1.0}), ("exponential", {"gamma": -0.5}), ("exponential", {"gamma": "half"}),
                           ("chained", {"schedules": [{"name": "cosine", "gama": 2}]}), ("plateau", {"factor": 2.0}),
                           ("step", {"step_size": -1})):
         with pytest.raises(ConfigError):

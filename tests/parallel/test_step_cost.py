@@ -20,6 +20,8 @@ from mpitrain.parallel.pipeline.runner import Pipeline
 from mpitrain.parallel.policies.replicated import Replicated
 from mpitrain.placement import stages
 
+pytestmark = pytest.mark.alone
+
 
 class Alone:
     """A channel of one rank."""

@@ -20,6 +20,7 @@ from mpitrain.parallel.gradients.bucket_sum import AllReduce, TreeSum
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.placement.bytes import Forecast, Use, sums_at_once
 from mpitrain.placement.place import place
+from mpitrain.placement.shard_cuts import probe
 from mpitrain.plan.activations import Course, Phase, most, trace
 from mpitrain.plan.inspect import inspect_config
 from mpitrain.plan.memory import NOBODY, _whole, forecast
@@ -28,6 +29,7 @@ from mpitrain.schedules.grid import Grid
 from mpitrain.schedules.microtree import RankTree, share
 from mpitrain.schedules.pipeline import SCHEDULES
 from mpitrain.schedules.pipeline_check import actions_of
+from mpitrain.train.build.from_config import describe
 
 needs_pool = pytest.mark.skipif(native.compiler() is None, reason="no C compiler")
 LOSS = nn.LOSSES["cross_entropy"]()
@@ -171,6 +173,21 @@ def test_matrices_without_memory_leave_the_forecast_as_it_is(monkeypatch: pytest
 
     without, with_memory = (in_pool(monkeypatch, lambda pool, large=large: told(large)) for large in (16, 1 << 60))
     assert without == with_memory and without[0].activations
+
+
+@pytest.mark.parametrize(("name", "kind"), [("adamw", 2), ("sgd", 1), ("adafactor", 0)])
+@pytest.mark.parametrize("groups", ["[]", '[{params="linear*",frozen=true}]',
+                                    '[{params="linear0.*",frozen=true},{params="*.bias"}]',
+                                    '[{params="*.bias",frozen=true},{params="head.*",freeze_until=9}]'])
+def test_the_state_that_is_predicted_is_the_one_that_is_made(name: str, kind: int, groups: str) -> None:
+    config = load_config(None, [f"optimizer.name={name}", f"optimizer.groups={groups}"])
+    made = describe(config, tokens=False)
+    placed = place(made.model, ALONE, config.mesh, config.train, config.comm)
+    told = placed.bytes(placed.layout(), "none", made.optimizer(probe())).optimizer
+    storage = describe(config, tokens=False).model.initialize(0)
+    assert told == made.optimizer(storage).nbytes
+    assert (told == kind * storage.values.nbytes) == (kind > 0 and "true" not in groups)
+    assert kind or told < 0.1 * storage.values.nbytes
 
 
 def test_each_part_has_its_formula() -> None:

@@ -17,6 +17,8 @@ from runs import SMALL, lines, record, write
 from mpitrain.checkpoint.folders import candidates, step_of
 from mpitrain.checkpoint.spare import keepers
 
+pytestmark = pytest.mark.alone
+
 OWN = """
 import os
 import signal

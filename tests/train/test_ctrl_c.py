@@ -18,6 +18,8 @@ from runs import lines, record, train, write
 
 from mpitrain.checkpoint import store
 
+pytestmark = pytest.mark.alone
+
 CTRL_C = b"\x03"
 
 

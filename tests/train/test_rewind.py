@@ -72,6 +72,17 @@ def test_a_state_that_broke_before_nan_showed_is_taken_back_to_the_last_checkpoi
 
 
 @pytest.mark.promise("D1")
+def test_a_rate_that_follows_evaluations_goes_back_with_the_state(tmp_path: Path) -> None:
+    """No evaluation is better than all before it by ten times their loss, so each halves the rate."""
+    config = prepared(tmp_path, bad=[batch(9)[30]])
+    ok(train(1, config, "run.out=a", "train.on_nan=rewind", "train.steps=12", "train.eval_every=1", *SGD,
+             "checkpoint.best=false", "optimizer.schedule=plateau", "optimizer.factor=0.5", "optimizer.patience=0",
+             "optimizer.threshold=10.0"))
+    assert [rewind["to"] for rewind in record(tmp_path / "a")["rewinds"]] == [5]
+    assert [line["lr"] for line in steps(tmp_path / "a")] == [0.05 * 0.5 ** k for k in (*range(9), 6, 7, 8)]
+
+
+@pytest.mark.promise("D1")
 def test_where_the_state_is_broken_a_run_that_skips_ends_and_one_that_rewinds_trains_on(tmp_path: Path) -> None:
     config = prepared(tmp_path, huge=[batch(7)[30]])
     refused(train(2, config, "run.out=skip", "train.on_nan=skip", "train.steps=20", *SGD), 79, "E_NAN", "steps in a row")

@@ -142,6 +142,7 @@ def test_with_a_warning_alone_a_stopped_rank_may_go_on(tmp_path: Path) -> None:
     assert result.err.count("E_STALL") == 1 and record(tmp_path / "run")["status"] == "done"
 
 
+@pytest.mark.alone
 @pytest.mark.promise("E4")
 @pytest.mark.parametrize("with_watcher", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_job_that_is_stopped_as_a_whole_goes_on_and_nothing_is_said(tmp_path: Path, with_watcher: bool) -> None:
@@ -185,6 +186,7 @@ def test_nobody_watches_where_that_is_switched_off(tmp_path: Path) -> None:
     job.finish()
 
 
+@pytest.mark.alone
 @pytest.mark.promise("A9")
 @pytest.mark.parametrize(("phase", "why"), [("forward", "to compute"), ("load", "to read its data")])
 def test_a_slow_rank_is_named_with_what_it_is_slow_at_and_how_long_others_wait(tmp_path: Path, phase: str, why: str) -> None:
@@ -246,6 +248,7 @@ def test_a_library_that_calls_exit_does_not_choose_the_exit_code_of_the_job(tmp_
     assert len(result.error_lines) == 1 and re.fullmatch(line, result.error_lines[0]), result.err
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.promise("A1", "A2", "A4", "C9")
 @pytest.mark.parametrize(("kind", "phase", "n"), CASES)

@@ -15,6 +15,8 @@ import pytest
 from launch import clean_environment, find_mpirun
 from runs import SMALL, train, write
 
+pytestmark = pytest.mark.alone
+
 STARTS = "run: mlp on digits, 2 ranks, cpu, in a"
 SIZE = "2,410 parameters, 1,437 training and 360 validation rows; 2 ranks of 1 thread; 50 steps of 48"
 

@@ -19,6 +19,8 @@ from mpitrain.train.intervals import Plan
 from mpitrain.train.observers.observer import Watched
 from mpitrain.train.observers.time_left import LOOKS, MARGIN, SAVES, TimeLeft, end_of_time
 
+pytestmark = pytest.mark.alone
+
 
 def stops_at(end: float, step_s: float, save_s: float) -> int | None:
     """The step before which a run asks to stop, whose steps and saves take so long; the clock is the test's."""

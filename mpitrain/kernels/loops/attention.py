@@ -11,6 +11,7 @@ from mpitrain.kernels import blocked_attention
 from mpitrain.kernels.loops.mathematics import choose, exp, u
 from mpitrain.kernels.loops.rows import LANES, dot, largest, total_of
 from mpitrain.kernels.loops.typed import loop
+from mpitrain.kernels.product import rounded
 
 
 @loop("X!:rn X!:r X!:r X!:r ir in")
@@ -54,7 +55,8 @@ def slopes(s: Array, ds: Array, tops: Array, inverses: Array, means: Array, scal
     _slopes(s, ds, tops, inverses, means, scale, tops.size, s.shape[-1])
 
 
-BETWEEN = blocked_attention.Between(weigh, slopes, blocked_attention.rescale)
+BETWEEN = blocked_attention.Between(weigh, slopes, blocked_attention.rescale, blocked_attention.as_it_is)
+ROUNDED = BETWEEN._replace(factor=rounded)
 
 
 def weights(x: Any, y: Any, scale: float, matrices: int, rows: int, n: int, causal: int) -> None:

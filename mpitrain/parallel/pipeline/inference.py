@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from mpitrain.autograd import Tensor, no_grad
+from mpitrain.autograd import Tensor, enable_grad, no_grad
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.placement.stages import Stage
+from mpitrain.registry import is_own
 
 if TYPE_CHECKING:
     from mpitrain.parallel.pipeline.neighbours import Neighbours
 
 AHEAD = 2                                    # At most so many outputs are on their way: a fast stage must not run away.
+
+
+@contextmanager
+def given_to(loss: Any, output: Tensor) -> Iterator[Tensor]:
+    """The output as a loss gets it outside of a step: a user's own may take derivatives, so it has a graph, as in a step."""
+    with enable_grad() if is_own(loss) else no_grad():
+        yield Tensor(output.array, requires_grad=True) if is_own(loss) and not output.requires_grad else output
 
 
 class Inference:

@@ -119,6 +119,14 @@ class Job:
     def _restore(self, found: Checkpoint) -> None:
         self.state.restore(found)
         self.context.start_alike(self.state.arrays())
+        rate, kept = self.trainer.update.rate, found.meta.get("rate")
+        if isinstance(rate, Adaptive) and kept is not None:
+            try:
+                rate.restore(kept)
+            except (KeyError, TypeError, ValueError, AttributeError):
+                with guard.symmetric():
+                    raise CheckpointError(f"its learning rate is damaged: {str(kept)[:100]}; use another checkpoint",
+                                          file=found.folder) from None
 
     def load(self, found: Checkpoint) -> None:
         """Starts from another run's parameters and buffers. It communicates."""
@@ -136,8 +144,6 @@ class Job:
         self._restore(found)
         self.trainer.update.step = found.step
         self.trainer.bad_steps.resume(found.meta)
-        if isinstance(self.trainer.update.rate, Adaptive) and isinstance(found.meta.get("rate"), dict):
-            self.trainer.update.rate.restore(found.meta["rate"])
         chosen = found.meta.get("choices") or {}
         self.tuning.restore(chosen)
         best = found.meta.get("best")

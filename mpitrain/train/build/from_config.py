@@ -33,8 +33,14 @@ def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None, qui
     described = describe(config, inputs.tokens)
     job = assemble(described.model, inputs, mesh, loss=described.loss, optimizer=described.optimizer, rate=described.rate,
                    config=changed(config, mesh={"stages": stages}) if stages else config, quiet=quiet)
-    job.trainer.notes += unproved(config)
+    job.trainer.notes += [*unproved(config), *never_thawed(config, job.plan.steps)]
     return job
+
+
+def never_thawed(config: Config, steps: int) -> list[str]:
+    """A line for each group of parameters that would be trained only after the last step of the run."""
+    return [f"{group} is not trained: freeze_until = {group.start:.0f}, and the run has {steps} steps"
+            for group in (groups_of(config) if config.optimizer.groups else ()) if steps <= group.start < math.inf]
 
 
 def unproved(config: Config) -> list[str]:
@@ -107,7 +113,10 @@ def make_loss(config: Config, tokens: bool) -> Any:
     refuse_keys(config, "train", loss)
     offered = {"label_smoothing": t.label_smoothing, **t.arguments, **({"ignore_index": -1} if tokens else {})}
     what = f'train.loss = "{t.loss}"'
-    made = call(loss, what, accepted(loss, offered), section="train")
+    try:
+        made = call(loss, what, accepted(loss, offered), section="train")
+    except ConfigError as error:
+        raise error if error.message.startswith(what) else ConfigError(f"{what}: {error.message}") from None
     if not (callable(made) and hasattr(made, "kind") and hasattr(made, "count")):
         raise ConfigError(f"{what} must give an mpitrain.nn.Loss, found {named(made)}")
     if isinstance(made, nn.Loss) and type(made).__call__ is nn.Loss.__call__ and type(made).total is nn.Loss.total:
@@ -116,25 +125,28 @@ def make_loss(config: Config, tokens: bool) -> Any:
 
 
 def make_optimizer(config: Config, storage: nn.FlatStorage) -> optim.Optimizer:
-    """The optimizer by name, with the keys of [optimizer] that it takes."""
+    """The optimizer by name, with the keys of [optimizer] that it takes; with groups, one for each group and the others."""
     o = config.optimizer
     kind: Any = optim.OPTIMIZERS.resolve(o.name, config.folder)
+    if o.weight_decay and "weight_decay" not in parameters_of(kind):
+        raise config.wrong(f'optimizer.name = "{o.name}" has no weight decay, found optimizer.weight_decay = {o.weight_decay}; '
+                           "set it to 0", ("optimizer.weight_decay", "optimizer.name"))
     offered = {"lr": o.lr, "momentum": o.momentum, "nesterov": o.nesterov, "betas": o.betas, "eps": o.eps,
                "weight_decay": o.weight_decay, "decay": o.decay, **o.arguments}
     what = f'optimizer.name = "{o.name}"'
 
-    def make(storage: Any, more: Mapping[str, Any]) -> Any:
-        return call(kind, what, accepted(kind, {**offered, **more}), storage, section="optimizer")
-    made = make(storage, {})
-    if not isinstance(made, optim.Optimizer):
-        raise ConfigError(f"{what} must give an mpitrain.optim.Optimizer, found {named(made)}")
-    own, base = type(made), optim.Optimizer
-    if own.change is base.change and not made.needs_closure and (made.kernel is None or own.scalars is base.scalars):
-        raise ConfigError(f"{what} must define change, or kernel and scalars, and {named(made)} does not")
+    def make(storage: Any, more: Mapping[str, Any]) -> optim.Optimizer:
+        made = call(kind, what, accepted(kind, {**offered, **more}), storage, section="optimizer")
+        if not isinstance(made, optim.Optimizer):
+            raise ConfigError(f"{what} must give an mpitrain.optim.Optimizer, found {named(made)}")
+        own, base = type(made), optim.Optimizer
+        if own.change is base.change and not made.needs_closure and (made.kernel is None or own.scalars is base.scalars):
+            raise ConfigError(f"{what} must define change, or kernel and scalars, and {named(made)} does not")
+        return made
     if o.groups:
         from mpitrain.optim.groups import Grouped
-        return Grouped(make, storage, groups_of(config))
-    return made
+        return Grouped(make, storage, groups_of(config), o.lr)
+    return make(storage, {})
 
 
 def groups_of(config: Config) -> list[Any]:
@@ -159,6 +171,8 @@ def make_rate(config: Config, steps: int) -> Callable[[int], float]:
         found = call(rate, f"{what}, asked for step {step},", {}, step)
         if not (hasattr(found, "__float__") and np.ndim(found) == 0 and math.isfinite(found)):
             raise ConfigError(f"{what} must give a finite number for each step, found {named(found)} for step {step}")
+        if found < 0:
+            raise ConfigError(f"{what} must give a rate of 0 or more for each step, found {named(found)} for step {step}")
     return rate
 
 
@@ -167,7 +181,7 @@ def refuse_keys(config: Config, section: str, *things: Callable[..., Any]) -> No
     taken = {name for thing in things for name in parameters_of(thing)} - GIVEN
     for key in getattr(config, section).arguments:
         if key not in taken:
-            raise config.wrong(f"unknown key {section}.{key}{nearest(key, [*taken, *keys_of(section)])}", (f"{section}.{key}",))
+            raise config.wrong(f"unknown key {section}.{key}{nearest(key, {*taken, *keys_of(section)})}", (f"{section}.{key}",))
 
 
 def checkpoint_folder(path: Path) -> Path:

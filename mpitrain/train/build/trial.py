@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpitrain.autograd import Tensor, no_grad
+from mpitrain.autograd import Tensor
 from mpitrain.backend import array_module, asnumpy
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job.guard import symmetric
@@ -19,9 +19,9 @@ from mpitrain.comm.job.together import everywhere, on_first
 from mpitrain.data import Dataset, scan_labels
 from mpitrain.errors import ConfigError, DesyncError, GraphError, ShapeError
 from mpitrain.nn.module import Module
-from mpitrain.parallel.pipeline.inference import Inference
+from mpitrain.parallel.pipeline.inference import Inference, given_to
 from mpitrain.placement.place import Placement
-from mpitrain.registry import call, named
+from mpitrain.registry import call, is_own, named
 from mpitrain.schedules.grid import Grid
 from mpitrain.train.build.inputs import Inputs
 
@@ -125,11 +125,6 @@ def alike(some: Sequence[Sequence[float]], others: Sequence[Sequence[float]], ne
                for a, b in zip(some, others))
 
 
-def is_own(loss: Any) -> bool:
-    """Whether a loss or a module is a user's: losses of the package are sums, and its modules the same on all ranks."""
-    return not type(loss).__module__.startswith("mpitrain.")
-
-
 def try_loss(loss: Any, outputs: Sequence[Any], target: Any, counted: Any) -> str:
     """ConfigError where the loss fails on an output, or gives no sum; `counted` is the target on the host. A line about a loss
     that is neither a sum nor a mean."""
@@ -142,8 +137,8 @@ def try_loss(loss: Any, outputs: Sequence[Any], target: Any, counted: Any) -> st
             raise ConfigError(f"the model must return a Tensor, found {named(output)}: training needs its graph, so compute it "
                               "with mpitrain.ops, or methods of Tensor, on Tensors all the way")
         try:
-            with no_grad():
-                found = call(loss, what, {}, output, target)
+            with given_to(loss, output) as given:
+                found = call(loss, what, {}, given, target)
         except (GraphError, ShapeError) as error:
             raise ConfigError(f"{what} failed: {error.message}") from error
         if not isinstance(found, Tensor) or found.shape:
@@ -163,9 +158,9 @@ def try_constant(loss: Any, what: str, output: Tensor, target: Any) -> str:
     array, values = output.array, list[float]()
     ramp = array_module(array).arange(array.size, dtype=array.dtype).reshape(array.shape) % 7      # a model may begin with zeros
     others = (array, -array, array[::-1] * array, array + ramp)
-    with suppress(Exception), no_grad():                      # it may not like the values that we make up
+    with suppress(Exception):                                 # it may not like the values that we make up
         for other in others:
-            values.append(float(asnumpy(loss(Tensor(other), target).array)))
+            values.append(alone(loss, Tensor(other), target))
     value = values[0] if values else math.nan
     if len(values) < len(others) or len(set(values)) != 1 or not math.isfinite(value):
         return ""
@@ -175,6 +170,12 @@ def try_constant(loss: Any, what: str, output: Tensor, target: Any) -> str:
     return f"{found}; if that is so for all samples, training changes nothing"
 
 
+def alone(loss: Any, output: Tensor, target: Any) -> float:
+    """The value of a loss."""
+    with given_to(loss, output) as given:
+        return float(asnumpy(loss(given, target).array))
+
+
 def try_sum(loss: Any, what: str, output: Tensor, target: Any, counted: Any) -> str:
     """Whether the loss of some samples is the sum of the losses of the first and the others.
 
@@ -182,8 +183,7 @@ def try_sum(loss: Any, what: str, output: Tensor, target: Any, counted: Any) -> 
     what is neither, such as a loss of pairs of samples.
     """
     bounds = [(0, len(target)), (0, 1), (1, len(target))]
-    with no_grad():
-        whole, *parts = (float(asnumpy(loss(Tensor(output.array[a:b]), target[a:b]).array)) for a, b in bounds)
+    whole, *parts = (alone(loss, Tensor(output.array[a:b]), target[a:b]) for a, b in bounds)
     near = CLOSE * (abs(whole) + sum(map(abs, parts)))
     if not math.isfinite(near) or abs(whole - sum(parts)) <= near:
         return ""

@@ -1,0 +1,71 @@
+/* The passes of batch_norm.c that write: a run of numbers of one channel, for one number type T. `later` is how far away the run
+   lies that comes so much later; each is in pages of its own, where no CPU looks by itself. */
+
+#ifndef NEAR
+#define NEAR 1024                    /* numbers from the way of a run's memory into the cache to its use */
+#define FAR 16384                    /* numbers in a run that is looked ahead in by itself */
+#endif
+
+#define EACH_256_BYTES(i, l) for (; i + 256 / (i64)sizeof(T) <= l; i += 256 / (i64)sizeof(T))
+#define EACH_VECTOR(at, i) for (i64 at = i; at < i + 256 / (i64)sizeof(T); at += LANES)
+
+/* The 256 bytes at x on their way, to be read or written. */
+INLINE void NAME(bring)(const T *x, const int written)
+{
+    for (int byte = 0; byte < 256; byte += 64) __builtin_prefetch((const char *)x + byte, written, 2);
+}
+
+/* From run j of channels [first, last) to the one that comes NEAR numbers later, where runs are taken from the first to the last. */
+INLINE i64 NAME(later)(i64 j, i64 first, i64 last, i64 c, i64 l)
+{
+    i64 wide = last - first, place = j - first + at_least(NEAR / at_least(l, 1), 1);
+    return l > FAR ? NEAR : (place / wide * c + place % wide - (j - first)) * l;
+}
+
+/* The same from the last to the first. */
+INLINE i64 NAME(earlier)(i64 j, i64 first, i64 last, i64 c, i64 l)
+{
+    i64 later = NAME(later)(first + last - 1 - j, first, last, c, l);
+    return l > FAR ? later : -later;
+}
+
+/* y = (x - m) * s + b [+ r], and zero where that is negative and `relu`. */
+INLINE void NAME(normalised)(const T *x, const T *r, T *y, i64 l, i64 later, T m, T s, T b, const int residual, const int relu)
+{
+    i64 i = 0;
+    EACH_256_BYTES(i, l) {
+        NAME(bring)(x + i + later, 0);
+        NAME(bring)(y + i + later, 1);
+        if (residual) NAME(bring)(r + i + later, 0);
+        EACH_VECTOR(at, i) {
+            V v = (*(const V *)(x + at) - m) * s + b;
+            if (residual) v += *(const V *)(r + at);
+            *(V *)(y + at) = relu ? (V)((MASK)v & ~(v < (V){0})) : v;
+        }
+    }
+    for (; i < l; i++) {
+        T v = (x[i] - m) * s + b;
+        if (residual) v += r[i];
+        y[i] = relu && v < 0 ? 0 : v;
+    }
+}
+
+/* dx = s * h + d * (x - m) + e, where h is g, or, masked being 2, zero where (x - m) * s + b <= 0. */
+INLINE void NAME(sloped)(const T *g, const T *x, T *dx, i64 l, i64 later, T m, T s, T b, T d, T e, const int masked)
+{
+    i64 i = 0;
+    EACH_256_BYTES(i, l) {
+        NAME(bring)(g + i + later, 0);
+        NAME(bring)(x + i + later, 0);
+        NAME(bring)(dx + i + later, 1);
+        EACH_VECTOR(at, i) {
+            V z = *(const V *)(x + at) - m, h = *(const V *)(g + at);
+            if (masked == 2) h = (V)((MASK)h & ~(z * s + b <= (V){0}));
+            *(V *)(dx + at) = s * h + d * z + e;
+        }
+    }
+    for (; i < l; i++) {
+        T z = x[i] - m, h = masked == 2 && z * s + b <= 0 ? 0 : g[i];
+        dx[i] = s * h + d * z + e;
+    }
+}
