@@ -56,7 +56,8 @@ def reductions(rng: Any) -> list[float]:
                 if shape[dim or 0] == 1 and name == "var":
                     continue
                 a, b = getattr(ops, name), getattr(torch, name)
-                found.append(line(f"{name} {shape} over {'all' if dim is None else dim}", lambda a=a, x=mine, dim=dim: a(x, dim).array,
+                label = f"{name} {shape} over {'all' if dim is None else dim}"
+                found.append(line(label, lambda a=a, x=mine, dim=dim: a(x, dim).array,
                                   lambda b=b, x=yours, dim=dim: b(x, dim=dim).numpy(), b(wide, dim=dim).numpy()))
     return found
 

@@ -1,8 +1,8 @@
 """Sums over dims that lose no digits where there are many terms.
 
 NumPy adds the rows of a matrix one after the other: at a million rows of float32 that is wrong in the third digit or so, while
-sums along memory are made in halves. These are NumPy's to the bit, in C eight parts at a time. And a sum over more than `EXACT` rows is made of blocks, here and wherever a gradient is
-summed over rows; one over fewer rows has NumPy's bits.
+sums along memory are made in halves. These are NumPy's to the bit, in C eight parts at a time. A sum over more than `EXACT` rows
+is made of blocks, here and wherever a gradient is summed over rows; one over fewer rows has NumPy's bits.
 """
 
 from __future__ import annotations
