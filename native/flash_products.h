@@ -1,5 +1,5 @@
 /* Of attention by blocks: products of small matrices, and the caller's rows turned and as they are. Included once for each number
-   type by flash_attention.c, which says how blocks lie in memory. */
+   type by flash_attention.h, which says how blocks lie in memory. */
 
 /* ---- products: the multiply-adds are fused here, and nowhere else ---- */
 
@@ -22,7 +22,7 @@ INLINE void NAME(tile)(const T *restrict a, i64 a_row, i64 a_term, const T *rest
         V right[VECTORS];
         for (int v = 0; v < vectors; v++) right[v] = *(const V *)(b + v * LANES);
         for (int i = 0; i < rows; i++)
-            for (int v = 0; v < vectors; v++) sum[i][v] += a[i * a_row] * right[v];
+            for (int v = 0; v < vectors; v++) sum[i][v] = ADD_SCALED(sum[i][v], a[i * a_row], right[v]);
     }
     if (add) for (int i = 0; i < rows; i++)              /* first, it made GCC move every sum about in each turn of the loop */
         for (int v = 0; v < vectors; v++) sum[i][v] += *(const V *)(c + i * c_row + v * LANES);

@@ -150,6 +150,8 @@ EXAMPLES: dict[str, Example] = {
         *normal(rng, dtype, (5, 37)), rng.integers(0, 256, (5, 5)).astype(np.uint8), 0.3)),
     "flash_attention": Example(lambda rng, dtype: flash_arguments(rng, dtype, False), 1e-6),
     "flash_attention_grad": Example(lambda rng, dtype: flash_arguments(rng, dtype, True), 2e-6),
+    "flash_attention_bfloat16": Example(lambda rng, dtype: flash_arguments(rng, dtype, False), 2e-3, ("float32",)),
+    "flash_attention_grad_bfloat16": Example(lambda rng, dtype: flash_arguments(rng, dtype, True), 4e-3, ("float32",)),
     "join_attention": Example(joined_arguments, 1e-6),
     "row_norm": of_shapes((9, 568), (9, 568), (568,), (568,), then=(
         1e-5, True, Dropping(np.array([3, 1 << 40, 7], np.uint64), KEY, 0.3, 5)), tolerance=1e-5),
@@ -184,6 +186,24 @@ EXAMPLES: dict[str, Example] = {
     "random_words": Example(lambda rng, dtype: (random_rows(rng), 0x1234567890ABCDEF, 13)),
     "random_uniform": STREAM,
     "random_normal": STREAM._replace(tolerance=1e-9),
+    **dict.fromkeys(("erf", "erfc", "erfcx", "erfinv", "lgamma", "digamma", "trigamma"), Example(
+        lambda rng, dtype: (np.append(rng.uniform(-0.99, 0.99, 700), [1e-7, -1e-4, 0.5]).astype(dtype),), 1e-5)),
+    **dict.fromkeys(("remainder", "fmod"), of_shapes((700,), (700,))),
+    "logaddexp": of_shapes((700,), (700,), tolerance=3e-7),
+    "replace": of_shapes((70,), then=(0.5, 3.0, -4.0)),
+    "cumsum": of_shapes((7, 9, 5), then=(1, True)),
+    "cumprod": of_shapes((9, 13), then=(1,)),
+    "cumprod_gradient": of_shapes((9, 13), (9, 13), tolerance=1e-6),
+    "prod_gradient": of_shapes((9, 13), (9,), tolerance=1e-6),
+    "prod": of_shapes((9, 37), tolerance=1e-6),
+    "cumextremum": Example(lambda rng, dtype: (np.rint(rng.standard_normal((3, 40, 5))).astype(dtype), 1, False)),
+    "extreme": Example(lambda rng, dtype: (np.rint(rng.normal(0, 3, (3, 400))).astype(dtype), 90, True)),
+    "place_of_rank": Example(lambda rng, dtype: (
+        np.rint(rng.normal(0, 3, (3, 400))).astype(dtype), np.array([[0], [7], [399]]))),
+    "gather": Example(lambda rng, dtype: (*normal(rng, dtype, (4, 6, 5)), rng.integers(0, 6, (3, 9, 4)), 1)),
+    "scatter": Example(lambda rng, dtype: (*normal(rng, dtype, (3, 6, 5)), rng.integers(0, 6, (3, 9, 5)),
+                                           *normal(rng, dtype, (3, 9, 5)), 1, True)),
+    "triangle": of_shapes((3, 5, 7), then=(-2, False)),
     "scatter_add_rows": Example(lambda rng, dtype: (
         *normal(rng, dtype, (7, 5)), rng.integers(0, 7, 20), *normal(rng, dtype, (20, 5)))),
     "subsample": of_shapes((2, 3, 5, 37), then=(2, 1, 2)),

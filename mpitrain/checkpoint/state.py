@@ -26,8 +26,8 @@ from mpitrain.comm.messages.channel import Channel
 from mpitrain.data import Transforms
 from mpitrain.errors import CheckpointError, NumericsError
 from mpitrain.nn import Module
-from mpitrain.nn.parameter import Described
-from mpitrain.optim import Optimizer
+from mpitrain.nn.parameter import Described, Parameter
+from mpitrain.optim.optimizer import Optimizer, StateShape
 from mpitrain.parallel.gradients.norm import is_first
 from mpitrain.parallel.pipeline.nonfinite import is_finite
 from mpitrain.parallel.policies.policy import Policy
@@ -69,12 +69,13 @@ class Kept:
     exact = True                                              # a checkpoint with other names under the prefix is refused
 
     def __init__(self, prefix: str, placed: Callable[[], Iterable[Placed]], dtype: Any, *, of: str = "parameters",
-                 among: Callable[[str], bool] | None = None):
+                 among: Callable[[str], bool] | None = None, shape: StateShape | None = None):
         self.prefix, self.placed, self.dtype, self.of, self.among = prefix, placed, np.dtype(str(dtype)), f"{of}/", among
+        self.shape: StateShape = shape or (lambda whole: whole)
 
     def expected(self, shapes: Shapes) -> Expected:
         """The names, shapes and dtypes that a checkpoint must have of this kind."""
-        return {f"{self.prefix}/{name.removeprefix(self.of)}": (shape, self.dtype) for name, shape in shapes.items()
+        return {f"{self.prefix}/{name.removeprefix(self.of)}": (self.shape(shape), self.dtype) for name, shape in shapes.items()
                 if name.startswith(self.of) and (self.among is None or self.among(name.removeprefix(self.of)))}
 
     def name(self, leaf: Described) -> str:
@@ -141,7 +142,8 @@ class State:
         self.kept: list[Kept | Values] = [self.parameters, self.buffers]
         if optimizer is not None:
             sliced = self.shards is not None
-            self.kept += [in_flat(f"optimizer/{one.kind}", one.storage, one.flat, sliced, one.among) for one in optimizer.held()]
+            self.kept += [in_flat(f"optimizer/{one.kind}", one.storage, one.flat, sliced, one.among, one.shape)
+                          for one in optimizer.held()]
             self.kept.append(Values("optimizer", lambda: {"steps": np.array(optimizer.steps), **optimizer.numbers},
                                     partial(_take_numbers, optimizer)))
         if transforms is not None:
@@ -255,10 +257,18 @@ def _take_numbers(optimizer: Optimizer, found: dict[str, Any]) -> None:
         array[...] = found[name]
 
 
-def in_flat(prefix: str, storage: Any, flat: Array, sliced: bool, among: Callable[[str], bool] | None = None) -> Kept:
-    """The kind for `flat`, an array in the layout of `storage` with each parameter's part; `sliced`: slices of parts."""
-    return Kept(prefix, lambda: (Placed(s.parameter, view, s.first if sliced else None)
-                                 for s, view in zip(storage.segments, storage.views(flat))), flat.dtype, among=among)
+def in_flat(prefix: str, storage: Any, flat: Array, sliced: bool, among: Callable[[str], bool] | None = None,
+            shape: StateShape | None = None) -> Kept:
+    """The kind for `flat`, an array in the layout of `storage` with each parameter's part; `sliced`: slices of parts. `shape`:
+    parts of other shapes than the parameters', which are whole."""
+    def leaf(parameter: Any) -> Any:
+        if shape is None:
+            return parameter
+        stand_in = Parameter(shape(parameter.shape), parameter.init)
+        stand_in.name, stand_in.twin_of = parameter.name, parameter.twin_of
+        return stand_in
+    return Kept(prefix, lambda: (Placed(leaf(s.parameter), view, s.first if sliced else None)
+                                 for s, view in zip(storage.segments, storage.views(flat))), flat.dtype, among=among, shape=shape)
 
 
 def whole_shapes(model: Module) -> dict[str, tuple[int, ...]]:

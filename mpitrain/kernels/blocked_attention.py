@@ -24,6 +24,7 @@ class Between(NamedTuple):
     weigh: Any                        # (s, tops, sums) -> factors: s = exp(s - larger tops); what was summed before is corrected
     slopes: Any                       # (s, slopes, tops, inverses, means, scale): s = weights, slopes = gradients of the scores
     rescale: Any                      # (total (B, H, BLOCK, E), factors): total *= factors, row by row
+    factor: Any                       # what a product takes of an array
 
 
 def weigh(s: Array, tops: Array, sums: Array) -> Array:
@@ -52,7 +53,11 @@ def rescale(total: Array, factors: Array) -> None:
     total *= factors[..., None]
 
 
-EXPRESSIONS = Between(weigh, slopes, rescale)
+def as_it_is(x: Array) -> Array:
+    return x
+
+
+EXPRESSIONS = Between(weigh, slopes, rescale, as_it_is)
 
 
 def _block(x: Array, rows: slice) -> Array:
@@ -102,7 +107,7 @@ def _factors(dropping: Dropping | None, q: Array, k: Array) -> Array | None:
 def forward(between: Between, q: Array, k: Array, v: Array, out: Array, scale: float, causal: bool,
             dropping: Dropping | None = None) -> tuple[Array, Array]:
     xp = array_module(q)
-    queries, keys = q.shape[2], k.shape[2]
+    queries, keys, factor = q.shape[2], k.shape[2], between.factor
     tops, inverses = xp.empty((2, *q.shape[:3]), q.dtype)
     factors = _factors(dropping, q, k)
     for rows in _blocks(queries):
@@ -111,12 +116,12 @@ def forward(between: Between, q: Array, k: Array, v: Array, out: Array, scale: f
         top = xp.full(part.shape[:3], -float("inf"), q.dtype)
         total, sums = xp.zeros((*part.shape[:3], v.shape[3]), q.dtype), xp.zeros(top.shape, q.dtype)
         for columns in _blocks(min(rows.stop, keys) if causal else keys):
-            s = xp.matmul(part, _block(k, columns).swapaxes(-1, -2))
+            s = xp.matmul(factor(part), factor(_block(k, columns)).swapaxes(-1, -2))
             _hide(s, rows, columns, keys, causal, -float("inf"))
             change = between.weigh(s, top, sums)
             if columns.start:
                 between.rescale(total, change)
-            total += xp.matmul(_drop(s, factors, rows, columns), _block(v, columns))
+            total += xp.matmul(factor(_drop(s, factors, rows, columns)), factor(_block(v, columns)))
         inverse = xp.where(sums == 0, sums, 1 / xp.where(sums == 0, sums.dtype.type(1), sums))
         between.rescale(total, inverse)
         there = min(BLOCK, queries - rows.start)
@@ -130,24 +135,26 @@ def forward(between: Between, q: Array, k: Array, v: Array, out: Array, scale: f
 def backward(between: Between, q: Array, k: Array, v: Array, out: Array, grad: Array, tops: Array, inverses: Array, scale: float,
              causal: bool, dq: Array | None, dk: Array | None, dv: Array | None, dropping: Dropping | None = None) -> None:
     xp = array_module(q)
-    keys, factors = k.shape[2], _factors(dropping, q, k)
+    keys, factors, factor = k.shape[2], _factors(dropping, q, k), between.factor
     for wanted in (dk, dv):
         if wanted is not None:
             wanted[...] = 0
     for rows in _blocks(q.shape[2]):
         part, slope = _block(q, rows), _block(grad, rows)
-        scaled = part * part.dtype.type(scale)
+        part, scaled, slope = factor(part), factor(part * part.dtype.type(scale)), factor(slope)
         known = [_block(tops, rows), _block(inverses, rows), (slope * _block(out, rows)).sum(axis=-1)]
         by_q = None if dq is None else xp.zeros(part.shape, part.dtype)
         for columns in _blocks(min(rows.stop, keys) if causal else keys):
-            there, k_here = min(BLOCK, keys - columns.start), _block(k, columns)
+            there, k_here = min(BLOCK, keys - columns.start), factor(_block(k, columns))
             s = xp.matmul(scaled, k_here.swapaxes(-1, -2))
             _hide(s, rows, columns, keys, causal, -float("inf"))
-            ds = _drop(xp.matmul(slope, _block(v, columns).swapaxes(-1, -2)), factors, rows, columns)
+            ds = _drop(xp.matmul(slope, factor(_block(v, columns)).swapaxes(-1, -2)), factors, rows, columns)
             between.slopes(s, ds, *known, scale)
             if dv is not None:
-                dv[:, :, columns] += xp.matmul(_drop(s, factors, rows, columns).swapaxes(-1, -2), slope)[:, :, :there]
+                weights = factor(_drop(s, factors, rows, columns))
+                dv[:, :, columns] += xp.matmul(weights.swapaxes(-1, -2), slope)[:, :, :there]
             _hide(ds, rows, columns, keys, causal, 0.0)
+            ds = factor(ds)
             if by_q is not None:
                 by_q += xp.matmul(ds, k_here)
             if dk is not None:

@@ -30,23 +30,21 @@ def _for_c(dropping: Dropping | None, q: Array, k: Array) -> tuple[Any, ...]:
     return *dropping.for_c(q.shape[1] * q.shape[2] * k.shape[2]), dropping.scale
 
 
-@host("flash_attention", "forward", "X! X! X X X X! L:21 d M! L? i i d")
-def _forward_host(call: CFunction, q: Array, k: Array, v: Array, out: Array, scale: float, causal: bool,
-                  dropping: Dropping | None = None) -> tuple[Array, Array]:
+def run_forward(library: str, call: CFunction, q: Array, k: Array, v: Array, out: Array, scale: float, causal: bool,
+                dropping: Dropping | None = None) -> tuple[Array, Array]:
     q, k, v = _along_rows(q), _along_rows(k), _along_rows(v)
     tops, inverses = np.empty((2, *q.shape[:-1]), q.dtype)
     _check("flash_attention", q, k, v, tops, inverses, out=out, dropping=dropping)
-    _call(call, tops, inverses, (q, k, v, out), scale, causal, dropping)
+    _call(library, call, tops, inverses, (q, k, v, out), scale, causal, dropping)
     return tops, inverses
 
 
-@host("flash_attention", "backward", "X X X X X X X X?! X?! X?! L:33 d M! L? i i d")
-def _backward_host(call: CFunction, q: Array, k: Array, v: Array, out: Array, grad: Array, tops: Array, inverses: Array,
-                   scale: float, causal: bool, dq: Array | None, dk: Array | None, dv: Array | None,
-                   dropping: Dropping | None = None) -> None:
+def run_backward(library: str, call: CFunction, q: Array, k: Array, v: Array, out: Array, grad: Array, tops: Array,
+                 inverses: Array, scale: float, causal: bool, dq: Array | None, dk: Array | None, dv: Array | None,
+                 dropping: Dropping | None = None) -> None:
     arrays = (_along_rows(q), _along_rows(k), _along_rows(v), out, _along_rows(grad), dq, dk, dv)
     _check("flash_attention_grad", *arrays[:3], tops, inverses, out=out, grad=arrays[4], dq=dq, dk=dk, dv=dv, dropping=dropping)
-    _call(call, tops, inverses, arrays, scale, causal, dropping)
+    _call(library, call, tops, inverses, arrays, scale, causal, dropping)
 
 
 def _check(name: str, q: Array, k: Array, v: Array, tops: Array, inverses: Array, *, out: Array, grad: Array | None = None,
@@ -64,10 +62,10 @@ def _check(name: str, q: Array, k: Array, v: Array, tops: Array, inverses: Array
         misfit(name, q, tops, inverses)
 
 
-def _call(call: CFunction, tops: Array, inverses: Array, arrays: tuple[Any, ...], scale: float, causal: bool,
+def _call(library: str, call: CFunction, tops: Array, inverses: Array, arrays: tuple[Any, ...], scale: float, causal: bool,
           dropping: Dropping | None) -> None:
     q, k, v = arrays[:3]
-    memory = _scratch.room(_work_bytes(q.shape[3], v.shape[3], v.shape[2], v.itemsize))
+    memory = _scratch.room(_work_bytes(library, q.shape[3], v.shape[3], v.shape[2], v.itemsize))
     begins = [None if x is None else x[0, 0, 0] for x in arrays]          # C gets their addresses, and the steps from there
     call(tops, inverses, *begins, _shape(q, k, v, causal, arrays, dropping), scale, memory,
          *_for_c(dropping, q, k))
@@ -77,10 +75,10 @@ _scratch = Scratch()
 
 
 @lru_cache(1024)
-def _work_bytes(width: int, values: int, keys: int, itemsize: int) -> int:
-    library = load("flash_attention")
+def _work_bytes(name: str, width: int, values: int, keys: int, itemsize: int) -> int:
+    library = load(name)
     assert library is not None, "its functions are called"
-    bytes_for = library.flash_attention_work_bytes
+    bytes_for = getattr(library, f"{name}_work_bytes")
     bytes_for.argtypes, bytes_for.restype = [ctypes.c_int64] * 4, ctypes.c_int64
     return int(bytes_for(width, values, keys, itemsize))
 
@@ -101,7 +99,10 @@ def _shape(q: Array, k: Array, v: Array, causal: bool, arrays: tuple[Array | Non
     return np.array(numbers, np.int64)
 
 
-flash_attention = Kernel("flash_attention", partial(forward, EXPRESSIONS), _forward_host, numba_loop("attention", "forward"))
+NAME, FORWARD, BACKWARD = "flash_attention", "X! X! X X X X! L:21 d M! L? i i d", "X X X X X X X X?! X?! X?! L:33 d M! L? i i d"
+
+flash_attention = Kernel("flash_attention", partial(forward, EXPRESSIONS),
+                         host(NAME, "forward", FORWARD)(partial(run_forward, NAME)), numba_loop("attention", "forward"))
 """Writes softmax(scale * q k') v into `out` and returns (tops, inverses), both (B, H, L): what the gradient wants to know.
 
 They are each query's largest scaled score, and the inverse of its sum of exps above that, before any weight is dropped.
@@ -109,8 +110,8 @@ Arguments: q (B, H, L, D), k (B, H, S, D), v (B, H, S, E), out (B, H, L, E), sca
 `Dropping` or None. Arrays may have any strides, `out` any but in its last dim. At least one key.
 """
 
-flash_attention_grad = Kernel("flash_attention_grad", partial(backward, EXPRESSIONS), _backward_host,
-                              numba_loop("attention", "backward"))
+flash_attention_grad = Kernel("flash_attention_grad", partial(backward, EXPRESSIONS),
+                              host(NAME, "backward", BACKWARD)(partial(run_backward, NAME)), numba_loop("attention", "backward"))
 """Writes the gradients into dq, dk and dv, each where it is not None.
 
 Arguments: q, k, v, out, grad (of out), tops, inverses, scale, causal, dq, dk, dv, the `Dropping` or None; strides as above.

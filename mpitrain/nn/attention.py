@@ -82,7 +82,7 @@ class MultiHeadAttention(Module):
                 qkv = self.turned(qkv, heads)
             attend = ops.self_attention if self.across is None else self.across.attend
             y = attend(qkv, heads, causal=self.causal, dropout=self.dropout.p if dropping else 0.0, layer=self.dropout.path,
-                       part=self.dropout.part)
+                       part=self.dropout.part, operands=self.qkv.weight.operands)
         else:
             mask = self.here(mask, heads)
             q, k, v = (ops.swapaxes(ops.reshape(part, batch, length, heads, self.head_width), 1, 2)

@@ -66,6 +66,9 @@ def count_of_labels(target: Any, weight: Any, ignore_index: int | None) -> int |
         return ops.cross_entropy_count(target, ignore_index=ignore_index)
     labels, given = (asnumpy(x.array if isinstance(x, Tensor) else x) for x in (target, weight))
     counted = np.ones(labels.shape, bool) if ignore_index is None else labels != ignore_index
+    wrong = labels[counted & ((labels < 0) | (labels >= given.size))]
+    if wrong.size:
+        raise ShapeError(f"a label is {wrong[0]}, and there are weights for {given.size} classes, 0 to {given.size - 1}")
     return float(given.astype(np.float64)[np.where(counted, labels, 0)][counted].sum())
 
 

@@ -24,13 +24,14 @@ __all__ = ["scaled_dot_product_attention", "self_attention"]
 
 
 def scaled_dot_product_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None,
-                                 mask: Any = None, enable_gqa: bool = False) -> Tensor:
+                                 mask: Any = None, enable_gqa: bool = False, operands: str = "") -> Tensor:
     """(B, H, L, E) from q (B, H, L, D), k (B, H, S, D) and v (B, H, S, E); `scale` is 1 / sqrt(D) by default.
 
     `mask` broadcasts to (B, H, L, S): boolean, True where a query may look, or floating-point numbers that are added to
     the scaled scores. With `causal`, query i looks at keys 0..i. A query that may look nowhere gets zeros. Leading dims
     broadcast. With `enable_gqa`, k and v may have fewer heads than q, each for as many neighbouring heads of q (Ainslie et al.,
-    2023). Without a mask the L x S weights are never kept, on the host. Raises ShapeError where the shapes do not fit.
+    2023). Without a mask the L x S weights are never kept, on the host. With `operands` "bfloat16", and without a mask, products
+    of float32 round what they multiply to that format. Raises ShapeError where the shapes do not fit.
     """
     shapes = [tuple(t.shape) for t in (q, k, v)]
     if min(map(len, shapes)) < 2 or shapes[0][-1] != shapes[1][-1] or shapes[1][-2] != shapes[2][-2]:
@@ -53,16 +54,18 @@ def scaled_dot_product_attention(q: Any, k: Any, v: Any, *, causal: bool = False
         return MaskedAttention.apply(q, k, v, mask, causal=causal, scale=factor)
     if len(lead) != 2:
         q, k, v = (reshape(t, math.prod(lead), 1, *t.shape[-2:]) for t in (q, k, v))
-        return reshape(Attention.apply(q, k, v, causal=causal, scale=factor), *lead, shapes[0][-2], shapes[2][-1])
-    return Attention.apply(q, k, v, causal=causal, scale=factor)
+        mixed = Attention.apply(q, k, v, causal=causal, scale=factor, operands=operands)
+        return reshape(mixed, *lead, shapes[0][-2], shapes[2][-1])
+    return Attention.apply(q, k, v, causal=causal, scale=factor, operands=operands)
 
 
 def self_attention(qkv: Any, heads: int, *, causal: bool = False, scale: float | None = None, dropout: float = 0.0,
-                   layer: str = "", part: int = 0) -> Tensor:
+                   layer: str = "", part: int = 0, operands: str = "") -> Tensor:
     """(B, L, H * D) from qkv (B, L, 3 * H * D): a row holds the queries of all heads, then the keys, then the values.
 
     What scaled_dot_product_attention gives for them, without a copy of a part or of a gradient of one. Weights are dropped
     with probability `dropout`, those that `ops.dropout` of the weights (B, H, L, L) with this `layer` and `part` would drop.
+    `operands` as there.
     """
     shape = tuple(qkv.shape)
     if len(shape) != 3 or heads < 1 or shape[2] % (3 * heads):
@@ -71,7 +74,8 @@ def self_attention(qkv: Any, heads: int, *, causal: bool = False, scale: float |
     if not 0 <= dropout < 1:
         raise ConfigError(f"self_attention: dropout is {dropout}, expected at least 0 and less than 1")
     key = current().key(layer) if dropout else 0
-    return SelfAttention.apply(qkv, heads=heads, causal=causal, scale=factor, dropout=dropout, key=key, part=part)
+    return SelfAttention.apply(qkv, heads=heads, causal=causal, scale=factor, dropout=dropout, key=key, part=part,
+                               operands=operands)
 
 
 class Attention(Function):
@@ -80,8 +84,8 @@ class Attention(Function):
     floats = 4
 
     @staticmethod
-    def forward(ctx: Context, q: Array, k: Array, v: Array, *, causal: bool, scale: float) -> Array:
-        ctx.causal, ctx.scale = causal, scale
+    def forward(ctx: Context, q: Array, k: Array, v: Array, *, causal: bool, scale: float, operands: str = "") -> Array:
+        ctx.causal, ctx.scale, ctx.kernels = causal, scale, flash_kernels(operands, q)
         out = _like(q, v.shape[-1], ctx.xp)
         ctx.save(q, k, v, out, *_forward(ctx, q, k, v, out))
         return out
@@ -105,9 +109,9 @@ class SelfAttention(Function):
 
     @staticmethod
     def forward(ctx: Context, qkv: Array, *, heads: int, causal: bool, scale: float, dropout: float, key: int,
-                part: int) -> Array:
+                part: int, operands: str = "") -> Array:
         batch, length, width = qkv.shape
-        ctx.heads, ctx.causal, ctx.scale = heads, causal, scale
+        ctx.heads, ctx.causal, ctx.scale, ctx.kernels = heads, causal, scale, flash_kernels(operands, qkv)
         out = ctx.xp.empty((batch, length, width // 3), qkv.dtype)
         ctx.dropping = Dropping(current().rows(batch, ctx.xp), key, dropout, part) if dropout else None
         ctx.save(qkv, out, *_forward(ctx, *_parts(qkv, heads), _heads(out, heads), ctx.dropping))
@@ -190,19 +194,28 @@ def _derivatives(ctx: Context, grad: Tensor, mask: Any) -> tuple[Any, ...]:
     return differentiate(attend, [*(ctx.input(i) for i in range(3)), *([] if mask is None else [mask])], [grad], ctx.needs)
 
 
+def flash_kernels(operands: str, x: Array) -> tuple[Any, Any]:
+    """Attention by blocks and its gradient for arrays like x: of rounded numbers where `operands` is "bfloat16"."""
+    if operands != "bfloat16" or x.dtype.char != "f":
+        return flash_attention, flash_attention_grad
+    from mpitrain.kernels import flash_attention_bfloat16 as rounded
+    return rounded.flash_attention_bfloat16, rounded.flash_attention_grad_bfloat16
+
+
 def _forward(ctx: Context, q: Array, k: Array, v: Array, out: Array, dropping: Dropping | None = None) -> tuple[Array, ...]:
     """Fills `out`; what backward wants to know of it, or nothing where no query meets a key."""
     if 0 in (*q.shape[:-1], k.shape[-2]):
         out[...] = 0
         return ()
-    return flash_attention(q, k, v, out, ctx.scale, ctx.causal, dropping)
+    known: tuple[Array, Array] = ctx.kernels[0](q, k, v, out, ctx.scale, ctx.causal, dropping)
+    return known
 
 
 def _backward(ctx: Context, arrays: tuple[Array, ...], known: list[Array], grads: tuple[Array | None, ...],
               dropping: Dropping | None = None) -> None:
     """Fills `grads`, those of q, k, v where they are not None, from q, k, v, out and its gradient."""
     if known:
-        flash_attention_grad(*arrays, *known, ctx.scale, ctx.causal, *grads, dropping)
+        ctx.kernels[1](*arrays, *known, ctx.scale, ctx.causal, *grads, dropping)
         return
     for x in grads:
         if x is not None:

@@ -13,6 +13,7 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array, is_array
 from mpitrain.errors import ShapeError
+from mpitrain.kernels import elementwise as kernels
 from mpitrain.ops.choice import clip
 from mpitrain.ops.inputs import as_tensor, floating
 from mpitrain.ops.unary import exp2
@@ -112,17 +113,22 @@ def _is_first(m: Any, x: Any, y: Any, test: str) -> Any:
     return m.logical_or(m.isnan(y), getattr(m, test)(y, x))
 
 
+def _compiled(kernel: Any) -> Callable[..., Any]:
+    """A kernel as a value, which NumPy computes where x is a number."""
+    return lambda xp, x, y: kernel(x, y) if is_array(x) else getattr(xp, kernel.name)(x, y)
+
+
 atan2 = binary("atan2", lambda xp, x, y: xp.arctan2(x, y), lambda m, x, y: _over_squares(m, y, x, y),
                lambda m, x, y: -_over_squares(m, x, x, y), "The angle of the point (y, x), in radians in (-pi, pi].")
 hypot = binary("hypot", lambda xp, x, y: xp.hypot(x, y), lambda m, x, y: x / m.hypot(x, y),
                lambda m, x, y: y / m.hypot(x, y), "sqrt(x^2 + y^2) without overflow.")
-logaddexp = binary("logaddexp", lambda xp, x, y: xp.logaddexp(x, y), lambda m, x, y: 1 / (1 + m.exp(y - x)),
+logaddexp = binary("logaddexp", _compiled(kernels.logaddexp), lambda m, x, y: 1 / (1 + m.exp(y - x)),
                    lambda m, x, y: 1 / (1 + m.exp(x - y)), "log(exp(x) + exp(y)) without overflow.")
 logaddexp2 = binary("logaddexp2", lambda xp, x, y: xp.logaddexp2(x, y), lambda m, x, y: 1 / (1 + m.exp2(y - x)),
                     lambda m, x, y: 1 / (1 + m.exp2(x - y)), "log2(2^x + 2^y) without overflow.")
-remainder = binary("remainder", lambda xp, x, y: xp.remainder(x, y), _one, lambda m, x, y: -m.floor(x / y),
+remainder = binary("remainder", _compiled(kernels.remainder), _one, lambda m, x, y: -m.floor(x / y),
                    "x - y floor(x / y), with the sign of y, as Python's %.", divides=True)
-fmod = binary("fmod", lambda xp, x, y: xp.fmod(x, y), _one, lambda m, x, y: -m.trunc(x / y),
+fmod = binary("fmod", _compiled(kernels.fmod), _one, lambda m, x, y: -m.trunc(x / y),
               "x - y trunc(x / y), with the sign of x, as C's fmod.", divides=True)
 floor_divide = binary("floor_divide", lambda xp, x, y: xp.floor_divide(x, y), _nothing, _nothing,
                       "floor(x / y), as Python's //; the gradient is 0.", divides=True)

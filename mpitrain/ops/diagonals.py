@@ -7,6 +7,7 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array, array_module
 from mpitrain.errors import ShapeError
+from mpitrain.kernels import lines as kernels
 from mpitrain.ops.choice import where
 from mpitrain.ops.inputs import as_tensor, dim_of
 from mpitrain.ops.reduce import sum as total
@@ -130,9 +131,20 @@ def _triangle(name: str, x: Any, diagonal: int, upper: bool) -> Tensor:
     x = as_tensor(x)
     if x.ndim < 2:
         raise ShapeError(f"{name}: shape {x.shape}, expected 2 dims or more")
-    rows, columns = (x.xp.arange(n) for n in x.shape[-2:])
-    distance = columns - rows[:, None]
-    return where(distance >= diagonal if upper else distance <= diagonal, x, x.dtype.type(0))
+    return Triangle.apply(x, diagonal=diagonal, upper=upper)
+
+
+class Triangle(Function):
+    complex_inputs = "analytic"
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, diagonal: int, upper: bool) -> Array:
+        ctx.diagonal, ctx.upper = diagonal, upper
+        return kernels.triangle(x, diagonal, upper)
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return Triangle.apply(grad, diagonal=ctx.diagonal, upper=ctx.upper)
 
 
 def tril(x: Any, diagonal: int = 0) -> Tensor:

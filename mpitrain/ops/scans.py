@@ -8,12 +8,13 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
+from mpitrain.kernels import lines as kernels
 from mpitrain.ops.comparison import not_equal
 from mpitrain.ops.elementwise import add, subtract
 from mpitrain.ops.inputs import as_tensor, dim_of, float_tensor, numpy_names, raw
 from mpitrain.ops.reduce import sum as total
 from mpitrain.ops.scattering import gather
-from mpitrain.ops.shape import concatenate, reshape, swapaxes
+from mpitrain.ops.shape import concatenate, reshape, stack, swapaxes
 
 __all__ = ["cummax", "cummin", "cumprod", "cumsum", "cumulative_trapezoid", "diff", "logcumsumexp", "trapezoid"]
 
@@ -24,8 +25,7 @@ class CumSum(Function):
     @staticmethod
     def forward(ctx: Context, x: Array, *, dim: int, back: bool = False) -> Array:
         ctx.dim, ctx.back = dim, back
-        step = (slice(None),) * dim + (slice(None, None, -1),)
-        return _running(ctx.xp.cumsum, x[step], dim)[step] if back else _running(ctx.xp.cumsum, x, dim)
+        return kernels.cumsum(x, dim, back)
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> Tensor:
@@ -38,15 +38,15 @@ class CumProd(Function):
     @staticmethod
     def forward(ctx: Context, x: Array) -> Array:
         ctx.save(x)
-        return _running(ctx.xp.cumprod, x, -1)
+        return kernels.cumprod(x, x.ndim - 1)
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
-        return _product_slope(ctx.xp, ctx.saved[0], grad)
+        return kernels.cumprod_gradient(ctx.saved[0], grad)
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> Tensor:
-        return _product_slope(sys.modules[__package__], ctx.input(0), grad)
+        return _product_slope(ctx.input(0), grad)
 
 
 class LogCumSumExp(Function):
@@ -68,24 +68,19 @@ class LogCumSumExp(Function):
         return _logarithm_slope(sys.modules[__package__], ctx.input(0), ctx.output(0), grad)
 
 
-def _running(function: Any, x: Array, dim: int) -> Array:
-    if x.dtype.kind in "biu":
-        return function(x, axis=dim, dtype="int64")
-    return function(x, axis=dim, dtype="float64").astype(x.dtype) if x.dtype == "float32" else function(x, axis=dim)
-
-
-def _product_slope(m: Any, x: Any, grad: Any) -> Any:
+def _product_slope(x: Tensor, grad: Tensor) -> Tensor:
     """g_k = p_k s_k: p_k is the product of what comes before k, s_k = grad_k + x_{k+1} s_{k+1}."""
     if not x.shape[-1]:
         return grad
-    before, tail, slopes = [None], grad[..., -1], []
+    before: list[Any] = [None]
+    tail, slopes = grad[..., -1], []
     for k in range(x.shape[-1] - 1):
         before.append(x[..., k] if before[-1] is None else before[-1] * x[..., k])
     for k in range(x.shape[-1] - 1, -1, -1):
         slopes.append(tail if before[k] is None else before[k] * tail)
         if k:
             tail = grad[..., k - 1] + x[..., k] * tail
-    return m.stack(slopes[::-1], -1)
+    return stack(slopes[::-1], -1)
 
 
 def _logarithm_slope(m: Any, x: Any, y: Any, grad: Any) -> Any:
@@ -133,24 +128,20 @@ def logcumsumexp(x: Any, dim: int) -> Tensor:
 @numpy_names
 def cummax(x: Any, dim: int) -> tuple[Tensor, Tensor]:
     """The largest value so far along `dim`, and where it is (int64), the last place at a tie."""
-    return _extremum("cummax", "maximum", as_tensor(x), dim)
+    return _extremum("cummax", as_tensor(x), dim, False)
 
 
 @numpy_names
 def cummin(x: Any, dim: int) -> tuple[Tensor, Tensor]:
     """The smallest value so far along `dim`, and where it is (int64), the last place at a tie."""
-    return _extremum("cummin", "minimum", as_tensor(x), dim)
+    return _extremum("cummin", as_tensor(x), dim, True)
 
 
-def _extremum(name: str, which: str, x: Tensor, dim: Any) -> tuple[Tensor, Tensor]:
+def _extremum(name: str, x: Tensor, dim: Any, smallest: bool) -> tuple[Tensor, Tensor]:
     dim = dim_of(name, x, dim)
     if not x.ndim:
         return add(x, 0), Tensor(x.xp.zeros((), "int64"))
-    xp, array = x.xp, x.array
-    running = getattr(xp, which).accumulate(array, axis=dim)
-    places = xp.arange(array.shape[dim], dtype="int64").reshape((-1,) + (1,) * (array.ndim - 1 - dim))
-    reached = (array == running) | (array != array)
-    places = xp.maximum.accumulate(xp.where(reached, places, 0), axis=dim)
+    places = kernels.cumextremum(x.array, dim, smallest)
     return gather(x, dim, places), Tensor(places)
 
 

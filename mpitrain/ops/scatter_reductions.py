@@ -7,9 +7,10 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
+from mpitrain.kernels.lines import grid
 from mpitrain.ops.choice import where
 from mpitrain.ops.inputs import as_array, as_tensor, dim_of, integers, numpy_names
-from mpitrain.ops.scattering import Put, checked, gather, grid, scatter_add, widened
+from mpitrain.ops.scattering import Put, checked, gather, scatter_add, widened
 from mpitrain.ops.shape import reshape
 
 __all__ = ["index_reduce", "scatter_reduce"]

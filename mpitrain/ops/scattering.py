@@ -6,8 +6,9 @@ import math
 from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
-from mpitrain.backend import Array, array_module, is_array
+from mpitrain.backend import Array, is_array
 from mpitrain.errors import ShapeError
+from mpitrain.kernels import lines as kernels
 from mpitrain.kernels.rows import scatter_add_rows
 from mpitrain.ops.index import getitem, take
 from mpitrain.ops.inputs import as_array, as_tensor, dim_of, fitting, integers, numpy_names
@@ -22,30 +23,41 @@ class GatherAlong(Function):
     @staticmethod
     def forward(ctx: Context, x: Array, index: Array, *, dim: int) -> Array:
         ctx.index, ctx.dim, ctx.shape = index, dim, x.shape
-        return x[grid(ctx.xp, index, dim)]
+        return kernels.gather(x, index, dim)
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
-        return add_along(ctx.xp.zeros(ctx.shape, grad.dtype), ctx.index, grad, ctx.dim), None
+        return kernels.scatter(ctx.xp.zeros(ctx.shape, grad.dtype), ctx.index, grad, ctx.dim, True), None
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
-        return ScatterAdd.apply(ctx.xp.zeros(ctx.shape, grad.dtype), ctx.index, grad, dim=ctx.dim), None
+        return Scatter.apply(ctx.xp.zeros(ctx.shape, grad.dtype), ctx.index, grad, dim=ctx.dim, add=True), None
 
 
-class ScatterAdd(Function):
+class Scatter(Function):
+    """A copy of x with `source` at those places along `dim`, the last one of several, or added there."""
+
     @staticmethod
-    def forward(ctx: Context, x: Array, index: Array, source: Array, *, dim: int) -> Array:
-        ctx.index, ctx.dim, ctx.shape = index, dim, source.shape
+    def forward(ctx: Context, x: Array, index: Array, source: Array, *, dim: int, add: bool) -> Array:
+        check_fits(source, x)
+        ctx.index, ctx.dim, ctx.shape, ctx.add = index, dim, source.shape, add
         part = source[tuple(slice(0, n) for n in index.shape)]
-        return add_along(x.copy(), index, part, dim)
+        return kernels.scatter(x.copy(order="C"), index, part, dim, add)
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
-        by_source = None
+        by_x = by_source = None
+        if ctx.needs[0]:
+            by_x = grad if ctx.add else Scatter.apply(
+                grad, ctx.index, ctx.xp.zeros(ctx.index.shape, grad.dtype), dim=ctx.dim, add=False)
         if ctx.needs[2]:
             by_source = widened(GatherAlong.apply(grad, ctx.index, dim=ctx.dim), ctx.shape)
-        return grad, None, by_source
+        return by_x, None, by_source
+
+
+def check_fits(values: Any, x: Array) -> None:
+    if is_array(values) and values.dtype.kind == "f" and x.dtype.kind not in "fc":
+        raise ShapeError(f"values of {values.dtype} do not fit in an array of {x.dtype}; convert one of them first")
 
 
 class Put(Function):
@@ -54,8 +66,7 @@ class Put(Function):
     @staticmethod
     def forward(ctx: Context, x: Array, values: Any, *, index: Any, accumulate: bool = False) -> Array:
         out = x.copy()
-        if is_array(values) and values.dtype.kind == "f" and x.dtype.kind not in "fc":
-            raise ShapeError(f"values of {values.dtype} do not fit in an array of {x.dtype}; convert one of them first")
+        check_fits(values, x)
         ctx.index, ctx.accumulate, ctx.shape = index, accumulate, getattr(values, "shape", ())
         try:
             if accumulate:
@@ -73,21 +84,6 @@ class Put(Function):
         if ctx.needs[1]:
             by_values = _summed_to(getitem(grad, ctx.index), ctx.shape)
         return grad if ctx.accumulate or not ctx.needs[0] else Put.apply(grad, 0, index=ctx.index), by_values
-
-
-def grid(xp: Any, index: Array, dim: int) -> tuple[Array, ...]:
-    """Integer arrays that choose x[i, j, index[i, j, k]] for dim 2 of 3, and so on."""
-    n = index.ndim
-    return tuple(index if d == dim else xp.arange(index.shape[d]).reshape((-1,) + (1,) * (n - 1 - d)) for d in range(n))
-
-
-def add_along(out: Array, index: Array, source: Array, dim: int) -> Array:
-    """Adds `source` to `out`, which is contiguous, at the places of `index` along `dim`."""
-    places: Any = 0
-    for d, coordinates in enumerate(grid(array_module(out), index, dim)):
-        places = places + coordinates.astype("int64") * math.prod(out.shape[d + 1:])
-    scatter_add_rows(out.reshape(-1, 1), places.reshape(-1), source.reshape(-1, 1))
-    return out
 
 
 def _summed_to(grad: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -122,7 +118,7 @@ def checked(name: str, x: Tensor, dim: Any, index: Any, source: Any = None) -> t
 
 
 def within(name: str, index: Array, n: int) -> None:
-    if index.size and (int(index.min()) < 0 or int(index.max()) >= n):
+    if index.size and int(index.view(f"u{index.itemsize}").max()) >= n:        # below 0 is large without a sign
         wrong = index[(index < 0) | (index >= n)].reshape(-1)[0]
         raise ShapeError(f"{name}: index {int(wrong)} is not in 0 ... {n - 1}")
 
@@ -147,7 +143,7 @@ def scatter_add(x: Any, dim: int, index: Any, source: Any) -> Tensor:
     wide, dim, index, source = checked("scatter_add", x, dim, index, as_tensor(source))
     if not index.size:
         return x + 0
-    return reshape(ScatterAdd.apply(wide, index, source, dim=dim), shape)
+    return reshape(Scatter.apply(wide, index, source, dim=dim, add=True), shape)
 
 
 @numpy_names
@@ -166,11 +162,11 @@ def scatter(x: Any, dim: int, index: Any, source: Any = None, *, value: Any = No
     given = fitting("scatter", given, x.dtype) if tensor is None else tensor
     if not index.size:
         return x + 0
-    part = given if tensor is None else getitem(tensor, tuple(slice(0, n) for n in index.shape))
-    places = grid(wide.xp, index, dim)
     if reduce not in (None, "add"):
         raise ShapeError(f'scatter: reduce is {reduce!r}, expected None or "add"; scatter_reduce has the others')
-    return reshape(Put.apply(wide, part, index=places, accumulate=reduce == "add"), shape)
+    if tensor is not None:
+        return reshape(Scatter.apply(wide, index, tensor, dim=dim, add=reduce == "add"), shape)
+    return reshape(Put.apply(wide, given, index=kernels.grid(wide.xp, index, dim), accumulate=reduce == "add"), shape)
 
 
 @numpy_names

@@ -7,22 +7,13 @@ from typing import Any
 from mpitrain.autograd import Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
+from mpitrain.kernels import lines as kernels
 from mpitrain.ops.inputs import as_array, as_tensor, dim_of, integers, numpy_names
 from mpitrain.ops.scattering import gather
 from mpitrain.ops.shape import reshape, squeeze, stack
 
 __all__ = ["argsort", "argwhere", "bincount", "bucketize", "kthvalue", "median", "msort", "nanmedian", "nanquantile", "nonzero",
            "quantile", "searchsorted", "sort", "topk", "unique", "unique_consecutive"]
-
-
-def _order(x: Tensor, dim: int, descending: bool) -> Array:
-    """The places of the values in order, NaN as the largest; equal values in their order."""
-    values = x.array
-    if not descending:
-        return x.xp.argsort(values, axis=dim, kind="stable").astype("int64")
-    n = values.shape[dim]
-    back = (slice(None),) * dim + (slice(None, None, -1),)      # a stable sort of the reversed values, reversed
-    return (n - 1 - x.xp.argsort(values[back], axis=dim, kind="stable")[back]).astype("int64")
 
 
 @numpy_names
@@ -32,8 +23,8 @@ def sort(x: Any, dim: int = -1, descending: bool = False, stable: bool = True) -
     dim = dim_of("sort", x, dim)
     if not x.ndim:
         return x + 0, Tensor(x.xp.zeros((), "int64"))
-    order = _order(x, dim, descending)
-    return gather(x, dim, order), Tensor(order)
+    places = kernels.order(x.array, dim, descending)
+    return gather(x, dim, places), Tensor(places)
 
 
 @numpy_names
@@ -41,7 +32,7 @@ def argsort(x: Any, dim: int = -1, descending: bool = False, stable: bool = True
     """Where the values of `sort` come from (int64)."""
     x = as_tensor(x)
     dim = dim_of("argsort", x, dim)
-    return Tensor(_order(x, dim, descending) if x.ndim else x.xp.zeros((), "int64"))
+    return Tensor(kernels.order(x.array, dim, descending) if x.ndim else x.xp.zeros((), "int64"))
 
 
 def msort(x: Any) -> Tensor:
@@ -60,7 +51,7 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
         raise ShapeError(f"topk: k is {k}, and dim {dim} of shape {x.shape} has {n} values")
     if not x.ndim:
         return (x + 0, Tensor(x.xp.zeros((), "int64"))) if k else (reshape(x, 1)[:0], Tensor(x.xp.zeros(0, "int64")))
-    places = _order(x, dim, largest)[(slice(None),) * dim + (slice(0, k),)]
+    places = x.xp.moveaxis(kernels.extreme(x.xp.moveaxis(x.array, dim, -1), k, largest), -1, dim)
     return gather(x, dim, places), Tensor(places)
 
 
@@ -69,9 +60,9 @@ def _at_rank(name: str, x: Tensor, dim: Any, keepdim: bool, rank: Any) -> tuple[
     dim = dim_of(name, x, dim)
     if not x.ndim:
         return x + 0, Tensor(x.xp.zeros((), "int64"))
-    order = _order(x, dim, False)
     shape = tuple(1 if d == dim else n for d, n in enumerate(x.shape))
-    places = x.xp.take_along_axis(order, x.xp.broadcast_to(x.xp.asarray(rank, dtype="int64"), shape), axis=dim)
+    ranks = x.xp.broadcast_to(x.xp.asarray(rank, dtype="int64"), shape)
+    places = x.xp.moveaxis(kernels.place_of_rank(*(x.xp.moveaxis(a, dim, -1) for a in (x.array, ranks))), -1, dim)
     values = gather(x, dim, places)
     return (values, Tensor(places)) if keepdim else (squeeze(values, dim), Tensor(places.squeeze(dim)))
 

@@ -8,6 +8,7 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
+from mpitrain.kernels import lines as kernels
 from mpitrain.ops.choice import where
 from mpitrain.ops.comparison import equal
 from mpitrain.ops.elementwise import sqrt
@@ -31,7 +32,11 @@ class Prod(Function):
     @staticmethod
     def forward(ctx: Context, x: Array) -> Array:
         ctx.save(x)
-        return x.prod(axis=-1, dtype="int64" if x.dtype.kind in "biu" else None)
+        return kernels.prod(x)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> Array:
+        return kernels.prod_gradient(ctx.saved[0], grad)
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> Tensor:

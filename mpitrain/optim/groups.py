@@ -137,8 +137,12 @@ class Subset:
                 found.append(replace(part, start=part.start + shift, stop=part.stop + shift))
         return found
 
+    def memory(self, size: int, allocate: Allocate | None = None) -> Array:
+        flat: Array = self.whole.memory(size, allocate or self.allocate)
+        return flat
+
     def new_flat(self, allocate: Allocate | None = None) -> Array:
-        flat: Array = self.whole.memory(self.size, allocate or self.allocate)
+        flat = self.memory(self.size, allocate)
         flat.fill(0)
         return flat
 
@@ -212,7 +216,7 @@ class Grouped(Optimizer):
     def held(self) -> list[Held]:
         def among(group: Group) -> Callable[[str], bool]:
             return lambda name: group_of(self.everyone, name) is group
-        return [Held(kind, subset, flat, among(group)) for group, subset, rule in self.rules for kind, flat in rule.state.items()]
+        return [one._replace(among=among(group)) for group, _, rule in self.rules for one in rule.held()]
 
     def update(self, gradients: Array, *, lr: float, step: int, scale: float = 1.0,
                segments: Sequence[Segment] | None = None) -> None:

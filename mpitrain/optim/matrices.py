@@ -21,11 +21,16 @@ class Adafactor(Optimizer):
 
     v = r c / mean(r);  u = g / sqrt(v);  w -= max(eps2, rms(w)) min(lr, 1 / sqrt(t)) u / max(1, rms(u) / d). Vectors keep all
     of v; of more than two dims the last two are the matrix. The means have the weight t^beta2_decay for what is new; `eps1`
-    (None: the smallest that changes 1 in this precision) keeps divisors from 0. The state of a parameter is an array of its size
-    that begins with the means over rows, then those over columns: half of Adam's memory.
+    (None: the smallest that changes 1 in this precision) keeps divisors from 0. The state of a matrix is its means over rows,
+    and behind them those over columns.
     """
 
-    whole_parameters = True
+    whole_parameters = condensed = True
+
+    @staticmethod
+    def state_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+        *outer, rows, columns = shape if len(shape) > 1 else (math.prod(shape), 1, 0)
+        return math.prod(outer) * (rows + columns),
 
     def __init__(self, model: Any, lr: float = 0.01, *, beta2_decay: float = -0.8, eps1: float | None = None, eps2: float = 1e-3,
                  d: float = 1.0, weight_decay: float = 0.0, decay: str = "all", maximize: bool = False,
@@ -61,18 +66,9 @@ class Adafactor(Optimizer):
         *outer, rows, columns = run.shape
         xp, n = array_module(kept), math.prod(outer)
         squares = squares.reshape(n, rows, columns)
-        by_row, by_column = kept[:n * rows].reshape(n, rows, 1), kept[n * rows:n * (rows + columns)]
-        if columns == 1:                          # A single column is its own means over rows, and there is no room for more.
-            by_row += new * (squares - by_row)
-            by_column = by_row.mean(axis=1, keepdims=True)
-        elif rows == 1:
-            by_column = kept[:n * columns].reshape(n, 1, columns)
-            by_column += new * (squares - by_column)
-            by_row = by_column.mean(axis=2, keepdims=True)
-        else:
-            by_column = by_column.reshape(n, 1, columns)
-            by_row += new * (squares.mean(axis=2, keepdims=True) - by_row)
-            by_column += new * (squares.mean(axis=1, keepdims=True) - by_column)
+        by_row, by_column = kept[:n * rows].reshape(n, rows, 1), kept[n * rows:].reshape(n, 1, columns)
+        by_row += new * (squares.mean(axis=2, keepdims=True) - by_row)
+        by_column += new * (squares.mean(axis=1, keepdims=True) - by_column)
         found: Array = by_row * by_column
         found /= xp.maximum(by_row.mean(axis=1, keepdims=True), eps)
         return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from mpitrain.backend import Array, array_module
@@ -48,6 +49,7 @@ class Storage(Protocol):
     @property
     def segments(self) -> Sequence[Segment]: ...
     def new_flat(self, allocate: Allocate | None = None) -> Array: ...
+    def memory(self, size: int, allocate: Allocate | None = None) -> Array: ...
     def attach_gradients(self) -> Array: ...
 
 
@@ -61,13 +63,40 @@ class Run(NamedTuple):
     shape: tuple[int, ...] = ()                   # of the parameter, where a run is a whole one
 
 
+StateShape = Callable[[tuple[int, ...]], tuple[int, ...]]     # the shape of a state, of the shape of its parameter
+
+
 class Held(NamedTuple):
-    """A state of an optimizer: a flat array in the layout of `storage`, for the parameters whose names are `among` it."""
+    """A state of an optimizer: a flat array in the layout of `storage`, for the parameters whose names are `among` it. Its parts
+    have the parameters' shapes, or those that `shape` makes of them."""
 
     kind: str
     storage: Any
     flat: Array
     among: Callable[[str], bool] | None = None
+    shape: StateShape | None = None
+
+
+class Condensed:
+    """The layout of states in shapes of their own: where those of each whole parameter of a storage lie, in its order."""
+
+    def __init__(self, storage: Storage, shape: StateShape):
+        self.storage, self.segments = storage, list[Any]()
+        self.places: dict[int, slice] = {}                    # by the parameter's start in the storage
+        self.size = 0
+        for s in storage.segments:
+            stop = self.size + math.prod(shape(s.parameter.shape))
+            self.segments.append(replace(s, start=self.size, stop=stop))        # type: ignore[type-var]
+            self.places.setdefault(s.start, slice(self.size, stop))
+            self.size = -(-stop // ALIGN) * ALIGN
+
+    def new_flat(self, allocate: Allocate | None = None) -> Array:
+        flat = self.storage.memory(self.size, allocate)
+        flat.fill(0)
+        return flat
+
+    def views(self, flat: Array) -> list[Array]:
+        return [flat[s.start:s.stop] for s in self.segments]
 
 
 class Optimizer:
@@ -83,6 +112,7 @@ class Optimizer:
     whole_parameters = False                      # True: the rule needs norms of whole parameters, so it cannot update parts.
     __signature__: inspect.Signature
     needs_closure = False                         # True: `step` asks for the loss and the gradient several times (L-BFGS).
+    condensed = False                             # True: states have shapes of their own, `state_shape`, by whole parameters.
     kernel: Kernel | None = None                  # The kernel takes values, gradients, all of the state, and `scalars`.
 
     def __init_subclass__(cls, **keys: Any) -> None:
@@ -110,7 +140,8 @@ class Optimizer:
         require(0.0 <= weight_decay < float("inf"), "weight_decay", weight_decay, "a number >= 0")
         self.storage, self.lr, self.weight_decay, self.decay = storage, lr, weight_decay, decay
         self.sign = -1.0 if maximize else 1.0
-        self.state: dict[str, Array] = {name: storage.new_flat(allocate or storage.allocate) for name in state}
+        self.layout = Condensed(storage, self.state_shape) if self.condensed else storage
+        self.state: dict[str, Array] = {name: self.layout.new_flat(allocate or storage.allocate) for name in state}
         self.steps = 0
         self.numbers: dict[str, Any] = {}         # Small arrays of NumPy that a resumed run needs besides, changed in place.
         ordered = [s for s in storage.segments if s.stop > s.start]
@@ -150,7 +181,8 @@ class Optimizer:
 
     def parts(self, run: Run) -> tuple[Array, ...]:
         """The run's values and its parts of the state, in order."""
-        return tuple(flat[run.start:run.stop] for flat in (self.storage.values, *self.state.values()))
+        place = self.layout.places[run.start] if isinstance(self.layout, Condensed) else slice(run.start, run.stop)
+        return self.storage.values[run.start:run.stop], *(flat[place] for flat in self.state.values())
 
     @property
     def title(self) -> str:
@@ -159,11 +191,17 @@ class Optimizer:
 
     def held(self) -> list[Held]:
         """The states, and where they lie."""
-        return [Held(kind, self.storage, flat) for kind, flat in self.state.items()]
+        shape = self.state_shape if self.condensed else None
+        return [Held(kind, self.layout, flat, shape=shape) for kind, flat in self.state.items()]
+
+    @staticmethod
+    def state_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of each state for a parameter of this shape: its own, unless the rule is `condensed`."""
+        return shape
 
     def state_size(self, parameter: Any) -> int:
         """The elements that all states have for a parameter, with what lies between."""
-        size: int = math.prod(parameter.shape)
+        size: int = math.prod(self.state_shape(parameter.shape))
         return len(self.state) * -(-size // ALIGN) * ALIGN
 
     @property

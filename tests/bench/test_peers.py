@@ -14,8 +14,6 @@ from launch import ROOT, Job, Result, clean_environment, mpirun
 
 from mpitrain.bench.workloads import WORKLOADS
 
-pytestmark = pytest.mark.alone
-
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (make bench-train installs it)")
 sys.path.insert(0, str(ROOT / "benchmarks"))
 

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from launch import clean_environment
 
-pytestmark = pytest.mark.alone
-
 PROGRAM = """
 import os, signal, threading
 from mpitrain.comm.job.guard import Process

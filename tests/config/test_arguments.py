@@ -15,7 +15,7 @@ from mpitrain.data.transforms import Transforms, augmentations
 from mpitrain.errors import ConfigError
 from mpitrain.nn import FlatStorage, Parameter, init
 from mpitrain.registry import misfit
-from mpitrain.train.build.from_config import describe, make_loss, make_optimizer, make_rate
+from mpitrain.train.build.from_config import describe, make_loss, make_optimizer, make_rate, never_thawed
 
 OWN = """
 import numpy as np
@@ -244,6 +244,13 @@ def test_a_run_with_groups_makes_the_state_that_it_uses_and_no_other(tmp_path: P
     made = make_optimizer(config, storage)
     assert asked == [4 * 48] * 4 and made.nbytes == sum(asked)        # AdamW's two, of "b" and of "c"
     assert sum(made.state_size(p) for p in parameters) * 4 == made.nbytes
+
+
+def test_a_group_that_the_run_never_thaws_gets_a_line(tmp_path: Path) -> None:
+    config = loaded(tmp_path, 'optimizer.groups=[{params="*.bias", freeze_until=30}, {params="head.*", frozen=true}]')
+    line, = never_thawed(config, 30)
+    assert line == "optimizer.groups: the group of *.bias is not trained: freeze_until = 30, and the run has 30 steps"
+    assert never_thawed(config, 31) == []
 
 
 def aligned(nbytes: int) -> Any:

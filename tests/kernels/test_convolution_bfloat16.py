@@ -1,10 +1,11 @@
-"""Convolutions and products of bfloat16 numbers: their bits are those of the same C without the CPU's instruction."""
+"""Convolutions, products and attention of bfloat16 numbers: their bits are those of the same C without the CPU's instruction."""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from mpitrain.autograd import Tensor
 from mpitrain.backend import native
 from mpitrain.kernels import convolution, product
 from mpitrain.kernels import convolution_bfloat16 as module
+from mpitrain.kernels import flash_attention_bfloat16 as attention
 from mpitrain.kernels.convolution import Window
+from mpitrain.kernels.flash_attention import BACKWARD, FORWARD, run_backward, run_forward
 from mpitrain.kernels.library import bind
 from mpitrain.kernels.product import has_bfloat16_instruction, rounded
 
@@ -117,6 +120,27 @@ def test_products_have_the_bits_of_the_twin_but_for_denormals(twin: Any, monkeyp
     low, large = np.full((8, 8), 1e-39, np.float32), np.full((8, 8), 1e30, np.float32)
     assert (ours(low, large, None, None) == 0).all(), "and takes operands below 2^-126 for zeros"
     assert (run(low, large, None, None) > 0).all()
+
+
+@needs_instruction
+@pytest.mark.parametrize("queries, keys, width, values, causal", [
+    (64, 64, 64, 64, True), (70, 70, 19, 19, True), (33, 131, 16, 40, False), (1, 5, 3, 2, False), (150, 150, 48, 33, True)])
+def test_attention_has_the_bits_of_the_twin(queries: int, keys: int, width: int, values: int, causal: bool, twin: Any,
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("mpitrain.kernels.library.native.load", twin)
+        slow: Any = [bind(attention.LIBRARY, f"{name}_bfloat16", signature.replace("X", "F")) for name, signature in (
+            ("forward", FORWARD), ("backward", BACKWARD))]
+    rng = np.random.default_rng(queries + width)
+    q, k, v, grad = (normal(rng, 2, 3, *shape) for shape in ((queries, width), (keys, width), (keys, values), (queries, values)))
+    found, ours = [], (attention.flash_attention_bfloat16, attention.flash_attention_grad_bfloat16)
+    theirs = partial(run_forward, attention.LIBRARY, slow[0]), partial(run_backward, attention.LIBRARY, slow[1])
+    for forward, backward in (ours, theirs):
+        out, grads = np.empty((2, 3, queries, values), np.float32), [np.empty_like(x) for x in (q, k, v)]
+        known = forward(q, k, v, out, 0.3, causal, None)
+        backward(q, k, v, out, grad, *known, 0.3, causal, *grads, None)
+        found.append([x.tobytes() for x in (out, *known, *grads)])
+    assert found[0] == found[1]
 
 
 class Rounded(Tensor):

@@ -46,6 +46,15 @@ RUNS: dict[str, tuple[Any, Any, dict[str, Any]]] = {          # output, target, 
 }
 
 
+@pytest.mark.parametrize("name", ["cross_entropy", "nll"])
+def test_the_weights_of_labels_are_counted_without_those_that_are_ignored(name: str) -> None:
+    loss = nn.LOSSES[name](weight=[1.0, 0.5, 4.0], ignore_index=1)
+    assert loss.count(np.array([0, 1, 2, 2])) == 9.0 and loss.count(Tensor(np.array([[0], [1]]))) == 1.0
+    for label in (3, -1):
+        with pytest.raises(ShapeError, match=f"a label is {label}, and there are weights for 3 classes, 0 to 2"):
+            loss.count(np.array([0, label]))
+
+
 @pytest.mark.parametrize("gamma", [0.0, 0.3, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("gap", [-3.0, 2.0, 14.0, 40.0, 800.0])
 def test_the_gradient_of_the_focal_loss_is_finite_up_to_certainty(gamma: float, gap: float) -> None:

@@ -31,9 +31,9 @@ def plain(q, k, v, grad, causal, scale):
     return weights @ v, slopes @ k, slopes.swapaxes(-1, -2) @ q, weights.swapaxes(-1, -2) @ grad
 
 
-def ours(q, k, v, grad, causal, scale):
+def ours(q, k, v, grad, causal, scale, operands=""):
     tensors = [Tensor(x, requires_grad=True) for x in (q, k, v)]
-    result = ops.scaled_dot_product_attention(*tensors, causal=causal, scale=scale)
+    result = ops.scaled_dot_product_attention(*tensors, causal=causal, scale=scale, operands=operands)
     run_backward(result, grad)
     return result.array, *(t.grad for t in tensors)
 
@@ -50,6 +50,24 @@ def test_every_edge_of_a_block_gives_the_formulas_values(lengths, causal):
             for name, a, b in zip(("result", "dq", "dk", "dv"), ours(q, k, v, grad, causal, 0.2), wanted):
                 worst = np.abs(a - b).max() / max(np.abs(b).max(), 1.0)
                 assert a.dtype == dtype and worst < tolerance, f"{name} at widths {width}, {values}, {dtype}: off by {worst:.1e}"
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_of_rounded_factors_every_edge_is_as_near_as_bfloat16_is(lengths, causal):
+    """A product of two rounded numbers is off by 2^-8 of itself at most; the weights' gradients are sums of such products."""
+    queries, keys = lengths
+    for width, values in WIDTHS:
+        q, k, v, grad = (normal(2, 3, *shape, seed=i).astype(np.float32) for i, shape in
+                         enumerate([(queries, width), (keys, width), (keys, values), (queries, values)]))
+        exact, wanted = plain(q, k, v, grad, causal, 0.2), ours(q, k, v, grad, causal, 0.2)
+        for name, a, b, c in zip(("result", "dq", "dk", "dv"), ours(q, k, v, grad, causal, 0.2, "bfloat16"), exact, wanted):
+            worst = np.abs(a - b).max() / max(np.abs(b).max(), 1.0)
+            assert a.dtype == np.float32 and worst < 3 * 2.0 ** -8, f"{name} at widths {width}, {values}: off by {worst:.1e}"
+            assert a.tobytes() != c.tobytes() or not b.any(), f"{name} at widths {width}, {values}: nothing was rounded"
+    wide = [Tensor(x.astype(np.float64)) for x in (q, k, v)]
+    rounded, plainly = (ops.scaled_dot_product_attention(*wide, operands=name).array for name in ("bfloat16", ""))
+    assert rounded.tobytes() == plainly.tobytes(), "float64 is not rounded"
 
 
 def test_attention_of_the_parts_of_one_array_equals_that_of_copies():
@@ -73,13 +91,14 @@ def test_self_attention_equals_pytorch():
     check_gradient(lambda x: ops.self_attention(x, 3, causal=True), (2, 9, 36))
 
 
-def test_a_query_has_the_same_bits_alone_and_in_any_batch():
+@pytest.mark.parametrize("operands", ["", "bfloat16"])
+def test_a_query_has_the_same_bits_alone_and_in_any_batch(operands):
     qkv = normal(5, 100, 3 * 2 * 24).astype(np.float32)
     grad = normal(5, 100, 2 * 24, seed=1).astype(np.float32)
 
     def run(samples, length):
         x = Tensor(qkv[samples, :length], requires_grad=True)
-        result = ops.self_attention(x, 2, causal=True)
+        result = ops.self_attention(x, 2, causal=True, operands=operands)
         run_backward(result, grad[samples, :length])
         return result.array, x.grad
 

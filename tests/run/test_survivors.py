@@ -13,8 +13,6 @@ from runs import SMALL, lines, record, write
 from mpitrain.checkpoint.parts import Piece
 from mpitrain.checkpoint.spare import Spares, different, newest_whole
 
-pytestmark = pytest.mark.alone
-
 ONLY_OPEN_MPI = pytest.mark.skipif("not __import__('launch').is_open_mpi()", reason="needs Open MPI: its mpirun --with-ft ulfm")
 OWN = """
 import gc

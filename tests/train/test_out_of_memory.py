@@ -13,8 +13,6 @@ from runs import SMALL, write
 
 from mpitrain.comm.watch import memory
 
-pytestmark = pytest.mark.alone
-
 ROOT, LIMIT = Path("/sys/fs/cgroup"), 500 << 20
 NET = """
 import os

@@ -13,8 +13,6 @@ from test_stalls import ONLY_OPEN_MPI, start
 
 from mpitrain.comm.watch.processes import PARENT, RANK_VARIABLES, stat
 
-pytestmark = pytest.mark.alone
-
 
 def process_of(job: Job, rank: int) -> int:
     """The process of a rank."""

@@ -12,6 +12,7 @@ from mpitrain.kernels import blocked_attention
 from mpitrain.kernels.loops.mathematics import choose, exp, u
 from mpitrain.kernels.loops.rows import LANES, dot, largest, total_of
 from mpitrain.kernels.loops.typed import loop
+from mpitrain.kernels.product import rounded
 
 
 @loop("y y y y i")
@@ -54,8 +55,10 @@ def slopes(s: Array, ds: Array, tops: Array, inverses: Array, means: Array, scal
     _slopes(s, ds, tops, inverses, means, scale, s.shape[-1])
 
 
-BETWEEN = blocked_attention.Between(weigh, slopes, blocked_attention.rescale)
+BETWEEN = blocked_attention.Between(weigh, slopes, blocked_attention.rescale, blocked_attention.as_it_is)
+ROUNDED = BETWEEN._replace(factor=rounded)
 forward, backward = (partial(way, BETWEEN) for way in (blocked_attention.forward, blocked_attention.backward))
+forward_bfloat16, backward_bfloat16 = (partial(way, ROUNDED) for way in (blocked_attention.forward, blocked_attention.backward))
 
 
 @loop("x y d i i i")

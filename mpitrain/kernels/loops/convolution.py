@@ -1,4 +1,7 @@
-"""Convolutions without C: by Winograd where that suits, else over unfolded windows."""
+"""Convolutions without C: by Winograd where that suits, else over unfolded windows.
+
+Winograd's way adds infinity to minus infinity where the image has one of them: an image whose results have NaN is done once more.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,22 @@ from mpitrain.kernels.loops import unfolded, winograd
 
 def convolve(x: Array, weight: Array, bias: Array | None, window: Window, groups: int) -> Array:
     x = np.ascontiguousarray(x)
-    if winograd.suits(x, weight, window, groups):
-        return winograd.convolve(x, weight, bias, window.padding)
+    if not winograd.suits(x, weight, window, groups):
+        return _convolve(x, weight, bias, window, groups)
+    with np.errstate(invalid="ignore", over="ignore"):
+        made = winograd.convolve(x, weight, bias, window.padding)
+    spoilt = _with_nan(made)
+    if spoilt.any():
+        made[spoilt] = _convolve(x[spoilt], weight, bias, window, groups)
+    return made
+
+
+def _with_nan(images: Array) -> Array:
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.isnan(images.sum(axis=(1, 2, 3)))
+
+
+def _convolve(x: Array, weight: Array, bias: Array | None, window: Window, groups: int) -> Array:
     g = unfolded.geometry(x.shape, window, len(weight), groups, x.itemsize)
     if not unfolded.suits(g, x.itemsize):
         return convolution.convolve.reference(x, weight, bias, window, groups)
@@ -22,8 +39,17 @@ def convolve(x: Array, weight: Array, bias: Array | None, window: Window, groups
 
 def convolve_adjoint(y: Array, weight: Array, bias: Array | None, window: Window, groups: int, size: Pair) -> Array:
     y = np.ascontiguousarray(y)
-    if winograd.suits(y, weight, window, groups):
-        return winograd.adjoint(y, weight, bias, window.padding)
+    if not winograd.suits(y, weight, window, groups):
+        return _adjoint(y, weight, bias, window, groups, size)
+    with np.errstate(invalid="ignore", over="ignore"):
+        made = winograd.adjoint(y, weight, bias, window.padding)
+    spoilt = _with_nan(made)
+    if spoilt.any():
+        made[spoilt] = _adjoint(y[spoilt], weight, bias, window, groups, size)
+    return made
+
+
+def _adjoint(y: Array, weight: Array, bias: Array | None, window: Window, groups: int, size: Pair) -> Array:
     g = unfolded.geometry((len(y), weight.shape[1] * groups, *size), window, len(weight), groups, y.itemsize)
     if not unfolded.suits(g, y.itemsize):
         return convolution.convolve_adjoint.reference(y, weight, bias, window, groups, size)
@@ -34,12 +60,15 @@ def kernel_gradient(x: Array, y: Array, window: Window, groups: int, out: Array 
                     bias_of: str = "") -> tuple[Array, Array | None]:
     x, y = np.ascontiguousarray(x), np.ascontiguousarray(y)
     g = unfolded.geometry(x.shape, window, y.shape[1], groups, x.itemsize)
+    made = None
     if winograd.suits(x, np.empty((y.shape[1], x.shape[1], 0), x.dtype), window, groups):
-        made = winograd.kernel_gradient(x, y, window.padding)
-    elif unfolded.suits(g, x.itemsize):
-        made = unfolded.kernel_gradient(x, y, window, groups, g)
-    else:
+        with np.errstate(invalid="ignore", over="ignore"):
+            made = winograd.kernel_gradient(x, y, window.padding)
+        made = None if np.isnan(made).any() else made
+    if made is None and not unfolded.suits(g, x.itemsize):
         return convolution.kernel_gradient.reference(x, y, window, groups, out, bias_of)
+    if made is None:
+        made = unfolded.kernel_gradient(x, y, window, groups, g)
     bias = convolution.channel_sums(x if bias_of == "x" else y) if bias_of else None
     if out is None:
         return made, bias

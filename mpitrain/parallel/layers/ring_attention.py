@@ -24,7 +24,8 @@ from mpitrain.backend.random import current
 from mpitrain.comm.messages.link import Link, Message
 from mpitrain.errors import ConfigError
 from mpitrain.kernels.dropout import DroppingWindow
-from mpitrain.kernels.flash_attention import flash_attention, flash_attention_grad, join_attention
+from mpitrain.kernels.flash_attention import join_attention
+from mpitrain.ops.attention import flash_kernels
 from mpitrain.placement.zigzag import chunks, tiles
 
 KEYS, GRADIENTS = range(2)                                    # Tags of messages.
@@ -133,7 +134,7 @@ class Travelling:
 
 
 def ring_attention(qkv: Any, heads: int, *, ring: Ring, causal: bool = False, scale: float | None = None, dropout: float = 0.0,
-                   layer: str = "", part: int = 0) -> Tensor:
+                   layer: str = "", part: int = 0, operands: str = "") -> Tensor:
     """`ops.self_attention` of whole samples, (B, L, H * D) for the positions that are here from their qkv (B, L, 3 * H * D).
 
     Dropout is that of one rank with all positions.
@@ -141,7 +142,7 @@ def ring_attention(qkv: Any, heads: int, *, ring: Ring, causal: bool = False, sc
     if not 0 <= dropout < 1:
         raise ConfigError(f"ring_attention: dropout is {dropout}, expected at least 0 and less than 1")
     width = qkv.shape[2] // (3 * heads)
-    return RingAttention.apply(qkv, ring=ring, heads=heads, causal=causal, dropout=dropout, part=part,
+    return RingAttention.apply(qkv, ring=ring, heads=heads, causal=causal, dropout=dropout, part=part, operands=operands,
                                scale=width ** -0.5 if scale is None else scale, key=current().key(layer) if dropout else 0)
 
 
@@ -152,11 +153,12 @@ class RingAttention(Function):
 
     @staticmethod
     def forward(ctx: Context, qkv: Array, *, ring: Ring, heads: int, causal: bool, scale: float, dropout: float, key: int,
-                part: int) -> Array:
+                part: int, operands: str = "") -> Array:
         batch, length, width = qkv.shape
         xp, size = ctx.xp, length // 2
         ctx.work = work = _Work(ring, heads, causal, scale, size, part * heads,
-                                (current().rows(batch, xp), key, dropout) if dropout else None)
+                                (current().rows(batch, xp), key, dropout) if dropout else None,
+                                flash_kernels(operands, qkv))
         out = xp.empty((batch, length, width // 3), qkv.dtype)
         outs, queries = _heads(out, heads, 1)[0], _heads(qkv, heads, 3)[0]
         known: list[Known | None] = [None, None]
@@ -210,14 +212,14 @@ class _Work:
     """One chunk of queries against one chunk of keys, some heads at a time, and between them the messages are looked after."""
 
     def __init__(self, ring: Ring, heads: int, causal: bool, scale: float, size: int, first_head: int,
-                 dropped: tuple[Array, int, float] | None):
+                 dropped: tuple[Array, int, float] | None, kernels: tuple[Any, Any]):
         self.ring, self.heads, self.causal, self.scale, self.size = ring, heads, causal, scale, size
-        self.first_head, self.dropped = first_head, dropped
+        self.first_head, self.dropped, self.kernels = first_head, dropped, kernels
 
     def forward(self, q: Array, k: Array, v: Array, out: Array, *tile: Any) -> Known:
         known: list[Known] = []
         for heads, dropping in self._pieces(q, *tile):
-            known.append(flash_attention(q[:, heads], k[:, heads], v[:, heads], out[:, heads], self.scale, tile[-1], dropping))
+            known.append(self.kernels[0](q[:, heads], k[:, heads], v[:, heads], out[:, heads], self.scale, tile[-1], dropping))
         if len(known) == 1:
             return known[0]
         concatenate = array_module(q).concatenate
@@ -226,7 +228,7 @@ class _Work:
     def backward(self, arrays: tuple[Array, ...], known: Known, grads: list[Array], *tile: Any) -> None:
         packed = array_module(arrays[0]).ascontiguousarray
         for heads, dropping in self._pieces(arrays[0], *tile):
-            flash_attention_grad(*(x[:, heads] for x in arrays), *(packed(x[:, heads]) for x in known), self.scale, tile[-1],
+            self.kernels[1](*(x[:, heads] for x in arrays), *(packed(x[:, heads]) for x in known), self.scale, tile[-1],
                                  *(x[:, heads] for x in grads), dropping)
 
     def _pieces(self, q: Array, source: int, i: int, j: int, diagonal: bool) -> Iterator[tuple[slice, DroppingWindow | None]]:

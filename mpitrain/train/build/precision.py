@@ -1,8 +1,8 @@
 """`train.precision = "bfloat16"`: used if it is faster, refused if it would only be slower.
 
 Parameters, gradients, optimizer state, activations, messages and checkpoints are float32; the operands of the products of linear
-layers and convolutions (forward and both gradients) are rounded to bfloat16 on their way into the CPU's instruction, and summed
-in float32. Attention's two products and depthwise convolutions stay float32.
+layers, convolutions and attention (forward and all gradients) are rounded to bfloat16 on their way into the CPU's instruction,
+and summed in float32. Softmax, attention with a mask and depthwise convolutions stay float32.
 """
 
 from __future__ import annotations
