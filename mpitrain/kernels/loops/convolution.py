@@ -64,11 +64,10 @@ def kernel_gradient(x: Array, y: Array, window: Window, groups: int, out: Array 
     if winograd.suits(x, np.empty((y.shape[1], x.shape[1], 0), x.dtype), window, groups):
         with np.errstate(invalid="ignore", over="ignore"):
             made = winograd.kernel_gradient(x, y, window.padding)
-        made = None if np.isnan(made).any() else made
-    if made is None and not unfolded.suits(g, x.itemsize):
-        return convolution.kernel_gradient.reference(x, y, window, groups, out, bias_of)
-    if made is None:
+    elif unfolded.suits(g, x.itemsize):
         made = unfolded.kernel_gradient(x, y, window, groups, g)
+    if made is None or np.isnan(made).any():               # between rows, windows meet zeros, and NaN times zero is NaN
+        return convolution.kernel_gradient.reference(x, y, window, groups, out, bias_of)
     bias = convolution.channel_sums(x if bias_of == "x" else y) if bias_of else None
     if out is None:
         return made, bias
