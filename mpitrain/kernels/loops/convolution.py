@@ -1,7 +1,8 @@
-"""Convolutions without C: by Winograd where that suits, else over unfolded windows. Their signatures are those of C, where the
-geometry is native/geometry.h's; the working memory behind it is C's.
+"""Convolutions without C: by Winograd where that suits, else over windows. Their signatures are those of C, where the geometry is
+native/geometry.h's; the working memory behind it is C's.
 
 Winograd's way adds infinity to minus infinity where the image has one of them: an image whose results have NaN is done once more.
+So are gradients of kernels: sums over whole rows of windows multiply pixels that are none's by 0.
 """
 
 from __future__ import annotations
@@ -22,22 +23,19 @@ def _of(geometry: Array) -> tuple[tuple[int, ...], Window, int]:
     return (n, c, h, w), Window((kh, kw), (sh, sw), (ph, pw), (dh, dw)), groups
 
 
-def _with_nan(images: Array) -> Array:
-    return np.isnan(images.sum(axis=(1, 2, 3)))
-
-
 def forward(x: Array, weight: Array, bias: Array | None, y: Array, geometry: Array, *memory: Any) -> None:
     _, window, groups = _of(geometry)
     if not winograd.suits(x, weight, window, groups):
-        _forward(x, weight, bias, window, groups, y)
+        _forward(x, weight, bias, y, window, groups)
         return
-    with np.errstate(invalid="ignore", over="ignore"):
-        winograd.convolve(x, weight, bias, window.padding, y)
-        for i in np.flatnonzero(_with_nan(y)):
-            _forward(x[i:i + 1], weight, bias, window, groups, y[i:i + 1])
+    spoilt = winograd.convolve(x, weight, bias, window.padding, y)
+    if spoilt.any():
+        again = y[spoilt]
+        _forward(x[spoilt], weight, bias, again, window, groups)
+        y[spoilt] = again
 
 
-def _forward(x: Array, weight: Array, bias: Array | None, window: Window, groups: int, y: Array) -> None:
+def _forward(x: Array, weight: Array, bias: Array | None, y: Array, window: Window, groups: int) -> None:
     g = unfolded.geometry(x.shape, window, len(weight), groups)
     if unfolded.suits(g, x.itemsize):
         unfolded.convolve(x, weight, bias, groups, g, y)
@@ -48,15 +46,16 @@ def _forward(x: Array, weight: Array, bias: Array | None, window: Window, groups
 def adjoint(y: Array, weight: Array, bias: Array | None, x: Array, geometry: Array, *memory: Any) -> None:
     _, window, groups = _of(geometry)
     if not winograd.suits(y, weight, window, groups):
-        _adjoint(y, weight, bias, window, groups, x)
+        _adjoint(y, weight, bias, x, window, groups)
         return
-    with np.errstate(invalid="ignore", over="ignore"):
-        winograd.adjoint(y, weight, bias, window.padding, x)
-        for i in np.flatnonzero(_with_nan(x)):
-            _adjoint(y[i:i + 1], weight, bias, window, groups, x[i:i + 1])
+    spoilt = winograd.adjoint(y, weight, bias, window.padding, x)
+    if spoilt.any():
+        again = x[spoilt]
+        _adjoint(y[spoilt], weight, bias, again, window, groups)
+        x[spoilt] = again
 
 
-def _adjoint(y: Array, weight: Array, bias: Array | None, window: Window, groups: int, x: Array) -> None:
+def _adjoint(y: Array, weight: Array, bias: Array | None, x: Array, window: Window, groups: int) -> None:
     g = unfolded.geometry(x.shape, window, len(weight), groups)
     if unfolded.suits(g, y.itemsize):
         unfolded.adjoint(y, weight, bias, groups, g, x)
@@ -66,14 +65,15 @@ def _adjoint(y: Array, weight: Array, bias: Array | None, window: Window, groups
 
 def kernel_gradient(x: Array, y: Array, weight: Array, bias: Array | None, of_x: int, geometry: Array, *memory: Any) -> None:
     _, window, groups = _of(geometry)
-    g = unfolded.geometry(x.shape, window, y.shape[1], groups)
-    tiles = winograd.suits(x, weight, window, groups)
-    quick = tiles or unfolded.suits(g, x.itemsize)
-    if quick:
+    g, made = unfolded.geometry(x.shape, window, y.shape[1], groups), None
+    if winograd.suits(x, weight, window, groups):
         with np.errstate(invalid="ignore", over="ignore"):
-            weight[...] = winograd.kernel_gradient(x, y, window.padding) if tiles else \
-                unfolded.kernel_gradient(x, y, window, groups, g)
-    if not quick or np.isnan(weight).any():                #  unfolded windows multiply NaN by zeros, too
+            made = winograd.kernel_gradient(x, y, window.padding)
+    elif unfolded.suits(g, x.itemsize):
+        made = unfolded.kernel_gradient(x, y, window, groups, g)
+    if made is None or np.isnan(made).any():
         convolution.kernel_gradient.reference(x, y, window, groups, weight)
+    else:
+        weight[...] = made
     if bias is not None:
         bias[...] = convolution.channel_sums(x if of_x else y)
