@@ -21,7 +21,7 @@ ACTIVATIONS: Registry[Callable[[], Module]] = Registry("activation")
 class OfEach(Module):
     """A function of each element. No operation changes its input: `inplace`, which PyTorch's models set, is refused."""
 
-    by_position = True
+    by_position = by_element = True
     op: Callable[[Any], Tensor]
 
     def __init__(self, inplace: bool = False):
