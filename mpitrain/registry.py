@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from hashlib import sha256
 from importlib.machinery import SourceFileLoader
 from numbers import Integral, Real
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from mpitrain.errors import ConfigError, MpitrainError, name_and_text, nearest, place, text_of
 
 T = TypeVar("T")
-OWN_FILE = "mpitrain_user_"                       # modules of users' files are called so, and a number
+OWN_FILE = "mpitrain_user_"                       # modules of users' files are called so, and the hash of their path
 
 
 class Registry(Generic[T]):
@@ -85,6 +86,9 @@ def import_object(name: str, kind: str, folder: Path | None = None) -> Any:
     """The object that ``package.module:name`` or ``path/file.py:name`` names; `folder` is searched first."""
     source, _, attribute = name.rpartition(":")
     folder = folder or Path.cwd()
+    beside = str((folder / source).resolve().parent if source.endswith(".py") else folder)      # what lies there can be imported
+    if beside not in sys.path:
+        sys.path.append(beside)                   # last: a user's folder never shadows an installed package
     try:
         module = _load_file(folder / source) if source.endswith(".py") else _load_module(source, folder)
     except MissingSource as error:
@@ -127,7 +131,7 @@ def _load_file(path: Path) -> Any:
     path = path.resolve()
     if not path.is_file():
         raise MissingSource(f"no file {path}")
-    key, source = f"{OWN_FILE}{abs(hash(str(path)))}", path.read_bytes()
+    key, source = f"{OWN_FILE}{sha256(str(path).encode()).hexdigest()[:16]}", path.read_bytes()         # caches keep the key
     if key not in sys.modules or vars(sys.modules[key])["_source"] != source:      # somebody may edit it between two runs
         spec = importlib.util.spec_from_file_location(key, path, loader=FromSource(key, str(path)))
         assert spec is not None and spec.loader is not None
@@ -149,8 +153,6 @@ class FromSource(SourceFileLoader):
 
 
 def _load_module(source: str, folder: Path) -> Any:
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))              # last: a user's folder never shadows an installed package
     try:
         return importlib.import_module(source)
     except ModuleNotFoundError as error:

@@ -171,6 +171,7 @@ def checkout(folder: Path, limit: int = 2) -> Path:
     for name in ("Makefile", "setup.cfg", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
     shutil.copytree(ROOT / "examples", folder / "examples", ignore=shutil.ignore_patterns("mnist", "shakespeare", "*.h5"))
+    (folder / "tests").symlink_to(ROOT / "tests")
     commands = folder / ".venv/bin"
     commands.mkdir(parents=True)
     names = {"python": sys.executable, "mpirun": find_mpirun(), "root": ROOT, "here": Path(__file__).parent, "limit": limit}

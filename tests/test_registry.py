@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -111,3 +113,13 @@ def test_a_file_that_was_edited_is_loaded_again_and_another_one_is_not(folder: P
     assert "importing it failed: SyntaxError" in refusal("mine.py:network", folder)
     path.write_text("def network(): return 4\n")
     assert import_object("mine.py:network", "model", folder)() == 4
+
+
+def test_a_file_imports_the_one_beside_it_and_has_one_name_in_all_processes(folder: Path) -> None:
+    (folder / "sizes_beside.py").write_text("WIDTH = 3\n")
+    (folder / "mine.py").write_text("import sizes_beside\ndef network(): return sizes_beside.WIDTH, __name__\n")
+    asks = "import pathlib, sys; from mpitrain.registry import import_object as find; " \
+           "print(find('mine.py:network', 'model', pathlib.Path(sys.argv[1]))())"
+    told = {subprocess.check_output([sys.executable, "-P", "-c", asks, str(folder)], text=True,
+                                    env={**os.environ, "PYTHONHASHSEED": seed}) for seed in ("1", "2")}
+    assert len(told) == 1 and next(iter(told)).startswith("(3, 'mpitrain_user_")

@@ -9,6 +9,7 @@ from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels.convolution import Pair, Window, channel_sums, convolve, convolve_adjoint, kernel_gradient
 from mpitrain.ops.geometry import Numbers, Padding, check_channels, check_input, check_weight, numbers, padding_by_name
+from mpitrain.ops.linalg import operands_of
 from mpitrain.ops.shape import expand_dims, pad, reshape
 
 __all__ = ["conv2d", "conv_transpose2d"]
@@ -35,7 +36,7 @@ def conv2d(x: Any, weight: Any, bias: Any = None, stride: Numbers = 1, padding: 
     if min(window.outputs(*x.shape[2:])) < 1:
         raise ShapeError(f"conv2d: the window {window.kernel} with dilation {window.dilation} does not fit into images of "
                          f"{x.shape[2]}x{x.shape[3]} with padding {window.padding}; make it smaller or pad more")
-    return Conv2d.apply(x, weight, bias, window=window, groups=groups, operands=_operands(weight))
+    return Conv2d.apply(x, weight, bias, window=window, groups=groups, operands=operands_of(weight))
 
 
 def conv_transpose2d(x: Any, weight: Any, bias: Any = None, stride: Numbers = 1, padding: Numbers = 0,
@@ -52,7 +53,7 @@ def conv_transpose2d(x: Any, weight: Any, bias: Any = None, stride: Numbers = 1,
     check_channels("conv_transpose2d", x, weight, bias, groups, channels=weight.shape[0], outputs=weight.shape[1] * groups)
     extra = numbers("conv_transpose2d", "output_padding", output_padding, 2, 0)
     x, size = transposed_size("conv_transpose2d", x, window, extra)
-    return ConvTranspose2d.apply(x, weight, bias, window=window, groups=groups, size=size, operands=_operands(weight))
+    return ConvTranspose2d.apply(x, weight, bias, window=window, groups=groups, size=size, operands=operands_of(weight))
 
 
 def transposed_size(name: str, x: Any, window: Any, extra: tuple[int, ...]) -> tuple[Any, Any]:
@@ -153,10 +154,6 @@ def _products(x: Array, weight: Array, groups: int, operands: str) -> tuple[Any,
         return convolve, convolve_adjoint, kernel_gradient
     from mpitrain.kernels import convolution_bfloat16 as rounded
     return rounded.convolve_bfloat16, rounded.convolve_adjoint_bfloat16, rounded.kernel_gradient_bfloat16
-
-
-def _operands(weight: Any) -> str:
-    return weight.operands if isinstance(weight, Tensor) else ""
 
 
 def _parameter_gradients(ctx: Context, x: Array, y: Array, bias_of: str) -> tuple[Array | None, Array | None]:

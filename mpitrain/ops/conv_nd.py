@@ -15,6 +15,7 @@ from mpitrain.errors import ShapeError
 from mpitrain.kernels.convolution import Window
 from mpitrain.ops.conv import Conv2d, ConvTranspose2d, transposed_size
 from mpitrain.ops.geometry import Numbers, Padding, check_channels, check_input, check_weight, numbers, padding_by_name
+from mpitrain.ops.linalg import operands_of
 from mpitrain.ops.shape import expand_dims, pad, reshape, transpose
 
 __all__ = ["conv1d", "conv3d", "conv_transpose1d", "conv_transpose3d"]
@@ -85,12 +86,13 @@ def _convolution(name: str, dims: int, x: Any, weight: Any, bias: Any, stride: N
     n, (o, per_group, *kernel), window = x.shape[0], weight.shape, geometry.plane()
     if dims == 1:
         y = Conv2d.apply(reshape(x, (*x.shape[:2], 1, x.shape[2])), reshape(weight, (o, per_group, 1, *kernel)), bias,
-                         window=window, groups=groups)
+                         window=window, groups=groups, operands=operands_of(weight))
         return reshape(y, (n, o, outputs[0]))
     planes = DepthWindows.apply(x, depth=_Depth.of(geometry, x.shape[2], outputs[0]))
     y = Conv2d.apply(reshape(planes, (n * outputs[0], -1, *x.shape[3:]) if planes.size else
                              (n * outputs[0], x.shape[1] * kernel[0], *x.shape[3:])),
-                     reshape(weight, (o, per_group * kernel[0], *kernel[1:])), bias, window=window, groups=groups)
+                     reshape(weight, (o, per_group * kernel[0], *kernel[1:])), bias, window=window, groups=groups,
+                     operands=operands_of(weight))
     return transpose(reshape(y, (n, outputs[0], o, *outputs[1:])), (0, 2, 1, 3, 4))
 
 
@@ -110,12 +112,12 @@ def _transposed(name: str, dims: int, x: Any, weight: Any, bias: Any, stride: Nu
     window, (c, per_group, *kernel), o = geometry.plane(), weight.shape, weight.shape[1] * groups
     if dims == 1:
         y = ConvTranspose2d.apply(reshape(x, (*x.shape[:2], 1, x.shape[2])), reshape(weight, (c, per_group, 1, *kernel)), bias,
-                                  window=window, groups=groups, size=(1, size[0]))
+                                  window=window, groups=groups, size=(1, size[0]), operands=operands_of(weight))
         return reshape(y, (x.shape[0], o, size[0]))
     n, _, depth, *plane = x.shape
     planes = reshape(transpose(x, (0, 2, 1, 3, 4)), (n * depth, c, *plane))
     y = ConvTranspose2d.apply(planes, reshape(weight, (c, per_group * kernel[0], *kernel[1:])), None, window=window,
-                              groups=groups, size=size[1:])
+                              groups=groups, size=size[1:], operands=operands_of(weight))
     y = DepthOverlap.apply(reshape(y, (n, depth, o, kernel[0], *size[1:])), depth=_Depth.of(geometry, size[0], depth))
     return y if bias is None else y + reshape(bias, (-1, 1, 1, 1))
 

@@ -16,7 +16,7 @@ from mpitrain.kernels import experts as kernels
 from mpitrain.kernels.pointwise import ACTIVATIONS
 from mpitrain.kernels.product import product
 from mpitrain.kernels.sums import EXACT, sum_over
-from mpitrain.ops.linalg import room_for
+from mpitrain.ops.linalg import operands_of, room_for
 
 __all__ = ["combine", "dispatch", "expert_balance", "expert_gates", "expert_linear"]
 
@@ -230,5 +230,4 @@ def expert_linear(x: Any, weight: Any, bias: Any = None, activation: str | None 
     """
     if activation is not None and activation not in ACTIVATIONS:
         raise ShapeError(f'expert_linear: activation is None or one of {", ".join(sorted(ACTIVATIONS))}, not "{activation}"')
-    operands = weight.operands if isinstance(weight, Tensor) else ""
-    return ExpertLinear.apply(x, weight, bias, activation=activation, operands=operands)
+    return ExpertLinear.apply(x, weight, bias, activation=activation, operands=operands_of(weight))

@@ -184,14 +184,14 @@ def _rows(x: Array) -> Array:
     return rows.copy()
 
 
-def _operands(x: Any) -> str:
+def operands_of(x: Any) -> str:
     """The format that products with x round their operands to."""
     return x.operands if isinstance(x, Tensor) else ""
 
 
 def matmul(x: Any, y: Any) -> Tensor:
     """``x @ y``: batched, broadcast over leading dims, one-dimensional inputs as NumPy takes them."""
-    return MatMul.apply(x, y, operands=_operands(y) or _operands(x))
+    return MatMul.apply(x, y, operands=operands_of(y) or operands_of(x))
 
 
 def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None, *, operands: str | None = None) -> Tensor:
@@ -202,4 +202,4 @@ def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None,
     """
     if activation is not None and activation not in ACTIVATIONS:
         raise ShapeError(f'linear: activation is None or one of {", ".join(sorted(ACTIVATIONS))}, not "{activation}"')
-    return Linear.apply(x, weight, bias, activation=activation, operands=_operands(weight) if operands is None else operands)
+    return Linear.apply(x, weight, bias, activation=activation, operands=operands_of(weight) if operands is None else operands)

@@ -16,7 +16,7 @@ from mpitrain.kernels import recurrent as kernels
 from mpitrain.kernels.product import product
 from mpitrain.kernels.sums import sum_rows
 from mpitrain.ops.cells import unrolled
-from mpitrain.ops.linalg import _operands, room_for
+from mpitrain.ops.linalg import operands_of, room_for
 from mpitrain.ops.shape import reshape
 
 __all__ = ["gru", "lstm", "rnn"]
@@ -185,7 +185,7 @@ def _layer(layer: type[Layer], x: Any, weights: Arrays, states: Arrays, sizes: A
         sizes = sizes.astype(np.int64)
     _check(layer, name, shape[-1], int(sizes[0]), weights, states)
     out, *last = layer.apply(rows, *weights, *states, sizes=sizes, reverse=bool(reverse), relu=relu,
-                             operands=_operands(weights[0]))
+                             operands=operands_of(weights[0]))
     return out if len(shape) == 2 else reshape(out, *shape[:2], out.shape[1]), *last
 
 

@@ -67,6 +67,6 @@ def is_whole(value: Any) -> bool:
 
 def shown(value: Any) -> str:
     """A value and its type, in few words that are the same in every process: without addresses."""
-    text = re.sub(rf"{OWN_FILE}\d+\.| at 0x[0-9a-f]+", "", " ".join(repr(value).split()))
+    text = re.sub(rf"{OWN_FILE}[0-9a-f]+\.| at 0x[0-9a-f]+", "", " ".join(repr(value).split()))
     text = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
     return text if value is None else f"{text} ({type(value).__name__})"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpitrain import ops
+from mpitrain import nn, ops
+from mpitrain.autograd import Tensor
 from mpitrain.errors import ShapeError
+from mpitrain.kernels.product import rounded
 from tests.ops.parity import check, check_gradient
 
 # shape, outputs, kernel; stride, padding, dilation, groups
@@ -96,3 +98,16 @@ def test_convolutions_that_do_not_fit_are_refused():
     for call, message in cases:
         with pytest.raises(ShapeError, match=message):
             call()
+
+
+@pytest.mark.parametrize("layer", [nn.Conv1d, nn.ConvTranspose1d, nn.Conv3d, nn.ConvTranspose3d])
+def test_a_weight_in_bfloat16_rounds_what_is_multiplied(layer):
+    shape = (2, 8, 20) if "1d" in layer.__name__ else (2, 8, 5, 6, 6)
+    x, made = np.random.default_rng(0).standard_normal(shape).astype(np.float32), layer(8, 6, 3, bias=False)
+    made.initialize()
+    full = made(Tensor(x)).array
+    made.weight.operands = "bfloat16"
+    found = made(Tensor(x)).array
+    made.weight.operands, made.weight.array[...] = "", rounded(made.weight.array)
+    np.testing.assert_allclose(found, made(Tensor(rounded(x))).array, rtol=0, atol=2e-5)
+    assert np.abs(found - full).max() > 1e-4

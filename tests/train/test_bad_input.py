@@ -79,7 +79,7 @@ def test_a_model_argument_that_does_not_exist(tmp_path):
 @pytest.mark.parametrize(("key", "found"), [("comm.bucket_mb", "0"), ("model.hidden", "0"), ("model.outputs", "0"),
                                             ("model.inputs", "0")])
 def test_a_size_of_nothing(tmp_path, key, found):
-    refused(train(2, write(tmp_path), f"{key}=0"), 78, "E_CONFIG", f"{key} must be", f"found {found};")
+    refused(train(2, write(tmp_path), f"{key}=0"), 78, "E_CONFIG", f"{key} must be", f"found {found}")
 
 
 @pytest.mark.parametrize("value", ["0", pytest.param("abc", marks=pytest.mark.slow), pytest.param("1.5", marks=pytest.mark.slow)])
