@@ -84,6 +84,8 @@ class Door:
             if number.bit_length() > MOST_BITS:
                 raise OverflowError(f"{self.name}: argument {place} is an integer of more than 64 bits")
         for place in self._doubles:
+            if isinstance(given[place], str | bytes):          # float() would read them
+                raise TypeError(f"{self.name}: argument {place} is no number")
             given[place] = float(given[place])
         sizes = self._least(tuple([given[place] for place in self._integers]))
         for (place, slot, letters, wanted), size in zip(self._arrays, sizes):

@@ -6,17 +6,20 @@ from typing import Any
 
 import numpy as np
 
+from mpitrain.kernels.loops.mathematics import u
 from mpitrain.kernels.sums import BLOCK
 
 
 def column_sums(x: Any, out: Any, rows: int, n: int) -> None:
     part, total = np.empty(n, x.dtype), np.zeros(n)
     for first in range(0, rows, BLOCK):
+        at = first * n
         for i in range(n):
-            part[i] = x[first * n + i]
+            part[i] = x[u(at + i)]
         for r in range(first + 1, min(first + BLOCK, rows)):
+            at = r * n
             for i in range(n):
-                part[i] += x[r * n + i]
+                part[i] += x[u(at + i)]
         for i in range(n):
             total[i] += part[i]
     for i in range(n):
