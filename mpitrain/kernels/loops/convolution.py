@@ -1,10 +1,15 @@
-"""Convolutions without C: by Winograd where that suits, else over unfolded windows. Their signatures are those of C, where the
-geometry is native/geometry.h's; the working memory behind it is C's.
+"""Convolutions without C: by Winograd where that suits, else over windows. Their signatures are those of C, where the geometry is
+native/geometry.h's; the working memory behind it is C's.
+
+Winograd's way adds infinity to minus infinity where the image has one of them: an image whose results have NaN is done once more.
+So are gradients of kernels: sums over whole rows of windows multiply pixels that are none's by 0.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+import numpy as np
 
 from mpitrain.backend.namespace import Array
 from mpitrain.kernels import convolution
@@ -20,34 +25,55 @@ def _of(geometry: Array) -> tuple[tuple[int, ...], Window, int]:
 
 def forward(x: Array, weight: Array, bias: Array | None, y: Array, geometry: Array, *memory: Any) -> None:
     _, window, groups = _of(geometry)
+    if not winograd.suits(x, weight, window, groups):
+        _forward(x, weight, bias, y, window, groups)
+        return
+    spoilt = winograd.convolve(x, weight, bias, window.padding, y)
+    if spoilt.any():
+        again = y[spoilt]
+        _forward(x[spoilt], weight, bias, again, window, groups)
+        y[spoilt] = again
+
+
+def _forward(x: Array, weight: Array, bias: Array | None, y: Array, window: Window, groups: int) -> None:
     g = unfolded.geometry(x.shape, window, len(weight), groups)
-    if winograd.suits(x, weight, window, groups):
-        winograd.convolve(x, weight, bias, window.padding, y)
-    elif unfolded.suits(g, x.itemsize):
+    if unfolded.suits(g, x.itemsize):
         unfolded.convolve(x, weight, bias, groups, g, y)
     else:
         y[...] = convolution.convolve.reference(x, weight, bias, window, groups)
 
 
 def adjoint(y: Array, weight: Array, bias: Array | None, x: Array, geometry: Array, *memory: Any) -> None:
-    shape, window, groups = _of(geometry)
-    g = unfolded.geometry(shape, window, len(weight), groups)
-    if winograd.suits(y, weight, window, groups):
-        winograd.adjoint(y, weight, bias, window.padding, x)
-    elif unfolded.suits(g, y.itemsize):
+    _, window, groups = _of(geometry)
+    if not winograd.suits(y, weight, window, groups):
+        _adjoint(y, weight, bias, x, window, groups)
+        return
+    spoilt = winograd.adjoint(y, weight, bias, window.padding, x)
+    if spoilt.any():
+        again = x[spoilt]
+        _adjoint(y[spoilt], weight, bias, again, window, groups)
+        x[spoilt] = again
+
+
+def _adjoint(y: Array, weight: Array, bias: Array | None, x: Array, window: Window, groups: int) -> None:
+    g = unfolded.geometry(x.shape, window, len(weight), groups)
+    if unfolded.suits(g, y.itemsize):
         unfolded.adjoint(y, weight, bias, groups, g, x)
     else:
-        x[...] = convolution.convolve_adjoint.reference(y, weight, bias, window, groups, shape[2:])
+        x[...] = convolution.convolve_adjoint.reference(y, weight, bias, window, groups, x.shape[2:])
 
 
 def kernel_gradient(x: Array, y: Array, weight: Array, bias: Array | None, of_x: int, geometry: Array, *memory: Any) -> None:
     _, window, groups = _of(geometry)
-    g = unfolded.geometry(x.shape, window, y.shape[1], groups)
+    g, made = unfolded.geometry(x.shape, window, y.shape[1], groups), None
     if winograd.suits(x, weight, window, groups):
-        weight[...] = winograd.kernel_gradient(x, y, window.padding)
+        with np.errstate(invalid="ignore", over="ignore"):
+            made = winograd.kernel_gradient(x, y, window.padding)
     elif unfolded.suits(g, x.itemsize):
-        weight[...] = unfolded.kernel_gradient(x, y, window, groups, g)
-    else:
+        made = unfolded.kernel_gradient(x, y, window, groups, g)
+    if made is None or np.isnan(made).any():
         convolution.kernel_gradient.reference(x, y, window, groups, weight)
+    else:
+        weight[...] = made
     if bias is not None:
         bias[...] = convolution.channel_sums(x if of_x else y)

@@ -107,9 +107,9 @@ def _tiles(x: Any, values: Any, planes: Any, image: int, images: int, first: int
 
 
 @register_jitable
-def _results(values: Any, bias: Any, y: Any, planes: Any, image: int, images: int, first: int, rows: int, row: int,
+def _results(values: Any, bias: Any, y: Any, spoilt: Any, planes: Any, image: int, images: int, first: int, rows: int, row: int,
              channels: int, height: int, width: int) -> None:
-    """A' m A of each tile, and the bias, to rows of y."""
+    """A' m A of each tile, and the bias, to rows of y; images that get a NaN are marked."""
     n = rows * row
     for b in range(images):
         for c in range(channels):
@@ -128,11 +128,14 @@ def _results(values: Any, bias: Any, y: Any, planes: Any, image: int, images: in
                 planes[u(2 * t)], planes[u(2 * t + 1)] = a0 + a1 + a2, a1 - a2 - a3
                 planes[u(2 * t + HALF)], planes[u(2 * t + 1 + HALF)] = b0 + b1 + b2, b1 - b2 - b3
             shift = bias[c] if bias.size else y.dtype.type(0)
-            plane = ((image + b) * channels + c) * height * width
+            plane, bad = ((image + b) * channels + c) * height * width, 0
             for r in range(min(2 * rows, height - 2 * first)):
                 start, to = r % 2 * HALF + r // 2 * 2 * row, plane + (2 * first + r) * width
                 for i in range(width):
-                    y[u(to + i)] = planes[u(start + i)] + shift
+                    value = planes[u(start + i)] + shift
+                    y[u(to + i)] = value
+                    bad |= value != value
+            spoilt[image + b] |= bad
 
 
 @register_jitable
@@ -179,15 +182,14 @@ def _sums(slopes: Any, values: Any, places: Any, total: Any, outputs: int, chann
                      channels, count)
 
 
-@loop("X X X? X! X! X! X! L:4p ip L:c ic i i i i i i i i i")
-def _convolve(x: Any, left: Any, bias: Any, y: Any, values: Any, made: Any, planes: Any, parts: Any, count: int, places: Any,
-              channels: int,
-              whole: int, outputs: int, h: int, w: int, above: int, before: int, row: int, height: int, width: int) -> None:
+@loop("X X X? X! B!:n in X! X! X! L:4p ip L:c ic i i i i i i i i i")
+def _convolve(x: Any, left: Any, bias: Any, y: Any, spoilt: Any, n: int, values: Any, made: Any, planes: Any, parts: Any,
+              count: int, places: Any, channels: int, whole: int, outputs: int, h: int, w: int, above: int, before: int, row: int, height: int, width: int) -> None:
     for p in range(0, 4 * count, 4):
         image, images, first, rows = parts[p], parts[p + 1], parts[p + 2], parts[p + 3]
         _tiles(x, values, planes, image, images, first, rows, row, channels, h, w, above, before)
         _products(left, values, places, made, whole, channels, images * rows * row)
-        _results(made, bias, y, planes, image, images, first, rows, row, outputs, height, width)
+        _results(made, bias, y, spoilt, planes, image, images, first, rows, row, outputs, height, width)
 
 
 @loop("X X X! X! X! X! L:4p ip L:16r i i ir i i i i i i i i")
@@ -220,18 +222,20 @@ def _memory(which: int, shape: tuple[int, ...], dtype: Any) -> Array:
     return _scratch[which].room(count * dtype.itemsize)[:count * dtype.itemsize].view(dtype).reshape(shape)
 
 
-def convolve(x: Array, weight: Array, bias: Array | None, padding: tuple[int, int], y: Array) -> None:
-    """y (N, O, OH, OW), from weight (O, C, 3, 3)."""
+def convolve(x: Array, weight: Array, bias: Array | None, padding: tuple[int, int], y: Array) -> Array:
+    """y (N, O, OH, OW), from weight (O, C, 3, 3); which images have a NaN (N,)."""
     outputs, channels = weight.shape[:2]
     n, _, h, w = x.shape
     tiles, whole = Tiles(h + 2 * padding[0] - 2, w + 2 * padding[1] - 2), up(outputs, ROWS)
     left = np.zeros((16, whole, channels), x.dtype)
-    left[:, :outputs] = (BOTH.astype(x.dtype) @ weight.reshape(-1, 9).T).reshape(16, outputs, channels)
+    with np.errstate(invalid="ignore", over="ignore"):
+        left[:, :outputs] = (BOTH.astype(x.dtype) @ weight.reshape(-1, 9).T).reshape(16, outputs, channels)
     values, made = _memory(0, (channels, STEP), x.dtype), _memory(1, (whole, STEP), x.dtype)
     planes, parts = _memory(2, (2 * HALF,), x.dtype), tiles.parts(n)
-    places = STEP * np.arange(channels)
-    _convolve(x, left, bias, y, values, made, planes, parts, len(parts), places, channels, whole, outputs, h, w, *padding,
-              tiles.row, tiles.height, tiles.width)
+    places, spoilt = STEP * np.arange(channels), np.zeros(n, bool)
+    _convolve(x, left, bias, y, spoilt, n, values, made, planes, parts, len(parts), places, channels, whole, outputs, h, w,
+              *padding, tiles.row, tiles.height, tiles.width)
+    return spoilt
 
 
 def up(n: int, step: int) -> int:
@@ -239,10 +243,10 @@ def up(n: int, step: int) -> int:
     return -(-n // step) * step
 
 
-def adjoint(y: Array, weight: Array, bias: Array | None, padding: tuple[int, int], x: Array) -> None:
+def adjoint(y: Array, weight: Array, bias: Array | None, padding: tuple[int, int], x: Array) -> Array:
     """x, from y and weight (O, C, 3, 3): a convolution with the kernel turned round."""
     turned = np.ascontiguousarray(weight.swapaxes(0, 1)[:, :, ::-1, ::-1])
-    convolve(y, turned, bias, (2 - padding[0], 2 - padding[1]), x)
+    return convolve(y, turned, bias, (2 - padding[0], 2 - padding[1]), x)
 
 
 def kernel_gradient(x: Array, y: Array, padding: tuple[int, int]) -> Array:
