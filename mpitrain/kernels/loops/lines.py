@@ -235,28 +235,33 @@ def smallest(x: Any, places: Any, lines: int, n: int, k: int, largest: int) -> i
 
 
 def gather(x: Any, index: Any, y: Any, outer: int, n: int, inner: int, m: int) -> int:
-    for j in range(outer * m * inner):
-        if index[u(j)] < 0 or index[u(j)] >= n:
-            return 2
-    for line in range(outer * m):
-        first = line // m * n * inner
-        for i in range(inner):
-            to = line * inner + i
-            y[u(to)] = x[u(first + index[u(to)] * inner + i)]
-    return 0
+    wrong = n <= 0 and outer * m * inner > 0
+    for line in range(0 if wrong else outer):
+        to = line * m * inner
+        for _ in range(m):
+            for i in range(inner):
+                at = index[u(to)]
+                outside = (at < 0) | (at >= n)
+                wrong |= outside
+                y[u(to)] = x[u((line * n + choose(outside, 0, at)) * inner + i)]
+                to += 1
+    return 2 if wrong else 0
 
 
 def scatter(x: Any, index: Any, source: Any, outer: int, n: int, inner: int, m: int, add: int) -> int:
-    for line in range(outer * m):
-        first = line // m * n * inner
-        for i in range(inner):
-            at = index[u(line * inner + i)]
-            if at < 0 or at >= n:
-                return 2
-            if add:
-                x[u(first + at * inner + i)] += source[u(line * inner + i)]
-            else:
-                x[u(first + at * inner + i)] = source[u(line * inner + i)]
+    for line in range(outer):
+        from_ = line * m * inner
+        for _ in range(m):
+            for i in range(inner):
+                at = index[u(from_)]
+                if at < 0 or at >= n:
+                    return 2
+                to = (line * n + at) * inner + i
+                if add:
+                    x[u(to)] += source[u(from_)]
+                else:
+                    x[u(to)] = source[u(from_)]
+                from_ += 1
     return 0
 
 
