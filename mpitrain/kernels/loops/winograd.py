@@ -184,7 +184,8 @@ def _sums(slopes: Any, values: Any, places: Any, total: Any, outputs: int, chann
 
 @loop("X X X? X! B!:n in X! X! X! L:4p ip L:c ic i i i i i i i i i")
 def _convolve(x: Any, left: Any, bias: Any, y: Any, spoilt: Any, n: int, values: Any, made: Any, planes: Any, parts: Any,
-              count: int, places: Any, channels: int, whole: int, outputs: int, h: int, w: int, above: int, before: int, row: int, height: int, width: int) -> None:
+              count: int, places: Any, channels: int, whole: int, outputs: int, h: int, w: int, above: int, before: int, row: int,
+              height: int, width: int) -> None:
     for p in range(0, 4 * count, 4):
         image, images, first, rows = parts[p], parts[p + 1], parts[p + 2], parts[p + 3]
         _tiles(x, values, planes, image, images, first, rows, row, channels, h, w, above, before)
