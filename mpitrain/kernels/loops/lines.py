@@ -152,7 +152,8 @@ def _key(x: Any, turned: bool) -> Any:
 
 @register_jitable
 def _of_rank(v: Any, n: int, r: int) -> Any:
-    """The number of rank r among n, which are put in another order (Hoare's select; the middle of three that a generator chooses)."""
+    """The number of rank r among n, which are put in another order (Hoare's select; the middle of three that a generator
+    chooses)."""
     low, high, random = 0, n - 1, np.uint64(1)
     while low < high:
         span = np.uint64(high - low + 1)

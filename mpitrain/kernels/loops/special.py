@@ -1,5 +1,5 @@
-"""Error functions, gamma functions and their kin as in native/special.c, with its operations in its order: the same bits, but where
-logarithms and sines of the C library are in them, below 1/2 in the gamma functions."""
+"""Error functions, gamma functions and their kin as in native/special.c, with its operations in its order: the same bits, but
+where logarithms and sines of the C library are in them, below 1/2 in the gamma functions."""
 
 from __future__ import annotations
 
