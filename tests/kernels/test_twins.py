@@ -64,6 +64,9 @@ def test_functions_of_two(name: str, dtype: str) -> None:
     x = edges(dtype)
     for shift in range(0, 40, 3):
         same(name, x, np.roll(x, shift))
+    y, times = np.random.default_rng(0).uniform(1, 2, (2, 600)).astype(dtype)
+    for away in (0, 1e9):                         # quotients that are rounded to the next whole number
+        same(name, np.nextafter(np.rint(times * 1000) * y, np.asarray(away, dtype)), y)
     same(name, np.rint(x[100:700] * 50), np.full(600, 3, dtype))
 
 
