@@ -81,13 +81,6 @@ int NAME(adjoint)(const T *y, const T *weight, const T *bias, T *x, const Geomet
     return failed;
 }
 
-static int NAME(has_nan)(const T *x, i64 n)
-{
-    int found = 0;
-    for (i64 i = 0; i < n; i++) found |= x[i] != x[i];
-    return found;
-}
-
 /* By tiles of 2 x 2 pixels of y; or vectors over outputs where they are filled, else over positions, by their times in loads and
    multiply-adds; loads that cross cache lines make the last way POSITION_SLOWNESS times as slow. */
 static int NAME(kernel_gradient_in)(Memory *m, const T *x, const T *y, T *weight, const Geometry *g,
@@ -110,7 +103,12 @@ static int NAME(kernel_gradient_in)(Memory *m, const T *x, const T *y, T *weight
     NAME(best_gradient_tile)(g, &dense);
     int suits = dense * g->oh * g->ow < POSITION_SLOWNESS * tiles * LEFT * RIGHT * parts;
     NAME(Images) images = {x, g->c * g->h * g->w, g->n}, maps = {y, g->o * g->oh * g->ow, g->n};
-    return (suits ? NAME(dense_gradient) : NAME(position_gradient))(m, &images, &maps, weight, g, bias);
+    if (!suits) {
+        if (NAME(position_gradient)(m, &images, &maps, weight, g, bias)) return 1;
+        if (!NAME(has_nan)(weight, g->o * terms)) return 0;                    /* its padding is multiplied, too */
+        bias = &none;
+    }
+    return NAME(dense_gradient)(m, &images, &maps, weight, g, bias);
 }
 
 /* weight (O, C/groups, kh, kw) = sum over images and positions of y (N, O, OH, OW) times the window of x there; bias (or NULL) of

@@ -8,6 +8,7 @@ in terms of the integers of the call, how many numbers it must have. native/call
 from __future__ import annotations
 
 import re
+from ctypes import c_double
 from functools import lru_cache
 from operator import index
 from typing import Any, NamedTuple, NoReturn
@@ -84,7 +85,7 @@ class Door:
             if number.bit_length() > MOST_BITS:
                 raise OverflowError(f"{self.name}: argument {place} is an integer of more than 64 bits")
         for place in self._doubles:
-            given[place] = float(given[place])
+            given[place] = c_double(given[place]).value        # `float` would read text
         sizes = self._least(tuple([given[place] for place in self._integers]))
         for (place, slot, letters, wanted), size in zip(self._arrays, sizes):
             x = given[place]

@@ -15,7 +15,7 @@ __all__ = ["Identity", "ModuleDict", "ModuleList", "ParameterDict", "ParameterLi
 class Identity(Module):
     """Passes its input on; arguments of what it stands for are ignored."""
 
-    by_position = True
+    by_position = by_element = True
 
     def __init__(self, *arguments: Any, **named: Any):
         pass
@@ -31,7 +31,7 @@ class _Held(Module):
     kind: type[Any] = Module
     parts: dict[str, Any]
 
-    def children(self) -> Iterator[tuple[str, Any]]:
+    def _members(self) -> Iterator[tuple[str, Any]]:
         yield from self.parts.items()
 
     def replace(self, leaf: Described, by: Described) -> None:

@@ -58,9 +58,11 @@ class Described(Tensor):
 
     def __getattr__(self, attribute: str) -> Any:     # reached only where a slot is empty or a name unknown
         if attribute == "array":
-            raise GraphError(f'{self._kind()} "{self.name}" of shape {self._shape} has no memory yet; '
-                             "call initialize() on the model first")
-        raise AttributeError(f"{type(self).__name__} has no attribute {attribute!r}")
+            named = f'{self._kind()} "{self.name}"' if self.name else f"a {self._kind()}"
+            raise GraphError(f"{named} of shape {self._shape} has no memory yet; call initialize() on the model first, "
+                             "which names its parameters and gives them values")
+        from mpitrain.ops.operators import unknown  # few names are wrong
+        return unknown(self, attribute)
 
     @classmethod
     def _kind(cls) -> str:
@@ -133,6 +135,10 @@ class Described(Tensor):
     def key(self) -> str:
         """The name that the whole model has these values under."""
         return self.name
+
+    def like(self, another: Another) -> Described:
+        """A leaf of its own with this one's description, for a copy of its layer; `another` gives the copies of other leaves."""
+        raise GraphError(f"{type(self).__name__}: a layer that has one cannot be copied; define like(another) in the class")
 
     def fill(self, seed: int, out: Array, start: int, xp: Any) -> None:
         """Writes the initial values of this part's elements start .. start+len(out) (C order) into `out`."""
@@ -227,6 +233,9 @@ class Parameter(Described):
     def key(self) -> str:
         return self.twin_of or self.name
 
+    def like(self, another: Another) -> Described:
+        return Parameter(self.global_shape, self.init, decay=self.decay) if type(self) is Parameter else super().like(another)
+
     def twin(self, name: str) -> Parameter:
         """Another parameter with the values of this one, cut as it is, which the whole model calls `name`."""
         other = Parameter(self.global_shape, self.init, decay=self.decay)
@@ -241,3 +250,9 @@ class Buffer(Described):
     """State that is kept and saved with the model but not trained, for instance running statistics."""
 
     __slots__ = ()
+
+    def like(self, another: Another) -> Described:
+        return Buffer(self.global_shape, self.init) if type(self) is Buffer else super().like(another)
+
+
+Another = Callable[[Described], Described]

@@ -9,6 +9,7 @@ import pytest
 
 from mpitrain.kernels import convolution, rows
 from mpitrain.kernels.convolution import Window
+from mpitrain.kernels.convolution_bfloat16 import kernel_gradient_bfloat16
 from mpitrain.kernels.pointwise import ACTIVATIONS
 from tests.kernels.test_kernels import arrays_of
 
@@ -69,3 +70,14 @@ def test_an_infinite_pixel_reaches_its_own_results_with_its_sign_and_no_other(dt
     weight[3, 2, 1, 1] = np.inf
     assert np.isnan(convolution.convolve(x, weight, None, window, 1)[1, 3]).all()
     assert np.isfinite(convolution.convolve(x, weight, None, window, 1)[1, 4:]).all()
+
+
+@pytest.mark.parametrize("channels", [(3, 4), (8, 2)], ids=str)
+@pytest.mark.parametrize("kernel", [convolution.kernel_gradient, kernel_gradient_bfloat16], ids=lambda k: k.name)
+def test_the_gradient_of_few_outputs_is_not_finite_at_the_taps_that_reach_the_pixel_alone(kernel: Any, channels: Any) -> None:
+    rng, window = np.random.default_rng(0), Window((3, 3), padding=(0, 0))
+    x = rng.standard_normal((3, channels[0], 8, 9)).astype(np.float32)
+    y = rng.standard_normal((3, channels[1], 6, 7)).astype(np.float32)
+    for strange in STRANGE:
+        x[1, 2, 0, 0] = strange
+        same_where_not_finite(kernel, x, y, window, 1, atol=1e-4)
