@@ -134,7 +134,7 @@ def make(name: str) -> Op | AdamW:
     if name == "adamw":
         return AdamW(PARAMETERS)
     if name == "attention":
-        return Op(lambda q, k, v: ops.scaled_dot_product_attention(q, k, v, causal=True),
+        return Op(lambda q, k, v: ops.scaled_dot_product_attention(q, k, v, is_causal=True),
                   lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), normal(HEADS, HEADS, HEADS))
     if name == "layer_norm":
         return Op(ops.layer_norm, lambda x, w, b: F.layer_norm(x, (WIDTH,), w, b), normal((ROWS, WIDTH), (WIDTH,), (WIDTH,)))

@@ -8,6 +8,8 @@ compiles nothing; the names below are loaded when they are first used.
 
 from __future__ import annotations
 
+import sys
+
 TYPE_CHECKING = False                     # `typing` takes as long to import as the rest of the watcher's start (comm/watch)
 if TYPE_CHECKING:
     from typing import Any
@@ -31,7 +33,9 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _WHERE:
         return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    ops = sys.modules.get(f"{__name__}.ops")     # not imported for this: the import system asks here for each file of the package
+    hint = f"; it is {__name__}.ops.{name}" if ops is not None and name in dir(ops) else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

@@ -70,6 +70,10 @@ class ShapeError(MpitrainError):
     code, exit_code = "E_SHAPE", 65
 
 
+class ArgumentError(ShapeError, TypeError):
+    """An operation or a layer is called with arguments that it does not have."""
+
+
 class DataError(MpitrainError):
     """A data file is damaged, hostile, of another schema, or holds values that cannot be trained on."""
     code, exit_code = "E_DATA", 65

@@ -37,6 +37,13 @@ class Version:
             raise GraphError(f"{what} was changed in place ({self.count - count} changes since); {advice}")
 
 
+class Elements(int):
+    """The number of elements of a tensor. Calling it is PyTorch's way to the shape, and says so."""
+
+    def __call__(self, *dim: Any) -> Any:
+        raise ShapeError(f"x.size is the number of elements, {self}; PyTorch's x.size() is x.shape, and x.size(0) is x.shape[0]")
+
+
 class Tensor:
     """An array that records what is computed from it.
 
@@ -101,7 +108,7 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        return math.prod(self.shape)
+        return Elements(math.prod(self.shape))
 
     @property
     def xp(self) -> Any:

@@ -26,7 +26,8 @@ LATER = Later(__name__, FILES)
 def __getattr__(name: str) -> Any:
     if name in LATER:
         return globals().setdefault(name, LATER[name])
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mpitrain.ops.pytorch import NN, hint_of_op, without  # few names are wrong
+    raise AttributeError(f"{without(f'module {__name__!r}', name, NN)}{'' if name in NN else hint_of_op(name)}")
 
 
 def __dir__() -> list[str]:

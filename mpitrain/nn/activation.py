@@ -9,6 +9,7 @@ from typing import Any
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor
+from mpitrain.errors import ArgumentError
 from mpitrain.nn.module import Module
 from mpitrain.registry import Registry
 
@@ -18,10 +19,15 @@ ACTIVATIONS: Registry[Callable[[], Module]] = Registry("activation")
 
 
 class OfEach(Module):
-    """A function of each element."""
+    """A function of each element. No operation changes its input: `inplace`, which PyTorch's models set, is refused."""
 
     by_position = by_element = True
     op: Callable[[Any], Tensor]
+
+    def __init__(self, inplace: bool = False):
+        if inplace:
+            raise ArgumentError(f"{type(self).__name__}: inplace=True, and no operation changes a tensor; leave it out "
+                                "(values are PyTorch's unless the input is used again)")
 
     def forward(self, x: Any) -> Tensor:
         return self.op(x)
@@ -38,8 +44,9 @@ class ReLU(OfEach):
 class LeakyReLU(OfEach):
     """x, or slope x where x < 0."""
 
-    def __init__(self, slope: float = 0.01):
-        self.op = partial(ops.leaky_relu, slope=slope)
+    def __init__(self, negative_slope: float = 0.01, inplace: bool = False):
+        super().__init__(inplace)
+        self.op = partial(ops.leaky_relu, negative_slope=negative_slope)
 
 
 @ACTIVATIONS.register("gelu")

@@ -94,7 +94,7 @@ class MultiHeadAttention(Module):
                 from mpitrain.nn.general_attention import explicit
                 y = explicit(self, q, k, v, mask, self.causal)[0]
             else:
-                y = ops.scaled_dot_product_attention(q, k, v, causal=self.causal, mask=mask)
+                y = ops.scaled_dot_product_attention(q, k, v, is_causal=self.causal, attn_mask=mask)
             y = ops.reshape(ops.swapaxes(y, 1, 2), batch, length, width)
         return self.out(y)
 

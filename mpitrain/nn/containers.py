@@ -31,7 +31,7 @@ class _Held(Module):
     kind: type[Any] = Module
     parts: dict[str, Any]
 
-    def children(self) -> Iterator[tuple[str, Any]]:
+    def _members(self) -> Iterator[tuple[str, Any]]:
         yield from self.parts.items()
 
     def replace(self, leaf: Described, by: Described) -> None:

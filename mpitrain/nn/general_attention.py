@@ -36,7 +36,7 @@ def attend(layer: Any, x: Any, mask: Any, key: Any, value: Any, padding: Any, ne
     if need_weights or layer.dropout.drops:
         y, weights = explicit(layer, q, k, v, mask, causal)
     else:
-        y, weights = ops.scaled_dot_product_attention(q, k, v, causal=causal, mask=mask, enable_gqa=True,
+        y, weights = ops.scaled_dot_product_attention(q, k, v, is_causal=causal, attn_mask=mask, enable_gqa=True,
                                                       operands=layer.out.weight.operands), None
     y = layer.out(ops.reshape(ops.swapaxes(y, 1, 2), *x.shape[:2], heads * layer.head_width))
     return (y, weights) if need_weights else y

@@ -206,3 +206,12 @@ def dirac(groups: int = 1) -> Initialiser:
             found &= index == n // 2
         return xp.asarray(found.astype(np.float64))
     return values
+
+
+def __getattr__(name: str) -> Any:
+    if name.endswith("_") and not name.startswith("_"):
+        ours = {"trunc_normal_": "truncated_normal"}.get(name, name[:-1])
+        example = f"nn.init.{ours}" if ours in globals() else "an initialiser of nn.init"
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}: initialize() fills the parameters; "
+                             f"give {example} to one before, such as layer.weight.init = ...")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -69,7 +69,7 @@ class Module:
         """The places in the sample of `length` positions that are here: 0, 1, ... unless a rank has some of each sample's."""
         return np.arange(length) if self.spread is None else self.spread(length)
 
-    def children(self) -> Iterator[tuple[str, Any]]:
+    def _members(self) -> Iterator[tuple[str, Any]]:
         """(name, Module or Parameter or Buffer) in order of assignment; lists count as "name.0", "name.1", ..."""
         for name, value in vars(self).items():
             if isinstance(value, (Module, Described)):
@@ -78,7 +78,7 @@ class Module:
                 yield from ((f"{name}.{i}", item) for i, item in enumerate(value) if isinstance(item, (Module, Described)))
 
     def _leaves(self) -> Iterator[tuple[str, Described]]:
-        for name, child in self.children():
+        for name, child in self._members():
             if isinstance(child, Module):
                 yield from ((f"{name}.{rest}", leaf) for rest, leaf in child._leaves())
             else:
@@ -91,13 +91,24 @@ class Module:
     def named_buffers(self) -> Iterator[tuple[str, Buffer]]:
         return _once((name, leaf) for name, leaf in self._leaves() if isinstance(leaf, Buffer))
 
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """The modules right below this one, each once; those of a list count as "name.0", "name.1", ..."""
+        return _once((name, child) for name, child in self._members() if isinstance(child, Module))
+
+    def children(self) -> Iterator[Module]:
+        return (child for _, child in self.named_children())
+
+    def modules(self) -> Iterator[Module]:
+        """This module and all below it, each once."""
+        return (module for _, module in self.named_modules())
+
     def named_modules(self) -> Iterator[tuple[str, Module]]:
         """This module (under the name "") and all below it, each once."""
         return _once(self._modules())
 
     def _modules(self) -> Iterator[tuple[str, Module]]:
         yield "", self
-        for name, child in self.children():
+        for name, child in self._members():
             if isinstance(child, Module):
                 yield from ((f"{name}.{rest}" if rest else name, module) for rest, module in child._modules())
 
@@ -111,6 +122,24 @@ class Module:
 
     def parameters(self) -> list[Parameter]:
         return [p for _, p in self.named_parameters()]
+
+    def apply(self: Self, function: Callable[[Module], Any]) -> Self:
+        """Calls `function` with each module below this one, the lowest first, and then with this one."""
+        for child in self.children():
+            child.apply(function)
+        function(self)
+        return self
+
+    def requires_grad_(self: Self, requires_grad: bool = True) -> Self:
+        """Freezes all parameters (False), as a frozen group of an optimizer does, or has them trained; before a run begins."""
+        for parameter in self.parameters():
+            parameter.requires_grad = requires_grad
+        return self
+
+    def zero_grad(self) -> None:
+        """Forgets all gradients; the optimizer's does that, too."""
+        for parameter in self.parameters():
+            parameter.zero_grad()
 
     def count_parameters(self) -> int:
         """The number of trained values; tied parameters count once."""
@@ -173,6 +202,15 @@ class Module:
 
     def eval(self: Self) -> Self:
         return self.train(False)
+
+    if not TYPE_CHECKING:                         # a mistyped name is mypy's to find
+
+        def __getattr__(self, name: str) -> Any:
+            """Says what PyTorch's is here."""
+            from mpitrain.ops.pytorch import MODULE, without  # few names are wrong
+            if hasattr(type(self), name):
+                return object.__getattribute__(self, name)         # a property whose own lines failed: its error
+            raise without(type(self).__name__, name, MODULE)
 
     def before_forward(self, hook: Hook) -> Callable[[], None]:
         """``hook(module, inputs)`` before each forward, until the function that this returns, as those below do, is called."""

@@ -70,10 +70,10 @@ class MixtureOfExperts(Module):
             if self.balance and grad_enabled():
                 scores = ops.expert_balance(scores, to, self.balance)
         there = ops.dispatch(rows, to)
-        back = self.apply(there) if self.across is None else self.across.exchange(there, self.apply)
+        back = self.outputs(there) if self.across is None else self.across.exchange(there, self.outputs)
         return ops.reshape(ops.combine(back, ops.expert_gates(scores, to, normalised=self.normalised), to), *shape)
 
-    def apply(self, x: Any) -> Tensor:
+    def outputs(self, x: Any) -> Tensor:
         """The outputs of this rank's experts for the rows at their places, (local experts, any, D)."""
         return ops.expert_linear(ops.expert_linear(x, self.wide, self.wide_bias, self.activation), self.narrow, self.narrow_bias)
 

@@ -58,9 +58,11 @@ class Described(Tensor):
 
     def __getattr__(self, attribute: str) -> Any:     # reached only where a slot is empty or a name unknown
         if attribute == "array":
-            raise GraphError(f'{self._kind()} "{self.name}" of shape {self._shape} has no memory yet; '
-                             "call initialize() on the model first")
-        raise AttributeError(f"{type(self).__name__} has no attribute {attribute!r}")
+            named = f'{self._kind()} "{self.name}"' if self.name else f"a {self._kind()}"
+            raise GraphError(f"{named} of shape {self._shape} has no memory yet; call initialize() on the model first, "
+                             "which names its parameters and gives them values")
+        from mpitrain.ops.operators import unknown  # few names are wrong
+        return unknown(self, attribute)
 
     @classmethod
     def _kind(cls) -> str:

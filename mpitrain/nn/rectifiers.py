@@ -20,7 +20,8 @@ __all__ = ["CELU", "ELU", "GLU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hard
 class ELU(OfEach):
     """x, or alpha (exp(x) - 1) where x <= 0."""
 
-    def __init__(self, alpha: float = 1.0):
+    def __init__(self, alpha: float = 1.0, inplace: bool = False):
+        super().__init__(inplace)
         self.op = partial(ops.elu, alpha=alpha)
 
 
@@ -33,15 +34,17 @@ class SELU(OfEach):
 class CELU(OfEach):
     """x, or alpha (exp(x / alpha) - 1) where x <= 0."""
 
-    def __init__(self, alpha: float = 1.0):
+    def __init__(self, alpha: float = 1.0, inplace: bool = False):
+        super().__init__(inplace)
         self.op = partial(ops.celu, alpha=alpha)
 
 
 class Hardtanh(OfEach):
-    """x limited to [low, high]."""
+    """x limited to [min_val, max_val]."""
 
-    def __init__(self, low: float = -1.0, high: float = 1.0):
-        self.op = partial(ops.hardtanh, low=low, high=high)
+    def __init__(self, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False):
+        super().__init__(inplace)
+        self.op = partial(ops.hardtanh, min_val=min_val, max_val=max_val)
 
 
 class ReLU6(OfEach):
@@ -87,24 +90,25 @@ class Tanhshrink(OfEach):
 
 
 class Hardshrink(OfEach):
-    """0 where |x| <= width, else x."""
+    """0 where |x| <= lambd, else x."""
 
-    def __init__(self, width: float = 0.5):
-        self.op = partial(ops.hardshrink, width=width)
+    def __init__(self, lambd: float = 0.5):
+        self.op = partial(ops.hardshrink, lambd=lambd)
 
 
 class Softshrink(OfEach):
-    """0 where |x| <= width, else x nearer to 0 by width."""
+    """0 where |x| <= lambd, else x nearer to 0 by lambd."""
 
-    def __init__(self, width: float = 0.5):
-        self.op = partial(ops.softshrink, width=width)
+    def __init__(self, lambd: float = 0.5):
+        self.op = partial(ops.softshrink, lambd=lambd)
 
 
 class Threshold(OfEach):
-    """x where x > bound, else value."""
+    """x where x > threshold, else value."""
 
-    def __init__(self, bound: float, value: float):
-        self.op = partial(ops.threshold, bound=bound, value=value)
+    def __init__(self, threshold: float, value: float, inplace: bool = False):
+        super().__init__(inplace)
+        self.op = partial(ops.threshold, threshold=threshold, value=value)
 
 
 class PReLU(Module):

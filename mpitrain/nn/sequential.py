@@ -45,7 +45,7 @@ class Sequential(Module):
         which = self.recompute
         return name in which if isinstance(which, frozenset) else which is True or place < which
 
-    def children(self) -> Iterator[tuple[str, Any]]:
+    def _members(self) -> Iterator[tuple[str, Any]]:
         yield from self.blocks.items()
 
     def _leaves(self) -> Iterator[tuple[str, Described]]:

@@ -33,7 +33,8 @@ def __getattr__(name: str) -> Any:
     ours = operators.PYTORCH_NAMES.get(name, name)
     if ours in globals() or ours in LATER:
         return globals().setdefault(name, globals()[ours] if ours in globals() else LATER[ours])
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mpitrain.ops.pytorch import OPS, without  # few names are wrong
+    raise without(f"module {__name__!r}", name, OPS)
 
 
 def __dir__() -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor, grad_enabled
 from mpitrain.backend import Array
-from mpitrain.errors import ShapeError
+from mpitrain.errors import ArgumentError, ShapeError
 from mpitrain.kernels import pointwise, rows
 from mpitrain.kernels.pointwise import ACTIVATIONS
 from mpitrain.ops.choice import where
@@ -139,13 +139,16 @@ def sigmoid(x: Any) -> Tensor:
     return Pointwise.apply(x, activation="sigmoid")
 
 
-def relu(x: Any) -> Tensor:
+def relu(x: Any, inplace: bool = False) -> Tensor:
     """max(x, 0); the gradient is 0 where x <= 0, and passes NaN as it passes what is above 0, like PyTorch's."""
+    if inplace:
+        raise ArgumentError("relu: inplace=True, and no operation changes a tensor; leave it out")
     return Pointwise.apply(x, activation="relu")
 
 
-def leaky_relu(x: Any, slope: float = 0.01) -> Tensor:
-    return LeakyRelu.apply(x, slope=slope)
+@numpy_names
+def leaky_relu(x: Any, negative_slope: float = 0.01) -> Tensor:
+    return LeakyRelu.apply(x, slope=negative_slope)
 
 
 def gelu(x: Any, approximate: str = "none") -> Tensor:
@@ -155,8 +158,10 @@ def gelu(x: Any, approximate: str = "none") -> Tensor:
     return Pointwise.apply(x, activation="gelu" if approximate == "none" else "gelu_tanh")
 
 
-def silu(x: Any) -> Tensor:
+def silu(x: Any, inplace: bool = False) -> Tensor:
     """x sigmoid(x)."""
+    if inplace:
+        raise ArgumentError("silu: inplace=True, and no operation changes a tensor; leave it out")
     return Pointwise.apply(x, activation="silu")
 
 

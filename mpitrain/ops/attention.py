@@ -18,21 +18,24 @@ from mpitrain.kernels.attention import attention_weights, attention_weights_grad
 from mpitrain.kernels.dropout import Dropping
 from mpitrain.kernels.flash_attention import flash_attention, flash_attention_grad
 from mpitrain.ops import composed
+from mpitrain.ops.inputs import numpy_names
 from mpitrain.ops.shape import broadcast_to, expand_dims, reshape
 
 __all__ = ["scaled_dot_product_attention", "self_attention"]
 
 
-def scaled_dot_product_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None,
-                                 mask: Any = None, enable_gqa: bool = False, operands: str = "") -> Tensor:
-    """(B, H, L, E) from q (B, H, L, D), k (B, H, S, D) and v (B, H, S, E); `scale` is 1 / sqrt(D) by default.
+@numpy_names
+def scaled_dot_product_attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *, is_causal: bool = False,
+                                 scale: float | None = None, enable_gqa: bool = False, operands: str = "") -> Tensor:
+    """(B, H, L, E) from query (B, H, L, D), key (B, H, S, D) and value (B, H, S, E); `scale` is 1 / sqrt(D) by default.
 
-    `mask` broadcasts to (B, H, L, S): boolean, True where a query may look, or floating-point numbers that are added to
-    the scaled scores. With `causal`, query i looks at keys 0..i. A query that may look nowhere gets zeros. Leading dims
-    broadcast. With `enable_gqa`, k and v may have fewer heads than q, each for as many neighbouring heads of q (Ainslie et al.,
-    2023). Without a mask the L x S weights are never kept, on the host. With `operands` "bfloat16", and without a mask, products
-    of float32 round what they multiply to that format. Raises ShapeError where the shapes do not fit.
+    `attn_mask` broadcasts to (B, H, L, S): boolean, True where a query may look, or floating-point numbers that are added to
+    the scaled scores. With `is_causal`, query i looks at keys 0..i. A query that may look nowhere gets zeros. Leading dims
+    broadcast. With `enable_gqa`, key and value may have fewer heads than the query, each for as many neighbouring heads of it
+    (Ainslie et al., 2023). Without a mask the L x S weights are never kept, on the host. With `operands` "bfloat16", and without
+    a mask, products of float32 round what they multiply to that format. Raises ShapeError where the shapes do not fit.
     """
+    q, k, v, mask = query, key, value, attn_mask
     shapes = [tuple(t.shape) for t in (q, k, v)]
     if min(map(len, shapes)) < 2 or shapes[0][-1] != shapes[1][-1] or shapes[1][-2] != shapes[2][-2]:
         raise ShapeError("scaled_dot_product_attention: expected q (..., L, D), k (..., S, D) and v (..., S, E), found "
@@ -51,12 +54,12 @@ def scaled_dot_product_attention(q: Any, k: Any, v: Any, *, causal: bool = False
                          "or floating-point numbers to add")
     factor = _default_scale(shapes[0][-1]) if scale is None else scale
     if mask is not None:
-        return MaskedAttention.apply(q, k, v, mask, causal=causal, scale=factor)
+        return MaskedAttention.apply(q, k, v, mask, causal=is_causal, scale=factor)
     if len(lead) != 2:
         q, k, v = (reshape(t, math.prod(lead), 1, *t.shape[-2:]) for t in (q, k, v))
-        mixed = Attention.apply(q, k, v, causal=causal, scale=factor, operands=operands)
+        mixed = Attention.apply(q, k, v, causal=is_causal, scale=factor, operands=operands)
         return reshape(mixed, *lead, shapes[0][-2], shapes[2][-1])
-    return Attention.apply(q, k, v, causal=causal, scale=factor, operands=operands)
+    return Attention.apply(q, k, v, causal=is_causal, scale=factor, operands=operands)
 
 
 def self_attention(qkv: Any, heads: int, *, causal: bool = False, scale: float | None = None, dropout: float = 0.0,

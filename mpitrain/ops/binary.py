@@ -175,15 +175,15 @@ def lerp(x: Any, end: Any, weight: Any) -> Tensor:
     return x + weight * (end - x)
 
 
-def addcmul(x: Any, first: Any, second: Any, *, value: float = 1) -> Tensor:
-    """x + value first second."""
-    made = as_tensor(first) * second
+def addcmul(x: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Tensor:
+    """x + value tensor1 tensor2."""
+    made = as_tensor(tensor1) * tensor2
     return as_tensor(x) + (made if value == 1 else made * value)
 
 
-def addcdiv(x: Any, first: Any, second: Any, *, value: float = 1) -> Tensor:
-    """x + value first / second."""
-    made = as_tensor(first) / second
+def addcdiv(x: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Tensor:
+    """x + value tensor1 / tensor2."""
+    made = as_tensor(tensor1) / tensor2
     return as_tensor(x) + (made if value == 1 else made * value)
 
 

@@ -99,9 +99,9 @@ def minimum(x: Any, y: Any) -> Tensor:
     return Minimum.apply(x, y)
 
 
-def clip(x: Any, low: float | None = None, high: float | None = None) -> Tensor:
-    """`x` limited to [low, high]; the gradient passes where x is inside, the limits included."""
-    return Clip.apply(x, low=low, high=high)
+def clip(x: Any, min: float | None = None, max: float | None = None) -> Tensor:
+    """`x` limited to [min, max]; the gradient passes where x is inside, the limits included."""
+    return Clip.apply(x, low=min, high=max)
 
 
 def where(condition: Any, x: Any, y: Any) -> Tensor:

@@ -54,10 +54,10 @@ def angle(x: Any) -> Tensor:
     return (Angle if x.dtype.kind == "c" else RealAngle).apply(x)
 
 
-def polar(absolute: Any, angle: Any) -> Tensor:
+def polar(abs: Any, angle: Any) -> Tensor:
     """absolute (cos angle + i sin angle)."""
     from mpitrain.ops.unary import cos, sin
-    return Complex.apply(absolute * cos(angle), absolute * sin(angle))
+    return Complex.apply(abs * cos(angle), abs * sin(angle))
 
 
 def view_as_real(x: Any) -> Tensor:

@@ -51,19 +51,19 @@ def einsum(equation: str, *operands: Any) -> Tensor:
     return x if order == tuple(range(len(order))) else transpose(x, order)
 
 
-def tensordot(x: Any, y: Any, dims: int | Sequence[Sequence[int]] = 2) -> Tensor:
-    """The sum over `dims`: so many of the last of x and the first of y, or two lists of dims. ShapeError where sizes differ."""
-    x, y = as_tensor(x), as_tensor(y)
+def tensordot(a: Any, b: Any, dims: int | Sequence[Sequence[int]] = 2) -> Tensor:
+    """The sum over `dims`: so many of the last of a and the first of b, or two lists of dims. ShapeError where sizes differ."""
+    a, b = as_tensor(a), as_tensor(b)
     if isinstance(dims, int):
-        if not 0 <= dims <= min(x.ndim, y.ndim):
-            raise ShapeError(f"tensordot: {dims} dims of shapes {x.shape} and {y.shape}")
-        dims = (range(x.ndim - dims, x.ndim), range(dims))
-    left, right = ([dim_of("tensordot", t, d) for d in ds] for t, ds in zip((x, y), dims))
-    if [x.shape[d] for d in left] != [y.shape[d] for d in right]:
-        raise ShapeError(f"tensordot: dims {left} of shape {x.shape} and dims {right} of shape {y.shape} differ in size")
-    of_x = tuple(range(x.ndim))
-    of_y = tuple(left[right.index(d)] if d in right else x.ndim + d for d in range(y.ndim))
-    return Contract.apply(x, y, spec=(of_x, of_y, (*[i for i in of_x if i not in of_y], *[i for i in of_y if i not in of_x])))
+        if not 0 <= dims <= min(a.ndim, b.ndim):
+            raise ShapeError(f"tensordot: {dims} dims of shapes {a.shape} and {b.shape}")
+        dims = (range(a.ndim - dims, a.ndim), range(dims))
+    left, right = ([dim_of("tensordot", t, d) for d in ds] for t, ds in zip((a, b), dims))
+    if [a.shape[d] for d in left] != [b.shape[d] for d in right]:
+        raise ShapeError(f"tensordot: dims {left} of shape {a.shape} and dims {right} of shape {b.shape} differ in size")
+    of_x = tuple(range(a.ndim))
+    of_y = tuple(left[right.index(d)] if d in right else a.ndim + d for d in range(b.ndim))
+    return Contract.apply(a, b, spec=(of_x, of_y, (*[i for i in of_x if i not in of_y], *[i for i in of_y if i not in of_x])))
 
 
 @lru_cache(512)

@@ -95,6 +95,9 @@ def astype(x: Any, dtype: Any) -> Tensor:
 
     ShapeError where an imaginary part would be lost.
     """
+    if isinstance(dtype, str) and dtype.split(":")[0] in ("cpu", "cuda"):
+        raise ShapeError(f"to: {dtype!r} is a device, expected a dtype; a model and all it computes are on one device, "
+                         "the one given to initialize() or train.device, and x.numpy() has the values on the host")
     x, wanted = as_tensor(x), dtype_of("astype", dtype)
     if x.dtype == wanted:
         return x
@@ -142,10 +145,10 @@ def ones(*size: Any, dtype: Any = "float32") -> Tensor:
     return Tensor(array_module().ones(_shape("ones", size), dtype_of("ones", dtype)))
 
 
-def full(size: Any, value: Any, dtype: Any = None) -> Tensor:
+def full(size: Any, fill_value: Any, dtype: Any = None) -> Tensor:
     """That shape, filled with one value, whose type says the dtype where none is given."""
-    value = raw(value)
-    return Tensor(array_module().full(_shape("full", (size,)), value, _kind("full", dtype, value)))
+    fill_value = raw(fill_value)
+    return Tensor(array_module().full(_shape("full", (size,)), fill_value, _kind("full", dtype, fill_value)))
 
 
 def eye(n: int, m: int | None = None, *, dtype: Any = "float32") -> Tensor:
@@ -199,9 +202,9 @@ def ones_like(x: Any, *, dtype: Any = None) -> Tensor:
     return _like("ones_like", x, None, 1, dtype)
 
 
-def full_like(x: Any, value: Any, *, dtype: Any = None) -> Tensor:
+def full_like(x: Any, fill_value: Any, *, dtype: Any = None) -> Tensor:
     """One value in the shape and dtype of x."""
-    return _like("full_like", x, None, raw(value), dtype)
+    return _like("full_like", x, None, raw(fill_value), dtype)
 
 
 def new_zeros(x: Any, *size: Any, dtype: Any = None) -> Tensor:
@@ -214,9 +217,9 @@ def new_ones(x: Any, *size: Any, dtype: Any = None) -> Tensor:
     return _like("new_ones", x, size, 1, dtype)
 
 
-def new_full(x: Any, size: Any, value: Any, *, dtype: Any = None) -> Tensor:
+def new_full(x: Any, size: Any, fill_value: Any, *, dtype: Any = None) -> Tensor:
     """One value in that shape, in the dtype of x."""
-    return _like("new_full", x, (size,), raw(value), dtype)
+    return _like("new_full", x, (size,), raw(fill_value), dtype)
 
 
 def _like(name: str, x: Any, size: tuple[Any, ...] | None, value: Any, dtype: Any) -> Tensor:

@@ -20,6 +20,7 @@ from mpitrain.ops.products import _square
 from mpitrain.ops.reduce import max as largest
 from mpitrain.ops.reduce import min as smallest
 from mpitrain.ops.reduce import sum as total
+from mpitrain.ops.results import Orthogonal, Singular, Spectrum
 from mpitrain.ops.shape import expand_dims, reshape
 
 __all__ = ["cond", "eigh", "eigvalsh", "matrix_norm", "matrix_rank", "pinv", "qr", "svd", "svdvals"]
@@ -64,13 +65,12 @@ class PseudoInverse(Function):
         return left + right - matmul(matmul(turned, grad), turned)
 
 
-def qr(a: Any, mode: str = "reduced") -> tuple[Tensor, Tensor]:
+def qr(a: Any, mode: str = "reduced") -> Orthogonal:
     """Orthogonal columns q and upper triangular r with q r = a (..., m, n). The gradient wants the mode "reduced", and m >= n."""
     a, = _floats("qr", a)
     if a.ndim < 2 or mode not in ("reduced", "complete"):
         raise ShapeError(f'qr: shape {a.shape} with mode "{mode}", expected matrices, and "reduced" or "complete"')
-    made: tuple[Tensor, Tensor] = QR.apply(a, mode=mode)
-    return made
+    return Orthogonal(*QR.apply(a, mode=mode))
 
 
 class QR(Function):
@@ -91,10 +91,9 @@ class QR(Function):
         return _turned(Solve.apply(r, _turned(by_q + matmul(q, both))))
 
 
-def eigh(a: Any, UPLO: str = "L") -> tuple[Tensor, Tensor]:       # noqa: N803  (PyTorch's name)
+def eigh(a: Any, UPLO: str = "L") -> Spectrum:       # noqa: N803  (PyTorch's name)
     """Eigenvalues, rising, and eigenvectors, in columns, of symmetric matrices; the gradient of vectors wants distinct values."""
-    made: tuple[Tensor, Tensor] = Eigen.apply(_square("eigh", *_floats("eigh", a)), side=UPLO)
-    return made
+    return Spectrum(*Eigen.apply(_square("eigh", *_floats("eigh", a)), side=UPLO))
 
 
 def eigvalsh(a: Any, UPLO: str = "L") -> Tensor:                  # noqa: N803
@@ -142,13 +141,13 @@ class SingularValues(Function):
         return ctx.xp.matmul(u * grad[..., None, :], v)
 
 
-def svd(a: Any, full_matrices: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+def svd(a: Any, full_matrices: bool = True) -> Singular:
     """u, s and v' with u diag(s) v' = a; without gradients (`svdvals` has them)."""
     a, = _floats("svd", a)
     if a.ndim < 2:
         raise ShapeError(f"svd: shape {a.shape}, expected matrices (..., m, n)")
     u, s, v = a.xp.linalg.svd(a.array, full_matrices=full_matrices)
-    return Tensor(u), Tensor(s), Tensor(v)
+    return Singular(Tensor(u), Tensor(s), Tensor(v))
 
 
 def matrix_norm(a: Any, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False) -> Tensor:

@@ -85,26 +85,26 @@ def diagflat(x: Any, offset: int = 0) -> Tensor:
     return diag_embed(reshape(x, -1) if x.size else reshape(x, 0), offset)
 
 
-def diagonal_scatter(x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """A copy of x whose diagonal is `source`; see `diagonal`."""
-    x, source = as_tensor(x), as_tensor(source)
+def diagonal_scatter(x: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """A copy of x whose diagonal is `src`; see `diagonal`."""
+    x, src = as_tensor(x), as_tensor(src)
     here = diagonal(x, offset, dim1, dim2)
-    if here.shape != source.shape:
-        raise ShapeError(f"diagonal_scatter: a source of shape {source.shape} for a diagonal of shape {here.shape}")
+    if here.shape != src.shape:
+        raise ShapeError(f"diagonal_scatter: a source of shape {src.shape} for a diagonal of shape {here.shape}")
     dims = dim_of("diagonal_scatter", x, dim1), dim_of("diagonal_scatter", x, dim2)
     sizes = x.shape[dims[0]], x.shape[dims[1]]
     chosen = DiagEmbed.apply(x.xp.ones(here.shape, bool), offset=offset, dims=dims, sizes=sizes)
-    return where(chosen, DiagEmbed.apply(source, offset=offset, dims=dims, sizes=sizes), x)
+    return where(chosen, DiagEmbed.apply(src, offset=offset, dims=dims, sizes=sizes), x)
 
 
-def select_scatter(x: Any, source: Any, dim: int, index: int) -> Tensor:
-    """A copy of x which is `source` at one place along `dim`."""
-    return _scattered("select_scatter", x, source, dim, index)
+def select_scatter(x: Any, src: Any, dim: int, index: int) -> Tensor:
+    """A copy of x which is `src` at one place along `dim`."""
+    return _scattered("select_scatter", x, src, dim, index)
 
 
-def slice_scatter(x: Any, source: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
-    """A copy of x which is `source` at start:end:step along `dim`."""
-    return _scattered("slice_scatter", x, source, dim, slice(start, end, step))
+def slice_scatter(x: Any, src: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
+    """A copy of x which is `src` at start:end:step along `dim`."""
+    return _scattered("slice_scatter", x, src, dim, slice(start, end, step))
 
 
 def _scattered(name: str, x: Any, source: Any, dim: int, places: Any) -> Tensor:

@@ -165,11 +165,12 @@ def getitem(x: Any, index: Any) -> Tensor:
 
 
 @numpy_names
-def take(x: Any, indices: Any, dim: int = 0) -> Tensor:
-    """The entries `indices` along `dim`; the dims of `indices` stand in for `dim`. DataError where one is out of range."""
-    return Take.apply(x, indices, dim=dim)
+def take(x: Any, index: Any, dim: int = 0) -> Tensor:
+    """The entries `index` along `dim`; the dims of `index` stand in for `dim`. DataError where one is out of range."""
+    return Take.apply(x, index, dim=dim)
 
 
+@numpy_names
 def embedding(indices: Any, weight: Any) -> Tensor:
     """Rows `indices` (...) of `weight` (V, D): (..., D). DataError (row, value) where an index is out of range."""
     return Embedding.apply(indices, weight)

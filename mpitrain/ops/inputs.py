@@ -71,7 +71,7 @@ def dim_of(name: str, x: Any, dim: Any, extra: int = 0) -> int:
     """`dim` counted from 0; an array without dims has one for this, as in PyTorch. ShapeError where it is none of x's."""
     n = max(len(x.shape) + extra, 1)
     try:
-        number = operator.index(dim)
+        number = operator.index(dim if not isinstance(dim, bool) else None)    # type: ignore[arg-type]
     except TypeError:
         raise ShapeError(f"{name}: dim is {dim!r}, expected an integer") from None
     if not -n <= number < n:
@@ -105,14 +105,28 @@ def sizes_of(name: str, given: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def numpy_names(function: F) -> F:
-    """Lets an op be called with NumPy's `axis` and `keepdims` in place of PyTorch's `dim` and `keepdim`."""
+    """Lets an op be called with NumPy's `axis` and `keepdims` in place of PyTorch's `dim` (or `dims`) and `keepdim`.
+
+    Arguments that it does not have are an ArgumentError, which says what PyTorch's are here.
+    """
+    code = function.__code__
+    arguments = code.co_varnames[:code.co_argcount + code.co_kwonlyargcount]
+    names = (("axis", "dims" if "dims" in arguments else "dim"), ("keepdims", "keepdim"))
+
     @functools.wraps(function)
     def op(*args: Any, **kwargs: Any) -> Any:
         if kwargs:
-            for theirs, ours in (("axis", "dim"), ("keepdims", "keepdim")):
+            for theirs, ours in names:
                 if theirs in kwargs:
                     if ours in kwargs:
                         raise ShapeError(f"{function.__name__}: {ours} and {theirs} were both given; they mean the same")
                     kwargs[ours] = kwargs.pop(theirs)
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            from mpitrain.ops.pytorch import misfit  # few calls are wrong
+            told = misfit(function.__name__, arguments, error)
+            if told is None:
+                raise
+            raise told from None
     return op  # type: ignore[return-value]

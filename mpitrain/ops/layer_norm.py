@@ -153,6 +153,9 @@ def _flat(values: Any) -> Any:
 
 
 def _check(name: str, x: Any, weight: Any, bias: Any) -> None:
+    if not hasattr(weight, "shape"):
+        raise ShapeError(f"{name}: the weight is {weight!r}, expected an array of the dims that are normalised, in place "
+                         f"of PyTorch's normalized_shape: ops.{name}(x, ops.ones({weight!r})) has no weights")
     shape = tuple(weight.shape)
     if not shape or tuple(x.shape)[-len(shape):] != shape:
         raise ShapeError(f"{name}: the weight has shape {shape}, the input {tuple(x.shape)} must end with it")

@@ -13,6 +13,7 @@ from mpitrain.kernels import pointwise, rows
 from mpitrain.ops.activation import sigmoid, softmax
 from mpitrain.ops.choice import signs, where
 from mpitrain.ops.elementwise import log
+from mpitrain.ops.inputs import numpy_names
 
 __all__ = ["binary_cross_entropy_with_logits", "cross_entropy", "cross_entropy_count", "element_count", "huber",
            "kl_divergence", "l1", "mse"]
@@ -189,13 +190,14 @@ def check_labels(flat: Array, classes: int, ignore: int | None, labels: Array) -
                         row=place // (flat.size // len(labels)) if labels.ndim else 0)
 
 
-def cross_entropy(logits: Any, labels: Any, *, label_smoothing: float = 0.0, ignore_index: int | None = None) -> Tensor:
-    """-log softmax(logits)[label], summed; logits (..., C), integer labels (...).
+@numpy_names
+def cross_entropy(input: Any, target: Any, *, label_smoothing: float = 0.0, ignore_index: int | None = None) -> Tensor:
+    """-log softmax(input)[target], summed; logits `input` (..., C), integer `target` (...).
 
     `label_smoothing` s mixes the label's distribution with the uniform one, s/C each. Labels equal to `ignore_index`
     count for nothing. Raises DataError (row, value) for other labels outside 0 ... C-1.
     """
-    return CrossEntropy.apply(logits, labels, smoothing=label_smoothing, ignore=ignore_index)
+    return CrossEntropy.apply(input, target, smoothing=label_smoothing, ignore=ignore_index)
 
 
 def cross_entropy_count(labels: Any, *, ignore_index: int | None = None) -> int:
@@ -226,9 +228,10 @@ def huber(prediction: Any, target: Any, delta: float = 1.0) -> Tensor:
     return Huber.apply(prediction, target, delta=delta)
 
 
-def binary_cross_entropy_with_logits(logits: Any, targets: Any) -> Tensor:
-    """Summed over all elements; targets are floats in 0 ... 1, of the shape of the logits."""
-    return BinaryCrossEntropy.apply(logits, targets)
+@numpy_names
+def binary_cross_entropy_with_logits(input: Any, target: Any) -> Tensor:
+    """Summed over all elements; `target` holds floats in 0 ... 1, `input` logits of its shape."""
+    return BinaryCrossEntropy.apply(input, target)
 
 
 def kl_divergence(log_q: Any, p: Any) -> Tensor:

@@ -15,6 +15,7 @@ from mpitrain.ops.diagonals import tril, triu
 from mpitrain.ops.inputs import as_tensor
 from mpitrain.ops.linalg import matmul
 from mpitrain.ops.products import _square
+from mpitrain.ops.results import SignAndLog
 from mpitrain.ops.shape import expand_dims, reshape, squeeze, swapaxes
 
 __all__ = ["cholesky", "cholesky_inverse", "cholesky_solve", "det", "inv", "logdet", "matrix_power", "slogdet", "solve",
@@ -144,10 +145,10 @@ def _cofactors(xp: Any, a: Array) -> Array:
     return sign[..., None, None] * xp.matmul(u.conj() * others[..., None, :], v.conj()) if n else a
 
 
-def slogdet(a: Any) -> tuple[Tensor, Tensor]:
+def slogdet(a: Any) -> SignAndLog:
     """The sign of the determinant, and the logarithm of its size; of real matrices."""
     found = SignLog.apply(_square("slogdet", *_floats("slogdet", a)))
-    return Tensor(found[0].array), found[1]
+    return SignAndLog(Tensor(found[0].array), found[1])
 
 
 def logdet(a: Any) -> Tensor:

@@ -47,27 +47,27 @@ class Flip(Function):
 
 
 @numpy_names
-def roll(x: Any, shifts: int | Sequence[int], dim: int | Sequence[int] | None = None) -> Tensor:
+def roll(x: Any, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Tensor:
     """`x` shifted along each dim by so many places; what leaves at one end enters at the other. Flat where no dim is given."""
     x = as_tensor(x)
     shifts = tuple(shifts) if isinstance(shifts, Sequence) else (shifts,)
-    if dim is None or (isinstance(dim, Sequence) and not dim):
+    if dims is None or (isinstance(dims, Sequence) and not dims):
         if len(shifts) != 1:
             raise ShapeError(f"roll: {len(shifts)} shifts and no dims; give as many dims")
         return reshape(Roll.apply(reshape(x, -1) if x.size else reshape(x, 0), shifts=shifts, dims=(0,)), x.shape)
     if not x.ndim:
-        raise ShapeError(f"roll: the input has no dims, and dim is {dim}; leave dim out")
-    dims = tuple(dim_of("roll", x, d) for d in (dim if isinstance(dim, Sequence) else (dim,)))
-    if len(dims) != len(shifts):
-        raise ShapeError(f"roll: {len(shifts)} shifts for {len(dims)} dims; give as many of them")
-    return Roll.apply(x, shifts=shifts, dims=dims)
+        raise ShapeError(f"roll: the input has no dims, and dims is {dims}; leave dims out")
+    found = tuple(dim_of("roll", x, d) for d in (dims if isinstance(dims, Sequence) else (dims,)))
+    if len(found) != len(shifts):
+        raise ShapeError(f"roll: {len(shifts)} shifts for {len(found)} dims; give as many of them")
+    return Roll.apply(x, shifts=shifts, dims=found)
 
 
 @numpy_names
-def flip(x: Any, dim: Any, *more: int) -> Tensor:
+def flip(x: Any, dims: Any, *more: int) -> Tensor:
     """`x` in reverse order along these dims."""
-    x, dims = as_tensor(x), sizes_of("flip", (dim, *more) if isinstance(dim, int) else (dim,))
-    return Flip.apply(x, dims=dims_of("flip", x, dims) if dims else ())
+    x, given = as_tensor(x), sizes_of("flip", (dims, *more) if isinstance(dims, int) else (dims,))
+    return Flip.apply(x, dims=dims_of("flip", x, given) if given else ())
 
 
 def fliplr(x: Any) -> Tensor:
@@ -111,9 +111,9 @@ def repeat(x: Any, *sizes: Any) -> Tensor:
     return reshape(broadcast_to(reshape(x, split), wide), tuple(a * b for a, b in zip(times, shape)))
 
 
-def tile(x: Any, *sizes: Any) -> Tensor:
+def tile(x: Any, *dims: Any) -> Tensor:
     """`repeat`, where missing numbers are 1, as NumPy's."""
-    x, times = as_tensor(x), sizes_of("tile", sizes)
+    x, times = as_tensor(x), sizes_of("tile", dims)
     return repeat(x, (1,) * (x.ndim - len(times)) + times)
 
 

@@ -53,12 +53,12 @@ def batch_norm_inference(x: Any, mean: Any, variance: Any, weight: Any = None, b
     return activation.relu(result) if relu else result
 
 
-def group_norm(x: Any, groups: int, weight: Any = None, bias: Any = None, *, eps: float = 1e-5) -> Tensor:
+def group_norm(x: Any, num_groups: int, weight: Any = None, bias: Any = None, *, eps: float = 1e-5) -> Tensor:
     """Normalises each sample of x (N, C, ...) over groups of neighbouring channels; weight and bias are (C,)."""
     _check_channels("group_norm", x, weight, bias)
-    if groups < 1 or x.shape[1] % groups:
-        raise ShapeError(f"group_norm: {x.shape[1]} channels cannot be split into {groups} groups")
-    return GroupNorm.apply(x, weight, bias, groups=groups, eps=eps)
+    if num_groups < 1 or x.shape[1] % num_groups:
+        raise ShapeError(f"group_norm: {x.shape[1]} channels cannot be split into {num_groups} groups")
+    return GroupNorm.apply(x, weight, bias, groups=num_groups, eps=eps)
 
 
 class BatchNorm(Function):

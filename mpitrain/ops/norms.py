@@ -79,12 +79,12 @@ def normalize(x: Any, p: float = 2.0, dim: Dims = 1, eps: float = 1e-12) -> Tens
     return x / clip(norm(x, p, dim, True), eps)
 
 
-def cdist(x: Any, y: Any, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
-    """(..., I, J): the p-norms of the differences of the rows of x (..., I, D) and y (..., J, D), each from its difference.
+def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
+    """(..., I, J): the p-norms of the differences of the rows of x1 (..., I, D) and x2 (..., J, D), each from its difference.
 
     `compute_mode` is PyTorch's choice between that and a product of matrices; differences are what is computed here.
     """
-    x, y = as_tensor(x), as_tensor(y)
-    if x.ndim < 2 or y.ndim < 2 or x.shape[-1] != y.shape[-1] or p < 0:
-        raise ShapeError(f"cdist: shapes {x.shape} and {y.shape} with p={p}; expected rows of one width, and p of at least 0")
-    return vector_norm(subtract(expand_dims(x, -2), swapaxes(expand_dims(y, -2), -2, -3)), p, -1)
+    x1, x2 = as_tensor(x1), as_tensor(x2)
+    if x1.ndim < 2 or x2.ndim < 2 or x1.shape[-1] != x2.shape[-1] or p < 0:
+        raise ShapeError(f"cdist: shapes {x1.shape} and {x2.shape} with p={p}; expected rows of one width, and p of at least 0")
+    return vector_norm(subtract(expand_dims(x1, -2), swapaxes(expand_dims(x2, -2), -2, -3)), p, -1)

@@ -8,7 +8,7 @@ from typing import Any
 
 from mpitrain.autograd import Tensor
 from mpitrain.backend import is_array
-from mpitrain.errors import GraphError
+from mpitrain.errors import GraphError, ShapeError
 from mpitrain.ops import choice, comparison, elementwise, index, linalg, reduce, shape
 from mpitrain.ops.activation import tanh
 from mpitrain.ops.inputs import numpy_names
@@ -22,7 +22,15 @@ def _swapped(op: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
 
 def _later(name: str) -> Callable[..., Any]:
     def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return getattr(sys.modules[__package__], name)(self, *args, **kwargs)
+        op = getattr(sys.modules[__package__], name)
+        try:
+            return op(self, *args, **kwargs)
+        except TypeError as error:
+            from mpitrain.ops.pytorch import misfit  # few calls are wrong
+            told = misfit(name, op.__code__.co_varnames[:op.__code__.co_argcount], error) if hasattr(op, "__code__") else None
+            if told is None:
+                raise
+            raise told from None
     method.__name__ = method.__qualname__ = name
     return method
 
@@ -114,7 +122,35 @@ def _extremum(name: str, pairwise: Callable[[Any, Any], Tensor]) -> Callable[...
     return method
 
 
+def unknown(self: Tensor, name: str) -> Any:
+    """Called where a tensor has no such attribute: says what PyTorch's is here."""
+    from mpitrain.ops.pytorch import TENSOR, hint_of_op, without  # few names are wrong
+    if hasattr(type(self), name):
+        return object.__getattribute__(self, name)         # a property whose own lines failed: its error
+    raise AttributeError(f"{without('a tensor', name, TENSOR)}{'' if name in TENSOR else hint_of_op(name)}")
+
+
+def _format(self: Tensor, spec: str) -> str:
+    """One value as a number is formatted; others only as they are printed."""
+    if not spec:
+        return str(self)
+    if self.size != 1:
+        raise ShapeError(f"format {spec!r} of a tensor of shape {self.shape}, expected one value; format x.tolist()")
+    return format(self.item(), spec)
+
+
+def _requires_grad(self: Tensor, requires_grad: bool = True) -> Tensor:
+    """Makes a leaf that has a gradient from here on, or has none; the tensor itself is returned."""
+    if self.edge is not None:
+        raise GraphError("requires_grad_: the tensor is the result of an operation, no leaf; x.detach() is outside the graph")
+    if requires_grad and self.dtype.kind not in "fc":
+        raise ShapeError(f"requires_grad_: only floating-point and complex arrays have gradients, not {self.dtype}")
+    self.requires_grad = requires_grad
+    return self
+
+
 METHODS |= {
+    "__getattr__": unknown, "__format__": _format, "requires_grad_": _requires_grad,
     "__eq__": _equals(comparison.equal, False), "__ne__": _equals(comparison.not_equal, True), "__hash__": object.__hash__,
     "max": _extremum("max", choice.maximum), "min": _extremum("min", choice.minimum),
     "mT": property(lambda self: shape.swapaxes(self, -1, -2)), "dim": lambda self: self.ndim, "numel": lambda self: self.size,

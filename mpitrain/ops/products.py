@@ -84,29 +84,29 @@ def _sum(name: str, x: Any, made: Tensor, beta: float, alpha: float) -> Tensor:
     return made + 0 * x.array.dtype.type(0) if beta == 0 else made + (x if beta == 1 else x * beta)
 
 
-def addmm(x: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """beta x + alpha a b, of matrices a and b; x broadcasts."""
-    return _sum("addmm", x, mm(a, b), beta, alpha)
+def addmm(x: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """beta x + alpha mat1 mat2, of matrices mat1 and mat2; x broadcasts."""
+    return _sum("addmm", x, mm(mat1, mat2), beta, alpha)
 
 
-def addmv(x: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """beta x + alpha a b, of a matrix a and a vector b; x broadcasts."""
-    return _sum("addmv", x, mv(a, b), beta, alpha)
+def addmv(x: Any, mat: Any, vec: Any, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """beta x + alpha mat vec, of a matrix and a vector; x broadcasts."""
+    return _sum("addmv", x, mv(mat, vec), beta, alpha)
 
 
-def addr(x: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """beta x + alpha a b', of vectors a and b; x broadcasts."""
-    return _sum("addr", x, outer(a, b), beta, alpha)
+def addr(x: Any, vec1: Any, vec2: Any, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """beta x + alpha vec1 vec2', of vectors vec1 and vec2; x broadcasts."""
+    return _sum("addr", x, outer(vec1, vec2), beta, alpha)
 
 
-def baddbmm(x: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """beta x + alpha a b, of as many matrices, (B, I, J) and (B, J, K); x broadcasts."""
-    return _sum("baddbmm", x, bmm(a, b), beta, alpha)
+def baddbmm(x: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """beta x + alpha batch1 batch2, of as many matrices, (B, I, J) and (B, J, K); x broadcasts."""
+    return _sum("baddbmm", x, bmm(batch1, batch2), beta, alpha)
 
 
-def addbmm(x: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Tensor:
+def addbmm(x: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """beta x + alpha times the sum of the products of as many matrices, (B, I, J) and (B, J, K); x broadcasts."""
-    return _sum("addbmm", x, total(bmm(a, b), 0), beta, alpha)
+    return _sum("addbmm", x, total(bmm(batch1, batch2), 0), beta, alpha)
 
 
 def kron(x: Any, y: Any) -> Tensor:

@@ -13,6 +13,7 @@ from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.kernels.random import random_words
 from mpitrain.ops.choice import minimum, where
 from mpitrain.ops.elementwise import exp
+from mpitrain.ops.inputs import numpy_names
 from mpitrain.ops.shape import reshape
 
 __all__ = ["celu", "elu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "prelu", "relu6", "rrelu", "selu", "softshrink",
@@ -125,16 +126,19 @@ class Threshold(Function):
         return where(x <= ctx.bound, 0.0, grad)
 
 
+@numpy_names
 def elu(x: Any, alpha: float = 1.0) -> Tensor:
     """x above 0, alpha (exp(x) - 1) below; Clevert et al., 2015."""
     return Elu.apply(x, alpha=alpha, width=1.0, scale=1.0)
 
 
+@numpy_names
 def selu(x: Any) -> Tensor:
     """The ELU with the scale and alpha that keep mean 0 and variance 1; Klambauer et al., 2017."""
     return Elu.apply(x, alpha=SELU_ALPHA, width=1.0, scale=SELU_SCALE)
 
 
+@numpy_names
 def celu(x: Any, alpha: float = 1.0) -> Tensor:
     """x above 0, alpha (exp(x / alpha) - 1) below; Barron, 2017. ConfigError where alpha is 0."""
     if alpha == 0:
@@ -142,43 +146,48 @@ def celu(x: Any, alpha: float = 1.0) -> Tensor:
     return Elu.apply(x, alpha=alpha, width=alpha, scale=1.0)
 
 
-def hardtanh(x: Any, low: float = -1.0, high: float = 1.0) -> Tensor:
-    """x limited to [low, high]; the gradient passes inside, not at the bounds as that of `clip` does."""
-    if not low <= high:
-        raise ConfigError(f"hardtanh: low is {low} and high {high}, expected low <= high; swap them")
-    return Hardtanh.apply(x, low=low, high=high)
+@numpy_names
+def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
+    """x limited to [min_val, max_val]; the gradient passes inside, not at the bounds as that of `clip` does."""
+    if not min_val <= max_val:
+        raise ConfigError(f"hardtanh: min_val is {min_val} and max_val {max_val}, expected min_val <= max_val; swap them")
+    return Hardtanh.apply(x, low=min_val, high=max_val)
 
 
+@numpy_names
 def relu6(x: Any) -> Tensor:
     """x limited to [0, 6]."""
     return Hardtanh.apply(x, low=0.0, high=6.0)
 
 
+@numpy_names
 def hardsigmoid(x: Any) -> Tensor:
     """min(max(x + 3, 0), 6) / 6."""
     return Hardsigmoid.apply(x)
 
 
+@numpy_names
 def hardswish(x: Any) -> Tensor:
     """x hardsigmoid(x); Howard et al.: "Searching for MobileNetV3", 2019."""
     return Hardswish.apply(x)
 
 
-def hardshrink(x: Any, width: float = 0.5) -> Tensor:
-    """0 where |x| <= width, else x."""
-    return Shrink.apply(x, width=width, by=0.0)
+def hardshrink(x: Any, lambd: float = 0.5) -> Tensor:
+    """0 where |x| <= lambd, else x."""
+    return Shrink.apply(x, width=lambd, by=0.0)
 
 
-def softshrink(x: Any, width: float = 0.5) -> Tensor:
-    """0 where |x| <= width, else x nearer to 0 by width. ConfigError where width is negative."""
-    if not width >= 0:
-        raise ConfigError(f"softshrink: width is {width}, expected at least 0")
-    return Shrink.apply(x, width=width, by=width)
+def softshrink(x: Any, lambd: float = 0.5) -> Tensor:
+    """0 where |x| <= lambd, else x nearer to 0 by lambd. ConfigError where lambd is negative."""
+    if not lambd >= 0:
+        raise ConfigError(f"softshrink: lambd is {lambd}, expected at least 0")
+    return Shrink.apply(x, width=lambd, by=lambd)
 
 
-def threshold(x: Any, bound: float, value: float) -> Tensor:
-    """x where x > bound, else value."""
-    return Threshold.apply(x, bound=bound, value=value)
+@numpy_names
+def threshold(x: Any, threshold: float, value: float) -> Tensor:
+    """x where x > threshold, else value."""
+    return Threshold.apply(x, bound=threshold, value=value)
 
 
 def prelu(x: Any, weight: Any) -> Tensor:
@@ -194,19 +203,20 @@ def prelu(x: Any, weight: Any) -> Tensor:
     return where((x.array if isinstance(x, Tensor) else x) > 0, x, slope * x)
 
 
-def rrelu(x: Any, layer: str, low: float = 1 / 8, high: float = 1 / 3) -> Tensor:
-    """x, or s x where x <= 0, with s uniform in [low, high), one for each element of x (B, ...); Xu et al., 2015.
+@numpy_names
+def rrelu(x: Any, layer: str, lower: float = 1 / 8, upper: float = 1 / 3) -> Tensor:
+    """x, or s x where x <= 0, with s uniform in [lower, upper), one for each element of x (B, ...); Xu et al., 2015.
 
     The numbers are drawn from the current random scope under the name `layer`, as those of `ops.dropout` are. In eval, use
-    `leaky_relu` with the mean of low and high.
+    `leaky_relu` with the mean of lower and upper.
     """
-    if not low <= high:
-        raise ConfigError(f"rrelu: low is {low} and high {high}, expected low <= high; swap them")
+    if not lower <= upper:
+        raise ConfigError(f"rrelu: lower is {lower} and upper {upper}, expected lower <= upper; swap them")
     if not len(x.shape):
         raise ShapeError("rrelu: the input has no dims, expected (B, ...)")
     array = x.array if isinstance(x, Tensor) else x
     xp = x.xp if isinstance(x, Tensor) else Tensor(x).xp
     rows = current().rows(len(array), xp)
     words = random_words(rows, current().key(layer), array.size // max(len(array), 1))
-    slope = (low + (high - low) * (words.astype("float64") / 2.0 ** 32)).astype(array.dtype).reshape(array.shape)
+    slope = (lower + (upper - lower) * (words.astype("float64") / 2.0 ** 32)).astype(array.dtype).reshape(array.shape)
     return where(array > 0, x, x * slope)

@@ -183,7 +183,7 @@ def min(x: Any, dim: Given = None, keepdim: bool = False) -> Tensor:
 
 
 @numpy_names
-def var(x: Any, dim: Given = None, keepdim: bool = False, correction: int = 1) -> Tensor:
+def var(x: Any, dim: Given = None, *, keepdim: bool = False, correction: int = 1) -> Tensor:
     """The variance: squared distances from the mean, summed and divided by ``count - correction``."""
     return Variance.apply(x, dim=reduced("var", x, dim), keepdim=keepdim, correction=correction)
 

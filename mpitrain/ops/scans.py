@@ -13,6 +13,7 @@ from mpitrain.ops.comparison import not_equal
 from mpitrain.ops.elementwise import add, subtract
 from mpitrain.ops.inputs import as_tensor, dim_of, float_tensor, numpy_names, raw
 from mpitrain.ops.reduce import sum as total
+from mpitrain.ops.results import Places
 from mpitrain.ops.scattering import gather
 from mpitrain.ops.shape import concatenate, reshape, stack, swapaxes
 
@@ -126,23 +127,23 @@ def logcumsumexp(x: Any, dim: int) -> Tensor:
 
 
 @numpy_names
-def cummax(x: Any, dim: int) -> tuple[Tensor, Tensor]:
+def cummax(x: Any, dim: int) -> Places:
     """The largest value so far along `dim`, and where it is (int64), the last place at a tie."""
     return _extremum("cummax", as_tensor(x), dim, False)
 
 
 @numpy_names
-def cummin(x: Any, dim: int) -> tuple[Tensor, Tensor]:
+def cummin(x: Any, dim: int) -> Places:
     """The smallest value so far along `dim`, and where it is (int64), the last place at a tie."""
     return _extremum("cummin", as_tensor(x), dim, True)
 
 
-def _extremum(name: str, x: Tensor, dim: Any, smallest: bool) -> tuple[Tensor, Tensor]:
+def _extremum(name: str, x: Tensor, dim: Any, smallest: bool) -> Places:
     dim = dim_of(name, x, dim)
     if not x.ndim:
-        return add(x, 0), Tensor(x.xp.zeros((), "int64"))
+        return Places(add(x, 0), Tensor(x.xp.zeros((), "int64")))
     places = kernels.cumextremum(x.array, dim, smallest)
-    return gather(x, dim, places), Tensor(places)
+    return Places(gather(x, dim, places), Tensor(places))
 
 
 @numpy_names

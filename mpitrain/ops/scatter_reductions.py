@@ -71,8 +71,8 @@ class ScatterProduct(Function):
 
 
 @numpy_names
-def scatter_reduce(x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True) -> Tensor:
-    """A copy of x, reduced with `source` at the places of `index` along `dim`: "sum", "prod", "mean", "amin" or "amax".
+def scatter_reduce(x: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Tensor:
+    """A copy of x, reduced with `src` at the places of `index` along `dim`: "sum", "prod", "mean", "amin" or "amax".
 
     Without `include_self` what x has at those places does not count. Equal extrema share the gradient equally.
     """
@@ -80,7 +80,7 @@ def scatter_reduce(x: Any, dim: int, index: Any, source: Any, reduce: str, *, in
         raise ShapeError(f"scatter_reduce: reduce is {reduce!r}, expected one of {', '.join(KINDS)}")
     x = as_tensor(x)
     shape = x.shape
-    wide, dim, index, source = checked("scatter_reduce", x, dim, index, as_tensor(source))
+    wide, dim, index, src = checked("scatter_reduce", x, dim, index, as_tensor(src))
     if not index.size:
         return x + 0
     places = grid(wide.xp, index, dim)
@@ -88,11 +88,11 @@ def scatter_reduce(x: Any, dim: int, index: Any, source: Any, reduce: str, *, in
         start = {"sum": 0, "mean": 0, "prod": 1, "amin": float("inf"), "amax": float("-inf")}[reduce]
         wide = Put.apply(wide, start, index=places)
     if reduce in ("amin", "amax"):
-        made = ScatterExtremum.apply(wide, index, source, dim=dim, ufunc="minimum" if reduce == "amin" else "maximum")
+        made = ScatterExtremum.apply(wide, index, src, dim=dim, ufunc="minimum" if reduce == "amin" else "maximum")
     elif reduce == "prod":
-        made = ScatterProduct.apply(wide, index, source, dim=dim)
+        made = ScatterProduct.apply(wide, index, src, dim=dim)
     else:
-        made = scatter_add(wide, dim, index, source)
+        made = scatter_add(wide, dim, index, src)
         if reduce == "mean":
             count = wide.xp.full(wide.shape, int(include_self), wide.dtype)
             wide.xp.add.at(count, places, count.dtype.type(1))

@@ -136,29 +136,29 @@ def gather(x: Any, dim: int, index: Any) -> Tensor:
 
 
 @numpy_names
-def scatter_add(x: Any, dim: int, index: Any, source: Any) -> Tensor:
-    """A copy of x with `source` added at x[index[i, j], j] for dim 0 of two, and so on; sums in the order of the index."""
+def scatter_add(x: Any, dim: int, index: Any, src: Any) -> Tensor:
+    """A copy of x with `src` added at x[index[i, j], j] for dim 0 of two, and so on; sums in the order of the index."""
     x = as_tensor(x)
     shape = x.shape
-    wide, dim, index, source = checked("scatter_add", x, dim, index, as_tensor(source))
+    wide, dim, index, src = checked("scatter_add", x, dim, index, as_tensor(src))
     if not index.size:
         return x + 0
-    return reshape(Scatter.apply(wide, index, source, dim=dim, add=True), shape)
+    return reshape(Scatter.apply(wide, index, src, dim=dim, add=True), shape)
 
 
 @numpy_names
-def scatter(x: Any, dim: int, index: Any, source: Any = None, *, value: Any = None, reduce: str | None = None) -> Tensor:
-    """A copy of x with `source`, or the number `value`, at x[index[i, j], j] for dim 0 of two, and so on.
+def scatter(x: Any, dim: int, index: Any, src: Any = None, *, value: Any = None, reduce: str | None = None) -> Tensor:
+    """A copy of x with `src`, or the number `value`, at x[index[i, j], j] for dim 0 of two, and so on.
 
     Of several at one place the last one counts; `reduce` "add" adds all of them.
     """
     x = as_tensor(x)
     shape = x.shape
-    if (source is None) == (value is None):
+    if (src is None) == (value is None):
         raise ShapeError("scatter: give a source or a value, one of them")
-    given = value if source is None else source
+    given = value if src is None else src
     tensor = None if isinstance(given, int | float) else as_tensor(given)
-    wide, dim, index, tensor = checked("scatter", x, dim, index, tensor if source is not None else None)
+    wide, dim, index, tensor = checked("scatter", x, dim, index, tensor if src is not None else None)
     given = fitting("scatter", given, x.dtype) if tensor is None else tensor
     if not index.size:
         return x + 0

@@ -155,12 +155,13 @@ def transpose(x: Any, *dims: Any) -> Tensor:
     return Transpose.apply(x, dims=order)
 
 
-def swapaxes(x: Any, a: int, b: int) -> Tensor:
+def swapaxes(x: Any, dim0: int, dim1: int) -> Tensor:
+    """`x` with two of its dims in each other's place."""
     order = list(range(len(x.shape)))
-    for dim in (a, b):
+    for dim in (dim0, dim1):
         if not -len(order) <= dim < len(order):
             raise ShapeError(f"swapaxes: dim {dim} of an array with {len(order)} dims, shape {tuple(x.shape)}")
-    order[a], order[b] = order[b], order[a]
+    order[dim0], order[dim1] = order[dim1], order[dim0]
     return Transpose.apply(x, dims=tuple(order))
 
 
@@ -211,9 +212,9 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> Tensor:
 
 
 @numpy_names
-def split(x: Any, sizes: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+def split(x: Any, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     """Views of consecutive parts along `dim`: of the given sizes, or of one size (the last may be smaller)."""
-    shape = x.shape
+    shape, sizes = x.shape, split_size_or_sections
     if not -len(shape) <= dim < len(shape):
         raise ShapeError(f"split: dim {dim} of an array with {len(shape)} dims, shape {shape}")
     n = shape[dim]
@@ -228,7 +229,7 @@ def split(x: Any, sizes: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...
     return Split.apply(x, sizes=tuple(sizes), dim=dim % len(shape))
 
 
-def pad(x: Any, widths: Sequence[Any], mode: str = "constant", value: float | None = None) -> Tensor:
+def pad(x: Any, pad: Sequence[Any], mode: str = "constant", value: float | None = None) -> Tensor:
     """`x` with more around it, or less where a width is negative: one pair (before, after) for each dim of x.
 
     Or PyTorch's way: one flat list of integers, two for the last dim, two for the one before, and so on, for as many dims as it
@@ -236,7 +237,7 @@ def pad(x: Any, widths: Sequence[Any], mode: str = "constant", value: float | No
     and the last, which are not repeated; "replicate", the first and the last; "circular", those of the other end. ShapeError
     where the widths do not fit x, or there is not enough to reflect.
     """
-    pairs = _width_pairs(x, widths)
+    pairs = _width_pairs(x, pad)
     if mode != "constant":
         if value is not None:
             raise ShapeError(f'pad: value is {value}, which mode "{mode}" does not use; leave it out')

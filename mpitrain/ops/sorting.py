@@ -9,6 +9,7 @@ from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import lines as kernels
 from mpitrain.ops.inputs import as_array, as_tensor, dim_of, integers, numpy_names
+from mpitrain.ops.results import Places
 from mpitrain.ops.scattering import gather
 from mpitrain.ops.shape import reshape, squeeze, stack
 
@@ -17,14 +18,14 @@ __all__ = ["argsort", "argwhere", "bincount", "bucketize", "kthvalue", "median",
 
 
 @numpy_names
-def sort(x: Any, dim: int = -1, descending: bool = False, stable: bool = True) -> tuple[Tensor, Tensor]:
+def sort(x: Any, dim: int = -1, descending: bool = False, stable: bool = True) -> Places:
     """The values along `dim` in order, and where they came from (int64); NaN counts as the largest. Always stable."""
     x = as_tensor(x)
     dim = dim_of("sort", x, dim)
     if not x.ndim:
-        return x + 0, Tensor(x.xp.zeros((), "int64"))
+        return Places(x + 0, Tensor(x.xp.zeros((), "int64")))
     places = kernels.order(x.array, dim, descending)
-    return gather(x, dim, places), Tensor(places)
+    return Places(gather(x, dim, places), Tensor(places))
 
 
 @numpy_names
@@ -41,7 +42,7 @@ def msort(x: Any) -> Tensor:
 
 
 @numpy_names
-def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
+def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Places:
     """The k largest (or smallest) values along `dim` in order, and where they are (int64); the first ones of equal values."""
     x = as_tensor(x)
     dim = dim_of("topk", x, dim)
@@ -50,25 +51,25 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
     if not 0 <= k <= n:
         raise ShapeError(f"topk: k is {k}, and dim {dim} of shape {x.shape} has {n} values")
     if not x.ndim:
-        return (x + 0, Tensor(x.xp.zeros((), "int64"))) if k else (reshape(x, 1)[:0], Tensor(x.xp.zeros(0, "int64")))
+        return Places(x + 0 if k else reshape(x, 1)[:0], Tensor(x.xp.zeros(() if k else 0, "int64")))
     places = x.xp.moveaxis(kernels.extreme(x.xp.moveaxis(x.array, dim, -1), k, largest), -1, dim)
-    return gather(x, dim, places), Tensor(places)
+    return Places(gather(x, dim, places), Tensor(places))
 
 
-def _at_rank(name: str, x: Tensor, dim: Any, keepdim: bool, rank: Any) -> tuple[Tensor, Tensor]:
+def _at_rank(name: str, x: Tensor, dim: Any, keepdim: bool, rank: Any) -> Places:
     """The value of that rank along `dim`, and its place; `rank` is a number, or an array with a place for each."""
     dim = dim_of(name, x, dim)
     if not x.ndim:
-        return x + 0, Tensor(x.xp.zeros((), "int64"))
+        return Places(x + 0, Tensor(x.xp.zeros((), "int64")))
     shape = tuple(1 if d == dim else n for d, n in enumerate(x.shape))
     ranks = x.xp.broadcast_to(x.xp.asarray(rank, dtype="int64"), shape)
     places = x.xp.moveaxis(kernels.place_of_rank(*(x.xp.moveaxis(a, dim, -1) for a in (x.array, ranks))), -1, dim)
     values = gather(x, dim, places)
-    return (values, Tensor(places)) if keepdim else (squeeze(values, dim), Tensor(places.squeeze(dim)))
+    return Places(values, Tensor(places)) if keepdim else Places(squeeze(values, dim), Tensor(places.squeeze(dim)))
 
 
 @numpy_names
-def kthvalue(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+def kthvalue(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Places:
     """The k-th smallest value along `dim`, from 1 on, and where it is (int64)."""
     x = as_tensor(x)
     n = x.shape[dim_of("kthvalue", x, dim)] if x.ndim else 1
@@ -89,7 +90,7 @@ def _middle(name: str, x: Any, dim: int | None, keepdim: bool, nan_wins: bool) -
         missing = (flat.array != flat.array).sum(axis=at, keepdims=True)
         rank = x.xp.where(missing > 0, n - missing, rank) if nan_wins else x.xp.maximum((n - missing - 1) // 2, 0)
     values, places = _at_rank(name, flat, at, keepdim and dim is not None, rank)
-    return values if dim is None else (values, places)
+    return values if dim is None else Places(values, places)
 
 
 @numpy_names
@@ -133,7 +134,7 @@ def _quantiles(name: str, x: Any, q: Any, dim: int | None, keepdim: bool, interp
         low, high = gather(ordered, at, below), gather(ordered, at, above)
         weight: Any = 0.5
         if interpolation == "linear":
-            weight = reshape(given, given.size)[i] * steps - below.astype(x.dtype) if given.requires_grad else place - below
+            weight = (reshape(given, given.size)[i] * steps if given.requires_grad else place) - below.astype(x.dtype)
         rows.append(low if interpolation in ("lower", "nearest") else high if interpolation == "higher"
                     else low + (high - low) * weight)
     if keepdim:

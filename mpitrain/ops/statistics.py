@@ -18,6 +18,7 @@ from mpitrain.ops.reduce import max as largest
 from mpitrain.ops.reduce import mean, var
 from mpitrain.ops.reduce import min as smallest
 from mpitrain.ops.reduce import sum as total
+from mpitrain.ops.results import Places, Range
 from mpitrain.ops.scans import cumprod
 from mpitrain.ops.scattering import gather
 from mpitrain.ops.shape import concatenate, reshape, transpose
@@ -76,10 +77,10 @@ def _over(x: Any, dim: Dims, name: str) -> tuple[Tensor, tuple[int, ...] | None]
 
 
 @numpy_names
-def std(x: Any, dim: Dims = None, keepdim: bool = False, correction: int = 1) -> Tensor:
+def std(x: Any, dim: Dims = None, *, keepdim: bool = False, correction: int = 1) -> Tensor:
     """The standard deviation, the root of `var`; its gradient is 0 where it is 0."""
     x, dims = _over(x, dim, "std")
-    return _root(var(x, dims, keepdim, correction))
+    return _root(var(x, dims, keepdim=keepdim, correction=correction))
 
 
 def _root(squares: Tensor) -> Tensor:
@@ -89,16 +90,16 @@ def _root(squares: Tensor) -> Tensor:
 
 
 @numpy_names
-def var_mean(x: Any, dim: Dims = None, keepdim: bool = False, correction: int = 1) -> tuple[Tensor, Tensor]:
+def var_mean(x: Any, dim: Dims = None, *, keepdim: bool = False, correction: int = 1) -> tuple[Tensor, Tensor]:
     """The variance and the mean."""
     x, dims = _over(x, dim, "var_mean")
-    return var(x, dims, keepdim, correction), mean(x, dims, keepdim)
+    return var(x, dims, keepdim=keepdim, correction=correction), mean(x, dims, keepdim)
 
 
 @numpy_names
-def std_mean(x: Any, dim: Dims = None, keepdim: bool = False, correction: int = 1) -> tuple[Tensor, Tensor]:
+def std_mean(x: Any, dim: Dims = None, *, keepdim: bool = False, correction: int = 1) -> tuple[Tensor, Tensor]:
     """The standard deviation and the mean."""
-    return std(x, dim, keepdim, correction), mean(x, dims_of("std_mean", as_tensor(x), dim), keepdim)
+    return std(x, dim, keepdim=keepdim, correction=correction), mean(x, dims_of("std_mean", as_tensor(x), dim), keepdim)
 
 
 @numpy_names
@@ -167,30 +168,30 @@ def argmin(x: Any, dim: int | None = None, keepdim: bool = False) -> Tensor:
     return _arg("argmin", x, dim, keepdim)
 
 
-def _with_index(name: str, x: Any, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
+def _with_index(name: str, x: Any, dim: int, keepdim: bool) -> Places:
     x = as_tensor(x)
     places = _arg(name, x, dim, True)
     values = gather(x, dim_of(name, x, dim), places)
     if not keepdim and x.ndim:
         shape = tuple(n for d, n in enumerate(x.shape) if d != dim_of(name, x, dim))
-        return reshape(values, shape), Tensor(places.array.reshape(shape))
-    return values, places
+        return Places(reshape(values, shape), Tensor(places.array.reshape(shape)))
+    return Places(values, places)
 
 
 @numpy_names
-def max_with_index(x: Any, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+def max_with_index(x: Any, dim: int, keepdim: bool = False) -> Places:
     """The largest values along `dim`, and where they are, the first place at a tie: what PyTorch's x.max(dim) gives."""
     return _with_index("argmax", x, dim, keepdim)
 
 
 @numpy_names
-def min_with_index(x: Any, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+def min_with_index(x: Any, dim: int, keepdim: bool = False) -> Places:
     """The smallest values along `dim`, and where they are, the first place at a tie: what PyTorch's x.min(dim) gives."""
     return _with_index("argmin", x, dim, keepdim)
 
 
 @numpy_names
-def aminmax(x: Any, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+def aminmax(x: Any, *, dim: int | None = None, keepdim: bool = False) -> Range:
     """The smallest and the largest value; equal ones share the gradient equally."""
     x, dims = _over(x, dim, "aminmax")
-    return smallest(x, dims, keepdim), largest(x, dims, keepdim)
+    return Range(smallest(x, dims, keepdim), largest(x, dims, keepdim))

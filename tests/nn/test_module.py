@@ -291,7 +291,7 @@ def test_a_parameter_before_initialize_says_what_to_do():
     weight = Parameter((3, 4), init.zeros)
     assert weight.shape == (3, 4) and weight.ndim == 2 and weight.size == 12 and len(weight) == 3
     assert repr(weight) == 'Parameter("", shape=(3, 4), no memory yet)'
-    with pytest.raises(GraphError, match=r'parameter "" of shape \(3, 4\) has no memory yet; call initialize\(\)'):
+    with pytest.raises(GraphError, match=r'a parameter of shape \(3, 4\) has no memory yet; call initialize\(\)'):
         weight.array  # noqa: B018
     with pytest.raises(GraphError, match="no memory yet"):
         Linear(3, 4)(np.ones((1, 3), np.float32))

@@ -33,7 +33,7 @@ def inputs(b, h, n, s, d, e):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 def test_attention_equals_pytorch(shape, causal):
-    check(lambda q, k, v: ops.scaled_dot_product_attention(q, k, v, causal=causal), torch_attention(is_causal=causal),
+    check(lambda q, k, v: ops.scaled_dot_product_attention(q, k, v, is_causal=causal), torch_attention(is_causal=causal),
           *inputs(*shape))
 
 
@@ -46,18 +46,18 @@ def test_the_scale_can_be_chosen(scale):
 @pytest.mark.parametrize("shape", [(2, 3, 5, 7), (5, 7), (2, 1, 1, 7), (1, 3, 5, 7)], ids=str)
 def test_masks_hide_or_shift_scores(shape):
     sizes = inputs(2, 3, 5, 7, 4, 4)
-    check(lambda q, k, v, m: ops.scaled_dot_product_attention(q, k, v, mask=m), torch_attention(), *sizes, normal(*shape))
+    check(lambda q, k, v, m: ops.scaled_dot_product_attention(q, k, v, attn_mask=m), torch_attention(), *sizes, normal(*shape))
     seen = normal(*shape) > -0.3
     seen[..., 0] = True
-    check(lambda q, k, v, m: ops.scaled_dot_product_attention(q, k, v, mask=m), torch_attention(), *sizes, seen)
+    check(lambda q, k, v, m: ops.scaled_dot_product_attention(q, k, v, attn_mask=m), torch_attention(), *sizes, seen)
 
 
 def test_causal_and_a_mask_together_hide_what_either_hides():
     q, k, v = (normal(1, 2, 6, 3, seed=i) for i in range(3))
     seen = normal(6, 6, seed=5) > 0
     np.fill_diagonal(seen, True)
-    both = ops.scaled_dot_product_attention(q, k, v, causal=True, mask=seen).array
-    one = ops.scaled_dot_product_attention(q, k, v, mask=seen & np.tri(6, dtype=bool)).array
+    both = ops.scaled_dot_product_attention(q, k, v, is_causal=True, attn_mask=seen).array
+    one = ops.scaled_dot_product_attention(q, k, v, attn_mask=seen & np.tri(6, dtype=bool)).array
     np.testing.assert_allclose(both, one, atol=1e-14)
 
 
@@ -65,26 +65,26 @@ def test_a_query_that_may_look_nowhere_gets_zeros():
     q, k, v = (normal(1, 1, 3, 2, seed=i) for i in range(3))
     seen = np.ones((3, 3), bool)
     seen[1] = False
-    result = ops.scaled_dot_product_attention(q, k, v, mask=seen).array[0, 0]
+    result = ops.scaled_dot_product_attention(q, k, v, attn_mask=seen).array[0, 0]
     assert not result[1].any() and np.abs(result[[0, 2]]).min() > 0
 
 
 def test_a_nan_score_shows_and_large_scores_do_not_overflow():
     q, k, v = (normal(1, 1, 4, 2, seed=i) for i in range(3))
     k[0, 0, 2] = np.nan
-    result = ops.scaled_dot_product_attention(q, k, v, causal=True).array[0, 0]
+    result = ops.scaled_dot_product_attention(q, k, v, is_causal=True).array[0, 0]
     assert np.isfinite(result[:2]).all() and np.isnan(result[2:]).all()
     assert np.isfinite(ops.scaled_dot_product_attention(q * 1e4, v, v).array).all()
 
 
 def test_attention_passes_the_gradient_check():
     for shape in ((2, 2, 5, 5, 3, 4), (1, 1, 1, 1, 1, 1)):
-        check_gradient(lambda q, k, v: ops.scaled_dot_product_attention(q, k, v, causal=True), *inputs(*shape))
+        check_gradient(lambda q, k, v: ops.scaled_dot_product_attention(q, k, v, is_causal=True), *inputs(*shape))
 
 
 def test_attention_takes_any_number_of_leading_dims():
     for leading in ((), (3,), (2, 1, 3, 2)):
-        check(lambda q, k, v: ops.scaled_dot_product_attention(q, k, v, causal=True), torch_attention(is_causal=True),
+        check(lambda q, k, v: ops.scaled_dot_product_attention(q, k, v, is_causal=True), torch_attention(is_causal=True),
               (*leading, 5, 3), (*leading, 5, 3), (*leading, 5, 4))
 
 
@@ -104,18 +104,18 @@ def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(ShapeError, match=r"expected q \(..., L, D\), k \(..., S, D\) and v \(..., S, E\), found \(2, 3, 5, 4\)"):
         ops.scaled_dot_product_attention(q, q[..., :3], q)
     with pytest.raises(ShapeError, match=r"the mask has shape \(4, 5\), expected one that broadcasts to \(2, 3, 5, 5\)"):
-        ops.scaled_dot_product_attention(q, q, q, mask=np.ones((4, 5), bool))
+        ops.scaled_dot_product_attention(q, q, q, attn_mask=np.ones((4, 5), bool))
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0])
 def test_a_boolean_mask_hides_keys_whatever_the_scale(scale: float) -> None:
     q, k, v = (normal(1, 1, 4, 3, seed=seed) for seed in range(3))
     mask = np.tril(np.ones((4, 4), bool))
-    found = ops.scaled_dot_product_attention(q, k, v, mask=mask, scale=scale).array
-    np.testing.assert_allclose(found, ops.scaled_dot_product_attention(q, k, v, causal=True, scale=scale).array, rtol=1e-12)
+    found = ops.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).array
+    np.testing.assert_allclose(found, ops.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).array, rtol=1e-12)
 
 
 def test_a_mask_of_integers_is_refused() -> None:
     q = normal(1, 1, 4, 3)
     with pytest.raises(ShapeError, match="the mask is int64, expected bool, True where a query may look, or float"):
-        ops.scaled_dot_product_attention(q, q, q, mask=np.ones((4, 4), np.int64))
+        ops.scaled_dot_product_attention(q, q, q, attn_mask=np.ones((4, 4), np.int64))

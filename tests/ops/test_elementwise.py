@@ -49,7 +49,7 @@ def test_log_and_sqrt_equal_torch(shape: tuple[int, ...]) -> None:
     (lambda x: ops.gelu(x, approximate="tanh"), lambda x: torch.nn.functional.gelu(x, approximate="tanh")),
     (ops.silu, "nn.functional.silu"), (ops.softplus, lambda x: torch.logaddexp(x, torch.zeros_like(x))),
     (ops.leaky_relu, "nn.functional.leaky_relu"),
-    (lambda x: ops.leaky_relu(x, slope=1.5), lambda x: torch.nn.functional.leaky_relu(x, 1.5)),
+    (lambda x: ops.leaky_relu(x, negative_slope=1.5), lambda x: torch.nn.functional.leaky_relu(x, 1.5)),
 ], ids=["gelu", "gelu_tanh", "silu", "softplus", "leaky_relu", "steep_leaky_relu"])
 def test_activations_equal_torch(ours: Any, theirs: Any, shape: tuple[int, ...]) -> None:
     check(ours, theirs, 4 * normal(*shape))

@@ -33,7 +33,7 @@ def plain(q, k, v, grad, causal, scale):
 
 def ours(q, k, v, grad, causal, scale, operands=""):
     tensors = [Tensor(x, requires_grad=True) for x in (q, k, v)]
-    result = ops.scaled_dot_product_attention(*tensors, causal=causal, scale=scale, operands=operands)
+    result = ops.scaled_dot_product_attention(*tensors, is_causal=causal, scale=scale, operands=operands)
     run_backward(result, grad)
     return result.array, *(t.grad for t in tensors)
 
@@ -146,7 +146,7 @@ def test_only_the_gradients_asked_for_are_made():
     wanted = ours(q, k, v, grad, True, 0.5)[1:]
     for i in range(3):
         tensors = [Tensor(x, requires_grad=i == j) for j, x in enumerate((q, k, v))]
-        run_backward(ops.scaled_dot_product_attention(*tensors, causal=True, scale=0.5), grad)
+        run_backward(ops.scaled_dot_product_attention(*tensors, is_causal=True, scale=0.5), grad)
         assert [t.grad is not None for t in tensors] == [i == j for j in range(3)]
         assert np.array_equal(tensors[i].grad, wanted[i])
 

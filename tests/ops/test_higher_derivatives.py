@@ -152,12 +152,12 @@ CASES |= {
     "subsample2d": case(lambda x: ops.subsample2d(x, 2, (1, 0)) ** 3.0, lambda x: F.pad(x[..., ::2, ::2],
                                                                                             (0,) * 4 + (1, 0)) ** 3.0, IMAGES),
     "attention": case(ops.scaled_dot_product_attention, torch_attention, Q, K, V),
-    "causal attention": case(lambda q, k, v: ops.scaled_dot_product_attention(q, k, v, causal=True), lambda q, k, v:
+    "causal attention": case(lambda q, k, v: ops.scaled_dot_product_attention(q, k, v, is_causal=True), lambda q, k, v:
                              torch_attention(q, k, v, torch.full((3, 5), -torch.inf, dtype=q.dtype).triu(1)), Q, K, V),
-    "attention with a mask": case(lambda q, k, v: ops.scaled_dot_product_attention(q, k, v, mask=MASK), lambda q, k, v:
+    "attention with a mask": case(lambda q, k, v: ops.scaled_dot_product_attention(q, k, v, attn_mask=MASK), lambda q, k, v:
                                   torch_attention(q, k, v, torch.tensor(np.where(MASK, 0.0, -np.inf))), Q, K, V),
-    "attention with a trained mask": case(lambda q, k, v, m: ops.scaled_dot_product_attention(q, k, v, mask=m), torch_attention,
-                                          Q, K, V, normal(3, 5)),
+    "attention with a trained mask": case(lambda q, k, v, m: ops.scaled_dot_product_attention(q, k, v, attn_mask=m),
+                                          torch_attention, Q, K, V, normal(3, 5)),
     "attention to itself": case(lambda x: ops.scaled_dot_product_attention(x, x, x), lambda x: torch_attention(x, x, x), Q),
     "self_attention": case(lambda x: ops.self_attention(x, 2), lambda x: torch_attention(*(
         part.reshape(2, 3, 2, 2).swapaxes(1, 2) for part in x.split(4, 2))).swapaxes(1, 2).reshape(2, 3, 4), normal(2, 3, 12)),

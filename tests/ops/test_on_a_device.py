@@ -74,7 +74,7 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
     "dropout": [(lambda x: ops.dropout(x, 0.5, "a layer"), normal(4, 9))],
     "scaled_dot_product_attention": [
         (ops.scaled_dot_product_attention, normal(2, 2, 3, 4), normal(2, 2, 5, 4), normal(2, 2, 5, 4)),
-        (lambda q, k, v: ops.scaled_dot_product_attention(q, k, v, causal=True),
+        (lambda q, k, v: ops.scaled_dot_product_attention(q, k, v, is_causal=True),
          *(normal(2, 2, 3, 4, seed=i) for i in range(3)))],
     "self_attention": [(lambda x: ops.self_attention(x, 2, causal=True), normal(2, 3, 12)),
                        (lambda x: ops.self_attention(x, 2, dropout=0.5, layer="a layer"), normal(2, 3, 12))],

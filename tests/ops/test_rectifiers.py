@@ -83,7 +83,7 @@ def test_random_slopes_belong_to_the_sample_and_lie_in_their_interval() -> None:
     (lambda: ops.prelu(np.ones(3), np.ones((1, 1))), "one for each channel", ShapeError),
     (lambda: ops.celu(np.ones(2), 0.0), "alpha is 0", ConfigError),
     (lambda: ops.softplus(np.ones(2), 0.0), "beta is 0", ShapeError),
-    (lambda: ops.hardtanh(np.ones(2), 2.0, 1.0), "low <= high", ConfigError),
+    (lambda: ops.hardtanh(np.ones(2), 2.0, 1.0), "min_val <= max_val", ConfigError),
     (lambda: ops.softshrink(np.ones(2), -1.0), "at least 0", ConfigError),
     (lambda: ops.elu(np.arange(3)), "expected float32 or float64", ShapeError),
     (lambda: ops.rrelu(np.ones(()), "layer"), "no dims", ShapeError)])

@@ -44,7 +44,8 @@ def test_mean_extrema_and_logsumexp_equal_torch(shape: tuple[int, ...], dim: Any
 @pytest.mark.parametrize(("shape", "dim"), [((3, 4), None), ((3, 4), 0), ((2, 3, 4), (0, 2)), ((5,), 0)])
 def test_var_equals_torch(shape: tuple[int, ...], dim: Any, correction: int) -> None:
     check(lambda x: ops.var(x, dim, correction=correction), lambda x: torch.var(x, dim, correction=correction), shape)
-    check(lambda x: ops.var(x, dim, True, correction), lambda x: torch.var(x, dim, correction=correction, keepdim=True), shape)
+    check(lambda x: ops.var(x, dim, keepdim=True, correction=correction),
+          lambda x: torch.var(x, dim, correction=correction, keepdim=True), shape)
 
 
 def test_equal_extrema_share_the_gradient() -> None:

@@ -85,7 +85,7 @@ def attention(q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 
               scale: float | None = None, enable_gqa: bool = False) -> Any:
     if dropout_p:
         raise Absent("random numbers of PyTorch's")
-    return ops.scaled_dot_product_attention(q, k, v, causal=is_causal, scale=scale, mask=attn_mask, enable_gqa=enable_gqa)
+    return ops.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale, attn_mask=attn_mask, enable_gqa=enable_gqa)
 
 
 def no_dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
@@ -105,7 +105,7 @@ MAP: dict[str, Callable[..., Any]] = {
         "tanhshrink")},
         hardshrink=plain(ops.hardshrink, lambd="width"), softshrink=plain(ops.softshrink, lambd="width"),
         hardtanh=plain(ops.hardtanh, min_val="low", max_val="high"), threshold=plain(ops.threshold, threshold="bound"),
-        leaky_relu=plain(ops.leaky_relu, negative_slope="slope"), prelu=ops.prelu, rrelu=rrelu, logsigmoid=ops.log_sigmoid,
+        leaky_relu=plain(ops.leaky_relu), prelu=ops.prelu, rrelu=rrelu, logsigmoid=ops.log_sigmoid,
         softplus=plain(ops.softplus), softmin=softmax(ops.softmin),
         layer_norm=layer_norm, rms_norm=rms_norm, group_norm=group_norm, batch_norm=batch_norm, instance_norm=instance_norm,
         scaled_dot_product_attention=attention, local_response_norm=layer(nn.LocalResponseNorm),

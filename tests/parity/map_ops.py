@@ -30,7 +30,7 @@ def deviation(op: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(dim, bool):
             dim, unbiased = None, dim
         correction = correction if correction is not None else 1 if unbiased is None else int(unbiased)
-        return op(x, tuple(dim) if isinstance(dim, list) else dim, keepdim, correction=correction)
+        return op(x, tuple(dim) if isinstance(dim, list) else dim, keepdim=keepdim, correction=correction)
     return call
 
 

@@ -1,0 +1,120 @@
+"""What PyTorch's users type and is not here, and what to write instead; read when a name or an argument is not found.
+
+docs/from_pytorch.md has the commonest with what to write; a test runs its lines, and looks up what the hints name.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+from mpitrain.errors import ArgumentError
+
+DRAWN = ("random numbers inside a model are functions of the seed, the step, the sample and the layer's name, the same on any "
+         "number of ranks (nn.Dropout); first values come from nn.init, and data from numpy.random.default_rng(seed)")
+DEVICE = "a model and all it computes are on one device, the one given to initialize() or train.device"
+HALF = 'there is no float16; products in bfloat16 are a setting of the run, train.precision = "bfloat16"'
+HANDLE = "hooks are before_forward, after_forward, before_backward and after_backward"
+
+
+def each(names: str, hint: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), hint)
+
+
+ARGUMENTS = {
+    "device": DEVICE,
+    "dtype": "convert what goes in or comes out: x.to(dtype)",
+    "inplace": "no operation changes a tensor; leave it out",
+    "out": "no operation writes into an array; write y = ops.NAME(...)",
+    "requires_grad": "x.requires_grad_() makes a leaf of a tensor",
+    "rounding_mode": "ops.floor_divide and ops.trunc_divide",
+    "sparse_grad": "gradients are dense; leave it out",
+    "training": "the model's train() and eval() decide; layers such as nn.Dropout ask them",
+    "unbiased": "unbiased=False is correction=0",
+}
+OPERATIONS = {
+    "cross_entropy": "with weight or reduction, write ops.nll_loss(ops.log_softmax(x, 1), labels, weight=..., reduction=...), "
+                     "or nn.CrossEntropyLoss",
+    "dropout": "masks are named: ops.dropout(x, p, layer=self.path) inside a module, or nn.Dropout(p)",
+    "scaled_dot_product_attention": "weights are dropped by nn.MultiHeadAttention",
+    "std": "keepdim and correction are given by name",
+    "unfold": "this is Tensor.unfold (windows along a dim); nn.functional.unfold (patches as columns) is ops.im2col",
+    "var": "keepdim and correction are given by name",
+}
+OPS = {
+    **each("bernoulli multinomial normal poisson rand rand_like randint randint_like randn randn_like randperm", DRAWN),
+    "embedding_bag": "nn.EmbeddingBag is the layer",
+    "empty": "ops.zeros",
+    "empty_like": "ops.zeros_like",
+    "from_numpy": "Tensor(array), which shares the memory",
+    "as_tensor": "Tensor(array), which shares the memory",
+    "instance_norm": "nn.InstanceNorm2d is the layer",
+    "local_response_norm": "nn.LocalResponseNorm is the layer",
+    "logsigmoid": "ops.log_sigmoid",
+    "manual_seed": "model.initialize(seed) has the seed",
+    "no_grad": "mpitrain.no_grad",
+    "upsample": "ops.interpolate",
+}
+TENSOR = {
+    **each("cpu cuda device get_device is_cuda is_cpu pin_memory",
+           f"{DEVICE}; x.numpy() has the values on the host"),
+    **each("bfloat16 half", HALF),
+    **each("indices values", "extrema along a dim with places are x.max(dim), x.min(dim), ops.max_with_index(x, dim)"),
+    "grad_fn": "x.node",
+    "is_floating_point": 'x.dtype.kind == "f"',
+    "is_leaf": "x.node is None",
+    "nelement": "x.numel()",
+    "ndimension": "x.ndim",
+    "new_empty": "x.new_zeros",
+    "new_tensor": "ops.tensor(values)",
+    "register_hook": "gradients of results are given by autograd.grad(loss, [x]); hooks of modules are nn.Module.before_backward",
+    "retain_grad": "gradients of results are given by autograd.grad(loss, [x])",
+    "stride": "x.array.strides, in bytes",
+    "type": "x.dtype, and x.to(dtype)",
+    "where": "ops.where(condition, x, y)",
+}
+MODULE = {
+    **each("cpu cuda to to_empty", 'model.initialize(seed, dtype="float32", device=...) gives a model its memory'),
+    **each("double float", 'model.initialize(seed, dtype="float64") gives a model its memory'),
+    **each("bfloat16 half", HALF),
+    "add_module": "setattr(self, name, module)",
+    "buffers": "dict(model.named_buffers()).values()",
+    "compile": "nothing is compiled; leave it out",
+    "get_parameter": "dict(model.named_parameters())[name]",
+    "get_submodule": "dict(model.named_modules())[name]",
+    **each("register_backward_hook register_forward_hook register_forward_pre_hook register_full_backward_hook "
+           "register_full_backward_pre_hook", HANDLE),
+    "register_buffer": "self.name = nn.Buffer(shape, nn.init.zeros)",
+    "register_module": "setattr(self, name, module)",
+    "register_parameter": "self.name = nn.Parameter(shape, nn.init.zeros)",
+}
+NN = {
+    "DataParallel": "mpirun -n N starts the ranks: docs/running.md",
+    "MultiheadAttention": "nn.MultiHeadAttention",
+    "functional": "its functions are mpitrain.ops: from mpitrain import ops as F",
+    "utils": "gradients are clipped by optimizer.clip_norm, and weights reparametrised by nn.weight_norm",
+}
+
+
+def without(what: str, name: str, words: dict[str, str]) -> AttributeError:
+    """The error for a name that `what` has not: with what to write instead, where PyTorch has the name."""
+    hint = words.get(name)
+    return AttributeError(f"{what} has no attribute {name!r}" + (f"; in place of PyTorch's {name}: {hint}" if hint else ""))
+
+
+def misfit(name: str, arguments: tuple[str, ...], error: TypeError) -> ArgumentError | None:
+    """What to say where the call itself failed, not a line inside the operation: None there."""
+    assert error.__traceback__ is not None
+    if error.__traceback__.tb_next is not None:
+        return None
+    text = re.sub(r"^\S*\(\) ?", "", str(error))
+    asked = re.search(r"keyword argument '(\w+)'", text)
+    hints = [ARGUMENTS.get(asked[1], "").replace("NAME", name) if asked else "", OPERATIONS.get(name, "")]
+    return ArgumentError("; ".join([f"{name}: {text}", f"its arguments are ({', '.join(arguments)})", *filter(None, hints)]))
+
+
+def hint_of_op(name: str) -> str:
+    """`` (mpitrain.ops has it)`` where operations are read already and one has this name."""
+    ops: Any = sys.modules.get(__package__ or "")
+    return f"; it is mpitrain.ops.{name}" if ops is not None and not name.startswith("_") and name in dir(ops) else ""
