@@ -206,6 +206,7 @@ int NAME(place_of_rank)(const T *x, const i64 *ranks, i64 *places, i64 lines, i6
    is not above the k-th smallest so far is collected, and thinned out when there is no more room. */
 int NAME(smallest)(const T *x, i64 *places, i64 lines, i64 n, i64 k, i64 largest)
 {
+    if (k > n) return 2;
     const i64 room = 2 * k + 64 < n ? 2 * k + 64 : n;
     U *keys = malloc((size_t)n * sizeof(U) + 1), *some = malloc((size_t)room * sizeof(U) + 1);
     const int answer = keys && some ? 0 : 1;
@@ -239,6 +240,7 @@ int NAME(smallest)(const T *x, i64 *places, i64 lines, i64 n, i64 k, i64 largest
 int NAME(gather)(const T *x, const i64 *index, T *y, i64 outer, i64 n, i64 inner, i64 m)
 {
     uint64_t wrong = 0;
+    if (n <= 0) return outer * m * inner ? 2 : 0;
     for (i64 a = 0; a < outer; a++, x += n * inner)
         for (i64 j = 0; j < m; j++, index += inner, y += inner)
             for (i64 i = 0; i < inner; i++) {

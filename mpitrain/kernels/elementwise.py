@@ -28,7 +28,7 @@ def _of_two(name: str, function: str, ufunc: str, *options: int) -> Kernel:
         result = np.empty(x.shape, x.dtype)
         call(np.asarray(x, order="C"), np.asarray(y, order="C"), result, *options, x.size)
         return result
-    return Kernel(name, reference, run)
+    return Kernel(name, reference, run, run.loop("elementwise"))
 
 
 remainder = _of_two("remainder", "remainder", "remainder", 1)
@@ -50,5 +50,5 @@ def _replace_host(call: CFunction, x: Array, missing: float, most: float, least:
     return result
 
 
-replace = Kernel("replace", _replace, _replace_host)
+replace = Kernel("replace", _replace, _replace_host, _replace_host.loop("elementwise"))
 """x with these numbers in place of NaN and the infinities."""

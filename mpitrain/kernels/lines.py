@@ -38,7 +38,7 @@ def _scan(name: str) -> Kernel:
         y = np.empty(x.shape, x.dtype)
         function(packed(x), y, *sizes(x, dim), back)
         return y
-    return Kernel(name, reference, run)
+    return Kernel(name, reference, run, run.loop("lines"))
 
 
 def _cumprod_gradient(x: Array, grad: Array) -> Array:
@@ -72,7 +72,7 @@ def _gradient(name: str, reference: Callable[..., Array], of: str) -> Kernel:
         result = np.empty(x.shape, x.dtype)
         function(packed(x), packed(grad), result, x.size // x.shape[-1], x.shape[-1])
         return result
-    return Kernel(name, reference, run)
+    return Kernel(name, reference, run, run.loop("lines"))
 
 
 def _prod(x: Array) -> Array:
@@ -199,17 +199,17 @@ cumsum, cumprod = _scan("cumsum"), _scan("cumprod")
 cumprod_gradient = _gradient("cumprod_gradient", _cumprod_gradient, "ln")
 prod_gradient = _gradient("prod_gradient", _prod_gradient, "l")
 """Those of `cumprod` along the last dim, and of `prod`, from (x, grad)."""
-prod = Kernel("prod", _prod, _prod_host)
+prod = Kernel("prod", _prod, _prod_host, _prod_host.loop("lines"))
 """The product of the last dim."""
-cumextremum = Kernel("cumextremum", _cumextremum, _cumextremum_host)
+cumextremum = Kernel("cumextremum", _cumextremum, _cumextremum_host, _cumextremum_host.loop("lines"))
 """Where the largest or smallest number so far is (int64), the last place at a tie, from (x, dim, smallest)."""
-extreme = Kernel("extreme", _extreme, _extreme_host)
+extreme = Kernel("extreme", _extreme, _extreme_host, _extreme_host.loop("lines"))
 """The places of the k smallest or largest numbers of the last dim in order, from (x, k, largest)."""
-place_of_rank = Kernel("place_of_rank", _place_of_rank, _place_of_rank_host)
+place_of_rank = Kernel("place_of_rank", _place_of_rank, _place_of_rank_host, _place_of_rank_host.loop("lines"))
 """The place of the number of that rank in the last dim, from (x, ranks (..., 1))."""
-gather = Kernel("gather", _gather, _gather_host)
+gather = Kernel("gather", _gather, _gather_host, _gather_host.loop("lines"))
 """x[i, index[i, j]] for dim 1 of two, and so on, from (x, index, dim)."""
-scatter = Kernel("scatter", _scatter, _scatter_host)
+scatter = Kernel("scatter", _scatter, _scatter_host, _scatter_host.loop("lines"))
 """Puts or adds `source` at those places of `out`, in place and in the order of the index, from (out, index, source, dim, add)."""
-triangle = Kernel("triangle", _triangle, _triangle_host)
+triangle = Kernel("triangle", _triangle, _triangle_host, _triangle_host.loop("lines"))
 """The lower or upper triangles of matrices, 0 elsewhere, from (x, diagonal, upper)."""

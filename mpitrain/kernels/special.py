@@ -142,7 +142,7 @@ def _kernel(name: str, value: Callable[[Array], Array]) -> Kernel:
         result = np.empty_like(x)
         call(x, result, x.size)
         return result
-    return Kernel(name, reference, run)
+    return Kernel(name, reference, run, run.loop("special"))
 
 
 erf, erfc, erfcx = _kernel("erf", _erf), _kernel("erfc", _erfc), _kernel("erfcx", _erfcx)

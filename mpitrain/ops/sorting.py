@@ -134,7 +134,7 @@ def _quantiles(name: str, x: Any, q: Any, dim: int | None, keepdim: bool, interp
         low, high = gather(ordered, at, below), gather(ordered, at, above)
         weight: Any = 0.5
         if interpolation == "linear":
-            weight = reshape(given, given.size)[i] * steps - below.astype(x.dtype) if given.requires_grad else place - below
+            weight = (reshape(given, given.size)[i] * steps if given.requires_grad else place) - below.astype(x.dtype)
         rows.append(low if interpolation in ("lower", "nearest") else high if interpolation == "higher"
                     else low + (high - low) * weight)
     if keepdim:

@@ -121,3 +121,13 @@ def test_triangles_of_any_diagonal() -> None:
     for diagonal in (-9, -4, -1, 0, 2, 6, 9):
         assert np.array_equal(ops.tril(x, diagonal).array, np.tril(x, diagonal))
         assert np.array_equal(ops.triu(x.swapaxes(1, 2), diagonal).array, np.triu(x.swapaxes(1, 2), diagonal))
+
+
+@pytest.mark.parametrize("name", ["quantile", "nanquantile"])
+def test_a_quantile_keeps_the_dtype_of_what_wants_a_gradient(name: str) -> None:
+    for dtype in (np.float16, np.float32):
+        x = Tensor(np.array([[3, 0, 1, 2]], dtype), requires_grad=True)
+        y = getattr(ops, name)(x, 0.25, dim=1)
+        ops.sum(y).backward()
+        assert y.dtype == dtype and y.array == dtype(0.75) and x.grad is not None
+        np.testing.assert_array_equal(x.grad, np.array([[0, 0.25, 0.75, 0]], dtype))

@@ -44,6 +44,33 @@ def choose(context: Any, condition: Any, a: Any, b: Any) -> Any:
     return a(condition, a, a), lambda context, builder, signature, arguments: builder.select(*arguments)
 
 
+@intrinsic
+def trunc(context: Any, x: Any) -> Any:
+    """The whole number next to x on the way to 0."""
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.call(builder.module.declare_intrinsic("llvm.trunc", [arguments[0].type]), arguments)
+    return x(x), emit
+
+
+@intrinsic
+def fmod(context: Any, a: Any, b: Any) -> Any:
+    """C's remainder of a / b, exact."""
+    return a(a, a), lambda context, builder, signature, arguments: builder.frem(*arguments)
+
+
+def polynomial(*coefficients: float) -> Any:
+    """A function of one float64, by Horner's rule; the coefficient of the highest power stands first."""
+    @intrinsic
+    def value(context: Any, t: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            first, *rest = (ir.Constant(ir.DoubleType(), coefficient) for coefficient in coefficients)
+            for coefficient in rest:
+                first = builder.fma(first, arguments[0], coefficient)
+            return first
+        return t(t), emit
+    return value
+
+
 def exp(x: Any) -> Any: ...
 def exp_of_negative(x: Any) -> Any: ...
 def density(x: Any) -> Any: ...
