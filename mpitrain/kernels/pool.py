@@ -200,8 +200,9 @@ def _subsample_gradient_host(function: CFunction, grad: Array, shape: tuple[int,
     return result
 
 
-subsample = Kernel("subsample", _subsample, host=_subsample_host)
+subsample = Kernel("subsample", _subsample, _subsample_host, _subsample_host.loop("pool"))
 """(N, before + C + after, OH, OW) from (x (N, C, H, W), stride, before, after)."""
 
-subsample_gradient = Kernel("subsample_gradient", _subsample_gradient, host=_subsample_gradient_host)
+subsample_gradient = Kernel("subsample_gradient", _subsample_gradient, _subsample_gradient_host,
+                            _subsample_gradient_host.loop("pool"))
 """(N, C, H, W) from (gradient of that, shape of x, stride, before)."""

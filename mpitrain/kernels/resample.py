@@ -100,5 +100,5 @@ def _resample_host(function: CFunction, x: Array, taps: Taps, dim: int) -> Array
     return y
 
 
-resample = Kernel("resample", _resample, host=_resample_host)
+resample = Kernel("resample", _resample, _resample_host, _resample_host.loop("resample"))
 """x with the map `taps` along `dim` (0 or more), from (x, taps, dim)."""

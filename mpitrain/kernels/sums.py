@@ -38,7 +38,7 @@ def _column_sums_host(call: CFunction, x: Array, out: Array) -> Array:
     return out
 
 
-column_sums = Kernel("column_sums", _column_sums, host=_column_sums_host)
+column_sums = Kernel("column_sums", _column_sums, _column_sums_host, _column_sums_host.loop("sums"))
 """Writes the sums over the rows of x (R, D), R and D more than 1, into `out` (D,), and returns it."""
 
 

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from mpitrain.errors import ConfigError, nearest
-from mpitrain.kernels.library import bind
+from mpitrain.kernels.kernel import has_numba
+from mpitrain.kernels.library import host
 
 Host: TypeAlias = np.ndarray[Any, Any]
 Function: TypeAlias = Callable[..., None]
@@ -22,7 +23,7 @@ NAN = {"bfloat16": 0x7FC0, "float16": 0x7E00}        # one for all, so that no b
 class Format(NamedTuple):
     """One 16-bit format. `x` are float32, `packed` and `to` uint16 arrays, contiguous, of one length, overlapping nowhere.
 
-    Rounds to nearest, ties to even. The C code and NumPy give the same bits.
+    Rounds to nearest, ties to even. The C code, loops of Numba and NumPy give the same bits.
     """
 
     name: str
@@ -98,12 +99,11 @@ SIGNATURES = {"pack": "F:n H!:n in", "unpack": "H:n F!:n in", "round": "F!:n H!:
 
 
 def compiled(name: str) -> dict[str, Function] | None:
-    """The C functions of one format; None without a compiler."""
-    found = {what: bind("wire", f"{what}_{name}", signature) for what, signature in SIGNATURES.items()}
-    return {what: _sized(call) for what, call in found.items() if call is not None} or None
+    """The C functions of one format, or Numba's loops; None where there is neither."""
+    versions = {what: host("wire", f"{what}_{name}", signature)(_sized) for what, signature in SIGNATURES.items()}
+    found = {what: version() or (version.loop("wire")() if has_numba() else None) for what, version in versions.items()}
+    return {what: run for what, run in found.items() if run is not None} or None
 
 
-def _sized(call: Function) -> Function:
-    def run(*arrays: Host) -> None:
-        call(*arrays, arrays[0].size)
-    return run
+def _sized(call: Function, *arrays: Host) -> None:
+    call(*arrays, arrays[0].size)

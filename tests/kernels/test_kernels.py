@@ -26,9 +26,9 @@ IN_NUMBA = [(name, dtype) for name, dtype in CASES if KERNELS[name].numba() is n
 SAME_BITS = ("relu", "sigmoid", "gelu", "gelu_tanh", "silu", "gelu_and_slope", "gelu_tanh_and_slope", "silu_and_slope",
              "slope_grad", "relu_grad", "tanh_grad", "sigmoid_grad", "softmax", "softmax_grad", "log_softmax_grad",
              "cross_entropy_grad", "scatter_add_rows", "sgd", "sgd_momentum", "adam", "lamb", "rmsprop", "square_sums",
-             "random_words", "erf", "erfc", "erfcx", "erfinv", "remainder", "fmod", "logaddexp", "replace", "cumsum", "cumprod",
-             "cumprod_gradient", "prod_gradient", "prod", "cumextremum", "extreme", "place_of_rank", "gather", "scatter",
-             "triangle")
+             "random_words", "column_sums", "resample", "subsample", "subsample_gradient", "erf", "erfc", "erfcx", "erfinv",
+             "remainder", "fmod", "logaddexp", "replace", "cumsum", "cumprod", "cumprod_gradient", "prod_gradient", "prod",
+             "cumextremum", "extreme", "place_of_rank", "gather", "scatter", "triangle")
 
 
 def arrays_of(value: Any) -> list[np.ndarray]:

@@ -74,3 +74,34 @@ def total_gradient(grad: Any, dx: Any, y0: Any, y1: Any, x0: Any, x1: Any, plane
                     first = (plane * height + r) * width
                     for k in range(x0[j], x1[j]):
                         dx[u(first + k)] += g
+
+
+def subsample(x: Any, y: Any, n: int, c: int, height: int, width: int, rows: int, columns: int, stride: int, before: int,
+              after: int) -> None:
+    plane, all_ = rows * columns, before + c + after
+    for image in range(n):
+        for p in range(all_):
+            to, inside = (image * all_ + p) * plane, before <= p < before + c
+            for i in range(0 if inside else plane):
+                y[u(to + i)] = x.dtype.type(0)
+            for i in range(rows if inside else 0):
+                first = ((image * c + p - before) * height + i * stride) * width
+                if stride == 2:
+                    for j in range(columns):
+                        y[u(to + i * columns + j)] = x[u(first + 2 * j)]
+                else:
+                    for j in range(columns):
+                        y[u(to + i * columns + j)] = x[u(first + j * stride)]
+
+
+def subsample_gradient(grad: Any, dx: Any, n: int, c: int, height: int, width: int, rows: int, columns: int, stride: int,
+                       before: int, after: int) -> None:
+    all_ = before + c + after
+    for image in range(n):
+        for p in range(c):
+            to, first = (image * c + p) * height * width, (image * all_ + before + p) * rows * columns
+            for i in range(height * width):
+                dx[u(to + i)] = grad.dtype.type(0)
+            for i in range(rows):
+                for j in range(columns):
+                    dx[u(to + i * stride * width + j * stride)] = grad[u(first + i * columns + j)]
