@@ -23,6 +23,7 @@ FILES = {
     "diagonals": """
         block_diag diag diag_embed diagflat diagonal diagonal_scatter select_scatter slice_scatter trace tril tril_indices
         triu triu_indices""",
+    "distances": "cdist",
     "gates": "glu log_sigmoid mish softmin softsign swiglu tanhshrink",
     "joining": """
         atleast_1d atleast_2d atleast_3d broadcast_shapes broadcast_tensors cartesian_prod chunk column_stack combinations
@@ -44,7 +45,7 @@ FILES = {
         adjoint expand expand_as flatten flip fliplr flipud movedim narrow permute ravel repeat repeat_interleave reshape_as
         roll rot90 select sum_to_size t tile unflatten unfold""",
     "normalisation": "batch_norm batch_norm_inference group_norm",
-    "norms": "cdist norm normalize vector_norm",
+    "norms": "norm normalize vector_norm",
     "patches": "affine_grid channel_shuffle fold grid_sample im2col pixel_shuffle pixel_unshuffle",
     "pool": "adaptive_avg_pool2d adaptive_max_pool2d avg_pool2d max_pool2d subsample2d",
     "pool_nd": """

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.autograd import Tensor
+from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.ops.index import take
 from mpitrain.ops.inputs import as_tensor, dim_of, integers, numpy_names
@@ -71,6 +72,24 @@ def column_stack(tensors: Sequence[Any]) -> Tensor:
     return concatenate([reshape(x, (x.size, 1)) if x.ndim < 2 else x for x in _several("column_stack", tensors)], 1)
 
 
+class Unbind(Function):
+    complex_inputs = "analytic"
+    views = True
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, dim: int) -> tuple[Array, ...]:
+        ctx.dim, before = dim, (slice(None),) * dim
+        return tuple([x[(*before, i, ...)] for i in range(x.shape[dim])])
+
+    @staticmethod
+    def backward(ctx: Context, *grads: Array) -> Array:
+        return ctx.xp.stack(grads, axis=ctx.dim)
+
+    @staticmethod
+    def derivative(ctx: Context, *grads: Tensor) -> Tensor:
+        return stack(grads, ctx.dim)
+
+
 @numpy_names
 def unbind(x: Any, dim: int = 0) -> tuple[Tensor, ...]:
     """The slices of x along `dim`, which is gone in each."""
@@ -80,8 +99,7 @@ def unbind(x: Any, dim: int = 0) -> tuple[Tensor, ...]:
     dim = dim_of("unbind", x, dim)
     if not x.shape[dim]:
         return ()
-    shape = (*x.shape[:dim], *x.shape[dim + 1:])
-    return tuple(reshape(part, shape) for part in split(x, 1, dim))
+    return Unbind.apply(x, dim=dim)
 
 
 @numpy_names

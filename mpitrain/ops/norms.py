@@ -1,4 +1,4 @@
-"""Norms of vectors, and distances."""
+"""Norms of vectors."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels.sums import sum_over
 from mpitrain.ops.choice import clip
-from mpitrain.ops.elementwise import absolute, subtract
+from mpitrain.ops.elementwise import absolute
 from mpitrain.ops.inputs import Dims, as_tensor, dims_of, numpy_names
 from mpitrain.ops.reduce import max as largest
 from mpitrain.ops.reduce import min as smallest
 from mpitrain.ops.reduce import sum as total
-from mpitrain.ops.shape import expand_dims, reshape, swapaxes
+from mpitrain.ops.shape import reshape
 
-__all__ = ["cdist", "norm", "normalize", "vector_norm"]
+__all__ = ["norm", "normalize", "vector_norm"]
 
 
 @numpy_names
@@ -77,14 +77,3 @@ def normalize(x: Any, p: float = 2.0, dim: Dims = 1, eps: float = 1e-12) -> Tens
     """`x` over its norm along `dim`, which counts as `eps` where it is smaller: rows of length 1."""
     x = as_tensor(x)
     return x / clip(norm(x, p, dim, True), eps)
-
-
-def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
-    """(..., I, J): the p-norms of the differences of the rows of x1 (..., I, D) and x2 (..., J, D), each from its difference.
-
-    `compute_mode` is PyTorch's choice between that and a product of matrices; differences are what is computed here.
-    """
-    x1, x2 = as_tensor(x1), as_tensor(x2)
-    if x1.ndim < 2 or x2.ndim < 2 or x1.shape[-1] != x2.shape[-1] or p < 0:
-        raise ShapeError(f"cdist: shapes {x1.shape} and {x2.shape} with p={p}; expected rows of one width, and p of at least 0")
-    return vector_norm(subtract(expand_dims(x1, -2), swapaxes(expand_dims(x2, -2), -2, -3)), p, -1)

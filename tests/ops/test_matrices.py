@@ -110,3 +110,38 @@ def test_matrices_that_do_not_fit_are_refused():
     for call, message in cases:
         with pytest.raises(ShapeError, match=message):
             call()
+
+
+@pytest.mark.parametrize("shape", [(40, 30, 16), (2, 3, 25, 20, 33), (500, 40, 1)])
+def test_distances_by_products_are_those_of_differences(shape: tuple[int, ...]) -> None:
+    """Rows that are close, equal, far from 0, huge or tiny, where |x|^2 + |y|^2 - 2 x y has no digits, or no number."""
+    *lead, i, j, d = shape
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((*lead, i, d)).astype("f"), rng.standard_normal((*lead, j, d)).astype("f")
+    b[..., 0, :], b[..., 1, :] = a[..., 0, :], a[..., 1, :] * np.float32(1 + 1e-6)
+    b[..., 2, :] = 1e-25
+    a[..., 3, :], b[..., 3, :] = 1e19, 1.0000001e19
+    g = rng.standard_normal((*lead, i, j)).astype("f")
+    x, y = Tensor(a, requires_grad=True), Tensor(b, requires_grad=True)
+    found = ops.cdist(x, y)
+    ops.sum(found * g).backward()
+    gap = a[..., :, None, :].astype("d") - b[..., None, :, :]
+    wanted = np.sqrt((gap * gap).sum(-1))
+    np.testing.assert_allclose(found.array, wanted, rtol=1.3e-7)
+    assert found.array[..., 0, 0].max() == 0
+    slope = (g / np.where(wanted == 0, np.inf, wanted))[..., None] * gap
+    assert x.grad is not None and y.grad is not None
+    np.testing.assert_allclose(x.grad, slope.sum(-2), rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(y.grad, -slope.sum(-3), rtol=2e-6, atol=4e-6)
+    a[..., 4, 0] = np.inf
+    found = ops.cdist(a, b)
+    assert np.isposinf(found.array[..., 4, :]).all() and np.isfinite(found.array[..., 5, :]).all()
+
+
+def test_distances_by_products_have_second_derivatives() -> None:
+    rng = np.random.default_rng(0)
+    x, y = Tensor(rng.standard_normal((40, 11)).astype("f"), requires_grad=True), rng.standard_normal((40, 11)).astype("f")
+    x64 = Tensor(x.array.astype("d"), requires_grad=True)
+    found = [grad(ops.sum(grad(ops.sum(ops.cdist(a, b)), [a], create_graph=True)[0] ** 2), [a])[0].array
+             for a, b in ((x, y), (x64, y.astype("d")))]
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4, atol=1e-4)

@@ -1,0 +1,91 @@
+"""Distances between all rows of two matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.backend import Array
+from mpitrain.errors import ShapeError
+from mpitrain.ops.elementwise import subtract
+from mpitrain.ops.inputs import as_tensor
+from mpitrain.ops.norms import vector_norm
+from mpitrain.ops.reduce import sum as total
+from mpitrain.ops.shape import expand_dims, swapaxes
+
+__all__ = ["cdist"]
+
+LEAST_WORK, PART = 1 << 14, 1 << 16               # numbers from where products are faster; numbers of differences at a time
+
+
+def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
+    """(..., I, J): the p-norms of the differences of the rows of x1 (..., I, D) and x2 (..., J, D), to the last digits.
+
+    `compute_mode` is PyTorch's choice between differences and a product of matrices. Here p = 2 of float32 takes a product in
+    float64, and differences where that has too few digits: the results are those of differences.
+    """
+    x1, x2 = as_tensor(x1), as_tensor(x2)
+    if x1.ndim < 2 or x2.ndim < 2 or x1.shape[-1] != x2.shape[-1] or p < 0:
+        raise ShapeError(f"cdist: shapes {x1.shape} and {x2.shape} with p={p}; expected rows of one width, and p of at least 0")
+    if p == 2 and x1.dtype == x2.dtype == "float32" and x1.shape[:-2] == x2.shape[:-2] and x1.size * x2.shape[-2] >= LEAST_WORK:
+        return Distances.apply(x1, x2)
+    return vector_norm(_differences(x1, x2), p, -1)
+
+
+def _differences(x: Tensor, y: Tensor) -> Tensor:
+    return subtract(expand_dims(x, -2), swapaxes(expand_dims(y, -2), -2, -3))
+
+
+class Distances(Function):
+    """sqrt(|x|^2 + |y|^2 - 2 x y) in float64, and from differences where that is small beside its terms, or not finite."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, y: Array) -> Array:
+        xp = ctx.xp
+        a, b = x.astype("float64"), y.astype("float64")
+        with np.errstate(invalid="ignore"):       # infinities
+            squares = (a * a).sum(-1)[..., :, None] + (b * b).sum(-1)[..., None, :]
+            result = xp.matmul(a, b.swapaxes(-1, -2))
+            result *= -2
+            result += squares
+            squares *= (x.shape[-1] + 4) * 2.0 ** -26
+            close = xp.nonzero(~(result > squares))
+            result[close] = 0
+            result = xp.sqrt(result, out=result)
+            for first in range(0, len(close[0]), step := max(1, PART // max(1, x.shape[-1]))):
+                some = tuple(places[first:first + step] for places in close)
+                gap = a[some[:-1]] - b[(*some[:-2], some[-1])]
+                result[some] = xp.sqrt((gap * gap).sum(-1))
+        result = result.astype(x.dtype)
+        ctx.save(x, y, result)
+        ctx.close = close
+        return result
+
+    @staticmethod
+    def backward(ctx: Context, grad: Array) -> tuple[Array, Array]:
+        x, y, result = ctx.saved
+        xp = ctx.xp
+        a, b = x.astype("float64"), y.astype("float64")
+        with np.errstate(invalid="ignore"):
+            share = grad / xp.where(result == 0, np.float64(np.inf), result)
+            apart = share[ctx.close]
+            share[ctx.close] = 0
+            dx = a * share.sum(-1)[..., None] - xp.matmul(share, b)
+            dy = b * share.sum(-2)[..., None] - xp.matmul(share.swapaxes(-1, -2), a)
+            for first in range(0, len(apart), step := max(1, PART // max(1, x.shape[-1]))):
+                some = tuple(places[first:first + step] for places in ctx.close)
+                rows, columns = some[:-1], (*some[:-2], some[-1])
+                part = apart[first:first + step, None] * (a[rows] - b[columns])
+                xp.add.at(dx, rows, part)
+                xp.subtract.at(dy, columns, part)
+        return dx.astype(x.dtype), dy.astype(y.dtype)
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, y, result = ctx.input(0), ctx.input(1), ctx.output(0)
+        some = Tensor((result.array != 0).astype(result.dtype))
+        share = grad * some / (result + (1 - some))
+        moved = expand_dims(share, -1) * _differences(x, y)
+        return total(moved, -2), -total(moved, -3)
