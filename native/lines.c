@@ -239,6 +239,7 @@ int NAME(smallest)(const T *x, i64 *places, i64 lines, i64 n, i64 k, i64 largest
 int NAME(gather)(const T *x, const i64 *index, T *y, i64 outer, i64 n, i64 inner, i64 m)
 {
     uint64_t wrong = 0;
+    if (n <= 0 && outer * m * inner > 0) return 2;
     for (i64 a = 0; a < outer; a++, x += n * inner)
         for (i64 j = 0; j < m; j++, index += inner, y += inner)
             for (i64 i = 0; i < inner; i++) {

@@ -13,6 +13,7 @@ from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.kernels.random import random_words
 from mpitrain.ops.choice import minimum, where
 from mpitrain.ops.elementwise import exp
+from mpitrain.ops.inputs import check_number
 from mpitrain.ops.shape import reshape
 
 __all__ = ["celu", "elu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "prelu", "relu6", "rrelu", "selu", "softshrink",
@@ -144,6 +145,8 @@ def celu(x: Any, alpha: float = 1.0) -> Tensor:
 
 def hardtanh(x: Any, low: float = -1.0, high: float = 1.0) -> Tensor:
     """x limited to [low, high]; the gradient passes inside, not at the bounds as that of `clip` does."""
+    check_number("rrelu", "low", low)
+    check_number("rrelu", "high", high)
     if not low <= high:
         raise ConfigError(f"hardtanh: low is {low} and high {high}, expected low <= high; swap them")
     return Hardtanh.apply(x, low=low, high=high)
@@ -200,6 +203,8 @@ def rrelu(x: Any, layer: str, low: float = 1 / 8, high: float = 1 / 3) -> Tensor
     The numbers are drawn from the current random scope under the name `layer`, as those of `ops.dropout` are. In eval, use
     `leaky_relu` with the mean of low and high.
     """
+    check_number("rrelu", "low", low)
+    check_number("rrelu", "high", high)
     if not low <= high:
         raise ConfigError(f"rrelu: low is {low} and high {high}, expected low <= high; swap them")
     if not len(x.shape):
