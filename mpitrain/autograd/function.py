@@ -30,6 +30,8 @@ import itertools
 from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
+import numpy as np
+
 from mpitrain.autograd.context import Context
 from mpitrain.autograd.tensor import Tensor, mode, no_grad
 from mpitrain.backend import array_module, is_array
@@ -142,6 +144,8 @@ class Function:
             result = ctx.xp.asarray(result)
             if result.dtype == "float64" and (xp is not None or not any(hasattr(x, "dtype") for x in inputs)):
                 result = result.astype("float32")     # of numbers, or of integers beside one with fractions, as in PyTorch
+            elif result.dtype == "complex128" and not any(getattr(x, "dtype", None) in WIDE for x in inputs):
+                result = result.astype("complex64")
         several = type(result) is tuple
         wanted = cls.result_dtype if cls.result_dtype is not None else dtype
         outputs: tuple[Tensor, ...] = tuple([_as_output(ctx, x, wanted) for x in result]) if several else (
@@ -158,6 +162,7 @@ class Function:
         return outputs if several else outputs[0]
 
 
+WIDE = {np.dtype("float64"): "float32", np.dtype("complex128"): "complex64"}    # and what Python's numbers are instead
 _modules: dict[type, Any] = {}                    # array module of each type met so far, None for what is no array
 
 

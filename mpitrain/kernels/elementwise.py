@@ -9,11 +9,11 @@ import numpy as np
 
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import CFunction, host
+from mpitrain.kernels.library import CFunction, host, packed, suits_c
 
 
 def _alike(x: Any, y: Any) -> bool:
-    return type(x) is type(y) is np.ndarray and x.dtype.char in "fd" and x.dtype == y.dtype and x.shape == y.shape
+    return type(x) is type(y) is np.ndarray and suits_c(x) and x.dtype == y.dtype and x.shape == y.shape
 
 
 def _of_two(name: str, function: str, ufunc: str, *options: int) -> Kernel:
@@ -26,7 +26,7 @@ def _of_two(name: str, function: str, ufunc: str, *options: int) -> Kernel:
         if not _alike(x, y):
             return reference(x, y)
         result = np.empty(x.shape, x.dtype)
-        call(np.asarray(x, order="C"), np.asarray(y, order="C"), result, *options, x.size)
+        call(packed(x), packed(y), result, *options, x.size)
         return result
     return Kernel(name, reference, run, run.loop("elementwise"))
 
@@ -43,10 +43,10 @@ def _replace(x: Array, missing: float, most: float, least: float) -> Array:
 
 @host("elementwise", "replace", "X:n X!:n d d d in")
 def _replace_host(call: CFunction, x: Array, missing: float, most: float, least: float) -> Array:
-    if x.dtype.char not in "fd":
+    if not suits_c(x):
         return _replace(x, missing, most, least)
     result = np.empty(x.shape, x.dtype)
-    call(np.asarray(x, order="C"), result, missing, most, least, x.size)
+    call(packed(x), result, missing, most, least, x.size)
     return result
 
 

@@ -15,14 +15,26 @@ import numpy as np
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.fft_plan import plan, suits
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import CFunction, Scratch, bind, misfit
+from mpitrain.kernels.library import CFunction, Scratch, bind, misfit, packed
 
 MOST_KEPT = 16 << 20                              # bytes of working memory kept between calls; the rest is had anew by each
 COMPLEX: dict[Any, Any] = {np.dtype("f"): np.dtype("F"), np.dtype("d"): np.dtype("D")}
 REAL: dict[Any, Any] = {pair: number for number, pair in COMPLEX.items()}
 
 
+def _check_dims(x: Array, dims: tuple[int, ...], kept: int = 0) -> None:
+    """ShapeError unless `dims` are some of x's, without the last `kept` ones."""
+    if not all(0 <= d < x.ndim - kept for d in dims):
+        misfit(f"transforms along dims {dims}", x)
+
+
+def _check_half(z: Array, n: int) -> None:
+    if z.shape[-1] != n // 2 + 1:
+        misfit(f"real_transform to {n} numbers", z)
+
+
 def _full(z: Array, dims: tuple[int, ...], inverse: bool, scale: float) -> Array:
+    _check_dims(z, dims)
     fft = array_module(z).fft
     y = (fft.ifftn if inverse else fft.fftn)(z, axes=dims, norm="forward" if inverse else "backward") if dims else z
     return y if scale == 1 else y * y.real.dtype.type(scale)
@@ -38,6 +50,7 @@ def weights(xp: Any, dtype: Any, n: int, scale: float, inner: float) -> Array:
 
 
 def _half(x: Array, dims: tuple[int, ...], scale: float, inner: float) -> Array:
+    _check_dims(x, dims, 1)
     y = array_module(x).fft.rfft(x)
     if scale != 1 or inner != 1:
         y = y * weights(array_module(x), x.dtype, x.shape[-1], scale, inner)
@@ -46,6 +59,8 @@ def _half(x: Array, dims: tuple[int, ...], scale: float, inner: float) -> Array:
 
 def _real(z: Array, n: int, dims: tuple[int, ...], scale: float, inner: float) -> Array:
     xp = array_module(z)
+    _check_half(z, n)
+    _check_dims(z, dims, 1)
     z = _full(z, dims, True, 1)
     if scale != 1 or inner != 1:
         z = z * weights(xp, z.real.dtype, n, scale, inner)
@@ -76,8 +91,7 @@ def _memory(numbers: int, dtype: Any) -> Array:
 
 
 def _suited(x: Array, dims: tuple[int, ...]) -> bool:
-    if not all(0 <= d < x.ndim for d in dims):
-        misfit(f"transforms along dims {dims}", x)
+    _check_dims(x, dims)
     return all(suits(x.shape[d]) for d in dims)
 
 
@@ -103,7 +117,7 @@ def _lines(call: CFunction, x: Array, y: Array, n: int, scale: float, inner: flo
     dtype = y.real.dtype
     numbers, tables, work = plan(n, True, dtype)
     memory = _memory(work, dtype)
-    call(np.ascontiguousarray(x).view(dtype), y.view(dtype), tables, numbers, memory, memory.size, prod(x.shape[:-1]), n,
+    call(packed(x).view(dtype), y.view(dtype), tables, numbers, memory, memory.size, prod(x.shape[:-1]), n,
          2 * (n // 2 + 1), scale, scale * inner)
 
 
@@ -112,7 +126,7 @@ def _full_host(calls: Calls, z: Array, dims: tuple[int, ...], inverse: bool, sca
     if z.dtype not in REAL or not dims or not _suited(z, dims):
         return _full(z, dims, inverse, scale)
     y = np.empty(z.shape, z.dtype)
-    _along(calls.full, np.ascontiguousarray(z), y, dims, inverse, scale)
+    _along(calls.full, packed(z), y, dims, inverse, scale)
     return y
 
 
@@ -129,13 +143,12 @@ def _half_host(calls: Calls, x: Array, dims: tuple[int, ...], scale: float, inne
 
 @_in_c
 def _real_host(calls: Calls, z: Array, n: int, dims: tuple[int, ...], scale: float, inner: float) -> Array:
-    if z.shape[-1] != n // 2 + 1:
-        misfit(f"real_transform to {n} numbers", z)
+    _check_half(z, n)
     if z.dtype not in REAL or not suits(n // 2 if n % 2 == 0 else n) or not _suited(z[..., 0], dims):
         return _real(z, n, dims, scale, inner)
     if dims:
         z, given = np.empty(z.shape, z.dtype), z
-        _along(calls.full, np.ascontiguousarray(given), z, dims, True, 1)
+        _along(calls.full, packed(given), z, dims, True, 1)
     y = np.empty((*z.shape[:-1], n), REAL[z.dtype])
     _lines(calls.real, z, y, n, scale, inner)
     return y

@@ -78,7 +78,7 @@ def compiled(signature: Any) -> Callable[[Function], Function]:
             with one_at_a_time(f"numba-{function.__module__}.{function.__name__}"):
                 made = numba.njit(signature, cache=True, **settings)(function)
         except (OSError, RuntimeError, ImportError):
-            # Saving fails; "no locator available" where its folder cannot be made; or the cache has what was compiled when the file
+            # Saving fails; "no locator available" where its folder cannot be made; or the cache has what was made when the file
             # of the function was imported under a name that nobody knows here.
             made = numba.njit(signature, **settings)(function)
         return made

@@ -157,9 +157,17 @@ def _by_ctypes(versions: Sequence[Any], function: str, slots: tuple[Slot, ...], 
     return call
 
 
-def packed(array: Array | None) -> Array | None:
-    """The array without gaps: itself, or a copy; None stays None."""
-    return None if array is None else np.ascontiguousarray(array)
+def packed(array: Array | None, dtype: Any = None) -> Any:
+    """The array without gaps, aligned, of that dtype: itself, or a copy; None stays None."""
+    if array is None:
+        return None
+    array = np.ascontiguousarray(array, dtype)
+    return array if array.flags.aligned else array.copy()
+
+
+def suits_c(x: Array) -> bool:
+    """Whether x is float32 or float64 in this machine's byte order."""
+    return x.dtype.char in "fd" and x.dtype.isnative
 
 
 def same_shape(function: CFunction, first: Array, *others: Array) -> Array:

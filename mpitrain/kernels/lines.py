@@ -10,7 +10,7 @@ import numpy as np
 
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import CFunction, host, packed
+from mpitrain.kernels.library import CFunction, host, misfit, packed, suits_c
 
 
 def sizes(x: Array, dim: int) -> tuple[int, int, int]:
@@ -33,7 +33,7 @@ def _scan(name: str) -> Kernel:
 
     @host("lines", name, "X:onk X!:onk io in ik i")
     def run(function: CFunction, x: Array, dim: int, back: bool = False) -> Array:
-        if x.dtype.char not in "fd":
+        if not suits_c(x):
             return reference(x, dim, back)
         y = np.empty(x.shape, x.dtype)
         function(packed(x), y, *sizes(x, dim), back)
@@ -67,7 +67,7 @@ def _before(x: Array) -> Array:
 def _gradient(name: str, reference: Callable[..., Array], of: str) -> Kernel:
     @host("lines", name, f"X:ln X:{of} X!:ln il in")
     def run(function: CFunction, x: Array, grad: Array) -> Array:
-        if x.dtype.char not in "fd" or not x.shape[-1]:
+        if not suits_c(x) or not x.shape[-1]:
             return reference(x, grad)
         result = np.empty(x.shape, x.dtype)
         function(packed(x), packed(grad), result, x.size // x.shape[-1], x.shape[-1])
@@ -81,7 +81,7 @@ def _prod(x: Array) -> Array:
 
 @host("lines", "prod", "X:ln X!:l il in")
 def _prod_host(function: CFunction, x: Array) -> Array:
-    if x.dtype.char not in "fd":
+    if not suits_c(x):
         return _prod(x)
     y = np.empty(x.shape[:-1], x.dtype)
     function(packed(x), y, y.size, x.shape[-1])
@@ -90,6 +90,8 @@ def _prod_host(function: CFunction, x: Array) -> Array:
 
 def _cumextremum(x: Array, dim: int, smallest: bool) -> Array:
     xp = array_module(x)
+    if not 0 <= dim < x.ndim:
+        misfit(f"cumextremum along dim {dim}", x)
     running = (xp.minimum if smallest else xp.maximum).accumulate(x, axis=dim)
     places = xp.arange(x.shape[dim], dtype="int64").reshape((-1,) + (1,) * (x.ndim - 1 - dim))
     return xp.maximum.accumulate(xp.where((x == running) | (x != x), places, 0), axis=dim)
@@ -97,7 +99,7 @@ def _cumextremum(x: Array, dim: int, smallest: bool) -> Array:
 
 @host("lines", "cumextremum", "X:onk L!:onk io in ik i")
 def _cumextremum_host(function: CFunction, x: Array, dim: int, smallest: bool) -> Array:
-    if x.dtype.char not in "fd":
+    if not suits_c(x):
         return _cumextremum(x, dim, smallest)
     places = np.empty(x.shape, np.int64)
     function(packed(x), places, *sizes(x, dim), smallest)
@@ -120,7 +122,7 @@ def _extreme(x: Array, k: int, largest: bool) -> Array:
 @host("lines", "smallest", "X:ln L!:lk il in ik i", answers=True)
 def _extreme_host(function: CFunction, x: Array, k: int, largest: bool) -> Array:
     n = x.shape[-1]
-    if x.dtype.char not in "fd" or not x.size or 4 * k > n:
+    if not suits_c(x) or not x.size or 4 * k > n:
         return _extreme(x, k, largest)
     places = np.empty((*x.shape[:-1], k), np.int64)
     function(packed(x), places, x.size // n, n, k, largest)
@@ -128,15 +130,16 @@ def _extreme_host(function: CFunction, x: Array, k: int, largest: bool) -> Array
 
 
 def _place_of_rank(x: Array, ranks: Array) -> Array:
+    _counted(ranks)
     return array_module(x).take_along_axis(order(x, x.ndim - 1, False), ranks, axis=-1)
 
 
 @host("lines", "place_of_rank", "X:ln L:l L!:l il in", answers=True)
 def _place_of_rank_host(function: CFunction, x: Array, ranks: Array) -> Array:
-    if x.dtype.char not in "fd" or not x.size:
+    if not suits_c(x) or not x.size:
         return _place_of_rank(x, ranks)
     places = np.empty(ranks.shape, np.int64)
-    function(packed(x), np.ascontiguousarray(ranks, np.int64), places, ranks.size, x.shape[-1])
+    function(packed(x), packed(ranks, np.int64), places, ranks.size, x.shape[-1])
     return places
 
 
@@ -146,22 +149,32 @@ def grid(xp: Any, index: Array, dim: int) -> tuple[Array, ...]:
     return tuple(index if d == dim else xp.arange(index.shape[d]).reshape((-1,) + (1,) * (n - 1 - d)) for d in range(n))
 
 
+def _counted(index: Array) -> None:
+    """IndexError where an index is below 0, which NumPy counts from the end, and C refuses."""
+    if index.size and index.min() < 0:
+        raise IndexError("an index is below 0")
+
+
 def _gather(x: Array, index: Array, dim: int) -> Array:
+    _counted(index)
     return x[grid(array_module(x), index, dim)]
 
 
 @host("lines", "gather", "X:onk L:omk X!:omk io in ik im", answers=True)
 def _gather_host(function: CFunction, x: Array, index: Array, dim: int) -> Array:
-    if x.dtype.char not in "fd":
+    if not suits_c(x):
         return _gather(x, index, dim)
+    if index.ndim != x.ndim or any(d != dim and n > x.shape[d] for d, n in enumerate(index.shape)):
+        misfit("gather", x, index)
     x = x[tuple(slice(None) if d == dim else slice(0, n) for d, n in enumerate(index.shape))]
     y = np.empty(index.shape, x.dtype)
-    function(packed(x), np.ascontiguousarray(index, np.int64), y, *sizes(x, dim), index.shape[dim])
+    function(packed(x), packed(index, np.int64), y, *sizes(x, dim), index.shape[dim])
     return y
 
 
 def _scatter(out: Array, index: Array, source: Array, dim: int, add: bool) -> Array:
     xp = array_module(out)
+    _counted(index)
     if add:
         xp.add.at(out, grid(xp, index, dim), source)
     else:
@@ -172,9 +185,9 @@ def _scatter(out: Array, index: Array, source: Array, dim: int, add: bool) -> Ar
 @host("lines", "scatter", "X!:onk L:omk X:omk io in ik im i", answers=True)
 def _scatter_host(function: CFunction, out: Array, index: Array, source: Array, dim: int, add: bool) -> Array:
     same = all(d == dim or out.shape[d] == n for d, n in enumerate(index.shape)) and index.shape == source.shape
-    if not same or out.dtype.char not in "fd" or source.dtype != out.dtype or not out.flags.c_contiguous:
+    if not same or not suits_c(out) or source.dtype != out.dtype or not (out.flags.c_contiguous and out.flags.aligned):
         return _scatter(out, index, source, dim, add)
-    function(out, np.ascontiguousarray(index, np.int64), packed(source), *sizes(out, dim), index.shape[dim], add)
+    function(out, packed(index, np.int64), packed(source), *sizes(out, dim), index.shape[dim], add)
     return out
 
 
@@ -187,7 +200,7 @@ def _triangle(x: Array, diagonal: int, upper: bool) -> Array:
 
 @host("lines", "triangle", "X:brc X!:brc ib ir ic i i")
 def _triangle_host(function: CFunction, x: Array, diagonal: int, upper: bool) -> Array:
-    if x.dtype.char not in "fd":
+    if not suits_c(x):
         return _triangle(x, diagonal, upper)
     y = np.empty(x.shape, x.dtype)
     function(packed(x), y, _product(x.shape[:-2]), *x.shape[-2:], max(-x.shape[-2], min(diagonal, x.shape[-1])), upper)

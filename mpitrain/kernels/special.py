@@ -10,7 +10,7 @@ import numpy as np
 
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import CFunction, host
+from mpitrain.kernels.library import CFunction, host, packed, suits_c
 
 TWO_OVER_ROOT_PI = 2 / math.sqrt(math.pi)
 BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)      # B_2, B_4, ...
@@ -136,11 +136,10 @@ def _kernel(name: str, value: Callable[[Array], Array]) -> Kernel:
 
     @host("special", name, "X:n X!:n in")
     def run(call: CFunction, x: Array) -> Array:
-        if x.dtype.char not in "fd":
+        if not suits_c(x):
             return reference(x)
-        x = np.asarray(x, order="C")
-        result = np.empty_like(x)
-        call(x, result, x.size)
+        result = np.empty(x.shape, x.dtype)
+        call(packed(x), result, x.size)
         return result
     return Kernel(name, reference, run, run.loop("special"))
 

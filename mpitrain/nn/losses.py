@@ -72,7 +72,7 @@ class HuberLoss(Reduced):
     function = staticmethod(ops.huber_loss)
 
     def __init__(self, reduction: str = "mean", delta: float = 1.0):
-        if not isinstance(delta, int | float):
+        if not (isinstance(delta, int | float) and delta > 0):
             raise ConfigError(f"the delta of HuberLoss is {delta!r}, expected a number of more than 0")
         super().__init__(reduction, delta=delta)
 

@@ -129,8 +129,8 @@ class RReLU(Module):
     """
 
     def __init__(self, low: float = 1 / 8, high: float = 1 / 3):
-        if not low <= high:
-            raise ConfigError(f"RReLU: low is {low} and high {high}, expected low <= high; swap them")
+        if not (all(isinstance(bound, int | float) for bound in (low, high)) and low <= high):
+            raise ConfigError(f"RReLU: low is {low} and high {high}, expected numbers, low <= high")
         self.low, self.high = low, high
 
     def forward(self, x: Any) -> Tensor:

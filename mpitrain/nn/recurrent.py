@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ConfigError, GraphError, ShapeError
@@ -30,8 +32,9 @@ class Recurrent(Module):
                  dropout: float = 0.0, bidirectional: bool = False, *, proj_size: int = 0):
         for what, size, least in (("inputs", inputs, 1), ("hidden", hidden, 1), ("num_layers", num_layers, 1),
                                   ("proj_size", proj_size, 0)):
-            if not isinstance(size, int) or size < least:
+            if not isinstance(size, int | np.integer) or size < least:
                 raise ShapeError(f"{type(self).__name__}: {what} is {size!r}, expected an integer of at least {least}")
+        inputs, hidden, num_layers, proj_size = map(int, (inputs, hidden, num_layers, proj_size))
         for what, flag in (("bias", bias), ("batch_first", batch_first)):
             if not isinstance(flag, bool):
                 raise ConfigError(f"{type(self).__name__}: {what} is {flag!r}, expected True or False")

@@ -5,14 +5,11 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-import numpy as np
-
 from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.autograd.function import WIDE
 from mpitrain.backend import Array, is_array
 
 __all__ = ["clip", "maximum", "minimum", "where"]
-
-_WIDE = {np.dtype("float64"): "float32", np.dtype("complex128"): "complex64"}
 
 
 class Maximum(Function):
@@ -77,8 +74,8 @@ class Where(Function):
             if type(number) is int and is_array(beside) and beside.dtype.kind in "iu":
                 beside.dtype.type(number)
         made = ctx.xp.where(condition, x, y)
-        if made.dtype.char in "dD" and not any(getattr(a, "dtype", None) in _WIDE for a in (x, y)):
-            made = made.astype(_WIDE[made.dtype])     # of Python's numbers, which have PyTorch's default dtype
+        if made.dtype.char in "dD" and not any(getattr(a, "dtype", None) in WIDE for a in (x, y)):
+            made = made.astype(WIDE[made.dtype])     # of Python's numbers, which have PyTorch's default dtype
         return made
 
     @staticmethod

@@ -82,6 +82,7 @@ def _complex(name: str, x: Any) -> Tensor:
 
 class AsReal(Function):
     complex_inputs = "own"
+    views = True
 
     @staticmethod
     def forward(ctx: Context, z: Array) -> Array:
@@ -93,6 +94,8 @@ class AsReal(Function):
 
 
 class AsComplex(Function):
+    views = True
+
     @staticmethod
     def forward(ctx: Context, x: Array) -> Array:
         return ctx.xp.ascontiguousarray(x).view(PAIRS[x.dtype.char])[..., 0]

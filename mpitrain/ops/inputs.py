@@ -11,7 +11,7 @@ import numpy as np
 
 from mpitrain.autograd import Tensor
 from mpitrain.backend import Array, is_array
-from mpitrain.errors import ShapeError
+from mpitrain.errors import ConfigError, ShapeError
 
 F = TypeVar("F", bound=Callable[..., Any])
 Dims = int | Sequence[int] | None
@@ -30,16 +30,27 @@ def raw(x: Any) -> Any:
 def fitting(name: str, number: Any, dtype: np.dtype[Any]) -> Any:
     """`number` as one of that dtype. ShapeError where it is none: 2.5 is no int64, 300 no int8, 1j no float32."""
     given = raw(number)
-    given = given.item() if hasattr(given, "item") else given
     try:
+        given = given.item() if hasattr(given, "item") else given
         with np.errstate(over="ignore"):
             made = dtype.type(given)
             fits = made.item() == given or given != given or (dtype.kind in "fc" and bool(np.isfinite(made)))
     except (TypeError, ValueError, OverflowError):
         fits = False
     if not fits:
-        raise ShapeError(f"{name}: the value {given} is no {dtype}; convert the array, or the value, first")
+        found = f"an array of shape {given.shape}" if is_array(given) else given
+        raise ShapeError(f"{name}: the value {found} is no {dtype}; convert the array, or the value, first")
     return made
+
+
+def check_number(name: str, what: str, value: Any) -> None:
+    """ConfigError where `value` is no real number."""
+    try:
+        if isinstance(value, str):
+            raise TypeError
+        float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name}: {what} is {value!r}, expected a number") from None
 
 
 def as_array(x: Any) -> Array:
@@ -82,7 +93,7 @@ def dim_of(name: str, x: Any, dim: Any, extra: int = 0) -> int:
 
 def reduced(name: str, x: Any, dim: Dims) -> int | tuple[int, ...] | None:
     """`dims_of`, and None for all: the usual dim, one number, is left for the Function to check."""
-    return dim if dim is None or (type(dim) is int and len(x.shape)) else dims_of(name, as_tensor(x), dim) or None
+    return dim if dim is None or (type(dim) is int and len(getattr(x, "shape", ()))) else dims_of(name, as_tensor(x), dim) or None
 
 
 def dims_of(name: str, x: Any, dim: Dims) -> tuple[int, ...]:

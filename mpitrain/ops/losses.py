@@ -16,7 +16,7 @@ from mpitrain.ops.activation import log_softmax, softplus
 from mpitrain.ops.choice import clip, where
 from mpitrain.ops.elementwise import absolute, exp, log, power
 from mpitrain.ops.index import getitem
-from mpitrain.ops.inputs import as_tensor, dim_of, raw
+from mpitrain.ops.inputs import as_tensor, check_number, dim_of, raw
 from mpitrain.ops.loss import check_labels
 from mpitrain.ops.reduce import mean, sum
 from mpitrain.ops.shape import expand_dims, swapaxes
@@ -174,6 +174,7 @@ def labels_loss(name: str, log_p: Tensor, target: Any, weight: Any, ignore: int 
 def cross_entropy_loss(input: Any, target: Any, weight: Any = None, ignore_index: int | None = -100, reduction: str = "mean",
                        label_smoothing: float = 0.0, *, dim: int = 1) -> Tensor:
     """-log softmax(input)[label], with class weights; a target of floats gives the probability of each class instead."""
+    check_number("cross_entropy_loss", "label_smoothing", label_smoothing)
     if not 0.0 <= label_smoothing <= 1.0:
         raise ConfigError(f"the label_smoothing of cross_entropy_loss lies in [0, 1], not {label_smoothing}")
     log_p = log_softmax(last("cross_entropy_loss", input, dim))
@@ -195,6 +196,7 @@ def focal_loss(input: Any, target: Any, gamma: float = 2.0, weight: Any = None, 
 
     The mean divides by the number of labels that count. Where p is 1 the gradient is 0, its limit for every gamma above 0.
     """
+    check_number("focal_loss", "gamma", gamma)
     if not 0 <= gamma < math.inf:
         raise ConfigError(f"the gamma of focal_loss is a finite number, 0 or more, not {gamma}")
     log_p = log_softmax(last("focal_loss", input, dim))

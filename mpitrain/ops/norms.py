@@ -12,7 +12,7 @@ from mpitrain.errors import ShapeError
 from mpitrain.kernels.sums import sum_over
 from mpitrain.ops.choice import clip
 from mpitrain.ops.elementwise import absolute
-from mpitrain.ops.inputs import Dims, as_tensor, dims_of, numpy_names
+from mpitrain.ops.inputs import Dims, as_tensor, check_number, dims_of, numpy_names
 from mpitrain.ops.reduce import max as largest
 from mpitrain.ops.reduce import min as smallest
 from mpitrain.ops.reduce import sum as total
@@ -26,6 +26,7 @@ def vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False) 
     """(sum of |x| ** ord) ** (1 / ord) over `dim`, by default all; inf and -inf are the largest and smallest |x|, 0 counts what
     is not 0. The gradient at a norm of 0 is 0."""
     x = as_tensor(x)
+    check_number("vector_norm", "ord", ord)
     dims = dims_of("vector_norm", x, dim)
     if x.dtype.kind not in "fc":
         raise ShapeError(f"vector_norm: the input is {x.dtype}, expected floating-point or complex numbers")
@@ -69,7 +70,9 @@ def norm(x: Any, p: float | str = 2, dim: Dims = None, keepdim: bool = False) ->
     """`vector_norm` with PyTorch's older names; "fro" is p = 2, also of all of x."""
     if isinstance(p, str) and p != "fro":
         raise ShapeError(f'norm: p is "{p}", expected a number or "fro"; matrix_norm has others of matrices')
-    return vector_norm(x, 2.0 if isinstance(p, str) else p, dim, keepdim)
+    p = 2.0 if isinstance(p, str) else p
+    check_number("norm", "p", p)
+    return vector_norm(x, p, dim, keepdim)
 
 
 @numpy_names

@@ -13,7 +13,7 @@ from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.kernels.random import random_words
 from mpitrain.ops.choice import minimum, where
 from mpitrain.ops.elementwise import exp
-from mpitrain.ops.inputs import numpy_names
+from mpitrain.ops.inputs import check_number, numpy_names
 from mpitrain.ops.shape import reshape
 
 __all__ = ["celu", "elu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "prelu", "relu6", "rrelu", "selu", "softshrink",
@@ -149,6 +149,8 @@ def celu(x: Any, alpha: float = 1.0) -> Tensor:
 @numpy_names
 def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     """x limited to [min_val, max_val]; the gradient passes inside, not at the bounds as that of `clip` does."""
+    check_number("hardtanh", "min_val", min_val)
+    check_number("hardtanh", "max_val", max_val)
     if not min_val <= max_val:
         raise ConfigError(f"hardtanh: min_val is {min_val} and max_val {max_val}, expected min_val <= max_val; swap them")
     return Hardtanh.apply(x, low=min_val, high=max_val)
@@ -210,6 +212,8 @@ def rrelu(x: Any, layer: str, lower: float = 1 / 8, upper: float = 1 / 3) -> Ten
     The numbers are drawn from the current random scope under the name `layer`, as those of `ops.dropout` are. In eval, use
     `leaky_relu` with the mean of lower and upper.
     """
+    check_number("rrelu", "lower", lower)
+    check_number("rrelu", "upper", upper)
     if not lower <= upper:
         raise ConfigError(f"rrelu: lower is {lower} and upper {upper}, expected lower <= upper; swap them")
     if not len(x.shape):

@@ -14,7 +14,7 @@ from mpitrain.ops.elementwise import add, subtract
 from mpitrain.ops.inputs import as_tensor, dim_of, float_tensor, numpy_names, raw
 from mpitrain.ops.reduce import sum as total
 from mpitrain.ops.results import Places
-from mpitrain.ops.scattering import gather
+from mpitrain.ops.scattering import gather, places_of
 from mpitrain.ops.shape import concatenate, reshape, stack, swapaxes
 
 __all__ = ["cummax", "cummin", "cumprod", "cumsum", "cumulative_trapezoid", "diff", "logcumsumexp", "trapezoid"]
@@ -142,7 +142,7 @@ def _extremum(name: str, x: Tensor, dim: Any, smallest: bool) -> Places:
     dim = dim_of(name, x, dim)
     if not x.ndim:
         return Places(add(x, 0), Tensor(x.xp.zeros((), "int64")))
-    places = kernels.cumextremum(x.array, dim, smallest)
+    places = places_of(kernels.cumextremum, (x.array,), dim, smallest)
     return Places(gather(x, dim, places), Tensor(places))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
@@ -10,11 +11,25 @@ from mpitrain.backend import Array, is_array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import lines as kernels
 from mpitrain.kernels.rows import scatter_add_rows
+from mpitrain.ops.choice import where
+from mpitrain.ops.creation import astype
 from mpitrain.ops.index import getitem, take
 from mpitrain.ops.inputs import as_array, as_tensor, dim_of, fitting, integers, numpy_names
 from mpitrain.ops.shape import broadcast_to, reshape, transpose
 
 __all__ = ["gather", "index_add", "index_copy", "index_put", "index_select", "scatter", "scatter_add", "take_along_dim"]
+
+
+class Places(Function):
+    """int64 places that a kernel finds in x: `find(x, ..., *options)`. No gradient flows through them."""
+
+    @staticmethod
+    def forward(ctx: Context, *arrays: Array, find: Callable[..., Array], options: tuple[Any, ...] = ()) -> Array:
+        return find(*arrays, *options)
+
+
+def places_of(find: Callable[..., Array], arrays: tuple[Array, ...], *options: Any) -> Array:
+    return Places.apply(*arrays, find=find, options=options).array
 
 
 class GatherAlong(Function):
@@ -110,6 +125,8 @@ def checked(name: str, x: Tensor, dim: Any, index: Any, source: Any = None) -> t
             index.shape[d] > x.shape[d] for d in range(x.ndim) if d != dim)):
         raise ShapeError(f"{name}: an index of shape {index.shape} for an array of shape {x.shape}; it must have as many dims, "
                          f"and be no larger but along dim {dim}")
+    if source is not None and source.dtype != x.dtype:
+        raise ShapeError(f"{name}: a source of {source.dtype} for an array of {x.dtype}; convert one of them first")
     if source is not None and index.size and (index.ndim != source.ndim or any(
             a > b for a, b in zip(index.shape, source.shape))):
         raise ShapeError(f"{name}: an index of shape {index.shape} for a source of shape {source.shape}; it may be no larger")
@@ -118,7 +135,7 @@ def checked(name: str, x: Tensor, dim: Any, index: Any, source: Any = None) -> t
 
 
 def within(name: str, index: Array, n: int) -> None:
-    if index.size and int(index.view(f"u{index.itemsize}").max()) >= n:        # below 0 is large without a sign
+    if index.size and int(index.view(index.dtype.str.replace("i", "u")).max()) >= n:        # below 0 is large without a sign
         wrong = index[(index < 0) | (index >= n)].reshape(-1)[0]
         raise ShapeError(f"{name}: index {int(wrong)} is not in 0 ... {n - 1}")
 
@@ -150,23 +167,30 @@ def scatter_add(x: Any, dim: int, index: Any, src: Any) -> Tensor:
 def scatter(x: Any, dim: int, index: Any, src: Any = None, *, value: Any = None, reduce: str | None = None) -> Tensor:
     """A copy of x with `src`, or the number `value`, at x[index[i, j], j] for dim 0 of two, and so on.
 
-    Of several at one place the last one counts; `reduce` "add" adds all of them.
+    Of several at one place the last one counts; `reduce` "add" adds all of them. Every one of them has the gradient of its place,
+    as PyTorch's: what is not the last has it, too. Of a `value` each place counts once.
     """
     x = as_tensor(x)
     shape = x.shape
     if (src is None) == (value is None):
         raise ShapeError("scatter: give a source or a value, one of them")
-    given = value if src is None else src
-    tensor = None if isinstance(given, int | float) else as_tensor(given)
-    wide, dim, index, tensor = checked("scatter", x, dim, index, tensor if src is not None else None)
-    given = fitting("scatter", given, x.dtype) if tensor is None else tensor
-    if not index.size:
-        return x + 0
     if reduce not in (None, "add"):
         raise ShapeError(f'scatter: reduce is {reduce!r}, expected None or "add"; scatter_reduce has the others')
-    if tensor is not None:
-        return reshape(Scatter.apply(wide, index, tensor, dim=dim, add=reduce == "add"), shape)
-    return reshape(Put.apply(wide, given, index=kernels.grid(wide.xp, index, dim), accumulate=reduce == "add"), shape)
+    value = src if isinstance(src, int | float) else value
+    wide, dim, index, source = checked("scatter", x, dim, index, as_tensor(src) if value is None else None)
+    if value is not None:
+        learned = isinstance(value, Tensor) and value.requires_grad and not value.ndim
+        value = astype(value, x.dtype) if learned else fitting("scatter", value, x.dtype)
+    if not index.size:
+        return x + 0
+    if source is not None:
+        return reshape(Scatter.apply(wide, index, source, dim=dim, add=reduce == "add"), shape)
+    places = kernels.grid(wide.xp, index, dim)
+    if reduce == "add":
+        return reshape(Put.apply(wide, value, index=places, accumulate=True), shape)
+    chosen = wide.xp.zeros(wide.shape, bool)
+    chosen[places] = True
+    return reshape(where(chosen, value, wide), shape)
 
 
 @numpy_names

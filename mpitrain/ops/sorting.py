@@ -10,7 +10,7 @@ from mpitrain.errors import ShapeError
 from mpitrain.kernels import lines as kernels
 from mpitrain.ops.inputs import as_array, as_tensor, dim_of, integers, numpy_names
 from mpitrain.ops.results import Places
-from mpitrain.ops.scattering import gather
+from mpitrain.ops.scattering import gather, places_of
 from mpitrain.ops.shape import reshape, squeeze, stack
 
 __all__ = ["argsort", "argwhere", "bincount", "bucketize", "kthvalue", "median", "msort", "nanmedian", "nanquantile", "nonzero",
@@ -24,7 +24,7 @@ def sort(x: Any, dim: int = -1, descending: bool = False, stable: bool = True) -
     dim = dim_of("sort", x, dim)
     if not x.ndim:
         return Places(x + 0, Tensor(x.xp.zeros((), "int64")))
-    places = kernels.order(x.array, dim, descending)
+    places = places_of(kernels.order, (x.array,), dim, descending)
     return Places(gather(x, dim, places), Tensor(places))
 
 
@@ -33,7 +33,7 @@ def argsort(x: Any, dim: int = -1, descending: bool = False, stable: bool = True
     """Where the values of `sort` come from (int64)."""
     x = as_tensor(x)
     dim = dim_of("argsort", x, dim)
-    return Tensor(kernels.order(x.array, dim, descending) if x.ndim else x.xp.zeros((), "int64"))
+    return Tensor(places_of(kernels.order, (x.array,), dim, descending) if x.ndim else x.xp.zeros((), "int64"))
 
 
 def msort(x: Any) -> Tensor:
@@ -52,7 +52,7 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
         raise ShapeError(f"topk: k is {k}, and dim {dim} of shape {x.shape} has {n} values")
     if not x.ndim:
         return Places(x + 0 if k else reshape(x, 1)[:0], Tensor(x.xp.zeros(() if k else 0, "int64")))
-    places = x.xp.moveaxis(kernels.extreme(x.xp.moveaxis(x.array, dim, -1), k, largest), -1, dim)
+    places = x.xp.moveaxis(places_of(kernels.extreme, (x.xp.moveaxis(x.array, dim, -1),), k, largest), -1, dim)
     return Places(gather(x, dim, places), Tensor(places))
 
 
@@ -63,7 +63,8 @@ def _at_rank(name: str, x: Tensor, dim: Any, keepdim: bool, rank: Any) -> Places
         return Places(x + 0, Tensor(x.xp.zeros((), "int64")))
     shape = tuple(1 if d == dim else n for d, n in enumerate(x.shape))
     ranks = x.xp.broadcast_to(x.xp.asarray(rank, dtype="int64"), shape)
-    places = x.xp.moveaxis(kernels.place_of_rank(*(x.xp.moveaxis(a, dim, -1) for a in (x.array, ranks))), -1, dim)
+    last = tuple(x.xp.moveaxis(a, dim, -1) for a in (x.array, ranks))
+    places = x.xp.moveaxis(places_of(kernels.place_of_rank, last), -1, dim)
     values = gather(x, dim, places)
     return Places(values, Tensor(places)) if keepdim else Places(squeeze(values, dim), Tensor(places.squeeze(dim)))
 

@@ -17,7 +17,7 @@ from mpitrain.kernels.elementwise import replace
 from mpitrain.ops.choice import where
 from mpitrain.ops.comparison import equal, greater, less
 from mpitrain.ops.elementwise import log
-from mpitrain.ops.inputs import as_tensor, float_tensor, floating
+from mpitrain.ops.inputs import as_tensor, check_number, float_tensor, floating
 from mpitrain.ops.reduce import sum as total
 from mpitrain.ops.shape import reshape
 from mpitrain.ops.unary import log1p, sin
@@ -148,6 +148,9 @@ def nan_to_num(x: Any, nan: float | None = 0.0, posinf: float | None = None, neg
     x = as_tensor(x)
     if x.dtype.kind != "f":
         return x
+    for what, number in (("nan", nan), ("posinf", posinf), ("neginf", neginf)):
+        if number is not None:
+            check_number("nan_to_num", what, number)
     ends = np.finfo(x.dtype)
     return Replace.apply(x, nan=0.0 if nan is None else float(nan), most=float(ends.max if posinf is None else posinf),
                          least=float(ends.min if neginf is None else neginf))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod as _length
 from typing import Any
 
@@ -130,7 +131,7 @@ def all(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
 
 
 def _asked(x: Any, dim: Dims, name: str) -> tuple[int, ...]:
-    return () if dim is not None and not isinstance(dim, int) and not len(dim) else dims_of(name, as_tensor(x), dim)
+    return () if isinstance(dim, Sequence) and not len(dim) else dims_of(name, as_tensor(x), dim)
 
 
 _any = plain("any", lambda xp, x, dims, keepdim: xp.any(x, axis=dims, keepdims=keepdim), "")

@@ -89,7 +89,7 @@ def test_the_gradients_of_products_and_places_are_derivatives() -> None:
     x = rng.standard_normal((6, 7))
     x[0, 2], x[1, 1], x[1, 4] = 0, 0, 0
     index = rng.integers(0, 7, (6, 7))
-    once = np.argsort(rng.random((6, 7)), axis=1)              # no place twice: the last one of several has the whole gradient
+    once = np.argsort(rng.random((6, 7)), axis=1)              # no place twice: else each has the gradient, as PyTorch's
     for op in (lambda a: ops.prod(a, 1), lambda a: ops.prod(a, 0), lambda a: ops.cumprod(a, 1), lambda a: ops.cumsum(a, 0),
                lambda a: ops.gather(a, 1, index), lambda a: ops.gather(a, 1, index[:4, :3]),
                lambda a: ops.scatter_add(a * a, 1, index, a), lambda a: ops.scatter(a, 1, once[:, :5], a * a),
