@@ -1,10 +1,11 @@
 """Calls every kernel with wrong dtypes, shapes, strides and sizes, its arrays between pages that nobody may touch.
 
-    python benchmarks/kernel_fuzz.py [--calls 100000] [--seed 0] [--kernels NAME ...]
+    python benchmarks/kernel_fuzz.py [--calls 100000] [--seed 0] [--kind c] [--kernels NAME ...]
 
 Each call takes the arguments of tests/kernel_examples.py, with up to four changes. Arrays end where a page of no access begins
 (or begin where one ends), those that the kernel makes too, so that a number read or written outside of one ends the process, a
-child of this one. What may come of a call is a result or an exception. Prints the deaths, each with what repeats it: the
+child of this one; on the other side of an array lie bytes that must stay what they are. What may come of a call is a result or
+an exception. `--kind numba` calls the loops of Numba, `numpy` the expressions. Prints the deaths, each with what repeats it: the
 exit status is 1 where there are any.
 """
 
@@ -16,6 +17,7 @@ import dataclasses
 import faulthandler
 import importlib
 import mmap
+import os
 import pkgutil
 import resource
 import signal
@@ -30,8 +32,13 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("tests", ".")]
 PAGE, ROOM, REGIONS = 4096, 1 << 21, 64
+BESIDE, MARK = 256, 0xA5                          # bytes beside an array, and what is in them
+CHANGED = 3                                       # exit status of a child where they are something else
 LONGEST_S, MOST_BYTES = 30, 2 << 30               # of a call, and of memory
 WIRE = {"pack": "fh", "unpack": "hf", "round": "fh", "add": "hf", "add_pack": "hfh", "add_round": "hfh"}
+OTHERS: dict[str, Any] = {"convolve": (((2, 16, 6, 7), (16, 16, 3, 3), (16,)), (1,)),      # done by other loops than the examples
+                          "convolve_adjoint": (((2, 16, 6, 7), (16, 16, 3, 3), (16,)), (1, (6, 7))),
+                          "kernel_gradient": (((2, 16, 6, 7), (2, 16, 6, 7)), (1, None, "y"))}
 DTYPES = ["float32", "float64", "int32", "int64", "uint64", "uint8", "bool", "float16", "uint16", "complex64", ">f4", ">f8"]
 NUMBERS: list[Any] = [None, -1, 0, 1, 2, 3, 7, 8, 1000, 1 << 31, 1 << 40, -(1 << 62), (1 << 63) - 1, 1 << 70, 0.5, -3.0,
                       float("nan"), float("inf"), True, "text", [1, 2]]
@@ -48,7 +55,15 @@ class Guarded:
         for i in range(REGIONS + 1):
             if libc.mprotect(ctypes.c_void_p(self.bytes.ctypes.data + i * step), PAGE, 0):
                 raise OSError(ctypes.get_errno(), "mprotect")
-        self.next, self.ends = 0, True
+        self.next, self.ends, self.beside = 0, True, list[np.ndarray]()
+
+    def begin(self, ends: bool) -> None:
+        """Forgets all arrays; new ones end, or begin, with their memory."""
+        self.next, self.ends, self.beside = 0, ends, []
+
+    def is_whole(self) -> bool:
+        """Whether the bytes beside all arrays are what they were."""
+        return all((part == MARK).all() for part in self.beside)
 
     def empty(self, shape: Any, dtype: Any = np.float64, alignment: int = 1) -> np.ndarray:
         dtype, shape = np.dtype(dtype), (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
@@ -62,6 +77,9 @@ class Guarded:
         begin = self.next * (ROOM + PAGE) + PAGE
         self.next += 1
         at = begin + (ROOM - size) // alignment * alignment if self.ends else begin
+        for part in (self.bytes[max(at - BESIDE, begin):at], self.bytes[at + size:min(at + size + BESIDE, begin + ROOM)]):
+            part[...] = MARK
+            self.beside.append(part)
         return self.bytes[at:at + size].view(dtype).reshape(shape)
 
     def copy(self, array: Any) -> np.ndarray:
@@ -167,6 +185,7 @@ def cases() -> dict[str, tuple[Any, Any, tuple[str, ...]]]:
 
     import mpitrain.kernels
     from mpitrain.kernels import KERNELS, wire
+    from mpitrain.kernels.convolution import Window
     for module in pkgutil.iter_modules(mpitrain.kernels.__path__):
         importlib.import_module(f"mpitrain.kernels.{module.name}")
     found = {name: (kernel, EXAMPLES[name].arguments, EXAMPLES[name].dtypes) for name, kernel in KERNELS.items()}
@@ -174,27 +193,39 @@ def cases() -> dict[str, tuple[Any, Any, tuple[str, ...]]]:
         for what, kinds in WIRE.items():
             found[f"{what}_{form}"] = (getattr(wire.format_of(form), what), lambda rng, dtype, kinds=kinds: tuple(
                 np.ones(37, np.float32 if kind == "f" else np.uint16) for kind in kinds), ("float32",))
+    for name, (shapes, then) in OTHERS.items():
+        found[f"{name}_3x3"] = (KERNELS[name], lambda rng, dtype, shapes=shapes, then=then: (
+            *(rng.standard_normal(shape).astype(dtype) for shape in shapes), Window((3, 3), (1, 1), (1, 1)), *then),
+            ("float32", "float64"))
     return found
+
+
+def compile_loops(known: dict[str, tuple[Any, Any, tuple[str, ...]]]) -> None:
+    """Calls everything once for each dtype: Numba compiles with the NumPy that there is."""
+    for run, make, dtypes in known.values():
+        for dtype in dtypes:
+            run(*make(np.random.default_rng(0), np.dtype(dtype)))
 
 
 def child(first: int, calls: int, seed: int, names: list[str]) -> None:
     """Says the number of each call before it is made, and then "r" for a result or "e" for an exception."""
     from mpitrain.kernels import library
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     faulthandler.disable()
     memory, known = Guarded(), cases()
+    names = names or sorted(known)
+    compile_loops({name: known[name] for name in names})
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     library.Scratch.room = lambda self, nbytes: memory.empty(nbytes, np.uint8, library.LINE)      # type: ignore[method-assign]
     for name, module in list(sys.modules.items()):
         if name.startswith("mpitrain.kernels.") and hasattr(module, "np"):
             module.np = Numpy(memory)             # type: ignore[attr-defined]
-    names = names or sorted(known)
     for number in range(first, calls):
         sys.stdout.buffer.write(struct.pack("<q", number))
         sys.stdout.buffer.flush()
         signal.alarm(LONGEST_S)                   # its default action is to end the process
-        memory.next, rng = 0, np.random.default_rng((seed, number))
-        memory.ends = bool(rng.random() < 0.8)
+        rng = np.random.default_rng((seed, number))
+        memory.begin(ends=bool(rng.random() < 0.8))
         run, make, dtypes = known[names[number % len(names)]]
         arguments = [placed(x, memory) for x in make(rng, np.dtype(rng.choice(list(dtypes))))]
         for _ in range(rng.integers(5)):
@@ -209,22 +240,27 @@ def child(first: int, calls: int, seed: int, names: list[str]) -> None:
                 run(*arguments)
         except Exception:
             answer = b"e"
+        if not memory.is_whole():
+            sys.exit(CHANGED)
         sys.stdout.buffer.write(answer)
     sys.stdout.buffer.flush()
 
 
-def fuzz(calls: int, seed: int, names: list[str]) -> tuple[dict[str, int], list[tuple[int, int]]]:
+def fuzz(calls: int, seed: int, names: list[str], kind: str) -> tuple[dict[str, int], list[tuple[int, int]]]:
     """(how many calls gave a result and how many raised, (number, exit status) of those that ended the process)."""
     counts, deaths, first = {"r": 0, "e": 0}, [], 0
     while first < calls:
         command = [sys.executable, __file__, "--child", first, "--calls", calls, "--seed", seed, "--kernels", *names]
-        process = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+        process = subprocess.run([str(word) for word in command], env=os.environ | {"MPITRAIN_KERNELS": kind},
+                                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
         said, status = process.stdout, process.returncode
         whole, rest = divmod(len(said), 9)
         counts["r"] += said[8::9].count(b"r")
         counts["e"] += said[8::9].count(b"e")
         if status == 0 and not rest:
             break
+        if not said:
+            raise RuntimeError(f"the child ended with {status} before its first call")
         number = first + whole
         deaths.append((number, status))
         first = number + 1
@@ -235,6 +271,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kind", choices=["c", "numba", "numpy"], default="c")
     parser.add_argument("--kernels", nargs="*", default=[])
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -242,11 +279,11 @@ def main() -> int:
         child(arguments.child, arguments.calls, arguments.seed, arguments.kernels)
         return 0
     began, known = time.perf_counter(), arguments.kernels or sorted(cases())
-    counts, deaths = fuzz(arguments.calls, arguments.seed, arguments.kernels)
+    counts, deaths = fuzz(arguments.calls, arguments.seed, arguments.kernels, arguments.kind)
     for number, status in deaths:
         print(f"{known[number % len(known)]}: call {number} of seed {arguments.seed} ended with {status}")
-    print(f"{arguments.calls} calls of {len(known)} functions in {time.perf_counter() - began:.0f} s: {counts['r']} results, "
-          f"{counts['e']} exceptions, {len(deaths)} deaths")
+    print(f"{arguments.calls} calls of {len(known)} functions in {arguments.kind} in {time.perf_counter() - began:.0f} s: "
+          f"{counts['r']} results, {counts['e']} exceptions, {len(deaths)} deaths")
     return bool(deaths)
 
 

@@ -113,7 +113,7 @@ static int hold(const Entry *entry, PyObject *array, Held *held, char *chosen)
         char letter = letter_of(entry, array);
         if (slot->kind == 'X' && !*chosen && (letter == 'f' || letter == 'd')) *chosen = letter;
         if (!letter || (slot->kind == 'X' ? letter != *chosen : !is_among(letter, slot->dtypes)))
-            return REFUSE(PyExc_TypeError, "%s: argument %zd has another dtype than C takes it for", entry->name, held->place);
+            return REFUSE(PyExc_TypeError, "%s: argument %zd has another dtype than it is taken for", entry->name, held->place);
     }
     if (PyObject_GetBuffer(array, &held->buffer, 0))         /* the flags ask for memory without gaps */
         return REFUSE(PyExc_ValueError, "%s: argument %zd is an array with gaps, or no array", entry->name, held->place);

@@ -150,7 +150,11 @@ static int kernel_gradient_in(Memory *m, const float *x, const float *y, float *
     Images_pairs images = by_images(x, g->n, g->c * g->h * g->w), maps = by_images(y, g->n, g->o * g->oh * g->ow);
     best_gradient_tile_pairs(g, &dense);
     int suits = dense * g->oh * g->ow < POSITION_SLOWNESS * tiles * LEFT * RIGHT * parts;
-    return (suits ? dense_gradient_pairs : position_gradient_pairs)(m, &images, &maps, weight, &of_pairs, &none);
+    if (!suits) {                                                              /* as in convolution_choice.h */
+        if (position_gradient_pairs(m, &images, &maps, weight, &of_pairs, &none)) return 1;
+        if (!has_nan_pairs(weight, g->o * terms)) return 0;
+    }
+    return dense_gradient_pairs(m, &images, &maps, weight, &of_pairs, &none);
 }
 
 /* weight (O, C/groups, kh, kw) = sum over images and positions of y (N, O, OH, OW) times the window of x there; bias (or NULL) of

@@ -26,6 +26,13 @@ INLINE void NAME(inner)(const T *left, i64 left_step, i64 left_stride, const T *
     }
 }
 
+static int NAME(has_nan)(const T *x, i64 n)
+{
+    int found = 0;
+    for (i64 i = 0; i < n; i++) found |= x[i] != x[i];
+    return found;
+}
+
 /* See kernel_gradient(). */
 static int NAME(position_gradient)(Memory *m, NAME(Images) *x, NAME(Images) *y, T *weight, const Geometry *g,
                                    const NAME(Channels) *bias)

@@ -7,6 +7,9 @@
    with 512, and a plain sum's 4e-7 and 2e-6. Larger tiles need fewer multiplications, but F(4 x 4, 3 x 3) multiplies by up to 8:
    its errors were fourteen times as large and more, 3e-6 to 1e-5.
 
+   What is not finite spoils whole tiles: where the image has infinity, a tile has it with both signs, and their sum is NaN. A NaN in a
+   result says so, and its image is then convolved once more, plainly (convolution_choice.h); a result without NaN is right.
+
    A vector holds LANES tiles, from `depth` rows of tiles of an image: one where they are long, else 2 or 4. The order of each sum
    depends on shapes only. */
 
@@ -123,10 +126,11 @@ INLINE void NAME(store_some)(V vector, i64 first, i64 count, T *to)
     else for (i64 i = 0; i < count; i++) to[i] = part[first + i];
 }
 
-/* A' m A + bias of LANES tiles of one channel into rows of the result; `rows` and `columns` are those that are left. */
-INLINE void NAME(store_tiles)(const T *m, i64 step, T bias, T *to, i64 down, i64 rows, i64 columns, i64 depth)
+/* A' m A + bias of LANES tiles of one channel into rows of the result; `rows` and `columns` are those that are left. Its answer is
+   their sum, NaN in lanes where one is. */
+INLINE V NAME(store_tiles)(const T *m, i64 step, T bias, T *to, i64 down, i64 rows, i64 columns, i64 depth)
 {
-    V s[2][4];
+    V s[2][4], all = {0};
     UNROLL for (int x = 0; x < 4; x++) {
         V m0 = *(const V *)(m + x * step), m1 = *(const V *)(m + (4 + x) * step), m2 = *(const V *)(m + (8 + x) * step);
         V m3 = *(const V *)(m + (12 + x) * step);
@@ -135,6 +139,7 @@ INLINE void NAME(store_tiles)(const T *m, i64 step, T bias, T *to, i64 down, i64
     }
     UNROLL for (int y = 0; y < 2; y++) {
         V even = s[y][0] + s[y][1] + s[y][2] + bias, odd = s[y][1] - s[y][2] - s[y][3] + bias;
+        all += even + odd;
         V part[2] = {PICK(MASK, even, odd, ORDER(LOW, LANES)), PICK(MASK, even, odd, ORDER(HIGH, LANES))};
         UNROLL for (int h = 0; h < 2; h++) {
             T *row = to + (depth == 1 ? y * down + h * LANES : (h * depth + y) * down);
@@ -144,19 +149,30 @@ INLINE void NAME(store_tiles)(const T *m, i64 step, T bias, T *to, i64 down, i64
                 NAME(store_some)(part[h], LANES / 2, at_most(left, LANES / 2), row + 2 * down);
         }
     }
+    return all;
+}
+
+/* Whether a lane of x is NaN. */
+INLINE int NAME(any_nan)(V x)
+{
+    MASK there = (MASK)(x != x);
+    INTEGER any = 0;
+    for (int l = 0; l < LANES; l++) any |= there[l];
+    return any != 0;
 }
 
 /* From one element of the transformed image to the next; the vector more spreads them over the sets of a cache. */
 static i64 NAME(element_step)(i64 channels) { return (channels * VECTORS + 1) * LANES; }
 
 /* Vectors of tiles [first, first + count) of the packed images: see multiply(). */
-typedef struct { const T *from[VECTORS]; T *to[VECTORS]; i64 rows[VECTORS], columns[VECTORS]; } NAME(Tiles);
+typedef struct { const T *from[VECTORS]; T *to[VECTORS]; i64 rows[VECTORS], columns[VECTORS]; char *spoilt[VECTORS]; } NAME(Tiles);
 
 static void NAME(multiply_tiles)(const Views *s, const NAME(TilePlan) *p, const NAME(Tiles) *tiles, int count, i64 plane,
                                  const i64 *offset, const T *weight, const T *bias, T *work, Ahead *ahead)
 {
     i64 channels = s->c / s->groups, each = (s->outputs + ROWS - 1) / ROWS, step = NAME(element_step)(channels);
     T *products = work + ELEMENTS * step;
+    V all[VECTORS] = {{0}};
     const i64 one = ROWS * VECTORS * LANES;
     for (i64 t = 0; t < s->groups * each; t++) {
         i64 o0 = t % each * ROWS, first = t / each * s->outputs + o0;
@@ -179,14 +195,16 @@ static void NAME(multiply_tiles)(const Views *s, const NAME(TilePlan) *p, const 
             NAME(any_tile)(left, from, offset, channels, products + e * one, count, ROWS);
         }
         for (i64 i = 0; i < at_most(ROWS, s->outputs - o0); i++) for (int v = 0; v < count; v++)
-            NAME(store_tiles)(products + (i * VECTORS + v) * LANES, one, bias ? bias[first + i] : 0,
-                              tiles->to[v] + (first + i) * s->plane, s->down, tiles->rows[v], tiles->columns[v], p->depth);
+            all[v] += NAME(store_tiles)(products + (i * VECTORS + v) * LANES, one, bias ? bias[first + i] : 0,
+                                        tiles->to[v] + (first + i) * s->plane, s->down, tiles->rows[v], tiles->columns[v], p->depth);
     }
+    for (int v = 0; v < count; v++) if (NAME(any_nan)(all[v])) *tiles->spoilt[v] = 1;
 }
 
-/* The results of n images x, in `to`; arguments as for prepare() and multiply_all(). Returns 1 without memory. */
+/* The results of n images x, in `to`; arguments as for prepare() and multiply_all(). `spoilt` becomes 1 for an image whose results
+   have NaN. Returns 1 without memory. */
 static int NAME(winograd)(Memory *m, Views *s, const T *weight, i64 group_step, i64 output_step, i64 channel_step,
-                          const T *bias, const T *x, i64 n, T *to)
+                          const T *bias, const T *x, i64 n, T *to, char *spoilt)
 {
     NAME(TilePlan) p = NAME(plan_tiles)(s, PACKED_BYTES / (i64)sizeof(T));
     i64 channels = s->c / s->groups, each = (s->outputs + ROWS - 1) / ROWS, size = s->c * s->h * s->w;
@@ -219,6 +237,7 @@ static int NAME(winograd)(Memory *m, Views *s, const T *weight, i64 group_step, 
                 tiles.to[v] = to + s->corner + (first + i) * s->image + (y0 + row) * s->down + column;
                 tiles.rows[v] = rows - row;
                 tiles.columns[v] = s->ow - column;
+                tiles.spoilt[v] = spoilt + first + i;
             }
             NAME(multiply_tiles)(s, &p, &tiles, count, plane, offset, left, bias, work, &ahead);
         }

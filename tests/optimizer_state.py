@@ -11,9 +11,9 @@ from mpitrain.backend import overwrite
 
 def state_of(optimizer: Any) -> dict[str, Any]:
     """"m/block0.weight", ... (views, not copies) and "steps"."""
-    storage = optimizer.storage
+    layout = optimizer.layout
     views = {f"{kind}/{s.name}": view for kind, flat in optimizer.state.items()
-             for s, view in zip(storage.segments, storage.views(flat), strict=True)}
+             for s, view in zip(layout.segments, layout.views(flat), strict=True)}
     return views | {"steps": np.array(optimizer.steps)}
 
 

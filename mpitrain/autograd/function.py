@@ -138,8 +138,10 @@ class Function:
             if not cls.__module__.startswith("mpitrain."):
                 raise                             # whoever wrote the operation wants to see where
             raise ShapeError(_explained(cls, arrays, error)) from error
-        if dtype is None and cls.is_arithmetic and xp is not None and result.dtype == "float64":
-            result = result.astype("float32")     # integers beside a number with fractions, as in PyTorch
+        if dtype is None and (cls.is_arithmetic or xp is None) and type(result) is not tuple:
+            result = ctx.xp.asarray(result)
+            if result.dtype == "float64" and (xp is not None or not any(hasattr(x, "dtype") for x in inputs)):
+                result = result.astype("float32")     # of numbers, or of integers beside one with fractions, as in PyTorch
         several = type(result) is tuple
         wanted = cls.result_dtype if cls.result_dtype is not None else dtype
         outputs: tuple[Tensor, ...] = tuple([_as_output(ctx, x, wanted) for x in result]) if several else (

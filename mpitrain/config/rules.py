@@ -158,6 +158,7 @@ class Facts(NamedTuple):
     synchronised: str = ""                   # the first layer with statistics over all ranks' rows
     closure: str = ""                        # the optimizer, if it computes the loss of a step several times
     running: str = ""                        # the first layer with running statistics, looked for with a closure alone
+    scaled: str = ""                         # the first embedding whose rows are scaled to a largest norm
     splits_backward: bool = False            # whether the schedule has weight gradients as actions of their own
 
 
@@ -235,7 +236,19 @@ def closures(config: Config, grid: Grid, facts: Facts) -> Iterator[ConfigError]:
                           "group norm, or another optimizer.name")
 
 
-MODEL_RULES = (closures, even_experts, layers, even_slices, even_statistics)
+def scaled_rows(config: Config, grid: Grid, facts: Facts) -> Iterator[ConfigError]:
+    c = config.comm
+    for wrong, found, instead in (
+            (c.cuts != "none" and grid.count(REPLICAS) > 1, f'comm.sharding = "{c.sharding}"', 'comm.sharding = "none"'),
+            (c.node_shared and grid.count(REPLICAS) > 1, "comm.node_shared = true", "comm.node_shared = false"),
+            (facts.closure, facts.closure, "another optimizer.name")):
+        if facts.scaled and wrong:
+            yield ConfigError(f'max_norm of the embedding "{facts.scaled}" changes rows on all ranks before the update, which '
+                              f"needs whole parameters and one update a step, found {found}; set {instead}, or leave max_norm "
+                              "out")
+
+
+MODEL_RULES = (closures, even_experts, layers, even_slices, even_statistics, scaled_rows)
 
 
 def _uneven(grid: Grid, facts: Facts) -> str:

@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from mpitrain.backend import Array, array_module
-from mpitrain.kernels.kernel import Kernel, numba_loop
+from mpitrain.kernels.kernel import Kernel
 from mpitrain.kernels.library import CFunction, host
 
 
@@ -48,9 +48,9 @@ def _weights_gradient_host(function: CFunction, weights: Array, grad: Array, sca
     return result
 
 
-attention_weights = Kernel("attention_weights", _weights, _weights_host, numba_loop("attention", "attention_weights"))
+attention_weights = Kernel("attention_weights", _weights, _weights_host, _weights_host.loop("attention"))
 """softmax(scale * scores), over columns 0..i in row i where causal, from (scores, scale, causal, out=None)."""
 
 attention_weights_gradient = Kernel("attention_weights_gradient", _weights_gradient, _weights_gradient_host,
-                                    numba_loop("attention", "attention_weights_gradient"))
+                                    _weights_gradient_host.loop("attention"))
 """The gradient of the scores from (weights, gradient of the weights, scale, causal, out=None)."""

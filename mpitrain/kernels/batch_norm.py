@@ -5,12 +5,13 @@ What belongs to a channel is a 1-D array. Sums over a channel are float64 whatev
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from mpitrain.backend import Array, array_module
-from mpitrain.kernels.kernel import Kernel, numba_loop
+from mpitrain.kernels.kernel import Function, Kernel
 from mpitrain.kernels.library import CFunction, host, packed, same_shape
 
 
@@ -106,32 +107,29 @@ def _batch_norm_gradients_host(function: CFunction, grad: Array, x: Array, y: Ar
     return dx, before, plain, product
 
 
-channel_moments = Kernel("channel_moments", _moments, host(
-    "batch_norm", "channel_moments", "X:ncl D!:c D!:c in ic il")(_two_sums),
-    numba_loop("batch_norm", "channel_moments"))
+def _kernel(name: str, reference: Function, signature: str, body: Callable[..., Any]) -> Kernel:
+    version = host("batch_norm", name, signature)(body)
+    return Kernel(name, reference, version, version.loop("batch_norm"))
+
+
+channel_moments = _kernel("channel_moments", _moments, "X:ncl D!:c D!:c in ic il", _two_sums)
 """(mean, sum of squared distances from it), float64 (C,), from x."""
 
-channel_affine = Kernel("channel_affine", _affine, host(
-    "batch_norm", "channel_affine", "X:ncl X:c X:c X:c X!:ncl in ic il")(same_shape),
-    numba_loop("batch_norm", "channel_affine"))
+channel_affine = _kernel("channel_affine", _affine, "X:ncl X:c X:c X:c X!:ncl in ic il", same_shape)
 """(x - centre) * scale + shift from (x, centre, scale, shift)."""
 
-channel_sums = Kernel("channel_sums", _sums, host(
-    "batch_norm", "channel_sums", "X:ncl X:ncl X:c D!:c D!:c in ic il")(_two_sums),
-    numba_loop("batch_norm", "channel_sums"))
+channel_sums = _kernel("channel_sums", _sums, "X:ncl X:ncl X:c D!:c D!:c in ic il", _two_sums)
 """Sums of grad and of grad * (x - centre), float64 (C,), from (grad, x, centre)."""
 
-channel_combine = Kernel("channel_combine", _combine, host(
-    "batch_norm", "channel_combine", "X:ncl X:ncl X:c X:c X:c X:c X!:ncl in ic il")(same_shape),
-    numba_loop("batch_norm", "channel_combine"))
+channel_combine = _kernel("channel_combine", _combine, "X:ncl X:ncl X:c X:c X:c X:c X!:ncl in ic il", same_shape)
 """a * grad + b * (x - centre) + d from (grad, x, centre, a, b, d)."""
 
-batch_norm = Kernel("batch_norm", _batch_norm, _batch_norm_host, numba_loop("batch_norm", "batch_norm"))
+batch_norm = Kernel("batch_norm", _batch_norm, _batch_norm_host, _batch_norm_host.loop("batch_norm"))
 """(y, mean, variance, inverse deviation; the latter float64 (C,)) from (x, weight, bias, residual or None, eps, relu): x
 normalised over N and L, plus the residual, and ReLU of that where `relu`."""
 
 batch_norm_gradients = Kernel("batch_norm_gradients", _batch_norm_gradients, _batch_norm_gradients_host,
-                              numba_loop("batch_norm", "batch_norm_gradients"))
+                              _batch_norm_gradients_host.loop("batch_norm"))
 """(gradient of x or None, gradient before ReLU, sums of that, and of its product with x - centre, float64 (C,)) from (grad, x,
 y, centre, weight, bias, inverse deviation, relu, whether the first is wanted). y is not wanted without relu, and may be None
 where there was no residual: then the second result is undefined."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from mpitrain.backend import Array, array_module
-from mpitrain.kernels.kernel import Kernel, numba_loop
+from mpitrain.kernels.kernel import Function, Kernel
 from mpitrain.kernels.library import CFunction, Scratch, host, misfit, packed
 from mpitrain.kernels.sums import sum_rows
 
@@ -194,16 +194,17 @@ def run_gradient(function: CFunction, x: Array, y: Array, window: Window, groups
     return weight, bias
 
 
-convolve = Kernel("convolve", _convolve, host("convolution", "forward", FORWARD, answers=True)(run_forward),
-                  numba_loop("convolution", "convolve"))
+def _kernel(name: str, reference: Function, function: str, signature: str, body: Callable[..., Any]) -> Kernel:
+    version = host("convolution", function, signature, answers=True)(body)
+    return Kernel(name, reference, version, version.composed("convolution"))
+
+
+convolve = _kernel("convolve", _convolve, "forward", FORWARD, run_forward)
 """y (N, O, OH, OW) from (x, weight, bias or None, window, groups)."""
 
-convolve_adjoint = Kernel("convolve_adjoint", _adjoint, host("convolution", "adjoint", FORWARD, answers=True)(run_adjoint),
-                          numba_loop("convolution", "convolve_adjoint"))
+convolve_adjoint = _kernel("convolve_adjoint", _adjoint, "adjoint", FORWARD, run_adjoint)
 """x (N, C, *size) from (y, weight, bias or None, window, groups, size)."""
 
-kernel_gradient = Kernel("kernel_gradient", _kernel_gradient,
-                         host("convolution", "kernel_gradient", GRADIENT, answers=True)(run_gradient),
-                         numba_loop("convolution", "kernel_gradient"))
+kernel_gradient = _kernel("kernel_gradient", _kernel_gradient, "kernel_gradient", GRADIENT, run_gradient)
 """weight (O, C/groups, kh, kw) from (x, y, window, groups, out=None, bias_of=""), in `out` where given; and what is added to each
 channel of "x" or "y", `bias_of`: its gradient, else None."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.backend.random import words_at
-from mpitrain.kernels.kernel import Kernel, numba_loop
+from mpitrain.kernels.kernel import Kernel
 from mpitrain.kernels.library import CFunction, host
 from mpitrain.kernels.random import random_words, signed
 
@@ -142,10 +142,10 @@ def _dropout_grad_host(call: CFunction, grad: Array, bits: Array, p: float) -> A
     return result
 
 
-dropout = Kernel("dropout", _dropout, _dropout_host, numba_loop("dropout", "dropout"))
+dropout = Kernel("dropout", _dropout, _dropout_host, _dropout_host.loop("dropout"))
 """(y, bits) from (x (R, D), rows (R,) uint64, key, p, what is added to y or None, first = 0): word first + j of row r of the
 stream `key` keeps or drops element j, where `first` is one number, or one for each row (uint64); what
 is kept is divided by 1 - p. The bits (R, ceil(D / 8)) uint8 are for the gradient."""
 
-dropout_grad = Kernel("dropout_grad", _dropout_grad, _dropout_grad_host, numba_loop("dropout", "dropout_grad"))
+dropout_grad = Kernel("dropout_grad", _dropout_grad, _dropout_grad_host, _dropout_grad_host.loop("dropout"))
 """The gradient of x from (grad (R, D), bits, p)."""

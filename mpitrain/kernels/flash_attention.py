@@ -11,7 +11,9 @@ softmax", 2018).
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import lru_cache, partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from mpitrain.backend.namespace import Array, array_module
 from mpitrain.backend.native import load
 from mpitrain.kernels.blocked_attention import EXPRESSIONS, backward, forward
 from mpitrain.kernels.dropout import Dropping
-from mpitrain.kernels.kernel import Kernel, numba_loop
+from mpitrain.kernels.kernel import Function, Kernel
 from mpitrain.kernels.library import CFunction, Scratch, host, misfit
 
 
@@ -49,7 +51,8 @@ def run_backward(library: str, call: CFunction, q: Array, k: Array, v: Array, ou
 
 def _check(name: str, q: Array, k: Array, v: Array, tops: Array, inverses: Array, *, out: Array, grad: Array | None = None,
            dq: Array | None = None, dk: Array | None = None, dv: Array | None = None, dropping: Dropping | None = None) -> None:
-    """C is handed the first row of each array and the steps to the others: here it is seen that these are there."""
+    """C is handed the first row of each array and the steps to the others: here it is seen that these are there. Shapes that
+    NumPy would broadcast are refused with the others."""
     b, h, length, width = q.shape
     keys, values = k.shape[2], v.shape[3]
     shapes = ((q, q.shape), (k, (b, h, keys, width)), (v, (b, h, keys, values)), (out, (b, h, length, values)),
@@ -99,10 +102,38 @@ def _shape(q: Array, k: Array, v: Array, causal: bool, arrays: tuple[Array | Non
     return np.array(numbers, np.int64)
 
 
+def in_numba(name: str, between: str) -> Callable[[], Function]:
+    """`forward` with what `kernels.loops.attention` does between its products, behind the check that C has."""
+    def factory() -> Function:
+        steps = getattr(import_module("mpitrain.kernels.loops.attention"), between)
+
+        def run(q: Array, k: Array, v: Array, out: Array, scale: float, causal: bool, dropping: Dropping | None = None
+                ) -> tuple[Array, Array]:
+            q, k, v = _along_rows(q), _along_rows(k), _along_rows(v)
+            _check(name, q, k, v, q[..., 0], q[..., 0], out=out, dropping=dropping)
+            return forward(steps, q, k, v, out, scale, causal, dropping)
+        return run
+    return factory
+
+
+def gradient_in_numba(name: str, between: str) -> Callable[[], Function]:
+    """The same of `backward`."""
+    def factory() -> Function:
+        steps = getattr(import_module("mpitrain.kernels.loops.attention"), between)
+
+        def run(q: Array, k: Array, v: Array, out: Array, grad: Array, tops: Array, inverses: Array, scale: float, causal: bool,
+                dq: Array | None, dk: Array | None, dv: Array | None, dropping: Dropping | None = None) -> None:
+            q, k, v, grad = _along_rows(q), _along_rows(k), _along_rows(v), _along_rows(grad)
+            _check(f"{name}_grad", q, k, v, tops, inverses, out=out, grad=grad, dq=dq, dk=dk, dv=dv, dropping=dropping)
+            backward(steps, q, k, v, out, grad, tops, inverses, scale, causal, dq, dk, dv, dropping)
+        return run
+    return factory
+
+
 NAME, FORWARD, BACKWARD = "flash_attention", "X! X! X X X X! L:21 d M! L? i i d", "X X X X X X X X?! X?! X?! L:33 d M! L? i i d"
 
 flash_attention = Kernel("flash_attention", partial(forward, EXPRESSIONS),
-                         host(NAME, "forward", FORWARD)(partial(run_forward, NAME)), numba_loop("attention", "forward"))
+                         host(NAME, "forward", FORWARD)(partial(run_forward, NAME)), in_numba(NAME, "BETWEEN"))
 """Writes softmax(scale * q k') v into `out` and returns (tops, inverses), both (B, H, L): what the gradient wants to know.
 
 They are each query's largest scaled score, and the inverse of its sum of exps above that, before any weight is dropped.
@@ -111,7 +142,7 @@ Arguments: q (B, H, L, D), k (B, H, S, D), v (B, H, S, E), out (B, H, L, E), sca
 """
 
 flash_attention_grad = Kernel("flash_attention_grad", partial(backward, EXPRESSIONS),
-                              host(NAME, "backward", BACKWARD)(partial(run_backward, NAME)), numba_loop("attention", "backward"))
+                              host(NAME, "backward", BACKWARD)(partial(run_backward, NAME)), gradient_in_numba(NAME, "BETWEEN"))
 """Writes the gradients into dq, dk and dv, each where it is not None.
 
 Arguments: q, k, v, out, grad (of out), tops, inverses, scale, causal, dq, dk, dv, the `Dropping` or None; strides as above.

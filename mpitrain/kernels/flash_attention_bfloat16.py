@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import partial
 
 from mpitrain.kernels.blocked_attention import EXPRESSIONS, backward, forward
-from mpitrain.kernels.flash_attention import BACKWARD, FORWARD, run_backward, run_forward
-from mpitrain.kernels.kernel import Kernel, numba_loop
+from mpitrain.kernels.flash_attention import BACKWARD, FORWARD, gradient_in_numba, in_numba, run_backward, run_forward
+from mpitrain.kernels.kernel import Kernel
 from mpitrain.kernels.library import host
 from mpitrain.kernels.product import rounded
 
@@ -20,11 +20,11 @@ ROUNDED = EXPRESSIONS._replace(factor=rounded)
 flash_attention_bfloat16 = Kernel(
     "flash_attention_bfloat16", partial(forward, ROUNDED),
     host(LIBRARY, "forward_bfloat16", FORWARD.replace("X", "F"))(partial(run_forward, LIBRARY)),
-    numba_loop("attention", "forward_bfloat16"))
+    in_numba(LIBRARY, "ROUNDED"))
 """As `flash_attention`, of float32."""
 
 flash_attention_grad_bfloat16 = Kernel(
     "flash_attention_grad_bfloat16", partial(backward, ROUNDED),
     host(LIBRARY, "backward_bfloat16", BACKWARD.replace("X", "F"))(partial(run_backward, LIBRARY)),
-    numba_loop("attention", "backward_bfloat16"))
+    gradient_in_numba(LIBRARY, "ROUNDED"))
 """As `flash_attention_grad`, of float32."""

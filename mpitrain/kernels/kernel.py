@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from functools import cache
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -40,11 +39,6 @@ class Kernel:
         first = arguments[0]
         version = self.host() if type(first) is np.ndarray or array_module(first) is np else None
         return (version or self.reference)(*arguments)
-
-
-def numba_loop(module: str, name: str) -> Factory:
-    """The function `name` of ``kernels/loops/<module>.py`` as a Kernel takes it; importing that imports Numba."""
-    return lambda: getattr(import_module(f"mpitrain.kernels.loops.{module}"), name)
 
 
 @cache

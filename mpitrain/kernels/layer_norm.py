@@ -8,7 +8,7 @@ import numpy as np
 
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.dropout import Dropping, dropout, dropout_grad
-from mpitrain.kernels.kernel import Kernel, numba_loop
+from mpitrain.kernels.kernel import Kernel
 from mpitrain.kernels.library import CFunction, Scratch, host, misfit, packed
 
 Normed = tuple[Array, Array, Array, Array, Array | None]
@@ -100,7 +100,7 @@ def _row_norm_gradients_host(function: CFunction, grad: Array, x: Array, weight:
     return dx, product, plain, dropped
 
 
-row_norm = Kernel("row_norm", _row_norm, _row_norm_host, numba_loop("layer_norm", "row_norm"))
+row_norm = Kernel("row_norm", _row_norm, _row_norm_host, _row_norm_host.loop("layer_norm"))
 """(y, x + added, means, inverse deviations, bits) from (x, added or None, weight, bias or None, eps, centred, a `Dropping` of
 parts of `added`, or None): y is the second, normalised; it is x where nothing is added. RMS norm is not centred.
 
@@ -109,7 +109,7 @@ Where something is dropped, D is a multiple of 8, and R one of the rows of the d
 """
 
 row_norm_gradients = Kernel("row_norm_gradients", _row_norm_gradients, _row_norm_gradients_host,
-                            numba_loop("layer_norm", "row_norm_gradients"))
+                            _row_norm_gradients_host.loop("layer_norm"))
 """(gradient of x, sums over rows of grad * normalised x, and of grad, (D,), made in float64, gradient of what was added) from
 (grad, x, weight, what is added to the first or None, means, inverse deviations, centred, (whether the first is wanted, whether
 the sums are), bits of dropout or None, its p); None for what is not wanted, the last also where nothing was dropped: it is the

@@ -1,52 +1,30 @@
 """Calls C functions of ``native/`` with arrays: the version for the arrays' dtype, and nothing that C would misread.
 
-C sees addresses. So each function is bound with a signature, and what it is called with is checked against that each time,
-in call.c: arrays for dtype, gaps, alignment and, where the integers of the call say it, size.
+C sees addresses. So each function is bound with a signature (`door`), and what it is called with is checked against that each
+time, in call.c: arrays for dtype, gaps, alignment and, where the integers of the call say it, size.
 """
 
 from __future__ import annotations
 
 import ctypes
-import re
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar
+from importlib import import_module
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
 from mpitrain.backend import Array, native
 from mpitrain.errors import ShapeError
+from mpitrain.kernels.door import DTYPES, Door, Slot, slots_of
 
 LINE = 64
 
 CFunction: TypeAlias = Callable[..., None]
-Result = TypeVar("Result")
 MOST_INTEGERS, MOST_DOUBLES = 16, 4                # call.c's limits; arrays count as integers
 
-# The letters of arrays, with the dtypes that they stand for as NumPy writes them; X is the dtype that chooses the version.
-DTYPES = {"X": "", "F": "f", "D": "d", "H": "H", "I": "i", "U": "I", "L": "lqLQ", "B": "B?", "M": ""}
 VERSIONS = {"f": "float32", "d": "float64"}
-
-
-class Slot(NamedTuple):
-    """What a function takes in one place: an integer ("i"), a double ("d") or an array (a letter of DTYPES)."""
-
-    kind: str
-    optional: bool = False
-    written: bool = False
-    size: str = ""                                # in terms of integers: a is the first one; arrays count as integers
-
-
-def slots_of(signature: str) -> tuple[Slot, ...]:
-    """A signature taken apart; `bind` says how it is written."""
-    found = [re.fullmatch(r"d|i([a-zA-Z])?|([XFDHIULBM])(\??)(!?)(?::([a-zA-Z0-9/+]+))?", word) for word in signature.split()]
-    assert all(found), f"a signature says {signature!r}"
-    words = [match for match in found if match is not None]
-    integers = [match[1] for match in words if match[0] != "d"]
-    place = {name: chr(ord("a") + i) for i, name in enumerate(integers) if name is not None}
-    return tuple(Slot(match[2], match[3] == "?", match[4] == "!", "".join(place[c] if c.isalpha() else c for c in match[5] or ""))
-                 if match[2] else Slot(match[0][0]) for match in words)
 
 
 class CSlot(ctypes.Structure):
@@ -73,16 +51,10 @@ class Entry(ctypes.Structure):
 def bind(library: str, function: str, signature: str, answers: bool = False) -> Callable[..., None] | None:
     """A function of ``native/<library>.c`` as a callable that checks what it is called with; None without a compiler.
 
-    `signature` has a word for each argument. ``d`` is a double, ``i`` an integer, ``in`` an integer that sizes call n. A capital
-    is an array: X float32 or float64, F float32, D float64, H 16 bits, I int32, U uint32, L int64 or uint64, B bytes or
-    booleans, M memory of any kind. After it, ``?`` says that None may stand there, ``!`` that C writes to it, and ``:mn`` that it
-    has m n numbers or more (of M: bytes), where n may be written as a number; ``/8`` divides what stands before it, rounded up;
-    ``+`` joins terms. Where no size is written, the body of the kernel must know it.
-
-    With an X, all of these have one dtype, and ``<function>_float32`` or ``<function>_float64`` is called; otherwise
-    ``<function>``. Arrays must be C-contiguous and aligned. A function that `answers` returns 1 where memory ran out, which
-    raises MemoryError here, and 2 where an index lies outside of what it counts: IndexError. The others return nothing. What the
-    signature forbids is a TypeError or a ValueError.
+    `signature` is written as `slots_of` says. With an X, all of these have one dtype, and ``<function>_float32`` or
+    ``<function>_float64`` is called; otherwise ``<function>``. Arrays must be C-contiguous and aligned. A function that `answers`
+    returns 1 where memory ran out, which raises MemoryError here, and 2 where an index lies outside of what it counts:
+    IndexError. The others return nothing. What the signature forbids is a TypeError or a ValueError.
     """
     slots = slots_of(signature)
     loaded = native.load(library)
@@ -101,15 +73,49 @@ def bind(library: str, function: str, signature: str, answers: bool = False) -> 
     return _by_ctypes(versions, function, slots, answers)
 
 
-def host(library: str, function: str, signature: str, answers: bool = False) -> Callable[
-        [Callable[..., Result]], Callable[[], Callable[..., Result] | None]]:
-    """Makes of ``body(c_function, *arguments)`` what `Kernel` takes as `host`: a factory, None where `bind` finds nothing."""
-    def decorate(body: Callable[..., Result]) -> Callable[[], Callable[..., Result] | None]:
-        def factory() -> Callable[..., Result] | None:
-            found = bind(library, function, signature, answers)
-            return None if found is None else partial(body, found)
+class Host:
+    """A kernel's body, called as ``body(function, *arguments)``, and what the function is. Itself what `Kernel` takes as `host`:
+    a factory, with the function of C; None where `bind` finds none.
+    """
+
+    def __init__(self, body: Callable[..., Any], library: str, function: str, signature: str, answers: bool):
+        self.body, self.library, self.function, self.signature, self.answers = body, library, function, signature, answers
+
+    def __call__(self) -> Callable[..., Any] | None:
+        found = bind(self.library, self.function, self.signature, self.answers)
+        return None if found is None else partial(self.body, found)
+
+    def loop(self, module: str) -> Callable[[], Callable[..., Any]]:
+        """What `Kernel` takes as `numba`: the same body, with the loop of Numba of that name and signature in
+        ``kernels/loops/<module>.py``.
+        """
+        def factory() -> Callable[..., Any]:
+            function, typed = self._of(module), import_module("mpitrain.kernels.loops.typed")
+            return partial(self.body, typed.loop(self.signature, self.answers, self.function)(function))
         return factory
-    return decorate
+
+    def composed(self, module: str) -> Callable[[], Callable[..., Any]]:
+        """The same, where that function is one of arrays, of NumPy and of loops: it is called through the same door."""
+        def factory() -> Callable[..., Any]:
+            function, door = self._of(module), Door(self.function, slots_of(self.signature))
+            return partial(self.body, lambda *arguments: function(*door(arguments)[1]))
+        return factory
+
+    def _of(self, module: str) -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(import_module(f"mpitrain.kernels.loops.{module}"), self.function)
+        return found
+
+
+def host(library: str, function: str, signature: str, answers: bool = False) -> Callable[[Callable[..., Any]], Host]:
+    """Makes a `Host` of ``body(function, *arguments)``."""
+    return lambda body: Host(body, library, function, signature, answers)
+
+
+def failed(function: str, code: int) -> NoReturn:
+    """Raises what a function that answers says."""
+    if code == 1:
+        raise MemoryError(f"{function}: no memory for packed copies")
+    raise IndexError(f"{function}: an index lies outside of what it counts")
 
 
 def misfit(kernel: str, *arrays: Any) -> NoReturn:
@@ -141,53 +147,14 @@ def _by_ctypes(versions: Sequence[Any], function: str, slots: tuple[Slot, ...], 
     for version in versions:
         version.argtypes = [{"i": ctypes.c_int64, "d": ctypes.c_double}.get(slot.kind, ctypes.c_void_p) for slot in slots]
         version.restype = ctypes.c_int if answers else None
+    door = Door(function, slots)
 
     def call(*arguments: Any) -> None:
-        chosen, given = _checked(function, slots, arguments)
-        code = versions[chosen == "d"](*given)
-        if answers and code == 1:
-            raise MemoryError(f"{function}: no memory for packed copies")
+        chosen, given = door(arguments)           # ctypes would take any integer for an address
+        code = versions[chosen == "d"](*[x.ctypes.data if isinstance(x, np.ndarray) else x for x in given])
         if answers and code:
-            raise IndexError(f"{function}: an index lies outside of what it counts")
+            failed(function, code)
     return call
-
-
-def _checked(function: str, slots: tuple[Slot, ...], arguments: tuple[Any, ...]) -> tuple[str, list[Any]]:
-    """(the dtype of the arrays that choose the version, what ctypes takes), or an error that says what does not fit."""
-    if len(arguments) != len(slots):              # ctypes would hand on what is too much
-        raise TypeError(f"{function}: called with another number of arguments than it has")
-    chosen, given = "", list(arguments)
-    for place, (slot, x) in enumerate(zip(slots, arguments)):
-        if slot.kind in "id" or (x is None and slot.optional):
-            continue
-        # ctypes takes any integer for an address
-        letter = x.dtype.char if isinstance(x, np.ndarray) and x.dtype.isnative else "no array"
-        if slot.kind == "X":
-            chosen = chosen or (letter if letter in VERSIONS else "")
-        if letter not in ((chosen or "?") if slot.kind == "X" else DTYPES[slot.kind] or letter):
-            raise TypeError(f"{function}: argument {place} has another dtype than C takes it for")
-        if not (x.flags.c_contiguous and x.flags.aligned and (x.flags.writeable or not slot.written)):
-            raise ValueError(f"{function}: argument {place} is an array with gaps, not aligned, or read-only, yet written to")
-        given[place] = x.ctypes.data
-    numbers = [x for slot, x in zip(slots, given) if slot.kind != "d"]
-    for place, (slot, x) in enumerate(zip(slots, arguments)):
-        if slot.size and x is not None and not 0 <= _wanted(slot.size, numbers) <= (x.nbytes if slot.kind == "M" else x.size):
-            raise ValueError(f"{function}: argument {place} has {x.size} numbers, and those of the call say more, or nothing")
-    return chosen, given
-
-
-def _wanted(size: str, numbers: list[Any]) -> int:
-    """How many numbers an array must have; -1 where a factor is negative, or a divisor is not positive."""
-    total = 0
-    for term in size.split("+"):
-        count = 1
-        for divides, letter in re.findall(r"(/?)([0-9]+|[a-z])", term):
-            factor = int(letter) if letter.isdigit() else numbers[ord(letter) - ord("a")]
-            if factor < bool(divides):
-                return -1
-            count = -(-count // factor) if divides else count * factor
-        total += count
-    return total
 
 
 def packed(array: Array | None) -> Array | None:

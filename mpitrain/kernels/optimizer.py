@@ -8,15 +8,14 @@ Scalars are rounded to the arrays' dtype first, as PyTorch does.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from mpitrain.backend import native
 from mpitrain.backend.namespace import Array, array_module
-from mpitrain.kernels.kernel import Function, Kernel, compiled
-from mpitrain.kernels.library import CFunction, bind, host
+from mpitrain.kernels.kernel import Function, Kernel
+from mpitrain.kernels.library import CFunction, host
 
 NORM_BLOCK = 4096          # elements of a parameter whose squares are added before anything else: part of the result's bits
 
@@ -26,11 +25,7 @@ def _kernel(name: str, reference: Function, arrays: int, scalars: int) -> Kernel
     @host("optimizer", name, " ".join(["X!:n", "X:n", *["X!:n"] * (arrays - 2), f"X:{scalars}", "in"]))
     def update(run: CFunction, *arguments: Any) -> None:
         run(*arguments[:arrays], np.array(arguments[arrays:], arguments[0].dtype), arguments[0].size)
-
-    def numba() -> Function:
-        from mpitrain.kernels.loops import optimizer
-        return optimizer.update(name, arrays)
-    return Kernel(name, reference, update, numba)
+    return Kernel(name, reference, update, update.loop("optimizer"))
 
 
 def part_function(kernel: Kernel, dtype: Any) -> int:
@@ -168,47 +163,14 @@ def _square_sums_reference(x: Array) -> Array:
     return squares[:, 0]
 
 
-def _square_sums(x: Any, work: Any, out: Any) -> None:
-    for block in range(out.size):
-        first = block * NORM_BLOCK
-        n = min(NORM_BLOCK, x.size - first)
-        half = NORM_BLOCK // 2
-        while half >= n and half > 1:              # the upper half is zeros, and adding them changes nothing
-            half //= 2
-        upper = max(0, n - half)
-        for i in range(upper):
-            a, b = np.float64(x[first + i]), np.float64(x[first + half + i])
-            work[i] = a * a + b * b
-        for i in range(upper, min(half, n)):
-            a = np.float64(x[first + i])
-            work[i] = a * a
-        work[n:half] = 0.0
-        while half > 1:
-            half //= 2
-            for i in range(half):
-                work[i] += work[half + i]
-        out[block] = work[0]
+@host("optimizer", "square_sums", "X:n in D!:n/4096")
+def _square_sums_host(fill: CFunction, x: Array) -> Array:
+    out = np.empty(-(-len(x) // NORM_BLOCK), np.float64)
+    fill(x, len(x), out)
+    return out
 
 
-def _square_sums_host() -> Callable[[Array], Array] | None:
-    fill = bind("optimizer", "square_sums", "X:n in D!:n/4096")
-    return None if fill is None else _square_sums_by(fill)
-
-
-def _square_sums_by(fill: Callable[..., None]) -> Callable[[Array], Array]:
-    def sums(x: Array) -> Array:
-        out = np.empty(-(-len(x) // NORM_BLOCK), np.float64)
-        fill(x, len(x), out)
-        return out
-    return sums
-
-
-def _square_sums_by_numba() -> Callable[[Array], Array]:
-    loop = compiled([f"void({t}[::1], float64[::1], float64[::1])" for t in ("float32", "float64")])(_square_sums)
-    return _square_sums_by(lambda x, n, out: loop(x, np.empty(NORM_BLOCK // 2, np.float64), out))
-
-
-square_sums = Kernel("square_sums", _square_sums_reference, host=_square_sums_host, numba=_square_sums_by_numba)
+square_sums = Kernel("square_sums", _square_sums_reference, _square_sums_host, _square_sums_host.loop("optimizer"))
 """float64 (blocks,): the sum of the squares of each 4,096 elements of x (n,), the last block filled up with zeros.
 
 A block is folded in halves, square i plus square i + 2048 first: a fixed order, so the bits depend on nothing else, which

@@ -144,14 +144,8 @@ AND_SLOPE, GRADIENT = (_run_and_slope, "X:n X!:n X!:n in"), (_run_gradient, "X:r
 
 def _kernel(name: str, reference: Callable[..., Array], run: Callable[..., Array] = _run,
             signature: str = "X:n X!:n in") -> Kernel:
-    def numba() -> Callable[..., Array]:
-        from mpitrain.kernels.loops import pointwise as loops
-        if signature == GRADIENT[1]:
-            return loops.gradients(getattr(loops, name), in_place=name == "slope_grad")
-        if run is _run_and_slope:
-            return loops.values_and_slopes(getattr(loops, name.replace("_and_slope", "_both")))
-        return loops.values(getattr(loops, name))
-    return Kernel(name, reference, host("pointwise", name, signature)(run), numba)
+    version = host("pointwise", name, signature)(run)
+    return Kernel(name, reference, version, version.loop("pointwise"))
 
 
 relu, sigmoid = _kernel("relu", _relu), _kernel("sigmoid", _sigmoid)

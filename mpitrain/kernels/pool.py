@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import Array, array_module
-from mpitrain.kernels.kernel import Kernel, numba_loop
+from mpitrain.kernels.kernel import Kernel
 from mpitrain.kernels.library import CFunction, host, misfit, packed
 
 NUMBERED = 1 << 31                                # pixels of a plane have numbers of 32 bits
@@ -155,19 +155,19 @@ def _total_gradient_host(function: CFunction, grad: Array, rows: Side, columns: 
     return result
 
 
-window_maximum = Kernel("window_maximum", _maximum, _maximum_host, numba_loop("pool", "window_maximum"))
+window_maximum = Kernel("window_maximum", _maximum, _maximum_host, _maximum_host.loop("pool"))
 """(largest, where in the plane as int32), both (N, C, OH, OW), from (x (N, C, H, W), rows, columns, relu or nothing). With relu
 what is 0 or less becomes 0, and is NOWHERE."""
 
 window_maximum_gradient = Kernel("window_maximum_gradient", _maximum_gradient, _maximum_gradient_host,
-                                 numba_loop("pool", "window_maximum_gradient"))
+                                 _maximum_gradient_host.loop("pool"))
 """(N, C, H, W) from (gradient (N, C, OH, OW), where, rows, columns)."""
 
-window_total = Kernel("window_total", _total, _total_host, numba_loop("pool", "window_total"))
+window_total = Kernel("window_total", _total, _total_host, _total_host.loop("pool"))
 """The sum over each window: (N, C, OH, OW) from (x (N, C, H, W), rows, columns)."""
 
 window_total_gradient = Kernel("window_total_gradient", _total_gradient, _total_gradient_host,
-                               numba_loop("pool", "window_total_gradient"))
+                               _total_gradient_host.loop("pool"))
 """The adjoint of `window_total`: (N, C, H, W) from (gradient (N, C, OH, OW), rows, columns)."""
 
 

@@ -13,27 +13,22 @@ import numpy as np
 
 from mpitrain.backend import random as philox
 from mpitrain.backend.namespace import Array, array_module
-from mpitrain.kernels.kernel import Kernel, numba_loop
-from mpitrain.kernels.library import bind
+from mpitrain.kernels.kernel import Kernel
+from mpitrain.kernels.library import CFunction, host
 
 
 def _reference(rows: Array, key: int, width: int) -> Array:
     return philox.words(key, rows, width, array_module(rows))
 
 
-def _host() -> Callable[..., Array] | None:
-    fill = bind("random", "random_words", "i L:h U!:hw ih iw")
-    if fill is None:
-        return None
-
-    def words(rows: Array, key: int, width: int) -> Array:
-        out = np.empty((len(rows), width), dtype=np.uint32)
-        fill(signed(key), np.ascontiguousarray(rows, dtype=np.uint64), out, *out.shape)
-        return out
-    return words
+@host("random", "random_words", "i L:h U!:hw ih iw")
+def _words_host(fill: CFunction, rows: Array, key: int, width: int) -> Array:
+    out = np.empty((len(rows), width), dtype=np.uint32)
+    fill(signed(key), np.ascontiguousarray(rows, dtype=np.uint64), out, *out.shape)
+    return out
 
 
-random_words = Kernel("random_words", _reference, _host, numba_loop("philox", "random_words"))
+random_words = Kernel("random_words", _reference, _words_host, _words_host.loop("philox"))
 """uint32 (R, width) from (rows (R,) uint64, key, width): see `backend.random.words`."""
 
 
@@ -74,16 +69,11 @@ def signed(key: int) -> int:
 
 
 def _elements(name: str, reference: Callable[..., Array]) -> Kernel:
-    def host() -> Callable[..., Array] | None:
-        run = bind("random", name, "D!:n i i in")
-        if run is None:
-            return None
-
-        def fill(out: Array, key: int, start: int) -> Array:
-            run(out, signed(key), signed(start), len(out))
-            return out
-        return fill
-    return Kernel(name, reference, host, numba_loop("philox", name))
+    @host("random", name, "D!:n i i in")
+    def fill(run: CFunction, out: Array, key: int, start: int) -> Array:
+        run(out, signed(key), signed(start), len(out))
+        return out
+    return Kernel(name, reference, fill, fill.loop("philox"))
 
 
 random_uniform = _elements("random_uniform", _uniform)

@@ -14,7 +14,7 @@ from typing import Any
 
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.backend.native import load
-from mpitrain.kernels.kernel import Kernel, numba_loop
+from mpitrain.kernels.kernel import Kernel
 from mpitrain.kernels.library import CFunction, Scratch, host, misfit
 from mpitrain.kernels.pointwise import _sigmoid as sigmoid
 
@@ -138,9 +138,10 @@ def _rnn_gradients(gates: Array, dout: Array, dh: Array, out: Array, weight: Arr
 
 @cache
 def _memory(dtype: Any, hidden: int, state: int, gates: int) -> int:
-    """The bytes that C packs weights in."""
+    """The bytes that C packs weights in; loops of Numba leave products to BLAS."""
     library = load("recurrent")
-    assert library is not None
+    if library is None:
+        return 0
     count = getattr(library, f"recurrent_memory_{dtype.name}")
     count.restype, count.argtypes = ctypes.c_int64, [ctypes.c_int64] * 3
     return int(count(hidden, state, gates)) * int(dtype.itemsize)
@@ -217,23 +218,23 @@ def _rnn_gradients_host(call: CFunction, gates: Array, dout: Array, dh: Array, o
     call(gates, dout, dh, out, weight, sizes, _scratch.room(_memory(gates.dtype, n, n, 1)), len(sizes), n, reverse, relu)
 
 
-lstm = Kernel("lstm", _lstm, _lstm_host, numba_loop("recurrent", "lstm"))
+lstm = Kernel("lstm", _lstm, _lstm_host, _lstm_host.composed("recurrent"))
 """From gates (R, 4 H; input, forget, cell, output): the products with the inputs, with all biases. h (B, P) and c (B, H) go from
 the first states to the last; out (R, P) takes every h, cells (R, H) every c, raw (R, H) every o tanh c where `projection` (P, H)
 is not None. gates take what their functions make of them. weight (4 H, P)."""
 
-lstm_gradients = Kernel("lstm_gradients", _lstm_gradients, _lstm_gradients_host, numba_loop("recurrent", "lstm_gradients"))
+lstm_gradients = Kernel("lstm_gradients", _lstm_gradients, _lstm_gradients_host, _lstm_gradients_host.composed("recurrent"))
 """gates go from their values to the gradients of the products; dh, dc from the gradients of the last states to those of the
 first. dout (R, P) is out's, c (B, H) the first state; `projected` (R, P) takes the gradients of h where that is projected."""
 
-gru = Kernel("gru", _gru, _gru_host, numba_loop("recurrent", "gru"))
+gru = Kernel("gru", _gru, _gru_host, _gru_host.composed("recurrent"))
 """From gates (R, 3 H; reset, update, new): the products with the inputs, and their biases. inner (R, H) takes what the new gate
 has of the state. weight (3 H, H), bias (3 H,)."""
 
-gru_gradients = Kernel("gru_gradients", _gru_gradients, _gru_gradients_host, numba_loop("recurrent", "gru_gradients"))
+gru_gradients = Kernel("gru_gradients", _gru_gradients, _gru_gradients_host, _gru_gradients_host.composed("recurrent"))
 """Like `lstm_gradients`; states (R, 3 H) takes the gradients of the products with the state."""
 
-rnn = Kernel("rnn", _rnn, _rnn_host, numba_loop("recurrent", "rnn"))
+rnn = Kernel("rnn", _rnn, _rnn_host, _rnn_host.composed("recurrent"))
 """tanh or relu of gates (R, H), the products with the inputs, plus those with the state."""
 
-rnn_gradients = Kernel("rnn_gradients", _rnn_gradients, _rnn_gradients_host, numba_loop("recurrent", "rnn_gradients"))
+rnn_gradients = Kernel("rnn_gradients", _rnn_gradients, _rnn_gradients_host, _rnn_gradients_host.composed("recurrent"))

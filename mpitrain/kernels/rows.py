@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mpitrain.backend.namespace import Array, array_module
-from mpitrain.kernels.kernel import Function, Kernel, numba_loop
+from mpitrain.kernels.kernel import Function, Kernel
 from mpitrain.kernels.library import CFunction, host, same_shape
 
 
@@ -38,7 +38,7 @@ def _cross_entropy(logits: Array, labels: Array, smoothing: float, ignore: int |
     shifted = logits - logits.max(axis=1)[:, None]
     exps = xp.exp(shifted)
     totals = exps.sum(axis=1)
-    counted = _counted(labels, ignore)
+    counted = _counted(labels, ignore, logits.shape[1])
     losses = xp.log(totals) - (1 - smoothing) * shifted[xp.arange(len(labels)), xp.where(counted, labels, 0)]
     if smoothing:
         losses -= smoothing * shifted.mean(axis=1)
@@ -52,14 +52,22 @@ def _cross_entropy_grad(exps: Array, labels: Array, totals: Array, smoothing: fl
     exps *= (grad / totals)[:, None]
     if smoothing:
         exps -= smoothing / exps.shape[1] * grad
-    counted = _counted(labels, ignore)
+    counted = _counted(labels, ignore, exps.shape[1])
     exps[xp.arange(len(labels)), xp.where(counted, labels, 0)] -= (1 - smoothing) * grad
     exps[~counted] = 0
     return exps
 
 
-def _counted(labels: Array, ignore: int | None) -> Array:
-    return array_module(labels).ones(labels.shape, dtype=bool) if ignore is None else labels != ignore
+def _counted(labels: Array, ignore: int | None, classes: int) -> Array:
+    counted: Array = array_module(labels).ones(labels.shape, dtype=bool) if ignore is None else labels != ignore
+    _within("cross_entropy", labels[counted] if array_module(labels) is np else labels, classes)
+    return counted
+
+
+def _within(name: str, indices: Array, count: int) -> None:
+    """NumPy would count an index below 0 from the end. (A GPU is not asked: the answer would be waited for.)"""
+    if array_module(indices) is np and indices.size and not 0 <= indices.min() <= indices.max() < count:
+        raise IndexError(f"{name}: an index lies outside of what it counts")
 
 
 @host("rows", "cross_entropy", "X:rn L:r X!:r X?!:rn X?!:r d i i ir in", answers=True)
@@ -89,7 +97,8 @@ MATRIX, TWO = "X:rn X!:rn ir in", "X:rn X:rn X!:rn ir in"        # one matrix an
 
 
 def _of_rows(name: str, reference: Function, signature: str) -> Kernel:
-    return Kernel(name, reference, host("rows", name, signature)(same_shape), numba_loop("rows", name))
+    version = host("rows", name, signature)(same_shape)
+    return Kernel(name, reference, version, version.loop("rows"))
 
 
 softmax = _of_rows("softmax", _softmax, MATRIX)
@@ -97,7 +106,7 @@ softmax_grad = _of_rows("softmax_grad", _softmax_grad, TWO)
 log_softmax = _of_rows("log_softmax", _log_softmax, MATRIX)
 log_softmax_grad = _of_rows("log_softmax_grad", _log_softmax_grad, TWO)
 
-cross_entropy = Kernel("cross_entropy", _cross_entropy, _cross_entropy_host, numba_loop("rows", "cross_entropy"))
+cross_entropy = Kernel("cross_entropy", _cross_entropy, _cross_entropy_host, _cross_entropy_host.loop("rows"))
 """(losses (R,), exponentials (R, C), totals (R,)) of (logits, labels (R,) int64, smoothing, label to ignore or None, training).
 
 The exponentials, of logits less the largest of their row, and their sums are for the gradient: undefined in rows that are
@@ -105,11 +114,12 @@ ignored, and empty where not `training`.
 """
 
 cross_entropy_grad = Kernel("cross_entropy_grad", _cross_entropy_grad, _cross_entropy_grad_host,
-                            numba_loop("rows", "cross_entropy_grad"))
+                            _cross_entropy_grad_host.loop("rows"))
 """The gradient times `grad` (a 0-d array), in the memory of exps, of (exps, labels, totals, smoothing, ignore, grad)."""
 
 
 def _scatter(out: Array, indices: Array, values: Array) -> Array:
+    _within("scatter_add_rows", indices, len(out))
     array_module(out).add.at(out, indices, values)
     return out
 
@@ -123,5 +133,5 @@ def _scatter_host(call: CFunction, out: Array, indices: Array, values: Array) ->
     return out
 
 
-scatter_add_rows = Kernel("scatter_add_rows", _scatter, _scatter_host, numba_loop("rows", "scatter_add_rows"))
+scatter_add_rows = Kernel("scatter_add_rows", _scatter, _scatter_host, _scatter_host.loop("rows"))
 """Adds row i of `values` (N, D) to row indices[i] of `out` (V, D), in place and in order of i; returns `out`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -87,15 +88,13 @@ def _lgamma(x: Array) -> Array:
 
 
 def polygamma(n: int, x: Array) -> Array:
-    """The asymptotic series from 12 on, and the recurrence that leads there; below 1/2 by reflection for n = 0 and 1."""
+    """The asymptotic series from 12 on, and the recurrence that leads there; below 1/2 by reflection."""
     xp = array_module(x)
     x = x.astype("float64")
-    z = xp.where(x < 0.5, 1 - x, x) if n < 2 else x
+    z = xp.where(x < 0.5, 1 - x, x)
     sign, factorial = (-1.0) ** (n + 1), math.factorial(n)
-    lowest = float(xp.min(xp.where(xp.isfinite(z), z, 12))) if z.size else 12.0
-    steps = max(0, math.ceil(12 - max(lowest, -1000.0)))
     total, shifted = xp.zeros_like(z), z
-    for _ in range(steps):
+    for _ in range(12):
         below = shifted < 12
         total = total + xp.where(below, 1 / shifted ** (n + 1), 0)
         shifted = xp.where(below, shifted + 1, shifted)
@@ -115,7 +114,19 @@ def polygamma(n: int, x: Array) -> Array:
     if n == 1:
         sine = xp.sin(math.pi * (x - xp.rint(x)))
         return xp.where(x < 0.5, math.pi ** 2 / (sine * sine) - result, result)
-    return xp.where(x < -1000, math.nan, result)
+    reflected = (-1) ** n * result - math.pi ** (n + 1) * _cotangent(xp, n, math.pi * (x - xp.rint(x)))
+    return xp.where(x < 0.5, xp.where((x == xp.floor(x)) & xp.isfinite(x), sign * math.inf, reflected), result)
+
+
+def _cotangent(xp: Any, n: int, angle: Array) -> Array:
+    """The n-th derivative of the cotangent, a polynomial in it: c' = -1 - c^2."""
+    coefficients = np.polynomial.Polynomial([0, 1])
+    for _ in range(n):
+        coefficients = -coefficients.deriv() * np.polynomial.Polynomial([1, 0, 1])
+    c, result = 1 / xp.tan(angle), xp.zeros_like(angle)
+    for k in coefficients.coef[::-1]:
+        result = result * c + k
+    return result
 
 
 def _kernel(name: str, value: Callable[[Array], Array]) -> Kernel:

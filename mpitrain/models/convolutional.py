@@ -44,6 +44,8 @@ class Residual(Module):
     has no parameters.
     """
 
+    chains = ("conv1", "norm1", "conv2"),
+
     def __init__(self, inputs: int, outputs: int, stride: int, norm: str, project: bool):
         make = NORMS.resolve(norm)
         self.conv1 = Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False, weight_init=HE)

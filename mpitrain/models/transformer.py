@@ -53,6 +53,7 @@ class Block(nn.Module):
     """
 
     by_position = True
+    chains = ("wide", "narrow"),
     mixture: nn.MixtureOfExperts | None = None
 
     def __init__(self, width: int, heads: int, layers: int, dropout: float, bias: bool, mixture: Mapping[str, Any]):

@@ -20,7 +20,7 @@ ACTIVATIONS: Registry[Callable[[], Module]] = Registry("activation")
 class OfEach(Module):
     """A function of each element."""
 
-    by_position = True
+    by_position = by_element = True
     op: Callable[[Any], Tensor]
 
     def forward(self, x: Any) -> Tensor:

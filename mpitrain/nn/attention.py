@@ -30,6 +30,7 @@ class MultiHeadAttention(Module):
     `zero_attention` ones of zeros.
     """
 
+    chains = ("qkv", "out"), ("query", "out"), ("key", "out"), ("value", "out")      # heads, each by itself
     by_position = True                                # as the rest of a model sees it: where positions are cut, `across` knows
 
     def __init__(self, width: int, heads: int, *, causal: bool = False, dropout: float = 0.0, bias: bool = True,

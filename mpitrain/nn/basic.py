@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor
+from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.nn import init
 from mpitrain.nn.activation import ACTIVATIONS
@@ -44,11 +45,13 @@ class Linear(Module):
 class Embedding(Module):
     """Integers (...) in [0, count) to rows (..., width) of the weight (count, width), which starts standard normal.
 
-    The row `padding_idx` starts as zeros and gets no gradient. With `max_norm`, rows whose `norm_type`-norm is larger come out
-    scaled to it, and gradients are those of the scaled row, as in PyTorch; but the weight keeps the row as it is: a rank that
-    changed the rows of its own samples would no longer have the weight that the others have.
+    The row `padding_idx` starts as zeros and gets no gradient. With `max_norm`, rows that are looked up and whose
+    `norm_type`-norm is larger are scaled to it in the weight itself, as in PyTorch. A run does so once a step, before the
+    update, for the rows that any rank has looked up in training; until then they come out scaled, and gradients are those of
+    the scaled row.
     """
 
+    used: Callable[[Any], None] | None = None     # told of the indices of a forward, where a run scales rows
     by_position = True
 
     def __init__(self, count: int, width: int, *, padding_idx: int | None = None, max_norm: float | None = None,
@@ -63,19 +66,42 @@ class Embedding(Module):
         self.weight = Parameter((count, width), values)
 
     def forward(self, indices: Any) -> Tensor:
+        return self.rows(indices, self.padding_idx)
+
+    def rows(self, indices: Any, padding_idx: int | None) -> Tensor:
+        """The rows of the weight that is here, in which `padding_idx` is the one without a gradient."""
         rows = ops.embedding(indices, self.weight)
-        if self.padding_idx is None and self.max_norm is None:
+        if padding_idx is None and self.max_norm is None:
             return rows
+        plain = indices.array if isinstance(indices, Tensor) else indices
+        if self.max_norm is not None and self.used is None:
+            if self.scale_rows(rows.xp.unique(plain)):
+                rows = ops.embedding(indices, self.weight)
+        elif self.used is not None and self.training:
+            self.used(plain)
         xp, values = rows.xp, rows.array
-        if self.max_norm is not None:
-            norms = (xp.abs(values) ** self.norm_type).sum(axis=-1, keepdims=True) ** (1 / self.norm_type)
-            over = norms > self.max_norm
-            values = xp.where(over, values * (self.max_norm / (xp.where(over, norms, 1) + 1e-7)), values)
+        if self.max_norm is not None and self.used is not None:
+            values = self.scaled(values, xp)
             rows = rows + (values - rows.array)
-        if self.padding_idx is not None:
-            plain = indices.array if isinstance(indices, Tensor) else indices
-            rows = ops.where((plain == self.padding_idx)[..., None], values, rows)
+        if padding_idx is not None:
+            rows = ops.where((plain == padding_idx)[..., None], values, rows)
         return rows
+
+    def scaled(self, values: Array, xp: Any) -> Array:
+        """Rows (..., width), those longer than `max_norm` scaled to it."""
+        assert self.max_norm is not None
+        norms = xp.linalg.norm(values, self.norm_type, axis=-1, keepdims=True)
+        over = norms > self.max_norm
+        return xp.where(over, values * (self.max_norm / (xp.where(over, norms, 1) + 1e-7)), values)
+
+    def scale_rows(self, which: Array) -> bool:
+        """Scales those rows of the weight, each number once, that are longer than `max_norm`; whether there were any."""
+        values = self.weight.array[which]
+        new = self.scaled(values, self.weight.xp)
+        if changed := bool((new != values).any()):
+            self.weight.array[which] = new
+            self.weight.mark_changed()
+        return changed
 
 
 class _Dropping(Module):
@@ -90,7 +116,7 @@ class _Dropping(Module):
     def __init__(self, p: float = 0.5):
         if not 0.0 <= p < 1.0:
             raise ShapeError(f"the probability of dropout lies in [0, 1), not {p}")
-        self.p = p
+        self.p, self.by_element = p, p == 0.0
 
     @property
     def drops(self) -> bool:
@@ -127,6 +153,7 @@ class Flatten(Module):
 
     def __init__(self, inputs: int | None = None, start: int = 1, end: int = -1):
         self.inputs, self.start, self.end = inputs, start, end
+        self.by_channel = (start, end) == (1, -1)     # A channel's numbers lie together then.
 
     def forward(self, x: Any) -> Tensor:
         shape = tuple(x.shape)

@@ -20,6 +20,8 @@ class SqueezeExcitation(Module):
     The gate is gate(expand(activation(squeeze(means)))), two linear layers with `squeezed` numbers between them.
     """
 
+    chains = ("squeeze", "expand"),
+
     def __init__(self, channels: int, squeezed: int, activation: str = "relu", gate: str = "sigmoid"):
         self.channels = channels
         self.squeeze = Linear(channels, squeezed, activation=activation)
@@ -39,6 +41,7 @@ class SwiGLU(Module):
     """down(silu(gate(x)) * up(x)), (..., D) to (..., D) with `hidden` numbers between (Shazeer 2020)."""
 
     by_position = True
+    chains = ("gate", "down"), ("up", "down")
 
     def __init__(self, width: int, hidden: int, bias: bool = False):
         self.gate = Linear(width, hidden, bias, activation="silu")

@@ -15,7 +15,7 @@ __all__ = ["Identity", "ModuleDict", "ModuleList", "ParameterDict", "ParameterLi
 class Identity(Module):
     """Passes its input on; arguments of what it stands for are ignored."""
 
-    by_position = True
+    by_position = by_element = True
 
     def __init__(self, *arguments: Any, **named: Any):
         pass

@@ -56,10 +56,14 @@ class _Conv(_Windows):
         self.padding_mode = padding_mode
 
     def forward(self, x: Any) -> Tensor:
+        return self.convolve(x, self.bias)
+
+    def convolve(self, x: Any, bias: Any) -> Tensor:
+        """The layer with another bias, or with None."""
         padding = self.padding
         if self.padding_mode != "zeros" and padding != "valid":
             x, padding = self._padded(x), 0
-        return self._op(x, self.weight, self.bias, stride=self.stride, padding=padding, dilation=self.dilation,
+        return self._op(x, self.weight, bias, stride=self.stride, padding=padding, dilation=self.dilation,
                         groups=self.groups)
 
     def _padded(self, x: Any) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any
 from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.backend import Array
+from mpitrain.errors import ConfigError
 from mpitrain.nn.loss import Loss, count_of_labels, refuse_weight
 
 __all__ = ["BCELoss", "BCEWithLogitsLoss", "CrossEntropyLoss", "DiceLoss", "FocalLoss", "HingeEmbeddingLoss", "HuberLoss",
@@ -71,6 +72,8 @@ class HuberLoss(Reduced):
     function = staticmethod(ops.huber_loss)
 
     def __init__(self, reduction: str = "mean", delta: float = 1.0):
+        if not isinstance(delta, int | float):
+            raise ConfigError(f"the delta of HuberLoss is {delta!r}, expected a number of more than 0")
         super().__init__(reduction, delta=delta)
 
 

@@ -16,7 +16,7 @@ Names are paths in the order of assignment: "first.weight". A parameter that is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -46,6 +46,9 @@ class Module:
     path = ""                                     # the module's name in the model, known from `initialize` on
     plan: Mapping[str, str] = MappingProxyType({})    # the tensor-parallel placement of its layers: docs/tensor.md
     by_position = False                           # True where no position (dim 1) sees another: docs/context.md
+    by_element = False                            # True where each number is treated by itself, and alike: docs/tensor.md
+    by_channel = False                            # True where no channel (dim 1) sees another, and all are treated alike
+    chains: Sequence[Sequence[str]] = ()          # layers inside, each of which takes only what the one before gives
     spread: Callable[[int], Places] | None = None     # the positions that this rank has, where it has some of a sample's
     across: Across | None = None                  # the communication of a layer that several ranks compute
     storage: FlatLayout | None = None             # the memory of a model that is initialised
@@ -193,6 +196,18 @@ class Module:
         hooks: list[Hook] = getattr(self._hooks, moment)
         hooks.append(hook)
         return lambda: hooks.remove(hook)
+
+
+def declared(module: Module, what: str) -> Any:
+    """The attribute `what` of a module, or of its class; a class with a `forward` of its own must declare it anew."""
+    if what in vars(module):
+        return vars(module)[what]
+    for kind in type(module).__mro__:
+        if what in vars(kind):
+            return vars(kind)[what]
+        if "forward" in vars(kind):
+            break
+    return vars(Module)[what]
 
 
 Item = TypeVar("Item")

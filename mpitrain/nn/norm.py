@@ -60,6 +60,8 @@ class _BatchNorm(_Tracking):
                  track_running_stats: bool = True, *, bias: bool = True, activation: str | None = None):
         if activation not in (None, "relu"):
             raise ConfigError(f'batch norm takes "relu" as its activation, or None, not "{activation}"; put others after it')
+        if not eps > 0:
+            raise ConfigError(f"the eps of batch norm is more than 0, not {eps}")
         self.eps, self.relu = eps, activation == "relu"
         self._describe(features, momentum, affine, track_running_stats, bias)
 

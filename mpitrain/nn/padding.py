@@ -50,6 +50,7 @@ class ConstantPad2d(ConstantPad1d):
     """`value` around (N, C, H, W) or (C, H, W)."""
 
     dims = 2
+    by_channel = True
 
 
 class ConstantPad3d(ConstantPad1d):
@@ -68,6 +69,7 @@ class ZeroPad2d(_Pad):
     """Zeros around (N, C, H, W) or (C, H, W)."""
 
     dims = 2
+    by_channel = True
 
 
 class ZeroPad3d(_Pad):
@@ -86,6 +88,7 @@ class ReflectionPad2d(_Pad):
     """What lies inside (N, C, H, W) or (C, H, W), mirrored at the outermost values."""
 
     dims, mode = 2, "reflect"
+    by_channel = True
 
 
 class ReflectionPad3d(_Pad):
@@ -104,6 +107,7 @@ class ReplicationPad2d(_Pad):
     """The outermost values of (N, C, H, W) or (C, H, W) again."""
 
     dims, mode = 2, "replicate"
+    by_channel = True
 
 
 class ReplicationPad3d(_Pad):
@@ -122,6 +126,7 @@ class CircularPad2d(_Pad):
     """The values of the other ends of (N, C, H, W) or (C, H, W)."""
 
     dims, mode = 2, "circular"
+    by_channel = True
 
 
 class CircularPad3d(_Pad):
@@ -132,6 +137,8 @@ class CircularPad3d(_Pad):
 
 class Upsample(Module):
     """(N, C, ...) with another size of the last dims, by `ops.interpolate`."""
+
+    by_channel = True
 
     def __init__(self, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool | None = None):
         self.size, self.scale_factor, self.mode, self.align_corners = size, scale_factor, mode, align_corners

@@ -134,6 +134,10 @@ class Described(Tensor):
         """The name that the whole model has these values under."""
         return self.name
 
+    def like(self, another: Another) -> Described:
+        """A leaf of its own with this one's description, for a copy of its layer; `another` gives the copies of other leaves."""
+        raise GraphError(f"{type(self).__name__}: a layer that has one cannot be copied; define like(another) in the class")
+
     def fill(self, seed: int, out: Array, start: int, xp: Any) -> None:
         """Writes the initial values of this part's elements start .. start+len(out) (C order) into `out`."""
         key = stream_key(seed, self.key)
@@ -227,6 +231,9 @@ class Parameter(Described):
     def key(self) -> str:
         return self.twin_of or self.name
 
+    def like(self, another: Another) -> Described:
+        return Parameter(self.global_shape, self.init, decay=self.decay) if type(self) is Parameter else super().like(another)
+
     def twin(self, name: str) -> Parameter:
         """Another parameter with the values of this one, cut as it is, which the whole model calls `name`."""
         other = Parameter(self.global_shape, self.init, decay=self.decay)
@@ -241,3 +248,9 @@ class Buffer(Described):
     """State that is kept and saved with the model but not trained, for instance running statistics."""
 
     __slots__ = ()
+
+    def like(self, another: Another) -> Described:
+        return Buffer(self.global_shape, self.init) if type(self) is Buffer else super().like(another)
+
+
+Another = Callable[[Described], Described]

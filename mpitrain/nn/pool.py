@@ -50,6 +50,7 @@ class MaxPool2d(_MaxPool):
     """The largest value of each window of (N, C, H, W). ReLU before or after it can be had in the same pass (`activation`)."""
 
     op = "max_pool2d"
+    by_channel = True
 
     def __init__(self, kernel: Size, stride: Size | None = None, padding: Size = 0, *, dilation: Size = 1,
                  ceil_mode: bool = False, return_indices: bool = False, activation: str | None = None):
@@ -89,6 +90,7 @@ class AvgPool2d(_AvgPool):
     """
 
     op = "avg_pool2d"
+    by_channel = True
 
     def __init__(self, kernel: Size, stride: Size | None = None, padding: Size = 0, *, ceil_mode: bool = False,
                  count_include_pad: bool = True, divisor_override: int | None = None):
@@ -100,6 +102,7 @@ class AvgPool3d(AvgPool2d):
     """The mean of each window of (N, C, D, H, W); otherwise as `AvgPool2d`."""
 
     op = "avg_pool3d"
+    by_channel = False                            # An image without a batch is no volume: its channels would be pooled.
 
 
 class _LPPool(_Pool):
@@ -120,6 +123,7 @@ class LPPool2d(_LPPool):
     """(sum of x^norm over each window)^(1 / norm), of (N, C, H, W)."""
 
     op = "lp_pool2d"
+    by_channel = True
 
 
 class LPPool3d(_LPPool):
@@ -146,6 +150,7 @@ class AdaptiveAvgPool2d(_AdaptiveAvgPool):
     """Means over windows that divide the image into `size` parts; None keeps a dim."""
 
     op = "adaptive_avg_pool2d"
+    by_channel = True
 
 
 class AdaptiveAvgPool3d(_AdaptiveAvgPool):
@@ -172,6 +177,7 @@ class AdaptiveMaxPool2d(_AdaptiveMaxPool):
     """Maxima over windows that divide the image into `size` parts; None keeps a dim."""
 
     op = "adaptive_max_pool2d"
+    by_channel = True
 
 
 class AdaptiveMaxPool3d(_AdaptiveMaxPool):

@@ -7,6 +7,7 @@ from typing import Any
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor
+from mpitrain.errors import ConfigError
 from mpitrain.nn import init
 from mpitrain.nn.activation import OfEach, Softmax
 from mpitrain.nn.module import Module
@@ -124,6 +125,8 @@ class RReLU(Module):
     """
 
     def __init__(self, low: float = 1 / 8, high: float = 1 / 3):
+        if not low <= high:
+            raise ConfigError(f"RReLU: low is {low} and high {high}, expected low <= high; swap them")
         self.low, self.high = low, high
 
     def forward(self, x: Any) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor
-from mpitrain.errors import GraphError, ShapeError
+from mpitrain.errors import ConfigError, GraphError, ShapeError
 from mpitrain.nn import init
 from mpitrain.nn.basic import Dropout
 from mpitrain.nn.module import Module
@@ -30,8 +30,11 @@ class Recurrent(Module):
                  dropout: float = 0.0, bidirectional: bool = False, *, proj_size: int = 0):
         for what, size, least in (("inputs", inputs, 1), ("hidden", hidden, 1), ("num_layers", num_layers, 1),
                                   ("proj_size", proj_size, 0)):
-            if size < least:
-                raise ShapeError(f"{type(self).__name__}: {what} is {size}, expected at least {least}")
+            if not isinstance(size, int) or size < least:
+                raise ShapeError(f"{type(self).__name__}: {what} is {size!r}, expected an integer of at least {least}")
+        for what, flag in (("bias", bias), ("batch_first", batch_first)):
+            if not isinstance(flag, bool):
+                raise ConfigError(f"{type(self).__name__}: {what} is {flag!r}, expected True or False")
         if proj_size >= hidden:
             raise ShapeError(f"{type(self).__name__}: proj_size is {proj_size}, expected less than hidden, {hidden}")
         self.inputs, self.hidden, self.layers, self.batch_first = inputs, hidden, num_layers, batch_first

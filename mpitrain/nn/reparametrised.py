@@ -17,7 +17,7 @@ from mpitrain.kernels import random
 from mpitrain.nn import init
 from mpitrain.nn.conv import _ConvTranspose
 from mpitrain.nn.module import Module
-from mpitrain.nn.parameter import Buffer, Parameter
+from mpitrain.nn.parameter import Another, Buffer, Described, Parameter
 from mpitrain.nn.statistics import Running
 
 __all__ = ["spectral_norm", "weight_norm"]
@@ -61,6 +61,13 @@ class _Computed(Module):
     def _weight(self) -> Tensor:
         raise NotImplementedError
 
+    def replace(self, leaf: Described, by: Described) -> None:
+        super().replace(leaf, by)
+        for value in vars(self).values():         # what starts from the weight starts from its twin
+            if isinstance(value, (Magnitude, Singular)) and value.of is leaf:
+                assert isinstance(by, Parameter)
+                value.of = by
+
     def forward(self, *inputs: Any, **named: Any) -> Any:
         setattr(self.layer, self.name, self._weight())
         try:
@@ -99,6 +106,10 @@ class Magnitude(Parameter):
         norms = xp.sqrt((_initial(self.of, seed, xp) ** 2).sum(axis=self.dims))
         out[...] = norms.reshape(-1)[start:start + len(out)]
 
+    def like(self, another: Another) -> Described:
+        of: Any = another(self.of)
+        return Magnitude(of, self.dims)
+
     def twin(self, name: str) -> Parameter:
         other = Magnitude(self.of, self.dims)
         other.twin_of = self.twin_of or name
@@ -118,30 +129,14 @@ class _SpectralNorm(_Computed):
             raise ShapeError(f"spectral_norm: dim {self.dim} of a weight of shape {weight.shape}")
         self.dim %= len(weight.shape)
         self.original = weight
-        self.u, self.v = (Singular(self, side) for side in (0, 1))
+        self.u, self.v = (Singular(weight, self.dim, eps=self.eps, side=side) for side in (0, 1))
         self.running = Running([self.u, self.v], 1.0)
 
-    def matrix(self, weight: Any) -> Any:
-        order = (self.dim, *(d for d in range(len(weight.shape)) if d != self.dim))
-        rows = weight.shape[self.dim]
-        if isinstance(weight, Tensor):
-            return ops.reshape(ops.transpose(weight, order), rows, prod(weight.shape) // max(rows, 1))
-        return weight.transpose(order).reshape(rows, -1)
-
-    def iterated(self, matrix: Array, v: Array, times: int, xp: Any) -> tuple[Array, Array]:
-        """Both singular vectors after so many iterations, from v."""
-        for _ in range(times):
-            u = matrix @ v
-            u = u / max(float(xp.sqrt((u * u).sum())), self.eps)
-            v = u @ matrix
-            v = v / max(float(xp.sqrt((v * v).sum())), self.eps)
-        return u, v
-
     def _weight(self) -> Tensor:
-        matrix = self.matrix(self.original)
+        matrix = as_matrix(self.original, self.dim)
         u, v = self.u.array, self.v.array
         if self.training:
-            u, v = self.iterated(matrix.array, v, self.iterations, self.original.xp)
+            u, v = iterated(matrix.array, v, self.iterations, self.eps, self.original.xp)
             self.running.record(u, v)
         return self.original / ops.sum(ops.matmul(matrix, v) * u)
 
@@ -149,18 +144,41 @@ class _SpectralNorm(_Computed):
 class Singular(Buffer):
     """The first left (side 0) or right (1) singular vector of a weight's initial values, nearly."""
 
-    __slots__ = ("norm", "side")
+    __slots__ = ("dim", "eps", "of", "side")
 
-    def __init__(self, norm: _SpectralNorm, side: int):
-        shape, dim = norm.original.global_shape, norm.dim
+    def __init__(self, of: Parameter, dim: int, *, eps: float, side: int):
+        shape = of.global_shape
         super().__init__((prod(shape) // max(shape[dim], 1) if side else shape[dim],), init.zeros)
-        self.norm, self.side = norm, side
+        self.of, self.dim, self.eps, self.side = of, dim, eps, side
 
     def fill(self, seed: int, out: Array, start: int, xp: Any) -> None:
-        matrix = self.norm.matrix(_initial(self.norm.original, seed, xp))
-        first = random.normal(stream_key(seed, self.norm.original.key, "singular"), 0, matrix.shape[1], xp)
-        vectors = self.norm.iterated(matrix, first, START_ITERATIONS, xp)
+        matrix = as_matrix(_initial(self.of, seed, xp), self.dim)
+        first = random.normal(stream_key(seed, self.of.key, "singular"), 0, matrix.shape[1], xp)
+        vectors = iterated(matrix, first, START_ITERATIONS, self.eps, xp)
         out[...] = vectors[self.side][start:start + len(out)]
+
+    def like(self, another: Another) -> Described:
+        of: Any = another(self.of)
+        return Singular(of, self.dim, eps=self.eps, side=self.side)
+
+
+def as_matrix(weight: Any, dim: int) -> Any:
+    """(R, C), R the length of `dim`, of a weight."""
+    order = (dim, *(d for d in range(len(weight.shape)) if d != dim))
+    rows = weight.shape[dim]
+    if isinstance(weight, Tensor):
+        return ops.reshape(ops.transpose(weight, order), rows, prod(weight.shape) // max(rows, 1))
+    return weight.transpose(order).reshape(rows, -1)
+
+
+def iterated(matrix: Array, v: Array, times: int, eps: float, xp: Any) -> tuple[Array, Array]:
+    """Both singular vectors after so many iterations of the power method, from v."""
+    for _ in range(times):
+        u = matrix @ v
+        u = u / max(float(xp.sqrt((u * u).sum())), eps)
+        v = u @ matrix
+        v = v / max(float(xp.sqrt((v * v).sum())), eps)
+    return u, v
 
 
 def _initial(parameter: Parameter, seed: int, xp: Any) -> Array:

@@ -16,9 +16,11 @@ from mpitrain.nn.basic import Dropout, Linear
 from mpitrain.nn.init import Initialiser
 from mpitrain.nn.module import Module
 from mpitrain.nn.norm import LayerNorm
-from mpitrain.nn.parameter import Buffer, Parameter
+from mpitrain.nn.parameter import Described
 
 __all__ = ["Transformer", "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer"]
+
+NETWORK = "linear1", "dropout", "linear2"
 
 
 class _Layer(Module):
@@ -57,6 +59,7 @@ class TransformerEncoderLayer(_Layer):
     """(B, L, D) to (B, L, D): self-attention, then the feed-forward network."""
 
     by_position = True                            # but for the attention, which knows where positions are
+    chains = NETWORK,
 
     def forward(self, x: Any, mask: Any = None, key_padding_mask: Any = None) -> Any:
         x = self._around(x, self.norm1, self.dropout1,
@@ -68,6 +71,7 @@ class TransformerDecoderLayer(_Layer):
     """(B, L, D) and a memory (B, S, D) to (B, L, D): self-attention, attention to the memory, the feed-forward network."""
 
     crossing = True
+    chains = NETWORK,
 
     def forward(self, x: Any, memory: Any, mask: Any = None, memory_mask: Any = None, key_padding_mask: Any = None,
                 memory_key_padding_mask: Any = None) -> Any:
@@ -88,9 +92,16 @@ class _Stack(Module):
 
 def _another(layer: Module) -> Module:
     """A layer like this one, which has no memory yet, with parameters and buffers of its own."""
-    leaves: dict[int, Any] = {id(p): Parameter(p.global_shape, p.init, decay=p.decay) for _, p in layer.named_parameters()}
-    leaves |= {id(buffer): Buffer(buffer.global_shape, buffer.init) for _, buffer in layer.named_buffers()}
-    return copy.deepcopy(layer, leaves)
+    copies: dict[int, Any] = {}
+
+    def another(leaf: Described) -> Described:
+        if id(leaf) not in copies:
+            copies[id(leaf)] = leaf.like(another)
+        copied: Described = copies[id(leaf)]
+        return copied
+    for _, leaf in (*layer.named_parameters(), *layer.named_buffers()):
+        another(leaf)
+    return copy.deepcopy(layer, copies)
 
 
 class TransformerEncoder(_Stack):

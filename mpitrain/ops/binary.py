@@ -126,7 +126,7 @@ logaddexp = binary("logaddexp", _compiled(kernels.logaddexp), lambda m, x, y: 1 
                    lambda m, x, y: 1 / (1 + m.exp(x - y)), "log(exp(x) + exp(y)) without overflow.")
 logaddexp2 = binary("logaddexp2", lambda xp, x, y: xp.logaddexp2(x, y), lambda m, x, y: 1 / (1 + m.exp2(y - x)),
                     lambda m, x, y: 1 / (1 + m.exp2(x - y)), "log2(2^x + 2^y) without overflow.")
-remainder = binary("remainder", _compiled(kernels.remainder), _one, lambda m, x, y: -m.floor(x / y),
+remainder = binary("remainder", _compiled(kernels.remainder), _one, lambda m, x, y: -m.floor_divide(x, y),
                    "x - y floor(x / y), with the sign of y, as Python's %.", divides=True)
 fmod = binary("fmod", _compiled(kernels.fmod), _one, lambda m, x, y: -m.trunc(x / y),
               "x - y trunc(x / y), with the sign of x, as C's fmod.", divides=True)

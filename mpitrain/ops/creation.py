@@ -11,7 +11,7 @@ from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.autograd.analytic import Real
 from mpitrain.backend import Array, array_module
 from mpitrain.errors import ShapeError
-from mpitrain.ops.inputs import as_tensor, raw, sizes_of
+from mpitrain.ops.inputs import as_array, as_tensor, raw, sizes_of
 
 __all__ = ["arange", "astype", "clone", "contiguous", "eye", "full", "full_like", "linspace", "logspace", "new_full", "new_ones",
            "new_zeros", "ones", "ones_like", "tensor", "zeros", "zeros_like"]
@@ -172,8 +172,10 @@ def arange(start: Any, end: Any = None, step: Any = 1, *, dtype: Any = None) -> 
 
 def linspace(start: Any, end: Any, steps: int, *, dtype: Any = "float32") -> Tensor:
     """`steps` numbers from `start` to `end`, both included, equally far apart."""
-    if steps < 0:
-        raise ShapeError(f"linspace: {steps} steps, expected 0 or more")
+    if not isinstance(steps, int | np.integer) or steps < 0:
+        raise ShapeError(f"linspace: {steps!r} steps, expected an integer of 0 or more")
+    if as_array(start).ndim or as_array(end).ndim:
+        raise ShapeError(f"linspace: from {as_array(start).shape} to {as_array(end).shape}, expected two numbers")
     start, end = float(raw(start)), float(raw(end))
     wanted = dtype_of("linspace", dtype)
     made = np.linspace(start, end, steps, dtype="float64")

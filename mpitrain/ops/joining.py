@@ -8,6 +8,8 @@ from itertools import combinations_with_replacement
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ShapeError
 from mpitrain.ops.index import take
@@ -108,6 +110,8 @@ def tensor_split(x: Any, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor
             raise ShapeError(f"tensor_split: {indices_or_sections} parts, expected one or more")
         each, rest = divmod(n, indices_or_sections)
         return split(x, [each + (i < rest) for i in range(indices_or_sections)], dim)
+    if not isinstance(indices_or_sections, Sequence) or not all(isinstance(i, int | np.integer) for i in indices_or_sections):
+        raise ShapeError(f"tensor_split: {indices_or_sections!r}, expected a number of parts, or the places where they end")
     edges = [slice(i).indices(n)[1] for i in indices_or_sections]
     starts, stops = [0, *edges], [*edges, n]
     before = (slice(None),) * dim

@@ -174,9 +174,14 @@ def labels_loss(name: str, log_p: Tensor, target: Any, weight: Any, ignore: int 
 def cross_entropy_loss(input: Any, target: Any, weight: Any = None, ignore_index: int | None = -100, reduction: str = "mean",
                        label_smoothing: float = 0.0, *, dim: int = 1) -> Tensor:
     """-log softmax(input)[label], with class weights; a target of floats gives the probability of each class instead."""
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ConfigError(f"the label_smoothing of cross_entropy_loss lies in [0, 1], not {label_smoothing}")
     log_p = log_softmax(last("cross_entropy_loss", input, dim))
     if as_tensor(target).dtype.kind in "iu":
         return labels_loss("cross_entropy_loss", log_p, target, weight, ignore_index, reduction, label_smoothing)
+    if ignore_index is not None and ignore_index >= 0:
+        raise ConfigError(f"cross_entropy_loss: ignore_index is {ignore_index}, and the target has probabilities, not labels; "
+                          "leave it out")
     log_p, p = pair("cross_entropy_loss", log_p, last("cross_entropy_loss", target, dim))
     if label_smoothing:
         p = p * (1 - label_smoothing) + label_smoothing / p.shape[-1]

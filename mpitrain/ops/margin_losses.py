@@ -10,7 +10,7 @@ from mpitrain.autograd import Tensor
 from mpitrain.backend import array_module
 from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.ops.activation import softplus
-from mpitrain.ops.choice import minimum, where
+from mpitrain.ops.choice import clip, minimum, where
 from mpitrain.ops.elementwise import absolute, power, sqrt
 from mpitrain.ops.inputs import as_tensor, raw
 from mpitrain.ops.loss import check_labels
@@ -38,8 +38,8 @@ def hinge_embedding_loss(input: Any, target: Any, margin: float = 1.0, reduction
 
 
 def above(x: Tensor) -> Tensor:
-    """max(0, x); its slope at 0 is 1, as PyTorch's clamp has it."""
-    return where(~(x.array < 0), x, constant(x, 0.0))
+    """max(0, x); its slope at 0 is 1, and at NaN 0, as PyTorch's clamp has it."""
+    return clip(x, 0.0)
 
 
 def margin_ranking_loss(input1: Any, input2: Any, target: Any, margin: float = 0.0, reduction: str = "mean") -> Tensor:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
@@ -53,10 +55,12 @@ def roll(x: Any, shifts: int | Sequence[int], dim: int | Sequence[int] | None = 
         if len(shifts) != 1:
             raise ShapeError(f"roll: {len(shifts)} shifts and no dims; give as many dims")
         return reshape(Roll.apply(reshape(x, -1) if x.size else reshape(x, 0), shifts=shifts, dims=(0,)), x.shape)
+    if not x.ndim:
+        raise ShapeError(f"roll: the input has no dims, and dim is {dim}; leave dim out")
     dims = tuple(dim_of("roll", x, d) for d in (dim if isinstance(dim, Sequence) else (dim,)))
     if len(dims) != len(shifts):
         raise ShapeError(f"roll: {len(shifts)} shifts for {len(dims)} dims; give as many of them")
-    return Roll.apply(x, shifts=shifts, dims=dims) if x.ndim else x + 0
+    return Roll.apply(x, shifts=shifts, dims=dims)
 
 
 @numpy_names
@@ -246,7 +250,10 @@ def narrow(x: Any, dim: int, start: Any, length: int) -> Tensor:
     """`length` places of x along `dim`, from `start` on."""
     x = as_tensor(x)
     dim = dim_of("narrow", x, dim)
-    start = int(start)
+    if not isinstance(start, int | np.integer):
+        if (place := as_array(start)).dtype.kind not in "iu" or place.ndim:
+            raise ShapeError(f"narrow: start is {place.dtype} of shape {place.shape}, expected one integer")
+        start = int(place)
     size = x.shape[dim] if x.ndim else 0
     start = start + size if start < 0 else start
     if not x.ndim or start < 0 or length < 0 or start + length > size:

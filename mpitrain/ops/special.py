@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.autograd import Context, Function, Tensor
-from mpitrain.backend import Array
+from mpitrain.backend import Array, array_module
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import special as kernels
 from mpitrain.kernels.elementwise import replace
@@ -18,7 +18,6 @@ from mpitrain.ops.choice import where
 from mpitrain.ops.comparison import equal, greater, less
 from mpitrain.ops.elementwise import log
 from mpitrain.ops.inputs import as_tensor, float_tensor, floating
-from mpitrain.ops.logic import isnan
 from mpitrain.ops.reduce import sum as total
 from mpitrain.ops.shape import reshape
 from mpitrain.ops.unary import log1p, sin
@@ -92,7 +91,7 @@ class Polygamma(Function):
 
 
 def polygamma(n: int, x: Any) -> Tensor:
-    """The n-th derivative of `digamma`; NaN below -1000 for n of 2 and more."""
+    """The n-th derivative of `digamma`."""
     if not isinstance(n, int) or n < 0:
         raise ShapeError(f"polygamma: n is {n!r}, expected an integer of 0 or more")
     return Polygamma.apply(as_tensor(x), n=n)
@@ -103,7 +102,7 @@ def mvlgamma(x: Any, p: int) -> Tensor:
     x = as_tensor(x)
     if p < 1:
         raise ShapeError(f"mvlgamma: p is {p}, expected 1 or more")
-    shifts = Tensor((-0.5 * x.xp.arange(p)).astype(x.dtype if x.dtype.kind == "f" else "float32"))
+    shifts = Tensor((0.0 - 0.5 * x.xp.arange(p)).astype(x.dtype if x.dtype.kind == "f" else "float32"))
     return total(lgamma(reshape(x, (*x.shape, 1)) + shifts), -1) + p * (p - 1) / 4 * math.log(math.pi)
 
 
@@ -121,8 +120,16 @@ def logit(x: Any, eps: float | None = None) -> Tensor:
     if eps is not None:
         low, high = x.dtype.type(eps), x.dtype.type(1 - eps)
         x = where(less(x, eps), low, where(greater(x, 1 - eps), high, x))
+    return _logit(x)
+
+
+def _log_odds(x: Array) -> Array:
     with np.errstate(all="ignore"):
-        return log(x / (1.0 - x))
+        return array_module(x).log(x / (1 - x))
+
+
+_logit = special("logit", _log_odds,
+                 lambda m, x: m.where((x.array < 0) | (x.array > 1), math.nan, 1.0 / ((x + 0.0) * (1.0 - x))), "")
 
 
 class Replace(Function):
@@ -147,12 +154,17 @@ def nan_to_num(x: Any, nan: float | None = 0.0, posinf: float | None = None, neg
 
 
 def entr(x: Any) -> Tensor:
-    """-x log(x), 0 at 0, and -inf below."""
-    x = float_tensor("entr", x)
-    kind, positive = x.dtype.type, greater(x, 0)
-    inside = where(positive, x, kind(1))
-    result = where(positive, -inside * log(inside), where(equal(x, 0), kind(0), kind(-math.inf)))
-    return where(isnan(x), x, result)
+    """-x log(x), 0 at 0, and -inf below, where the gradient is NaN."""
+    return _entr(x)
+
+
+def _entropy(x: Array) -> Array:
+    xp = array_module(x)
+    with np.errstate(all="ignore"):
+        return xp.where(x > 0, -x * xp.log(x), xp.where(x == 0, x.dtype.type(0), xp.where(x < 0, x.dtype.type(-math.inf), x)))
+
+
+_entr = special("entr", _entropy, lambda m, x: -1.0 - m.log(x), "")
 
 
 def ndtr(x: Any) -> Tensor:

@@ -70,7 +70,7 @@ def _plan(name: str, x: Tensor, sizes: Sizes, dim: Any, least: int = 0,
     given = [sizes] if isinstance(sizes, int) else None if sizes is None else list(sizes)
     if dim is None and given is not None:
         dim = tuple(range(-len(given), 0))
-    if x.ndim == 0 and (dim is None or isinstance(dim, int)):
+    if x.ndim == 0 and (dim is None or isinstance(dim, int) or len(dim)):
         raise ShapeError(f"{name}: the input has no dims, expected one or more")
     dims = dims_of(name, x, dim)
     if given is None:

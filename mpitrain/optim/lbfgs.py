@@ -15,13 +15,13 @@ rank has the same numbers and makes the same steps, so ranks agree bit for bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpitrain.backend import Array, array_module
-from mpitrain.errors import GraphError
+from mpitrain.errors import ConfigError, GraphError, NumericsError
 from mpitrain.optim.optimizer import Allocate, Optimizer, Segment, require
 
 Evaluate = Callable[[], tuple[float, Array]]      # the loss and the flat gradient where the parameters are
@@ -36,6 +36,25 @@ class Point(NamedTuple):
     loss: float
     gradient: Array
     slope: float
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.slope)
+
+
+def whole(model: Any) -> Any:
+    """The storage of the model whose parameters a list has, all of them; a model or storage as it is."""
+    if hasattr(model, "storage") or hasattr(model, "segments") or not isinstance(model, Iterable):
+        return model
+    entries = list(model)
+    table = entries[0] if len(entries) == 1 and isinstance(entries[0], Mapping) else {"params": entries}
+    listed = list(table.get("params", ())) if set(table) == {"params"} else []
+    homes = [home() for home in {id(p.home): p.home for p in listed if hasattr(p, "home")}.values() if home is not None]
+    given = {id(p) for p in listed}
+    if len(homes) != 1 or homes[0] is None or any(id(s.parameter) not in given for s in homes[0].segments):
+        raise ConfigError("LBFGS has one rule for all parameters of one model with memory, and this is another list; give it the "
+                          "model, or model.parameters(), without groups")
+    return homes[0]
 
 
 class LBFGS(Optimizer):
@@ -55,7 +74,7 @@ class LBFGS(Optimizer):
         require(history_size >= 1, "history_size", history_size, "1 or more")
         require(line_search_fn in (None, "strong_wolfe"), "line_search_fn", f'"{line_search_fn}"', '"strong_wolfe", or not given')
         states = [f"{kind}{i}" for kind in ("step", "turn") for i in range(history_size)]
-        super().__init__(model, lr, state=("direction", "previous", *states), allocate=allocate)
+        super().__init__(whole(model), lr, state=("direction", "previous", *states), allocate=allocate)
         self.max_iter, self.max_eval = max_iter, max_iter * 5 // 4 if max_eval is None else max_eval
         self.tolerance_grad, self.tolerance_change, self.history_size = tolerance_grad, tolerance_change, history_size
         self.wolfe = line_search_fn is not None
@@ -114,6 +133,9 @@ class LBFGS(Optimizer):
                 self._move(w + t * d)
                 if n < self.max_iter:
                     (loss, gradient), asked = self._at(evaluate), asked + 1
+                    if not math.isfinite(loss):
+                        raise NumericsError(f"LBFGS: the loss is {loss} after move {n} of the step, by lr = {lr}; set "
+                                            'line_search_fn = "strong_wolfe", which goes back, or a smaller lr')
             moves[1] = t
             if (asked >= self.max_eval or not largest(gradient) > self.tolerance_grad
                     or not abs(t) * largest(d) > self.tolerance_change or abs(loss - before) < self.tolerance_change):
@@ -179,10 +201,11 @@ class LBFGS(Optimizer):
 def strong_wolfe(at: Callable[[float], Point], start: Point, t: float, most: int, shortest: float) -> Point:
     """A point with a loss that has fallen enough and a slope that is flat enough, or the lowest that `most` further tries find.
 
-    A bracket of such points is sought first, from `t` outwards, and then narrowed until it is `shortest`.
+    A bracket of such points is sought first, from `t` outwards, and then narrowed until it is `shortest`. Points whose loss or
+    gradient is not finite are too high.
     """
     def too_high(point: Point) -> bool:
-        return point.loss > start.loss + ENOUGH * point.t * start.slope
+        return not (point.finite and point.loss <= start.loss + ENOUGH * point.t * start.slope)
 
     def flat(point: Point) -> bool:
         return abs(point.slope) <= -FLAT * start.slope
@@ -197,7 +220,7 @@ def strong_wolfe(at: Callable[[float], Point], start: Point, t: float, most: int
         t = lowest(before, new, new.t + 0.01 * (new.t - before.t), 10.0 * new.t)
         before, new, tries = new, at(t), tries + 1
     pair = [start if tries >= most else before, new]
-    low, doubtful = int(pair[0].loss > pair[1].loss), False
+    low, doubtful = lower(pair), False
     while tries < most and not abs(pair[1].t - pair[0].t) < shortest:
         left, right = sorted((pair[0].t, pair[1].t))
         t, margin = lowest(pair[0], pair[1], left, right), 0.1 * (right - left)
@@ -211,7 +234,7 @@ def strong_wolfe(at: Callable[[float], Point], start: Point, t: float, most: int
         new, tries = at(t), tries + 1
         if too_high(new) or new.loss >= pair[low].loss:
             pair[1 - low] = new
-            low = int(pair[0].loss > pair[1].loss)
+            low = lower(pair)
             continue
         done = flat(new)
         if not done and new.slope * (pair[1 - low].t - pair[low].t) >= 0.0:
@@ -222,6 +245,12 @@ def strong_wolfe(at: Callable[[float], Point], start: Point, t: float, most: int
     return pair[low]
 
 
+def lower(pair: Sequence[Point]) -> int:
+    """The place of the lower of two points; one whose loss or gradient is not finite is not."""
+    heights = [point.loss if point.finite else math.inf for point in pair]
+    return int(not heights[0] <= heights[1])
+
+
 def lowest(a: Point, b: Point, least: float, most: float) -> float:
     """Where the cubic through two points and their slopes is lowest, inside the bounds; their middle if it is so nowhere."""
     if a.t > b.t:
@@ -229,7 +258,7 @@ def lowest(a: Point, b: Point, least: float, most: float) -> float:
     width = b.t - a.t
     bend = a.slope + b.slope - 3.0 * (a.loss - b.loss) / (a.t - b.t) if width else math.nan
     square = bend * bend - a.slope * b.slope
-    if not square >= 0.0:
+    if not 0.0 <= square < math.inf:
         return (least + most) / 2.0
     root = math.sqrt(square)
     below = b.slope - a.slope + 2.0 * root

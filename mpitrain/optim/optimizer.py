@@ -123,8 +123,8 @@ class Optimizer:
 
     def __new__(cls, model: Any = None, *positional: Any, **keys: Any) -> Any:
         """An optimizer of a model or its storage; of a list of parameters or groups, a `groups.Grouped` of this kind."""
-        if cls.__name__ != "Grouped" and isinstance(model, Iterable) and not hasattr(model, "segments") \
-                and not hasattr(model, "storage"):
+        if cls.__name__ != "Grouped" and not cls.needs_closure and isinstance(model, Iterable) \
+                and not hasattr(model, "segments") and not hasattr(model, "storage"):
             lr = positional[0] if positional else keys.pop("lr", None)
             return OF_LISTS["groups"](cls, model, lr, keys)
         return super().__new__(cls)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from mpitrain import nn
 from mpitrain.errors import ConfigError, MeshError, nearest
+from mpitrain.nn.module import declared
 from mpitrain.nn.parameter import Described, Parameter
+from mpitrain.placement.cut_numbers import follow
 
 STYLES: dict[str, tuple[tuple[type[nn.Module], ...], str]] = {
     "column": ((nn.Linear, nn.Conv2d), "outputs are cut: each rank has some of them"),
@@ -35,6 +37,7 @@ class Layer:
     path: str
     module: nn.Module
     style: str
+    cut: str = ""                                             # of the inputs of "row" and "channels": "features" or "channels"
 
     @property
     def outputs(self) -> int:
@@ -85,10 +88,8 @@ def read_plan(model: nn.Module, plan: Mapping[str, str]) -> list[Layer]:
     for layer in layers:
         _refuse_style(layer, list(modules))
     _refuse_two_ways(model, layers)
-    for path, module in model.named_modules():
-        if isinstance(module, nn.Sequential):
-            _refuse_dropout(module, path, {layer.path: layer.style for layer in layers})
-    return layers
+    cuts = follow(model, {layer.path: layer.style for layer in layers})
+    return [replace(layer, cut=cuts.get(layer.path, "")) for layer in layers]
 
 
 def narrow(layers: Sequence[Layer], rank: int, n: int) -> None:
@@ -103,7 +104,7 @@ def narrow(layers: Sequence[Layer], rank: int, n: int) -> None:
             slit.leaf.narrow("tp", slit.dim, start, stop, groups=slit.groups)
     for layer in layers:
         if layer.style == "channels" and not isinstance(layer.module, nn.Dropout):
-            vars(layer.module)["features"] = vars(layer.module)["weight"].shape[0]
+            vars(layer.module)["features"] //= n
 
 
 def refuse_sizes(slits: Sequence[Slit], n: int) -> None:
@@ -128,12 +129,13 @@ def _slits(layer: Layer) -> Iterator[Slit]:
     """The cuts of a layer."""
     module, style = layer.module, layer.style
     own = vars(module)
+    if style == "channels":
+        for leaf in (own.get(name) for name in ("weight", "bias", "running_mean", "running_var")):
+            if leaf is not None:
+                yield Slit(layer, leaf, 0, leaf.global_shape[0], what="channels")
+        return
     weight: Parameter | None = own.get("weight")
     if style == "sequence" or weight is None:
-        return
-    if style == "channels":
-        for name in ("weight", "bias", "running_mean", "running_var"):
-            yield Slit(layer, own[name], 0, weight.shape[0], what="channels")
         return
     dim = 1 if style == "row" else 0
     unit = (module.in_unit if dim else module.out_unit) if isinstance(module, nn.Linear) else 1
@@ -169,29 +171,26 @@ def _refuse_style(layer: Layer, paths: Sequence[str]) -> None:
         instead = f"; such a layer may be {' or '.join(fits)}" if fits else "; name the layers in it"
         raise ConfigError(f'mesh.plan: "{path}" is a {type(module).__name__}, and "{style}" ({means}) is for '
                           f"{', '.join(kind.__name__ for kind in kinds)}{instead}")
-    own = vars(module)
-    lacking = [what for name, what in (("weight", "a weight"), ("running", "running statistics"))
-               if name in own and own[name] is None]
-    if style != "sequence" and (lacking or isinstance(module, nn.Linear | nn.Conv2d) and "weight" not in own):
-        raise ConfigError(f'mesh.plan: "{path}" is a {type(module).__name__} without {(lacking or ["a weight"])[0]} of its own, '
-                          "which cannot be cut; leave it whole")
+    kind = next(kind for kind in kinds if isinstance(module, kind))
+    if type(module).forward is not kind.forward:
+        raise ConfigError(f'mesh.plan: "{path}" is a {type(module).__name__}, a {kind.__name__} with a forward of its own, which '
+                          "ranks that have a part would not follow; leave it whole")
+    if isinstance(module, nn.Linear | nn.Conv2d | nn.Embedding) and "weight" not in vars(module):
+        raise ConfigError(f'mesh.plan: "{path}" is a {type(module).__name__} without a weight of its own, which cannot be cut; '
+                          "leave it whole")
+    if isinstance(module, nn.Embedding) and module.max_norm is not None:
+        raise ConfigError(f'mesh.plan: "{path}" is an Embedding with max_norm, whose rows change with what each rank looks up; '
+                          "leave it whole, or leave max_norm out")
+    after = vars(module).get("after")
+    if style in ("column", "gathered", "vocabulary") and after is not None and (
+            not declared(after, "by_element") or after.parameters()):
+        raise ConfigError(f'mesh.plan: "{path}" has the activation {type(after).__name__}, which does not declare that it treats '
+                          'each number by itself (by_element), and each rank would have some of them; leave it whole')
     if isinstance(module, nn.Conv2d) and module.groups > 1:
         raise ConfigError(f'mesh.plan: "{path}" is a convolution of {module.groups} groups, which cannot be cut; leave it whole')
     if style == "vocabulary" and isinstance(module, nn.Linear) and path != paths[-1]:
         raise ConfigError(f'mesh.plan: the outputs of "{path}" go on to "{paths[-1]}", and "vocabulary" leaves them cut for the '
                           'loss; make it "gathered"')
-
-
-def _refuse_dropout(model: nn.Sequential, path: str, styles: Mapping[str, str]) -> None:
-    """ConfigError for a dropout of cut channels that would drop the same places on all ranks."""
-    column = ""                                               # The layer whose outputs are cut here.
-    for name, block in model.blocks.items():
-        here = f"{path}.{name}" if path else name
-        style = styles.get(here)
-        column = here if style == "column" else "" if style in ("row", "gathered", "vocabulary") else column
-        if column and isinstance(block, nn.Dropout) and block.p and style != "channels":
-            raise ConfigError(f'mesh.plan: "{here}" takes the outputs of "{column}", of which each rank has some; give it the '
-                              f'style "channels", so that it drops what one rank would')
 
 
 def _refuse_two_ways(model: nn.Module, layers: Sequence[Layer]) -> None:

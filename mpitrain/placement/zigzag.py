@@ -17,6 +17,7 @@ import numpy as np
 from mpitrain.backend import Array, array_module
 from mpitrain.errors import ConfigError, MeshError
 from mpitrain.nn import Module, mixtures
+from mpitrain.nn.module import declared
 from mpitrain.schedules.grid import Grid
 
 LENGTH = 1                                                    # Samples (B, L, ...) are cut along this dim.
@@ -93,15 +94,7 @@ def refuse_model(model: Module, n: int) -> None:
     for path, _ in mixtures(model):
         raise ConfigError(f'mesh.cp = {n} cuts samples, and experts ("{path}") choose among whole ones; set mesh.cp = 1')
     for path, module in model.named_modules():
-        if not treats_positions_apart(module):
+        if not declared(module, "by_position"):
             raise ConfigError(f'mesh.cp = {n} cuts samples along their positions, and "{path or "the model"}" '
                               f"({type(module).__name__}) may look at several of them; set mesh.cp = 1, or, where only "
                               "MultiHeadAttention in it does, by_position = True in its class")
-
-
-def treats_positions_apart(module: Module) -> bool:
-    """Whether a module, or its class, says `by_position`; a class with a `forward` of its own must say so anew."""
-    if "by_position" in vars(module):
-        return bool(vars(module)["by_position"])
-    return next((bool(vars(kind).get("by_position")) for kind in type(module).__mro__
-                 if "by_position" in vars(kind) or "forward" in vars(kind)), False)

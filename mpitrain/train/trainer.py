@@ -67,12 +67,15 @@ class Trainer:
 
     def again(self, micro_batches: Sequence[MicroBatch], parts: np.ndarray[Any, Any], begun: bool) -> tuple[float, Any]:
         """The mean loss of a step's batch where the parameters are, over all ranks, and its gradient. If `begun`, forward and
-        backward have run, and `parts` are the micro-batches' parts of the loss."""
+        backward have run, and `parts` are the micro-batches' parts of the loss; else it may be NaN: the optimizer has moved."""
         if not begun:
             self.update.begin()
+            before, self.pipeline.goes_on = self.pipeline.goes_on, True      # A place that was only tried ends no run.
             parts = self.pipeline.run(micro_batches, flags=self.flags)
+            self.pipeline.goes_on = before
             self.update.reducer.finish()
-        return self.share(parts, (0.0, 0.0, 0.0), self.pipeline.take_tally())[0], self.update.reducer.gradients
+        self.pipeline.kept_tally = self.pipeline.take_tally()    # The step's own is that of its first forward.
+        return self.share(parts, (0.0, 0.0, 0.0), np.zeros_like(self.pipeline.kept_tally))[0], self.update.reducer.gradients
 
     @property
     def flags(self) -> tuple[bool, bool]:

@@ -13,7 +13,10 @@ import pytest
 from launch import ROOT, mpirun
 
 from mpitrain.cli import main
-from mpitrain.errors import UsageError
+from mpitrain.config import load_config
+from mpitrain.config.rules import Facts, check_model
+from mpitrain.errors import ConfigError, UsageError
+from mpitrain.schedules.grid import Grid
 
 sys.path.insert(0, str(Path(__file__).parent))
 import rules_table
@@ -81,3 +84,18 @@ def test_both_commands_end_alike(folder: Path, case: Case) -> None:
     lines = [re.sub(r"rank=\d/\d host=\S+?:? ", "", line) for line in (planned.stderr.strip(), *ran.error_lines)]
     assert planned.returncode == ran.rc != 0 and len(lines) == 2 and lines[0] == lines[1] and case.said in lines[0]
     assert planned.stdout == "" and not (folder / "whole").exists()
+
+
+@pytest.mark.parametrize(("overrides", "closure", "found"), [
+    (["comm.sharding=optimizer"], "", 'comm.sharding = "optimizer"; set comm.sharding = "none"'),
+    (["comm.node_shared=true"], "", "comm.node_shared = true; set comm.node_shared = false"),
+    ([], "LBFGS", "LBFGS; set another optimizer.name")])
+def test_rows_that_are_scaled_on_all_ranks_need_whole_tables(overrides: list[str], closure: str, found: str) -> None:
+    config = load_config(None, ["model.name=mlp", "data.path=digits", "optimizer.clip_norm=0", *overrides])
+    facts = Facts(2, 8, scaled="table", closure=closure)
+    said = (f'max_norm of the embedding "table" changes rows on all ranks before the update, which needs whole parameters and '
+            f"one update a step, found {found}, or leave")
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        check_model(config, Grid({"dp": 2}), facts)
+    if not closure:
+        check_model(config, Grid({"dp": 1}), facts)

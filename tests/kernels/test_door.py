@@ -1,4 +1,5 @@
-"""The door to C: no call, however wrong, reads or writes outside of its arrays (benchmarks/kernel_fuzz.py calls many more)."""
+"""The door to C and to loops of Numba: no call, however wrong, reads or writes outside of its arrays (benchmarks/kernel_fuzz.py
+calls many more)."""
 
 from __future__ import annotations
 
@@ -9,22 +10,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernel_examples import EXAMPLES
 
 from mpitrain.backend import native
-from mpitrain.kernels import library
-from mpitrain.kernels.kernel import kind
-from mpitrain.kernels.library import Slot, bind, slots_of
+from mpitrain.kernels import KERNELS, library, rows
+from mpitrain.kernels.door import Slot, slots_of
+from mpitrain.kernels.kernel import has_numba, kind
+from mpitrain.kernels.library import bind
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from kernel_fuzz import Guarded, fuzz
 
-pytestmark = pytest.mark.skipif(kind() != "c", reason="the door is that of C; the loops of Numba check dtypes alone")
+COMPILED = [word for word in ("c", "numba") if word == kind() or (word == "numba" and has_numba())]
 
 
-def test_wrong_calls_end_in_results_or_exceptions() -> None:
-    counts, deaths = fuzz(4000, 0, [])
+@pytest.mark.parametrize("word", COMPILED)
+def test_wrong_calls_end_in_results_or_exceptions(word: str) -> None:
+    calls = 3000 if word == kind() else 1000
+    counts, deaths = fuzz(calls, 0, [], word)
     assert deaths == []
-    assert min(counts.values()) > 1000 and sum(counts.values()) == 4000
+    assert min(counts.values()) > calls / 4 and sum(counts.values()) == calls
 
 
 def test_a_number_outside_of_its_array_ends_the_fuzz() -> None:
@@ -44,7 +49,10 @@ def test_memory_between_guards_ends_where_they_begin() -> None:
     x = memory.empty((3, 5), np.float64)
     assert (x.ctypes.data + x.nbytes) % 4096 == 0
     memory.ends = False
-    assert memory.empty((3, 5), np.float64).ctypes.data % 4096 == 0
+    x = memory.empty((3, 5), np.float64)
+    assert x.ctypes.data % 4096 == 0 and memory.is_whole()
+    np.lib.stride_tricks.as_strided(x, (16,), (8,))[15] = 0
+    assert not memory.is_whole(), "a byte beside an array has changed"
 
 
 def test_a_signature_says_what_each_place_takes() -> None:
@@ -56,8 +64,14 @@ def test_a_signature_says_what_each_place_takes() -> None:
             slots_of(wrong)
 
 
-@pytest.fixture(params=["builtin", "ctypes"])
+@pytest.fixture(params=["builtin", "ctypes", "numba"])
 def relu(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The kernel's function as its body calls it: (x, y, how many)."""
+    if request.param == "numba":
+        if not has_numba():
+            pytest.skip("no Numba here")
+        from mpitrain.kernels.loops import pointwise, typed
+        return typed.loop("X:n X!:n in", name="relu")(pointwise.relu)
     if request.param == "ctypes":
         monkeypatch.setattr(library, "_builtin", lambda: None)
     elif library._builtin() is None:
@@ -75,6 +89,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "none": ((FIVE, None, 5), "argument 1 has another dtype"), "a number": ((FIVE, 5, 5), "argument 1 has another dtype"),
     "too short": ((FIVE, FIVE, 6), "argument 0 has 5 numbers, and those of the call say"),
     "a negative size": ((FIVE, FIVE, -1), "argument 0 has 5 numbers"),
+    "one argument more": ((FIVE, FIVE, 5, 5), "called with another number"),
     "huge": ((FIVE, FIVE, 1 << 62), "argument 0 has 5 numbers"),
     "read-only": ((FIVE, LOCKED, 5), "argument 1 is an array .*read-only"),
     "gaps": ((FIVE[::2], FIVE, 3), "array with gaps"),
@@ -88,6 +103,12 @@ def test_what_does_not_fit_the_signature_is_refused(relu: Any, name: str) -> Non
         relu(*arguments)
 
 
+@pytest.mark.parametrize(("size", "error"), [(2.5, TypeError), ("5", TypeError), (None, TypeError), (1 << 70, OverflowError)])
+def test_an_integer_is_one_of_64_bits(relu: Any, size: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        relu(FIVE, FIVE.copy(), size)
+
+
 def test_a_dtype_object_of_its_own_is_as_good(relu: Any) -> None:
     """Its object is not the one that nearly all arrays share."""
     dtype = np.dtype(np.float32).newbyteorder("S").newbyteorder("S")
@@ -96,15 +117,29 @@ def test_a_dtype_object_of_its_own_is_as_good(relu: Any) -> None:
     assert not x.any()
 
 
-@pytest.mark.parametrize(("kernel", "index"), [("scatter_add_rows", -1), ("scatter_add_rows", 7), ("cross_entropy", 37)])
-def test_an_index_outside_is_an_error(kernel: str, index: int) -> None:
-    from kernel_examples import EXAMPLES
-
-    from mpitrain.kernels import KERNELS, rows
-    assert rows
-    arguments = list(EXAMPLES[kernel].arguments(np.random.default_rng(0), np.dtype(np.float32)))
+@pytest.mark.parametrize("word", ["c", "numba", "numpy"])
+@pytest.mark.parametrize(("name", "index"), [("scatter_add_rows", -1), ("scatter_add_rows", 7), ("cross_entropy", -1),
+                                             ("cross_entropy", 37), ("cross_entropy_grad", 37)])
+def test_an_index_outside_is_an_error(name: str, index: int, word: str) -> None:
+    kernel = KERNELS[name]
+    version = {"c": kernel.host if kind() == "c" else lambda: None, "numba": kernel.numba if has_numba() else lambda: None,
+               "numpy": lambda: kernel.reference}[word]()
+    if version is None:
+        pytest.skip(f"no {word} here")
+    arguments = list(EXAMPLES[name].arguments(np.random.default_rng(0), np.dtype(np.float32)))
     arguments[1] = arguments[1].copy()
     arguments[1][3] = index
-    if index >= 0 or KERNELS[kernel].host() is not None:
-        with pytest.raises(IndexError):
-            KERNELS[kernel](*arguments)
+    with pytest.raises(IndexError):
+        version(*arguments)
+
+
+@pytest.mark.parametrize("word", COMPILED)
+def test_arrays_that_a_kernels_body_has_no_copy_of_are_refused(word: str) -> None:
+    """Where it copied one that it writes to, what was written would be lost."""
+    version = rows.cross_entropy_grad.host() if word == kind() else rows.cross_entropy_grad.numba()
+    e, labels, totals, *rest = EXAMPLES["cross_entropy_grad"].arguments(np.random.default_rng(0), np.dtype(np.float32))
+    assert version is not None
+    for wrong in ((np.asfortranarray(e), labels, totals), (e, labels.astype(np.int32), totals), (e, labels, totals[::-1]),
+                  (e, labels, totals[:-1]), (e.astype(np.float64), labels, totals), (e, labels[:-1].copy(), totals)):
+        with pytest.raises((TypeError, ValueError), match="cross_entropy_grad: argument"):
+            version(*wrong, *rest)

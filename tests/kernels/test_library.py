@@ -90,7 +90,7 @@ REST = [1, 2.0, 3, None, 5, 6.0, *range(7), 1.0, 2, 3, 4, 5.0]
 
 @pytest.mark.parametrize("first", [np.zeros(18, "int32"), np.zeros(18, ">f4"), np.zeros(18, "float16"), None])
 def test_a_first_array_of_another_dtype_and_none_are_refused(bound: Any, first: Any) -> None:
-    with pytest.raises(TypeError, match="argument 0 has another dtype than C takes it for"):
+    with pytest.raises(TypeError, match="argument 0 has another dtype than it is taken for"):
         bound("probe", "mixed", MIXED)(first, *REST)
 
 

@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpitrain.kernels import rows
+from mpitrain.kernels import convolution, rows
+from mpitrain.kernels.convolution import Window
+from mpitrain.kernels.convolution_bfloat16 import kernel_gradient_bfloat16
 from mpitrain.kernels.pointwise import ACTIVATIONS
 from tests.kernels.test_kernels import arrays_of
 
 STRANGE = [np.nan, np.inf, -np.inf]
 
 
-def same_where_not_finite(kernel: Any, *arguments: Any) -> None:
+def same_where_not_finite(kernel: Any, *arguments: Any, atol: float = 1e-5) -> None:
     """NaN where the reference has it, infinities of the same sign, numbers that are equal up to rounding."""
     if kernel.host() is None:
         pytest.skip("no compiler")
@@ -22,7 +24,7 @@ def same_where_not_finite(kernel: Any, *arguments: Any) -> None:
         found, wanted = (arrays_of(version(*(a.copy() if isinstance(a, np.ndarray) else a for a in arguments)))
                          for version in (kernel.host(), kernel.reference))
     for a, b in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=atol)
 
 
 @pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu", "sigmoid", "relu"])
@@ -42,3 +44,40 @@ def test_a_row_hands_on_what_is_not_finite(kernel: Any, strange: float) -> None:
     x = np.random.default_rng(0).standard_normal((3, 70)).astype(np.float32)
     x[1, 5] = x[2, 69] = strange
     same_where_not_finite(kernel, x)
+
+
+@pytest.mark.parametrize("place", [(0, 0), (4, 5), (7, 2)], ids=str)
+@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_an_infinite_pixel_reaches_its_own_results_with_its_sign_and_no_other(dtype: str, padding: int, place: Any) -> None:
+    """Winograd's tiles, which a 3 x 3 kernel of stride 1 and these channels are computed by, add infinity to minus infinity."""
+    rng, window = np.random.default_rng(0), Window((3, 3), padding=(padding, padding))
+    x, weight = (rng.standard_normal(shape).astype(dtype) for shape in ((3, 32, 8, 9), (40, 32, 3, 3)))
+    y = rng.standard_normal((3, 40, *window.outputs(8, 9))).astype(dtype)
+    corner = tuple(np.minimum(place, np.array(y.shape[2:]) - 1))
+    calm = convolution.convolve(x, weight, None, window, 1), convolution.convolve_adjoint(y, weight, None, window, 1, (8, 9))
+    for strange in STRANGE:
+        x[1, 3, place[0], place[1]], y[1, 3, corner[0], corner[1]] = strange, strange
+        for kernel, *arguments in ((convolution.convolve, x, weight, None, window, 1),
+                                   (convolution.convolve_adjoint, y, weight, None, window, 1, (8, 9))):
+            same_where_not_finite(kernel, *arguments, atol=1e-4)                   # of sums of 288 products
+        found = convolution.convolve(x, weight, None, window, 1), convolution.convolve_adjoint(y, weight, None, window, 1, (8, 9))
+        for before, after in zip(calm, found):                                     # other images keep their bits
+            assert before[::2].tobytes() == after[::2].tobytes() and np.isinf(after[1]).any() != np.isnan(strange)
+        slopes = np.where(np.isfinite(y), y, 1).astype(dtype)
+        same_where_not_finite(convolution.kernel_gradient, x, slopes, window, 1, atol=1e-4)
+    x[1] = 0                                                                       # and so does an infinite weight
+    weight[3, 2, 1, 1] = np.inf
+    assert np.isnan(convolution.convolve(x, weight, None, window, 1)[1, 3]).all()
+    assert np.isfinite(convolution.convolve(x, weight, None, window, 1)[1, 4:]).all()
+
+
+@pytest.mark.parametrize("channels", [(3, 4), (8, 2)], ids=str)
+@pytest.mark.parametrize("kernel", [convolution.kernel_gradient, kernel_gradient_bfloat16], ids=lambda k: k.name)
+def test_the_gradient_of_few_outputs_is_not_finite_at_the_taps_that_reach_the_pixel_alone(kernel: Any, channels: Any) -> None:
+    rng, window = np.random.default_rng(0), Window((3, 3), padding=(0, 0))
+    x = rng.standard_normal((3, channels[0], 8, 9)).astype(np.float32)
+    y = rng.standard_normal((3, channels[1], 6, 7)).astype(np.float32)
+    for strange in STRANGE:
+        x[1, 2, 0, 0] = strange
+        same_where_not_finite(kernel, x, y, window, 1, atol=1e-4)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpitrain import nn
+from mpitrain import nn, optim
 from mpitrain.autograd import Tensor
 from mpitrain.backend import random
 from mpitrain.errors import ConfigError, MpitrainError, ShapeError
@@ -85,6 +85,32 @@ def test_spectral_norm_follows_the_largest_singular_value_as_pytorch_does_step_b
     assert abs(np.linalg.norm(made, 2) - 1) < 0.02        # near from the start: 15 iterations of the power method
 
 
+def test_a_stack_of_layers_with_norms_inside_has_them_in_each_of_its_own() -> None:
+    layer = nn.TransformerEncoderLayer(6, 2, 10, dropout=0.0)
+    layer.linear1, layer.linear2 = nn.weight_norm(layer.linear1), nn.spectral_norm(layer.linear2)
+    ours = nn.TransformerEncoder(layer, 2)
+    theirs = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(6, 2, 10, 0.0, batch_first=True), 2,
+                                         enable_nested_tensor=False)
+    for each in theirs.layers:
+        with pytest.warns(FutureWarning):
+            torch.nn.utils.weight_norm(each.linear1)
+        torch.nn.utils.parametrizations.spectral_norm(each.linear2)
+        for p in each.parameters():
+            torch.nn.init.uniform_(p, -0.5, 0.5)
+    short = {"in_proj_weight": "qkv.weight", "in_proj_bias": "qkv.bias", "out_proj": "out", "linear1.bias": "linear1.layer.bias",
+             "linear2.bias": "linear2.layer.bias", "parametrizations.weight.original": "original",
+             "parametrizations.weight.0._": ""}
+    names = {name: name for name in theirs.state_dict()}
+    for found, wanted in short.items():
+        names = {name: mine.replace(found, wanted) for name, mine in names.items()}
+    compare(ours, theirs, normal(2, 4, 6), rename=names, steps=2)
+    ours.initialize(seed=2, dtype="float64")
+    for first in ours.layers:
+        v, g = first.linear1.weight_v.array, first.linear1.weight_g.array
+        np.testing.assert_allclose(g, np.linalg.norm(v, axis=1, keepdims=True), rtol=1e-14)
+    assert not np.array_equal(ours.layers[0].linear2.u.array, ours.layers[1].linear2.u.array)
+
+
 def test_a_padding_row_starts_as_zeros_and_gets_no_gradient() -> None:
     indices = np.array([[0, 3, 1], [3, 3, 2]])
     compare(nn.Embedding(5, 4, padding_idx=3), torch.nn.Embedding(5, 4, padding_idx=3), indices)
@@ -99,6 +125,23 @@ def test_a_padding_row_starts_as_zeros_and_gets_no_gradient() -> None:
 def test_rows_longer_than_max_norm_come_out_scaled_as_in_pytorch(norm_type: float) -> None:
     compare(nn.Embedding(5, 4, max_norm=1.5, norm_type=norm_type), torch.nn.Embedding(5, 4, max_norm=1.5, norm_type=norm_type),
             np.array([[0, 3, 1], [3, 3, 2]]))
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, np.inf])
+def test_stored_rows_longer_than_max_norm_are_scaled_in_steps_of_an_optimizer_as_in_pytorch(norm_type: float) -> None:
+    ours, theirs = (library.Embedding(6, 4, max_norm=0.7, norm_type=norm_type) for library in (nn, torch.nn))
+    ours.initialize(dtype="float64")
+    theirs.double()
+    with torch.no_grad():
+        theirs.weight.copy_(torch.tensor(ours.weight.array))
+    mine, other = optim.SGD(ours, lr=0.3), torch.optim.SGD(theirs.parameters(), lr=0.3)
+    for step in range(3):
+        indices = np.array([[0, 3, 1], [3, 3, step]])
+        for model, optimizer, x in ((ours, mine, indices), (theirs, other, torch.tensor(indices))):
+            optimizer.zero_grad()
+            (model(x) ** 3.0).sum().backward()
+            optimizer.step()
+    np.testing.assert_allclose(ours.weight.array, theirs.weight.detach().numpy(), **CLOSE)
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])

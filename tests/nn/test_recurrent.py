@@ -236,3 +236,30 @@ def test_gradients_of_biases_lose_no_digits_over_many_rows():
     out, _ = ops.rnn(x, weight, np.zeros((2, 2), np.float32), bias, nonlinearity="relu")
     out.backward(np.full(out.shape, 0.1, np.float32))
     np.testing.assert_allclose(bias.grad, 1e5 * float(np.float32(0.1)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.LSTM(3, 4, 2, bidirectional=True, proj_size=2), lambda: nn.GRU(3, 4, 2),
+                                  lambda: nn.RNN(3, 4, bidirectional=True)], ids=["LSTM", "GRU", "RNN"])
+def test_second_derivatives_reach_first_states_that_were_given(make):
+    """A penalty on the gradient of the inputs alone, differentiated by first states that are results: float64 differences."""
+    model, rng = make(), np.random.default_rng(4)
+    model.initialize(dtype="float64")
+    _, last = model(rng.standard_normal((2, 5, 3)))
+    shapes = [tuple(s.shape) for s in (last if isinstance(last, tuple) else (last,))]
+    start = [rng.standard_normal(shape) for shape in shapes]
+    values = rng.standard_normal((2, 5, 3))
+
+    def penalty(given, x):
+        x, leaves = Tensor(x, requires_grad=True), [Tensor(each, requires_grad=True) for each in given]
+        states = tuple(ops.tanh(leaf) for leaf in leaves)
+        y, last = model(x, states if len(states) > 1 else states[0])
+        ends = last if isinstance(last, tuple) else (last,)
+        by_x, = grad(ops.sum(y * y) + sum(ops.sum(end * end * end) for end in ends), x, create_graph=True)
+        return ops.sum(by_x * by_x), leaves
+
+    loss, leaves = penalty(start, values)
+    for place, found in enumerate(grad(loss, leaves)):
+        along = rng.standard_normal(shapes[place])
+        ends = [float(penalty([s + step * along if i == place else s for i, s in enumerate(start)], values)[0].array)
+                for step in (1e-5, -1e-5)]
+        assert float((found.array * along).sum()) == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-7)

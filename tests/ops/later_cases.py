@@ -28,7 +28,7 @@ SHAPES = """adjoint atleast_1d atleast_2d atleast_3d clone contiguous diag diag_
     ravel rot90 t trace tril triu unbind"""
 STACKS = "column_stack dstack hstack vstack"
 REDUCTIONS = """
-    all aminmax any argmax argmin argsort argwhere count_nonzero entr erf erfc erfcx log_ndtr median msort nan_to_num nanmean
+    all aminmax any argmax argmin argsort argwhere count_nonzero erf erfc erfcx log_ndtr median msort nan_to_num nanmean
     nanmedian nansum ndtr nonzero norm normalize prod sinc sort std std_mean var_mean"""
 PARTS = "chunk dsplit hsplit tensor_split vsplit"
 NEW: dict[str, tuple[Any, ...]] = {
@@ -113,7 +113,7 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
     "searchsorted": [(ops.searchsorted, np.array([1.0, 2.0]), normal(3))],
     "bucketize": [(ops.bucketize, normal(3), np.array([1.0, 2.0]))],
     "erfinv": [(ops.erfinv, positive(3) / 2.1)],
-    "logit": [(ops.logit, positive(3) / 2.1)],
+    "logit": [(ops.logit, positive(3) / 2.1)], "entr": [(ops.entr, positive(3))],
     "lgamma": [(ops.lgamma, normal(9)), (ops.lgamma, 8 * positive(9))],
     "digamma": [(ops.digamma, normal(9)), (ops.digamma, 8 * positive(9))],
     "polygamma": [(lambda x: ops.polygamma(2, x), positive(9))],

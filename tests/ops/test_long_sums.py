@@ -9,7 +9,7 @@ import pytest
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor
-from mpitrain.kernels.sums import EXACT, column_sums, sum_over, sum_rows
+from mpitrain.kernels.sums import EXACT, column_sums, row_sums, sum_over, sum_rows
 
 torch = pytest.importorskip("torch")
 ROWS = 50_003
@@ -45,6 +45,29 @@ def test_columns_are_added_in_one_order(columns: int, dtype: str) -> None:
     out = np.empty(columns, dtype)
     assert column_sums(x, out).tobytes() == column_sums.reference(x, out.copy()).tobytes()
     assert error(out, x.sum(axis=0, dtype=np.longdouble)) < (1e-6 if dtype == "float32" else 1e-15)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sums_along_memory_have_the_bits_of_numpy(dtype: str) -> None:
+    x = np.random.default_rng(2).standard_normal(1_000_100).astype(dtype)
+    for n in (*range(1, 1200), *range(1200, 5000, 37), 99_999, 524_288, 1_047_552, *range(1_000_000, 1_000_017)):
+        n = min(n, x.size)
+        assert row_sums(x[:n].reshape(1, n)).tobytes() == np.sum(x[:n]).tobytes(), n
+    for rows in (1, 3, 8, 17):
+        for n in (1, 7, 8, 9, 16, 100, 127, 128, 129, 257, 1023, 1025, 5001):
+            for matrix in (x[:rows * n].reshape(rows, n), -np.zeros((rows, n), dtype), np.full((rows, n), np.inf, dtype)):
+                assert row_sums(matrix).tobytes() == matrix.sum(axis=1).tobytes(), (rows, n)
+
+
+@pytest.mark.parametrize(("shape", "dims"), [((70, 130), 1), ((70, 130), None), ((70, 130), 0), ((9100, 1), 0), ((9100,), 0),
+                                             ((7, 11, 13, 17), (2, 3)), ((7, 11, 13, 17), 3), ((7, 11, 13, 17), (0, 1)),
+                                             ((7, 11, 13, 17), (1, 2, 3)), ((7, 1, 300, 5), (1, 3)), ((100, 100, 1), 1)])
+@pytest.mark.parametrize("keepdims", [False, True])
+def test_sums_over_dims_in_any_order_of_memory_have_the_bits_of_numpy(shape: Any, dims: Any, keepdims: bool) -> None:
+    x = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+    for turned in (x, np.asfortranarray(x), np.moveaxis(np.ascontiguousarray(np.moveaxis(x, 0, -1)), -1, 0)):
+        found, known = sum_over(turned, dims, keepdims), turned.sum(axis=dims, keepdims=keepdims)
+        assert found.shape == known.shape and np.ascontiguousarray(found).tobytes() == np.ascontiguousarray(known).tobytes()
 
 
 def test_up_to_so_many_rows_the_bits_are_those_of_numpy() -> None:

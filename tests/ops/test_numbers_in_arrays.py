@@ -131,3 +131,26 @@ def test_places_that_are_none_are_sampled_as_pytorch_samples_them(mode: str, pad
     for a, b in ((y.array, wanted), (x.grad, theirs[0].grad), (np.zeros(grid.shape) if places.grad is None else places.grad,
                                                               theirs[1].grad)):
         assert np.allclose(a, b.detach().numpy(), rtol=1e-9, atol=1e-12, equal_nan=True)
+
+
+def test_polygamma_is_reflected_below_a_half() -> None:
+    """By the recurrence psi_n(x + 1) = psi_n(x) + (-1)^n n! / x^(n + 1), and by 17 digits of Python's mpmath."""
+    x = np.array([-1001.2, -3.7, -0.4, 0.3, 0.49])
+    for n in range(1, 6):
+        step = (-1.0) ** n * float(np.prod(np.arange(1, n + 1))) / x ** (n + 1)
+        assert np.allclose(ops.polygamma(n, x + 1).array, ops.polygamma(n, x).array + step, rtol=1e-8)
+    assert np.isclose(ops.polygamma(4, np.array([-1001.2])).array[0], 74935.513631647975, rtol=1e-12)
+
+
+def test_two_numbers_are_added_in_float32_as_in_pytorch() -> None:
+    assert ops.add(1.5, 2.5).dtype == ops.divide(1, 2).dtype == "float32" and ops.multiply(2, 3).dtype == "int64"
+
+
+@pytest.mark.parametrize("call", [
+    lambda: ops.linspace(0, 1, 2.0), lambda: ops.linspace(np.ones(2), 1, 3), lambda: ops.logspace(0, 1, 2.0),
+    lambda: ops.hsplit(np.ones((2, 2)), "abc"), lambda: ops.roll(np.array(1.0), 0, 0), lambda: ops.fftn(np.array(1.0), dim=[0]),
+    lambda: ops.narrow(np.ones((4, 4)), 0, np.array(False), 1), lambda: ops.narrow(np.ones((4, 4)), 0, np.array([0]), 1)])
+def test_what_pytorch_refuses_is_refused_in_one_line(call: Any) -> None:
+    with pytest.raises(ShapeError) as caught:
+        call()
+    assert "\n" not in str(caught.value)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from optimizer_state import set_state, state_of
 
-from mpitrain import ops
-from mpitrain.errors import ConfigError, GraphError, ShapeError
+from mpitrain import nn, ops, optim
+from mpitrain.errors import ConfigError, GraphError, NumericsError, ShapeError
 from mpitrain.nn import Linear, Module, Parameter, Segment, Sequential, init
 from mpitrain.optim import LAMB, LARS, OPTIMIZERS, SGD, Adam, AdamW, Optimizer, RMSprop
 from mpitrain.registry import accepted
@@ -298,3 +298,57 @@ def test_gradients_of_another_layout_and_a_model_without_memory_are_refused():
         SGD(bag(), 0.1).update(np.zeros(3), lr=0.1, step=1)
     with pytest.raises(GraphError, match="Optimizer defines neither a kernel nor change"):
         Optimizer(bag(), 0.1).update(np.zeros(80), lr=0.1, step=1)
+
+
+@pytest.mark.parametrize("lr", [1e3, 40.0])
+def test_the_line_search_goes_back_from_where_the_loss_is_infinite(lr):
+    """exp(w^2) + w overflows far out; PyTorch's parameters are NaN then. At the minimum 2 w exp(w^2) = -1."""
+    model = nn.Sequential(("w", nn.Linear(3, 1, bias=False)))
+    model.initialize(dtype="float64")
+    w = model["w"].weight
+    w.array[...] = [[1.0, -0.5, 0.3]]
+    optimizer = optim.LBFGS(model.parameters(), lr=lr, line_search_fn="strong_wolfe", max_iter=40, max_eval=300)
+    seen = []
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (ops.exp(w ** 2.0) + w).sum()
+        loss.backward()
+        seen.append(float(loss.array))
+        return loss
+    with np.errstate(all="ignore"):
+        optimizer.step(closure)
+    assert np.inf in seen
+    np.testing.assert_allclose(2 * w.array * np.exp(w.array ** 2), -1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("search", ["strong_wolfe", None])
+def test_a_loss_that_is_no_number_is_left_by_the_line_search_and_named_without_one(search):
+    model = nn.Sequential(("w", nn.Linear(2, 1, bias=False)))
+    model.initialize(dtype="float64")
+    w = model["w"].weight
+    w.array[...] = 0.1
+    optimizer = optim.LBFGS(model, lr=30.0, line_search_fn=search, max_iter=40, max_eval=300)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (w * 0.3 - ops.log(6.0 - w) - ops.log(w)).sum()         # defined in (0, 6) alone
+        loss.backward()
+        return loss
+    with np.errstate(all="ignore"):
+        if search:
+            optimizer.step(closure)
+            np.testing.assert_allclose(0.3 + 1 / (6 - w.array) - 1 / w.array, 0, atol=1e-5)
+        else:
+            with pytest.raises(NumericsError, match="the loss is nan after move 1 of the step"):
+                optimizer.step(closure)
+
+
+def test_lbfgs_takes_all_parameters_of_a_model_or_says_so():
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.initialize()
+    for given in (model.parameters(), [{"params": model.parameters()}]):
+        assert optim.LBFGS(given).storage is model.storage
+    for given in (model.parameters()[:1], [{"params": model.parameters(), "lr": 1.0}], [], nn.Linear(2, 2).parameters()):
+        with pytest.raises(ConfigError, match="LBFGS has one rule for all parameters of one model with memory, and this is"):
+            optim.LBFGS(given)

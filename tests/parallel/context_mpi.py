@@ -102,6 +102,18 @@ def test_every_mesh_has_the_losses_of_one_rank(comm: Any) -> None:
         np.testing.assert_allclose(results(comm, make, mesh, 4, **options), expected, rtol=1e-9, err_msg=f"{mesh} {options}")
 
 
+def test_rotary_embeddings_turn_by_the_positions_of_the_whole_sample(comm: Any) -> None:
+    def turning(rope: float | None = 100.0) -> Sequential:
+        embed = nn.Embedding(26, 24)
+        embed.block = BLOCK
+        return nn.Sequential(("embed", embed), ("attention", nn.MultiHeadAttention(24, 4, causal=True, rope=rope)),
+                             ("head", nn.Linear(24, 26)))
+
+    expected = alone(comm, turning, 3)
+    np.testing.assert_allclose(results(comm, turning, {"cp": comm.size}, 3), expected, rtol=1e-9)
+    assert np.abs(alone(comm, partial(turning, None), 3) / expected - 1).max() > 1e-4
+
+
 def test_a_checkpoint_goes_on_with_other_meshes(comm: Any, mpi_tmp_path: Path) -> None:
     """Saved once, whole: each rank has all parameters; the next losses are those of a run that was not interrupted."""
     if comm.size == 1:

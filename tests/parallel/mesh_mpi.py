@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from fakegpu import put
 
-from mpitrain import models, nn, ops
+from mpitrain import models, nn, ops, optim
 from mpitrain.autograd import Tensor
 from mpitrain.backend import asnumpy
 from mpitrain.checkpoint import store
@@ -122,17 +122,83 @@ def dropping() -> nn.Sequential:
     return model
 
 
-@pytest.mark.parametrize("name", ["resnet20", "lenet", "dropping"])
+def windows() -> nn.Sequential:
+    """What may stand between a column and its row, and what a row pads with."""
+    model = nn.Sequential(
+        ("conv1", nn.Conv2d(1, 12, 3)), ("norm1", nn.BatchNorm2d(12, bias=False)), ("pool", nn.MaxPool2d(2)),
+        ("pad", nn.ZeroPad2d(1)), ("norm2", nn.BatchNorm2d(12, affine=False, track_running_stats=False)),
+        ("conv2", nn.Conv2d(12, 4, 3, padding=1, padding_mode="circular")), ("flatten", nn.Flatten()),
+        ("head", nn.Linear(196, 10)))
+    model.plan = {"conv1": "column", "norm?": "channels", "conv2": "row"}
+    return model
+
+
+def tokens(max_norm: float | None = None) -> nn.Sequential:
+    """An encoder layer whose own dropout lies between its linear layers, and a table with a row that is padding."""
+    embed = nn.Embedding(26, 24, padding_idx=4, max_norm=max_norm)
+    embed.block = meshes.LENGTH
+    model = nn.Sequential(("embed", embed), ("layer", nn.TransformerEncoderLayer(24, 12, 48, 0.3)), ("head", nn.Linear(24, 26)))
+    model.plan = {"embed": "vocabulary", "layer.self_attn.qkv": "column", "layer.self_attn.out": "row", "layer.linear1": "column",
+                  "layer.dropout": "channels", "layer.linear2": "row", "head": "vocabulary"}
+    return model
+
+
+def test_dropout_of_features_and_a_padding_row_are_those_of_one_rank(comm: Any) -> None:
+    if comm.size == 1:
+        pytest.skip("layers are cut over two ranks or more")
+    options: dict[str, Any] = {"precision": "float64"}
+    np.testing.assert_allclose(meshes.losses(comm, tokens, {"tp": comm.size}, 4, **options), alone(comm, tokens, 4, **options),
+                               rtol=1e-10)
+
+
+def test_rows_that_any_rank_looks_up_are_scaled_on_all(comm: Any) -> None:
+    """Some rows only one rank's samples have: the tables stay equal to the bit, and are those of one rank; so are losses."""
+    def trained(ranks: Any, mesh: dict[str, int], **options: Any) -> tuple[list[float], np.ndarray[Any, Any]]:
+        with meshes.job(ranks, partial(tokens, 0.5), mesh, precision="float64", **options) as run:
+            found = meshes.step_losses(run, 3)
+            table = run.state.arrays()["parameters/embed.weight"]
+            run.channel.agree(checksum({"table": table}), "the table")
+            return found, np.array(table)
+
+    expected = None
+    if comm.rank == 0:
+        from mpi4py import MPI
+        expected = trained(MPI.COMM_SELF, {}, micro_batches=comm.size, batch_size=comm.size)
+    losses, table = comm.bcast(expected)
+    found = trained(comm, {"dp": comm.size}, micro_batches=comm.size, batch_size=comm.size)
+    np.testing.assert_allclose(found[0], losses, rtol=1e-10)
+    np.testing.assert_allclose(found[1], table, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["resnet20", "lenet", "dropping", "windows"])
 def test_convolutions_are_cut_by_channels(comm: Any, name: str) -> None:
     tp = 2 if comm.size % 2 == 0 else comm.size
     if comm.size == 1 or (name == "resnet20" and 16 % tp):
         pytest.skip("channels are cut over 2 or 4 ranks")
     shape = (3, 8, 8) if name == "resnet20" else (1, 12, 12)
-    make: Make = {"lenet": partial(models.lenet, size=12), "resnet20": models.resnet20, "dropping": dropping}[name]
+    make: Make = {"lenet": partial(models.lenet, size=12), "resnet20": models.resnet20, "dropping": dropping,
+                  "windows": windows}[name]
     inputs = meshes.samples(make(), shape=shape)
     options: dict[str, Any] = {"inputs": inputs, "micro_batches": 2 * comm.size // tp, "rate": 1e-3}
     expected = alone(comm, make, 4, **options)
     close(meshes.losses(comm, make, {"tp": tp}, 4, **options), expected, name)
+
+
+def test_a_line_search_goes_back_from_a_loss_that_is_not_finite_and_experts_are_counted_once(comm: Any) -> None:
+    """On all ranks alike, whichever had the sample; the tally is that of the step's first forward."""
+    def searching(storage: Any) -> optim.LBFGS:
+        return optim.LBFGS(storage, lr=1e30, line_search_fn="strong_wolfe", history_size=2, max_iter=2, max_eval=6)
+
+    make = partial(meshes.gpt, layers=1, experts=2, dropout=0.0)
+    with meshes.job(comm, make, {"dp": comm.size}, optimizer=searching, clip_norm=0.0, micro_batches=comm.size) as run:
+        blamed = []
+        pipeline_run = run.trainer.pipeline.run
+        run.trainer.pipeline.run = lambda *a, **k: [pipeline_run(*a, **k), blamed.extend(run.trainer.pipeline.blamed)][0]
+        with np.errstate(all="ignore"):
+            steps = [run.trainer.train_step(run.trainer.loader.load(step)) for step in range(2)]
+        assert comm.allreduce(len(blamed)) > 0                    # there was such a place
+    assert [step.tally[1] for step in steps] == [meshes.BATCH * meshes.LENGTH] * 2
+    assert all(math.isfinite(step.loss) for step in steps)
 
 
 @contextmanager

@@ -50,13 +50,14 @@ def samples(model: nn.Sequential, *, shape: tuple[int, ...] = (20,), classes: in
 
 @contextmanager
 def job(comm: Any, make: Callable[[], nn.Sequential], mesh: Mapping[str, int], *, inputs: Inputs | None = None,
-        loss: Any = None, rate: float = 3e-3, **options: Any) -> Any:
+        loss: Any = None, rate: float = 3e-3, optimizer: Callable[[Any], Any] | None = None, **options: Any) -> Any:
     """A run on a mesh of the ranks of `comm`."""
     model = make()
     made = Mesh(comm, **mesh)
     told = {"steps": 20, "batch_size": BATCH, "micro_batches": 4, "clip_norm": 0.5, "eval_every": 1000, **options}
     run = assemble(model, inputs or samples(model), made, loss=loss or nn.LOSSES["cross_entropy"](),
-                   optimizer=lambda storage: optim.AdamW(storage, lr=rate, weight_decay=0.01), config=flat(**told), quiet=True)
+                   optimizer=optimizer or (lambda storage: optim.AdamW(storage, lr=rate, weight_decay=0.01)), config=flat(**told),
+                   quiet=True)
     try:
         yield run
     finally:

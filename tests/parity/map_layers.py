@@ -39,7 +39,7 @@ def softmax(op: Callable[..., Any]) -> Callable[..., Any]:
 def rrelu(x: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False) -> Any:
     if training:
         raise Absent("random numbers of PyTorch's")
-    return ops.leaky_relu(x, (lower + upper) / 2)
+    return nn.RReLU(lower, upper).eval()(x)
 
 
 def layer_norm(x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:

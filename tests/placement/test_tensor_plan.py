@@ -9,9 +9,8 @@ from mpitrain import models, nn
 from mpitrain.config import CommConfig, MeshConfig, TrainConfig
 from mpitrain.errors import ConfigError, MeshError
 from mpitrain.parallel.layers.tensor_loss import CutLoss
-from mpitrain.parallel.layers.tensor_parallel import Channels
 from mpitrain.placement.place import place
-from mpitrain.placement.tensor_plan import Layer, narrow, read_plan
+from mpitrain.placement.tensor_plan import narrow, read_plan
 from mpitrain.schedules.grid import Grid
 
 
@@ -95,8 +94,6 @@ def test_a_size_that_does_not_fit_is_named_with_the_nearest_that_does(model, n, 
                                                                                "cannot be cut; leave it whole"),
     (nn.Sequential(("a", nn.weight_norm(nn.Linear(4, 4)))), {"a.layer": "column"},
      '"a.layer" is a Linear without a weight of its own, which cannot be cut; leave it whole'),
-    (nn.Sequential(("norm", nn.BatchNorm2d(4, affine=False))), {"norm": "channels"}, "without a weight of its own"),
-    (nn.Sequential(("norm", nn.BatchNorm2d(4, track_running_stats=False))), {"norm": "channels"}, "without running statistics"),
     (nn.Sequential(("a", nn.Linear(4, 4)), ("drop", nn.Dropout(0.1)), ("b", nn.Linear(4, 4))), {"a": "column", "b": "row"},
      'mesh.plan: "drop" takes the outputs of "a", of which each rank has some; give it the style "channels"'),
 ])
@@ -107,9 +104,133 @@ def test_a_plan_that_cannot_be_is_refused_in_one_line(model, plan, message):
 
 
 def test_dropout_behind_cut_layers_is_refused_only_where_it_drops_what_is_cut():
-    for drop, plan in ((nn.Dropout(0.0), {"a": "column", "b": "row"}), (nn.Dropout(0.5), {"a": "gathered", "b": "row"}),
+    for drop, plan in ((nn.Dropout(0.0), {"a": "column", "b": "row"}), (nn.Dropout(0.5), {"a": "gathered"}),
                        (nn.Dropout(0.5), {"a": "column", "drop": "channels", "b": "row"})):
         read_plan(nn.Sequential(("a", nn.Linear(4, 4)), ("drop", drop), ("b", nn.Linear(4, 4)), ("last", nn.Dropout(0.5))), plan)
+
+
+class Own(nn.Module):
+    """A user's function, of which nothing is known."""
+
+    def forward(self, x):
+        return x - x.mean(-1, keepdims=True)
+
+
+class Declared(Own):
+    by_element = True
+
+    def forward(self, x):
+        return x * 2
+
+
+class Changed(nn.ReLU):
+    """A forward of its own, which the base class knows nothing of."""
+
+    def forward(self, x):
+        return x[..., ::-1]
+
+
+class Scaled(Declared):
+    def __init__(self):
+        self.scale = nn.Parameter((1,), nn.init.ones)
+
+
+class OwnLinear(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+class Pair(nn.Module):
+    def __init__(self, between):
+        self.first, self.between, self.second = nn.Linear(4, 8), [between], nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.second(self.between[0](self.first(x)))
+
+
+class Told(Pair):
+    chains = ("first", "between.0", "second"),
+
+    def forward(self, x):
+        return super().forward(x)
+
+
+def between(middle, first=None, second=None):
+    return nn.Sequential(("a", first or nn.Linear(4, 8)), ("x", middle), ("b", second or nn.Linear(8, 4)))
+
+
+PLAN = {"a": "column", "b": "row"}
+
+
+@pytest.mark.parametrize("middle", [
+    nn.AlphaDropout(0.1), nn.Dropout1d(0.1), nn.Dropout2d(0.1), nn.Dropout3d(0.1), nn.DropPath(0.1), nn.RReLU(), nn.GLU(),
+    nn.PReLU(), nn.PReLU(8), nn.Softmax(), nn.LogSoftmax(), nn.Softmin(), nn.LayerNorm(8), nn.RMSNorm(8), nn.GroupNorm(2, 8),
+    nn.MaxPool2d(2), nn.BatchNorm1d(8), nn.LSTM(8, 8), nn.MultiHeadAttention(8, 2), nn.Linear(8, 8), nn.Flatten(),
+    nn.PixelShuffle(2), Own(), Changed(), Scaled(), nn.Sequential(nn.ReLU(), nn.Softmax()), nn.DropoutAdd(0.1)],
+    ids=lambda module: type(module).__name__)
+def test_what_does_not_declare_that_it_treats_numbers_apart_is_refused_between_a_column_and_its_row(middle):
+    for model in (between(middle), Told(middle)):
+        plan = PLAN if isinstance(model, nn.Sequential) else {"first": "column", "second": "row"}
+        with pytest.raises(ConfigError, match=r'takes the outputs of "(a|first)", of which each rank has some(, and|;)'):
+            read_plan(model, plan)
+
+
+@pytest.mark.parametrize("middle", [nn.AlphaDropout(), nn.Dropout2d(), nn.MaxPool3d(1), nn.ZeroPad3d(1), nn.AvgPool3d(2),
+                                    nn.GroupNorm(2, 8), nn.InstanceNorm2d(8), nn.PReLU(8), nn.PixelShuffle(2), nn.Softmax2d(),
+                                    nn.BatchNorm2d(8), nn.LocalResponseNorm(2)], ids=lambda module: type(module).__name__)
+def test_so_it_is_between_convolutions(middle):
+    with pytest.raises(ConfigError, match='"x" takes the outputs of "a", of which each rank has some'):
+        read_plan(between(middle, nn.Conv2d(4, 8, 3), nn.Conv2d(8, 4, 3)), PLAN)
+
+
+def test_what_declares_it_may_stand_there():
+    for middle in (nn.ReLU(), nn.GELU(), nn.Hardswish(), nn.Identity(), nn.Dropout(0.0), Declared(),
+                   nn.Sequential(nn.Tanh(), nn.ELU())):
+        read_plan(between(middle), PLAN)
+        read_plan(Told(middle), {"first": "column", "second": "row"})
+    for middle in (nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(2), nn.ReflectionPad2d(1), nn.Upsample(scale_factor=2), nn.SiLU()):
+        read_plan(between(middle, nn.Conv2d(4, 8, 3), nn.Conv2d(8, 4, 3)), PLAN)
+        read_plan(between(nn.Sequential(middle, nn.Flatten()), nn.Conv2d(4, 8, 3)), PLAN)
+    read_plan(nn.SwiGLU(4, 8), {"gate": "column", "up": "column", "down": "row"})
+    read_plan(nn.MultiHeadAttention(8, 2, key_heads=1), {"query": "column", "key": "column", "value": "column", "out": "row"})
+
+
+@pytest.mark.parametrize(("model", "plan", "message"), [
+    (Pair(nn.ReLU()), {"first": "column", "second": "row"},
+     'mesh.plan: "first" is "column" in "the model" (Pair), which does not say where its numbers go from a column to a row; name '
+     'the layers between them in its class, chains = (("column", ..., "row"),), or make columns "gathered" and leave rows out'),
+    (between(nn.ReLU(), second=nn.Tanh()), {"a": "column"},
+     'the outputs of "a" leave "the model" cut; let a "row" follow, or make "a" "gathered"'),
+    (between(nn.ReLU()), {"a": "column"}, '"b" takes the outputs of "a", of which each rank has some; make it "row", or "a" '
+                                          '"gathered"'),
+    (between(nn.ReLU()), {"b": "row"},
+     '"b" is "row", and its inputs are whole; make the layer before it "column", or leave "b" whole'),
+    (between(nn.ReLU()), {"a": "column", "b": "column"},
+     '"b" is "column", which is for whole inputs, and takes the outputs of "a"'),
+    (between(nn.Dropout(0.2)), {"x": "channels"}, '"x" is "channels", and its inputs are whole'),
+    (nn.MultiHeadAttention(8, 2, key_heads=1), {"query": "column", "out": "row"}, '"out" is "row", and its inputs are whole'),
+    (nn.SwiGLU(4, 8), {"gate": "column", "down": "row"}, '"down" is "row", and its inputs are whole'),
+    (nn.Sequential(("layer", nn.TransformerEncoderLayer(8, 2, 16))), {"layer.linear1": "column", "layer.linear2": "row"},
+     '"layer.dropout" takes the outputs of "layer.linear1", of which each rank has some; give it the style "channels"'),
+    (nn.Sequential(("bag", nn.EmbeddingBag(8, 4))), {"bag": "vocabulary"},
+     '"bag" is a EmbeddingBag, a Embedding with a forward of its own, which ranks that have a part would not follow; '
+     "leave it whole"),
+    (nn.Sequential(("table", nn.Embedding(8, 4, max_norm=1.0))), {"table": "vocabulary"},
+     '"table" is an Embedding with max_norm, whose rows change with what each rank looks up; leave it whole'),
+    (between(nn.ReLU(), second=OwnLinear(8, 4)), PLAN, '"b" is a OwnLinear, a Linear with a forward of its own'),
+])
+def test_cut_numbers_that_go_where_nothing_is_known_of_are_refused(model, plan, message):
+    with pytest.raises(ConfigError) as caught:
+        read_plan(model, plan)
+    assert message in caught.value.message
+
+
+def test_an_activation_of_a_column_declares_it_too():
+    linear = nn.Linear(4, 8)
+    linear.after = nn.Softmax()
+    for style in ("column", "gathered"):
+        with pytest.raises(ConfigError, match='"a" has the activation Softmax, which does not declare that it treats each'):
+            read_plan(between(nn.ReLU(), linear), {"a": style})
 
 
 def test_a_parameter_that_is_twice_in_a_plan_of_twins_is_refused_too():
@@ -129,9 +250,6 @@ def test_what_does_not_go_with_layers_on_several_ranks_is_said_in_one_line():
             (lambda: CutLoss(nn.LOSSES["mse"](), None, 0, 4, "head"),
              'mesh.plan leaves the outputs of "head" cut ("vocabulary"), which is for train.loss = '
              '"cross_entropy" without weights; make "head" "gathered" for MSE'),
-            (lambda: Channels(Layer("drop", nn.Dropout(), "channels"), None, False).forward(None, np.zeros((2, 3, 4))),
-             'mesh.plan: "drop" is "channels", which for a Dropout is about (B, features) or (B, channels, H, W), found (2, 3, '
-             "4)"),
             (lambda: placed("tp", plan={"a": "column", "b": "row"}, sequence=True),
              'mesh.sequence = true cuts what lies between layers, and the plan has no "sequence" layer'),
             (lambda: placed("dp", plan={"c": "column"}), 'mesh.plan: no layer matches "c"')):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,10 @@ from mpitrain.kernels.loops.typed import loop
 from mpitrain.kernels.product import rounded
 
 
-@loop("y y y y i")
-def _weigh(s: Any, tops: Any, sums: Any, factors: Any, n: int) -> None:
+@loop("X!:rn X!:r X!:r X!:r ir in")
+def _weigh(s: Any, tops: Any, sums: Any, factors: Any, rows: int, n: int) -> None:
     lanes, none, part = np.empty(LANES, s.dtype), s.dtype.type(-np.inf), np.empty(n, s.dtype)
-    for r in range(tops.size):
+    for r in range(rows):
         first = r * n
         most = largest(s, first, n, lanes)
         most = choose(most > tops[r], most, tops[r])
@@ -34,14 +33,15 @@ def _weigh(s: Any, tops: Any, sums: Any, factors: Any, n: int) -> None:
 
 def weigh(s: Array, tops: Array, sums: Array) -> Array:
     factors = np.empty_like(tops)
-    _weigh(s, tops, sums, factors, s.shape[-1])
+    _weigh(s, tops, sums, factors, tops.size, s.shape[-1])
     return factors
 
 
-@loop("y y x x x d i")
-def _slopes(s: Any, ds: Any, tops: Any, inverses: Any, means: Any, scale: float, n: int) -> None:
+@loop("X!:rn X!:rn X:r X:r X:r d ir in")
+def _slopes(s: Any, ds: Any, tops: Any, inverses: Any, means: Any, scale: float, rows: int,
+            n: int) -> None:
     part, factor = np.empty(n, s.dtype), s.dtype.type(scale)
-    for r in range(tops.size):
+    for r in range(rows):
         first, top, inverse, mean = r * n, tops[r], inverses[r], means[r]
         for i in range(n):
             part[i] = exp(s[u(first + i)] - top) * inverse
@@ -52,20 +52,17 @@ def _slopes(s: Any, ds: Any, tops: Any, inverses: Any, means: Any, scale: float,
 
 
 def slopes(s: Array, ds: Array, tops: Array, inverses: Array, means: Array, scale: float) -> None:
-    _slopes(s, ds, tops, inverses, means, scale, s.shape[-1])
+    _slopes(s, ds, tops, inverses, means, scale, tops.size, s.shape[-1])
 
 
 BETWEEN = blocked_attention.Between(weigh, slopes, blocked_attention.rescale, blocked_attention.as_it_is)
 ROUNDED = BETWEEN._replace(factor=rounded)
-forward, backward = (partial(way, BETWEEN) for way in (blocked_attention.forward, blocked_attention.backward))
-forward_bfloat16, backward_bfloat16 = (partial(way, ROUNDED) for way in (blocked_attention.forward, blocked_attention.backward))
 
 
-@loop("x y d i i i")
-def _weights(x: Any, y: Any, scale: float, rows: int, n: int, causal: int) -> None:
+def weights(x: Any, y: Any, scale: float, matrices: int, rows: int, n: int, causal: int) -> None:
     lanes, part, factor = np.empty(LANES, x.dtype), np.empty(n, x.dtype), x.dtype.type(scale)
     zero, one = x.dtype.type(0), x.dtype.type(1)
-    for r in range(y.size // max(n, 1)):
+    for r in range(matrices * rows):
         first, seen = r * n, min(r % rows + 1, n) if causal else n
         for i in range(seen):
             part[i] = x[u(first + i)] * factor
@@ -81,16 +78,9 @@ def _weights(x: Any, y: Any, scale: float, rows: int, n: int, causal: int) -> No
             y[u(first + i)] = zero
 
 
-def attention_weights(scores: Array, scale: float, causal: bool, out: Array | None = None) -> Array:
-    result = np.empty(scores.shape, scores.dtype) if out is None else out
-    _weights(np.ascontiguousarray(scores), result, scale, *scores.shape[-2:], causal)
-    return result
-
-
-@loop("x x y d i i i")
-def _weights_gradient(y: Any, grad: Any, dx: Any, scale: float, rows: int, n: int, causal: int) -> None:
+def weights_gradient(y: Any, grad: Any, dx: Any, scale: float, matrices: int, rows: int, n: int, causal: int) -> None:
     lanes, part, factor = np.empty(LANES, y.dtype), np.empty(n, y.dtype), y.dtype.type(scale)
-    for r in range(dx.size // max(n, 1)):
+    for r in range(matrices * rows):
         first, seen = r * n, min(r % rows + 1, n) if causal else n
         mean = dot(y, grad, first, seen, lanes)
         for i in range(seen):
@@ -99,9 +89,3 @@ def _weights_gradient(y: Any, grad: Any, dx: Any, scale: float, rows: int, n: in
             dx[u(first + i)] = part[i]
         for i in range(seen, n):
             dx[u(first + i)] = y.dtype.type(0)
-
-
-def attention_weights_gradient(weights: Array, grad: Array, scale: float, causal: bool, out: Array | None = None) -> Array:
-    result = np.empty(grad.shape, grad.dtype) if out is None else out
-    _weights_gradient(np.ascontiguousarray(weights), np.ascontiguousarray(grad), result, scale, *grad.shape[-2:], causal)
-    return result

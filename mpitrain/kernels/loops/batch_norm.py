@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
-from mpitrain.backend.namespace import Array
 from mpitrain.kernels.loops.mathematics import choose, u
 from mpitrain.kernels.loops.rows import folded
 from mpitrain.kernels.loops.tile import add_products
-from mpitrain.kernels.loops.typed import loop
 
 LANES, SPAN, FEW = 64, 1024, 16
 
@@ -66,10 +64,10 @@ def moments_about(x: Any, centre: Any, samples: int, channels: int, size: int, j
 def moments(x: Any, samples: int, channels: int, size: int, j: int, a: Any, b: Any, all_a: Any, all_b: Any) -> Any:
     """(mean, sum of squared distances from it) of channel j, from distances from the mean of a few numbers; anew where that is
     far from the mean."""
-    total, few, count = 0.0, min(size, FEW), max(samples * size, 1)
+    total, few, count = 0.0, min(size, FEW) if samples else 0, max(samples * size, 1)
     for i in range(few):
         total += x[j * size + i]
-    centre = x.dtype.type(total / few) if few and samples else x.dtype.type(0)
+    centre = x.dtype.type(total / few) if few else x.dtype.type(0)
     for _ in range(2):
         plain, square = moments_about(x, centre, samples, channels, size, j, a, b, all_a, all_b)
         off = plain / count
@@ -81,46 +79,26 @@ def moments(x: Any, samples: int, channels: int, size: int, j: int, a: Any, b: A
     return mean, choose(square < 0.0, 0.0, square)
 
 
-@loop("x float64+ float64+ i i i")
-def _moments(x: Any, mean: Any, squares: Any, samples: int, channels: int, size: int) -> None:
+def channel_moments(x: Any, mean: Any, squares: Any, samples: int, channels: int, size: int) -> None:
     a, b, all_a, all_b = np.empty(LANES, x.dtype), np.empty(LANES, x.dtype), np.empty(LANES), np.empty(LANES)
     for j in range(channels):
         mean[j], squares[j] = moments(x, samples, channels, size, j, a, b, all_a, all_b)
 
 
-def channel_moments(x: Array) -> tuple[Array, Array]:
-    first, second = np.empty((2, x.shape[1]))
-    _moments(np.ascontiguousarray(x), first, second, *x.shape)
-    return first, second
-
-
-@loop("x x x x y i i i")
-def _affine(x: Any, centre: Any, scale: Any, shift: Any, y: Any, samples: int, channels: int, size: int) -> None:
+def channel_affine(x: Any, centre: Any, scale: Any, shift: Any, y: Any, samples: int, channels: int, size: int) -> None:
     for run in range(samples * channels):
         m, s, b = centre[run % channels], scale[run % channels], shift[run % channels]
         for i in range(run * size, (run + 1) * size):
             y[u(i)] = (x[u(i)] - m) * s + b
 
 
-def channel_affine(x: Array, centre: Array, scale: Array, shift: Array) -> Array:
-    x, result = np.ascontiguousarray(x), np.empty(x.shape, x.dtype)
-    _affine(x, *map(np.ascontiguousarray, (centre, scale, shift)), result, *x.shape)
-    return result
-
-
-@loop("x x x x x x y i i i")
-def _combine(grad: Any, x: Any, centre: Any, a: Any, b: Any, d: Any, out: Any, samples: int, channels: int, size: int) -> None:
+def channel_combine(grad: Any, x: Any, centre: Any, a: Any, b: Any, d: Any, out: Any, samples: int, channels: int,
+                    size: int) -> None:
     for run in range(samples * channels):
         j = run % channels
         m, aj, bj, dj = centre[j], a[j], b[j], d[j]
         for i in range(run * size, (run + 1) * size):
             out[u(i)] = aj * grad[u(i)] + bj * (x[u(i)] - m) + dj
-
-
-def channel_combine(grad: Array, x: Array, centre: Array, a: Array, b: Array, d: Array) -> Array:
-    result = np.empty(grad.shape, grad.dtype)
-    _combine(*map(np.ascontiguousarray, (grad, x, centre, a, b, d)), result, *grad.shape)
-    return result
 
 
 @register_jitable
@@ -170,8 +148,7 @@ def sums_of(grad: Any, x: Any, y: Any, h: Any, samples: int, channels: int, size
     return folded(all_a), folded(all_b)
 
 
-@loop("x x x float64+ float64+ i i i")
-def _sums(grad: Any, x: Any, centre: Any, plain: Any, product: Any, samples: int, channels: int, size: int) -> None:
+def channel_sums(grad: Any, x: Any, centre: Any, plain: Any, product: Any, samples: int, channels: int, size: int) -> None:
     a, b, all_a, all_b = np.empty(LANES, x.dtype), np.empty(LANES, x.dtype), np.empty(LANES), np.empty(LANES)
     made, none, zero = np.empty(SPAN, x.dtype), np.empty(0, x.dtype), x.dtype.type(0)
     for j in range(channels):
@@ -179,14 +156,7 @@ def _sums(grad: Any, x: Any, centre: Any, plain: Any, product: Any, samples: int
                                        all_a, all_b)
 
 
-def channel_sums(grad: Array, x: Array, centre: Array) -> tuple[Array, Array]:
-    first, second = np.empty((2, grad.shape[1]))
-    _sums(*map(np.ascontiguousarray, (grad, x, centre)), first, second, *grad.shape)
-    return first, second
-
-
-@loop("x x x x y float64+ float64+ float64+ d i i i i")
-def _batch_norm(x: Any, weight: Any, bias: Any, residual: Any, y: Any, mean: Any, variance: Any, inverse: Any, eps: float,
+def batch_norm(x: Any, weight: Any, bias: Any, residual: Any, y: Any, mean: Any, variance: Any, inverse: Any, eps: float,
                 samples: int, channels: int, size: int, relu: int) -> None:
     a, b, all_a, all_b = np.empty(LANES, x.dtype), np.empty(LANES, x.dtype), np.empty(LANES), np.empty(LANES)
     real = x.dtype.type
@@ -209,18 +179,8 @@ def _batch_norm(x: Any, weight: Any, bias: Any, residual: Any, y: Any, mean: Any
                     y[u(i)] = choose(y[u(i)] < 0, zero, y[u(i)])
 
 
-def batch_norm(x: Array, weight: Array | None, bias: Array | None, residual: Array | None, eps: float, relu: bool
-               ) -> tuple[Array, Array, Array, Array]:
-    none, y = np.empty(0, x.dtype), np.empty(x.shape, x.dtype)
-    mean, variance, inverse = np.empty((3, x.shape[1]))
-    given = (none if array is None else np.ascontiguousarray(array) for array in (weight, bias, residual))
-    _batch_norm(np.ascontiguousarray(x), *given, y, mean, variance, inverse, eps, *x.shape, relu)
-    return y, mean, variance, inverse
-
-
-@loop("x x x x x x float64 y y float64+ float64+ i i i i")
-def _gradients(grad: Any, x: Any, y: Any, centre: Any, weight: Any, bias: Any, inverse: Any, dx: Any, h: Any, plain: Any,
-               product: Any, samples: int, channels: int, size: int, masked: int) -> None:
+def batch_norm_gradients(grad: Any, x: Any, y: Any, centre: Any, weight: Any, bias: Any, inverse: Any, dx: Any, h: Any,
+                         plain: Any, product: Any, samples: int, channels: int, size: int, masked: int) -> None:
     a, b, all_a, all_b = np.empty(LANES, x.dtype), np.empty(LANES, x.dtype), np.empty(LANES), np.empty(LANES)
     made, real, count = np.empty(SPAN, x.dtype), x.dtype.type, max(samples * size, 1)
     for j in range(channels):
@@ -242,16 +202,3 @@ def _gradients(grad: Any, x: Any, y: Any, centre: Any, weight: Any, bias: Any, i
                 else:
                     for i in range(first, first + size):
                         dx[u(i)] = s * grad[u(i)] + slope * (x[u(i)] - m) + constant
-
-
-def batch_norm_gradients(grad: Array, x: Array, y: Array | None, centre: Array, weight: Array | None, bias: Array | None,
-                         inverse: Array, relu: bool, wanted: bool) -> tuple[Array | None, Array, Array, Array]:
-    grad, none = np.ascontiguousarray(grad), np.empty(0, x.dtype)
-    plain, product = np.empty((2, x.shape[1]))
-    dx = np.empty(x.shape, x.dtype) if wanted else None
-    masked = (2 if y is None else 1) if relu else 0
-    before = np.empty(x.shape, x.dtype) if masked == 1 else grad
-    _gradients(grad, np.ascontiguousarray(x), none if y is None or masked != 1 else np.ascontiguousarray(y), centre,
-               *(none if array is None else np.ascontiguousarray(array) for array in (weight, bias)), inverse,
-               none if dx is None else dx, before if masked == 1 else none, plain, product, *x.shape, masked)
-    return dx, before, plain, product

@@ -1,47 +1,79 @@
-"""Convolutions without C: by Winograd where that suits, else over unfolded windows."""
+"""Convolutions without C: by Winograd where that suits, else over windows. Their signatures are those of C, where the geometry is
+native/geometry.h's; the working memory behind it is C's.
+
+Winograd's way adds infinity to minus infinity where the image has one of them: an image whose results have NaN is done once more.
+So are gradients of kernels: sums over whole rows of windows multiply pixels that are none's by 0.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
 from mpitrain.backend.namespace import Array
 from mpitrain.kernels import convolution
-from mpitrain.kernels.convolution import Pair, Window
+from mpitrain.kernels.convolution import Window
 from mpitrain.kernels.loops import unfolded, winograd
 
 
-def convolve(x: Array, weight: Array, bias: Array | None, window: Window, groups: int) -> Array:
-    x = np.ascontiguousarray(x)
+def _of(geometry: Array) -> tuple[tuple[int, ...], Window, int]:
+    """(the shape of the images, the windows, how many groups)."""
+    n, c, h, w, kh, kw, sh, sw, ph, pw, dh, dw, _, _, _, groups = geometry.tolist()
+    return (n, c, h, w), Window((kh, kw), (sh, sw), (ph, pw), (dh, dw)), groups
+
+
+def forward(x: Array, weight: Array, bias: Array | None, y: Array, geometry: Array, *memory: Any) -> None:
+    _, window, groups = _of(geometry)
+    if not winograd.suits(x, weight, window, groups):
+        _forward(x, weight, bias, y, window, groups)
+        return
+    spoilt = winograd.convolve(x, weight, bias, window.padding, y)
+    if spoilt.any():
+        again = y[spoilt]
+        _forward(x[spoilt], weight, bias, again, window, groups)
+        y[spoilt] = again
+
+
+def _forward(x: Array, weight: Array, bias: Array | None, y: Array, window: Window, groups: int) -> None:
+    g = unfolded.geometry(x.shape, window, len(weight), groups)
+    if unfolded.suits(g, x.itemsize):
+        unfolded.convolve(x, weight, bias, groups, g, y)
+    else:
+        y[...] = convolution.convolve.reference(x, weight, bias, window, groups)
+
+
+def adjoint(y: Array, weight: Array, bias: Array | None, x: Array, geometry: Array, *memory: Any) -> None:
+    _, window, groups = _of(geometry)
+    if not winograd.suits(y, weight, window, groups):
+        _adjoint(y, weight, bias, x, window, groups)
+        return
+    spoilt = winograd.adjoint(y, weight, bias, window.padding, x)
+    if spoilt.any():
+        again = x[spoilt]
+        _adjoint(y[spoilt], weight, bias, again, window, groups)
+        x[spoilt] = again
+
+
+def _adjoint(y: Array, weight: Array, bias: Array | None, x: Array, window: Window, groups: int) -> None:
+    g = unfolded.geometry(x.shape, window, len(weight), groups)
+    if unfolded.suits(g, y.itemsize):
+        unfolded.adjoint(y, weight, bias, groups, g, x)
+    else:
+        x[...] = convolution.convolve_adjoint.reference(y, weight, bias, window, groups, x.shape[2:])
+
+
+def kernel_gradient(x: Array, y: Array, weight: Array, bias: Array | None, of_x: int, geometry: Array, *memory: Any) -> None:
+    _, window, groups = _of(geometry)
+    g, made = unfolded.geometry(x.shape, window, y.shape[1], groups), None
     if winograd.suits(x, weight, window, groups):
-        return winograd.convolve(x, weight, bias, window.padding)
-    g = unfolded.geometry(x.shape, window, len(weight), groups, x.itemsize)
-    if not unfolded.suits(g, x.itemsize):
-        return convolution.convolve.reference(x, weight, bias, window, groups)
-    return unfolded.convolve(x, weight, bias, groups, g)
-
-
-def convolve_adjoint(y: Array, weight: Array, bias: Array | None, window: Window, groups: int, size: Pair) -> Array:
-    y = np.ascontiguousarray(y)
-    if winograd.suits(y, weight, window, groups):
-        return winograd.adjoint(y, weight, bias, window.padding)
-    g = unfolded.geometry((len(y), weight.shape[1] * groups, *size), window, len(weight), groups, y.itemsize)
-    if not unfolded.suits(g, y.itemsize):
-        return convolution.convolve_adjoint.reference(y, weight, bias, window, groups, size)
-    return unfolded.adjoint(y, weight, bias, groups, size, g)
-
-
-def kernel_gradient(x: Array, y: Array, window: Window, groups: int, out: Array | None = None,
-                    bias_of: str = "") -> tuple[Array, Array | None]:
-    x, y = np.ascontiguousarray(x), np.ascontiguousarray(y)
-    g = unfolded.geometry(x.shape, window, y.shape[1], groups, x.itemsize)
-    if winograd.suits(x, np.empty((y.shape[1], x.shape[1], 0), x.dtype), window, groups):
-        made = winograd.kernel_gradient(x, y, window.padding)
+        with np.errstate(invalid="ignore", over="ignore"):
+            made = winograd.kernel_gradient(x, y, window.padding)
     elif unfolded.suits(g, x.itemsize):
         made = unfolded.kernel_gradient(x, y, window, groups, g)
+    if made is None or np.isnan(made).any():
+        convolution.kernel_gradient.reference(x, y, window, groups, weight)
     else:
-        return convolution.kernel_gradient.reference(x, y, window, groups, out, bias_of)
-    bias = convolution.channel_sums(x if bias_of == "x" else y) if bias_of else None
-    if out is None:
-        return made, bias
-    out[...] = made
-    return out, bias
+        weight[...] = made
+    if bias is not None:
+        bias[...] = convolution.channel_sums(x if of_x else y)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numba.extending import register_jitable
 
 from mpitrain.backend import random as philox
-from mpitrain.backend.namespace import Array
-from mpitrain.kernels.kernel import compiled
 from mpitrain.kernels.loops.mathematics import bits_of, choose, number_of
 
 M0, M1 = (np.uint64(m) for m in philox.MULTIPLIERS)
@@ -40,19 +37,12 @@ def words_along(key: Any, row: Any, block: int, out: Any, n: int) -> None:
         out[4 * i], out[4 * i + 1], out[4 * i + 2], out[4 * i + 3] = c0, c1, c2, c3
 
 
-@compiled("void(uint64, uint64[::1], uint32[:,::1], int64, int64)")
-def _fill(key: Any, rows: Any, out: Any, height: int, width: int) -> None:
+def random_words(key: int, rows: Any, out: Any, height: int, width: int) -> None:
     for r in range(height):
         for block in range((width + 3) // 4):
-            for j, word in enumerate(mixed(key, rows[r], np.uint64(block))):
+            for j, word in enumerate(mixed(np.uint64(key), np.uint64(rows[r]), np.uint64(block))):
                 if block * 4 + j < width:
-                    out[r, block * 4 + j] = word
-
-
-def random_words(rows: Array, key: int, width: int) -> Array:
-    out = np.empty((len(rows), width), dtype=np.uint32)
-    _fill(np.uint64(key % (1 << 64)), np.array(rows, np.uint64), out, *out.shape)
-    return out
+                    out[r * width + block * 4 + j] = word
 
 
 @register_jitable
@@ -108,25 +98,13 @@ def cos_of_turns(u: Any) -> Any:
     return choose((quarter == 1) | (quarter == 2), -result, result)
 
 
-@compiled("void(float64[::1], uint64, uint64)")
-def _uniform(out: Any, key: Any, start: Any) -> None:
-    for i in range(out.size):
-        w0, w1, _, _ = mixed(key, start + np.uint64(i), np.uint64(0))
+def random_uniform(out: Any, key: int, start: int, n: int) -> None:
+    for i in range(n):
+        w0, w1, _, _ = mixed(np.uint64(key), np.uint64(start) + np.uint64(i), np.uint64(0))
         out[i] = fraction(w0, w1)
 
 
-@compiled("void(float64[::1], uint64, uint64)")
-def _normal(out: Any, key: Any, start: Any) -> None:
-    for i in range(out.size):
-        w0, w1, w2, w3 = mixed(key, start + np.uint64(i), np.uint64(0))
+def random_normal(out: Any, key: int, start: int, n: int) -> None:
+    for i in range(n):
+        w0, w1, w2, w3 = mixed(np.uint64(key), np.uint64(start) + np.uint64(i), np.uint64(0))
         out[i] = math.sqrt(-2.0 * log_of(1.0 - fraction(w0, w1))) * cos_of_turns(fraction(w2, w3))
-
-
-def _filled(run: Callable[..., None]) -> Callable[..., Array]:
-    def fill(out: Array, key: int, start: int) -> Array:
-        run(out, np.uint64(key % (1 << 64)), np.uint64(start % (1 << 64)))
-        return out
-    return fill
-
-
-random_uniform, random_normal = _filled(_uniform), _filled(_normal)

@@ -11,58 +11,41 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
-from mpitrain.backend.namespace import Array
 from mpitrain.kernels.kernel import Function
-from mpitrain.kernels.loops.mathematics import choose, constant, density, fma, normal_tail, sigmoid, u
-from mpitrain.kernels.loops.typed import loop
-from mpitrain.kernels.sums import EXACT, sum_rows
+from mpitrain.kernels.loops.mathematics import choose, constant, density, fma, normal_tail, u
+from mpitrain.kernels.loops.mathematics import sigmoid as sigmoid_of
 
 PART = 512
 
 
 def values(of: Function) -> Function:
-    """``run(x, out=None)``: `of` each number."""
-    @loop("x y")
-    def run(x: Any, y: Any) -> None:
+    """y = `of` each number of x."""
+    def run(x: Any, y: Any, count: int) -> None:
         part = np.empty(PART, x.dtype)
-        for at in range(0, x.size, PART):
-            n = min(PART, x.size - at)
+        for at in range(0, count, PART):
+            n = min(PART, count - at)
             for i in range(n):
                 part[i] = x[u(at + i)]
             for i in range(n):
                 y[u(at + i)] = of(part[i])
-
-    def call(x: Array, out: Array | None = None) -> Array:
-        x = np.asarray(x, order="C")
-        result = np.empty_like(x) if out is None else out
-        run(x, result)
-        return result
-    return call
+    return run
 
 
 def values_and_slopes(of: Function) -> Function:
-    """``run(x, slope)``: the first of what `of` gives of each number; the other goes to `slope`, perhaps the memory of x."""
-    @loop("x y y")
-    def run(x: Any, slope: Any, y: Any) -> None:
+    """y = the first of what `of` gives of each number of x; the other goes to `slope`, perhaps the memory of x."""
+    def run(x: Any, slope: Any, y: Any, count: int) -> None:
         part = np.empty(PART, x.dtype)
-        for at in range(0, x.size, PART):
-            n = min(PART, x.size - at)
+        for at in range(0, count, PART):
+            n = min(PART, count - at)
             for i in range(n):
                 part[i] = x[u(at + i)]
             for i in range(n):
                 y[u(at + i)], slope[u(at + i)] = of(part[i])
-
-    def call(x: Array, slope: Array) -> Array:
-        x = np.asarray(x, order="C")
-        result = np.empty_like(x)
-        run(x, slope, result)
-        return result
-    return call
+    return run
 
 
-def gradients(of: Function, in_place: bool = False) -> Function:
-    """``run(kept, grad, sums)``: `of` each two numbers, and the sums of that over rows where they are wanted."""
-    @loop("x x y y i i")
+def gradients(of: Function) -> Function:
+    """made = `of` each two numbers, perhaps the memory of one of them; and the sums of that over rows where they are wanted."""
     def run(kept: Any, grad: Any, made: Any, sums: Any, rows: int, width: int) -> None:
         part = np.empty(PART, grad.dtype)
         for j in range(sums.size):
@@ -77,22 +60,11 @@ def gradients(of: Function, in_place: bool = False) -> Function:
                 if sums.size:
                     for i in range(n):
                         sums[u(first + i)] += part[i]
-
-    def call(kept: Array, grad: Array, sums: Array | None) -> Array:
-        kept, grad = np.asarray(kept, order="C"), np.asarray(grad, order="C")
-        result = kept if in_place else np.empty_like(kept)
-        if sums is None or len(kept) > EXACT:
-            run(kept, grad, result, result.reshape(-1)[:0], 1, kept.size)
-            if sums is not None:
-                sum_rows(result, sums)
-        else:
-            run(kept, grad, result, sums, *kept.shape)
-        return result
-    return call
+    return run
 
 
 @register_jitable
-def relu(x: Any) -> Any:
+def relu_of(x: Any) -> Any:
     return choose(x < 0, constant(x, 0.0), x)
 
 
@@ -103,7 +75,7 @@ def distribution(x: Any, at: Any) -> Any:
 
 
 @register_jitable
-def gelu(x: Any) -> Any:
+def gelu_of(x: Any) -> Any:
     return x * distribution(x, density(x))
 
 
@@ -120,45 +92,50 @@ def twice_u(x: Any) -> Any:
 
 
 @register_jitable
-def gelu_tanh(x: Any) -> Any:
-    return x * sigmoid(twice_u(x))
+def gelu_tanh_of(x: Any) -> Any:
+    return x * sigmoid_of(twice_u(x))
 
 
 @register_jitable
 def gelu_tanh_both(x: Any) -> Any:
-    s = sigmoid(twice_u(x))
+    s = sigmoid_of(twice_u(x))
     y = x * s
     steep = fma(x * x, constant(x, 0.214064448817800755), constant(x, 1.59576912160573071))
     return y, fma(y * (constant(x, 1.0) - s), steep, s)
 
 
 @register_jitable
-def silu(x: Any) -> Any:
-    return x * sigmoid(x)
+def silu_of(x: Any) -> Any:
+    return x * sigmoid_of(x)
 
 
 @register_jitable
 def silu_both(x: Any) -> Any:
-    s = sigmoid(x)
+    s = sigmoid_of(x)
     y = x * s
     return y, fma(y, constant(x, 1.0) - s, s)
 
 
 @register_jitable
-def slope_grad(slope: Any, grad: Any) -> Any:
+def by_slope(slope: Any, grad: Any) -> Any:
     return slope * grad
 
 
 @register_jitable
-def relu_grad(y: Any, grad: Any) -> Any:
+def by_relu(y: Any, grad: Any) -> Any:
     return choose(y <= 0, constant(y, 0.0), grad)
 
 
 @register_jitable
-def tanh_grad(y: Any, grad: Any) -> Any:
+def by_tanh(y: Any, grad: Any) -> Any:
     return (constant(y, 1.0) - y * y) * grad
 
 
 @register_jitable
-def sigmoid_grad(y: Any, grad: Any) -> Any:
+def by_sigmoid(y: Any, grad: Any) -> Any:
     return (constant(y, 1.0) - y) * y * grad
+
+
+relu, sigmoid, gelu, gelu_tanh, silu = map(values, (relu_of, sigmoid_of, gelu_of, gelu_tanh_of, silu_of))
+gelu_and_slope, gelu_tanh_and_slope, silu_and_slope = map(values_and_slopes, (gelu_both, gelu_tanh_both, silu_both))
+slope_grad, relu_grad, tanh_grad, sigmoid_grad = map(gradients, (by_slope, by_relu, by_tanh, by_sigmoid))

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
-from mpitrain.backend.namespace import Array
 from mpitrain.kernels.loops.mathematics import choose, exp_of_negative, u
-from mpitrain.kernels.loops.typed import loop
 
 LANES = 32
 
@@ -91,8 +89,7 @@ def exps(x: Any, first: int, n: int, top: Any, made: Any, to: int) -> None:
         made[u(to + i)] = exp_of_negative(x[u(first + i)] - top)
 
 
-@loop("x y i i")
-def _softmax(x: Any, y: Any, rows: int, n: int) -> None:
+def softmax(x: Any, y: Any, rows: int, n: int) -> None:
     lanes = np.empty(LANES, x.dtype)
     for first in range(0, rows * n, max(n, 1)):
         exps(x, first, n, largest(x, first, n, lanes), y, first)
@@ -101,8 +98,7 @@ def _softmax(x: Any, y: Any, rows: int, n: int) -> None:
             y[u(i)] *= scale
 
 
-@loop("x x y i i")
-def _softmax_grad(y: Any, grad: Any, dx: Any, rows: int, n: int) -> None:
+def softmax_grad(y: Any, grad: Any, dx: Any, rows: int, n: int) -> None:
     lanes = np.empty(LANES, y.dtype)
     for first in range(0, rows * n, max(n, 1)):
         mean = dot(y, grad, first, n, lanes)
@@ -110,8 +106,7 @@ def _softmax_grad(y: Any, grad: Any, dx: Any, rows: int, n: int) -> None:
             dx[u(i)] = (grad[u(i)] - mean) * y[u(i)]
 
 
-@loop("x y i i")
-def _log_softmax(x: Any, y: Any, rows: int, n: int) -> None:
+def log_softmax(x: Any, y: Any, rows: int, n: int) -> None:
     lanes = np.empty(LANES, x.dtype)
     for first in range(0, rows * n, max(n, 1)):
         top = largest(x, first, n, lanes)
@@ -121,8 +116,7 @@ def _log_softmax(x: Any, y: Any, rows: int, n: int) -> None:
             y[u(i)] = (x[u(i)] - top) - rest
 
 
-@loop("x x y i i")
-def _log_softmax_grad(y: Any, grad: Any, dx: Any, rows: int, n: int) -> None:
+def log_softmax_grad(y: Any, grad: Any, dx: Any, rows: int, n: int) -> None:
     lanes = np.empty(LANES, y.dtype)
     for first in range(0, rows * n, max(n, 1)):
         total = total_of(grad, first, n, lanes)
@@ -130,84 +124,57 @@ def _log_softmax_grad(y: Any, grad: Any, dx: Any, rows: int, n: int) -> None:
             dx[u(i)] = grad[u(i)] - exp_of_negative(y[u(i)]) * total
 
 
-def _of_rows(run: Any) -> Any:
-    def call(first: Array, *others: Array) -> Array:
-        first = np.ascontiguousarray(first)
-        result = np.empty_like(first)
-        run(first, *[np.ascontiguousarray(array) for array in others], result, *first.shape)
-        return result
-    return call
-
-
-softmax, softmax_grad, log_softmax, log_softmax_grad = map(_of_rows, (_softmax, _softmax_grad, _log_softmax, _log_softmax_grad))
-
-
-@loop("x int64 y y y d i i i")
-def _cross_entropy(x: Any, labels: Any, losses: Any, made: Any, totals: Any, smoothing: float, ignoring: int, ignored: int,
-                   n: int) -> None:
+def cross_entropy(x: Any, labels: Any, losses: Any, made: Any, totals: Any, smoothing: float, ignoring: int, ignored: int,
+                  rows: int, n: int) -> int:
     lanes, real, keeps = np.empty(LANES, x.dtype), x.dtype.type, totals.size > 0
-    for r in range(labels.size):
-        if ignoring and labels[r] == ignored:
+    row = np.empty(0 if keeps else n, x.dtype)
+    for r in range(rows):
+        label, first = labels[r], r * n
+        if ignoring and label == ignored:
             losses[r] = 0
             continue
-        first = r * n
-        to = first if keeps else 0
+        if label < 0 or label >= n:
+            return 2
         top = largest(x, first, n, lanes)
-        exps(x, first, n, top, made, to)
-        total = total_of(made, to, n, lanes)
         if keeps:
+            exps(x, first, n, top, made, first)
+            total = total_of(made, first, n, lanes)
             totals[r] = total
-        loss = math.log(total) - real(1 - smoothing) * (x[first + labels[r]] - top)
+        else:
+            exps(x, first, n, top, row, 0)
+            total = total_of(row, 0, n, lanes)
+        loss = math.log(total) - real(1 - smoothing) * (x[first + label] - top)
         if smoothing != 0:
             loss -= real(smoothing) * (total_above(x, top, first, n, lanes) / real(n))
         losses[r] = loss
+    return 0
 
 
-def cross_entropy(logits: Array, labels: Array, smoothing: float, ignore: int | None,
-                  training: bool) -> tuple[Array, Array, Array]:
-    logits = np.ascontiguousarray(logits)
-    rows, n = logits.shape
-    kept = rows if training else 0
-    losses, made, totals = np.empty(rows, logits.dtype), np.empty((kept or 1, n), logits.dtype), np.empty(kept, logits.dtype)
-    _cross_entropy(logits, np.ascontiguousarray(labels), losses, made, totals, smoothing, ignore is not None, ignore or 0, n)
-    return losses, made[:kept], totals
-
-
-@loop("y int64 x d d i i i")
-def _cross_entropy_grad(made: Any, labels: Any, totals: Any, smoothing: float, scale: float, ignoring: int, ignored: int,
-                        n: int) -> None:
+def cross_entropy_grad(made: Any, labels: Any, totals: Any, smoothing: float, scale: float, ignoring: int, ignored: int,
+                       rows: int, n: int) -> int:
     real = made.dtype.type
     factor = real(scale)
     uniform = real(smoothing / n) * factor
-    for r in range(labels.size):
-        first = r * n
-        if ignoring and labels[r] == ignored:
+    for r in range(rows):
+        label, first = labels[r], r * n
+        if ignoring and label == ignored:
             made[first:first + n] = 0
             continue
+        if label < 0 or label >= n:
+            return 2
         share = factor / totals[r]
         for i in range(first, first + n):
             made[u(i)] = made[u(i)] * share - uniform
-        made[first + labels[r]] -= real(1 - smoothing) * factor
+        made[first + label] -= real(1 - smoothing) * factor
+    return 0
 
 
-def cross_entropy_grad(made: Array, labels: Array, totals: Array, smoothing: float, ignore: int | None, grad: Array) -> Array:
-    _cross_entropy_grad(made, np.ascontiguousarray(labels), totals, smoothing, float(grad), ignore is not None, ignore or 0,
-                        made.shape[1])
-    return made
-
-
-@loop("y int64 x i")
-def _scatter(out: Any, indices: Any, values: Any, n: int) -> None:
-    for r in range(indices.size):
+def scatter_add_rows(out: Any, indices: Any, values: Any, rows: int, n: int, outputs: int) -> int:
+    for r in range(rows):
+        if indices[r] < 0 or indices[r] >= outputs:
+            return 2
+    for r in range(rows):
         to, first = indices[r] * n, r * n
         for i in range(n):
             out[u(to + i)] += values[u(first + i)]
-
-
-def scatter_add_rows(out: Array, indices: Array, values: Array) -> Array:
-    assert values.shape == (indices.size, out.shape[1]) and values.dtype == out.dtype
-    if not out.flags.c_contiguous:
-        np.add.at(out, indices, values)
-    else:
-        _scatter(out, np.ascontiguousarray(indices, dtype=np.int64), np.ascontiguousarray(values), out.shape[1])
-    return out
+    return 0

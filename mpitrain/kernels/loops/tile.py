@@ -59,24 +59,43 @@ def _loop(builder: Any, count: Any, step: int, sums: int, vector: Any, body: Any
     return made
 
 
+def _shuffled(builder: Any, a: Any, b: Any, lanes: Any) -> Any:
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), list(lanes)))
+
+
+def _folded(builder: Any, sums: list[Any], vector: Any) -> list[Any]:
+    """Vectors of the sums of each vector's numbers, in order. Numbers are added in halves: i and i + half of all of them, two
+    vectors at a time, which make one; so 16 vectors take 15 additions, not 64.
+    """
+    half = vector.count // 2
+    while half:
+        lower = [i for i in range(2 * vector.count) if i // half % 2 == 0]
+        sums = [builder.fadd(_shuffled(builder, a, b, lower), _shuffled(builder, a, b, [i + half for i in lower]))
+                for a, b in zip(sums[::2], sums[1::2])]
+        half //= 2
+    return sums
+
+
 @intrinsic
-def tile(context: Any, a: Any, a_at: Any, a_row: Any, b: Any, b_at: Any, b_term: Any, c: Any, c_at: Any, c_row: Any,
+def tile(context: Any, a: Any, a_at: Any, a_row: Any, b: Any, b_at: Any, places: Any, c: Any, c_at: Any, c_row: Any,
          terms: Any) -> Any:
-    """c (ROWS, COLUMNS) = a (ROWS, terms) b (terms, COLUMNS), each from a place in its array on, rows so many numbers apart."""
+    """c (ROWS, COLUMNS) = a (ROWS, terms) b (terms, COLUMNS), each from a place in its array on; rows of a and c lie so many
+    numbers apart, and row i of b from ``b_at + places[i]`` on.
+    """
     number, size = _kind(c)
     lanes = WIDE // size
     vector, i64 = ir.VectorType(number, lanes), ir.IntType(64)
 
     def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        a_value, a_first, a_step, b_value, b_first, b_step, c_value, c_first, c_step, count = given
-        left, right, to = (_pointer(context, builder, kind, value, at) for kind, value, at in
-                           ((a, a_value, a_first), (b, b_value, b_first), (c, c_value, c_first)))
+        a_value, a_first, a_step, b_value, b_first, where, c_value, c_first, c_step, count = given
+        left, right, to, starts = (_pointer(context, builder, kind, value, at) for kind, value, at in (
+            (a, a_value, a_first), (b, b_value, b_first), (c, c_value, c_first), (places, where, ir.Constant(i64, 0))))
         fused = _fused(builder, vector, f"v{lanes}f{8 * size}")
         rows = [builder.gep(left, [builder.mul(a_step, ir.Constant(i64, r))]) for r in range(ROWS)]
         spread = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
 
         def body(i: Any, held: list[Any]) -> list[Any]:
-            start = builder.mul(i, b_step)
+            start = builder.load(builder.gep(starts, [i]))
             factors = [_load(builder, right, builder.add(start, ir.Constant(i64, v * lanes)), vector, size)
                        for v in range(VECTORS)]
             made = []
@@ -90,24 +109,26 @@ def tile(context: Any, a: Any, a_at: Any, a_row: Any, b: Any, b_at: Any, b_term:
             place = builder.add(builder.mul(c_step, ir.Constant(i64, j // VECTORS)), ir.Constant(i64, j % VECTORS * lanes))
             builder.store(total, builder.bitcast(builder.gep(to, [place]), vector.as_pointer())).align = size
         return context.get_dummy_value()
-    return types.none(a, types.int64, types.int64, b, types.int64, types.int64, c, types.int64, types.int64, types.int64), code
+    return types.none(a, types.int64, types.int64, b, types.int64, places, c, types.int64, types.int64, types.int64), code
 
 
 @intrinsic
-def dots(context: Any, a: Any, a_at: Any, a_row: Any, b: Any, b_at: Any, b_row: Any, c: Any, c_at: Any, c_row: Any,
+def dots(context: Any, a: Any, a_at: Any, a_row: Any, b: Any, places: Any, first: Any, c: Any, c_at: Any, c_row: Any,
          terms: Any) -> Any:
-    """c (SIDE, SIDE) += a (SIDE, terms) b (SIDE, terms)'; `terms` is a multiple of 16."""
+    """c (SIDE, SIDE) += a (SIDE, terms) b (SIDE, terms)'; `terms` is a multiple of 16, and row i of b lies from
+    ``places[first + i]`` on.
+    """
     number, size = _kind(c)
     lanes = LANES_BYTES // size
     vector, i64 = ir.VectorType(number, lanes), ir.IntType(64)
 
     def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        a_value, a_first, a_step, b_value, b_first, b_step, c_value, c_first, c_step, count = given
-        left, right, to = (_pointer(context, builder, kind, value, at) for kind, value, at in
-                           ((a, a_value, a_first), (b, b_value, b_first), (c, c_value, c_first)))
+        a_value, a_first, a_step, b_value, where, number_of_first, c_value, c_first, c_step, count = given
+        left, right, to, starts = (_pointer(context, builder, kind, value, at) for kind, value, at in (
+            (a, a_value, a_first), (b, b_value, ir.Constant(i64, 0)), (c, c_value, c_first), (places, where, number_of_first)))
         fused = _fused(builder, vector, f"v{lanes}f{8 * size}")
-        rows, others = ([builder.gep(base, [builder.mul(step, ir.Constant(i64, r))]) for r in range(SIDE)]
-                        for base, step in ((left, a_step), (right, b_step)))
+        rows = [builder.gep(left, [builder.mul(a_step, ir.Constant(i64, r))]) for r in range(SIDE)]
+        others = [builder.gep(right, [builder.load(builder.gep(starts, [ir.Constant(i64, r)]))]) for r in range(SIDE)]
 
         def body(i: Any, held: list[Any]) -> list[Any]:
             factors = [_load(builder, other, i, vector, size) for other in others]
@@ -116,18 +137,17 @@ def dots(context: Any, a: Any, a_at: Any, a_row: Any, b: Any, b_at: Any, b_row: 
                 one = _load(builder, rows[r], i, vector, size)
                 made += [fused(one, factors[q], held[r * SIDE + q]) for q in range(SIDE)]
             return made
-        for j, total in enumerate(_loop(builder, count, lanes, SIDE * SIDE, vector, body)):
-            half = lanes // 2
-            while half:                                       # the sum of a vector's numbers, in halves
-                moved = [(k + half) % lanes for k in range(lanes)]
-                mask = ir.Constant(ir.VectorType(ir.IntType(32), lanes), moved)
-                total = builder.fadd(total, builder.shuffle_vector(total, ir.Constant(vector, ir.Undefined), mask))
-                half //= 2
-            place = builder.gep(to, [builder.add(builder.mul(c_step, ir.Constant(i64, j // SIDE)), ir.Constant(i64, j % SIDE))])
-            whole = builder.extract_element(total, ir.Constant(ir.IntType(32), 0))
-            builder.store(builder.fadd(builder.load(place), whole), place)
+        totals = _folded(builder, _loop(builder, count, lanes, SIDE * SIDE, vector, body), vector)
+        row = ir.VectorType(number, SIDE)
+        for r in range(SIDE):
+            whole, first = totals[r * SIDE // lanes], r * SIDE % lanes
+            part = _shuffled(builder, whole, whole, range(first, first + SIDE))
+            place = builder.bitcast(builder.gep(to, [builder.mul(c_step, ir.Constant(i64, r))]), row.as_pointer())
+            before = builder.load(place)
+            before.align = size
+            builder.store(builder.fadd(before, part), place).align = size
         return context.get_dummy_value()
-    return types.none(a, types.int64, types.int64, b, types.int64, types.int64, c, types.int64, types.int64, types.int64), code
+    return types.none(a, types.int64, types.int64, b, places, types.int64, c, types.int64, types.int64, types.int64), code
 
 
 @intrinsic

@@ -1,8 +1,9 @@
-"""Convolutions of any shape as products over unfolded windows, image by image, in loops of Numba.
+"""Convolutions of any shape as products over windows, image by image, in loops of Numba.
 
-An image is spread over planes, one for each phase of the stride; in such a plane the pixels under one place of the kernel are a
-run of `count` numbers, wherever the place: `row` numbers for each row of results, of which the last few are none's. So unfolding
-(im2col) copies runs, and its adjoint adds them. The products are `tile`'s: the bits of an image do not depend on the others.
+An image is spread over planes, one for each channel and phase of the stride; in such a plane the pixels under one place of the
+kernel are a run of `count` numbers, wherever the place: `row` numbers for each row of results, of which the last few are none's.
+So the matrix of unfolded windows (im2col) is there without being made: its rows are runs, and the products are told where each
+begins. The adjoint adds up such runs. The products are `tile`'s: the bits of an image do not depend on the others.
 """
 
 from __future__ import annotations
@@ -13,27 +14,39 @@ import numpy as np
 from numba.extending import register_jitable
 
 from mpitrain.backend.namespace import Array
-from mpitrain.kernels.convolution import Pair, Window
+from mpitrain.kernels.convolution import Window
 from mpitrain.kernels.loops.mathematics import u
 from mpitrain.kernels.loops.tile import ROWS, SIDE, WIDE, dots, tile
 from mpitrain.kernels.loops.typed import loop
 
-LARGEST = 1 << 26                                 # Bytes of unfolded windows of an image; larger ones are the reference's.
-(C, H, W, O, GROUPS, KH, KW, SH, SW, PH, PW, DH, DW, OH, OW, ROW, PLANE, STEP) = range(18)
+LARGEST = 1 << 26                                 # Bytes of the matrix of an image; larger ones are the reference's.
+(C, H, W, O, GROUPS, KH, KW, SH, SW, PH, PW, DH, DW, OH, OW, ROW, TALL, PLANE, STEP) = range(19)
+
+
+MARGIN = 16                                       # Terms that `dots` adds at a time.
+WHOLE = 48                                        # Whole columns of `tile`, and of such terms.
 
 
 def up(n: int, step: int) -> int:
     return -(-n // step) * step
 
 
-def geometry(shape: tuple[int, ...], window: Window, outputs: int, groups: int, itemsize: int) -> Array:
+def geometry(shape: tuple[int, ...], window: Window, outputs: int, groups: int) -> Array:
     """What the loops know of an image and its windows: the numbers that are named above."""
     (kh, kw), (sh, sw), (ph, pw), (dh, dw) = window
     oh, ow = window.outputs(*shape[2:])
-    row = ow + (kw - 1) * dw // sw
-    plane = (oh + (kh - 1) * dh // sh + 1) * row
-    step = up(oh * row, 192 // itemsize)                     # whole columns of `tile`, whole vectors of `dots`
-    return np.array([*shape[1:], outputs, groups, kh, kw, sh, sw, ph, pw, dh, dw, oh, ow, row, plane, step], np.int64)
+    below, right = (kh - 1) * dh // sh, (kw - 1) * dw // sw
+    row, step = ow + right, up(oh * (ow + right), WHOLE)
+    plane = below * row + right + step + MARGIN
+    return np.array([*shape[1:], outputs, groups, kh, kw, sh, sw, ph, pw, dh, dw, oh, ow, row, oh + below, plane, step], np.int64)
+
+
+def places(g: Array) -> Array:
+    """Where the run of each channel of a group and place of the kernel begins."""
+    y, x = np.arange(g[KH])[:, None] * g[DH], np.arange(g[KW]) * g[DW]
+    runs = (y % g[SH] * g[SW] + x % g[SW]) * g[PLANE] + y // g[SH] * g[ROW] + x // g[SW]
+    planes = np.arange(g[C] // g[GROUPS]) * (g[SH] * g[SW] * g[PLANE])
+    return np.ascontiguousarray(planes[:, None] + runs.reshape(-1), np.int64)
 
 
 def suits(g: Array, itemsize: int) -> bool:
@@ -48,15 +61,14 @@ def ends(g: Any, px: int) -> Any:
 
 
 @register_jitable
-def spread(x: Any, at: int, g: Any, planes: Any) -> None:
-    """One channel of an image to its planes."""
-    planes[:] = 0
+def spread(x: Any, at: int, g: Any, planes: Any, begin: int) -> None:
+    """One channel of an image to its planes, which begin there; what is no pixel's is left."""
     sh, sw, h, w, row = g[SH], g[SW], g[H], g[W], g[ROW]
     for py in range(sh):
         for px in range(sw):
             start, stop = ends(g, px)
-            to, first = (py * sw + px) * g[PLANE], at + px - g[PW] + (py - g[PH]) * w
-            for y in range(py - g[PH], min(h, (g[PLANE] // row) * sh + py - g[PH]), sh):
+            to, first = begin + (py * sw + px) * g[PLANE], at + px - g[PW] + (py - g[PH]) * w
+            for y in range(py - g[PH], min(h, g[TALL] * sh + py - g[PH]), sh):
                 if y >= 0:
                     if sw == 1:
                         for q in range(start, stop):
@@ -81,7 +93,7 @@ def gathered(planes: Any, at: int, g: Any, shift: Any, x: Any) -> None:
         for px in range(sw):
             start, stop = ends(g, px)
             first, to = (py * sw + px) * g[PLANE], at + px - g[PW] + (py - g[PH]) * w
-            for y in range(py - g[PH], min(h, (g[PLANE] // row) * sh + py - g[PH]), sh):
+            for y in range(py - g[PH], min(h, g[TALL] * sh + py - g[PH]), sh):
                 if y >= 0:
                     for q in range(start, stop):
                         x[u(to + q * sw)] += planes[u(first + q)]
@@ -90,32 +102,16 @@ def gathered(planes: Any, at: int, g: Any, shift: Any, x: Any) -> None:
 
 
 @register_jitable
-def run_of(g: Any, ky: int, kx: int) -> int:
-    """Where the pixels under a place of the kernel begin."""
-    y, x = ky * g[DH], kx * g[DW]
-    return (y % g[SH] * g[SW] + x % g[SW]) * g[PLANE] + y // g[SH] * g[ROW] + x // g[SW]
-
-
-@register_jitable
-def unfold(x: Any, image: int, group: int, g: Any, planes: Any, columns: Any) -> None:
-    channels, count, k = g[C] // g[GROUPS], g[OH] * g[ROW], 0
+def spread_all(x: Any, image: int, group: int, g: Any, planes: Any) -> None:
+    channels = g[C] // g[GROUPS]
     for c in range(channels):
-        spread(x, (image * g[C] + group * channels + c) * g[H] * g[W], g, planes)
-        for ky in range(g[KH]):
-            for kx in range(g[KW]):
-                first, to = run_of(g, ky, kx), k * g[STEP]
-                for t in range(count):
-                    columns[u(to + t)] = planes[u(first + t)]
-                for t in range(count, g[STEP]):
-                    columns[u(to + t)] = 0
-                k += 1
+        spread(x, (image * g[C] + group * channels + c) * g[H] * g[W], g, planes, c * g[SH] * g[SW] * g[PLANE])
 
 
 @register_jitable
 def rows_of(y: Any, image: int, group: int, g: Any, rows: Any) -> None:
-    """The results of a group, zeros where none are."""
+    """The results of a group; what is none's is left."""
     outputs, width = g[O] // g[GROUPS], g[OW]
-    rows[:] = 0
     for o in range(outputs):
         for r in range(g[OH]):
             to, first = o * g[STEP] + r * g[ROW], ((image * g[O] + group * outputs + o) * g[OH] + r) * width
@@ -124,22 +120,21 @@ def rows_of(y: Any, image: int, group: int, g: Any, rows: Any) -> None:
 
 
 @register_jitable
-def multiply(left: Any, at: int, terms: int, right: Any, made: Any, rows: int, step: int) -> None:
+def multiply(left: Any, at: int, terms: int, right: Any, starts: Any, made: Any, rows: int, step: int) -> None:
     """made (rows, step) = left (rows, terms) right (terms, step)."""
     columns = 3 * WIDE // left.itemsize
     for t in range(0, step, columns):
         for r in range(0, rows, ROWS):
-            tile(left, at + r * terms, terms, right, t, step, made, r * step + t, step, terms)
+            tile(left, at + r * terms, terms, right, t, starts, made, r * step + t, step, terms)
 
 
-@loop("x x x y y y y int64 i i")
-def _convolve(x: Any, left: Any, bias: Any, y: Any, planes: Any, columns: Any, rows: Any, g: Any, images: int,
-              whole: int) -> None:
+@loop("X X X? X! X! X! L:19 L i i")
+def _convolve(x: Any, left: Any, bias: Any, y: Any, planes: Any, rows: Any, g: Any, starts: Any, images: int, whole: int) -> None:
     outputs, terms, width = g[O] // g[GROUPS], g[C] // g[GROUPS] * g[KH] * g[KW], g[OW]
     for image in range(images):
         for group in range(g[GROUPS]):
-            unfold(x, image, group, g, planes, columns)
-            multiply(left, group * whole * terms, terms, columns, rows, whole, g[STEP])
+            spread_all(x, image, group, g, planes)
+            multiply(left, group * whole * terms, terms, planes, starts, rows, whole, g[STEP])
             for o in range(outputs):
                 channel = group * outputs + o
                 shift = bias[channel] if bias.size else y.dtype.type(0)
@@ -149,74 +144,65 @@ def _convolve(x: Any, left: Any, bias: Any, y: Any, planes: Any, columns: Any, r
                         y[u(to + i)] = rows[u(first + i)] + shift
 
 
-@loop("x x x y y y y int64 i i")
-def _adjoint(y: Any, left: Any, bias: Any, x: Any, planes: Any, columns: Any, rows: Any, g: Any, images: int,
-             whole: int) -> None:
-    outputs, channels, count = g[O] // g[GROUPS], g[C] // g[GROUPS], g[OH] * g[ROW]
+@loop("X X X? X! X! X! X! L:19 L L i i")
+def _adjoint(y: Any, left: Any, bias: Any, x: Any, planes: Any, columns: Any, rows: Any, g: Any, starts: Any, begins: Any,
+             images: int, whole: int) -> None:
+    outputs, channels, count, area = g[O] // g[GROUPS], g[C] // g[GROUPS], g[OH] * g[ROW], g[KH] * g[KW]
     for image in range(images):
         for group in range(g[GROUPS]):
             rows_of(y, image, group, g, rows)
-            multiply(left, group * whole * outputs, outputs, rows, columns, whole, g[STEP])
-            k = 0
+            multiply(left, group * whole * outputs, outputs, rows, begins, columns, whole, g[STEP])
             for c in range(channels):
                 planes[:] = 0
-                for ky in range(g[KH]):
-                    for kx in range(g[KW]):
-                        to, first = run_of(g, ky, kx), k * g[STEP]
-                        for t in range(count):
-                            planes[u(to + t)] += columns[u(first + t)]
-                        k += 1
+                for k in range(area):
+                    to, first = starts[k], (c * area + k) * g[STEP]
+                    for t in range(count):
+                        planes[u(to + t)] += columns[u(first + t)]
                 channel = group * channels + c
                 gathered(planes, (image * g[C] + channel) * g[H] * g[W], g, bias[channel] if bias.size else x.dtype.type(0), x)
 
 
-@loop("x x y y y y int64 i i i")
-def _gradient(x: Any, y: Any, total: Any, planes: Any, columns: Any, rows: Any, g: Any, images: int, left: int,
+@loop("X X X! X! X! L:19 L i i i")
+def _gradient(x: Any, y: Any, total: Any, planes: Any, rows: Any, g: Any, starts: Any, images: int, left: int,
               right: int) -> None:
+    count = (g[OH] * g[ROW] + MARGIN - 1) // MARGIN * MARGIN
     for image in range(images):
         for group in range(g[GROUPS]):
-            unfold(x, image, group, g, planes, columns)
+            spread_all(x, image, group, g, planes)
             rows_of(y, image, group, g, rows)
-            for o in range(0, left, SIDE):
-                for k in range(0, right, SIDE):
-                    dots(rows, o * g[STEP], g[STEP], columns, k * g[STEP], g[STEP], total, (group * left + o) * right + k, right,
-                         g[STEP])
+            for k in range(0, right, SIDE):
+                for o in range(0, left, SIDE):
+                    dots(rows, o * g[STEP], g[STEP], planes, starts, k, total, (group * left + o) * right + k, right, count)
 
 
-def _memory(g: Array, dtype: Any, terms: int, outputs: int) -> tuple[Array, Array, Array]:
-    """Planes, unfolded windows, results."""
-    planes = np.empty(g[SH] * g[SW] * g[PLANE] + g[ROW], dtype)
-    return planes, np.zeros(terms * g[STEP], dtype), np.zeros(outputs * g[STEP], dtype)
+def _planes(g: Array, channels: int, dtype: Any) -> Array:
+    return np.zeros(channels * g[SH] * g[SW] * g[PLANE], dtype)
 
 
-def _added(bias: Array | None, dtype: Any) -> Array:
-    return np.empty(0, dtype) if bias is None else np.ascontiguousarray(bias)
-
-
-def convolve(x: Array, weight: Array, bias: Array | None, groups: int, g: Array) -> Array:
+def convolve(x: Array, weight: Array, bias: Array | None, groups: int, g: Array, y: Array) -> None:
     outputs, terms = len(weight) // groups, weight[0].size
     whole = up(outputs, ROWS)
     left = np.zeros((groups, whole, terms), x.dtype)
     left[:, :outputs] = weight.reshape(groups, outputs, terms)
-    y = np.empty((len(x), len(weight), g[OH], g[OW]), x.dtype)
-    _convolve(x, left, _added(bias, x.dtype), y, *_memory(g, x.dtype, terms, whole), g, len(x), whole)
-    return y
+    rows = np.empty(whole * g[STEP], x.dtype)
+    _convolve(x, left, bias, y, _planes(g, weight.shape[1], x.dtype), rows, g, places(g), len(x), whole)
 
 
-def adjoint(y: Array, weight: Array, bias: Array | None, groups: int, size: Pair, g: Array) -> Array:
+def adjoint(y: Array, weight: Array, bias: Array | None, groups: int, g: Array, x: Array) -> None:
     outputs, terms = len(weight) // groups, weight[0].size
     whole = up(terms, ROWS)
     left = np.zeros((groups, whole, outputs), y.dtype)
     left[:, :terms] = weight.reshape(groups, outputs, terms).swapaxes(1, 2)
-    x = np.empty((len(y), weight.shape[1] * groups, *size), y.dtype)
-    _adjoint(y, left, _added(bias, y.dtype), x, *_memory(g, y.dtype, whole, outputs), g, len(y), whole)
-    return x
+    columns, rows = np.empty(whole * g[STEP], y.dtype), np.zeros(outputs * g[STEP], y.dtype)
+    _adjoint(y, left, bias, x, _planes(g, 1, y.dtype), columns, rows, g, places(g), g[STEP] * np.arange(outputs), len(y), whole)
 
 
 def kernel_gradient(x: Array, y: Array, window: Window, groups: int, g: Array) -> Array:
     outputs, channels = y.shape[1] // groups, x.shape[1] // groups
     terms = channels * window.kernel[0] * window.kernel[1]
     left, right = up(outputs, SIDE), up(terms, SIDE)
-    total = np.zeros((groups, left, right), x.dtype)
-    _gradient(x, y, total, *_memory(g, x.dtype, right, left), g, len(x), left, right)
+    total, rows = np.zeros((groups, left, right), x.dtype), np.zeros(left * g[STEP], x.dtype)
+    starts = np.zeros(right, np.int64)                       # those of no term get sums that nobody takes
+    starts[:terms] = places(g).reshape(-1)
+    _gradient(x, y, total, _planes(g, channels, x.dtype), rows, g, starts, len(x), left, right)
     return np.ascontiguousarray(total[:, :outputs, :terms]).reshape(y.shape[1], channels, *window.kernel)

@@ -22,7 +22,8 @@ from mpitrain.kernels.loops.mathematics import u
 from mpitrain.kernels.loops.tile import ROWS, SIDE, WIDE, dots, tile
 from mpitrain.kernels.loops.typed import loop
 
-ROOM = 288                                        # Tiles at a time: those of an image of 32 x 32. Whole columns of `tile`.
+ROOM = 144                                        # Tiles at a time, whole columns of `tile`: half of an image of 32 x 32.
+STEP = 16 * ROOM + 16                             # Numbers between channels, which else met in few lines of the cache.
 HALF = 4 * ROOM                                   # Numbers of a plane, where rows of an image have ROOM pixels at most.
 G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
 BOTH = np.kron(G, G)                              # (16, 9): G w G' of a flat w.
@@ -81,7 +82,7 @@ def _tiles(x: Any, values: Any, planes: Any, image: int, images: int, first: int
         for c in range(channels):
             spread(x, ((image + b) * channels + c) * height * width, height, width, 2 * first - above, left, 2 * rows + 2, row,
                    planes)
-            to = c * 16 * ROOM + b * n
+            to = c * STEP + b * n
             for t in range(n):
                 e0, e1, e2, e3 = planes[u(2 * t)], planes[u(2 * t + 1)], planes[u(2 * t + 2)], planes[u(2 * t + 3)]
                 s = 2 * t + HALF
@@ -106,13 +107,13 @@ def _tiles(x: Any, values: Any, planes: Any, image: int, images: int, first: int
 
 
 @register_jitable
-def _results(values: Any, bias: Any, y: Any, planes: Any, image: int, images: int, first: int, rows: int, row: int,
+def _results(values: Any, bias: Any, y: Any, spoilt: Any, planes: Any, image: int, images: int, first: int, rows: int, row: int,
              channels: int, height: int, width: int) -> None:
-    """A' m A of each tile, and the bias, to rows of y."""
+    """A' m A of each tile, and the bias, to rows of y; images that get a NaN are marked."""
     n = rows * row
     for b in range(images):
         for c in range(channels):
-            start = c * 16 * ROOM + b * n
+            start = c * STEP + b * n
             for t in range(n):
                 at = start + t
                 m0, m1, m2, m3 = values[u(at)], values[u(at + ROOM)], values[u(at + 2 * ROOM)], values[u(at + 3 * ROOM)]
@@ -127,11 +128,14 @@ def _results(values: Any, bias: Any, y: Any, planes: Any, image: int, images: in
                 planes[u(2 * t)], planes[u(2 * t + 1)] = a0 + a1 + a2, a1 - a2 - a3
                 planes[u(2 * t + HALF)], planes[u(2 * t + 1 + HALF)] = b0 + b1 + b2, b1 - b2 - b3
             shift = bias[c] if bias.size else y.dtype.type(0)
-            plane = ((image + b) * channels + c) * height * width
+            plane, bad = ((image + b) * channels + c) * height * width, 0
             for r in range(min(2 * rows, height - 2 * first)):
                 start, to = r % 2 * HALF + r // 2 * 2 * row, plane + (2 * first + r) * width
                 for i in range(width):
-                    y[u(to + i)] = planes[u(start + i)] + shift
+                    value = planes[u(start + i)] + shift
+                    y[u(to + i)] = value
+                    bad |= value != value
+            spoilt[image + b] |= bad
 
 
 @register_jitable
@@ -142,7 +146,7 @@ def _slopes(y: Any, values: Any, planes: Any, image: int, images: int, first: in
     for b in range(images):
         for c in range(channels):
             spread(y, ((image + b) * channels + c) * height * width, height, width, 2 * first, 0, 2 * rows, row, planes)
-            to = c * 16 * ROOM + b * n
+            to = c * STEP + b * n
             for t in range(n):
                 e, f = planes[u(2 * t)], planes[u(2 * t + 1)]
                 g, h = planes[u(2 * t + HALF)], planes[u(2 * t + 1 + HALF)]
@@ -158,52 +162,56 @@ def _slopes(y: Any, values: Any, planes: Any, image: int, images: int, first: in
 
 
 @register_jitable
-def _products(left: Any, values: Any, made: Any, outputs: int, channels: int, count: int) -> None:
+def _products(left: Any, values: Any, places: Any, made: Any, outputs: int, channels: int, count: int) -> None:
     """made (outputs, 16, count) = left (16, outputs, channels) values (channels, 16, count)."""
     columns = 192 // left.itemsize if WIDE == 64 else 96 // left.itemsize
     for k in range(16):
         for t in range(0, count, columns):
             for o in range(0, outputs, ROWS):
-                tile(left, (k * outputs + o) * channels, channels, values, k * ROOM + t, 16 * ROOM, made, (o * 16 + k) * ROOM + t,
-                     16 * ROOM, channels)
+                tile(left, (k * outputs + o) * channels, channels, values, k * ROOM + t, places, made, o * STEP + k * ROOM + t,
+                     STEP, channels)
 
 
 @register_jitable
-def _sums(slopes: Any, values: Any, total: Any, outputs: int, channels: int, count: int) -> None:
+def _sums(slopes: Any, values: Any, places: Any, total: Any, outputs: int, channels: int, count: int) -> None:
     """total (16, outputs, channels) += slopes (outputs, 16, count) values (channels, 16, count)'; whole vectors of them."""
     for k in range(16):
         for o in range(0, outputs, SIDE):
             for c in range(0, channels, SIDE):
-                dots(slopes, (o * 16 + k) * ROOM, 16 * ROOM, values, (c * 16 + k) * ROOM, 16 * ROOM, total,
-                     (k * outputs + o) * channels + c, channels, count)
+                dots(slopes, o * STEP + k * ROOM, STEP, values, places, k * channels + c, total, (k * outputs + o) * channels + c,
+                     channels, count)
 
 
-@loop("x x x y y y y int64 i i i i i i i i i i")
-def _convolve(x: Any, left: Any, bias: Any, y: Any, values: Any, made: Any, planes: Any, parts: Any, channels: int, whole: int,
-              outputs: int, h: int, w: int, above: int, before: int, row: int, height: int, width: int) -> None:
-    for p in range(0, parts.size, 4):
+@loop("X X X? X! B!:n in X! X! X! L:4p ip L:c ic i i i i i i i i i")
+def _convolve(x: Any, left: Any, bias: Any, y: Any, spoilt: Any, n: int, values: Any, made: Any, planes: Any, parts: Any,
+              count: int, places: Any, channels: int, whole: int, outputs: int, h: int, w: int, above: int, before: int, row: int,
+              height: int, width: int) -> None:
+    for p in range(0, 4 * count, 4):
         image, images, first, rows = parts[p], parts[p + 1], parts[p + 2], parts[p + 3]
         _tiles(x, values, planes, image, images, first, rows, row, channels, h, w, above, before)
-        _products(left, values, made, whole, channels, images * rows * row)
-        _results(made, bias, y, planes, image, images, first, rows, row, outputs, height, width)
+        _products(left, values, places, made, whole, channels, images * rows * row)
+        _results(made, bias, y, spoilt, planes, image, images, first, rows, row, outputs, height, width)
 
 
-@loop("x x y y y y int64 i i i i i i i i i i i")
-def _gradient(x: Any, y: Any, total: Any, values: Any, slopes: Any, planes: Any, parts: Any, channels: int, outputs: int,
-              right: int, left: int, h: int, w: int, above: int, before: int, row: int, height: int, width: int) -> None:
-    for p in range(0, parts.size, 4):
+@loop("X X X! X! X! X! L:4p ip L:16r i i ir i i i i i i i i")
+def _gradient(x: Any, y: Any, total: Any, values: Any, slopes: Any, planes: Any, parts: Any, there: int, places: Any,
+              channels: int, outputs: int, right: int, left: int, h: int, w: int, above: int, before: int, row: int, height: int,
+              width: int) -> None:
+    for p in range(0, 4 * there, 4):
         image, images, first, rows = parts[p], parts[p + 1], parts[p + 2], parts[p + 3]
         count = images * rows * row
         stop = (count + 15) // 16 * 16
-        for to in range(0, right * 16 * ROOM, ROOM):
-            for i in range(to + count, to + stop):
-                values[u(i)] = 0
-        for to in range(0, left * 16 * ROOM, ROOM):
-            for i in range(to + count, to + stop):
-                slopes[u(i)] = 0
+        for c in range(right):
+            for to in range(c * STEP, c * STEP + 16 * ROOM, ROOM):
+                for i in range(to + count, to + stop):
+                    values[u(i)] = 0
+        for o in range(left):
+            for to in range(o * STEP, o * STEP + 16 * ROOM, ROOM):
+                for i in range(to + count, to + stop):
+                    slopes[u(i)] = 0
         _tiles(x, values, planes, image, images, first, rows, row, channels, h, w, above, before)
         _slopes(y, slopes, planes, image, images, first, rows, row, outputs, height, width)
-        _sums(slopes, values, total, left, right, stop)
+        _sums(slopes, values, places, total, left, right, stop)
 
 
 _scratch = [Scratch(), Scratch(), Scratch()]
@@ -215,19 +223,20 @@ def _memory(which: int, shape: tuple[int, ...], dtype: Any) -> Array:
     return _scratch[which].room(count * dtype.itemsize)[:count * dtype.itemsize].view(dtype).reshape(shape)
 
 
-def convolve(x: Array, weight: Array, bias: Array | None, padding: tuple[int, int]) -> Array:
-    """y (N, O, OH, OW), from weight (O, C, 3, 3)."""
+def convolve(x: Array, weight: Array, bias: Array | None, padding: tuple[int, int], y: Array) -> Array:
+    """y (N, O, OH, OW), from weight (O, C, 3, 3); which images have a NaN (N,)."""
     outputs, channels = weight.shape[:2]
     n, _, h, w = x.shape
     tiles, whole = Tiles(h + 2 * padding[0] - 2, w + 2 * padding[1] - 2), up(outputs, ROWS)
-    y = np.empty((n, outputs, tiles.height, tiles.width), x.dtype)
     left = np.zeros((16, whole, channels), x.dtype)
-    left[:, :outputs] = (BOTH.astype(x.dtype) @ weight.reshape(-1, 9).T).reshape(16, outputs, channels)
-    values, made = _memory(0, (channels, 16, ROOM), x.dtype), _memory(1, (whole, 16, ROOM), x.dtype)
-    planes, added = _memory(2, (2 * HALF,), x.dtype), x.reshape(-1)[:0] if bias is None else np.ascontiguousarray(bias)
-    _convolve(x, left, added, y, values, made, planes, tiles.parts(n), channels, whole, outputs, h, w, *padding, tiles.row,
-              tiles.height, tiles.width)
-    return y
+    with np.errstate(invalid="ignore", over="ignore"):
+        left[:, :outputs] = (BOTH.astype(x.dtype) @ weight.reshape(-1, 9).T).reshape(16, outputs, channels)
+    values, made = _memory(0, (channels, STEP), x.dtype), _memory(1, (whole, STEP), x.dtype)
+    planes, parts = _memory(2, (2 * HALF,), x.dtype), tiles.parts(n)
+    places, spoilt = STEP * np.arange(channels), np.zeros(n, bool)
+    _convolve(x, left, bias, y, spoilt, n, values, made, planes, parts, len(parts), places, channels, whole, outputs, h, w,
+              *padding, tiles.row, tiles.height, tiles.width)
+    return spoilt
 
 
 def up(n: int, step: int) -> int:
@@ -235,10 +244,10 @@ def up(n: int, step: int) -> int:
     return -(-n // step) * step
 
 
-def adjoint(y: Array, weight: Array, bias: Array | None, padding: tuple[int, int]) -> Array:
+def adjoint(y: Array, weight: Array, bias: Array | None, padding: tuple[int, int], x: Array) -> Array:
     """x, from y and weight (O, C, 3, 3): a convolution with the kernel turned round."""
     turned = np.ascontiguousarray(weight.swapaxes(0, 1)[:, :, ::-1, ::-1])
-    return convolve(y, turned, bias, (2 - padding[0], 2 - padding[1]))
+    return convolve(y, turned, bias, (2 - padding[0], 2 - padding[1]), x)
 
 
 def kernel_gradient(x: Array, y: Array, padding: tuple[int, int]) -> Array:
@@ -247,10 +256,11 @@ def kernel_gradient(x: Array, y: Array, padding: tuple[int, int]) -> Array:
     outputs, tiles = y.shape[1], Tiles(*y.shape[2:])
     left, right = up(outputs, SIDE), up(channels, SIDE)
     total = np.zeros((16, left, right), x.dtype)
-    values, slopes = _memory(0, (right, 16, ROOM), x.dtype), _memory(1, (left, 16, ROOM), x.dtype)
+    values, slopes = _memory(0, (right, STEP), x.dtype), _memory(1, (left, STEP), x.dtype)
     values[channels:], slopes[outputs:] = 0, 0
-    planes = _memory(2, (2 * HALF,), x.dtype)
-    _gradient(x, y, total, values, slopes, planes, tiles.parts(n), channels, outputs, right, left, h, w, *padding, tiles.row,
-              tiles.height, tiles.width)
+    planes, parts = _memory(2, (2 * HALF,), x.dtype), tiles.parts(n)
+    places = ROOM * np.arange(16)[:, None] + STEP * np.arange(right)
+    _gradient(x, y, total, values, slopes, planes, parts, len(parts), places, channels, outputs, right, left, h, w, *padding,
+              tiles.row, tiles.height, tiles.width)
     made = BOTH.T.astype(x.dtype) @ total[:, :outputs, :channels].reshape(16, -1)
     return np.ascontiguousarray(made.T).reshape(outputs, channels, 3, 3)

@@ -9,13 +9,15 @@ lies between such pairs is cut along the sequence, and the all-reduces become re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.backend import array_module
-from mpitrain.errors import ConfigError
 from mpitrain.nn import ACTIVATIONS, Conv2d, Dropout, DropoutAdd, Embedding, Linear
 from mpitrain.nn.across import Across
 from mpitrain.nn.parameter import Parameter
@@ -73,7 +75,7 @@ class Gathered(Column):
     """The outputs are put together on all ranks."""
 
     def forward(self, inner: Callable[..., Any], x: Any) -> Any:
-        dim = 1 if isinstance(self.module, Conv2d) else -1
+        dim = -3 if isinstance(self.module, Conv2d) else -1
         return Collect.apply(super().forward(inner, x), group=self.group, dim=dim, name=self.path)
 
 
@@ -91,12 +93,12 @@ class Row(Column):
     def forward(self, inner: Callable[..., Any], x: Any) -> Any:
         m = self.module
         if isinstance(m, Conv2d):
-            y = self.out(ops.conv2d(x, self.weight, None, stride=m.stride, padding=m.padding, dilation=m.dilation))
+            y = self.out(m.convolve(x, None))
         else:
             y = self.out(ops.linear(x, self.weight))
         if self.bias is not None:                             # With `sequence`, each rank adds it to some positions.
             added: Any = Enter.apply(self.bias, group=self.group, name=f"{self.path}.bias") if self.sequence else self.bias
-            y = y + (ops.reshape(added, 1, -1, 1, 1) if isinstance(m, Conv2d) else added)
+            y = y + (ops.reshape(added, -1, 1, 1) if isinstance(m, Conv2d) else added)
         return y if self.after is None else self.after(y)
 
 
@@ -104,23 +106,31 @@ class RowsOfATable(Column):
     """Each rank looks up the tokens whose rows it has, and has zeros for the others: their sum is exact."""
 
     def forward(self, inner: Callable[..., Any], indices: Any) -> Any:
-        weight: Parameter = vars(self.module)["weight"]
+        module: Any = self.module
+        weight: Parameter = module.weight
         first, count = weight.offset[0], weight.shape[0]
         given = indices.array if isinstance(indices, Tensor) else indices
         check_indices("embedding", given, self.layer.outputs)
         here = (given >= first) & (given < first + count)
         xp = array_module(given)
-        return self.out(ops.embedding(xp.where(here, given - first, 0), weight) * here[..., None].astype(weight.dtype))
+        padding = None if module.padding_idx is None else module.padding_idx - first
+        rows = module.rows(xp.where(here, given - first, 0), padding if padding in range(count) else None)
+        return self.out(rows * here[..., None].astype(weight.dtype))
 
 
 class Channels(Column):
-    """Dropout of this rank's channels: they lie together in a sample where they are its first dim."""
+    """Dropout of numbers of which this rank has some: channels lie together in a sample, features in each of its rows."""
 
     def forward(self, inner: Callable[..., Any], x: Any) -> Any:
-        if len(x.shape) == 3:
-            raise ConfigError(f'mesh.plan: "{self.path}" is "channels", which for a Dropout is about (B, features) or (B, '
-                             f"channels, H, W), found {tuple(x.shape)}; let the dropout follow a \"row\" layer")
-        return inner(x)
+        module: Any = self.module
+        shape = tuple(x.shape)
+        if len(shape) <= 2 or self.layer.cut == "channels" or not module.drops:
+            return inner(x)
+        between = math.prod(shape[2:-1])                      # rows (..., features) of each position, dim 1
+        rows = (module.positions(shape[1])[:, None] * between + np.arange(between)).reshape(-1)
+        y = ops.dropout(ops.reshape(x, shape[0], len(rows), shape[-1]), module.p, module.path,
+                        positions=rows * self.group.size + self.group.rank)
+        return ops.reshape(y, *shape)
 
 
 class AlongTheSequence(Column):

@@ -52,6 +52,7 @@ class Pipeline:
         self.without_graph = 0                              # The last virtual stage whose output did not depend on its input.
         self.count = 0.0                                    # Terms of the loss in the last step, over all ranks.
         self.flags = (0.0, 0.0)                             # The sums over ranks of the flags that `run` got.
+        self.kept_tally: np.ndarray[Any, Any] | None = None     # What `take_tally` returns next, whatever runs until then.
         self.waited_s = 0.0                                 # Seconds of the last step spent waiting for other ranks.
         self._programs: dict[int, list[Action]] = {}
         self._micro: Sequence[MicroBatch] = ()
@@ -104,10 +105,13 @@ class Pipeline:
         return 0 if self.neighbours is None else self.neighbours.link.sent_bytes
 
     def take_tally(self) -> np.ndarray[Any, Any]:
-        """The sum of the mixtures' tallies (`nn.MixtureOfExperts.take_tally`); empty for models without experts."""
+        """The sum of the mixtures' tallies (`nn.MixtureOfExperts.take_tally`); empty for models without experts. Where one was
+        kept, that one."""
         if not self._has_mixtures:
             return np.zeros(0)
-        return sum((layer.take_tally() for layer in self._mixtures), np.zeros(4))
+        found: np.ndarray[Any, Any] = sum((layer.take_tally() for layer in self._mixtures), np.zeros(4))
+        kept, self.kept_tally = self.kept_tally, None
+        return found if kept is None else kept
 
     def _program(self, n: int) -> list[Action]:
         """The actions of this stage in a step of `n` micro-batches."""

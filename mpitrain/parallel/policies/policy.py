@@ -25,6 +25,7 @@ from mpitrain.parallel.connect import ParallelContext
 from mpitrain.parallel.gradients.bucket_sum import BucketSum
 from mpitrain.parallel.gradients.norm import GradientNorm
 from mpitrain.parallel.gradients.reducer import GradientReducer
+from mpitrain.parallel.gradients.scaled_rows import ScaledRows
 from mpitrain.parallel.gradients.statistics import Statistics
 from mpitrain.placement.bytes import Bytes
 from mpitrain.placement.shards import Shards
@@ -157,6 +158,7 @@ class Policy(ABC):
         own = self.own()
         self.norm, self.tied = self.norm_of(own), self.context.tied_parameters(own)
         self.statistics = Statistics(self.stage.chunks, self.channel if self.tree else self.context.replicas, self.tree)
+        self.rows = ScaledRows(self.stage.chunks, self.statistics.channel)
         self._say_choice(self.layout.dtype.name)
         self._thawing = [s.parameter for s in self.layout.segments if 0 < s.parameter.trained_from < math.inf]
 
@@ -179,6 +181,7 @@ class Policy(ABC):
         """
         gradients = self.own_gradients(self.reducer.finish())
         lr, norm, self.blamed = self.rate(self.step), None, ""
+        self.rows.apply()
         if not self.is_updated:                               # A step added here belongs into `needs_all_gradients`, too.
             if self.tied is not None:
                 self.tied.add(gradients)

@@ -62,6 +62,7 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
     rules.check_model(config, grid, rules.Facts(
         n_micro, sampler.size(sampler.steps_per_epoch - 1), mixture=mixed[0][0] if mixed else "",
         synchronised=next((name for name, layer in modules if isinstance(layer, nn.SyncBatchNorm)), ""),
+        scaled=next((name for name, layer in modules if isinstance(layer, nn.Embedding) and layer.max_norm is not None), ""),
         splits_backward=halves, closure=tried.title if tried.needs_closure else "",
         running=next((name for name, layer in modules if running_layers(layer)), "") if tried.needs_closure else ""))
     return Validated(n_micro, sampler, algorithm, schedule, tried.title if tried.whole_parameters else "")
