@@ -137,7 +137,8 @@ def test_plans_are_kept_up_to_a_number_of_bytes_and_the_last_used_ones(monkeypat
 @in_c
 def test_working_memory_that_is_too_small_does_not_pass_the_door(monkeypatch: Any) -> None:
     monkeypatch.setattr(fft, "_memory", lambda nbytes: np.empty(nbytes - 1, np.uint8))
-    for transform in (lambda: full_transform(pairs(2, 64), (1,), False, 1.0), lambda: half_transform(np.zeros((2, 64), "f"), (), 1.0, 1.0),
+    for transform in (lambda: full_transform(pairs(2, 64), (1,), False, 1.0),
+                      lambda: half_transform(np.zeros((2, 64), "f"), (), 1.0, 1.0),
                       lambda: real_transform(pairs(2, 33), 64, (), 1.0, 1.0)):
         with pytest.raises((ShapeError, ValueError)):
             transform()

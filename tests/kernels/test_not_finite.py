@@ -90,7 +90,8 @@ def test_large_pixels_whose_results_are_small_do_not_overflow_on_the_way() -> No
 @pytest.mark.parametrize(("shape", "outputs", "side", "groups"), [
     ((3, 3, 7, 5), 4, 3, 1), ((4, 9, 5, 5), 6, 5, 3), ((2, 16, 10, 10), 16, 3, 1), ((1, 4, 12, 13), 3, 5, 1)], ids=str)
 @pytest.mark.parametrize("kernel", [convolution.kernel_gradient, kernel_gradient_bfloat16], ids=lambda k: k.name)
-def test_the_padding_that_an_infinite_pixel_meets_makes_no_nan(kernel: Any, shape: Any, outputs: int, side: int, groups: int) -> None:
+def test_the_padding_that_an_infinite_pixel_meets_makes_no_nan(kernel: Any, shape: Any, outputs: int, side: int,
+                                                               groups: int) -> None:
     rng, window = np.random.default_rng(0), Window((side, side), padding=(side // 2, side // 2))
     x = rng.standard_normal(shape).astype(np.float32)
     y = rng.standard_normal((shape[0], outputs, *window.outputs(*shape[2:]))).astype(np.float32)
