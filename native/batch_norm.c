@@ -102,12 +102,13 @@ INLINE void NAME(add_gradients)(SUMS *sums, const T *g, const T *x, const T *y, 
     }
 }
 
-/* Channels [first, last) of (N, C, L), sample by sample: k is the sample, j the channel, `at` where its run of l begins. What was read
-   last is read first the next time, backwards: the cache still has it. */
+/* Channels [first, last) of (N, C, L), sample by sample: k is the sample, j the channel, `at` where its run of l begins. What was
+   read last is read first the next time, backwards: the cache still has it. */
 #define RUNS(k, j, at) \
     for (i64 k = 0; k < n; k++) for (i64 j = first; j < last; j++) for (i64 at = (k * c + j) * l, once = 1; once; once = 0)
 #define RUNS_BACK(k, j, at) \
-    for (i64 k = n - 1; k >= 0; k--) for (i64 j = last - 1; j >= first; j--) for (i64 at = (k * c + j) * l, once = 1; once; once = 0)
+    for (i64 k = n - 1; k >= 0; k--) for (i64 j = last - 1; j >= first; j--) \
+        for (i64 at = (k * c + j) * l, once = 1; once; once = 0)
 
 /* A few channels at a time: those that stay in the cache until they are read again. */
 #define GROUPS(first, last) \

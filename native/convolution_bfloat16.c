@@ -73,7 +73,10 @@ static Images_pairs by_channels(const float *x, i64 n, i64 groups, i64 channels,
 }
 
 /* n images, two images a pair. */
-static Images_pairs by_images(const float *x, i64 n, i64 size) { return (Images_pairs){x, x + n * size, 1, 2, size, (n + 1) / 2, NULL}; }
+static Images_pairs by_images(const float *x, i64 n, i64 size)
+{
+    return (Images_pairs){x, x + n * size, 1, 2, size, (n + 1) / 2, NULL};
+}
 
 /* A kernel's `sets` of `count` parts, two of them a pair. NULL without memory. */
 static const T *weight_pairs(Memory *m, const float *weight, i64 sets, i64 count, i64 part)
@@ -152,7 +155,7 @@ static int kernel_gradient_in(Memory *m, const float *x, const float *y, float *
     int suits = dense * g->oh * g->ow < POSITION_SLOWNESS * tiles * LEFT * RIGHT * parts;
     if (!suits) {                                                              /* as in convolution_choice.h */
         if (position_gradient_pairs(m, &images, &maps, weight, &of_pairs, &none)) return 1;
-        if (!has_nan_pairs(weight, g->o * terms)) return 0;
+        if (!not_finite_pairs(weight, g->o * terms)) return 0;
     }
     return dense_gradient_pairs(m, &images, &maps, weight, &of_pairs, &none);
 }

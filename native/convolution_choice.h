@@ -97,7 +97,7 @@ static int NAME(kernel_gradient_in)(Memory *m, const T *x, const T *y, T *weight
     if (!room.memory) return 1;
     if (NAME(suits_winograd_gradient)(&s)) {
         if (NAME(winograd_gradient)(m, &s, x, y, weight, g->n, bias)) return 1;
-        if (!NAME(has_nan)(weight, g->o * terms)) return 0;                    /* as in winograd.h */
+        if (!NAME(not_finite)(weight, g->o * terms)) return 0;                    /* as in winograd.h */
         bias = &none;
     }
     NAME(best_gradient_tile)(g, &dense);
@@ -105,7 +105,7 @@ static int NAME(kernel_gradient_in)(Memory *m, const T *x, const T *y, T *weight
     NAME(Images) images = {x, g->c * g->h * g->w, g->n}, maps = {y, g->o * g->oh * g->ow, g->n};
     if (!suits) {
         if (NAME(position_gradient)(m, &images, &maps, weight, g, bias)) return 1;
-        if (!NAME(has_nan)(weight, g->o * terms)) return 0;                    /* its padding is multiplied, too */
+        if (!NAME(not_finite)(weight, g->o * terms)) return 0;                    /* its padding is multiplied, too */
         bias = &none;
     }
     return NAME(dense_gradient)(m, &images, &maps, weight, g, bias);

@@ -6,12 +6,6 @@
 
 typedef int64_t i64;
 
-#if defined(__clang__)
-#define EACH(i, n) _Pragma("clang loop vectorize(assume_safety)") for (i64 i = 0; i < n; i++)
-#else
-#define EACH(i, n) _Pragma("GCC ivdep") for (i64 i = 0; i < n; i++)
-#endif
-
 /* log((1 + s) / (1 - s)) / s of t = s^2, |s| <= 1/3: interpolated at Chebyshev nodes by Python's mpmath. */
 INLINE double twice_atanh_to_a_third(double t)
 {
@@ -73,14 +67,9 @@ INLINE double logaddexp_of(double a, double b)
         EACH(i, n) { const T v = x[i]; y[i] = v != v ? a : v == (T)INFINITY ? b : v == -(T)INFINITY ? c : v; }          \
     }
 
-#if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__)
-#pragma GCC push_options
-#pragma GCC target("prefer-vector-width=512")
-#endif
+WIDE_VECTORS
 
 ALL(float, float32)
 ALL(double, float64)
 
-#if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__)
-#pragma GCC pop_options
-#endif
+END_OF_WIDE_VECTORS

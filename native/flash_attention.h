@@ -15,7 +15,7 @@
 
    Each sum has one order, by key, query or width, and is made of fused multiply-adds: a query's result has the same bits
    whatever else is in the batch and whatever keys follow that it does not see, on every CPU with vectors as wide. A hidden key's
-   weight is zero exactly.
+   weight is zero exactly, but is multiplied: this holds where values (and backward, keys, queries and gradients) are finite.
 
    Products take their factors as words of PAIR numbers, neighbours in what is summed over: one for float and double, two in
    flash_attention_bfloat16.c. */
@@ -112,7 +112,8 @@ static void NAME(forward_block)(const Shape *n, const NAME(keys) *x, const NAME(
                                   n->query_words, least, rows ? (T)kept_scale : 0}
 
 /* out = softmax(scale q k') v; tops and inverses (B, H, L) are what backward wants of it. At least one key. Where `rows` is not
-   NULL (a row for each of B, then the first word of each), weights whose word of the stream `key` is below `least` are dropped, and others multiplied by `kept_scale`. */
+   NULL (a row for each of B, then the first word of each), weights whose word of the stream `key` is below `least` are dropped,
+   and others multiplied by `kept_scale`. */
 void NAME(forward)(T *tops, T *inverses, const T *q, const T *k, const T *v, T *out, const Shape *n, double scale, T *work,
                    const u64 *rows, i64 key, i64 least, double kept_scale)
 {

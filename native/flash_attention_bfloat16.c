@@ -1,7 +1,7 @@
 /* Attention by blocks of floats, whose products round their factors to bfloat16 (to the nearest, ties to even) and add up in
    float: queries (scaled), keys, values, weights and gradients. Softmax, its sums and what is kept of them are float;
-   flash_attention.h has the order. Weights are rounded before they are normalised; their sum is that of the weights that are not rounded. Numbers and
-   results of products below 2^-126 are zeros to the instruction. */
+   flash_attention.h has the order. Weights are rounded before they are normalised; their sum is that of the weights that are not
+   rounded. Numbers and results of products below 2^-126 are zeros to the instruction. */
 
 #include "flash_common.h"
 

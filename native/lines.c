@@ -31,7 +31,7 @@ typedef int64_t i64;
 
 #else
 
-/* Running sums or products, in float64; `back`: from the end. Lines or columns go PART side by side, since each waits for itself. */
+/* Running sums or products, in float64; `back`: from the end. Lines or columns go PART side by side, as each waits for itself. */
 static void NAME(scan)(const T *x, T *y, i64 outer, i64 n, i64 inner, i64 back, const int product)
 {
     const i64 lines = outer * inner;
@@ -111,18 +111,20 @@ void NAME(prod_gradient)(const T *x, const T *g, T *dx, i64 lines, i64 n)
     for (; l < lines; l++) NAME(slopes)(x + l * n, g + l, dx + l * n, n, 1, 1);
 }
 
-/* The product of each line, by 16 products of every sixteenth number. */
+/* The products of `w` lines, in float64 and in the order of the numbers: products of parts may overflow where the whole does not. */
+static inline __attribute__((always_inline)) void NAME(products)(const T *x, T *y, i64 n, const int w)
+{
+    double so_far[8];
+    for (int c = 0; c < w; c++) so_far[c] = 1;
+    for (i64 j = 0; j < n; j++) for (int c = 0; c < w; c++) so_far[c] *= (double)x[c * n + j];
+    for (int c = 0; c < w; c++) y[c] = (T)so_far[c];
+}
+
 void NAME(prod)(const T *x, T *y, i64 lines, i64 n)
 {
-    for (i64 l = 0; l < lines; l++, x += n) {
-        T some[16];
-        i64 j = 0;
-        for (int c = 0; c < 16; c++) some[c] = 1;
-        for (; j + 16 <= n; j += 16) for (int c = 0; c < 16; c++) some[c] *= x[j + c];
-        for (; j < n; j++) some[j % 16] *= x[j];
-        for (int width = 8; width; width /= 2) for (int c = 0; c < width; c++) some[c] *= some[c + width];
-        y[l] = some[0];
-    }
+    i64 l = 0;
+    for (; l + 8 <= lines; l += 8) NAME(products)(x + l * n, y + l, n, 8);
+    for (; l < lines; l++) NAME(products)(x + l * n, y + l, n, 1);
 }
 
 /* Where the largest (or smallest) number so far is, the last place at a tie; NaN wins. */

@@ -26,10 +26,10 @@ INLINE void NAME(inner)(const T *left, i64 left_step, i64 left_stride, const T *
     }
 }
 
-static int NAME(has_nan)(const T *x, i64 n)
+static int NAME(not_finite)(const T *x, i64 n)
 {
     int found = 0;
-    for (i64 i = 0; i < n; i++) found |= x[i] != x[i];
+    for (i64 i = 0; i < n; i++) found |= x[i] - x[i] != 0;
     return found;
 }
 

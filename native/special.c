@@ -8,12 +8,6 @@
 
 typedef int64_t i64;
 
-#if defined(__clang__)
-#define EACH(i, n) _Pragma("clang loop vectorize(assume_safety)") for (i64 i = 0; i < n; i++)
-#else
-#define EACH(i, n) _Pragma("GCC ivdep") for (i64 i = 0; i < n; i++)
-#endif
-
 #define PI 3.14159265358979324
 #define MIDDLE 3.75                                /* of the tail's variable, where it is 0 */
 
@@ -163,17 +157,34 @@ INLINE double erfinv_of(double x, const int brief)
     return copysign(y, x);
 }
 
-/* Stirling's series from 8 on; below that the product that leads there is divided away. */
-INLINE double stirling(double z, const int fast)
+/* log(Gamma(2 + t)) / t, |t| <= 1/2: to 2e-17. */
+INLINE double lgamma_next_to_two(double t)
+{
+    double s = 2.7475390051909663e-07;
+    s = fma(s, t, -5.811277768921246e-07); s = fma(s, t, 9.242852225162277e-07); s = fma(s, t, -1.9743106888421067e-06);
+    s = fma(s, t, 4.3828545383846665e-06); s = fma(s, t, -9.45628851510172e-06); s = fma(s, t, 2.050601970174762e-05);
+    s = fma(s, t, -4.4923727564247656e-05); s = fma(s, t, 9.945761692157133e-05); s = fma(s, t, -0.00022315497746292723);
+    s = fma(s, t, 0.0005096695196526673); s = fma(s, t, -0.0011927539009983087); s = fma(s, t, 0.002890510330865901);
+    s = fma(s, t, -0.007385551028935545); s = fma(s, t, 0.02058080842778338); s = fma(s, t, -0.06735230105319563);
+    s = fma(s, t, 0.3224670334241132); s = fma(s, t, 0.42278433509846713);
+    return s;
+}
+
+/* Stirling's series from 8 on; below that the product that leads there is divided away. Next to 1 and 2, where that would leave the
+   rounding of large terms instead of 0, a polynomial, and Gamma(z) = Gamma(1 + z) / z. */
+INLINE double lgamma_of_positive(double z, const int fast)
 {
     double small = z < 8.0 ? 1.0 : 0.0, shifted = z + 8.0 * small, r = 1.0 / shifted, t = r * r;
     double product = z * (z + 1.0) * (z + 2.0) * (z + 3.0) * ((z + 4.0) * (z + 5.0) * (z + 6.0) * (z + 7.0));
     product = z < 8.0 ? product : 1.0;
+    double from_root = z < 1.5 ? z - 1.0 : z - 2.0, near = z >= 0.5 && z <= 2.5 ? 1.0 : 0.0;
+    product = near == 0.0 ? product : z < 1.5 ? z : 1.0;
     double s = -3617.0 / 122400.0;
     s = fma(s, t, 1.0 / 156.0); s = fma(s, t, -691.0 / 360360.0); s = fma(s, t, 1.0 / 1188.0); s = fma(s, t, -1.0 / 1680.0);
     s = fma(s, t, 1.0 / 1260.0); s = fma(s, t, -1.0 / 360.0); s = fma(s, t, 1.0 / 12.0);
     double high = fast ? log_of(shifted) : log(shifted), low = fast ? log_of(product) : log(product);
-    return (shifted - 0.5) * high - shifted + 0.918938533204672742 + s * r - low;
+    double far = (shifted - 0.5) * high - shifted + 0.918938533204672742 + s * r - low;
+    return near == 0.0 ? far : fma(from_root, lgamma_next_to_two(from_root), -low);
 }
 
 /* The asymptotic series from 12 on, and the recurrence that leads there. */
@@ -209,8 +220,8 @@ INLINE double trigamma_of_positive(double x)
 static double lgamma_slow(double x)
 {
     if (isinf(x)) return INFINITY;
-    if (!(x < 0.5)) return stirling(x, 0);
-    return log(PI / fabs(sin(PI * (x - rint(x))))) - stirling(1.0 - x, 0);
+    if (!(x < 0.5)) return lgamma_of_positive(x, 0);
+    return log(PI / fabs(sin(PI * (x - rint(x))))) - lgamma_of_positive(1.0 - x, 0);
 }
 
 static double digamma_slow(double x)
@@ -250,18 +261,13 @@ static double trigamma_slow(double x)
     VALUES(T, NAME, erfc, BRIEF)                                                                                        \
     VALUES(T, NAME, erfcx, BRIEF)                                                                                       \
     VALUES(T, NAME, erfinv, BRIEF)                                                                                      \
-    GAMMAS(T, NAME, lgamma, stirling(v, 1))                                                                             \
+    GAMMAS(T, NAME, lgamma, lgamma_of_positive(v, 1))                                                                             \
     GAMMAS(T, NAME, digamma, digamma_of_positive(v, 1))                                                                 \
     GAMMAS(T, NAME, trigamma, trigamma_of_positive(v))
 
-#if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__)
-#pragma GCC push_options
-#pragma GCC target("prefer-vector-width=512")
-#endif
+WIDE_VECTORS
 
 ALL(float, float32, 1)
 ALL(double, float64, 0)
 
-#if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__)
-#pragma GCC pop_options
-#endif
+END_OF_WIDE_VECTORS

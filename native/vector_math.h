@@ -16,6 +16,22 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
+/* A loop over numbers that do not depend on each other: it becomes vector code. */
+#if defined(__clang__)
+#define EACH(i, n) _Pragma("clang loop vectorize(assume_safety)") for (i64 i = 0; i < n; i++)
+#else
+#define EACH(i, n) _Pragma("GCC ivdep") for (i64 i = 0; i < n; i++)
+#endif
+
+/* Around functions whose loops are worth the widest vectors of the CPU, which GCC else leaves aside. */
+#if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__)
+#define WIDE_VECTORS _Pragma("GCC push_options") _Pragma("GCC target(\"prefer-vector-width=512\")")
+#define END_OF_WIDE_VECTORS _Pragma("GCC pop_options")
+#else
+#define WIDE_VECTORS
+#define END_OF_WIDE_VECTORS
+#endif
+
 /* exp(r) - 1 for |r| <= log(2) / 2; next to 0 too its error is relative. */
 INLINE float less_one_float32(float r)
 {

@@ -8,7 +8,7 @@
    its errors were fourteen times as large and more, 3e-6 to 1e-5.
 
    What is not finite spoils whole tiles: where the image has infinity, a tile has it with both signs, and their sum is NaN. A NaN in a
-   result says so, and its image is then convolved once more, plainly (convolution_choice.h); a result without NaN is right.
+   result says so, and its image is then convolved once more, plainly (convolution_choice.h); finite results are right.
 
    A vector holds LANES tiles, from `depth` rows of tiles of an image: one where they are long, else 2 or 4. The order of each sum
    depends on shapes only. */
@@ -127,7 +127,7 @@ INLINE void NAME(store_some)(V vector, i64 first, i64 count, T *to)
 }
 
 /* A' m A + bias of LANES tiles of one channel into rows of the result; `rows` and `columns` are those that are left. Its answer is
-   their sum, NaN in lanes where one is. */
+   their sum, not finite in lanes where one is not. */
 INLINE V NAME(store_tiles)(const T *m, i64 step, T bias, T *to, i64 down, i64 rows, i64 columns, i64 depth)
 {
     V s[2][4], all = {0};
@@ -152,10 +152,10 @@ INLINE V NAME(store_tiles)(const T *m, i64 step, T bias, T *to, i64 down, i64 ro
     return all;
 }
 
-/* Whether a lane of x is NaN. */
-INLINE int NAME(any_nan)(V x)
+/* Whether a lane of x is NaN or infinite. */
+INLINE int NAME(any_not_finite)(V x)
 {
-    MASK there = (MASK)(x != x);
+    MASK there = (MASK)(x - x != 0);
     INTEGER any = 0;
     for (int l = 0; l < LANES; l++) any |= there[l];
     return any != 0;
@@ -198,11 +198,11 @@ static void NAME(multiply_tiles)(const Views *s, const NAME(TilePlan) *p, const 
             all[v] += NAME(store_tiles)(products + (i * VECTORS + v) * LANES, one, bias ? bias[first + i] : 0,
                                         tiles->to[v] + (first + i) * s->plane, s->down, tiles->rows[v], tiles->columns[v], p->depth);
     }
-    for (int v = 0; v < count; v++) if (NAME(any_nan)(all[v])) *tiles->spoilt[v] = 1;
+    for (int v = 0; v < count; v++) if (NAME(any_not_finite)(all[v])) *tiles->spoilt[v] = 1;
 }
 
 /* The results of n images x, in `to`; arguments as for prepare() and multiply_all(). `spoilt` becomes 1 for an image whose results
-   have NaN. Returns 1 without memory. */
+   are not all finite. Returns 1 without memory. */
 static int NAME(winograd)(Memory *m, Views *s, const T *weight, i64 group_step, i64 output_step, i64 channel_step,
                           const T *bias, const T *x, i64 n, T *to, char *spoilt)
 {

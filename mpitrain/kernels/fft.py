@@ -85,8 +85,7 @@ def _in_c(body: Callable[..., Array]) -> Callable[[], Callable[..., Array] | Non
 _scratch = Scratch()
 
 
-def _memory(numbers: int, dtype: Any) -> Array:
-    nbytes = numbers * dtype.itemsize
+def _memory(nbytes: int) -> Array:
     return _scratch.room(nbytes) if nbytes <= MOST_KEPT else np.empty(nbytes, np.uint8)
 
 
@@ -104,9 +103,9 @@ def _along(call: CFunction, x: Array, y: Array, dims: tuple[int, ...], inverse: 
     for d in reversed(dims):
         n, inner = y.shape[d], prod(y.shape[d + 1:])
         numbers, tables, work = plan(n, False, dtype)
-        memory = _memory(work, dtype)
+        memory = _memory(work)
         outer = y.size // (n * inner)
-        call(x.view(dtype).reshape(-1), to, tables, numbers, memory, memory.size, outer, n, inner, inverse, scale, 2)
+        call(x.view(dtype).reshape(-1), to, tables, numbers, memory, work, outer, n, inner, inverse, scale, 2)
         x, scale = y, 1.0
 
 
@@ -116,8 +115,8 @@ def _lines(call: CFunction, x: Array, y: Array, n: int, scale: float, inner: flo
         return
     dtype = y.real.dtype
     numbers, tables, work = plan(n, True, dtype)
-    memory = _memory(work, dtype)
-    call(packed(x).view(dtype), y.view(dtype), tables, numbers, memory, memory.size, prod(x.shape[:-1]), n,
+    memory = _memory(work)
+    call(packed(x).view(dtype), y.view(dtype), tables, numbers, memory, work, prod(x.shape[:-1]), n,
          2 * (n // 2 + 1), scale, scale * inner)
 
 

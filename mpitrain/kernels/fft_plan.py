@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,11 @@ SIDE_BY_SIDE = 256                                # The longest lines that are n
 class Plan(NamedTuple):
     numbers: Array                                # fft.c's Plan, as 64-bit integers
     tables: Array
-    work: int                                     # numbers of working memory
+    work: int                                     # bytes of working memory
+
+    @property
+    def nbytes(self) -> int:
+        return self.numbers.nbytes + self.tables.nbytes
 
 
 def radices(n: int) -> list[int]:
@@ -74,9 +79,23 @@ def _steps(n: int, tables: list[Array]) -> list[int]:
     return [n, len(found) // 3, *found, *[0] * (3 * STEPS - len(found))]
 
 
-@lru_cache(64)
+MOST_KEPT = 64 << 20                              # bytes of plans kept, and the last one whatever its size
+_kept: dict[tuple[int, bool, Any], Plan] = {}     # the last used one at the end
+_one_at_a_time = Lock()
+
+
 def plan(n: int, halves: bool, dtype: Any) -> Plan:
     """For lines of n numbers of the dtype: complex ones, or real ones and their `halves`."""
+    key = n, halves, dtype
+    with _one_at_a_time:
+        found = _kept.pop(key, None) or _plan(n, halves, dtype)
+        _kept[key] = found
+        while len(_kept) > 1 and sum(kept.nbytes for kept in _kept.values()) > MOST_KEPT:
+            del _kept[next(iter(_kept))]
+    return found
+
+
+def _plan(n: int, halves: bool, dtype: Any) -> Plan:
     length = n // 2 if halves and n % 2 == 0 else n
     n1, n2 = sides(length)
     padded = -(-n2 // LANES) * LANES
@@ -94,4 +113,4 @@ def plan(n: int, halves: bool, dtype: Any) -> Plan:
         tables += [-s, -c]
     numbers = np.array([length, padded, middle, joining, *columns, *rows], np.int64)
     work = 4 * LANES * (max(n1, n2) + 1) + 2 * (n1 + LANES) * padded + 4 * (length + 1) + 2
-    return Plan(numbers, np.concatenate([*tables, np.zeros(1)]).astype(dtype), work)
+    return Plan(numbers, np.concatenate([*tables, np.zeros(1)]).astype(dtype), work * np.dtype(dtype).itemsize)

@@ -76,7 +76,10 @@ def _gradient(name: str, reference: Callable[..., Array], of: str) -> Kernel:
 
 
 def _prod(x: Array) -> Array:
-    return array_module(x).asarray(x.prod(axis=-1, dtype="int64" if x.dtype.kind in "biu" else None))
+    """Of float32 in float64, as `_running`'s."""
+    if x.dtype.kind in "biu":
+        return array_module(x).asarray(x.prod(axis=-1, dtype="int64"))
+    return array_module(x).asarray(x.prod(axis=-1, dtype="float64" if x.dtype == "float32" else None)).astype(x.dtype)
 
 
 @host("lines", "prod", "X:ln X!:l il in")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mpitrain.errors import ShapeError
+from mpitrain.kernels import fft, fft_plan
 from mpitrain.kernels.fft import full_transform, half_transform, real_transform
 from mpitrain.kernels.fft_plan import LARGEST, SIDE_BY_SIDE, plan, radices, roots, sides, suits
 from mpitrain.kernels.kernel import kind
@@ -120,3 +121,24 @@ def test_plans_hold_what_c_is_told() -> None:
         c, s = roots(n, p)
         np.testing.assert_allclose(c + 1j * s, np.exp(2j * np.pi * p / n), atol=3e-15)
     assert [set(np.abs(part)) for part in roots(4, np.arange(4))] == [{0.0, 1.0}, {0.0, 1.0}]
+
+
+def test_plans_are_kept_up_to_a_number_of_bytes_and_the_last_used_ones(monkeypatch: Any) -> None:
+    monkeypatch.setattr(fft_plan, "_kept", {})
+    sizes = {n: plan(n, False, np.dtype("d")).nbytes for n in (64, 1000, 128, 4096)}
+    monkeypatch.setattr(fft_plan, "MOST_KEPT", sizes[64] + sizes[128] + sizes[4096])
+    first = plan(64, False, np.dtype("d"))
+    plan(2, False, np.dtype("d"))
+    assert plan(64, False, np.dtype("d")) is first and [n for n, _, _ in fft_plan._kept] == [4096, 2, 64]
+    plan(1 << 14, False, np.dtype("d"))                        # above the bound alone
+    assert [n for n, _, _ in fft_plan._kept] == [1 << 14]
+
+
+@in_c
+def test_working_memory_that_is_too_small_does_not_pass_the_door(monkeypatch: Any) -> None:
+    monkeypatch.setattr(fft, "_memory", lambda nbytes: np.empty(nbytes - 1, np.uint8))
+    for transform in (lambda: full_transform(pairs(2, 64), (1,), False, 1.0),
+                      lambda: half_transform(np.zeros((2, 64), "f"), (), 1.0, 1.0),
+                      lambda: real_transform(pairs(2, 33), 64, (), 1.0, 1.0)):
+        with pytest.raises((ShapeError, ValueError)):
+            transform()

@@ -72,6 +72,34 @@ def test_an_infinite_pixel_reaches_its_own_results_with_its_sign_and_no_other(dt
     assert np.isfinite(convolution.convolve(x, weight, None, window, 1)[1, 4:]).all()
 
 
+def test_large_pixels_whose_results_are_small_do_not_overflow_on_the_way() -> None:
+    window, results = Window((3, 3), padding=(1, 1)), []
+    x, weight = np.full((2, 32, 8, 8), 1e38, np.float32), np.full((32, 32, 3, 3), 1e-8, np.float32)
+    x[1] = 1
+    for kernel, *arguments in ((convolution.convolve, x, weight, None, window, 1),
+                               (convolution.convolve_adjoint, x, weight, None, window, 1, (8, 8)),
+                               (convolution.kernel_gradient, x, np.full_like(x, 1e-8), window, 1)):
+        with np.errstate(all="ignore"):
+            found, wanted = (arrays_of(version(*arguments))[0] for version in (kernel, kernel.reference))
+        assert np.isfinite(wanted).all() and np.allclose(found, wanted, rtol=1e-4)
+        results.append(found)
+    for found in results[:2]:                                                      # the other image is done alone
+        assert np.allclose(found[1, :, 1:-1, 1:-1], 288e-8)
+
+
+@pytest.mark.parametrize(("shape", "outputs", "side", "groups"), [
+    ((3, 3, 7, 5), 4, 3, 1), ((4, 9, 5, 5), 6, 5, 3), ((2, 16, 10, 10), 16, 3, 1), ((1, 4, 12, 13), 3, 5, 1)], ids=str)
+@pytest.mark.parametrize("kernel", [convolution.kernel_gradient, kernel_gradient_bfloat16], ids=lambda k: k.name)
+def test_the_padding_that_an_infinite_pixel_meets_makes_no_nan(kernel: Any, shape: Any, outputs: int, side: int,
+                                                               groups: int) -> None:
+    rng, window = np.random.default_rng(0), Window((side, side), padding=(side // 2, side // 2))
+    x = rng.standard_normal(shape).astype(np.float32)
+    y = rng.standard_normal((shape[0], outputs, *window.outputs(*shape[2:]))).astype(np.float32)
+    for strange in STRANGE:
+        x[0, 0, 0, 0] = strange
+        same_where_not_finite(kernel, x, y, window, groups, atol=2e-4)
+
+
 @pytest.mark.parametrize("channels", [(3, 4), (8, 2)], ids=str)
 @pytest.mark.parametrize("kernel", [convolution.kernel_gradient, kernel_gradient_bfloat16], ids=lambda k: k.name)
 def test_the_gradient_of_few_outputs_is_not_finite_at_the_taps_that_reach_the_pixel_alone(kernel: Any, channels: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mpmath
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import torch
 
 from mpitrain import Tensor, gradcheck, ops
 from mpitrain.errors import ShapeError
+from mpitrain.kernels import lines, special
 
 INF, NAN = np.inf, np.nan
 EDGES = [0.0, -0.0, 1.0, -1.0, 2.5, -3.0, 1e-30, 5e9, INF, -INF, NAN]
@@ -29,6 +32,28 @@ def test_special_functions_have_the_last_digits(name: str) -> None:
         found = getattr(ops, name)(given).array
         assert found.dtype == dtype
         assert (abs(found - wanted) <= digits * np.maximum(abs(wanted), 1e-30 if name[:3] == "erf" else 1)).all()
+
+
+def test_lgamma_next_to_its_zeros_has_all_digits_and_is_0_there() -> None:
+    steps = np.concatenate([[0], 10.0 ** np.arange(-15, 0), [0.25, 0.4999]])
+    x = np.concatenate([zero + sign * steps for zero in (1, 2) for sign in (-1, 1)])
+    with mpmath.workdps(40):
+        wanted = np.array([float(mpmath.loggamma(mpmath.mpf(float(v)))) for v in x])
+    for lgamma in (special.lgamma, special.lgamma.reference):
+        assert (abs(lgamma(x) - wanted) <= 1e-15 * abs(wanted)).all()
+
+
+@pytest.mark.parametrize("product", [lines.prod, lines.prod.reference], ids=["compiled", "expression"])
+def test_a_product_overflows_where_it_is_too_large_and_not_on_the_way(product: Any) -> None:
+    for dtype, large in (("float32", 1e10), ("float64", 1e100)):
+        x = np.tile(np.array([large, 1 / large], dtype), (9, 32))
+        assert product(x).dtype == dtype and np.allclose(product(x), 1)
+        with np.errstate(over="ignore"):
+            assert np.isinf(product(x[:, ::2])).all()
+    x = np.array([[1e30] * 4 + [1e-30] * 4], np.float32)
+    assert np.allclose(product(x), 1)
+    x = np.random.default_rng(0).standard_normal((11, 70))
+    assert product(x).tobytes() == np.cumprod(x, axis=1)[:, -1].tobytes()          # in one order
 
 
 @pytest.mark.parametrize("name", ["erf", "erfc", "lgamma", "digamma", "erfinv"])

@@ -1,8 +1,9 @@
 """Convolutions without C: by Winograd where that suits, else over windows. Their signatures are those of C, where the geometry is
 native/geometry.h's; the working memory behind it is C's.
 
-Winograd's way adds infinity to minus infinity where the image has one of them: an image whose results have NaN is done once more.
-So are gradients of kernels: sums over whole rows of windows multiply pixels that are none's by 0.
+Winograd's way adds infinity to minus infinity where the image has one of them, and sums of pixels overflow before their products:
+an image whose results are not all finite is done once more. So are gradients of kernels: sums over whole rows of windows multiply
+pixels that are none's by 0.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def kernel_gradient(x: Array, y: Array, weight: Array, bias: Array | None, of_x:
             made = winograd.kernel_gradient(x, y, window.padding)
     elif unfolded.suits(g, x.itemsize):
         made = unfolded.kernel_gradient(x, y, window, groups, g)
-    if made is None or np.isnan(made).any():
+    if made is None or not np.isfinite(made).all():
         convolution.kernel_gradient.reference(x, y, window, groups, weight)
     else:
         weight[...] = made

@@ -109,7 +109,7 @@ def _tiles(x: Any, values: Any, planes: Any, image: int, images: int, first: int
 @register_jitable
 def _results(values: Any, bias: Any, y: Any, spoilt: Any, planes: Any, image: int, images: int, first: int, rows: int, row: int,
              channels: int, height: int, width: int) -> None:
-    """A' m A of each tile, and the bias, to rows of y; images that get a NaN are marked."""
+    """A' m A of each tile, and the bias, to rows of y; images that get a number that is not finite are marked."""
     n = rows * row
     for b in range(images):
         for c in range(channels):
@@ -134,7 +134,7 @@ def _results(values: Any, bias: Any, y: Any, spoilt: Any, planes: Any, image: in
                 for i in range(width):
                     value = planes[u(start + i)] + shift
                     y[u(to + i)] = value
-                    bad |= value != value
+                    bad |= value - value != 0
             spoilt[image + b] |= bad
 
 
@@ -224,7 +224,7 @@ def _memory(which: int, shape: tuple[int, ...], dtype: Any) -> Array:
 
 
 def convolve(x: Array, weight: Array, bias: Array | None, padding: tuple[int, int], y: Array) -> Array:
-    """y (N, O, OH, OW), from weight (O, C, 3, 3); which images have a NaN (N,)."""
+    """y (N, O, OH, OW), from weight (O, C, 3, 3); which images have a number that is not finite (N,)."""
     outputs, channels = weight.shape[:2]
     n, _, h, w = x.shape
     tiles, whole = Tiles(h + 2 * padding[0] - 2, w + 2 * padding[1] - 2), up(outputs, ROWS)
