@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mpitrain.errors import UnknownName
 from mpitrain.nn import init as init
 from mpitrain.nn.activation import *
 from mpitrain.nn.basic import *
@@ -26,7 +27,7 @@ LATER = Later(__name__, FILES)
 def __getattr__(name: str) -> Any:
     if name in LATER:
         return globals().setdefault(name, LATER[name])
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise UnknownName(__name__, name, __dir__)
 
 
 def __dir__() -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mpitrain.errors import UnknownName
 from mpitrain.ops import operators
 from mpitrain.ops.activation import *
 from mpitrain.ops.choice import *
@@ -33,7 +34,7 @@ def __getattr__(name: str) -> Any:
     ours = operators.PYTORCH_NAMES.get(name, name)
     if ours in globals() or ours in LATER:
         return globals().setdefault(name, globals()[ours] if ours in globals() else LATER[ours])
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise UnknownName(__name__, name, __dir__)
 
 
 def __dir__() -> list[str]:
