@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from numbers import Number
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -176,6 +177,11 @@ _OF_ARRAYS = (TypeError, ValueError, IndexError, AttributeError, ArithmeticError
 
 def _explained(cls: type[Function], arrays: list[Any], error: Exception) -> str:
     """What an array library said, in one line, with the operation and its inputs."""
+    for place, x in enumerate(arrays) if isinstance(error, (AttributeError, TypeError)) else ():
+        if not (x is None or isinstance(x, (Number, np.generic)) or _module_of(x) is not None):
+            how = "give its .data" if hasattr(x, "batch_sizes") else "make a Tensor of it first: Tensor(x)"
+            return f"{cls.__name__}: input {place} is a {type(x).__module__}.{type(x).__name__}, expected a Tensor, an array " \
+                   f"or a number; {how}"
     found = ", ".join(f"{x.dtype} {x.shape}" if _module_of(x) is not None else repr(x)[:40] for x in arrays)
     return f"{cls.__name__}: {' '.join(str(error).split())}; the inputs are {found or 'none'}"
 

@@ -68,7 +68,7 @@ class Tensor:
         elif not is_array(array):
             try:
                 array = np.asarray(array, dtype=None if isinstance(array, np.generic) else np.float32)
-            except (TypeError, ValueError, OverflowError) as error:
+            except (TypeError, ValueError, OverflowError, RuntimeError) as error:    # RuntimeError: torch, of one with a gradient
                 raise ShapeError(f"Tensor: {' '.join(str(error).split())}; expected real numbers, lists of equal lengths, or an "
                                  "array (ops.tensor makes complex numbers of lists)") from None
         self.array = array

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from numbers import Real
 from typing import Any
 
 from mpitrain import ops
@@ -16,6 +18,17 @@ from mpitrain.nn.parameter import Parameter
 __all__ = ["MultiHeadAttention"]
 
 
+def _base(rope: float | bool | None, alibi: bool) -> float | None:
+    """The base of the turns that `rope` asks for; None: there are none."""
+    if rope is None or rope is False:
+        return None
+    if isinstance(rope, str) or not isinstance(rope, Real) or not 0 < rope < math.inf:
+        raise ShapeError(f"MultiHeadAttention: rope is {rope!r}, expected True or a base above 0, such as 10000.0")
+    if alibi:
+        raise ShapeError("MultiHeadAttention: rope and alibi are two ways to tell positions; set one of them")
+    return 10000.0 if rope is True else float(rope)
+
+
 class MultiHeadAttention(Module):
     """(B, L, D) to (B, L, D), or (L, D) to (L, D). One weight makes queries, keys and values: rows [q; k; v], as PyTorch's
     in_proj_weight.
@@ -25,9 +38,9 @@ class MultiHeadAttention(Module):
 
     With `key_width` or `value_width`, the widths of other inputs for keys and values, or with `key_heads` fewer heads for these,
     each for as many neighbouring heads of the queries (Ainslie et al. 2023), there are three weights, `query`, `key` and `value`.
-    `rope` turns queries and keys by their positions: the base of `ops.rotary_embedding`, 10000 in the paper. `alibi` lowers the
-    scores of far keys, by a slope for each head (Press et al. 2021). `bias_kv` adds a trained key and value to each sample's,
-    `zero_attention` ones of zeros.
+    `rope` turns queries and keys by their positions: the base of `ops.rotary_embedding`; True is 10000, as in the paper.
+    `alibi` instead lowers the scores of far keys, by a slope for each head (Press et al. 2021). `bias_kv` adds a trained key and
+    value to each sample's, `zero_attention` ones of zeros.
     """
 
     chains = ("qkv", "out"), ("query", "out"), ("key", "out"), ("value", "out")      # heads, each by itself
@@ -35,15 +48,15 @@ class MultiHeadAttention(Module):
 
     def __init__(self, width: int, heads: int, *, causal: bool = False, dropout: float = 0.0, bias: bool = True,
                  qkv_init: Initialiser | None = None, out_init: Initialiser = init.default_weight, key_width: int | None = None,
-                 value_width: int | None = None, key_heads: int | None = None, rope: float | None = None, alibi: bool = False,
-                 bias_kv: bool = False, zero_attention: bool = False):
+                 value_width: int | None = None, key_heads: int | None = None, rope: float | bool | None = None,
+                 alibi: bool = False, bias_kv: bool = False, zero_attention: bool = False):
         if heads < 1 or width % heads:
             raise ShapeError(f"a width of {width} cannot be cut into {heads} heads; width must be a multiple of heads")
         self.heads, self.head_width, self.causal = heads, width // heads, causal
         self.key_heads = heads if key_heads is None else key_heads
         if self.key_heads < 1 or heads % self.key_heads:
             raise ShapeError(f"{heads} heads of queries cannot share {self.key_heads} of keys; heads must be a multiple of it")
-        self.rope, self.alibi, self.zero_attention = rope, alibi, zero_attention
+        self.rope, self.alibi, self.zero_attention = _base(rope, alibi), alibi, zero_attention
         first = qkv_init or init.xavier_uniform()
         widths = (width if key_width is None else key_width, width if value_width is None else value_width)
         self.joint = widths == (width, width) and self.key_heads == heads
@@ -64,16 +77,18 @@ class MultiHeadAttention(Module):
         self.plain = self.joint and not (alibi or bias_kv or zero_attention)
 
     def forward(self, x: Any, mask: Any = None, key: Any = None, value: Any = None, key_padding_mask: Any = None,
-                need_weights: bool = False) -> Any:
+                need_weights: bool = False, is_causal: bool = False) -> Any:
         """Queries are made of x, keys and values of `key` (B, S, ...), x by default, and `value`, which is `key` by default.
 
         `mask` broadcasts to (B, H, L, S): True where a position may look, or numbers added to the scores. `key_padding_mask`
         (B, S) is True where a key is padding that nobody looks at, as PyTorch's is, or numbers added to the scores. With
-        `need_weights` the result is (y, the weights (B, H, L, S)). A query that may look nowhere gets zeros.
+        `need_weights` the result is (y, the weights (B, H, L, S)). A query that may look nowhere gets zeros. `is_causal` is
+        `causal` for this call.
         """
+        causal = self.causal or is_causal
         if not (self.plain and key is None and value is None and key_padding_mask is None) or need_weights or len(x.shape) != 3:
             from mpitrain.nn.general_attention import attend as general  # most models do without
-            return general(self, x, mask, key, value, key_padding_mask, need_weights)
+            return general(self, x, mask, key, value, key_padding_mask, need_weights, causal)
         qkv, dropping = self.qkv(x), self.dropout.drops
         batch, length, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
         heads = width // self.head_width                                        # here
@@ -82,7 +97,7 @@ class MultiHeadAttention(Module):
             if self.rope is not None:
                 qkv = self.turned(qkv, heads)
             attend = ops.self_attention if self.across is None else self.across.attend
-            y = attend(qkv, heads, causal=self.causal, dropout=self.dropout.p if dropping else 0.0, layer=self.dropout.path,
+            y = attend(qkv, heads, causal=causal, dropout=self.dropout.p if dropping else 0.0, layer=self.dropout.path,
                        part=self.dropout.part, operands=self.qkv.weight.operands)
         else:
             mask = self.here(mask, heads)
@@ -92,9 +107,9 @@ class MultiHeadAttention(Module):
                 q, k = self.turn(q), self.turn(k)
             if dropping:
                 from mpitrain.nn.general_attention import explicit
-                y = explicit(self, q, k, v, mask, self.causal)[0]
+                y = explicit(self, q, k, v, mask, causal)[0]
             else:
-                y = ops.scaled_dot_product_attention(q, k, v, is_causal=self.causal, attn_mask=mask)
+                y = ops.scaled_dot_product_attention(q, k, v, is_causal=causal, attn_mask=mask)
             y = ops.reshape(ops.swapaxes(y, 1, 2), batch, length, width)
         return self.out(y)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any
 
 from mpitrain import ops
@@ -114,8 +115,8 @@ class _Dropping(Module):
     part = 0
 
     def __init__(self, p: float = 0.5):
-        if not 0.0 <= p < 1.0:
-            raise ShapeError(f"the probability of dropout lies in [0, 1), not {p}")
+        if not isinstance(p, Real) or not 0.0 <= p < 1.0:
+            raise ShapeError(f"the probability of dropout lies in [0, 1), not {p!r}")
         self.p, self.by_element = p, p == 0.0
 
     @property

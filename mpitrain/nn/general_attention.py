@@ -12,10 +12,10 @@ from mpitrain.autograd import Tensor
 from mpitrain.errors import ConfigError, ShapeError
 
 
-def attend(layer: Any, x: Any, mask: Any, key: Any, value: Any, padding: Any, need_weights: bool) -> Any:
+def attend(layer: Any, x: Any, mask: Any, key: Any, value: Any, padding: Any, need_weights: bool, causal: bool) -> Any:
     """What `layer` gives for these arguments of its forward."""
     if len(x.shape) == 2:
-        return _alone(layer, x, mask, key, value, padding, need_weights)
+        return _alone(layer, x, mask, key, value, padding, need_weights, causal)
     _check(layer, x, key, value, padding)
     if layer.across is not None:
         raise ConfigError(f'the attention "{layer.path}" is cut along positions (mesh.cp): other keys than x, padding, alibi, '
@@ -28,7 +28,6 @@ def attend(layer: Any, x: Any, mask: Any, key: Any, value: Any, padding: Any, ne
     else:
         layer.dropout.part = layer.query.weight.offset[0] // q.shape[2]
     mask = _scores_mask(layer, x, keys, mask, padding, heads)
-    causal = layer.causal
     extra = (layer.bias_k is not None) + layer.zero_attention
     if extra:
         mask, causal = _opened(layer, mask, causal, x.shape[1], keys.shape[1], extra, q), False
@@ -56,12 +55,15 @@ def _check(layer: Any, x: Any, key: Any, value: Any, padding: Any) -> None:
     if padding is not None and tuple(padding.shape) != tuple(keys.shape[:2]):
         raise ShapeError(f"MultiHeadAttention: the key_padding_mask has shape {tuple(padding.shape)}, expected "
                          f"{tuple(keys.shape[:2])}")
+    if padding is not None and padding.dtype.kind not in "bf":
+        raise ShapeError(f"MultiHeadAttention: the key_padding_mask is {padding.dtype}, expected bool, True where a key is "
+                         "padding, or floating-point numbers to add")
 
 
-def _alone(layer: Any, x: Any, mask: Any, key: Any, value: Any, padding: Any, need_weights: bool) -> Any:
+def _alone(layer: Any, x: Any, mask: Any, key: Any, value: Any, padding: Any, need_weights: bool, causal: bool) -> Any:
     """One sample without a batch."""
     key, value, padding = (a if a is None else ops.expand_dims(a, 0) for a in (key, value, padding))
-    y = attend(layer, ops.expand_dims(x, 0), mask, key, value, padding, need_weights)
+    y = attend(layer, ops.expand_dims(x, 0), mask, key, value, padding, need_weights, causal)
     return tuple(ops.squeeze(part, 0) for part in y) if need_weights else ops.squeeze(y, 0)
 
 

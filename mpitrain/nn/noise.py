@@ -6,6 +6,7 @@ Every mask is a function of (seed, step, sample, the layer's name): the same bit
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any
 
 from mpitrain import ops
@@ -24,8 +25,8 @@ class _Noise(Module):
     kept: int | None = None                       # None: all dims
 
     def __init__(self, p: float = 0.5):
-        if not 0.0 <= p < 1.0:
-            raise ShapeError(f"the probability of dropout lies in [0, 1), not {p}")
+        if not isinstance(p, Real) or not 0.0 <= p < 1.0:
+            raise ShapeError(f"the probability of dropout lies in [0, 1), not {p!r}")
         self.p = p
 
     def mask(self, x: Any) -> Array:

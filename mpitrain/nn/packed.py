@@ -38,7 +38,9 @@ class PackedSequence(NamedTuple):
 
 def _lengths(lengths: Any, batch: int, longest: int) -> Array:
     found = asnumpy(lengths.array if isinstance(lengths, Tensor) else np.asarray(lengths))
-    if found.shape != (batch,) or not batch or (found != found.astype(np.int64)).any():
+    if found.shape == (batch,) and (found.dtype.kind not in "iuf" or (found != np.floor(found)).any()):
+        raise ShapeError(f"pack_padded_sequence: lengths {found.tolist()} are {found.dtype}, expected whole numbers")
+    if found.shape != (batch,) or not batch:
         raise ShapeError(f"pack_padded_sequence: lengths of shape {found.shape}, expected a whole number for each of {batch} "
                          "sequences")
     found = found.astype(np.int64)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,7 +47,10 @@ class Described(Tensor):
     def __init__(self, shape: Sequence[int], init: Initialiser):
         super().__init__(np.empty(0, np.float32))
         del self.array                            # until somebody gives it memory
-        self._shape: Shape = tuple(int(n) for n in shape)
+        try:
+            self._shape: Shape = tuple(index(n) for n in shape)
+        except TypeError:
+            raise ShapeError(f"the shape of a {self._kind()} has whole numbers, got {shape!r}") from None
         if any(n < 0 for n in self._shape):
             raise ShapeError(f"the shape of a {self._kind()} has no negative numbers, got {self._shape}")
         self.init = init

@@ -28,6 +28,11 @@ class Sequential(Module):
 
     def __init__(self, *blocks: Module | tuple[str, Module]):
         named = [(str(i), block) if isinstance(block, Module) else block for i, block in enumerate(blocks)]
+        for place, pair in enumerate(named):
+            block = pair[1] if isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) else pair
+            if not isinstance(block, Module):
+                raise ShapeError(f"Sequential: block {place} is {block!r:.60}, expected a Module, or a name and one; a function "
+                                 "is called in the forward of a Module of your own, and activations are Modules, like nn.Tanh()")
         self.blocks: dict[str, Module] = dict(named)
         self.full_names: dict[int, str] = {}      # In a slice: the whole model's names of shared parameters.
         if len(self.blocks) < len(named):

@@ -237,10 +237,16 @@ class Grouped(Optimizer):
 
 def of_list(kind: Callable[..., Optimizer], entries: Iterable[Any], lr: float | None, keys: Mapping[str, Any]) -> Grouped:
     """The optimizer of a list of groups, or of parameters, of one model that has memory."""
+    if hasattr(entries, "requires_grad"):
+        raise ConfigError(f"an optimizer takes a model, or a list of parameters or groups, not one {type(entries).__name__}; put "
+                          "it into a list")
     listed = list(entries)
     tables = [entry if isinstance(entry, Mapping) else {"params": [entry]} for entry in listed]
     tables = tables if any(isinstance(entry, Mapping) for entry in listed) else [{"params": listed}]
     tables = [{**table, "params": as_list(table.get("params", ()))} for table in tables]
+    for p in (p for table in tables for p in table["params"] if not isinstance(p, str) and not hasattr(p, "home")):
+        raise ConfigError(f"an optimizer trains the parameters of a model, not a {type(p).__name__}; keep what is trained as an "
+                          "nn.Parameter of a Module")
     homes = {id(p.home): p.home for table in tables for p in table.get("params", ()) if not isinstance(p, str)}
     storages = [home() for home in homes.values() if home is not None]
     if len({id(s) for s in storages}) != 1 or storages[0] is None:

@@ -77,55 +77,28 @@ def attention(embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool =
     return Fitted(module, call, renamed)
 
 
-def transformer(make: Any, masks: dict[str, str]) -> Any:
-    """A layer or a whole transformer; `masks` are PyTorch's names of masks and ours."""
-    def made(d_model: int = 512, nhead: int = 8, *args: Any, dim_feedforward: int = 2048, batch_first: bool = False,
-             num_encoder_layers: int = 6, num_decoder_layers: int = 6, **kwargs: Any) -> Fitted:
-        if make is nn.Transformer:
-            kwargs |= {"encoder_layers": num_encoder_layers, "decoder_layers": num_decoder_layers}
-        kwargs = {"eps" if name == "layer_norm_eps" else name: value for name, value in kwargs.items()}
-        kwargs |= dict(zip(("dropout", "activation"), args[1:]))
-        if callable(kwargs.get("activation")):
-            kwargs["activation"] = kwargs["activation"].__name__
-        module = make(d_model, nhead, hidden=args[0] if args else dim_feedforward, **kwargs)
-
-        def call(*inputs: Any, **named: Any) -> Any:
-            swapped = not batch_first and len(inputs[0].shape) == 3
-            xs = [ops.swapaxes(x, 0, 1) if swapped else x for x in inputs]
-            ours = {masks[name]: mask if "padding" in name else looking(mask) for name, mask in named.items() if mask is not None}
-            y = module(*xs, **ours)
-            return ops.swapaxes(y, 0, 1) if swapped else y
-        return Fitted(module, call, renamed)
+def transformer(make: Any) -> Any:
+    """A layer or a whole transformer, whose arguments are PyTorch's but for the default of `batch_first`."""
+    def made(*args: Any, batch_first: bool = False, **kwargs: Any) -> Fitted:
+        module = make(*args, batch_first=batch_first, **kwargs)
+        return Fitted(module, module, renamed)
     return made
 
 
 def encoder(layer: Any, num_layers: int, norm: Any = None, enable_nested_tensor: bool = True, mask_check: bool = True) -> Fitted:
     ours = nn.TransformerEncoderLayer(layer.linear1.in_features, layer.self_attn.num_heads, layer.linear1.out_features,
-                                      layer.dropout.p, layer.activation.__name__, layer.norm1.eps, layer.norm_first,
-                                      layer.linear1.bias is not None)
+                                      layer.dropout.p, layer.activation.__name__, layer.norm1.eps, layer.self_attn.batch_first,
+                                      layer.norm_first, layer.linear1.bias is not None)
     module = nn.TransformerEncoder(ours, num_layers)
-    first = layer.self_attn.batch_first
-
-    def call(x: Any, mask: Any = None, src_key_padding_mask: Any = None) -> Any:
-        swapped = not first and len(x.shape) == 3
-        y = module(ops.swapaxes(x, 0, 1) if swapped else x, looking(mask), src_key_padding_mask)
-        return ops.swapaxes(y, 0, 1) if swapped else y
-    return Fitted(module, call, renamed)
-
-
-ENCODER = {"src_mask": "mask", "src_key_padding_mask": "key_padding_mask"}
-DECODER = {"tgt_mask": "mask", "memory_mask": "memory_mask", "tgt_key_padding_mask": "key_padding_mask",
-           "memory_key_padding_mask": "memory_key_padding_mask"}
-BOTH = {"src_mask": "source_mask", "tgt_mask": "target_mask", "src_key_padding_mask": "source_key_padding_mask",
-        "tgt_key_padding_mask": "target_key_padding_mask"}
+    return Fitted(module, module, renamed)
 
 
 MAP: dict[str, Any] = {
     **{f"nn.{name}": getattr(nn, name) for name in f"{SAME} {CONVOLUTIONS} {PADS}".split()},
     **{f"nn.{name}": pool(name) for name in POOLS},
     "nn.MultiheadAttention": attention, "nn.TransformerEncoder": encoder,
-    "nn.TransformerEncoderLayer": transformer(nn.TransformerEncoderLayer, ENCODER),
-    "nn.TransformerDecoderLayer": transformer(nn.TransformerDecoderLayer, DECODER),
-    "nn.Transformer": transformer(nn.Transformer, BOTH),
+    "nn.TransformerEncoderLayer": transformer(nn.TransformerEncoderLayer),
+    "nn.TransformerDecoderLayer": transformer(nn.TransformerDecoderLayer),
+    "nn.Transformer": transformer(nn.Transformer),
     "nn.GroupNorm": group_norm, "nn.LayerNorm": layer_norm, "nn.RMSNorm": rms_norm, "nn.Embedding": embedding,
 }

@@ -58,7 +58,7 @@ class Sequence(nn.Module):
         levels = (np.abs(x.array[:, :, 0]) * 3).astype("int64").clip(0, 4)
         x = x + self.table(levels) + ops.expand_dims(self.bag(levels), 1)
         memory = self.encoder(x)
-        x = self.decoder(x, memory, key_padding_mask=levels == 1)
+        x = self.decoder(x, memory, tgt_key_padding_mask=levels == 1)
         x = x + self.drop_path(self.turning(x)) + self.sloped(x, key=memory)
         x = x + self.drop_path(self.network(self.norm(x))) * self.scales["a"]
         x = self.more[1]["last"](self.more[0](x))
