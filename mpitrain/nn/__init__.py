@@ -27,7 +27,7 @@ LATER = Later(__name__, FILES)
 def __getattr__(name: str) -> Any:
     if name in LATER:
         return globals().setdefault(name, LATER[name])
-    from mpitrain.ops.pytorch import NN, hint_of_op, without                  # few names are wrong
+    from mpitrain.ops.pytorch import NN, hint_of_op, without  # few names are wrong
     hint = "" if name in NN else hint_of_op(name)
     raise AttributeError(f"{without(f'module {__name__!r}', name, NN)}{hint}") if name in NN or hint else \
         UnknownName(__name__, name, __dir__)

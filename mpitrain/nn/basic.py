@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from numbers import Real
 from typing import Any
+
+import numpy as np
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor
@@ -115,7 +116,7 @@ class _Dropping(Module):
     part = 0
 
     def __init__(self, p: float = 0.5):
-        if not isinstance(p, Real) or not 0.0 <= p < 1.0:
+        if not isinstance(p, (int, float, np.number)) or not 0.0 <= p < 1.0:
             raise ShapeError(f"the probability of dropout lies in [0, 1), not {p!r}")
         self.p, self.by_element = p, p == 0.0
 

@@ -6,8 +6,9 @@ Every mask is a function of (seed, step, sample, the layer's name): the same bit
 from __future__ import annotations
 
 import math
-from numbers import Real
 from typing import Any
+
+import numpy as np
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor
@@ -25,7 +26,7 @@ class _Noise(Module):
     kept: int | None = None                       # None: all dims
 
     def __init__(self, p: float = 0.5):
-        if not isinstance(p, Real) or not 0.0 <= p < 1.0:
+        if not isinstance(p, (int, float, np.number)) or not 0.0 <= p < 1.0:
             raise ShapeError(f"the probability of dropout lies in [0, 1), not {p!r}")
         self.p = p
 

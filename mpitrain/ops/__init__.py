@@ -34,7 +34,7 @@ def __getattr__(name: str) -> Any:
     ours = operators.PYTORCH_NAMES.get(name, name)
     if ours in globals() or ours in LATER:
         return globals().setdefault(name, globals()[ours] if ours in globals() else LATER[ours])
-    from mpitrain.ops.pytorch import OPS, without                            # few names are wrong
+    from mpitrain.ops.pytorch import OPS, without  # few names are wrong
     raise without(f"module {__name__!r}", name, OPS) if name in OPS else UnknownName(__name__, name, __dir__)
 
 
