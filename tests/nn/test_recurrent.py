@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_refused_in_a_line():
     with pytest.raises(ShapeError, match='nonlinearity is "tanh" or "relu", not "sine"'):
         nn.RNN(3, 4, nonlinearity="sine")
     for lengths, said in (([3, 5], "are not sorted"), ([5, 0], "leave out sequences without steps"), ([6, 5], "expected 1 to 5"),
-                          ([5], "a whole number for each of 2"), ([5, 2.5], "a whole number for each")):
+                          ([5], "a whole number for each of 2"), ([5, 2.5], "are float64, expected whole numbers")):
         with pytest.raises(ShapeError, match=said):
             nn.pack_padded_sequence(x, lengths)
     with pytest.raises(ShapeError, match="total_length is 4, the longest sequence has 5 steps"):

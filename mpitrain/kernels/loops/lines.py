@@ -108,20 +108,16 @@ def prod_gradient(x: Any, g: Any, dx: Any, lines: int, n: int) -> None:
 
 
 def prod(x: Any, y: Any, lines: int, n: int) -> None:
-    """By 16 products of every sixteenth number."""
-    some = np.empty(16, x.dtype)
-    whole = n - n % 16
-    for line in range(lines):
-        some[:] = 1
-        for j in range(line * n, line * n + whole, 16):
-            for c in range(16):
-                some[u(c)] *= x[u(j + c)]
-        for c in range(n - whole):
-            some[u(c)] *= x[u(line * n + whole + c)]
-        for width in (8, 4, 2, 1):
+    """In float64 and in the order of the numbers, of lines side by side."""
+    so_far = np.empty(LANES, np.float64)
+    for first in range(0, lines, LANES):
+        width = min(LANES, lines - first)
+        so_far[:] = 1.0
+        for k in range(n):
             for c in range(width):
-                some[u(c)] *= some[u(c + width)]
-        y[line] = some[0]
+                so_far[u(c)] *= x[u((first + c) * n + k)]
+        for c in range(width):
+            y[u(first + c)] = so_far[u(c)]
 
 
 def cumextremum(x: Any, places: Any, outer: int, n: int, inner: int, smallest: int) -> None:

@@ -27,6 +27,7 @@ from mpitrain.kernels.loops.polynomials import (
     inverse_near,
     near_zero_long,
     near_zero_short,
+    next_to_two,
     stirling_series,
     tail_long,
     tail_short,
@@ -141,13 +142,16 @@ def _erfinv(x: Any, like: Any) -> Any:
 def _stirling_by(log: Any) -> Any:
     @register_jitable
     def stirling(z: Any) -> Any:
-        """Stirling's series from 8 on; below that the product that leads there is divided away."""
+        """Stirling's series from 8 on; below that the product that leads there is divided away; a polynomial next to 1 and 2."""
         shifted = z + 8.0 * choose(z < 8.0, 1.0, 0.0)
         r = 1.0 / shifted
         t = r * r
         product = z * (z + 1.0) * (z + 2.0) * (z + 3.0) * ((z + 4.0) * (z + 5.0) * (z + 6.0) * (z + 7.0))
-        product = choose(z < 8.0, product, 1.0)
-        return (shifted - 0.5) * log(shifted) - shifted + 0.918938533204672742 + stirling_series(t) * r - log(product)
+        near = (z >= 0.5) & (z <= 2.5)
+        product = choose(near, choose(z < 1.5, z, 1.0), choose(z < 8.0, product, 1.0))
+        far = (shifted - 0.5) * log(shifted) - shifted + 0.918938533204672742 + stirling_series(t) * r
+        from_root, low = choose(z < 1.5, z - 1.0, z - 2.0), log(product)
+        return choose(near, fma(from_root, next_to_two(from_root), -low), far - low)
     return stirling
 
 
