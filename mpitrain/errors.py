@@ -171,6 +171,20 @@ def place(error: BaseException) -> str:
     return f"at {Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else "at an unknown line"
 
 
+def own_place(error: BaseException, mark: str) -> str:
+    """``at file.py:12 in function`` of the innermost frame in a module that has the global `mark`; "" where there is none."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if mark in frame.f_globals:
+            return f"at {Path(frame.f_code.co_filename).name}:{line} in {frame.f_code.co_name}"
+    return ""
+
+
+def with_place(message: str, where: str) -> str:
+    """``what is wrong, where; what to change``: the place comes before the advice."""
+    wrong, advises, advice = message.partition(";")
+    return f"{wrong}, {where}{advises}{advice}" if where else message
+
+
 def said(error: BaseException) -> str:
     """The exception's own text, which may be empty."""
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from mpitrain.backend import Array, asnumpy, is_float
 from mpitrain.data import MicroBatch
 from mpitrain.errors import NumericsError
 from mpitrain.nn import Module
+from mpitrain.registry import is_own, named
 
 
 def is_finite(array: Array) -> bool:
@@ -37,7 +39,7 @@ class Origin(NamedTuple):
 
 
 def origin_of(model: Module, x: Any) -> Origin:
-    """The parameter, the input, the layer or the loss that is the first not to be finite."""
+    """The parameter, the input, the layer, the model's own forward or the loss that is the first not to be finite."""
     if not is_finite(x):
         return Origin("the input of the model", bad_places(x, len(x)))
     if not all(parameter.allocated for parameter in model.parameters()):
@@ -47,17 +49,8 @@ def origin_of(model: Module, x: Any) -> Origin:
         if not is_finite(parameter.array):
             return Origin(f'the parameter "{name}", which an earlier step has spoilt (train.on_nan = "skip" looks at each '
                           "gradient before the update)")
-    found: list[Origin] = []
-
-    def look(name: str, kind: str) -> Any:
-        def hook(module: Module, inputs: Any, output: Any) -> None:
-            for t in output if isinstance(output, tuple) else (output,):
-                if isinstance(t, Tensor) and not is_finite(t.array):
-                    found.append(Origin(f'the layer "{name}" ({kind})', bad_places(t.array, len(x))))
-                    raise _Found
-        return hook
-
-    remove = [module.after_forward(look(name, type(module).__name__)) for name, module in model.named_modules() if name]
+    search = Search(model, len(x))
+    remove = search.hooks()
     try:
         with no_grad(), np.errstate(all="ignore"), nobody_else(model) as missed:
             model(Tensor(x))
@@ -66,8 +59,53 @@ def origin_of(model: Module, x: Any) -> Origin:
     finally:
         for undo in remove:
             undo()
-    return found[0] if found else Origin(", or ".join((*missed, "the loss function; every layer's output")) + " here" * bool(
+    return search.found or Origin(", or ".join((*missed, "the loss function; every layer's output")) + " here" * bool(
         missed) + " is finite")
+
+
+def first_bad(values: Any) -> Tensor | None:
+    """The first tensor of a tuple, or the one tensor, that is not finite."""
+    for t in values if isinstance(values, tuple) else (values,):
+        if isinstance(t, Tensor) and not is_finite(t.array):
+            return t
+    return None
+
+
+class Search:
+    """Looks at what modules take and give in a forward pass of `n` samples, and ends it at the first output that is not finite.
+
+    A module that was given a bad value is not to blame, but the forward around it, which made the value between its layers. A mask
+    of -inf is such a value, too, so the output decides.
+    """
+
+    def __init__(self, model: Module, n: int):
+        self.model, self.n = model, n
+        self.found: Origin | None = None
+        self.inside: list[tuple[str, Module, Tensor | None]] = []      # modules that are running, with a bad value they were given
+
+    def hooks(self) -> list[Any]:
+        """The ways to remove the hooks, which are set on all modules."""
+        return [remove for name, module in self.model.named_modules()
+                for remove in (module.before_forward(partial(self.enter, name)), module.after_forward(self.leave))]
+
+    def enter(self, name: str, module: Module, inputs: Any) -> None:
+        self.inside.append((name, module, first_bad(inputs)))
+
+    def leave(self, module: Module, inputs: Any, output: Any) -> None:
+        bad = first_bad(output)
+        if bad is None:
+            self.inside.pop()
+            return
+        taker = ""
+        while len(self.inside) > 1 and self.inside[-1][2] is not None:
+            taker, _, bad = self.inside.pop()
+        assert bad is not None
+        name, module, _ = self.inside[-1]
+        kind = named(module) if is_own(module) else type(module).__name__
+        where = f'the layer "{name}" ({kind})' if name else f"the model's own forward ({kind})"
+        between = f', in what it gives to "{taker}"' if taker else "" if name else "; every layer's output is finite"
+        self.found = Origin(where + between, bad_places(bad.array, self.n))
+        raise _Found
 
 
 def bad_places(array: Array, n: int) -> list[int]:

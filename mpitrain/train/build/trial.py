@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -17,7 +18,7 @@ from mpitrain.comm.face import Objects
 from mpitrain.comm.job.guard import symmetric
 from mpitrain.comm.job.together import everywhere, on_first
 from mpitrain.data import Dataset, scan_labels
-from mpitrain.errors import ConfigError, DesyncError, GraphError, ShapeError
+from mpitrain.errors import ConfigError, DesyncError, GraphError, ShapeError, with_place
 from mpitrain.nn.module import Module
 from mpitrain.parallel.pipeline.inference import Inference, given_to
 from mpitrain.placement.place import Placement
@@ -54,16 +55,21 @@ def try_samples(inference: Inference, loss: Any, inputs: Inputs, placement: Plac
         call(lambda: outputs.extend(output for output, _ in inference.run([(x, y)])), "the model, run on one sample,", {})
     except ShapeError as error:
         what = f"samples of shape {x.shape[1:]} ({x.dtype})" if inference.stage.index == 0 else "what the stage before gives"
-        raise ShapeError(f"the model cannot take {what}: {error.message}; change the model's sizes or the data",
-                         file=file) from error
+        advice = "" if ";" in error.message else "; change the model's sizes or the data"       # it may have some of its own
+        raise ShapeError(f"the model cannot take {what}: {with_place(error.message, layer_of(error))}{advice}", file=file) from error
+    for output in outputs:
+        if not isinstance(output, Tensor):
+            raise ConfigError(f"the model must return a Tensor, found {named(output)}: training needs its graph, so compute it "
+                              "with mpitrain.ops, or methods of Tensor, on Tensors all the way, and return it")
     found = outputs[0].shape if outputs else None
     shape, host_y, y = output_shape(found), y, inference.feed.part(y)
     classes = loss.kind == "classes"
     fits = shape[:-1] == y.shape if classes else loss.kind == "rows" or without_ones(shape[1:]) == without_ones(y.shape[1:])
     if not fits:
         wanted = f"{y.shape[1:]} and a last dim of classes" if classes else f"{y.shape[1:]}"
+        own = f', or set kind = "rows" in {named(loss)} if it takes such targets' if is_own(loss) else ""
         raise ShapeError(f"the model's output for one sample is {shape[1:]}, the targets are {y.shape[1:]} ({y.dtype}) "
-                         f"and want {wanted}; change the model's outputs or train.loss", file=file)
+                         f"and want {wanted}; change the model's outputs or train.loss{own}", file=file)
     if classes and y.dtype.kind not in "biu":
         raise ShapeError(f"the loss wants integer labels, the targets are {y.dtype}; change train.loss", file=file)
     n_classes, told = int(shape[-1]) if classes else None, list[str]()
@@ -73,6 +79,13 @@ def try_samples(inference: Inference, loss: Any, inputs: Inputs, placement: Plac
                 on_first(control, partial(scan_labels, source, n_classes))
         told = everywhere(control, lambda: try_loss(loss, outputs, inference.feed.targets(host_y), y))
     return Trial(n_classes, list(dict.fromkeys(filter(None, told))))
+
+
+def layer_of(error: ShapeError) -> str:
+    """``in the layer "head" (Linear)``: the innermost that was running when the error came; "" where none has a name."""
+    running = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    inside = [module for module in running if isinstance(module, Module) and module.path]
+    return f'in the layer "{inside[-1].path}" ({type(inside[-1]).__name__})' if inside else ""
 
 
 def try_replicas(model: Module, inference: Inference, inputs: Inputs, mesh: Grid, control: Objects) -> list[str]:
@@ -133,9 +146,6 @@ def try_loss(loss: Any, outputs: Sequence[Any], target: Any, counted: Any) -> st
         raise ConfigError(f'{what} has reduction = "{loss.reduction}", and the run divides by the number of terms over all ranks '
                           'itself; set reduction = "sum"')
     for output in outputs:
-        if not isinstance(output, Tensor):
-            raise ConfigError(f"the model must return a Tensor, found {named(output)}: training needs its graph, so compute it "
-                              "with mpitrain.ops, or methods of Tensor, on Tensors all the way")
         try:
             with given_to(loss, output) as given:
                 found = call(loss, what, {}, given, target)
