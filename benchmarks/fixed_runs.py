@@ -133,7 +133,7 @@ def kept_parameters() -> list[Case]:
     for name, model, ranks, options in (
             ("mlp-2", "mlp", 2, ""), ("mlp-4", "mlp", 4, "comm.bucket_mb=0.02"), ("lenet-3", "lenet", 3, "comm.bucket_mb=0.02"),
             ("gpt-2", "gpt", 2, "comm.bucket_mb=0.02"), ("resnet20-2", "resnet20", 2, ""), ("gpt-dp2-pp2", "gpt", 4, "mesh.pp=2"),
-            ("mlp-adamw-clipped-3", "mlp", 3, "optimizer.name=adamw optimizer.nesterov=false optimizer.clip_norm=0.1")):
+            ("mlp-adamw-clipped-3", "mlp", 3, "optimizer.name=adamw optimizer.clip_norm=0.1")):
         found.append(Case(f"node-shared-{name}", model, ranks, f"comm.node_shared=true {options}"))
     for name, model, ranks, options in (("gpt-1", "gpt", 1, ""), ("lenet-2", "lenet", 2, ""),
                                         ("sharding-2", "gpt", 2, "comm.sharding=parameters")):

@@ -204,17 +204,15 @@ def bound(function: Callable[..., Any], arguments: Mapping[str, Any], what: str,
 def call(function: Callable[..., Any], what: str, arguments: Mapping[str, Any], *given: Any, section: str = "") -> Any:
     """``function(*given, **arguments)``, with a ConfigError that says where `what` refuses the arguments or fails with them.
 
-    Arguments of other types than the signature asks for are refused before the call. Errors of our own (with
-    the line in a user's file that a ShapeError comes from), of the operating system and of MPI pass. `section` is that of the arguments in a configuration.
+    Arguments of other types than the signature asks for are refused before the call. Errors of our own, of the operating system
+    and of MPI pass, a ShapeError with its line in a user's file. `section` is that of the arguments in a configuration.
     """
-    wrong = misfit(function, arguments, f"{what}: {section}{'.' if section else ''}")
-    if wrong:
+    if wrong := misfit(function, arguments, f"{what}: {section}{'.' if section else ''}"):
         raise ConfigError(wrong)
     try:
         return function(*given, **arguments)
     except ShapeError as error:
-        where = own_place(error, "_source")                   # the line of the user's file that gave what does not fit
-        if where and where not in error.message:
+        if (where := own_place(error, "_source")) and where not in error.message:
             error.args = (with_place(error.message, where),)
         raise
     except (MpitrainError, OSError, MemoryError):

@@ -273,10 +273,8 @@ mlp optimizer.schedule=own.py:late train.steps=5 => must give a finite number fo
 mlp optimizer.maximize="false" => optimizer.name = "adamw": optimizer.maximize must be true or false, found "false"
 mlp optimizer.amsgrad=1 => optimizer.amsgrad must be true or false, found 1
 mlp optimizer.name=asgd optimizer.lambd=x => optimizer.name = "asgd": optimizer.lambd must be a number, found "x"
-mlp optimizer.name=rprop optimizer.weight_decay=0.1 => optimizer.name = "rprop" has no optimizer.weight_decay, found 0.1; leave it out
-mlp optimizer.name=lbfgs optimizer.weight_decay=0.1 => optimizer.name = "lbfgs" has no optimizer.weight_decay, found 0.1; leave it out
-mlp optimizer.nesterov=true => optimizer.name = "adamw" has no optimizer.nesterov, found true; leave it out
-mlp optimizer.name=sgd optimizer.betas=[0.8,0.9] => optimizer.name = "sgd" has no optimizer.betas, found [0.8, 0.9]; leave it out
+mlp optimizer.name=rprop optimizer.weight_decay=0.1 => optimizer.name = "rprop" has no weight decay
+mlp optimizer.name=lbfgs optimizer.weight_decay=0.1 => optimizer.name = "lbfgs" has no weight decay
 mlp optimizer.schedule=sequential optimizer.schedules=["cosine"] => optimizer.schedules must be a list of tables, found ["cosine"]
 mlp optimizer.schedule=plateau optimizer.lr_eps=-1 => schedule plateau wants threshold and lr_eps of 0 or more
 mlp optimizer.groups=[{lr=0.1}] => optimizer.groups: a group needs params

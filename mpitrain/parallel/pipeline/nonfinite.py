@@ -74,14 +74,14 @@ def first_bad(values: Any) -> Tensor | None:
 class Search:
     """Looks at what modules take and give in a forward pass of `n` samples, and ends it at the first output that is not finite.
 
-    A module that was given a bad value is not to blame, but the forward around it, which made the value between its layers. A mask
+    A module that was given a bad value is not to blame, but the forward around it, which made it between its layers. A mask
     of -inf is such a value, too, so the output decides.
     """
 
     def __init__(self, model: Module, n: int):
         self.model, self.n = model, n
         self.found: Origin | None = None
-        self.inside: list[tuple[str, Module, Tensor | None]] = []      # modules that are running, with a bad value they were given
+        self.inside: list[tuple[str, Module, Tensor | None]] = []      # running modules, with a bad value they were given
 
     def hooks(self) -> list[Any]:
         """The ways to remove the hooks, which are set on all modules."""

@@ -14,8 +14,8 @@ import numpy as np
 from mpitrain import models, nn, optim
 from mpitrain.comm.mesh import Mesh
 from mpitrain.config import Config, changed
-from mpitrain.config.sections import SECTIONS, keys_of
-from mpitrain.config.values import LAYOUT, toml
+from mpitrain.config.sections import keys_of
+from mpitrain.config.values import LAYOUT
 from mpitrain.errors import ConfigError, nearest
 from mpitrain.registry import accepted, call, call_with, named, parameters_of
 from mpitrain.train.build.assembly import Job, assemble
@@ -23,8 +23,6 @@ from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.observers.observer import Observer, own_observer
 
 GIVEN = {"self", "model", "storage", "allocate", "lr", "min_lr", "warmup_steps", "total_steps"}       # not among further keys
-OF_OPTIMIZERS = ("momentum", "nesterov", "betas", "eps", "weight_decay")      # keys of [optimizer], for those that name them
-OF_SCHEDULES = ("milestones", "gamma")
 
 
 def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None, quiet: bool = False) -> Job:
@@ -130,8 +128,11 @@ def make_optimizer(config: Config, storage: nn.FlatStorage) -> optim.Optimizer:
     """The optimizer by name, with the keys of [optimizer] that it takes; with groups, one for each group and the others."""
     o = config.optimizer
     kind: Any = optim.OPTIMIZERS.resolve(o.name, config.folder)
-    refuse_unused(config, "name", kind, OF_OPTIMIZERS)
-    offered = {"lr": o.lr, "decay": o.decay, **{key: getattr(o, key) for key in OF_OPTIMIZERS}, **o.arguments}
+    if o.weight_decay and "weight_decay" not in parameters_of(kind):
+        raise config.wrong(f'optimizer.name = "{o.name}" has no weight decay, found optimizer.weight_decay = {o.weight_decay}; '
+                           "set it to 0", ("optimizer.weight_decay", "optimizer.name"))
+    offered = {"lr": o.lr, "momentum": o.momentum, "nesterov": o.nesterov, "betas": o.betas, "eps": o.eps,
+               "weight_decay": o.weight_decay, "decay": o.decay, **o.arguments}
     what = f'optimizer.name = "{o.name}"'
 
     def make(storage: Any, more: Mapping[str, Any]) -> optim.Optimizer:
@@ -161,7 +162,6 @@ def make_rate(config: Config, steps: int) -> Callable[[int], float]:
     o = config.optimizer
     shape = optim.SCHEDULES.resolve(o.schedule, config.folder)
     refuse_keys(config, "optimizer", optim.OPTIMIZERS.resolve(o.name, config.folder), shape)
-    refuse_unused(config, "schedule", shape, OF_SCHEDULES)
     options = accepted(shape, {"milestones": list(o.milestones) or None, "gamma": o.gamma, **o.arguments})
     what = f'optimizer.schedule = "{o.schedule}"'
     rate: Callable[[int], float] = call(optim.schedule, what, {
@@ -182,17 +182,6 @@ def refuse_keys(config: Config, section: str, *things: Callable[..., Any]) -> No
     for key in getattr(config, section).arguments:
         if key not in taken:
             raise config.wrong(f"unknown key {section}.{key}{nearest(key, {*taken, *keys_of(section)})}", (f"{section}.{key}",))
-
-
-def refuse_unused(config: Config, chosen: str, thing: Callable[..., Any], keys: Sequence[str]) -> None:
-    """ConfigError for one of `keys` of [optimizer] that is set, to another value than its default, and that `thing`, which the key
-    `chosen` names, does not take."""
-    o, taken = config.optimizer, parameters_of(thing)
-    for key in keys:
-        found = toml(getattr(o, key))
-        if key not in taken and found != toml(getattr(SECTIONS["optimizer"], key)):
-            raise config.wrong(f'optimizer.{chosen} = "{getattr(o, chosen)}" has no optimizer.{key}, found {found}; leave it out',
-                               (f"optimizer.{key}", f"optimizer.{chosen}"))
 
 
 def checkpoint_folder(path: Path) -> Path:

@@ -56,7 +56,8 @@ def try_samples(inference: Inference, loss: Any, inputs: Inputs, placement: Plac
     except ShapeError as error:
         what = f"samples of shape {x.shape[1:]} ({x.dtype})" if inference.stage.index == 0 else "what the stage before gives"
         advice = "" if ";" in error.message else "; change the model's sizes or the data"       # it may have some of its own
-        raise ShapeError(f"the model cannot take {what}: {with_place(error.message, layer_of(error))}{advice}", file=file) from error
+        raise ShapeError(f"the model cannot take {what}: {with_place(error.message, layer_of(error))}{advice}",
+                         file=file) from error
     for output in outputs:
         if not isinstance(output, Tensor):
             raise ConfigError(f"the model must return a Tensor, found {named(output)}: training needs its graph, so compute it "
