@@ -19,7 +19,7 @@ import numpy as np
 DTYPES = {"X": "fd", "F": "f", "D": "d", "H": "H", "I": "i", "U": "I", "L": "lqLQ", "B": "B?", "M": ""}
 LETTERS = {np.dtype(letter): letter for letter in "fdlLiI?BHqQ"}           # of the machine's byte order
 CONTIGUOUS, ALIGNED, WRITEABLE = 0x1, 0x100, 0x400                         # ndarray.flags.num
-MOST_BITS = 63
+LEAST, MOST = -1 << 63, (1 << 63) - 1
 
 
 class Slot(NamedTuple):
@@ -82,7 +82,7 @@ class Door:
         given, chosen = list(arguments), ""
         for place in self._integers:
             given[place] = number = index(given[place])
-            if number.bit_length() > MOST_BITS:
+            if not LEAST <= number <= MOST:
                 raise OverflowError(f"{self.name}: argument {place} is an integer of more than 64 bits")
         for place in self._doubles:
             given[place] = c_double(given[place]).value        # `float` would read text

@@ -101,7 +101,7 @@ class Search:
             taker, _, bad = self.inside.pop()
         assert bad is not None
         name, module, _ = self.inside[-1]
-        kind = named(module) if is_own(module) else type(module).__name__
+        kind = type(module).__name__ if name or not is_own(module) else named(module)
         where = f'the layer "{name}" ({kind})' if name else f"the model's own forward ({kind})"
         between = f', in what it gives to "{taker}"' if taker else "" if name else "; every layer's output is finite"
         self.found = Origin(where + between, bad_places(bad.array, self.n))
