@@ -34,7 +34,7 @@ NEXT_TO_TWO = (
 
 
 def _square(x: Array) -> tuple[Array, Array]:
-    """(x^2, what that is rounded by), Dekker's product: exp would make 500 units of it. From 30 on, where exp(-x^2) is 0, 30's."""
+    """(x^2, what that is rounded by): Dekker's product. exp makes 500 units of it. From 30 on, 30's: exp(-x^2) is 0."""
     x = array_module(x).minimum(x, 30.0)
     high = x * 134217729.0
     high = high - (high - x)
