@@ -78,9 +78,9 @@ def attention(embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool =
 
 
 def transformer(make: Any) -> Any:
-    """A layer or a whole transformer, whose arguments are PyTorch's but for the default of `batch_first`."""
+    """A layer or a whole transformer, whose arguments are PyTorch's but for the default of `batch_first`, and its functions."""
     def made(*args: Any, batch_first: bool = False, **kwargs: Any) -> Fitted:
-        module = make(*args, batch_first=batch_first, **kwargs)
+        module = make(*(getattr(ops, arg.__name__) if callable(arg) else arg for arg in args), batch_first=batch_first, **kwargs)
         return Fitted(module, module, renamed)
     return made
 

@@ -59,6 +59,7 @@ def test_a_run_whose_watcher_is_killed_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.promise("A4")
 def test_where_the_first_rank_cannot_replace_the_watcher_the_next_one_does(tmp_path: Path) -> None:
     job = start(tmp_path, 3, "none", "forward", 1, "train.steps=100000")
