@@ -142,11 +142,7 @@ class Function:
                 raise                             # whoever wrote the operation wants to see where
             raise ShapeError(_explained(cls, arrays, error)) from error
         if dtype is None and (cls.is_arithmetic or xp is None) and type(result) is not tuple:
-            result = ctx.xp.asarray(result)
-            if result.dtype == "float64" and (xp is not None or not any(hasattr(x, "dtype") for x in inputs)):
-                result = result.astype("float32")     # of numbers, or of integers beside one with fractions, as in PyTorch
-            elif result.dtype == "complex128" and not any(getattr(x, "dtype", None) in WIDE for x in inputs):
-                result = result.astype("complex64")
+            result = _of_numbers(ctx.xp.asarray(result), xp is not None, inputs)
         several = type(result) is tuple
         wanted = cls.result_dtype if cls.result_dtype is not None else dtype
         outputs: tuple[Tensor, ...] = tuple([_as_output(ctx, x, wanted) for x in result]) if several else (
@@ -164,6 +160,17 @@ class Function:
 
 
 WIDE = {np.dtype("float64"): "float32", np.dtype("complex128"): "complex64"}    # and what Python's numbers are instead
+
+
+def _of_numbers(result: Any, beside_arrays: bool, inputs: tuple[Any, ...]) -> Any:
+    """In single precision: what comes of plain numbers, or of integers beside one with fractions, as in PyTorch."""
+    if result.dtype == "float64" and (beside_arrays or not any(hasattr(x, "dtype") for x in inputs)):
+        return result.astype("float32")
+    if result.dtype == "complex128" and not any(getattr(x, "dtype", None) in WIDE for x in inputs):
+        return result.astype("complex64")
+    return result
+
+
 _modules: dict[type, Any] = {}                    # array module of each type met so far, None for what is no array
 
 
