@@ -140,6 +140,7 @@ def test_the_next_run_removes_the_folder_of_a_killed_launcher_and_not_that_of_a_
     assert running.finish().rc == 85
 
 
+@pytest.mark.alone                                                              # any other job that starts removes them, too
 @pytest.mark.promise("A11")
 def test_the_next_start_removes_the_segments_of_a_killed_job_and_not_those_of_a_running_one(tmp_path: Path) -> None:
     """The job that is killed is a real one; its files are made to look old, as the next start of a person is later."""
