@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ class Alone:
 
 
 ALONE = Alone()
+BEST = "best"                    # the checkpoint with the lowest validation loss, as a step
 
 @dataclass(frozen=True)
 class Purpose:
@@ -221,6 +222,38 @@ def latest(folder: Path, channel: Objects = ALONE, purpose: Purpose = READ, *,
     """
     name = on_first(channel, lambda: _newest_whole(folder, purpose, warn or print_warning))
     return load(folder / name)
+
+
+def chosen(folder: Path, step: int | str | None = None, channel: Objects = ALONE, purpose: Purpose = READ) -> Checkpoint:
+    """The checkpoint of a step, the one with the lowest validation loss (`step` "best"), or (None) the newest that verifies.
+
+    Called by every rank; it communicates. MissingError names the steps that there are.
+    """
+    if step is None:
+        return latest(folder, channel, purpose)
+    return load(folder / on_first(channel, lambda: _whole(folder, step, purpose)))
+
+
+def _whole(folder: Path, step: int | str, purpose: Purpose) -> str:
+    paths = {step_of(path): path for path in reversed(candidates(folder))}
+    if not paths:
+        raise MissingError(purpose.missing, file=folder)
+    if step == BEST:
+        best = load(paths[max(paths)]).meta.get("best")
+        if not best:
+            raise MissingError("this run has computed no validation loss, so none of its checkpoints is the best; name a step: "
+                               f"{_listed(paths)}", file=folder)
+        step = int(best[1])
+    if step not in paths:
+        raise MissingError(f"there is no checkpoint of step {step}; those of this run are of {_listed(paths)}", file=folder)
+    if damage := _damage(paths[int(step)]):
+        raise CheckpointError(f"{damage}; {purpose.doing} another one may do: {_listed(paths)}", file=paths[int(step)])
+    return paths[int(step)].name
+
+
+def _listed(steps: Iterable[int]) -> str:
+    found = sorted(steps)
+    return ", ".join(map(str, found if len(found) <= 8 else [*found[:3], "...", *found[-3:]]))
 
 
 def _newest_whole(folder: Path, purpose: Purpose, warn: Callable[[str], None]) -> str:

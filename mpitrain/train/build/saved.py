@@ -1,0 +1,93 @@
+"""A trained model outside a run: whole, in one process, without MPI; and a run folder made from one.
+
+    saved = load("runs/gpt")                      # the newest checkpoint; or step=1200, or step="best"
+    saved.model, saved.config, saved.transforms
+    save(Path("runs/gpt-int8"), saved.with_config(...), made={"by": "quantize", ...})
+
+What is written is a run as any other: `evaluate`, `inspect`, `predict` and `train model.init_from=` take it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpitrain import data, nn
+from mpitrain.autograd import no_grad
+from mpitrain.checkpoint import store
+from mpitrain.checkpoint.run_folder import RunFolder
+from mpitrain.checkpoint.state import State
+from mpitrain.config import Config, changed, load_run, to_toml
+from mpitrain.errors import UsageError
+from mpitrain.train.build.from_config import make_model
+
+USE = store.Purpose("taking the model of", "there is no checkpoint to take the model from; train the run until it has saved one")
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """The model of one checkpoint of a run, in eval mode, its parameters not trained; `meta` is what the checkpoint says of its
+    run."""
+
+    model: nn.Module
+    config: Config
+    step: int
+    transforms: data.Transforms
+    meta: Mapping[str, Any]
+
+    def state(self) -> State:
+        """The named arrays of the model and of its data's transforms."""
+        return State(self.model, None, self.transforms)
+
+    def hashes(self) -> dict[str, str]:
+        """``parameters_sha256`` and ``buffers_sha256``, as in run.json."""
+        return self.state().hashes()
+
+    def made_into(self, model: nn.Module, **sections: Mapping[str, Any]) -> SavedModel:
+        """Another model made from this one, and keys of the configuration: ``made_into(model, model={"widths": [3, 8]})``."""
+        return dataclasses.replace(self, model=model, config=changed(self.config, **sections))
+
+
+def load(folder: str | os.PathLike[str], step: int | str | None = None, overrides: Sequence[str] = ()) -> SavedModel:
+    """The model of a run folder: of its newest checkpoint, of a step, or of the "best" validation loss.
+
+    `overrides` are ``section.key=value``. Raises MissingError, CheckpointError and ConfigError, which name the file or the key.
+    """
+    if not (step is None or step == store.BEST or (type(step) is int and step >= 0)):
+        raise UsageError(f'step is a number of 0 or more, "best", or None for the newest checkpoint; found {step!r}')
+    path = Path(folder)
+    config = load_run(path, list(overrides))
+    found = store.chosen(path / "checkpoints", step, purpose=USE)
+    model = make_model(config)
+    model.initialize(config.run.seed, config.train.precision)
+    transforms = data.Transforms(config.data.transform, config.folder)
+    with no_grad():
+        State(model, None, transforms).restore(found)
+    return SavedModel(model.eval().requires_grad_(False), config, found.step, transforms, found.meta)
+
+
+def save(folder: str | os.PathLike[str], saved: SavedModel, made: Mapping[str, Any], *, overwrite: bool = False) -> Path:
+    """Writes a run folder with this model as its one checkpoint; its path. `made` says in run.json what it was made by and of.
+
+    OutputError where the folder has something in it and is not to be overwritten.
+    """
+    out = RunFolder(folder)
+    state = saved.state()
+    state.refuse_nonfinite(saved.step)
+    out.open(overwrite=overwrite)
+    try:
+        kept = {key: saved.meta[key] for key in ("seed", "experiment") if key in saved.meta}
+        kept["id"] = secrets.token_hex(8)
+        model = {"name": saved.config.model.name, **saved.config.model.arguments}
+        store.save(out.checkpoints, saved.step, state.pieces(), {**kept, "model": model, "made": dict(made)})
+        out.write_text(out.config, to_toml(changed(saved.config, run={"out": str(folder)})))
+        out.write_json(out.run_json, {"id": kept["id"], "name": saved.config.run.name, "status": "made", "steps": saved.step,
+                                      "made": dict(made), **state.hashes()})
+    finally:
+        out.close()
+    return out.path
