@@ -1,22 +1,24 @@
-"""Evaluating the newest checkpoint of a run on its validation data."""
+"""A checkpoint of a run in use on the ranks of a session: its model, without an optimizer or gradients, and its metrics."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from mpitrain.backend import select_device
 from mpitrain.checkpoint import store
+from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.checkpoint.state import State
 from mpitrain.comm.job import guard
 from mpitrain.config import Config
 from mpitrain.errors import UsageError
-from mpitrain.parallel.connect import connect
+from mpitrain.parallel.connect import ParallelContext, connect
 from mpitrain.parallel.gradients.timeline import SpanMaker
 from mpitrain.parallel.pipeline.inference import Inference
 from mpitrain.parallel.policies.choose import choose_to_evaluate
-from mpitrain.parallel.policies.policy import Setup
-from mpitrain.placement.place import place
+from mpitrain.parallel.policies.policy import Policy, Setup
+from mpitrain.placement.place import Placement, place
 from mpitrain.run import resuming
 from mpitrain.run.session import Session, n_virtual
 from mpitrain.train.build import measured_cut
@@ -26,28 +28,47 @@ from mpitrain.train.build.trial import try_samples
 from mpitrain.train.evaluate import Evaluator
 
 
-def evaluate(config: Config, session: Session, source: Path, span: SpanMaker) -> tuple[int, dict[str, float]]:
-    """The step of the newest checkpoint in the run folder `source`, and its metrics. It communicates."""
-    found = store.latest(source / "checkpoints", session.control, store.EVALUATE)
+@dataclass(frozen=True)
+class InUse:
+    """This rank's part of a saved model, ready to compute outputs; `inference.run` gives them, on the last stage."""
+
+    inference: Inference
+    placement: Placement
+    context: ParallelContext
+    policy: Policy
+    state: State
+
+
+def put_to_use(config: Config, session: Session, found: Checkpoint) -> InUse:
+    """The model of a checkpoint on the session's mesh, whatever mesh it was trained on. It communicates, and raises alike on all
+    ranks."""
+    device = select_device(config.train.device, local_rank(session.control))
+    model = make_model(config)
+    stages = measured_cut.kept(config.mesh.stages, n_virtual(config), found.meta.get("choices"))
+    placement = place(model, session.mesh, config.mesh, config.train, config.comm, stages=stages)
+    context = connect(placement, session.mesh, session.control, shared=device.name == "cpu")
+    policy = choose_to_evaluate(Setup(config, context, device))
+    policy.initialise()
+    state = State(context.stage.model, None, session.inputs.transforms, whole=model, mesh=session.mesh,
+                  control=session.control, policy=policy)
+    state.restore(found)
+    feed = context.feed(device, policy.layout.dtype, tokens=session.inputs.tokens)
+    return InUse(Inference(context.stage, feed, context.neighbours), placement, context, policy, state)
+
+
+def evaluate(config: Config, session: Session, source: Path, span: SpanMaker,
+             step: int | str | None = None) -> tuple[int, dict[str, float]]:
+    """The step of a checkpoint in the run folder `source` (the newest, that of a step, or the "best"), and its metrics. It
+    communicates."""
+    found = store.chosen(source / "checkpoints", step, session.control, store.EVALUATE)
     resuming.tell_other_rows(config, session, RunFolder(source), found)
-    number = local_rank(session.control)
     with guard.symmetric():
-        device = select_device(config.train.device, number)
-        model = make_model(config)
-        stages = measured_cut.kept(config.mesh.stages, n_virtual(config), found.meta.get("choices"))
-        placement = place(model, session.mesh, config.mesh, config.train, config.comm, stages=stages)
-        context = connect(placement, session.mesh, session.control, shared=device.name == "cpu")
-        loss = context.loss(make_loss(config, session.inputs.tokens))
-        policy = choose_to_evaluate(Setup(config, context, device))
-        policy.initialise()
-        State(context.stage.model, None, session.inputs.transforms, whole=model, mesh=session.mesh,
-              control=session.control, policy=policy).restore(found)
-        feed = context.feed(device, policy.layout.dtype, tokens=session.inputs.tokens)
-        inference = Inference(context.stage, feed, context.neighbours)
-        read, n_chunks = session.inputs.chunks(try_samples(inference, loss, session.inputs, placement,
-                                                            context.output_shape).n_classes)
+        used = put_to_use(config, session, found)
+        loss = used.context.loss(make_loss(config, session.inputs.tokens))
+        tried = try_samples(used.inference, loss, session.inputs, used.placement, used.context.output_shape)
+        read, n_chunks = session.inputs.chunks(tried.n_classes)
         if not n_chunks:
             raise UsageError("this run has no validation data; give some: data.validation=PATH")
-    metrics = Evaluator(inference, loss, read, n_chunks, context, cuts_parameters=policy.cuts_parameters,
+    metrics = Evaluator(used.inference, loss, read, n_chunks, used.context, cuts_parameters=used.policy.cuts_parameters,
                         span=span).run()
     return found.step, metrics

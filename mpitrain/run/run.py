@@ -278,9 +278,9 @@ class Run(AbstractContextManager["Run"]):
         on_first(control, end)
         return Trained(job.plan.steps, metrics, hashes)
 
-    def evaluate(self, source: Path) -> Evaluated:
-        """The metrics of the newest checkpoint of the run in the folder `source`, on the validation data."""
+    def evaluate(self, source: Path, step: int | str | None = None) -> Evaluated:
+        """The metrics, on the validation data, of a checkpoint of the run in the folder `source`: of the newest one, of that of a
+        step, or of the "best"."""
         from mpitrain.run import evaluating
         with self._at_work():
-            step, metrics = evaluating.evaluate(self.config, self._open(), source, self.process.pulse.span)
-        return Evaluated(step, metrics)
+            return Evaluated(*evaluating.evaluate(self.config, self._open(), source, self.process.pulse.span, step))

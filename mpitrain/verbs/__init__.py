@@ -3,7 +3,7 @@
 A verb imports its dependencies when it runs: all verbs are imported for each command.
 """
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from typing import NoReturn
 
 from mpitrain.errors import UsageError
@@ -14,3 +14,17 @@ class Parser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (try: {self.prog} --help)")
+
+
+def add_step(parser: ArgumentParser) -> None:
+    """``--step N`` and ``--best``, which choose a checkpoint: `options.step` is a number, "best", or None for the newest."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--step", type=_step, metavar="N", help="the checkpoint of this step (default: the newest)")
+    which.add_argument("--best", dest="step", action="store_const", const="best",
+                       help="the checkpoint with the lowest validation loss")
+
+
+def _step(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ArgumentTypeError(f"expected the number of a step, found {text!r}")
+    return int(text)

@@ -1,4 +1,4 @@
-"""`mpitrain evaluate`: the metrics of a run's newest checkpoint, printed as one JSON line by rank 0."""
+"""`mpitrain evaluate`: the metrics of a checkpoint of a run, printed as one JSON line by rank 0."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from pathlib import Path
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.guard import Process
 from mpitrain.config import load_run
+from mpitrain.verbs import add_step
 
-HELP = "the metrics of a run's newest checkpoint"
+HELP = "the metrics of a run's newest checkpoint, of a step, or of the best one"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("arguments", nargs="*", metavar="section.key=value")
+    add_step(parser)
     parser.add_argument("--traceback", action="store_true", help="print Python tracebacks too")
 
 
@@ -25,7 +27,7 @@ def run(options: Namespace, process: Process) -> int:
     with guard.symmetric():
         config = load_run(options.folder, options.arguments)
     with Run.of_job(config, process) as started:
-        found = started.evaluate(options.folder)
+        found = started.evaluate(options.folder, options.step)
         if started.comm.rank == 0:
             print(json.dumps({"step": found.step, "split": "validation", **plain_values(found.metrics)}), flush=True)
     return 0

@@ -55,3 +55,18 @@ def test_a_folder_made_from_it_evaluates_to_the_same_bits(run: Path, tmp_path: P
     assert found[0] == found[1] and json.loads(found[0])["step"] == 8
     with pytest.raises(OutputError, match="is not empty"):
         save(tmp_path / "made", saved, {"by": "a test"})
+
+
+def test_evaluate_takes_a_step_or_the_best_one(run: Path, tmp_path: Path) -> None:
+    logged = {line["step"]: line["loss"] for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+              if line.get("split") == "validation"}
+    for ranks, asked in ((1, "--step 4"), (2, "--best")):
+        done = mpirun(ranks, "-m", "mpitrain", "evaluate", str(run), *asked.split(), cwd=tmp_path)
+        found = json.loads(done.out.splitlines()[-1])
+        assert found["loss"] == logged[found["step"]], done.out + done.err
+        assert found["step"] == (4 if asked == "--step 4" else min(logged, key=lambda step: logged[step]))
+    for asked, said in (("--step 5", "there is no checkpoint of step 5; those of this run are of 4, 8, 12"),
+                        ("--step four", "expected the number of a step, found 'four'"),
+                        ("--step 4 --best", "not allowed with argument")):
+        done = mpirun(1, "-m", "mpitrain", "evaluate", str(run), *asked.split(), cwd=tmp_path)
+        assert done.rc not in (0, None) and said in done.err and len(done.err.strip().splitlines()) == 1, done.err
