@@ -10,6 +10,7 @@ import numpy as np
 from numba import types
 from numba.extending import register_jitable
 
+from mpitrain.kernels.kernel import Function
 from mpitrain.kernels.loops.mathematics import (
     bits_of,
     choose,
@@ -217,24 +218,15 @@ def _trigamma_anywhere(x: Any) -> Any:
     return math.pi * math.pi / (sine * sine) - _trigamma(1.0 - x)
 
 
-def erf(x: Any, y: Any, n: int) -> None:
-    for i in range(n):
-        y[u(i)] = _erf(d(x[u(i)]), x[u(i)])
+def values(of: Function) -> Function:
+    """y = `of` each number of x, as exact as its type needs it."""
+    def run(x: Any, y: Any, n: int) -> None:
+        for i in range(n):
+            y[u(i)] = of(d(x[u(i)]), x[u(i)])
+    return run
 
 
-def erfc(x: Any, y: Any, n: int) -> None:
-    for i in range(n):
-        y[u(i)] = _erfc(d(x[u(i)]), x[u(i)])
-
-
-def erfcx(x: Any, y: Any, n: int) -> None:
-    for i in range(n):
-        y[u(i)] = _erfcx(d(x[u(i)]), x[u(i)])
-
-
-def erfinv(x: Any, y: Any, n: int) -> None:
-    for i in range(n):
-        y[u(i)] = _erfinv(d(x[u(i)]), x[u(i)])
+erf, erfc, erfcx, erfinv = map(values, (_erf, _erfc, _erfcx, _erfinv))
 
 
 @register_jitable
@@ -242,34 +234,20 @@ def _is_fast(x: Any) -> Any:
     return (x >= 1e-150) & (x <= 1e150)
 
 
-def lgamma(x: Any, y: Any, n: int) -> None:
-    for first in range(0, n, PART):
-        last = min(n, first + PART)
-        for i in range(first, last):
-            v = d(x[u(i)])
-            y[u(i)] = _stirling(choose(_is_fast(v), v, 1.0))
-        for i in range(first, last):
-            if not _is_fast(d(x[u(i)])):
-                y[u(i)] = _lgamma_anywhere(d(x[u(i)]))
+def gammas(of: Function, anywhere: Function) -> Function:
+    """y = `of` each number of x that is fast, and `anywhere` of the others."""
+    def run(x: Any, y: Any, n: int) -> None:
+        for first in range(0, n, PART):
+            last = min(n, first + PART)
+            for i in range(first, last):
+                v = d(x[u(i)])
+                y[u(i)] = of(choose(_is_fast(v), v, 1.0))
+            for i in range(first, last):
+                if not _is_fast(d(x[u(i)])):
+                    y[u(i)] = anywhere(d(x[u(i)]))
+    return run
 
 
-def digamma(x: Any, y: Any, n: int) -> None:
-    for first in range(0, n, PART):
-        last = min(n, first + PART)
-        for i in range(first, last):
-            v = d(x[u(i)])
-            y[u(i)] = _digamma(choose(_is_fast(v), v, 1.0))
-        for i in range(first, last):
-            if not _is_fast(d(x[u(i)])):
-                y[u(i)] = _digamma_anywhere(d(x[u(i)]))
-
-
-def trigamma(x: Any, y: Any, n: int) -> None:
-    for first in range(0, n, PART):
-        last = min(n, first + PART)
-        for i in range(first, last):
-            v = d(x[u(i)])
-            y[u(i)] = _trigamma(choose(_is_fast(v), v, 1.0))
-        for i in range(first, last):
-            if not _is_fast(d(x[u(i)])):
-                y[u(i)] = _trigamma_anywhere(d(x[u(i)]))
+lgamma = gammas(_stirling, _lgamma_anywhere)
+digamma = gammas(_digamma, _digamma_anywhere)
+trigamma = gammas(_trigamma, _trigamma_anywhere)
