@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from mpitrain.autograd import Tensor
+from mpitrain.autograd.mode import recorders
 from mpitrain.autograd.record import within
-from mpitrain.autograd.tensor import recorders
 from mpitrain.backend import CPU, Array, Device, float_dtype
 from mpitrain.errors import GraphError
 from mpitrain.nn.across import Across
