@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpitrain.errors import UnknownName
 from mpitrain.ops import operators
 from mpitrain.ops.activation import *
 from mpitrain.ops.choice import *
@@ -34,8 +33,8 @@ def __getattr__(name: str) -> Any:
     ours = operators.PYTORCH_NAMES.get(name, name)
     if ours in globals() or ours in LATER:
         return globals().setdefault(name, globals()[ours] if ours in globals() else LATER[ours])
-    from mpitrain.ops.pytorch import OPS, without  # few names are wrong
-    raise without(f"module {__name__!r}", name, OPS) if name in OPS else UnknownName(__name__, name, __dir__)
+    from mpitrain.ops.pytorch import OPS, UnknownName  # few names are wrong
+    raise UnknownName(f"module {__name__!r}", name, OPS, __dir__)
 
 
 def __dir__() -> list[str]:
