@@ -7,9 +7,9 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mpitrain.arguments import parameters_of
 from mpitrain.errors import ConfigError, nearest
 from mpitrain.optim.schedule import SCHEDULES, Adaptive, Rate, schedule
-from mpitrain.registry import parameters_of
 
 
 def exponential(*, lr: float, min_lr: float, warmup_steps: int, total_steps: int, gamma: float = 0.1) -> Rate:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from runs import SMALL, write
 
+from mpitrain.arguments import misfit
 from mpitrain.autograd import Tensor
 from mpitrain.config import Config, load_config, to_toml
 from mpitrain.data.transforms import Transforms, augmentations
 from mpitrain.errors import ConfigError
 from mpitrain.nn import FlatStorage, Parameter, init
-from mpitrain.registry import misfit
 from mpitrain.train.build.from_config import describe, make_loss, make_optimizer, make_rate, never_thawed
 
 OWN = """

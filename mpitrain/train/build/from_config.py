@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpitrain import models, nn, optim
+from mpitrain.arguments import accepted, call, call_with, parameters_of
 from mpitrain.comm.mesh import Mesh
 from mpitrain.config import Config, changed
 from mpitrain.config.sections import keys_of
 from mpitrain.config.values import LAYOUT
 from mpitrain.errors import ConfigError, nearest
-from mpitrain.registry import accepted, call, call_with, named, parameters_of
+from mpitrain.registry import named
 from mpitrain.train.build.assembly import Job, assemble
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.observers.observer import Observer, own_observer

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpitrain.arguments import call
 from mpitrain.autograd import Tensor
 from mpitrain.backend import array_module, asnumpy
 from mpitrain.comm.face import Objects
@@ -22,7 +23,7 @@ from mpitrain.errors import ConfigError, DesyncError, GraphError, ShapeError, wi
 from mpitrain.nn.module import Module
 from mpitrain.parallel.pipeline.inference import Inference, given_to
 from mpitrain.placement.place import Placement
-from mpitrain.registry import call, is_own, named
+from mpitrain.registry import is_own, named
 from mpitrain.schedules.grid import Grid
 from mpitrain.train.build.inputs import Inputs
 
