@@ -97,8 +97,8 @@ def mean_pooled(name: str, dims: int, x: Any, spans: Spans, include_padding: boo
 
 
 def _by_planes(pool: Callable[[Any, Windows, Windows], Tensor], dims: int, x: Any, windows: list[Windows]) -> Tensor:
-    """`pool`, of images (N, C, H, W), over windows of the last dims of any x: a line is an image of one row, and of a volume each plane
-    is pooled first, and then the depth."""
+    """`pool`, of images (N, C, H, W), over windows of the last dims of any x: a line is an image of one row, and of a volume each
+    plane is pooled first, and then the depth."""
     if dims == 2 and len(x.shape) == 4:
         return pool(x, *windows)
     outer, outputs = x.shape[:-dims], tuple(side.count for side, _ in windows)
