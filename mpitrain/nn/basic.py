@@ -106,12 +106,11 @@ class Embedding(Module):
         return changed
 
 
-def probability(p: Any) -> float:
+def probability(p: float) -> float:
     """`p`, with which elements are dropped. ShapeError where it is no number in [0, 1)."""
     if not isinstance(p, (int, float, np.number)) or not 0.0 <= p < 1.0:
         raise ShapeError(f"the probability of dropout lies in [0, 1), not {p!r}")
-    found: float = p
-    return found
+    return p
 
 
 class _Dropping(Module):
