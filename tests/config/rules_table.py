@@ -285,7 +285,9 @@ mlp optimizer.groups=[{params="*.bias",maximize="no"}] => the group of *.bias: m
 mlp optimizer.groups=[{params="*.bias",betas=[2,3]}] => the group of *.bias: optimizer.betas is two numbers in [0, 1), not [2, 3]
 mlp train.loss=focal train.gamma=-1 => the gamma of focal_loss is a finite number, 0 or more, not -1
 mlp train.loss=huber train.delta=0 => train.loss = "huber": the delta of the huber loss is more than 0, not 0
-mlp train.weight=[0,0] => train.loss = "cross_entropy": cross_entropy: weight has a number for each class, 0 or more, and not
+mlp train.weight=[0,0,0,0,0,0,0,0,0,0] => the run divides by: weight has a number for each class, 0 or more, and not all 0
+mlp train.loss=nll train.weight=[1,1,1,1,1,1,1,1,1,-1] => the run divides by: weight has a number for each class, 0 or more
+mlp train.loss=focal train.weight=[1,1,1,1,1,1,1,1,1,-1] =>
 mlp optimizer.gamma=-3 => optimizer.gamma must be a finite number, 0 or more, found -3
 mlp optimizer.momentum=5 => optimizer.momentum must lie in [0, 1), found 5.0
 mlp model.activation=7 => model "mlp": model.activation must be a string, found 7
