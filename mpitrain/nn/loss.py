@@ -83,7 +83,8 @@ class CrossEntropy(Loss):
 
     def __call__(self, output: Tensor, target: Array) -> Tensor:
         if self.counted_weight is not None:
-            return ops.cross_entropy_loss(output, target, self.counted_weight, self.ignore_index, "sum", self.label_smoothing, dim=-1)
+            return ops.cross_entropy_loss(output, target, self.counted_weight, self.ignore_index, "sum", self.label_smoothing,
+                                          dim=-1)
         return ops.cross_entropy(output, target, label_smoothing=self.label_smoothing, ignore_index=self.ignore_index)
 
     def count(self, target: Array) -> Any:

@@ -147,8 +147,8 @@ def test_class_weights_of_layers_may_be_any_numbers_as_pytorchs(weight: list[flo
 
 @pytest.mark.parametrize(("name", "weight", "fine"), [
     ("cross_entropy", [1.0, -1.0, 2.0], False), ("nll", [1.0, -1.0, 2.0], False), ("nll", [0.0, 0.0, 0.0], False),
-    ("nll", [[1.0], [2.0, 3.0]], False), ("nll", "abc", False), ("nll", [1.0, math.nan, 1.0], False), ("nll", [0.0, 0.5, 2.0], True),
-    ("focal", [1.0, -1.0, 2.0], True), ("multi_margin", [1.0, -1.0, 2.0], True)])
+    ("nll", [[1.0], [2.0, 3.0]], False), ("nll", "abc", False), ("nll", [1.0, math.nan, 1.0], False),
+    ("nll", [0.0, 0.5, 2.0], True), ("focal", [1.0, -1.0, 2.0], True), ("multi_margin", [1.0, -1.0, 2.0], True)])
 def test_a_run_that_divides_by_class_weights_wants_them_0_or_more(name: str, weight: Any, fine: bool) -> None:
     x, target = Tensor(np.log(positive(5, 3))), np.array([0, 2, 1, 1, 2])
     loss = nn.LOSSES[name](weight=weight)

@@ -173,8 +173,8 @@ def refuse_weight(what: str, weight: Any) -> None:
     except ValueError:                                        # lists of unequal lengths
         given = np.zeros(0)
     if given.ndim != 1 or given.dtype.kind not in "fiu" or not (given >= 0).all() or not given.any():
-        raise ConfigError(f"{what} has weights whose sum over labels the run divides by: weight has a number for each class, 0 or "
-                          f"more, and not all 0, found {str(weight)[:60]}")
+        raise ConfigError(f"{what} has weights whose sum over labels the run divides by: weight has a number for each class, 0 "
+                          f"or more, and not all 0, found {str(weight)[:60]}")
 
 
 def try_constant(loss: Any, what: str, output: Tensor, target: Any) -> str:
