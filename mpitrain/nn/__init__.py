@@ -5,6 +5,7 @@ The files in `files.py` are read when one of their names is asked for: most runs
 
 from __future__ import annotations
 
+from inspect import isfunction as _isfunction
 from typing import Any
 
 from mpitrain.nn import init as init
@@ -18,6 +19,7 @@ from mpitrain.nn.parameter import *
 from mpitrain.nn.sequential import *
 from mpitrain.nn.statistics import *
 from mpitrain.nn.storage import *
+from mpitrain.ops import inputs as _inputs
 from mpitrain.registry import Later
 
 LATER = Later(__name__, FILES)
@@ -25,7 +27,8 @@ LATER = Later(__name__, FILES)
 
 def __getattr__(name: str) -> Any:
     if name in LATER:
-        return globals().setdefault(name, LATER[name])
+        found = LATER[name]
+        return globals().setdefault(name, _inputs.door(found) if _isfunction(found) else found)
     from mpitrain.ops.pytorch import NN, UnknownName  # few names are wrong
     raise UnknownName(f"module {__name__!r}", name, NN, __dir__)
 
