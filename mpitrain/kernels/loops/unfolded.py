@@ -106,17 +106,19 @@ def spread_all(x: Any, image: int, group: int, g: Any, planes: Any) -> None:
     channels, size = g[C] // g[GROUPS], g[H] * g[W]
     for c in range(channels):
         at = (image * g[C] + group * channels + c) * size
-        bring(x, at + g[C] * size, size * x.itemsize // 64)
+        bring(x, at + g[C] * size, size * x.itemsize // 64)          # of the next image
         spread(x, at, g, planes, c * g[SH] * g[SW] * g[PLANE])
 
 
 @register_jitable
 def rows_of(y: Any, image: int, group: int, g: Any, rows: Any) -> None:
     """The results of a group; what is none's is left."""
-    outputs, width = g[O] // g[GROUPS], g[OW]
+    outputs, width, size = g[O] // g[GROUPS], g[OW], g[OH] * g[OW]
     for o in range(outputs):
+        at = (image * g[O] + group * outputs + o) * size
+        bring(y, at + g[O] * size, size * y.itemsize // 64)
         for r in range(g[OH]):
-            to, first = o * g[STEP] + r * g[ROW], ((image * g[O] + group * outputs + o) * g[OH] + r) * width
+            to, first = o * g[STEP] + r * g[ROW], at + r * width
             for i in range(width):
                 rows[u(to + i)] = y[u(first + i)]
 
