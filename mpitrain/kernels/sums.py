@@ -71,7 +71,7 @@ def sum_rows(x: Array, out: Array | None = None) -> Array:
 
 
 def sum_over(x: Array, dims: tuple[int, ...] | int | None, keepdims: bool = False) -> Array:
-    """``x.sum(dims)``, by `sum_rows` where that adds up more than `EXACT` numbers that are no neighbours in memory; a new array."""
+    """``x.sum(dims)``, by `sum_rows` where that adds up more than `EXACT` numbers that lie apart in memory; a new array."""
     if x.size <= EXACT or x.dtype not in IN_C:
         return x.sum(axis=dims, keepdims=keepdims)
     gapless = x.flags.c_contiguous or x.flags.f_contiguous
