@@ -34,6 +34,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 signal.signal(signal.SIGINT, signal.default_int_handler)      # tests in the background of a shell inherit that it is ignored
 
 RANK, SIZE = launched_rank()
+if SIZE == 1:                             # an example that takes 200 ms, on a machine that does other work as well, is no failure
+    import hypothesis
+    hypothesis.settings.register_profile("mpitrain", deadline=None)
+    hypothesis.settings.load_profile("mpitrain")
 if SIZE > 1:                              # ranks that share one folder of pytest's remove each other's in it
     shared = os.environ.get("PYTEST_DEBUG_TEMPROOT") or None
     os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.mkdtemp(prefix="mpitrain-rank-", dir=shared)

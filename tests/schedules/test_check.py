@@ -217,7 +217,7 @@ def test_equal_expressions_are_one_symbol() -> None:
     assert symbols.rounded(symbols.rounded(a)) == symbols.rounded(a) != a
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(0, 2), st.integers(0, 1)), max_size=12))
 def test_memory_by_runs_is_memory_by_elements(writes: list[tuple[int, int, int, int]]) -> None:
     memory, plain = Memory(), [(EMPTY, 0)] * 30

@@ -89,7 +89,7 @@ def test_uneven_parts_are_summed_once_and_reach_everyone(bounds: tuple[int, ...]
 
 
 @pytest.mark.parametrize("name", list(BROADCAST))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(n=st.integers(1, 12), length=st.integers(0, 40), root=st.integers(0, 11))
 def test_every_broadcast_reaches_everyone_from_any_root(name: str, n: int, length: int, root: int) -> None:
     check_broadcast(BROADCAST[name], n, length, root % n)
@@ -109,7 +109,7 @@ def test_an_all_to_all_of_unequal_parts_is_refused(name: str) -> None:
         list(ALL_TO_ALL[name](0, 4, 10))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(n=st.integers(1, 9), length=st.integers(0, 60), segment=st.integers(1, 5))
 def test_a_segmented_ring_of_any_segments_sums_right(n: int, length: int, segment: int) -> None:
     algorithm = partial(segmented_ring, segment=segment)
@@ -117,7 +117,7 @@ def test_a_segmented_ring_of_any_segments_sums_right(n: int, length: int, segmen
     assert all(step.what.length <= segment for round_ in algorithm(0, n, length) for step in round_ if isinstance(step, Send))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(nodes=st.lists(st.integers(0, 3), min_size=1, max_size=12), length=st.integers(0, 40))
 def test_the_hierarchical_sum_is_right_on_any_nodes(nodes: list[int], length: int) -> None:
     check_all_reduce(hierarchical(nodes), len(nodes), length)
@@ -256,7 +256,7 @@ def test_rounds_can_be_moved_to_other_ranks_and_memory() -> None:
     assert list(moved([steps])) == [steps]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(n=st.integers(1, 20), length=st.integers(0, 2**40))
 def test_parts_are_almost_equal_and_make_up_the_whole(n: int, length: int) -> None:
     cut = [part(i, n, length) for i in range(n)]

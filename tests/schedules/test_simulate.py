@@ -50,7 +50,7 @@ IDS = [name for name, *_ in FORMULAS]
 
 
 @pytest.mark.parametrize(("algorithm", "formula", "powers"), [row[1:] for row in FORMULAS], ids=IDS)
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(n=st.integers(2, 16), block=st.integers(1, 10**7), itemsize=st.sampled_from([2, 4, 8]),
        costs=st.tuples(*[st.floats(1e-8, 1e-4), st.floats(1e-12, 1e-8), st.floats(1e-12, 1e-8)]))
 def test_the_simulated_time_is_that_of_the_formula(algorithm: Algorithm, formula: Formula, powers: bool, n: int, block: int,
@@ -204,7 +204,7 @@ def samples(machine: Machine, names: tuple[str, ...] = ("ring", "recursive_doubl
             for i, (algorithm, n, size) in enumerate(cases)]
 
 
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(costs=st.tuples(st.floats(1e-7, 1e-4), st.floats(1e-11, 1e-8), st.floats(1e-11, 1e-8)))
 def test_a_fit_finds_the_machine_that_took_the_times(costs: tuple[float, float, float]) -> None:
     assert fit(samples(Machine(*costs)))[:3] == pytest.approx(costs, rel=1e-6)
