@@ -171,24 +171,6 @@ class Tensor:
         if advice:
             version.advice, version.advised = advice, version.count
 
-    def copy_(self, values: Any) -> Tensor:
-        """Overwrites the values in place; not recorded, so only for leaves or under `no_grad`."""
-        return self._change(lambda: self.xp.copyto(self.array, _raw(values)))
-
-    def __setitem__(self, index: Any, values: Any) -> None:
-        """Overwrites a part in place; not recorded (see `copy_`)."""
-        def write() -> None:
-            self.array[_raw(index)] = _raw(values)
-        self._change(write)
-
-    def _change(self, write: Callable[[], None]) -> Tensor:
-        if self.requires_grad and grad_enabled():
-            raise GraphError("changing a tensor that requires a gradient in place is not recorded; "
-                             "compute a new one, or do it under no_grad()")
-        write()
-        self.mark_changed()
-        return self
-
     def shared_version(self) -> Version:
         if self.version is None:
             self.version = Version()
@@ -201,6 +183,8 @@ class Tensor:
         __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = __add__
         __matmul__ = __rmatmul__ = __getitem__ = __lt__ = __le__ = __gt__ = __ge__ = __add__
         def __neg__(self) -> Tensor: ...
+        def __setitem__(self, index: Any, values: Any) -> None: ...
+        def copy_(self, values: Any) -> Tensor: ...
         exp = log = tanh = sqrt = __neg__
         def sum(self, dim: Any = None, keepdim: bool = False) -> Tensor: ...
         mean = sum
@@ -208,12 +192,6 @@ class Tensor:
         transpose = reshape
         @property
         def T(self) -> Tensor: ...
-
-
-def _raw(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_raw(v) for v in value)
-    return value.array if isinstance(value, Tensor) else value
 
 
 class _Mode(threading.local):

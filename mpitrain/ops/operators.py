@@ -9,7 +9,7 @@ from typing import Any
 from mpitrain.autograd import Tensor
 from mpitrain.backend import is_array
 from mpitrain.errors import GraphError, ShapeError
-from mpitrain.ops import choice, comparison, elementwise, index, linalg, reduce, shape
+from mpitrain.ops import choice, comparison, elementwise, index, linalg, reduce, shape, writing
 from mpitrain.ops.activation import tanh
 from mpitrain.ops.inputs import numpy_names
 
@@ -50,7 +50,7 @@ METHODS: dict[str, Any] = {
     "__matmul__": linalg.matmul, "__rmatmul__": _swapped(linalg.matmul),
     "__lt__": comparison.less, "__le__": comparison.less_equal,
     "__gt__": comparison.greater, "__ge__": comparison.greater_equal,
-    "__getitem__": index.getitem,
+    "__getitem__": index.getitem, "__setitem__": writing.setitem, "copy_": writing.copy_,
     "__iter__": lambda self: (index.getitem(self, i) for i in range(len(self))),
     "sum": reduce.sum, "mean": reduce.mean, "reshape": shape.reshape, "transpose": shape.transpose,
     "exp": elementwise.exp, "log": elementwise.log, "sqrt": elementwise.sqrt, "tanh": tanh,
