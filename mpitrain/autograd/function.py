@@ -122,8 +122,9 @@ class Function:
                     if len(arrays) < cls.floats and (kind.char not in "fd" or not kind.isnative):
                         _refuse(cls, f"an input is {kind}, expected float32 or float64; convert it first")
                     if kind.kind == "f":
-                        dtype = kind if dtype is None else _refuse(
-                            cls, f"inputs of {dtype} and {kind}; convert one of them first")
+                        dtype = kind if dtype is None else _refuse(cls, (
+                            f'inputs of {dtype} and {kind}; convert one of them first, as in x.to("{max(dtype, kind)}"); '
+                            'integers and masks times a number are float32, but mask.to("float64") * 1e3'))
                     elif kind.kind == "c":
                         if not cls.complex_inputs:
                             _refuse(cls, f"an input is {kind}, expected real numbers; compute with its .real and .imag")

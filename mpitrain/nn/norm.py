@@ -154,10 +154,10 @@ class GroupNorm(Module):
 class RMSNorm(Module):
     """x / sqrt(mean x^2 + eps), times a gain, over the last dims, of sizes `shape` (Zhang and Sennrich 2019).
 
-    `eps` None is PyTorch's default: the distance from 1 to the next number of x's dtype.
+    `eps` None, as PyTorch's: the distance from 1 to the next number of x's dtype.
     """
 
-    def __init__(self, shape: int | Sequence[int], eps: float | None = 1e-6, *, elementwise_affine: bool = True):
+    def __init__(self, shape: int | Sequence[int], eps: float | None = None, *, elementwise_affine: bool = True):
         self.eps = eps
         self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
         self.by_position = len(self.shape) == 1

@@ -6,6 +6,7 @@ LAPACK computes, through NumPy; a singular matrix where none may be is a ShapeEr
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
@@ -18,8 +19,8 @@ from mpitrain.ops.products import _square
 from mpitrain.ops.results import SignAndLog
 from mpitrain.ops.shape import expand_dims, reshape, squeeze, swapaxes
 
-__all__ = ["cholesky", "cholesky_inverse", "cholesky_solve", "det", "inv", "logdet", "matrix_power", "slogdet", "solve",
-           "solve_triangular", "tensorinv", "tensorsolve"]
+__all__ = ["cholesky", "cholesky_inverse", "cholesky_solve", "det", "inv", "logdet", "matrix_exp", "matrix_power", "slogdet",
+           "solve", "solve_triangular", "tensorinv", "tensorsolve"]
 
 
 def _floats(name: str, *arrays: Any) -> list[Tensor]:
@@ -91,6 +92,24 @@ def matrix_power(x: Any, n: int) -> Tensor:
         return x * 0 + Tensor(x.xp.eye(x.shape[-1], dtype=x.dtype))
     half = matrix_power(x, n // 2) if n > 1 else x
     return x if n == 1 else matmul(matmul(half, half), x) if n % 2 else matmul(half, half)
+
+
+TERMS = 18                                        # of the series at a norm of 1: the next one is below float64's last digit
+
+
+def matrix_exp(x: Any) -> Tensor:
+    """1 + x + x x / 2 + ... of matrices (..., n, n): the series of x / 2^k, whose norm is at most 1, squared k times."""
+    x = _square("matrix_exp", _floats("matrix_exp", x)[0])
+    norm = float(abs(x.array).sum(-2).max()) if x.size else 0.0
+    halvings = max(0, math.ceil(math.log2(norm))) if 1 < norm < math.inf else 0
+    part = x * 2.0 ** -halvings
+    one = Tensor(x.xp.eye(x.shape[-1], dtype=x.dtype))
+    made = one + part * (1 / TERMS)
+    for k in range(TERMS - 1, 0, -1):
+        made = one + matmul(part, made) * (1 / k)
+    for _ in range(halvings):
+        made = matmul(made, made)
+    return made
 
 
 class Inverse(Function):

@@ -8,7 +8,7 @@ from typing import Any
 
 from mpitrain.autograd import Tensor
 from mpitrain.backend import is_array
-from mpitrain.errors import GraphError, ShapeError
+from mpitrain.errors import ArgumentError, GraphError, ShapeError
 from mpitrain.ops import choice, comparison, elementwise, index, linalg, reduce, shape, writing
 from mpitrain.ops.activation import tanh
 from mpitrain.ops.inputs import numpy_names
@@ -35,6 +35,21 @@ def _later(name: str) -> Callable[..., Any]:
     return method
 
 
+def _of_array(self: Tensor, ufunc: Any, method: str, *inputs: Any, out: tuple[Any, ...] = (), **named: Any) -> Tensor:
+    """What array + tensor is: the operation on tensors, also for ``array += tensor``. Other functions of NumPy are refused."""
+    name = ufunc.__name__
+    if method == "__call__" and name in OF_ARRAYS.split() and not named and (not out or out[0] is inputs[0]):
+        op: Callable[..., Tensor] = getattr(sys.modules[__package__], name)
+        return op(*inputs)
+    ops: Any = sys.modules[__package__]
+    ours = f"ops.{name}(x), which has a gradient, or " if method == "__call__" and name in dir(ops) else ""
+    raise ArgumentError(f"np.{name} of a tensor: write {ours}np.{name}(x.numpy())")
+
+
+OF_ARRAYS = """
+    add subtract multiply divide floor_divide remainder power matmul bitwise_and bitwise_or bitwise_xor less less_equal
+    greater greater_equal equal not_equal"""
+
 METHODS: dict[str, Any] = {
     "__add__": elementwise.add, "__radd__": _swapped(elementwise.add),
     "__sub__": elementwise.subtract, "__rsub__": _swapped(elementwise.subtract),
@@ -55,20 +70,23 @@ METHODS: dict[str, Any] = {
     "sum": reduce.sum, "mean": reduce.mean, "reshape": shape.reshape, "transpose": shape.transpose,
     "exp": elementwise.exp, "log": elementwise.log, "sqrt": elementwise.sqrt, "tanh": tanh,
     "T": property(lambda self: shape.transpose(self)),
-    "__array_ufunc__": None,                      # so that array + tensor asks the tensor, not each of its elements
+    "__array_ufunc__": _of_array,
+    "__divmod__": lambda self, other: (self // other, self % other),
+    "__rdivmod__": lambda self, other: (other // self, other % self),
+    "__round__": lambda self, decimals=None: _later("round")(self, decimals or 0),
 }
 
 # Methods by the name of the op they are; the ops of files that are read later, among them.
 LATER = """
     acos acosh add addcdiv addcmul adjoint all allclose aminmax any argmax argmin argsort argwhere asin asinh astype
     atan atan2 atanh bincount bitwise_and bitwise_not bitwise_or bitwise_xor broadcast_to bucketize ceil chunk clamp clip
-    clone contiguous copysign cos cosh count_nonzero cummax cummin cumprod cumsum deg2rad diag diag_embed diagflat diagonal
-    diagonal_scatter diff digamma divide equal erf erfc erfinv exp2 expand expand_as expand_dims expm1 flatten flip fliplr
-    flipud floor floor_divide fmax fmin fmod frac gather greater greater_equal heaviside hypot index_add index_copy index_fill
+    clone contiguous copysign corrcoef cos cosh count_nonzero cov cummax cummin cumprod cumsum deg2rad diag diag_embed diagflat
+    diagonal diagonal_scatter diff digamma divide equal erf erfc erfinv exp2 expand expand_as expand_dims expm1 flatten flip
+    fliplr flipud floor floor_divide fmax fmin fmod frac gather greater greater_equal heaviside hypot index_add index_copy index_fill
     index_put index_reduce index_select isclose isfinite isin isinf isnan kthvalue ldexp lerp less less_equal lgamma log10
     log1p log2 log_softmax logaddexp logaddexp2 logcumsumexp logical_and logical_not logical_or logical_xor logit logsumexp
-    masked_fill masked_scatter masked_select matmul maximum median minimum movedim msort multiply nan_to_num nanmean nanmedian
-    nanquantile nansum narrow negative new_full new_ones new_zeros nonzero norm not_equal permute positive power prod quantile
+    matrix_exp masked_fill masked_scatter masked_select matmul maximum median minimum movedim msort multiply nan_to_num nanmean
+    nanmedian nanquantile nansum narrow negative new_full new_ones new_zeros nonzero norm not_equal permute positive power prod quantile
     rad2deg ravel reciprocal relu remainder repeat repeat_interleave reshape_as roll rot90 round rsqrt scatter scatter_add
     scatter_reduce select select_scatter sgn sigmoid sign sin sinc sinh slice_scatter softmax sort split square squeeze std
     subtract sum_to_size swapaxes t take_along_dim tan tensor_split tile topk trace tril triu trunc unbind unflatten unfold

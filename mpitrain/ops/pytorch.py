@@ -44,7 +44,21 @@ OPERATIONS = {
 }
 OPS = {
     **each("bernoulli multinomial normal poisson rand rand_like randint randint_like randn randn_like randperm", DRAWN),
+    "as_strided": "x.unfold(dim, size, step) has windows along a dim, ops.im2col patches of images",
+    **each("bartlett_window blackman_window hamming_window hann_window kaiser_window",
+           "ops.tensor(np.hanning(n + 1)[:-1]) has n numbers; NumPy has bartlett, blackman, hamming and kaiser, too"),
+    **each("bessel_j0 bessel_j1 gammainc gammaincc i0 i0e i1 i1e",
+           "scipy.special.NAME(x.numpy()) has the values, without a gradient"),
+    "eig": "ops.eigh is of symmetric matrices, with a gradient; np.linalg.eig(x.numpy()) of others has none",
+    "eigvals": "ops.eigvalsh is of symmetric matrices, with a gradient; np.linalg.eigvals(x.numpy()) of others has none",
     "embedding_bag": "nn.EmbeddingBag is the layer",
+    "gumbel_softmax": f"ops.softmax((x + noise) / tau, -1), with noise = rng.gumbel(size=x.shape); {DRAWN}",
+    **each("histc histogram", "np.histogram(x.numpy(), bins) counts, which has no gradient; ops.bincount counts integers"),
+    "istft": "ops.irfft of each window, added where they overlap by ops.fold",
+    "lstsq": "ops.matmul(ops.pinv(a), b), or ops.solve of a.T @ a and a.T @ b",
+    **each("lu lu_factor lu_solve", "ops.solve, ops.inv and ops.det use LU; scipy.linalg.lu(x.numpy()) has the factors"),
+    "stft": "ops.rfft(x.unfold(-1, n, hop) * window), a spectrum in each row",
+    "vmap": "operations take batches in leading dims (ops.matmul, ops.solve); ops.stack([f(x) for x in rows]) is for any f",
     "empty": "ops.zeros",
     "empty_like": "ops.zeros_like",
     "from_numpy": "Tensor(array), which shares the memory",
@@ -100,7 +114,8 @@ NN = {
 def without(what: str, name: str, words: dict[str, str]) -> AttributeError:
     """The error for a name that `what` has not: with what to write instead, where PyTorch has the name."""
     hint = words.get(name)
-    return AttributeError(f"{what} has no attribute {name!r}" + (f"; in place of PyTorch's {name}: {hint}" if hint else ""))
+    return AttributeError(f"{what} has no attribute {name!r}" + (
+        f"; in place of PyTorch's {name}: {hint.replace('NAME', name)}" if hint else ""))
 
 
 def misfit(name: str, arguments: tuple[str, ...], error: TypeError) -> ArgumentError | None:

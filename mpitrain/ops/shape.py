@@ -198,14 +198,23 @@ def expand_dims(x: Any, dim: int) -> Tensor:
 
 @numpy_names
 def concatenate(tensors: Sequence[Any], dim: int = 0) -> Tensor:
+    if not isinstance(tensors, list | tuple):
+        raise _no_list("concatenate", tensors)
     if not tensors:
         raise ShapeError("concatenate needs at least one tensor")
     return Concatenate.apply(*tensors, dim=dim)
 
 
+def _no_list(name: str, tensors: Any) -> ShapeError:
+    found = f"one of shape {tuple(tensors.shape)}" if hasattr(tensors, "shape") else type(tensors).__name__
+    return ShapeError(f"{name}: expected a list of tensors, found {found}; write ops.{name}([x, y])")
+
+
 @numpy_names
 def stack(tensors: Sequence[Any], dim: int = 0) -> Tensor:
     """Tensors of one shape along a new dim `dim`."""
+    if not isinstance(tensors, list | tuple):
+        raise _no_list("stack", tensors)
     if len({tuple(x.shape) for x in tensors}) > 1:
         raise ShapeError(f"stack: shapes {', '.join(str(tuple(x.shape)) for x in tensors)} differ")
     return concatenate([expand_dims(x, dim) for x in tensors], dim)

@@ -9,7 +9,7 @@ import pytest
 from ops.parity import check, normal, positive
 
 from mpitrain import Tensor, no_grad, ops
-from mpitrain.errors import GraphError, ShapeError
+from mpitrain.errors import ArgumentError, GraphError, ShapeError
 from mpitrain.ops import operators
 
 # One expression for both libraries.
@@ -145,3 +145,52 @@ def test_a_mistake_is_one_line(call: Any) -> None:
     with pytest.raises(ShapeError) as caught:
         call(Tensor(normal(3, 4)))
     assert "\n" not in str(caught.value)
+
+
+def test_numpys_functions_of_a_tensor_are_refused_with_what_to_write() -> None:
+    x = Tensor(np.ones(2), requires_grad=True)
+    for call, words in ((lambda: np.sin(x), r"ops\.sin\(x\), which has a gradient, or np\.sin\(x\.numpy\(\)\)"),
+                        (lambda: np.spacing(x), r"write np\.spacing\(x\.numpy\(\)\)"),
+                        (lambda: np.add.reduce(x), "np.add of a tensor"),
+                        (lambda: np.add(np.ones(2), x, out=np.ones(2)), r"ops\.add\(x\)")):
+        with pytest.raises(ArgumentError, match=words):
+            call()
+
+
+def test_arrays_and_numpys_numbers_ask_the_tensor() -> None:
+    x, a = Tensor(np.array([2., 3.]), requires_grad=True), np.array([4., 7.])
+    for made, expected in ((a + x, [6, 10]), (a // x, [2, 2]), (a ** x, [16, 343]), (np.float64(6) / x, [3, 2]), (a @ x, 29)):
+        assert isinstance(made, Tensor) and made.requires_grad and np.array_equal(made.numpy(), expected)
+    assert np.array_equal((a > x).numpy(), [True, True]) and np.array_equal((a == x).numpy(), [False, False])
+    a += x
+    assert isinstance(a, Tensor) and a.numpy().tolist() == [6, 10]
+
+
+def test_round_and_divmod_are_the_operations() -> None:
+    x = Tensor(np.array([2.567, -3.5]))
+    assert round(x).numpy().tolist() == [3, -4] and round(x, 1).numpy().tolist() == [2.6, -3.5]
+    quotient, rest = divmod(x, 2)
+    assert np.array_equal(quotient.numpy(), [1, -2]) and np.allclose(rest.numpy(), [0.567, 0.5])
+    assert [part.item() for part in divmod(7, Tensor(2.0))] == [3, 1]
+
+
+def test_where_of_a_condition_alone_gives_places_as_pytorch() -> None:
+    torch = pytest.importorskip("torch")
+    x = np.array([[0, 3, 0], [4, 0, 5]])
+    for ours, theirs in zip(ops.where(Tensor(x > 0)), torch.where(torch.tensor(x > 0))):
+        assert ours.dtype == "int64" and np.array_equal(ours.numpy(), theirs.numpy())
+    with pytest.raises(ArgumentError, match="one of two choices is missing"):
+        ops.where(x > 0, x)  # type: ignore[call-overload]
+
+
+def test_one_tensor_is_no_list_of_them() -> None:
+    for op in (ops.cat, ops.stack):
+        with pytest.raises(ShapeError, match=r"expected a list of tensors, found one of shape \(2, 3\)"):
+            op(Tensor(np.ones((2, 3))))
+
+
+def test_a_mask_times_a_number_beside_float64_says_what_to_write() -> None:
+    x, mask = Tensor(np.ones(2)), Tensor(np.array([True, False]))
+    with pytest.raises(ShapeError, match=r'convert one of them first, as in x\.to\("float64"\);.*mask\.to\("float64"\) \* 1e3'):
+        x + mask * 1e3
+    assert (x + mask.to("float64") * 1e3).numpy().tolist() == [1001, 1]
