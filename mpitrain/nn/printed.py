@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpitrain.nn.parameter import Described
 
-if TYPE_CHECKING:
-    from mpitrain.nn.module import Module
 
-
-def printed(module: Module) -> str:
+def printed(module: Any) -> str:
     """``Name(argument=value, weight (5, 4))``; with modules below, these on lines of their own: ``(name): ...``."""
     members = list(module._members())
     own = [f"{name}={value!r}" for name, value in _settings(module)]
@@ -23,7 +20,7 @@ def printed(module: Module) -> str:
     return "\n  ".join([f"{type(module).__name__}(", *([", ".join(own)] if own else []), *lines]) + "\n)"
 
 
-def _settings(module: Module) -> list[tuple[str, Any]]:
+def _settings(module: Any) -> list[tuple[str, Any]]:
     """The arguments that are no defaults, where the module keeps them under their names."""
     kept = vars(module)
     return [(name, kept[name]) for name, argument in inspect.signature(type(module)).parameters.items()

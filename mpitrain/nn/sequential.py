@@ -36,8 +36,9 @@ class Sequential(Module):
     def append(self: Self, block: Module | tuple[str, Module]) -> Self:
         """One more block at the end, before memory is given; without a name it is called by its place."""
         place = len(self.blocks)
-        is_named = isinstance(block, tuple) and len(block) == 2 and isinstance(block[0], str)
-        name, module = block if is_named else (str(place), block)
+        name, module = str(place), block
+        if isinstance(block, tuple) and len(block) == 2 and isinstance(block[0], str):
+            name, module = block
         if not isinstance(module, Module):
             raise ShapeError(f"Sequential: block {place} is {module!r:.60}, expected a Module, or a name and one; a function "
                              "is called in the forward of a Module of your own, and activations are Modules, like nn.Tanh()")

@@ -9,6 +9,7 @@ from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.autograd.function import WIDE
 from mpitrain.backend import Array, is_array
 from mpitrain.errors import ArgumentError
+from mpitrain.ops.inputs import as_tensor
 
 __all__ = ["clip", "maximum", "minimum", "where"]
 
@@ -118,9 +119,13 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Any:
     if x is None or y is None:
         if x is not y:
             raise ArgumentError("where: one of two choices is missing, or None; write where(condition, x, y) or where(condition)")
-        from mpitrain.ops.sorting import nonzero  # few want places
-        return nonzero(condition, as_tuple=True)
+        return places(as_tensor(condition))
     return Where.apply(condition, x, y)
+
+
+def places(x: Tensor) -> tuple[Tensor, ...]:
+    """Those of all elements that are not 0, in order: int64 (N,) for each dim, and one for an array without dims."""
+    return tuple([Tensor(p.astype("int64")) for p in x.xp.nonzero(x.array.reshape(x.shape or (1,)))])
 
 
 def signs(x: Array) -> Array:

@@ -12,7 +12,7 @@ from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array, is_array
 from mpitrain.errors import DataError, ShapeError
 from mpitrain.kernels.rows import scatter_add_rows
-from mpitrain.ops.inputs import as_tensor, numpy_names, raw
+from mpitrain.ops.inputs import as_tensor, raw
 
 __all__ = ["embedding", "getitem", "take"]
 
@@ -225,13 +225,11 @@ def _is_mask(e: Any) -> bool:
     return is_array(e) and e.dtype.kind == "b"
 
 
-@numpy_names
 def take(x: Any, index: Any, dim: int = 0) -> Tensor:
     """The entries `index` along `dim`; the dims of `index` stand in for `dim`. DataError where one is out of range."""
     return Take.apply(x, index, dim=dim)
 
 
-@numpy_names
 def embedding(indices: Any, weight: Any) -> Tensor:
     """Rows `indices` (...) of `weight` (V, D): (..., D). DataError (row, value) where an index is out of range."""
     return Embedding.apply(indices, weight)

@@ -11,7 +11,7 @@ from mpitrain.backend import is_array
 from mpitrain.errors import ArgumentError, GraphError, ShapeError
 from mpitrain.ops import choice, comparison, elementwise, index, linalg, reduce, shape, writing
 from mpitrain.ops.activation import tanh
-from mpitrain.ops.inputs import numpy_names
+from mpitrain.ops.inputs import door
 
 
 def _swapped(op: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
@@ -22,15 +22,7 @@ def _swapped(op: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
 
 def _later(name: str) -> Callable[..., Any]:
     def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        op = getattr(sys.modules[__package__], name)
-        try:
-            return op(self, *args, **kwargs)
-        except TypeError as error:
-            from mpitrain.ops.pytorch import misfit  # few calls are wrong
-            told = misfit(name, op.__code__.co_varnames[:op.__code__.co_argcount], error) if hasattr(op, "__code__") else None
-            if told is None:
-                raise
-            raise told from None
+        return getattr(sys.modules[__package__], name)(self, *args, **kwargs)
     method.__name__ = method.__qualname__ = name
     return method
 
@@ -67,8 +59,8 @@ METHODS: dict[str, Any] = {
     "__gt__": comparison.greater, "__ge__": comparison.greater_equal,
     "__getitem__": index.getitem, "__setitem__": writing.setitem, "copy_": writing.copy_,
     "__iter__": lambda self: (index.getitem(self, i) for i in range(len(self))),
-    "sum": reduce.sum, "mean": reduce.mean, "reshape": shape.reshape, "transpose": shape.transpose,
-    "exp": elementwise.exp, "log": elementwise.log, "sqrt": elementwise.sqrt, "tanh": tanh,
+    "sum": door(reduce.sum), "mean": door(reduce.mean), "reshape": door(shape.reshape), "transpose": door(shape.transpose),
+    "exp": door(elementwise.exp), "log": door(elementwise.log), "sqrt": door(elementwise.sqrt), "tanh": door(tanh),
     "T": property(lambda self: shape.transpose(self)),
     "__array_ufunc__": _of_array,
     "__divmod__": lambda self, other: (self // other, self % other),
@@ -79,17 +71,18 @@ METHODS: dict[str, Any] = {
 # Methods by the name of the op they are; the ops of files that are read later, among them.
 LATER = """
     acos acosh add addcdiv addcmul adjoint all allclose aminmax any argmax argmin argsort argwhere asin asinh astype
-    atan atan2 atanh bincount bitwise_and bitwise_not bitwise_or bitwise_xor broadcast_to bucketize ceil chunk clamp clip
-    clone contiguous copysign corrcoef cos cosh count_nonzero cov cummax cummin cumprod cumsum deg2rad diag diag_embed diagflat
-    diagonal diagonal_scatter diff digamma divide equal erf erfc erfinv exp2 expand expand_as expand_dims expm1 flatten flip
-    fliplr flipud floor floor_divide fmax fmin fmod frac gather greater greater_equal heaviside hypot index_add index_copy index_fill
-    index_put index_reduce index_select isclose isfinite isin isinf isnan kthvalue ldexp lerp less less_equal lgamma log10
-    log1p log2 log_softmax logaddexp logaddexp2 logcumsumexp logical_and logical_not logical_or logical_xor logit logsumexp
-    matrix_exp masked_fill masked_scatter masked_select matmul maximum median minimum movedim msort multiply nan_to_num nanmean
-    nanmedian nanquantile nansum narrow negative new_full new_ones new_zeros nonzero norm not_equal permute positive power prod quantile
-    rad2deg ravel reciprocal relu remainder repeat repeat_interleave reshape_as roll rot90 round rsqrt scatter scatter_add
-    scatter_reduce select select_scatter sgn sigmoid sign sin sinc sinh slice_scatter softmax sort split square squeeze std
-    subtract sum_to_size swapaxes t take_along_dim tan tensor_split tile topk trace tril triu trunc unbind unflatten unfold
+    atan atan2 atanh bincount bitwise_and bitwise_not bitwise_or bitwise_xor broadcast_to bucketize ceil chunk clamp
+    clip clone contiguous copysign corrcoef cos cosh count_nonzero cov cummax cummin cumprod cumsum deg2rad diag
+    diag_embed diagflat diagonal diagonal_scatter diff digamma divide equal erf erfc erfinv exp2 expand expand_as
+    expand_dims expm1 flatten flip fliplr flipud floor floor_divide fmax fmin fmod frac gather greater greater_equal
+    heaviside hypot index_add index_copy index_fill index_put index_reduce index_select isclose isfinite isin isinf
+    isnan kthvalue ldexp lerp less less_equal lgamma log10 log1p log2 log_softmax logaddexp logaddexp2 logcumsumexp
+    logical_and logical_not logical_or logical_xor logit logsumexp matrix_exp masked_fill masked_scatter masked_select
+    matmul maximum median minimum movedim msort multiply nan_to_num nanmean nanmedian nanquantile nansum narrow negative
+    new_full new_ones new_zeros nonzero norm not_equal permute positive power prod quantile rad2deg ravel reciprocal
+    relu remainder repeat repeat_interleave reshape_as roll rot90 round rsqrt scatter scatter_add scatter_reduce select
+    select_scatter sgn sigmoid sign sin sinc sinh slice_scatter softmax sort split square squeeze std subtract
+    sum_to_size swapaxes t take_along_dim tan tensor_split tile topk trace tril triu trunc unbind unflatten unfold
     unique unique_consecutive var xlogy"""
 
 # What PyTorch calls an op that has another name here; both names are of one function.
@@ -131,7 +124,7 @@ def _equals(op: Callable[[Any, Any], Tensor], otherwise: bool) -> Callable[[Any,
 
 def _extremum(name: str, pairwise: Callable[[Any, Any], Tensor]) -> Callable[..., Any]:
     """As PyTorch's methods: one value of all; along a dim values and indices; with another tensor the larger of both."""
-    @numpy_names
+    @door
     def method(self: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
         if isinstance(dim, Tensor):
             return pairwise(self, dim)
@@ -142,10 +135,10 @@ def _extremum(name: str, pairwise: Callable[[Any, Any], Tensor]) -> Callable[...
 
 def unknown(self: Tensor, name: str) -> Any:
     """Called where a tensor has no such attribute: says what PyTorch's is here."""
-    from mpitrain.ops.pytorch import TENSOR, hint_of_op, without  # few names are wrong
+    from mpitrain.ops.pytorch import TENSOR, UnknownName  # few names are wrong
     if hasattr(type(self), name):
         return object.__getattribute__(self, name)         # a property whose own lines failed: its error
-    raise AttributeError(f"{without('a tensor', name, TENSOR)}{'' if name in TENSOR else hint_of_op(name)}")
+    raise UnknownName("a tensor", name, TENSOR)
 
 
 def _format(self: Tensor, spec: str) -> str:

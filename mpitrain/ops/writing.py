@@ -6,9 +6,8 @@ import itertools
 from sys import getrefcount
 from typing import Any
 
-from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.autograd import Context, Function, Tensor, grad_enabled
 from mpitrain.autograd.accumulate import ONE
-from mpitrain.autograd.tensor import grad_enabled
 from mpitrain.backend import Array, is_array
 from mpitrain.errors import GraphError, ShapeError
 from mpitrain.ops.choice import where
