@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import math
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import numpy as np
 
-from mpitrain.data.shards import Dataset, Rows, Values
+from mpitrain.data.shards import Dataset, Field, Rows, Values
 from mpitrain.errors import DataError
 
 
@@ -58,10 +60,32 @@ def scan_labels(dataset: Dataset, n_classes: int | None = None) -> int:
     field = dataset.x if dataset.kind == "tokens" else dataset.y
     assert field is not None
     largest = 0
-    step = max(1, (4 << 20) // field.row_bytes)
-    for start in range(0, len(dataset), step):
-        rows = np.arange(start, min(start + step, len(dataset)), dtype=np.int64)
-        labels = dataset.read_field(field, rows)
+    for rows, labels in blocks(dataset, field):
         check_labels(labels, rows, n_classes if n_classes is not None else max(1, int(labels.max()) + 1), dataset, field.name)
         largest = max(largest, int(labels.max()) + 1)
     return largest
+
+
+def scan_targets(dataset: Dataset, loss: Any) -> None:
+    """Look at every target once, before the first step. Raise DataError at the first that is not what the loss says of them
+    (`nn.Loss.bounds` and `among`); NaN is found where rows are read."""
+    (low, high), among = getattr(loss, "bounds", (-math.inf, math.inf)), getattr(loss, "among", ())
+    if dataset.y is None or not among and (low, high) == (-math.inf, math.inf):
+        return
+    wanted = " or ".join(f"{n:g}" for n in among) if among else f"{low:g} {'or more' if high == math.inf else f'to {high:g}'}"
+    for rows, targets in blocks(dataset, dataset.y):
+        wrong = ~np.isin(targets, among) & (targets == targets) if among else (targets < low) | (targets > high)
+        if wrong.any():
+            first = int(np.flatnonzero(wrong.reshape(len(rows), -1).any(axis=1))[0])
+            value = targets[first].reshape(-1)[wrong[first].reshape(-1)][0]
+            file, row = dataset.where(int(rows[first]))
+            raise DataError(f"a target is {value:g}, and train.loss ({type(loss).__name__}) wants {wanted}; correct the data or "
+                            "change train.loss", file=file, dataset=dataset.y.name, row=row)
+
+
+def blocks(dataset: Dataset, field: Field) -> Iterator[tuple[Rows, Values]]:
+    """All rows of one column, some at a time: their numbers and their values."""
+    step = max(1, (4 << 20) // max(field.row_bytes, 1))
+    for start in range(0, len(dataset), step):
+        rows = np.arange(start, min(start + step, len(dataset)), dtype=np.int64)
+        yield rows, dataset.read_field(field, rows)

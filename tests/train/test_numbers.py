@@ -109,6 +109,34 @@ def test_a_loss_that_varies_is_taken_where_the_first_outputs_are_equal_or_it_wan
     assert try_loss(Picky(), [output], output.array, output.array) == ""
 
 
+@pytest.mark.parametrize("count", ["-1", 'float("nan")', 'float("inf")', "None"])
+def test_a_count_that_is_no_number_of_terms_is_refused(count: str) -> None:
+    import numpy as np
+
+    from mpitrain import nn, ops
+    from mpitrain.autograd import Tensor
+    from mpitrain.errors import ConfigError
+    from mpitrain.nn.loss import terms
+    from mpitrain.train.build.trial import try_loss
+    scope: dict[str, Any] = {"nn": nn, "ops": ops, "np": np}
+    exec(LOSS.format("-log_p.sum()") + f"    def count(self, target): return {count}\n", scope)
+    output, target = Tensor(np.eye(4, 5, dtype=np.float32)), np.array([0, 4, 2, 2])
+    for refuses in (lambda: try_loss(scope["Mine"](), [output], target, target), lambda: terms(scope["Mine"](), target)):
+        with pytest.raises(ConfigError, match="Mine\", is the number of terms in its sum over 4 samples, 0 or more, found"):
+            refuses()
+
+
+@pytest.mark.promise("D1")
+def test_a_step_without_terms_and_a_model_without_parameters_are_refused(tmp_path: Path) -> None:
+    config = own(tmp_path, LOSS.format("-log_p.sum()") + "    def count(self, target): return 0\n")
+    refused(train(2, config, "train.loss=net.py:Mine"), 78, "E_CONFIG", "step=1",
+            "is 0 for all samples of the step, whose loss is")
+    config = own(tmp_path, "def net(): return nn.ReLU()\n")
+    refused(train(1, config), 78, "E_CONFIG", "ReLU, has nothing to train: it has no parameters")
+    config = own(tmp_path, "def net(): return nn.Linear(64, 10).requires_grad_(False)\n")
+    refused(train(1, config), 78, "E_CONFIG", "Linear, has nothing to train: all 2 parameters of it are frozen")
+
+
 @pytest.mark.promise("D1")
 def test_a_loss_that_is_the_same_for_any_output_is_refused(tmp_path: Path) -> None:
     config = own(tmp_path, LOSS.format("(0 * log_p).sum() + 2.5"))

@@ -84,6 +84,7 @@ def describe_files(path: str, validation: float | str, folder: Path, x: str, y: 
         found = {"training": data.describe(locate(path, folder), x=x or None, y=y or None, parser=parser, apart=other)}
         if other is not None:
             found["validation"] = data.describe(locate(str(validation), folder), x=x or None, y=y or None, parser=parser)
+            data.check_validation(found["training"], found["validation"])
     return found
 
 

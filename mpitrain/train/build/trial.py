@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +16,9 @@ from mpitrain.backend import array_module, asnumpy
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job.guard import symmetric
 from mpitrain.comm.job.together import everywhere, on_first
-from mpitrain.data import Dataset, scan_labels
+from mpitrain.data import Dataset, scan_labels, scan_targets
 from mpitrain.errors import ConfigError, DesyncError, GraphError, ShapeError, with_place
+from mpitrain.nn.loss import terms
 from mpitrain.nn.module import Module
 from mpitrain.parallel.pipeline.inference import Inference, given_to
 from mpitrain.placement.place import Placement
@@ -76,8 +76,8 @@ def try_samples(inference: Inference, loss: Any, inputs: Inputs, placement: Plac
     n_classes, told = int(shape[-1]) if classes else None, list[str]()
     if control is not None:
         for source in (inputs.training, inputs.validation if inputs.validation is not inputs.training else None):
-            if isinstance(source, Dataset) and n_classes is not None:
-                on_first(control, partial(scan_labels, source, n_classes))
+            if isinstance(source, Dataset):
+                on_first(control, partial(scan_labels, source, n_classes) if classes else partial(scan_targets, source, loss))
         told = everywhere(control, lambda: try_loss(loss, outputs, inference.feed.targets(host_y), y))
     return Trial(n_classes, list(dict.fromkeys(filter(None, told))))
 
@@ -155,9 +155,7 @@ def try_loss(loss: Any, outputs: Sequence[Any], target: Any, counted: Any) -> st
         if not isinstance(found, Tensor) or found.shape:
             of_shape = f" of shape {found.shape}" if isinstance(found, Tensor) else ""
             raise ConfigError(f"{what} must return the sum of its terms, a Tensor without dims, found {named(found)}{of_shape}")
-        count = call(loss.count, f"the count of {what}", {}, counted)
-        if not isinstance(count, Real):
-            raise ConfigError(f"the count of {what} must be the number of its terms, found {named(count)}")
+        call(terms, f"the count of {what}", {}, loss, counted)
         if is_own(loss) and len(target) > 1:
             note = try_constant(loss, what, output, target) or try_sum(loss, what, output, target, counted)
     return note
