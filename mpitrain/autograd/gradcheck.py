@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.autograd.tensor import Tensor, mode
+from mpitrain.autograd.mode import mode
+from mpitrain.autograd.tensor import Tensor
 from mpitrain.backend import Array, array_module, is_array, is_float
 from mpitrain.errors import GraphError, ShapeError
 

@@ -16,12 +16,14 @@ from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.backend import Array, asnumpy
 from mpitrain.errors import ConfigError, GraphError, ShapeError
+from mpitrain.nn.arguments import Checked
+from mpitrain.ops.inputs import door
 from mpitrain.registry import Registry, named
 
 __all__ = ["LOSSES", "Loss"]
 
 
-class Loss:
+class Loss(Checked):
     """``loss(output, target)`` is the sum, ``loss.count(target)`` the number of terms in it.
 
     `kind` says what a target is: "classes" (integer labels, output (..., C)), "binary" (0 ... 1, like the output),
@@ -32,7 +34,9 @@ class Loss:
     kind = "values"
     bounds = (-math.inf, math.inf)           # the targets lie in it, which a run makes sure of before it starts, ...
     among: tuple[float, ...] = ()            # ... and are some of these numbers, if there are any
+    counted_weight: Any = None                    # of classes: weights whose sum is the count; a run wants them 0 or more
 
+    @door
     def __call__(self, output: Tensor, target: Array) -> Tensor:
         if tuple(n for n in target.shape if n != 1) != tuple(n for n in output.shape if n != 1):       # (B,) may be (B, 1)
             raise ShapeError(f"the model's output has shape {output.shape}, the target {tuple(target.shape)}; they must be equal")
@@ -64,15 +68,6 @@ def terms(loss: Any, target: Array) -> float:
                       f"0 or more, found {named(found)}")
 
 
-def refuse_weight(name: str, weight: Any) -> None:
-    """ConfigError unless `weight` is None, or a number for each class, 0 or more: what a loss is divided by is their sum."""
-    if weight is None:
-        return
-    given = asnumpy(weight.array if isinstance(weight, Tensor) else weight)
-    if given.ndim != 1 or given.dtype.kind not in "fiu" or not (given >= 0).all() or not given.any():
-        raise ConfigError(f"{name}: weight has a number for each class, 0 or more, and not all 0, found {str(weight)[:60]}")
-
-
 def count_of_labels(target: Any, weight: Any, ignore_index: int | None) -> int | float:
     """The number of labels that are not ignored; with `weight`, a number for each class, the sum of theirs."""
     if weight is None:
@@ -100,16 +95,17 @@ class CrossEntropy(Loss):
             raise ConfigError(f"label_smoothing lies in [0, 1], not {label_smoothing}")
         if not isinstance(ignore_index, int | None):
             raise TypeError("ignore_index is a label")
-        refuse_weight("cross_entropy", weight)
-        self.label_smoothing, self.ignore_index, self.weight = label_smoothing, ignore_index, weight
+        self.label_smoothing, self.ignore_index, self.counted_weight = label_smoothing, ignore_index, weight
 
+    @door
     def __call__(self, output: Tensor, target: Array) -> Tensor:
-        if self.weight is not None:
-            return ops.cross_entropy_loss(output, target, self.weight, self.ignore_index, "sum", self.label_smoothing, dim=-1)
+        if self.counted_weight is not None:
+            return ops.cross_entropy_loss(output, target, self.counted_weight, self.ignore_index, "sum", self.label_smoothing,
+                                          dim=-1)
         return ops.cross_entropy(output, target, label_smoothing=self.label_smoothing, ignore_index=self.ignore_index)
 
     def count(self, target: Array) -> Any:
-        return count_of_labels(target, self.weight, self.ignore_index)
+        return count_of_labels(target, self.counted_weight, self.ignore_index)
 
 
 @LOSSES.register("mse")

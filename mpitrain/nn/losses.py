@@ -16,7 +16,8 @@ from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ConfigError
-from mpitrain.nn.loss import Loss, count_of_labels, refuse_weight
+from mpitrain.nn.loss import Loss, count_of_labels
+from mpitrain.ops.inputs import door
 
 __all__ = ["BCELoss", "BCEWithLogitsLoss", "CrossEntropyLoss", "DiceLoss", "FocalLoss", "HingeEmbeddingLoss", "HuberLoss",
            "KLDivLoss", "L1Loss", "MSELoss", "MultiLabelMarginLoss", "MultiLabelSoftMarginLoss", "MultiMarginLoss", "NLLLoss",
@@ -28,9 +29,13 @@ class Reduced(Loss):
 
     function: Callable[..., Tensor]
 
-    def __init__(self, reduction: str = "mean", **options: Any):
+    def __init__(self, reduction: str = "mean"):
+        self.keep(reduction)
+
+    def keep(self, reduction: str, **options: Any) -> None:
         self.reduction, self.options = reduction, options
 
+    @door
     def __call__(self, output: Any, target: Any) -> Tensor:
         return type(self).function(output, as_output(output, target) if self.kind != "classes" else target,
                                    reduction=self.reduction, **self.options)
@@ -63,7 +68,7 @@ class SmoothL1Loss(Reduced):
     function = staticmethod(ops.smooth_l1_loss)
 
     def __init__(self, reduction: str = "mean", beta: float = 1.0):
-        super().__init__(reduction, beta=beta)
+        self.keep(reduction, beta=beta)
 
 
 class HuberLoss(Reduced):
@@ -74,7 +79,7 @@ class HuberLoss(Reduced):
     def __init__(self, reduction: str = "mean", delta: float = 1.0):
         if not (isinstance(delta, int | float) and delta > 0):
             raise ConfigError(f"the delta of HuberLoss is {delta!r}, expected a number of more than 0")
-        super().__init__(reduction, delta=delta)
+        self.keep(reduction, delta=delta)
 
 
 class KLDivLoss(Reduced):
@@ -84,7 +89,7 @@ class KLDivLoss(Reduced):
     function = staticmethod(ops.kl_div)
 
     def __init__(self, reduction: str = "mean", log_target: bool = False):
-        super().__init__(reduction, log_target=log_target)
+        self.keep(reduction, log_target=log_target)
 
 
 class BCELoss(Reduced):
@@ -95,7 +100,7 @@ class BCELoss(Reduced):
     function = staticmethod(ops.binary_cross_entropy)
 
     def __init__(self, weight: Any = None, reduction: str = "mean"):
-        super().__init__(reduction, weight=weight)
+        self.keep(reduction, weight=weight)
 
 
 class BCEWithLogitsLoss(Reduced):
@@ -106,7 +111,7 @@ class BCEWithLogitsLoss(Reduced):
     function = staticmethod(ops.binary_cross_entropy_with_logits_loss)
 
     def __init__(self, weight: Any = None, reduction: str = "mean", pos_weight: Any = None):
-        super().__init__(reduction, weight=weight, pos_weight=pos_weight)
+        self.keep(reduction, weight=weight, pos_weight=pos_weight)
 
 
 class PoissonNLLLoss(Reduced):
@@ -116,7 +121,7 @@ class PoissonNLLLoss(Reduced):
     function = staticmethod(ops.poisson_nll_loss)
 
     def __init__(self, log_input: bool = True, full: bool = False, eps: float = 1e-8, reduction: str = "mean"):
-        super().__init__(reduction, log_input=log_input, full=full, eps=eps)
+        self.keep(reduction, log_input=log_input, full=full, eps=eps)
 
 
 class SoftMarginLoss(Reduced):
@@ -133,7 +138,7 @@ class HingeEmbeddingLoss(Reduced):
     function = staticmethod(ops.hinge_embedding_loss)
 
     def __init__(self, margin: float = 1.0, reduction: str = "mean"):
-        super().__init__(reduction, margin=margin)
+        self.keep(reduction, margin=margin)
 
 
 class PerRow(Reduced):
@@ -148,6 +153,7 @@ class MultiLabelMarginLoss(PerRow):
 
     function = staticmethod(ops.multilabel_margin_loss)
 
+    @door
     def __call__(self, output: Any, target: Any) -> Tensor:
         return ops.multilabel_margin_loss(output, target, reduction=self.reduction)
 
@@ -160,7 +166,7 @@ class MultiLabelSoftMarginLoss(PerRow):
     function = staticmethod(ops.multilabel_soft_margin_loss)
 
     def __init__(self, weight: Any = None, reduction: str = "mean"):
-        super().__init__(reduction, weight=weight)
+        self.keep(reduction, weight=weight)
 
 
 class DiceLoss(Reduced):
@@ -171,7 +177,7 @@ class DiceLoss(Reduced):
     function = staticmethod(ops.dice_loss)
 
     def __init__(self, eps: float = 1.0, reduction: str = "mean"):
-        super().__init__(reduction, eps=eps)
+        self.keep(reduction, eps=eps)
 
     def count(self, target: Array) -> int:
         return int(target.shape[0])
@@ -183,12 +189,11 @@ class Classes(Reduced):
     kind = "classes"
 
     def __init__(self, weight: Any, ignore_index: int | None, reduction: str, dim: int, **more: Any):
-        refuse_weight(type(self).__name__, weight)
-        super().__init__(reduction, weight=weight, ignore_index=ignore_index, dim=dim, **more)
-        self.ignore_index = ignore_index
+        self.keep(reduction, weight=weight, ignore_index=ignore_index, dim=dim, **more)
+        self.ignore_index, self.counted_weight = ignore_index, weight
 
     def count(self, target: Array) -> Any:
-        return count_of_labels(target, self.options["weight"], self.ignore_index)
+        return count_of_labels(target, self.counted_weight, self.ignore_index)
 
 
 class NLLLoss(Classes):
@@ -218,9 +223,7 @@ class FocalLoss(Classes):
     def __init__(self, gamma: float = 2.0, weight: Any = None, ignore_index: int | None = -100, reduction: str = "mean", *,
                  dim: int = 1):
         super().__init__(weight, ignore_index, reduction, dim, gamma=gamma)
-
-    def count(self, target: Array) -> Any:
-        return count_of_labels(target, None, self.ignore_index)
+        self.counted_weight = None
 
 
 class MultiMarginLoss(Reduced):
@@ -230,7 +233,7 @@ class MultiMarginLoss(Reduced):
     function = staticmethod(ops.multi_margin_loss)
 
     def __init__(self, p: int = 1, margin: float = 1.0, weight: Any = None, reduction: str = "mean"):
-        super().__init__(reduction, p=p, margin=margin, weight=weight)
+        self.keep(reduction, p=p, margin=margin, weight=weight)
 
 
 def in_runs(kind: Callable[..., Loss], **options: Any) -> Callable[..., Loss]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from mpitrain.autograd import Context, Function, Tensor, stand_in
+from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels.sums import sum_over
+from mpitrain.kernels.variances import squares_over
 from mpitrain.ops.elementwise import exp
 from mpitrain.ops.inputs import Dims as Given
-from mpitrain.ops.inputs import numpy_names, reduced
+from mpitrain.ops.inputs import reduced
 from mpitrain.ops.shape import broadcast_to
 
 __all__ = ["logsumexp", "max", "mean", "min", "sum", "var"]
@@ -48,7 +49,9 @@ class Mean(Function):
         ctx.count = _count(x, dim)
         if ctx.count == 0:
             raise ShapeError(f"mean over no elements: shape {x.shape}, dim {dim}")
-        return sum_over(x, dim, keepdim) / ctx.count
+        made = sum_over(x, dim, keepdim)
+        made /= ctx.count
+        return made
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
@@ -90,19 +93,23 @@ class Variance(Function):
         if count <= correction:
             raise ShapeError(f"var with correction={correction} over {count} elements: shape {x.shape}, dim {dim}")
         ctx.dim, ctx.kept, ctx.degrees = dim, _kept(x, dim), count - correction
-        centred = x - sum_over(x, dim, True) / count
-        ctx.save(centred)
-        return sum_over(centred * centred, dim, keepdim) / ctx.degrees
+        dtype = x.dtype.newbyteorder("=")
+        mean, squares = squares_over(x, _dims(x, dim))
+        ctx.save(x, mean.astype(dtype))
+        squares /= ctx.degrees
+        return squares.astype(dtype).reshape(ctx.kept if keepdim else _dropped(x, dim))
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
-        centred, = ctx.saved
-        return centred * (grad.reshape(ctx.kept) * (2 / ctx.degrees))
+        x, mean = ctx.saved
+        centred = x - mean
+        centred *= grad.reshape(ctx.kept) * (2 / ctx.degrees)
+        return centred
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> Tensor:
-        centred = stand_in(ctx, 0, ctx.saved[0])      # a shift changes nothing
-        return (centred - centred.mean(ctx.dim, True)) * (grad.reshape(ctx.kept) * (2 / ctx.degrees))
+        x = ctx.input(0)
+        return (x - x.mean(ctx.dim, True)) * (grad.reshape(ctx.kept) * (2 / ctx.degrees))
 
 
 class LogSumExp(Function):
@@ -160,35 +167,29 @@ def _count(x: Array, dim: Dims) -> int:
     return prod(x.shape[d] for d in _dims(x, dim))
 
 
-@numpy_names
 def sum(x: Any, dim: Given = None, keepdim: bool = False) -> Tensor:
     return Sum.apply(x, dim=reduced("sum", x, dim), keepdim=keepdim)
 
 
-@numpy_names
 def mean(x: Any, dim: Given = None, keepdim: bool = False) -> Tensor:
     return Mean.apply(x, dim=reduced("mean", x, dim), keepdim=keepdim)
 
 
-@numpy_names
 def max(x: Any, dim: Given = None, keepdim: bool = False) -> Tensor:
     """The largest values (not where they are); equal ones share the gradient equally."""
     return Extremum.apply(x, dim=reduced("max", x, dim), keepdim=keepdim, largest=True)
 
 
-@numpy_names
 def min(x: Any, dim: Given = None, keepdim: bool = False) -> Tensor:
     """The smallest values (not where they are); equal ones share the gradient equally."""
     return Extremum.apply(x, dim=reduced("min", x, dim), keepdim=keepdim, largest=False)
 
 
-@numpy_names
 def var(x: Any, dim: Given = None, *, keepdim: bool = False, correction: int = 1) -> Tensor:
-    """The variance: squared distances from the mean, summed and divided by ``count - correction``."""
+    """The variance: squared distances from the mean, summed in float64 and divided by ``count - correction``."""
     return Variance.apply(x, dim=reduced("var", x, dim), keepdim=keepdim, correction=correction)
 
 
-@numpy_names
 def logsumexp(x: Any, dim: Given = None, keepdim: bool = False) -> Tensor:
     """``log(sum(exp(x)))`` without overflow."""
     return LogSumExp.apply(x, dim=reduced("logsumexp", x, dim), keepdim=keepdim)
