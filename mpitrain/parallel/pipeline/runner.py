@@ -13,7 +13,7 @@ from mpitrain.autograd import Deferred, Tensor, part_of_batch, run_backward
 from mpitrain.backend import Array, asnumpy, random
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.data import MicroBatch
-from mpitrain.errors import ConfigError, NumericsError
+from mpitrain.errors import ConfigError, GraphError, NumericsError, ShapeError, say_own_place
 from mpitrain.nn import mixtures
 from mpitrain.nn.loss import Loss, terms
 from mpitrain.parallel.gradients.reducer import GradientReducer
@@ -221,7 +221,11 @@ class Pipeline:
         """
         rows = np.arange(micro.first, micro.first + len(micro.x), dtype=np.uint64)
         with random.use(random.Scope(self.seed, micro.step, rows)):
-            output: Tensor = self.stage.chunks[chunk](x)
+            try:
+                output: Tensor = self.stage.chunks[chunk](x)
+            except (GraphError, ShapeError) as error:
+                say_own_place(error)
+                raise
         if self.stage.virtual(chunk) < self.stage.n_virtual - 1:
             return output
         loss: Tensor = self.loss(output, self.feed.targets(micro.y))
