@@ -39,6 +39,24 @@ def check_finite(values: Values, rows: Rows, source: Source, name: str) -> None:
                         file=file, dataset=name, row=row)
 
 
+def check_exact(values: Values, rows: Rows, source: Source, name: str, dtype: Any) -> None:
+    """Raise DataError at the first row with an integer that a model's `dtype` lacks: it would become its neighbour."""
+    if values.dtype.kind not in "iu" or values.dtype.itemsize < 4 or not values.size:
+        return
+    exact = 1 << (np.finfo(dtype).nmant + 1)                 # each integer up to here is a number of that format
+    if int(values.max()) <= exact and int(values.min()) >= -exact:
+        return
+    with np.errstate(invalid="ignore"):                      # what overflows is another number, too
+        wrong = (values.astype(dtype).astype(values.dtype) != values).reshape(len(values), -1)
+    bad = np.flatnonzero(wrong.any(axis=1))
+    if bad.size:
+        file, row = source.where(int(rows[bad[0]]))
+        value = values[bad[0]].reshape(-1)[wrong[bad[0]]][0]
+        raise DataError(f"inputs are cast to the model's {np.dtype(dtype)}, which holds each whole number up to {exact}, but not "
+                        f"{value}; store numbers that may be rounded as floats, count identities from 0, or set "
+                        'train.precision = "float64"', file=file, dataset=name, row=row)
+
+
 def check_labels(labels: Values, rows: Rows, n_classes: int, source: Source, name: str, ignore: int | None = None) -> None:
     """Raise DataError at the first label outside 0..n_classes-1 (and not `ignore`)."""
     if not len(labels) or ignore is None and labels.min() >= 0 and labels.max() < n_classes:
@@ -55,13 +73,15 @@ def check_labels(labels: Values, rows: Rows, n_classes: int, source: Source, nam
                         f"number of outputs", file=file, dataset=name, row=row)
 
 
-def scan_labels(dataset: Dataset, n_classes: int | None = None) -> int:
-    """Look at every label (or token) once, before the first step; the largest one + 1. With `n_classes` they are checked."""
+def scan_labels(dataset: Dataset, n_classes: int | None = None, ignore: int | None = None) -> int:
+    """Look at every label (or token) once, before the first step; the largest one + 1. With `n_classes` they are checked, but
+    for those equal to `ignore`."""
     field = dataset.x if dataset.kind == "tokens" else dataset.y
     assert field is not None
     largest = 0
     for rows, labels in blocks(dataset, field):
-        check_labels(labels, rows, n_classes if n_classes is not None else max(1, int(labels.max()) + 1), dataset, field.name)
+        known = n_classes if n_classes is not None else max(1, int(labels.max()) + 1)
+        check_labels(labels, rows, known, dataset, field.name, ignore)
         largest = max(largest, int(labels.max()) + 1)
     return largest
 

@@ -100,10 +100,7 @@ def kind_of(shard: dict[str, Any]) -> str:
                         f"of integers, tokens, stands alone)", file=shard["file"], dataset=x["name"])
     if np.dtype(y["dtype"]).kind == "f":
         return "regression"
-    if len(y["shape"]) == 1:
-        return "classification"
-    raise DataError(f"integer targets are class labels and 1-D, but the shape is {_shape(y)}; store floats for regression",
-                    file=shard["file"], dataset=y["name"])
+    return "classification"
 
 
 def check_agreement(shards: Sequence[dict[str, Any]]) -> None:
@@ -125,7 +122,7 @@ def check_agreement(shards: Sequence[dict[str, Any]]) -> None:
 
 
 def check_validation(training: Mapping[str, Any], validation: Mapping[str, Any]) -> None:
-    """Rows of validation data have the shapes of the training data's, and are integers where those are; else DataError."""
+    """DataError unless validation rows have the shapes of training rows, and integers as targets where those have."""
     first, file = training["shards"][0], validation["shards"][0]
     for label in ("x", "y"):
         want, have = first[label], file[label]
@@ -136,7 +133,7 @@ def check_validation(training: Mapping[str, Any], validation: Mapping[str, Any])
                             f"training data ({Path(first['file']).name}); data.x and data.y name datasets of both",
                             file=file["file"])
         wanted, found = np.dtype(want["dtype"]), np.dtype(have["dtype"])
-        if (want["shape"][1:], wanted.kind == "f") != (have["shape"][1:], found.kind == "f"):
+        if want["shape"][1:] != have["shape"][1:] or label == "y" and (wanted.kind == "f") != (found.kind == "f"):
             raise DataError(f"rows of {found} {_shape(have, 1)}, but the training data ({Path(first['file']).name}) have rows of "
                             f"{wanted} {_shape(want, 1)}; data.validation must have rows like them", file=file["file"],
                             dataset=have["name"])

@@ -61,10 +61,12 @@ class Inputs:
             changed = function(changed, keys)
         return x[:rows], y[:rows]
 
-    def chunks(self, n_classes: int | None) -> tuple[Callable[[int], tuple[Any, Any]], int]:
-        """(reader of validation chunk c, number of chunks)."""
+    def chunks(self, n_classes: int | None, ignore: int | None = None,
+               dtype: Any = None) -> tuple[Callable[[int], tuple[Any, Any]], int]:
+        """(reader of validation chunk c, number of chunks); the arguments are those of `SampleReader`."""
         rows, size = self.validation_rows, EVALUATION_CHUNK
-        reader = SampleReader(self.training if self.validation is None else self.validation, self.transforms, n_classes=n_classes)
+        source = self.training if self.validation is None else self.validation
+        reader = SampleReader(source, self.transforms, n_classes=n_classes, ignore=ignore, dtype=dtype)
         if isinstance(self.validation, data.TokenWindows):
             size = min(max(EVALUATION_TOKENS // self.validation.block, 1), size)
 
